@@ -1,0 +1,46 @@
+# Two commands do everything on a fresh machine with Python 3.11 and make:
+#   make demo   sets up an environment, recovers a target and shows the result
+#   make test   sets up an environment and runs lint, types and tests
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: demo test lint types check bench clean
+
+demo: $(VENV)/.core
+	@$(BIN)/keyhole demo --out demo-run
+
+test: lint types check
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.dev
+	$(BIN)/mypy
+
+check: $(VENV)/.dev
+	$(BIN)/pytest -n 2 --cov --cov-report=term
+
+bench: $(VENV)/.dev
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf $(VENV) demo-run
+
+$(VENV)/bin/python:
+	@echo "creating the environment in $(VENV) with $(PYTHON)"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Keyhole needs Python 3.11 or newer")'
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) --upgrade pip
+
+$(VENV)/.core: $(VENV)/bin/python pyproject.toml constraints.txt
+	@echo "installing Keyhole"
+	@$(PIP) --editable '.[report]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.core
+	@echo "installing the development tools"
+	@$(PIP) --editable '.[report,torch]' --group dev
+	@touch $@

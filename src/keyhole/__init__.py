@@ -1,0 +1,21 @@
+"""Keyhole recovers the attention inside a model from its answers, with the fewest queries and a certificate."""
+
+from keyhole.errors import KeyholeError, RecoveryFailed
+from keyhole.measure import Noise
+from keyhole.model import SingleHead, distance, load
+from keyhole.oracles import FunctionOracle
+from keyhole.recovery import Outcome, Recovery
+from keyhole.session import recover
+
+__all__ = [
+    "FunctionOracle",
+    "KeyholeError",
+    "Noise",
+    "Outcome",
+    "Recovery",
+    "RecoveryFailed",
+    "SingleHead",
+    "distance",
+    "load",
+    "recover",
+]

@@ -1,0 +1,115 @@
+"""One numerics for every array library: namespace look-up, dtype facts, conversion at the border."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import array_api_compat
+import numpy as np
+import numpy.typing as npt
+
+from keyhole.errors import UsageError
+
+# An array of whichever library the oracle speaks. Static types cannot say more than that yet.
+Array = Any
+
+
+def namespace(*arrays: Array) -> Any:
+    """The array-API namespace the arrays share; TypeError when they come from different libraries."""
+    return array_api_compat.array_namespace(*arrays)
+
+
+def to_numpy(array: Array) -> npt.NDArray[Any]:
+    """A NumPy copy or view of an array of any library and device."""
+    if isinstance(array, np.ndarray):
+        return array
+    if array_api_compat.is_torch_array(array):
+        return np.asarray(array.detach().cpu().numpy())
+    if array_api_compat.is_cupy_array(array):
+        return np.asarray(array.get())
+    return np.asarray(array)
+
+
+def gather_into(room: Array, table: Array, index: Array) -> None:  # (n, width), (m, width), (n,)
+    """Write table[index] to `room` in one pass, which the array API has no word for."""
+    if isinstance(room, np.ndarray):
+        np.take(table, index, axis=0, out=room, mode="clip")
+    elif array_api_compat.is_torch_array(room):
+        namespace(room).index_select(table, 0, index, out=room)
+    else:
+        room[...] = namespace(room).take(table, index, axis=0)
+
+
+@dataclass(frozen=True)
+class Space:
+    """Where arrays live: library, floating dtype and device. Everything a method makes is made here."""
+
+    xp: Any
+    dtype: Any
+    device: Any
+
+    @classmethod
+    def of(cls, example: Array) -> Space:
+        """The space of an example array, which must be a real floating-point one."""
+        xp = namespace(example)
+        if not xp.isdtype(example.dtype, "real floating"):
+            raise UsageError(f"`like` must be a real floating-point array, not {example.dtype}")
+        return cls(xp, example.dtype, array_api_compat.device(example))
+
+    @property
+    def eps(self) -> float:
+        """Distance from one to the next larger number."""
+        return float(self.xp.finfo(self.dtype).eps)
+
+    @property
+    def tiny(self) -> float:
+        """The smallest normal number: below it, relative accuracy is lost."""
+        return float(self.xp.finfo(self.dtype).smallest_normal)
+
+    @property
+    def huge(self) -> float:
+        """The largest number."""
+        return float(self.xp.finfo(self.dtype).max)
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether arrays live in main memory."""
+        return "cpu" in str(self.device)
+
+    @property
+    def label(self) -> str:
+        """A short stable name, e.g. `numpy float64 cpu`."""
+        library = self.xp.__name__.rsplit(".", 1)[-1]
+        return f"{library} {str(self.dtype).rsplit('.', 1)[-1].strip(chr(39) + '<>')} {self.device}"
+
+    def asarray(self, values: Any) -> Array:
+        """`values` as a floating array of this space."""
+        if array_api_compat.is_array_api_obj(values) and namespace(values) is not self.xp:
+            values = to_numpy(values)
+        return self.xp.asarray(values, dtype=self.dtype, device=self.device)
+
+    def indices(self, values: Any) -> Array:
+        """`values` as an integer array of this space."""
+        return self.xp.asarray(values, dtype=self.xp.int64, device=self.device)
+
+    def zeros(self, *shape: int) -> Array:
+        """An array of zeros."""
+        return self.xp.zeros(shape, dtype=self.dtype, device=self.device)
+
+    def full(self, shape: tuple[int, ...], value: float) -> Array:
+        """An array filled with one value."""
+        return self.xp.full(shape, value, dtype=self.dtype, device=self.device)
+
+    def eye(self, size: int) -> Array:
+        """The identity matrix."""
+        return self.xp.eye(size, dtype=self.dtype, device=self.device)
+
+    def normal(self, rng: np.random.Generator, *shape: int) -> Array:
+        """Standard normal numbers, the same for every library and device."""
+        return self.asarray(rng.standard_normal(shape))
+
+
+def numpy_space() -> Space:
+    """NumPy float64: where everything lives unless an oracle says otherwise."""
+    return Space.of(np.zeros(1))

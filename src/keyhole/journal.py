@@ -1,0 +1,123 @@
+"""Every answer kept, keyed by its question, so that a killed run resumes without paying twice.
+
+A journal is one SQLite file in WAL mode. A row holds the answers to one slice of a plan, not to one
+query, so that millions of answers stay cheap. One run at a time may use it.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import zlib
+from os import PathLike
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from keyhole.errors import JournalError
+
+SCHEMA_VERSION = 1
+
+_TABLES = """
+CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS answers (
+    plan TEXT NOT NULL, repeat INTEGER NOT NULL, start INTEGER NOT NULL, stop INTEGER NOT NULL,
+    dtype TEXT NOT NULL, shape TEXT NOT NULL, checksum INTEGER NOT NULL, data BLOB NOT NULL,
+    PRIMARY KEY (plan, repeat, start)
+);
+"""
+
+
+class Journal:
+    """The answers a box has given, on disk. Use as a context manager, or close it."""
+
+    def __init__(self, path: str | PathLike[str], box: str) -> None:
+        """Open or create the journal at `path` for the box described by `box`."""
+        self.path = Path(path)
+        try:
+            self._connection = sqlite3.connect(self.path, isolation_level=None, timeout=0.0)
+        except sqlite3.Error as error:
+            raise JournalError(f"cannot open the journal {self.path}: {error}") from error
+        try:
+            self._prepare(box)
+        except sqlite3.Error as error:
+            self._connection.close()
+            if "locked" in str(error):
+                raise JournalError(
+                    f"the journal {self.path} is in use by another run: wait for it"
+                ) from error
+            raise JournalError(f"{self.path} is not a usable journal ({error}): name another file") from error
+        except JournalError:
+            self._connection.close()
+            raise
+
+    def _prepare(self, box: str) -> None:
+        # The exclusive lock keeps a second run from asking the same questions; the system drops it on a kill.
+        self._connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+        self._connection.execute("PRAGMA journal_mode = WAL")
+        self._connection.execute("PRAGMA synchronous = NORMAL")
+        self._connection.execute("BEGIN EXCLUSIVE")
+        for statement in _TABLES.strip().split(";\n"):
+            self._connection.execute(statement)
+        self._agree("schema", str(SCHEMA_VERSION), "it was written by another version of Keyhole")
+        self._agree("box", box, "it belongs to another box, whose answers must not be mixed with this one's")
+        self._connection.execute("COMMIT")
+
+    def _agree(self, key: str, value: str, why: str) -> None:
+        self._connection.execute("INSERT OR IGNORE INTO meta VALUES (?, ?)", (key, value))
+        (found,) = self._connection.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+        if found != value:
+            raise JournalError(
+                f"the journal {self.path} cannot be used: {why} ({key}: {found!r}, not {value!r}). Name another file."
+            )
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Flush and release the file."""
+        self._connection.close()
+
+    def slices(self, plan: str, repeat: int) -> list[tuple[int, npt.NDArray[Any]]]:
+        """The answered slices of a plan as (start, answers), in order and without overlap."""
+        try:
+            rows = self._connection.execute(
+                "SELECT start, stop, dtype, shape, checksum, data FROM answers WHERE plan = ? AND repeat = ? "
+                "ORDER BY start",
+                (plan, repeat),
+            ).fetchall()
+        except sqlite3.Error as error:
+            raise JournalError(f"the journal {self.path} is damaged ({error}): name another file") from error
+        return [(row[0], self._answers(*row)) for row in rows]
+
+    def _answers(
+        self, start: int, stop: int, dtype: str, shape: str, checksum: int, data: bytes
+    ) -> npt.NDArray[Any]:
+        if zlib.crc32(data) != checksum:
+            raise JournalError(
+                f"the journal {self.path} is damaged: answers {start} to {stop} of a plan fail their checksum. "
+                "Name another file."
+            )
+        return np.frombuffer(data, dtype=np.dtype(dtype)).reshape([int(side) for side in shape.split(",")])
+
+    def add(self, plan: str, repeat: int, start: int, answers: npt.NDArray[Any]) -> None:
+        """Keep the answers to the slice of a plan that begins at `start`."""
+        plain = np.ascontiguousarray(answers)
+        data = plain.tobytes()
+        shape = ",".join(map(str, plain.shape))
+        try:
+            self._connection.execute(
+                "INSERT INTO answers VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                (plan, repeat, start, start + len(plain), plain.dtype.str, shape, zlib.crc32(data), data),
+            )
+        except sqlite3.Error as error:
+            raise JournalError(
+                f"cannot write to the journal {self.path}: {error}; free some space"
+            ) from error

@@ -1,0 +1,228 @@
+"""Questions and answers: what an oracle is (Signature), how it errs (Noise), what is asked (Plan), what comes back."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+
+from keyhole.arrays import Array, Space, gather_into, namespace, numpy_space, to_numpy
+from keyhole.errors import UsageError
+
+# Part of every journal key: raise it whenever the same description starts to mean other tokens.
+PLAN_VERSION = 1
+
+# A Gaussian answer lies within this many standard deviations of the truth, but for one in 1.7 million.
+GAUSSIAN_DEVIATIONS = 5.0
+
+
+@dataclass(frozen=True)
+class Noise:
+    """How an answer may differ from the true value, beyond the rounding of the oracle's dtype."""
+
+    kind: Literal["exact", "gaussian", "bounded", "rounded"]
+    scale: float = 0.0  # standard deviation, tolerance, or half a unit of the last decimal kept
+
+    @classmethod
+    def exact(cls) -> Noise:
+        """Answers are right up to the rounding of the dtype."""
+        return cls("exact")
+
+    @classmethod
+    def gaussian(cls, s: float) -> Noise:
+        """Independent normal errors of standard deviation `s`."""
+        return cls("gaussian", _positive("s", s))
+
+    @classmethod
+    def bounded(cls, tau: float) -> Noise:
+        """Any error of at most `tau`."""
+        return cls("bounded", _positive("tau", tau))
+
+    @classmethod
+    def rounded(cls, decimals: int) -> Noise:
+        """Answers are rounded to this many decimals."""
+        return cls("rounded", 0.5 * 10.0 ** -int(decimals))
+
+    @property
+    def radius(self) -> float:
+        """Half-width of an interval around an answer that holds the true value."""
+        return GAUSSIAN_DEVIATIONS * self.scale if self.kind == "gaussian" else self.scale
+
+
+def _positive(name: str, number: float) -> float:
+    if not (np.isfinite(number) and number > 0):
+        raise UsageError(f"{name} must be a positive number, not {number}; use Noise.exact() for none")
+    return float(number)
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What is known of an oracle before it is asked anything."""
+
+    width: int  # numbers per token
+    space: Space = field(default_factory=numpy_space)  # where its tokens and answers live
+    max_norm: float | None = None  # no token may be longer than this
+    max_length: int | None = None  # no sequence may have more tokens than this
+    positions: Literal["last", "all"] = "last"  # where its output is observed
+    noise: Noise = field(default_factory=Noise.exact)
+    batch_limit: int | None = None  # most sequences per call
+
+    def __post_init__(self) -> None:
+        _at_least_one("width", self.width)
+        for name in ("max_length", "batch_limit"):
+            if getattr(self, name) is not None:
+                _at_least_one(name, getattr(self, name))
+        if self.max_norm is not None and not (np.isfinite(self.max_norm) and self.max_norm > 0):
+            raise UsageError(f"max_norm must be a positive number or None, not {self.max_norm}")
+        if self.positions not in ("last", "all"):
+            raise UsageError(f"positions must be 'last' or 'all', not {self.positions!r}")
+
+    @property
+    def norm_limit(self) -> float:
+        """Longest token that may be made: `max_norm` with room for the rounding of its making."""
+        return np.inf if self.max_norm is None else self.max_norm * (1 - 8 * self.space.eps)
+
+    def but(self, **changes: Any) -> Signature:
+        """The same signature with some fields changed."""
+        return replace(self, **changes)
+
+
+def _at_least_one(name: str, number: int) -> None:
+    if not isinstance(number, int | np.integer) or number < 1:
+        raise UsageError(f"{name} must be a whole number of at least 1, not {number!r}")
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Vectors that tokens are made of, with a digest that is worked out at most once."""
+
+    vectors: Array  # (count, width)
+
+    @cached_property
+    def digest(self) -> bytes:
+        """SHA-256 over shape, dtype and numbers."""
+        return _digest(self.vectors)
+
+
+@dataclass(frozen=True, eq=False)
+class Term:
+    """scale[n] · rows[index[n]] for sequence n of a plan."""
+
+    rows: Rows
+    index: Array | None = None  # (count,) integers; None: sequence n takes row n
+    scale: float | Array = 1.0  # one number, or (count,)
+
+    def digest(self) -> bytes:
+        """SHA-256 over everything that determines the tokens."""
+        index = b"" if self.index is None else _digest(self.index)
+        scale = repr(self.scale).encode() if isinstance(self.scale, float) else _digest(self.scale)
+        return hashlib.sha256(self.rows.digest + b"|" + index + b"|" + scale).digest()
+
+    def vectors(self, start: int, stop: int, space: Space) -> Array:  # -> (stop − start, width)
+        """The term for the sequences from start to stop."""
+        rows = self.rows.vectors
+        picked = (
+            rows[start:stop] if self.index is None else space.xp.take(rows, self.index[start:stop], axis=0)
+        )
+        if isinstance(self.scale, float):
+            return picked if self.scale == 1.0 else picked * self.scale
+        return picked * self.scale[start:stop, None]
+
+
+# One position of every sequence: a sum of terms; the empty sum is the zero token.
+Position = Sequence[Term]
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """A description of `count` sequences of one length, which makes its tokens slice by slice.
+
+    The description (rows, indices, scales) is small; the tokens are made in the oracle's array
+    library, dtype and device, one batch at a time. The journal keys answers by the digest of
+    the description and the slice.
+    """
+
+    stage: str  # what the questions are for, shown to people; no part of the digest
+    count: int
+    positions: Sequence[Position]  # one entry per token of a sequence
+    repeats: int = 1  # how often each sequence is asked; answers are averaged
+    first_repeat: int = 0  # more than 0: ask again what was asked before
+
+    @property
+    def length(self) -> int:
+        """Tokens per sequence."""
+        return len(self.positions)
+
+    @cached_property
+    def digest(self) -> str:
+        """The key of this plan in a journal."""
+        whole = hashlib.sha256(f"keyhole plan {PLAN_VERSION} {self.count} {self.length}".encode())
+        for position in self.positions:
+            whole.update(b"position")
+            for term in position:
+                whole.update(term.digest())
+        return whole.hexdigest()
+
+    def tokens(self, start: int, stop: int, space: Space, width: int, room: Array | None = None) -> Array:
+        """The sequences from start to stop, (stop − start, length, width), made in `room` where it is given."""
+        shape = (stop - start, self.length, width)
+        made = (
+            space.xp.empty(shape, dtype=space.dtype, device=space.device)
+            if room is None
+            else room.reshape(shape)
+        )
+        if self._looked_up:
+            table, index = self._table
+            gather_into(made.reshape(-1, width), table, index[start:stop, :].reshape(-1))
+            return made
+        for place, position in enumerate(self.positions):
+            if not position:
+                made[:, place, :] = 0.0
+            for number, term in enumerate(position):
+                vectors = term.vectors(start, stop, space)
+                made[:, place, :] = vectors if number == 0 else made[:, place, :] + vectors
+        return made
+
+    @cached_property
+    def _looked_up(self) -> bool:
+        """Whether tokens are best looked up in one table: single scaled rows, and more tokens than rows."""
+        terms = [position[0] for position in self.positions if len(position) == 1]
+        simple = [term for term in terms if term.index is not None and isinstance(term.scale, float)]
+        return len(simple) == self.length and self.count >= max(term.rows.vectors.shape[0] for term in simple)
+
+    @cached_property
+    def _table(self) -> tuple[Array, Array]:
+        """All rows, scaled, and for each sequence and position the row it takes: (rows, width), (count, length)."""
+        terms = [position[0] for position in self.positions]
+        xp = namespace(terms[0].rows.vectors)
+        sizes = [term.rows.vectors.shape[0] for term in terms]
+        offsets = [sum(sizes[:place]) for place in range(len(sizes))]
+        table = xp.concat([term.rows.vectors * term.scale for term in terms])
+        return table, xp.stack(
+            [term.index + offset for term, offset in zip(terms, offsets, strict=True)], axis=1
+        )
+
+
+def sequences(stage: str, tokens: Array) -> Plan:  # (count, length, width)
+    """A plan that asks exactly these sequences."""
+    positions = [[Term(Rows(tokens[:, place, :]))] for place in range(tokens.shape[1])]
+    return Plan(stage, tokens.shape[0], positions)
+
+
+@dataclass(frozen=True, eq=False)
+class Measurements:
+    """Answers to a plan: centre and radius of each."""
+
+    values: Array  # (count,) or (count, outputs); with all positions observed (count, length[, outputs])
+    radius: float  # noise of each answer beyond the rounding of its dtype
+
+
+def _digest(array: Array) -> bytes:
+    plain = np.ascontiguousarray(to_numpy(array))
+    whole = hashlib.sha256(f"{plain.dtype.str} {plain.shape}".encode())
+    whole.update(plain.data)
+    return whole.digest()

@@ -1,0 +1,45 @@
+"""What a method is: a pure generator that yields plans, receives measurements and returns an estimate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from keyhole.errors import KeyholeError
+from keyhole.measure import Plan
+from keyhole.recovery import Outcome
+
+Found = TypeVar("Found")
+
+# Yield a plan and receive its Measurements, or yield several independent plans and receive a list of them.
+Steps = Generator[Plan | Sequence[Plan], Any, Found]
+
+
+class Unrecoverable(KeyholeError):
+    """Raised by a method that cannot go on: becomes the outcome of the recovery."""
+
+    def __init__(self, outcome: Outcome, message: str) -> None:
+        super().__init__(message)
+        self.outcome = outcome
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a method returns, before the certificate."""
+
+    params: Any
+    radius: Any  # container of the same type: entrywise radii
+    counting_bound: int
+    assumptions: tuple[str, ...] = ()
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Method:
+    """A named learner. `run(signature, rng, **options)` is its generator; options are its keyword arguments."""
+
+    name: str
+    summary: str
+    run: Callable[..., Steps[Estimate]]
+    options: Mapping[str, str] = field(default_factory=dict)  # name -> what it does

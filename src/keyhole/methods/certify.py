@@ -1,0 +1,122 @@
+"""Held-out questions: the certificate nobody can argue with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from keyhole.arrays import Array, to_numpy
+from keyhole.measure import Measurements, Plan, Signature, sequences
+from keyhole.methods.base import Estimate, Steps
+from keyhole.numerics.logit import rounding
+from keyhole.recovery import Certificate, Outcome
+
+# Fresh sequences have these lengths and logits of about these sizes: from flat to nearly saturated attention.
+LENGTHS = (1, 2, 3, 5, 8)
+LOGIT_SIZES = (0.5, 2.0, 6.0)
+# An error bar above this fraction of the answers would certify anything.
+COARSEST = 0.05
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A certificate and the outcome it amounts to."""
+
+    outcome: Outcome
+    message: str
+    certificate: Certificate
+
+
+def certify(
+    estimate: Estimate, signature: Signature, rng: np.random.Generator, count: int
+) -> Steps[Judgement]:
+    """Ask `count` fresh random sequences and compare the answers with predictions."""
+    plans = list(heldout_plans(estimate.params, signature, rng, count))
+    answers: list[Measurements] = yield plans
+    predictions, bars = _predict(estimate, signature, plans)
+    answered = _joined([a.values for a in answers])
+    errors = np.abs(predictions - answered)
+    size = float(np.sqrt(np.mean(answered**2)))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratios = np.where(errors == 0, 0.0, errors / bars)
+        resolution = float(np.max(bars) / size) if size > 0 else float("inf")
+    certificate = Certificate(
+        radius=estimate.radius,
+        heldout_queries=count,
+        worst_error=float(np.max(errors)),
+        worst_ratio=float(np.max(ratios)),
+        resolution=resolution,
+        assumptions=estimate.assumptions,
+        predictions=predictions,
+        answers=answered,
+    )
+    if not np.max(ratios) <= 1.0:  # also when a bar is nan
+        outcome, message = yield from _explain_miss(plans, answers, certificate, np.max(bars), signature)
+    elif resolution > COARSEST:
+        outcome, message = Outcome.UNCERTIFIED, f"the error bar is {resolution:.2g} of the answers' size"
+    else:
+        outcome = Outcome.CERTIFIED
+        message = f"{count} fresh answers predicted within {certificate.worst_error:.2g}"
+    return Judgement(outcome, message, certificate)
+
+
+def _explain_miss(
+    plans: list[Plan],
+    answers: list[Measurements],
+    certificate: Certificate,
+    bar: float,
+    signature: Signature,
+) -> Steps[tuple[Outcome, str]]:
+    """Ask the same questions again: an oracle that contradicts itself is not of another family."""
+    again: list[Measurements] = yield [replace(plan, first_repeat=1) for plan in plans]
+    first, second = _joined([a.values for a in answers]), _joined([a.values for a in again])
+    difference = float(np.max(np.abs(first - second)))
+    allowed = 4 * signature.noise.radius + 64 * signature.space.eps * float(np.max(np.abs(first)))
+    if difference > allowed:
+        return (
+            Outcome.INCONSISTENT,
+            f"the same questions asked twice gave answers that differ by {difference:.2g}",
+        )
+    return Outcome.WRONG_FAMILY, (
+        f"fresh answers differ from their predictions by up to {certificate.worst_error:.2g}, "
+        f"where the error bar is {bar:.2g}: the box is not of the assumed family"
+    )
+
+
+def heldout_plans(params: Any, signature: Signature, rng: np.random.Generator, count: int) -> list[Plan]:
+    """Random sequences of several lengths and sizes, `count` in all, one plan per length."""
+    space = signature.space
+    lengths = [n for n in LENGTHS if signature.max_length is None or n <= signature.max_length]
+    # Longer ones first: they see more of the box when only a few can be afforded.
+    lengths = [lengths[-1 - number % len(lengths)] for number in range(count)]
+    norms = [_norm(params, signature, LOGIT_SIZES[number % len(LOGIT_SIZES)]) for number in range(count)]
+    plans = []
+    for length in sorted(set(lengths)):
+        scale = np.array([norm for norm, n in zip(norms, lengths, strict=True) if n == length])
+        tokens = rng.standard_normal((scale.size, length, signature.width))
+        tokens /= np.linalg.norm(tokens, axis=-1, keepdims=True)
+        tokens *= scale[:, None, None] * rng.uniform(0.5, 1.0, (scale.size, length, 1))
+        plans.append(sequences("held-out", space.asarray(tokens)))
+    return plans
+
+
+def _norm(params: Any, signature: Signature, logit_size: float) -> float:
+    norm = params.token_norm(logit_size)
+    if not np.isfinite(norm):
+        norm = 1.0
+    return float(min(norm, signature.norm_limit, signature.space.huge**0.25))
+
+
+def _predict(estimate: Estimate, signature: Signature, plans: list[Plan]) -> tuple[Array, Array]:
+    predictions, bars = [], []
+    for plan in plans:
+        tokens = plan.tokens(0, plan.count, signature.space, signature.width)
+        predictions.append(estimate.params(tokens))
+        bars.append(estimate.params.error_bar(estimate.radius, tokens, rounding(signature.space)))
+    return _joined(predictions), _joined(bars) + signature.noise.radius
+
+
+def _joined(arrays: list[Array]) -> Any:
+    return np.concatenate([np.ravel(to_numpy(array)).astype(np.float64) for array in arrays])

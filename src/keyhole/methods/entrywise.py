@@ -1,0 +1,2 @@
+def read_score_entrywise(*a):
+    raise NotImplementedError

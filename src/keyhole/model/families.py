@@ -1,0 +1,23 @@
+"""The families that parameter files can hold, and reading them back."""
+
+from __future__ import annotations
+
+from os import PathLike
+from typing import Any
+
+from keyhole.errors import FileError
+from keyhole.model.files import load_arrays
+from keyhole.model.head import SingleHead
+
+FAMILIES: dict[str, Any] = {family.family: family for family in (SingleHead,)}
+
+
+def load(path: str | PathLike[str]) -> Any:
+    """Read parameters saved with `.save(path)`: an object of the family that was saved."""
+    family, arrays = load_arrays(path)
+    if family not in FAMILIES:
+        raise FileError(f"{path} holds the unknown family {family!r}; known: {', '.join(FAMILIES)}")
+    try:
+        return FAMILIES[family](**arrays)
+    except (TypeError, ValueError) as error:
+        raise FileError(f"{path} does not hold a valid {family}: {error}") from error

@@ -1,0 +1,47 @@
+"""Parameters on disk: safetensors with a format version. Reading never executes code."""
+
+from __future__ import annotations
+
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from keyhole.arrays import Array, to_numpy
+from keyhole.errors import FileError
+
+FORMAT_VERSION = 1
+
+
+def save_arrays(path: str | PathLike[str], family: str, arrays: dict[str, Array]) -> None:
+    """Write the arrays of one parameter set, with its family and the format version."""
+    contiguous = {name: np.ascontiguousarray(to_numpy(array)) for name, array in arrays.items()}
+    metadata = {"format": "keyhole", "version": str(FORMAT_VERSION), "family": family}
+    try:
+        save_file(contiguous, Path(path), metadata=metadata)
+    except (OSError, SafetensorError) as error:
+        raise FileError(f"cannot write {path}: {error}") from error
+
+
+def load_arrays(path: str | PathLike[str]) -> tuple[str, dict[str, npt.NDArray[Any]]]:
+    """The family and the arrays of a parameter file."""
+    if not Path(path).is_file():
+        raise FileError(f"{path}: no such file")
+    try:
+        with safe_open(Path(path), framework="numpy") as file:
+            metadata = file.metadata() or {}
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise FileError(f"{path} is not a readable safetensors file: {error}") from error
+    if metadata.get("format") != "keyhole":
+        raise FileError(f"{path} was not written by Keyhole: its metadata does not say format=keyhole")
+    version = metadata.get("version", "")
+    if not version.isdigit() or int(version) > FORMAT_VERSION:
+        raise FileError(
+            f"{path} has format version {version or 'unknown'}; this Keyhole reads up to {FORMAT_VERSION}: upgrade it"
+        )
+    return metadata.get("family", ""), arrays

@@ -1,0 +1,1 @@
+"""Pure functions on arrays: nothing here knows of oracles or plans."""

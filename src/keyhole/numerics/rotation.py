@@ -1,0 +1,32 @@
+"""Random orthonormal bases, and bases that share a vector evenly."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from keyhole.arrays import Array, Space
+
+
+def random_orthogonal(space: Space, rng: np.random.Generator, width: int) -> Array:  # (width, width)
+    """A random orthogonal matrix; its rows are the basis."""
+    basis, _ = space.xp.linalg.qr(space.normal(rng, width, width))
+    return basis.T
+
+
+def equal_overlap(space: Space, rows: Array, vector: Array) -> Array:  # (n, width), (width,) -> (n, width)
+    """Rotate orthonormal rows among themselves so that all have the same inner product with `vector`.
+
+    One reflection takes the inner products to their common value |projection|/√n, so a sparse,
+    one-hot or badly scaled vector does no harm.
+    """
+    xp = space.xp
+    vector = vector / xp.max(xp.abs(vector))  # so that squares neither overflow nor vanish
+    overlaps = rows @ vector
+    count = rows.shape[0]
+    aim = float(xp.linalg.vector_norm(overlaps)) / count**0.5
+    mirror = overlaps - aim
+    size = float(xp.vecdot(mirror, mirror))
+    # A mirror no longer than the rounding of the overlaps would reflect about noise.
+    if size <= (space.eps * aim) ** 2 * count:
+        return rows
+    return rows - (2 / size) * mirror[:, None] * (mirror @ rows)[None, :]

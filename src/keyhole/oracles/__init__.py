@@ -1,0 +1,7 @@
+"""Black boxes behind one interface, and wrappers that change how one behaves."""
+
+from keyhole.oracles.base import Oracle
+from keyhole.oracles.function import FunctionOracle
+from keyhole.oracles.wrappers import Batched, Budgeted, Counted, Noisy, Rounded, Wrapper
+
+__all__ = ["Batched", "Budgeted", "Counted", "FunctionOracle", "Noisy", "Oracle", "Rounded", "Wrapper"]

@@ -1,0 +1,85 @@
+"""The interface of a black box: one method to write, one to call."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import final
+
+import array_api_compat
+
+from keyhole.arrays import Array
+from keyhole.errors import KeyholeError, NonFiniteAnswer, OracleRaised, UsageError, WrongShape
+from keyhole.measure import Signature
+
+
+class Oracle(ABC):
+    """A black box that answers sequences of tokens.
+
+    A subclass sets `signature` and `name` and writes `answer`; callers use the oracle as a function,
+    which checks question and answer.
+    """
+
+    signature: Signature
+    name: str  # what the box is; a journal belongs to one name
+
+    @abstractmethod
+    def answer(self, tokens: Array) -> Array:  # (batch, length, width) -> (batch,) or (batch, outputs)
+        """Answer a batch of sequences; with all positions observed (batch, length[, outputs])."""
+
+    def close(self) -> None:  # noqa: B027 - most oracles hold nothing
+        """Release what the oracle holds."""
+
+    @final
+    def __call__(self, tokens: Array) -> Array:
+        """Answer a batch, or raise an error that says what is wrong with the question or the answer."""
+        self._check_question(tokens)
+        try:
+            answers = self.answer(tokens)
+        except KeyholeError:
+            raise
+        except Exception as error:
+            raise OracleRaised(
+                f"the oracle {self.name!r} raised {type(error).__name__}: {error} "
+                f"(asked {tuple(tokens.shape)} tokens)"
+            ) from error
+        return self._checked(answers, tokens)
+
+    def _check_question(self, tokens: Array) -> None:
+        signature, xp = self.signature, self.signature.space.xp
+        if tokens.ndim != 3 or tokens.shape[2] != signature.width:
+            raise UsageError(f"tokens must be (batch, length, {signature.width}), not {tuple(tokens.shape)}")
+        if signature.max_length is not None and tokens.shape[1] > signature.max_length:
+            raise UsageError(
+                f"sequences of {tokens.shape[1]} tokens exceed max_length {signature.max_length}"
+            )
+        if signature.max_norm is not None:
+            longest = float(xp.max(xp.linalg.vector_norm(tokens, axis=-1)))
+            if longest > signature.max_norm:
+                raise UsageError(f"a token of norm {longest} exceeds max_norm {signature.max_norm}")
+
+    def _checked(self, answers: Array, tokens: Array) -> Array:
+        space = self.signature.space
+        if not array_api_compat.is_array_api_obj(answers):
+            raise WrongShape(
+                f"the oracle {self.name!r} answered a {type(answers).__name__}, expected an array: "
+                "return one row per sequence"
+            )
+        leading = tuple(tokens.shape[:1] if self.signature.positions == "last" else tokens.shape[:2])
+        shape = tuple(answers.shape)
+        if shape[: len(leading)] != leading or len(shape) > len(leading) + 1:
+            raise WrongShape(
+                f"the oracle {self.name!r} answered shape {shape} to tokens {tuple(tokens.shape)}, "
+                f"expected {leading} or {(*leading, 'outputs')}: return one row per sequence"
+            )
+        try:
+            answers = space.asarray(answers)
+        except (TypeError, ValueError) as error:
+            raise WrongShape(
+                f"the oracle {self.name!r} answered {answers.dtype}, expected real numbers"
+            ) from error
+        if not bool(space.xp.all(space.xp.isfinite(answers))):
+            raise NonFiniteAnswer(
+                f"the oracle {self.name!r} answered nan or inf to a question of finite tokens: "
+                "set max_norm if it overflows at long tokens, or mend the box"
+            )
+        return answers

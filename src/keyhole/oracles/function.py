@@ -1,0 +1,50 @@
+"""Any Python function as a black box."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+from keyhole.arrays import Array, Space, numpy_space
+from keyhole.errors import UsageError
+from keyhole.measure import Noise, Signature
+from keyhole.oracles.base import Oracle
+
+
+class FunctionOracle(Oracle):
+    """A function from tokens (batch, length, width) to answers (batch,) or (batch, outputs).
+
+    `like` is an example array that says which array library, dtype and device the function wants
+    (NumPy float64 if left out). `name` says what the box is; a journal belongs to one name.
+    """
+
+    def __init__(
+        self,
+        function: Callable[[Array], Array],
+        width: int,
+        max_norm: float | None = None,
+        max_length: int | None = None,
+        positions: Literal["last", "all"] = "last",
+        noise: Noise | None = None,
+        *,
+        like: Array | None = None,
+        batch_limit: int | None = None,
+        name: str | None = None,
+    ) -> None:
+        if not callable(function):
+            raise UsageError(f"function must be callable, not {type(function).__name__}")
+        self.function = function
+        self.name = name or str(getattr(function, "__qualname__", type(function).__qualname__))
+        self.signature = Signature(
+            width=width,
+            space=numpy_space() if like is None else Space.of(like),
+            max_norm=max_norm,
+            max_length=max_length,
+            positions=positions,
+            noise=Noise.exact() if noise is None else noise,
+            batch_limit=batch_limit,
+        )
+
+    def answer(self, tokens: Array) -> Array:
+        """Call the function."""
+        return self.function(tokens)

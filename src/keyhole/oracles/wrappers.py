@@ -1,0 +1,102 @@
+"""Behaviour is added by wrapping: `Rounded(Counted(oracle), decimals=6)`."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from keyhole.arrays import Array, to_numpy
+from keyhole.errors import BudgetExhausted, UsageError
+from keyhole.measure import Noise, Signature
+from keyhole.oracles.base import Oracle
+
+
+class Wrapper(Oracle):
+    """An oracle that passes questions on to another one; a subclass changes what it needs to."""
+
+    def __init__(self, inner: Oracle, signature: Signature | None = None) -> None:
+        self.inner = inner
+        self.signature = inner.signature if signature is None else signature
+        self.name = inner.name
+
+    def answer(self, tokens: Array) -> Array:
+        """Pass the question on."""
+        return self.inner(tokens)
+
+    def close(self) -> None:
+        """Close the wrapped oracle."""
+        self.inner.close()
+
+
+class Counted(Wrapper):
+    """Counts the sequences and the calls that reach the wrapped oracle."""
+
+    def __init__(self, inner: Oracle) -> None:
+        super().__init__(inner)
+        self.queries = 0
+        self.calls = 0
+
+    def answer(self, tokens: Array) -> Array:
+        """Count, then pass on."""
+        self.calls += 1
+        self.queries += tokens.shape[0]
+        return self.inner(tokens)
+
+
+class Budgeted(Wrapper):
+    """Refuses to pass on more than `limit` sequences in all."""
+
+    def __init__(self, inner: Oracle, limit: int) -> None:
+        super().__init__(inner)
+        self.left = limit
+
+    def answer(self, tokens: Array) -> Array:
+        """Pass on what the limit allows; a batch that does not fit is refused whole."""
+        if tokens.shape[0] > self.left:
+            raise BudgetExhausted(f"{tokens.shape[0]} sequences asked, {self.left} left: raise the limit")
+        self.left -= tokens.shape[0]
+        return self.inner(tokens)
+
+
+class Batched(Wrapper):
+    """Takes at most `limit` sequences per call."""
+
+    def __init__(self, inner: Oracle, limit: int) -> None:
+        super().__init__(inner, inner.signature.but(batch_limit=limit))
+
+    def answer(self, tokens: Array) -> Array:
+        """Pass on a batch within the limit."""
+        limit = self.signature.batch_limit
+        if limit is not None and tokens.shape[0] > limit:
+            raise UsageError(f"a batch of {tokens.shape[0]} sequences exceeds the limit of {limit}")
+        return self.inner(tokens)
+
+
+class Rounded(Wrapper):
+    """Rounds answers to `decimals`; `declared=False` hides that from the learner."""
+
+    def __init__(self, inner: Oracle, decimals: int, *, declared: bool = True) -> None:
+        noise = Noise.rounded(decimals) if declared else inner.signature.noise
+        super().__init__(inner, inner.signature.but(noise=noise))
+        self.decimals = decimals
+
+    def answer(self, tokens: Array) -> Array:
+        """Ask, then round."""
+        answers = self.inner(tokens)
+        unit = 10.0**self.decimals
+        return self.signature.space.xp.round(answers * unit) / unit
+
+
+class Noisy(Wrapper):
+    """Adds independent normal errors of standard deviation `scale`; `declared=False` hides that."""
+
+    def __init__(self, inner: Oracle, scale: float, *, seed: int = 0, declared: bool = True) -> None:
+        noise = Noise.gaussian(scale) if declared else inner.signature.noise
+        super().__init__(inner, inner.signature.but(noise=noise))
+        self.scale = scale
+        self._rng = np.random.default_rng(seed)
+
+    def answer(self, tokens: Array) -> Array:
+        """Ask, then add noise."""
+        answers = self.inner(tokens)
+        errors = self._rng.standard_normal(to_numpy(answers).shape)
+        return answers + self.scale * self.signature.space.asarray(errors)

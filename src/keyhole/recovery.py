@@ -1,0 +1,118 @@
+"""What a recovery returns: one frozen value with outcome, parameters, certificate and statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+
+class Outcome(Enum):
+    """How a recovery ended. The value is a sentence that names the cause and what to do about it."""
+
+    CERTIFIED = "Recovered: fresh held-out answers were predicted within the error bar."
+    UNCERTIFIED = (
+        "Recovered, but not certified: no held-out queries could be afforded, or the error bar is as "
+        "large as the answers. Raise the budget, the token norm or the precision of the oracle."
+    )
+    NOT_IDENTIFIABLE = "The answers do not depend on the parameters asked for, so no queries can reveal them: nothing to mend."
+    WRONG_FAMILY = (
+        "The answers contradict the assumed family. Try another method, or declare the noise, the "
+        "dtype or the norm bound of the oracle if it belongs to the family after all."
+    )
+    INCONSISTENT = (
+        "The oracle answers the same question differently each time. Declare its noise, e.g. "
+        "noise=Noise.gaussian(scale), or switch off dropout and sampling in the box."
+    )
+    SATURATED = (
+        "Softmax weights stayed at 0 or 1 within their error bar. Lower max_norm, or use an oracle of "
+        "higher precision."
+    )
+    BUDGET_EXHAUSTED = (
+        "The budget ended before the recovery did. Raise it and run again with the same journal: what was "
+        "answered is not asked again."
+    )
+    ORACLE_FAILED = "The oracle failed. Mend it and run again with the same journal: answers so far are kept."
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What was checked at the end, and how sure the parameters are."""
+
+    radius: Any = None  # container of the parameters' type holding entrywise radii; None where unknown
+    heldout_queries: int = 0
+    worst_error: float = float("nan")  # largest |prediction − answer|
+    worst_ratio: float = float("nan")  # largest |prediction − answer| over its error bar; certified iff ≤ 1
+    resolution: float = float("nan")  # largest error bar over the size of the answers
+    assumptions: tuple[str, ...] = ()
+    predictions: npt.NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
+    answers: npt.NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
+
+
+@dataclass(frozen=True)
+class Stats:
+    """What a recovery cost."""
+
+    queries: int = 0  # sequences this recovery used, journal included, held-out ones apart
+    new_queries: int = 0  # of all its sequences, those that reached the oracle now
+    heldout_queries: int = 0  # sequences spent on the certificate
+    counting_bound: int = 0  # the fewest queries any method can do with
+    seconds: float = 0.0
+    oracle_seconds: float = 0.0
+    stages: Mapping[str, int] = field(default_factory=dict)  # queries per stage, held-out ones apart
+    details: Mapping[str, Any] = field(default_factory=dict)  # what the method found out on its way
+
+    @property
+    def ratio(self) -> float:
+        """Queries over the counting bound."""
+        return self.queries / self.counting_bound if self.counting_bound else float("nan")
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """The result of `keyhole.recover`."""
+
+    outcome: Outcome
+    message: str  # the particulars: figures, cause, remedy
+    params: Any  # what was recovered; None, or a partial estimate, where the outcome is not CERTIFIED
+    certificate: Certificate
+    stats: Stats
+    method: str
+
+    @property
+    def certified(self) -> bool:
+        """True only if the held-out answers were predicted within the error bar."""
+        return self.outcome is Outcome.CERTIFIED
+
+    def summary(self) -> dict[str, Any]:
+        """Everything but the parameters, as plain data for JSON."""
+        stats, certificate = self.stats, self.certificate
+        return {
+            "method": self.method,
+            "outcome": self.outcome.name,
+            "certified": self.certified,
+            "message": self.message,
+            "remedy": None if self.certified else self.outcome.value,
+            "queries": stats.queries,
+            "counting_bound": stats.counting_bound,
+            "ratio": _finite(stats.ratio),
+            "new_queries": stats.new_queries,
+            "heldout_queries": stats.heldout_queries,
+            "worst_error": _finite(certificate.worst_error),
+            "worst_ratio": _finite(certificate.worst_ratio),
+            "resolution": _finite(certificate.resolution),
+            "assumptions": list(certificate.assumptions),
+            "seconds": stats.seconds,
+            "oracle_seconds": stats.oracle_seconds,
+            "stages": dict(stats.stages),
+            "details": dict(stats.details),
+        }
+
+
+def _finite(number: float) -> float | None:
+    """The number, or None for what JSON cannot say."""
+    return float(number) if np.isfinite(number) else None

@@ -1,0 +1,277 @@
+"""Runs methods against oracles: batches, budget, journal, progress, certificate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from os import PathLike
+from sys import getrefcount
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from keyhole.arrays import Array, to_numpy
+from keyhole.errors import BudgetExhausted, OracleError, RecoveryFailed, UsageError, WrongShape
+from keyhole.journal import Journal
+from keyhole.measure import Measurements, Plan
+from keyhole.methods import AUTO, METHODS, Estimate, Method, Steps, Unrecoverable
+from keyhole.methods.base import Found
+from keyhole.methods.certify import Judgement, certify
+from keyhole.oracles import Oracle
+from keyhole.progress import Bar, Observer, Silent, wants_bar
+from keyhole.recovery import Certificate, Outcome, Recovery, Stats
+
+HELDOUT_QUERIES = 32
+# Tokens per batch where the oracle sets no limit: small enough for a CPU's cache, large enough for a GPU.
+CPU_BATCH_BYTES = 2**21
+GPU_BATCH_BYTES = 2**29
+# What getrefcount says of memory that only the session holds: the attribute and the argument of the call.
+UNSHARED = 2
+
+
+class Session:
+    """Asks an oracle what methods want to know, within a budget, and keeps the answers."""
+
+    def __init__(
+        self,
+        oracle: Oracle,
+        *,
+        budget: int | None = None,
+        journal: Journal | None = None,
+        observer: Observer | None = None,
+    ) -> None:
+        self.oracle = oracle
+        self.budget = budget
+        self.journal = journal
+        self.observer = observer or Silent()
+        self.stages: dict[str, int] = {}
+        self.new_queries = 0
+        self.oracle_seconds = 0.0
+        self._memory: Array | None = None
+        self._outputs: tuple[int, ...] | None = None  # shape of one answer, once one has come
+
+    @property
+    def queries(self) -> int:
+        """All queries used, from the journal too."""
+        return sum(self.stages.values())
+
+    @property
+    def left(self) -> float:
+        """Queries the budget still allows."""
+        return np.inf if self.budget is None else self.budget - self.queries
+
+    def run(self, steps: Steps[Found]) -> Found:
+        """Drive a method to its end. What goes wrong is raised inside it, so that it can say what it had found."""
+        try:
+            request = next(steps)
+            while True:
+                try:
+                    reply = self._reply(request)
+                except (BudgetExhausted, OracleError) as error:
+                    request = steps.throw(error)
+                else:
+                    request = steps.send(reply)
+        except StopIteration as stop:
+            found: Found = stop.value
+            return found
+
+    def _reply(self, request: Plan | Sequence[Plan]) -> Measurements | list[Measurements]:
+        if isinstance(request, Plan):
+            return self.measure(request)
+        return [self.measure(plan) for plan in request]
+
+    def measure(self, plan: Plan) -> Measurements:
+        """The answers to a plan, from the journal where it has them, else from the oracle."""
+        self.observer.planned(plan.stage, plan.count * plan.repeats)
+        repeats = range(plan.first_repeat, plan.first_repeat + plan.repeats)
+        values = sum(self._answers(plan, repeat) for repeat in repeats) / plan.repeats
+        noise = self.oracle.signature.noise
+        shrink = plan.repeats**0.5 if noise.kind == "gaussian" else 1.0
+        return Measurements(values, noise.radius / shrink)
+
+    def _answers(self, plan: Plan, repeat: int) -> Array:
+        """All answers to one repeat of a plan."""
+        known = self.journal.slices(plan.digest, repeat) if self.journal else []
+        pieces: list[Array] = []
+        done = 0
+        for start, answers in [*known, (plan.count, None)]:
+            while done < start:
+                piece = self._ask(plan, repeat, done, start)
+                pieces.append(piece)
+                done += piece.shape[0]
+            if answers is not None:
+                pieces.append(self._replayed(plan, answers))
+                done += answers.shape[0]
+        return pieces[0] if len(pieces) == 1 else self.oracle.signature.space.xp.concat(pieces)
+
+    def _replayed(self, plan: Plan, answers: Any) -> Array:
+        self._afford(plan, len(answers))
+        self._count(plan, len(answers), new=False)
+        return self._same_shape(self.oracle.signature.space.asarray(answers), plan)
+
+    def _ask(self, plan: Plan, repeat: int, start: int, stop: int) -> Array:
+        """Ask the next batch of a slice; what was answered is kept before anything else happens."""
+        signature = self.oracle.signature
+        stop = min(stop, start + self._batch(plan), start + self._afford(plan, 1))
+        tokens = plan.tokens(start, stop, signature.space, signature.width, self._room(plan, stop - start))
+        began = perf_counter()
+        answers = self._same_shape(self.oracle(tokens), plan)
+        if self.journal:
+            self.journal.add(plan.digest, repeat, start, to_numpy(answers))
+        self.oracle_seconds += perf_counter() - began
+        self._count(plan, stop - start, new=True)
+        return answers
+
+    def _room(self, plan: Plan, count: int) -> Array:
+        """Memory for a batch of tokens: the last batch's, unless it is too small or somebody still holds it.
+
+        Fresh memory costs a page fault for every 4 KiB, which is more than writing the tokens.
+        """
+        size = count * plan.length * self.oracle.signature.width
+        if self._memory is None or self._memory.shape[0] < size or getrefcount(self._memory) > UNSHARED:
+            self._memory = self.oracle.signature.space.zeros(size)
+        return self._memory[:size]
+
+    def _batch(self, plan: Plan) -> int:
+        space = self.oracle.signature.space
+        room = CPU_BATCH_BYTES if space.on_cpu else GPU_BATCH_BYTES
+        item = int(to_numpy(space.zeros(1)).itemsize)
+        fitting = max(1, room // (item * plan.length * self.oracle.signature.width))
+        return min(fitting, self.oracle.signature.batch_limit or fitting)
+
+    def _afford(self, plan: Plan, wanted: int) -> int:
+        """Queries left; BudgetExhausted when they are fewer than wanted."""
+        if self.left < wanted:
+            raise BudgetExhausted(
+                f"the budget of {self.budget} queries ended in stage {plan.stage!r}, "
+                f"after {self.queries} queries: raise it"
+            )
+        return int(min(self.left, plan.count))
+
+    def _count(self, plan: Plan, queries: int, *, new: bool) -> None:
+        self.stages[plan.stage] = self.stages.get(plan.stage, 0) + queries
+        self.new_queries += queries if new else 0
+        self.observer.answered(queries, new=new)
+
+    def _same_shape(self, answers: Array, plan: Plan) -> Array:
+        leading = 1 if self.oracle.signature.positions == "last" else 2
+        outputs = tuple(answers.shape[leading:])
+        if self._outputs is None:
+            self._outputs = outputs
+        if outputs != self._outputs:
+            raise WrongShape(
+                f"the oracle {self.oracle.name!r} answered {outputs or 'one number'} per sequence in stage "
+                f"{plan.stage!r}, before it was {self._outputs or 'one number'}: it must not change"
+            )
+        return answers
+
+
+def recover(
+    oracle: Oracle,
+    method: str = "auto",
+    budget: int | None = None,
+    journal: str | PathLike[str] | None = None,
+    seed: int = 0,
+    throw: bool = True,
+    *,
+    heldout: int = HELDOUT_QUERIES,
+    progress: bool | None = None,
+    observer: Observer | None = None,
+    **options: Any,
+) -> Recovery:
+    """Recover what is inside an oracle and certify it with fresh held-out queries.
+
+    `budget` caps all queries of this recovery, answers from the journal and the certificate included.
+    With a `journal` file nothing is asked twice: run again with the same arguments to resume.
+    `throw=False` returns every outcome; otherwise one without a certificate raises `RecoveryFailed`, which
+    has the result attached. `options` go to the method.
+    """
+    learner = _method(method, options)
+    if budget is not None and budget < 0:
+        raise UsageError(f"budget must be at least 0 or None, not {budget}")
+    if heldout < 1:
+        raise UsageError(f"heldout must be at least 1, not {heldout}: a result without a check is no result")
+    with ExitStack() as stack:
+        if observer is None:
+            observer = stack.enter_context(Bar()) if wants_bar(progress) else Silent()
+        book = None
+        if journal is not None:
+            book = stack.enter_context(Journal(journal, _box(oracle)))
+        session = Session(oracle, budget=budget, journal=book, observer=observer)
+        result, cause = _recover(session, learner, seed, heldout, options)
+    if throw and not result.certified:
+        raise RecoveryFailed(result) from cause
+    return result
+
+
+def _method(name: str, options: dict[str, Any]) -> Method:
+    if name != "auto" and name not in METHODS:
+        raise UsageError(f"unknown method {name!r}; known: auto, {', '.join(METHODS)}")
+    method = AUTO if name == "auto" else METHODS[name]
+    unknown = sorted(set(options) - set(method.options))
+    if unknown:
+        known = ", ".join(method.options) or "none"
+        raise UsageError(f"method {method.name!r} has no option {unknown[0]!r}; its options: {known}")
+    return method
+
+
+def _box(oracle: Oracle) -> str:
+    """What a journal belongs to: the box and how it is asked."""
+    signature = oracle.signature
+    return (
+        f"{oracle.name} | width {signature.width} | {signature.space.label} | positions {signature.positions}"
+    )
+
+
+def _recover(
+    session: Session, method: Method, seed: int, heldout: int, options: dict[str, Any]
+) -> tuple[Recovery, Exception | None]:
+    began = perf_counter()
+    params: Any = None
+    estimate: Estimate | None = None
+    certificate = Certificate()
+    cause: Exception | None = None
+    used = 0
+    try:
+        estimate = session.run(
+            method.run(session.oracle.signature, np.random.default_rng([seed, 0]), **options)
+        )
+        params, certificate = (
+            estimate.params,
+            Certificate(radius=estimate.radius, assumptions=estimate.assumptions),
+        )
+        used = session.queries
+        judgement = _certified(session, estimate, seed, heldout)
+        outcome, message, certificate = judgement.outcome, judgement.message, judgement.certificate
+    except Unrecoverable as error:
+        outcome, message, cause, params = error.outcome, str(error), error, error.partial
+    except BudgetExhausted as error:
+        outcome, message, cause = Outcome.BUDGET_EXHAUSTED, str(error), error
+        params = error.partial if params is None else params
+    except OracleError as error:
+        outcome, message, cause = Outcome.ORACLE_FAILED, str(error), error
+        params = error.partial if params is None else params
+    used = used or session.queries
+    stats = Stats(
+        queries=used,
+        new_queries=session.new_queries,
+        heldout_queries=session.queries - used,
+        counting_bound=estimate.counting_bound if estimate else 0,
+        seconds=perf_counter() - began,
+        oracle_seconds=session.oracle_seconds,
+        stages={stage: count for stage, count in session.stages.items() if stage != "held-out"},
+        details=estimate.details if estimate else {},
+    )
+    return Recovery(outcome, message, params, certificate, stats, method.name), cause
+
+
+def _certified(session: Session, estimate: Estimate, seed: int, heldout: int) -> Judgement:
+    """Fresh questions, from numbers the method has not seen, as many as wanted and affordable."""
+    count = int(min(heldout, session.left))
+    if count < 1:
+        nothing = Certificate(radius=estimate.radius, assumptions=estimate.assumptions)
+        message = f"the budget of {session.budget} queries left none for the certificate"
+        return Judgement(Outcome.UNCERTIFIED, message, nothing)
+    fresh = np.random.default_rng([seed, 1])
+    return session.run(certify(estimate, session.oracle.signature, fresh, count))
