@@ -45,9 +45,7 @@ class Journal:
         except sqlite3.Error as error:
             self._connection.close()
             if "locked" in str(error):
-                raise JournalError(
-                    f"the journal {self.path} is in use by another run: wait for it"
-                ) from error
+                raise JournalError(f"the journal {self.path} is in use by another run: wait for it") from error
             raise JournalError(f"{self.path} is not a usable journal ({error}): name another file") from error
         except JournalError:
             self._connection.close()
@@ -97,9 +95,7 @@ class Journal:
             raise JournalError(f"the journal {self.path} is damaged ({error}): name another file") from error
         return [(row[0], self._answers(*row)) for row in rows]
 
-    def _answers(
-        self, start: int, stop: int, dtype: str, shape: str, checksum: int, data: bytes
-    ) -> npt.NDArray[Any]:
+    def _answers(self, start: int, stop: int, dtype: str, shape: str, checksum: int, data: bytes) -> npt.NDArray[Any]:
         if zlib.crc32(data) != checksum:
             raise JournalError(
                 f"the journal {self.path} is damaged: answers {start} to {stop} of a plan fail their checksum. "
@@ -118,6 +114,4 @@ class Journal:
                 (plan, repeat, start, start + len(plain), plain.dtype.str, shape, zlib.crc32(data), data),
             )
         except sqlite3.Error as error:
-            raise JournalError(
-                f"cannot write to the journal {self.path}: {error}; free some space"
-            ) from error
+            raise JournalError(f"cannot write to the journal {self.path}: {error}; free some space") from error

@@ -125,9 +125,7 @@ class Term:
     def vectors(self, start: int, stop: int, space: Space) -> Array:  # -> (stop − start, width)
         """The term for the sequences from start to stop."""
         rows = self.rows.vectors
-        picked = (
-            rows[start:stop] if self.index is None else space.xp.take(rows, self.index[start:stop], axis=0)
-        )
+        picked = rows[start:stop] if self.index is None else space.xp.take(rows, self.index[start:stop], axis=0)
         if isinstance(self.scale, float):
             return picked if self.scale == 1.0 else picked * self.scale
         return picked * self.scale[start:stop, None]
@@ -170,11 +168,7 @@ class Plan:
     def tokens(self, start: int, stop: int, space: Space, width: int, room: Array | None = None) -> Array:
         """The sequences from start to stop, (stop − start, length, width), made in `room` where it is given."""
         shape = (stop - start, self.length, width)
-        made = (
-            space.xp.empty(shape, dtype=space.dtype, device=space.device)
-            if room is None
-            else room.reshape(shape)
-        )
+        made = space.xp.empty(shape, dtype=space.dtype, device=space.device) if room is None else room.reshape(shape)
         if self._looked_up:
             table, index = self._table
             gather_into(made.reshape(-1, width), table, index[start:stop, :].reshape(-1))
@@ -202,9 +196,7 @@ class Plan:
         sizes = [term.rows.vectors.shape[0] for term in terms]
         offsets = [sum(sizes[:place]) for place in range(len(sizes))]
         table = xp.concat([term.rows.vectors * term.scale for term in terms])
-        return table, xp.stack(
-            [term.index + offset for term, offset in zip(terms, offsets, strict=True)], axis=1
-        )
+        return table, xp.stack([term.index + offset for term, offset in zip(terms, offsets, strict=True)], axis=1)
 
 
 def sequences(stage: str, tokens: Array) -> Plan:  # (count, length, width)

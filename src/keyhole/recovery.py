@@ -19,7 +19,9 @@ class Outcome(Enum):
         "Recovered, but not certified: no held-out queries could be afforded, or the error bar is as "
         "large as the answers. Raise the budget, the token norm or the precision of the oracle."
     )
-    NOT_IDENTIFIABLE = "The answers do not depend on the parameters asked for, so no queries can reveal them: nothing to mend."
+    NOT_IDENTIFIABLE = (
+        "The answers do not depend on the parameters asked for, so no queries can reveal them: nothing to mend."
+    )
     WRONG_FAMILY = (
         "The answers contradict the assumed family. Try another method, or declare the noise, the "
         "dtype or the norm bound of the oracle if it belongs to the family after all."
@@ -29,8 +31,7 @@ class Outcome(Enum):
         "noise=Noise.gaussian(scale), or switch off dropout and sampling in the box."
     )
     SATURATED = (
-        "Softmax weights stayed at 0 or 1 within their error bar. Lower max_norm, or use an oracle of "
-        "higher precision."
+        "Softmax weights stayed at 0 or 1 within their error bar. Lower max_norm, or use an oracle of higher precision."
     )
     BUDGET_EXHAUSTED = (
         "The budget ended before the recovery did. Raise it and run again with the same journal: what was "

@@ -219,9 +219,7 @@ def _method(name: str, options: dict[str, Any]) -> Method:
 def _box(oracle: Oracle) -> str:
     """What a journal belongs to: the box and how it is asked."""
     signature = oracle.signature
-    return (
-        f"{oracle.name} | width {signature.width} | {signature.space.label} | positions {signature.positions}"
-    )
+    return f"{oracle.name} | width {signature.width} | {signature.space.label} | positions {signature.positions}"
 
 
 def _recover(
@@ -234,9 +232,7 @@ def _recover(
     cause: Exception | None = None
     used = 0
     try:
-        estimate = session.run(
-            method.run(session.oracle.signature, np.random.default_rng([seed, 0]), **options)
-        )
+        estimate = session.run(method.run(session.oracle.signature, np.random.default_rng([seed, 0]), **options))
         params, certificate = (
             estimate.params,
             Certificate(radius=estimate.radius, assumptions=estimate.assumptions),

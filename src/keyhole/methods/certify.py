@@ -29,9 +29,7 @@ class Judgement:
     certificate: Certificate
 
 
-def certify(
-    estimate: Estimate, signature: Signature, rng: np.random.Generator, count: int
-) -> Steps[Judgement]:
+def certify(estimate: Estimate, signature: Signature, rng: np.random.Generator, count: int) -> Steps[Judgement]:
     """Ask `count` fresh random sequences and compare the answers with predictions."""
     plans = list(heldout_plans(estimate.params, signature, rng, count))
     answers: list[Measurements] = yield plans

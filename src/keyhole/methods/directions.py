@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from keyhole.arrays import Array, namespace
 from keyhole.measure import Rows
 from keyhole.methods.base import Steps
 from keyhole.methods.reading import FormReader, Forms
 from keyhole.numerics.cross import CrossBasis
+from keyhole.numerics.logit import rounding
 from keyhole.numerics.rotation import equal_overlap, random_orthogonal
+from keyhole.numerics.shifted import ShiftedSolution, solve_shifted
 
 # Directions that must be consistent with the columns so far before the rank is believed.
 CONSISTENT_DIRECTIONS = 3
@@ -20,8 +23,12 @@ CONSISTENT_DIRECTIONS = 3
 # fraction of the rank so far, which keeps the rounds few and wastes at most rank²/16 queries, none at full rank.
 SINGLE_DIRECTIONS = 20
 BLOCK_FRACTION = 4
-# A denominator of the norm-bounded solve below this amplifies errors too much to judge consistency.
-SMALLEST_DENOMINATOR = 0.2
+# A norm-bounded solve that amplifies errors by more than the inverse of this is no basis to judge consistency.
+SMALLEST_DAMPING = 0.2
+# Columns that would carry more than this many times the errors of the columns read are not worth the queries saved:
+# the column space was read along unlucky directions, and one more column mends it.
+LONGEST_LEAN = 512.0
+MOST_EXTRA_COLUMNS = 4
 
 
 @dataclass(frozen=True)
@@ -69,12 +76,29 @@ class _Table:
     def rows(self, index: Array) -> _Table:
         return self._each(lambda array: namespace(array).take(array, index, axis=0))
 
+    def columns(self, index: Array) -> _Table:
+        return self._each(lambda array: namespace(array).take(array, index, axis=1))
+
     def column(self, place: int) -> _Table:
         return self._each(lambda array: array[:, place : place + 1])
 
     def above(self, other: _Table) -> _Table:
         pairs = ((getattr(self, n), getattr(other, n)) for n in ("values", "radius", "ratio"))
         return _Table(*(namespace(first).concat([first, second]) for first, second in pairs))
+
+
+@dataclass(frozen=True)
+class _Partial:
+    """Directions read at as many rows as the rank needs."""
+
+    directions: list[int]
+    rows: Array  # (m, width) in left-coordinates
+    table: _Table  # (m, directions)
+
+    def without(self, place: int) -> _Partial:
+        kept = [number for number in range(len(self.directions)) if number != place]
+        index = namespace(self.rows).asarray(kept, dtype=namespace(self.rows).int64, device=self.rows.device)
+        return _Partial([self.directions[number] for number in kept], self.rows, self.table.columns(index))
 
 
 def read_score(reader: FormReader, rng: np.random.Generator, draft: Draft) -> Steps[Score]:
@@ -105,9 +129,8 @@ class _ScoreReading:
         draft.left, draft.right = left, right
         self.radii: list[Array] = []  # beside draft.columns
         self.consistent = 0  # directions in a row that were consistent with the columns so far
-        self.pending: list[
-            tuple[int, _Table, list[int]]
-        ] = []  # (direction, its forms, rows they were read at)
+        self.partial: list[_Partial] = []
+        self.pending: list[tuple[int, _Table, list[int]]] = []  # (direction, its forms, rows they were read at)
 
     def run(self) -> Steps[Score]:
         responds = yield from self.reader.probe(self.left, self.right)
@@ -121,14 +144,11 @@ class _ScoreReading:
             block = min(block, self.width - direction)
             yield from self._take(list(range(direction, direction + block)))
             direction += block
-        yield from self._finish_pending()
-        if direction < self.width:
-            yield from self._second_stage(list(range(direction, self.width)))
-        return self._assembled()
+        yield from self._read_by_rank(list(range(direction, self.width)))
+        return (yield from self._within_span())
 
     def _read(self, rows: list[int], directions: list[int], stage: str) -> Steps[_Table]:
-        numbers = np.repeat(np.asarray(rows, dtype=np.int64), len(directions))
-        others = np.tile(np.asarray(directions, dtype=np.int64), len(rows))
+        numbers, others = _pairs(rows, directions)
         forms = yield from self.reader.read(
             stage, self.left, self.right, self.space.indices(numbers), self.space.indices(others)
         )
@@ -155,12 +175,7 @@ class _ScoreReading:
         checks = [row for row in rows if row not in self.cross.pivots]
         places = [rows.index(row) for row in [*self.cross.pivots, *checks]]
         table, rows = table.rows(self.space.indices(places)), [rows[place] for place in places]
-        if (
-            self.cross.rank
-            and checks
-            and len(rows) < self.width
-            and self._consistent(table, checks, [direction])
-        ):
+        if self.cross.rank and checks and len(rows) < self.width and self._consistent(table, checks, [direction]):
             self.pending.append((direction, table, rows))
             self.consistent += 1
         else:
@@ -176,35 +191,29 @@ class _ScoreReading:
         self._keep(directions, *self._solved(table, directions))
         self.consistent = 0
 
-    def _coefficients(self, table: _Table, directions: list[int]) -> tuple[Array, Array, Array]:
-        """Coefficients (rank, n) in the cross basis, the last tokens' own forms (n,), and denominators (n,).
+    def _solve(self, inverse: Array, factors: Array, directions: list[int], table: _Table) -> ShiftedSolution:
+        """Coefficients of columns in the span of `factors` (width, rank), `inverse` (rank, m) taking forms to them."""
+        own = factors.T @ self.space.xp.take(self.meeting, self.space.indices(directions), axis=1)
+        return solve_shifted(inverse, own, table.values, table.ratio)
 
-        A form is (L_i − ratio_i·h)·a with h = pᵀ·L: the elimination at the pivots, changed by rank one.
-        """
+    def _residual(self, table: _Table, checks: list[int], directions: list[int]) -> tuple[Array, Array, Array]:
+        """What the pivots do not predict at the check rows, its error bar, both (checks, n), and the damping."""
         xp, rank = self.space.xp, self.cross.rank
-        own = self.cross.factors.T @ xp.take(self.meeting, self.space.indices(directions), axis=1)  # h
-        plain = self.cross.inverse @ table.values[:rank]
-        shift = self.cross.inverse @ table.ratio[:rank]
-        denominator = 1 - xp.sum(own * shift, axis=0)
-        form = xp.sum(own * plain, axis=0) / denominator
-        return plain + shift * form, form, denominator
-
-    def _residual(
-        self, table: _Table, checks: list[int], directions: list[int]
-    ) -> tuple[Array, Array, Array]:
-        """What the pivots do not predict at the check rows, its error bar, both (checks, n), and denominators."""
-        rank = self.cross.rank
-        coefficients, form, denominator = self._coefficients(table, directions)
-        factors = self.space.xp.take(self.cross.factors, self.space.indices(checks), axis=0)
-        predicted = factors @ coefficients - table.ratio[rank:, :] * form
-        bar = self._bar(table, factors, coefficients, denominator)
-        return table.values[rank:, :] - predicted, bar, denominator
+        pivots = table.rows(self.space.indices(range(rank)))
+        solution = self._solve(self.cross.inverse, self.cross.factors, directions, pivots)
+        factors = xp.take(self.cross.factors, self.space.indices(checks), axis=0)
+        predicted = factors @ solution.coefficients - table.ratio[rank:, :] * solution.form
+        spread = xp.sqrt(1 + xp.sum((factors @ self.cross.inverse) ** 2, axis=1))
+        # The columns behind the factors carry errors too, by as much as they are used.
+        used = 1 + xp.sqrt(xp.sum((solution.coefficients / self.cross.heights[:, None]) ** 2, axis=0))
+        bar = xp.max(table.radius) * spread[:, None] * (used / solution.damping)[None, :]
+        return table.values[rank:, :] - predicted, bar, solution.damping
 
     def _consistent(self, table: _Table, checks: list[int], directions: list[int]) -> bool:
         """Whether the check rows are predicted from the pivots, within the errors of both."""
         xp = self.space.xp
-        residual, bar, denominator = self._residual(table, checks, directions)
-        return bool(xp.all(xp.abs(residual) <= bar) and xp.all(xp.abs(denominator) > SMALLEST_DENOMINATOR))
+        residual, bar, damping = self._residual(table, checks, directions)
+        return bool(xp.all(xp.abs(residual) <= bar) and xp.all(damping > SMALLEST_DAMPING))
 
     def _independent(self, table: _Table, checks: list[int], directions: list[int]) -> bool:
         """Whether every one of the directions enlarges the column space."""
@@ -214,98 +223,125 @@ class _ScoreReading:
             return False
         return bool(xp.min(xp.linalg.svdvals(residual)) > xp.max(bar) * len(directions) ** 0.5)
 
-    def _bar(self, table: _Table, factors: Array, coefficients: Array, denominator: Array) -> Array:
-        """Error bars (rows, n) of values predicted from the pivots at the rows of `factors` (rows, rank)."""
-        xp = self.space.xp
-        weights = factors @ self.cross.inverse
-        spread = xp.sqrt(1 + xp.sum(weights**2, axis=1))
-        # The columns behind the factors carry errors too, by as much as they are used.
-        used = 1 + xp.sqrt(xp.sum((coefficients / self.cross.heights[:, None]) ** 2, axis=0))
-        damping = xp.minimum(xp.abs(denominator), xp.ones_like(denominator))
-        return float(xp.max(table.radius)) * spread[:, None] * (used / damping)[None, :]
-
     def _solved(self, table: _Table, directions: list[int]) -> tuple[Array, Array]:
         """Columns score·p in left-coordinates (rows, n) and their radii, from forms at all rows."""
-        xp = self.space.xp
+        xp, unit = self.space.xp, self.space.eye(self.width)
+        solution = self._solve(unit, unit, directions, table)
         meeting = xp.take(self.meeting, self.space.indices(directions), axis=1)
-        denominator = 1 - xp.sum(meeting * table.ratio, axis=0)
-        form = xp.sum(meeting * table.values, axis=0) / denominator
-        form_radius = xp.sqrt(xp.sum((meeting * table.radius) ** 2, axis=0)) / xp.abs(denominator)
-        return table.values + table.ratio * form, table.radius + table.ratio * form_radius
+        form_radius = xp.sqrt(xp.sum((meeting * table.radius) ** 2, axis=0)) / solution.damping
+        return solution.coefficients, table.radius + table.ratio * form_radius
 
-    def _keep(self, directions: list[int], columns: Array, radius: Array) -> None:
+    def _keep(self, directions: list[int], columns: Array, radius: Array, *, new: bool = True) -> None:
+        """Keep complete columns; `new` ones enlarge the column space."""
         self.draft.columns.append((self.space.indices(directions), columns))
         self.radii.append(radius)
-        for place in range(len(directions)):
+        for place in range(len(directions) if new else 0):
             bar = float(self.space.xp.max(radius[:, place]))
             self.cross.add(columns[:, place], bar)
 
-    def _finish_pending(self) -> Steps[None]:
-        """Columns of the directions that were consistent, from their forms at the pivots."""
-        for direction, table, rows in self.pending:
+    def _read_by_rank(self, directions: list[int]) -> Steps[None]:
+        """Whatever the directions without a complete column still need, given that the rank is known."""
+        for direction, read, rows in self.pending:
             missing = [row for row in self.cross.pivots if row not in rows]
-            if missing:
-                table = table.above((yield from self._read(missing, [direction], "directions")))
-            places = [(rows + missing).index(row) for row in self.cross.pivots]
-            table = table.rows(self.space.indices(places))
-            coefficients, _, denominator = self._coefficients(table, [direction])
-            bar = self._bar(table, self.cross.factors, coefficients, denominator)
-            self.draft.columns.append((self.space.indices([direction]), self.cross.factors @ coefficients))
-            self.radii.append(bar)
+            table = read.above((yield from self._read(missing, [direction], "directions"))) if missing else read
+            units = self.space.xp.take(self.space.eye(self.width), self.space.indices(rows + missing), axis=0)
+            self.partial.append(_Partial([direction], units, table))
+        if directions:
+            rows = self._span_rows()
+            self.reader.rescale((self.width / self.cross.rank) ** 0.5)
+            numbers, others = _pairs(range(self.cross.rank), directions)
+            forms = yield from self.reader.read(
+                "rest",
+                Rows(rows @ self.left.vectors),
+                self.right,
+                self.space.indices(numbers),
+                self.space.indices(others),
+            )
+            self.partial.append(_Partial(directions, rows, _Table.of(forms, self.cross.rank)))
 
-    def _second_stage(self, directions: list[int]) -> Steps[None]:
-        """The other directions, `rank` queries each on an orthonormal basis of the column space.
+    def _span_rows(self) -> Array:  # (rank, width)
+        """Unit rows, in left-coordinates, that determine a vector of the column space.
 
-        The basis is rotated to share the value evenly and tilted along the part of the value outside the
-        column space, which adds value and no logit.
+        An orthonormal basis of it, rotated to share the value evenly and tilted along the part of the value
+        outside the column space, which adds value and no logit.
         """
-        xp, space, reader = self.space.xp, self.space, self.reader
-        rank = self.cross.rank
-        known = xp.concat([columns for _, columns in self.draft.columns], axis=1)
-        known_radius = xp.concat(self.radii, axis=1)
-        span, sizes, turn = xp.linalg.svd(known, full_matrices=False)
-        span = span[:, :rank]  # (rows, rank) in left-coordinates
+        xp, reader, rank = self.space.xp, self.reader, self.cross.rank
+        basis, _, _ = self._span()
         overlaps = self.left.vectors @ reader.value
-        inner = equal_overlap(space, span.T, overlaps)  # (rank, rows)
-        inside = inner @ overlaps
-        outside = overlaps - inner.T @ inside
+        rows = equal_overlap(self.space, basis.T, overlaps)
+        inside = rows @ overlaps
+        outside = overlaps - rows.T @ inside
         outside_norm = float(xp.linalg.vector_norm(outside))
-        tilt = 0 * outside
-        if outside_norm > space.eps**0.5 * reader.value_norm:
+        if outside_norm > self.space.eps**0.5 * reader.value_norm:
             lacking = (reader.value_norm - float(xp.linalg.vector_norm(inside))) / rank**0.5
-            tilt = outside * (lacking / outside_norm**2)
-        tilted = inner + tilt[None, :]
-        lengths = xp.linalg.vector_norm(tilted, axis=1)
-        rows = Rows((tilted / lengths[:, None]) @ self.left.vectors)
-        reader.rescale((self.width / rank) ** 0.5)
-        numbers = np.repeat(np.arange(rank), len(directions))
-        others = np.tile(np.asarray(directions), rank)
-        forms = yield from reader.read(
-            "rest", rows, self.right, space.indices(numbers), space.indices(others)
-        )
-        table = _Table.of(forms, rank)
+            rows = rows + outside[None, :] * (lacking / outside_norm**2)
+        return rows / xp.linalg.vector_norm(rows, axis=1)[:, None]
 
-        # (T − ratio·h)·y = forms with T orthogonal up to the lengths, h = pᵀ·span
-        values, ratio, errors = (a * lengths[:, None] for a in (table.values, table.ratio, table.radius))
-        own = inner @ xp.take(self.meeting, space.indices(directions), axis=1)
-        denominator = 1 - xp.sum(own * ratio, axis=0)
-        form = xp.sum(own * values, axis=0) / denominator
-        coordinates = values + ratio * form
-        damping = xp.minimum(xp.abs(denominator), xp.ones_like(denominator))
-        # The span itself is as uncertain as the columns it came from, by as much as they are used.
-        used = turn[:rank, :].T @ ((span.T @ inner.T @ coordinates) / sizes[:rank, None])
-        lean = xp.sqrt(xp.sum(used**2, axis=0))
-        radius = xp.sqrt(inner.T**2 @ errors**2) / damping + xp.max(known_radius, axis=1)[:, None] * lean
-        self.draft.columns.append((space.indices(directions), inner.T @ coordinates))
-        self.radii.append(radius)
+    def _span(self) -> tuple[Array, Array, Array]:
+        """Singular value decomposition of the complete columns, cut at the rank: (width, r), (r,), (r, columns)."""
+        xp, rank = self.space.xp, self.cross.rank
+        columns = xp.concat([columns for _, columns in self.draft.columns], axis=1)
+        basis, sizes, turn = xp.linalg.svd(columns, full_matrices=False)
+        return basis[:, :rank], sizes[:rank], turn[:rank, :]
+
+    def _within_span(self) -> Steps[Score]:
+        """All columns, those of partly read directions within the span of the complete ones."""
+        xp = self.space.xp
+        for _ in range(MOST_EXTRA_COLUMNS):
+            lean = [xp.linalg.vector_norm(self._columns(part)[2], axis=0) for part in self.partial]
+            worst = max((float(xp.max(each)), number) for number, each in enumerate(lean)) if lean else (0.0, 0)
+            if worst[0] <= LONGEST_LEAN:
+                break
+            part = self.partial[worst[1]]
+            place = int(xp.argmax(lean[worst[1]]))
+            table = yield from self._read(list(range(self.width)), [part.directions[place]], "extra columns")
+            self._keep([part.directions[place]], *self._solved(table, [part.directions[place]]), new=False)
+            self.partial[worst[1]] = part.without(place)
+            self.partial = [part for part in self.partial if part.directions]
+        return self._assembled()
+
+    def _columns(self, part: _Partial) -> tuple[Array, Array, Array]:
+        """Columns (width, n), their radii, and how they are made of the complete columns (complete, n)."""
+        xp = self.space.xp
+        basis, sizes, turn = self._span()
+        inverse = xp.linalg.pinv(part.rows @ basis)
+        solution = self._solve(inverse, basis, part.directions, part.table)
+        radius = xp.sqrt((basis @ inverse) ** 2 @ part.table.radius**2) / solution.damping
+        return basis @ solution.coefficients, radius, turn.T @ (solution.coefficients / sizes[:, None])
 
     def _assembled(self) -> Score:
         xp = self.space.xp
-        order = xp.concat([numbers for numbers, _ in self.draft.columns])
-        columns = xp.concat([columns for _, columns in self.draft.columns], axis=1)
-        radius = xp.concat(self.radii, axis=1)
-        directions = xp.take(self.right.vectors, order, axis=0)
-        matrix = self.left.vectors.T @ (columns @ directions)
-        # Errors of different forms are independent, so the rotations add them in quadrature.
-        spread = xp.sqrt((self.left.vectors**2).T @ (radius**2 @ directions**2))
-        return Score(matrix, spread, self.cross.rank)
+        order = [numbers for numbers, _ in self.draft.columns]
+        columns = [columns for _, columns in self.draft.columns]
+        radii = list(self.radii)
+        uses = 0.0
+        for part in self.partial:
+            column, radius, use = self._columns(part)
+            numbers = self.space.indices(part.directions)
+            order.append(numbers)
+            columns.append(column)
+            radii.append(radius)
+            uses = uses + use @ xp.take(self.right.vectors, numbers, axis=0)
+        directions = xp.take(self.right.vectors, xp.concat(order), axis=0)
+        matrix = self.left.vectors.T @ (xp.concat(columns, axis=1) @ directions)
+        # Errors of different forms are independent, so the rotations add them in quadrature ...
+        squares = (self.left.vectors**2).T
+        spread = xp.sqrt(squares @ (xp.concat(radii, axis=1) ** 2 @ directions**2))
+        if self.partial:
+            # ... while those of the complete columns return in all that were made of them.
+            complete = xp.max(xp.concat(self.radii, axis=1), axis=1)
+            spread = spread + xp.sqrt(squares @ complete**2)[:, None] * xp.linalg.vector_norm(uses, axis=0)[None, :]
+        return Score(matrix, spread + self._rotation_error(matrix), self.cross.rank)
+
+    def _rotation_error(self, matrix: Array) -> Array:
+        """What the two rotations and their own rounding add: some eps of the row and the column of an entry."""
+        xp = self.space.xp
+        rows, columns = xp.linalg.vector_norm(matrix, axis=1), xp.linalg.vector_norm(matrix, axis=0)
+        average = float(xp.linalg.vector_norm(rows)) / self.width**0.5
+        return rounding(self.space) * (rows[:, None] + columns[None, :] + average)
+
+
+def _pairs(rows: Iterable[int], directions: Sequence[int]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """All pairs of a row and a direction, row by row."""
+    some = np.fromiter(rows, dtype=np.int64)
+    return np.repeat(some, len(directions)), np.tile(np.asarray(directions, dtype=np.int64), some.size)

@@ -12,7 +12,7 @@ from keyhole.numerics.logit import logit_with_radius, rounding
 from keyhole.recovery import Outcome
 
 # Logits are aimed at this size: large against their rounding, small against saturation.
-AIM = 0.25
+AIM = 0.75
 # After n readings the aim is n/(n + CAUTION) of that, since the scale is known from n samples only.
 CAUTION = 10
 # A reading whose radius exceeds that of a balanced one (σ = ½) by more than this is read again at a smaller scale.
@@ -139,9 +139,7 @@ class FormReader:
             "the answers saturate at one scale of the tokens and do not respond at the next",
         )
 
-    def read(
-        self, stage: str, rows: Rows, columns: Rows, row_index: Array, column_index: Array
-    ) -> Steps[Forms]:
+    def read(self, stage: str, rows: Rows, columns: Rows, row_index: Array, column_index: Array) -> Steps[Forms]:
         """Read the forms of the given pairs (n,), re-reading saturated ones at smaller scales."""
         xp = self.signature.space.xp
         pieces: list[Forms] = []
@@ -157,9 +155,7 @@ class FormReader:
             done = stop
         if len(pieces) == 1:
             return pieces[0]
-        return Forms(
-            *(xp.concat([getattr(p, name) for p in pieces]) for name in ("values", "radius", "ratio"))
-        )
+        return Forms(*(xp.concat([getattr(p, name) for p in pieces]) for name in ("values", "radius", "ratio")))
 
     def _read_all(
         self, stage: str, rows: Rows, columns: Rows, row_index: Array, column_index: Array, scale: float
@@ -186,10 +182,7 @@ class FormReader:
                 scale,
             )
             forms = Forms(
-                *(
-                    _replaced(xp, getattr(forms, n), bad, getattr(again, n))
-                    for n in ("values", "radius", "ratio")
-                )
+                *(_replaced(getattr(forms, n), bad, getattr(again, n)) for n in ("values", "radius", "ratio"))
             )
 
     def _answer_radius(self) -> float:
@@ -238,7 +231,7 @@ class FormReader:
             )
 
 
-def _replaced(xp: object, array: Array, index: Array, values: Array) -> Array:
+def _replaced(array: Array, index: Array, values: Array) -> Array:
     array = array + 0  # a copy: what came from elsewhere is not changed
     array[index] = values
     return array

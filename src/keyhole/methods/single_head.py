@@ -19,9 +19,7 @@ ASSUMPTIONS = (
 )
 
 
-def single_head(
-    signature: Signature, rng: np.random.Generator, *, entrywise: bool = False
-) -> Steps[Estimate]:
+def single_head(signature: Signature, rng: np.random.Generator, *, entrywise: bool = False) -> Steps[Estimate]:
     """Score matrix and value vector of f(X) = Σ softmax(X·W·x_N)_i (x_i·v).
 
     Theorem 4.1 of *Provably Learning Attention with Queries* (arXiv 2601.16873): W and v are determined
@@ -76,7 +74,5 @@ SINGLE_HEAD = Method(
     name="single-head",
     summary="one softmax head, rank unknown, at the counting bound",
     run=single_head,
-    options={
-        "entrywise": "relative accuracy for every entry of a graded score matrix, for up to 2.1 × the queries"
-    },
+    options={"entrywise": "relative accuracy for every entry of a graded score matrix, for up to 2.1 × the queries"},
 )

@@ -57,6 +57,7 @@ class SingleHead:
         return {name: array for name, array in named.items() if array is not None}
 
     def __call__(self, tokens: Array) -> Array:  # (batch, length, width) -> (batch,) or (batch, outputs)
+        """Answer a batch of sequences."""
         head = self.like(tokens)
         weights = head._weights(tokens, tokens[:, -1, :])
         if head.outputs is None:
@@ -107,9 +108,7 @@ class SingleHead:
             key_variance = key_variance + wide.score_bias**2
         norms = xp.linalg.vector_norm(tokens, axis=-1)  # (batch, length)
         key_norms = xp.linalg.vector_norm(head._keys(last), axis=-1)
-        logit_bar = (
-            xp.sqrt(xp.vecdot(tokens**2, key_variance[:, None, :])) + rounding * norms * key_norms[:, None]
-        )
+        logit_bar = xp.sqrt(xp.vecdot(tokens**2, key_variance[:, None, :])) + rounding * norms * key_norms[:, None]
         worst_logit_bar = xp.max(logit_bar, axis=1)  # (batch,)
 
         def columns(array: Array) -> Array:
@@ -117,9 +116,7 @@ class SingleHead:
 
         values = columns(tokens @ head.value)  # (batch, length, outputs or 1)
         value_bar = columns(xp.sqrt((tokens**2) @ (wide.value**2)))
-        value_bar = value_bar + rounding * norms[:, :, None] * xp.linalg.vector_norm(
-            columns(head.value), axis=0
-        )
+        value_bar = value_bar + rounding * norms[:, :, None] * xp.linalg.vector_norm(columns(head.value), axis=0)
         answers = xp.sum(weights[:, :, None] * values, axis=1)
         # Moving one logit by δ moves f by weight·(value − f)·δ.
         moved = xp.abs(values - answers[:, None, :]) * worst_logit_bar[:, None, None]

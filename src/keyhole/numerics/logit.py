@@ -34,5 +34,6 @@ def logit_with_radius(
     below = xp.where(inside, below, xp.ones_like(below))
     logit = xp.log(above / below)
     radius = (answer_radius + low_radius) / above + (answer_radius + high_radius) / below
+    radius = radius + rounding(space) * xp.abs(logit)  # the oracle's own rounding of the logit
     never = xp.asarray(xp.inf, dtype=space.dtype, device=space.device)
     return xp.where(inside, logit, xp.zeros_like(logit)), xp.where(inside, radius, never)

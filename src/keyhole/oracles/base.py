@@ -39,8 +39,7 @@ class Oracle(ABC):
             raise
         except Exception as error:
             raise OracleRaised(
-                f"the oracle {self.name!r} raised {type(error).__name__}: {error} "
-                f"(asked {tuple(tokens.shape)} tokens)"
+                f"the oracle {self.name!r} raised {type(error).__name__}: {error} (asked {tuple(tokens.shape)} tokens)"
             ) from error
         return self._checked(answers, tokens)
 
@@ -49,9 +48,7 @@ class Oracle(ABC):
         if tokens.ndim != 3 or tokens.shape[2] != signature.width:
             raise UsageError(f"tokens must be (batch, length, {signature.width}), not {tuple(tokens.shape)}")
         if signature.max_length is not None and tokens.shape[1] > signature.max_length:
-            raise UsageError(
-                f"sequences of {tokens.shape[1]} tokens exceed max_length {signature.max_length}"
-            )
+            raise UsageError(f"sequences of {tokens.shape[1]} tokens exceed max_length {signature.max_length}")
         if signature.max_norm is not None:
             longest = float(xp.max(xp.linalg.vector_norm(tokens, axis=-1)))
             if longest > signature.max_norm:
@@ -74,9 +71,7 @@ class Oracle(ABC):
         try:
             answers = space.asarray(answers)
         except (TypeError, ValueError) as error:
-            raise WrongShape(
-                f"the oracle {self.name!r} answered {answers.dtype}, expected real numbers"
-            ) from error
+            raise WrongShape(f"the oracle {self.name!r} answered {answers.dtype}, expected real numbers") from error
         if not bool(space.xp.all(space.xp.isfinite(answers))):
             raise NonFiniteAnswer(
                 f"the oracle {self.name!r} answered nan or inf to a question of finite tokens: "

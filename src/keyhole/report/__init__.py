@@ -1,0 +1,67 @@
+"""A recovery as people read it: in words here, as a picture in `keyhole.report.picture`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from keyhole.arrays import to_numpy
+from keyhole.recovery import Recovery
+
+__all__ = ["describe"]
+
+
+def describe(result: Recovery, label: str, distance: float | None = None) -> Iterator[tuple[str, str]]:
+    """What a person wants to know of a recovery, as (word, sentence) pairs."""
+    yield "box", label
+    yield "outcome", f"{result.outcome.name}: {result.message}"
+    if not result.certified:
+        yield "remedy", result.outcome.value
+    yield "method", _method(result)
+    yield "queries", _queries(result)
+    if result.certificate.answers.size:
+        yield "held-out", _heldout(result)
+    if result.params is not None:
+        yield "error bars", _radius(result)
+    if distance is not None:
+        yield "truth", f"relative distance {distance:.2g} from the parameters in the box"
+    if result.certified:
+        yield "assuming", "; ".join(result.certificate.assumptions)
+    yield "time", f"{result.stats.seconds:.2f} s, {result.stats.oracle_seconds:.2f} s of it in the box"
+
+
+def _method(result: Recovery) -> str:
+    details = [f"{name.replace('_', ' ')} {value}" for name, value in result.stats.details.items()]
+    return ", ".join([result.method, *details])
+
+
+def _queries(result: Recovery) -> str:
+    stats = result.stats
+    used = f"{stats.queries:,}"
+    if stats.counting_bound:
+        used += f" where {stats.counting_bound:,} is the fewest possible ({stats.ratio:.3f} ×)"
+    kept = stats.queries + stats.heldout_queries - stats.new_queries
+    extras = [f"{stats.heldout_queries:,} more for the certificate"] if stats.heldout_queries else []
+    extras += [f"{kept:,} of all came from the journal"] if kept else []
+    return "; ".join([used, *extras])
+
+
+def _heldout(result: Recovery) -> str:
+    certificate = result.certificate
+    said = f"{certificate.answers.size} fresh answers, largest error {certificate.worst_error:.2g}"
+    size = float(np.max(np.abs(certificate.answers)))
+    said += f" where answers reach {size:.3g}" if size else ""
+    if not np.isfinite(certificate.worst_ratio):
+        return said
+    if certificate.worst_ratio > 1:
+        return f"{said}: {certificate.worst_ratio:.2g} × what the error bar allows"
+    return f"{said}: at most {100 * certificate.worst_ratio:.2g} % of the error bar"
+
+
+def _radius(result: Recovery) -> str:
+    radius = result.certificate.radius
+    if radius is None:
+        return "unknown: the parameters are a partial estimate"
+    largest = {name: float(np.max(to_numpy(array), initial=0.0)) for name, array in radius.arrays().items()}
+    return "entries of " + ", ".join(f"{name} ± {size:.2g}" for name, size in largest.items()) + " at most"

@@ -1,0 +1,167 @@
+"""A recovered head as one picture: matrices, spectrum and the held-out check. Needs the `report` extra."""
+
+from __future__ import annotations
+
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from keyhole.arrays import to_numpy
+from keyhole.errors import UsageError
+from keyhole.model import SingleHead
+from keyhole.recovery import Recovery
+
+DPI = 150
+INK, FOUND, TRUE, FAINT = "#22303c", "#1f5fa8", "#e07b39", "#9aa5b1"
+STYLE: dict[Any, Any] = {
+    "font.size": 10,
+    "axes.titlesize": 11.5,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.titlepad": 9,
+    "axes.labelsize": 10,
+    "axes.edgecolor": FAINT,
+    "axes.labelcolor": INK,
+    "axes.titlecolor": INK,
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "legend.fontsize": 9,
+    "legend.framealpha": 0.9,
+    "legend.edgecolor": "none",
+}
+SQUARE: Any = [["true", "found"], ["spectrum", "heldout"]]
+WIDE: Any = [["found", "spectrum", "heldout"]]
+RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+INSTALL = "pip install 'keyhole[report]'"
+
+Matrix = npt.NDArray[np.float64]
+
+
+def draw(result: Recovery, truth: SingleHead | None = None, distance: float | None = None) -> bytes:
+    """The picture as PNG. ImportError when matplotlib is missing: `INSTALL` says how to get it."""
+    # Here and not above: most uses of Keyhole draw nothing.
+    import matplotlib as mpl  # noqa: PLC0415
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415
+    from matplotlib.figure import Figure  # noqa: PLC0415
+
+    if not isinstance(result.params, SingleHead):
+        raise UsageError(f"can draw a recovered single head, not {type(result.params).__name__}")
+    found = _matrix(result.params)
+    true = None if truth is None else _matrix(truth)
+    panels, size = (WIDE, (15.6, 5.4)) if true is None else (SQUARE, (10.6, 9.8))
+    # A context, so that nobody else's figures change; starting from the defaults, whatever a user's file says.
+    with mpl.rc_context():
+        mpl.rcdefaults()
+        mpl.rcParams.update(STYLE)
+        figure = Figure(figsize=size, dpi=DPI, layout="constrained")
+        FigureCanvasAgg(figure)
+        figure.set_layout_engine("constrained", w_pad=0.13, h_pad=0.13, wspace=0.03, hspace=0.03)
+        figure.suptitle(_headline(result), fontsize=14.5, fontweight="bold", x=0.012, ha="left")
+        axes = figure.subplot_mosaic(panels)
+        _heat_maps(figure, axes, found, true, distance)
+        _spectrum(axes["spectrum"], found, true, result.stats.details.get("rank"))
+        _heldout(axes["heldout"], result)
+        file = BytesIO()
+        figure.savefig(file, format="png", facecolor="white")
+    return file.getvalue()
+
+
+def _matrix(head: SingleHead) -> Matrix:
+    return np.asarray(to_numpy(head.score), dtype=np.float64)
+
+
+def _headline(result: Recovery) -> str:
+    stats = result.stats
+    verdict = "certified" if result.certified else f"not certified ({result.outcome.name})"
+    cost = f"{stats.queries:,} queries"
+    if stats.counting_bound:
+        cost += f", {stats.ratio:.3f} × the fewest possible"
+    return f"One attention head of width {result.params.width}, {verdict}: {cost}"
+
+
+def _power(number: float) -> str:
+    """A number as mathematics writes it: 2.9 × 10⁻¹⁴, in letters that can be bold."""
+    if not number:
+        return "0"
+    digits, exponent = f"{number:.1e}".split("e")
+    return f"{digits} × 10{str(int(exponent)).translate(RAISED)}"
+
+
+def _heat_maps(figure: Any, axes: Any, found: Matrix, true: Matrix | None, distance: float | None) -> None:
+    """Both matrices on one colour scale that is symmetric around zero."""
+    maps = {"found": found} if true is None else {"true": true, "found": found}
+    titles = {"true": "True score matrix", "found": "Recovered score matrix"}
+    if distance is not None:
+        titles["found"] = f"Recovered: {_power(distance)} from the truth"
+    limit = max(float(np.max(np.abs(matrix))) for matrix in maps.values()) or 1.0
+    for name, matrix in maps.items():
+        axis = axes[name]
+        image = axis.imshow(matrix, cmap="RdBu_r", vmin=-limit, vmax=limit)
+        axis.set_title(titles[name])
+        axis.set_xlabel("coordinate of the last token")
+        axis.set_ylabel("coordinate of the attended token")
+        axis.tick_params(length=0)
+        axis.locator_params(integer=True, nbins=8)
+    bar = figure.colorbar(image, ax=[axes[name] for name in maps], shrink=0.92, aspect=28, pad=0.015)
+    bar.set_label("entry")
+    bar.outline.set_visible(False)
+
+
+def _spectrum(axis: Any, found: Matrix, true: Matrix | None, rank: int | None) -> None:
+    """Singular values on a log scale, those beyond the detected rank greyed."""
+    order = np.arange(1, len(found) + 1)
+    size = float(np.clip(260 / len(found), 2.0, 7.0))
+    series = [("recovered", found, {"marker": "o", "color": FOUND, "markersize": 0.55 * size})]
+    if true is not None:
+        ring = {"marker": "o", "markerfacecolor": "none", "color": TRUE, "markersize": 1.25 * size}
+        series.insert(0, ("true", true, ring))
+    drawn = False
+    for label, matrix, look in series:
+        values = np.linalg.svd(matrix, compute_uv=False)
+        seen = values > 0
+        drawn = drawn or bool(np.any(seen))
+        axis.plot(order[seen], values[seen], linestyle="none", label=label, **look)
+    if drawn:
+        axis.set_yscale("log")
+        low, high = axis.get_ylim()
+        axis.set_ylim(min(low, high * 1e-3), high * 3)
+    end = 1.03 * len(found) + 0.8
+    axis.set_xlim(1 - 0.03 * end, end)
+    if rank is not None:
+        axis.axvline(rank + 0.5, color=INK, linewidth=1.1, linestyle=(0, (4, 3)), label=f"detected rank {rank}")
+        axis.axvspan(rank + 0.5, end, color=FAINT, alpha=0.18, linewidth=0)
+    axis.set_title("Singular values" if rank is None else f"Singular values: rank {rank} of {len(found)}")
+    axis.set_xlabel("number")
+    axis.set_ylabel("singular value of the score matrix")
+    axis.locator_params(axis="x", integer=True)
+    axis.legend(loc="best")
+    _tidy(axis)
+
+
+def _heldout(axis: Any, result: Recovery) -> None:
+    """Prediction against answer with the line on which they agree."""
+    certificate = result.certificate
+    answers, predictions = certificate.answers, certificate.predictions
+    axis.set_title("Held-out check: none was made")
+    if answers.size:
+        ends = np.array([min(answers.min(), predictions.min()), max(answers.max(), predictions.max())])
+        ends += np.array([-0.06, 0.06]) * (float(np.ptp(ends)) or 1.0)
+        axis.plot(ends, ends, color=FAINT, linewidth=1.2, label="prediction = answer", zorder=1)
+        axis.plot(answers, predictions, "o", color=FOUND, alpha=0.75, markersize=6, label="fresh sequence", zorder=2)
+        axis.set_xlim(*ends)
+        axis.set_ylim(*ends)
+        axis.legend(loc="upper left")
+        axis.set_title(f"{answers.size} fresh answers within {_power(certificate.worst_error)}")
+    axis.set_aspect("equal")
+    axis.set_xlabel("answer of the box")
+    axis.set_ylabel("prediction from the recovered head")
+    _tidy(axis)
+
+
+def _tidy(axis: Any) -> None:
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.grid(visible=True, color=FAINT, alpha=0.25, linewidth=0.7)
+    axis.set_axisbelow(True)

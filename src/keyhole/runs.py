@@ -1,0 +1,154 @@
+"""A run on disk: what was asked for, and a folder with what came of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from keyhole.errors import FileError
+from keyhole.recovery import Outcome, Recovery
+from keyhole.session import HELDOUT_QUERIES
+
+FORMAT, VERSION = "keyhole-run", 1
+PARAMS, RADIUS, PICTURE, RUN = "params.safetensors", "radius.safetensors", "recovery.png", "run.json"
+RESUMABLE = (Outcome.BUDGET_EXHAUSTED, Outcome.UNCERTIFIED, Outcome.ORACLE_FAILED)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that determines which questions a run asks, and where its answers go."""
+
+    target: str
+    method: str = "auto"
+    budget: int | None = None
+    journal: Path | None = None
+    seed: int = 0
+    heldout: int = HELDOUT_QUERIES
+    max_norm: float | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    out: Path | None = None
+
+    def command(self, budget: int | None) -> str:
+        """The command line that asks the same questions with another budget."""
+        words = ["keyhole", "recover", self.target]
+        default = Settings(self.target)
+        for name in ("method", "journal", "seed", "heldout", "max_norm", "out"):
+            if getattr(self, name) != getattr(default, name):
+                words += [f"--{name.replace('_', '-')}", str(getattr(self, name))]
+        for name, value in self.options.items():
+            words += ["--option", f"{name}={str(value).lower() if isinstance(value, bool) else value}"]
+        if budget is not None:
+            words += ["--budget", str(budget)]
+        return shlex.join(words)
+
+    def resume(self, result: Recovery, width: int) -> str | None:
+        """The command that goes on where a run ended, if it kept a journal and more queries can help."""
+        if self.journal is None or result.outcome not in RESUMABLE:
+            return None
+        spent = self.budget is not None and result.outcome is not Outcome.ORACLE_FAILED
+        return self.command(2 * max(self.budget or 0, width) if spent else self.budget)
+
+
+def keyhole_version() -> str:
+    """The installed version."""
+    try:
+        return metadata.version("keyhole")
+    except metadata.PackageNotFoundError:  # run from a source tree that was not installed
+        return "unknown"
+
+
+def plain(value: Any) -> Any:
+    """`value` as JSON can hold it: arrays as lists, what is not finite as None, paths as text."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, np.ndarray | np.generic):
+        return plain(value.tolist())
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, float):
+        return value if np.isfinite(value) else None
+    return value if value is None or isinstance(value, bool | int | str) else str(value)
+
+
+def prepare_folder(folder: Path) -> None:
+    """Make the folder and see that it takes files, before queries are spent on what could not be kept."""
+    probe = _temporary(folder, RUN)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise _unwritable(folder, error) from error
+
+
+def write_run(
+    folder: Path,
+    result: Recovery,
+    settings: Settings,
+    *,
+    distance: float | None = None,
+    picture: bytes | None = None,
+) -> dict[str, Path]:
+    """Write parameters, radii, picture and `run.json`; the paths written, by what they are.
+
+    All files are made under other names first and then renamed, `run.json` last: a folder that has one is
+    complete. What an earlier run left there and this one lacks is removed, so that no two runs mix.
+    """
+    makers: dict[str, tuple[str, Callable[[Path], Any]]] = {}
+    if result.params is not None:
+        makers["params"] = (PARAMS, result.params.save)
+    if result.certificate.radius is not None:
+        makers["radius"] = (RADIUS, result.certificate.radius.save)
+    if picture is not None:
+        makers["picture"] = (PICTURE, lambda path: path.write_bytes(picture))
+    files = {kind: name for kind, (name, _) in makers.items()}
+    text = json.dumps(plain(_record(result, settings, distance, files)), indent=2, allow_nan=False) + "\n"
+    makers["run"] = (RUN, lambda path: path.write_text(text, encoding="utf-8"))
+    try:
+        _replace_all(folder, dict(makers.values()))
+    except OSError as error:
+        raise _unwritable(folder, error) from error
+    return {kind: folder / name for kind, (name, _) in makers.items()}
+
+
+def _record(result: Recovery, settings: Settings, distance: float | None, files: Mapping[str, str]) -> dict[str, Any]:
+    certificate = result.certificate
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "keyhole": keyhole_version(),
+        "settings": asdict(settings),
+        "result": result.summary(),
+        "distance": distance,
+        "heldout": {"predictions": certificate.predictions, "answers": certificate.answers},
+        "files": files,
+    }
+
+
+def _replace_all(folder: Path, makers: Mapping[str, Callable[[Path], Any]]) -> None:
+    try:
+        for name, make in makers.items():
+            make(_temporary(folder, name))
+        for name in (RUN, *sorted({PARAMS, RADIUS, PICTURE} - makers.keys())):
+            (folder / name).unlink(missing_ok=True)
+        for name in makers:
+            os.replace(_temporary(folder, name), folder / name)
+    finally:
+        for name in makers:
+            _temporary(folder, name).unlink(missing_ok=True)
+
+
+def _temporary(folder: Path, name: str) -> Path:
+    return folder / f".{name}.{os.getpid()}.tmp"
+
+
+def _unwritable(folder: Path, error: OSError) -> FileError:
+    return FileError(f"cannot write to the folder {folder}: {error.strerror or error}; name another one with --out")

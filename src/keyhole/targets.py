@@ -1,0 +1,239 @@
+"""Black boxes named by one line of text, as the command line does: `demo:…`, `file:…` and `python:…`."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from urllib.parse import parse_qsl
+
+import numpy as np
+
+from keyhole.errors import FileError, KeyholeError, UsageError
+from keyhole.model import SingleHead, load
+from keyhole.oracles import FunctionOracle, Oracle, Wrapper
+
+EXAMPLES = "demo:single-head?width=64&rank=4&seed=0, file:params.safetensors, python:path.py:factory"
+# Sets the random numbers of a demo's truth apart from those a method draws from the same seed.
+DEMO_STREAM = 0xDE30
+
+
+@dataclass(frozen=True)
+class Target:
+    """A box to recover. A journal is bound to the oracle's name, which therefore identifies the box."""
+
+    text: str  # names the box again
+    oracle: Oracle
+    label: str  # what the box is, in words
+    truth: Any = None  # its parameters, where they are known
+
+    def within(self, max_norm: float | None) -> Target:
+        """The same box asked with tokens of at most this norm."""
+        if max_norm is None:
+            return self
+        own = self.oracle.signature.max_norm
+        if own is not None and max_norm > own:
+            raise UsageError(f"max_norm {max_norm} exceeds the {own} that the target {self.text} allows")
+        signature = self.oracle.signature.but(max_norm=max_norm)
+        return replace(self, oracle=Wrapper(self.oracle, signature))
+
+
+def open_target(text: str) -> Target:
+    """The box that `text` names; UsageError or FileError says what is wrong with it and what is possible."""
+    kind, colon, rest = text.partition(":")
+    if not colon or kind not in KINDS:
+        hint = f" (did you mean file:{text}?)" if Path(text).is_file() else ""
+        raise UsageError(f"unknown target {text!r}{hint}; a target looks like: {EXAMPLES}")
+    return KINDS[kind](rest)
+
+
+# Demos: random parameters, known to whoever judges the result, never to the method.
+
+
+@dataclass(frozen=True)
+class Knob:
+    """One number a demo can be given."""
+
+    kind: type[int] | type[float]
+    default: float | None
+    least: float
+    most: float = float("inf")
+
+    def read(self, name: str, text: str) -> float:
+        """The number in `text`, if it can be meant."""
+        try:
+            number = self.kind(text)
+        except ValueError:
+            number = float("nan")
+        if not (np.isfinite(number) and self.least <= number <= self.most):
+            raise UsageError(f"{name}={text} makes no sense in a demo target: {name} is {self}")
+        return number
+
+    def __str__(self) -> str:
+        kind = "a whole number" if self.kind is int else "a number"
+        upper = "" if self.most == float("inf") else f" to {self.most:g}"
+        default = "" if self.default is None else f", {self.default:g} if left out"
+        return f"{kind} from {self.least:g}{upper}{default}"
+
+
+SINGLE_HEAD_KNOBS = {
+    "width": Knob(int, 32, 1, 8192),
+    "rank": Knob(int, None, 0),  # full if left out
+    "norm": Knob(float, 1.0, 0.0),
+    "seed": Knob(int, 0, 0),
+    "max_norm": Knob(float, None, 0.0),
+}
+
+
+def _single_head_demo(text: str, given: Mapping[str, float]) -> Target:
+    width, norm, seed = int(given["width"]), given["norm"], int(given["seed"])
+    rank = int(given.get("rank", width))
+    head = random_single_head(width, rank=rank, norm=norm, seed=seed)
+    oracle = FunctionOracle(head, width=width, max_norm=given.get("max_norm"), name=text)
+    rank = rank if norm else 0
+    label = f"a random softmax head of width {width}, its score matrix of rank {rank} and norm {norm:g}"
+    return Target(text, oracle, label, head)
+
+
+def random_single_head(width: int, *, rank: int, norm: float, seed: int) -> SingleHead:
+    """Gaussian value; Gaussian score, or a product of two Gaussian factors, scaled to the spectral norm."""
+    if rank > width:
+        raise UsageError(f"rank={rank} exceeds width={width}: a score matrix of width {width} has none such")
+    rng = np.random.default_rng([seed, DEMO_STREAM])
+    value = rng.standard_normal(width)
+    score = rng.standard_normal((width, width))
+    if rank < width:
+        score = score[:, :rank] @ rng.standard_normal((rank, width))
+    size = float(np.linalg.norm(score, 2)) if rank else 1.0
+    return SingleHead(score / size * norm, value)
+
+
+DEMOS: dict[str, tuple[dict[str, Knob], Callable[[str, Mapping[str, float]], Target]]] = {
+    "single-head": (SINGLE_HEAD_KNOBS, _single_head_demo),
+}
+
+
+def demo_text(family: str, numbers: Mapping[str, float | None]) -> str:
+    """The target text of a demo, the same for the same box: defaults filled in, keys in one order."""
+    knobs, _ = DEMOS[family]
+    filled = {name: numbers.get(name, knob.default) for name, knob in knobs.items()}
+    if filled.get("rank") == filled["width"]:
+        filled["rank"] = None
+    pairs = [f"{name}={_plain(number)}" for name, number in filled.items() if number is not None]
+    return f"demo:{family}?{'&'.join(pairs)}"
+
+
+def _plain(number: float) -> str:
+    whole = float(number).is_integer() and abs(number) < 2**53
+    return str(int(number)) if whole else repr(number)
+
+
+def _demo(rest: str) -> Target:
+    family, _, query = rest.partition("?")
+    if family not in DEMOS:
+        raise UsageError(f"unknown demo family {family!r}; known: {', '.join(DEMOS)}")
+    knobs, make = DEMOS[family]
+    try:
+        pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
+    except ValueError as error:
+        raise UsageError(f"cannot read {query!r} ({error}): write key=value&key=value") from error
+    given: dict[str, float] = {}
+    for name, text in pairs:
+        if name not in knobs:
+            raise UsageError(f"demo:{family} has no {name!r}; possible: {_listed(knobs)}")
+        if name in given:
+            raise UsageError(f"demo:{family} was given {name!r} twice: keep one")
+        given[name] = knobs[name].read(name, text)
+    defaults = {name: knob.default for name, knob in knobs.items() if knob.default is not None}
+    return make(demo_text(family, given), {**defaults, **given})
+
+
+def _listed(knobs: Mapping[str, Knob]) -> str:
+    return "; ".join(f"{name}: {knob}" for name, knob in knobs.items())
+
+
+# Files and Python code.
+
+
+def _file(rest: str) -> Target:
+    path = _path(rest, "file:params.safetensors")
+    digest = hashlib.sha256(_content(path)).hexdigest()
+    params = load(path)
+    oracle = FunctionOracle(params, width=params.width, name=f"file:sha256:{digest}")
+    return Target(f"file:{rest}", oracle, f"the {params.family} of width {params.width} in {path}", params)
+
+
+def _python(rest: str) -> Target:
+    name, _, factory = rest.rpartition(":")
+    if not factory.isidentifier():
+        raise UsageError(f"cannot read python:{rest}; write python:path.py:factory, a function without arguments")
+    path = _path(name, "python:path.py:factory")
+    source = _content(path)
+    digest = hashlib.sha256(source).hexdigest()
+    module = _guarded(path, lambda: _imported(path, source, digest))
+    make = getattr(module, factory, None)
+    if not callable(make):
+        raise UsageError(f"{path} has no function {factory!r}: name one that returns the box")
+    inner = _as_oracle(_guarded(path, make), f"{factory}() in {path}")
+    oracle = Wrapper(inner)
+    oracle.name = f"python:sha256:{digest}:{factory}:{inner.name}"
+    label = f"the box of width {inner.signature.width} that {factory}() in {path} makes"
+    return Target(f"python:{rest}", oracle, label)
+
+
+def _as_oracle(box: Any, maker: str) -> Oracle:
+    if isinstance(box, Oracle):
+        missing = [name for name in ("signature", "name") if not hasattr(box, name)]
+        if missing:
+            raise UsageError(f"the oracle of {maker} does not set {missing[0]!r}: every oracle must")
+        return box
+    if callable(box) and hasattr(box, "width"):
+        return FunctionOracle(box, width=box.width, name=type(box).__qualname__)
+    raise UsageError(
+        f"{maker} returned a {type(box).__name__}: return a keyhole Oracle, e.g. FunctionOracle(function, width=64), "
+        "or a callable with a width"
+    )
+
+
+def _imported(path: Path, source: bytes, digest: str) -> ModuleType:
+    """Run the very bytes that were digested, under a name no other module has; neighbours can be imported."""
+    module = ModuleType(f"_keyhole_target_{digest}")
+    module.__file__ = str(path)
+    sys.modules[module.__name__] = module  # dataclasses and pickle look their module up
+    if str(path.parent.resolve()) not in sys.path:
+        sys.path.append(str(path.parent.resolve()))
+    exec(compile(source, str(path), "exec"), module.__dict__)
+    return module
+
+
+def _guarded(path: Path, action: Callable[[], Any]) -> Any:
+    """The action's result; what goes wrong in a stranger's code becomes one line that says where."""
+    try:
+        return action()
+    except KeyholeError:
+        raise
+    except (Exception, SystemExit) as error:
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+        where = f"{path}, line {lines[-1]}" if lines else str(path)
+        raise UsageError(f"{where}: {type(error).__name__}: {error}") from error
+
+
+def _path(text: str, example: str) -> Path:
+    if not text:
+        raise UsageError(f"the target names no file; write {example}")
+    return Path(text).expanduser()
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise FileError(f"cannot read {path}: {error.strerror}") from error
+
+
+KINDS: dict[str, Callable[[str], Target]] = {"demo": _demo, "file": _file, "python": _python}

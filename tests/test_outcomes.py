@@ -1,0 +1,325 @@
+"""One table of boxes and what must become of them. A method joins by adding its rows."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import keyhole as kh
+import targets as t
+from keyhole.arrays import Array, Space
+from keyhole.errors import OracleError, RecoveryFailed
+from keyhole.journal import Journal
+from keyhole.oracles import Oracle
+from keyhole.recovery import Outcome
+
+DOUBLES = ("numpy-float64", "torch-float64")
+CERTIFIED = frozenset({Outcome.CERTIFIED})
+FLOAT32_EPS = float(np.finfo(np.float32).eps)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A box, and what a recovery of it must come to."""
+
+    name: str
+    build: Callable[[np.random.Generator, Array], tuple[Oracle, kh.SingleHead | None]]  # (rng, like)
+    outcomes: frozenset[Outcome] = CERTIFIED  # any of these
+    most_queries: float = np.inf  # held-out ones apart
+    worst_error: float = np.inf  # kh.distance from the truth, where it is certified
+    says: tuple[str, ...] = ()  # what the message must mention, in lower case
+    options: dict[str, Any] = field(default_factory=lambda: {"method": "single-head"})
+    libraries: tuple[str, ...] = DOUBLES
+
+
+def head(
+    score: Callable[[np.random.Generator, int], t.Floats],
+    value: Callable[[np.random.Generator, int], t.Floats],
+    width: int,
+    **signature: Any,
+) -> Callable[[np.random.Generator, Array], tuple[Oracle, kh.SingleHead]]:
+    """A box that is one head, its parameters numbers of the box's own dtype."""
+
+    def build(rng: np.random.Generator, like: Array) -> tuple[Oracle, kh.SingleHead]:
+        truth = t.head_in(Space.of(like), score(rng, width), value(rng, width))
+        return kh.FunctionOracle(truth, width=width, like=like, **signature), truth
+
+    return build
+
+
+def other(
+    box: Callable[[np.random.Generator, int, Space], t.Box], width: int = 6, **signature: Any
+) -> Callable[[np.random.Generator, Array], tuple[Oracle, None]]:
+    """A box that is no head."""
+
+    def build(rng: np.random.Generator, like: Array) -> tuple[Oracle, None]:
+        function = box(rng, width, Space.of(like))
+        return kh.FunctionOracle(function, width=width, like=like, name=box.__name__, **signature), None
+
+    return build
+
+
+def well_behaved() -> list[Case]:
+    """Gaussian scores: at most two queries above the counting bound."""
+    sizes = [*product((8, 32, 128), (1e-3, 1.0, 1e3)), (256, 1.0)]
+    return [
+        Case(
+            f"gaussian-{d}-norm-{norm:g}",
+            head(lambda rng, d, norm=norm: t.gaussian(rng, d, norm), t.normal_value, d),
+            most_queries=d**2 + d + 2,
+            worst_error=1e-13,
+        )
+        for d, norm in sizes
+    ]
+
+
+def hard() -> list[Case]:
+    """Scores and values far from Gaussian: at most five per cent above the counting bound of full rank."""
+    shapes: dict[str, tuple[Any, Any]] = {
+        "cauchy": (t.cauchy, t.normal_value),
+        "log-normal": (t.log_normal, t.normal_value),
+        "condition-1e10": (lambda rng, d: t.graded(rng, d, 1e10), t.normal_value),
+        "rank-one": (lambda rng, d: t.of_rank(rng, d, 1), t.normal_value),
+        "single-entry": (t.single_entry, t.normal_value),
+        "one-hot-value": (t.gaussian, t.one_hot),
+        "value-over-12-decades": (t.gaussian, t.decades),
+        "norm-1e-12": (lambda rng, d: t.gaussian(rng, d, 1e-12), t.normal_value),
+        "norm-1e+12": (lambda rng, d: t.gaussian(rng, d, 1e12), t.normal_value),
+        "value-norm-1e-12": (t.gaussian, lambda rng, d: 1e-12 * t.normal_value(rng, d)),
+        "value-norm-1e+12": (t.gaussian, lambda rng, d: 1e12 * t.normal_value(rng, d)),
+        "symmetric": (lambda rng, d: (m := t.gaussian(rng, d)) + m.T, t.normal_value),
+        "skew": (lambda rng, d: (m := t.gaussian(rng, d)) - m.T, t.normal_value),
+        "identity": (lambda rng, d: np.eye(d), t.normal_value),
+        "value-in-kernel": (_blind_to_value, lambda rng, d: np.ones(d)),
+    }
+    return [
+        Case(f"{name}-{d}", head(*shape, d), most_queries=1.05 * (d**2 + d), worst_error=1e-12)
+        for (name, shape), d in product(shapes.items(), (32, 128))
+    ]
+
+
+def _blind_to_value(rng: np.random.Generator, d: int) -> t.Floats:
+    """Score·v = 0 and v·score = 0 for v = (1, …, 1)."""
+    project = np.eye(d) - np.ones((d, d)) / d
+    return project @ t.gaussian(rng, d) @ project
+
+
+def bounded() -> list[Case]:
+    """Tokens in the unit ball."""
+    return [
+        Case(f"max-norm-1-width-{d}", head(t.gaussian, t.normal_value, d, max_norm=1.0), worst_error=1e-9)
+        for d in (32, 128)
+    ]
+
+
+def degenerate() -> list[Case]:
+    """Zero values hide everything; zero scores hide nothing."""
+    zero = np.zeros
+    return [
+        Case(
+            f"no-value-{d}",
+            head(t.gaussian, lambda rng, d: zero(d), d),
+            outcomes=frozenset({Outcome.NOT_IDENTIFIABLE}),
+            says=("value", "zero", "score"),
+        )
+        for d in (1, 8, 64)
+    ] + [
+        Case(
+            f"no-score-{d}",
+            head(lambda rng, d: zero((d, d)), t.normal_value, d),
+            most_queries=d + 40,
+            worst_error=0.0,
+        )
+        for d in (1, 8, 64)
+    ]
+
+
+def single_precision() -> list[Case]:
+    """Float32 boxes: right within float32, or admitted."""
+    admitted = frozenset(Outcome)
+    return [
+        Case(
+            f"float32-{name}",
+            head(score, t.normal_value, 24),
+            outcomes=outcomes,
+            worst_error=1e3 * FLOAT32_EPS,
+            libraries=("numpy-float32", "torch-float32"),
+        )
+        for name, score, outcomes in (
+            ("gaussian", t.gaussian, CERTIFIED),
+            ("norm-1e-3", lambda rng, d: t.gaussian(rng, d, 1e-3), CERTIFIED),
+            ("norm-1e+3", lambda rng, d: t.gaussian(rng, d, 1e3), CERTIFIED),
+            ("rank-one", lambda rng, d: t.of_rank(rng, d, 1), admitted),
+            ("cauchy", t.cauchy, admitted),
+            ("condition-1e10", lambda rng, d: t.graded(rng, d, 1e10), admitted),
+        )
+    ]
+
+
+MISFITS = frozenset({Outcome.WRONG_FAMILY, Outcome.SATURATED, Outcome.INCONSISTENT})
+BROKEN = frozenset({Outcome.ORACLE_FAILED})
+
+
+def wrong() -> list[Case]:
+    """Boxes that are no single head, and boxes that misbehave: never certified."""
+    misfits = [
+        t.two_heads,
+        t.faint_second_head,
+        t.relu_net,
+        t.hashed,
+        t.positional,
+        t.residual,
+        t.mean_and_square,
+        t.last_token_only,
+        t.hard_attention,
+        t.short_memory,
+        t.biased_score,
+        t.biased_output,
+        t.several_outputs,
+    ]
+    broken: dict[str, tuple[Any, str]] = {
+        "nan_at_once": (t.nan_at_once, "nan"),
+        "nan_later": (t.nan_later, "nan"),
+        "inf_later": (t.inf_later, "inf"),
+        "wrong_shape": (t.wrong_shape, "shape"),
+        "one_number": (t.one_number, "shape"),
+        "deep_shape": (t.deep_shape, "shape"),
+        "changing_shape": (t.changing_shape, "must not change"),
+        "a_list": (t.a_list, "list"),
+        "nothing": (t.nothing, "none"),
+        "raising": (t.raising, "cuda out of memory"),
+    }
+    return [
+        *(Case(box.__name__, other(box), outcomes=MISFITS) for box in misfits),
+        Case("never_twice_the_same", other(t.never_twice_the_same), outcomes=MISFITS),
+        Case("all_noise", other(t.all_noise), outcomes=MISFITS),
+        *(Case(name, other(box), outcomes=BROKEN, says=(word,)) for name, (box, word) in broken.items()),
+        Case("relu_net-bounded", other(t.relu_net, max_norm=1.0), outcomes=MISFITS),
+        Case("two_heads-bounded", other(t.two_heads, max_norm=1.0), outcomes=MISFITS),
+        Case("residual-bounded", other(t.residual, max_norm=1.0), outcomes=MISFITS),
+        Case("positional-wide", other(t.positional, width=48), outcomes=MISFITS),
+        Case("two_heads-wide", other(t.two_heads, width=48), outcomes=MISFITS),
+        Case("two_heads-width-1", other(t.two_heads, width=1), outcomes=MISFITS),
+    ]
+
+
+RECOVERABLE = [*well_behaved(), *hard(), *bounded(), *degenerate(), *single_precision()]
+WRONG = wrong()
+
+
+def rows(cases: list[Case]) -> list[Any]:
+    """Every case in every library it names."""
+    return [
+        pytest.param(case, library, id=f"{case.name}-{library.replace('-float64', '')}")
+        for case in cases
+        for library in case.libraries
+    ]
+
+
+def check(case: Case, result: kh.Recovery, truth: kh.SingleHead | None) -> None:
+    """The case's expectations, and what every result must keep."""
+    assert result.outcome in case.outcomes, result.message
+    assert result.message.strip()
+    assert result.stats.queries <= case.most_queries
+    assert sum(result.stats.stages.values()) == result.stats.queries
+    for word in case.says:
+        assert word in result.message.lower()
+    if result.certified:
+        assert truth is not None
+        assert kh.distance(t.plain(result.params), t.plain(truth)) <= case.worst_error
+        assert t.covered(result.params, truth, result.certificate.radius)
+        assert result.certificate.worst_ratio <= 1.0
+        assert result.stats.heldout_queries == result.certificate.heldout_queries > 0
+    else:
+        assert result.outcome.value.strip()  # the remedy
+
+
+@pytest.mark.parametrize(("case", "library"), rows(RECOVERABLE))
+def test_recoverable(case: Case, library: str, rng: np.random.Generator) -> None:
+    like = t.example(library)
+    oracle, truth = case.build(rng, like)
+    result = kh.recover(oracle, throw=False, **case.options)
+    check(case, result, truth)
+    if result.params is not None:
+        assert Space.of(result.params.score) == Space.of(like)  # handed back in the caller's type
+
+
+@pytest.mark.parametrize(
+    ("case", "library"), rows([case for case in RECOVERABLE if "-128" not in case.name and "-256" not in case.name])
+)
+def test_recoverable_with_fresh_seed(case: Case, library: str, fresh_seed: int) -> None:
+    oracle, truth = case.build(np.random.default_rng(fresh_seed), t.example(library))
+    check(case, kh.recover(oracle, throw=False, seed=fresh_seed, **case.options), truth)
+
+
+@pytest.mark.parametrize("width", [32, 128])
+@pytest.mark.parametrize("bound", [1.0, 0.37])
+def test_no_token_is_ever_longer_than_the_bound(width: int, bound: float, rng: np.random.Generator) -> None:
+    truth = kh.SingleHead(t.gaussian(rng, width), t.normal_value(rng, width))
+    spy = t.Spy(truth)
+    result = kh.recover(kh.FunctionOracle(spy, width=width, max_norm=bound))
+    assert 0 < spy.longest <= bound  # measured in extended precision
+    assert kh.distance(result.params, truth) <= (1e-9 if bound == 1.0 else 1e-7)
+
+
+@pytest.mark.parametrize(("case", "library"), rows(WRONG))
+def test_never_certified(case: Case, library: str, rng: np.random.Generator, tmp_path: Path) -> None:
+    path = tmp_path / "answers.journal"
+    oracle, _ = case.build(rng, t.example(library))
+    with pytest.raises(RecoveryFailed) as caught:
+        kh.recover(oracle, journal=path, **case.options)
+    result = caught.value.result
+    check(case, result, None)
+    assert result.outcome.name in str(caught.value)
+    assert result.message in str(caught.value)
+    if case.outcomes == BROKEN:
+        assert isinstance(caught.value.__cause__, OracleError)
+    assert_intact(path, result)
+
+
+@pytest.mark.parametrize(("case", "library"), rows([case for case in WRONG if case.outcomes == MISFITS]))
+def test_never_certified_with_fresh_seed(case: Case, library: str, fresh_seed: int) -> None:
+    for seed in range(fresh_seed, fresh_seed + 5):
+        oracle, _ = case.build(np.random.default_rng(seed), t.example(library))
+        assert not kh.recover(oracle, throw=False, seed=seed, **case.options).certified
+
+
+def assert_intact(path: Path, result: kh.Recovery) -> None:
+    """The journal is sound, opens again, and holds every answer that was paid for."""
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        (kept,) = connection.execute("SELECT coalesce(sum(stop - start), 0) FROM answers").fetchone()
+        (box,) = connection.execute("SELECT value FROM meta WHERE key = 'box'").fetchone()
+        plans = connection.execute("SELECT DISTINCT plan, repeat FROM answers").fetchall()
+    assert kept == result.stats.queries + result.stats.heldout_queries == result.stats.new_queries
+    with Journal(path, box) as journal:
+        assert sum(len(answers) for plan in plans for _, answers in journal.slices(*plan)) == kept
+
+
+def test_a_box_that_stops_failing_is_recovered_from_where_it_was(rng: np.random.Generator, tmp_path: Path) -> None:
+    truth = kh.SingleHead(t.gaussian(rng, 12), t.normal_value(rng, 12))
+    broken = [True]
+    asked = [0]
+
+    def box(tokens: Array) -> Array:
+        if broken[0] and asked[0] > 60:
+            raise ConnectionError("the server is down")
+        asked[0] += len(tokens)
+        return truth(tokens)
+
+    oracle = kh.FunctionOracle(box, width=12, batch_limit=7)
+    result = kh.recover(oracle, journal=tmp_path / "j", throw=False)
+    assert result.outcome is Outcome.ORACLE_FAILED
+    assert "the server is down" in result.message
+    broken[0] = False
+    result = kh.recover(oracle, journal=tmp_path / "j")
+    assert asked[0] == result.stats.queries + result.stats.heldout_queries
+    assert kh.distance(result.params, truth) <= 1e-13
