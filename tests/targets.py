@@ -26,6 +26,7 @@ def example(library: str) -> Array:
     if name == "numpy":
         return np.zeros(1, dtype)
     torch = pytest.importorskip("torch")
+    torch.set_num_threads(1)  # tests share the machine's cores among themselves
     return torch.zeros(1, dtype=getattr(torch, dtype))
 
 

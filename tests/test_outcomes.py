@@ -207,7 +207,7 @@ def wrong() -> list[Case]:
         Case("residual-bounded", other(t.residual, max_norm=1.0), outcomes=MISFITS),
         Case("positional-wide", other(t.positional, width=48), outcomes=MISFITS),
         Case("two_heads-wide", other(t.two_heads, width=48), outcomes=MISFITS),
-        Case("two_heads-width-1", other(t.two_heads, width=1), outcomes=MISFITS),
+        Case("two_heads-width-2", other(t.two_heads, width=2), outcomes=MISFITS),
     ]
 
 

@@ -39,8 +39,17 @@ def distance(found: SensingSolution, W: Floats) -> float:
     return float(np.linalg.norm(found.matrix - W) / np.linalg.norm(W))
 
 
-@pytest.mark.parametrize("tail", [1.0, 1e-2, 1e-4])
-@pytest.mark.parametrize(("d", "r", "multiple"), [(16, 1, 2.0), (32, 3, 1.5), (64, 2, 1.5), (64, 4, 1.5)])
+@pytest.mark.parametrize(
+    ("d", "r", "multiple", "tail"),
+    [
+        (16, 1, 2.0, 1.0),
+        (32, 3, 1.5, 1.0),
+        (32, 3, 1.25, 1e-2),
+        (32, 3, 1.25, 1e-4),
+        (64, 2, 1.5, 1e-2),
+        (64, 4, 1.5, 1.0),
+    ],
+)
 def test_factored_finds_rank_and_matrix(d: int, r: int, multiple: float, tail: float) -> None:
     rng = np.random.default_rng(7)
     W = low_rank(rng, d, r, tail)

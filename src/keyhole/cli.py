@@ -8,7 +8,6 @@ import textwrap
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field
-from inspect import signature
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, cast
 
@@ -16,13 +15,13 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-import keyhole.session
-from keyhole.errors import KeyholeError, UsageError
+from keyhole import session
+from keyhole.errors import KeyholeError
 from keyhole.model import SingleHead, distance
 from keyhole.recovery import Recovery
 from keyhole.report import describe
 from keyhole.report.picture import INSTALL, draw
-from keyhole.runs import Settings, keyhole_version, plain, prepare_folder, write_run
+from keyhole.runs import Settings, keyhole_version, parse_option, plain, prepare_folder, write_run
 from keyhole.session import HELDOUT_QUERIES
 from keyhole.targets import Target, demo_text, open_target
 
@@ -32,7 +31,6 @@ Misuse = cast(type[typer.BadParameter], typer.BadParameter.__bases__[0])
 
 app = typer.Typer(name="keyhole", add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown")
 
-Out = Annotated[Path, typer.Option(help="Folder for params.safetensors, radius.safetensors and run.json.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 Seed = Annotated[int, typer.Option(min=0, help="Determines every random number.")]
@@ -60,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     try:
         code = app(args=arguments, prog_name="keyhole", standalone_mode=False)
     except Misuse as error:
-        code = _complain(f"{error.format_message()} See keyhole --help.")
+        code = _complain(f"{error.format_message().rstrip('.')}. See keyhole --help.")
     except KeyholeError as error:
         code = _complain(str(error))
     sys.exit(code)
@@ -89,7 +87,9 @@ def demo(
     rank: Annotated[int | None, typer.Option(help="Rank of the score matrix; full if left out.")] = None,
     norm: Annotated[float, typer.Option(help="Spectral norm of the score matrix.")] = 1.0,
     seed: Seed = 0,
-    out: Out = Path("demo-run"),
+    out: Annotated[
+        Path, typer.Option(help="Folder for params, radius (.safetensors), run.json and recovery.png.")
+    ] = Path("demo-run"),
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> int:
@@ -107,15 +107,18 @@ def recover(
     target: Annotated[
         str,
         typer.Argument(
-            help="`demo:single-head?width=64&norm=1&rank=4&seed=0&max_norm=1`, `file:params.safetensors` or "
-            "`python:path.py:factory`"
+            metavar="TARGET",
+            help="`demo:single-head?width=64&rank=4` (also norm, seed, max_norm), `file:params.safetensors` or "
+            "`python:path.py:factory`",
         ),
     ],
     method: Annotated[str, typer.Option(help="The learner.")] = "auto",
     budget: Annotated[int | None, typer.Option(min=0, help="Most queries in all.")] = None,
     journal: Annotated[Path | None, typer.Option(help="File that keeps every answer, to resume from.")] = None,
     seed: Seed = 0,
-    out: Annotated[Path | None, typer.Option(help="Folder for params.safetensors and run.json.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for params.safetensors, radius.safetensors and run.json.")
+    ] = None,
     heldout: Annotated[int, typer.Option(min=1, help="Fresh queries for the certificate.")] = HELDOUT_QUERIES,
     max_norm: Annotated[float | None, typer.Option(help="Send no token longer than this.")] = None,
     option: Annotated[list[str] | None, typer.Option(help="NAME=VALUE for the method; repeatable.")] = None,
@@ -126,7 +129,7 @@ def recover(
 
     Example: `keyhole recover python:box.py:make --journal run.db --budget 5000 --out run`
     """
-    options = dict(_option(text) for text in option or [])
+    options = dict(parse_option(text) for text in option or [])
     settings = Settings(target, method, budget, journal, seed, heldout, max_norm, options, out)
     return _carry_out(settings, as_json=as_json, quiet=quiet)
 
@@ -143,16 +146,17 @@ def _carry_out(settings: Settings, *, as_json: bool, quiet: bool, picture: bool 
     elif not quiet:
         _show(ending)
     elif not ending.result.certified:
-        _complain(" ".join(text for word, text in _lines(ending) if word in {"outcome", "remedy", "resume"}))
+        _complain(_failure(ending))
     return DONE if ending.result.certified else FAILED
 
 
 def _run(settings: Settings, *, picture: bool, progress: bool | None) -> Ending:
-    target = open_target(settings.target).within(settings.max_norm)
+    target = open_target(settings.target)
     try:
+        target = target.within(settings.max_norm)
         if settings.out is not None:
             prepare_folder(settings.out)
-        result = keyhole.session.recover(
+        result = session.recover(
             target.oracle,
             settings.method,
             settings.budget,
@@ -169,7 +173,8 @@ def _run(settings: Settings, *, picture: bool, progress: bool | None) -> Ending:
     ending = Ending(result, target, settings, distance(result.params, target.truth) if known else None)
     if settings.out is not None:
         image = _picture(ending) if picture else None
-        ending.files.update(write_run(settings.out, result, settings, distance=ending.distance, picture=image))
+        box = target.oracle.name
+        ending.files.update(write_run(settings.out, result, settings, box, ending.distance, image))
     return ending
 
 
@@ -183,24 +188,6 @@ def _picture(ending: Ending) -> bytes | None:
     except ImportError as error:
         ending.notes.append(f"no picture: {error}; get it with {INSTALL}")
         return None
-
-
-def _option(text: str) -> tuple[str, Any]:
-    """A method option: NAME=VALUE with true, false, a number or text."""
-    name, equals, value = text.partition("=")
-    name = name.replace("-", "_")
-    if not equals or not name.isidentifier():
-        raise UsageError(f"--option {text!r} is not NAME=VALUE, for example --option entrywise=true")
-    if name in signature(keyhole.session.recover).parameters:
-        raise UsageError(f"--option {name!r} is no option of a method: give it as --{name.replace('_', '-')}")
-    if value.lower() in {"true", "false"}:
-        return name, value.lower() == "true"
-    for kind in (int, float):
-        try:
-            return name, kind(value)
-        except ValueError:
-            continue
-    return name, value
 
 
 def _as_data(ending: Ending) -> dict[str, Any]:
@@ -235,6 +222,12 @@ def _show(ending: Ending) -> None:
         for number, row in enumerate(rows):
             line = Text.assemble((f"{'' if number else word:>11}  ", "cyan"), (row, style))
             console.print(line, soft_wrap=True)
+
+
+def _failure(ending: Ending) -> str:
+    result = ending.result
+    resume = f" To resume: {ending.resume}" if ending.resume else ""
+    return f"{result.outcome.name}: {result.message}. {result.outcome.value}{resume}"
 
 
 def _interrupted(settings: Settings) -> str:

@@ -8,14 +8,15 @@ import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from keyhole.errors import FileError
+from keyhole.errors import FileError, UsageError
 from keyhole.recovery import Outcome, Recovery
-from keyhole.session import HELDOUT_QUERIES
+from keyhole.session import HELDOUT_QUERIES, recover
 
 FORMAT, VERSION = "keyhole-run", 1
 PARAMS, RADIUS, PICTURE, RUN = "params.safetensors", "radius.safetensors", "recovery.png", "run.json"
@@ -57,6 +58,24 @@ class Settings:
         return self.command(2 * max(self.budget or 0, width) if spent else self.budget)
 
 
+def parse_option(text: str) -> tuple[str, Any]:
+    """A method option: NAME=VALUE with true, false, a number or text."""
+    name, equals, value = text.partition("=")
+    name = name.replace("-", "_")
+    if not equals or not name.isidentifier():
+        raise UsageError(f"--option {text!r} is not NAME=VALUE, for example --option entrywise=true")
+    if name in signature(recover).parameters:
+        raise UsageError(f"--option {name!r} is no option of a method; see keyhole recover --help")
+    if value.lower() in {"true", "false"}:
+        return name, value.lower() == "true"
+    for kind in (int, float):
+        try:
+            return name, kind(value)
+        except ValueError:
+            continue
+    return name, value
+
+
 def keyhole_version() -> str:
     """The installed version."""
     try:
@@ -93,8 +112,8 @@ def write_run(
     folder: Path,
     result: Recovery,
     settings: Settings,
-    *,
-    distance: float | None = None,
+    box: str,  # the name a journal of this run is bound to
+    distance: float | None = None,  # from the truth, where it is known
     picture: bytes | None = None,
 ) -> dict[str, Path]:
     """Write parameters, radii, picture and `run.json`; the paths written, by what they are.
@@ -110,7 +129,7 @@ def write_run(
     if picture is not None:
         makers["picture"] = (PICTURE, lambda path: path.write_bytes(picture))
     files = {kind: name for kind, (name, _) in makers.items()}
-    text = json.dumps(plain(_record(result, settings, distance, files)), indent=2, allow_nan=False) + "\n"
+    text = json.dumps(plain(_record(result, settings, box, distance, files)), indent=2, allow_nan=False) + "\n"
     makers["run"] = (RUN, lambda path: path.write_text(text, encoding="utf-8"))
     try:
         _replace_all(folder, dict(makers.values()))
@@ -119,12 +138,15 @@ def write_run(
     return {kind: folder / name for kind, (name, _) in makers.items()}
 
 
-def _record(result: Recovery, settings: Settings, distance: float | None, files: Mapping[str, str]) -> dict[str, Any]:
+def _record(
+    result: Recovery, settings: Settings, box: str, distance: float | None, files: Mapping[str, str]
+) -> dict[str, Any]:
     certificate = result.certificate
     return {
         "format": FORMAT,
         "version": VERSION,
         "keyhole": keyhole_version(),
+        "box": box,
         "settings": asdict(settings),
         "result": result.summary(),
         "distance": distance,

@@ -70,7 +70,7 @@ class Knob:
             number = self.kind(text)
         except ValueError:
             number = float("nan")
-        if not (np.isfinite(number) and self.least <= number <= self.most):
+        if not self.least <= number <= self.most or number == float("inf"):
             raise UsageError(f"{name}={text} makes no sense in a demo target: {name} is {self}")
         return number
 
@@ -103,7 +103,7 @@ def _single_head_demo(text: str, given: Mapping[str, float]) -> Target:
 def random_single_head(width: int, *, rank: int, norm: float, seed: int) -> SingleHead:
     """Gaussian value; Gaussian score, or a product of two Gaussian factors, scaled to the spectral norm."""
     if rank > width:
-        raise UsageError(f"rank={rank} exceeds width={width}: a score matrix of width {width} has none such")
+        raise UsageError(f"rank={rank} exceeds width={width}: the rank of a matrix is at most its width")
     rng = np.random.default_rng([seed, DEMO_STREAM])
     value = rng.standard_normal(width)
     score = rng.standard_normal((width, width))
@@ -129,7 +129,7 @@ def demo_text(family: str, numbers: Mapping[str, float | None]) -> str:
 
 
 def _plain(number: float) -> str:
-    whole = float(number).is_integer() and abs(number) < 2**53
+    whole = isinstance(number, float) and number.is_integer() and abs(number) < 2**53
     return str(int(number)) if whole else repr(number)
 
 
@@ -195,8 +195,8 @@ def _as_oracle(box: Any, maker: str) -> Oracle:
     if callable(box) and hasattr(box, "width"):
         return FunctionOracle(box, width=box.width, name=type(box).__qualname__)
     raise UsageError(
-        f"{maker} returned a {type(box).__name__}: return a keyhole Oracle, e.g. FunctionOracle(function, width=64), "
-        "or a callable with a width"
+        f"{maker} returned something of type {type(box).__name__}: return a keyhole Oracle, "
+        "e.g. FunctionOracle(function, width=64), or a callable with a width"
     )
 
 

@@ -124,7 +124,8 @@ class _ScoreReading:
         xp = self.space.xp
         right = xp.where((right @ reader.value > 0)[:, None], -right, right)
         self.left, self.right = Rows(left), Rows(right)
-        self.meeting = left @ right.T  # (rows, directions): q_i·p_j
+        # (rows, directions): q_i·p_j, for last tokens that are not short against the first
+        self.meeting = left @ right.T if reader.signature.max_norm is not None else None
         self.cross = CrossBasis(self.space, self.width)
         draft.left, draft.right = left, right
         self.radii: list[Array] = []  # beside draft.columns
@@ -193,6 +194,9 @@ class _ScoreReading:
 
     def _solve(self, inverse: Array, factors: Array, directions: list[int], table: _Table) -> ShiftedSolution:
         """Coefficients of columns in the span of `factors` (width, rank), `inverse` (rank, m) taking forms to them."""
+        if self.meeting is None:
+            coefficients = inverse @ table.values
+            return ShiftedSolution(coefficients, 0 * coefficients[0, :], 0 * coefficients[0, :] + 1)
         own = factors.T @ self.space.xp.take(self.meeting, self.space.indices(directions), axis=1)
         return solve_shifted(inverse, own, table.values, table.ratio)
 
@@ -225,11 +229,14 @@ class _ScoreReading:
 
     def _solved(self, table: _Table, directions: list[int]) -> tuple[Array, Array]:
         """Columns score·p in left-coordinates (rows, n) and their radii, from forms at all rows."""
-        xp, unit = self.space.xp, self.space.eye(self.width)
-        solution = self._solve(unit, unit, directions, table)
+        if self.meeting is None:
+            return table.values, table.radius
+        xp = self.space.xp
         meeting = xp.take(self.meeting, self.space.indices(directions), axis=1)
-        form_radius = xp.sqrt(xp.sum((meeting * table.radius) ** 2, axis=0)) / solution.damping
-        return solution.coefficients, table.radius + table.ratio * form_radius
+        denominator = 1 - xp.sum(meeting * table.ratio, axis=0)
+        form = xp.sum(meeting * table.values, axis=0) / denominator
+        form_radius = xp.sqrt(xp.sum((meeting * table.radius) ** 2, axis=0)) / xp.abs(denominator)
+        return table.values + table.ratio * form, table.radius + table.ratio * form_radius
 
     def _keep(self, directions: list[int], columns: Array, radius: Array, *, new: bool = True) -> None:
         """Keep complete columns; `new` ones enlarge the column space."""
@@ -288,7 +295,7 @@ class _ScoreReading:
         """All columns, those of partly read directions within the span of the complete ones."""
         xp = self.space.xp
         for _ in range(MOST_EXTRA_COLUMNS):
-            lean = [xp.linalg.vector_norm(self._columns(part)[2], axis=0) for part in self.partial]
+            lean = [self._leans(part) for part in self.partial]
             worst = max((float(xp.max(each)), number) for number, each in enumerate(lean)) if lean else (0.0, 0)
             if worst[0] <= LONGEST_LEAN:
                 break
@@ -300,38 +307,39 @@ class _ScoreReading:
             self.partial = [part for part in self.partial if part.directions]
         return self._assembled()
 
-    def _columns(self, part: _Partial) -> tuple[Array, Array, Array]:
-        """Columns (width, n), their radii, and how they are made of the complete columns (complete, n)."""
-        xp = self.space.xp
+    def _leans(self, part: _Partial) -> Array:  # (directions,)
+        """How many times the errors of the complete columns a column carries that is made of them."""
         basis, sizes, turn = self._span()
-        inverse = xp.linalg.pinv(part.rows @ basis)
+        inverse = self.space.xp.linalg.pinv(part.rows @ basis)
         solution = self._solve(inverse, basis, part.directions, part.table)
-        radius = xp.sqrt((basis @ inverse) ** 2 @ part.table.radius**2) / solution.damping
-        return basis @ solution.coefficients, radius, turn.T @ (solution.coefficients / sizes[:, None])
+        return self.space.xp.linalg.vector_norm(solution.coefficients / sizes[:, None], axis=0)
 
     def _assembled(self) -> Score:
         xp = self.space.xp
-        order = [numbers for numbers, _ in self.draft.columns]
-        columns = [columns for _, columns in self.draft.columns]
-        radii = list(self.radii)
-        uses = 0.0
-        for part in self.partial:
-            column, radius, use = self._columns(part)
-            numbers = self.space.indices(part.directions)
-            order.append(numbers)
-            columns.append(column)
-            radii.append(radius)
-            uses = uses + use @ xp.take(self.right.vectors, numbers, axis=0)
-        directions = xp.take(self.right.vectors, xp.concat(order), axis=0)
-        matrix = self.left.vectors.T @ (xp.concat(columns, axis=1) @ directions)
+        complete, radius = (
+            xp.concat([columns for _, columns in self.draft.columns], axis=1),
+            xp.concat(self.radii, axis=1),
+        )
+        directions = xp.take(self.right.vectors, xp.concat([numbers for numbers, _ in self.draft.columns]), axis=0)
+        matrix = self.left.vectors.T @ (complete @ directions)
         # Errors of different forms are independent, so the rotations add them in quadrature ...
         squares = (self.left.vectors**2).T
-        spread = xp.sqrt(squares @ (xp.concat(radii, axis=1) ** 2 @ directions**2))
-        if self.partial:
-            # ... while those of the complete columns return in all that were made of them.
-            complete = xp.max(xp.concat(self.radii, axis=1), axis=1)
-            spread = spread + xp.sqrt(squares @ complete**2)[:, None] * xp.linalg.vector_norm(uses, axis=0)[None, :]
-        return Score(matrix, spread + self._rotation_error(matrix), self.cross.rank)
+        variance = squares @ (radius**2 @ directions**2)
+        if not self.partial:
+            return Score(matrix, xp.sqrt(variance) + self._rotation_error(matrix), self.cross.rank)
+        basis, sizes, _ = self._span()
+        uses = 0.0
+        for part in self.partial:
+            directions = xp.take(self.right.vectors, self.space.indices(part.directions), axis=0)
+            inverse = xp.linalg.pinv(part.rows @ basis)
+            solution = self._solve(inverse, basis, part.directions, part.table)
+            matrix = matrix + (self.left.vectors.T @ basis) @ (solution.coefficients @ directions)
+            spread = (part.table.radius / solution.damping) ** 2 @ directions**2
+            variance = variance + (squares @ (basis @ inverse) ** 2) @ spread
+            uses = uses + (solution.coefficients / sizes[:, None]) @ directions
+        # ... while those of the complete columns return in all that were made of them.
+        common = xp.sqrt(squares @ xp.max(radius, axis=1) ** 2)[:, None] * xp.linalg.vector_norm(uses, axis=0)[None, :]
+        return Score(matrix, xp.sqrt(variance) + common + self._rotation_error(matrix), self.cross.rank)
 
     def _rotation_error(self, matrix: Array) -> Array:
         """What the two rotations and their own rounding add: some eps of the row and the column of an entry."""

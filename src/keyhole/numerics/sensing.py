@@ -187,7 +187,7 @@ def _leading_left(matrix: Floats, rank: int) -> Floats:  # (d, d) -> (d, rank)
 
 
 @dataclass(frozen=True, slots=True)
-class _Projected:
+class _Point:
     """Best right factor for a given left one, with what the next step needs."""
 
     left: Floats  # (d, r) orthonormal
@@ -202,14 +202,14 @@ class _Projected:
         return self.left @ self.right.T
 
 
-def _project(problem: _Problem, left: Floats) -> _Projected:
+def _project(problem: _Problem, left: Floats) -> _Point:
     design = _khatri_rao(problem.left @ left, problem.right)
     solution, error, factor = _least_squares(design, problem.values)
     right = solution.reshape(left.shape[1], -1).T
-    return _Projected(left, right, design, factor, error, _ratio(float(np.linalg.norm(error)), problem.scale))
+    return _Point(left, right, design, factor, error, _ratio(float(np.linalg.norm(error)), problem.scale))
 
 
-def _reduced_system(problem: _Problem, at: _Projected, basis: Floats) -> tuple[Floats, Floats]:
+def _reduced_system(problem: _Problem, at: _Point, basis: Floats) -> tuple[Floats, Floats]:
     """Gauss-Newton matrix and gradient in the left factor alone, the right one eliminated (Schur complement).
 
     ``basis`` is orthonormal for the right factor's range, so a step does not see the spread of W's singular
@@ -223,9 +223,7 @@ def _reduced_system(problem: _Problem, at: _Projected, basis: Floats) -> tuple[F
     return matrix, jacobian.T @ at.error
 
 
-def _refine(
-    problem: _Problem, left: Floats, steps: int, target: float | None = None
-) -> tuple[_Projected, int]:
+def _refine(problem: _Problem, left: Floats, steps: int, target: float | None = None) -> tuple[_Point, int]:
     """Levenberg-Marquardt on the left factor's range; stops at ``target``, on a stall, or after ``steps``.
 
     ``target`` defaults to the rounding and noise floor.

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
 from keyhole.arrays import to_numpy
-from keyhole.recovery import Recovery
+from keyhole.recovery import Outcome, Recovery
 
 __all__ = ["describe"]
+
+# Outcomes whose error bars no answer has contradicted.
+PROVEN = (Outcome.CERTIFIED, Outcome.UNCERTIFIED)
 
 
 def describe(result: Recovery, label: str, distance: float | None = None) -> Iterator[tuple[str, str]]:
@@ -22,8 +26,10 @@ def describe(result: Recovery, label: str, distance: float | None = None) -> Ite
     yield "queries", _queries(result)
     if result.certificate.answers.size:
         yield "held-out", _heldout(result)
-    if result.params is not None:
-        yield "error bars", _radius(result)
+    if result.outcome in PROVEN and result.certificate.radius is not None:
+        yield "error bars", _radius(result.certificate.radius)
+    elif result.params is not None:
+        yield "parameters", "a partial estimate, not proven"
     if distance is not None:
         yield "truth", f"relative distance {distance:.2g} from the parameters in the box"
     if result.certified:
@@ -59,9 +65,6 @@ def _heldout(result: Recovery) -> str:
     return f"{said}: at most {100 * certificate.worst_ratio:.2g} % of the error bar"
 
 
-def _radius(result: Recovery) -> str:
-    radius = result.certificate.radius
-    if radius is None:
-        return "unknown: the parameters are a partial estimate"
+def _radius(radius: Any) -> str:
     largest = {name: float(np.max(to_numpy(array), initial=0.0)) for name, array in radius.arrays().items()}
     return "entries of " + ", ".join(f"{name} ± {size:.2g}" for name, size in largest.items()) + " at most"

@@ -104,7 +104,7 @@ def _heat_maps(figure: Any, axes: Any, found: Matrix, true: Matrix | None, dista
         axis.set_xlabel("coordinate of the last token")
         axis.set_ylabel("coordinate of the attended token")
         axis.tick_params(length=0)
-        axis.locator_params(integer=True, nbins=8)
+        axis.locator_params(integer=True, min_n_ticks=1, nbins=8)
     bar = figure.colorbar(image, ax=[axes[name] for name in maps], shrink=0.92, aspect=28, pad=0.015)
     bar.set_label("entry")
     bar.outline.set_visible(False)
@@ -128,6 +128,9 @@ def _spectrum(axis: Any, found: Matrix, true: Matrix | None, rank: int | None) -
         axis.set_yscale("log")
         low, high = axis.get_ylim()
         axis.set_ylim(min(low, high * 1e-3), high * 3)
+    else:
+        axis.set_yticks([])
+        axis.text(0.5, 0.5, "all are exactly 0", ha="center", transform=axis.transAxes)
     end = 1.03 * len(found) + 0.8
     axis.set_xlim(1 - 0.03 * end, end)
     if rank is not None:
@@ -136,7 +139,7 @@ def _spectrum(axis: Any, found: Matrix, true: Matrix | None, rank: int | None) -
     axis.set_title("Singular values" if rank is None else f"Singular values: rank {rank} of {len(found)}")
     axis.set_xlabel("number")
     axis.set_ylabel("singular value of the score matrix")
-    axis.locator_params(axis="x", integer=True)
+    axis.locator_params(axis="x", integer=True, min_n_ticks=1)
     axis.legend(loc="best")
     _tidy(axis)
 

@@ -1,0 +1,209 @@
+"""Whatever the box: either the certificate covers the truth, entry by entry, or the outcome admits failure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+import keyhole as kh
+import targets as t
+from keyhole.arrays import Space
+from keyhole.oracles import Noisy, Oracle, Rounded
+
+Kind = Literal["exact", "rounded", "gaussian"]
+# Decades of the faintest noise: what is hidden below the error bar cannot be seen by any question.
+FAINTEST = {"numpy-float64": -10, "torch-float64": -10, "numpy-float32": -4}
+SCORES = ("gaussian", "low-rank", "graded", "cauchy", "log-normal", "single-entry", "nearly-low-rank")
+
+
+@dataclass(frozen=True)
+class Situation:
+    """Everything a recovery may meet; the truth is drawn from `seed`."""
+
+    seed: int
+    width: int
+    score: str  # one of SCORES
+    rank: int  # of a low-rank score; at most the width
+    decades: float  # over which a graded score decays, or by which the rest of a nearly low-rank one is smaller
+    score_norm: float
+    value_norm: float
+    value_decades: float  # over which the magnitudes of the value spread
+    max_norm: float | None
+    noise: Kind
+    declared: bool
+    noise_size: float  # of the noise over the norm of the value
+    library: str = "numpy-float64"
+
+    def truth(self) -> kh.SingleHead:
+        rng, d = np.random.default_rng(self.seed), self.width
+        score = {
+            "gaussian": lambda: t.gaussian(rng, d),
+            "low-rank": lambda: t.of_rank(rng, d, self.rank),
+            "graded": lambda: t.graded(rng, d, 10.0**self.decades),
+            "cauchy": lambda: t.cauchy(rng, d),
+            "log-normal": lambda: t.log_normal(rng, d),
+            "single-entry": lambda: t.single_entry(rng, d),
+            "nearly-low-rank": lambda: t.of_rank(rng, d, self.rank) + t.gaussian(rng, d, 10.0**-self.decades),
+        }[self.score]()
+        value = t.decades(rng, d, self.value_decades) * rng.standard_normal(d)
+        return t.head_in(
+            Space.of(t.example(self.library)),
+            t.of_norm(score, self.score_norm),
+            value * (self.value_norm / np.linalg.norm(value)),
+        )
+
+    def oracle(self, truth: kh.SingleHead) -> Oracle:
+        like = t.example(self.library)
+        oracle: Oracle = kh.FunctionOracle(truth, width=self.width, max_norm=self.max_norm, like=like)
+        size = self.noise_size * self.value_norm
+        if self.noise == "gaussian":
+            oracle = Noisy(oracle, size, seed=self.seed, declared=self.declared)
+        elif self.noise == "rounded":
+            oracle = Rounded(oracle, int(np.floor(-np.log10(size))), declared=self.declared)
+        return oracle
+
+
+def magnitudes(low: float, high: float) -> st.SearchStrategy[float]:
+    return st.floats(low, high).map(lambda power: 10.0**power)
+
+
+@st.composite
+def situations(draw: st.DrawFn, noises: tuple[tuple[Kind, bool], ...], library: str) -> Situation:
+    width = draw(st.integers(1, 24))
+    noise, declared = draw(st.sampled_from(noises))
+    return Situation(
+        seed=draw(st.integers(0, 2**32 - 1)),
+        width=width,
+        score=draw(st.sampled_from(SCORES)),
+        rank=draw(st.integers(1, width)),
+        decades=draw(st.floats(0, 20)),
+        score_norm=draw(magnitudes(-8, 8)),
+        value_norm=draw(magnitudes(-8, 8)),
+        value_decades=draw(st.sampled_from((0.0, 0.0, 6.0))),
+        max_norm=draw(st.none() | magnitudes(-3, 3)),
+        noise=noise,
+        declared=declared,
+        noise_size=draw(magnitudes(FAINTEST[library], -1)),
+        library=library,
+    )
+
+
+def drawn(seed: int, noise: Kind, declared: bool, library: str = "numpy-float64") -> Situation:
+    """A situation from a plain seed, for seeds that are new in every run."""
+    rng = np.random.default_rng([seed, 77])
+    width = int(rng.integers(1, 25))
+    return Situation(
+        seed=seed,
+        width=width,
+        score=str(rng.choice(SCORES)),
+        rank=int(rng.integers(1, width + 1)),
+        decades=rng.uniform(0, 20),
+        score_norm=10 ** rng.uniform(-8, 8),
+        value_norm=10 ** rng.uniform(-8, 8),
+        value_decades=float(rng.choice((0.0, 6.0))),
+        max_norm=None if rng.random() < 0.5 else 10 ** rng.uniform(-3, 3),
+        noise=noise,
+        declared=declared,
+        noise_size=10 ** rng.uniform(FAINTEST[library], -1),
+        library=library,
+    )
+
+
+def is_honest(situation: Situation) -> bool:
+    """Recover; True when certified. Fails when certified and wrong, or when it fails without a word."""
+    truth = situation.truth()
+    result = kh.recover(situation.oracle(truth), method="single-head", seed=situation.seed, throw=False)
+    if not result.certified:
+        assert result.message
+        return False
+    found, radius = t.plain(result.params), t.plain(result.certificate.radius)
+    for name in ("score", "value"):
+        error = np.abs(getattr(found, name) - getattr(t.plain(truth), name))
+        bar = getattr(radius, name)
+        assert np.all(error <= bar), (
+            f"certified, but {np.sum(~(error <= bar))} of {error.size} entries of {name} lie outside their radius, "
+            f"by up to {np.nanmax(error / bar):.3g} ×: {situation}"
+        )
+    return True
+
+
+EXACT: tuple[tuple[Kind, bool], ...] = (("exact", True),)
+HIDDEN: tuple[tuple[Kind, bool], ...] = (("rounded", False), ("gaussian", False))
+DECLARED: tuple[tuple[Kind, bool], ...] = (("rounded", True), ("gaussian", True))
+PLAIN = Situation(0, 8, "gaussian", 8, 0.0, 1.0, 1.0, 0.0, None, "exact", True, 1e-6)
+
+
+@settings(max_examples=250)
+@given(situations(EXACT, "numpy-float64"))
+@example(PLAIN)
+def test_exact_answers(situation: Situation) -> None:
+    is_honest(situation)
+
+
+@settings(max_examples=60)
+@given(situations(EXACT, "torch-float64"))
+def test_exact_answers_in_torch(situation: Situation) -> None:
+    is_honest(situation)
+
+
+@settings(max_examples=120)
+@given(situations(EXACT, "numpy-float32"))
+def test_single_precision(situation: Situation) -> None:
+    with np.errstate(over="ignore", under="ignore"):
+        is_honest(situation)
+
+
+@settings(max_examples=150)
+@given(situations(HIDDEN, "numpy-float64"))
+def test_hidden_noise(situation: Situation) -> None:
+    is_honest(situation)
+
+
+@settings(max_examples=150)
+@given(situations(DECLARED, "numpy-float64"))
+def test_declared_noise(situation: Situation) -> None:
+    is_honest(situation)
+
+
+@pytest.mark.parametrize("library", ["numpy-float64", "torch-float64", "numpy-float32"])
+@pytest.mark.parametrize(("noise", "declared"), [*EXACT, *HIDDEN, *DECLARED])
+def test_fresh_seeds(noise: Kind, declared: bool, library: str, fresh_seed: int) -> None:
+    for seed in range(fresh_seed, fresh_seed + 40):
+        is_honest(drawn(seed, noise, declared, library))
+
+
+@pytest.mark.parametrize("decades", [4, 8, 12, 14, 16, 18, 20])
+def test_a_score_that_fades_into_the_rounding(decades: int) -> None:
+    """What lies below the resolution of a question is dropped, so the radius must hold it."""
+    for seed in range(10):
+        is_honest(Situation(seed, 16, "graded", 16, decades, 1.0, 1.0, 0.0, None, "exact", True, 0.0))
+
+
+def test_honesty_is_not_silence() -> None:
+    """Exact float64 boxes of every kind are recovered, not merely never got wrong."""
+    seeds = range(100)
+    certified = sum(is_honest(drawn(seed, "exact", True)) for seed in seeds)
+    assert certified >= 0.9 * len(seeds)
+
+
+@pytest.mark.parametrize(("noise", "declared"), HIDDEN)
+def test_hidden_noise_is_noticed(noise: Kind, declared: bool) -> None:
+    """A box that is coarser than it says is told apart from one that is not."""
+    for seed in range(20):
+        situation = Situation(seed, 8, "gaussian", 8, 0.0, 1.0, 1.0, 0.0, None, noise, declared, 1e-6)
+        assert not is_honest(situation)
+
+
+@pytest.mark.parametrize(("noise", "declared"), DECLARED)
+@pytest.mark.parametrize("max_norm", [None, 1.0])
+def test_declared_noise_still_gives_a_result(noise: Kind, declared: bool, max_norm: float | None) -> None:
+    certified = [
+        is_honest(Situation(seed, 8, "gaussian", 8, 0.0, 1.0, 1.0, 0.0, max_norm, noise, declared, 1e-9))
+        for seed in range(10)
+    ]
+    assert sum(certified) >= 9
