@@ -89,12 +89,27 @@ def decades(rng: Random, d: int, count: int = 12) -> Floats:
     return rng.permutation(np.geomspace(10.0 ** (-count / 2), 10.0 ** (count / 2), d)) * rng.choice([-1, 1], d)
 
 
+# --- biases ----------------------------------------------------------------------------------------------------
+
+
+def bias(rng: Random, d: int, norm: float) -> Floats:
+    direction = rng.standard_normal(d)
+    return direction * (norm / np.linalg.norm(direction))
+
+
 # --- oracles --------------------------------------------------------------------------------------------------
 
 
-def head_in(space: Space, score: Floats, value: Floats) -> kh.SingleHead:
+def head_in(
+    space: Space, score: Floats, value: Floats, score_bias: Floats | None = None, output_bias: float | None = None
+) -> kh.SingleHead:
     """A head whose parameters are numbers of the space, so that the truth is what the box holds."""
-    return kh.SingleHead(space.asarray(score), space.asarray(value))
+    return kh.SingleHead(
+        space.asarray(score),
+        space.asarray(value),
+        None if score_bias is None else space.asarray(score_bias),
+        None if output_bias is None else space.asarray(output_bias),
+    )
 
 
 def plain(head: kh.SingleHead) -> kh.SingleHead:
@@ -102,13 +117,16 @@ def plain(head: kh.SingleHead) -> kh.SingleHead:
     return kh.SingleHead(**{name: to_numpy(array).astype(np.float64) for name, array in head.arrays().items()})
 
 
-def covered(found: kh.SingleHead, truth: kh.SingleHead, radius: kh.SingleHead) -> bool:
-    """Whether every entry of score and value lies within its radius, without any slack."""
-    found, truth, radius = plain(found), plain(truth), plain(radius)
-    return bool(
-        np.all(np.abs(found.score - truth.score) <= radius.score)
-        and np.all(np.abs(found.value - truth.value) <= radius.value)
-    )
+def misses(found: kh.SingleHead, truth: kh.SingleHead, radius: kh.SingleHead) -> dict[str, float]:
+    """For every part with an entry outside its radius, without any slack: by how many radii. A missing part is zero."""
+    named = {}
+    for name, bar in plain(radius).arrays().items():
+        parts = (plain(head).arrays().get(name, np.zeros(bar.shape)) for head in (found, truth))
+        error = np.abs(np.subtract(*parts))
+        if not np.all(error <= bar):  # also where something is nan
+            with np.errstate(divide="ignore", invalid="ignore"):
+                named[name] = float(np.max(np.where(error <= bar, 0.0, error / bar)))
+    return named
 
 
 class Spy:
@@ -218,16 +236,6 @@ def short_memory(rng: Random, d: int, space: Space) -> Box:
     """A head that sees two tokens only: exactly what two-token questions cannot tell."""
     head = _head(rng, d, space)
     return lambda tokens: head(tokens[:, -2:, :])
-
-
-def biased_score(rng: Random, d: int, space: Space) -> Box:
-    head = _head(rng, d, space)
-    return kh.SingleHead(head.score, head.value, score_bias=space.normal(rng, d))
-
-
-def biased_output(rng: Random, d: int, space: Space) -> Box:
-    head = _head(rng, d, space)
-    return kh.SingleHead(head.score, head.value, output_bias=space.normal(rng, 1)[0])
 
 
 def several_outputs(rng: Random, d: int, space: Space) -> Box:

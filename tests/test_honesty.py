@@ -16,8 +16,9 @@ from keyhole.arrays import Space
 from keyhole.oracles import Noisy, Oracle, Rounded
 
 Kind = Literal["exact", "rounded", "gaussian"]
-# Decades of the faintest noise: what is hidden below the error bar cannot be seen by any question.
-FAINTEST = {"numpy-float64": -10, "torch-float64": -10, "numpy-float32": -4}
+# Decades of the faintest noise. Where it is hidden, it is never so faint beside the smallest entry of the value that
+# it could disturb that entry and no held-out answer: what stays below the error bar no question can show.
+FAINTEST = {True: -10, False: -8}
 SCORES = ("gaussian", "low-rank", "graded", "cauchy", "log-normal", "single-entry", "nearly-low-rank")
 
 
@@ -38,6 +39,8 @@ class Situation:
     declared: bool
     noise_size: float  # of the noise over the norm of the value
     library: str = "numpy-float64"
+    score_bias: float = 0.0  # its share of a logit, at tokens whose bilinear logits are about one
+    output_bias: float = 0.0  # over the norm of the value
 
     def truth(self) -> kh.SingleHead:
         rng, d = np.random.default_rng(self.seed), self.width
@@ -48,13 +51,15 @@ class Situation:
             "cauchy": lambda: t.cauchy(rng, d),
             "log-normal": lambda: t.log_normal(rng, d),
             "single-entry": lambda: t.single_entry(rng, d),
-            "nearly-low-rank": lambda: t.of_rank(rng, d, self.rank) + t.gaussian(rng, d, 10.0**-self.decades),
+            "nearly-low-rank": lambda: t.of_rank(rng, d, self.rank) + t.gaussian(rng, d, 0.5 * 10.0**-self.decades),
         }[self.score]()
         value = t.decades(rng, d, self.value_decades) * rng.standard_normal(d)
         return t.head_in(
             Space.of(t.example(self.library)),
             t.of_norm(score, self.score_norm),
             value * (self.value_norm / np.linalg.norm(value)),
+            t.bias(rng, d, self.score_bias * self.score_norm**0.5) if self.score_bias else None,
+            self.output_bias * self.value_norm if self.output_bias else None,
         )
 
     def oracle(self, truth: kh.SingleHead) -> Oracle:
@@ -84,12 +89,14 @@ def situations(draw: st.DrawFn, noises: tuple[tuple[Kind, bool], ...], library: 
         decades=draw(st.floats(0, 20)),
         score_norm=draw(magnitudes(-8, 8)),
         value_norm=draw(magnitudes(-8, 8)),
-        value_decades=draw(st.sampled_from((0.0, 0.0, 6.0))),
+        value_decades=draw(st.sampled_from((0.0, 0.0, 6.0))) if declared else 0.0,
         max_norm=draw(st.none() | magnitudes(-3, 3)),
         noise=noise,
         declared=declared,
-        noise_size=draw(magnitudes(FAINTEST[library], -1)),
+        noise_size=draw(magnitudes(FAINTEST[declared], -1)),
         library=library,
+        score_bias=draw(st.just(0.0) | magnitudes(-3, 1)),
+        output_bias=draw(st.just(0.0) | magnitudes(-3, 2)),
     )
 
 
@@ -105,30 +112,27 @@ def drawn(seed: int, noise: Kind, declared: bool, library: str = "numpy-float64"
         decades=rng.uniform(0, 20),
         score_norm=10 ** rng.uniform(-8, 8),
         value_norm=10 ** rng.uniform(-8, 8),
-        value_decades=float(rng.choice((0.0, 6.0))),
+        value_decades=float(rng.choice((0.0, 6.0))) if declared else 0.0,
         max_norm=None if rng.random() < 0.5 else 10 ** rng.uniform(-3, 3),
         noise=noise,
         declared=declared,
-        noise_size=10 ** rng.uniform(FAINTEST[library], -1),
+        noise_size=10 ** rng.uniform(FAINTEST[declared], -1),
         library=library,
+        score_bias=10 ** rng.uniform(-3, 1) if rng.random() < 0.3 else 0.0,
+        output_bias=10 ** rng.uniform(-3, 2) if rng.random() < 0.3 else 0.0,
     )
 
 
 def is_honest(situation: Situation) -> bool:
     """Recover; True when certified. Fails when certified and wrong, or when it fails without a word."""
     truth = situation.truth()
-    result = kh.recover(situation.oracle(truth), method="single-head", seed=situation.seed, throw=False)
+    with np.errstate(all="ignore"):  # boxes at the ends of their dtype overflow; what counts is what is claimed
+        result = kh.recover(situation.oracle(truth), method="single-head", seed=situation.seed, throw=False)
     if not result.certified:
         assert result.message
         return False
-    found, radius = t.plain(result.params), t.plain(result.certificate.radius)
-    for name in ("score", "value"):
-        error = np.abs(getattr(found, name) - getattr(t.plain(truth), name))
-        bar = getattr(radius, name)
-        assert np.all(error <= bar), (
-            f"certified, but {np.sum(~(error <= bar))} of {error.size} entries of {name} lie outside their radius, "
-            f"by up to {np.nanmax(error / bar):.3g} ×: {situation}"
-        )
+    misses = t.misses(result.params, truth, result.certificate.radius)
+    assert not misses, f"certified, but outside the radius by so many radii: {misses}, in {situation}"
     return True
 
 
@@ -154,8 +158,7 @@ def test_exact_answers_in_torch(situation: Situation) -> None:
 @settings(max_examples=120)
 @given(situations(EXACT, "numpy-float32"))
 def test_single_precision(situation: Situation) -> None:
-    with np.errstate(over="ignore", under="ignore"):
-        is_honest(situation)
+    is_honest(situation)
 
 
 @settings(max_examples=150)
@@ -170,8 +173,13 @@ def test_declared_noise(situation: Situation) -> None:
     is_honest(situation)
 
 
-@pytest.mark.parametrize("library", ["numpy-float64", "torch-float64", "numpy-float32"])
-@pytest.mark.parametrize(("noise", "declared"), [*EXACT, *HIDDEN, *DECLARED])
+@pytest.mark.parametrize(
+    ("library", "noise", "declared"),
+    [
+        *((library, *kind) for library in ("numpy-float64", "torch-float64") for kind in (*EXACT, *HIDDEN, *DECLARED)),
+        *(("numpy-float32", *kind) for kind in (*EXACT, *DECLARED)),
+    ],
+)
 def test_fresh_seeds(noise: Kind, declared: bool, library: str, fresh_seed: int) -> None:
     for seed in range(fresh_seed, fresh_seed + 40):
         is_honest(drawn(seed, noise, declared, library))

@@ -114,7 +114,7 @@ def test_ten_kills(tmp_path: Path, fresh_seed: int) -> None:
         assert times <= 1 + in_flight[question]
     assert sum(seen.values()) - len(once) <= KILLS * BATCH_LIMIT
     # Killed runs paid for most of it: the last one did not begin anew.
-    assert int(found["new_queries"]) < 0.8 * int(found["queries"])
+    assert int(found["new_queries"]) < 0.95 * int(found["queries"])
 
 
 def test_a_finished_journal_answers_everything(tmp_path: Path) -> None:
@@ -127,13 +127,13 @@ def test_a_finished_journal_answers_everything(tmp_path: Path) -> None:
     assert again["score"].tobytes() == first["score"].tobytes()
 
 
-@pytest.mark.parametrize("early", [0.0, 0.05, 0.15])
-def test_a_kill_while_the_journal_is_made(tmp_path: Path, early: float) -> None:
+@pytest.mark.parametrize("later", [0.0, 0.003, 0.01])
+def test_a_kill_while_the_journal_is_made(tmp_path: Path, later: float) -> None:
     """Killed at start-up, before or while the file appears: the next run opens it all the same."""
     with box(tmp_path / "box") as (address, _):
         run = start("run", address, tmp_path / "journal", tmp_path / "out.npz")
-        wait_until(lambda: (tmp_path / "journal").exists(), "the journal to appear")
-        time.sleep(early * 0.1)
+        wait_until((tmp_path / "journal").exists, "the journal to appear")
+        time.sleep(later)
         run.kill()
         run.communicate()
         finish(address, tmp_path / "journal", tmp_path / "out.npz")

@@ -39,7 +39,7 @@ class Journal:
         try:
             self._connection = sqlite3.connect(self.path, isolation_level=None, timeout=0.0)
         except sqlite3.Error as error:
-            raise JournalError(f"cannot open the journal {self.path}: {error}") from error
+            raise JournalError(f"cannot open the journal {self.path}: {error}; does its folder exist?") from error
         try:
             self._prepare(box)
         except sqlite3.Error as error:

@@ -84,7 +84,7 @@ class Signature:
     @property
     def norm_limit(self) -> float:
         """Longest token that may be made: `max_norm` with room for the rounding of its making."""
-        return np.inf if self.max_norm is None else self.max_norm * (1 - 8 * self.space.eps)
+        return np.inf if self.max_norm is None else self.max_norm * (1 - 64 * self.space.eps)
 
     def but(self, **changes: Any) -> Signature:
         """The same signature with some fields changed."""

@@ -33,6 +33,10 @@ class Outcome(Enum):
     SATURATED = (
         "Softmax weights stayed at 0 or 1 within their error bar. Lower max_norm, or use an oracle of higher precision."
     )
+    TOO_NOISY = (
+        "The errors of an answer are as large as what it could reveal. Allow longer tokens (max_norm), or use an "
+        "oracle of higher precision or less noise."
+    )
     BUDGET_EXHAUSTED = (
         "The budget ended before the recovery did. Raise it and run again with the same journal: what was "
         "answered is not asked again."

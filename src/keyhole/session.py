@@ -232,7 +232,7 @@ def _recover(
     cause: Exception | None = None
     used = 0
     try:
-        estimate = session.run(method.run(session.oracle.signature, np.random.default_rng([seed, 0]), **options))
+        estimate = session.run(method.run(session.oracle.signature, _stream(seed, "method"), **options))
         params, certificate = (
             estimate.params,
             Certificate(radius=estimate.radius, assumptions=estimate.assumptions),
@@ -262,6 +262,11 @@ def _recover(
     return Recovery(outcome, message, params, certificate, stats, method.name), cause
 
 
+def _stream(seed: int, purpose: str) -> np.random.Generator:
+    """Random numbers for one purpose, unrelated to those of any other use of the same seed."""
+    return np.random.default_rng([seed, *f"keyhole {purpose}".encode()])
+
+
 def _certified(session: Session, estimate: Estimate, seed: int, heldout: int) -> Judgement:
     """Fresh questions, from numbers the method has not seen, as many as wanted and affordable."""
     count = int(min(heldout, session.left))
@@ -269,5 +274,4 @@ def _certified(session: Session, estimate: Estimate, seed: int, heldout: int) ->
         nothing = Certificate(radius=estimate.radius, assumptions=estimate.assumptions)
         message = f"the budget of {session.budget} queries left none for the certificate"
         return Judgement(Outcome.UNCERTIFIED, message, nothing)
-    fresh = np.random.default_rng([seed, 1])
-    return session.run(certify(estimate, session.oracle.signature, fresh, count))
+    return session.run(certify(estimate, session.oracle.signature, _stream(seed, "held-out"), count))

@@ -14,7 +14,7 @@ from keyhole.methods.base import Steps
 from keyhole.methods.reading import FormReader, Forms
 from keyhole.numerics.cross import CrossBasis
 from keyhole.numerics.logit import rounding
-from keyhole.numerics.rotation import equal_overlap, random_orthogonal
+from keyhole.numerics.rotation import equal_overlap, random_orthogonal, split_along
 from keyhole.numerics.shifted import ShiftedSolution, solve_shifted
 
 # Directions that must be consistent with the columns so far before the rank is believed.
@@ -23,8 +23,13 @@ CONSISTENT_DIRECTIONS = 3
 # fraction of the rank so far, which keeps the rounds few and wastes at most rank²/16 queries, none at full rank.
 SINGLE_DIRECTIONS = 20
 BLOCK_FRACTION = 4
+# With less than this part of the value across the score bias, rows orthogonal to the bias show too little of it.
+LEAST_CONTRAST = 0.1
 # A norm-bounded solve that amplifies errors by more than the inverse of this is no basis to judge consistency.
 SMALLEST_DAMPING = 0.2
+# Singular values below the errors of the checks may hide: what they add to an unread form is at most some
+# times the error bar of the checks, or this many times the largest of three residuals that happened to be small.
+TAIL_FACTOR = 32.0
 # Columns that would carry more than this many times the errors of the columns read are not worth the queries saved:
 # the column space was read along unlucky directions, and one more column mends it.
 LONGEST_LEAN = 512.0
@@ -44,17 +49,17 @@ class Score:
 class Draft:
     """What is known so far, for a run that ends early."""
 
-    left: Array | None = None  # (width, width) rows q_i
+    inverse: Array | None = None  # (width, width) takes left-coordinates back
     right: Array | None = None  # (width, width) rows p_j
     columns: list[tuple[Array, Array]] = field(default_factory=list)  # (direction numbers, left-coordinates)
 
     def matrix(self) -> Array | None:
         """The score on the directions that are complete, zero on the others."""
-        if self.left is None or self.right is None:
+        if self.inverse is None or self.right is None:
             return None
-        total = 0 * self.left
+        total = 0 * self.inverse
         for numbers, columns in self.columns:
-            total = total + self.left.T @ (columns @ namespace(numbers).take(self.right, numbers, axis=0))
+            total = total + self.inverse @ (columns @ namespace(numbers).take(self.right, numbers, axis=0))
         return total
 
 
@@ -101,8 +106,8 @@ class _Partial:
         return _Partial([self.directions[number] for number in kept], self.rows, self.table.columns(index))
 
 
-def read_score(reader: FormReader, rng: np.random.Generator, draft: Draft) -> Steps[Score]:
-    """All of the score matrix, its rank unknown.
+def read_score(reader: FormReader, rng: np.random.Generator, draft: Draft) -> Steps[Score | None]:
+    """All of the score matrix, its rank unknown; None when a score bias that a levered reader cannot know shows.
 
     Each new direction is read at the pivot rows that determine the column space so far and at one check
     row. Inconsistent: the column is completed, with nothing wasted. Consistent: it is done; after
@@ -118,34 +123,37 @@ class _ScoreReading:
         self.draft = draft
         self.space = reader.signature.space
         self.width = reader.signature.width
-        left = equal_overlap(self.space, random_orthogonal(self.space, rng, self.width), reader.value)
-        right = random_orthogonal(self.space, rng, self.width)
-        # Under a norm bound the solve divides by 1 − ratio·√d·(p·v̂): the sign makes that at least one.
-        xp = self.space.xp
-        right = xp.where((right @ reader.value > 0)[:, None], -right, right)
+        left, self.inverse, right = _bases(reader, rng)
         self.left, self.right = Rows(left), Rows(right)
-        # (rows, directions): q_i·p_j, for last tokens that are not short against the first
-        self.meeting = left @ right.T if reader.signature.max_norm is not None else None
+        # (rows, directions): p_j in left-coordinates, for last tokens that are not short against the first
+        self.meeting = None if reader.levered else self.inverse.T @ right.T
         self.cross = CrossBasis(self.space, self.width)
-        draft.left, draft.right = left, right
+        draft.inverse, draft.right = self.inverse, right
         self.radii: list[Array] = []  # beside draft.columns
         self.consistent = 0  # directions in a row that were consistent with the columns so far
+        self.tail = 0.0  # how large forms may be that were taken for zero
         self.partial: list[_Partial] = []
         self.pending: list[tuple[int, _Table, list[int]]] = []  # (direction, its forms, rows they were read at)
 
-    def run(self) -> Steps[Score]:
-        responds = yield from self.reader.probe(self.left, self.right)
-        if not responds:
+    def run(self) -> Steps[Score | None]:
+        probe = yield from self.reader.probe(self.left, self.right)
+        if not probe.responds:
             zero = self.space.zeros(self.width, self.width)
-            return Score(zero, zero + 1 / self.reader.largest_scale, 0)
-        direction = 0
-        while direction < self.width and self.consistent < CONSISTENT_DIRECTIONS:
+            return Score(zero, zero + self.width * probe.forms.radius[0], 0)
+        # The form of the probe is wanted anyway, and read at another scale it shows a score bias.
+        first = probe.number
+        index = self.space.indices([first])
+        forms = yield from self.reader.read("directions", self.left, self.right, index, index)
+        if self.reader.levered and not probe.agrees(forms):
+            return None
+        yield from self._settle(first, [first], _Table.of(forms, 1))
+        left = [direction for direction in range(self.width) if direction != first]
+        while left and self.consistent < CONSISTENT_DIRECTIONS:
             rank = self.cross.rank
             block = 1 if rank < SINGLE_DIRECTIONS else rank // BLOCK_FRACTION
-            block = min(block, self.width - direction)
-            yield from self._take(list(range(direction, direction + block)))
-            direction += block
-        yield from self._read_by_rank(list(range(direction, self.width)))
+            yield from self._take(left[:block])
+            left = left[block:]
+        yield from self._read_by_rank(left)
         return (yield from self._within_span())
 
     def _read(self, rows: list[int], directions: list[int], stage: str) -> Steps[_Table]:
@@ -217,7 +225,10 @@ class _ScoreReading:
         """Whether the check rows are predicted from the pivots, within the errors of both."""
         xp = self.space.xp
         residual, bar, damping = self._residual(table, checks, directions)
-        return bool(xp.all(xp.abs(residual) <= bar) and xp.all(damping > SMALLEST_DAMPING))
+        fits = bool(xp.all(xp.abs(residual) <= bar) and xp.all(damping > SMALLEST_DAMPING))
+        if fits:
+            self.tail = max(self.tail, TAIL_FACTOR * float(xp.max(xp.abs(residual))), 4 * float(xp.max(bar)))
+        return fits
 
     def _independent(self, table: _Table, checks: list[int], directions: list[int]) -> bool:
         """Whether every one of the directions enlarges the column space."""
@@ -267,7 +278,7 @@ class _ScoreReading:
             self.partial.append(_Partial(directions, rows, _Table.of(forms, self.cross.rank)))
 
     def _span_rows(self) -> Array:  # (rank, width)
-        """Unit rows, in left-coordinates, that determine a vector of the column space.
+        """Unit rows that determine a vector of the column space, as combinations of the left rows.
 
         An orthonormal basis of it, rotated to share the value evenly and tilted along the part of the value
         outside the column space, which adds value and no logit.
@@ -282,7 +293,7 @@ class _ScoreReading:
         if outside_norm > self.space.eps**0.5 * reader.value_norm:
             lacking = (reader.value_norm - float(xp.linalg.vector_norm(inside))) / rank**0.5
             rows = rows + outside[None, :] * (lacking / outside_norm**2)
-        return rows / xp.linalg.vector_norm(rows, axis=1)[:, None]
+        return rows / xp.linalg.vector_norm(rows @ self.left.vectors, axis=1)[:, None]
 
     def _span(self) -> tuple[Array, Array, Array]:
         """Singular value decomposition of the complete columns, cut at the rank: (width, r), (r,), (r, columns)."""
@@ -309,7 +320,7 @@ class _ScoreReading:
 
     def _leans(self, part: _Partial) -> Array:  # (directions,)
         """How many times the errors of the complete columns a column carries that is made of them."""
-        basis, sizes, turn = self._span()
+        basis, sizes, _ = self._span()
         inverse = self.space.xp.linalg.pinv(part.rows @ basis)
         solution = self._solve(inverse, basis, part.directions, part.table)
         return self.space.xp.linalg.vector_norm(solution.coefficients / sizes[:, None], axis=0)
@@ -321,9 +332,9 @@ class _ScoreReading:
             xp.concat(self.radii, axis=1),
         )
         directions = xp.take(self.right.vectors, xp.concat([numbers for numbers, _ in self.draft.columns]), axis=0)
-        matrix = self.left.vectors.T @ (complete @ directions)
+        matrix = self.inverse @ (complete @ directions)
         # Errors of different forms are independent, so the rotations add them in quadrature ...
-        squares = (self.left.vectors**2).T
+        squares = self.inverse**2
         variance = squares @ (radius**2 @ directions**2)
         if not self.partial:
             return Score(matrix, xp.sqrt(variance) + self._rotation_error(matrix), self.cross.rank)
@@ -333,8 +344,10 @@ class _ScoreReading:
             directions = xp.take(self.right.vectors, self.space.indices(part.directions), axis=0)
             inverse = xp.linalg.pinv(part.rows @ basis)
             solution = self._solve(inverse, basis, part.directions, part.table)
-            matrix = matrix + (self.left.vectors.T @ basis) @ (solution.coefficients @ directions)
+            matrix = matrix + (self.inverse @ basis) @ (solution.coefficients @ directions)
             spread = (part.table.radius / solution.damping) ** 2 @ directions**2
+            hidden = self.tail**2 * xp.sum(directions**2, axis=0)
+            variance = variance + xp.sum(squares, axis=1)[:, None] * hidden[None, :]
             variance = variance + (squares @ (basis @ inverse) ** 2) @ spread
             uses = uses + (solution.coefficients / sizes[:, None]) @ directions
         # ... while those of the complete columns return in all that were made of them.
@@ -347,6 +360,35 @@ class _ScoreReading:
         rows, columns = xp.linalg.vector_norm(matrix, axis=1), xp.linalg.vector_norm(matrix, axis=0)
         average = float(xp.linalg.vector_norm(rows)) / self.width**0.5
         return rounding(self.space) * (rows[:, None] + columns[None, :] + average)
+
+
+def _bases(reader: FormReader, rng: np.random.Generator) -> tuple[Array, Array, Array]:
+    """Rows of unit length that share the value evenly, the inverse of their matrix, and orthonormal directions.
+
+    With a score bias all but one row and one direction are orthogonal to it, so that their tokens may be long.
+    """
+    space, width = reader.signature.space, reader.signature.width
+    xp = space.xp
+    left, right = random_orthogonal(space, rng, width), random_orthogonal(space, rng, width)
+    if reader.bias is None or width == 1:
+        left = equal_overlap(space, left, reader.value)
+        return left, left.T, _repelled(right, left.T)
+    left, along = split_along(space, left, reader.bias.vector)
+    across = reader.value - along * xp.vecdot(along, reader.value)
+    across_norm = float(xp.linalg.vector_norm(across))
+    if across_norm > LEAST_CONTRAST * reader.value_norm:
+        left = xp.concat([equal_overlap(space, left, reader.value), (along + across / across_norm)[None, :] / 2**0.5])
+    else:  # the value lies along the bias: rows that shall show value must lean that way
+        left = xp.concat([(left + along[None, :]) / 2**0.5, along[None, :]])
+    others, along = split_along(space, right, reader.bias.vector)
+    inverse = xp.linalg.inv(left)
+    return left, inverse, xp.concat([_repelled(others, inverse), -along[None, :]])
+
+
+def _repelled(directions: Array, inverse: Array) -> Array:
+    """Directions with their signs chosen so that the solve divides by one plus, not minus, the ratio of the norms."""
+    xp = namespace(directions)
+    return xp.where((directions @ xp.sum(inverse, axis=1) > 0)[:, None], -directions, directions)
 
 
 def _pairs(rows: Iterable[int], directions: Sequence[int]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

@@ -5,31 +5,59 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from keyhole.arrays import Array
+import numpy as np
+
+from keyhole.arrays import Array, namespace
 from keyhole.measure import Measurements, Plan, Rows, Signature, Term
 from keyhole.methods.base import Steps, Unrecoverable
-from keyhole.numerics.logit import logit_with_radius, rounding
+from keyhole.numerics.logit import ROUNDING_DEVIATIONS, logit_with_radius, rounding
+from keyhole.numerics.rotation import equal_overlap, random_orthogonal
 from keyhole.recovery import Outcome
 
+# A first probe is made larger, where that helps, until a logit of this size could be seen.
+CLEAR_ENOUGH = 1e-3
+# More probes than the whole range of floating-point numbers needs.
+MOST_PROBES = 60
 # Logits are aimed at this size: large against their rounding, small against saturation.
 AIM = 0.75
 # After n readings the aim is n/(n + CAUTION) of that, since the scale is known from n samples only.
 CAUTION = 10
 # A reading whose radius exceeds that of a balanced one (σ = ½) by more than this is read again at a smaller scale.
-WORST_RADIUS = 100.0
+WORST_STRAIN = 100.0
 # How much smaller.
 SHRINK = 2.0**-6
 # The first token is longer than the last by 2³² · √scale, so that whatever the last adds by itself is below 2⁻⁶⁴.
 LEVER = 2.0**32
 # The first probe. In float64 one probe reads the scale over about 13 decades, so that most boxes need one only.
 FIRST_PROBE = 2.0**-20
-# Noisy answers are drowned by tokens of this norm where norms are free.
+# What the score bias adds to a logit is kept within this, by shorter tokens where it attracts them ...
+REACH = 1.0
+# ... and the errors of tokens orthogonal to it below this many eps.
+BIAS_LEVER = 2.0**7
+# Where norms are free, one-token queries have this norm, so that an output bias does not drown the value ...
+CLEAR = 2.0**20
+# ... or this one, so that noise does not.
 LOUD = 2.0**40
 
 
 @dataclass(frozen=True)
 class Value:
-    """The value vector as read."""
+    """The affine map from a token to its value, as read: x·vector + bias."""
+
+    vector: Array  # (width,) or (width, outputs)
+    radius: Array  # of the same shape
+    bias: Array  # () or (outputs,)
+    bias_radius: Array  # of the same shape
+
+    @property
+    def biased(self) -> bool:
+        """Whether the bias can be told from zero."""
+        return bool(namespace(self.bias).any(abs(self.bias) > self.bias_radius))
+
+
+@dataclass(frozen=True)
+class ScoreBias:
+    """The score bias as read."""
 
     vector: Array  # (width,)
     radius: Array  # (width,)
@@ -42,45 +70,83 @@ class Forms:
     values: Array  # (n,)
     radius: Array  # (n,)
     ratio: Array  # (n,) norm of the last token over that of the first
+    strain: Array  # (n,) radius of the logit over that of a balanced one (σ = ½): large where the softmax saturates
+
+    def parts(self) -> tuple[Array, Array, Array, Array]:
+        """All four arrays, in order."""
+        return self.values, self.radius, self.ratio, self.strain
+
+
+@dataclass(frozen=True)
+class Probe:
+    """The last form probed: of row and column `number`."""
+
+    number: int
+    forms: Forms
+    responds: bool  # whether it can be told from zero, or others may be that cannot be told from it
+
+    def agrees(self, again: Forms) -> bool:
+        """Whether the same form read at another scale is the same; a score bias scales differently."""
+        apart = abs(float(self.forms.values[0]) - float(again.values[0]))
+        return apart <= float(self.forms.radius[0]) + float(again.radius[0])
 
 
 def floor_power(number: float) -> float:
-    """The largest power of two that is at most `number`: scaling by it is exact."""
-    return 2.0 ** math.floor(math.log2(number))
+    """The largest power of two that is at most `number`, never zero: scaling by it is exact."""
+    return 2.0 ** max(-1000, math.floor(math.log2(max(number, 5e-324))))
 
 
 def read_value(signature: Signature) -> Steps[Value]:
-    """One-token queries: attention on a single token is the identity, so the answer is its value."""
-    space = signature.space
-    norm = 1.0 if signature.noise.kind == "exact" else LOUD
-    norm = floor_power(min(norm, signature.norm_limit)) if signature.max_norm is not None else norm
-    units = Rows(space.eye(signature.width))
-    answers: Measurements = yield Plan("value", signature.width, [[Term(units, scale=norm)]])
-    vector = answers.values / norm
-    radius = space.eps * space.xp.abs(vector) + (answers.radius + space.tiny) / norm
-    return Value(vector, radius)
+    """One-token queries: attention on a single token is the identity, so the answer is its value.
+
+    The zero token gives the output bias; the others are long where they may, so that the bias does not drown them.
+    """
+    space, xp = signature.space, signature.space.xp
+    norm = LOUD if signature.noise.kind != "exact" else CLEAR
+    norm = norm if signature.max_norm is None else floor_power(signature.norm_limit)
+    tokens = xp.concat([space.zeros(1, signature.width), norm * space.eye(signature.width)])
+    answers: Measurements = yield Plan("value", signature.width + 1, [[Term(Rows(tokens))]])
+    bias = answers.values[0, ...]
+    bias_radius = space.eps * xp.abs(bias) + answers.radius
+    bias = xp.where(xp.abs(bias) > bias_radius, bias, xp.zeros_like(bias))
+    vector = (answers.values[1:, ...] - bias) / norm
+    rounded = space.eps * (xp.abs(answers.values[1:, ...]) + xp.abs(bias))
+    return Value(vector, (rounded + 2 * answers.radius + space.tiny) / norm, bias, bias_radius)
 
 
 class FormReader:
     """Reads bilinear forms rowᵀ·score·column, one query each, at a scale it keeps adjusting.
 
     The query [a·row; c·column] with value overlaps r = row·v, s = column·v answers
-    c·s + σ(z)·(a·r − c·s), where z = a·c·(row − (c/a)·column)ᵀ·score·column.
+    c·s + σ(z)·(a·r − c·s), where z = (a·row − c·column)ᵀ(c·score·column + score_bias).
     """
 
-    def __init__(self, signature: Signature, value: Value) -> None:
-        space = signature.space
+    def __init__(
+        self, signature: Signature, value: Value, bias: ScoreBias | None = None, hidden_bias: float = 0.0
+    ) -> None:
+        space, xp = signature.space, signature.space.xp
         self.signature = signature
         self.value = value.vector
-        self.value_norm = float(space.xp.linalg.vector_norm(value.vector))
-        self.value_radius = float(space.xp.linalg.vector_norm(value.radius))
+        self.output_bias = value.bias
+        self.value_norm = float(xp.linalg.vector_norm(value.vector))
+        self.value_radius = float(xp.linalg.vector_norm(value.radius))
+        self.offset_radius = float(value.bias_radius)
+        self.bias = bias
+        self.hidden_bias = hidden_bias  # how large a score bias may be that did not show
+        self.bias_norm = 0.0 if bias is None else float(xp.linalg.vector_norm(bias.vector))
         # Tokens stay clear of overflow, also their products and after they met the value vector.
         room = min(space.huge**0.45, 2.0**-24 * space.huge / max(1.0, self.value_norm))
         self.longest = min(signature.norm_limit, room)
-        free = signature.max_norm is None
-        self.largest_scale = floor_power(self.longest / LEVER) ** 2 if free else self.longest**2
+        # Where norms are free and logits bilinear, the first token is so long that the last one does nothing else.
+        self.levered = signature.max_norm is None and bias is None
+        self.largest_scale = floor_power(self.longest / LEVER) ** 2 if self.levered else self.longest**2
+        if self.bias_norm > 0:
+            # Also of a last token orthogonal to the bias, the rounding of its logit stays small.
+            longest_last = min(self.longest, 0.01 / (rounding(space) * self.bias_norm))
+            self.largest_scale = min(BIAS_LEVER / self.bias_norm, self.longest) * longest_last
         self._count = 0
         self._mean_square = 0.0
+        self._probed = 0.0  # the scale at which the probe responded
 
     @property
     def size(self) -> float:
@@ -102,41 +168,69 @@ class FormReader:
         """The product of token norms that brings logits to their aim."""
         if self.size == 0.0:
             return self.largest_scale
-        aim = AIM * self._count / (self._count + CAUTION)
-        return min(floor_power(aim / self.size), self.largest_scale)
+        aim = AIM * self._count / (self._count + CAUTION) / self.size
+        if not self.levered:
+            # The last token's own form grows with its norm squared, and may exceed the others √d times.
+            longest = self._first_norm(self.largest_scale)
+            aim = min(aim, longest * math.sqrt(aim / math.sqrt(self.signature.width)))
+        scale = min(floor_power(aim), self.largest_scale)
+        # The second reading is at another scale than the first, so that a score bias shows.
+        near = self._count == 1 and self._probed / 8 < scale < 8 * self._probed
+        return self._probed / 16 if near else scale
 
-    def norms(self, scale: float) -> tuple[float, float]:
-        """Norms of the first and the last token whose product is `scale`."""
-        if self.signature.max_norm is not None:
-            return self.longest, scale / self.longest
-        first = LEVER * floor_power(math.sqrt(scale))
-        return first, scale / first
+    def _first_norm(self, scale: float) -> float:
+        """How long first tokens are, but for those that the score bias attracts."""
+        if self.levered:
+            return LEVER * floor_power(math.sqrt(scale))
+        longest = float(self.longest)
+        if self.bias_norm == 0:
+            return longest
+        root = math.sqrt(self.signature.width)
+        wanted = max(2 * math.sqrt(scale * root), 0.5 * root / self.bias_norm)
+        return min(wanted, BIAS_LEVER / self.bias_norm, longest)
 
-    def probe(self, rows: Rows, columns: Rows) -> Steps[bool]:
-        """Find the scale; False when there is no response at any scale: the score matrix is zero."""
+    def norms(self, scale: float, rows_bias: Array, columns_bias: Array) -> tuple[float | Array, float | Array]:
+        """Norms of the first and the last tokens, whose product is `scale` unless the score bias allows less."""
+        first = self._first_norm(scale)
+        last = min(scale / first, self.longest)
+        if self.bias is None:
+            return first, last
+        return _within_reach(first, rows_bias), _within_reach(last, columns_bias)
+
+    def probe(self, rows: Rows, columns: Rows) -> Steps[Probe]:
+        """Find the scale. Without a response at any scale the score matrix is zero."""
         space = self.signature.space
-        balanced = 4 * self._answer_radius()
-        step = floor_power(max(16.0, 0.1 / balanced))  # shorter than the range of logits one probe can read
         scale = min(FIRST_PROBE, self.largest_scale)
-        tried: list[float] = []
-        while scale not in tried:
-            index = space.indices([len(tried) % rows.vectors.shape[0]])
-            tried.append(scale)
+        while self._balanced_radius(scale) > CLEAR_ENOUGH and scale < self.largest_scale:
+            scale = min(2 * scale, self.largest_scale)
+        silent, saturated = 0.0, math.inf  # scales that are too small and too large
+        for tries in range(MOST_PROBES):
+            balanced = self._balanced_radius(scale)
+            if balanced > 0.5:
+                raise Unrecoverable(
+                    Outcome.TOO_NOISY,
+                    f"an answer is uncertain by {balanced / 4:.1g} of the difference between two tokens' values",
+                )
+            step = floor_power(max(16.0, 0.1 / balanced))  # shorter than the range of logits one probe can read
+            number = tries % rows.vectors.shape[0]
+            index = space.indices([number])
             forms = yield from self._ask("scale", rows, columns, index, index, scale)
-            logit, radius = abs(float(forms.values[0]) * scale), float(forms.radius[0]) * scale
-            if radius > max(1.0, WORST_RADIUS * balanced):
-                scale = scale / step
-            elif logit > 4 * radius:
+            if float(forms.strain[0]) > WORST_STRAIN:
+                saturated = scale
+                scale = scale / step if silent == 0.0 else math.sqrt(silent * saturated)
+                continue
+            if abs(float(forms.values[0])) > 4 * float(forms.radius[0]):
                 self._learn(forms.values)
-                return True
-            elif scale == self.largest_scale:
+                self._probed = scale
+                return Probe(number, forms, responds=True)
+            if scale == self.largest_scale or float(forms.radius[0]) * scale > 0.5:
                 # Under a norm bound a single form may be too small to see where others are not.
-                return self.signature.max_norm is not None
-            else:
-                scale = min(scale * step, self.largest_scale)
+                return Probe(number, forms, responds=self.signature.max_norm is not None)
+            silent = scale
+            scale = min(scale * step, self.largest_scale) if math.isinf(saturated) else math.sqrt(silent * saturated)
         raise Unrecoverable(
             Outcome.WRONG_FAMILY,
-            "the answers saturate at one scale of the tokens and do not respond at the next",
+            "the answers respond at no scale of the tokens as a softmax head's do: they saturate or are silent",
         )
 
     def read(self, stage: str, rows: Rows, columns: Rows, row_index: Array, column_index: Array) -> Steps[Forms]:
@@ -155,80 +249,141 @@ class FormReader:
             done = stop
         if len(pieces) == 1:
             return pieces[0]
-        return Forms(*(xp.concat([getattr(p, name) for p in pieces]) for name in ("values", "radius", "ratio")))
+        return Forms(*(xp.concat(parts) for parts in zip(*(piece.parts() for piece in pieces), strict=True)))
 
     def _read_all(
         self, stage: str, rows: Rows, columns: Rows, row_index: Array, column_index: Array, scale: float
     ) -> Steps[Forms]:
         xp = self.signature.space.xp
         forms = yield from self._ask(stage, rows, columns, row_index, column_index, scale)
-        balanced = 4 * self._answer_radius() / scale
         while True:
-            (bad,) = xp.nonzero(forms.radius > WORST_RADIUS * balanced)
+            (bad,) = xp.nonzero(forms.strain > WORST_STRAIN)
             if bad.shape[0] == 0:
                 return forms
             scale = scale * SHRINK
-            balanced = balanced / SHRINK
             if scale < self.signature.space.tiny / SHRINK:
                 raise Unrecoverable(
                     Outcome.SATURATED, f"{bad.shape[0]} softmax weights stayed at 0 or 1 at every token norm"
                 )
-            again = yield from self._ask(
-                stage,
-                rows,
-                columns,
-                xp.take(row_index, bad, axis=0),
-                xp.take(column_index, bad, axis=0),
-                scale,
-            )
-            forms = Forms(
-                *(_replaced(getattr(forms, n), bad, getattr(again, n)) for n in ("values", "radius", "ratio"))
-            )
+            some_rows, some_columns = (xp.take(index, bad, axis=0) for index in (row_index, column_index))
+            again = yield from self._ask(stage, rows, columns, some_rows, some_columns, scale)
+            pairs = zip(forms.parts(), again.parts(), strict=True)
+            forms = Forms(*(_replaced(old, bad, new) for old, new in pairs))
 
-    def _answer_radius(self) -> float:
-        """Radius of an answer over the span of answers, for a row of average overlap."""
-        errors = rounding(self.signature.space) * self.value_norm + self.value_radius
-        if self.signature.max_norm is not None:
-            errors += self.signature.noise.radius / self.longest
-        return errors * math.sqrt(self.signature.width) / self.value_norm
+    def _balanced_radius(self, scale: float) -> float:
+        """Radius of a logit of zero, for a row of average overlap with the value."""
+        first = self._first_norm(scale)
+        span = first * self.value_norm / math.sqrt(self.signature.width)
+        errors = first * (rounding(self.signature.space) * self.value_norm + self.value_radius)
+        return 4 * (errors + self._noise(self.signature.noise.radius)) / span
+
+    def _noise(self, answer_radius: float) -> float:
+        """What an answer is off by, whatever the tokens: its own noise and that of the output bias."""
+        space = self.signature.space
+        return float(answer_radius + self.offset_radius + 2 * space.eps * abs(float(self.output_bias)))
 
     def _ask(
         self, stage: str, rows: Rows, columns: Rows, row_index: Array, column_index: Array, scale: float
     ) -> Steps[Forms]:
         """One query per pair, at one scale."""
         space, xp = self.signature.space, self.signature.space.xp
-        first, last = self.norms(scale)
+        rows_bias, columns_bias = 0.0, 0.0
+        if self.bias is not None:
+            rows_bias = xp.take(rows.vectors @ self.bias.vector, row_index, axis=0)
+            columns_bias = xp.take(columns.vectors @ self.bias.vector, column_index, axis=0)
+        first, last = self.norms(scale, rows_bias, columns_bias)
         positions = [[Term(rows, row_index, first)], [Term(columns, column_index, last)]]
         answers: Measurements = yield Plan(stage, int(row_index.shape[0]), positions)
+        values = answers.values - self.output_bias
         high = first * xp.take(rows.vectors @ self.value, row_index, axis=0)
         low = last * xp.take(columns.vectors @ self.value, column_index, axis=0)
         per_norm = rounding(space) * self.value_norm + self.value_radius
-        logits, radius = logit_with_radius(
-            space,
-            answers.values,
-            low,
-            high,
-            low * 0 + last * per_norm,
-            high * 0 + first * per_norm,
-            answers.radius,
-        )
-        self._check_range(answers, low, high, (first + last) * per_norm)
+        noise = self._noise(answers.radius)
+        low_bar, high_bar = (xp.zeros_like(values) + norm * per_norm for norm in (last, first))
+        logits, radius = logit_with_radius(space, values, low, high, low_bar, high_bar, noise)
+        slack = noise + low_bar + high_bar
+        self._check_range(values, low, high, slack)
+        span = xp.abs(high - low)
+        strain = radius * xp.where(span == 0, xp.ones_like(span), span) / (4 * slack)
         # The oracle's own inner product behind the logit is rounded too.
         own = rounding(space) * self.size * self.signature.width**0.5
-        ratio = space.full((int(row_index.shape[0]),), last / first)
-        return Forms(logits / scale, radius / scale + own, ratio)
+        if self.bias is not None:
+            logits = logits - (first * rows_bias - last * columns_bias)
+            spread = rounding(space) * self.bias_norm + float(xp.linalg.vector_norm(self.bias.radius))
+            radius = radius + (first + last) * spread
+        unit = self._unit(first, last)
+        radius = radius + (first + last) * (self.hidden_bias / self.signature.width**0.5)
+        return Forms(logits / unit, radius / unit + own, xp.zeros_like(values) + last / first, strain)
 
-    def _check_range(self, answers: Measurements, low: Array, high: Array, rounding_radius: float) -> None:
+    def _unit(self, first: float | Array, last: float | Array) -> float | Array:
+        """What a logit is divided by to give the form of unit vectors."""
+        return first * last
+
+    def _check_range(self, values: Array, low: Array, high: Array, slack: Array) -> None:
         """A softmax average lies between the values of its tokens, or there is no softmax average."""
         xp = self.signature.space.xp
-        slack = rounding_radius + answers.radius
-        beyond = xp.maximum(answers.values - xp.maximum(low, high), xp.minimum(low, high) - answers.values)
+        beyond = xp.maximum(values - xp.maximum(low, high), xp.minimum(low, high) - values)
         if bool(xp.any(beyond > 4 * slack)):
             raise Unrecoverable(
                 Outcome.WRONG_FAMILY,
                 "a softmax weight left [0, 1]: an answer to two tokens does not lie between their values, "
                 "so the box is not a softmax average of x·v",
             )
+
+
+def _within_reach(norm: float, bias: Array) -> Array:  # (n,)
+    """Norms of at most `norm` at which what the score bias adds to a logit stays of order one."""
+    xp = namespace(bias)
+    return xp.minimum(xp.full_like(bias, norm), REACH / xp.maximum(xp.abs(bias), xp.full_like(bias, REACH / norm)))
+
+
+class BiasReader(FormReader):
+    """Reads row·score_bias from queries [a·row; 0], at a scale a that it keeps adjusting."""
+
+    def __init__(self, signature: Signature, value: Value) -> None:
+        super().__init__(signature, value)
+        self.levered = False
+        self.largest_scale = self.longest
+
+    def _first_norm(self, scale: float) -> float:
+        return scale
+
+    def norms(self, scale: float, rows_bias: Array, columns_bias: Array) -> tuple[float, float]:  # noqa: ARG002
+        """The last token is zero."""
+        return scale, 0.0
+
+    def _unit(self, first: float | Array, last: float | Array) -> float | Array:  # noqa: ARG002
+        return first
+
+
+def look_for_score_bias(signature: Signature, value: Value, rng: np.random.Generator) -> Steps[tuple[bool, float]]:
+    """One query [row; 0], as long as it may be: its two tokens weigh the same unless there is a score bias.
+
+    Whether one shows, and if not, how large it may still be.
+    """
+    space = signature.space
+    rows = Rows(equal_overlap(space, random_orthogonal(space, rng, signature.width), value.vector))
+    reader, zero = BiasReader(signature, value), space.indices([0])
+    nothing = Rows(space.zeros(1, signature.width))
+    forms = yield from reader._ask("scale", rows, nothing, zero, zero, reader.largest_scale)
+    form, radius = abs(float(forms.values[0])), float(forms.radius[0])
+    shows = float(forms.strain[0]) > WORST_STRAIN or form > radius
+    # One random row sees at least a 32nd of its fair share of the bias, but for one in forty.
+    return shows, 32 * signature.width**0.5 * (form + radius / ROUNDING_DEVIATIONS)
+
+
+def read_score_bias(signature: Signature, value: Value, rng: np.random.Generator) -> Steps[ScoreBias]:
+    """The score bias in an orthonormal basis: the last token is zero, so that the score matrix is silent."""
+    space, xp = signature.space, signature.space.xp
+    rows = Rows(equal_overlap(space, random_orthogonal(space, rng, signature.width), value.vector))
+    reader = BiasReader(signature, value)
+    nothing = Rows(space.zeros(signature.width, signature.width))
+    yield from reader.probe(rows, nothing)
+    every = space.indices(range(signature.width))
+    forms = yield from reader.read("score bias", rows, nothing, every, every)
+    vector = rows.vectors.T @ forms.values
+    radius = xp.sqrt((rows.vectors.T) ** 2 @ forms.radius**2)
+    return ScoreBias(vector, radius + rounding(space) * xp.linalg.vector_norm(vector))
 
 
 def _replaced(array: Array, index: Array, values: Array) -> Array:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from keyhole.errors import KeyholeError
 from keyhole.measure import Signature
 from keyhole.methods.base import Estimate, Method, Steps, Unrecoverable
-from keyhole.methods.directions import Draft, read_score
+from keyhole.methods.directions import Draft, Score, read_score
 from keyhole.methods.entrywise import read_score_entrywise
-from keyhole.methods.reading import FormReader, Value, read_value
+from keyhole.methods.reading import FormReader, ScoreBias, Value, look_for_score_bias, read_score_bias, read_value
 from keyhole.model import SingleHead
 from keyhole.recovery import Outcome
 
@@ -32,23 +34,59 @@ def single_head(signature: Signature, rng: np.random.Generator, *, entrywise: bo
     _refuse_other_shapes(value)
     _refuse_zero_value(signature, value)
     draft = Draft()
+    bias: ScoreBias | None = None
     try:
         if entrywise:
             score = yield from read_score_entrywise(signature, value, rng)
         else:
-            score = yield from read_score(FormReader(signature, value), rng, draft)
+            bias, score = yield from _read_logits(signature, value, rng, draft)
     except KeyholeError as error:
         partial = draft.matrix()
         if partial is not None:
             error.partial = SingleHead(partial, value.vector)
         raise
+    return _estimate(signature, value, bias, score)
+
+
+def _read_logits(
+    signature: Signature, value: Value, rng: np.random.Generator, draft: Draft
+) -> Steps[tuple[ScoreBias, Score]]:
+    """The score matrix, after the score bias where one shows."""
+    shows, hidden = False, 0.0
+    if signature.max_norm is not None:
+        shows, hidden = yield from look_for_score_bias(signature, value, rng)
+    if not shows:
+        score = yield from read_score(FormReader(signature, value, hidden_bias=hidden), rng, draft)
+        if score is not None:
+            nothing = signature.space.zeros(signature.width)
+            return ScoreBias(nothing, nothing + hidden), score
+    bias = yield from read_score_bias(signature, value, rng)
+    score = yield from read_score(FormReader(signature, value, bias), rng, draft)
+    assert score is not None  # a reader that knows the bias is not levered
+    return bias, score
+
+
+def _estimate(signature: Signature, value: Value, bias: ScoreBias | None, score: Score) -> Estimate:
     width, rank = signature.width, score.rank
+    bound = rank * (2 * width - rank) + width
+    params = SingleHead(score.matrix, value.vector)
+    radius = SingleHead(score.radius, value.radius)
+    biased = False
+    if bias is not None:
+        radius = replace(radius, score_bias=bias.radius)
+        biased = bool(signature.space.xp.any(bias.vector != 0))
+        if biased:
+            params = replace(params, score_bias=bias.vector)
+            bound += width
+    if value.biased:
+        params, radius = replace(params, output_bias=value.bias), replace(radius, output_bias=value.bias_radius)
+        bound += 1
     return Estimate(
-        params=SingleHead(score.matrix, value.vector),
-        radius=SingleHead(score.radius, value.radius),
-        counting_bound=rank * (2 * width - rank) + width,
+        params=params,
+        radius=radius,
+        counting_bound=bound,
         assumptions=ASSUMPTIONS,
-        details={"rank": rank},
+        details={"rank": rank, "score_bias": biased, "output_bias": value.biased},
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,9 @@ FORMAT_VERSION = 1
 
 def save_arrays(path: str | PathLike[str], family: str, arrays: dict[str, Array]) -> None:
     """Write the arrays of one parameter set, with its family and the format version."""
-    contiguous = {name: np.ascontiguousarray(to_numpy(array)) for name, array in arrays.items()}
-    metadata = {"format": "keyhole", "version": str(FORMAT_VERSION), "family": family}
+    contiguous = {name: np.array(to_numpy(array), order="C") for name, array in arrays.items()}
+    # One key only: safetensors writes several in random order, and equal parameters should make equal files.
+    metadata = {"keyhole": json.dumps({"version": FORMAT_VERSION, "family": family})}
     try:
         save_file(contiguous, Path(path), metadata=metadata)
     except (OSError, SafetensorError) as error:
@@ -37,11 +39,11 @@ def load_arrays(path: str | PathLike[str]) -> tuple[str, dict[str, npt.NDArray[A
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
         raise FileError(f"{path} is not a readable safetensors file: {error}") from error
-    if metadata.get("format") != "keyhole":
-        raise FileError(f"{path} was not written by Keyhole: its metadata does not say format=keyhole")
-    version = metadata.get("version", "")
-    if not version.isdigit() or int(version) > FORMAT_VERSION:
-        raise FileError(
-            f"{path} has format version {version or 'unknown'}; this Keyhole reads up to {FORMAT_VERSION}: upgrade it"
-        )
-    return metadata.get("family", ""), arrays
+    try:
+        about = json.loads(metadata["keyhole"])
+        version, family = int(about["version"]), str(about["family"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise FileError(f"{path} was not written by Keyhole: its metadata does not say so") from error
+    if version > FORMAT_VERSION:
+        raise FileError(f"{path} has format version {version}; this Keyhole reads up to {FORMAT_VERSION}: upgrade it")
+    return family, arrays

@@ -28,6 +28,11 @@ class SingleHead:
     family: ClassVar[str] = "single-head"
 
     def __post_init__(self) -> None:
+        if self.score.ndim != 2 or self.value.ndim not in (1, 2) or 0 in self.score.shape + self.value.shape:
+            raise UsageError(
+                f"SingleHead needs a score (width, width) and a value (width,) or (width, outputs), "
+                f"not {tuple(self.score.shape)} and {tuple(self.value.shape)}"
+            )
         width = self.score.shape[0]
         expected: dict[str, tuple[int, ...]] = {"score": (width, width)}
         if self.value.ndim == 2:

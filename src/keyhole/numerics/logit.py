@@ -26,7 +26,7 @@ def logit_with_radius(
     """The logits z and their radii, to first order. A saturated entry has an infinite radius."""
     xp = space.xp
     span = high - low
-    weight = xp.clip((answer - low) / span, 0.0, 1.0)
+    weight = xp.clip((answer - low) / xp.where(span == 0, xp.ones_like(span), span), 0.0, 1.0)
     answer_radius = weight * high_radius + (1 - weight) * low_radius + noise
     above, below = xp.abs(answer - low), xp.abs(high - answer)
     inside = ((answer - low) * span > 0) & ((high - answer) * span > 0)

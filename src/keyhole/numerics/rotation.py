@@ -39,3 +39,14 @@ def equal_overlap(space: Space, rows: Array, vector: Array) -> Array:  # (n, wid
     if size <= (space.eps * aim) ** 2 * count:
         return rows
     return rows - (2 / size) * mirror[:, None] * (mirror @ rows)[None, :]
+
+
+def split_along(space: Space, rows: Array, vector: Array) -> tuple[Array, Array]:  # (n, n), (n,) -> (n − 1, n), (n,)
+    """Reflect an orthonormal basis so that its last row is the direction of `vector`: the others, then that one."""
+    xp = space.xp
+    direction = vector / xp.linalg.vector_norm(vector)
+    mirror = rows[-1, :] - direction
+    size = float(xp.vecdot(mirror, mirror))
+    if size > space.eps:
+        rows = rows - (2 / size) * (rows @ mirror)[:, None] * mirror[None, :]
+    return rows[:-1, :], direction
