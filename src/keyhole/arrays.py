@@ -31,6 +31,14 @@ def to_numpy(array: Array) -> npt.NDArray[Any]:
     return np.asarray(array)
 
 
+def is_real(array: Array) -> bool:
+    """Whether an array holds real numbers: booleans, integers or floating-point numbers."""
+    try:
+        return bool(namespace(array).isdtype(array.dtype, ("bool", "integral", "real floating")))
+    except TypeError:  # a dtype the array API does not know
+        return False
+
+
 def gather_into(room: Array, table: Array, index: Array) -> None:  # (n, width), (m, width), (n,)
     """Write table[index] to `room` in one pass, which the array API has no word for."""
     if isinstance(room, np.ndarray):
@@ -85,6 +93,8 @@ class Space:
 
     def asarray(self, values: Any) -> Array:
         """`values` as a floating array of this space."""
+        if array_api_compat.is_torch_array(values):
+            values = values.detach()
         if array_api_compat.is_array_api_obj(values) and namespace(values) is not self.xp:
             values = to_numpy(values)
         return self.xp.asarray(values, dtype=self.dtype, device=self.device)

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from keyhole.errors import JournalError
 
 SCHEMA_VERSION = 1
+APPLICATION_ID = 0x6B657968  # marks the file as a journal: "keyh"
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -54,8 +55,14 @@ class Journal:
     def _prepare(self, box: str) -> None:
         # The exclusive lock keeps a second run from asking the same questions; the system drops it on a kill.
         self._connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+        (tables,) = self._connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        (owner,) = self._connection.execute("PRAGMA application_id").fetchone()
+        if tables and owner != APPLICATION_ID:
+            raise JournalError(f"{self.path} is a database of another program: name another file")
         self._connection.execute("PRAGMA journal_mode = WAL")
         self._connection.execute("PRAGMA synchronous = NORMAL")
+        if not tables:
+            self._connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         self._connection.execute("BEGIN EXCLUSIVE")
         for statement in _TABLES.strip().split(";\n"):
             self._connection.execute(statement)
@@ -96,22 +103,28 @@ class Journal:
         return [(row[0], self._answers(*row)) for row in rows]
 
     def _answers(self, start: int, stop: int, dtype: str, shape: str, checksum: int, data: bytes) -> npt.NDArray[Any]:
-        if zlib.crc32(data) != checksum:
+        if checksum != _checksum(start, stop, dtype, shape, data):
             raise JournalError(
-                f"the journal {self.path} is damaged: answers {start} to {stop} of a plan fail their checksum. "
+                f"the journal {self.path} is damaged: answers {start} to {stop} of a plan do not match their checksum. "
                 "Name another file."
             )
-        return np.frombuffer(data, dtype=np.dtype(dtype)).reshape([int(side) for side in shape.split(",")])
+        # Copied, since what comes from a buffer cannot be written to.
+        return np.frombuffer(data, dtype=np.dtype(dtype)).reshape([int(side) for side in shape.split(",")]).copy()
 
     def add(self, plan: str, repeat: int, start: int, answers: npt.NDArray[Any]) -> None:
         """Keep the answers to the slice of a plan that begins at `start`."""
         plain = np.ascontiguousarray(answers)
         data = plain.tobytes()
-        shape = ",".join(map(str, plain.shape))
+        shape, dtype, stop = ",".join(map(str, plain.shape)), plain.dtype.str, start + len(plain)
         try:
             self._connection.execute(
                 "INSERT INTO answers VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                (plan, repeat, start, start + len(plain), plain.dtype.str, shape, zlib.crc32(data), data),
+                (plan, repeat, start, stop, dtype, shape, _checksum(start, stop, dtype, shape, data), data),
             )
         except sqlite3.Error as error:
             raise JournalError(f"cannot write to the journal {self.path}: {error}; free some space") from error
+
+
+def _checksum(start: int, stop: int, dtype: str, shape: str, data: bytes) -> int:
+    """Over a whole row: a damaged shape is as bad as damaged answers."""
+    return zlib.crc32(data, zlib.crc32(f"{start} {stop} {dtype} {shape}".encode()))

@@ -52,6 +52,19 @@ class Noise:
         """Half-width of an interval around an answer that holds the true value."""
         return GAUSSIAN_DEVIATIONS * self.scale if self.kind == "gaussian" else self.scale
 
+    @property
+    def spread(self) -> float:
+        """Half-width to use where errors of many answers are added in quadrature as independent ones.
+
+        Rounding errors are uniform, so that their bound is only √3 standard deviations.
+        """
+        return self.scale if self.kind == "bounded" else GAUSSIAN_DEVIATIONS * self.deviation
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation of an error; of a bounded one at most."""
+        return self.scale / 3**0.5 if self.kind == "rounded" else self.scale
+
 
 def _positive(name: str, number: float) -> float:
     if not (np.isfinite(number) and number > 0):
@@ -105,7 +118,7 @@ class Rows:
     @cached_property
     def digest(self) -> bytes:
         """SHA-256 over shape, dtype and numbers."""
-        return _digest(self.vectors)
+        return digest(self.vectors)
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,8 +131,8 @@ class Term:
 
     def digest(self) -> bytes:
         """SHA-256 over everything that determines the tokens."""
-        index = b"" if self.index is None else _digest(self.index)
-        scale = repr(self.scale).encode() if isinstance(self.scale, float) else _digest(self.scale)
+        index = b"" if self.index is None else digest(self.index)
+        scale = repr(self.scale).encode() if isinstance(self.scale, float) else digest(self.scale)
         return hashlib.sha256(self.rows.digest + b"|" + index + b"|" + scale).digest()
 
     def vectors(self, start: int, stop: int, space: Space) -> Array:  # -> (stop − start, width)
@@ -213,7 +226,8 @@ class Measurements:
     radius: float  # noise of each answer beyond the rounding of its dtype
 
 
-def _digest(array: Array) -> bytes:
+def digest(array: Array) -> bytes:
+    """SHA-256 over shape, dtype and numbers."""
     plain = np.ascontiguousarray(to_numpy(array))
     whole = hashlib.sha256(f"{plain.dtype.str} {plain.shape}".encode())
     whole.update(plain.data)

@@ -9,6 +9,7 @@ from sys import getrefcount
 from time import perf_counter
 from typing import Any
 
+import array_api_compat
 import numpy as np
 
 from keyhole.arrays import Array, to_numpy
@@ -123,11 +124,14 @@ class Session:
         self._count(plan, stop - start, new=True)
         return answers
 
-    def _room(self, plan: Plan, count: int) -> Array:
+    def _room(self, plan: Plan, count: int) -> Array | None:
         """Memory for a batch of tokens: the last batch's, unless it is too small or somebody still holds it.
 
-        Fresh memory costs a page fault for every 4 KiB, which is more than writing the tokens.
+        Fresh memory costs a page fault for every 4 KiB, which is more than writing the tokens. Only NumPy
+        tells who holds an array: a view of a torch tensor does not count as a reference to it.
         """
+        if not array_api_compat.is_numpy_namespace(self.oracle.signature.space.xp):
+            return None
         size = count * plan.length * self.oracle.signature.width
         if self._memory is None or self._memory.shape[0] < size or getrefcount(self._memory) > UNSHARED:
             self._memory = self.oracle.signature.space.zeros(size)

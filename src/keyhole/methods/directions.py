@@ -18,7 +18,7 @@ from keyhole.numerics.rotation import equal_overlap, random_orthogonal, split_al
 from keyhole.numerics.shifted import ShiftedSolution, solve_shifted
 
 # Directions that must be consistent with the columns so far before the rank is believed.
-CONSISTENT_DIRECTIONS = 3
+CONSISTENT_DIRECTIONS = 4
 # Directions are taken one by one while the rank is small, so that not a query is wasted; then in blocks of a
 # fraction of the rank so far, which keeps the rounds few and wastes at most rank²/16 queries, none at full rank.
 SINGLE_DIRECTIONS = 20
@@ -28,8 +28,8 @@ LEAST_CONTRAST = 0.1
 # A norm-bounded solve that amplifies errors by more than the inverse of this is no basis to judge consistency.
 SMALLEST_DAMPING = 0.2
 # Singular values below the errors of the checks may hide: what they add to an unread form is at most some
-# times the error bar of the checks, or this many times the largest of three residuals that happened to be small.
-TAIL_FACTOR = 32.0
+# times the error bar of the checks, or this many times the largest of four residuals that happened to be small.
+TAIL_FACTOR = 64.0
 # Columns that would carry more than this many times the errors of the columns read are not worth the queries saved:
 # the column space was read along unlucky directions, and one more column mends it.
 LONGEST_LEAN = 512.0
@@ -111,7 +111,7 @@ def read_score(reader: FormReader, rng: np.random.Generator, draft: Draft) -> St
 
     Each new direction is read at the pivot rows that determine the column space so far and at one check
     row. Inconsistent: the column is completed, with nothing wasted. Consistent: it is done; after
-    three in a row the rank is believed and the other directions need `rank` queries each.
+    four in a row the rank is believed and the other directions need `rank` queries each.
     """
     return (yield from _ScoreReading(reader, rng, draft).run())
 
@@ -139,7 +139,7 @@ class _ScoreReading:
         probe = yield from self.reader.probe(self.left, self.right)
         if not probe.responds:
             zero = self.space.zeros(self.width, self.width)
-            return Score(zero, zero + self.width * probe.forms.radius[0], 0)
+            return Score(zero, zero + 4 * self.width * probe.forms.radius[0], 0)
         # The form of the probe is wanted anyway, and read at another scale it shows a score bias.
         first = probe.number
         index = self.space.indices([first])
@@ -153,8 +153,17 @@ class _ScoreReading:
             block = 1 if rank < SINGLE_DIRECTIONS else rank // BLOCK_FRACTION
             yield from self._take(left[:block])
             left = left[block:]
+        yield from self._complete_doubtful()
         yield from self._read_by_rank(left)
         return (yield from self._within_span())
+
+    def _complete_doubtful(self) -> Steps[None]:
+        """Directions that were consistent, but not enough of them in a row, may have been so by chance."""
+        sure = self.consistent if self.consistent >= CONSISTENT_DIRECTIONS else 0
+        doubtful = self.pending[: len(self.pending) - sure]
+        self.pending = self.pending[len(doubtful) :]
+        for direction, table, rows in doubtful:
+            yield from self._complete([direction], rows, table)
 
     def _read(self, rows: list[int], directions: list[int], stage: str) -> Steps[_Table]:
         numbers, others = _pairs(rows, directions)
@@ -227,7 +236,7 @@ class _ScoreReading:
         residual, bar, damping = self._residual(table, checks, directions)
         fits = bool(xp.all(xp.abs(residual) <= bar) and xp.all(damping > SMALLEST_DAMPING))
         if fits:
-            self.tail = max(self.tail, TAIL_FACTOR * float(xp.max(xp.abs(residual))), 4 * float(xp.max(bar)))
+            self.tail = max(self.tail, TAIL_FACTOR * float(xp.max(xp.abs(residual))), 8 * float(xp.max(bar)))
         return fits
 
     def _independent(self, table: _Table, checks: list[int], directions: list[int]) -> bool:

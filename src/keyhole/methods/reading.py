@@ -38,6 +38,8 @@ BIAS_LEVER = 2.0**7
 CLEAR = 2.0**20
 # ... or this one, so that noise does not.
 LOUD = 2.0**40
+# The norm at which any score bias shows, whatever the noise.
+VERY_LONG = 2.0**100
 
 
 @dataclass(frozen=True)
@@ -205,13 +207,17 @@ class FormReader:
             scale = min(2 * scale, self.largest_scale)
         silent, saturated = 0.0, math.inf  # scales that are too small and too large
         for tries in range(MOST_PROBES):
+            if scale < space.tiny**0.5:
+                break
             balanced = self._balanced_radius(scale)
             if balanced > 0.5:
                 raise Unrecoverable(
                     Outcome.TOO_NOISY,
                     f"an answer is uncertain by {balanced / 4:.1g} of the difference between two tokens' values",
                 )
-            step = floor_power(max(16.0, 0.1 / balanced))  # shorter than the range of logits one probe can read
+            step = floor_power(
+                max(16.0, 0.1 / max(balanced, self.signature.space.eps))
+            )  # shorter than the range of logits one probe can read
             number = tries % rows.vectors.shape[0]
             index = space.indices([number])
             forms = yield from self._ask("scale", rows, columns, index, index, scale)
@@ -261,7 +267,7 @@ class FormReader:
             if bad.shape[0] == 0:
                 return forms
             scale = scale * SHRINK
-            if scale < self.signature.space.tiny / SHRINK:
+            if scale < self.signature.space.tiny**0.5:
                 raise Unrecoverable(
                     Outcome.SATURATED, f"{bad.shape[0]} softmax weights stayed at 0 or 1 at every token norm"
                 )
@@ -279,8 +285,11 @@ class FormReader:
 
     def _noise(self, answer_radius: float) -> float:
         """What an answer is off by, whatever the tokens: its own noise and that of the output bias."""
-        space = self.signature.space
-        return float(answer_radius + self.offset_radius + 2 * space.eps * abs(float(self.output_bias)))
+        own = max(answer_radius, self.signature.noise.spread) + 2 * self.signature.space.eps * abs(
+            float(self.output_bias)
+        )
+        # An error of the output bias is the same in all answers: it does not average out over the √d of a basis.
+        return float(own + self.offset_radius * self.signature.width**0.5)
 
     def _ask(
         self, stage: str, rows: Rows, columns: Rows, row_index: Array, column_index: Array, scale: float
@@ -365,7 +374,7 @@ def look_for_score_bias(signature: Signature, value: Value, rng: np.random.Gener
     rows = Rows(equal_overlap(space, random_orthogonal(space, rng, signature.width), value.vector))
     reader, zero = BiasReader(signature, value), space.indices([0])
     nothing = Rows(space.zeros(1, signature.width))
-    forms = yield from reader._ask("scale", rows, nothing, zero, zero, reader.largest_scale)
+    forms = yield from reader._ask("scale", rows, nothing, zero, zero, min(reader.largest_scale, VERY_LONG))
     form, radius = abs(float(forms.values[0])), float(forms.radius[0])
     shows = float(forms.strain[0]) > WORST_STRAIN or form > radius
     # One random row sees at least a 32nd of its fair share of the bias, but for one in forty.
@@ -382,6 +391,8 @@ def read_score_bias(signature: Signature, value: Value, rng: np.random.Generator
     every = space.indices(range(signature.width))
     forms = yield from reader.read("score bias", rows, nothing, every, every)
     vector = rows.vectors.T @ forms.values
+    if bool(xp.all(vector == 0)):
+        raise Unrecoverable(Outcome.WRONG_FAMILY, "a logit does not scale with its tokens, and no score bias shows why")
     radius = xp.sqrt((rows.vectors.T) ** 2 @ forms.radius**2)
     return ScoreBias(vector, radius + rounding(space) * xp.linalg.vector_norm(vector))
 

@@ -53,7 +53,8 @@ def _read_logits(
 ) -> Steps[tuple[ScoreBias, Score]]:
     """The score matrix, after the score bias where one shows."""
     shows, hidden = False, 0.0
-    if signature.max_norm is not None:
+    if signature.max_norm is not None or signature.noise.kind != "exact":
+        # Otherwise a bias shows for nothing, when the first form is read at a second scale.
         shows, hidden = yield from look_for_score_bias(signature, value, rng)
     if not shows:
         score = yield from read_score(FormReader(signature, value, hidden_bias=hidden), rng, draft)

@@ -42,8 +42,8 @@ def load_arrays(path: str | PathLike[str]) -> tuple[str, dict[str, npt.NDArray[A
     try:
         about = json.loads(metadata["keyhole"])
         version, family = int(about["version"]), str(about["family"])
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
         raise FileError(f"{path} was not written by Keyhole: its metadata does not say so") from error
-    if version > FORMAT_VERSION:
+    if not 1 <= version <= FORMAT_VERSION:
         raise FileError(f"{path} has format version {version}; this Keyhole reads up to {FORMAT_VERSION}: upgrade it")
     return family, arrays

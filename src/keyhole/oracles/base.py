@@ -7,7 +7,7 @@ from typing import final
 
 import array_api_compat
 
-from keyhole.arrays import Array
+from keyhole.arrays import Array, is_real
 from keyhole.errors import KeyholeError, NonFiniteAnswer, OracleRaised, UsageError, WrongShape
 from keyhole.measure import Signature
 
@@ -51,7 +51,7 @@ class Oracle(ABC):
             raise UsageError(f"sequences of {tokens.shape[1]} tokens exceed max_length {signature.max_length}")
         if signature.max_norm is not None:
             longest = float(xp.max(xp.linalg.vector_norm(tokens, axis=-1)))
-            if longest > signature.max_norm:
+            if not longest <= signature.max_norm:
                 raise UsageError(f"a token of norm {longest} exceeds max_norm {signature.max_norm}")
 
     def _checked(self, answers: Array, tokens: Array) -> Array:
@@ -68,10 +68,9 @@ class Oracle(ABC):
                 f"the oracle {self.name!r} answered shape {shape} to tokens {tuple(tokens.shape)}, "
                 f"expected {leading} or {(*leading, 'outputs')}: return one row per sequence"
             )
-        try:
-            answers = space.asarray(answers)
-        except (TypeError, ValueError) as error:
-            raise WrongShape(f"the oracle {self.name!r} answered {answers.dtype}, expected real numbers") from error
+        if not is_real(answers):
+            raise WrongShape(f"the oracle {self.name!r} answered {answers.dtype}, expected real numbers")
+        answers = space.asarray(answers)
         if not bool(space.xp.all(space.xp.isfinite(answers))):
             raise NonFiniteAnswer(
                 f"the oracle {self.name!r} answered nan or inf to a question of finite tokens: "

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from typing import Literal
 
 from keyhole.arrays import Array, Space, numpy_space
 from keyhole.errors import UsageError
-from keyhole.measure import Noise, Signature
+from keyhole.measure import Noise, Signature, digest
 from keyhole.oracles.base import Oracle
 
 
@@ -34,7 +35,7 @@ class FunctionOracle(Oracle):
         if not callable(function):
             raise UsageError(f"function must be callable, not {type(function).__name__}")
         self.function = function
-        self.name = name or str(getattr(function, "__qualname__", type(function).__qualname__))
+        self.name = name or _name(function)
         self.signature = Signature(
             width=width,
             space=numpy_space() if like is None else Space.of(like),
@@ -48,3 +49,12 @@ class FunctionOracle(Oracle):
     def answer(self, tokens: Array) -> Array:
         """Call the function."""
         return self.function(tokens)
+
+
+def _name(function: Callable[[Array], Array]) -> str:
+    """What a function is called; parameters that are called themselves are told apart by their numbers."""
+    arrays = getattr(function, "arrays", None)
+    if arrays is None:
+        return str(getattr(function, "__qualname__", type(function).__qualname__))
+    numbers = b"".join(digest(array) for array in arrays().values())
+    return f"{type(function).__qualname__} {hashlib.sha256(numbers).hexdigest()[:16]}"

@@ -77,13 +77,16 @@ class Rounded(Wrapper):
     def __init__(self, inner: Oracle, decimals: int, *, declared: bool = True) -> None:
         noise = Noise.rounded(decimals) if declared else inner.signature.noise
         super().__init__(inner, inner.signature.but(noise=noise))
+        self.name = f"{inner.name} | rounded to {decimals} decimals"
         self.decimals = decimals
 
     def answer(self, tokens: Array) -> Array:
         """Ask, then round."""
-        answers = self.inner(tokens)
+        answers, xp = self.inner(tokens), self.signature.space.xp
         unit = 10.0**self.decimals
-        return self.signature.space.xp.round(answers * unit) / unit
+        coarse = xp.abs(answers) * self.signature.space.eps >= 1 / unit  # has no such decimals to round
+        fine = xp.where(coarse, xp.zeros_like(answers), answers)
+        return xp.where(coarse, answers, xp.round(fine * unit) / unit)
 
 
 class Noisy(Wrapper):
@@ -92,6 +95,7 @@ class Noisy(Wrapper):
     def __init__(self, inner: Oracle, scale: float, *, seed: int = 0, declared: bool = True) -> None:
         noise = Noise.gaussian(scale) if declared else inner.signature.noise
         super().__init__(inner, inner.signature.but(noise=noise))
+        self.name = f"{inner.name} | noise {scale:g} seed {seed}"
         self.scale = scale
         self._rng = np.random.default_rng(seed)
 
