@@ -238,10 +238,6 @@ def short_memory(rng: Random, d: int, space: Space) -> Box:
     return lambda tokens: head(tokens[:, -2:, :])
 
 
-def several_outputs(rng: Random, d: int, space: Space) -> Box:
-    return kh.SingleHead(_head(rng, d, space).score, space.normal(rng, d, 3))
-
-
 # --- boxes that misbehave -------------------------------------------------------------------------------------
 
 

@@ -184,7 +184,6 @@ def wrong() -> list[Case]:
         t.last_token_only,
         t.hard_attention,
         t.short_memory,
-        t.several_outputs,
     ]
     broken: dict[str, tuple[Any, str]] = {
         "nan_at_once": (t.nan_at_once, "nan"),

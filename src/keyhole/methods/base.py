@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from keyhole.errors import KeyholeError
-from keyhole.measure import Plan
+from keyhole.measure import Measurements, Plan
 from keyhole.recovery import Outcome
 
 Found = TypeVar("Found")
@@ -43,3 +43,19 @@ class Method:
     summary: str
     run: Callable[..., Steps[Estimate]]
     options: Mapping[str, str] = field(default_factory=dict)  # name -> what it does
+
+
+def projected(steps: Steps[Found], direction: Any, stretch: float) -> Steps[Found]:  # (outputs,)
+    """Run a method for one output on an oracle of several: it is told their combination along `direction`."""
+
+    def combined(answers: Measurements) -> Measurements:
+        return Measurements(answers.values @ direction, stretch * answers.radius)
+
+    try:
+        request = next(steps)
+        while True:
+            reply = yield request
+            request = steps.send(combined(reply) if isinstance(reply, Measurements) else [combined(r) for r in reply])
+    except StopIteration as stop:
+        found: Found = stop.value
+        return found

@@ -33,6 +33,7 @@ def certify(estimate: Estimate, signature: Signature, rng: np.random.Generator, 
     """Ask `count` fresh random sequences and compare the answers with predictions."""
     plans = list(heldout_plans(estimate.params, signature, rng, count))
     answers: list[Measurements] = yield plans
+    answers = [_at_last(answer, signature) for answer in answers]
     predictions, bars = _predict(estimate, signature, plans)
     answered = _joined([a.values for a in answers])
     errors = np.abs(predictions - answered)
@@ -69,6 +70,7 @@ def _explain_miss(
 ) -> Steps[tuple[Outcome, str]]:
     """Ask the same questions again: an oracle that contradicts itself is not of another family."""
     again: list[Measurements] = yield [replace(plan, first_repeat=1) for plan in plans]
+    again = [_at_last(answer, signature) for answer in again]
     first, second = _joined([a.values for a in answers]), _joined([a.values for a in again])
     difference = float(np.max(np.abs(first - second)))
     allowed = 4 * signature.noise.radius + 64 * signature.space.eps * float(np.max(np.abs(first)))
@@ -81,6 +83,11 @@ def _explain_miss(
         f"fresh answers differ from their predictions by up to {certificate.worst_error:.2g}, "
         f"where the error bar is {bar:.2g}: the box is not of the assumed family"
     )
+
+
+def _at_last(answers: Measurements, signature: Signature) -> Measurements:
+    """What was answered at the last position, which is what families predict."""
+    return answers if signature.positions == "last" else replace(answers, values=answers.values[:, -1, ...])
 
 
 def heldout_plans(params: Any, signature: Signature, rng: np.random.Generator, count: int) -> list[Plan]:

@@ -33,7 +33,8 @@ TAIL_FACTOR = 64.0
 # Columns that would carry more than this many times the errors of the columns read are not worth the queries saved:
 # the column space was read along unlucky directions, and one more column mends it.
 LONGEST_LEAN = 512.0
-MOST_EXTRA_COLUMNS = 4
+LONGEST_LEAN_OVER_TAIL = 8.0  # what was left out on purpose is larger than rounding, and should not be amplified
+MOST_EXTRA_COLUMNS = 8
 
 
 @dataclass(frozen=True)
@@ -106,19 +107,23 @@ class _Partial:
         return _Partial([self.directions[number] for number in kept], self.rows, self.table.columns(index))
 
 
-def read_score(reader: FormReader, rng: np.random.Generator, draft: Draft) -> Steps[Score | None]:
+def read_score(
+    reader: FormReader, rng: np.random.Generator, draft: Draft, tolerance: float = 0.0
+) -> Steps[Score | None]:
     """All of the score matrix, its rank unknown; None when a score bias that a levered reader cannot know shows.
 
     Each new direction is read at the pivot rows that determine the column space so far and at one check
     row. Inconsistent: the column is completed, with nothing wasted. Consistent: it is done; after
-    four in a row the rank is believed and the other directions need `rank` queries each.
+    four in a row the rank is believed and the other directions need `rank` queries each. What is below `tolerance`
+    of the whole, relatively, counts as nothing.
     """
-    return (yield from _ScoreReading(reader, rng, draft).run())
+    return (yield from _ScoreReading(reader, rng, draft, tolerance).run())
 
 
 class _ScoreReading:
-    def __init__(self, reader: FormReader, rng: np.random.Generator, draft: Draft) -> None:
+    def __init__(self, reader: FormReader, rng: np.random.Generator, draft: Draft, tolerance: float) -> None:
         self.reader = reader
+        self.tolerance = tolerance
         self.rng = rng
         self.draft = draft
         self.space = reader.signature.space
@@ -227,7 +232,7 @@ class _ScoreReading:
         spread = xp.sqrt(1 + xp.sum((factors @ self.cross.inverse) ** 2, axis=1))
         # The columns behind the factors carry errors too, by as much as they are used.
         used = 1 + xp.sqrt(xp.sum((solution.coefficients / self.cross.heights[:, None]) ** 2, axis=0))
-        bar = xp.max(table.radius) * spread[:, None] * (used / solution.damping)[None, :]
+        bar = xp.max(table.radius) * spread[:, None] * (used / solution.damping)[None, :] + self._negligible
         return table.values[rank:, :] - predicted, bar, solution.damping
 
     def _consistent(self, table: _Table, checks: list[int], directions: list[int]) -> bool:
@@ -264,7 +269,12 @@ class _ScoreReading:
         self.radii.append(radius)
         for place in range(len(directions) if new else 0):
             bar = float(self.space.xp.max(radius[:, place]))
-            self.cross.add(columns[:, place], bar)
+            self.cross.add(columns[:, place], bar + self._negligible)
+
+    @property
+    def _negligible(self) -> float:
+        """The size of forms that count as nothing: several times their root mean square, which few exceed."""
+        return 4 * self.tolerance * self.reader.size
 
     def _read_by_rank(self, directions: list[int]) -> Steps[None]:
         """Whatever the directions without a complete column still need, given that the rank is known."""
@@ -317,7 +327,7 @@ class _ScoreReading:
         for _ in range(MOST_EXTRA_COLUMNS):
             lean = [self._leans(part) for part in self.partial]
             worst = max((float(xp.max(each)), number) for number, each in enumerate(lean)) if lean else (0.0, 0)
-            if worst[0] <= LONGEST_LEAN:
+            if worst[0] <= (LONGEST_LEAN if self.tolerance == 0 else LONGEST_LEAN_OVER_TAIL):
                 break
             part = self.partial[worst[1]]
             place = int(xp.argmax(lean[worst[1]]))

@@ -41,6 +41,9 @@ LOUD = 2.0**40
 # The norm at which any score bias shows, whatever the noise.
 VERY_LONG = 2.0**100
 
+NO_RESPONSE = "the answers respond at no scale of the tokens as a softmax head's do: they saturate or are silent"
+NO_BIAS = "a logit does not scale with its tokens, and no score bias shows why"
+
 
 @dataclass(frozen=True)
 class Value:
@@ -55,6 +58,11 @@ class Value:
     def biased(self) -> bool:
         """Whether the bias can be told from zero."""
         return bool(namespace(self.bias).any(abs(self.bias) > self.bias_radius))
+
+    def along(self, direction: Array) -> Value:  # (outputs,)
+        """The value of one combination of the outputs."""
+        size = abs(direction)
+        return Value(self.vector @ direction, self.radius @ size, self.bias @ direction, self.bias_radius @ size)
 
 
 @dataclass(frozen=True)
@@ -116,7 +124,53 @@ def read_value(signature: Signature) -> Steps[Value]:
     return Value(vector, (rounded + 2 * answers.radius + space.tiny) / norm, bias, bias_radius)
 
 
-class FormReader:
+class ScaleKeeper:
+    """Knows how large forms are from those read so far, and at which scale to read the next."""
+
+    def __init__(self, signature: Signature) -> None:
+        self.signature = signature
+        self.forget()
+
+    def forget(self) -> None:
+        """Start anew."""
+        self._count = 0
+        self._mean_square = 0.0
+        self._readings = 0
+        self._probed = 0.0  # the scale of the first of them
+
+    @property
+    def size(self) -> float:
+        """Root mean square of the forms read so far."""
+        return math.sqrt(self._mean_square)
+
+    def rescale(self, factor: float) -> None:
+        """Expect forms of `factor` times the size from now on."""
+        self._mean_square *= factor**2
+
+    def learn(self, values: Array, scale: float) -> None:  # (n,)
+        """Take note of forms read at a scale."""
+        if values.shape[0] == 0:
+            return
+        self._probed = self._probed or scale
+        self._readings += 1
+        count = self._count + values.shape[0]
+        added = float(self.signature.space.xp.sum((values / count**0.5) ** 2))
+        self._mean_square = self._mean_square * (self._count / count) + added
+        self._count = count
+
+    @property
+    def aim(self) -> float:
+        """The scale that brings logits to their aim; infinite when all forms were zero."""
+        cautious = AIM * self._count / (self._count + CAUTION)
+        return cautious / self.size if self.size > 0 else math.inf
+
+    def other_scale(self, scale: float) -> float:
+        """For the second reading a scale that is not near that of the first, so that a score bias shows."""
+        near = self._readings == 1 and self._probed / 8 < scale < 8 * self._probed
+        return self._probed / 16 if near else scale
+
+
+class FormReader(ScaleKeeper):
     """Reads bilinear forms rowᵀ·score·column, one query each, at a scale it keeps adjusting.
 
     The query [a·row; c·column] with value overlaps r = row·v, s = column·v answers
@@ -126,8 +180,8 @@ class FormReader:
     def __init__(
         self, signature: Signature, value: Value, bias: ScoreBias | None = None, hidden_bias: float = 0.0
     ) -> None:
+        super().__init__(signature)
         space, xp = signature.space, signature.space.xp
-        self.signature = signature
         self.value = value.vector
         self.output_bias = value.bias
         self.value_norm = float(xp.linalg.vector_norm(value.vector))
@@ -146,39 +200,18 @@ class FormReader:
             # Also of a last token orthogonal to the bias, the rounding of its logit stays small.
             longest_last = min(self.longest, 0.01 / (rounding(space) * self.bias_norm))
             self.largest_scale = min(BIAS_LEVER / self.bias_norm, self.longest) * longest_last
-        self._count = 0
-        self._mean_square = 0.0
-        self._probed = 0.0  # the scale at which the probe responded
-
-    @property
-    def size(self) -> float:
-        """Root mean square of the forms read so far."""
-        return math.sqrt(self._mean_square)
-
-    def rescale(self, factor: float) -> None:
-        """Expect forms of `factor` times the size from now on."""
-        self._mean_square *= factor**2
-
-    def _learn(self, values: Array) -> None:
-        count = self._count + values.shape[0]
-        added = float(self.signature.space.xp.sum((values / count**0.5) ** 2))
-        self._mean_square = self._mean_square * (self._count / count) + added
-        self._count = count
 
     @property
     def scale(self) -> float:
         """The product of token norms that brings logits to their aim."""
-        if self.size == 0.0:
+        aim = self.aim
+        if math.isinf(aim):
             return self.largest_scale
-        aim = AIM * self._count / (self._count + CAUTION) / self.size
         if not self.levered:
             # The last token's own form grows with its norm squared, and may exceed the others √d times.
             longest = self._first_norm(self.largest_scale)
             aim = min(aim, longest * math.sqrt(aim / math.sqrt(self.signature.width)))
-        scale = min(floor_power(aim), self.largest_scale)
-        # The second reading is at another scale than the first, so that a score bias shows.
-        near = self._count == 1 and self._probed / 8 < scale < 8 * self._probed
-        return self._probed / 16 if near else scale
+        return self.other_scale(min(floor_power(aim), self.largest_scale))
 
     def _first_norm(self, scale: float) -> float:
         """How long first tokens are, but for those that the score bias attracts."""
@@ -197,7 +230,7 @@ class FormReader:
         last = min(scale / first, self.longest)
         if self.bias is None:
             return first, last
-        return _within_reach(first, rows_bias), _within_reach(last, columns_bias)
+        return within_reach(first, rows_bias), within_reach(last, columns_bias)
 
     def probe(self, rows: Rows, columns: Rows) -> Steps[Probe]:
         """Find the scale. Without a response at any scale the score matrix is zero."""
@@ -226,18 +259,14 @@ class FormReader:
                 scale = scale / step if silent == 0.0 else math.sqrt(silent * saturated)
                 continue
             if abs(float(forms.values[0])) > 4 * float(forms.radius[0]):
-                self._learn(forms.values)
-                self._probed = scale
+                self.learn(forms.values, scale)
                 return Probe(number, forms, responds=True)
             if scale == self.largest_scale or float(forms.radius[0]) * scale > 0.5:
                 # Under a norm bound a single form may be too small to see where others are not.
                 return Probe(number, forms, responds=self.signature.max_norm is not None)
             silent = scale
             scale = min(scale * step, self.largest_scale) if math.isinf(saturated) else math.sqrt(silent * saturated)
-        raise Unrecoverable(
-            Outcome.WRONG_FAMILY,
-            "the answers respond at no scale of the tokens as a softmax head's do: they saturate or are silent",
-        )
+        raise Unrecoverable(Outcome.WRONG_FAMILY, NO_RESPONSE)
 
     def read(self, stage: str, rows: Rows, columns: Rows, row_index: Array, column_index: Array) -> Steps[Forms]:
         """Read the forms of the given pairs (n,), re-reading saturated ones at smaller scales."""
@@ -247,10 +276,11 @@ class FormReader:
         while done < row_index.shape[0]:
             # Each plan at most doubles what is known, so a scale that is off spoils few queries.
             stop = min(done + max(1, self._count), row_index.shape[0])
+            scale = self.scale
             forms = yield from self._read_all(
-                stage, rows, columns, row_index[done:stop], column_index[done:stop], self.scale
+                stage, rows, columns, row_index[done:stop], column_index[done:stop], scale
             )
-            self._learn(forms.values)
+            self.learn(forms.values, scale)
             pieces.append(forms)
             done = stop
         if len(pieces) == 1:
@@ -340,7 +370,7 @@ class FormReader:
             )
 
 
-def _within_reach(norm: float, bias: Array) -> Array:  # (n,)
+def within_reach(norm: float, bias: Array) -> Array:  # (n,)
     """Norms of at most `norm` at which what the score bias adds to a logit stays of order one."""
     xp = namespace(bias)
     return xp.minimum(xp.full_like(bias, norm), REACH / xp.maximum(xp.abs(bias), xp.full_like(bias, REACH / norm)))
@@ -392,7 +422,7 @@ def read_score_bias(signature: Signature, value: Value, rng: np.random.Generator
     forms = yield from reader.read("score bias", rows, nothing, every, every)
     vector = rows.vectors.T @ forms.values
     if bool(xp.all(vector == 0)):
-        raise Unrecoverable(Outcome.WRONG_FAMILY, "a logit does not scale with its tokens, and no score bias shows why")
+        raise Unrecoverable(Outcome.WRONG_FAMILY, NO_BIAS)
     radius = xp.sqrt((rows.vectors.T) ** 2 @ forms.radius**2)
     return ScoreBias(vector, radius + rounding(space) * xp.linalg.vector_norm(vector))
 

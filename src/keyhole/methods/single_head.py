@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from keyhole.errors import KeyholeError
 from keyhole.measure import Signature
-from keyhole.methods.base import Estimate, Method, Steps, Unrecoverable
+from keyhole.methods.base import Estimate, Method, Steps, Unrecoverable, projected
+from keyhole.methods.bundle import read_bundled
 from keyhole.methods.directions import Draft, Score, read_score
 from keyhole.methods.entrywise import read_score_entrywise
+from keyhole.methods.positions import last_only, read_positions
 from keyhole.methods.reading import FormReader, ScoreBias, Value, look_for_score_bias, read_score_bias, read_value
 from keyhole.model import SingleHead
+from keyhole.numerics.outputs import Outputs, choose_outputs
 from keyhole.recovery import Outcome
 
 ASSUMPTIONS = (
@@ -22,54 +27,113 @@ ASSUMPTIONS = (
 
 
 def single_head(signature: Signature, rng: np.random.Generator, *, entrywise: bool = False) -> Steps[Estimate]:
-    """Score matrix and value vector of f(X) = Σ softmax(X·W·x_N)_i (x_i·v).
+    """Score matrix, value and biases of f(X) = Σ_i softmax_i(x_iᵀ·W·x_N + x_iᵀ·c) · x_iᵀ·V + b.
 
     Theorem 4.1 of *Provably Learning Attention with Queries* (arXiv 2601.16873): W and v are determined
-    exactly by O(d²) value queries. Here by r(2d − r) + d + 4 queries for a score matrix of rank r,
-    which is not known before, and by d² + d + 1 for full rank.
+    exactly by O(d²) value queries. Here by d² + d + 2 for one output, r(2d − r) + d + 6 when the score
+    has rank r < d, which is not known before, and d + d²/ρ + 2 for outputs of rank ρ. Biases are found
+    without being told, for about as many queries more as they have numbers.
 
-    Assumes what `ASSUMPTIONS` says; v = 0 is reported as not identifiable.
+    Assumes what `ASSUMPTIONS` says; a zero value is reported as not identifiable.
     """
+    if signature.positions == "all":
+        return (yield from _observe_all(signature, rng, entrywise))
     value = yield from read_value(signature)
-    _refuse_other_shapes(value)
-    _refuse_zero_value(signature, value)
+    refuse_zero_value(signature, value)
     draft = Draft()
     bias: ScoreBias | None = None
+    details: dict[str, Any] = {}
     try:
-        if entrywise:
-            score = yield from read_score_entrywise(signature, value, rng)
+        if value.vector.ndim == 1:
+            bias, score = yield from read_logits(signature, value, rng, draft, entrywise=entrywise)
         else:
-            bias, score = yield from _read_logits(signature, value, rng, draft)
+            bias, score, details = yield from _read_vector(signature, value, rng, draft, entrywise)
     except KeyholeError as error:
         partial = draft.matrix()
         if partial is not None:
             error.partial = SingleHead(partial, value.vector)
         raise
-    return _estimate(signature, value, bias, score)
+    return estimated(signature, value, bias, score, details)
 
 
-def _read_logits(
-    signature: Signature, value: Value, rng: np.random.Generator, draft: Draft
-) -> Steps[tuple[ScoreBias, Score]]:
-    """The score matrix, after the score bias where one shows."""
+def _observe_all(signature: Signature, rng: np.random.Generator, entrywise: bool) -> Steps[Estimate]:
+    """Read every position where that works, else the last one only."""
+    observed = None if entrywise else (yield from read_positions(signature, rng))
+    if observed is None:
+        return (yield from last_only(single_head(signature.but(positions="last"), rng, entrywise=entrywise)))
+    refuse_zero_value(signature, observed.value)
+    width = signature.width
+    outputs = observed.value.vector.shape[1] if observed.value.vector.ndim == 2 else 1
+    numbers = observed.score.rank * (2 * width - observed.score.rank) + width * outputs
+    estimate = estimated(signature, observed.value, None, observed.score, {"positions": "all"})
+    return replace(estimate, counting_bound=-(-numbers // (observed.longest * outputs)))
+
+
+def _read_vector(
+    signature: Signature, value: Value, rng: np.random.Generator, draft: Draft, entrywise: bool
+) -> Steps[tuple[ScoreBias | None, Score, dict[str, Any]]]:
+    """Several logits per query where tokens may be long, else one, from the combination of outputs that says most."""
+    outputs = choose_outputs(signature.space, value.vector)
+    details: dict[str, Any] = {"output_rank": outputs.rank, "outputs_used": outputs.used}
+    bias: ScoreBias | None = None
+    free = signature.max_norm is None and signature.noise.kind == "exact" and not entrywise
+    if free and outputs.used > 1 and (signature.max_length or math.inf) >= outputs.used + outputs.used**0.5 + 1:
+        bias, packed = yield from read_bundled(signature, value, rng)
+        if packed is not None:
+            return bias, packed, details
+    bias, score = yield from read_logits_along(signature, value, rng, draft, outputs, entrywise=entrywise, bias=bias)
+    return bias, score, {**details, "outputs_used": 1}
+
+
+def read_logits_along(
+    signature: Signature, value: Value, rng: np.random.Generator, draft: Draft, outputs: Outputs, **options: Any
+) -> Steps[tuple[ScoreBias | None, Score]]:
+    """The score matrix from the one combination of the outputs that says most."""
+    direction = outputs.turn[:, 0]
+    # Noise that is not independent between outputs may add up.
+    total = float(signature.space.xp.sum(signature.space.xp.abs(direction)))
+    stretch = 1.0 if signature.noise.kind == "gaussian" else total
+    plain = signature.but(noise=replace(signature.noise, scale=stretch * signature.noise.scale))
+    steps = read_logits(plain, value.along(direction), rng, draft, **options)
+    return (yield from projected(steps, direction, stretch))
+
+
+def read_logits(
+    signature: Signature,
+    value: Value,
+    rng: np.random.Generator,
+    draft: Draft,
+    *,
+    entrywise: bool = False,
+    tolerance: float = 0.0,
+    bias: ScoreBias | None = None,
+) -> Steps[tuple[ScoreBias | None, Score]]:
+    """The score matrix from single numbers, after the score bias where one shows and is not known yet."""
+    if entrywise:
+        return None, (yield from read_score_entrywise(signature, value, rng))
     shows, hidden = False, 0.0
-    if signature.max_norm is not None or signature.noise.kind != "exact":
+    if bias is None and (signature.max_norm is not None or signature.noise.kind != "exact"):
         # Otherwise a bias shows for nothing, when the first form is read at a second scale.
         shows, hidden = yield from look_for_score_bias(signature, value, rng)
-    if not shows:
-        score = yield from read_score(FormReader(signature, value, hidden_bias=hidden), rng, draft)
+    if bias is None and not shows:
+        score = yield from read_score(FormReader(signature, value, hidden_bias=hidden), rng, draft, tolerance)
         if score is not None:
             nothing = signature.space.zeros(signature.width)
             return ScoreBias(nothing, nothing + hidden), score
-    bias = yield from read_score_bias(signature, value, rng)
-    score = yield from read_score(FormReader(signature, value, bias), rng, draft)
+    if bias is None:
+        bias = yield from read_score_bias(signature, value, rng)
+    score = yield from read_score(FormReader(signature, value, bias), rng, draft, tolerance)
     assert score is not None  # a reader that knows the bias is not levered
     return bias, score
 
 
-def _estimate(signature: Signature, value: Value, bias: ScoreBias | None, score: Score) -> Estimate:
+def estimated(
+    signature: Signature, value: Value, bias: ScoreBias | None, score: Score, details: dict[str, Any]
+) -> Estimate:
+    """Parameters and radii, without the biases that did not show."""
     width, rank = signature.width, score.rank
-    bound = rank * (2 * width - rank) + width
+    per_query = details.get("output_rank", 1)
+    bound = -(-rank * (2 * width - rank) // per_query) + width
     params = SingleHead(score.matrix, value.vector)
     radius = SingleHead(score.radius, value.radius)
     biased = False
@@ -78,7 +142,7 @@ def _estimate(signature: Signature, value: Value, bias: ScoreBias | None, score:
         biased = bool(signature.space.xp.any(bias.vector != 0))
         if biased:
             params = replace(params, score_bias=bias.vector)
-            bound += width
+            bound += -(-width // per_query)
     if value.biased:
         params, radius = replace(params, output_bias=value.bias), replace(radius, output_bias=value.bias_radius)
         bound += 1
@@ -87,20 +151,12 @@ def _estimate(signature: Signature, value: Value, bias: ScoreBias | None, score:
         radius=radius,
         counting_bound=bound,
         assumptions=ASSUMPTIONS,
-        details={"rank": rank, "score_bias": biased, "output_bias": value.biased},
+        details={"rank": rank, "score_bias": biased, "output_bias": value.biased, **details},
     )
 
 
-def _refuse_other_shapes(value: Value) -> None:
-    if value.vector.ndim != 1:
-        raise Unrecoverable(
-            Outcome.WRONG_FAMILY,
-            f"the box answers {tuple(value.vector.shape[1:])} numbers per sequence, this method reads one: "
-            "let the oracle return one of them, or a fixed combination",
-        )
-
-
-def _refuse_zero_value(signature: Signature, value: Value) -> None:
+def refuse_zero_value(signature: Signature, value: Value) -> None:
+    """End where nothing can be known."""
     xp = signature.space.xp
     if bool(xp.all(xp.abs(value.vector) <= value.radius)):
         raise Unrecoverable(

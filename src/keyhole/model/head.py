@@ -71,7 +71,19 @@ class SingleHead:
             answers = (weights[:, None, :] @ tokens)[:, 0, :] @ head.value
         return answers if head.output_bias is None else answers + head.output_bias
 
-    def _keys(self, last: Array) -> Array:  # (batch, width) -> (batch, width)
+    def at_all_positions(self, tokens: Array) -> Array:  # (batch, length, width) -> (batch, length[, outputs])
+        """The answer with each token in turn as the last one, all tokens staying in sight of it."""
+        xp = namespace(tokens)
+        head = self.like(tokens)
+        logits = tokens @ xp.matrix_transpose(head._keys(tokens))  # (batch, key token, last token)
+        weights = xp.exp(logits - xp.max(logits, axis=1, keepdims=True))
+        weights = xp.matrix_transpose(weights / xp.sum(weights, axis=1, keepdims=True))
+        values = tokens @ (head.value if head.outputs is not None else head.value[:, None])
+        answers = weights @ values
+        answers = answers if head.outputs is not None else answers[..., 0]
+        return answers if head.output_bias is None else answers + head.output_bias
+
+    def _keys(self, last: Array) -> Array:  # (..., width) -> (..., width)
         keys = last @ self.score.T
         return keys if self.score_bias is None else keys + self.score_bias
 
