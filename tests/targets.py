@@ -89,6 +89,26 @@ def decades(rng: Random, d: int, count: int = 12) -> Floats:
     return rng.permutation(np.geomspace(10.0 ** (-count / 2), 10.0 ** (count / 2), d)) * rng.choice([-1, 1], d)
 
 
+# --- value matrices -------------------------------------------------------------------------------------------
+
+
+def graded_matrix(rng: Random, d: int, p: int, condition: float) -> Floats:
+    """Singular values from one down to 1/condition."""
+    few = min(d, p)
+    return orthogonal(rng, d)[:, :few] * np.geomspace(1.0, 1.0 / condition, few) @ orthogonal(rng, p)[:few]
+
+
+def matrix_of_rank(rng: Random, d: int, p: int, rank: int) -> Floats:
+    return rng.standard_normal((d, rank)) @ rng.standard_normal((rank, p))
+
+
+def one_hot_columns(rng: Random, d: int, p: int) -> Floats:
+    """Every output looks at one entry of the token; two may look at the same."""
+    value = np.zeros((d, p))
+    value[rng.integers(d, size=p), np.arange(p)] = rng.standard_normal(p)
+    return value
+
+
 # --- biases ----------------------------------------------------------------------------------------------------
 
 
@@ -101,7 +121,11 @@ def bias(rng: Random, d: int, norm: float) -> Floats:
 
 
 def head_in(
-    space: Space, score: Floats, value: Floats, score_bias: Floats | None = None, output_bias: float | None = None
+    space: Space,
+    score: Floats,
+    value: Floats,
+    score_bias: Floats | None = None,
+    output_bias: float | Floats | None = None,
 ) -> kh.SingleHead:
     """A head whose parameters are numbers of the space, so that the truth is what the box holds."""
     return kh.SingleHead(
@@ -127,6 +151,26 @@ def misses(found: kh.SingleHead, truth: kh.SingleHead, radius: kh.SingleHead) ->
             with np.errstate(divide="ignore", invalid="ignore"):
                 named[name] = float(np.max(np.where(error <= bar, 0.0, error / bar)))
     return named
+
+
+def causal(head: kh.SingleHead) -> Callable[[Array], Array]:
+    """The head at every position, each seeing no further than itself."""
+
+    def box(tokens: Array) -> Array:
+        xp = namespace(tokens)
+        return xp.stack([head(tokens[:, : last + 1, :]) for last in range(tokens.shape[1])], axis=1)
+
+    return box
+
+
+def quiet(function: Callable[[Array], Array]) -> Callable[[Array], Array]:
+    """A box at the ends of its dtype that overflows without a word, so that whoever warns is the learner."""
+
+    def box(tokens: Array) -> Array:
+        with np.errstate(all="ignore"):
+            return function(tokens)
+
+    return box
 
 
 class Spy:
@@ -236,6 +280,138 @@ def short_memory(rng: Random, d: int, space: Space) -> Box:
     """A head that sees two tokens only: exactly what two-token questions cannot tell."""
     head = _head(rng, d, space)
     return lambda tokens: head(tokens[:, -2:, :])
+
+
+OUTPUTS = 4
+
+
+def _vector_head(rng: Random, d: int, space: Space) -> kh.SingleHead:
+    return head_in(space, gaussian(rng, d), rng.standard_normal((d, OUTPUTS)))
+
+
+def two_vector_heads(rng: Random, d: int, space: Space) -> Box:
+    first, second = _vector_head(rng, d, space), _vector_head(rng, d, space)
+    return lambda tokens: first(tokens) + second(tokens)
+
+
+def faint_second_vector_head(rng: Random, d: int, space: Space) -> Box:
+    first, second = _vector_head(rng, d, space), _vector_head(rng, d, space)
+    return lambda tokens: first(tokens) + 1e-6 * second(tokens)
+
+
+def heads_beside_each_other(rng: Random, d: int, space: Space) -> Box:
+    """Every output has a softmax of its own."""
+    heads = [_head(rng, d, space) for _ in range(OUTPUTS)]
+    return lambda tokens: space.xp.stack([head(tokens) for head in heads], axis=1)
+
+
+def one_output_apart(rng: Random, d: int, space: Space) -> Box:
+    """One output of several has a softmax of its own."""
+    head, last = _vector_head(rng, d, space), _head(rng, d, space)
+    return lambda tokens: space.xp.concat([head(tokens), last(tokens)[:, None]], axis=1)
+
+
+def relu_on_top(rng: Random, d: int, space: Space) -> Box:
+    """A layer of rectified neurons reads the outputs of the head."""
+    head, hidden = _vector_head(rng, d, space), 2 * OUTPUTS
+    into, bias, out = space.normal(rng, OUTPUTS, hidden), space.normal(rng, hidden), space.normal(rng, hidden, OUTPUTS)
+    return lambda tokens: space.xp.clip(head(tokens) @ into + bias, min=0.0) @ out
+
+
+def relu_beside(rng: Random, d: int, space: Space) -> Box:
+    """The same with a skip connection around the neurons."""
+    head, hidden = _vector_head(rng, d, space), 2 * OUTPUTS
+    into, bias, out = space.normal(rng, OUTPUTS, hidden), space.normal(rng, hidden), space.normal(rng, hidden, OUTPUTS)
+    return lambda tokens: (seen := head(tokens)) + space.xp.clip(seen @ into + bias, min=0.0) @ out
+
+
+def tanh_on_top(rng: Random, d: int, space: Space) -> Box:
+    head = _vector_head(rng, d, space)
+    return lambda tokens: space.xp.tanh(head(tokens))
+
+
+def skip_to_outputs(rng: Random, d: int, space: Space) -> Box:
+    head, skip = _vector_head(rng, d, space), space.normal(rng, d, OUTPUTS)
+    return lambda tokens: head(tokens) + tokens[:, -1, :] @ skip
+
+
+def normed_tokens(rng: Random, d: int, space: Space) -> Box:
+    """A head that reads tokens of norm one, as behind a layer norm."""
+    head = _vector_head(rng, d, space)
+
+    def box(tokens: Array) -> Array:
+        norms = space.xp.linalg.vector_norm(tokens, axis=-1, keepdims=True)
+        return head(tokens / space.xp.where(norms > 0, norms, space.xp.ones_like(norms)))
+
+    return box
+
+
+# --- boxes of other families, observed at all positions --------------------------------------------------------
+
+
+def placed_everywhere(rng: Random, d: int, space: Space) -> Box:
+    """Every place has an encoding, which is added to its token."""
+    head, places = _vector_head(rng, d, space), space.normal(rng, 2**10, d)
+    return lambda tokens: head.at_all_positions(tokens + places[: tokens.shape[1], :])
+
+
+def near_everywhere(rng: Random, d: int, space: Space) -> Box:
+    """Attention that fades with the distance of two places."""
+    head = _vector_head(rng, d, space)
+
+    def box(tokens: Array) -> Array:
+        xp, places = space.xp, np.arange(tokens.shape[1])
+        logits = tokens @ head.score @ xp.matrix_transpose(tokens)  # (batch, key token, last token)
+        logits = logits - 0.3 * space.asarray(np.abs(places[:, None] - places[None, :]))
+        return softmax(xp, xp.matrix_transpose(logits)) @ (tokens @ head.value)
+
+    return box
+
+
+def rotated_everywhere(rng: Random, d: int, space: Space) -> Box:
+    """Tokens are rotated by an angle that grows with their place before they meet, as rotary encodings do."""
+    head = _vector_head(rng, d, space)
+
+    def box(tokens: Array) -> Array:
+        xp, half = space.xp, d // 2
+        angles = space.asarray(np.arange(tokens.shape[1]))[:, None] * 0.5
+        cos, sin = xp.cos(angles), xp.sin(angles)
+        first, second, rest = tokens[..., :half], tokens[..., half : 2 * half], tokens[..., 2 * half :]
+        turned = xp.concat([cos * first - sin * second, sin * first + cos * second, rest], axis=-1)
+        logits = turned @ head.score @ xp.matrix_transpose(turned)
+        return softmax(xp, xp.matrix_transpose(logits)) @ (tokens @ head.value)
+
+    return box
+
+
+def two_heads_everywhere(rng: Random, d: int, space: Space) -> Box:
+    first, second = _vector_head(rng, d, space), _vector_head(rng, d, space)
+    return lambda tokens: first.at_all_positions(tokens) + second.at_all_positions(tokens)
+
+
+def relu_everywhere(rng: Random, d: int, space: Space) -> Box:
+    head = _vector_head(rng, d, space)
+    return lambda tokens: space.xp.clip(head.at_all_positions(tokens), min=0.0)
+
+
+def skip_everywhere(rng: Random, d: int, space: Space) -> Box:
+    head, skip = _vector_head(rng, d, space), space.normal(rng, d, OUTPUTS)
+    return lambda tokens: head.at_all_positions(tokens) + tokens @ skip
+
+
+def window_everywhere(rng: Random, d: int, space: Space) -> Box:
+    """Every position sees itself and its neighbours only."""
+    head = _vector_head(rng, d, space)
+
+    def box(tokens: Array) -> Array:
+        xp, places = space.xp, np.arange(tokens.shape[1])
+        logits = tokens @ head.score @ xp.matrix_transpose(tokens)
+        far = space.asarray((np.abs(places[:, None] - places[None, :]) > 2).astype(np.float64))
+        return softmax(xp, xp.matrix_transpose(xp.where(far > 0, space.full((1,), -xp.inf), logits))) @ (
+            tokens @ head.value
+        )
+
+    return box
 
 
 # --- boxes that misbehave -------------------------------------------------------------------------------------

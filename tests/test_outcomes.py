@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import pytest
 import keyhole as kh
 import targets as t
 from keyhole.arrays import Array, Space
-from keyhole.errors import OracleError, RecoveryFailed
+from keyhole.errors import OracleError, RecoveryFailed, UsageError
 from keyhole.journal import Journal
 from keyhole.oracles import Oracle
 from keyhole.recovery import Outcome
@@ -38,6 +38,9 @@ class Case:
     says: tuple[str, ...] = ()  # what the message must mention, in lower case
     options: dict[str, Any] = field(default_factory=lambda: {"method": "single-head"})
     libraries: tuple[str, ...] = DOUBLES
+    details: dict[str, Any] = field(default_factory=dict)  # what the method must have found out, where it is certified
+    # Figures that a few seeds in a hundred miss by bad luck: with a fresh seed it must be right or admitted, no more.
+    depends_on_luck: bool = False
 
 
 def head(
@@ -46,13 +49,21 @@ def head(
     width: int,
     score_bias: float | None = None,  # its norm
     output_bias: float | None = None,
+    view: str = "last",  # "all" positions, or "causal": all, each blind to what comes after it
     **signature: Any,
 ) -> Callable[[np.random.Generator, Array], tuple[Oracle, kh.SingleHead]]:
     """A box that is one head, its parameters numbers of the box's own dtype."""
 
     def build(rng: np.random.Generator, like: Array) -> tuple[Oracle, kh.SingleHead]:
         made = None if score_bias is None else t.bias(rng, width, score_bias)
-        truth = t.head_in(Space.of(like), score(rng, width), value(rng, width), made, output_bias)
+        matrix, values = score(rng, width), value(rng, width)
+        offset = output_bias
+        if output_bias is not None and values.ndim == 2:
+            offset = t.bias(rng, values.shape[1], output_bias)
+        truth = t.head_in(Space.of(like), matrix, values, made, offset)
+        if view != "last":
+            box = truth.at_all_positions if view == "all" else t.causal(truth)
+            return kh.FunctionOracle(box, width=width, like=like, positions="all", name=view, **signature), truth
         return kh.FunctionOracle(truth, width=width, like=like, **signature), truth
 
     return build
@@ -184,6 +195,24 @@ def wrong() -> list[Case]:
         t.last_token_only,
         t.hard_attention,
         t.short_memory,
+        t.two_vector_heads,
+        t.faint_second_vector_head,
+        t.heads_beside_each_other,
+        t.one_output_apart,
+        t.relu_on_top,
+        t.relu_beside,
+        t.tanh_on_top,
+        t.skip_to_outputs,
+        t.normed_tokens,
+    ]
+    everywhere = [
+        t.placed_everywhere,
+        t.near_everywhere,
+        t.rotated_everywhere,
+        t.two_heads_everywhere,
+        t.relu_everywhere,
+        t.skip_everywhere,
+        t.window_everywhere,
     ]
     broken: dict[str, tuple[Any, str]] = {
         "nan_at_once": (t.nan_at_once, "nan"),
@@ -208,6 +237,16 @@ def wrong() -> list[Case]:
         Case("positional-wide", other(t.positional, width=48), outcomes=MISFITS),
         Case("two_heads-wide", other(t.two_heads, width=48), outcomes=MISFITS),
         Case("two_heads-width-2", other(t.two_heads, width=2), outcomes=MISFITS),
+        *(Case(box.__name__, other(box, positions="all"), outcomes=MISFITS) for box in everywhere),
+        *(
+            Case(f"{box.__name__}-{name}", other(box, **signature), outcomes=MISFITS, options={"method": method})
+            for box in (t.two_vector_heads, t.heads_beside_each_other, t.relu_on_top)
+            for name, signature, method in (
+                ("bounded", {"max_norm": 1.0}, "single-head"),
+                ("low-rank", {}, "low-rank"),
+                ("narrow", {"width": 3}, "single-head"),
+            )
+        ),
     ]
 
 
@@ -225,7 +264,132 @@ def biased() -> list[Case]:
     ]
 
 
-RECOVERABLE = [*well_behaved(), *hard(), *bounded(), *degenerate(), *biased(), *single_precision()]
+def low_rank() -> list[Case]:
+    """The rank is not given, and costs eight queries at most."""
+    return [
+        Case(
+            f"low-rank-{rank}-of-{d}",
+            head(lambda rng, d, rank=rank: t.of_rank(rng, d, rank), t.normal_value, d),
+            most_queries=rank * (2 * d - rank) + d + 8,
+            worst_error=1e-12,
+            options={"method": "low-rank"},
+            details={"rank": rank, "effective_rank": rank, "tail": 0.0},
+            depends_on_luck=True,
+            libraries=DOUBLES if d < 512 else DOUBLES[:1],
+        )
+        for d, rank in ((64, 4), (256, 8), (512, 16))
+    ] + [
+        Case(
+            "low-rank-of-full-rank",
+            head(t.gaussian, t.normal_value, 64),
+            most_queries=64**2 + 64 + 8,
+            worst_error=1e-12,
+            options={"method": "low-rank"},
+            details={"rank": 64},
+        )
+    ]
+
+
+def several_outputs() -> list[Case]:
+    """As many logits per query as the value has rank, at three queries above the counting bound."""
+
+    def normal(p: int) -> Any:
+        return lambda rng, d: rng.standard_normal((d, p))
+
+    def case(name: str, value: Any, rank: int, d: int = 64, **figures: Any) -> Case:
+        bound = d + -(-d * d // rank)
+        bars = {"most_queries": bound + 3, "worst_error": 1e-10, **figures}
+        return Case(name, head(t.gaussian, value, d), details={"output_rank": rank}, depends_on_luck=True, **bars)
+
+    return [
+        case("outputs-64", normal(64), 64),
+        case("outputs-24", normal(24), 24),
+        case("outputs-100", normal(100), 64),
+        case("outputs-1", normal(1), 1),
+        case("outputs-64-of-rank-20", lambda rng, d: t.matrix_of_rank(rng, d, 64, 20), 20),
+        case("outputs-64-identity", lambda rng, d: np.eye(d), 64),
+        case("outputs-10-one-hot", lambda rng, d: np.eye(d)[:, :10], 10),
+        case(
+            "outputs-64-condition-1e6",
+            lambda rng, d: t.graded_matrix(rng, d, d, 1e6),
+            64,
+            most_queries=2.2 * 128,
+        ),
+        case("outputs-256", normal(256), 256, d=256, libraries=DOUBLES[:1]),
+    ]
+
+
+def affine() -> list[Case]:
+    """Entries of both biases of this size beside those of the score; found without being told."""
+
+    def case(size: float, error: float, value: Any, bound: int, name: str) -> Case:
+        norm = size * 8.0
+        build = head(_entries_of_size_one, value, 64, score_bias=norm, output_bias=size if bound > 200 else norm)
+        details = {"score_bias": True, "output_bias": True}
+        return Case(
+            f"affine-{name}-{size:g}",
+            build,
+            most_queries=bound + 12,
+            worst_error=error,
+            details=details,
+            depends_on_luck=True,
+        )
+
+    scalar = [case(size, 1e-12, t.normal_value, 64**2 + 2 * 64 + 1, "scalar") for size in (0.1, 1.0)]
+    return scalar + [
+        case(size, error, lambda rng, d: rng.standard_normal((d, d)), 64 + 64 + 1 + 1, "outputs-64")
+        for size, error in ((0.1, 1e-9), (1.0, 1e-8), (10.0, 1e-6))
+    ]
+
+
+def _entries_of_size_one(rng: np.random.Generator, d: int) -> t.Floats:
+    return rng.standard_normal((d, d))
+
+
+def all_positions() -> list[Case]:
+    """Every token is a last one, so that a query reads a form for each. What is masked is read at the last alone."""
+    values: dict[str, Any] = {
+        "scalar": t.normal_value,
+        "outputs-8": lambda rng, d: rng.standard_normal((d, 8)),
+        "outputs-64": lambda rng, d: rng.standard_normal((d, 64)),
+    }
+    return [
+        Case(
+            f"all-positions-{name}",
+            head(t.gaussian, value, 64, view="all"),
+            most_queries=70,
+            worst_error=1e-12,
+            details={"positions": "all"},
+            depends_on_luck=True,
+        )
+        for name, value in values.items()
+    ] + [
+        Case(
+            f"causal-{name}",
+            head(t.gaussian, value, 12, view="causal"),
+            outcomes=CERTIFIED,
+            most_queries=12**2 + 12 + 8,
+            worst_error=1e-10,
+            depends_on_luck=True,
+        )
+        for name, value in values.items()
+    ]
+
+
+RECOVERABLE = [
+    *well_behaved(),
+    *hard(),
+    *bounded(),
+    *degenerate(),
+    *biased(),
+    *single_precision(),
+    *low_rank(),
+    *several_outputs(),
+    *affine(),
+    *all_positions(),
+]
+QUICK = [case for case in RECOVERABLE if not case.name.endswith(("-128", "-256", "-512"))]
+QUICK = [case for case in QUICK if "-128-" not in case.name and "-256-" not in case.name]
 WRONG = wrong()
 
 
@@ -252,6 +416,7 @@ def check(case: Case, result: kh.Recovery, truth: kh.SingleHead | None) -> None:
         assert t.misses(result.params, truth, result.certificate.radius) == {}
         assert result.certificate.worst_ratio <= 1.0
         assert result.stats.heldout_queries == result.certificate.heldout_queries > 0
+        assert dict(result.stats.details) | case.details == result.stats.details
     else:
         assert result.outcome.value.strip()  # the remedy
 
@@ -266,17 +431,15 @@ def test_recoverable(case: Case, library: str, rng: np.random.Generator) -> None
         assert Space.of(result.params.score) == Space.of(like)  # handed back in the caller's type
 
 
-@pytest.mark.parametrize(
-    ("case", "library"), rows([case for case in RECOVERABLE if "-128" not in case.name and "-256" not in case.name])
-)
+@pytest.mark.parametrize(("case", "library"), rows(QUICK))
 def test_recoverable_with_fresh_seed(case: Case, library: str, fresh_seed: int) -> None:
+    if case.depends_on_luck:
+        case = replace(case, outcomes=frozenset(Outcome), most_queries=np.inf, worst_error=np.inf, details={})
     oracle, truth = case.build(np.random.default_rng(fresh_seed), t.example(library))
     check(case, kh.recover(oracle, throw=False, seed=fresh_seed, **case.options), truth)
 
 
-@pytest.mark.parametrize(
-    "case", [case for case in RECOVERABLE if "-128" not in case.name and "-256" not in case.name], ids=lambda c: c.name
-)
+@pytest.mark.parametrize("case", QUICK, ids=lambda c: c.name)
 def test_no_question_is_asked_twice(case: Case, rng: np.random.Generator) -> None:
     oracle, _ = case.build(rng, t.example(case.libraries[0]))
     asked: list[bytes] = []
@@ -289,6 +452,45 @@ def test_no_question_is_asked_twice(case: Case, rng: np.random.Generator) -> Non
     oracle.function = spy
     kh.recover(oracle, throw=False, **case.options)
     assert len(asked) == len(set(asked))
+
+
+def test_the_rank_is_right_in_every_run(fresh_seed: int) -> None:
+    """Also where singular values decay to a millionth of the largest."""
+    d, rank = 16, 3
+    for seed in [*range(60), *range(fresh_seed, fresh_seed + 40)]:
+        rng = np.random.default_rng(seed)
+        sizes = np.geomspace(1.0, 10.0 ** -rng.uniform(0, 6), rank)
+        score = t.orthogonal(rng, d)[:, :rank] * sizes @ t.orthogonal(rng, d)[:rank]
+        truth = kh.SingleHead(score, t.normal_value(rng, d))
+        result = kh.recover(kh.FunctionOracle(truth, width=d), method="low-rank", seed=seed)
+        assert result.stats.details["rank"] == rank, seed
+        assert t.misses(result.params, truth, result.certificate.radius) == {}, seed
+
+
+@pytest.mark.parametrize("tolerance", [0.0, 1e-5])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_tail_below_an_effective_rank(tolerance: float, seed: int) -> None:
+    d, rank = 64, 4
+    rng = np.random.default_rng([seed, 4])
+    truth = kh.SingleHead(t.of_rank(rng, d, rank) + t.gaussian(rng, d, 1e-6), t.normal_value(rng, d))
+    result = kh.recover(kh.FunctionOracle(truth, width=d), method="low-rank", seed=seed, tolerance=tolerance)
+    sizes = np.linalg.svd(truth.score, compute_uv=False)
+    best = np.linalg.norm(sizes[rank:])  # what the nearest matrix of rank 4 misses
+    assert np.linalg.norm(result.params.score - truth.score) <= 10 * best
+    assert t.misses(result.params, truth, result.certificate.radius) == {}
+    assert result.stats.details["effective_rank"] == rank
+    if tolerance == 0:
+        assert result.stats.details["tail"] == pytest.approx(sizes[rank] / sizes[0], rel=1e-3)
+    else:
+        assert result.stats.queries < d**2 / 4
+        assert "tail" in result.stats.details
+
+
+@pytest.mark.parametrize("tolerance", [-1e-9, 1.0, float("nan")])
+def test_a_tolerance_is_a_fraction(tolerance: float, rng: np.random.Generator) -> None:
+    truth = kh.SingleHead(t.gaussian(rng, 4), t.normal_value(rng, 4))
+    with pytest.raises(UsageError, match="tolerance"):
+        kh.recover(kh.FunctionOracle(truth, width=4), method="low-rank", tolerance=tolerance)
 
 
 @pytest.mark.parametrize("width", [32, 128])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from os import PathLike
 from sys import getrefcount
 from time import perf_counter
@@ -27,6 +28,8 @@ HELDOUT_QUERIES = 32
 # Tokens per batch where the oracle sets no limit: small enough for a CPU's cache, large enough for a GPU.
 CPU_BATCH_BYTES = 2**21
 GPU_BATCH_BYTES = 2**29
+# Questions asked again to find out whether an oracle contradicts itself, once something else is wrong.
+CONTRADICTION_QUERIES = 8
 # What getrefcount says of memory that only the session holds: the attribute and the argument of the call.
 UNSHARED = 2
 
@@ -50,6 +53,7 @@ class Session:
         self.new_queries = 0
         self.oracle_seconds = 0.0
         self._memory: Array | None = None
+        self._first: tuple[Plan, Array] | None = None  # the first plan and its answers
         self._outputs: tuple[int, ...] | None = None  # shape of one answer, once one has come
 
     @property
@@ -77,6 +81,22 @@ class Session:
             found: Found = stop.value
             return found
 
+    def contradiction(self) -> float:
+        """How far a few answers are, beyond noise, from what they were when first asked; 0 when none is left to ask."""
+        if self._first is None or self.left < 1:
+            return 0.0
+        plan, answers = self._first
+        count = int(min(CONTRADICTION_QUERIES, plan.count, self.left))
+        some = replace(plan, stage="held-out", first_repeat=plan.first_repeat + plan.repeats)
+        space, signature = self.oracle.signature.space, self.oracle.signature
+        try:
+            again = self._answers(some, some.first_repeat, count)
+        except (BudgetExhausted, OracleError):
+            return 0.0
+        difference = float(space.xp.max(space.xp.abs(again - answers[:count, ...])))
+        noise = 4 * signature.noise.radius + 64 * space.eps * float(space.xp.max(space.xp.abs(answers)))
+        return difference if difference > noise else 0.0
+
     def _reply(self, request: Plan | Sequence[Plan]) -> Measurements | list[Measurements]:
         if isinstance(request, Plan):
             return self.measure(request)
@@ -87,16 +107,18 @@ class Session:
         self.observer.planned(plan.stage, plan.count * plan.repeats)
         repeats = range(plan.first_repeat, plan.first_repeat + plan.repeats)
         values = sum(self._answers(plan, repeat) for repeat in repeats) / plan.repeats
+        self._first = self._first or (plan, values)
         noise = self.oracle.signature.noise
         shrink = plan.repeats**0.5 if noise.kind == "gaussian" else 1.0
         return Measurements(values, noise.radius / shrink)
 
-    def _answers(self, plan: Plan, repeat: int) -> Array:
-        """All answers to one repeat of a plan."""
+    def _answers(self, plan: Plan, repeat: int, count: int | None = None) -> Array:
+        """All answers to one repeat of a plan, or the first `count` of them."""
+        count = plan.count if count is None else count
         known = self.journal.slices(plan.digest, repeat) if self.journal else []
         pieces: list[Array] = []
         done = 0
-        for start, answers in [*known, (plan.count, None)]:
+        for start, answers in [*known, (count, None)]:
             while done < start:
                 piece = self._ask(plan, repeat, done, start)
                 pieces.append(piece)
@@ -246,6 +268,9 @@ def _recover(
         outcome, message, certificate = judgement.outcome, judgement.message, judgement.certificate
     except Unrecoverable as error:
         outcome, message, cause, params = error.outcome, str(error), error, error.partial
+        used = session.queries
+        if outcome is Outcome.WRONG_FAMILY and (difference := session.contradiction()) > 0:
+            outcome, message = Outcome.INCONSISTENT, f"a question asked twice was answered {difference:.2g} apart"
     except BudgetExhausted as error:
         outcome, message, cause = Outcome.BUDGET_EXHAUSTED, str(error), error
         params = error.partial if params is None else params

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -20,11 +20,14 @@ from keyhole.numerics.shifted import ShiftedSolution, solve_shifted
 # Directions that must be consistent with the columns so far before the rank is believed.
 CONSISTENT_DIRECTIONS = 4
 # Directions are taken one by one while the rank is small, so that not a query is wasted; then in blocks of a
-# fraction of the rank so far, which keeps the rounds few and wastes at most rank²/16 queries, none at full rank.
+# fraction of the rank so far, which keeps the rounds few and wastes some rank²/16 queries, none at full rank.
 SINGLE_DIRECTIONS = 20
 BLOCK_FRACTION = 4
 # With less than this part of the value across the score bias, rows orthogonal to the bias show too little of it.
 LEAST_CONTRAST = 0.1
+# The one row that is not orthogonal to the score bias leans this much towards the value across it, so that it can be
+# longer and shows more value.
+LEAN = 4.0
 # A norm-bounded solve that amplifies errors by more than the inverse of this is no basis to judge consistency.
 SMALLEST_DAMPING = 0.2
 # Singular values below the errors of the checks may hide: what they add to an unread form is at most some
@@ -44,6 +47,7 @@ class Score:
     matrix: Array  # (width, width)
     radius: Array  # (width, width) entrywise
     rank: int
+    hidden_bias: float = 0.0  # how large a score bias may be that did not show
 
 
 @dataclass
@@ -82,11 +86,14 @@ class _Table:
     def rows(self, index: Array) -> _Table:
         return self._each(lambda array: namespace(array).take(array, index, axis=0))
 
-    def columns(self, index: Array) -> _Table:
-        return self._each(lambda array: namespace(array).take(array, index, axis=1))
+    def columns(self, part: slice) -> _Table:
+        return self._each(lambda array: array[:, part])
 
     def column(self, place: int) -> _Table:
-        return self._each(lambda array: array[:, place : place + 1])
+        return self.columns(slice(place, place + 1))
+
+    def without(self, place: int) -> _Table:
+        return self._each(lambda array: namespace(array).concat([array[:, :place], array[:, place + 1 :]], axis=1))
 
     def above(self, other: _Table) -> _Table:
         pairs = ((getattr(self, n), getattr(other, n)) for n in ("values", "radius", "ratio"))
@@ -102,9 +109,8 @@ class _Partial:
     table: _Table  # (m, directions)
 
     def without(self, place: int) -> _Partial:
-        kept = [number for number in range(len(self.directions)) if number != place]
-        index = namespace(self.rows).asarray(kept, dtype=namespace(self.rows).int64, device=self.rows.device)
-        return _Partial([self.directions[number] for number in kept], self.rows, self.table.columns(index))
+        left = self.directions[:place] + self.directions[place + 1 :]
+        return _Partial(left, self.rows, self.table.without(place))
 
 
 def read_score(
@@ -136,6 +142,7 @@ class _ScoreReading:
         draft.inverse, draft.right = self.inverse, right
         self.radii: list[Array] = []  # beside draft.columns
         self.consistent = 0  # directions in a row that were consistent with the columns so far
+        self.hidden_bias = 0.0
         self.tail = 0.0  # how large forms may be that were taken for zero
         self.partial: list[_Partial] = []
         self.pending: list[tuple[int, _Table, list[int]]] = []  # (direction, its forms, rows they were read at)
@@ -149,9 +156,11 @@ class _ScoreReading:
         first = probe.number
         index = self.space.indices([first])
         forms = yield from self.reader.read("directions", self.left, self.right, index, index)
-        if self.reader.levered and not probe.agrees(forms):
-            return None
-        yield from self._settle(first, [first], _Table.of(forms, 1))
+        if self.reader.levered:
+            if not probe.agrees(forms):
+                return None
+            self.hidden_bias = self.reader.unseen_bias(probe, forms)
+        yield from self._resolve([first], [first], _Table.of(forms, 1))
         left = [direction for direction in range(self.width) if direction != first]
         while left and self.consistent < CONSISTENT_DIRECTIONS:
             rank = self.cross.rank
@@ -160,7 +169,8 @@ class _ScoreReading:
             left = left[block:]
         yield from self._complete_doubtful()
         yield from self._read_by_rank(left)
-        return (yield from self._within_span())
+        score = yield from self._within_span()
+        return replace(score, hidden_bias=self.hidden_bias)
 
     def _complete_doubtful(self) -> Steps[None]:
         """Directions that were consistent, but not enough of them in a row, may have been so by chance."""
@@ -183,26 +193,30 @@ class _ScoreReading:
         checks = [int(row) for row in self.rng.permutation(free)[: len(directions)]]
         rows = [*self.cross.pivots, *checks]
         table = yield from self._read(rows, directions, "directions")
-        if len(directions) > 1 and self._independent(table, checks, directions):
-            yield from self._complete(directions, rows, table)
-            return
-        for place, direction in enumerate(directions):
-            yield from self._settle(direction, rows, table.column(place))
+        yield from self._resolve(directions, rows, table)
 
-    def _settle(self, direction: int, rows: list[int], table: _Table) -> Steps[None]:
-        """Complete the column of one direction, unless it is consistent with the columns so far."""
-        missing = [row for row in self.cross.pivots if row not in rows]
+    def _resolve(self, directions: list[int], rows: list[int], table: _Table) -> Steps[None]:
+        """Complete the columns of directions that enlarge the column space, and put off those that do not."""
+        known = set(rows)
+        missing = [row for row in self.cross.pivots if row not in known]
         if missing:
-            table = table.above((yield from self._read(missing, [direction], "directions")))
-            rows = rows + missing
-        checks = [row for row in rows if row not in self.cross.pivots]
-        places = [rows.index(row) for row in [*self.cross.pivots, *checks]]
-        table, rows = table.rows(self.space.indices(places)), [rows[place] for place in places]
-        if self.cross.rank and checks and len(rows) < self.width and self._consistent(table, checks, [direction]):
-            self.pending.append((direction, table, rows))
-            self.consistent += 1
+            table = table.above((yield from self._read(missing, directions, "directions")))
+        pivots = set(self.cross.pivots)
+        checks = [row for row in rows if row not in pivots]
+        place = {row: number for number, row in enumerate(rows + missing)}
+        rows = [*self.cross.pivots, *checks]
+        table = table.rows(self.space.indices([place[row] for row in rows]))
+        if self.cross.rank == 0 or len(rows) == self.width:
+            yield from self._complete(directions, rows, table)
+        elif checks and self._consistent(table, checks, directions):
+            self.pending += [(direction, table.column(n), rows) for n, direction in enumerate(directions)]
+            self.consistent += len(directions)
+        elif len(directions) == 1 or self._independent(table, checks, directions):
+            yield from self._complete(directions, rows, table)
         else:
-            yield from self._complete([direction], rows, table)
+            half = len(directions) // 2
+            for part in (slice(0, half), slice(half, len(directions))):
+                yield from self._resolve(directions[part], rows, table.columns(part))
 
     def _complete(self, directions: list[int], rows: list[int], table: _Table) -> Steps[None]:
         """Read the other rows of some directions: their columns are known then, and span a larger space."""
@@ -396,7 +410,9 @@ def _bases(reader: FormReader, rng: np.random.Generator) -> tuple[Array, Array, 
     across = reader.value - along * xp.vecdot(along, reader.value)
     across_norm = float(xp.linalg.vector_norm(across))
     if across_norm > LEAST_CONTRAST * reader.value_norm:
-        left = xp.concat([equal_overlap(space, left, reader.value), (along + across / across_norm)[None, :] / 2**0.5])
+        leaning = along + across * (LEAN / across_norm)
+        leaning = leaning / xp.linalg.vector_norm(leaning)
+        left = xp.concat([equal_overlap(space, left, reader.value), leaning[None, :]])
     else:  # the value lies along the bias: rows that shall show value must lean that way
         left = xp.concat([(left + along[None, :]) / 2**0.5, along[None, :]])
     others, along = split_along(space, right, reader.bias.vector)

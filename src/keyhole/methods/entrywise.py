@@ -17,10 +17,11 @@ from scipy.sparse.linalg import lsqr
 from keyhole.arrays import Array, to_numpy
 from keyhole.errors import UsageError
 from keyhole.measure import Measurements, Plan, Rows, Signature, Term
-from keyhole.methods.base import Steps
+from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.directions import Score
-from keyhole.methods.reading import FIRST_PROBE, Value
+from keyhole.methods.reading import FIRST_PROBE, Value, look_for_score_bias
 from keyhole.numerics.logit import logit_with_radius, rounding
+from keyhole.recovery import Outcome
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
@@ -30,6 +31,8 @@ SMALLEST, LARGEST, AIM = 2.0**-6, 5.0, 0.5
 # A logit that cannot be told from zero is tried again larger by STEP, which cannot saturate it, up to FLOOR.
 STEP = 2.0**36
 FLOOR = 2.0**104
+# More rounds than the whole range of floating-point numbers needs.
+MOST_ROUNDS = 60
 # Last tokens are shorter than first ones by this, so that what they add by themselves vanishes.
 LEVER = 2.0**60
 # Entries per row and column that are read first, to learn how rows and columns are graded.
@@ -40,6 +43,12 @@ def read_score_entrywise(signature: Signature, value: Value, rng: np.random.Gene
     """The score matrix with a small relative error in every entry, zeros included."""
     if signature.max_norm is not None:
         raise UsageError("entrywise accuracy needs tokens of any norm: leave out max_norm, or entrywise=True")
+    shows_bias, _ = yield from look_for_score_bias(signature, value, rng)
+    if shows_bias:
+        raise Unrecoverable(
+            Outcome.WRONG_FAMILY,
+            "the head has a score bias, beside which small entries cannot be read: leave entrywise out",
+        )
     reading = _Entries(signature, value)
     yield from reading.read_contrast()
     width = signature.width
@@ -59,6 +68,8 @@ class _Entries:
         self.signature = signature
         self.space = signature.space
         self.value = value.vector
+        self.bias = float(value.bias)
+        self.bias_radius = float(value.bias_radius) + 2 * self.space.eps * abs(self.bias)
         self.value_norm = float(self.space.xp.linalg.vector_norm(value.vector))
         self.value_radius = float(self.space.xp.linalg.vector_norm(value.radius))
         self.units = Rows(self.space.eye(signature.width))
@@ -84,11 +95,14 @@ class _Entries:
             low = self.space.asarray(scale / first) * self.space.xp.take(self.value, self.space.indices(open_), axis=0)
             bar = rounding(self.space) + self.value_radius / self.value_norm
             logits, radius = logit_with_radius(
-                self.space, answers.values, low, high, abs(low) * bar, high * bar, answers.radius
+                self.space, answers.values - self.bias, low, high, abs(low) * bar, high * bar, self._noise(answers)
             )
             return _plain(logits), _plain(radius)
 
         self.forms, self.forms_radius = yield from _climb(every.size, np.full(every.size, FIRST_PROBE), ask)
+
+    def _noise(self, answers: Measurements) -> float:
+        return float(answers.radius + self.bias_radius)
 
     def contrast_sizes(self) -> Floats:  # (width,)
         """How large the contrast is in each column, never zero."""
@@ -123,8 +137,8 @@ class _Entries:
             [Term(self.units, self.space.indices(column), self.space.asarray(last))],
         ]
         answers: Measurements = yield Plan("entries", row.size, positions)
-        answer = _plain(answers.values)
-        return self._solved(answer, answers.radius, row, column, first, middle, last)
+        answer = _plain(answers.values) - self.bias
+        return self._solved(answer, self._noise(answers), row, column, first, middle, last)
 
     def _solved(
         self,
@@ -145,8 +159,9 @@ class _Entries:
         weight = np.exp(known)
         above = weight * (other - answer) + (rest - answer)
         below = answer - own
-        ratio = above / np.where(below == 0, 1.0, below)
-        inside = (below != 0) & (ratio > 0)
+        with np.errstate(over="ignore"):  # where the first token takes everything
+            ratio = above / np.where(below == 0, 1.0, below)
+        inside = (below != 0) & (ratio > 0) & np.isfinite(ratio)
         logit = np.log(np.where(inside, ratio, 1.0))
         share = np.exp(-np.logaddexp(0.0, np.logaddexp(known, 0.0) - logit))  # softmax weight of the first token
         answer_radius = bar * (share * np.abs(own) + (1 - share) * (np.abs(other) + np.abs(rest))) + noise
@@ -203,7 +218,9 @@ def _climb(
     found, radius = np.zeros(count), np.full(count, np.inf)
     climbed = np.ones(count)
     open_ = np.arange(count)
-    while open_.size:
+    for _ in range(MOST_ROUNDS):
+        if not open_.size:
+            break
         logit, bar = yield from ask(open_, scale[open_])
         size = np.abs(logit)
         seen = np.isfinite(bar) & (bar < 1)
@@ -218,4 +235,6 @@ def _climb(
         factor[lost] = STEP
         scale[open_] *= factor
         open_ = open_[~done]
+    else:
+        raise Unrecoverable(Outcome.SATURATED, f"{open_.size} entries could be read at no scale of their tokens")
     return np.where(np.abs(found) > radius, found, 0.0), radius

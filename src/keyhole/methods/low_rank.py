@@ -13,7 +13,13 @@ from keyhole.methods.base import Estimate, Method, Steps
 from keyhole.methods.directions import Draft, Score
 from keyhole.methods.positions import last_only
 from keyhole.methods.reading import read_value
-from keyhole.methods.single_head import estimated, read_logits, read_logits_along, refuse_zero_value
+from keyhole.methods.single_head import (
+    estimated,
+    read_logits,
+    read_logits_along,
+    refuse_single_tokens,
+    refuse_zero_value,
+)
 from keyhole.model import SingleHead
 from keyhole.numerics.outputs import choose_outputs
 
@@ -30,6 +36,7 @@ def low_rank(signature: Signature, rng: np.random.Generator, *, tolerance: float
     """
     if not 0 <= tolerance < 1:
         raise UsageError(f"tolerance must be at least 0 and below 1, not {tolerance}")
+    refuse_single_tokens(signature)
     if signature.positions == "all":
         return (yield from last_only(low_rank(signature.but(positions="last"), rng, tolerance=tolerance)))
     value = yield from read_value(signature)

@@ -127,6 +127,8 @@ def read_value(signature: Signature) -> Steps[Value]:
 class ScaleKeeper:
     """Knows how large forms are from those read so far, and at which scale to read the next."""
 
+    caution = CAUTION
+
     def __init__(self, signature: Signature) -> None:
         self.signature = signature
         self.forget()
@@ -137,6 +139,7 @@ class ScaleKeeper:
         self._mean_square = 0.0
         self._readings = 0
         self._probed = 0.0  # the scale of the first of them
+        self._latest = 0.0  # and of the last
 
     @property
     def size(self) -> float:
@@ -151,7 +154,7 @@ class ScaleKeeper:
         """Take note of forms read at a scale."""
         if values.shape[0] == 0:
             return
-        self._probed = self._probed or scale
+        self._probed, self._latest = self._probed or scale, scale
         self._readings += 1
         count = self._count + values.shape[0]
         added = float(self.signature.space.xp.sum((values / count**0.5) ** 2))
@@ -161,7 +164,7 @@ class ScaleKeeper:
     @property
     def aim(self) -> float:
         """The scale that brings logits to their aim; infinite when all forms were zero."""
-        cautious = AIM * self._count / (self._count + CAUTION)
+        cautious = AIM * self._count / (self._count + self.caution)
         return cautious / self.size if self.size > 0 else math.inf
 
     def other_scale(self, scale: float) -> float:
@@ -306,6 +309,15 @@ class FormReader(ScaleKeeper):
             pairs = zip(forms.parts(), again.parts(), strict=True)
             forms = Forms(*(_replaced(old, bad, new) for old, new in pairs))
 
+    def unseen_bias(self, probe: Probe, again: Forms) -> float:
+        """How large a score bias may be whose part in a form, read at two scales, is within the errors of both.
+
+        It adds LEVER/√scale times its share to a form.
+        """
+        parts = [LEVER / math.sqrt(scale) for scale in (self._probed, self._latest)]
+        errors = float(probe.forms.radius[0]) + float(again.radius[0])
+        return 32 * math.sqrt(self.signature.width) * errors / abs(parts[0] - parts[1])
+
     def _balanced_radius(self, scale: float) -> float:
         """Radius of a logit of zero, for a row of average overlap with the value."""
         first = self._first_norm(scale)
@@ -378,6 +390,8 @@ def within_reach(norm: float, bias: Array) -> Array:  # (n,)
 
 class BiasReader(FormReader):
     """Reads row·score_bias from queries [a·row; 0], at a scale a that it keeps adjusting."""
+
+    caution = 1  # a vector has few entries: those read too timidly would spoil it
 
     def __init__(self, signature: Signature, value: Value) -> None:
         super().__init__(signature, value)

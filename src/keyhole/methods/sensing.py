@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,7 +44,16 @@ UNDETERMINED = Outcome.UNCERTIFIED
 PILOT = 16
 # A rank that is not given is first looked for among those that this one's recommendation can tell.
 FIRST_GUESS = 2
-# The nuclear norm alone needs this many times the parameters of the score matrix; fewer only supply a start.
+# Batches for it grow to the number of entries, or to this, or to four times the first: then a search takes a minute.
+MOST_FOUND = 4096
+# Up to so many measurements reweighted least squares is cheap; it takes the cube of their number.
+FEW = 1500
+# So many times as many as recommended make a local search succeed, also when the rank is lower than it assumes.
+EASE = 1.5
+# Steps of the nuclear-norm solver while there may be more measurements to come.
+BRIEF_ITERATIONS = 500
+# From so many times the parameters of the score matrix the least nuclear norm is the score matrix by itself; with fewer
+# it is only a start from which a least-squares polish finds it.
 CONVEX_MULTIPLE = 2.5
 # Residuals are errors too: so many standard deviations of them are added to the error bar of a measurement ...
 RESIDUAL_DEVIATIONS = 4.0
@@ -70,26 +78,25 @@ class Request:
                 raise UsageError(f"{name} must be a whole number of at least 1 or None, not {number!r}")
 
     def recommended(self, width: int, rank: int) -> int:
-        """Measurements from which the solver succeeds in 99 of 100 draws."""
+        """Measurements from which the factored solver succeeds in 99 of 100 draws, or the nuclear norm needs no luck."""
         least = recommended_measurements(width, rank)
         if self.solver == "factored":
             return least
         return max(least, round(CONVEX_MULTIPLE * parameter_count(width, rank)))
 
-    def totals(self, width: int) -> Iterator[int]:
+    def totals(self, width: int) -> list[int]:
         """How many measurements there are after each batch: one batch, or doubled until the rank is found.
 
         Never more than there are entries, but for widths of five or less, where those are too few to check anything.
         """
         if self.measurements is not None or self.rank is not None:
-            yield self.measurements or self.recommended(width, self.rank or 1)
-            return
-        most = max(width**2, self.recommended(width, 1))
-        total = min(most, self.recommended(width, min(FIRST_GUESS, width)))
-        while total < most:
-            yield total
-            total = min(2 * total, most)
-        yield most
+            return [self.measurements or self.recommended(width, self.rank or 1)]
+        first = self.recommended(width, min(FIRST_GUESS, width))
+        most = max(min(width**2, max(4 * first, MOST_FOUND)), self.recommended(width, 1))
+        totals = [min(first, most)]
+        while totals[-1] < most:
+            totals.append(min(2 * totals[-1], most))
+        return totals
 
     def largest_rank(self, width: int, count: int) -> int:
         """The largest rank that `count` measurements are recommended for; 0 when there is none."""
@@ -167,8 +174,9 @@ def sensing(
     Here d + 1 queries for v, a probe or a few for the scale, and m measurements: m = r(2d − r) + d + 16 for a given
     rank and the factored solver. Of these the first `PILOT` come in small rounds that settle the scale, all others
     in one batch. An unknown rank doubles the batch until the solution predicts measurements it was not fitted to,
-    never beyond d² (27 or fewer up to d = 4). A saturated measurement is read again: stage "measurements" less
-    `details["measurements"]` says how often. A score bias that shows costs d and a few queries more.
+    never beyond d² (30 where d ≤ 5) nor the larger of 4096 and four times the first batch. A saturated
+    measurement is read again: stage "measurements" less `details["measurements"]` says how often. A score bias
+    that shows costs d and a few queries more.
 
     Assumes what `ASSUMPTIONS` says; v = 0 is reported as not identifiable.
     """
@@ -206,7 +214,7 @@ class _Sensing:
         self.request = request
 
     def run(self) -> Steps[tuple[ScoreBias, Sensed]]:
-        totals = list(self.request.totals(self.signature.width))
+        totals = self.request.totals(self.signature.width)
         bias, reader, pilot = yield from self._start(min(PILOT, totals[0]))
         readings = pilot.readings
         if not pilot.responds:
@@ -275,20 +283,20 @@ class _Sensing:
 
     def _solution(self, readings: Readings, *, only: bool) -> SensingSolution:
         """What the measurements say; a thorough search where there is no other batch to come."""
-        even = readings.even()
-        data: dict[str, Any] = {
-            "U": even.left,
-            "G": even.right,
-            "b": even.values,
-            "noise": even.noise,
-            "rng": self.solver_rng,
-        }
-        if self.request.solver == "nuclear-norm":
-            return nuclear_norm(**data)
+        even, request, width = readings.even(), self.request, self.signature.width
+        data: dict[str, Any] = {"U": even.left, "G": even.right, "b": even.values}
+        data |= {"noise": even.noise, "rng": self.solver_rng}
+        if request.solver == "nuclear-norm":
+            if only:
+                return nuclear_norm(**data, max_rank=request.rank)
+            most = max(1, request.largest_rank(width, readings.count))
+            return nuclear_norm(**data, max_rank=most, max_iterations=BRIEF_ITERATIONS)
         if only:
-            return factored(**data, rank=self.request.rank)
-        most = self.request.largest_rank(self.signature.width, readings.count)
-        return factored(**data, max_rank=max(1, most), restarts=0)
+            return factored(**data, rank=request.rank)
+        if readings.count <= FEW:
+            return factored(**data, max_rank=max(1, request.largest_rank(width, readings.count)), starts=1)
+        # One local search at the largest rank that so many settle with ease also finds the lower ones.
+        return factored(**data, rank=max(1, request.largest_rank(width, int(readings.count / EASE))), starts=0)
 
     def _undetermined(self, readings: Readings, solution: SensingSolution) -> Unrecoverable:
         """Says how many measurements are recommended, and what else may be wrong."""

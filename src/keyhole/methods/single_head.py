@@ -36,6 +36,7 @@ def single_head(signature: Signature, rng: np.random.Generator, *, entrywise: bo
 
     Assumes what `ASSUMPTIONS` says; a zero value is reported as not identifiable.
     """
+    refuse_single_tokens(signature)
     if signature.positions == "all":
         return (yield from _observe_all(signature, rng, entrywise))
     value = yield from read_value(signature)
@@ -119,7 +120,7 @@ def read_logits(
         score = yield from read_score(FormReader(signature, value, hidden_bias=hidden), rng, draft, tolerance)
         if score is not None:
             nothing = signature.space.zeros(signature.width)
-            return ScoreBias(nothing, nothing + hidden), score
+            return ScoreBias(nothing, nothing + max(hidden, score.hidden_bias)), score
     if bias is None:
         bias = yield from read_score_bias(signature, value, rng)
     score = yield from read_score(FormReader(signature, value, bias), rng, draft, tolerance)
@@ -155,6 +156,15 @@ def estimated(
     )
 
 
+def refuse_single_tokens(signature: Signature) -> None:
+    """End where attention never has a choice."""
+    if signature.max_length == 1:
+        raise Unrecoverable(
+            Outcome.NOT_IDENTIFIABLE,
+            "attention on one token is the identity whatever the score matrix: allow sequences of two (max_length)",
+        )
+
+
 def refuse_zero_value(signature: Signature, value: Value) -> None:
     """End where nothing can be known."""
     xp = signature.space.xp
@@ -169,5 +179,7 @@ SINGLE_HEAD = Method(
     name="single-head",
     summary="one softmax head, rank unknown, at the counting bound",
     run=single_head,
-    options={"entrywise": "relative accuracy for every entry of a graded score matrix, for up to 2.1 × the queries"},
+    options={
+        "entrywise": "relative accuracy for every entry of a graded score matrix, at one to three queries an entry"
+    },
 )

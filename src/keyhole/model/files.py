@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
 from keyhole.arrays import Array, to_numpy
 from keyhole.errors import FileError
@@ -24,7 +24,8 @@ def save_arrays(path: str | PathLike[str], family: str, arrays: dict[str, Array]
     # One key only: safetensors writes several in random order, and equal parameters should make equal files.
     metadata = {"keyhole": json.dumps({"version": FORMAT_VERSION, "family": family})}
     try:
-        save_file(contiguous, Path(path), metadata=metadata)
+        # Written as bytes, so that the file has the usual permissions.
+        Path(path).write_bytes(save(contiguous, metadata=metadata))
     except (OSError, SafetensorError) as error:
         raise FileError(f"cannot write {path}: {error}") from error
 

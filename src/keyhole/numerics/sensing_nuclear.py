@@ -53,9 +53,9 @@ def _unique(search: Problem) -> Iterator[tuple[Floats, Floats, int]]:
         yield found, found, steps
 
 
-def _convex(search: Problem, steps: int) -> Iterator[tuple[Floats, Floats, int]]:
+def _convex(search: Problem, steps: int, max_rank: int) -> Iterator[tuple[Floats, Floats, int]]:
     """(feasible point, polished candidate, steps since the last) at each tolerance met and at the end."""
-    part, limit = gram_part(search), largest_rank(search)
+    part, limit = gram_part(search), min(largest_rank(search), max_rank)
     if not limit:
         return
     feasible, low, waited = part.adjoint(part.values), part.adjoint(part.values), 0
@@ -79,6 +79,7 @@ def nuclear_norm(
     *,
     rng: np.random.Generator | None = None,
     noise: float = 0.0,
+    max_rank: int | None = None,
     max_iterations: int = 2000,
 ) -> SensingSolution:
     """W of least nuclear norm with ``U[k] @ W @ G[k] = b[k]``, by ADMM.
@@ -97,7 +98,7 @@ def nuclear_norm(
         return silent
     search, held = split(problem, np.random.default_rng(0) if rng is None else rng)
     best, used = np.zeros((problem.width, problem.width)), 0
-    for feasible, found, steps in chain(_unique(search), _convex(search, max_iterations)):
+    for feasible, found, steps in chain(_unique(search), _convex(search, max_iterations, max_rank or problem.width)):
         best, used = feasible, used + steps
         if (proven := validated(problem, search, held, found)) is not None:
             return finish(problem, proven, used, True, "nuclear_norm")
