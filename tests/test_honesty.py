@@ -340,7 +340,8 @@ def test_everyday_heads_are_recovered(situation: Situation) -> None:
     rng = np.random.default_rng(3)
     seeds = range(30)
     drawn_now = (replace(situation, seed=seed, score_norm=10 ** rng.uniform(-1, 1)) for seed in seeds)
-    assert sum(is_honest(each) for each in drawn_now) >= 0.9 * len(seeds)
+    fine = situation.noise == "exact" and situation.library == "numpy-float64"
+    assert sum(is_honest(each) for each in drawn_now) >= (0.95 if fine else 0.75) * len(seeds)
 
 
 def test_the_whole_family_is_recovered() -> None:

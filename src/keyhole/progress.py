@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from time import perf_counter
 from types import TracebackType
 from typing import Protocol
 
@@ -44,6 +45,8 @@ class Bar:
             transient=True,
         )
         self._task = self._progress.add_task("", total=0, rate="")
+        self._began = perf_counter()
+        self._new = 0
 
     def __enter__(self) -> Bar:
         self._progress.start()
@@ -61,8 +64,10 @@ class Bar:
 
     def answered(self, queries: int, *, new: bool) -> None:
         """Advance the bar."""
-        speed = self._progress.tasks[0].speed
-        rate = "from journal" if not new else f"{speed:,.0f}/s" if speed else ""
+        rate = "from journal"
+        if new:
+            self._new += queries
+            rate = f"{self._new / max(perf_counter() - self._began, 1e-9):,.0f}/s"
         self._progress.update(self._task, advance=queries, rate=rate)
 
 

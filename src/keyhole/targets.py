@@ -87,21 +87,55 @@ SINGLE_HEAD_KNOBS = {
     "norm": Knob(float, 1.0, 0.0),
     "seed": Knob(int, 0, 0),
     "max_norm": Knob(float, None, 0.0),
+    "outputs": Knob(int, None, 1, 8192),  # one plain number per sequence if left out
+    "score_bias": Knob(float, None, 0.0),  # sizes of the entries of random biases
+    "output_bias": Knob(float, None, 0.0),
+    "all_positions": Knob(int, None, 0, 1),  # 1: answers at every position
 }
 
 
 def _single_head_demo(text: str, given: Mapping[str, float]) -> Target:
     width, norm, seed = int(given["width"]), given["norm"], int(given["seed"])
     rank = int(given.get("rank", width))
-    head = random_single_head(width, rank=rank, norm=norm, seed=seed)
-    oracle = FunctionOracle(head, width=width, max_norm=given.get("max_norm"), name=text)
+    head = random_single_head(
+        width,
+        rank=rank,
+        norm=norm,
+        seed=seed,
+        outputs=int(given["outputs"]) if "outputs" in given else None,
+        score_bias=given.get("score_bias", 0.0),
+        output_bias=given.get("output_bias", 0.0),
+    )
+    everywhere = bool(given.get("all_positions", 0))
+    oracle = FunctionOracle(
+        head.at_all_positions if everywhere else head,
+        width=width,
+        max_norm=given.get("max_norm"),
+        positions="all" if everywhere else "last",
+        name=text,
+    )
     rank = rank if norm else 0
     label = f"a random softmax head of width {width}, its score matrix of rank {rank} and norm {norm:g}"
-    return Target(text, oracle, label, head)
+    extras = [
+        f"{head.outputs} outputs" if head.outputs else "",
+        "a score bias" if head.score_bias is not None else "",
+        "an output bias" if head.output_bias is not None else "",
+        "observed at all positions" if everywhere else "",
+    ]
+    return Target(text, oracle, ", ".join([label, *filter(None, extras)]), head)
 
 
-def random_single_head(width: int, *, rank: int, norm: float, seed: int) -> SingleHead:
-    """Gaussian value; Gaussian score, or a product of two Gaussian factors, scaled to the spectral norm."""
+def random_single_head(
+    width: int,
+    *,
+    rank: int,
+    norm: float,
+    seed: int,
+    outputs: int | None = None,
+    score_bias: float = 0.0,
+    output_bias: float = 0.0,
+) -> SingleHead:
+    """Gaussian value and biases; Gaussian score, or a product of two Gaussian factors, scaled to the spectral norm."""
     if rank > width:
         raise UsageError(f"rank={rank} exceeds width={width}: the rank of a matrix is at most its width")
     rng = np.random.default_rng([seed, DEMO_STREAM])
@@ -110,7 +144,14 @@ def random_single_head(width: int, *, rank: int, norm: float, seed: int) -> Sing
     if rank < width:
         score = score[:, :rank] @ rng.standard_normal((rank, width))
     size = float(np.linalg.norm(score, 2)) if rank else 1.0
-    return SingleHead(score / size * norm, value)
+    if outputs is not None:
+        value = rng.standard_normal((width, outputs))
+    return SingleHead(
+        score / size * norm,
+        value,
+        score_bias * rng.standard_normal(width) if score_bias else None,
+        np.asarray(output_bias * rng.standard_normal(value.shape[1:])) if output_bias else None,
+    )
 
 
 DEMOS: dict[str, tuple[dict[str, Knob], Callable[[str, Mapping[str, float]], Target]]] = {

@@ -35,13 +35,13 @@ from keyhole.recovery import Outcome
 ASSUMPTIONS = (
     "the box computes one softmax head over its raw tokens, read at the last position",
     "answers are right up to the rounding of their dtype and the declared noise",
-    "what the random measurements leave unexplained is spread over the score matrix and no larger than they show",
+    "what the random measurements do not explain of the score matrix is no larger than they show",
 )
 SOLVERS = ("factored", "nuclear-norm")
 # What ends a recovery whose measurements do not determine the score matrix.
 UNDETERMINED = Outcome.UNCERTIFIED
 # The first of the measurements are asked before the others, in four small rounds, to find the scale of all.
-PILOT = 16
+PILOT = 15
 # A rank that is not given is first looked for among those that this one's recommendation can tell.
 FIRST_GUESS = 2
 # Batches for it grow to the number of entries, or to this, or to four times the first: then a search takes a minute.
@@ -78,7 +78,7 @@ class Request:
                 raise UsageError(f"{name} must be a whole number of at least 1 or None, not {number!r}")
 
     def recommended(self, width: int, rank: int) -> int:
-        """Measurements from which the factored solver succeeds in 99 of 100 draws, or the nuclear norm needs no luck."""
+        """Measurements from which the solver is sure: 99 of 100 draws, and for the nuclear norm without a polish."""
         least = recommended_measurements(width, rank)
         if self.solver == "factored":
             return least

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import starmap
 from typing import Any
 
 import numpy as np
@@ -38,8 +39,15 @@ def describe(result: Recovery, label: str, distance: float | None = None) -> Ite
 
 
 def _method(result: Recovery) -> str:
-    details = [f"{name.replace('_', ' ')} {value}" for name, value in result.stats.details.items()]
-    return ", ".join([result.method, *details])
+    return ", ".join([result.method, *filter(None, starmap(_detail, result.stats.details.items()))])
+
+
+def _detail(name: str, value: Any) -> str:
+    """One thing a method found: what is not there is not mentioned."""
+    word = name.replace("_", " ")
+    if isinstance(value, bool):
+        return word if value else ""
+    return f"{word} {value:.2g}" if isinstance(value, float) else f"{word} {value}"
 
 
 def _queries(result: Recovery) -> str:
