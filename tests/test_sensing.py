@@ -101,7 +101,7 @@ def test_tiny_widths(width: int) -> None:
 @pytest.mark.parametrize(("count", "rank"), [(1, None), (20, 2), (112, 2), (112, None)])
 def test_too_few_measurements_are_admitted(solver: str, count: int, rank: int | None) -> None:
     result = sense(head(1, 32, 2), measurements=count, rank=rank, solver=solver)
-    assert result.outcome is Outcome.UNCERTIFIED
+    assert result.outcome is Outcome.TOO_FEW_MEASUREMENTS
     assert f"{count} measurements" in result.message
     assert "recommended" in result.message
     if rank is not None and solver == "factored":
@@ -111,11 +111,11 @@ def test_too_few_measurements_are_admitted(solver: str, count: int, rank: int | 
 
 def test_a_full_rank_is_admitted() -> None:
     result = sense(head(1, 12, 12))
-    assert result.outcome is Outcome.UNCERTIFIED
+    assert result.outcome is Outcome.TOO_FEW_MEASUREMENTS
     assert result.stats.stages["measurements"] == 12**2
     assert "single-head" in result.message
     result = sense(head(1, 16, 5), rank=2)
-    assert result.outcome is Outcome.UNCERTIFIED
+    assert result.outcome is Outcome.TOO_FEW_MEASUREMENTS
     assert "rank is higher" in result.message
 
 

@@ -37,6 +37,10 @@ class Outcome(Enum):
         "The errors of an answer are as large as what it could reveal. Allow longer tokens (max_norm), or use an "
         "oracle of higher precision or less noise."
     )
+    TOO_FEW_MEASUREMENTS = (
+        "The measurements do not determine the parameters. Ask for more, e.g. measurements=, or use an adaptive method "
+        "such as single-head."
+    )
     BUDGET_EXHAUSTED = (
         "The budget ended before the recovery did. Raise it and run again with the same journal: what was "
         "answered is not asked again."

@@ -14,33 +14,20 @@ import numpy.typing as npt
 
 from keyhole.arrays import Array, namespace
 from keyhole.measure import Measurements, Plan, Rows, Signature, Term
-from keyhole.methods.base import Steps, Unrecoverable
+from keyhole.methods.base import Steps
 from keyhole.methods.directions import Score
-from keyhole.methods.reading import (
-    FIRST_PROBE,
-    LEVER,
-    MOST_PROBES,
-    NO_BIAS,
-    ScaleKeeper,
-    ScoreBias,
-    Value,
-    floor_power,
-    within_reach,
-)
+from keyhole.methods.reading import ScoreBias, within_reach
+from keyhole.methods.scale import LEVER, ScaleKeeper, floor_power
+from keyhole.methods.value import Value
 from keyhole.numerics.logit import rounding
 from keyhole.numerics.outputs import Outputs, choose_outputs, window_rows
 from keyhole.numerics.rotation import random_orthogonal, split_along
-from keyhole.recovery import Outcome
 
 Integers = npt.NDArray[np.int64]
 
 # A logit beyond this is read again with a shorter last token.
 LARGEST = 8.0
 SHRINK = 2.0**-3
-# A scale beyond this many times the square of the first tokens' norm lets last tokens mix in more ways than one.
-STRONGEST_COUPLING = 2.0
-# Steps of Newton's method for the last tokens' own forms; they converge in a handful or not at all.
-NEWTON_STEPS = 50
 
 
 @dataclass(frozen=True)
@@ -66,7 +53,9 @@ class Weights:
         slope = -last * free / total
         logits = xp.where(good, xp.log(safe / safe_zero), xp.nan * one)
         slopes = -self.share * last * zero * (1 + slope) / safe - slope
-        radius = self.bar / safe + self.sum_bar[:, None] / (safe_zero * total)
+        # The oracle's own weights sum to one but for a few eps, which the zero tokens' share magnifies.
+        own = 8 * float(xp.finfo(weights.dtype).eps)
+        radius = self.bar / safe + own + (self.sum_bar[:, None] + own) / (safe_zero * total)
         return logits, slopes, radius
 
 
@@ -171,149 +160,6 @@ class BundleReader(ScaleKeeper):
         )
 
 
-def read_bundled(
-    signature: Signature, value: Value, rng: np.random.Generator
-) -> Steps[tuple[ScoreBias | None, Score | None]]:
-    """Score bias and score matrix of a head with several outputs, ρ forms per query.
-
-    No score where a bias is so strong that answers of less than full rank do not tell what the last token adds.
-    """
-    reader = BundleReader(signature, value, rng)
-    right = random_orthogonal(signature.space, rng, signature.width)
-    responds, shown = yield from _probe(reader, Rows(right))
-    if not responds:
-        return None, _zero(signature, reader)
-    reading = _PackedReading(reader, right)
-    agrees = yield from reading.start(shown)
-    if agrees:
-        return None, (yield from reading.finish())
-    bias = yield from _read_bias(reader)
-    reader.learn_bias(bias, rng)
-    score = yield from _BesideBias(reader, rng).run()
-    return bias, score
-
-
-def _zero(signature: Signature, reader: BundleReader) -> Score:
-    zero = signature.space.zeros(signature.width, signature.width)
-    return Score(zero, zero + 1 / reader.largest_scale, 0)
-
-
-def _probe(reader: BundleReader, directions: Rows) -> Steps[tuple[bool, tuple[Array, Array]]]:
-    """Find the scale from the first window and direction; False when nothing responds at any scale."""
-    space, xp = reader.space, reader.space.xp
-    scale, silent, saturated = FIRST_PROBE, 0.0, math.inf
-    zero = np.zeros(1, dtype=np.int64)
-    for _ in range(MOST_PROBES):
-        first = reader.first_norms(scale)
-        last = space.full((1,), scale / float(xp.max(first)))
-        weights = yield from reader.ask("scale", zero, directions, zero, first, last)
-        forms, radius = _bilinear(reader, weights, first, last)
-        logits = forms * scale
-        size, bar = float(xp.max(xp.abs(logits))), float(xp.max(radius)) * scale
-        if not size <= LARGEST:  # also when saturated
-            saturated = scale
-            scale = scale * 2.0**-38 if silent == 0.0 else math.sqrt(silent * saturated)
-        elif size > 4 * bar:
-            reader.learn(forms, scale)
-            return True, (forms, radius)
-        elif scale >= reader.largest_scale:
-            return False, (forms, radius)
-        else:
-            silent = scale
-            scale = (
-                min(scale * 2.0**38, reader.largest_scale) if math.isinf(saturated) else math.sqrt(silent * saturated)
-            )
-    raise Unrecoverable(Outcome.WRONG_FAMILY, "the answers respond at no scale of the tokens as a softmax head's do")
-
-
-def _bilinear(reader: BundleReader, weights: Weights, first: Array, last: Array) -> tuple[Array, Array]:  # (n, used)
-    """Forms q·W·p and radii where the last token is so short that nothing else matters."""
-    xp, width = reader.space.xp, reader.signature.width
-    logits, _, radius = weights.logits(0 * last, reader.zeros - 1)
-    unit = float(xp.max(first)) * last[:, None]
-    own = rounding(reader.space) * reader.size * width**0.5
-    return logits / unit, (radius + rounding(reader.space) * xp.abs(logits)) / unit + own
-
-
-class _PackedReading:
-    """d²/ρ queries for d² forms: where a window straddles two columns, the last token is the sum of two directions."""
-
-    def __init__(self, reader: BundleReader, right: Array) -> None:
-        xp, width, used = reader.space.xp, reader.signature.width, reader.used
-        self.reader, self.right, self.width, self.used = reader, right, width, used
-        sums = (right[:-1, :] + right[1:, :]) / 2**0.5 if width > 1 else right[:0, :]
-        self.directions = Rows(xp.concat([right, sums]))
-        count = -(-width * width // used)
-        start = np.arange(count, dtype=np.int64) * used
-        start[-1] = width * width - used  # the last window ends with the last column
-        self.column, self.offset = np.divmod(start, width)
-        self.straddles = self.offset + used > width
-        self.index = np.where(self.straddles, width + self.column, self.column)
-        self.forms = reader.space.zeros(count, used)
-        self.radius = reader.space.zeros(count, used)
-
-    def start(self, shown: tuple[Array, Array]) -> Steps[bool]:
-        """Read the first query, which is that of the probe at another scale; False when the two disagree."""
-        xp = self.reader.space.xp
-        yield from self._read(np.zeros(1, dtype=np.int64))
-        apart = xp.abs(self.forms[0, :] - shown[0][0, :])
-        return bool(xp.all(apart <= self.radius[0, :] + shown[1][0, :]))
-
-    def finish(self) -> Steps[Score]:
-        """Read all others and solve."""
-        done, count = 1, self.column.size
-        while done < count:
-            stop = min(2 * done, count)
-            yield from self._read(np.arange(done, stop, dtype=np.int64))
-            done = stop
-        return self._solved()
-
-    def _read(self, queries: Integers) -> Steps[None]:
-        """Read some queries, again with shorter last tokens where they saturate."""
-        reader, space, xp = self.reader, self.reader.space, self.reader.space.xp
-        scale, open_ = reader.scale, queries
-        while open_.size:
-            if scale < space.tiny**0.5:
-                raise Unrecoverable(Outcome.SATURATED, f"{open_.size} queries stayed saturated at every token norm")
-            first = reader.first_norms(scale)
-            last = space.full((open_.size,), scale / float(xp.max(first)))
-            offsets = self.offset[open_]
-            weights = yield from reader.ask("forms", offsets, self.directions, self.index[open_], first, last)
-            forms, radius = _bilinear(reader, weights, first, last)
-            good = xp.all(xp.abs(forms * scale) <= LARGEST, axis=1)  # false for nan too
-            (kept,) = xp.nonzero(good)
-            (lost,) = xp.nonzero(~good)
-            self.forms[space.indices(open_)[kept], :] = forms[kept, :]
-            self.radius[space.indices(open_)[kept], :] = radius[kept, :]
-            reader.learn(xp.reshape(forms[kept, :], (-1,)), scale)
-            open_ = open_[np.asarray([int(number) for number in lost], dtype=np.int64)]
-            scale = scale * SHRINK
-
-    def _solved(self) -> Score:
-        """Undo the sums: tails of a column need the next column, heads the one before, and both end in pure ones."""
-        space, xp, width, used = self.reader.space, self.reader.space.xp, self.width, self.used
-        values, radius = space.zeros(width, width), space.zeros(width, width)  # (columns, rows)
-        partner = np.zeros((width, width), dtype=np.int64)  # the column each form was read together with, if any
-        for query, (column, offset) in enumerate(zip(self.column, self.offset, strict=True)):
-            own = min(used, width - int(offset))
-            parts = [(int(column), slice(int(offset), int(offset) + own), slice(0, own), 1)]
-            if own < used:
-                parts.append((int(column) + 1, slice(0, used - own), slice(own, used), -1))
-            for number, rows, places, other in parts:
-                values[number, rows] = self.forms[query, places]
-                radius[number, rows] = self.radius[query, places]
-                partner[number, rows] = other if self.straddles[query] else 0
-        root = 2**0.5
-        for sweep, towards in ((range(width - 2, -1, -1), 1), (range(1, width), -1)):
-            for number in sweep:
-                joined = space.asarray((partner[number] == towards).astype(np.float64))
-                other = number + towards
-                values[number, :] = values[number, :] * (1 + joined * (root - 1)) - joined * values[other, :]
-                square = radius[number, :] ** 2 * (1 + joined) + joined * radius[other, :] ** 2
-                radius[number, :] = xp.sqrt(square)
-        return assemble(self.reader, values.T, radius.T, self.right)
-
-
 def assemble(reader: BundleReader, columns: Array, radius: Array, right: Array) -> Score:
     """Score from columns (rows, directions) in row-coordinates; independent errors add in quadrature."""
     xp, space = reader.space.xp, reader.space
@@ -327,172 +173,9 @@ def assemble(reader: BundleReader, columns: Array, radius: Array, right: Array) 
     return Score(matrix, spread, rank)
 
 
-def _windows(reader: BundleReader) -> Integers:
+def windows(reader: BundleReader) -> Integers:
     """Offsets of windows that cover all rows; the last may overlap the one before."""
     width, used = reader.signature.width, reader.used
     offsets = np.arange(-(-width // used), dtype=np.int64) * used
     offsets[-1] = width - used
     return offsets
-
-
-def _read_bias(reader: BundleReader) -> Steps[ScoreBias]:
-    """The score bias from queries whose last token is zero, so that the score matrix is silent."""
-    space, xp, width = reader.space, reader.space.xp, reader.signature.width
-    offsets = _windows(reader)
-    vector, bars = space.zeros(width), space.zeros(width)
-    norm = yield from _bias_norm(reader)
-    open_ = offsets
-    while open_.size and norm > space.tiny**0.5:
-        logits, radius = yield from _ask_bias(reader, open_, norm)
-        lost = []
-        for number, offset in enumerate(int(each) for each in open_):
-            if not float(xp.max(xp.abs(logits[number, :]))) <= LARGEST:
-                lost.append(offset)
-                continue
-            vector[offset : offset + reader.used] = logits[number, :] / norm
-            bars[offset : offset + reader.used] = radius[number, :] / norm
-        open_, norm = np.asarray(lost, dtype=np.int64), norm * SHRINK
-    found = reader.inverse @ vector
-    if open_.size or bool(xp.all(found == 0)):
-        raise Unrecoverable(Outcome.WRONG_FAMILY, NO_BIAS)
-    spread = xp.sqrt(reader.inverse**2 @ bars**2) + rounding(space) * xp.linalg.vector_norm(found)
-    return ScoreBias(found, spread)
-
-
-def _ask_bias(reader: BundleReader, offsets: Integers, norm: float) -> Steps[tuple[Array, Array]]:
-    space, width = reader.space, reader.signature.width
-    nothing, ends = Rows(space.zeros(1, width)), space.zeros(offsets.size)
-    weights = yield from reader.ask("score bias", offsets, nothing, 0 * offsets, space.full((width,), norm), ends)
-    logits, _, radius = weights.logits(ends, reader.zeros - 1)
-    return logits, radius + rounding(space) * space.xp.abs(logits)
-
-
-def _bias_norm(reader: BundleReader) -> Steps[float]:
-    """The norm that brings logits of the score bias to order one, from the first window."""
-    xp, zero = reader.space.xp, np.zeros(1, dtype=np.int64)
-    norm, silent, saturated = 2.0**-10, 0.0, math.inf
-    for _ in range(MOST_PROBES):
-        logits, radius = yield from _ask_bias(reader, zero, norm)
-        size = float(xp.max(xp.abs(logits)))
-        if not size <= LARGEST:
-            saturated = norm
-            norm = norm * 2.0**-30 if silent == 0.0 else math.sqrt(silent * saturated)
-        elif size > 4 * float(xp.max(radius)):
-            return floor_power(norm / size)
-        else:
-            silent = norm
-            norm = norm * 2.0**30 if math.isinf(saturated) else math.sqrt(silent * saturated)
-    raise Unrecoverable(Outcome.WRONG_FAMILY, NO_BIAS)
-
-
-class _BesideBias:
-    """The score matrix beside a score bias: ⌈d/ρ⌉ queries a direction.
-
-    The last token is no longer too short to matter: its own logit γ²·s + γ·p·c, with s = pᵀ·W·p, is solved for, one
-    unknown for each direction.
-    """
-
-    def __init__(self, reader: BundleReader, rng: np.random.Generator) -> None:
-        assert reader.bias is not None
-        space, xp, width = reader.space, reader.space.xp, reader.signature.width
-        self.reader, self.space, self.width, self.bias = reader, space, width, reader.bias
-        self.right = random_orthogonal(space, rng, width)
-        if width > 1:
-            across, along = split_along(space, self.right, reader.bias.vector)
-            self.right = xp.concat([across, -along[None, :]])
-        self.offsets = _windows(reader)
-        rows = ((self.offsets[:, None] + np.arange(reader.used)) % width).reshape(-1)
-        # Where in the readings of all windows each row stands.
-        self.place = space.indices([int(np.nonzero(rows == row)[0][-1]) for row in range(width)])
-        self.rows_bias = reader.rows.vectors @ reader.bias.vector
-        self.forms, self.radius = space.zeros(width, width), space.zeros(width, width)  # (directions, rows)
-
-    def run(self) -> Steps[Score | None]:
-        """Find the scale, read all directions, assemble."""
-        yield from self._find_scale()
-        longest = float(self.space.xp.max(self.reader.first_norms(self.reader.scale)))
-        if self.reader.used < self.width and self.reader.scale > STRONGEST_COUPLING * longest**2:
-            return None
-        done = 0
-        while done < self.width:
-            stop = min(max(1, 2 * done), self.width)
-            yield from self._read(np.arange(done, stop, dtype=np.int64))
-            done = stop
-        return assemble(self.reader, self.forms.T, self.radius.T, self.right)
-
-    def _find_scale(self) -> Steps[None]:
-        xp, scale = self.space.xp, FIRST_PROBE
-        for _ in range(MOST_PROBES):
-            good, forms, radius = yield from self._try("scale", np.zeros(1, dtype=np.int64), scale)
-            size, bar = float(xp.max(xp.abs(forms))), float(xp.max(radius))
-            if not bool(good[0]):
-                scale = scale * 2.0**-10
-            elif size > 4 * bar or bar * scale > 0.1:
-                self.reader.learn(xp.reshape(forms, (-1,)), scale)
-                return
-            else:
-                scale = scale * min(2.0**20, 0.5 / (bar * scale))
-        raise Unrecoverable(
-            Outcome.WRONG_FAMILY, "the answers respond at no scale of the tokens as a softmax head's do"
-        )
-
-    def _read(self, directions: Integers) -> Steps[None]:
-        xp, scale, open_ = self.space.xp, self.reader.scale, directions
-        while open_.size:
-            if scale < self.space.tiny**0.5:
-                raise Unrecoverable(Outcome.SATURATED, f"{open_.size} queries stayed saturated at every token norm")
-            good, forms, radius = yield from self._try("forms", open_, scale)
-            (kept,), (lost,) = xp.nonzero(good), xp.nonzero(~good)
-            self.forms[self.space.indices(open_)[kept], :] = forms[kept, :]
-            self.radius[self.space.indices(open_)[kept], :] = radius[kept, :]
-            self.reader.learn(xp.reshape(forms[kept, :], (-1,)), scale)
-            open_ = open_[np.asarray([int(number) for number in lost], dtype=np.int64)]
-            scale = scale * SHRINK
-
-    def _try(self, stage: str, directions: Integers, scale: float) -> Steps[tuple[Array, Array, Array]]:
-        """Which directions were read well at this scale (n,), their forms and radii (n, rows)."""
-        xp, reader = self.space.xp, self.reader
-        first = reader.first_norms(scale)
-        right = xp.take(self.right, self.space.indices(directions), axis=0)
-        attraction = right @ self.bias.vector
-        wanted = scale / float(xp.max(first))
-        last = within_reach(wanted, attraction)
-        windows = self.offsets.size
-        weights = yield from reader.ask(
-            stage,
-            np.tile(self.offsets, directions.size),
-            Rows(self.right),
-            np.repeat(directions, windows),
-            first,
-            xp.repeat(last, windows),
-        )
-        return self._solve(weights, first, last, right)
-
-    def _solve(self, weights: Weights, first: Array, last: Array, right: Array) -> tuple[Array, Array, Array]:
-        """Newton's method for the directions' own forms s, all at once."""
-        xp, count = self.space.xp, right.shape[0]
-        meeting = (self.reader.inverse.T @ right.T).T  # (n, rows): p in row-coordinates
-        attraction = last * (right @ self.bias.vector)
-        own = self.space.zeros(count)
-        settled = own
-        for _ in range(NEWTON_STEPS):
-            logits, slopes, radius = (self._by_row(a, count) for a in self._logits(weights, last**2 * own + attraction))
-            forms = (logits / first - self.rows_bias) / last[:, None]
-            miss = xp.sum(meeting * forms, axis=1) - own
-            slope = last * xp.sum(meeting * slopes / first, axis=1)
-            settled = xp.abs(last**2 * miss)
-            step = miss / xp.maximum(1 - slope, self.space.full((count,), 0.1))
-            own = own + xp.where(xp.isfinite(step), step, xp.zeros_like(step))
-            if not bool(xp.any(settled > 4 * self.space.eps)):
-                break
-        bias_bar = rounding(self.space) * self.reader.bias_norm + xp.linalg.vector_norm(self.bias.radius)
-        bars = (radius + rounding(self.space) * xp.abs(logits) + settled[:, None]) / first + bias_bar
-        good = xp.all(xp.abs(logits) <= LARGEST, axis=1) & (settled < self.space.eps**0.5)
-        return good, forms, bars / last[:, None]
-
-    def _logits(self, weights: Weights, own: Array) -> tuple[Array, Array, Array]:
-        return weights.logits(self.space.xp.repeat(own, self.offsets.size), self.reader.zeros - 1)
-
-    def _by_row(self, array: Array, count: int) -> Array:  # (n·windows, used) -> (n, rows)
-        xp = self.space.xp
-        return xp.take(xp.reshape(array, (count, -1)), self.place, axis=1)

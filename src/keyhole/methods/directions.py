@@ -33,6 +33,7 @@ SMALLEST_DAMPING = 0.2
 # Singular values below the errors of the checks may hide: what they add to an unread form is at most some
 # times the error bar of the checks, or this many times the largest of four residuals that happened to be small.
 TAIL_FACTOR = 64.0
+TOLERATED_TAIL_FACTOR = 16.0  # a tail that is there for all to see does not happen to be small four times
 # Columns that would carry more than this many times the errors of the columns read are not worth the queries saved:
 # the column space was read along unlucky directions, and one more column mends it.
 LONGEST_LEAN = 512.0
@@ -255,7 +256,9 @@ class _ScoreReading:
         residual, bar, damping = self._residual(table, checks, directions)
         fits = bool(xp.all(xp.abs(residual) <= bar) and xp.all(damping > SMALLEST_DAMPING))
         if fits:
-            self.tail = max(self.tail, TAIL_FACTOR * float(xp.max(xp.abs(residual))), 8 * float(xp.max(bar)))
+            unseen = 8 * (float(xp.max(bar)) - self._negligible)
+            factor = TAIL_FACTOR if self.tolerance == 0 else TOLERATED_TAIL_FACTOR
+            self.tail = max(self.tail, factor * float(xp.max(xp.abs(residual))), unseen)
         return fits
 
     def _independent(self, table: _Table, checks: list[int], directions: list[int]) -> bool:
@@ -384,7 +387,8 @@ class _ScoreReading:
             variance = variance + (squares @ (basis @ inverse) ** 2) @ spread
             uses = uses + (solution.coefficients / sizes[:, None]) @ directions
         # ... while those of the complete columns return in all that were made of them.
-        common = xp.sqrt(squares @ xp.max(radius, axis=1) ** 2)[:, None] * xp.linalg.vector_norm(uses, axis=0)[None, :]
+        carried = xp.sqrt(squares @ (xp.max(radius, axis=1) + self.tail) ** 2)
+        common = carried[:, None] * xp.linalg.vector_norm(uses, axis=0)[None, :]
         return Score(matrix, xp.sqrt(variance) + common + self._rotation_error(matrix), self.cross.rank)
 
     def _rotation_error(self, matrix: Array) -> Array:

@@ -19,7 +19,9 @@ from keyhole.errors import UsageError
 from keyhole.measure import Measurements, Plan, Rows, Signature, Term
 from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.directions import Score
-from keyhole.methods.reading import FIRST_PROBE, Value, look_for_score_bias
+from keyhole.methods.scale import FIRST_PROBE
+from keyhole.methods.score_bias import look_for_score_bias
+from keyhole.methods.value import Value
 from keyhole.numerics.logit import logit_with_radius, rounding
 from keyhole.recovery import Outcome
 

@@ -12,14 +12,8 @@ from keyhole.measure import Signature
 from keyhole.methods.base import Estimate, Method, Steps
 from keyhole.methods.directions import Draft, Score
 from keyhole.methods.positions import last_only
-from keyhole.methods.reading import read_value
-from keyhole.methods.single_head import (
-    estimated,
-    read_logits,
-    read_logits_along,
-    refuse_single_tokens,
-    refuse_zero_value,
-)
+from keyhole.methods.single_head import estimated, read_logits, read_logits_along
+from keyhole.methods.value import read_value, refuse_single_tokens, refuse_zero_value
 from keyhole.model import SingleHead
 from keyhole.numerics.outputs import choose_outputs
 

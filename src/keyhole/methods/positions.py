@@ -15,7 +15,8 @@ from keyhole.arrays import Array
 from keyhole.measure import Measurements, Plan, Position, Rows, Signature, Term
 from keyhole.methods.base import Found, Steps
 from keyhole.methods.directions import Score
-from keyhole.methods.reading import LEVER, LOUD, Value, floor_power
+from keyhole.methods.scale import LEVER, floor_power
+from keyhole.methods.value import LOUD, Value
 from keyhole.numerics.logit import rounding
 from keyhole.numerics.rotation import random_orthogonal
 
@@ -92,16 +93,18 @@ class _Positions:
     def shows_bias(self) -> Steps[bool]:
         """Whether tokens are attracted by themselves, or hidden from earlier ones by a causal mask.
 
-        A zero token alone answers the output bias. It does so again after [x; −x; 0], however long x, unless a score
-        bias attracts x or repels it; and it does not before x, unless it cannot see it.
+        A zero token after [x; −x; 0] answers the output bias, however long x, unless a score bias attracts x or repels
+        it; and before x it does not, unless it cannot see x.
         """
         space, xp, width = self.space, self.space.xp, self.signature.width
         one = space.indices([0])
-        there, back = Term(self.left, one, LOUD), Term(self.left, one, -LOUD)
-        plans = [Plan("value", 1, [[]]), Plan("scale", 1, [[there], [back], [], []]), Plan("scale", 1, [[], [there]])]
-        alone, pair, behind = yield plans
-        self.bias = self.flat(alone)[0, 0, :] + self.bias
-        attracted = float(xp.max(xp.abs(self.flat(pair)[0, 3, :])))
+        pairs = [
+            Plan("value", 1, [[Term(self.left, one, norm)], [Term(self.left, one, -norm)], [], []])
+            for norm in (LOUD, 4 * LOUD)
+        ]
+        pair, longer, behind = yield [*pairs, Plan("scale", 1, [[], [Term(self.left, one, LOUD)]])]
+        self.bias = self.flat(pair)[0, 3, :] + self.bias
+        attracted = float(xp.max(xp.abs(self.flat(longer)[0, 3, :])))
         seen = float(xp.max(xp.abs(self.flat(behind)[0, 0, :])))
         noise = 4 * width * space.eps * (float(xp.max(xp.abs(self.bias))) + space.tiny)
         return attracted > noise or seen <= noise
@@ -140,8 +143,8 @@ class _Positions:
         bar = 2 * rounding(self.space) * value * self.signature.width**0.5 / own + 2 * self.space.eps
         return logits, bar / (1 - weights) + rounding(self.space) * xp.abs(logits)
 
-    def solved(self, answers: Array, first: float, scale: float, longest: int) -> Observed:
-        """Value and score from all rows."""
+    def solved(self, answers: Array, first: float, scale: float, longest: int) -> Observed | None:
+        """Value and score from all rows; None where some forms saturate at all sizes."""
         xp, space, width = self.space.xp, self.space, self.signature.width
         logits, radius = self._logits(answers, first)
         forms, bars = logits[:, :width] / scale, radius[:, :width] / scale
@@ -150,7 +153,9 @@ class _Positions:
             saturated = ~(xp.abs(forms * (scale * SIZES[number - 1])) <= LARGEST)  # also nan
             forms = xp.where(saturated, logits[:, part] / (scale * size), forms)
             bars = xp.where(saturated, radius[:, part] / (scale * size), bars)
-        rows = answers[:, 1, :] * ((longest) / first)  # q·V
+        if not bool(xp.all(xp.isfinite(forms))):
+            return None
+        rows = answers[:, 1, :] * (longest / first)  # q·V
         left = self.left.vectors
         matrix = left.T @ (forms @ self.right)
         spread = xp.sqrt((left**2).T @ (bars**2 @ self.right**2))

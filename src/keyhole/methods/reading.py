@@ -1,68 +1,28 @@
-"""Steps that the single-head methods share: the value, the scale, and bilinear forms read off logits."""
+"""Bilinear forms rowᵀ·score·column, each read off the logit of one query."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
-import numpy as np
-
 from keyhole.arrays import Array, namespace
 from keyhole.measure import Measurements, Plan, Rows, Signature, Term
 from keyhole.methods.base import Steps, Unrecoverable
-from keyhole.numerics.logit import ROUNDING_DEVIATIONS, logit_with_radius, rounding
-from keyhole.numerics.rotation import equal_overlap, random_orthogonal
+from keyhole.methods.scale import FIRST_PROBE, LEVER, MOST_PROBES, NO_RESPONSE, ScaleKeeper, floor_power
+from keyhole.methods.value import Value
+from keyhole.numerics.logit import logit_with_radius, rounding
 from keyhole.recovery import Outcome
 
 # A first probe is made larger, where that helps, until a logit of this size could be seen.
 CLEAR_ENOUGH = 1e-3
-# More probes than the whole range of floating-point numbers needs.
-MOST_PROBES = 60
-# Logits are aimed at this size: large against their rounding, small against saturation.
-AIM = 0.75
-# After n readings the aim is n/(n + CAUTION) of that, since the scale is known from n samples only.
-CAUTION = 10
 # A reading whose radius exceeds that of a balanced one (σ = ½) by more than this is read again at a smaller scale.
 WORST_STRAIN = 100.0
 # How much smaller.
 SHRINK = 2.0**-6
-# The first token is longer than the last by 2³² · √scale, so that whatever the last adds by itself is below 2⁻⁶⁴.
-LEVER = 2.0**32
-# The first probe. In float64 one probe reads the scale over about 13 decades, so that most boxes need one only.
-FIRST_PROBE = 2.0**-20
 # What the score bias adds to a logit is kept within this, by shorter tokens where it attracts them ...
 REACH = 1.0
 # ... and the errors of tokens orthogonal to it below this many eps.
 BIAS_LEVER = 2.0**7
-# Where norms are free, one-token queries have this norm, so that an output bias does not drown the value ...
-CLEAR = 2.0**20
-# ... or this one, so that noise does not.
-LOUD = 2.0**40
-# The norm at which any score bias shows, whatever the noise.
-VERY_LONG = 2.0**100
-
-NO_RESPONSE = "the answers respond at no scale of the tokens as a softmax head's do: they saturate or are silent"
-NO_BIAS = "a logit does not scale with its tokens, and no score bias shows why"
-
-
-@dataclass(frozen=True)
-class Value:
-    """The affine map from a token to its value, as read: x·vector + bias."""
-
-    vector: Array  # (width,) or (width, outputs)
-    radius: Array  # of the same shape
-    bias: Array  # () or (outputs,)
-    bias_radius: Array  # of the same shape
-
-    @property
-    def biased(self) -> bool:
-        """Whether the bias can be told from zero."""
-        return bool(namespace(self.bias).any(abs(self.bias) > self.bias_radius))
-
-    def along(self, direction: Array) -> Value:  # (outputs,)
-        """The value of one combination of the outputs."""
-        size = abs(direction)
-        return Value(self.vector @ direction, self.radius @ size, self.bias @ direction, self.bias_radius @ size)
 
 
 @dataclass(frozen=True)
@@ -99,78 +59,6 @@ class Probe:
         """Whether the same form read at another scale is the same; a score bias scales differently."""
         apart = abs(float(self.forms.values[0]) - float(again.values[0]))
         return apart <= float(self.forms.radius[0]) + float(again.radius[0])
-
-
-def floor_power(number: float) -> float:
-    """The largest power of two that is at most `number`, never zero: scaling by it is exact."""
-    return 2.0 ** max(-1000, math.floor(math.log2(max(number, 5e-324))))
-
-
-def read_value(signature: Signature) -> Steps[Value]:
-    """One-token queries: attention on a single token is the identity, so the answer is its value.
-
-    The zero token gives the output bias; the others are long where they may, so that the bias does not drown them.
-    """
-    space, xp = signature.space, signature.space.xp
-    norm = LOUD if signature.noise.kind != "exact" else CLEAR
-    norm = norm if signature.max_norm is None else floor_power(signature.norm_limit)
-    tokens = xp.concat([space.zeros(1, signature.width), norm * space.eye(signature.width)])
-    answers: Measurements = yield Plan("value", signature.width + 1, [[Term(Rows(tokens))]])
-    bias = answers.values[0, ...]
-    bias_radius = space.eps * xp.abs(bias) + answers.radius
-    bias = xp.where(xp.abs(bias) > bias_radius, bias, xp.zeros_like(bias))
-    vector = (answers.values[1:, ...] - bias) / norm
-    rounded = space.eps * (xp.abs(answers.values[1:, ...]) + xp.abs(bias))
-    return Value(vector, (rounded + 2 * answers.radius + space.tiny) / norm, bias, bias_radius)
-
-
-class ScaleKeeper:
-    """Knows how large forms are from those read so far, and at which scale to read the next."""
-
-    caution = CAUTION
-
-    def __init__(self, signature: Signature) -> None:
-        self.signature = signature
-        self.forget()
-
-    def forget(self) -> None:
-        """Start anew."""
-        self._count = 0
-        self._mean_square = 0.0
-        self._readings = 0
-        self._probed = 0.0  # the scale of the first of them
-        self._latest = 0.0  # and of the last
-
-    @property
-    def size(self) -> float:
-        """Root mean square of the forms read so far."""
-        return math.sqrt(self._mean_square)
-
-    def rescale(self, factor: float) -> None:
-        """Expect forms of `factor` times the size from now on."""
-        self._mean_square *= factor**2
-
-    def learn(self, values: Array, scale: float) -> None:  # (n,)
-        """Take note of forms read at a scale."""
-        if values.shape[0] == 0:
-            return
-        self._probed, self._latest = self._probed or scale, scale
-        self._readings += 1
-        count = self._count + values.shape[0]
-        added = float(self.signature.space.xp.sum((values / count**0.5) ** 2))
-        self._mean_square = self._mean_square * (self._count / count) + added
-        self._count = count
-
-    @property
-    def aim(self) -> float:
-        """The scale that brings logits to their aim; infinite when all forms were zero."""
-        cautious = AIM * self._count / (self._count + self.caution)
-        return cautious / self.size if self.size > 0 else math.inf
-
-    def other_scale(self, scale: float) -> float:
-        """For the second reading a scale that is not near that of the first, so that a score bias shows."""
-        near = self._readings == 1 and self._probed / 8 < scale < 8 * self._probed
-        return self._probed / 16 if near else scale
 
 
 class FormReader(ScaleKeeper):
@@ -290,6 +178,11 @@ class FormReader(ScaleKeeper):
             return pieces[0]
         return Forms(*(xp.concat(parts) for parts in zip(*(piece.parts() for piece in pieces), strict=True)))
 
+    def read_batch(self, stage: str, rows: Rows, columns: Rows) -> Steps[Forms]:
+        """The forms of row k and column k for all k, in one plan whatever is known of the scale."""
+        every = self.signature.space.indices(range(rows.vectors.shape[0]))
+        return (yield from self._read_all(stage, rows, columns, every, every, self.scale))
+
     def _read_all(
         self, stage: str, rows: Rows, columns: Rows, row_index: Array, column_index: Array, scale: float
     ) -> Steps[Forms]:
@@ -386,59 +279,6 @@ def within_reach(norm: float, bias: Array) -> Array:  # (n,)
     """Norms of at most `norm` at which what the score bias adds to a logit stays of order one."""
     xp = namespace(bias)
     return xp.minimum(xp.full_like(bias, norm), REACH / xp.maximum(xp.abs(bias), xp.full_like(bias, REACH / norm)))
-
-
-class BiasReader(FormReader):
-    """Reads row·score_bias from queries [a·row; 0], at a scale a that it keeps adjusting."""
-
-    caution = 1  # a vector has few entries: those read too timidly would spoil it
-
-    def __init__(self, signature: Signature, value: Value) -> None:
-        super().__init__(signature, value)
-        self.levered = False
-        self.largest_scale = self.longest
-
-    def _first_norm(self, scale: float) -> float:
-        return scale
-
-    def norms(self, scale: float, rows_bias: Array, columns_bias: Array) -> tuple[float, float]:  # noqa: ARG002
-        """The last token is zero."""
-        return scale, 0.0
-
-    def _unit(self, first: float | Array, last: float | Array) -> float | Array:  # noqa: ARG002
-        return first
-
-
-def look_for_score_bias(signature: Signature, value: Value, rng: np.random.Generator) -> Steps[tuple[bool, float]]:
-    """One query [row; 0], as long as it may be: its two tokens weigh the same unless there is a score bias.
-
-    Whether one shows, and if not, how large it may still be.
-    """
-    space = signature.space
-    rows = Rows(equal_overlap(space, random_orthogonal(space, rng, signature.width), value.vector))
-    reader, zero = BiasReader(signature, value), space.indices([0])
-    nothing = Rows(space.zeros(1, signature.width))
-    forms = yield from reader._ask("scale", rows, nothing, zero, zero, min(reader.largest_scale, VERY_LONG))
-    form, radius = abs(float(forms.values[0])), float(forms.radius[0])
-    shows = float(forms.strain[0]) > WORST_STRAIN or form > radius
-    # One random row sees at least a 32nd of its fair share of the bias, but for one in forty.
-    return shows, 32 * signature.width**0.5 * (form + radius / ROUNDING_DEVIATIONS)
-
-
-def read_score_bias(signature: Signature, value: Value, rng: np.random.Generator) -> Steps[ScoreBias]:
-    """The score bias in an orthonormal basis: the last token is zero, so that the score matrix is silent."""
-    space, xp = signature.space, signature.space.xp
-    rows = Rows(equal_overlap(space, random_orthogonal(space, rng, signature.width), value.vector))
-    reader = BiasReader(signature, value)
-    nothing = Rows(space.zeros(signature.width, signature.width))
-    yield from reader.probe(rows, nothing)
-    every = space.indices(range(signature.width))
-    forms = yield from reader.read("score bias", rows, nothing, every, every)
-    vector = rows.vectors.T @ forms.values
-    if bool(xp.all(vector == 0)):
-        raise Unrecoverable(Outcome.WRONG_FAMILY, NO_BIAS)
-    radius = xp.sqrt((rows.vectors.T) ** 2 @ forms.radius**2)
-    return ScoreBias(vector, radius + rounding(space) * xp.linalg.vector_norm(vector))
 
 
 def _replaced(array: Array, index: Array, values: Array) -> Array:

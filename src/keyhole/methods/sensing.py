@@ -7,19 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from keyhole.arrays import Array, namespace, to_numpy
+from keyhole.arrays import Array, namespace
 from keyhole.errors import UsageError
 from keyhole.measure import Rows, Signature
 from keyhole.methods.base import Estimate, Method, Steps, Unrecoverable
-from keyhole.methods.reading import (
-    FormReader,
-    Forms,
-    ScoreBias,
-    Value,
-    look_for_score_bias,
-    read_score_bias,
-    read_value,
-)
+from keyhole.methods.positions import last_only
+from keyhole.methods.reading import FormReader, ScoreBias
+from keyhole.methods.score_bias import bias_that_shows, read_score_bias
+from keyhole.methods.sensing_request import Readings, Request
+from keyhole.methods.value import Value, read_value, refuse_single_tokens, refuse_zero_value
 from keyhole.model import SingleHead
 from keyhole.numerics.sensing import (
     Floats,
@@ -28,7 +24,6 @@ from keyhole.numerics.sensing import (
     factored,
     nuclear_norm,
     parameter_count,
-    recommended_measurements,
 )
 from keyhole.recovery import Outcome
 
@@ -37,114 +32,20 @@ ASSUMPTIONS = (
     "answers are right up to the rounding of their dtype and the declared noise",
     "what the random measurements do not explain of the score matrix is no larger than they show",
 )
-SOLVERS = ("factored", "nuclear-norm")
 # What ends a recovery whose measurements do not determine the score matrix.
-UNDETERMINED = Outcome.UNCERTIFIED
+UNDETERMINED = Outcome.TOO_FEW_MEASUREMENTS
 # The first of the measurements are asked before the others, in four small rounds, to find the scale of all.
 PILOT = 15
-# A rank that is not given is first looked for among those that this one's recommendation can tell.
-FIRST_GUESS = 2
-# Batches for it grow to the number of entries, or to this, or to four times the first: then a search takes a minute.
-MOST_FOUND = 4096
 # Up to so many measurements reweighted least squares is cheap; it takes the cube of their number.
 FEW = 1500
 # So many times as many as recommended make a local search succeed, also when the rank is lower than it assumes.
 EASE = 1.5
 # Steps of the nuclear-norm solver while there may be more measurements to come.
 BRIEF_ITERATIONS = 500
-# From so many times the parameters of the score matrix the least nuclear norm is the score matrix by itself; with fewer
-# it is only a start from which a least-squares polish finds it.
-CONVEX_MULTIPLE = 2.5
 # Residuals are errors too: so many standard deviations of them are added to the error bar of a measurement ...
 RESIDUAL_DEVIATIONS = 4.0
 # ... and a part of the score matrix that hides in them is at most so many times as large as they suggest.
 HIDDEN_FACTOR = 2.0
-
-
-@dataclass(frozen=True)
-class Request:
-    """What the caller wants."""
-
-    rank: int | None
-    solver: str
-    measurements: int | None
-
-    def __post_init__(self) -> None:
-        if self.solver not in SOLVERS:
-            raise UsageError(f"solver must be one of {', '.join(SOLVERS)}, not {self.solver!r}")
-        for name in ("rank", "measurements"):
-            number = getattr(self, name)
-            if number is not None and (not isinstance(number, int | np.integer) or number < 1):
-                raise UsageError(f"{name} must be a whole number of at least 1 or None, not {number!r}")
-
-    def recommended(self, width: int, rank: int) -> int:
-        """Measurements from which the solver is sure: 99 of 100 draws, and for the nuclear norm without a polish."""
-        least = recommended_measurements(width, rank)
-        if self.solver == "factored":
-            return least
-        return max(least, round(CONVEX_MULTIPLE * parameter_count(width, rank)))
-
-    def totals(self, width: int) -> list[int]:
-        """How many measurements there are after each batch: one batch, or doubled until the rank is found.
-
-        Never more than there are entries, but for widths of five or less, where those are too few to check anything.
-        """
-        if self.measurements is not None or self.rank is not None:
-            return [self.measurements or self.recommended(width, self.rank or 1)]
-        first = self.recommended(width, min(FIRST_GUESS, width))
-        most = max(min(width**2, max(4 * first, MOST_FOUND)), self.recommended(width, 1))
-        totals = [min(first, most)]
-        while totals[-1] < most:
-            totals.append(min(2 * totals[-1], most))
-        return totals
-
-    def largest_rank(self, width: int, count: int) -> int:
-        """The largest rank that `count` measurements are recommended for; 0 when there is none."""
-        return max((rank for rank in range(1, width + 1) if self.recommended(width, rank) <= count), default=0)
-
-
-@dataclass(frozen=True)
-class Readings:
-    """Measurements left[k]ᵀ · score · right[k] as read."""
-
-    left: Floats  # (m, d)
-    right: Floats  # (m, d)
-    values: Floats  # (m,)
-    radius: Floats  # (m,)
-
-    @classmethod
-    def of(cls, rows: Array, columns: Array, forms: Forms) -> Readings:
-        """The last token is not always short against the first: what is read is (row − ratio·column)ᵀ·score·column."""
-        left, right, values, radius, ratio = (
-            np.asarray(to_numpy(array), dtype=np.float64)
-            for array in (rows, columns, forms.values, forms.radius, forms.ratio)
-        )
-        return cls(left - ratio[:, None] * right, right, values, radius)
-
-    @property
-    def count(self) -> int:
-        """How many there are."""
-        return len(self.values)
-
-    @property
-    def silent(self) -> bool:
-        """Whether none can be told from zero."""
-        return bool(np.all(np.abs(self.values) <= self.radius))
-
-    @property
-    def noise(self) -> float:
-        """How large the radii are against the values."""
-        return float(np.linalg.norm(self.radius) / np.linalg.norm(self.values))
-
-    def and_also(self, more: Readings) -> Readings:
-        """Both together."""
-        names = ("left", "right", "values", "radius")
-        return Readings(*(np.concatenate([getattr(self, name), getattr(more, name)]) for name in names))
-
-    def even(self) -> Readings:
-        """Weighted so that all have the radius of the best one: what a least-squares fit wants."""
-        weights = self.radius.min() / self.radius
-        return Readings(self.left * weights[:, None], self.right, self.values * weights, self.radius * weights)
 
 
 @dataclass(frozen=True)
@@ -183,19 +84,15 @@ def sensing(
     request = Request(rank, solver, measurements)
     if rank is not None and rank > signature.width:
         raise UsageError(f"rank must be at most the width {signature.width}, not {rank}")
+    refuse_single_tokens(signature)
+    if signature.positions == "all":
+        options: dict[str, Any] = {"rank": rank, "solver": solver, "measurements": measurements}
+        return (yield from last_only(sensing(signature.but(positions="last"), rng, **options)))
     value = yield from read_value(signature)
-    _refuse(signature, value)
+    _refuse_several_outputs(value)
+    refuse_zero_value(signature, value)
     bias, sensed = yield from _Sensing(signature, value, rng, request).run()
     return _estimate(signature, request, value, bias, sensed)
-
-
-class _BatchReader(FormReader):
-    """Reads any number of forms in one plan."""
-
-    def read_batch(self, stage: str, rows: Rows, columns: Rows) -> Steps[Forms]:
-        """The forms of row k and column k for all k, saturated ones again at smaller scales."""
-        every = self.signature.space.indices(range(rows.vectors.shape[0]))
-        return (yield from self._read_all(stage, rows, columns, every, every, self.scale))
 
 
 @dataclass(frozen=True)
@@ -229,24 +126,21 @@ class _Sensing:
                 return bias, _sensed(readings, solution, number + 1)
         raise self._undetermined(readings, solution)
 
-    def _start(self, count: int) -> Steps[tuple[ScoreBias, _BatchReader, _Pilot]]:
+    def _start(self, count: int) -> Steps[tuple[ScoreBias, FormReader, _Pilot]]:
         """The score bias where one shows, a reader that knows the scale, and the first measurements."""
         signature, value = self.signature, self.value
-        shows, hidden = False, 0.0
-        if signature.max_norm is not None or signature.noise.kind != "exact":
-            # Otherwise a bias shows for nothing, when the first form is read at a second scale.
-            shows, hidden = yield from look_for_score_bias(signature, value, self.rng)
+        shows, hidden = yield from bias_that_shows(signature, value, self.rng)
         if not shows:
-            reader = _BatchReader(signature, value, hidden_bias=hidden)
+            reader = FormReader(signature, value, hidden_bias=hidden)
             pilot = yield from self._pilot(reader, count)
             if pilot.bilinear:
                 nothing = signature.space.zeros(signature.width)
                 return ScoreBias(nothing, nothing + hidden), reader, pilot
         bias = yield from read_score_bias(signature, value, self.rng)
-        reader = _BatchReader(signature, value, bias)
+        reader = FormReader(signature, value, bias)
         return bias, reader, (yield from self._pilot(reader, count))
 
-    def _pilot(self, reader: _BatchReader, count: int) -> Steps[_Pilot]:
+    def _pilot(self, reader: FormReader, count: int) -> Steps[_Pilot]:
         """The first measurements, the first of them twice: at another scale it shows a score bias."""
         space = self.signature.space
         rows, columns = self._pairs(count)
@@ -260,7 +154,7 @@ class _Sensing:
         bilinear = not reader.levered or probe.agrees(forms)
         return _Pilot(Readings.of(first, second, forms), responds=True, bilinear=bilinear)
 
-    def _batch(self, reader: _BatchReader, count: int) -> Steps[Readings]:
+    def _batch(self, reader: FormReader, count: int) -> Steps[Readings]:
         rows, columns = self._pairs(count)
         forms = yield from reader.read_batch("measurements", rows, columns)
         return Readings.of(rows.vectors, columns.vectors, forms)
@@ -377,19 +271,12 @@ def _estimate(signature: Signature, request: Request, value: Value, bias: ScoreB
     )
 
 
-def _refuse(signature: Signature, value: Value) -> None:
-    """Boxes that show nothing, or more than this method reads."""
-    xp = signature.space.xp
+def _refuse_several_outputs(value: Value) -> None:
     if value.vector.ndim != 1:
         raise Unrecoverable(
             Outcome.WRONG_FAMILY,
             f"the box answers {tuple(value.vector.shape[1:])} numbers per sequence, this method reads one: "
             "let the oracle return one of them, or a fixed combination",
-        )
-    if bool(xp.all(xp.abs(value.vector) <= value.radius)):
-        raise Unrecoverable(
-            Outcome.NOT_IDENTIFIABLE,
-            "the value vector is zero, so every answer is zero whatever the score matrix: it cannot be known",
         )
 
 

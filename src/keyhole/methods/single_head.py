@@ -10,15 +10,16 @@ import numpy as np
 
 from keyhole.errors import KeyholeError
 from keyhole.measure import Signature
-from keyhole.methods.base import Estimate, Method, Steps, Unrecoverable, projected
-from keyhole.methods.bundle import read_bundled
+from keyhole.methods.base import Estimate, Method, Steps, projected
 from keyhole.methods.directions import Draft, Score, read_score
 from keyhole.methods.entrywise import read_score_entrywise
+from keyhole.methods.packed import read_bundled
 from keyhole.methods.positions import last_only, read_positions
-from keyhole.methods.reading import FormReader, ScoreBias, Value, look_for_score_bias, read_score_bias, read_value
+from keyhole.methods.reading import FormReader, ScoreBias
+from keyhole.methods.score_bias import bias_that_shows, read_score_bias
+from keyhole.methods.value import Value, read_value, refuse_single_tokens, refuse_zero_value
 from keyhole.model import SingleHead
 from keyhole.numerics.outputs import Outputs, choose_outputs
-from keyhole.recovery import Outcome
 
 ASSUMPTIONS = (
     "the box computes one softmax head over its raw tokens, read at the last position",
@@ -113,9 +114,8 @@ def read_logits(
     if entrywise:
         return None, (yield from read_score_entrywise(signature, value, rng))
     shows, hidden = False, 0.0
-    if bias is None and (signature.max_norm is not None or signature.noise.kind != "exact"):
-        # Otherwise a bias shows for nothing, when the first form is read at a second scale.
-        shows, hidden = yield from look_for_score_bias(signature, value, rng)
+    if bias is None:
+        shows, hidden = yield from bias_that_shows(signature, value, rng)
     if bias is None and not shows:
         score = yield from read_score(FormReader(signature, value, hidden_bias=hidden), rng, draft, tolerance)
         if score is not None:
@@ -154,25 +154,6 @@ def estimated(
         assumptions=ASSUMPTIONS,
         details={"rank": rank, "score_bias": biased, "output_bias": value.biased, **details},
     )
-
-
-def refuse_single_tokens(signature: Signature) -> None:
-    """End where attention never has a choice."""
-    if signature.max_length == 1:
-        raise Unrecoverable(
-            Outcome.NOT_IDENTIFIABLE,
-            "attention on one token is the identity whatever the score matrix: allow sequences of two (max_length)",
-        )
-
-
-def refuse_zero_value(signature: Signature, value: Value) -> None:
-    """End where nothing can be known."""
-    xp = signature.space.xp
-    if bool(xp.all(xp.abs(value.vector) <= value.radius)):
-        raise Unrecoverable(
-            Outcome.NOT_IDENTIFIABLE,
-            "the value vector is zero, so every answer is zero whatever the score matrix: it cannot be known",
-        )
 
 
 SINGLE_HEAD = Method(

@@ -1,0 +1,73 @@
+"""The value of a token, from queries of one token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from keyhole.arrays import Array, namespace
+from keyhole.measure import Measurements, Plan, Rows, Signature, Term
+from keyhole.methods.base import Steps, Unrecoverable
+from keyhole.methods.scale import floor_power
+from keyhole.recovery import Outcome
+
+# Where norms are free, one-token queries have this norm, so that an output bias does not drown the value ...
+CLEAR = 2.0**20
+# ... or this one, so that noise does not.
+LOUD = 2.0**40
+
+
+@dataclass(frozen=True)
+class Value:
+    """The affine map from a token to its value, as read: x·vector + bias."""
+
+    vector: Array  # (width,) or (width, outputs)
+    radius: Array  # of the same shape
+    bias: Array  # () or (outputs,)
+    bias_radius: Array  # of the same shape
+
+    @property
+    def biased(self) -> bool:
+        """Whether the bias can be told from zero."""
+        return bool(namespace(self.bias).any(abs(self.bias) > self.bias_radius))
+
+    def along(self, direction: Array) -> Value:  # (outputs,)
+        """The value of one combination of the outputs."""
+        size = abs(direction)
+        return Value(self.vector @ direction, self.radius @ size, self.bias @ direction, self.bias_radius @ size)
+
+
+def read_value(signature: Signature) -> Steps[Value]:
+    """One-token queries: attention on a single token is the identity, so the answer is its value.
+
+    The zero token gives the output bias; the others are long where they may, so that the bias does not drown them.
+    """
+    space, xp = signature.space, signature.space.xp
+    norm = LOUD if signature.noise.kind != "exact" else CLEAR
+    norm = norm if signature.max_norm is None else floor_power(signature.norm_limit)
+    tokens = xp.concat([space.zeros(1, signature.width), norm * space.eye(signature.width)])
+    answers: Measurements = yield Plan("value", signature.width + 1, [[Term(Rows(tokens))]])
+    bias = answers.values[0, ...]
+    bias_radius = space.eps * xp.abs(bias) + answers.radius
+    bias = xp.where(xp.abs(bias) > bias_radius, bias, xp.zeros_like(bias))
+    vector = (answers.values[1:, ...] - bias) / norm
+    rounded = space.eps * (xp.abs(answers.values[1:, ...]) + xp.abs(bias))
+    return Value(vector, (rounded + 2 * answers.radius + space.tiny) / norm, bias, bias_radius)
+
+
+def refuse_zero_value(signature: Signature, value: Value) -> None:
+    """End where nothing can be known."""
+    xp = signature.space.xp
+    if bool(xp.all(xp.abs(value.vector) <= value.radius)):
+        raise Unrecoverable(
+            Outcome.NOT_IDENTIFIABLE,
+            "the value vector is zero, so every answer is zero whatever the score matrix: it cannot be known",
+        )
+
+
+def refuse_single_tokens(signature: Signature) -> None:
+    """End where attention never has a choice."""
+    if signature.max_length == 1:
+        raise Unrecoverable(
+            Outcome.NOT_IDENTIFIABLE,
+            "attention on one token is the identity whatever the score matrix: allow sequences of two (max_length)",
+        )
