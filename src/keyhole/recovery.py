@@ -56,7 +56,7 @@ class Certificate:
     heldout_queries: int = 0
     worst_error: float = float("nan")  # largest |prediction − answer|
     worst_ratio: float = float("nan")  # largest |prediction − answer| over its error bar; certified iff ≤ 1
-    resolution: float = float("nan")  # largest error bar over the size of the answers
+    resolution: float = float("nan")  # error bars over what the answers vary by, root mean squares
     assumptions: tuple[str, ...] = ()
     predictions: npt.NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
     answers: npt.NDArray[np.float64] = field(default_factory=lambda: np.empty(0))

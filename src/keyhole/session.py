@@ -69,17 +69,23 @@ class Session:
     def run(self, steps: Steps[Found]) -> Found:
         """Drive a method to its end. What goes wrong is raised inside it, so that it can say what it had found."""
         try:
-            request = next(steps)
+            request = self._step(steps, None)
             while True:
                 try:
                     reply = self._reply(request)
                 except (BudgetExhausted, OracleError) as error:
                     request = steps.throw(error)
                 else:
-                    request = steps.send(reply)
+                    request = self._step(steps, reply)
         except StopIteration as stop:
             found: Found = stop.value
             return found
+
+    @staticmethod
+    def _step(steps: Steps[Found], reply: Any) -> Plan | Sequence[Plan]:
+        # Saturated answers overflow and divide by zero; methods look for the inf and nan that come of it.
+        with np.errstate(all="ignore"):
+            return steps.send(reply)
 
     def contradiction(self) -> float:
         """How far a few answers are, beyond noise, from what they were when first asked; 0 when none is left to ask."""

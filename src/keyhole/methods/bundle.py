@@ -28,6 +28,8 @@ Integers = npt.NDArray[np.int64]
 # A logit beyond this is read again with a shorter last token.
 LARGEST = 8.0
 SHRINK = 2.0**-3
+# Norm of the last token over that of the first, at most, where answers have less than full rank.
+LONGEST_LAST = 0.5
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ class BundleReader(ScaleKeeper):
         space, xp = signature.space, signature.space.xp
         self.space = space
         self.value = value
-        self.outputs: Outputs = choose_outputs(space, value.vector)
+        self.outputs: Outputs = choose_outputs(space, value.vector, even=True)
         self.used = self.outputs.used
         self.rows = Rows(window_rows(space, rng, self.outputs.basis))
         self.inverse = self.rows.vectors.T
@@ -109,6 +111,9 @@ class BundleReader(ScaleKeeper):
             # The last token's own form grows with its norm squared, and may exceed the others √d times.
             longest = float(self.space.xp.max(self.first_norms(self.largest_scale)))
             aim = min(aim, longest * math.sqrt(aim / math.sqrt(self.signature.width)))
+            if self.used < self.signature.width:
+                # Answers of less than full rank tell what a last token adds only while it is short.
+                aim = min(aim, LONGEST_LAST * longest**2)
         return self.other_scale(min(floor_power(aim), self.largest_scale))
 
     def ask(
@@ -136,10 +141,10 @@ class BundleReader(ScaleKeeper):
         tokens = self.rows.vectors * first[:, None]
         spread = space.indices((windows[:, None] + np.arange(self.used)) % width)
         long = xp.reshape(xp.take(tokens, xp.reshape(spread, (-1,)), axis=0), (windows.size, self.used, width))
-        inverse = xp.linalg.inv(long @ self.outputs.basis)  # (windows, used, used)
+        inverse = xp.linalg.inv(long @ self.outputs.shown)  # (windows, used, used)
         mine = xp.take(inverse, space.indices(which), axis=0)
         mixture = self.outputs.mixture(answers.values - self.value.bias)
-        ends = (last[:, None] * xp.take(directions.vectors, picked, axis=0)) @ self.outputs.basis
+        ends = (last[:, None] * xp.take(directions.vectors, picked, axis=0)) @ self.outputs.shown
         bars, sum_bars = self._bars(inverse, float(xp.max(first)), float(xp.max(last)), answers.radius)
         return Weights(
             (mixture[:, None, :] @ mine)[:, 0, :],
@@ -154,10 +159,12 @@ class BundleReader(ScaleKeeper):
         error = rounding(space) * (first + last) * self.outputs.error + noise
         error = error + 2 * space.eps * xp.abs(self.value.bias) + self.value.bias_radius
         weigh = (self.outputs.turn / self.outputs.sizes)[None, :, :] @ inverse  # (windows, outputs, used)
-        square = (error**2)[None, :, None]
-        return xp.sqrt(xp.sum(square * weigh**2, axis=1)), xp.sqrt(
-            xp.sum(square[..., 0] * xp.sum(weigh, axis=2) ** 2, axis=1)
-        )
+        square, sums = (error**2)[None, :], xp.sum(weigh, axis=2)
+        # The decomposition of the value is rounded too, relative to its largest part.
+        own = (rounding(space) * (first + last) * self.outputs.sizes[0] / self.outputs.sizes)[None, :] ** 2
+        bars = xp.sum(square[:, :, None] * weigh**2, axis=1) + xp.sum(own[:, :, None] * inverse**2, axis=1)
+        sum_bars = xp.sum(square * sums**2, axis=1) + xp.sum(own * xp.sum(inverse, axis=2) ** 2, axis=1)
+        return xp.sqrt(bars), xp.sqrt(sum_bars)
 
 
 def assemble(reader: BundleReader, columns: Array, radius: Array, right: Array) -> Score:

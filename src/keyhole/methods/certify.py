@@ -13,9 +13,10 @@ from keyhole.methods.base import Estimate, Steps
 from keyhole.numerics.logit import rounding
 from keyhole.recovery import Certificate, Outcome
 
-# Fresh sequences have these lengths and logits of about these sizes: from flat to nearly saturated attention.
+# Fresh sequences have these lengths and logits of about these sizes, from flat to nearly saturated attention, or (None)
+# tokens of a norm that does not depend on what was recovered: a wrong result must not choose its own questions.
 LENGTHS = (1, 2, 3, 5, 8)
-LOGIT_SIZES = (0.5, 2.0, 6.0)
+LOGIT_SIZES = (0.5, 2.0, 6.0, None)
 # An error bar above this fraction of the answers would certify anything.
 COARSEST = 0.05
 
@@ -37,10 +38,10 @@ def certify(estimate: Estimate, signature: Signature, rng: np.random.Generator, 
     predictions, bars = _predict(estimate, signature, plans)
     answered = _joined([a.values for a in answers])
     errors = np.abs(predictions - answered)
-    size = float(np.sqrt(np.mean(answered**2)))
+    size = float(np.sqrt(np.mean((answered - _constant(estimate.params, plans)) ** 2)))
     with np.errstate(divide="ignore", invalid="ignore"):
         ratios = np.where(errors == 0, 0.0, errors / bars)
-        resolution = float(np.max(bars) / size) if size > 0 else float("inf")
+        resolution = float(np.sqrt(np.mean(bars**2)) / size) if size > 0 else float("inf")
     certificate = Certificate(
         radius=estimate.radius,
         heldout_queries=count,
@@ -54,7 +55,7 @@ def certify(estimate: Estimate, signature: Signature, rng: np.random.Generator, 
     if not np.max(ratios) <= 1.0:  # also when a bar is nan
         outcome, message = yield from _explain_miss(plans, answers, certificate, np.max(bars), signature)
     elif resolution > COARSEST:
-        outcome, message = Outcome.UNCERTIFIED, f"the error bar is {resolution:.2g} of the answers' size"
+        outcome, message = Outcome.UNCERTIFIED, f"the error bar is {resolution:.2g} of what the answers vary by"
     else:
         outcome = Outcome.CERTIFIED
         message = f"{count} fresh answers predicted within {certificate.worst_error:.2g}"
@@ -107,11 +108,17 @@ def heldout_plans(params: Any, signature: Signature, rng: np.random.Generator, c
     return plans
 
 
-def _norm(params: Any, signature: Signature, logit_size: float) -> float:
+def _constant(params: Any, plans: list[Plan]) -> Any:
+    """What the answers are whatever the question: predicting that proves nothing."""
+    bias = getattr(params, "output_bias", None)
+    return 0.0 if bias is None else np.tile(np.ravel(to_numpy(bias)), sum(plan.count for plan in plans))
+
+
+def _norm(params: Any, signature: Signature, logit_size: float | None) -> float:
+    if logit_size is None:
+        return float(min(1.0, signature.norm_limit))
     norm = params.token_norm(logit_size)
-    if not np.isfinite(norm):
-        norm = 1.0
-    return float(min(norm, signature.norm_limit, signature.space.huge**0.25))
+    return float(min(norm if np.isfinite(norm) else 1.0, signature.norm_limit, signature.space.huge**0.25))
 
 
 def _predict(estimate: Estimate, signature: Signature, plans: list[Plan]) -> tuple[Array, Array]:

@@ -372,8 +372,9 @@ class _ScoreReading:
         # Errors of different forms are independent, so the rotations add them in quadrature ...
         squares = self.inverse**2
         variance = squares @ (radius**2 @ directions**2)
+        shared = self._shared_error()
         if not self.partial:
-            return Score(matrix, xp.sqrt(variance) + self._rotation_error(matrix), self.cross.rank)
+            return Score(matrix, xp.sqrt(variance) + shared + self._rotation_error(matrix), self.cross.rank)
         basis, sizes, _ = self._span()
         uses = 0.0
         for part in self.partial:
@@ -389,7 +390,14 @@ class _ScoreReading:
         # ... while those of the complete columns return in all that were made of them.
         carried = xp.sqrt(squares @ (xp.max(radius, axis=1) + self.tail) ** 2)
         common = carried[:, None] * xp.linalg.vector_norm(uses, axis=0)[None, :]
-        return Score(matrix, xp.sqrt(variance) + common + self._rotation_error(matrix), self.cross.rank)
+        spread = xp.sqrt(variance) + common + shared
+        return Score(matrix, spread + self._rotation_error(matrix), self.cross.rank)
+
+    def _shared_error(self) -> Array:
+        """An error that all forms share adds up where the sums of the rows and of the directions point."""
+        xp = self.space.xp
+        rows, directions = xp.sum(self.inverse, axis=1), xp.sum(self.right.vectors, axis=0)
+        return self.reader.common_radius * xp.abs(rows)[:, None] * xp.abs(directions)[None, :]
 
     def _rotation_error(self, matrix: Array) -> Array:
         """What the two rotations and their own rounding add: some eps of the row and the column of an entry."""

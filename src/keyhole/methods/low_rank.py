@@ -41,7 +41,7 @@ def low_rank(signature: Signature, rng: np.random.Generator, *, tolerance: float
         if value.vector.ndim == 1:
             bias, score = yield from read_logits(signature, value, rng, draft, tolerance=tolerance)
         else:
-            outputs = choose_outputs(signature.space, value.vector)
+            outputs = choose_outputs(signature.space, value.vector, even=signature.noise.kind == "exact")
             details = {"output_rank": outputs.rank, "outputs_used": 1}
             bias, score = yield from read_logits_along(signature, value, rng, draft, outputs, tolerance=tolerance)
     except KeyholeError as error:

@@ -29,11 +29,14 @@ def read_bundled(
     """
     reader = BundleReader(signature, value, rng)
     right = random_orthogonal(signature.space, rng, signature.width)
-    responds, shown = yield from _probe(reader, Rows(right))
-    if not responds:
-        return None, _zero(signature, reader)
-    reading = _PackedReading(reader, right)
-    agrees = yield from reading.start(shown)
+    try:
+        responds, shown = yield from _probe(reader, Rows(right))
+        if not responds:
+            return None, _zero(signature, reader)
+        reading = _PackedReading(reader, right)
+        agrees = yield from reading.start(shown)
+    except Unrecoverable:  # a score bias may saturate every probe
+        agrees = False
     if agrees:
         return None, (yield from reading.finish())
     bias = yield from read_bundled_bias(reader)
@@ -106,7 +109,10 @@ class _PackedReading:
     def start(self, shown: tuple[Array, Array]) -> Steps[bool]:
         """Read the first query, which is that of the probe at another scale; False when the two disagree."""
         xp = self.reader.space.xp
-        yield from self._read(np.zeros(1, dtype=np.int64))
+        try:
+            yield from self._read(np.zeros(1, dtype=np.int64))
+        except Unrecoverable:  # tokens as long as these stay saturated beside a score bias
+            return False
         apart = xp.abs(self.forms[0, :] - shown[0][0, :])
         return bool(xp.all(apart <= self.radius[0, :] + shown[1][0, :]))
 

@@ -58,7 +58,9 @@ def read_positions(signature: Signature, rng: np.random.Generator) -> Steps[Obse
     """Value and score from d + 4 queries; None where this does not work: score biases, masks, short sequences."""
     width, space = signature.width, signature.space
     longest = 2 + len(SIZES) * width
-    if signature.max_norm is not None or signature.noise.kind != "exact" or (signature.max_length or longest) < longest:
+    probed = 2 + len(PROBE_DECADES) * min(PROBE_DIRECTIONS, width)
+    room = signature.max_length or math.inf
+    if signature.max_norm is not None or signature.noise.kind != "exact" or room < max(longest, probed):
         return None
     reading = _Positions(signature, rng)
     if (yield from reading.shows_bias()):
@@ -164,7 +166,8 @@ class _Positions:
         spread = spread + rounding(space) * (sides + average)
         vector = left.T @ rows
         sizes = xp.linalg.vector_norm(vector, axis=0)
-        vector_radius = 2 * rounding(space) * (sizes[None, :] + 0 * vector)
+        rounded = space.eps * xp.abs(self.bias) * (longest / first)  # the bias drowns what is below it
+        vector_radius = 2 * rounding(space) * sizes[None, :] + 4 * rounded[None, :] + 0 * vector
         bias_radius = space.eps * xp.abs(self.bias)
         if self.scalar:
             value = Value(vector[:, 0], vector_radius[:, 0], self.bias[0], bias_radius[0])

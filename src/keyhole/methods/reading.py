@@ -79,6 +79,7 @@ class FormReader(ScaleKeeper):
         self.value_radius = float(xp.linalg.vector_norm(value.radius))
         self.offset_radius = float(value.bias_radius)
         self.bias = bias
+        self._steepness: list[tuple[int, float]] = []  # of each reading: forms, and how the output bias moves them
         self.hidden_bias = hidden_bias  # how large a score bias may be that did not show
         self.bias_norm = 0.0 if bias is None else float(xp.linalg.vector_norm(bias.vector))
         # Tokens stay clear of overflow, also their products and after they met the value vector.
@@ -151,6 +152,7 @@ class FormReader(ScaleKeeper):
                 continue
             if abs(float(forms.values[0])) > 4 * float(forms.radius[0]):
                 self.learn(forms.values, scale)
+                self._steepness.clear()
                 return Probe(number, forms, responds=True)
             if scale == self.largest_scale or float(forms.radius[0]) * scale > 0.5:
                 # Under a norm bound a single form may be too small to see where others are not.
@@ -201,6 +203,12 @@ class FormReader(ScaleKeeper):
             again = yield from self._ask(stage, rows, columns, some_rows, some_columns, scale)
             pairs = zip(forms.parts(), again.parts(), strict=True)
             forms = Forms(*(_replaced(old, bad, new) for old, new in pairs))
+
+    @property
+    def common_radius(self) -> float:
+        """How far forms may be off together, on average, because of the output bias."""
+        count = sum(number for number, _ in self._steepness)
+        return self.offset_radius * sum(total for _, total in self._steepness) / max(count, 1)
 
     def unseen_bias(self, probe: Probe, again: Forms) -> float:
         """How large a score bias may be whose part in a form, read at two scales, is within the errors of both.
@@ -256,6 +264,9 @@ class FormReader(ScaleKeeper):
             spread = rounding(space) * self.bias_norm + float(xp.linalg.vector_norm(self.bias.radius))
             radius = radius + (first + last) * spread
         unit = self._unit(first, last)
+        # An error of the output bias moves all forms the same way: a logit by 2 + 2·cosh z over the span of values.
+        steep = (2 + 2 * xp.cosh(xp.clip(xp.abs(logits), 0.0, 6.0))) / xp.where(span == 0, xp.ones_like(span), span)
+        self._steepness.append((values.shape[0], float(xp.sum(steep / unit))))
         radius = radius + (first + last) * (self.hidden_bias / self.signature.width**0.5)
         return Forms(logits / unit, radius / unit + own, xp.zeros_like(values) + last / first, strain)
 

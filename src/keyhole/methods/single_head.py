@@ -75,7 +75,7 @@ def _read_vector(
     signature: Signature, value: Value, rng: np.random.Generator, draft: Draft, entrywise: bool
 ) -> Steps[tuple[ScoreBias | None, Score, dict[str, Any]]]:
     """Several logits per query where tokens may be long, else one, from the combination of outputs that says most."""
-    outputs = choose_outputs(signature.space, value.vector)
+    outputs = choose_outputs(signature.space, value.vector, even=signature.noise.kind == "exact")
     details: dict[str, Any] = {"output_rank": outputs.rank, "outputs_used": outputs.used}
     bias: ScoreBias | None = None
     free = signature.max_norm is None and signature.noise.kind == "exact" and not entrywise

@@ -13,9 +13,10 @@ from keyhole.numerics.rotation import random_orthogonal
 
 @dataclass(frozen=True)
 class Outputs:
-    """Value matrix = basis · diag(sizes) · turnᵀ, cut where singular values become too small to divide by."""
+    """Value matrix · turn = basis · diag(sizes), cut where singular values become too small to divide by."""
 
-    basis: Array  # (width, used)
+    basis: Array  # (width, used) orthonormal
+    shown: Array  # (width, used) the same as the outputs show it: what the decomposition rounds off then cancels
     sizes: Array  # (used,)
     turn: Array  # (outputs, used)
     rank: int  # numerical rank of the value matrix, at least `used`
@@ -31,19 +32,22 @@ class Outputs:
         return (answers @ self.turn) / self.sizes
 
 
-def choose_outputs(space: Space, value: Array) -> Outputs:  # (width, outputs)
+def choose_outputs(space: Space, value: Array, *, even: bool = False) -> Outputs:  # (width, outputs)
     """Keep the singular values that do not cost more accuracy than they save queries.
 
     The oracle rounds every output at eps of the largest singular value, and reading divides by the smallest one
     used. The cut, eps^0.27 of the largest, leaves 10 of 16 digits in float64 and 5 of 7 in float32.
+    `even` brings all outputs to one size first, which is right where their errors are proportional to it.
     """
     xp = space.xp
-    left, sizes, right = xp.linalg.svd(value, full_matrices=False)
+    error = xp.linalg.vector_norm(value, axis=0)
+    weigh = 1 / xp.where(error > 0, error, xp.ones_like(error)) if even else xp.ones_like(error)
+    left, sizes, right = xp.linalg.svd(value * weigh, full_matrices=False)
     largest = float(sizes[0])
     rank = int(xp.sum(xp.astype(sizes > 8 * space.eps * max(value.shape) ** 0.5 * largest, xp.int64)))
     used = int(xp.sum(xp.astype(sizes > space.eps**0.27 * largest, xp.int64)))
-    error = xp.linalg.vector_norm(value, axis=0)
-    return Outputs(left[:, :used], sizes[:used], right[:used, :].T, max(rank, used), error)
+    turn = right[:used, :].T * weigh[:, None]
+    return Outputs(left[:, :used], value @ (turn / sizes[:used]), sizes[:used], turn, max(rank, used), error)
 
 
 def window_rows(space: Space, rng: np.random.Generator, basis: Array) -> Array:  # (width, used) -> (width, width)

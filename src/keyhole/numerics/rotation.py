@@ -14,12 +14,14 @@ def random_orthogonal(space: Space, rng: np.random.Generator, width: int) -> Arr
     is made in d² steps where an orthogonalisation takes d³.
     """
     xp = space.xp
-    order, signs = space.indices(rng.permutation(width)), space.asarray(rng.choice([-1.0, 1.0], width))
+    order = space.indices(rng.permutation(width))
+    # Signs of columns spread any vector; signs of rows keep an error that all rows share from adding up.
+    signs, row_signs = (space.asarray(rng.choice([-1.0, 1.0], width)) for _ in range(2))
     # Whole turns are taken off in integers, so that the angles are exact.
     turns = (order[:, None] * (2 * space.indices(np.arange(width)) + 1)[None, :]) % (4 * width)
     waves = xp.cos(space.asarray(turns) * (np.pi / (2 * width))) * signs[None, :]
     lengths = xp.where(order == 0, space.full((width,), width**-0.5), space.full((width,), (2 / width) ** 0.5))
-    return waves * lengths[:, None]
+    return waves * (lengths * row_signs)[:, None]
 
 
 def equal_overlap(space: Space, rows: Array, vector: Array) -> Array:  # (n, width), (width,) -> (n, width)
@@ -36,7 +38,7 @@ def equal_overlap(space: Space, rows: Array, vector: Array) -> Array:  # (n, wid
     mirror = overlaps - aim
     size = float(xp.vecdot(mirror, mirror))
     # A mirror no longer than the rounding of the overlaps would reflect about noise.
-    if size <= (space.eps * aim) ** 2 * count:
+    if size <= (8 * space.eps * aim * count) ** 2:
         return rows
     return rows - (2 / size) * mirror[:, None] * (mirror @ rows)[None, :]
 
