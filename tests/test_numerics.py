@@ -123,8 +123,11 @@ def test_cross_basis_against_dense_algebra(library: str, seed: int, size: int, r
     if sizes[-1] < 1e-2 * sizes[0]:
         return  # such columns are told from their span by a radius that knows how badly they are conditioned
     cross = CrossBasis(space, size)
-    added = [cross.add(space.asarray(column), 1e3 * space.eps * sizes[0] / sizes[-1]) for column in matrix.T]
-    assert added == [True] * rank + [False] * more
+    radius = 1e3 * space.eps * sizes[0] / sizes[-1]
+    first = int(rng.integers(rank + 1))  # one part as a block, the others one by one
+    assert cross.add(space.asarray(matrix[:, :first]), [radius] * first) == first
+    added = [cross.add(space.asarray(matrix[:, n : n + 1]), [radius]) for n in range(first, rank + more)]
+    assert added == [1] * (rank - first) + [0] * more
     assert cross.rank == rank == len(set(cross.pivots))
     assert sorted([*cross.pivots, *cross.others()]) == list(range(size))
     assert cross.factors.shape == (size, rank)
@@ -144,15 +147,14 @@ def test_cross_basis_pivots_on_the_largest_rest(seed: int, size: int) -> None:
     space = space_of("numpy-float64")
     matrix = np.random.default_rng(seed).standard_normal((size, size))
     cross = CrossBasis(space, size)
-    for column in matrix.T:
-        cross.add(column, 0.0)
+    assert cross.add(matrix, [0.0] * size) == size
     assert cross.rank == size
     assert np.prod(np.abs(cross.heights)) == pytest.approx(abs(np.linalg.det(matrix)), rel=1e-6)
 
 
 def test_cross_basis_takes_nothing_from_zero() -> None:
     cross = CrossBasis(space_of("numpy-float64"), 3)
-    assert not cross.add(np.zeros(3), 0.0)
+    assert cross.add(np.zeros((3, 1)), [0.0]) == 0
     assert cross.rank == 0
     assert cross.others() == [0, 1, 2]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache, cached_property
 from typing import Any
 
 import array_api_compat
@@ -15,9 +16,15 @@ from keyhole.errors import UsageError
 Array = Any
 
 
-def namespace(*arrays: Array) -> Any:
-    """The array-API namespace the arrays share; TypeError when they come from different libraries."""
-    return array_api_compat.array_namespace(*arrays)
+_NAMESPACES: dict[type, Any] = {}  # the look-up takes longer than many an operation on small arrays
+
+
+def namespace(array: Array) -> Any:
+    """The array-API namespace of an array; TypeError when it is none."""
+    kind = type(array)
+    if kind not in _NAMESPACES:
+        _NAMESPACES[kind] = array_api_compat.array_namespace(array)
+    return _NAMESPACES[kind]
 
 
 def to_numpy(array: Array) -> npt.NDArray[Any]:
@@ -33,8 +40,13 @@ def to_numpy(array: Array) -> npt.NDArray[Any]:
 
 def is_real(array: Array) -> bool:
     """Whether an array holds real numbers: booleans, integers or floating-point numbers."""
+    return _is_real(namespace(array), array.dtype)
+
+
+@cache
+def _is_real(xp: Any, dtype: Any) -> bool:
     try:
-        return bool(namespace(array).isdtype(array.dtype, ("bool", "integral", "real floating")))
+        return bool(xp.isdtype(dtype, ("bool", "integral", "real floating")))
     except TypeError:  # a dtype the array API does not know
         return False
 
@@ -65,27 +77,32 @@ class Space:
             raise UsageError(f"`like` must be a real floating-point array, not {example.dtype}")
         return cls(xp, example.dtype, array_api_compat.device(example))
 
-    @property
+    @cached_property
     def eps(self) -> float:
         """Distance from one to the next larger number."""
         return float(self.xp.finfo(self.dtype).eps)
 
-    @property
+    @cached_property
     def tiny(self) -> float:
         """The smallest normal number: below it, relative accuracy is lost."""
         return float(self.xp.finfo(self.dtype).smallest_normal)
 
-    @property
+    @cached_property
     def huge(self) -> float:
         """The largest number."""
         return float(self.xp.finfo(self.dtype).max)
 
-    @property
+    @cached_property
     def on_cpu(self) -> bool:
         """Whether arrays live in main memory."""
         return "cpu" in str(self.device)
 
-    @property
+    @cached_property
+    def itemsize(self) -> int:
+        """Bytes per number."""
+        return int(to_numpy(self.zeros(1)).itemsize)
+
+    @cached_property
     def label(self) -> str:
         """A short stable name, e.g. `numpy float64 cpu`."""
         library = self.xp.__name__.rsplit(".", 1)[-1]

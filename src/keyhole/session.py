@@ -112,7 +112,9 @@ class Session:
         """The answers to a plan, from the journal where it has them, else from the oracle."""
         self.observer.planned(plan.stage, plan.count * plan.repeats)
         repeats = range(plan.first_repeat, plan.first_repeat + plan.repeats)
-        values = sum(self._answers(plan, repeat) for repeat in repeats) / plan.repeats
+        values = self._answers(plan, repeats[0])
+        if plan.repeats > 1:
+            values = (values + sum(self._answers(plan, repeat) for repeat in repeats[1:])) / plan.repeats
         self._first = self._first or (plan, values)
         noise = self.oracle.signature.noise
         shrink = plan.repeats**0.5 if noise.kind == "gaussian" else 1.0
@@ -168,8 +170,7 @@ class Session:
     def _batch(self, plan: Plan) -> int:
         space = self.oracle.signature.space
         room = CPU_BATCH_BYTES if space.on_cpu else GPU_BATCH_BYTES
-        item = int(to_numpy(space.zeros(1)).itemsize)
-        fitting = max(1, room // (item * plan.length * self.oracle.signature.width))
+        fitting = max(1, room // (space.itemsize * plan.length * self.oracle.signature.width))
         return min(fitting, self.oracle.signature.batch_limit or fitting)
 
     def _afford(self, plan: Plan, wanted: int) -> int:

@@ -21,7 +21,7 @@ from keyhole.numerics.shifted import ShiftedSolution, solve_shifted
 CONSISTENT_DIRECTIONS = 4
 # Directions are taken one by one while the rank is small, so that not a query is wasted; then in blocks of a
 # fraction of the rank so far, which keeps the rounds few and wastes some rank²/16 queries, none at full rank.
-SINGLE_DIRECTIONS = 20
+SINGLE_DIRECTIONS = 17
 BLOCK_FRACTION = 4
 # With less than this part of the value across the score bias, rows orthogonal to the bias show too little of it.
 LEAST_CONTRAST = 0.1
@@ -284,9 +284,9 @@ class _ScoreReading:
         """Keep complete columns; `new` ones enlarge the column space."""
         self.draft.columns.append((self.space.indices(directions), columns))
         self.radii.append(radius)
-        for place in range(len(directions) if new else 0):
-            bar = float(self.space.xp.max(radius[:, place]))
-            self.cross.add(columns[:, place], bar + self._negligible)
+        if new:
+            bars = self.space.xp.max(radius, axis=0) + self._negligible
+            self.cross.add(columns, [float(bar) for bar in bars])
 
     @property
     def _negligible(self) -> float:

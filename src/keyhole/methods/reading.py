@@ -251,12 +251,14 @@ class FormReader(ScaleKeeper):
         low = last * xp.take(columns.vectors @ self.value, column_index, axis=0)
         per_norm = rounding(space) * self.value_norm + self.value_radius
         noise = self._noise(answers.radius)
-        low_bar, high_bar = (xp.zeros_like(values) + norm * per_norm for norm in (last, first))
+        low_bar, high_bar = last * per_norm, first * per_norm
         logits, radius = logit_with_radius(space, values, low, high, low_bar, high_bar, noise)
         slack = noise + low_bar + high_bar
-        self._check_range(values, low, high, slack)
+        if bool(xp.any(xp.isinf(radius))):
+            self._check_range(values, low, high, slack)
         span = xp.abs(high - low)
-        strain = radius * xp.where(span == 0, xp.ones_like(span), span) / (4 * slack)
+        span = xp.where(span == 0, xp.ones_like(span), span)
+        strain = radius * span / (4 * slack)
         # The oracle's own inner product behind the logit is rounded too.
         own = rounding(space) * self.size * self.signature.width**0.5
         if self.bias is not None:
@@ -264,17 +266,19 @@ class FormReader(ScaleKeeper):
             spread = rounding(space) * self.bias_norm + float(xp.linalg.vector_norm(self.bias.radius))
             radius = radius + (first + last) * spread
         unit = self._unit(first, last)
-        # An error of the output bias moves all forms the same way: a logit by 2 + 2·cosh z over the span of values.
-        steep = (2 + 2 * xp.cosh(xp.clip(xp.abs(logits), 0.0, 6.0))) / xp.where(span == 0, xp.ones_like(span), span)
-        self._steepness.append((values.shape[0], float(xp.sum(steep / unit))))
-        radius = radius + (first + last) * (self.hidden_bias / self.signature.width**0.5)
+        if self.offset_radius > 0:
+            # An error of the output bias moves all forms the same way: a logit by 2 + 2·cosh z over the span of values.
+            steep = (2 + 2 * xp.cosh(xp.clip(xp.abs(logits), 0.0, 6.0))) / span
+            self._steepness.append((values.shape[0], float(xp.sum(steep / unit))))
+        if self.hidden_bias > 0:
+            radius = radius + (first + last) * (self.hidden_bias / self.signature.width**0.5)
         return Forms(logits / unit, radius / unit + own, xp.zeros_like(values) + last / first, strain)
 
     def _unit(self, first: float | Array, last: float | Array) -> float | Array:
         """What a logit is divided by to give the form of unit vectors."""
         return first * last
 
-    def _check_range(self, values: Array, low: Array, high: Array, slack: Array) -> None:
+    def _check_range(self, values: Array, low: Array, high: Array, slack: float | Array) -> None:
         """A softmax average lies between the values of its tokens, or there is no softmax average."""
         xp = self.signature.space.xp
         beyond = xp.maximum(values - xp.maximum(low, high), xp.minimum(low, high) - values)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from keyhole.arrays import Array, Space
 
 
@@ -46,26 +48,38 @@ class CrossBasis:
         taken = set(self.pivots)
         return [row for row in range(self._size) if row not in taken]
 
-    def add(self, column: Array, radius: float) -> bool:  # (size,)
-        """Extend the span by a column; False when it lies in the span within `radius`."""
-        xp, rank = self._space.xp, self.rank
-        rest = column
-        if rank:
+    def add(self, columns: Array, radii: Sequence[float]) -> int:  # (size, n), n
+        """Extend the span by columns; how many do not lie in it within their radius."""
+        xp, before = self._space.xp, self.rank
+        rest = columns
+        if before:
             chosen = self._space.indices(self.pivots)
-            rest = column - self.factors @ (self.inverse @ xp.take(column, chosen, axis=0))
-            rest[chosen] = 0.0  # zero by construction: rounding must not choose a pivot twice
-        pivot = int(xp.argmax(xp.abs(rest)))
-        height = float(rest[pivot])
-        if abs(height) <= radius:
-            return False
+            rest = columns - self.factors @ (self.inverse @ xp.take(columns, chosen, axis=0))
+            rest[chosen, :] = 0.0  # zero by construction: rounding must not choose a pivot twice
+        else:
+            rest = columns + 0.0  # a copy: it is changed below
+        for place, radius in enumerate(radii):
+            column = rest[:, place]
+            pivot = int(xp.argmax(xp.abs(column)))
+            height = float(column[pivot])
+            if abs(height) <= radius:
+                continue
+            factor = column / height
+            later = rest[:, place + 1 :]
+            later -= factor[:, None] * later[pivot : pivot + 1, :]
+            later[pivot, :] = 0.0
+            self._append(factor, pivot, height)
+        return self.rank - before
+
+    def _append(self, factor: Array, pivot: int, height: float) -> None:
+        rank = self.rank
         if rank == self._factors.shape[1]:
             self._grow()
         self._inverse[rank, :rank] = -(self._factors[pivot, :rank] @ self.inverse)
         self._inverse[rank, rank] = 1.0
-        self._factors[:, rank] = rest / height
+        self._factors[:, rank] = factor
         self._heights[rank] = height
         self.pivots.append(pivot)
-        return True
 
     def _grow(self) -> None:
         """Double the room, so that adding stays linear in the size."""

@@ -19,21 +19,20 @@ def logit_with_radius(
     answer: Array,  # (n,) = low + σ(z)·(high − low)
     low: Array,  # (n,) the answer at z = −∞
     high: Array,  # (n,) the answer at z = +∞
-    low_radius: Array,
-    high_radius: Array,
+    low_radius: float | Array,
+    high_radius: float | Array,
     noise: float,  # radius of the answer beyond rounding
 ) -> tuple[Array, Array]:
     """The logits z and their radii, to first order. A saturated entry has an infinite radius."""
     xp = space.xp
     span = high - low
-    weight = xp.clip((answer - low) / xp.where(span == 0, xp.ones_like(span), span), 0.0, 1.0)
-    answer_radius = weight * high_radius + (1 - weight) * low_radius + noise
-    above, below = xp.abs(answer - low), xp.abs(high - answer)
-    inside = ((answer - low) * span > 0) & ((high - answer) * span > 0)
-    above = xp.where(inside, above, xp.ones_like(above))
-    below = xp.where(inside, below, xp.ones_like(below))
+    one = xp.ones_like(span)
+    span = xp.where(span == 0, one, span)
+    above, below = (answer - low) / span, (high - answer) / span  # the softmax weights, of sum one
+    inside = (above > 0) & (below > 0)
+    above, below = xp.where(inside, above, one), xp.where(inside, below, one)
     logit = xp.log(above / below)
-    radius = (answer_radius + low_radius) / above + (answer_radius + high_radius) / below
+    answer_radius = above * high_radius + below * low_radius + noise
+    radius = ((answer_radius + low_radius) / above + (answer_radius + high_radius) / below) / xp.abs(span)
     radius = radius + rounding(space) * xp.abs(logit)  # the oracle's own rounding of the logit
-    never = xp.asarray(xp.inf, dtype=space.dtype, device=space.device)
-    return xp.where(inside, logit, xp.zeros_like(logit)), xp.where(inside, radius, never)
+    return logit, xp.where(inside, radius, xp.inf * one)
