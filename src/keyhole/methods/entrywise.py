@@ -239,4 +239,6 @@ def _climb(
         open_ = open_[~done]
     else:
         raise Unrecoverable(Outcome.SATURATED, f"{open_.size} entries could be read at no scale of their tokens")
-    return np.where(np.abs(found) > radius, found, 0.0), radius
+    # Taken for zero, an entry is off by what was read besides.
+    zero = np.abs(found) <= radius
+    return np.where(zero, 0.0, found), np.where(zero, radius + np.abs(found), radius)

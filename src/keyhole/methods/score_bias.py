@@ -22,12 +22,11 @@ NO_BIAS = "a logit does not scale with its tokens, and no score bias shows why"
 class BiasReader(FormReader):
     """Reads row·score_bias from queries [a·row; 0], at a scale a that it keeps adjusting."""
 
-    caution = 1  # a vector has few entries: those read too timidly would spoil it
-
     def __init__(self, signature: Signature, value: Value) -> None:
         super().__init__(signature, value)
         self.levered = False
         self.largest_scale = self.longest
+        self.caution = 1  # a vector has few entries: those read too timidly would spoil it
 
     def _first_norm(self, scale: float) -> float:
         return scale

@@ -48,7 +48,10 @@ def read_value(signature: Signature) -> Steps[Value]:
     answers: Measurements = yield Plan("value", signature.width + 1, [[Term(Rows(tokens))]])
     bias = answers.values[0, ...]
     bias_radius = space.eps * xp.abs(bias) + answers.radius
-    bias = xp.where(xp.abs(bias) > bias_radius, bias, xp.zeros_like(bias))
+    shows = xp.abs(bias) > bias_radius
+    # Taken for zero, it is off by what was read besides.
+    bias_radius = xp.where(shows, bias_radius, bias_radius + xp.abs(bias))
+    bias = xp.where(shows, bias, xp.zeros_like(bias))
     vector = (answers.values[1:, ...] - bias) / norm
     rounded = space.eps * (xp.abs(answers.values[1:, ...]) + xp.abs(bias))
     return Value(vector, (rounded + 2 * answers.radius + space.tiny) / norm, bias, bias_radius)
