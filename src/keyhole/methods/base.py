@@ -45,17 +45,13 @@ class Method:
     options: Mapping[str, str] = field(default_factory=dict)  # name -> what it does
 
 
-def projected(steps: Steps[Found], direction: Any, stretch: float) -> Steps[Found]:  # (outputs,)
-    """Run a method for one output on an oracle of several: it is told their combination along `direction`."""
-
-    def combined(answers: Measurements) -> Measurements:
-        return Measurements(answers.values @ direction, stretch * answers.radius)
-
+def retold(steps: Steps[Found], change: Callable[[Measurements], Measurements]) -> Steps[Found]:
+    """Run a method that is told something else than what was measured, e.g. one output of several."""
     try:
         request = next(steps)
         while True:
             reply = yield request
-            request = steps.send(combined(reply) if isinstance(reply, Measurements) else [combined(r) for r in reply])
+            request = steps.send(change(reply) if isinstance(reply, Measurements) else [change(each) for each in reply])
     except StopIteration as stop:
         found: Found = stop.value
         return found

@@ -9,8 +9,8 @@ import numpy as np
 from keyhole.arrays import Array
 from keyhole.measure import Rows
 from keyhole.methods.base import Steps, Unrecoverable
-from keyhole.methods.bundle import LARGEST, SHRINK, BundleReader, Integers, Weights, assemble, windows
-from keyhole.methods.directions import Score
+from keyhole.methods.bundle import LARGEST, SHRINK, BundleReader, Integers, Weights, windows
+from keyhole.methods.directions import Score, turned_back
 from keyhole.methods.reading import ScoreBias, within_reach
 from keyhole.methods.scale import FIRST_PROBE, MOST_PROBES, NO_RESPONSE, floor_power
 from keyhole.methods.score_bias import NO_BIAS
@@ -117,7 +117,7 @@ class _BesideBias:
             stop = min(max(1, 2 * done), self.width)
             yield from self._read(np.arange(done, stop, dtype=np.int64))
             done = stop
-        return assemble(self.reader, self.forms.T, self.radius.T, self.right)
+        return turned_back(self.space, self.reader.inverse, self.forms.T, self.radius.T, self.right)
 
     def _find_scale(self) -> Steps[None]:
         xp, scale = self.space.xp, FIRST_PROBE

@@ -15,7 +15,6 @@ import numpy.typing as npt
 from keyhole.arrays import Array, namespace
 from keyhole.measure import Measurements, Plan, Rows, Signature, Term
 from keyhole.methods.base import Steps
-from keyhole.methods.directions import Score
 from keyhole.methods.reading import ScoreBias, within_reach
 from keyhole.methods.scale import LEVER, ScaleKeeper, floor_power
 from keyhole.methods.value import Value
@@ -165,19 +164,6 @@ class BundleReader(ScaleKeeper):
         bars = xp.sum(square[:, :, None] * weigh**2, axis=1) + xp.sum(own[:, :, None] * inverse**2, axis=1)
         sum_bars = xp.sum(square * sums**2, axis=1) + xp.sum(own * xp.sum(inverse, axis=2) ** 2, axis=1)
         return xp.sqrt(bars), xp.sqrt(sum_bars)
-
-
-def assemble(reader: BundleReader, columns: Array, radius: Array, right: Array) -> Score:
-    """Score from columns (rows, directions) in row-coordinates; independent errors add in quadrature."""
-    xp, space = reader.space.xp, reader.space
-    matrix = reader.inverse @ (columns @ right)
-    spread = xp.sqrt(reader.inverse**2 @ (radius**2 @ right**2))
-    rows, sides = xp.linalg.vector_norm(matrix, axis=1), xp.linalg.vector_norm(matrix, axis=0)
-    average = float(xp.linalg.vector_norm(rows)) / matrix.shape[0] ** 0.5
-    spread = spread + rounding(space) * (rows[:, None] + sides[None, :] + average)
-    sizes = xp.linalg.svdvals(matrix)
-    rank = int(xp.sum(xp.astype(sizes > float(xp.linalg.vector_norm(spread)), xp.int64)))
-    return Score(matrix, spread, rank)
 
 
 def windows(reader: BundleReader) -> Integers:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from keyhole.arrays import Array, namespace
+from keyhole.arrays import Array, Space, namespace
 from keyhole.measure import Rows
 from keyhole.methods.base import Steps
 from keyhole.methods.reading import FormReader, Forms
@@ -374,7 +374,7 @@ class _ScoreReading:
         variance = squares @ (radius**2 @ directions**2)
         shared = self._shared_error()
         if not self.partial:
-            return Score(matrix, xp.sqrt(variance) + shared + self._rotation_error(matrix), self.cross.rank)
+            return Score(matrix, xp.sqrt(variance) + shared + _rotation_error(self.space, matrix), self.cross.rank)
         basis, sizes, _ = self._span()
         uses = 0.0
         for part in self.partial:
@@ -391,7 +391,7 @@ class _ScoreReading:
         carried = xp.sqrt(squares @ (xp.max(radius, axis=1) + self.tail) ** 2)
         common = carried[:, None] * xp.linalg.vector_norm(uses, axis=0)[None, :]
         spread = xp.sqrt(variance) + common + shared
-        return Score(matrix, spread + self._rotation_error(matrix), self.cross.rank)
+        return Score(matrix, spread + _rotation_error(self.space, matrix), self.cross.rank)
 
     def _shared_error(self) -> Array:
         """An error that all forms share adds up where the sums of the rows and of the directions point."""
@@ -399,12 +399,23 @@ class _ScoreReading:
         rows, directions = xp.sum(self.inverse, axis=1), xp.sum(self.right.vectors, axis=0)
         return self.reader.common_radius * xp.abs(rows)[:, None] * xp.abs(directions)[None, :]
 
-    def _rotation_error(self, matrix: Array) -> Array:
-        """What the two rotations and their own rounding add: some eps of the row and the column of an entry."""
-        xp = self.space.xp
-        rows, columns = xp.linalg.vector_norm(matrix, axis=1), xp.linalg.vector_norm(matrix, axis=0)
-        average = float(xp.linalg.vector_norm(rows)) / self.width**0.5
-        return rounding(self.space) * (rows[:, None] + columns[None, :] + average)
+
+def turned_back(space: Space, inverse: Array, columns: Array, radius: Array, right: Array) -> Score:
+    """The score from all its columns in left-coordinates, for orthonormal directions `right`."""
+    xp = space.xp
+    matrix = inverse @ (columns @ right)
+    # Errors of different forms are independent, so the rotations add them in quadrature.
+    spread = xp.sqrt(inverse**2 @ (radius**2 @ right**2)) + _rotation_error(space, matrix)
+    seen = xp.linalg.svdvals(matrix) > float(xp.linalg.vector_norm(spread))
+    return Score(matrix, spread, int(xp.sum(xp.astype(seen, xp.int64))))
+
+
+def _rotation_error(space: Space, matrix: Array) -> Array:
+    """What the two rotations and their own rounding add: some eps of the row and the column of an entry."""
+    xp = space.xp
+    rows, columns = xp.linalg.vector_norm(matrix, axis=1), xp.linalg.vector_norm(matrix, axis=0)
+    average = float(xp.linalg.vector_norm(rows)) / matrix.shape[0] ** 0.5
+    return rounding(space) * (rows[:, None] + columns[None, :] + average)
 
 
 def _bases(reader: FormReader, rng: np.random.Generator) -> tuple[Array, Array, Array]:

@@ -10,8 +10,8 @@ from keyhole.arrays import Array
 from keyhole.measure import Rows, Signature
 from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.beside_bias import read_beside_bias, read_bundled_bias
-from keyhole.methods.bundle import LARGEST, SHRINK, BundleReader, Integers, Weights, assemble
-from keyhole.methods.directions import Score
+from keyhole.methods.bundle import LARGEST, SHRINK, BundleReader, Integers, Weights
+from keyhole.methods.directions import Score, turned_back
 from keyhole.methods.reading import ScoreBias
 from keyhole.methods.scale import FIRST_PROBE, MOST_PROBES, NO_RESPONSE
 from keyhole.methods.value import Value
@@ -168,4 +168,4 @@ class _PackedReading:
                 values[number, :] = values[number, :] * (1 + joined * (root - 1)) - joined * values[other, :]
                 square = radius[number, :] ** 2 * (1 + joined) + joined * radius[other, :] ** 2
                 radius[number, :] = xp.sqrt(square)
-        return assemble(self.reader, values.T, radius.T, self.right)
+        return turned_back(space, self.reader.inverse, values.T, radius.T, self.right)

@@ -13,8 +13,8 @@ import numpy as np
 
 from keyhole.arrays import Array
 from keyhole.measure import Measurements, Plan, Position, Rows, Signature, Term
-from keyhole.methods.base import Found, Steps
-from keyhole.methods.directions import Score
+from keyhole.methods.base import Found, Steps, retold
+from keyhole.methods.directions import Score, turned_back
 from keyhole.methods.scale import LEVER, floor_power
 from keyhole.methods.value import LOUD, Value
 from keyhole.numerics.logit import rounding
@@ -40,18 +40,7 @@ class Observed:
 
 def last_only(steps: Steps[Found]) -> Steps[Found]:
     """Run a method that reads the last position on an oracle that shows all of them."""
-
-    def last(answers: Measurements) -> Measurements:
-        return Measurements(answers.values[:, -1, ...], answers.radius)
-
-    try:
-        request = next(steps)
-        while True:
-            reply = yield request
-            request = steps.send(last(reply) if isinstance(reply, Measurements) else [last(each) for each in reply])
-    except StopIteration as stop:
-        found: Found = stop.value
-        return found
+    return retold(steps, lambda answers: Measurements(answers.values[:, -1, ...], answers.radius))
 
 
 def read_positions(signature: Signature, rng: np.random.Generator) -> Steps[Observed | None]:
@@ -159,11 +148,7 @@ class _Positions:
             return None
         rows = answers[:, 1, :] * (longest / first)  # q·V
         left = self.left.vectors
-        matrix = left.T @ (forms @ self.right)
-        spread = xp.sqrt((left**2).T @ (bars**2 @ self.right**2))
-        sides = xp.linalg.vector_norm(matrix, axis=1)[:, None] + xp.linalg.vector_norm(matrix, axis=0)[None, :]
-        average = float(xp.linalg.vector_norm(matrix)) / width**0.5
-        spread = spread + rounding(space) * (sides + average)
+        score = turned_back(space, left.T, forms, bars, self.right)
         vector = left.T @ rows
         sizes = xp.linalg.vector_norm(vector, axis=0)
         rounded = space.eps * xp.abs(self.bias) * (longest / first)  # the bias drowns what is below it
@@ -173,6 +158,4 @@ class _Positions:
             value = Value(vector[:, 0], vector_radius[:, 0], self.bias[0], bias_radius[0])
         else:
             value = Value(vector, vector_radius, self.bias, bias_radius)
-        found = xp.linalg.svdvals(matrix)
-        rank = int(xp.sum(xp.astype(found > float(xp.linalg.vector_norm(spread)), xp.int64)))
-        return Observed(value, Score(matrix, spread, rank), longest)
+        return Observed(value, score, longest)

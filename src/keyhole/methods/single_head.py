@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from keyhole.errors import KeyholeError
-from keyhole.measure import Signature
-from keyhole.methods.base import Estimate, Method, Steps, projected
+from keyhole.measure import Measurements, Signature
+from keyhole.methods.base import Estimate, Method, Steps, retold
 from keyhole.methods.directions import Draft, Score, read_score
 from keyhole.methods.entrywise import read_score_entrywise
 from keyhole.methods.packed import read_bundled
@@ -97,7 +97,9 @@ def read_logits_along(
     stretch = 1.0 if signature.noise.kind == "gaussian" else total
     plain = signature.but(noise=replace(signature.noise, scale=stretch * signature.noise.scale))
     steps = read_logits(plain, value.along(direction), rng, draft, **options)
-    return (yield from projected(steps, direction, stretch))
+    return (
+        yield from retold(steps, lambda answers: Measurements(answers.values @ direction, stretch * answers.radius))
+    )
 
 
 def read_logits(
