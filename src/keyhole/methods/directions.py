@@ -142,6 +142,7 @@ class _ScoreReading:
         self.cross = CrossBasis(self.space, self.width)
         draft.inverse, draft.right = self.inverse, right
         self.radii: list[Array] = []  # beside draft.columns
+        self.column_radius = 0.0  # the largest of them: first readings are timid
         self.consistent = 0  # directions in a row that were consistent with the columns so far
         self.hidden_bias = 0.0
         self.tail = 0.0  # how large forms may be that were taken for zero
@@ -247,7 +248,8 @@ class _ScoreReading:
         spread = xp.sqrt(1 + xp.sum((factors @ self.cross.inverse) ** 2, axis=1))
         # The columns behind the factors carry errors too, by as much as they are used.
         used = 1 + xp.sqrt(xp.sum((solution.coefficients / self.cross.heights[:, None]) ** 2, axis=0))
-        bar = xp.max(table.radius) * spread[:, None] * (used / solution.damping)[None, :] + self._negligible
+        largest = max(float(xp.max(table.radius)), self.column_radius)
+        bar = largest * spread[:, None] * (used / solution.damping)[None, :] + self._negligible
         return table.values[rank:, :] - predicted, bar, solution.damping
 
     def _consistent(self, table: _Table, checks: list[int], directions: list[int]) -> bool:
@@ -284,6 +286,7 @@ class _ScoreReading:
         """Keep complete columns; `new` ones enlarge the column space."""
         self.draft.columns.append((self.space.indices(directions), columns))
         self.radii.append(radius)
+        self.column_radius = max(self.column_radius, float(self.space.xp.max(radius)))
         if new:
             bars = self.space.xp.max(radius, axis=0) + self._negligible
             self.cross.add(columns, [float(bar) for bar in bars])

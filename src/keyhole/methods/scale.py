@@ -9,11 +9,9 @@ from keyhole.measure import Signature
 
 # Logits are aimed at this size: large against their rounding, small against saturation.
 AIM = 0.75
-# After n readings the aim is n/(n + CAUTION) of that, since the scale is known from n samples only: with 30, one
-# recovery in 700 has to read a form again. Where answers have few digits, timid readings would cost too many of them.
-CAUTION = 30
-LESS_CAUTION = 10
-FEW_DIGITS = 1e-10  # an eps above this
+# After n readings the aim is n/(n + CAUTION) of that, since the scale is known from n samples only. With 10, one
+# recovery in 200 has to read a form again; with more, the first readings would be too timid to be accurate.
+CAUTION = 10
 # The first token is longer than the last by 2³² · √scale, so that whatever the last adds by itself is below 2⁻⁶⁴.
 LEVER = 2.0**32
 # The first probe. In float64 one probe reads the scale over about 13 decades, so that most boxes need one only.
@@ -34,8 +32,7 @@ class ScaleKeeper:
 
     def __init__(self, signature: Signature) -> None:
         self.signature = signature
-        sharp = signature.noise.kind == "exact" and signature.space.eps < FEW_DIGITS
-        self.caution = CAUTION if sharp else LESS_CAUTION
+        self.caution = CAUTION
         self.forget()
 
     def forget(self) -> None:
