@@ -72,6 +72,8 @@ class Space:
     @classmethod
     def of(cls, example: Array) -> Space:
         """The space of an example array, which must be a real floating-point one."""
+        if not array_api_compat.is_array_api_obj(example):
+            raise UsageError(f"`like` must be an example array, not {type(example).__name__}")
         xp = namespace(example)
         if not xp.isdtype(example.dtype, "real floating"):
             raise UsageError(f"`like` must be a real floating-point array, not {example.dtype}")

@@ -86,6 +86,8 @@ class Signature:
 
     def __post_init__(self) -> None:
         _at_least_one("width", self.width)
+        if not isinstance(self.noise, Noise):
+            raise UsageError(f"noise must be a Noise such as Noise.gaussian(0.1), not {self.noise!r}")
         for name in ("max_length", "batch_limit"):
             if getattr(self, name) is not None:
                 _at_least_one(name, getattr(self, name))
@@ -105,7 +107,7 @@ class Signature:
 
 
 def _at_least_one(name: str, number: int) -> None:
-    if not isinstance(number, int | np.integer) or number < 1:
+    if isinstance(number, bool) or not isinstance(number, int | np.integer) or number < 1:
         raise UsageError(f"{name} must be a whole number of at least 1, not {number!r}")
 
 

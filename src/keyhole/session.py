@@ -220,11 +220,16 @@ def recover(
     `throw=False` returns every outcome; otherwise one without a certificate raises `RecoveryFailed`, which
     has the result attached. `options` go to the method.
     """
+    if not isinstance(oracle, Oracle):
+        kind = type(oracle).__name__
+        raise UsageError(
+            f"oracle must be an Oracle, not {kind}: FunctionOracle(function, width=d) makes one of a function"
+        )
     learner = _method(method, options)
-    if budget is not None and budget < 0:
-        raise UsageError(f"budget must be at least 0 or None, not {budget}")
-    if heldout < 1:
-        raise UsageError(f"heldout must be at least 1, not {heldout}: a result without a check is no result")
+    _whole("seed", seed, 0)
+    if budget is not None:
+        _whole("budget", budget, 0)
+    _whole("heldout", heldout, 1)
     with ExitStack() as stack:
         if observer is None:
             observer = stack.enter_context(Bar()) if wants_bar(progress) else Silent()
@@ -236,6 +241,11 @@ def recover(
     if throw and not result.certified:
         raise RecoveryFailed(result) from cause
     return result
+
+
+def _whole(name: str, number: Any, least: int) -> None:
+    if isinstance(number, bool) or not isinstance(number, int | np.integer) or number < least:
+        raise UsageError(f"{name} must be a whole number of at least {least}, not {number!r}")
 
 
 def _method(name: str, options: dict[str, Any]) -> Method:

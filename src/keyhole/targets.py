@@ -171,7 +171,7 @@ def demo_text(family: str, numbers: Mapping[str, float | None]) -> str:
 
 def _plain(number: float) -> str:
     whole = isinstance(number, float) and number.is_integer() and abs(number) < 2**53
-    return str(int(number)) if whole else repr(number)
+    return str(int(number)) if whole else repr(number).replace("+", "")  # a plus means a space in such a text
 
 
 def _demo(rest: str) -> Target:
@@ -180,7 +180,7 @@ def _demo(rest: str) -> Target:
         raise UsageError(f"unknown demo family {family!r}; known: {', '.join(DEMOS)}")
     knobs, make = DEMOS[family]
     try:
-        pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
+        pairs = parse_qsl(query.replace("+", "%2B"), keep_blank_values=True, strict_parsing=bool(query))
     except ValueError as error:
         raise UsageError(f"cannot read {query!r} ({error}): write key=value&key=value") from error
     given: dict[str, float] = {}

@@ -12,7 +12,7 @@ from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.bundle import LARGEST, SHRINK, BundleReader, Integers, Weights, windows
 from keyhole.methods.directions import Score, turned_back
 from keyhole.methods.reading import ScoreBias, within_reach
-from keyhole.methods.scale import FIRST_PROBE, MOST_PROBES, NO_RESPONSE, floor_power
+from keyhole.methods.scale import AIM, FIRST_PROBE, MOST_PROBES, NO_RESPONSE, floor_power
 from keyhole.methods.score_bias import NO_BIAS
 from keyhole.numerics.logit import rounding
 from keyhole.numerics.rotation import random_orthogonal, split_along
@@ -120,18 +120,23 @@ class _BesideBias:
         return turned_back(self.space, self.reader.inverse, self.forms.T, self.radius.T, self.right)
 
     def _find_scale(self) -> Steps[None]:
-        xp, scale = self.space.xp, FIRST_PROBE
+        """The size of the forms, from the first direction; where nothing responds, the largest scale one can read."""
+        xp, scale, silent = self.space.xp, FIRST_PROBE, None
         for _ in range(MOST_PROBES):
-            if not self.space.tiny**0.5 < scale < self.reader.largest_scale:
+            if scale < self.space.tiny**0.5:
                 break
             good, forms, radius = yield from self._try("scale", np.zeros(1, dtype=np.int64), scale)
             size, bar = float(xp.max(xp.abs(forms))), float(xp.max(radius))
             if not bool(good[0]):
+                if silent is not None:
+                    self.reader.learn(*silent)
+                    return
                 scale = scale * 2.0**-10
             elif size > 4 * bar or bar * scale > 0.1:
                 self.reader.learn(xp.reshape(forms, (-1,)), scale)
                 return
             else:
+                silent = (AIM / scale + 0 * xp.reshape(forms, (-1,)), scale)
                 scale = scale * min(2.0**20, 0.5 / (bar * scale))
         raise Unrecoverable(Outcome.WRONG_FAMILY, NO_RESPONSE)
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from keyhole.arrays import Array, to_numpy
+from keyhole.errors import BudgetExhausted
 from keyhole.measure import Measurements, Plan, Signature, sequences
 from keyhole.methods.base import Estimate, Steps
 from keyhole.numerics.logit import rounding
@@ -42,6 +43,9 @@ def certify(estimate: Estimate, signature: Signature, rng: np.random.Generator, 
     with np.errstate(divide="ignore", invalid="ignore"):
         ratios = np.where(errors == 0, 0.0, errors / bars)
         resolution = float(np.sqrt(np.mean(bars**2)) / size) if size > 0 else float("inf")
+        attention = _attention(estimate.params, signature, plans, predictions)
+        if attention > 0 or signature.max_norm is not None:
+            resolution = max(resolution, float(np.sqrt(np.mean(bars**2)) / attention) if attention else float("inf"))
     certificate = Certificate(
         radius=estimate.radius,
         heldout_queries=count,
@@ -55,7 +59,10 @@ def certify(estimate: Estimate, signature: Signature, rng: np.random.Generator, 
     if not np.max(ratios) <= 1.0:  # also when a bar is nan
         outcome, message = yield from _explain_miss(plans, answers, certificate, np.max(bars), signature)
     elif resolution > COARSEST:
-        outcome, message = Outcome.UNCERTIFIED, f"the error bar is {resolution:.2g} of what the answers vary by"
+        outcome, message = (
+            Outcome.UNCERTIFIED,
+            f"the error bar is {resolution:.2g} of what attention does to the answers",
+        )
     else:
         outcome = Outcome.CERTIFIED
         message = f"{count} fresh answers predicted within {certificate.worst_error:.2g}"
@@ -70,7 +77,14 @@ def _explain_miss(
     signature: Signature,
 ) -> Steps[tuple[Outcome, str]]:
     """Ask the same questions again: an oracle that contradicts itself is not of another family."""
-    again: list[Measurements] = yield [replace(plan, first_repeat=1) for plan in plans]
+    miss = (
+        f"fresh answers differ from their predictions by up to {certificate.worst_error:.2g}, "
+        f"where the error bar is {bar:.2g}: the box is not of the assumed family"
+    )
+    try:
+        again: list[Measurements] = yield [replace(plan, first_repeat=1) for plan in plans]
+    except BudgetExhausted:
+        return Outcome.WRONG_FAMILY, miss
     again = [_at_last(answer, signature) for answer in again]
     first, second = _joined([a.values for a in answers]), _joined([a.values for a in again])
     difference = float(np.max(np.abs(first - second)))
@@ -80,10 +94,7 @@ def _explain_miss(
             Outcome.INCONSISTENT,
             f"the same questions asked twice gave answers that differ by {difference:.2g}",
         )
-    return Outcome.WRONG_FAMILY, (
-        f"fresh answers differ from their predictions by up to {certificate.worst_error:.2g}, "
-        f"where the error bar is {bar:.2g}: the box is not of the assumed family"
-    )
+    return Outcome.WRONG_FAMILY, miss
 
 
 def _at_last(answers: Measurements, signature: Signature) -> Measurements:
@@ -112,6 +123,15 @@ def _constant(params: Any, plans: list[Plan]) -> Any:
     """What the answers are whatever the question: predicting that proves nothing."""
     bias = getattr(params, "output_bias", None)
     return 0.0 if bias is None else np.tile(np.ravel(to_numpy(bias)), sum(plan.count for plan in plans))
+
+
+def _attention(params: Any, signature: Signature, plans: list[Plan], predictions: Any) -> float:
+    """What attention contributes to the answers: error bars as large as that say nothing of the score matrix."""
+    if not hasattr(params, "without_attention"):
+        return float("inf")
+    tokens = [plan.tokens(0, plan.count, signature.space, signature.width) for plan in plans]
+    flat = _joined([params.without_attention()(each) for each in tokens])
+    return float(np.sqrt(np.mean((predictions - flat) ** 2)))
 
 
 def _norm(params: Any, signature: Signature, logit_size: float | None) -> float:

@@ -45,6 +45,8 @@ def read_score_entrywise(signature: Signature, value: Value, rng: np.random.Gene
     """The score matrix with a small relative error in every entry, zeros included."""
     if signature.max_norm is not None:
         raise UsageError("entrywise accuracy needs tokens of any norm: leave out max_norm, or entrywise=True")
+    if signature.max_length is not None and signature.max_length < 3:
+        raise UsageError("entrywise accuracy needs sequences of three tokens: raise max_length, or leave out entrywise")
     shows_bias, _ = yield from look_for_score_bias(signature, value, rng)
     if shows_bias:
         raise Unrecoverable(

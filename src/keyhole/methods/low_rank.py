@@ -28,8 +28,8 @@ def low_rank(signature: Signature, rng: np.random.Generator, *, tolerance: float
     here r(2d − r) + d + 6 adaptive ones do, one for each number that determines it, and r is not given.
     With `tolerance`, singular values below that fraction of the whole are left out, and the radius says so.
     """
-    if not 0 <= tolerance < 1:
-        raise UsageError(f"tolerance must be at least 0 and below 1, not {tolerance}")
+    if not isinstance(tolerance, int | float) or not 0 <= tolerance < 1:
+        raise UsageError(f"tolerance must be at least 0 and below 1, not {tolerance!r}")
     refuse_single_tokens(signature)
     if signature.positions == "all":
         return (yield from last_only(low_rank(signature.but(positions="last"), rng, tolerance=tolerance)))

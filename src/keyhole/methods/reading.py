@@ -19,6 +19,8 @@ CLEAR_ENOUGH = 1e-3
 WORST_STRAIN = 100.0
 # How much smaller.
 SHRINK = 2.0**-6
+# A norm bound beyond this is as good as none, and longer tokens would only make the last ones vanish.
+LONGEST = 2.0**100
 # What the score bias adds to a logit is kept within this, by shorter tokens where it attracts them ...
 REACH = 1.0
 # ... and the errors of tokens orthogonal to it below this many eps.
@@ -84,6 +86,8 @@ class FormReader(ScaleKeeper):
         self.bias_norm = 0.0 if bias is None else float(xp.linalg.vector_norm(bias.vector))
         # Tokens stay clear of overflow, also their products and after they met the value vector.
         room = min(space.huge**0.45, 2.0**-24 * space.huge / max(1.0, self.value_norm))
+        if signature.max_norm is not None:
+            room = min(room, LONGEST)
         self.longest = min(signature.norm_limit, room)
         # Where norms are free and logits bilinear, the first token is so long that the last one does nothing else.
         self.levered = signature.max_norm is None and bias is None
@@ -224,7 +228,7 @@ class FormReader(ScaleKeeper):
         first = self._first_norm(scale)
         span = first * self.value_norm / math.sqrt(self.signature.width)
         errors = first * (rounding(self.signature.space) * self.value_norm + self.value_radius)
-        return 4 * (errors + self._noise(self.signature.noise.radius)) / span
+        return 4 * (errors + self._noise(self.signature.noise.radius)) / span if span > 0 else math.inf
 
     def _noise(self, answer_radius: float) -> float:
         """What an answer is off by, whatever the tokens: its own noise and that of the output bias."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from keyhole.errors import KeyholeError
+from keyhole.errors import KeyholeError, UsageError
 from keyhole.measure import Measurements, Signature
 from keyhole.methods.base import Estimate, Method, Steps, retold
 from keyhole.methods.directions import Draft, Score, read_score
@@ -37,6 +37,8 @@ def single_head(signature: Signature, rng: np.random.Generator, *, entrywise: bo
 
     Assumes what `ASSUMPTIONS` says; a zero value is reported as not identifiable.
     """
+    if not isinstance(entrywise, bool):
+        raise UsageError(f"entrywise must be true or false, not {entrywise!r}")
     refuse_single_tokens(signature)
     if signature.positions == "all":
         return (yield from _observe_all(signature, rng, entrywise))
@@ -92,6 +94,10 @@ def read_logits_along(
 ) -> Steps[tuple[ScoreBias | None, Score]]:
     """The score matrix from the one combination of the outputs that says most."""
     direction = outputs.turn[:, 0]
+    if options.get("entrywise"):
+        # One output as it is: the rounding of a combination would drown small values.
+        largest = int(signature.space.xp.argmax(outputs.error))
+        direction = signature.space.eye(outputs.error.shape[0])[:, largest]
     # Noise that is not independent between outputs may add up.
     total = float(signature.space.xp.sum(signature.space.xp.abs(direction)))
     stretch = 1.0 if signature.noise.kind == "gaussian" else total
@@ -146,8 +152,10 @@ def estimated(
         if biased:
             params = replace(params, score_bias=bias.vector)
             bound += -(-width // per_query)
+    if bool(signature.space.xp.any(value.bias_radius > 0)):
+        radius = replace(radius, output_bias=value.bias_radius)
     if value.biased:
-        params, radius = replace(params, output_bias=value.bias), replace(radius, output_bias=value.bias_radius)
+        params = replace(params, output_bias=value.bias)
         bound += 1
     return Estimate(
         params=params,

@@ -43,7 +43,7 @@ def read_value(signature: Signature) -> Steps[Value]:
     """
     space, xp = signature.space, signature.space.xp
     norm = LOUD if signature.noise.kind != "exact" else CLEAR
-    norm = norm if signature.max_norm is None else floor_power(signature.norm_limit)
+    norm = norm if signature.max_norm is None else floor_power(min(LOUD, signature.norm_limit))
     tokens = xp.concat([space.zeros(1, signature.width), norm * space.eye(signature.width)])
     answers: Measurements = yield Plan("value", signature.width + 1, [[Term(Rows(tokens))]])
     bias = answers.values[0, ...]
@@ -54,16 +54,18 @@ def read_value(signature: Signature) -> Steps[Value]:
     bias = xp.where(shows, bias, xp.zeros_like(bias))
     vector = (answers.values[1:, ...] - bias) / norm
     rounded = space.eps * (xp.abs(answers.values[1:, ...]) + xp.abs(bias))
-    return Value(vector, (rounded + 2 * answers.radius + space.tiny) / norm, bias, bias_radius)
+    return Value(vector, (rounded + answers.radius + bias_radius + space.tiny) / norm, bias, bias_radius)
 
 
 def refuse_zero_value(signature: Signature, value: Value) -> None:
     """End where nothing can be known."""
     xp = signature.space.xp
     if bool(xp.all(xp.abs(value.vector) <= value.radius)):
+        if signature.noise.kind != "exact":
+            raise Unrecoverable(Outcome.TOO_NOISY, "the value vector cannot be told from zero in the declared noise")
         raise Unrecoverable(
             Outcome.NOT_IDENTIFIABLE,
-            "the value vector is zero, so every answer is zero whatever the score matrix: it cannot be known",
+            "the value vector is zero, so every answer is the same whatever the score matrix: it cannot be known",
         )
 
 

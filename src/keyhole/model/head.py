@@ -28,6 +28,9 @@ class SingleHead:
     family: ClassVar[str] = "single-head"
 
     def __post_init__(self) -> None:
+        for name in ("score", "value", "score_bias", "output_bias"):
+            if getattr(self, name) is not None and not hasattr(getattr(self, name), "ndim"):
+                raise UsageError(f"SingleHead.{name} must be an array, not {type(getattr(self, name)).__name__}")
         if self.score.ndim != 2 or self.value.ndim not in (1, 2) or 0 in self.score.shape + self.value.shape:
             raise UsageError(
                 f"SingleHead needs a score (width, width) and a value (width,) or (width, outputs), "
@@ -55,6 +58,10 @@ class SingleHead:
     def outputs(self) -> int | None:
         """Numbers per answer; None when the answer is a plain number."""
         return int(self.value.shape[1]) if self.value.ndim == 2 else None
+
+    def without_attention(self) -> SingleHead:
+        """The same head with all tokens weighing the same."""
+        return SingleHead(0 * self.score, self.value, None, self.output_bias)
 
     def arrays(self) -> dict[str, Array]:
         """The parameters that are present, by name."""
