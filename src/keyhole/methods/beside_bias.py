@@ -20,8 +20,6 @@ from keyhole.recovery import Outcome
 
 # Norms at which a score bias is looked for.
 SHORTEST, LONGEST = 2.0**-100, 2.0**100
-# A scale beyond this many times the square of the first tokens' norm lets last tokens mix in more ways than one.
-STRONGEST_COUPLING = 2.0
 # Steps of Newton's method for the last tokens' own forms; they converge in a handful or not at all.
 NEWTON_STEPS = 50
 
@@ -79,8 +77,8 @@ def _bias_norm(reader: BundleReader) -> Steps[float]:
     raise Unrecoverable(Outcome.WRONG_FAMILY, NO_BIAS)
 
 
-def read_beside_bias(reader: BundleReader, rng: np.random.Generator) -> Steps[Score | None]:
-    """The score matrix beside a score bias that the reader knows; None where the bias is too strong for that."""
+def read_beside_bias(reader: BundleReader, rng: np.random.Generator) -> Steps[Score]:
+    """The score matrix beside a score bias that the reader knows."""
     return (yield from _BesideBias(reader, rng).run())
 
 
@@ -106,12 +104,9 @@ class _BesideBias:
         self.rows_bias = reader.rows.vectors @ reader.bias.vector
         self.forms, self.radius = space.zeros(width, width), space.zeros(width, width)  # (directions, rows)
 
-    def run(self) -> Steps[Score | None]:
+    def run(self) -> Steps[Score]:
         """Find the scale, read all directions, assemble."""
         yield from self._find_scale()
-        longest = float(self.space.xp.max(self.reader.first_norms(self.reader.scale)))
-        if self.reader.used < self.width and self.reader.scale > STRONGEST_COUPLING * longest**2:
-            return None
         done = 0
         while done < self.width:
             stop = min(max(1, 2 * done), self.width)

@@ -20,13 +20,8 @@ from keyhole.numerics.rotation import random_orthogonal
 from keyhole.recovery import Outcome
 
 
-def read_bundled(
-    signature: Signature, value: Value, rng: np.random.Generator
-) -> Steps[tuple[ScoreBias | None, Score | None]]:
-    """Score bias and score matrix of a head with several outputs, ρ forms per query.
-
-    No score where a bias is so strong that answers of less than full rank do not tell what the last token adds.
-    """
+def read_bundled(signature: Signature, value: Value, rng: np.random.Generator) -> Steps[tuple[ScoreBias | None, Score]]:
+    """Score bias and score matrix of a head with several outputs, ρ forms per query."""
     reader = BundleReader(signature, value, rng)
     right = random_orthogonal(signature.space, rng, signature.width)
     try:

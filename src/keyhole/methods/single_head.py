@@ -79,13 +79,11 @@ def _read_vector(
     """Several logits per query where tokens may be long, else one, from the combination of outputs that says most."""
     outputs = choose_outputs(signature.space, value.vector, even=signature.noise.kind == "exact")
     details: dict[str, Any] = {"output_rank": outputs.rank, "outputs_used": outputs.used}
-    bias: ScoreBias | None = None
     free = signature.max_norm is None and signature.noise.kind == "exact" and not entrywise
     if free and outputs.used > 1 and (signature.max_length or math.inf) >= outputs.used + outputs.used**0.5 + 1:
-        bias, packed = yield from read_bundled(signature, value, rng)
-        if packed is not None:
-            return bias, packed, details
-    bias, score = yield from read_logits_along(signature, value, rng, draft, outputs, entrywise=entrywise, bias=bias)
+        bias, score = yield from read_bundled(signature, value, rng)
+        return bias, score, details
+    bias, score = yield from read_logits_along(signature, value, rng, draft, outputs, entrywise=entrywise)
     return bias, score, {**details, "outputs_used": 1}
 
 
@@ -116,21 +114,17 @@ def read_logits(
     *,
     entrywise: bool = False,
     tolerance: float = 0.0,
-    bias: ScoreBias | None = None,
 ) -> Steps[tuple[ScoreBias | None, Score]]:
-    """The score matrix from single numbers, after the score bias where one shows and is not known yet."""
+    """The score matrix from single numbers, after the score bias where one shows."""
     if entrywise:
         return None, (yield from read_score_entrywise(signature, value, rng))
-    shows, hidden = False, 0.0
-    if bias is None:
-        shows, hidden = yield from bias_that_shows(signature, value, rng)
-    if bias is None and not shows:
+    shows, hidden = yield from bias_that_shows(signature, value, rng)
+    if not shows:
         score = yield from read_score(FormReader(signature, value, hidden_bias=hidden), rng, draft, tolerance)
         if score is not None:
             nothing = signature.space.zeros(signature.width)
             return ScoreBias(nothing, nothing + max(hidden, score.hidden_bias)), score
-    if bias is None:
-        bias = yield from read_score_bias(signature, value, rng)
+    bias = yield from read_score_bias(signature, value, rng)
     score = yield from read_score(FormReader(signature, value, bias), rng, draft, tolerance)
     assert score is not None  # a reader that knows the bias is not levered
     return bias, score
