@@ -53,6 +53,7 @@ class Certificate:
     """What was checked at the end, and how sure the parameters are."""
 
     radius: Any = None  # container of the parameters' type holding entrywise radii; None where unknown
+    standard_error: Any = None  # the same for standard errors, where errors are random
     heldout_queries: int = 0
     worst_error: float = float("nan")  # largest |prediction − answer|
     worst_ratio: float = float("nan")  # largest |prediction − answer| over its error bar; certified iff ≤ 1

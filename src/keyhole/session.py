@@ -20,6 +20,7 @@ from keyhole.measure import Measurements, Plan
 from keyhole.methods import AUTO, METHODS, Estimate, Method, Steps, Unrecoverable
 from keyhole.methods.base import Found
 from keyhole.methods.certify import Judgement, certify
+from keyhole.methods.noise import measure_noise
 from keyhole.oracles import Oracle
 from keyhole.progress import Bar, Observer, Silent, wants_bar
 from keyhole.recovery import Certificate, Outcome, Recovery, Stats
@@ -46,6 +47,7 @@ class Session:
         observer: Observer | None = None,
     ) -> None:
         self.oracle = oracle
+        self.signature = oracle.signature  # what is known of it: measured noise is added
         self.budget = budget
         self.journal = journal
         self.observer = observer or Silent()
@@ -94,14 +96,15 @@ class Session:
         plan, answers = self._first
         count = int(min(CONTRADICTION_QUERIES, plan.count, self.left))
         some = replace(plan, stage="held-out", first_repeat=plan.first_repeat + plan.repeats)
-        space, signature = self.oracle.signature.space, self.oracle.signature
+        space, noise = self.signature.space, self.signature.noise
         try:
             again = self._answers(some, some.first_repeat, count)
         except (BudgetExhausted, OracleError):
             return 0.0
         difference = float(space.xp.max(space.xp.abs(again - answers[:count, ...])))
-        noise = 4 * signature.noise.radius + 64 * space.eps * float(space.xp.max(space.xp.abs(answers)))
-        return difference if difference > noise else 0.0
+        relative = 64 * space.eps + 4 * noise.relative
+        allowed = 4 * noise.radius + relative * float(space.xp.max(space.xp.abs(answers)))
+        return difference if difference > allowed else 0.0
 
     def _reply(self, request: Plan | Sequence[Plan]) -> Measurements | list[Measurements]:
         if isinstance(request, Plan):
@@ -116,7 +119,7 @@ class Session:
         if plan.repeats > 1:
             values = (values + sum(self._answers(plan, repeat) for repeat in repeats[1:])) / plan.repeats
         self._first = self._first or (plan, values)
-        noise = self.oracle.signature.noise
+        noise = self.signature.noise
         shrink = plan.repeats**0.5 if noise.kind == "gaussian" else 1.0
         return Measurements(values, noise.radius / shrink)
 
@@ -134,16 +137,16 @@ class Session:
             if answers is not None:
                 pieces.append(self._replayed(plan, answers))
                 done += answers.shape[0]
-        return pieces[0] if len(pieces) == 1 else self.oracle.signature.space.xp.concat(pieces)
+        return pieces[0] if len(pieces) == 1 else self.signature.space.xp.concat(pieces)
 
     def _replayed(self, plan: Plan, answers: Any) -> Array:
         self._afford(plan, len(answers))
         self._count(plan, len(answers), new=False)
-        return self._same_shape(self.oracle.signature.space.asarray(answers), plan)
+        return self._same_shape(self.signature.space.asarray(answers), plan)
 
     def _ask(self, plan: Plan, repeat: int, start: int, stop: int) -> Array:
         """Ask the next batch of a slice; what was answered is kept before anything else happens."""
-        signature = self.oracle.signature
+        signature = self.signature
         stop = min(stop, start + self._batch(plan), start + self._afford(plan, 1))
         tokens = plan.tokens(start, stop, signature.space, signature.width, self._room(plan, stop - start))
         began = perf_counter()
@@ -160,18 +163,18 @@ class Session:
         Fresh memory costs a page fault for every 4 KiB, which is more than writing the tokens. Only NumPy
         tells who holds an array: a view of a torch tensor does not count as a reference to it.
         """
-        if not array_api_compat.is_numpy_namespace(self.oracle.signature.space.xp):
+        if not array_api_compat.is_numpy_namespace(self.signature.space.xp):
             return None
-        size = count * plan.length * self.oracle.signature.width
+        size = count * plan.length * self.signature.width
         if self._memory is None or self._memory.shape[0] < size or getrefcount(self._memory) > UNSHARED:
-            self._memory = self.oracle.signature.space.zeros(size)
+            self._memory = self.signature.space.zeros(size)
         return self._memory[:size]
 
     def _batch(self, plan: Plan) -> int:
-        space = self.oracle.signature.space
+        space = self.signature.space
         room = CPU_BATCH_BYTES if space.on_cpu else GPU_BATCH_BYTES
-        fitting = max(1, room // (space.itemsize * plan.length * self.oracle.signature.width))
-        return min(fitting, self.oracle.signature.batch_limit or fitting)
+        fitting = max(1, room // (space.itemsize * plan.length * self.signature.width))
+        return min(fitting, self.signature.batch_limit or fitting)
 
     def _afford(self, plan: Plan, wanted: int) -> int:
         """Queries left; BudgetExhausted when they are fewer than wanted."""
@@ -188,7 +191,7 @@ class Session:
         self.observer.answered(queries, new=new)
 
     def _same_shape(self, answers: Array, plan: Plan) -> Array:
-        leading = 1 if self.oracle.signature.positions == "last" else 2
+        leading = 1 if self.signature.positions == "last" else 2
         outputs = tuple(answers.shape[leading:])
         if self._outputs is None:
             self._outputs = outputs
@@ -274,11 +277,15 @@ def _recover(
     certificate = Certificate()
     cause: Exception | None = None
     used = 0
+    details: dict[str, Any] = {}
     try:
-        estimate = session.run(method.run(session.oracle.signature, _stream(seed, "method"), **options))
+        if session.signature.noise.kind == "measure":
+            details = _measure_noise(session, seed)
+        budget = session.left - heldout
+        estimate = session.run(method.steps(session.signature, _stream(seed, "method"), budget, **options))
         params, certificate = (
             estimate.params,
-            Certificate(radius=estimate.radius, assumptions=estimate.assumptions),
+            _unchecked(estimate),
         )
         used = session.queries
         judgement = _certified(session, estimate, seed, heldout)
@@ -303,9 +310,20 @@ def _recover(
         seconds=perf_counter() - began,
         oracle_seconds=session.oracle_seconds,
         stages={stage: count for stage, count in session.stages.items() if stage != "held-out"},
-        details=estimate.details if estimate else {},
+        details={**details, **(estimate.details if estimate else {})},
     )
     return Recovery(outcome, message, params, certificate, stats, method.name), cause
+
+
+def _unchecked(estimate: Estimate) -> Certificate:
+    return Certificate(estimate.radius, estimate.standard_error, assumptions=estimate.assumptions)
+
+
+def _measure_noise(session: Session, seed: int) -> dict[str, Any]:
+    """Find out how answers err, and from then on count on it."""
+    found = session.run(measure_noise(session.signature, _stream(seed, "noise")))
+    session.signature = session.signature.but(noise=found.noise)
+    return {"noise": str(found.noise), "noise_evidence": found.evidence, "noise_queries": session.queries}
 
 
 def _stream(seed: int, purpose: str) -> np.random.Generator:
@@ -317,7 +335,7 @@ def _certified(session: Session, estimate: Estimate, seed: int, heldout: int) ->
     """Fresh questions, from numbers the method has not seen, as many as wanted and affordable."""
     count = int(min(heldout, session.left))
     if count < 1:
-        nothing = Certificate(radius=estimate.radius, assumptions=estimate.assumptions)
+        nothing = _unchecked(estimate)
         message = f"the budget of {session.budget} queries left none for the certificate"
         return Judgement(Outcome.UNCERTIFIED, message, nothing)
-    return session.run(certify(estimate, session.oracle.signature, _stream(seed, "held-out"), count))
+    return session.run(certify(estimate, session.signature, _stream(seed, "held-out"), count))

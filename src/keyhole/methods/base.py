@@ -6,8 +6,10 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+import numpy as np
+
 from keyhole.errors import KeyholeError
-from keyhole.measure import Measurements, Plan
+from keyhole.measure import Measurements, Plan, Signature
 from keyhole.recovery import Outcome
 
 Found = TypeVar("Found")
@@ -31,6 +33,7 @@ class Estimate:
     params: Any
     radius: Any  # container of the same type: entrywise radii
     counting_bound: int
+    standard_error: Any = None  # of the same type, where errors are random and their size is known
     assumptions: tuple[str, ...] = ()
     details: Mapping[str, Any] = field(default_factory=dict)
 
@@ -43,6 +46,14 @@ class Method:
     summary: str
     run: Callable[..., Steps[Estimate]]
     options: Mapping[str, str] = field(default_factory=dict)  # name -> what it does
+    # Robust learners are told what the noise is, dtype included, and how many queries they may spend.
+    robust: bool = False
+
+    def steps(self, signature: Signature, rng: np.random.Generator, budget: float, **options: Any) -> Steps[Estimate]:
+        """The generator, told what it needs to know."""
+        if self.robust:
+            return self.run(signature, rng, budget=budget, **options)
+        return self.run(signature.as_coarse(), rng, **options)
 
 
 def retold(steps: Steps[Found], change: Callable[[Measurements], Measurements]) -> Steps[Found]:

@@ -48,6 +48,7 @@ def certify(estimate: Estimate, signature: Signature, rng: np.random.Generator, 
             resolution = max(resolution, float(np.sqrt(np.mean(bars**2)) / attention) if attention else float("inf"))
     certificate = Certificate(
         radius=estimate.radius,
+        standard_error=estimate.standard_error,
         heldout_queries=count,
         worst_error=float(np.max(errors)),
         worst_ratio=float(np.max(ratios)),
@@ -88,7 +89,8 @@ def _explain_miss(
     again = [_at_last(answer, signature) for answer in again]
     first, second = _joined([a.values for a in answers]), _joined([a.values for a in again])
     difference = float(np.max(np.abs(first - second)))
-    allowed = 4 * signature.noise.radius + 64 * signature.space.eps * float(np.max(np.abs(first)))
+    relative = 64 * signature.space.eps + 4 * signature.noise.relative
+    allowed = 4 * signature.noise.radius + relative * float(np.max(np.abs(first)))
     if difference > allowed:
         return (
             Outcome.INCONSISTENT,
@@ -147,7 +149,8 @@ def _predict(estimate: Estimate, signature: Signature, plans: list[Plan]) -> tup
         tokens = plan.tokens(0, plan.count, signature.space, signature.width)
         predictions.append(estimate.params(tokens))
         bars.append(estimate.params.error_bar(estimate.radius, tokens, rounding(signature.space)))
-    return _joined(predictions), _joined(bars) + signature.noise.radius
+    joined = _joined(predictions)
+    return joined, _joined(bars) + signature.noise.radius + signature.noise.relative * np.abs(joined)
 
 
 def _joined(arrays: list[Array]) -> Any:

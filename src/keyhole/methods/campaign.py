@@ -1,0 +1,436 @@
+"""Noisy questions about pairs ±x beside a last token, kept together with what they say: the work of `gaussian`."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from keyhole.arrays import Space, to_numpy
+from keyhole.measure import GAUSSIAN_DEVIATIONS, Measurements, Plan, Rows, Signature, Term
+from keyhole.methods.base import Estimate, Steps, Unrecoverable
+from keyhole.model import SingleHead
+from keyhole.numerics.likelihood import Fit, Frame, Pairs, Point, fit
+from keyhole.numerics.logit import rounding
+from keyhole.numerics.balance import Floats, Integers, best_pairs, pair_rows, universal_floor
+from keyhole.numerics.rotation import random_orthogonal
+from keyhole.recovery import Outcome
+
+ASSUMPTIONS = (
+    "the box computes one softmax head over its raw tokens, read at the last position",
+    "errors of answers are independent and normal, of the declared standard deviation",
+)
+
+# The first questions of the first pass show how large logits are; the others are adapted to that.
+PROBES = 32
+# Root mean square of y/(x·v) up to which balanced pairs are near their best, and what larger ones are brought to.
+LARGEST_RESPONSE = 0.5
+RESPONSE_AIM = 0.4
+SHRINK = 2.0**-3
+# Beyond this, a response is no more than a sign.
+LARGEST_RESPONSE_READ = 0.9
+MOST_PROBES = 12
+# A bias shows when an answer that would be zero without it is this many standard deviations away.
+BIAS_DEVIATIONS = 4.5
+# Squared residuals may exceed what is expected by this many standard deviations.
+MISFIT_DEVIATIONS = 6.0
+# What keeps the covariance of nearly equal pairs invertible, relative to its diagonal.
+JITTER = 1e-9
+
+
+class Campaign(ABC):
+    """What has been asked so far, and what it says. A subclass says which pairs make a pass."""
+
+    rank: int | None = None  # of the score matrix, where it is known
+    assumptions: tuple[str, ...] = ASSUMPTIONS
+
+    def __init__(self, signature: Signature, rng: np.random.Generator, copies: int) -> None:
+        self.signature, self.rng, self.width = signature, rng, signature.width
+        self.max_norm = signature.norm_limit
+        room = (signature.max_length or math.inf) - 1
+        self.copies = int(min(2 * copies, room - room % 2 if room > 1 else 1)) if room < math.inf else 2 * copies
+        self.asked = 0
+        self.value_repeats = 0
+        self.answers: Floats = np.zeros(0)
+        self.parts: list[Pairs] = []
+        self.fitted: Fit | None = None
+        self.score_bias = False
+
+    @abstractmethod
+    def ask_first_pass(self) -> Steps[None]:
+        """Enough to determine the score matrix."""
+
+    @abstractmethod
+    def start(self, frame: Frame) -> Point:
+        """Near enough to the best fit of the first pass for Gauss–Newton."""
+
+    @abstractmethod
+    def next_pass(self) -> tuple[Integers, Integers]:
+        """Rows and columns of the pairs that say most, now that something is known; may add to the tables."""
+
+    @property
+    @abstractmethod
+    def pass_size(self) -> int:
+        """Pairs of a pass."""
+
+    @property
+    @abstractmethod
+    def counting_bound(self) -> int:
+        """Numbers that determine score matrix and value."""
+
+    # --- what is asked -----------------------------------------------------------------------------------------
+
+    def ask_value(self, repeats: int) -> Steps[None]:
+        """The zero token and B·e_i, some times more."""
+        space = self.signature.space
+        tokens = space.xp.concat([space.zeros(1, self.width), self.max_norm * space.eye(self.width)])
+        plan = Plan("value", self.width + 1, [[Term(Rows(tokens))]], repeats, self.value_repeats)
+        found: Measurements = yield plan
+        answers, self.many = _matrix(found), found.values.ndim == 2
+        total = self.value_repeats + repeats
+        before = self.answers * (self.value_repeats / total) if self.value_repeats else 0.0
+        self.answers, self.value_repeats = before + answers * (repeats / total), total
+        self.asked += plan.count * repeats
+
+    def settle(self) -> None:
+        """Choose the pairs, now that the value is known."""
+        signature = self.signature
+        noise = signature.noise.deviation
+        plain = (self.answers[1:] - self.answers[0]) / self.max_norm
+        # The oracle's own arithmetic errs too, by about so much for tokens as long as they may be.
+        own = rounding(signature.space) / 8 * self.max_norm * float(np.max(np.linalg.norm(plain, axis=0)))
+        self.noise = math.hypot(noise, own)
+        sure = self.noise / math.sqrt(self.value_repeats)
+        self.biased = bool(np.any(np.abs(self.answers[0]) > BIAS_DEVIATIONS * sure))
+        value = self.value(self.biased)
+        if not np.any(np.abs(value) > GAUSSIAN_DEVIATIONS * sure / self.max_norm):
+            outcome = Outcome.TOO_NOISY if noise > 0 else Outcome.NOT_IDENTIFIABLE
+            raise Unrecoverable(outcome, "the value vector cannot be told from zero in the declared noise")
+        self.scalar = value.shape[1] == 1
+        self.rows, self.looks = np.zeros((0, self.width)), np.zeros((0, value.shape[1]))
+        self.add_rows(pair_rows(value, self.rng))
+        self.columns = to_numpy(random_orthogonal(signature.space, self.rng, self.width)).astype(np.float64)
+
+    def add_rows(self, rows: Floats) -> Integers:  # (n, width) -> (n,)
+        """Add pairs to the table, and return their places there."""
+        seen = rows @ self.value(self.biased)  # (n, outputs)
+        if self.scalar:
+            rows, seen = rows * np.sign(seen), np.abs(seen)
+        # Of several outputs each pair is read along the one combination in which it moves.
+        looks = seen / np.linalg.norm(seen, axis=1, keepdims=True)
+        before = self.rows.shape[0]
+        self.rows, self.looks = np.concatenate([self.rows, rows]), np.concatenate([self.looks, looks])
+        return np.arange(before, before + rows.shape[0])
+
+    def add_columns(self, columns: Floats) -> Integers:  # (n, width) -> (n,)
+        """Add directions of last tokens to the table, and return their places there."""
+        before = self.columns.shape[0]
+        self.columns = np.concatenate([self.columns, columns])
+        return np.arange(before, before + columns.shape[0])
+
+    def value(self, biased: bool) -> Floats:  # (width, outputs)
+        """The value as the one-token queries have it."""
+        bias = self.answers[0] if biased else np.zeros_like(self.answers[0])
+        return np.asarray((self.answers[1:] - bias) / self.max_norm)
+
+    def ask_null_column(self) -> Steps[None]:
+        """Pairs beside a zero token: without score bias they answer nothing."""
+        every = np.arange(self.width)
+        half = self._half(self.width)
+        pairs = Pairs(every, 0 * every, np.zeros(self.width), half, self._minus(half))
+        yield from self._ask("score bias", pairs, 1, 0)
+        answers = self._without_bias(self.parts[-1])
+        bar = self.noise * math.sqrt(1 + (1 / self.value_repeats if self.biased else 0.0))
+        scatter = float(np.sum((answers / bar) ** 2))
+        large = bool(np.any(np.abs(answers) > BIAS_DEVIATIONS * bar))
+        self.score_bias = large or scatter > self.width + BIAS_DEVIATIONS * math.sqrt(2 * self.width)
+
+    def ask_probing(self, row: Integers, column: Integers) -> Steps[float]:  # (n,), (n,)
+        """Ask pairs, after a few that show how long last tokens should be, which is returned."""
+        norm = self.max_norm
+        done = 0
+        for _ in range(MOST_PROBES):
+            stop = min(done + PROBES, row.size)
+            yield from self.ask_plain("scale", row[done:stop], column[done:stop], norm)
+            response = self._response(self.parts[-1])
+            done = stop
+            if response <= LARGEST_RESPONSE or done == row.size:
+                break
+            # atanh of a response near one says little: then a large step.
+            norm *= RESPONSE_AIM / math.atanh(response) if response < 0.8 else SHRINK
+        if done < row.size:
+            yield from self.ask_plain("forms", row[done:], column[done:], norm)
+        return norm
+
+    def _response(self, pairs: Pairs) -> float:
+        """Root mean square of answers over values, less what noise adds."""
+        size, answers = self.max_norm * self._worth()[pairs.row], self._without_bias(pairs)
+        square = float(np.mean((answers / size) ** 2 - (self.noise / size) ** 2))
+        return min(math.sqrt(max(square, 0.0)), 1.0)
+
+    def ask_again(self, repeats: float) -> Steps[None]:
+        """All pairs as the fit says they are best asked: whole passes, half of each sign, and part of one more."""
+        whole = int(repeats)
+        pairs = self._best()
+        for sign, count in ((1.0, (whole + 1) // 2), (-1.0, whole // 2)):
+            if count:
+                yield from self._ask("forms", self._signed(pairs, sign), count, 0)
+        some = round((repeats - whole) * pairs.row.size)
+        if some:
+            chosen = pairs.picked(self.rng.permutation(pairs.row.size)[:some])
+            yield from self._ask("forms", self._signed(chosen, -1.0 if whole % 2 else 1.0), 1, whole)
+        missing = int(self._passes()) - self.value_repeats
+        if missing > 0:
+            yield from self.ask_value(missing)
+
+    @staticmethod
+    def _signed(pairs: Pairs, sign: float) -> Pairs:
+        """The same with the last token turned round, which turns the pair's logit too."""
+        return pairs if sign > 0 else replace(pairs, norm=-pairs.norm, plus=pairs.minus, minus=pairs.plus)
+
+    def _best(self) -> Pairs:
+        """Norms and copies for which each pair says most, at the fit so far."""
+        row, column = self.next_pass()
+        point, last_values = self.best().point, self.columns @ self.value(self.biased) @ self.looks.T
+        seen = self.columns @ point.score.T  # (columns, width)
+        norm, plus, minus = best_pairs(
+            self.max_norm * (seen @ self.rows.T)[column, row],
+            self.max_norm * (self.rows @ point.score_bias)[row],
+            np.sum(seen * self.columns, axis=1)[column],
+            (self.columns @ point.score_bias)[column],
+            self.max_norm * self._worth()[row],
+            last_values[column, row],
+            self.max_norm,
+            self.copies,
+        )
+        return Pairs(row, column, norm, plus, minus)
+
+    def ask_plain(self, stage: str, row: Integers, column: Integers, norm: float) -> Steps[None]:
+        """Ask pairs with as many copies of either sign."""
+        half = self._half(row.size)
+        yield from self._ask(stage, Pairs(row, column, np.full(row.size, norm), half, self._minus(half)), 1, 0)
+
+    def _half(self, count: int) -> Floats:
+        return np.full(count, float(max(1, self.copies // 2)))
+
+    def _minus(self, plus: Floats) -> Floats:
+        return self.copies - plus
+
+    def _ask(self, stage: str, pairs: Pairs, repeats: int, first_repeat: int) -> Steps[None]:
+        """Ask pairs, and keep what was answered along the outputs they are looked at."""
+        space = self.signature.space
+        long, columns = Rows(space.asarray(self.max_norm * self.rows)), Rows(space.asarray(self.columns))
+        row = space.indices(pairs.row)
+        positions = []
+        for place in range(self.copies):
+            sign = space.asarray(np.where(place < pairs.plus, 1.0, -1.0))
+            positions.append([Term(long, row, sign)])
+        positions.append([Term(columns, space.indices(pairs.column), space.asarray(pairs.norm))])
+        found: Measurements = yield Plan(stage, pairs.row.size, positions, repeats, first_repeat)
+        answers = np.sum(_matrix(found) * self.looks[pairs.row], axis=1)
+        self.parts.append(replace(pairs, answer=answers, repeats=np.full(answers.size, float(repeats))))
+        self.asked += pairs.row.size * repeats
+
+    # --- what it says ------------------------------------------------------------------------------------------
+
+    def frame(self, *, wide: bool) -> Frame:
+        """What is fixed in a fit; the wide one has biases even where none shows."""
+        biased = wide or self.biased
+        value = self.value(biased)
+        # Fitted is the value itself, or, of several outputs, what each pair is worth along those it is looked at.
+        tokens, looks = (np.eye(self.width), np.ones((self.width, 1))) if self.scalar else (self.rows, self.looks)
+        known, same = np.sum((tokens @ value) * looks, axis=1), looks @ looks.T
+        sure, sums = self.noise**2 / self.value_repeats, np.sum(tokens, axis=1)
+        covariance = (tokens @ tokens.T) * same / self.max_norm**2
+        covariance = covariance + JITTER * np.diag(np.diag(covariance))
+        bias_map = np.zeros((self.rows.shape[0], 0))
+        if biased:  # the error of the zero token's answer is in every value
+            axes = self._looked_at()
+            bias_map = self.looks @ axes.T
+            covariance = covariance + np.outer(sums, sums) * same / self.max_norm**2
+            cross = -sums[:, None] * (looks @ axes.T) / self.max_norm
+            covariance = np.block([[covariance, cross], [cross.T, np.eye(axes.shape[0])]])
+            known = np.concatenate([known, axes @ self.answers[0]])
+        return Frame(
+            rows=self.rows,
+            columns=self.columns,
+            max_norm=self.max_norm,
+            noise=self.noise,
+            row_map=self.rows if self.scalar else np.eye(self.rows.shape[0]),
+            last_values=(0.0 if self.scalar else 1.0) * (self.columns @ value @ self.looks.T),
+            last_map=self.columns if self.scalar else np.zeros((self.columns.shape[0], self.rows.shape[0])),
+            bias_map=bias_map,
+            known=known,
+            covariance=sure * covariance,
+            score_bias=wide or self.score_bias,
+        )
+
+    def _looked_at(self) -> Floats:  # (biases, outputs)
+        """Orthonormal combinations of the outputs that pairs are looked at along: never more than there are pairs."""
+        _, sizes, right = np.linalg.svd(self.looks, full_matrices=False)
+        return np.asarray(right[sizes > sizes[0] * self.signature.space.eps**0.5])
+
+    def _worth(self) -> Floats:  # (rows,)
+        """What each pair is worth along the outputs it is looked at."""
+        return np.asarray(np.sum((self.rows @ self.value(self.biased)) * self.looks, axis=1))
+
+    def _without_bias(self, pairs: Pairs) -> Floats:  # (n,)
+        """Answers less the output bias, where one shows."""
+        return np.asarray(pairs.answer - (self.looks @ self.answers[0])[pairs.row] * self.biased)
+
+    def fit(self) -> None:
+        """Fit all parameters to all answers."""
+        frame, pairs = self.frame(wide=False), Pairs.joined(self.parts)
+        start = self.start(frame) if self.fitted is None else replace(self.fitted.point, shared=frame.known)
+        try:
+            self.fitted = fit(frame, start, pairs, self.rank)
+        except np.linalg.LinAlgError as error:
+            raise Unrecoverable(Outcome.SATURATED, "the answers do not determine the score matrix") from error
+
+    def best(self) -> Fit:
+        """The fit to all that was asked before the last pass."""
+        assert self.fitted is not None  # every use is behind the first fit
+        return self.fitted
+
+    def forms(self, pairs: Pairs) -> tuple[Floats, Floats]:  # (n,), (width,)
+        """x·W·p one by one, as if last tokens took no part, and x·c of the first pairs where a score bias shows."""
+        share = self.copies / (self.copies + 1)
+        response = self._without_bias(pairs) / (share * self.max_norm * self._worth()[pairs.row])
+        logits = np.arctanh(np.clip(response, -LARGEST_RESPONSE_READ, LARGEST_RESPONSE_READ)) / self.max_norm
+        offset = np.zeros(self.width)
+        if self.score_bias:
+            np.add.at(offset, pairs.row[pairs.norm == 0], logits[pairs.norm == 0])
+        beside = np.linalg.solve(self.rows[: self.width], offset)
+        norm = np.where(pairs.norm == 0, 1.0, pairs.norm)
+        return (logits - (self.rows @ beside)[pairs.row]) / norm, np.asarray(beside)
+
+    def _passes(self) -> float:
+        """Passes so far."""
+        return (sum(float(np.sum(part.repeats)) for part in self.parts) - self.width) / self.pass_size
+
+    def more_passes(self, target_error: float | None, budget: float) -> float:
+        """How many passes more are wanted and can be paid."""
+        left = (budget - self.asked) / (self.pass_size + self.width + 1)
+        error, passes = self.standard_error(), self._passes()
+        if target_error is not None:
+            wanted = 0.0
+            if error > target_error:
+                wanted = max(1.0, math.ceil(passes * ((error / target_error) ** 2 - 1)))
+                # The next passes say more than a pilot did, so it is not counted on for all of them.
+                wanted = min(wanted, max(1.0, 8 * passes)) if self._pilot() else wanted
+            return min(wanted, left) if left >= 1 else 0.0
+        if budget == math.inf:
+            return 1.0 if self._pilot() and len(self.parts) and passes < 1.5 else 0.0
+        return left if left * self.pass_size >= 1 else 0.0
+
+    def _pilot(self) -> bool:
+        """Whether the first pass was asked with shorter last tokens than allowed."""
+        norms = np.abs(np.concatenate([part.norm for part in self.parts]))
+        return bool(np.median(norms[norms > 0]) < 0.9 * self.max_norm)
+
+    def standard_error(self) -> float:
+        """Root mean square of the standard errors of score entries."""
+        return float(np.sqrt(np.mean(self.best().score_variance)))
+
+    def estimate(self, target_error: float | None) -> Estimate:
+        """Parameters, standard errors and radii."""
+        frame, pairs, narrow = self.frame(wide=False), Pairs.joined(self.parts), self.best()
+        self._refuse_misfit(pairs, narrow)
+        # Radii allow for biases that did not show: they are those of a fit that has them, and reach as far as that is.
+        broad = self.frame(wide=True)
+        wide = fit(broad, replace(narrow.point, shared=broad.known), pairs, self.rank)
+        params = self._head(frame, narrow)
+        errors = self._errors(frame, narrow)
+        other, others = self._head(broad, wide), self._errors(broad, wide)
+        radius = SingleHead(
+            *(
+                GAUSSIAN_DEVIATIONS * spread + np.abs(theirs - mine)
+                for mine, theirs, spread in zip(_parts(params), _parts(other), _parts(others), strict=True)
+            )
+        )
+        if not self.score_bias:
+            params, errors = replace(params, score_bias=None), replace(errors, score_bias=None)
+        if not self.biased:
+            params, errors = replace(params, output_bias=None), replace(errors, output_bias=None)
+        space = self.signature.space
+        return Estimate(
+            params=_moved(space, params),
+            radius=_moved(space, radius),
+            standard_error=_moved(space, errors),
+            counting_bound=self.counting_bound + self.width * self.score_bias + self.biased,
+            assumptions=self.assumptions,
+            details=self._details(target_error),
+        )
+
+    def _head(self, frame: Frame, fitted: Fit) -> SingleHead:
+        """The fit as parameters, with all biases."""
+        point, biased = fitted.point, bool(frame.bias_map.shape[1])
+        value = self.value(biased)
+        bias = self.answers[0] if biased else np.zeros_like(self.answers[0])
+        if self.scalar:
+            value = point.shared[: self.width, None]
+            bias = frame.bias_map[0] * point.shared[self.width :] if biased else bias
+        return self._shaped(point.score, value, point.score_bias, bias)
+
+    def _errors(self, frame: Frame, fitted: Fit) -> SingleHead:
+        """Standard errors of all parameters."""
+        own, biased = self.noise / math.sqrt(self.value_repeats), bool(frame.bias_map.shape[1])
+        value = np.full(self.answers[1:].shape, own / self.max_norm * (math.sqrt(2) if biased else 1.0))
+        bias = np.full(self.answers[0].shape, own if biased else 0.0)
+        if self.scalar:
+            shared = np.sqrt(np.diag(fitted.shared_covariance))
+            value, bias = shared[: self.width, None], shared[self.width :] if biased else bias
+        return self._shaped(np.sqrt(fitted.score_variance), value, np.sqrt(fitted.score_bias_variance), bias)
+
+    def _shaped(self, score: Floats, value: Floats, score_bias: Floats, bias: Floats) -> SingleHead:
+        """As the oracle's answers are shaped: one number, or a row of outputs."""
+        return SingleHead(score, value if self.many else value[:, 0], score_bias, bias if self.many else bias[0])
+
+    def _refuse_misfit(self, pairs: Pairs, fitted: Fit) -> None:
+        """End where answers scatter more than their noise explains."""
+        parameters = self.counting_bound - self.width + self.width * self.score_bias
+        freedom = pairs.answer.size - parameters
+        most = freedom + MISFIT_DEVIATIONS * math.sqrt(2 * max(freedom, 1)) + MISFIT_DEVIATIONS**2
+        if fitted.misfit > most:
+            raise Unrecoverable(
+                Outcome.WRONG_FAMILY,
+                f"answers scatter {math.sqrt(fitted.misfit / max(freedom, 1)):.2g} times as much around the best fit "
+                f"as the declared noise of {self.noise:.2g}",
+            )
+
+    def _details(self, target_error: float | None) -> dict[str, Any]:
+        error = self.standard_error()
+        score = self.best().point.score
+        noise_level = 2 * math.sqrt(self.width) * error  # of the largest singular value of noise alone
+        details = {
+            "standard_error": error,
+            "passes": round(self._passes(), 3),
+            "copies": self.copies,
+            "score_bias": self.score_bias,
+            "output_bias": self.biased,
+            "rank_above_noise": int(np.sum(np.linalg.svd(score, compute_uv=False) > noise_level)),
+        }
+        if not self.many:
+            norm = float(np.linalg.norm(self.value(self.biased)))
+            floor = universal_floor(self.width, norm, self.max_norm, self.noise, self.asked)
+            details |= {"floor": floor, "over_floor": error / floor}
+        if target_error is not None:
+            details |= {"target_error": target_error, "target_reached": error <= target_error}
+        return details
+
+
+def _parts(head: SingleHead) -> tuple[Any, ...]:
+    return head.score, head.value, head.score_bias, head.output_bias
+
+
+def _moved(space: Space, head: SingleHead) -> SingleHead:
+    """The same in the oracle's library, dtype and device."""
+    return SingleHead(*(None if part is None else space.asarray(part) for part in _parts(head)))
+
+
+def _matrix(found: Measurements) -> Floats:  # (n, outputs)
+    answers = np.asarray(to_numpy(found.values), dtype=np.float64)
+    return answers if answers.ndim == 2 else answers[:, None]
