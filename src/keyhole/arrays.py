@@ -68,6 +68,7 @@ class Space:
     xp: Any
     dtype: Any
     device: Any
+    coarse: float = 0.0  # spacing of answers that are rounded to fewer digits than the dtype has
 
     @classmethod
     def of(cls, example: Array) -> Space:
@@ -80,9 +81,14 @@ class Space:
         return cls(xp, example.dtype, array_api_compat.device(example))
 
     @cached_property
-    def eps(self) -> float:
-        """Distance from one to the next larger number."""
+    def spacing(self) -> float:
+        """Distance from one to the next larger number of the dtype."""
         return float(self.xp.finfo(self.dtype).eps)
+
+    @cached_property
+    def eps(self) -> float:
+        """Relative spacing of answers: that of the dtype, or a coarser one."""
+        return max(self.spacing, self.coarse)
 
     @cached_property
     def tiny(self) -> float:

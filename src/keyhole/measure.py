@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -18,14 +19,17 @@ PLAN_VERSION = 1
 
 # A Gaussian answer lies within this many standard deviations of the truth, but for one in 1.7 million.
 GAUSSIAN_DEVIATIONS = 5.0
+# Binary digits of the dtypes that answers may be rounded to.
+DIGITS = {"float32": 24, "float16": 11, "bfloat16": 8}
 
 
 @dataclass(frozen=True)
 class Noise:
-    """How an answer may differ from the true value, beyond the rounding of the oracle's dtype."""
+    """How an answer may differ from the true value, beyond the rounding of the oracle's own arithmetic."""
 
-    kind: Literal["exact", "gaussian", "bounded", "rounded"]
-    scale: float = 0.0  # standard deviation, tolerance, or half a unit of the last decimal kept
+    kind: Literal["exact", "gaussian", "bounded", "rounded", "dtype", "measure"]
+    scale: float = 0.0  # standard deviation, tolerance, half a unit of the last decimal, or half a relative spacing
+    name: str = ""  # of the dtype answers are rounded to
 
     @classmethod
     def exact(cls) -> Noise:
@@ -47,10 +51,50 @@ class Noise:
         """Answers are rounded to this many decimals."""
         return cls("rounded", 0.5 * 10.0 ** -int(decimals))
 
+    @classmethod
+    def dtype(cls, name: str) -> Noise:
+        """Answers are rounded to the nearest number of a floating-point dtype, whatever they were computed in."""
+        if name not in DIGITS:
+            raise UsageError(f"unknown dtype {name!r} for noise; known: {', '.join(DIGITS)}")
+        return cls("dtype", 2.0 ** -DIGITS[name], name)
+
+    @classmethod
+    def of(cls, noise: Noise | str | None) -> Noise:
+        """What users may write: a Noise, None for exact answers, or "measure" to find out first."""
+        if noise is None:
+            return cls.exact()
+        if noise == "measure":
+            return cls("measure")
+        if not isinstance(noise, cls):
+            raise UsageError(f"noise must be a Noise such as Noise.gaussian(0.1), or 'measure', not {noise!r}")
+        return noise
+
+    @property
+    def decimals(self) -> int:
+        """Decimals kept, of rounded answers."""
+        return round(-math.log10(2 * self.scale))
+
+    @property
+    def relative(self) -> float:
+        """Largest error over the size of the answer."""
+        return self.scale if self.kind == "dtype" else 0.0
+
     @property
     def radius(self) -> float:
-        """Half-width of an interval around an answer that holds the true value."""
+        """Half-width of an interval around an answer that holds the true value, whatever its size."""
+        if self.kind == "dtype":
+            return 0.0
         return GAUSSIAN_DEVIATIONS * self.scale if self.kind == "gaussian" else self.scale
+
+    def __str__(self) -> str:
+        return {
+            "exact": "exact",
+            "gaussian": f"normal errors of standard deviation {self.scale:.3g}",
+            "bounded": f"errors of at most {self.scale:.3g}",
+            "rounded": f"rounded to {self.decimals if self.kind == 'rounded' else 0} decimals",
+            "dtype": f"rounded to {self.name}",
+            "measure": "to be measured",
+        }[self.kind]
 
     @property
     def spread(self) -> float:
@@ -58,7 +102,7 @@ class Noise:
 
         Rounding errors are uniform, so that their bound is only √3 standard deviations.
         """
-        return self.scale if self.kind == "bounded" else GAUSSIAN_DEVIATIONS * self.deviation
+        return self.radius if self.kind in ("bounded", "dtype") else GAUSSIAN_DEVIATIONS * self.deviation
 
     @property
     def deviation(self) -> float:
@@ -86,8 +130,7 @@ class Signature:
 
     def __post_init__(self) -> None:
         _at_least_one("width", self.width)
-        if not isinstance(self.noise, Noise):
-            raise UsageError(f"noise must be a Noise such as Noise.gaussian(0.1), not {self.noise!r}")
+        Noise.of(self.noise)
         for name in ("max_length", "batch_limit"):
             if getattr(self, name) is not None:
                 _at_least_one(name, getattr(self, name))
@@ -99,11 +142,17 @@ class Signature:
     @property
     def norm_limit(self) -> float:
         """Longest token that may be made: `max_norm` with room for the rounding of its making."""
-        return np.inf if self.max_norm is None else self.max_norm * (1 - 64 * self.space.eps)
+        return np.inf if self.max_norm is None else self.max_norm * (1 - 64 * self.space.spacing)
 
     def but(self, **changes: Any) -> Signature:
         """The same signature with some fields changed."""
         return replace(self, **changes)
+
+    def as_coarse(self) -> Signature:
+        """The same for a method that knows no rounding but that of the dtype: answers have fewer digits."""
+        if self.noise.kind != "dtype":
+            return self
+        return self.but(space=replace(self.space, coarse=2 * self.noise.scale), noise=Noise.exact())
 
 
 def _at_least_one(name: str, number: int) -> None:

@@ -155,7 +155,9 @@ class BundleReader(ScaleKeeper):
     def _bars(self, inverse: Array, first: float, last: float, noise: float) -> tuple[Array, Array]:
         """Error bars of weights by window (windows, used), and of their sums (windows,)."""
         xp, space = self.space.xp, self.space
-        error = rounding(space) * (first + last) * self.outputs.error + noise
+        # Beside a large output bias a value is known less well than it is rounded.
+        known = xp.sqrt((rounding(space) * self.outputs.error) ** 2 + xp.sum(self.value.radius**2, axis=0))
+        error = (first + last) * known + noise
         error = error + 2 * space.eps * xp.abs(self.value.bias) + self.value.bias_radius
         weigh = (self.outputs.turn / self.outputs.sizes)[None, :, :] @ inverse  # (windows, outputs, used)
         square, sums = (error**2)[None, :], xp.sum(weigh, axis=2)

@@ -13,9 +13,9 @@ from keyhole.arrays import Space, to_numpy
 from keyhole.measure import GAUSSIAN_DEVIATIONS, Measurements, Plan, Rows, Signature, Term
 from keyhole.methods.base import Estimate, Steps, Unrecoverable
 from keyhole.model import SingleHead
+from keyhole.numerics.balance import Floats, Integers, best_pairs, pair_rows, universal_floor
 from keyhole.numerics.likelihood import Fit, Frame, Pairs, Point, fit
 from keyhole.numerics.logit import rounding
-from keyhole.numerics.balance import Floats, Integers, best_pairs, pair_rows, universal_floor
 from keyhole.numerics.rotation import random_orthogonal
 from keyhole.recovery import Outcome
 
@@ -58,6 +58,7 @@ class Campaign(ABC):
         self.parts: list[Pairs] = []
         self.fitted: Fit | None = None
         self.score_bias = False
+        self.parts_of_first_pass = 0
 
     @abstractmethod
     def ask_first_pass(self) -> Steps[None]:
@@ -137,32 +138,40 @@ class Campaign(ABC):
         return np.asarray((self.answers[1:] - bias) / self.max_norm)
 
     def ask_null_column(self) -> Steps[None]:
-        """Pairs beside a zero token: without score bias they answer nothing."""
+        """Pairs beside a zero token: without score bias all they answer is the output bias."""
         every = np.arange(self.width)
         half = self._half(self.width)
         pairs = Pairs(every, 0 * every, np.zeros(self.width), half, self._minus(half))
         yield from self._ask("score bias", pairs, 1, 0)
-        answers = self._without_bias(self.parts[-1])
-        bar = self.noise * math.sqrt(1 + (1 / self.value_repeats if self.biased else 0.0))
-        scatter = float(np.sum((answers / bar) ** 2))
-        large = bool(np.any(np.abs(answers) > BIAS_DEVIATIONS * bar))
-        self.score_bias = large or scatter > self.width + BIAS_DEVIATIONS * math.sqrt(2 * self.width)
+        # Only where sequences are too short for a pair does the value take part.
+        share = (half - self._minus(half)) / (self.copies + 1)
+        answers = self.parts[-1].answer - share * self.max_norm * self._worth()
+        bar = self.noise * np.sqrt(1 + share**2)
+        axes = self._looked_at()
+        seen, sure = (self.looks @ axes.T) / bar[:, None], self.value_repeats / self.noise**2
+        spread = np.linalg.inv(seen.T @ seen + sure * np.eye(axes.shape[0]))
+        bias = spread @ (seen.T @ (answers / bar) + sure * axes @ self.answers[0])
+        left = answers / bar - seen @ bias
+        freedom = BIAS_DEVIATIONS * math.sqrt(2 * self.width)
+        self.score_bias = bool(np.any(np.abs(left) > BIAS_DEVIATIONS) or left @ left > self.width + freedom)
+        if not self.score_bias:
+            self.biased = self.biased or bool(np.any(np.abs(bias) > BIAS_DEVIATIONS * np.sqrt(np.diag(spread))))
 
     def ask_probing(self, row: Integers, column: Integers) -> Steps[float]:  # (n,), (n,)
-        """Ask pairs, after a few that show how long last tokens should be, which is returned."""
+        """Ask pairs, the first few until they show how long last tokens should be, which is returned."""
         norm = self.max_norm
-        done = 0
+        few = min(PROBES, row.size)
         for _ in range(MOST_PROBES):
-            stop = min(done + PROBES, row.size)
-            yield from self.ask_plain("scale", row[done:stop], column[done:stop], norm)
+            yield from self.ask_plain("scale", row[:few], column[:few], norm)
             response = self._response(self.parts[-1])
-            done = stop
-            if response <= LARGEST_RESPONSE or done == row.size:
+            if response <= LARGEST_RESPONSE:
                 break
             # atanh of a response near one says little: then a large step.
-            norm *= RESPONSE_AIM / math.atanh(response) if response < 0.8 else SHRINK
-        if done < row.size:
-            yield from self.ask_plain("forms", row[done:], column[done:], norm)
+            norm *= RESPONSE_AIM / math.atanh(response) if response < LARGEST_RESPONSE_READ else SHRINK
+        else:
+            raise Unrecoverable(Outcome.SATURATED, "pairs answer their full value even beside the shortest last tokens")
+        if few < row.size:
+            yield from self.ask_plain("forms", row[few:], column[few:], norm)
         return norm
 
     def _response(self, pairs: Pairs) -> float:
@@ -171,7 +180,7 @@ class Campaign(ABC):
         square = float(np.mean((answers / size) ** 2 - (self.noise / size) ** 2))
         return min(math.sqrt(max(square, 0.0)), 1.0)
 
-    def ask_again(self, repeats: float) -> Steps[None]:
+    def ask_again(self, repeats: float, budget: float) -> Steps[None]:
         """All pairs as the fit says they are best asked: whole passes, half of each sign, and part of one more."""
         whole = int(repeats)
         pairs = self._best()
@@ -182,9 +191,9 @@ class Campaign(ABC):
         if some:
             chosen = pairs.picked(self.rng.permutation(pairs.row.size)[:some])
             yield from self._ask("forms", self._signed(chosen, -1.0 if whole % 2 else 1.0), 1, whole)
-        missing = int(self._passes()) - self.value_repeats
-        if missing > 0:
-            yield from self.ask_value(missing)
+        behind = int(min(self._passes() - self.value_repeats, (budget - self.asked) / (self.width + 1)))
+        if behind > 0:
+            yield from self.ask_value(behind)
 
     @staticmethod
     def _signed(pairs: Pairs, sign: float) -> Pairs:
@@ -285,6 +294,7 @@ class Campaign(ABC):
         """Fit all parameters to all answers."""
         frame, pairs = self.frame(wide=False), Pairs.joined(self.parts)
         start = self.start(frame) if self.fitted is None else replace(self.fitted.point, shared=frame.known)
+        self.parts_of_first_pass = self.parts_of_first_pass or len(self.parts)
         try:
             self.fitted = fit(frame, start, pairs, self.rank)
         except np.linalg.LinAlgError as error:
@@ -312,19 +322,21 @@ class Campaign(ABC):
         return (sum(float(np.sum(part.repeats)) for part in self.parts) - self.width) / self.pass_size
 
     def more_passes(self, target_error: float | None, budget: float) -> float:
-        """How many passes more are wanted and can be paid."""
-        left = (budget - self.asked) / (self.pass_size + self.width + 1)
+        """How many passes more are wanted and can be paid, with the one-token queries that go with them."""
+        left = budget - self.asked
+        behind = self.value_repeats < self._passes() + 1
+        payable = left / (self.pass_size + (self.width + 1 if behind else 0))
+        if payable * self.pass_size < 1:
+            return 0.0
         error, passes = self.standard_error(), self._passes()
-        if target_error is not None:
-            wanted = 0.0
-            if error > target_error:
-                wanted = max(1.0, math.ceil(passes * ((error / target_error) ** 2 - 1)))
-                # The next passes say more than a pilot did, so it is not counted on for all of them.
-                wanted = min(wanted, max(1.0, 8 * passes)) if self._pilot() else wanted
-            return min(wanted, left) if left >= 1 else 0.0
-        if budget == math.inf:
-            return 1.0 if self._pilot() and len(self.parts) and passes < 1.5 else 0.0
-        return left if left * self.pass_size >= 1 else 0.0
+        if target_error is None:
+            once = self._pilot() and len(self.parts) <= self.parts_of_first_pass
+            return payable if budget < math.inf else float(once)
+        if error <= target_error:
+            return 0.0
+        wanted = math.ceil(passes * ((error / target_error) ** 2 - 1))
+        # Later passes say more than a pilot did, so its error is not trusted to tell how many are needed.
+        return min(max(1.0, min(wanted, 8 * passes) if self._pilot() else wanted), payable)
 
     def _pilot(self) -> bool:
         """Whether the first pass was asked with shorter last tokens than allowed."""

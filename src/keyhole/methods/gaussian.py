@@ -10,8 +10,8 @@ from keyhole.measure import Signature
 from keyhole.methods.base import Estimate, Steps
 from keyhole.methods.campaign import Campaign
 from keyhole.methods.value import refuse_single_tokens
-from keyhole.numerics.likelihood import Frame, Pairs, Point
 from keyhole.numerics.balance import Floats, Integers, tilted_rows
+from keyhole.numerics.likelihood import Frame, Pairs, Point
 
 # Rounds of further questions after the first pass, until the wanted error is reached.
 MOST_ROUNDS = 4
@@ -52,7 +52,7 @@ def gaussian(
         repeats = campaign.more_passes(target_error, budget)
         if repeats <= 0:
             break
-        yield from campaign.ask_again(repeats)
+        yield from campaign.ask_again(repeats, budget)
         campaign.fit()
     return campaign.estimate(target_error)
 

@@ -47,13 +47,14 @@ def read_value(signature: Signature) -> Steps[Value]:
     tokens = xp.concat([space.zeros(1, signature.width), norm * space.eye(signature.width)])
     answers: Measurements = yield Plan("value", signature.width + 1, [[Term(Rows(tokens))]])
     bias = answers.values[0, ...]
-    bias_radius = space.eps * xp.abs(bias) + answers.radius
+    bias_radius = 3 * space.eps * xp.abs(bias) + answers.radius
     shows = xp.abs(bias) > bias_radius
     # Taken for zero, it is off by what was read besides.
     bias_radius = xp.where(shows, bias_radius, bias_radius + xp.abs(bias))
     bias = xp.where(shows, bias, xp.zeros_like(bias))
     vector = (answers.values[1:, ...] - bias) / norm
-    rounded = space.eps * (xp.abs(answers.values[1:, ...]) + xp.abs(bias))
+    # The oracle weighs by a softmax, adds a bias and may round in another unit: a few roundings of its dtype.
+    rounded = 3 * space.eps * (xp.abs(answers.values[1:, ...]) + xp.abs(bias))
     return Value(vector, (rounded + answers.radius + bias_radius + space.tiny) / norm, bias, bias_radius)
 
 

@@ -16,8 +16,8 @@ import numpy.typing as npt
 from keyhole.numerics.balance import Floats, Integers, PairAnswers, pair_answers
 
 # Gauss–Newton ends when a step lowers the squared misfit by less than this, or after so many steps.
-SMALL_GAIN = 1e-6
-MOST_STEPS = 50
+SMALL_GAIN = 1e-4
+MOST_STEPS = 30
 # A step that does not lower the misfit is halved so many times before it is given up.
 MOST_HALVINGS = 12
 # Queries whose slopes in the tangent space are looked at together: bounds the memory.
@@ -38,7 +38,8 @@ class Pairs:
 
     def picked(self, which: npt.NDArray[np.bool_] | Integers) -> Pairs:
         """Some of the queries."""
-        return Pairs(*(getattr(self, name)[which] for name in self.__dataclass_fields__))
+        every = (getattr(self, name) for name in self.__dataclass_fields__)
+        return Pairs(*(numbers[which] if numbers.size else numbers for numbers in every))
 
     @staticmethod
     def joined(parts: list[Pairs]) -> Pairs:

@@ -2,6 +2,6 @@
 
 from keyhole.oracles.base import Oracle
 from keyhole.oracles.function import FunctionOracle
-from keyhole.oracles.wrappers import Batched, Budgeted, Counted, Noisy, Rounded, Wrapper
+from keyhole.oracles.wrappers import Batched, Budgeted, Cast, Counted, Noisy, Rounded, Wrapper
 
-__all__ = ["Batched", "Budgeted", "Counted", "FunctionOracle", "Noisy", "Oracle", "Rounded", "Wrapper"]
+__all__ = ["Batched", "Budgeted", "Cast", "Counted", "FunctionOracle", "Noisy", "Oracle", "Rounded", "Wrapper"]

@@ -26,7 +26,7 @@ class FunctionOracle(Oracle):
         max_norm: float | None = None,
         max_length: int | None = None,
         positions: Literal["last", "all"] = "last",
-        noise: Noise | None = None,
+        noise: Noise | str | None = None,
         *,
         like: Array | None = None,
         batch_limit: int | None = None,
@@ -42,7 +42,7 @@ class FunctionOracle(Oracle):
             max_norm=max_norm,
             max_length=max_length,
             positions=positions,
-            noise=Noise.exact() if noise is None else noise,
+            noise=Noise.of(noise),
             batch_limit=batch_limit,
         )
 

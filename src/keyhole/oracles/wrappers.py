@@ -83,10 +83,30 @@ class Rounded(Wrapper):
     def answer(self, tokens: Array) -> Array:
         """Ask, then round."""
         answers, xp = self.inner(tokens), self.signature.space.xp
-        unit = 10.0**self.decimals
-        coarse = xp.abs(answers) * self.signature.space.eps >= 1 / unit  # has no such decimals to round
+        power = 10.0 ** abs(self.decimals)  # a whole number, which floats hold exactly
+        up, down = (power, 1.0) if self.decimals >= 0 else (1.0, power)
+        coarse = xp.abs(answers) * self.signature.space.eps >= down / up  # has no such decimals to round
         fine = xp.where(coarse, xp.zeros_like(answers), answers)
-        return xp.where(coarse, answers, xp.round(fine * unit) / unit)
+        return xp.where(coarse, answers, xp.round(fine * up / down) * down / up)
+
+
+class Cast(Wrapper):
+    """Rounds answers to a dtype (float32, float16 or bfloat16); `declared=False` hides that from the learner.
+
+    Only the digits are those of the dtype: answers beyond its largest or below its smallest number are kept.
+    """
+
+    def __init__(self, inner: Oracle, dtype: str, *, declared: bool = True) -> None:
+        noise = Noise.dtype(dtype)
+        super().__init__(inner, inner.signature.but(noise=noise if declared else inner.signature.noise))
+        self.name = f"{inner.name} | cast to {dtype}"
+        self._unit = 0.5 / noise.scale
+
+    def answer(self, tokens: Array) -> Array:
+        """Ask, then round to nearest, ties to even."""
+        mantissa, exponent = np.frexp(to_numpy(self.inner(tokens)).astype(np.float64))
+        rounded = np.ldexp(np.round(mantissa * 2 * self._unit) / (2 * self._unit), exponent)
+        return self.signature.space.asarray(rounded)
 
 
 class Noisy(Wrapper):
