@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from os import PathLike
@@ -16,8 +16,8 @@ import numpy as np
 from keyhole.arrays import Array, to_numpy
 from keyhole.errors import BudgetExhausted, OracleError, RecoveryFailed, UsageError, WrongShape
 from keyhole.journal import Journal
-from keyhole.measure import Measurements, Plan
-from keyhole.methods import AUTO, METHODS, Estimate, Method, Steps, Unrecoverable
+from keyhole.measure import Measurements, Plan, Signature
+from keyhole.methods import AUTO, METHODS, Estimate, Method, Steps, Unrecoverable, noisy
 from keyhole.methods.base import Found
 from keyhole.methods.certify import Judgement, certify
 from keyhole.methods.noise import measure_noise
@@ -228,7 +228,7 @@ def recover(
         raise UsageError(
             f"oracle must be an Oracle, not {kind}: FunctionOracle(function, width=d) makes one of a function"
         )
-    learner = _method(method, options)
+    choose = _chooser(method, options)
     _whole("seed", seed, 0)
     if budget is not None:
         _whole("budget", budget, 0)
@@ -240,7 +240,7 @@ def recover(
         if journal is not None:
             book = stack.enter_context(Journal(journal, _box(oracle)))
         session = Session(oracle, budget=budget, journal=book, observer=observer)
-        result, cause = _recover(session, learner, seed, heldout, options)
+        result, cause = _recover(session, choose, seed, heldout, options)
     if throw and not result.certified:
         raise RecoveryFailed(result) from cause
     return result
@@ -251,15 +251,16 @@ def _whole(name: str, number: Any, least: int) -> None:
         raise UsageError(f"{name} must be a whole number of at least {least}, not {number!r}")
 
 
-def _method(name: str, options: dict[str, Any]) -> Method:
+def _chooser(name: str, options: dict[str, Any]) -> Callable[[Signature], Method]:
+    """How the method is chosen once the noise is known; UsageError where name or options are unknown."""
     if name != "auto" and name not in METHODS:
         raise UsageError(f"unknown method {name!r}; known: auto, {', '.join(METHODS)}")
-    method = AUTO if name == "auto" else METHODS[name]
-    unknown = sorted(set(options) - set(method.options))
-    if unknown:
-        known = ", ".join(method.options) or "none"
-        raise UsageError(f"method {method.name!r} has no option {unknown[0]!r}; its options: {known}")
-    return method
+    possible = [METHODS[name]] if name != "auto" else [method for method in AUTO if set(options) <= set(method.options)]
+    if not possible or set(options) - set(possible[0].options):
+        known = {option: None for method in possible or AUTO for option in method.options}
+        unknown = sorted(set(options) - set(known)) or sorted(options)
+        raise UsageError(f"method {name!r} has no option {unknown[0]!r}; its options: {', '.join(known) or 'none'}")
+    return lambda signature: next((method for method in possible if method.robust == noisy(signature)), possible[0])
 
 
 def _box(oracle: Oracle) -> str:
@@ -269,7 +270,7 @@ def _box(oracle: Oracle) -> str:
 
 
 def _recover(
-    session: Session, method: Method, seed: int, heldout: int, options: dict[str, Any]
+    session: Session, choose: Callable[[Signature], Method], seed: int, heldout: int, options: dict[str, Any]
 ) -> tuple[Recovery, Exception | None]:
     began = perf_counter()
     params: Any = None
@@ -277,10 +278,12 @@ def _recover(
     certificate = Certificate()
     cause: Exception | None = None
     used = 0
+    method = choose(session.signature)
     details: dict[str, Any] = {}
     try:
         if session.signature.noise.kind == "measure":
             details = _measure_noise(session, seed)
+        method = choose(session.signature)
         budget = session.left - heldout
         estimate = session.run(method.steps(session.signature, _stream(seed, "method"), budget, **options))
         params, certificate = (

@@ -1,12 +1,20 @@
 """Learners: one per file, each a pure generator. None of them touches an oracle."""
 
+from keyhole.measure import Signature
 from keyhole.methods.base import Estimate, Method, Steps, Unrecoverable
 from keyhole.methods.low_rank import LOW_RANK
+from keyhole.methods.robust import ROBUST
 from keyhole.methods.sensing import SENSING
 from keyhole.methods.single_head import SINGLE_HEAD
 
-METHODS: dict[str, Method] = {method.name: method for method in (SINGLE_HEAD, LOW_RANK, SENSING)}
-# What "auto" stands for until a box is diagnosed before it is recovered.
-AUTO = SINGLE_HEAD
+METHODS: dict[str, Method] = {method.name: method for method in (SINGLE_HEAD, LOW_RANK, SENSING, ROBUST)}
+# What "auto" chooses from: the robust one where answers carry noise, else the first that has the options asked for.
+AUTO = (SINGLE_HEAD, ROBUST)
 
-__all__ = ["AUTO", "METHODS", "Estimate", "Method", "Steps", "Unrecoverable"]
+
+def noisy(signature: Signature) -> bool:
+    """Whether answers are known to err by more than the arithmetic behind them."""
+    return signature.noise.kind not in ("exact", "measure")
+
+
+__all__ = ["AUTO", "METHODS", "Estimate", "Method", "Steps", "Unrecoverable", "noisy"]

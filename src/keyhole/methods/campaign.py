@@ -14,7 +14,7 @@ from keyhole.measure import GAUSSIAN_DEVIATIONS, Measurements, Plan, Rows, Signa
 from keyhole.methods.base import Estimate, Steps, Unrecoverable
 from keyhole.model import SingleHead
 from keyhole.numerics.balance import Floats, Integers, best_pairs, pair_rows, universal_floor
-from keyhole.numerics.likelihood import Fit, Frame, Pairs, Point, fit
+from keyhole.numerics.likelihood import Fit, Frame, Pairs, Point, fit, predicted
 from keyhole.numerics.logit import rounding
 from keyhole.numerics.rotation import random_orthogonal
 from keyhole.recovery import Outcome
@@ -35,6 +35,8 @@ LARGEST_RESPONSE_READ = 0.9
 MOST_PROBES = 12
 # A bias shows when an answer that would be zero without it is this many standard deviations away.
 BIAS_DEVIATIONS = 4.5
+# A first pass whose forms have this many times the variance they could have is but a pilot.
+PILOT_LOSS = 2.0
 # Squared residuals may exceed what is expected by this many standard deviations.
 MISFIT_DEVIATIONS = 6.0
 # What keeps the covariance of nearly equal pairs invertible, relative to its diagonal.
@@ -183,7 +185,7 @@ class Campaign(ABC):
     def ask_again(self, repeats: float, budget: float) -> Steps[None]:
         """All pairs as the fit says they are best asked: whole passes, half of each sign, and part of one more."""
         whole = int(repeats)
-        pairs = self._best()
+        pairs = self._best(*self.next_pass())
         for sign, count in ((1.0, (whole + 1) // 2), (-1.0, whole // 2)):
             if count:
                 yield from self._ask("forms", self._signed(pairs, sign), count, 0)
@@ -200,9 +202,8 @@ class Campaign(ABC):
         """The same with the last token turned round, which turns the pair's logit too."""
         return pairs if sign > 0 else replace(pairs, norm=-pairs.norm, plus=pairs.minus, minus=pairs.plus)
 
-    def _best(self) -> Pairs:
+    def _best(self, row: Integers, column: Integers) -> Pairs:
         """Norms and copies for which each pair says most, at the fit so far."""
-        row, column = self.next_pass()
         point, last_values = self.best().point, self.columns @ self.value(self.biased) @ self.looks.T
         seen = self.columns @ point.score.T  # (columns, width)
         norm, plus, minus = best_pairs(
@@ -339,9 +340,17 @@ class Campaign(ABC):
         return min(max(1.0, min(wanted, 8 * passes) if self._pilot() else wanted), payable)
 
     def _pilot(self) -> bool:
-        """Whether the first pass was asked with shorter last tokens than allowed."""
-        norms = np.abs(np.concatenate([part.norm for part in self.parts]))
-        return bool(np.median(norms[norms > 0]) < 0.9 * self.max_norm)
+        """Whether the first pass said much less than the same queries could have, had the score matrix been known."""
+        asked = Pairs.joined(self.parts[: self.parts_of_first_pass])
+        asked = asked.picked(asked.norm != 0)
+        point = self.best().point
+        said = self._said(point, asked)
+        could = self._said(point, self._best(asked.row, asked.column))
+        return bool(np.mean(said**-2.0) > PILOT_LOSS * np.mean(could**-2.0))
+
+    def _said(self, point: Point, pairs: Pairs) -> Floats:  # (n,)
+        """By how much answers move with their forms."""
+        return np.asarray(np.abs(pairs.norm * predicted(self.frame(wide=False), point, pairs).by_pair))
 
     def standard_error(self) -> float:
         """Root mean square of the standard errors of score entries."""

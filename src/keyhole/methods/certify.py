@@ -9,7 +9,7 @@ import numpy as np
 
 from keyhole.arrays import Array, to_numpy
 from keyhole.errors import BudgetExhausted
-from keyhole.measure import Measurements, Plan, Signature, sequences
+from keyhole.measure import GAUSSIAN_DEVIATIONS, Measurements, Plan, Signature, sequences
 from keyhole.methods.base import Estimate, Steps
 from keyhole.numerics.logit import rounding
 from keyhole.recovery import Certificate, Outcome
@@ -18,8 +18,14 @@ from keyhole.recovery import Certificate, Outcome
 # tokens of a norm that does not depend on what was recovered: a wrong result must not choose its own questions.
 LENGTHS = (1, 2, 3, 5, 8)
 LOGIT_SIZES = (0.5, 2.0, 6.0, None)
-# An error bar above this fraction of the answers would certify anything.
+# An error bar above this fraction of what attention does would certify anything; of a box known to be noisy less can
+# be asked, and the resolution says how much it was.
 COARSEST = 0.05
+COARSEST_NOISY = 0.3
+# Squared residuals behind normal errors may exceed what is expected by this many standard deviations.
+SCATTER_DEVIATIONS = 5.0
+# Behind noise every other question has tokens of strong and opposite values, so that attention shows.
+LOUD_EVERY = 2
 
 
 @dataclass(frozen=True)
@@ -36,16 +42,23 @@ def certify(estimate: Estimate, signature: Signature, rng: np.random.Generator, 
     plans = list(heldout_plans(estimate.params, signature, rng, count))
     answers: list[Measurements] = yield plans
     answers = [_at_last(answer, signature) for answer in answers]
-    predictions, bars = _predict(estimate, signature, plans)
+    # Normal errors are looked at all together too, and their standard errors say more than radii that hold for each.
+    normal = signature.noise.kind == "gaussian" and estimate.standard_error is not None
+    predictions, known = _predict(estimate, signature, plans, normal)
+    noise = signature.noise.radius + signature.noise.relative * np.abs(predictions)
+    bars, coarse = known + noise, float(np.sqrt(np.mean((known + noise) ** 2)))
+    if normal:
+        bars = np.hypot(GAUSSIAN_DEVIATIONS * known, noise)
+        coarse = float(np.sqrt(np.mean(known**2) + signature.noise.scale**2 / known.size))
     answered = _joined([a.values for a in answers])
     errors = np.abs(predictions - answered)
     size = float(np.sqrt(np.mean((answered - _constant(estimate.params, plans)) ** 2)))
     with np.errstate(divide="ignore", invalid="ignore"):
         ratios = np.where(errors == 0, 0.0, errors / bars)
-        resolution = float(np.sqrt(np.mean(bars**2)) / size) if size > 0 else float("inf")
+        resolution = coarse / size if size > 0 else float("inf")
         attention = _attention(estimate.params, signature, plans, predictions)
         if attention > 0 or signature.max_norm is not None:
-            resolution = max(resolution, float(np.sqrt(np.mean(bars**2)) / attention) if attention else float("inf"))
+            resolution = max(resolution, coarse / attention if attention else float("inf"))
     certificate = Certificate(
         radius=estimate.radius,
         standard_error=estimate.standard_error,
@@ -57,9 +70,10 @@ def certify(estimate: Estimate, signature: Signature, rng: np.random.Generator, 
         predictions=predictions,
         answers=answered,
     )
-    if not np.max(ratios) <= 1.0:  # also when a bar is nan
+    scatters = normal and _scatters(errors, bars)
+    if scatters or not np.max(ratios) <= 1.0:  # also when a bar is nan
         outcome, message = yield from _explain_miss(plans, answers, certificate, np.max(bars), signature)
-    elif resolution > COARSEST:
+    elif resolution > (COARSEST if signature.noise.kind == "exact" else COARSEST_NOISY):
         outcome, message = (
             Outcome.UNCERTIFIED,
             f"the error bar is {resolution:.2g} of what attention does to the answers",
@@ -68,6 +82,12 @@ def certify(estimate: Estimate, signature: Signature, rng: np.random.Generator, 
         outcome = Outcome.CERTIFIED
         message = f"{count} fresh answers predicted within {certificate.worst_error:.2g}"
     return Judgement(outcome, message, certificate)
+
+
+def _scatters(errors: Any, bars: Any) -> bool:
+    """Whether errors within their bars, each for itself, are too large together to be normal."""
+    squares = (errors * GAUSSIAN_DEVIATIONS / bars) ** 2
+    return bool(np.sum(squares) > squares.size + SCATTER_DEVIATIONS * np.sqrt(2 * squares.size))
 
 
 def _explain_miss(
@@ -115,6 +135,10 @@ def heldout_plans(params: Any, signature: Signature, rng: np.random.Generator, c
     for length in sorted(set(lengths)):
         scale = np.array([norm for norm, n in zip(norms, lengths, strict=True) if n == length])
         tokens = rng.standard_normal((scale.size, length, signature.width))
+        if signature.noise.kind != "exact" and hasattr(params, "loudest"):
+            signs = rng.choice([-1.0, 1.0], (scale.size, length, 1))
+            signs[1::LOUD_EVERY] = 0.0
+            tokens += signature.width**0.5 * signs * to_numpy(params.loudest())
         tokens /= np.linalg.norm(tokens, axis=-1, keepdims=True)
         tokens *= scale[:, None, None] * rng.uniform(0.5, 1.0, (scale.size, length, 1))
         plans.append(sequences("held-out", space.asarray(tokens)))
@@ -143,14 +167,15 @@ def _norm(params: Any, signature: Signature, logit_size: float | None) -> float:
     return float(min(norm if np.isfinite(norm) else 1.0, signature.norm_limit, signature.space.huge**0.25))
 
 
-def _predict(estimate: Estimate, signature: Signature, plans: list[Plan]) -> tuple[Array, Array]:
+def _predict(estimate: Estimate, signature: Signature, plans: list[Plan], normal: bool) -> tuple[Array, Array]:
+    """Predictions, and what they are off by: bars, or standard errors where errors are normal."""
     predictions, bars = [], []
+    errors = estimate.standard_error if normal else estimate.radius
     for plan in plans:
         tokens = plan.tokens(0, plan.count, signature.space, signature.width)
         predictions.append(estimate.params(tokens))
-        bars.append(estimate.params.error_bar(estimate.radius, tokens, rounding(signature.space)))
-    joined = _joined(predictions)
-    return joined, _joined(bars) + signature.noise.radius + signature.noise.relative * np.abs(joined)
+        bars.append(estimate.params.error_bar(errors, tokens, rounding(signature.space)))
+    return _joined(predictions), _joined(bars)
 
 
 def _joined(arrays: list[Array]) -> Any:

@@ -63,6 +63,12 @@ class SingleHead:
         """The same head with all tokens weighing the same."""
         return SingleHead(0 * self.score, self.value, None, self.output_bias)
 
+    def loudest(self) -> Array:  # (width,)
+        """The unit token of the largest value."""
+        xp = namespace(self.value)
+        left = xp.linalg.svd(self.value if self.outputs is not None else self.value[:, None], full_matrices=False)[0]
+        return left[:, 0]
+
     def arrays(self) -> dict[str, Array]:
         """The parameters that are present, by name."""
         named = {name: getattr(self, name) for name in ("score", "value", "score_bias", "output_bias")}
