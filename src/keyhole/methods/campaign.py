@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from scipy.special import ndtri
 
 from keyhole.arrays import Space, to_numpy
 from keyhole.measure import GAUSSIAN_DEVIATIONS, Measurements, Plan, Rows, Signature, Term
@@ -15,7 +16,6 @@ from keyhole.methods.base import Estimate, Steps, Unrecoverable
 from keyhole.model import SingleHead
 from keyhole.numerics.balance import Floats, Integers, best_pairs, pair_rows, universal_floor
 from keyhole.numerics.likelihood import Fit, Frame, Pairs, Point, fit, predicted
-from keyhole.numerics.logit import rounding
 from keyhole.numerics.rotation import random_orthogonal
 from keyhole.recovery import Outcome
 
@@ -37,6 +37,12 @@ MOST_PROBES = 12
 BIAS_DEVIATIONS = 4.5
 # A first pass whose forms have this many times the variance they could have is but a pilot.
 PILOT_LOSS = 2.0
+# Standard deviation of an answer's rounding in the oracle's arithmetic, in eps of the longest token's value.
+OWN_ROUNDING = 1.5
+# Errors that are no random draw are the same when the same is asked again: last tokens are varied by so much.
+DITHER = 0.1
+# How often, in how many recoveries, any entry at all may lie outside its radius.
+MISSES = 1e-9
 # Squared residuals may exceed what is expected by this many standard deviations.
 MISFIT_DEVIATIONS = 6.0
 # What keeps the covariance of nearly equal pairs invertible, relative to its diagonal.
@@ -104,7 +110,7 @@ class Campaign(ABC):
         noise = signature.noise.deviation
         plain = (self.answers[1:] - self.answers[0]) / self.max_norm
         # The oracle's own arithmetic errs too, by about so much for tokens as long as they may be.
-        own = rounding(signature.space) / 8 * self.max_norm * float(np.max(np.linalg.norm(plain, axis=0)))
+        own = OWN_ROUNDING * signature.space.eps * self.max_norm * float(np.max(np.linalg.norm(plain, axis=0)))
         self.noise = math.hypot(noise, own)
         sure = self.noise / math.sqrt(self.value_repeats)
         self.biased = bool(np.any(np.abs(self.answers[0]) > BIAS_DEVIATIONS * sure))
@@ -125,6 +131,8 @@ class Campaign(ABC):
         # Of several outputs each pair is read along the one combination in which it moves.
         looks = seen / np.linalg.norm(seen, axis=1, keepdims=True)
         before = self.rows.shape[0]
+        # What the oracle is sent has the digits of its dtype.
+        rows = to_numpy(self.signature.space.asarray(self.max_norm * rows)).astype(np.float64) / self.max_norm
         self.rows, self.looks = np.concatenate([self.rows, rows]), np.concatenate([self.looks, looks])
         return np.arange(before, before + rows.shape[0])
 
@@ -186,9 +194,14 @@ class Campaign(ABC):
         """All pairs as the fit says they are best asked: whole passes, half of each sign, and part of one more."""
         whole = int(repeats)
         pairs = self._best(*self.next_pass())
-        for sign, count in ((1.0, (whole + 1) // 2), (-1.0, whole // 2)):
-            if count:
-                yield from self._ask("forms", self._signed(pairs, sign), count, 0)
+        if self.signature.noise.kind == "gaussian":
+            for sign, count in ((1.0, (whole + 1) // 2), (-1.0, whole // 2)):
+                if count:
+                    yield from self._ask("forms", self._signed(pairs, sign), count, 0)
+        else:
+            for number in range(whole):
+                shorter = pairs.norm * (1 - DITHER * self.rng.random(pairs.norm.size))
+                yield from self._ask("forms", self._signed(replace(pairs, norm=shorter), (-1.0) ** number), 1, 0)
         some = round((repeats - whole) * pairs.row.size)
         if some:
             chosen = pairs.picked(self.rng.permutation(pairs.row.size)[:some])
@@ -366,9 +379,10 @@ class Campaign(ABC):
         params = self._head(frame, narrow)
         errors = self._errors(frame, narrow)
         other, others = self._head(broad, wide), self._errors(broad, wide)
+        deviations = -float(ndtri(MISSES / 2 / (self.width * (self.width + self.answers.shape[1] + 2))))
         radius = SingleHead(
             *(
-                GAUSSIAN_DEVIATIONS * spread + np.abs(theirs - mine)
+                deviations * spread + np.abs(theirs - mine)
                 for mine, theirs, spread in zip(_parts(params), _parts(other), _parts(others), strict=True)
             )
         )

@@ -34,7 +34,7 @@ def gaussian(
     `target_error` (root-mean-square standard error of a score entry) or `budget` says, once if neither does. Where
     logits are large the first pass is a pilot with shorter last tokens, and later ones balance each pair by unequal
     copies. All parameters are fitted to all answers at once; standard errors are those of the Fisher information, and
-    radii are five of them, widened by what biases too small to be seen may hide.
+    radii are so many of them that no entry lies outside, widened by what biases too small to be seen may hide.
 
     With `rank` only what a score matrix of that rank leaves open is asked: pairs that lie in its range with every
     direction, and every pair with the directions it does not annihilate.
