@@ -31,7 +31,7 @@ LARGEST_RESPONSE = 0.5
 RESPONSE_AIM = 0.4
 SHRINK = 2.0**-3
 # Beyond this, a response is no more than a sign.
-LARGEST_RESPONSE_READ = 0.9
+LARGEST_READ = 0.9
 MOST_PROBES = 12
 # A bias shows when an answer that would be zero without it is this many standard deviations away.
 BIAS_DEVIATIONS = 4.5
@@ -150,11 +150,11 @@ class Campaign(ABC):
     def ask_null_column(self) -> Steps[None]:
         """Pairs beside a zero token: without score bias all they answer is the output bias."""
         every = np.arange(self.width)
-        half = self._half(self.width)
-        pairs = Pairs(every, 0 * every, np.zeros(self.width), half, self._minus(half))
+        half = np.full(self.width, float(max(1, self.copies // 2)))
+        pairs = Pairs(every, 0 * every, np.zeros(self.width), half, self.copies - half)
         yield from self._ask("score bias", pairs, 1, 0)
         # Only where sequences are too short for a pair does the value take part.
-        share = (half - self._minus(half)) / (self.copies + 1)
+        share = (pairs.plus - pairs.minus) / (self.copies + 1)
         answers = self.parts[-1].answer - share * self.max_norm * self._worth()
         bar = self.noise * np.sqrt(1 + share**2)
         axes = self._looked_at()
@@ -164,6 +164,7 @@ class Campaign(ABC):
         left = answers / bar - seen @ bias
         freedom = BIAS_DEVIATIONS * math.sqrt(2 * self.width)
         self.score_bias = bool(np.any(np.abs(left) > BIAS_DEVIATIONS) or left @ left > self.width + freedom)
+        self._beside = self._logits(self.parts[-1]) if self.score_bias else np.zeros(self.width)
         if not self.score_bias:
             self.biased = self.biased or bool(np.any(np.abs(bias) > BIAS_DEVIATIONS * np.sqrt(np.diag(spread))))
 
@@ -177,7 +178,7 @@ class Campaign(ABC):
             if response <= LARGEST_RESPONSE:
                 break
             # atanh of a response near one says little: then a large step.
-            norm *= RESPONSE_AIM / math.atanh(response) if response < LARGEST_RESPONSE_READ else SHRINK
+            norm *= RESPONSE_AIM / math.atanh(response) if response < LARGEST_READ else SHRINK
         else:
             raise Unrecoverable(Outcome.SATURATED, "pairs answer their full value even beside the shortest last tokens")
         if few < row.size:
@@ -185,9 +186,10 @@ class Campaign(ABC):
         return norm
 
     def _response(self, pairs: Pairs) -> float:
-        """Root mean square of answers over values, less what noise adds."""
-        size, answers = self.max_norm * self._worth()[pairs.row], self._without_bias(pairs)
-        square = float(np.mean((answers / size) ** 2 - (self.noise / size) ** 2))
+        """How much of their full value pairs answer because of their last token, root mean square, less the noise."""
+        logits = self._logits(pairs) - self._beside[pairs.row]
+        noise = self.noise / (self.max_norm * self._worth()[pairs.row])
+        square = float(np.mean(np.tanh(logits) ** 2 - noise**2))
         return min(math.sqrt(max(square, 0.0)), 1.0)
 
     def ask_again(self, repeats: float, budget: float) -> Steps[None]:
@@ -233,14 +235,10 @@ class Campaign(ABC):
 
     def ask_plain(self, stage: str, row: Integers, column: Integers, norm: float) -> Steps[None]:
         """Ask pairs with as many copies of either sign."""
-        half = self._half(row.size)
-        yield from self._ask(stage, Pairs(row, column, np.full(row.size, norm), half, self._minus(half)), 1, 0)
-
-    def _half(self, count: int) -> Floats:
-        return np.full(count, float(max(1, self.copies // 2)))
-
-    def _minus(self, plus: Floats) -> Floats:
-        return self.copies - plus
+        # A score bias alone would tip the scales: unequal copies balance it.
+        beside = np.concatenate([self._beside, np.zeros(self.rows.shape[0] - self.width)])[row]
+        plus = np.clip(np.round(self.copies / (1 + np.exp(2 * beside))), 1, max(1, self.copies - 1))
+        yield from self._ask(stage, Pairs(row, column, np.full(row.size, norm), plus, self.copies - plus), 1, 0)
 
     def _ask(self, stage: str, pairs: Pairs, repeats: int, first_repeat: int) -> Steps[None]:
         """Ask pairs, and keep what was answered along the outputs they are looked at."""
@@ -309,8 +307,11 @@ class Campaign(ABC):
         frame, pairs = self.frame(wide=False), Pairs.joined(self.parts)
         start = self.start(frame) if self.fitted is None else replace(self.fitted.point, shared=frame.known)
         self.parts_of_first_pass = self.parts_of_first_pass or len(self.parts)
+        self.fitted = self._fit(frame, start, pairs)
+
+    def _fit(self, frame: Frame, start: Point, pairs: Pairs) -> Fit:
         try:
-            self.fitted = fit(frame, start, pairs, self.rank)
+            return fit(frame, start, pairs, self.rank)
         except np.linalg.LinAlgError as error:
             raise Unrecoverable(Outcome.SATURATED, "the answers do not determine the score matrix") from error
 
@@ -319,17 +320,20 @@ class Campaign(ABC):
         assert self.fitted is not None  # every use is behind the first fit
         return self.fitted
 
+    def _logits(self, pairs: Pairs) -> Floats:  # (n,)
+        """Logits of pairs one by one, as if a last token were worth nothing and had none."""
+        response = self._without_bias(pairs) / (self.max_norm * self._worth()[pairs.row])
+        if self.copies == 1:  # [x; g]: a share between nothing and all
+            share = np.clip(response, 0.5 - LARGEST_READ / 2, 0.5 + LARGEST_READ / 2)
+            return np.asarray(np.log(share / (1 - share)))
+        response = np.clip(response * (1 + 1 / self.copies), -LARGEST_READ, LARGEST_READ)
+        return np.asarray(np.arctanh(response) - np.log(pairs.plus / pairs.minus) / 2)
+
     def forms(self, pairs: Pairs) -> tuple[Floats, Floats]:  # (n,), (width,)
-        """x·W·p one by one, as if last tokens took no part, and x·c of the first pairs where a score bias shows."""
-        share = self.copies / (self.copies + 1)
-        response = self._without_bias(pairs) / (share * self.max_norm * self._worth()[pairs.row])
-        logits = np.arctanh(np.clip(response, -LARGEST_RESPONSE_READ, LARGEST_RESPONSE_READ)) / self.max_norm
-        offset = np.zeros(self.width)
-        if self.score_bias:
-            np.add.at(offset, pairs.row[pairs.norm == 0], logits[pairs.norm == 0])
-        beside = np.linalg.solve(self.rows[: self.width], offset)
-        norm = np.where(pairs.norm == 0, 1.0, pairs.norm)
-        return (logits - (self.rows @ beside)[pairs.row]) / norm, np.asarray(beside)
+        """x·W·p one by one, and the score bias where one shows: near enough to begin a fit."""
+        beside = np.asarray(np.linalg.inv(self.max_norm * self.rows[: self.width]) @ self._beside)
+        offset = self.max_norm * (self.rows @ beside)[pairs.row]
+        return (self._logits(pairs) - offset) / np.where(pairs.norm == 0, 1.0, self.max_norm * pairs.norm), beside
 
     def _passes(self) -> float:
         """Passes so far."""
@@ -375,7 +379,7 @@ class Campaign(ABC):
         self._refuse_misfit(pairs, narrow)
         # Radii allow for biases that did not show: they are those of a fit that has them, and reach as far as that is.
         broad = self.frame(wide=True)
-        wide = fit(broad, replace(narrow.point, shared=broad.known), pairs, self.rank)
+        wide = self._fit(broad, replace(narrow.point, shared=broad.known), pairs)
         params = self._head(frame, narrow)
         errors = self._errors(frame, narrow)
         other, others = self._head(broad, wide), self._errors(broad, wide)

@@ -271,7 +271,7 @@ def fit(frame: Frame, start: Point, pairs: Pairs, rank: int | None = None) -> Fi
             break
     size = frame.known.size
     spread = np.diag(system.covariance)[size:] if frame.score_bias else np.zeros(frame.width)
-    return Fit(point, best, system.score_variance(), system.covariance[:size, :size], spread)
+    return Fit(point, best, system.score_variance(), np.asarray(system.covariance[:size, :size]), spread)
 
 
 def of_rank(matrix: Floats, rank: int) -> Floats:
