@@ -1,4 +1,4 @@
-"""Errors behind normal noise over the statistical floor, coverage of intervals, scaling of errors, float32 arithmetic."""
+"""Errors behind normal noise over the statistical floor, coverage of intervals, scaling, float32 arithmetic."""
 
 from __future__ import annotations
 

@@ -323,11 +323,11 @@ def test_options_are_read_as_what_they_look_like(text: str, value: object) -> No
 
 
 def test_a_resume_command_names_everything_that_matters() -> None:
-    settings = Settings("file:a b", "single-head", 9, Path("j"), 2, 3, 0.5, {"entrywise": True}, Path("o"))
+    settings = Settings("file:a b", "single-head", 9, Path("j"), 2, 3, 0.5, "rounded:3", {"entrywise": True}, Path("o"))
     words = shlex.split(settings.command(18))
     assert words[:3] == ["keyhole", "recover", "file:a b"]
     assert " ".join(words[3:]) == (
-        "--method single-head --journal j --seed 2 --heldout 3 --max-norm 0.5 --out o "
+        "--method single-head --journal j --seed 2 --heldout 3 --max-norm 0.5 --noise rounded:3 --out o "
         "--option entrywise=true --budget 18"
     )
 

@@ -40,6 +40,7 @@ PUBLIC = [
     "Recovery",
     "RecoveryFailed",
     "SingleHead",
+    "audit",
     "distance",
     "load",
     "recover",

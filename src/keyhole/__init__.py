@@ -1,5 +1,6 @@
 """Keyhole recovers the attention inside a model from its answers, with the fewest queries and a certificate."""
 
+from keyhole.audit import audit
 from keyhole.errors import KeyholeError, RecoveryFailed
 from keyhole.measure import Noise
 from keyhole.model import SingleHead, distance, load
@@ -15,6 +16,7 @@ __all__ = [
     "Recovery",
     "RecoveryFailed",
     "SingleHead",
+    "audit",
     "distance",
     "load",
     "recover",

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,10 +17,14 @@ from rich.console import Console
 from rich.text import Text
 
 from keyhole import session
-from keyhole.errors import KeyholeError
+from keyhole.audit import MULTIPLES, Audit
+from keyhole.audit import audit as run_audit
+from keyhole.errors import FileError, KeyholeError, RecoveryFailed, UsageError
+from keyhole.measure import Noise
 from keyhole.model import SingleHead, distance
 from keyhole.recovery import Recovery
 from keyhole.report import describe
+from keyhole.report.curves import draw_curves
 from keyhole.report.picture import INSTALL, draw
 from keyhole.runs import Settings, keyhole_version, parse_option, plain, prepare_folder, write_run
 from keyhole.session import HELDOUT_QUERIES
@@ -108,7 +113,7 @@ def recover(
         str,
         typer.Argument(
             metavar="TARGET",
-            help="`demo:single-head?width=64&rank=4` (also norm, seed, max_norm), `file:params.safetensors` or "
+            help="`demo:single-head?width=64&rank=4` (also norm, seed, max_norm, noise), `file:params.safetensors` or "
             "`python:path.py:factory`",
         ),
     ],
@@ -121,6 +126,13 @@ def recover(
     ] = None,
     heldout: Annotated[int, typer.Option(min=1, help="Fresh queries for the certificate.")] = HELDOUT_QUERIES,
     max_norm: Annotated[float | None, typer.Option(help="Send no token longer than this.")] = None,
+    noise: Annotated[
+        str | None,
+        typer.Option(
+            help="How answers err: `measure` to find out, `gaussian:1e-3`, `bounded:1e-3`, `rounded:3`, `float32`, "
+            "`float16`, `bfloat16` or `exact`."
+        ),
+    ] = None,
     option: Annotated[list[str] | None, typer.Option(help="NAME=VALUE for the method; repeatable.")] = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -130,8 +142,119 @@ def recover(
     Example: `keyhole recover python:box.py:make --journal run.db --budget 5000 --out run`
     """
     options = dict(parse_option(text) for text in option or [])
-    settings = Settings(target, method, budget, journal, seed, heldout, max_norm, options, out)
+    settings = Settings(target, method, budget, journal, seed, heldout, max_norm, noise, options, out)
     return _carry_out(settings, as_json=as_json, quiet=quiet)
+
+
+@app.command()
+def audit(
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="The box, named as for `keyhole recover`.")],
+    defence: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TEXT",
+            help="`clip:1`, `noise:1e-3`, `round:3`, `float32`, `float16`, `bfloat16`, `budget:5000`, or several "
+            "joined by `+`; repeatable. A list of common ones if left out.",
+        ),
+    ] = None,
+    multiples: Annotated[str, typer.Option(help="Budgets, as multiples of the counting bound.")] = ",".join(
+        f"{multiple:g}" for multiple in MULTIPLES
+    ),
+    budget: Annotated[int | None, typer.Option(min=1, help="Leave out budgets of more queries than this.")] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes that share the defences.")] = 1,
+    seed: Seed = 0,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for audit.json, audit.png and all answers, to resume from.")
+    ] = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> int:
+    """See what defences cost an attacker: recover the box behind each, with ever more queries.
+
+    Example: `keyhole audit file:params.safetensors --defence round:3 --defence noise:1e-3+clip:1 --out audit`
+    """
+    given: dict[str, Sequence[Any]] = {"defence": defence or [], "multiples": [multiples], "budget": [budget]}
+    again = ["keyhole", "audit", target, *_words({**given, "jobs": [jobs], "seed": [seed], "out": [out]})]
+    try:
+        with redirect_stdout(sys.stderr):
+            found = run_audit(
+                target, defence, _numbers(multiples), seed, jobs, out, progress=False if quiet else None, most=budget
+            )
+            files, notes = ({}, []) if out is None else _keep_audit(found, out)
+    except KeyboardInterrupt:
+        kept = "nothing was kept: with --out FOLDER an audit can be resumed"
+        if out is not None:
+            kept = f"finished cells and all answers are kept in {out}. To go on: {shlex.join(again)}"
+        return _complain(f"interrupted; {kept}", INTERRUPTED)
+    except RecoveryFailed as error:
+        cause = f"the box cannot be recovered even without a defence, so nothing can be compared with it: {error}"
+        return _complain(cause, FAILED)
+    if as_json:
+        typer.echo(json.dumps(plain({**found.as_data(), "files": files, "notes": notes}), allow_nan=False))
+    elif not quiet:
+        _show_audit(found, files, notes)
+    return DONE
+
+
+def _words(options: Mapping[str, Sequence[Any]]) -> list[str]:
+    """Options as they were given, to be given again."""
+    return [
+        word
+        for name, values in options.items()
+        for value in values
+        if value is not None
+        for word in (f"--{name}", str(value))
+    ]
+
+
+def _numbers(text: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError as error:
+        raise UsageError(f"--multiples {text!r} is no list of numbers, for example --multiples 1,2,4") from error
+
+
+def _keep_audit(found: Audit, folder: Path) -> tuple[dict[str, Path], list[str]]:
+    """Write figures and picture; the paths, and notes on what is missing."""
+    text = json.dumps(plain(found.as_data()), indent=2, allow_nan=False) + "\n"
+    contents, notes = {"audit.json": text.encode()}, []
+    try:
+        contents["audit.png"] = draw_curves(found)
+    except ImportError as error:
+        notes.append(f"no picture: {error}; get it with {INSTALL}")
+    try:
+        for name, content in contents.items():
+            (folder / name).write_bytes(content)
+    except OSError as error:
+        raise FileError(f"cannot write to the folder {folder}: {error.strerror or error}") from error
+    return {Path(name).suffix[1:]: folder / name for name in contents}, notes
+
+
+def _show_audit(found: Audit, files: dict[str, Path], notes: list[str]) -> None:
+    console = Console(highlight=False)
+    room = max(console.width, 60)
+    _say(console, "box", found.label, room)
+    _say(console, "errors", f"relative, against {found.reference}; 1 is what a guess of nothing has", room)
+    _say(console, "budgets", f"in multiples of the counting bound, {found.bound:,} queries", room)
+    console.print()
+    table = found.table()
+    # In one piece, so that no figure is cut where the terminal is narrow.
+    console.print(table, width=max(console.width, console.measure(table).maximum), crop=False)
+    console.print()
+    for sentence in found.sentences:
+        for number, row in enumerate(textwrap.wrap(sentence, room - 2, break_long_words=False)):
+            console.print(Text.assemble(("  " if number else "· ", "cyan"), row), soft_wrap=True)
+    if files:
+        console.print()
+    for number, path in enumerate(files.values()):
+        console.print(Text.assemble((f"{'' if number else 'files':>8}  ", "cyan"), str(path)), soft_wrap=True)
+    for note in notes:
+        _say(console, "note", note, room)
+
+
+def _say(console: Console, word: str, said: str, room: int) -> None:
+    for number, row in enumerate(textwrap.wrap(said, room - 10, break_long_words=False)):
+        console.print(Text.assemble((f"{'' if number else word:>8}  ", "cyan"), row), soft_wrap=True)
 
 
 def _carry_out(settings: Settings, *, as_json: bool, quiet: bool, picture: bool = False) -> int:
@@ -153,7 +276,7 @@ def _carry_out(settings: Settings, *, as_json: bool, quiet: bool, picture: bool 
 def _run(settings: Settings, *, picture: bool, progress: bool | None) -> Ending:
     target = open_target(settings.target)
     try:
-        target = target.within(settings.max_norm)
+        target = target.told(settings.max_norm, None if settings.noise is None else Noise.parse(settings.noise))
         if settings.out is not None:
             prepare_folder(settings.out)
         result = session.recover(

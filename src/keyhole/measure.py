@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -69,6 +69,22 @@ class Noise:
             raise UsageError(f"noise must be a Noise such as Noise.gaussian(0.1), or 'measure', not {noise!r}")
         return noise
 
+    @classmethod
+    def parse(cls, text: str) -> Noise:
+        """What users write on a command line: exact, measure, gaussian:S, bounded:TAU, rounded:DECIMALS or a dtype."""
+        word, colon, number = text.partition(":")
+        try:
+            if word in READ and colon:
+                return READ[word](number)
+            if word in DIGITS and not colon:
+                return cls.dtype(word)
+            if word in ("exact", "measure") and not colon:
+                return cls.of(None if word == "exact" else word)
+        except ValueError:
+            pass
+        possible = f"exact, measure, gaussian:1e-3, bounded:1e-3, rounded:3, {', '.join(DIGITS)}"
+        raise UsageError(f"cannot read the noise {text!r}; possible: {possible}")
+
     @property
     def decimals(self) -> int:
         """Decimals kept, of rounded answers."""
@@ -108,6 +124,14 @@ class Noise:
     def deviation(self) -> float:
         """Standard deviation of an error; of a bounded one at most."""
         return self.scale / 3**0.5 if self.kind == "rounded" else self.scale
+
+
+# Kinds of noise that have a number, and how to make them of its text.
+READ: dict[str, Callable[[str], Noise]] = {
+    "gaussian": lambda text: Noise.gaussian(float(text)),
+    "bounded": lambda text: Noise.bounded(float(text)),
+    "rounded": lambda text: Noise.rounded(int(text)),
+}
 
 
 def _positive(name: str, number: float) -> float:

@@ -19,7 +19,8 @@ from keyhole.recovery import Outcome, Recovery
 from keyhole.session import HELDOUT_QUERIES, recover
 
 FORMAT, VERSION = "keyhole-run", 1
-PARAMS, RADIUS, PICTURE, RUN = "params.safetensors", "radius.safetensors", "recovery.png", "run.json"
+PARAMS, RADIUS, ERRORS = "params.safetensors", "radius.safetensors", "standard_error.safetensors"
+PICTURE, RUN = "recovery.png", "run.json"
 RESUMABLE = (Outcome.BUDGET_EXHAUSTED, Outcome.UNCERTIFIED, Outcome.ORACLE_FAILED)
 
 
@@ -34,6 +35,7 @@ class Settings:
     seed: int = 0
     heldout: int = HELDOUT_QUERIES
     max_norm: float | None = None
+    noise: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     out: Path | None = None
 
@@ -41,7 +43,7 @@ class Settings:
         """The command line that asks the same questions with another budget."""
         words = ["keyhole", "recover", self.target]
         default = Settings(self.target)
-        for name in ("method", "journal", "seed", "heldout", "max_norm", "out"):
+        for name in ("method", "journal", "seed", "heldout", "max_norm", "noise", "out"):
             if getattr(self, name) != getattr(default, name):
                 words += [f"--{name.replace('_', '-')}", str(getattr(self, name))]
         for name, value in self.options.items():
@@ -126,6 +128,8 @@ def write_run(
         makers["params"] = (PARAMS, result.params.save)
     if result.certificate.radius is not None:
         makers["radius"] = (RADIUS, result.certificate.radius.save)
+    if result.certificate.standard_error is not None:
+        makers["standard_error"] = (ERRORS, result.certificate.standard_error.save)
     if picture is not None:
         makers["picture"] = (PICTURE, lambda path: path.write_bytes(picture))
     files = {kind: name for kind, (name, _) in makers.items()}
@@ -159,7 +163,7 @@ def _replace_all(folder: Path, makers: Mapping[str, Callable[[Path], Any]]) -> N
     try:
         for name, make in makers.items():
             make(_temporary(folder, name))
-        for name in (RUN, *sorted({PARAMS, RADIUS, PICTURE} - makers.keys())):
+        for name in (RUN, *sorted({PARAMS, RADIUS, ERRORS, PICTURE} - makers.keys())):
             (folder / name).unlink(missing_ok=True)
         for name in makers:
             os.replace(_temporary(folder, name), folder / name)

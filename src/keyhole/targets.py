@@ -15,8 +15,9 @@ from urllib.parse import parse_qsl
 import numpy as np
 
 from keyhole.errors import FileError, KeyholeError, UsageError
+from keyhole.measure import Noise
 from keyhole.model import SingleHead, load
-from keyhole.oracles import FunctionOracle, Oracle, Wrapper
+from keyhole.oracles import FunctionOracle, Noisy, Oracle, Rounded, Wrapper
 
 EXAMPLES = "demo:single-head?width=64&rank=4&seed=0, file:params.safetensors, python:path.py:factory"
 # Sets the random numbers of a demo's truth apart from those a method draws from the same seed.
@@ -32,15 +33,17 @@ class Target:
     label: str  # what the box is, in words
     truth: Any = None  # its parameters, where they are known
 
-    def within(self, max_norm: float | None) -> Target:
-        """The same box asked with tokens of at most this norm."""
-        if max_norm is None:
-            return self
-        own = self.oracle.signature.max_norm
-        if own is not None and max_norm > own:
-            raise UsageError(f"max_norm {max_norm} exceeds the {own} that the target {self.text} allows")
-        signature = self.oracle.signature.but(max_norm=max_norm)
-        return replace(self, oracle=Wrapper(self.oracle, signature))
+    def told(self, max_norm: float | None = None, noise: Noise | None = None) -> Target:
+        """The same box asked with tokens of at most this norm, its answers known to err like this."""
+        signature = self.oracle.signature
+        if max_norm is not None:
+            own = signature.max_norm
+            if own is not None and max_norm > own:
+                raise UsageError(f"max_norm {max_norm} exceeds the {own} that the target {self.text} allows")
+            signature = signature.but(max_norm=max_norm)
+        if noise is not None:
+            signature = signature.but(noise=noise)
+        return self if signature is self.oracle.signature else replace(self, oracle=Wrapper(self.oracle, signature))
 
 
 def open_target(text: str) -> Target:
@@ -91,6 +94,8 @@ SINGLE_HEAD_KNOBS = {
     "score_bias": Knob(float, None, 0.0),  # sizes of the entries of random biases
     "output_bias": Knob(float, None, 0.0),
     "all_positions": Knob(int, None, 0, 1),  # 1: answers at every position
+    "noise": Knob(float, None, 0.0),  # standard deviation of normal errors of answers, which are declared
+    "decimals": Knob(int, None, -300, 300),  # that answers are rounded to, which is declared
 }
 
 
@@ -107,13 +112,17 @@ def _single_head_demo(text: str, given: Mapping[str, float]) -> Target:
         output_bias=given.get("output_bias", 0.0),
     )
     everywhere = bool(given.get("all_positions", 0))
-    oracle = FunctionOracle(
+    oracle: Oracle = FunctionOracle(
         head.at_all_positions if everywhere else head,
         width=width,
         max_norm=given.get("max_norm"),
         positions="all" if everywhere else "last",
         name=text,
     )
+    if noise := given.get("noise"):
+        oracle = Noisy(oracle, noise, seed=seed)
+    if "decimals" in given:
+        oracle = Rounded(oracle, int(given["decimals"]))
     rank = rank if norm else 0
     label = f"a random softmax head of width {width}, its score matrix of rank {rank} and norm {norm:g}"
     extras = [
@@ -121,6 +130,8 @@ def _single_head_demo(text: str, given: Mapping[str, float]) -> Target:
         "a score bias" if head.score_bias is not None else "",
         "an output bias" if head.output_bias is not None else "",
         "observed at all positions" if everywhere else "",
+        f"answers with normal errors of {noise:g}" if noise else "",
+        f"answers rounded to {given['decimals']:g} decimals" if "decimals" in given else "",
     ]
     return Target(text, oracle, ", ".join([label, *filter(None, extras)]), head)
 

@@ -26,6 +26,13 @@ class Unrecoverable(KeyholeError):
         self.outcome = outcome
 
 
+class BiasShows(Unrecoverable):
+    """Raised by a method that reads heads without biases, when it meets one."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(Outcome.WRONG_FAMILY, message)
+
+
 @dataclass(frozen=True)
 class Estimate:
     """What a method returns, before the certificate."""

@@ -447,7 +447,7 @@ class Campaign(ABC):
         details = {
             "standard_error": error,
             "passes": round(self._passes(), 3),
-            "copies": self.copies,
+            "copies": max(1, self.copies // 2),
             "score_bias": self.score_bias,
             "output_bias": self.biased,
             "rank_above_noise": int(np.sum(np.linalg.svd(score, compute_uv=False) > noise_level)),

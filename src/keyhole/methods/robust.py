@@ -8,11 +8,21 @@ from typing import Any
 import numpy as np
 
 from keyhole.errors import UsageError
-from keyhole.measure import Signature
-from keyhole.methods.base import Estimate, Method, Steps
+from keyhole.measure import DIGITS, Signature
+from keyhole.methods.base import BiasShows, Estimate, Method, Steps
+from keyhole.methods.bit_exact import bit_exact
+from keyhole.methods.bounded import bounded
+from keyhole.methods.floating import by_null_queries
 from keyhole.methods.gaussian import gaussian
 from keyhole.methods.positions import last_only
+from keyhole.methods.rounded import by_thresholds
 from keyhole.methods.single_head import single_head
+
+# Copies of each token of a pair, where none are asked for: more gain little.
+COPIES = 32
+BOUNDED_COPIES = 16
+# Tokens that a steered question needs.
+SHORTEST = 3
 
 
 def robust(
@@ -22,38 +32,71 @@ def robust(
     budget: float = math.inf,
     target_error: float | None = None,
     rank: int | None = None,
-    copies: int = 32,
+    copies: int | None = None,
+    bits: str | None = None,
 ) -> Steps[Estimate]:
-    """Score, value and biases from answers that err, as accurate as the queries allow.
+    """Score and value from answers that err, as accurate as the errors and the queries allow.
 
     *Provably Learning Attention with Queries* (arXiv 2601.16873) learns ε-accurate parameters from answers within an
-    additive tolerance, under norm and margin conditions. Here normal errors are averaged near the statistical limit.
+    additive tolerance, under norm and margin conditions. Here normal errors are averaged near the statistical limit,
+    bounded ones are carried through in intervals that hold whatever the errors are, answers rounded to decimals are
+    steered to thresholds, and answers rounded to a dtype to zero, where relative errors vanish. Where tokens may have
+    any norm, long ones drown errors that do not grow with them. `bits` reads stored weights to the last bit.
     """
-    _check(signature, target_error, rank, copies)
-    options: dict[str, Any] = {"target_error": target_error, "rank": rank, "copies": copies}
+    _check(signature, target_error, rank, copies, bits)
+    limits: dict[str, Any] = {"target_error": target_error, "budget": budget}
     if signature.positions == "all":
-        return (yield from last_only(robust(signature.but(positions="last"), rng, budget=budget, **options)))
-    if signature.max_norm is None:  # long tokens drown noise of any size
+        inner = robust(signature.but(positions="last"), rng, rank=rank, copies=copies, bits=bits, **limits)
+        return (yield from last_only(inner))
+    if bits is not None:
+        return (yield from bit_exact(signature, rng, dtype=bits))
+    if signature.noise.kind == "bounded":
+        return (yield from bounded(signature, rng, copies=copies or BOUNDED_COPIES))
+    try:
+        quantised = _quantised(signature, rng, limits)
+        if quantised is not None:
+            return (yield from quantised)
+    except BiasShows:  # beside which those methods do not read
+        pass
+    if signature.max_norm is None:
         return (yield from single_head(signature.as_coarse(), rng))
-    return (yield from gaussian(signature, rng, budget=budget, **options))
+    return (yield from gaussian(signature.as_coarse(), rng, rank=rank, copies=copies or COPIES, **limits))
 
 
-def _check(signature: Signature, target_error: float | None, rank: int | None, copies: int) -> None:
+def _quantised(signature: Signature, rng: np.random.Generator, limits: dict[str, Any]) -> Steps[Estimate] | None:
+    """The method for answers on a grid, where there is one: rounding to decimals vanishes beside long tokens."""
+    if (signature.max_length or math.inf) < SHORTEST:
+        return None
+    if signature.noise.kind == "dtype":
+        return by_null_queries(signature, rng, **limits)
+    if signature.noise.kind == "rounded" and signature.max_norm is not None:
+        return by_thresholds(signature, rng, **limits)
+    return None
+
+
+def _check(
+    signature: Signature, target_error: float | None, rank: int | None, copies: int | None, bits: str | None
+) -> None:
     if target_error is not None and not (isinstance(target_error, int | float) and 0 < target_error < math.inf):
         raise UsageError(f"target_error must be a positive number, not {target_error!r}")
     for name, number, most in (("rank", rank, signature.width), ("copies", copies, 10**6)):
         if number is not None and (isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= most):
             raise UsageError(f"{name} must be a whole number from 1 to {most}, not {number!r}")
+    if rank is not None and (signature.noise.kind not in ("exact", "gaussian") or signature.max_norm is None):
+        raise UsageError("rank serves normal errors under a norm bound only: leave it out, or use method low-rank")
+    if bits is not None and bits not in DIGITS:
+        raise UsageError(f"bits must be one of {', '.join(DIGITS)}, not {bits!r}")
 
 
 ROBUST = Method(
     name="robust",
-    summary="one softmax head behind noise, near the statistical limit, with error bars",
+    summary="one softmax head behind noise, near the limit of what its answers reveal, with error bars",
     run=robust,
     options={
-        "target_error": "wanted standard error of a score entry, root mean square; decides how often to ask",
+        "target_error": "wanted error of a score entry, root mean square; decides how often to ask",
         "rank": "largest rank the score matrix can have, where that is known: fewer questions, smaller errors",
-        "copies": "copies of each token of a pair, 32 if left out; sequences have twice as many tokens and one more",
+        "copies": "copies of each token of a pair; sequences have twice as many tokens and one more",
+        "bits": "dtype the weights are stored in (float32, bfloat16, float16): every bit is read and proven",
     },
     robust=True,
 )

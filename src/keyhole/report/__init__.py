@@ -23,6 +23,8 @@ def describe(result: Recovery, label: str, distance: float | None = None) -> Ite
     yield "outcome", f"{result.outcome.name}: {result.message}"
     if not result.certified:
         yield "remedy", result.outcome.value
+    if "noise" in result.stats.details:
+        yield "noise", _noise(result)
     yield "method", _method(result)
     yield "queries", _queries(result)
     if result.certificate.answers.size:
@@ -38,8 +40,14 @@ def describe(result: Recovery, label: str, distance: float | None = None) -> Ite
     yield "time", f"{result.stats.seconds:.2f} s, {result.stats.oracle_seconds:.2f} s of it in the box"
 
 
+def _noise(result: Recovery) -> str:
+    details = result.stats.details
+    return f"{details['noise']}, as {details['noise_queries']} queries show: {details['noise_evidence']}"
+
+
 def _method(result: Recovery) -> str:
-    return ", ".join([result.method, *filter(None, starmap(_detail, result.stats.details.items()))])
+    found = {name: value for name, value in result.stats.details.items() if not name.startswith("noise")}
+    return ", ".join([result.method, *filter(None, starmap(_detail, found.items()))])
 
 
 def _detail(name: str, value: Any) -> str:

@@ -1,0 +1,166 @@
+"""One cell of an audit: a recovery behind one defence within one budget, kept on disk once it is done."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from keyhole.audit.defences import Defence
+from keyhole.audit.floors import NOTHING, Geometry, floor
+from keyhole.audit.result import Row
+from keyhole.errors import FileError
+from keyhole.model import SingleHead, distance
+from keyhole.oracles import Oracle
+from keyhole.progress import Observer, Silent
+from keyhole.recovery import Outcome, Recovery
+from keyhole.runs import keyhole_version
+from keyhole.session import recover
+
+# Part of every key: raise it whenever the same settings start to mean another cell.
+CELL_VERSION = 1
+METHOD = "auto"
+# The truth judges what was recovered, so a certificate need not be bought: one question is the fewest there is.
+HELDOUT = 1
+
+
+@dataclass(frozen=True)
+class Column:
+    """All cells of one defence, by rising budget. They share a journal: what was answered once is asked of no one."""
+
+    defence: Defence
+    multiples: tuple[float, ...]
+    bound: int
+    seed: int
+    folder: Path
+
+    def budgets(self) -> Iterator[tuple[float, int]]:
+        """(multiple, budget) of each cell. Behind a limit no budget is larger, and the largest stands once."""
+        limit = self.defence.limit or math.inf
+        for multiple in self.multiples:
+            budget = max(1, round(multiple * self.bound))
+            if budget < limit:
+                yield multiple, budget
+        if self.defence.limit is not None and limit <= self.multiples[-1] * self.bound:
+            yield self.defence.limit / self.bound, self.defence.limit
+
+    def journal(self, box: str) -> Path:
+        """Where the answers of a box behind this defence are kept."""
+        slug = self.defence.text.replace(":", "").replace("+", "-")
+        return self.folder / "journals" / f"{slug}-{digest(box, self.defence.text, str(self.seed))[:8]}.db"
+
+    def file(self, box: str, budget: int) -> Path:
+        """Where a finished cell is kept: its name is a digest of all that determines it."""
+        settings = [box, self.defence.text, budget, self.bound, self.seed, METHOD, HELDOUT]
+        key = digest(json.dumps([CELL_VERSION, keyhole_version(), *settings]))
+        return self.folder / "cells" / f"{key[:32]}.json"
+
+
+@dataclass(frozen=True)
+class Filled:
+    """The rows of a column, and how many queries they took now."""
+
+    rows: tuple[Row, ...]
+    new_queries: int
+
+
+def fill(
+    column: Column,
+    oracle: Oracle,
+    reference: SingleHead,
+    observer: Observer | None = None,
+    done: Callable[[], None] = lambda: None,  # called after each cell
+) -> Filled:
+    """Run the cells of a column that are not on disk yet."""
+    rows, new_queries = [], 0
+    for multiple, budget in column.budgets():
+        file = column.file(oracle.name, budget)
+        row = _read(file)
+        if row is None:
+            journal = column.journal(oracle.name)
+            # Noise that began anew with every cell would repeat itself: it goes on where the journal ends.
+            state = digest(str(column.seed), column.defence.text, str(budget), str(_answered(journal)))
+            defended = column.defence.around(oracle, seed=int(state[:12], 16))
+            result = recover(
+                defended,
+                METHOD,
+                budget,
+                journal,
+                column.seed,
+                throw=False,
+                heldout=HELDOUT,
+                observer=observer or Silent(),
+            )
+            geometry = Geometry.of(reference, defended.signature)
+            row = _row(column.defence.text, multiple, budget, result, reference, geometry, defended)
+            new_queries += result.stats.new_queries
+            if result.outcome is not Outcome.ORACLE_FAILED:  # which may go better next time
+                _write(file, row)
+        rows.append(row)
+        done()
+    return Filled(tuple(rows), new_queries)
+
+
+def _row(
+    defence: str,
+    multiple: float,
+    budget: int,
+    result: Recovery,
+    reference: SingleHead,
+    geometry: Geometry,
+    defended: Oracle,
+) -> Row:
+    error = NOTHING if result.params is None else distance(result.params, reference)
+    return Row(
+        defence=defence,
+        multiple=multiple,
+        budget=budget,
+        queries=result.stats.queries,
+        error=error if math.isfinite(error) else NOTHING,
+        floor=floor(defended.signature.noise, budget, geometry),
+        outcome=result.outcome.name,
+        method=result.method,
+        seconds=result.stats.seconds,
+    )
+
+
+def digest(*parts: str) -> str:
+    """SHA-256 over texts, in hexadecimal."""
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def _answered(journal: Path) -> int:
+    """How many answers a journal has; 0 where there is none."""
+    if not journal.exists():
+        return 0
+    with closing(sqlite3.connect(f"{journal.absolute().as_uri()}?mode=ro", uri=True)) as database:
+        try:
+            (count,) = database.execute("SELECT coalesce(sum(stop - start), 0) FROM answers").fetchone()
+        except sqlite3.Error:  # no journal, or one that was never begun: opening it in earnest will say so
+            return 0
+    return int(count)
+
+
+def _read(file: Path) -> Row | None:
+    try:
+        return Row(**json.loads(file.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError) as error:
+        raise FileError(f"cannot read the finished cell {file} ({error}): remove it, and it is run again") from error
+
+
+def _write(file: Path, row: Row) -> None:
+    """Under another name first: a cell that is there is whole."""
+    temporary = file.with_suffix(f".{os.getpid()}.tmp")
+    try:
+        temporary.write_text(json.dumps(asdict(row), indent=2, allow_nan=False) + "\n", encoding="utf-8")
+        os.replace(temporary, file)
+    except OSError as error:
+        raise FileError(f"cannot write to {file.parent}: {error.strerror or error}; name another --out") from error

@@ -1,0 +1,183 @@
+"""Defences written as text, `round:3+clip:1`, and put around an oracle."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from keyhole.arrays import Array
+from keyhole.errors import UsageError
+from keyhole.measure import DIGITS, Noise
+from keyhole.oracles import Budgeted, Cast, Noisy, Oracle, Rounded, Wrapper
+
+NONE = "none"
+POSSIBLE = (
+    f"{NONE}, clip:NORM, noise:DEVIATION, {', '.join(sorted(DIGITS))}, round:DECIMALS, budget:QUERIES, "
+    "several joined by +, for example round:3+clip:1"
+)
+
+
+@dataclass(frozen=True)
+class Defence:
+    """What a server does to tokens, answers and clients. The attacker knows all of it."""
+
+    clip: float | None = None  # tokens longer than this are scaled down to it
+    noise: float | None = None  # standard deviation of errors added to answers
+    dtype: str | None = None  # that answers are rounded to
+    decimals: int | None = None  # that answers are rounded to
+    limit: int | None = None  # most queries a client may send
+
+    @property
+    def text(self) -> str:
+        """The defence as it is written, the same for the same defence."""
+        parts = [
+            None if self.noise is None else f"noise:{_short(self.noise)}",
+            self.dtype,
+            None if self.decimals is None else f"round:{self.decimals}",
+            None if self.clip is None else f"clip:{_short(self.clip)}",
+            None if self.limit is None else f"budget:{self.limit}",
+        ]
+        return "+".join(filter(None, parts)) or NONE
+
+    @property
+    def words(self) -> str:
+        """What it does, as the beginning of a sentence."""
+        parts = [
+            None if self.noise is None else f"adding noise of {_short(self.noise)}",
+            None if self.dtype is None else f"answering in {self.dtype}",
+            None if self.decimals is None else f"rounding to {self.decimals} decimals",
+            None if self.clip is None else f"clipping tokens to norm {_short(self.clip)}",
+            None if self.limit is None else f"allowing {self.limit:,} queries",
+        ]
+        return " and ".join(filter(None, parts)) or "no defence"
+
+    @property
+    def errors(self) -> Noise | None:
+        """What the attacker knows of the errors this makes; None where it makes none."""
+        if self.dtype is not None:
+            return Noise.dtype(self.dtype)
+        rounded = None if self.decimals is None else Noise.rounded(self.decimals)
+        if self.noise is None:
+            return rounded
+        noisy = Noise.gaussian(self.noise)
+        if rounded is None:
+            return noisy
+        if rounded.deviation > noisy.deviation:  # noise moves answers across the steps of the rounding
+            return Noise.bounded(rounded.radius + noisy.radius)
+        return Noise.gaussian(math.hypot(noisy.deviation, rounded.deviation))
+
+    def without_clip(self) -> Defence:
+        """What an attacker faces who keeps his tokens short of his own accord."""
+        return replace(self, clip=None)
+
+    def around(self, oracle: Oracle, seed: int = 0) -> Oracle:
+        """The oracle behind this defence, which its signature declares; `seed` is that of added noise."""
+        name = f"{oracle.name} | {self.text}"
+        if self.clip is not None:
+            limit = min(self.clip, oracle.signature.max_norm or math.inf)
+            oracle = Wrapper(Clipped(oracle, limit), oracle.signature.but(max_norm=limit))
+        if self.noise is not None:
+            oracle = Noisy(oracle, self.noise, seed=seed)
+        if self.dtype is not None:
+            oracle = Cast(oracle, self.dtype)
+        if self.decimals is not None:
+            oracle = Rounded(oracle, self.decimals)
+        if self.limit is not None:
+            oracle = Budgeted(oracle, self.limit)
+        declared = oracle.signature if self.errors is None else oracle.signature.but(noise=self.errors)
+        defended = Wrapper(oracle, declared)
+        defended.name = name  # noise of another seed is the same defence: its answers share a journal
+        return defended
+
+
+class Clipped(Wrapper):
+    """Scales tokens that are longer than `norm` down to it, as a server does that trusts no client."""
+
+    def __init__(self, inner: Oracle, norm: float) -> None:
+        super().__init__(inner, inner.signature.but(max_norm=None))
+        self.name = f"{inner.name} | clipped to norm {norm:g}"
+        self.norm = norm
+
+    def answer(self, tokens: Array) -> Array:
+        """Clip, then ask."""
+        xp = self.signature.space.xp
+        norms = xp.linalg.vector_norm(tokens, axis=-1, keepdims=True)
+        long = norms > self.norm
+        # One spacing below the norm, so that what was scaled does not exceed it by a rounding.
+        aim = self.norm * (1 - 4 * self.signature.space.spacing)
+        scale = xp.where(long, aim / xp.where(long, norms, xp.ones_like(norms)), xp.ones_like(norms))
+        return self.inner(tokens * scale)
+
+
+def default_defences(bound: int) -> tuple[Defence, ...]:
+    """What a server might do, alone and together; `bound` is the counting bound of the box."""
+    texts = [
+        NONE,
+        "clip:1",
+        "round:3",
+        "round:3+clip:1",
+        "noise:1e-3",
+        "noise:1e-3+clip:1",
+        "float32+clip:1",
+        "bfloat16",
+        "bfloat16+clip:1",
+        f"budget:{max(1, bound // 2)}",
+    ]
+    return tuple(parse_defence(text) for text in texts)
+
+
+def parse_defence(text: str) -> Defence:
+    """The defence that `text` names; UsageError says what is wrong with it and what is possible."""
+    if text.strip() == NONE:
+        return Defence()
+    found = Defence()
+    for part in text.split("+"):
+        word, colon, number = part.strip().partition(":")
+        field, value = "dtype", cast(Any, word)
+        if word in READERS and colon:
+            field, value = READERS[word][0], _read(text, word, number)
+        elif word not in DIGITS or colon:
+            raise UsageError(f"cannot read {part!r} in the defence {text!r}; possible: {POSSIBLE}")
+        if getattr(found, field) is not None:
+            raise UsageError(f"the defence {text!r} says twice what becomes of the same thing ({part}): keep one")
+        found = replace(found, **{field: value})
+    if found.dtype is not None and (found.decimals is not None or found.noise is not None):
+        raise UsageError(f"the defence {text!r} changes answers in two ways: keep {found.dtype} or the rest")
+    return found
+
+
+def _whole(text: str, least: float) -> int:
+    number = int(text)
+    if number < least:
+        raise ValueError(text)
+    return number
+
+
+def _positive(text: str) -> float:
+    number = float(text)
+    if not 0 < number < math.inf:
+        raise ValueError(text)
+    return number
+
+
+# Word before the colon -> field, how its number is read, what it must be.
+READERS: dict[str, tuple[str, Callable[[str], Any], str]] = {
+    "clip": ("clip", _positive, "a positive number, for example clip:1"),
+    "noise": ("noise", _positive, "a positive number, for example noise:1e-3"),
+    "round": ("decimals", lambda text: _whole(text, -math.inf), "a whole number of decimals, for example round:3"),
+    "budget": ("limit", lambda text: _whole(text, 1), "a whole number from 1, for example budget:5000"),
+}
+
+
+def _read(text: str, word: str, number: str) -> Any:
+    _, read, wanted = READERS[word]
+    try:
+        return read(number)
+    except ValueError:
+        raise UsageError(f"{word}:{number} in the defence {text!r} makes no sense: {word}: takes {wanted}") from None
+
+
+def _short(number: float) -> str:
+    return f"{number:.12g}".replace("e+", "e")  # a plus joins defences

@@ -1,0 +1,50 @@
+"""How coarse numbers are: the binary digits and the decimals that all of them can do with."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+
+MANTISSA = 53  # binary digits of a float64
+# A decimal is no longer told from the rounding of the dtype when its unit is fewer spacings of a number than this.
+FEWEST_SPACINGS = 8.0
+
+
+def binary_digits(values: Floats) -> int:
+    """The fewest significant binary digits that hold all values exactly."""
+    mantissa, _ = np.frexp(values[values != 0])
+    whole = np.abs(np.ldexp(mantissa, MANTISSA)).astype(np.int64)
+    if not whole.size:
+        return 0
+    trailing = whole & -whole  # the lowest bit that is set
+    return MANTISSA - int(np.min(np.log2(trailing)))
+
+
+def decimals(values: Floats, spacing: float) -> int | None:
+    """The fewest decimals (negative: zeros before the point) that all values can do with, within their `spacing`.
+
+    None where every number of decimals that is coarser than the spacing loses something.
+    """
+    largest = float(np.max(np.abs(values), initial=0.0))
+    if largest == 0.0:
+        return None
+    finest = int(np.floor(-np.log10(FEWEST_SPACINGS * spacing * largest)))
+    for places in range(-int(np.ceil(np.log10(largest))), finest + 1):
+        unit = 10.0 ** abs(places)  # a whole number, exact up to 10²²
+        counts = values * unit if places >= 0 else values / unit
+        if np.all(np.abs(counts - np.round(counts)) <= spacing * np.abs(counts)):
+            return places
+    return None
+
+
+def bits_lost_to_decimals(values: Floats, places: int, spacing: float) -> float:
+    """How many binary digits of all values together rounding to decimals explains away."""
+    counts = np.maximum(np.abs(values) * 10.0**places, 1.0)
+    return float(np.sum(-np.log2(spacing * counts)))
+
+
+def bits_lost_to_digits(values: Floats, digits: int, spacing: float) -> float:
+    """How many binary digits of all values together a shorter mantissa explains away; it makes no zeros."""
+    return float(np.count_nonzero(values) * (1 - np.log2(spacing) - digits))
