@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 import keyhole as kh
 import targets as t
-from keyhole.arrays import Space
-from keyhole.oracles import Noisy, Oracle, Rounded
+from keyhole.arrays import Array, Space, to_numpy
+from keyhole.oracles import Cast, Noisy, Oracle, Rounded, Wrapper
 
-Kind = Literal["exact", "rounded", "gaussian"]
+Kind = Literal["exact", "rounded", "gaussian", "bounded", "float32", "float16", "bfloat16"]
 # Decades of the faintest noise. Where it is hidden, it is never so faint beside the smallest entry of the value that
 # it could disturb that entry and no held-out answer: what stays below the error bar no question can show.
 FAINTEST = {True: -10, False: -8}
@@ -49,6 +49,8 @@ class Situation:
     method: str = "single-head"
     tolerance: float = 0.0  # of the method low-rank
     max_length: int | None = None
+    budget: int | None = None
+    measured: bool = False  # whether the learner has to find out what the noise is
 
     def truth(self) -> kh.SingleHead:
         rng, d = np.random.default_rng(self.seed), self.width
@@ -103,11 +105,30 @@ class Situation:
             oracle = Noisy(oracle, size, seed=self.seed, declared=self.declared)
         elif self.noise == "rounded":
             oracle = Rounded(oracle, int(np.floor(-np.log10(size))), declared=self.declared)
+        elif self.noise == "bounded":
+            oracle = Shaken(oracle, size * (self.max_norm or 1.0), self.seed)
+        elif self.noise != "exact":
+            oracle = Cast(oracle, self.noise)
+        if self.measured:
+            oracle = Wrapper(oracle, oracle.signature.but(noise=kh.Noise.of("measure")))
         return oracle
 
     def recovered(self, truth: kh.SingleHead) -> kh.Recovery:
         options = {"tolerance": self.tolerance} if self.tolerance else {}
-        return kh.recover(self.oracle(truth), method=self.method, seed=self.seed, throw=False, **options)
+        return kh.recover(self.oracle(truth), self.method, self.budget, seed=self.seed, throw=False, **options)
+
+
+class Shaken(Wrapper):
+    """Errors of up to a tolerance, often all of it, to either side."""
+
+    def __init__(self, inner: Oracle, tolerance: float, seed: int) -> None:
+        super().__init__(inner, inner.signature.but(noise=kh.Noise.bounded(tolerance)))
+        self.name, self.tolerance, self._rng = f"{inner.name} | shaken", tolerance, np.random.default_rng(seed)
+
+    def answer(self, tokens: Array) -> Array:
+        answers = self.inner(tokens)
+        errors = self._rng.choice([-1.0, 1.0, 0.5, -0.3], to_numpy(answers).shape)
+        return answers + self.signature.space.asarray(self.tolerance * errors)
 
 
 def magnitudes(low: float, high: float) -> st.SearchStrategy[float]:
@@ -215,7 +236,35 @@ def is_honest(situation: Situation) -> bool:
 EXACT: tuple[tuple[Kind, bool], ...] = (("exact", True),)
 HIDDEN: tuple[tuple[Kind, bool], ...] = (("rounded", False), ("gaussian", False))
 DECLARED: tuple[tuple[Kind, bool], ...] = (("rounded", True), ("gaussian", True))
+NOISY: tuple[Kind, ...] = ("gaussian", "rounded", "bounded", "float32", "float16", "bfloat16")
 PLAIN = Situation(0, 8, "gaussian", 8, 0.0, 1.0, 1.0, 0.0, None, "exact", True, 1e-6)
+
+
+def drawn_noisy(seed: int, noise: Kind) -> Situation:
+    """Whatever `auto` may meet behind noise, declared or to be measured, mostly under a norm bound."""
+    rng = np.random.default_rng([seed, 79])
+    situation = (drawn if rng.random() < 0.5 else drawn_family)(seed, noise, True)
+    width = int(rng.integers(1, 11))
+    bound = 10 ** rng.uniform(-1, 1) / situation.score_norm**0.5
+    return replace(
+        situation,
+        method="auto",
+        tolerance=0.0,
+        width=width,
+        rank=min(situation.rank, width),
+        outputs=None if situation.outputs is None else min(situation.outputs, 12),
+        max_norm=bound if rng.random() < 0.6 else situation.max_norm,
+        budget=int(rng.integers(200, 3000)) if rng.random() < 0.3 else None,
+        measured=rng.random() < 0.3,
+    )
+
+
+@pytest.mark.parametrize("noise", NOISY)
+def test_auto_behind_any_noise(noise: Kind, fresh_seed: int) -> None:
+    certified = [is_honest(drawn_noisy(seed, noise)) for seed in range(25)]
+    assert sum(certified) >= 5  # honesty is not silence
+    for seed in range(fresh_seed, fresh_seed + 10):
+        is_honest(drawn_noisy(seed, noise))
 
 
 @settings(max_examples=250)

@@ -45,6 +45,8 @@ DITHER = 0.1
 MISSES = 1e-9
 # Squared residuals may exceed what is expected by this many standard deviations.
 MISFIT_DEVIATIONS = 6.0
+# Singular values below this fraction of the largest are rounding errors.
+ROUNDED_OFF = 1e-14
 # What keeps the covariance of nearly equal pairs invertible, relative to its diagonal.
 JITTER = 1e-9
 
@@ -58,6 +60,7 @@ class Campaign(ABC):
     def __init__(self, signature: Signature, rng: np.random.Generator, copies: int) -> None:
         self.signature, self.rng, self.width = signature, rng, signature.width
         self.max_norm = signature.norm_limit
+        self.random = signature.noise.kind == "gaussian"  # else the same question has the same error
         room = (signature.max_length or math.inf) - 1
         self.copies = int(min(2 * copies, room - room % 2 if room > 1 else 1)) if room < math.inf else 2 * copies
         self.asked = 0
@@ -110,7 +113,8 @@ class Campaign(ABC):
         noise = signature.noise.deviation
         plain = (self.answers[1:] - self.answers[0]) / self.max_norm
         # The oracle's own arithmetic errs too, by about so much for tokens as long as they may be.
-        own = OWN_ROUNDING * signature.space.eps * self.max_norm * float(np.max(np.linalg.norm(plain, axis=0)))
+        largest = self.max_norm * np.linalg.norm(plain, axis=0) + np.abs(self.answers[0])
+        own = OWN_ROUNDING * signature.space.eps * float(np.max(largest))
         self.noise = math.hypot(noise, own)
         sure = self.noise / math.sqrt(self.value_repeats)
         self.biased = bool(np.any(np.abs(self.answers[0]) > BIAS_DEVIATIONS * sure))
@@ -196,7 +200,7 @@ class Campaign(ABC):
         """All pairs as the fit says they are best asked: whole passes, half of each sign, and part of one more."""
         whole = int(repeats)
         pairs = self._best(*self.next_pass())
-        if self.signature.noise.kind == "gaussian":
+        if self.random:
             for sign, count in ((1.0, (whole + 1) // 2), (-1.0, whole // 2)):
                 if count:
                     yield from self._ask("forms", self._signed(pairs, sign), count, 0)
@@ -209,7 +213,7 @@ class Campaign(ABC):
             chosen = pairs.picked(self.rng.permutation(pairs.row.size)[:some])
             yield from self._ask("forms", self._signed(chosen, -1.0 if whole % 2 else 1.0), 1, whole)
         behind = int(min(self._passes() - self.value_repeats, (budget - self.asked) / (self.width + 1)))
-        if behind > 0:
+        if behind > 0 and self.random:
             yield from self.ask_value(behind)
 
     @staticmethod
@@ -292,7 +296,8 @@ class Campaign(ABC):
     def _looked_at(self) -> Floats:  # (biases, outputs)
         """Orthonormal combinations of the outputs that pairs are looked at along: never more than there are pairs."""
         _, sizes, right = np.linalg.svd(self.looks, full_matrices=False)
-        return np.asarray(right[sizes > sizes[0] * self.signature.space.eps**0.5])
+        # However rarely an output is looked at, its bias may be large.
+        return np.asarray(right[sizes > sizes[0] * ROUNDED_OFF])
 
     def _worth(self) -> Floats:  # (rows,)
         """What each pair is worth along the outputs it is looked at."""
@@ -342,7 +347,7 @@ class Campaign(ABC):
     def more_passes(self, target_error: float | None, budget: float) -> float:
         """How many passes more are wanted and can be paid, with the one-token queries that go with them."""
         left = budget - self.asked
-        behind = self.value_repeats < self._passes() + 1
+        behind = self.random and self.value_repeats < self._passes() + 1
         payable = left / (self.pass_size + (self.width + 1 if behind else 0))
         if payable * self.pass_size < 1:
             return 0.0

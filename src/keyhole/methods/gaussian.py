@@ -43,7 +43,8 @@ def gaussian(
     few = rank is not None and 2 * rank + MORE_DIRECTIONS < signature.width
     campaign = LowRank(signature, rng, copies, rank) if few and rank else FullRank(signature, rng, copies, rank)
     affordable = (budget - signature.width) / (campaign.pass_size + signature.width + 1)
-    yield from campaign.ask_value(1 if target_error or affordable == math.inf else max(1, int(affordable)))
+    once = target_error is not None or affordable == math.inf or not campaign.random
+    yield from campaign.ask_value(1 if once else max(1, int(affordable)))
     campaign.settle()
     yield from campaign.ask_null_column()
     yield from campaign.ask_first_pass()
