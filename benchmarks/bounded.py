@@ -31,7 +31,6 @@ class Seen:
     runs: int = 0
     inside: int = 0
     reached: list[float] = field(default_factory=list)  # largest error over radius, or that of the target
-    floors: list[float] = field(default_factory=list)  # mean radius over 2τ/(B³|v|)
     ratios: list[float] = field(default_factory=list)  # queries over d² + d
 
 

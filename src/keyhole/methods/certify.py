@@ -47,6 +47,11 @@ def certify(estimate: Estimate, signature: Signature, rng: np.random.Generator, 
     predictions, known = _predict(estimate, signature, plans, normal)
     noise = signature.noise.radius + signature.noise.relative * np.abs(predictions)
     bars, coarse = known + noise, float(np.sqrt(np.mean((known + noise) ** 2)))
+    if signature.noise.kind == "bounded":
+        # Radii hold whatever the errors are, which may conspire; fresh questions do not know them, so what they see
+        # of it is as random as they are.
+        known = GAUSSIAN_DEVIATIONS * known
+        bars, coarse = known + noise, float(np.sqrt(np.mean((known + noise) ** 2)))
     if normal:
         bars = np.hypot(GAUSSIAN_DEVIATIONS * known, noise)
         coarse = float(np.sqrt(np.mean(known**2) + signature.noise.scale**2 / known.size))

@@ -34,6 +34,7 @@ def robust(
     rank: int | None = None,
     copies: int | None = None,
     bits: str | None = None,
+    cover_biases: bool = False,
 ) -> Steps[Estimate]:
     """Score and value from answers that err, as accurate as the errors and the queries allow.
 
@@ -43,15 +44,16 @@ def robust(
     steered to thresholds, and answers rounded to a dtype to zero, where relative errors vanish. Where tokens may have
     any norm, long ones drown errors that do not grow with them. `bits` reads stored weights to the last bit.
     """
-    _check(signature, target_error, rank, copies, bits)
+    _check(signature, target_error, rank, copies, bits, cover_biases)
     limits: dict[str, Any] = {"target_error": target_error, "budget": budget}
     if signature.positions == "all":
-        inner = robust(signature.but(positions="last"), rng, rank=rank, copies=copies, bits=bits, **limits)
+        others: dict[str, Any] = {"rank": rank, "copies": copies, "bits": bits, "cover_biases": cover_biases}
+        inner = robust(signature.but(positions="last"), rng, **others, **limits)
         return (yield from last_only(inner))
     if bits is not None:
         return (yield from bit_exact(signature, rng, dtype=bits))
     if signature.noise.kind == "bounded":
-        return (yield from bounded(signature, rng, copies=copies or BOUNDED_COPIES))
+        return (yield from bounded(signature, rng, copies=copies or BOUNDED_COPIES, cover_biases=cover_biases))
     try:
         quantised = _quantised(signature, rng, limits)
         if quantised is not None:
@@ -75,7 +77,12 @@ def _quantised(signature: Signature, rng: np.random.Generator, limits: dict[str,
 
 
 def _check(
-    signature: Signature, target_error: float | None, rank: int | None, copies: int | None, bits: str | None
+    signature: Signature,
+    target_error: float | None,
+    rank: int | None,
+    copies: int | None,
+    bits: str | None,
+    cover_biases: bool,
 ) -> None:
     if target_error is not None and not (isinstance(target_error, int | float) and 0 < target_error < math.inf):
         raise UsageError(f"target_error must be a positive number, not {target_error!r}")
@@ -84,6 +91,8 @@ def _check(
             raise UsageError(f"{name} must be a whole number from 1 to {most}, not {number!r}")
     if rank is not None and (signature.noise.kind not in ("exact", "gaussian") or signature.max_norm is None):
         raise UsageError("rank serves normal errors under a norm bound only: leave it out, or use method low-rank")
+    if not isinstance(cover_biases, bool):
+        raise UsageError(f"cover_biases must be true or false, not {cover_biases!r}")
     if bits is not None and bits not in DIGITS:
         raise UsageError(f"bits must be one of {', '.join(DIGITS)}, not {bits!r}")
 
@@ -97,6 +106,7 @@ ROBUST = Method(
         "rank": "largest rank the score matrix can have, where that is known: fewer questions, smaller errors",
         "copies": "copies of each token of a pair; sequences have twice as many tokens and one more",
         "bits": "dtype the weights are stored in (float32, bfloat16, float16): every bit is read and proven",
+        "cover_biases": "bounded errors: radii that also hold for biases too small to be seen, five times as wide",
     },
     robust=True,
 )
