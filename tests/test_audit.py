@@ -271,7 +271,7 @@ def made(**errors: list[tuple[int, float, float]]) -> Audit:
 @pytest.mark.parametrize(
     ("cells", "said"),
     [
-        ([(100, 0.5, 0), (200, 1e-9, 0)], "costs an attacker nothing and stops nothing: the error falls to 1.0e-09."),
+        ([(100, 0.5, 0), (200, 1e-9, 0)], "costs an attacker nothing and stops nothing: the error falls to 1.0e-09"),
         ([(200, 0.5, 0), (4000, 1e-9, 0)], "costs an attacker at most 20 × the queries and stops nothing"),
         ([(400, 0.005, 0), (800, 1e-4, 5e-5)], "come within 1 % for at most 2 × the queries; an error of 1.0e-04"),
         ([(200, 1e-3, 0), (800, 1e-4, 5e-5)], "come within 1 % at no cost; an error of 1.0e-04 remains after 8 ×"),
@@ -291,7 +291,7 @@ def test_sentences_follow_from_rows(cells: list[tuple[int, float, float]], said:
 
 def test_whoever_is_not_clipped_may_send_short_tokens() -> None:
     found = made(none=[(200, 1e-15, 0)], bfloat16=[(800, 1.0, 0)], bfloat16xclip_1=[(800, 1e-8, 0)])
-    assert found.sentences[1].endswith("stops nothing: the error falls to 1.0e-08 with tokens of norm 1 at most.")
+    assert found.sentences[1].endswith("the error falls to 1.0e-08 with 800 queries of tokens of norm 1 at most.")
 
 
 def test_an_attack_that_gave_up_is_no_merit_of_the_defence() -> None:

@@ -113,8 +113,8 @@ def recover(
         str,
         typer.Argument(
             metavar="TARGET",
-            help="`demo:single-head?width=64&rank=4` (also norm, seed, max_norm, noise), `file:params.safetensors` or "
-            "`python:path.py:factory`",
+            help="`demo:single-head?width=64&rank=4` (also norm, seed, max_norm, noise, decimals), "
+            "`file:params.safetensors` or `python:path.py:factory`",
         ),
     ],
     method: Annotated[str, typer.Option(help="The learner.")] = "auto",

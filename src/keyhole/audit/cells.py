@@ -139,7 +139,7 @@ def _answered(journal: Path) -> int:
     """How many answers a journal has; 0 where there is none."""
     if not journal.exists():
         return 0
-    with closing(sqlite3.connect(f"{journal.absolute().as_uri()}?mode=ro", uri=True)) as database:
+    with closing(sqlite3.connect(f"{journal.absolute().as_uri()}?mode=ro&immutable=1", uri=True)) as database:
         try:
             (count,) = database.execute("SELECT coalesce(sum(stop - start), 0) FROM answers").fetchone()
         except sqlite3.Error:  # no journal, or one that was never begun: opening it in earnest will say so

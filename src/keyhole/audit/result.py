@@ -118,7 +118,7 @@ def sentence(rows: Sequence[Row], short: Sequence[Row], audit: Audit) -> str:
         return _bare_sentence(rows, audit.bound)
     best = min([*rows, *short], key=lambda row: row.error)
     words = defence.words[0].upper() + defence.words[1:]
-    trick = f" with tokens of norm {parse_defence(best.defence).clip:g} at most" if best not in rows else ""
+    trick = f" of tokens of norm {parse_defence(best.defence).clip:g} at most" if best not in rows else ""
     spent = f"after {_times(rows[-1].budget / audit.bound)} the counting bound{trick}"
     if best.error > USEFUL:
         gave_up = f" (the attack gave up: {best.outcome})" if best.queries < best.budget / 2 else ""
@@ -131,7 +131,8 @@ def sentence(rows: Sequence[Row], short: Sequence[Row], audit: Audit) -> str:
         )
     cost = _cost([*rows, *short], bare, COPY)
     costs = f"costs an attacker {cost.removeprefix('for ')}" if cost else "costs an attacker nothing"
-    return f"{words} {costs} and stops nothing: the error falls to {best.error:.1e}{trick}."
+    spent = f" with {best.queries:,} queries{trick}"
+    return f"{words} {costs} and stops nothing: the error falls to {best.error:.1e}{spent}."
 
 
 def _bare_sentence(rows: Sequence[Row], bound: int) -> str:

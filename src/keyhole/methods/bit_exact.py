@@ -54,7 +54,7 @@ def bit_exact(signature: Signature, rng: np.random.Generator, *, dtype: str) -> 
     """
     grid = grid_of(dtype)
     if signature.noise.kind != "exact" or signature.space.eps > FLOAT64:
-        raise UsageError(f"bits are read from exact float64 answers, not from answers {signature.noise}")
+        raise UsageError(f"bits are read from exact float64 answers, not from {signature.noise}")
     if signature.max_norm is not None:
         raise UsageError("bits are read with tokens of any norm: leave out max_norm")
     if signature.positions == "all":

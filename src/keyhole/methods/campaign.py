@@ -45,6 +45,8 @@ DITHER = 0.1
 MISSES = 1e-9
 # Squared residuals may exceed what is expected by this many standard deviations.
 MISFIT_DEVIATIONS = 6.0
+# Plans that a first pass is divided into.
+PARTS = 16
 # Singular values below this fraction of the largest are rounding errors.
 ROUNDED_OFF = 1e-14
 # What keeps the covariance of nearly equal pairs invertible, relative to its diagonal.
@@ -185,9 +187,25 @@ class Campaign(ABC):
             norm *= RESPONSE_AIM / math.atanh(response) if response < LARGEST_READ else SHRINK
         else:
             raise Unrecoverable(Outcome.SATURATED, "pairs answer their full value even beside the shortest last tokens")
-        if few < row.size:
-            yield from self.ask_plain("forms", row[few:], column[few:], norm)
+        # In parts, so that something is known when the budget ends between them.
+        for part in np.array_split(np.arange(few, row.size), min(PARTS, max(1, row.size - few))):
+            if part.size:
+                yield from self.ask_plain("forms", row[part], column[part], norm)
         return norm
+
+    def partial(self) -> SingleHead | None:
+        """What the forms read so far say, those that are missing taken for zero; None before there are any."""
+        if self.fitted is not None:
+            return self._head(self.frame(wide=False), self.fitted)
+        if not any(np.any(part.norm) for part in self.parts):
+            return None
+        forms, beside = self.forms(pairs := Pairs.joined(self.parts))
+        matrix = np.zeros((self.rows.shape[0], self.columns.shape[0]))
+        seen = pairs.norm != 0
+        matrix[pairs.row[seen], pairs.column[seen]] = forms[seen]
+        keys = np.linalg.inv(self.rows[: self.width]) @ matrix[: self.width, : self.width]
+        score = keys @ self.columns[: self.width]
+        return self._shaped(score, self.value(self.biased), beside, self.answers[0] * self.biased)
 
     def _response(self, pairs: Pairs) -> float:
         """How much of their full value pairs answer because of their last token, root mean square, less the noise."""
@@ -457,7 +475,7 @@ class Campaign(ABC):
             "output_bias": self.biased,
             "rank_above_noise": int(np.sum(np.linalg.svd(score, compute_uv=False) > noise_level)),
         }
-        if not self.many:
+        if not self.many and self.rank is None:  # the floor is that of a matrix of any rank
             norm = float(np.linalg.norm(self.value(self.biased)))
             floor = universal_floor(self.width, norm, self.max_norm, self.noise, self.asked)
             details |= {"floor": floor, "over_floor": error / floor}

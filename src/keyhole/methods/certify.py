@@ -77,7 +77,18 @@ def certify(estimate: Estimate, signature: Signature, rng: np.random.Generator, 
     )
     scatters = normal and _scatters(errors, bars)
     if scatters or not np.max(ratios) <= 1.0:  # also when a bar is nan
-        outcome, message = yield from _explain_miss(plans, answers, certificate, np.max(bars), signature)
+        miss = (
+            f"fresh answers differ from their predictions by up to {certificate.worst_error:.2g}, where the error bar "
+            f"is {np.max(bars):.2g}"
+        )
+        if scatters:
+            times = np.sqrt(np.mean((errors * GAUSSIAN_DEVIATIONS / bars) ** 2))
+            miss = (
+                f"fresh answers scatter {times:.2g} times as much around their predictions as the declared noise allows"
+            )
+        outcome, message = yield from _explain_miss(
+            plans, answers, f"{miss}: the box is not of the assumed family", signature
+        )
     elif resolution > (COARSEST if signature.noise.kind == "exact" else COARSEST_NOISY):
         outcome, message = (
             Outcome.UNCERTIFIED,
@@ -98,15 +109,10 @@ def _scatters(errors: Any, bars: Any) -> bool:
 def _explain_miss(
     plans: list[Plan],
     answers: list[Measurements],
-    certificate: Certificate,
-    bar: float,
+    miss: str,
     signature: Signature,
 ) -> Steps[tuple[Outcome, str]]:
     """Ask the same questions again: an oracle that contradicts itself is not of another family."""
-    miss = (
-        f"fresh answers differ from their predictions by up to {certificate.worst_error:.2g}, "
-        f"where the error bar is {bar:.2g}: the box is not of the assumed family"
-    )
     try:
         again: list[Measurements] = yield [replace(plan, first_repeat=1) for plan in plans]
     except BudgetExhausted:
@@ -114,6 +120,12 @@ def _explain_miss(
     again = [_at_last(answer, signature) for answer in again]
     first, second = _joined([a.values for a in answers]), _joined([a.values for a in again])
     difference = float(np.max(np.abs(first - second)))
+    if signature.noise.kind == "gaussian" and _scatters(np.abs(first - second), 2**0.5 * signature.noise.radius):
+        times = np.sqrt(np.mean((first - second) ** 2) / 2) / signature.noise.scale
+        return (
+            Outcome.INCONSISTENT,
+            f"the same questions asked twice were answered {times:.2g} times as far apart as the declared noise says",
+        )
     relative = 64 * signature.space.eps + 4 * signature.noise.relative
     allowed = 4 * signature.noise.radius + relative * float(np.max(np.abs(first)))
     if difference > allowed:

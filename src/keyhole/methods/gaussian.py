@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 
+from keyhole.errors import KeyholeError
 from keyhole.measure import Signature
 from keyhole.methods.base import Estimate, Steps
 from keyhole.methods.campaign import Campaign
@@ -46,16 +47,20 @@ def gaussian(
     once = target_error is not None or affordable == math.inf or not campaign.random
     yield from campaign.ask_value(1 if once else max(1, int(affordable)))
     campaign.settle()
-    yield from campaign.ask_null_column()
-    yield from campaign.ask_first_pass()
-    campaign.fit()
-    for _ in range(MOST_ROUNDS):
-        repeats = campaign.more_passes(target_error, budget)
-        if repeats <= 0:
-            break
-        yield from campaign.ask_again(repeats, budget)
+    try:
+        yield from campaign.ask_null_column()
+        yield from campaign.ask_first_pass()
         campaign.fit()
-    return campaign.estimate(target_error)
+        for _ in range(MOST_ROUNDS):
+            repeats = campaign.more_passes(target_error, budget)
+            if repeats <= 0:
+                break
+            yield from campaign.ask_again(repeats, budget)
+            campaign.fit()
+        return campaign.estimate(target_error)
+    except KeyholeError as error:
+        error.partial = campaign.partial()
+        raise
 
 
 class FullRank(Campaign):

@@ -89,6 +89,8 @@ def _check(
     for name, number, most in (("rank", rank, signature.width), ("copies", copies, 10**6)):
         if number is not None and (isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= most):
             raise UsageError(f"{name} must be a whole number from 1 to {most}, not {number!r}")
+    if target_error is not None and (bits is not None or signature.noise.kind == "bounded"):
+        raise UsageError("target_error decides how often to ask, which changes nothing for bounded errors or bits")
     if rank is not None and (signature.noise.kind not in ("exact", "gaussian") or signature.max_norm is None):
         raise UsageError("rank serves normal errors under a norm bound only: leave it out, or use method low-rank")
     if not isinstance(cover_biases, bool):

@@ -104,7 +104,7 @@ def by_thresholds(
         radius=forms.radius_head(),
         counting_bound=width + -(-width * width // value.rank),
         assumptions=ASSUMPTIONS,
-        details={"expected_error": forms.error(), "bits": forms.rounds},
+        details={"expected_error": forms.error(), "halvings": forms.rounds},
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import starmap
 from typing import Any
 
@@ -53,6 +53,9 @@ def _method(result: Recovery) -> str:
 def _detail(name: str, value: Any) -> str:
     """One thing a method found: what is not there is not mentioned."""
     word = name.replace("_", " ")
+    if isinstance(value, Mapping):
+        held = (f"{each.replace('_', ' ')} {'holds' if part['holds'] else 'fails'}" for each, part in value.items())
+        return f"{word}: {' and '.join(held)}"
     if isinstance(value, bool):
         return word if value else ""
     return f"{word} {value:.2g}" if isinstance(value, float) else f"{word} {value}"
