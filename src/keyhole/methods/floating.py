@@ -23,7 +23,7 @@ from keyhole.methods.value import refuse_single_tokens
 from keyhole.model import SingleHead
 from keyhole.numerics.dtypes import grid_of
 from keyhole.numerics.logit import rounding
-from keyhole.numerics.pairs import SECOND_ORDER, Design, Floats, Integers, Pairs
+from keyhole.numerics.steering import SECOND_ORDER, Design, Floats, Integers, Pairs
 from keyhole.recovery import Outcome
 
 ASSUMPTIONS = (

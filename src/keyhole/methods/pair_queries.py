@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from keyhole.measure import Measurements, Plan, Position, Rows, Term
 from keyhole.methods.base import Steps, Unrecoverable
-from keyhole.numerics.pairs import Design, Floats, Integers, Pairs, Reading
+from keyhole.numerics.steering import Design, Floats, Integers, Pairs, Reading
 from keyhole.recovery import Outcome
 
 # Logits at which a column is read: beyond them its last token is made shorter by SHRINK.
