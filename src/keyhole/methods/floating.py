@@ -170,6 +170,7 @@ class _Ratios:
         self.silent_radius = np.where(silent, np.max(error, axis=0), 0.0)
         divisor = np.where(silent, np.inf, largest)
         self.ratio = read / divisor
+        self.settled = np.zeros(read.shape, dtype=bool)  # ratios that null queries cannot improve
         relative = largest_error / np.abs(divisor)
         self.radius = SECOND_ORDER * (error / np.abs(divisor) + np.abs(self.ratio) * relative)
         self.radius[self.place, each] = 0.0
@@ -197,7 +198,7 @@ class _Ratios:
     def refine(self) -> Steps[None]:
         """α·(e_i − ρ·e_k) for the ratio ρ as it is known: the answer is what is wrong with it."""
         row, output = np.nonzero(np.ones_like(self.ratio))
-        keep = (row != self.place[output]) & (self.high[output] > 0)
+        keep = (row != self.place[output]) & (self.high[output] > 0) & ~self.settled[row, output]
         row, output = row[keep], output[keep]
         if not row.size:
             return
@@ -220,6 +221,7 @@ class _Ratios:
             raise Unrecoverable(
                 Outcome.WRONG_FAMILY, "answers to one token are not linear in it: no head without biases"
             )
+        self.settled[row, output] = answers == 0  # the same question would be asked again
         better = radius < self.radius[row, output]
         row, output = row[better], output[better]
         self.ratio[row, output] += change[better]
@@ -292,7 +294,7 @@ class _Forms:
         self.forms, self.radius, self.common = np.zeros(shape), np.full(shape, np.inf), np.zeros(shape)
         self.norm = np.full(self.width + 1, 1.0 if self.free else limit)  # of the pair, by column
         self.last = self.norm.copy()
-        self.bias_rows = rng.permutation(self.width)[:BIAS_ROWS]
+        self.bias_rows = rng.permutation(self.width)  # those that are still to be read
         self.spent = 0
         self.started = self.silent = False
         self.probed: OwnForms | None = None
@@ -377,7 +379,9 @@ class _Forms:
         column = np.tile(columns, self.width)
         grid = self._pairs(row, column, steer=steer)
         plans = [pair_plan(self.design, "forms", grid)]
-        few = self._pairs(self.bias_rows, 0 * self.bias_rows + self.width, steer=False)
+        bias = bias and bool(self.bias_rows.size)
+        some, self.bias_rows = np.split(self.bias_rows, [BIAS_ROWS if bias else 0])  # others in every round
+        few = self._pairs(some, 0 * some + self.width, steer=False)
         if bias:
             plans.append(pair_plan(self.design, "score bias", few))
         measured: list[Measurements] = yield plans
