@@ -21,6 +21,8 @@ from keyhole.methods.single_head import single_head
 # Copies of each token of a pair, where none are asked for: more gain little.
 COPIES = 32
 BOUNDED_COPIES = 16
+# Queries for every entry of the value that thresholds need before they pay; with fewer, roundings are averaged.
+VALUE_QUERIES = 16
 # Tokens that a steered question needs.
 SHORTEST = 3
 
@@ -71,7 +73,8 @@ def _quantised(signature: Signature, rng: np.random.Generator, limits: dict[str,
         return None
     if signature.noise.kind == "dtype":
         return by_null_queries(signature, rng, **limits)
-    if signature.noise.kind == "rounded" and signature.max_norm is not None:
+    least = signature.width**2 + VALUE_QUERIES * signature.width
+    if signature.noise.kind == "rounded" and signature.max_norm is not None and limits["budget"] >= least:
         return by_thresholds(signature, rng, **limits)
     return None
 
