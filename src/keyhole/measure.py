@@ -19,6 +19,8 @@ PLAN_VERSION = 1
 
 # A Gaussian answer lies within this many standard deviations of the truth, but for one in 1.7 million.
 GAUSSIAN_DEVIATIONS = 5.0
+# Decimals that a number can be rounded to.
+MOST_DECIMALS = 300
 # Binary digits of the dtypes that answers may be rounded to.
 DIGITS = {"float32": 24, "float16": 11, "bfloat16": 8}
 
@@ -48,7 +50,9 @@ class Noise:
 
     @classmethod
     def rounded(cls, decimals: int) -> Noise:
-        """Answers are rounded to this many decimals."""
+        """Answers are rounded to this many decimals; negative ones are tens, hundreds and so on."""
+        if isinstance(decimals, bool) or not isinstance(decimals, int | np.integer) or abs(decimals) > MOST_DECIMALS:
+            raise UsageError(f"decimals must be a whole number within ±{MOST_DECIMALS}, not {decimals!r}")
         return cls("rounded", 0.5 * 10.0 ** -int(decimals))
 
     @classmethod

@@ -14,9 +14,9 @@ from keyhole.arrays import Space, to_numpy
 from keyhole.measure import GAUSSIAN_DEVIATIONS, Measurements, Plan, Rows, Signature, Term
 from keyhole.methods.base import Estimate, Steps, Unrecoverable
 from keyhole.model import SingleHead
-from keyhole.numerics.balance import Floats, Integers, best_pairs, pair_rows, universal_floor
+from keyhole.numerics.balance import Floats, Integers, best_pairs, pair_rows, settled_logits, universal_floor
 from keyhole.numerics.likelihood import Fit, Frame, Pairs, Point, fit, predicted
-from keyhole.numerics.rotation import random_orthogonal
+from keyhole.numerics.rotation import random_orthogonal, split_along
 from keyhole.recovery import Outcome
 
 ASSUMPTIONS = (
@@ -25,7 +25,7 @@ ASSUMPTIONS = (
 )
 
 # The first questions of the first pass show how large logits are; the others are adapted to that.
-PROBES = 32
+PROBES = 16
 # Root mean square of y/(x·v) up to which balanced pairs are near their best, and what larger ones are brought to.
 LARGEST_RESPONSE = 0.5
 RESPONSE_AIM = 0.4
@@ -45,6 +45,14 @@ DITHER = 0.1
 MISSES = 1e-9
 # Squared residuals may exceed what is expected by this many standard deviations.
 MISFIT_DEVIATIONS = 6.0
+# A last token drowns its column with an own logit this much above the logarithm of the copies.
+DROWNED = 1.0
+# Softmax weights that differ by this do so whatever else is not accounted for.
+SURE = 0.02
+# Passes after a pilot, before the error tells how many are needed; and queries over the counting bound that are only
+# asked where a budget allows them.
+PASSES_AFTER_PILOT = 4
+UNASKED = 1000
 # Plans that a first pass is divided into.
 PARTS = 16
 # Singular values below this fraction of the largest are rounding errors.
@@ -104,6 +112,12 @@ class Campaign(ABC):
         plan = Plan("value", self.width + 1, [[Term(Rows(tokens))]], repeats, self.value_repeats)
         found: Measurements = yield plan
         answers, self.many = _matrix(found), found.values.ndim == 2
+        if self.value_repeats and np.array_equal(answers, self.answers):
+            raise Unrecoverable(
+                Outcome.WRONG_FAMILY,
+                "the same questions are answered the same every time: errors are no random draws, declare them as "
+                "rounded or bounded, or noise='measure'",
+            )
         total = self.value_repeats + repeats
         before = self.answers * (self.value_repeats / total) if self.value_repeats else 0.0
         self.answers, self.value_repeats = before + answers * (repeats / total), total
@@ -127,7 +141,12 @@ class Campaign(ABC):
         self.scalar = value.shape[1] == 1
         self.rows, self.looks = np.zeros((0, self.width)), np.zeros((0, value.shape[1]))
         self.add_rows(pair_rows(value, self.rng))
-        self.columns = to_numpy(random_orthogonal(signature.space, self.rng, self.width)).astype(np.float64)
+        # All directions but one have no value, so that a last token which keeps attention to itself shows as silence.
+        strong = np.linalg.svd(value, full_matrices=False)[0][:, 0]
+        strong = signature.space.asarray(-np.sign(strong @ np.sum(value @ self.looks.T, axis=1)) * strong)
+        across, along = split_along(signature.space, random_orthogonal(signature.space, self.rng, self.width), strong)
+        self.columns = to_numpy(signature.space.xp.concat([across, along[None, :]])).astype(np.float64)
+        self.lengths, self.shares = np.full(self.width, self.max_norm), np.zeros(self.width)
 
     def add_rows(self, rows: Floats) -> Integers:  # (n, width) -> (n,)
         """Add pairs to the table, and return their places there."""
@@ -174,24 +193,83 @@ class Campaign(ABC):
         if not self.score_bias:
             self.biased = self.biased or bool(np.any(np.abs(bias) > BIAS_DEVIATIONS * np.sqrt(np.diag(spread))))
 
-    def ask_probing(self, row: Integers, column: Integers) -> Steps[float]:  # (n,), (n,)
-        """Ask pairs, the first few until they show how long last tokens should be, which is returned."""
-        norm = self.max_norm
+    def ask_probing(self, row: Integers, column: Integers) -> Steps[None]:  # (n,), (n,)
+        """Ask pairs, the first few until they show how long last tokens should be."""
         few = min(PROBES, row.size)
         for _ in range(MOST_PROBES):
-            yield from self.ask_plain("scale", row[:few], column[:few], norm)
+            yield from self.ask_plain("scale", row[:few], column[:few])
             response = self._response(self.parts[-1])
             if response <= LARGEST_RESPONSE:
                 break
             # atanh of a response near one says little: then a large step.
-            norm *= RESPONSE_AIM / math.atanh(response) if response < LARGEST_READ else SHRINK
+            self.lengths *= RESPONSE_AIM / math.atanh(response) if response < LARGEST_READ else SHRINK
         else:
             raise Unrecoverable(Outcome.SATURATED, "pairs answer their full value even beside the shortest last tokens")
         # In parts, so that something is known when the budget ends between them.
         for part in np.array_split(np.arange(few, row.size), min(PARTS, max(1, row.size - few))):
             if part.size:
-                yield from self.ask_plain("forms", row[part], column[part], norm)
-        return norm
+                yield from self.ask_plain("forms", row[part], column[part])
+
+    def ask_until_heard(self, rows: Integers, columns: Integers, back: Any) -> Steps[Floats]:
+        """W·p for some columns, (width, columns), from pairs that were asked; again where last tokens drown them.
+
+        `back` (width, rows) takes the forms of a column to it. A last token with a large logit of its own leaves pairs
+        no weight: its column is asked again with a shorter one.
+        """
+        most = math.log(self.copies) + DROWNED
+        asking = columns
+        for _ in range(MOST_PROBES):
+            yield from self._ask_alone(rows, asking)
+            forms, own = self._read_columns(rows, columns, back)
+            drowned = own > most
+            if not np.any(drowned):
+                return np.asarray(back @ forms)
+            asking = columns[drowned]
+            # An own logit goes with the norm squared.
+            self.lengths[asking] *= np.sqrt(0.5 * most / own[drowned])
+            row, column = (each.ravel() for each in np.meshgrid(rows, asking, indexing="ij"))
+            yield from self.ask_plain("forms", row, column)
+        raise Unrecoverable(Outcome.SATURATED, "last tokens keep all attention to themselves however short they are")
+
+    def _ask_alone(self, rows: Integers, columns: Integers) -> Steps[None]:
+        """One x without its opposite for each column: what it lacks of its full value the last token has."""
+        self.alone = int(np.argmax(self._worth()[rows]))
+        if self.copies == 1:  # no pair has an opposite
+            return
+        row, every = np.full(columns.size, rows[self.alone]), np.full(columns.size, float(self.copies))
+        yield from self._ask("scale", Pairs(row, columns, self.lengths[columns], every, 0 * every), 1, 0)
+        self.shares[columns] = self._without_bias(self.parts[-1]) / (self.max_norm * self._worth()[row])
+
+    def _read_columns(self, rows: Integers, columns: Integers, back: Floats) -> tuple[Floats, Floats]:
+        """Forms x·W·p (rows, columns) from the latest answers, and the last tokens' own logits (columns,)."""
+        pairs = Pairs.joined(self.parts)
+        pairs = pairs.picked((pairs.norm != 0) & ((pairs.minus > 0) | (self.copies == 1)))  # no x alone
+        latest = np.full((self.rows.shape[0], self.columns.shape[0]), -1)
+        latest[pairs.row, pairs.column] = np.arange(pairs.row.size)
+        chosen = latest[np.ix_(rows, columns)]
+        asked = pairs.picked(chosen.ravel())
+        shape, norm = chosen.shape, self.lengths[columns]
+        beside = self.score_bias_read()
+        offset = self.max_norm * (self.rows[rows] @ beside)[:, None]
+        logits, own = settled_logits(
+            self._without_bias(asked).reshape(shape),
+            asked.plus.reshape(shape),
+            asked.minus.reshape(shape),
+            np.broadcast_to((self.max_norm * self._worth()[rows])[:, None], shape),
+            (self.columns[columns] @ self.value(self.biased) @ self.looks[rows].T).T * norm,
+            (norm / self.max_norm)[:, None] * (self.columns[columns] @ back),
+            np.broadcast_to(offset, shape),
+            norm * (self.columns[columns] @ beside),
+            self.alone,
+            self.copies,
+            self.shares[columns],
+            np.inf if self.copies == 1 else SURE + self.noise / (self.max_norm * self._worth()[rows[self.alone]]),
+        )
+        return (logits - offset) / (self.max_norm * norm), own
+
+    def score_bias_read(self) -> Floats:  # (width,)
+        """The score bias as the null column has it."""
+        return np.asarray(np.linalg.inv(self.max_norm * self.rows[: self.width]) @ self._beside)
 
     def partial(self) -> SingleHead | None:
         """What the forms read so far say, those that are missing taken for zero; None before there are any."""
@@ -199,12 +277,13 @@ class Campaign(ABC):
             return self._head(self.frame(wide=False), self.fitted)
         if not any(np.any(part.norm) for part in self.parts):
             return None
-        forms, beside = self.forms(pairs := Pairs.joined(self.parts))
-        matrix = np.zeros((self.rows.shape[0], self.columns.shape[0]))
-        seen = pairs.norm != 0
-        matrix[pairs.row[seen], pairs.column[seen]] = forms[seen]
-        keys = np.linalg.inv(self.rows[: self.width]) @ matrix[: self.width, : self.width]
-        score = keys @ self.columns[: self.width]
+        pairs = Pairs.joined(self.parts)
+        pairs = pairs.picked((pairs.norm != 0) & (pairs.row < self.width) & (pairs.column < self.width))
+        beside = self.score_bias_read()
+        logits = self._logits(pairs) - self.max_norm * (self.rows @ beside)[pairs.row]
+        matrix = np.zeros((self.width, self.width))
+        matrix[pairs.row, pairs.column] = logits / (self.max_norm * pairs.norm)
+        score = np.linalg.inv(self.rows[: self.width]) @ matrix @ self.columns[: self.width]
         return self._shaped(score, self.value(self.biased), beside, self.answers[0] * self.biased)
 
     def _response(self, pairs: Pairs) -> float:
@@ -255,12 +334,12 @@ class Campaign(ABC):
         )
         return Pairs(row, column, norm, plus, minus)
 
-    def ask_plain(self, stage: str, row: Integers, column: Integers, norm: float) -> Steps[None]:
+    def ask_plain(self, stage: str, row: Integers, column: Integers) -> Steps[None]:
         """Ask pairs with as many copies of either sign."""
         # A score bias alone would tip the scales: unequal copies balance it.
         beside = np.concatenate([self._beside, np.zeros(self.rows.shape[0] - self.width)])[row]
         plus = np.clip(np.round(self.copies / (1 + np.exp(2 * beside))), 1, max(1, self.copies - 1))
-        yield from self._ask(stage, Pairs(row, column, np.full(row.size, norm), plus, self.copies - plus), 1, 0)
+        yield from self._ask(stage, Pairs(row, column, self.lengths[column], plus, self.copies - plus), 1, 0)
 
     def _ask(self, stage: str, pairs: Pairs, repeats: int, first_repeat: int) -> Steps[None]:
         """Ask pairs, and keep what was answered along the outputs they are looked at."""
@@ -350,13 +429,8 @@ class Campaign(ABC):
             share = np.clip(response, 0.5 - LARGEST_READ / 2, 0.5 + LARGEST_READ / 2)
             return np.asarray(np.log(share / (1 - share)))
         response = np.clip(response * (1 + 1 / self.copies), -LARGEST_READ, LARGEST_READ)
-        return np.asarray(np.arctanh(response) - np.log(pairs.plus / pairs.minus) / 2)
-
-    def forms(self, pairs: Pairs) -> tuple[Floats, Floats]:  # (n,), (width,)
-        """x·W·p one by one, and the score bias where one shows: near enough to begin a fit."""
-        beside = np.asarray(np.linalg.inv(self.max_norm * self.rows[: self.width]) @ self._beside)
-        offset = self.max_norm * (self.rows @ beside)[pairs.row]
-        return (self._logits(pairs) - offset) / np.where(pairs.norm == 0, 1.0, self.max_norm * pairs.norm), beside
+        minus = np.maximum(pairs.minus, 0.5)  # none at all where a question was about the last token alone
+        return np.asarray(np.arctanh(response) - np.log(pairs.plus / minus) / 2)
 
     def _passes(self) -> float:
         """Passes so far."""
@@ -376,13 +450,21 @@ class Campaign(ABC):
         if error <= target_error:
             return 0.0
         wanted = math.ceil(passes * ((error / target_error) ** 2 - 1))
-        # Later passes say more than a pilot did, so its error is not trusted to tell how many are needed.
-        return min(max(1.0, min(wanted, 8 * passes) if self._pilot() else wanted), payable)
+        first = len(self.parts) <= self.parts_of_first_pass
+        if first and self._pilot():  # later passes say more than a pilot, whose error does not tell how many are needed
+            wanted = min(wanted, PASSES_AFTER_PILOT)
+        elif budget == math.inf and wanted * self.pass_size > UNASKED * self.counting_bound:
+            raise Unrecoverable(
+                Outcome.TOO_NOISY,
+                f"the standard error is {error:.2g} after {self.asked:,} queries: {target_error:.2g} would take about "
+                f"{wanted * self.pass_size:.2g} more; set a budget of that many, or a larger target_error",
+            )
+        return min(max(1.0, wanted), payable)
 
     def _pilot(self) -> bool:
         """Whether the first pass said much less than the same queries could have, had the score matrix been known."""
         asked = Pairs.joined(self.parts[: self.parts_of_first_pass])
-        asked = asked.picked(asked.norm != 0)
+        asked = asked.picked((asked.norm != 0) & ((asked.minus > 0) | (self.copies == 1)))
         point = self.best().point
         said = self._said(point, asked)
         could = self._said(point, self._best(asked.row, asked.column))
@@ -460,7 +542,8 @@ class Campaign(ABC):
             raise Unrecoverable(
                 Outcome.WRONG_FAMILY,
                 f"answers scatter {math.sqrt(fitted.misfit / max(freedom, 1)):.2g} times as much around the best fit "
-                f"as the declared noise of {self.noise:.2g}",
+                f"as the declared noise of {self.noise:.2g}: the box is no single head, errs more than declared, or "
+                "its logits are too large for a fit to be found (lower max_norm)",
             )
 
     def _details(self, target_error: float | None) -> dict[str, Any]:

@@ -12,10 +12,10 @@ from keyhole.methods.base import Estimate, Steps
 from keyhole.methods.campaign import Campaign
 from keyhole.methods.value import refuse_single_tokens
 from keyhole.numerics.balance import Floats, Integers, tilted_rows
-from keyhole.numerics.likelihood import Frame, Pairs, Point
+from keyhole.numerics.likelihood import Frame, Point
 
 # Rounds of further questions after the first pass, until the wanted error is reached.
-MOST_ROUNDS = 4
+MOST_ROUNDS = 8
 # Directions of last tokens beyond the rank that show the range of the score matrix before anything else is asked.
 MORE_DIRECTIONS = 2
 
@@ -43,9 +43,7 @@ def gaussian(
     refuse_single_tokens(signature)
     few = rank is not None and 2 * rank + MORE_DIRECTIONS < signature.width
     campaign = LowRank(signature, rng, copies, rank) if few and rank else FullRank(signature, rng, copies, rank)
-    affordable = (budget - signature.width) / (campaign.pass_size + signature.width + 1)
-    once = target_error is not None or affordable == math.inf or not campaign.random
-    yield from campaign.ask_value(1 if once else max(1, int(affordable)))
+    yield from campaign.ask_value(1)
     campaign.settle()
     try:
         yield from campaign.ask_null_column()
@@ -85,15 +83,12 @@ class FullRank(Campaign):
         """Every pair with every direction, in random order."""
         row, column = np.divmod(self.rng.permutation(self.width**2), self.width)
         yield from self.ask_probing(row, column)
+        every = np.arange(self.width)
+        self.keys = yield from self.ask_until_heard(every, every, np.linalg.inv(self.rows))
 
     def start(self, frame: Frame) -> Point:
-        """Forms one by one."""
-        pairs = Pairs.joined(self.parts)
-        forms, beside = self.forms(pairs)
-        matrix = np.zeros((self.width, self.width))  # (rows, columns)
-        seen = pairs.norm != 0
-        matrix[pairs.row[seen], pairs.column[seen]] = forms[seen]
-        return Point(np.linalg.inv(self.rows) @ matrix @ self.columns, frame.known, beside)
+        """Column by column."""
+        return Point(self.keys @ self.columns, frame.known, self.score_bias_read())
 
     def next_pass(self) -> tuple[Integers, Integers]:
         """The same again."""
@@ -123,32 +118,23 @@ class LowRank(Campaign):
         """Every pair with a few directions shows the range; then pairs of the range with all other directions."""
         few = self.rank + MORE_DIRECTIONS
         row, column = np.divmod(self.rng.permutation(self.width * few), few)
-        norm = yield from self.ask_probing(row, column)
-        pairs = Pairs.joined(self.parts)
-        forms, _ = self.forms(pairs)
-        seen = pairs.norm != 0
-        matrix = np.zeros((self.width, few))
-        matrix[pairs.row[seen], pairs.column[seen]] = forms[seen]
-        shown = np.linalg.solve(self.rows, matrix)  # W·p of the few directions
+        yield from self.ask_probing(row, column)
+        every, back = np.arange(self.width), np.linalg.inv(self.rows)
+        shown = yield from self.ask_until_heard(every, every[:few], back)  # W·p of the few directions
         self.range = np.linalg.svd(shown)[0][:, : self.rank]
-        self.inside = self.add_rows(self._tilted())
-        row, column = np.divmod(np.arange(self.rank * (self.width - few)), self.width - few)
-        yield from self.ask_plain("forms", self.inside[row], column + few, norm)
-        self.shown = shown
+        inside = self.add_rows(self._tilted())
+        row, column = (each.ravel() for each in np.meshgrid(inside, every[few:], indexing="ij"))
+        yield from self.ask_plain("forms", row, column)
+        back = self.range @ np.linalg.inv(self.rows[inside] @ self.range)
+        rest = yield from self.ask_until_heard(inside, every[few:], back)
+        self.keys = np.concatenate([self.range @ (self.range.T @ shown), rest], axis=1)
 
     def _tilted(self) -> Floats:  # (rank, width)
         return tilted_rows(self.range, self.value(self.biased))
 
     def start(self, frame: Frame) -> Point:
         """The range from the few directions, the rest from pairs in it."""
-        few = self.rank + MORE_DIRECTIONS
-        pairs = self.parts[-1]
-        forms, beside = self.forms(Pairs.joined([*self.parts[:1], pairs]))
-        matrix = np.zeros((self.rank, self.width - few))
-        matrix[pairs.row - self.inside[0], pairs.column - few] = forms[self.width :]
-        inner = np.linalg.solve(self.rows[self.inside] @ self.range, matrix)
-        keys = np.concatenate([self.range.T @ self.shown, inner], axis=1)  # (rank, directions)
-        return Point(self.range @ keys @ self.columns[: self.width], frame.known, beside)
+        return Point(self.keys @ self.columns[: self.width], frame.known, self.score_bias_read())
 
     def next_pass(self) -> tuple[Integers, Integers]:
         """Pairs of the range as it is known by now with all directions, all pairs with those of the row space."""

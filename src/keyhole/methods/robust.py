@@ -9,7 +9,7 @@ import numpy as np
 
 from keyhole.errors import UsageError
 from keyhole.measure import DIGITS, Signature
-from keyhole.methods.base import BiasShows, Estimate, Method, Steps
+from keyhole.methods.base import BiasShows, Estimate, Method, Steps, Unrecoverable
 from keyhole.methods.bit_exact import bit_exact
 from keyhole.methods.bounded import bounded
 from keyhole.methods.floating import by_null_queries
@@ -17,6 +17,7 @@ from keyhole.methods.gaussian import gaussian
 from keyhole.methods.positions import last_only
 from keyhole.methods.rounded import by_thresholds
 from keyhole.methods.single_head import single_head
+from keyhole.recovery import Outcome
 
 # Copies of each token of a pair, where none are asked for: more gain little.
 COPIES = 32
@@ -60,10 +61,19 @@ def robust(
         quantised = _quantised(signature, rng, limits)
         if quantised is not None:
             return (yield from quantised)
+        biased = False
     except BiasShows:  # beside which those methods do not read
-        pass
+        biased = True
     if signature.max_norm is None:
-        return (yield from single_head(signature.as_coarse(), rng))
+        try:
+            return (yield from single_head(signature.as_coarse(), rng))
+        except Unrecoverable as error:
+            if biased and error.outcome is Outcome.WRONG_FAMILY:
+                raise Unrecoverable(
+                    Outcome.TOO_NOISY,
+                    f"the box has a bias, beside which answers {signature.noise} say too little, or is no single head",
+                ) from error
+            raise
     return (yield from gaussian(signature.as_coarse(), rng, rank=rank, copies=copies or COPIES, **limits))
 
 

@@ -21,6 +21,9 @@ TILTS = np.concatenate([-(2.0 ** np.arange(-4, 3, 0.5))[::-1], [0.0], 2.0 ** np.
 # Fractions of the largest norm that a last token may be shortened to, and shares of copies that x may have.
 SHORTER = 2.0 ** (-np.arange(0, 33) / 4)
 SHARES = 1 / (1 + np.exp(-np.linspace(-5, 5, 21)))
+# Own logits of a last token that are tried, and the largest share of its value that a pair's answer is taken for.
+OWN_LOGITS = np.arange(-40.0, 40.0, 0.125)
+LARGEST_SHARE = 0.98
 # Queries looked at together: bounds the memory of the search.
 SEARCH_SLICE = 2**14
 
@@ -111,6 +114,47 @@ def pair_answers(
         first - second,
         last,
     )
+
+
+def settled_logits(
+    answer: Floats,  # (rows, columns), without output bias
+    plus: Floats,  # (rows, columns)
+    minus: Floats,
+    pair_value: Floats,  # (rows, columns)
+    last_value: Floats,  # (rows, columns)
+    own_of: Floats,  # (columns, rows) the last token's own logit by the logits of its column, but for ...
+    own_offset: Floats,  # (rows, columns) ... what those of the pairs have besides, and ...
+    last_offset: Floats,  # (columns,) ... it has besides
+    row: int,  # of the pair of which only x was asked ...
+    copies: int,  # ... so many times ...
+    share: Floats,  # (columns,) ... with this softmax weight ...
+    doubt: float,  # ... give or take
+) -> tuple[Floats, Floats]:  # (rows, columns), (columns,)
+    """Logits of pairs, and of the last token of each column, that agree with each other and with the answers.
+
+    For a last logit o every answer y is a quadratic equation in e^z with one positive root,
+    m₊(y − a)·e^2z + e^o(y − b)·e^z + m₋(y + a) = 0, and the last token's own logit is a sum of logits of its column.
+    That may hold for a small o and a large one, so of each column one more question was asked, with x alone.
+    """
+    largest = LARGEST_SHARE * np.abs(pair_value)
+    smallest = np.where(minus > 0, -largest, last_value + (1 - LARGEST_SHARE) * (pair_value - last_value))
+    within = np.clip(answer, smallest, largest)
+    first, last = plus * (within - pair_value), minus * (within + pair_value)
+    best, logits, own = np.full(own_of.shape[0], np.inf), np.zeros_like(answer), np.zeros(own_of.shape[0])
+    for tried in OWN_LOGITS:
+        middle = np.exp(tried) * (within - last_value)
+        # Both forms of the root, of which one does not cancel.
+        root = np.sqrt(np.maximum(middle**2 - 4 * first * last, 0.0))
+        weight = np.where(
+            middle > 0, -(middle + root) / (2 * first), 2 * last / np.where(root > middle, root - middle, 1)
+        )
+        found = np.log(np.maximum(weight, np.finfo(np.float64).tiny))
+        apart = np.abs(np.sum(own_of.T * (found - own_offset), axis=0) + last_offset - tried)
+        apart += np.abs(1 / (1 + np.exp(tried - found[row]) / copies) - share) / doubt
+        better = apart < best
+        best, own = np.where(better, apart, best), np.where(better, tried, own)
+        logits = np.where(better, found, logits)
+    return logits, own
 
 
 def best_pairs(

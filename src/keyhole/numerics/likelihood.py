@@ -269,9 +269,12 @@ def fit(frame: Frame, start: Point, pairs: Pairs, rank: int | None = None) -> Fi
             system = equations(point)
         if gain <= SMALL_GAIN:
             break
+    variance = system.score_variance()
+    if not np.all(variance >= 0):  # also nan: what is not determined is known to no digit
+        raise np.linalg.LinAlgError("singular")
     size = frame.known.size
     spread = np.diag(system.covariance)[size:] if frame.score_bias else np.zeros(frame.width)
-    return Fit(point, best, system.score_variance(), np.asarray(system.covariance[:size, :size]), spread)
+    return Fit(point, best, variance, np.asarray(system.covariance[:size, :size]), spread)
 
 
 def of_rank(matrix: Floats, rank: int) -> Floats:
