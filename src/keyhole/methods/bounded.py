@@ -417,12 +417,15 @@ class Reader:
         """Parameters, radii, and the conditions they rest on."""
         value, design = sheet.value, sheet.design
         vector, around = (part.reshape((self.width, *shape)) for part in (value.vector, value.radius))
-        radius = SingleHead(self._radius(score.middle, score.radius), self._radius(vector, around))
+        # What cannot be told from nothing is taken for nothing: tokens made for its logits would be of any length.
+        silent = bool(np.all(np.abs(score.middle) <= score.radius))
+        matrix, reach = (0 * score.middle, score.size) if silent else (score.middle, score.radius)
+        radius = SingleHead(self._radius(matrix, reach), self._radius(vector, around))
         if self.cover_biases:
             biases = self._radius(0.0, design.bias.size), self._radius(0.0, value.hidden_bias.reshape(shape))
             radius = replace(radius, score_bias=biases[0], output_bias=biases[1])
         return Estimate(
-            params=SingleHead(self.space.asarray(score.middle), self.space.asarray(vector)),
+            params=SingleHead(self.space.asarray(matrix), self.space.asarray(vector)),
             radius=radius,
             counting_bound=self.width**2 + self.width,
             assumptions=ASSUMPTIONS_COVERED if self.cover_biases else ASSUMPTIONS,

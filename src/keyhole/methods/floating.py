@@ -49,6 +49,8 @@ ALONG = 0.25
 # A round that does not shrink the error by this factor is the last: the arithmetic has no more digits.
 GAIN = 0.5
 MOST_ROUNDS = 40
+# Questions that show whether answers are rounded to the nearest number and not, say, towards zero.
+CHECKS = 4
 # Rows that are also read with a zero last token, where only a score bias has a logit.
 BIAS_ROWS = 3
 # Thresholds tried at once for the length of the value vector; each round divides its interval by one more than that.
@@ -103,9 +105,10 @@ def by_null_queries(
             rounds += 1
             if forms.error() > GAIN * before:
                 break
-        if value.spent + forms.spent + value.sharpening_cost() <= budget:
+        if value.spent + forms.spent + value.sharpening_cost() + CHECKS <= budget:
             goal = forms.error() if target_error is None else target_error
             yield from value.sharpen(goal / value.size(), range(value.outputs))
+            yield from value.check_rounding()
     except KeyholeError as error:
         error.partial = forms.head() if forms.started else None
         raise
@@ -263,6 +266,27 @@ class _Ratios:
             same = (low == self.low[chosen]) & (high == self.high[chosen])
             self.low[chosen], self.high[chosen] = low, high
             chosen = chosen[~same]
+
+    def check_rounding(self) -> Steps[None]:
+        """Answers a quarter of a spacing beside numbers of the dtype, on either side: the nearest must come back."""
+        apart = (self.high - self.low)[self.main] / (self.high + self.low)[self.main]
+        if apart > self.unit / 8:  # not known well enough to tell
+            return
+        power = 2.0 ** (math.floor(math.log2(self.norm * self.low[self.main])) - 1)
+        spacing = 2 * power * self.unit
+        near = power * np.linspace(1.2, 1.8, CHECKS)
+        near = np.round(near / spacing) * spacing
+        aim = near + np.where(np.arange(CHECKS) % 2, 0.25, -0.25) * spacing
+        place = self.space.indices(np.full(CHECKS, self.place[self.main]))
+        scale = self.space.asarray(aim / self.largest[self.main])
+        measured: Measurements = yield Plan("value", CHECKS, [[Term(self.units, place, scale)]])
+        self.spent += CHECKS
+        answers, _ = self.told(measured.values)
+        answers = answers if self.scalar else answers[:, self.main]
+        if np.any(np.abs(answers - near) > 0.25 * spacing):
+            raise Unrecoverable(
+                Outcome.WRONG_FAMILY, f"answers are not rounded to the nearest {self.signature.noise.name} number"
+            )
 
     def vector(self) -> Array:
         """The value, as the space holds it."""
