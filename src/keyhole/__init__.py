@@ -3,7 +3,7 @@
 from keyhole.audit import audit
 from keyhole.errors import KeyholeError, RecoveryFailed
 from keyhole.measure import Noise
-from keyhole.model import SingleHead, distance, load
+from keyhole.model import OneLayer, ReluNet, SingleHead, distance, load
 from keyhole.oracles import FunctionOracle
 from keyhole.recovery import Outcome, Recovery
 from keyhole.session import recover
@@ -12,9 +12,11 @@ __all__ = [
     "FunctionOracle",
     "KeyholeError",
     "Noise",
+    "OneLayer",
     "Outcome",
     "Recovery",
     "RecoveryFailed",
+    "ReluNet",
     "SingleHead",
     "audit",
     "distance",

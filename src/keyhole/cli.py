@@ -292,7 +292,7 @@ def _run(settings: Settings, *, picture: bool, progress: bool | None) -> Ending:
         )
     finally:
         target.oracle.close()
-    known = target.truth is not None and result.params is not None
+    known = target.truth is not None and isinstance(result.params, type(target.truth))
     ending = Ending(result, target, settings, distance(result.params, target.truth) if known else None)
     if settings.out is not None:
         image = _picture(ending) if picture else None

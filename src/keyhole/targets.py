@@ -16,7 +16,7 @@ import numpy as np
 
 from keyhole.errors import FileError, KeyholeError, UsageError
 from keyhole.measure import Noise
-from keyhole.model import SingleHead, load
+from keyhole.model import OneLayer, ReluNet, SingleHead, load
 from keyhole.oracles import FunctionOracle, Noisy, Oracle, Rounded, Wrapper
 
 EXAMPLES = "demo:single-head?width=64&rank=4&seed=0, file:params.safetensors, python:path.py:factory"
@@ -112,17 +112,13 @@ def _single_head_demo(text: str, given: Mapping[str, float]) -> Target:
         output_bias=given.get("output_bias", 0.0),
     )
     everywhere = bool(given.get("all_positions", 0))
-    oracle: Oracle = FunctionOracle(
+    oracle = FunctionOracle(
         head.at_all_positions if everywhere else head,
         width=width,
         max_norm=given.get("max_norm"),
         positions="all" if everywhere else "last",
         name=text,
     )
-    if noise := given.get("noise"):
-        oracle = Noisy(oracle, noise, seed=seed)
-    if "decimals" in given:
-        oracle = Rounded(oracle, int(given["decimals"]))
     rank = rank if norm else 0
     label = f"a random softmax head of width {width}, its score matrix of rank {rank} and norm {norm:g}"
     extras = [
@@ -130,10 +126,8 @@ def _single_head_demo(text: str, given: Mapping[str, float]) -> Target:
         "a score bias" if head.score_bias is not None else "",
         "an output bias" if head.output_bias is not None else "",
         "observed at all positions" if everywhere else "",
-        f"answers with normal errors of {noise:g}" if noise else "",
-        f"answers rounded to {given['decimals']:g} decimals" if "decimals" in given else "",
     ]
-    return Target(text, oracle, ", ".join([label, *filter(None, extras)]), head)
+    return _erring(Target(text, oracle, ", ".join([label, *filter(None, extras)]), head), given)
 
 
 def random_single_head(
@@ -165,8 +159,77 @@ def random_single_head(
     )
 
 
+NET_KNOBS = {
+    "width": Knob(int, 16, 1, 8192),
+    "neurons": Knob(int, 32, 0, 8192),
+    "outputs": Knob(int, None, 1, 8192),  # one plain number if left out
+    "seed": Knob(int, 0, 0),
+    "max_norm": Knob(float, None, 0.0),
+    "noise": Knob(float, None, 0.0),
+    "decimals": Knob(int, None, -300, 300),
+}
+LAYER_KNOBS = {
+    "width": Knob(int, 16, 1, 8192),
+    "neurons": Knob(int, 32, 0, 8192),
+    "outputs": Knob(int, None, 1, 8192),
+    "norm": Knob(float, 1.0, 0.0),
+    "residual": Knob(int, 0, 0, 1),
+    "seed": Knob(int, 0, 0),
+}
+
+
+def random_net(width: int, neurons: int, outputs: int | None, rng: np.random.Generator) -> ReluNet:
+    """Gaussian weights scaled to answers of about one, biases half as large as what meets them."""
+    shape = () if outputs is None else (outputs,)
+    return ReluNet(
+        rng.standard_normal((neurons, width)) / width**0.5,
+        0.5 * rng.standard_normal(neurons),
+        rng.standard_normal((*shape, neurons)) / max(1, neurons) ** 0.5,
+        np.asarray(0.5 * rng.standard_normal(shape)),
+    )
+
+
+def _whole(given: Mapping[str, float], name: str) -> int | None:
+    return int(given[name]) if name in given else None
+
+
+def _net_demo(text: str, given: Mapping[str, float]) -> Target:
+    width, neurons, outputs = int(given["width"]), int(given["neurons"]), _whole(given, "outputs")
+    net = random_net(width, neurons, outputs, np.random.default_rng([int(given["seed"]), DEMO_STREAM]))
+    oracle: Oracle = FunctionOracle(net, width=width, max_norm=given.get("max_norm"), name=text)
+    label = f"a random net of {neurons} ReLU neurons on tokens of width {width}"
+    return _erring(Target(text, oracle, label + (f", {outputs} outputs" if outputs else ""), net), given)
+
+
+def _layer_demo(text: str, given: Mapping[str, float]) -> Target:
+    width, neurons, outputs = int(given["width"]), int(given["neurons"]), _whole(given, "outputs")
+    rng, residual = np.random.default_rng([int(given["seed"]), DEMO_STREAM]), bool(given["residual"])
+    score, value = rng.standard_normal((width, width)), rng.standard_normal((width, width)) / width**0.5
+    head = SingleHead(score * (given["norm"] / np.linalg.norm(score, 2)), value)
+    layer = OneLayer(head, random_net(width, neurons, outputs, rng), residual=residual)
+    oracle = FunctionOracle(layer, width=width, name=text)
+    label = f"a random layer of width {width}: a softmax head, then a net of {neurons} ReLU neurons"
+    return Target(text, oracle, label + (", with a residual" if residual else ""), layer)
+
+
+def _erring(target: Target, given: Mapping[str, float]) -> Target:
+    """The same with the errors that a demo was asked for, which are declared."""
+    oracle, label = target.oracle, target.label
+    if noise := given.get("noise"):
+        oracle, label = (
+            Noisy(oracle, noise, seed=int(given["seed"])),
+            f"{label}, answers with normal errors of {noise:g}",
+        )
+    if "decimals" in given:
+        decimals = int(given["decimals"])
+        oracle, label = Rounded(oracle, decimals), f"{label}, answers rounded to {decimals} decimals"
+    return replace(target, oracle=oracle, label=label)
+
+
 DEMOS: dict[str, tuple[dict[str, Knob], Callable[[str, Mapping[str, float]], Target]]] = {
     "single-head": (SINGLE_HEAD_KNOBS, _single_head_demo),
+    "relu-net": (NET_KNOBS, _net_demo),
+    "one-layer": (LAYER_KNOBS, _layer_demo),
 }
 
 

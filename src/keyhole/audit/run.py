@@ -64,6 +64,8 @@ def audit(
             prepare_folder(each)
         with _bar(progress) as bar:
             reference, asked = _reference(box, where, seed)
+            if not isinstance(reference, SingleHead):
+                raise UsageError(f"an audit is of one attention head; this box is a {type(reference).__name__}")
             bound = counting_bound(reference)
             multiples = _multiples(budgets, bound, most)
             columns = [Column(each, multiples, bound, seed, where) for each in _defences(defences, bound)]

@@ -92,12 +92,16 @@ def certify(estimate: Estimate, signature: Signature, rng: np.random.Generator, 
     elif resolution > (COARSEST if signature.noise.kind == "exact" else COARSEST_NOISY):
         outcome, message = (
             Outcome.UNCERTIFIED,
-            f"the error bar is {resolution:.2g} of what attention does to the answers",
+            f"the error bar is {resolution:.2g} of what {_doing(estimate.params)} to the answers",
         )
     else:
         outcome = Outcome.CERTIFIED
         message = f"{count} fresh answers predicted within {certificate.worst_error:.2g}"
     return Judgement(outcome, message, certificate)
+
+
+def _doing(params: Any) -> str:
+    return "attention does" if hasattr(params, "without_attention") else "the questions do"
 
 
 def _scatters(errors: Any, bars: Any) -> bool:

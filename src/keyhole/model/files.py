@@ -18,11 +18,13 @@ from keyhole.errors import FileError
 FORMAT_VERSION = 1
 
 
-def save_arrays(path: str | PathLike[str], family: str, arrays: dict[str, Array]) -> None:
-    """Write the arrays of one parameter set, with its family and the format version."""
+def save_arrays(
+    path: str | PathLike[str], family: str, arrays: dict[str, Array], words: dict[str, str] | None = None
+) -> None:
+    """Write the arrays of one parameter set and its words, with its family and the format version."""
     contiguous = {name: np.array(to_numpy(array), order="C") for name, array in arrays.items()}
     # One key only: safetensors writes several in random order, and equal parameters should make equal files.
-    metadata = {"keyhole": json.dumps({"version": FORMAT_VERSION, "family": family})}
+    metadata = {"keyhole": json.dumps({"version": FORMAT_VERSION, "family": family, **(words or {})})}
     try:
         # Written as bytes, so that the file has the usual permissions.
         Path(path).write_bytes(save(contiguous, metadata=metadata))
@@ -30,21 +32,22 @@ def save_arrays(path: str | PathLike[str], family: str, arrays: dict[str, Array]
         raise FileError(f"cannot write {path}: {error}") from error
 
 
-def load_arrays(path: str | PathLike[str]) -> tuple[str, dict[str, npt.NDArray[Any]]]:
-    """The family and the arrays of a parameter file."""
+def load_arrays(path: str | PathLike[str]) -> tuple[str, dict[str, npt.NDArray[Any] | str]]:
+    """The family of a parameter file, its arrays and what it says in words."""
     if not Path(path).is_file():
         raise FileError(f"{path}: no such file")
     try:
         with safe_open(Path(path), framework="numpy") as file:
             metadata = file.metadata() or {}
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            arrays: dict[str, Any] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
         raise FileError(f"{path} is not a readable safetensors file: {error}") from error
     try:
         about = json.loads(metadata["keyhole"])
-        version, family = int(about["version"]), str(about["family"])
-    except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
+        version, family = int(about.pop("version")), str(about.pop("family"))
+        words = {name: str(word) for name, word in about.items()}
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
         raise FileError(f"{path} was not written by Keyhole: its metadata does not say so") from error
     if not 1 <= version <= FORMAT_VERSION:
         raise FileError(f"{path} has format version {version}; this Keyhole reads up to {FORMAT_VERSION}: upgrade it")
-    return family, arrays
+    return family, {**arrays, **words}

@@ -56,5 +56,6 @@ def _name(function: Callable[[Array], Array]) -> str:
     arrays = getattr(function, "arrays", None)
     if arrays is None:
         return str(getattr(function, "__qualname__", type(function).__qualname__))
-    numbers = b"".join(digest(array) for array in arrays().values())
+    words = getattr(function, "words", None)  # what parameters say besides numbers
+    numbers = b"".join(digest(array) for array in arrays().values()) + (repr(words).encode() if words else b"")
     return f"{type(function).__qualname__} {hashlib.sha256(numbers).hexdigest()[:16]}"

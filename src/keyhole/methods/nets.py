@@ -1,0 +1,61 @@
+"""The method `relu-net`: from exact answers kink by kink, from noisy ones by a fit to random samples."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from keyhole.errors import UsageError
+from keyhole.measure import Signature
+from keyhole.methods.base import Estimate, Method, Steps
+from keyhole.methods.positions import last_only
+from keyhole.methods.relu_boost import relu_boost
+from keyhole.methods.relu_net import relu_net
+from keyhole.model.relu_net import ACTIVATIONS
+
+# Spacing of the arithmetic that kinks are found in; what is coarser is treated as noise.
+FLOAT64 = 2.0**-52
+
+
+def net(
+    signature: Signature,
+    rng: np.random.Generator,
+    *,
+    budget: float = math.inf,
+    polish: bool = True,
+    activation: str = "relu",
+    skip: bool | None = None,
+    target_error: float | None = None,
+    neurons: int | None = None,
+) -> Steps[Estimate]:
+    """A net of one hidden layer from queries of single tokens; how it is asked depends on what answers are worth."""
+    options: dict[str, Any] = {"skip": skip}
+    if signature.positions == "all":
+        others = {"polish": polish, "activation": activation, "target_error": target_error, "neurons": neurons}
+        inner = net(signature.but(positions="last"), rng, budget=budget, **options, **others)  # type: ignore[arg-type]
+        return (yield from last_only(inner))
+    if signature.noise.kind == "exact" and signature.space.spacing <= FLOAT64:
+        if target_error is not None or neurons is not None:
+            raise UsageError("target_error and neurons are for noisy or float32 boxes: exact answers need neither")
+        return (yield from relu_net(signature, rng, polish=polish, activation=activation, **options))
+    if activation != "relu":
+        raise UsageError(f"behind noise only relu neurons are fitted, not {activation}")
+    options |= {"budget": budget, "target_error": target_error, "neurons": neurons}
+    return (yield from relu_boost(signature, rng, **options))
+
+
+NET = Method(
+    name="relu-net",
+    summary="one hidden layer of ReLU (GELU, SiLU) neurons, width unknown",
+    run=net,
+    options={
+        "polish": "measure again in wide cells: twice the queries, four digits more (default: true)",
+        "activation": f"one of {', '.join(ACTIVATIONS)}, or auto to find out (default: relu)",
+        "skip": "whether the box has an affine way past its neurons (default: find out)",
+        "target_error": "behind noise: wanted error of the function, root mean square",
+        "neurons": "behind noise: most neurons the net can have",
+    },
+    robust=True,
+)
