@@ -253,6 +253,26 @@ def wrong() -> list[Case]:
         ),
         *(
             Case(
+                f"{box.__name__}-as-{method}",
+                other(box),
+                outcomes=frozenset(Outcome) - CERTIFIED,
+                options={"method": method},
+            )
+            for box in (
+                t.two_heads,
+                t.hashed,
+                t.positional,
+                t.hard_attention,
+                t.normed_tokens,
+                t.mean_and_square,
+                t.never_twice_the_same,
+                t.nan_later,
+                t.raising,
+            )
+            for method in ("relu-net", "one-layer")
+        ),
+        *(
+            Case(
                 f"{box.__name__}-behind-{noise.kind}",
                 other(box, max_norm=1.0, noise=noise),
                 outcomes=frozenset(Outcome) - CERTIFIED,
