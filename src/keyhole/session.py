@@ -137,6 +137,9 @@ class Session:
             if answers is not None:
                 pieces.append(self._replayed(plan, answers))
                 done += answers.shape[0]
+        if not pieces:  # a plan that asks nothing
+            places = () if self.signature.positions == "last" else (plan.length,)
+            return self.signature.space.zeros(0, *places, *(self._outputs or ()))
         return pieces[0] if len(pieces) == 1 else self.signature.space.xp.concat(pieces)
 
     def _replayed(self, plan: Plan, answers: Any) -> Array:

@@ -18,10 +18,14 @@ from keyhole.recovery import Certificate, Outcome
 # tokens of a norm that does not depend on what was recovered: a wrong result must not choose its own questions.
 LENGTHS = (1, 2, 3, 5, 8)
 LOGIT_SIZES = (0.5, 2.0, 6.0, None)
+# Of a family without attention sizes are norms over that of its kinks; far out every piece of a function is wide.
+NET_SIZES = (1.0, 30.0, 1000.0, None)
 # An error bar above this fraction of what attention does would certify anything; of a box known to be noisy less can
 # be asked, and the resolution says how much it was.
 COARSEST = 0.05
 COARSEST_NOISY = 0.3
+COARSEST_NET = 1e-4  # of exact answers without attention, which kinks are read from to many more digits
+FLOAT32 = 2.0**-23
 # Squared residuals behind normal errors may exceed what is expected by this many standard deviations.
 SCATTER_DEVIATIONS = 5.0
 # Behind noise every other question has tokens of strong and opposite values, so that attention shows.
@@ -89,7 +93,7 @@ def certify(estimate: Estimate, signature: Signature, rng: np.random.Generator, 
         outcome, message = yield from _explain_miss(
             plans, answers, f"{miss}: the box is not of the assumed family", signature
         )
-    elif resolution > (COARSEST if signature.noise.kind == "exact" else COARSEST_NOISY):
+    elif resolution > _coarsest(estimate.params, signature):
         outcome, message = (
             Outcome.UNCERTIFIED,
             f"the error bar is {resolution:.2g} of what {_doing(estimate.params)} to the answers",
@@ -98,6 +102,14 @@ def certify(estimate: Estimate, signature: Signature, rng: np.random.Generator, 
         outcome = Outcome.CERTIFIED
         message = f"{count} fresh answers predicted within {certificate.worst_error:.2g}"
     return Judgement(outcome, message, certificate)
+
+
+def _coarsest(params: Any, signature: Signature) -> float:
+    """The largest resolution that proves something."""
+    if signature.noise.kind != "exact":
+        return COARSEST_NOISY
+    kinked = not hasattr(params, "without_attention") and signature.space.spacing < FLOAT32
+    return COARSEST_NET if kinked else COARSEST
 
 
 def _doing(params: Any) -> str:
@@ -151,7 +163,8 @@ def heldout_plans(params: Any, signature: Signature, rng: np.random.Generator, c
     lengths = [n for n in LENGTHS if signature.max_length is None or n <= signature.max_length]
     # Longer ones first: they see more of the box when only a few can be afforded.
     lengths = [lengths[-1 - number % len(lengths)] for number in range(count)]
-    norms = [_norm(params, signature, LOGIT_SIZES[number % len(LOGIT_SIZES)]) for number in range(count)]
+    sizes = LOGIT_SIZES if hasattr(params, "without_attention") else NET_SIZES
+    norms = [_norm(params, signature, sizes[number % len(sizes)]) for number in range(count)]
     plans = []
     for length in sorted(set(lengths)):
         scale = np.array([norm for norm, n in zip(norms, lengths, strict=True) if n == length])

@@ -9,11 +9,12 @@ import numpy as np
 
 from keyhole.errors import UsageError
 from keyhole.measure import Signature
-from keyhole.methods.base import Estimate, Method, Steps
+from keyhole.methods.base import Estimate, Method, Steps, Unrecoverable
 from keyhole.methods.positions import last_only
 from keyhole.methods.relu_boost import relu_boost
 from keyhole.methods.relu_net import relu_net
 from keyhole.model.relu_net import ACTIVATIONS
+from keyhole.recovery import Outcome
 
 # Spacing of the arithmetic that kinks are found in; what is coarser is treated as noise.
 FLOAT64 = 2.0**-52
@@ -36,14 +37,20 @@ def net(
         others = {"polish": polish, "activation": activation, "target_error": target_error, "neurons": neurons}
         inner = net(signature.but(positions="last"), rng, budget=budget, **options, **others)  # type: ignore[arg-type]
         return (yield from last_only(inner))
-    if signature.noise.kind == "exact" and signature.space.spacing <= FLOAT64:
-        if target_error is not None or neurons is not None:
-            raise UsageError("target_error and neurons are for noisy or float32 boxes: exact answers need neither")
-        return (yield from relu_net(signature, rng, polish=polish, activation=activation, **options))
-    if activation != "relu":
+    exact = signature.noise.kind == "exact" and signature.space.spacing <= FLOAT64
+    if exact and (target_error is not None or neurons is not None):
+        raise UsageError("target_error and neurons are for noisy or float32 boxes: exact answers need neither")
+    if not exact and activation != "relu":
         raise UsageError(f"behind noise only relu neurons are fitted, not {activation}")
-    options |= {"budget": budget, "target_error": target_error, "neurons": neurons}
-    return (yield from relu_boost(signature, rng, **options))
+    try:
+        if exact:
+            return (yield from relu_net(signature, rng, polish=polish, activation=activation, **options))
+        options |= {"budget": budget, "target_error": target_error, "neurons": neurons}
+        return (yield from relu_boost(signature, rng, **options))
+    except (np.linalg.LinAlgError, ValueError) as error:  # answers of another family may defeat the linear algebra
+        raise Unrecoverable(
+            Outcome.WRONG_FAMILY, f"the answers cannot be fitted by a net of one hidden layer ({error})"
+        ) from error
 
 
 NET = Method(

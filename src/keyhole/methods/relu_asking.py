@@ -55,7 +55,7 @@ class Box:
             values = values[:, 0, ...]
         self.scalar = values.ndim == 1
         self.noise = float(answers.radius)
-        return values.reshape(count, -1)
+        return values[:, None] if self.scalar else values
 
 
 class FarBox(Box):

@@ -140,12 +140,12 @@ class _Boosting:
         guess, planes = min(FIRST_GUESS if self.neurons is None else most, most), None
         while True:
             wanted = self._queries(guess, FITTED_FROM if self.neurons is None else IN_THE_END / SPARE)
-            yield from self._ask(wanted - self.samples.count, far=False)
+            yield from self._ask(wanted - self.samples.near, far=False)
             self._refuse_few(guess)
             problem = self.samples.problem()
             if planes is None:
                 self._refuse_silence(problem)
-            flat = fitted(problem, np.zeros((0, self.signature.width + 1)))
+            flat = fitted(problem, np.zeros((0, problem.white.shape[1])))
             if at_noise(flat, self.bounded):
                 return flat
             fit = self._explained(problem, flat, planes, guess, last=guess == most)

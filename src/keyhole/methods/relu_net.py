@@ -20,8 +20,10 @@ from keyhole.recovery import Outcome
 # Lines tried before a box is said to be of another family. On each further one tolerances are wider.
 LINES = 4
 PATIENCE = 5.0
-# Fresh questions that a result must answer before it is returned.
+# Fresh questions that a result must answer before it is returned, near its kinks and at multiples of their norm: what a
+# box bends elsewhere than on the line, as deeper nets do, mostly shows far out.
 CHECKS = 6
+FAR = (1.0, 30.0, 1000.0)
 SMOOTH = tuple(name for name in ACTIVATIONS if name != "relu")
 # Intervals of a line that may bend at once before it is taken for a curve, where that is to be found out.
 CURVES = 100
@@ -63,8 +65,11 @@ def relu_net(
         except NotPiecewiseLinear as error:
             reason = str(error)
             continue
-        estimate, reason = yield from within_bars(box, estimate, scale, rng, CHECKS)
-        if not reason:
+        for far in FAR if polish else FAR[:1]:
+            estimate, reason = yield from within_bars(box, estimate, scale * far, rng, CHECKS)
+            if reason:
+                break
+        else:
             return estimate
     raise Unrecoverable(
         Outcome.WRONG_FAMILY, f"{LINES} lines did not show a network of one hidden layer ({activation}): {reason}"

@@ -124,6 +124,11 @@ class Samples:
         sizes = np.sqrt(np.mean(self.answers**2, axis=1))
         return self._deviation(np.linalg.norm(self.tokens, axis=1), sizes)
 
+    @property
+    def near(self) -> int:
+        """Samples that a fit is made to."""
+        return int(np.sum(np.linalg.norm(self.tokens, axis=1) <= self.reach))
+
     def problem(self, softened: float = 0.0) -> Problem:
         """What is to be explained; softened: as if errors were at least this fraction of the size of answers."""
         norms = np.linalg.norm(self.tokens, axis=1)

@@ -33,11 +33,11 @@ def oriented(fit: Fit) -> Fit | None:
 
 def _signs(fit: Fit) -> Floats | None:  # -> (neurons,)
     """Signs s with Σ s_i·c_i·a_i = the linear part, as well as they can be: c|z| = 2c·ReLU(s·z) − s·c·z."""
+    if fit.neurons == 0:
+        return np.zeros(0)
     planes = fit.raw_planes()[:, :-1]
     linear = fit.output[fit.neurons : -1]  # (width, outputs)
     each = (planes[:, :, None] * fit.weights[:, None, :]).reshape(fit.neurons, -1)  # (neurons, width · outputs)
-    if fit.neurons == 0:
-        return np.zeros(0)
     if fit.neurons <= each.shape[1]:
         found = np.linalg.lstsq(each.T, linear.reshape(-1), rcond=None)[0]
         return np.where(found >= 0, 1.0, -1.0)

@@ -31,7 +31,7 @@ class Spread:
         self.mixed = np.zeros((fit.scale.size, neurons * size))  # features with what moves the planes
         for start in range(0, rows.shape[0], CHUNK):
             part = slice(start, start + CHUNK)
-            moving = (slopes[part, :, None] * rows[part, None, :]).reshape(-1, neurons * size)
+            moving = (slopes[part, :, None] * rows[part, None, :]).reshape(rows[part].shape[0], neurons * size)
             products += moving.T @ moving
             self.mixed += fit.features[part].T @ moving
         seen = solve_triangular(fit.factor, self.mixed / fit.scale[:, None], lower=True)
@@ -106,7 +106,7 @@ class Spread:
         features = np.concatenate([np.maximum(before, 0.0), beside], axis=1)
         known = cho_solve((fit.factor, True), (features / fit.scale).T).T / fit.scale
         plain = np.sum(known * features, axis=1)
-        moving = (near[:, :, None] * white[:, None, :]).reshape(-1, neurons * size) - known @ self.mixed
+        moving = (near[:, :, None] * white[:, None, :]).reshape(white.shape[0], neurons * size) - known @ self.mixed
         squares = []
         for column in range(fit.output.shape[1]):
             own = moving * self._each(column)
