@@ -175,6 +175,8 @@ def heldout_plans(params: Any, signature: Signature, rng: np.random.Generator, c
             tokens += signature.width**0.5 * signs * to_numpy(params.loudest())
         tokens /= np.linalg.norm(tokens, axis=-1, keepdims=True)
         tokens *= scale[:, None, None] * rng.uniform(0.5, 1.0, (scale.size, length, 1))
+        if hasattr(params, "onto_kinks") and signature.max_norm is None:
+            tokens[::2, -1, :] = params.onto_kinks(tokens[::2, -1, :], rng)
         plans.append(sequences("held-out", space.asarray(tokens)))
     return plans
 

@@ -23,6 +23,7 @@ PATIENCE = 5.0
 # Fresh questions that a result must answer before it is returned, near its kinks and at multiples of their norm: what a
 # box bends elsewhere than on the line, as deeper nets do, mostly shows far out.
 CHECKS = 6
+FAR_CHECKS = 24
 FAR = (1.0, 30.0, 1000.0)
 SMOOTH = tuple(name for name in ACTIVATIONS if name != "relu")
 # Intervals of a line that may bend at once before it is taken for a curve, where that is to be found out.
@@ -66,7 +67,8 @@ def relu_net(
             reason = str(error)
             continue
         for far in FAR if polish else FAR[:1]:
-            estimate, reason = yield from within_bars(box, estimate, scale * far, rng, CHECKS)
+            count = CHECKS if far == FAR[0] else FAR_CHECKS
+            estimate, reason = yield from within_bars(box, estimate, scale * far, rng, count)
             if reason:
                 break
         else:

@@ -179,6 +179,17 @@ class ReluNet:
             total = total + rounding * (size if net.outputs is None else size[:, None]) * lengths
         return xp.sqrt(squares) + total
 
+    def onto_kinks(self, x: Any, rng: np.random.Generator) -> Any:  # (n, width) -> (n, width), NumPy
+        """The points moved to the kink of one neuron each: where folds of deeper nets end, this net errs."""
+        weights = np.asarray(to_numpy(self.weights_in), dtype=np.float64)
+        squares = np.sum(weights**2, axis=1)
+        (used,) = np.nonzero(squares > 0)
+        if not used.size:
+            return x
+        chosen = rng.choice(used, x.shape[0])
+        heights = np.sum(x * weights[chosen], axis=1) + np.asarray(to_numpy(self.bias_in), dtype=np.float64)[chosen]
+        return x - (heights / squares[chosen])[:, None] * weights[chosen]
+
     def token_norm(self, size: float) -> float:
         """The norm at which random tokens lie `size` times as far out as the typical kink of a neuron."""
         offsets = self._offsets()
