@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -107,7 +108,9 @@ def one_layer(
     if signature.positions == "all":
         inner = one_layer(signature.but(positions="last"), rng, residual=residual, ffn_learner=ffn_learner)
         return (yield from last_only(inner))
-    learned: Estimate = yield from (ffn_learner or relu_net)(signature, rng)
+    # Checks far out are made below, of whatever net comes back.
+    learn = ffn_learner or partial(relu_net, far_checks=False)
+    learned: Estimate = yield from learn(signature, rng)
     draft = Draft()
     try:
         yield from _check_net(signature, rng, Net(learned.params, learned.radius))

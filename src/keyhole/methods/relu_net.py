@@ -37,6 +37,7 @@ def relu_net(
     polish: bool = True,
     activation: str = "relu",
     skip: bool | None = None,
+    far_checks: bool = True,
 ) -> Steps[Estimate]:
     """Width, weights and biases of f(x) = C·act(A·x + b) + c (+ S·x), the width k unknown, for one or more outputs.
 
@@ -47,7 +48,8 @@ def relu_net(
 
     Scalar answers take about k·(d + 6) + d + 14 queries, and 13/12·(k + 2)·(d + 1) more with `polish`; p outputs about
     6k + d·k/(0.7p), and 2/p for each parameter more. The counting bound is the number of identifiable parameters,
-    k·(d + p) + p, over the p numbers of an answer. Assumes what `ASSUMPTIONS` in relu_estimate says.
+    k·(d + p) + p, over the p numbers of an answer. `far_checks` are for callers that make none of their own. Assumes what
+    `ASSUMPTIONS` in relu_estimate says.
     """
     _refuse_options(polish, activation, skip, signature)
     box = Box(signature)
@@ -66,7 +68,7 @@ def relu_net(
         except NotPiecewiseLinear as error:
             reason = str(error)
             continue
-        for far in FAR if polish else FAR[:1]:
+        for far in FAR if polish and far_checks else FAR[:1]:
             count = CHECKS if far == FAR[0] else FAR_CHECKS
             estimate, reason = yield from within_bars(box, estimate, scale * far, rng, count)
             if reason:
