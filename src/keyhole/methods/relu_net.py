@@ -48,8 +48,8 @@ def relu_net(
 
     Scalar answers take about k·(d + 6) + d + 14 queries, and 13/12·(k + 2)·(d + 1) more with `polish`; p outputs about
     6k + d·k/(0.7p), and 2/p for each parameter more. The counting bound is the number of identifiable parameters,
-    k·(d + p) + p, over the p numbers of an answer. `far_checks` are for callers that make none of their own. Assumes what
-    `ASSUMPTIONS` in relu_estimate says.
+    k·(d + p) + p, over the p numbers of an answer. `far_checks` are for callers that make none of their own.
+    Assumes what `ASSUMPTIONS` in relu_estimate says.
     """
     _refuse_options(polish, activation, skip, signature)
     box = Box(signature)
