@@ -35,6 +35,7 @@ LAZY = ("torch", "matplotlib", "cupy", "onnxruntime", "httpx", "fastapi", "trans
 PUBLIC = [
     "FunctionOracle",
     "KeyholeError",
+    "MultiHead",
     "Noise",
     "OneLayer",
     "Outcome",

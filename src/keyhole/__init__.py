@@ -3,7 +3,7 @@
 from keyhole.audit import audit
 from keyhole.errors import KeyholeError, RecoveryFailed
 from keyhole.measure import Noise
-from keyhole.model import OneLayer, ReluNet, SingleHead, distance, load
+from keyhole.model import MultiHead, OneLayer, ReluNet, SingleHead, distance, load
 from keyhole.oracles import FunctionOracle
 from keyhole.recovery import Outcome, Recovery
 from keyhole.session import recover
@@ -11,6 +11,7 @@ from keyhole.session import recover
 __all__ = [
     "FunctionOracle",
     "KeyholeError",
+    "MultiHead",
     "Noise",
     "OneLayer",
     "Outcome",

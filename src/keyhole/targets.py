@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -16,7 +16,7 @@ import numpy as np
 
 from keyhole.errors import FileError, KeyholeError, UsageError
 from keyhole.measure import Noise
-from keyhole.model import OneLayer, ReluNet, SingleHead, load
+from keyhole.model import MultiHead, OneLayer, ReluNet, SingleHead, load
 from keyhole.oracles import FunctionOracle, Noisy, Oracle, Rounded, Wrapper
 
 EXAMPLES = "demo:single-head?width=64&rank=4&seed=0, file:params.safetensors, python:path.py:factory"
@@ -135,7 +135,7 @@ def random_single_head(
     *,
     rank: int,
     norm: float,
-    seed: int,
+    seed: int | Sequence[int],
     outputs: int | None = None,
     score_bias: float = 0.0,
     output_bias: float = 0.0,
@@ -143,7 +143,7 @@ def random_single_head(
     """Gaussian value and biases; Gaussian score, or a product of two Gaussian factors, scaled to the spectral norm."""
     if rank > width:
         raise UsageError(f"rank={rank} exceeds width={width}: the rank of a matrix is at most its width")
-    rng = np.random.default_rng([seed, DEMO_STREAM])
+    rng = np.random.default_rng([*np.atleast_1d(seed), DEMO_STREAM])
     value = rng.standard_normal(width)
     score = rng.standard_normal((width, width))
     if rank < width:
@@ -157,6 +157,70 @@ def random_single_head(
         score_bias * rng.standard_normal(width) if score_bias else None,
         np.asarray(output_bias * rng.standard_normal(value.shape[1:])) if output_bias else None,
     )
+
+
+HEADS_KNOBS = {
+    "heads": Knob(int, 4, 1, 1024),
+    "width": Knob(int, 16, 1, 8192),
+    "rank": Knob(int, None, 1),  # of every score matrix; full if left out
+    "norm": Knob(float, 1.0, 0.0),
+    "seed": Knob(int, 0, 0),
+    "max_norm": Knob(float, None, 0.0),
+    "outputs": Knob(int, None, 1, 8192),  # one plain number per sequence if left out
+    "value_rank": Knob(int, None, 1),  # of every value matrix; full if left out
+    "score_bias": Knob(float, None, 0.0),  # sizes of the entries of random biases
+    "output_bias": Knob(float, None, 0.0),
+}
+
+
+def _heads_demo(text: str, given: Mapping[str, float]) -> Target:
+    layer = random_multi_head(
+        int(given["heads"]),
+        int(given["width"]),
+        rank=_whole(given, "rank"),
+        norm=given["norm"],
+        seed=int(given["seed"]),
+        outputs=_whole(given, "outputs"),
+        value_rank=_whole(given, "value_rank"),
+        score_bias=given.get("score_bias", 0.0),
+        output_bias=given.get("output_bias", 0.0),
+    )
+    oracle = FunctionOracle(layer, width=layer.width, max_norm=given.get("max_norm"), name=text)
+    label = f"{len(layer.heads)} random softmax heads of width {layer.width}"
+    outputs = f", {layer.outputs} outputs" if layer.outputs else ""
+    return Target(text, oracle, label + outputs + (", biases" if layer.output_bias is not None else ""), layer)
+
+
+def random_multi_head(
+    heads: int,
+    width: int,
+    *,
+    rank: int | None = None,
+    norm: float = 1.0,
+    seed: int = 0,
+    outputs: int | None = None,
+    value_rank: int | None = None,
+    score_bias: float = 0.0,
+    output_bias: float = 0.0,
+) -> MultiHead:
+    """Independent random heads, each made like a single one; values of a low rank are products of two factors."""
+    made = [
+        random_single_head(
+            width, rank=rank or width, norm=norm, seed=[seed, number], outputs=outputs, score_bias=score_bias
+        )
+        for number in range(heads)
+    ]
+    rng = np.random.default_rng([seed, heads, DEMO_STREAM])
+    if value_rank is not None:
+        if outputs is None or value_rank > min(width, outputs):
+            raise UsageError(f"value_rank={value_rank} exceeds what a value of width {width} and {outputs} outputs has")
+        shape = (width, value_rank), (value_rank, outputs)
+        made = [
+            replace(head, value=rng.standard_normal(shape[0]) @ rng.standard_normal(shape[1]) / value_rank**0.5)
+            for head in made
+        ]
+    bias = np.asarray(output_bias * rng.standard_normal(() if outputs is None else outputs))
+    return MultiHead(made, bias if output_bias else None)
 
 
 NET_KNOBS = {
@@ -228,6 +292,7 @@ def _erring(target: Target, given: Mapping[str, float]) -> Target:
 
 DEMOS: dict[str, tuple[dict[str, Knob], Callable[[str, Mapping[str, float]], Target]]] = {
     "single-head": (SINGLE_HEAD_KNOBS, _single_head_demo),
+    "multi-head": (HEADS_KNOBS, _heads_demo),
     "relu-net": (NET_KNOBS, _net_demo),
     "one-layer": (LAYER_KNOBS, _layer_demo),
 }

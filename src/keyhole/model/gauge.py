@@ -11,7 +11,9 @@ from scipy.optimize import linear_sum_assignment
 
 from keyhole.arrays import Array, to_numpy
 from keyhole.errors import UsageError
+from keyhole.model.gauge_heads import distance_of_heads, relative
 from keyhole.model.head import SingleHead
+from keyhole.model.multi_head import MultiHead
 from keyhole.model.one_layer import OneLayer
 from keyhole.model.relu_net import ReluNet
 
@@ -29,6 +31,9 @@ def distance(first: Any, second: Any) -> float:
     output_bias). A head whose value is zero answers the same whatever its logits, so two such
     heads differ by their output alone.
 
+    Several heads: heads of equal logits are one, whose value is the sum; then heads are matched one to one and the
+    largest of their distances counts, 1 where their numbers differ.
+
     Nets: every activation is z/2 plus an even function, so a net is a sum of even functions, one for each kink
     n·x + o = 0 with a unit vector n up to its sign, and of an affine map. Kinks are matched one to one; the
     relative Frobenius distance is that of weights, directions, offsets (of smooth activations also sharpness) and
@@ -38,26 +43,28 @@ def distance(first: Any, second: Any) -> float:
     the mixture that attention makes, which is all that queries can tell of value matrix and net.
     """
     if isinstance(first, SingleHead) and isinstance(second, SingleHead):
-        return _distance_of_heads(first, second)
+        return _distance_of_single_heads(first, second)
+    if isinstance(first, SingleHead | MultiHead) and isinstance(second, SingleHead | MultiHead):
+        return distance_of_heads(first, second)
     if isinstance(first, ReluNet) and isinstance(second, ReluNet):
         return _distance_of_nets(first, second)
     if isinstance(first, OneLayer) and isinstance(second, OneLayer):
         logits = (_joined(each.attention.score, each.attention.score_bias) for each in (first, second))
         nets = _distance_of_nets(first.beside_attention(), second.beside_attention())
-        return max(_relative(*logits), nets)
+        return max(relative(*logits), nets)
     raise UsageError(f"cannot compare a {type(first).__name__} with a {type(second).__name__}")
 
 
-def _distance_of_heads(first: SingleHead, second: SingleHead) -> float:
+def _distance_of_single_heads(first: SingleHead, second: SingleHead) -> float:
     if first.width != second.width or first.outputs != second.outputs:
         raise UsageError(
             f"cannot compare heads of width {first.width} with outputs {first.outputs} "
             f"and width {second.width} with outputs {second.outputs}"
         )
-    values = _relative(_joined(first.value, first.output_bias), _joined(second.value, second.output_bias))
+    values = relative(_joined(first.value, first.output_bias), _joined(second.value, second.output_bias))
     if _vanishes(first.value) and _vanishes(second.value):
         return values
-    logits = _relative(_joined(first.score, first.score_bias), _joined(second.score, second.score_bias))
+    logits = relative(_joined(first.score, first.score_bias), _joined(second.score, second.score_bias))
     return max(values, logits)
 
 
@@ -65,15 +72,6 @@ def _joined(linear: Array, bias: Array | None) -> Floats:  # (width, n) -> (widt
     matrix = np.asarray(to_numpy(linear), dtype=np.float64).reshape(linear.shape[0], -1)
     row = np.zeros(matrix.shape[1]) if bias is None else np.ravel(to_numpy(bias))
     return np.vstack([matrix, row])
-
-
-def _relative(first: Floats, second: Floats) -> float:
-    scale = max(np.max(np.abs(first)), np.max(np.abs(second)))
-    if scale == 0.0:
-        return 0.0
-    # Divided first, so that squares neither overflow nor vanish.
-    first, second = first / scale, second / scale
-    return float(np.linalg.norm(first - second) / max(np.linalg.norm(first), np.linalg.norm(second)))
 
 
 def _vanishes(array: Array) -> bool:
