@@ -8,7 +8,7 @@ import numpy as np
 
 from keyhole.errors import UsageError
 from keyhole.measure import Signature
-from keyhole.methods.base import Estimate, Method, Steps, Unrecoverable
+from keyhole.methods.base import Estimate, Steps, Unrecoverable
 from keyhole.methods.relu_asking import Box
 from keyhole.methods.relu_estimate import estimated, within_bars
 from keyhole.methods.relu_learn import learn
@@ -96,15 +96,3 @@ def _refuse_options(polish: Any, activation: Any, skip: Any, signature: Signatur
         raise UsageError(f"{activation} neurons are seen from afar only: activation must be relu or auto with max_norm")
     if skip is not None and not isinstance(skip, bool):
         raise UsageError(f"skip must be true, false or None, not {skip!r}")
-
-
-RELU_NET = Method(
-    name="relu-net",
-    summary="one hidden layer of ReLU (GELU, SiLU) neurons, width unknown",
-    run=relu_net,
-    options={
-        "polish": "measure again in wide cells: twice the queries, four digits more (default: true)",
-        "activation": f"one of {', '.join(ACTIVATIONS)}, or auto to find out (default: relu)",
-        "skip": "whether the box has an affine way past its neurons (default: find out)",
-    },
-)
