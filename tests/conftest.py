@@ -1,14 +1,18 @@
-"""Seeds: fixed ones for what must not move, fresh ones for what must hold for all of them."""
+"""Seeds, fixed ones for what must not move and fresh ones for what must hold for all of them; and the command."""
 
 from __future__ import annotations
 
 import os
 import secrets
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import settings
 
+from commands import Run
+from keyhole.cli import main
 from targets import example
 
 # The same examples in every run, so that a failure is never a matter of luck; `fresh_seed` looks for new ones.
@@ -35,3 +39,27 @@ def rng() -> np.random.Generator:
 def like(request: pytest.FixtureRequest) -> object:
     """An example array of each library: the same test runs on all."""
     return example(request.param)
+
+
+@pytest.fixture
+def run(
+    request: pytest.FixtureRequest,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Run:
+    """The command in an empty folder: exit code, standard output, standard error."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    Path("box.py").write_text(request.module.BOX)
+
+    def command(*arguments: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as caught:
+            main(arguments)
+        said = capsys.readouterr()
+        code = caught.value.code
+        assert isinstance(code, int)
+        return code, said.out, said.err
+
+    return command

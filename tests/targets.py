@@ -12,6 +12,7 @@ import pytest
 
 import keyhole as kh
 from keyhole.arrays import Array, Space, namespace, to_numpy
+from keyhole.oracles import Counted
 
 Floats = npt.NDArray[np.float64]
 Random = np.random.Generator
@@ -134,6 +135,13 @@ def head_in(
         None if score_bias is None else space.asarray(score_bias),
         None if output_bias is None else space.asarray(output_bias),
     )
+
+
+def small_oracle(seed: int = 0) -> tuple[Counted, kh.SingleHead]:
+    """An oracle of width 4 that counts its questions, and the head behind it."""
+    rng = np.random.default_rng(seed)
+    head = kh.SingleHead(rng.standard_normal((4, 4)), rng.standard_normal(4))
+    return Counted(kh.FunctionOracle(head, width=4, name=f"head {seed}")), head
 
 
 def plain(head: kh.SingleHead) -> kh.SingleHead:

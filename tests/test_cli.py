@@ -4,15 +4,14 @@ import json
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import keyhole as kh
+from commands import Run, one_line
 from keyhole import runs
-from keyhole.cli import main
 from keyhole.recovery import Outcome
 from keyhole.runs import Settings, parse_option, plain
 
@@ -48,31 +47,6 @@ def stopped():
         return HEAD(tokens)
     return kh.FunctionOracle(answer, width=8, batch_limit=8, name="stopped")
 """
-
-Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """The command in an empty folder: exit code, standard output, standard error."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "120")
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    Path("box.py").write_text(BOX)
-
-    def command(*arguments: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as caught:
-            main(arguments)
-        said = capsys.readouterr()
-        code = caught.value.code
-        assert isinstance(code, int)
-        return code, said.out, said.err
-
-    return command
-
-
-def one_line(err: str) -> bool:
-    return err.startswith("keyhole: ") and err.count("\n") == 1
 
 
 def test_demo_says_what_it_found_and_where_it_lies(run: Run) -> None:
