@@ -14,7 +14,9 @@ from keyhole.errors import UsageError
 
 # An array of whichever library the oracle speaks. Static types cannot say more than that yet.
 Array = Any
-
+# NumPy arrays: what is worked out beside the oracle.
+Floats = npt.NDArray[np.float64]
+Integers = npt.NDArray[np.int64]
 
 _NAMESPACES: dict[type, Any] = {}  # the look-up takes longer than many an operation on small arrays
 
@@ -36,6 +38,11 @@ def to_numpy(array: Array) -> npt.NDArray[Any]:
     if array_api_compat.is_cupy_array(array):
         return np.asarray(array.get())
     return np.asarray(array)
+
+
+def floats(array: Array) -> Floats:
+    """An array of any library and device as float64 numbers of NumPy, copied only where that must be."""
+    return np.asarray(to_numpy(array), dtype=np.float64)
 
 
 def is_real(array: Array) -> bool:

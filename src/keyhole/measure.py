@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from keyhole.arrays import Array, Space, gather_into, namespace, numpy_space, to_numpy
+from keyhole.arrays import Array, Floats, Space, floats, gather_into, namespace, numpy_space, to_numpy
 from keyhole.errors import UsageError
 
 # Part of every journal key: raise it whenever the same description starts to mean other tokens.
@@ -303,6 +303,12 @@ class Measurements:
 
     values: Array  # (count,) or (count, outputs); with all positions observed (count, length[, outputs])
     radius: float  # noise of each answer beyond the rounding of its dtype
+
+    @property
+    def by_output(self) -> Floats:  # (count, outputs)
+        """The answers at the last position as plain numbers: one column where they are single numbers."""
+        values = floats(self.values)
+        return values if values.ndim == 2 else values[:, None]
 
 
 def digest(array: Array) -> bytes:

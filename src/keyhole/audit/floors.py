@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from keyhole.arrays import to_numpy
+from keyhole.arrays import floats
 from keyhole.measure import Noise, Signature
 from keyhole.model import SingleHead
 from keyhole.numerics.balance import universal_floor
@@ -36,14 +36,14 @@ class Geometry:
     @classmethod
     def of(cls, head: SingleHead, signature: Signature) -> Geometry:
         """That of a head behind a defence."""
-        values = np.asarray(to_numpy(head.value), dtype=np.float64).reshape(head.width, -1)
+        values = floats(head.value).reshape(head.width, -1)
         return cls(
             width=head.width,
             bound=counting_bound(head),
             spacing=signature.space.spacing,
             max_norm=math.inf if signature.max_norm is None else signature.max_norm,
             value_norm=float(np.max(np.linalg.norm(values, axis=0))),
-            score_norm=float(np.linalg.norm(np.asarray(to_numpy(head.score), dtype=np.float64))),
+            score_norm=float(np.linalg.norm(floats(head.score))),
             outputs=values.shape[1],
             # Observed everywhere, a sequence of any length answers any number of times.
             positions=1.0 if signature.positions == "last" else float(signature.max_length or math.inf),
@@ -58,8 +58,8 @@ class Geometry:
 def counting_bound(head: SingleHead) -> int:
     """Queries below which a head of this rank has more unknown numbers than answers: d² + d at full rank."""
     width = head.width
-    rank = int(np.linalg.matrix_rank(np.asarray(to_numpy(head.score), dtype=np.float64)))
-    values = np.asarray(to_numpy(head.value), dtype=np.float64).reshape(width, -1)
+    rank = int(np.linalg.matrix_rank(floats(head.score)))
+    values = floats(head.value).reshape(width, -1)
     numbers = rank * (2 * width - rank) + (0 if head.score_bias is None else width)
     return -(-numbers // max(1, int(np.linalg.matrix_rank(values)))) + width + (0 if head.output_bias is None else 1)
 

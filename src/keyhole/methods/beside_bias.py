@@ -6,10 +6,10 @@ import math
 
 import numpy as np
 
-from keyhole.arrays import Array
+from keyhole.arrays import Array, Integers
 from keyhole.measure import Rows
 from keyhole.methods.base import Steps, Unrecoverable
-from keyhole.methods.bundle import LARGEST, SHRINK, BundleReader, Integers, Weights, windows
+from keyhole.methods.bundle import LARGEST, SHRINK, BundleReader, Weights, windows
 from keyhole.methods.directions import Score, turned_back
 from keyhole.methods.reading import ScoreBias, within_reach
 from keyhole.methods.scale import AIM, FIRST_PROBE, MOST_PROBES, NO_RESPONSE, floor_power

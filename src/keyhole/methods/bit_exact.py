@@ -10,18 +10,16 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from keyhole.arrays import Array, to_numpy
+from keyhole.arrays import Array, Floats, Integers, floats
 from keyhole.errors import KeyholeError, UsageError
 from keyhole.measure import Measurements, Plan, Rows, Signature, Term
 from keyhole.methods.base import Estimate, Steps, Unrecoverable
 from keyhole.methods.positions import last_only
 from keyhole.methods.value import Value, read_value, refuse_single_tokens, refuse_zero_value
 from keyhole.model import SingleHead
-from keyhole.numerics.dtypes import Floats, Grid, grid_of
+from keyhole.numerics.dtypes import Grid, grid_of
 from keyhole.numerics.logit import logit_with_radius, rounding
 from keyhole.recovery import Outcome
-
-Integers = npt.NDArray[np.int64]
 
 ASSUMPTIONS = (
     "the box computes one softmax head over its raw tokens, read at the last position, without biases",
@@ -88,7 +86,7 @@ def _proven_value(value: Value, grid: Grid) -> Floats:  # (width,) or (width, ou
         raise Unrecoverable(
             Outcome.WRONG_FAMILY, "the head has an output bias, beside which bits are not read: use method single-head"
         )
-    first, last = grid.within(_plain(value.vector), _plain(value.radius))
+    first, last = grid.within(floats(value.vector), floats(value.radius))
     _refuse_foreign(first > last, grid, "value")
     if np.any(first < last):
         raise Unrecoverable(
@@ -133,7 +131,7 @@ class _Weights:
         rows = Rows(self.space.asarray(BIAS_NORM * signs))
         answers = yield Plan("score bias", BIAS_ROWS, [[Term(rows)], []])
         whole = BIAS_NORM * signs @ self.value
-        error = np.abs(_plain(self._answers(answers)) - 0.5 * whole)
+        error = np.abs(floats(self._answers(answers)) - 0.5 * whole)
         allowed = rounding(self.space) * BIAS_NORM * np.linalg.norm(signs, axis=1) * np.linalg.norm(self.value)
         if np.any(error > allowed):
             raise Unrecoverable(
@@ -193,9 +191,9 @@ class _Weights:
         bars = self.space.asarray(bar * np.abs(low)), self.space.asarray(bar * np.abs(high))
         ends = self.space.asarray(low), self.space.asarray(high)
         logit, radius = logit_with_radius(self.space, self._answers(answers), *ends, *bars, answers.radius)
-        centre = _plain(logit) - lent_logit
+        centre = floats(logit) - lent_logit
         # Two products are added in the box where contrast is lent.
-        wide = _plain(radius) + bar * np.abs(lent_logit)
+        wide = floats(radius) + bar * np.abs(lent_logit)
         return centre / scale, wide / scale
 
     def _lent(self, row: Integers, column: Integers, faint: npt.NDArray[np.bool_]) -> tuple[Floats, Floats]:
@@ -208,7 +206,3 @@ class _Weights:
         sign = np.where(self.value[row] * self.value[self.largest] < 0, -1.0, 1.0)
         lent = np.where(faint, sign * length, 0.0)
         return lent, lent * LAST * known
-
-
-def _plain(array: Array) -> Floats:
-    return np.asarray(to_numpy(array), dtype=np.float64)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from keyhole.arrays import to_numpy
+from keyhole.arrays import Floats, Integers, floats
 from keyhole.errors import UsageError
 from keyhole.measure import Measurements, Plan, Rows, Signature, Term
 from keyhole.methods.base import Estimate, Steps, Unrecoverable
@@ -17,7 +17,6 @@ from keyhole.methods.bounded_sheet import (
     EPS,
     EXTRA_ROUNDINGS,
     Design,
-    Indices,
     Sheet,
     Value,
     leaning_rows,
@@ -26,7 +25,7 @@ from keyhole.methods.positions import last_only
 from keyhole.methods.scale import floor_power
 from keyhole.methods.value import refuse_single_tokens
 from keyhole.model import SingleHead
-from keyhole.numerics.interval import Floats, Interval, Layout
+from keyhole.numerics.interval import Interval, Layout
 from keyhole.recovery import Outcome
 
 FAMILY = (
@@ -128,7 +127,7 @@ class Reader:
     def _vectors(self, vectors: Any) -> tuple[Rows, Floats]:
         """Vectors as the oracle gets them, and as exact numbers."""
         there = self.space.asarray(vectors)
-        return Rows(there), to_numpy(there).astype(np.float64)
+        return Rows(there), floats(there)
 
     def _sequences(self, stage: str, first: Term, last: list[Term], count: int) -> Plan:
         other = Term(first.rows, first.index, -1.0)
@@ -139,7 +138,7 @@ class Reader:
         roundings = (self.width + tokens + EXTRA_ROUNDINGS) * self.space.eps
         hidden = float(value.hidden_bias[value.output]) if self.cover_biases else 0.0
         radius = answers.radius + hidden + roundings * self.longest * value.norm + self.space.tiny
-        return _columns(answers)[:, value.output], radius
+        return answers.by_output[:, value.output], radius
 
     # --- value, biases and the size of logits -------------------------------------------------------------------
 
@@ -147,7 +146,7 @@ class Reader:
         """One-token queries: the zero token, which shows an output bias, then every entry."""
         rows, exact = self._vectors(np.concatenate([np.zeros((1, self.width)), self.longest * np.eye(self.width)]))
         answers: Measurements = yield Plan("value", self.width + 1, [[Term(rows)]])
-        values = _columns(answers)
+        values = answers.by_output
         radius = answers.radius + EXTRA_ROUNDINGS * self.space.eps * np.abs(values) + self.space.tiny
         if np.any(np.abs(values[0]) > radius[0]):
             raise Unrecoverable(
@@ -268,7 +267,7 @@ class Reader:
 
     # --- the score matrix ---------------------------------------------------------------------------------------
 
-    def _ask(self, sheet: Sheet, row: Indices, column: Indices, scale: Floats) -> Steps[None]:
+    def _ask(self, sheet: Sheet, row: Integers, column: Integers, scale: Floats) -> Steps[None]:
         """Ask rows and columns, (n,) each, at their scales; what was answered before is forgotten."""
         rows, units = self._vectors(sheet.design.rows)[0], self._vectors(np.eye(self.width))[0]
         lengths, exact = self._vectors(scale)
@@ -461,8 +460,3 @@ class Reader:
                 "norm": {"value": strain, "needed": 1.0, "holds": strain <= 1.0},
             },
         }
-
-
-def _columns(answers: Measurements) -> Floats:  # (count,) or (count, outputs) -> (count, outputs)
-    values = to_numpy(answers.values).astype(np.float64)
-    return values if values.ndim == 2 else values[:, None]

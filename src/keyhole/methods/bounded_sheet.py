@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from keyhole.numerics.interval import Floats, Interval, Layout
-
-Indices = npt.NDArray[np.int64]
+from keyhole.arrays import Floats, Integers
+from keyhole.numerics.interval import Interval, Layout
 
 EPS = float(np.finfo(np.float64).eps)
 # More than what a few roundings in float64 add to a norm or a bound.
@@ -141,7 +139,7 @@ class Sheet:
         self.lost = (lost + 4 * EPS * np.linalg.norm(np.abs(made) + np.abs(others), axis=1)) * SAFE  # (2·width,)
         self.rounding = (self.width + EXTRA_ROUNDINGS) * eps  # of a logit, over the norms of its tokens and of W
 
-    def asked(self) -> tuple[Indices, Indices]:
+    def asked(self) -> tuple[Integers, Integers]:
         """Rows and columns there are answers to, without the steeper rows."""
         row, column = np.nonzero(np.isfinite(self.scale[: self.width + 1]))
         return row.astype(np.int64), column.astype(np.int64)
@@ -174,7 +172,7 @@ class Sheet:
                 break
         return found
 
-    def _diagonal_rows(self, block: int, size: Floats | None) -> tuple[Indices, Indices, Floats, Floats, Floats]:
+    def _diagonal_rows(self, block: int, size: Floats | None) -> tuple[Integers, Integers, Floats, Floats, Floats]:
         """Rows and columns of the diagonal, steeper ones or not, their weights, and what those leave out."""
         column, entry = np.arange(self.width), block * self.width + np.arange(self.width)
         lost = self.lost[entry] * (0.0 if size is None else size)

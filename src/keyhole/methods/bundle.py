@@ -10,9 +10,8 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from keyhole.arrays import Array, namespace
+from keyhole.arrays import Array, Integers, namespace
 from keyhole.measure import Measurements, Plan, Rows, Signature, Term
 from keyhole.methods.base import Steps
 from keyhole.methods.reading import ScoreBias, within_reach
@@ -21,8 +20,6 @@ from keyhole.methods.value import Value
 from keyhole.numerics.logit import rounding
 from keyhole.numerics.outputs import Outputs, choose_outputs, window_rows
 from keyhole.numerics.rotation import random_orthogonal, split_along
-
-Integers = npt.NDArray[np.int64]
 
 # A logit beyond this is read again with a shorter last token.
 LARGEST = 8.0

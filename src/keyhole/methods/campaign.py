@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from scipy.special import ndtri
 
-from keyhole.arrays import Space, to_numpy
+from keyhole.arrays import Floats, Integers, Space, floats
 from keyhole.measure import GAUSSIAN_DEVIATIONS, Measurements, Plan, Rows, Signature, Term
 from keyhole.methods.base import Estimate, Steps, Unrecoverable
 from keyhole.model import SingleHead
-from keyhole.numerics.balance import Floats, Integers, best_pairs, pair_rows, settled_logits, universal_floor
+from keyhole.numerics.balance import best_pairs, pair_rows, settled_logits, universal_floor
 from keyhole.numerics.likelihood import Fit, Frame, Pairs, Point, fit, predicted
 from keyhole.numerics.rotation import random_orthogonal, split_along
 from keyhole.recovery import Outcome
@@ -111,7 +111,7 @@ class Campaign(ABC):
         tokens = space.xp.concat([space.zeros(1, self.width), self.max_norm * space.eye(self.width)])
         plan = Plan("value", self.width + 1, [[Term(Rows(tokens))]], repeats, self.value_repeats)
         found: Measurements = yield plan
-        answers, self.many = _matrix(found), found.values.ndim == 2
+        answers, self.many = found.by_output, found.values.ndim == 2
         if self.value_repeats and np.array_equal(answers, self.answers):
             raise Unrecoverable(
                 Outcome.WRONG_FAMILY,
@@ -145,7 +145,7 @@ class Campaign(ABC):
         strong = np.linalg.svd(value, full_matrices=False)[0][:, 0]
         strong = signature.space.asarray(-np.sign(strong @ np.sum(value @ self.looks.T, axis=1)) * strong)
         across, along = split_along(signature.space, random_orthogonal(signature.space, self.rng, self.width), strong)
-        self.columns = to_numpy(signature.space.xp.concat([across, along[None, :]])).astype(np.float64)
+        self.columns = floats(signature.space.xp.concat([across, along[None, :]]))
         self.lengths, self.shares = np.full(self.width, self.max_norm), np.zeros(self.width)
 
     def add_rows(self, rows: Floats) -> Integers:  # (n, width) -> (n,)
@@ -157,7 +157,7 @@ class Campaign(ABC):
         looks = seen / np.linalg.norm(seen, axis=1, keepdims=True)
         before = self.rows.shape[0]
         # What the oracle is sent has the digits of its dtype.
-        rows = to_numpy(self.signature.space.asarray(self.max_norm * rows)).astype(np.float64) / self.max_norm
+        rows = floats(self.signature.space.asarray(self.max_norm * rows)) / self.max_norm
         self.rows, self.looks = np.concatenate([self.rows, rows]), np.concatenate([self.looks, looks])
         return np.arange(before, before + rows.shape[0])
 
@@ -352,7 +352,7 @@ class Campaign(ABC):
             positions.append([Term(long, row, sign)])
         positions.append([Term(columns, space.indices(pairs.column), space.asarray(pairs.norm))])
         found: Measurements = yield Plan(stage, pairs.row.size, positions, repeats, first_repeat)
-        answers = np.sum(_matrix(found) * self.looks[pairs.row], axis=1)
+        answers = np.sum(found.by_output * self.looks[pairs.row], axis=1)
         self.parts.append(replace(pairs, answer=answers, repeats=np.full(answers.size, float(repeats))))
         self.asked += pairs.row.size * repeats
 
@@ -574,8 +574,3 @@ def _parts(head: SingleHead) -> tuple[Any, ...]:
 def _moved(space: Space, head: SingleHead) -> SingleHead:
     """The same in the oracle's library, dtype and device."""
     return SingleHead(*(None if part is None else space.asarray(part) for part in _parts(head)))
-
-
-def _matrix(found: Measurements) -> Floats:  # (n, outputs)
-    answers = np.asarray(to_numpy(found.values), dtype=np.float64)
-    return answers if answers.ndim == 2 else answers[:, None]

@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-import numpy.typing as npt
 from scipy.sparse import csr_array
 from scipy.sparse.linalg import lsqr
 
-from keyhole.arrays import Array, to_numpy
+from keyhole.arrays import Floats, Integers, floats
 from keyhole.errors import UsageError
 from keyhole.measure import Measurements, Plan, Rows, Signature, Term
 from keyhole.methods.base import Steps, Unrecoverable
@@ -24,9 +23,6 @@ from keyhole.methods.score_bias import look_for_score_bias
 from keyhole.methods.value import Value
 from keyhole.numerics.logit import logit_with_radius, rounding
 from keyhole.recovery import Outcome
-
-Floats = npt.NDArray[np.float64]
-Integers = npt.NDArray[np.int64]
 
 # Logits between these are read with nearly full relative accuracy; they are aimed at AIM.
 SMALLEST, LARGEST, AIM = 2.0**-6, 5.0, 0.5
@@ -101,7 +97,7 @@ class _Entries:
             logits, radius = logit_with_radius(
                 self.space, answers.values - self.bias, low, high, abs(low) * bar, high * bar, self._noise(answers)
             )
-            return _plain(logits), _plain(radius)
+            return floats(logits), floats(radius)
 
         self.forms, self.forms_radius = yield from _climb(every.size, np.full(every.size, FIRST_PROBE), ask)
 
@@ -131,7 +127,7 @@ class _Entries:
         self, row: Integers, column: Integers, scale: Floats, last: Floats, middle: Floats
     ) -> Steps[tuple[Floats, Floats]]:
         """Logits scale·W_ij and their radii, one query each."""
-        value = _plain(self.value)
+        value = floats(self.value)
         # The contrast points away from the row's own value, so that the two never balance.
         middle = np.where(value[row] > 0, -middle, middle)
         first = scale / last
@@ -141,7 +137,7 @@ class _Entries:
             [Term(self.units, self.space.indices(column), self.space.asarray(last))],
         ]
         answers: Measurements = yield Plan("entries", row.size, positions)
-        answer = _plain(answers.values) - self.bias
+        answer = floats(answers.values) - self.bias
         return self._solved(answer, self._noise(answers), row, column, first, middle, last)
 
     def _solved(
@@ -155,7 +151,7 @@ class _Entries:
         last: Floats,
     ) -> tuple[Floats, Floats]:
         """e^z·(y − a₁) = e^w·(a₂ − y) + (a₃ − y) for values a and the known logit w of the contrast."""
-        value = _plain(self.value)
+        value = floats(self.value)
         bar = rounding(self.space) + self.value_radius / self.value_norm
         own, other, rest = first * value[row], middle * self.value_norm, last * value[column]
         known = middle * last * self.forms[column]
@@ -197,10 +193,6 @@ def _graded(matrix: Floats, row: Integers, column: Integers) -> Floats:  # (widt
     )
     parts = lsqr(design, logs - middle)[0]
     return np.asarray(np.exp2(middle + parts[:width, None] + parts[None, width:]))
-
-
-def _plain(array: Array) -> Floats:
-    return np.asarray(to_numpy(array), dtype=np.float64)
 
 
 def _typical(sizes: Floats) -> float:

@@ -12,7 +12,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from keyhole.arrays import Array, to_numpy
+from keyhole.arrays import Array, Floats, Integers, floats
 from keyhole.errors import KeyholeError, UsageError
 from keyhole.measure import DIGITS, Measurements, Plan, Rows, Signature, Term
 from keyhole.methods.base import BiasShows, Estimate, Steps, Unrecoverable
@@ -23,7 +23,7 @@ from keyhole.methods.value import refuse_single_tokens
 from keyhole.model import SingleHead
 from keyhole.numerics.dtypes import grid_of
 from keyhole.numerics.logit import rounding
-from keyhole.numerics.steering import SECOND_ORDER, Design, Floats, Integers, Pairs
+from keyhole.numerics.steering import SECOND_ORDER, Design, Pairs
 from keyhole.recovery import Outcome
 
 ASSUMPTIONS = (
@@ -138,7 +138,7 @@ class _Ratios:
 
     def told(self, values: Array) -> tuple[Floats, Floats]:
         """Answers and their radii."""
-        answers = np.asarray(to_numpy(values), dtype=np.float64)
+        answers = floats(values)
         steps = answers / self.grid.smallest
         if np.any((steps != np.round(steps)) & (np.abs(steps) < 2.0**self.digits)):
             self.flushed = False

@@ -6,12 +6,13 @@ import math
 
 import numpy as np
 
+from keyhole.arrays import Floats, Integers
 from keyhole.errors import KeyholeError
 from keyhole.measure import Signature
 from keyhole.methods.base import Estimate, Steps
 from keyhole.methods.campaign import Campaign
 from keyhole.methods.value import refuse_single_tokens
-from keyhole.numerics.balance import Floats, Integers, tilted_rows
+from keyhole.numerics.balance import tilted_rows
 from keyhole.numerics.likelihood import Frame, Point
 
 # Rounds of further questions after the first pass, until the wanted error is reached.

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from keyhole.arrays import to_numpy
+from keyhole.arrays import floats
 from keyhole.errors import KeyholeError, UsageError
 from keyhole.measure import Signature
 from keyhole.methods.base import Estimate, Method, Steps
@@ -54,7 +54,7 @@ def low_rank(signature: Signature, rng: np.random.Generator, *, tolerance: float
 
 def _effective_rank(score: Score) -> dict[str, Any]:
     """Where the singular values drop most, and the first of those below, relative to the largest."""
-    sizes = np.linalg.svd(np.asarray(to_numpy(score.matrix), dtype=np.float64), compute_uv=False)
+    sizes = np.linalg.svd(floats(score.matrix), compute_uv=False)
     if score.rank == 0:
         return {"effective_rank": 0, "tail": 0.0}
     known = sizes[: score.rank]

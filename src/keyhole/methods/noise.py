@@ -11,9 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
-from keyhole.arrays import to_numpy
+from keyhole.arrays import Floats, floats
 from keyhole.measure import DIGITS, Measurements, Noise, Plan, Signature, sequences
 from keyhole.methods.base import Steps
 from keyhole.numerics.digits import binary_digits, bits_lost_to_decimals, bits_lost_to_digits, decimals
@@ -49,8 +48,6 @@ ROUNDING = 8.0
 # Rounding moves an answer by half a unit; more than this many times that is another error.
 UNIT_MARGIN = 1.25
 OUTPUTS = 16  # outputs looked at for neighbours: more would take time, and no fewer questions
-
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -182,7 +179,7 @@ def _numbers(measured: list[Measurements], signature: Signature) -> list[Floats]
     """Answers as (count, positions, outputs) each."""
     found = []
     for each in measured:
-        values = np.asarray(to_numpy(each.values), dtype=np.float64)
+        values = floats(each.values)
         values = values if signature.positions == "all" else values[:, None, ...]
         found.append(values if values.ndim == 3 else values[..., None])
     return found

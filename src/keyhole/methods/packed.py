@@ -6,11 +6,11 @@ import math
 
 import numpy as np
 
-from keyhole.arrays import Array
+from keyhole.arrays import Array, Integers
 from keyhole.measure import Rows, Signature
 from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.beside_bias import read_beside_bias, read_bundled_bias
-from keyhole.methods.bundle import LARGEST, SHRINK, BundleReader, Integers, Weights
+from keyhole.methods.bundle import LARGEST, SHRINK, BundleReader, Weights
 from keyhole.methods.directions import Score, turned_back
 from keyhole.methods.reading import ScoreBias
 from keyhole.methods.scale import FIRST_PROBE, MOST_PROBES, NO_RESPONSE

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from keyhole.arrays import Floats, Integers
 from keyhole.measure import Measurements, Plan, Position, Rows, Term
 from keyhole.methods.base import Steps, Unrecoverable
-from keyhole.numerics.steering import Design, Floats, Integers, Pairs, Reading
+from keyhole.numerics.steering import Design, Pairs, Reading
 from keyhole.recovery import Outcome
 
 # Logits at which a column is read: beyond them its last token is made shorter by SHRINK.

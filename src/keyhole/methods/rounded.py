@@ -12,7 +12,7 @@ import math
 
 import numpy as np
 
-from keyhole.arrays import Array, to_numpy
+from keyhole.arrays import Array, Floats, Integers, floats
 from keyhole.errors import KeyholeError, UsageError
 from keyhole.measure import Measurements, Plan, Rows, Signature, Term
 from keyhole.methods.base import BiasShows, Estimate, Steps, Unrecoverable
@@ -21,7 +21,7 @@ from keyhole.methods.positions import last_only
 from keyhole.methods.value import refuse_single_tokens
 from keyhole.model import SingleHead
 from keyhole.numerics.logit import rounding
-from keyhole.numerics.steering import SECOND_ORDER, Design, Floats, Integers, Pairs
+from keyhole.numerics.steering import SECOND_ORDER, Design, Pairs
 from keyhole.recovery import Outcome
 
 ASSUMPTIONS = (
@@ -108,10 +108,6 @@ def by_thresholds(
     )
 
 
-def _plain(array: Array) -> Floats:
-    return np.asarray(to_numpy(array), dtype=np.float64)
-
-
 class _Value:
     """Intervals of the entries of the value. Items are entries, and the largest of each output once more from behind.
 
@@ -132,7 +128,7 @@ class _Value:
         measured: Measurements = yield Plan("value", width + 1, [[Term(Rows(tokens))]])
         self.spent += width + 1
         self.scalar = measured.values.ndim == 1
-        answers = _plain(measured.values[:, None] if self.scalar else measured.values)
+        answers = floats(measured.values[:, None] if self.scalar else measured.values)
         if np.any(np.abs(answers[0]) > self.half):
             raise BiasShows(BIASED.format("an output"))
         read = answers[1:]
@@ -207,7 +203,7 @@ class _Value:
         ]
         measured: Measurements = yield Plan("value", items.size, [token])
         self.spent += items.size
-        answers = _plain(measured.values)
+        answers = floats(measured.values)
         answers = answers if self.scalar else answers[np.arange(items.size), output]
         slack = 2 * rounding(self.space) * (np.abs(length * middle) + np.abs(lent * largest) + np.abs(threshold))
         point = (threshold - lent * largest) / length
@@ -264,7 +260,7 @@ class _Forms:
 
     def told(self, measured: Measurements) -> tuple[Floats, Floats]:
         """Answers of the main output and their radii."""
-        answers = _plain(measured.values)
+        answers = floats(measured.values)
         answers = answers if self.value.scalar else answers[:, self.value.main]
         self.spent += answers.size
         return answers, np.full(answers.size, self.half)

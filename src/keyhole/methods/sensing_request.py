@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from keyhole.arrays import Array, to_numpy
+from keyhole.arrays import Array, Floats, floats
 from keyhole.errors import UsageError
 from keyhole.methods.reading import Forms
-from keyhole.numerics.sensing import Floats, parameter_count, recommended_measurements
+from keyhole.numerics.sensing import parameter_count, recommended_measurements
 
 SOLVERS = ("factored", "nuclear-norm")
 # A rank that is not given is first looked for among those that this one's recommendation can tell.
@@ -76,8 +76,7 @@ class Readings:
     def of(cls, rows: Array, columns: Array, forms: Forms) -> Readings:
         """The last token is not always short against the first: what is read is (row − ratio·column)ᵀ·score·column."""
         left, right, values, radius, ratio = (
-            np.asarray(to_numpy(array), dtype=np.float64)
-            for array in (rows, columns, forms.values, forms.radius, forms.ratio)
+            floats(array) for array in (rows, columns, forms.values, forms.radius, forms.ratio)
         )
         return cls(left - ratio[:, None] * right, right, values, radius)
 

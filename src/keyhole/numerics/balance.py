@@ -10,11 +10,9 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 from scipy.optimize import brentq
 
-Floats = npt.NDArray[np.float64]
-Integers = npt.NDArray[np.int64]
+from keyhole.arrays import Floats
 
 # How much of the value's own direction a pair may be mixed with.
 TILTS = np.concatenate([-(2.0 ** np.arange(-4, 3, 0.5))[::-1], [0.0], 2.0 ** np.arange(-4, 3, 0.5)])

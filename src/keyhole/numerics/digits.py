@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
+from keyhole.arrays import Floats
 
 MANTISSA = 53  # binary digits of a float64
 # A decimal is no longer told from the rounding of the dtype when its unit is fewer spacings of a number than this.

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
+from keyhole.arrays import Floats
 
 # A logit is found in a dozen roundings of relative size eps/2; this many eps cover them and those of exp and log.
 LOGIT_ROUNDINGS = 32

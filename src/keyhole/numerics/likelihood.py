@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from keyhole.numerics.balance import Floats, Integers, PairAnswers, pair_answers
+from keyhole.arrays import Floats, Integers
+from keyhole.numerics.balance import PairAnswers, pair_answers
 
 # Gauss–Newton ends when a step lowers the squared misfit by less than this, or after so many steps.
 SMALL_GAIN = 1e-4

@@ -15,12 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from keyhole.arrays import Space, numpy_space, to_numpy
+from keyhole.arrays import Floats, Integers, Space, floats, numpy_space, to_numpy
 from keyhole.numerics.logit import rounding
 from keyhole.numerics.rotation import equal_overlap, random_orthogonal, split_along
-
-Floats = npt.NDArray[np.float64]
-Integers = npt.NDArray[np.int64]
 
 # Halvings after which a bisection of [0, LONGEST_RATIO] has no digit left to find.
 HALVINGS = 56
@@ -99,7 +96,7 @@ class Design:
         self.learn_value(value, np.zeros(width))
 
     def _held(self, array: Floats) -> Floats:
-        return to_numpy(self.space.asarray(array)).astype(np.float64)
+        return floats(self.space.asarray(array))
 
     def learn_value(self, value: Floats, radius: Floats) -> None:  # (width,), (width,)
         """Take note of the value vector."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from keyhole.arrays import to_numpy
+from keyhole.arrays import floats
 from keyhole.errors import UsageError
 from keyhole.model import SingleHead
 from keyhole.recovery import Recovery
@@ -70,7 +70,7 @@ def draw(result: Recovery, truth: SingleHead | None = None, distance: float | No
 
 
 def _matrix(head: SingleHead) -> Matrix:
-    return np.asarray(to_numpy(head.score), dtype=np.float64)
+    return floats(head.score)
 
 
 def _headline(result: Recovery) -> str:
