@@ -217,8 +217,8 @@ def test_all_positions() -> None:
     oracle = kh.FunctionOracle(
         lambda tokens: truth.at_all_positions(tokens) + 1e-4, 8, 1.0, positions="all", noise=Noise.bounded(1e-4)
     )
-    estimate, _ = recovered(oracle)
-    assert t.misses(estimate.params, truth, estimate.radius) == {}
+    result = kh.recover(oracle, "robust")
+    assert t.misses(result.params, truth, result.certificate.radius) == {}
 
 
 # --- conditions ----------------------------------------------------------------------------------------------------
@@ -259,7 +259,7 @@ def test_what_never_leaves_saturation_is_named() -> None:
 @pytest.mark.parametrize("copies", [0, 2.5, True])
 def test_copies_are_a_whole_number(copies: Any) -> None:
     with pytest.raises(UsageError, match="copies"):
-        recovered(attacked(a_head(0), 1e-4, uniform(0)), copies=copies)
+        kh.recover(attacked(a_head(0), 1e-4, uniform(0)), "robust", copies=copies)
 
 
 @pytest.mark.parametrize("max_norm", [None, 1.0])

@@ -13,10 +13,11 @@ import targets as t
 from keyhole.arrays import Space
 from keyhole.errors import UsageError
 from keyhole.measure import Noise, Signature
-from keyhole.methods import Estimate, Method, Unrecoverable
+from keyhole.methods import Estimate, Method, Steps, Unrecoverable
 from keyhole.methods.bit_exact import bit_exact
 from keyhole.methods.certify import certify
 from keyhole.methods.floating import by_null_queries
+from keyhole.methods.robust import ROBUST
 from keyhole.methods.rounded import by_thresholds
 from keyhole.numerics.dtypes import GRIDS, grid_of
 from keyhole.oracles import Cast, Oracle, Rounded
@@ -212,8 +213,11 @@ def stored(array: Floats, dtype: str) -> Floats:
     return np.clip(np.round(array / spacing) * spacing, -grid_of(dtype).largest, grid_of(dtype).largest)
 
 
-BITS = Method("bits", "every bit", lambda signature, rng, budget, **options: bit_exact(signature, rng, **options))
-BITS = Method(BITS.name, BITS.summary, BITS.run, robust=True)
+def every_bit(signature: Signature, rng: np.random.Generator, budget: float, dtype: str) -> Steps[Estimate]:
+    return bit_exact(signature, rng, dtype=dtype)
+
+
+BITS = Method("bits", "every bit", every_bit, robust=True)
 
 
 def same_bits(estimate: Estimate, truth: kh.SingleHead) -> bool:
@@ -336,15 +340,23 @@ def test_a_zero_value_is_admitted(path: str, rng: np.random.Generator) -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_all_positions(path: str, rng: np.random.Generator) -> None:
+def test_robust_at_all_positions_is_the_method_at_the_last(path: str, rng: np.random.Generator) -> None:
     method, wrap, max_norm, options = PATHS[path]
     score, value = stored(rng.standard_normal((3, 3)), "bfloat16"), stored(unit(rng, 3), "bfloat16")
     truth = kh.SingleHead(score, value)
-    oracle = kh.FunctionOracle(truth.at_all_positions, width=3, max_norm=max_norm, positions="all")
-    outcome, estimate, _, _ = judged(method, wrap(oracle), **options)
+    everywhere = kh.FunctionOracle(truth.at_all_positions, width=3, max_norm=max_norm, positions="all")
+    last = kh.FunctionOracle(truth, width=3, max_norm=max_norm)
+    outcome, estimate, queries, _ = judged(
+        ROBUST, wrap(everywhere), **({"bits": options["dtype"]} if path == "bits" else {})
+    )
     assert outcome is Outcome.CERTIFIED
     assert estimate is not None
     assert covered(estimate, truth)
+    _, other, same_queries, _ = judged(method, wrap(last), **options)
+    assert other is not None
+    assert queries == same_queries
+    assert estimate.details.keys() == other.details.keys()
+    assert t.misses(estimate.params, t.plain(other.params), other.radius) == {}
 
 
 def refused(method: Method, signature: Signature, **options: Any) -> str:
@@ -359,10 +371,10 @@ def test_what_cannot_be_meant_is_refused() -> None:
     assert "decimals" in refused(THRESHOLDS, plain)
     assert "max_norm" in refused(THRESHOLDS, plain.but(noise=decimals))
     assert "max_length" in refused(THRESHOLDS, plain.but(noise=decimals, max_norm=1.0, max_length=2))
-    assert "target_error" in refused(THRESHOLDS, plain.but(noise=decimals, max_norm=1.0), target_error=0.0)
+    assert "target_error" in refused(ROBUST, plain.but(noise=decimals, max_norm=1.0), target_error=0.0)
     assert "dtype" in refused(NULL, plain)
     assert "max_length" in refused(NULL, plain.but(noise=half, max_length=2))
-    assert "target_error" in refused(NULL, plain.but(noise=half), target_error=-1.0)
+    assert "target_error" in refused(ROBUST, plain.but(noise=half), target_error=-1.0)
     assert "unknown dtype" in refused(BITS, plain, dtype="float8")
     assert "float64" in refused(BITS, plain.but(noise=half), dtype="float32")
     assert "max_norm" in refused(BITS, plain.but(max_norm=1.0), dtype="float32")

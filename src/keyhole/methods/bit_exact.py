@@ -14,7 +14,6 @@ from keyhole.arrays import Array, Floats, Integers, floats
 from keyhole.errors import KeyholeError, UsageError
 from keyhole.measure import Measurements, Plan, Rows, Signature, Term
 from keyhole.methods.base import Estimate, Steps, Unrecoverable
-from keyhole.methods.positions import last_only
 from keyhole.methods.value import Value, read_value, refuse_single_tokens, refuse_zero_value
 from keyhole.model import SingleHead
 from keyhole.numerics.dtypes import Grid, grid_of
@@ -55,8 +54,6 @@ def bit_exact(signature: Signature, rng: np.random.Generator, *, dtype: str) -> 
         raise UsageError(f"bits are read from exact float64 answers, not from {signature.noise}")
     if signature.max_norm is not None:
         raise UsageError("bits are read with tokens of any norm: leave out max_norm")
-    if signature.positions == "all":
-        return (yield from last_only(bit_exact(signature.but(positions="last"), rng, dtype=dtype)))
     refuse_single_tokens(signature)
     value = yield from read_value(signature)
     refuse_zero_value(signature, value)

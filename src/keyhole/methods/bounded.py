@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from keyhole.arrays import Floats, Integers, floats
-from keyhole.errors import UsageError
 from keyhole.measure import Measurements, Plan, Rows, Signature, Term
 from keyhole.methods.base import Estimate, Steps, Unrecoverable
 from keyhole.methods.bounded_sheet import (
@@ -21,7 +20,6 @@ from keyhole.methods.bounded_sheet import (
     Value,
     leaning_rows,
 )
-from keyhole.methods.positions import last_only
 from keyhole.methods.scale import floor_power
 from keyhole.methods.value import refuse_single_tokens
 from keyhole.model import SingleHead
@@ -38,6 +36,8 @@ ASSUMPTIONS = (
 )
 ASSUMPTIONS_COVERED = (*FAMILY, "biases did not show: those that the tolerance hides are within the radii")
 
+# Copies of each token of a pair, where none are asked for: more gain little.
+COPIES = 16
 # Where norms are free, tokens are this long: no tolerance is left beside rounding, and squares do not overflow.
 FREE_NORM = 2.0**100
 # Questions with a zero last token, which show a score bias, and questions that find the size of logits.
@@ -70,7 +70,7 @@ LEAST_MARGIN_UNPAIRED = 10.0
 
 
 def bounded(
-    signature: Signature, rng: np.random.Generator, *, copies: int = 16, cover_biases: bool = False
+    signature: Signature, rng: np.random.Generator, *, copies: int = COPIES, cover_biases: bool = False
 ) -> Steps[Estimate]:
     """Score matrix and value of f(X) = Σ_i softmax_i(x_iᵀ·W·x_N) · x_iᵀ·V from answers with any errors |e| ≤ τ.
 
@@ -84,12 +84,7 @@ def bounded(
     Biases that show are refused. With `cover_biases` the radii, four to six times as wide and for d − 2 queries more,
     also hold for heads whose biases hide in the tolerance. Assumes what `ASSUMPTIONS` says.
     """
-    if isinstance(copies, bool) or not isinstance(copies, int | np.integer) or copies < 1:
-        raise UsageError(f"copies must be a whole number of at least 1, not {copies!r}")
     refuse_single_tokens(signature)
-    if signature.positions == "all":
-        plain = signature.but(positions="last")
-        return (yield from last_only(bounded(plain, rng, copies=copies, cover_biases=cover_biases)))
     reader = Reader(signature, copies, cover_biases)
     value, shape = yield from reader.read_value()
     design = yield from reader.read_overlap(value)

@@ -16,10 +16,8 @@ from keyhole.arrays import Array, Floats, Integers, floats
 from keyhole.errors import KeyholeError, UsageError
 from keyhole.measure import DIGITS, Measurements, Plan, Rows, Signature, Term
 from keyhole.methods.base import BiasShows, Estimate, Steps, Unrecoverable
-from keyhole.methods.pair_queries import OwnForms, pair_plan, read_own_forms
-from keyhole.methods.positions import last_only
+from keyhole.methods.pair_queries import OwnForms, pair_plan, read_own_forms, refuse_short_sequences
 from keyhole.methods.scale import LEVER, floor_power
-from keyhole.methods.value import refuse_single_tokens
 from keyhole.model import SingleHead
 from keyhole.numerics.dtypes import grid_of
 from keyhole.numerics.logit import rounding
@@ -76,14 +74,7 @@ def by_null_queries(
     """
     if signature.noise.kind != "dtype":
         raise UsageError(f"null queries are for answers rounded to a dtype, not {signature.noise}")
-    if target_error is not None and not target_error > 0:
-        raise UsageError(f"target_error must be positive, not {target_error}")
-    if signature.positions == "all":
-        inner = by_null_queries(signature.but(positions="last"), rng, target_error=target_error, budget=budget)
-        return (yield from last_only(inner))
-    refuse_single_tokens(signature)
-    if signature.max_length == 2:
-        raise UsageError("null queries need sequences of three tokens: raise max_length")
+    refuse_short_sequences(signature)
     value = _Ratios(signature)
     yield from value.read()
     yield from value.sharpen(value.relative / SHARPER, [value.main])

@@ -15,6 +15,8 @@ from keyhole.methods.value import refuse_single_tokens
 from keyhole.numerics.balance import tilted_rows
 from keyhole.numerics.likelihood import Frame, Point
 
+# Copies of each token of a pair, where none are asked for: more gain little.
+COPIES = 32
 # Rounds of further questions after the first pass, until the wanted error is reached.
 MOST_ROUNDS = 8
 # Directions of last tokens beyond the rank that show the range of the score matrix before anything else is asked.
@@ -28,7 +30,7 @@ def gaussian(
     target_error: float | None = None,
     budget: float = math.inf,
     rank: int | None = None,
-    copies: int = 32,
+    copies: int = COPIES,
 ) -> Steps[Estimate]:
     """Score, value and biases from answers with normal errors, for tokens of bounded norm.
 

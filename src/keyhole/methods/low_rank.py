@@ -11,7 +11,7 @@ from keyhole.errors import KeyholeError, UsageError
 from keyhole.measure import Signature
 from keyhole.methods.base import Estimate, Method, Steps
 from keyhole.methods.directions import Draft, Score
-from keyhole.methods.positions import last_only
+from keyhole.methods.positions import at_last_position
 from keyhole.methods.single_head import estimated, read_logits, read_logits_along
 from keyhole.methods.value import read_value, refuse_single_tokens, refuse_zero_value
 from keyhole.model import SingleHead
@@ -21,6 +21,7 @@ from keyhole.numerics.outputs import choose_outputs
 SHARP_DROP = 1e-2
 
 
+@at_last_position
 def low_rank(signature: Signature, rng: np.random.Generator, *, tolerance: float = 0.0) -> Steps[Estimate]:
     """The same head as `single-head` reads, always by directions, so that the rank is found whatever the outputs.
 
@@ -31,8 +32,6 @@ def low_rank(signature: Signature, rng: np.random.Generator, *, tolerance: float
     if not isinstance(tolerance, int | float) or not 0 <= tolerance < 1:
         raise UsageError(f"tolerance must be at least 0 and below 1, not {tolerance!r}")
     refuse_single_tokens(signature)
-    if signature.positions == "all":
-        return (yield from last_only(low_rank(signature.but(positions="last"), rng, tolerance=tolerance)))
     value = yield from read_value(signature)
     refuse_zero_value(signature, value)
     draft = Draft()

@@ -10,7 +10,7 @@ import numpy as np
 from keyhole.errors import UsageError
 from keyhole.measure import Signature
 from keyhole.methods.base import Estimate, Method, Steps, Unrecoverable
-from keyhole.methods.positions import last_only
+from keyhole.methods.positions import at_last_position
 from keyhole.methods.relu_boost import relu_boost
 from keyhole.methods.relu_net import relu_net
 from keyhole.model.relu_net import ACTIVATIONS
@@ -20,6 +20,7 @@ from keyhole.recovery import Outcome
 FLOAT64 = 2.0**-52
 
 
+@at_last_position
 def net(
     signature: Signature,
     rng: np.random.Generator,
@@ -33,10 +34,6 @@ def net(
 ) -> Steps[Estimate]:
     """A net of one hidden layer from queries of single tokens; how it is asked depends on what answers are worth."""
     options: dict[str, Any] = {"skip": skip}
-    if signature.positions == "all":
-        others = {"polish": polish, "activation": activation, "target_error": target_error, "neurons": neurons}
-        inner = net(signature.but(positions="last"), rng, budget=budget, **options, **others)  # type: ignore[arg-type]
-        return (yield from last_only(inner))
     exact = signature.noise.kind == "exact" and signature.space.spacing <= FLOAT64
     if exact and (target_error is not None or neurons is not None):
         raise UsageError("target_error and neurons are for noisy or float32 boxes: exact answers need neither")

@@ -13,17 +13,28 @@ import numpy as np
 import numpy.typing as npt
 
 from keyhole.arrays import Floats, Integers
-from keyhole.measure import Measurements, Plan, Position, Rows, Term
+from keyhole.errors import UsageError
+from keyhole.measure import Measurements, Plan, Position, Rows, Signature, Term
 from keyhole.methods.base import Steps, Unrecoverable
+from keyhole.methods.value import refuse_single_tokens
 from keyhole.numerics.steering import Design, Pairs, Reading
 from keyhole.recovery import Outcome
 
+# Tokens of a pair and its last token.
+SHORTEST = 3
 # Logits at which a column is read: beyond them its last token is made shorter by SHRINK.
 LARGEST, SHRINK = 1.5, 0.25
 # More rounds than the whole range of norms needs.
 MOST_ROUNDS = 200
 # A logit that is not known better than this is lost in rounding.
 BLURRED = 0.5
+
+
+def refuse_short_sequences(signature: Signature) -> None:
+    """End where a pair and a last token are too long a sequence."""
+    refuse_single_tokens(signature)
+    if (signature.max_length or SHORTEST) < SHORTEST:
+        raise UsageError(f"questions of pairs need sequences of {SHORTEST} tokens: raise max_length")
 
 
 def pair_plan(design: Design, stage: str, pairs: Pairs) -> Plan:

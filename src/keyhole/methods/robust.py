@@ -14,20 +14,17 @@ from keyhole.methods.bit_exact import bit_exact
 from keyhole.methods.bounded import bounded
 from keyhole.methods.floating import by_null_queries
 from keyhole.methods.gaussian import gaussian
-from keyhole.methods.positions import last_only
+from keyhole.methods.pair_queries import SHORTEST
+from keyhole.methods.positions import at_last_position
 from keyhole.methods.rounded import by_thresholds
 from keyhole.methods.single_head import single_head
 from keyhole.recovery import Outcome
 
-# Copies of each token of a pair, where none are asked for: more gain little.
-COPIES = 32
-BOUNDED_COPIES = 16
 # Queries for every entry of the value that thresholds need before they pay; with fewer, roundings are averaged.
 VALUE_QUERIES = 16
-# Tokens that a steered question needs.
-SHORTEST = 3
 
 
+@at_last_position
 def robust(
     signature: Signature,
     rng: np.random.Generator,
@@ -49,14 +46,11 @@ def robust(
     """
     _check(signature, target_error, rank, copies, bits, cover_biases)
     limits: dict[str, Any] = {"target_error": target_error, "budget": budget}
-    if signature.positions == "all":
-        others: dict[str, Any] = {"rank": rank, "copies": copies, "bits": bits, "cover_biases": cover_biases}
-        inner = robust(signature.but(positions="last"), rng, **others, **limits)
-        return (yield from last_only(inner))
+    sequences = {} if copies is None else {"copies": copies}
     if bits is not None:
         return (yield from bit_exact(signature, rng, dtype=bits))
     if signature.noise.kind == "bounded":
-        return (yield from bounded(signature, rng, copies=copies or BOUNDED_COPIES, cover_biases=cover_biases))
+        return (yield from bounded(signature, rng, cover_biases=cover_biases, **sequences))
     try:
         quantised = _quantised(signature, rng, limits)
         if quantised is not None:
@@ -74,7 +68,7 @@ def robust(
                     f"the box has a bias, beside which answers {signature.noise} say too little, or is no single head",
                 ) from error
             raise
-    return (yield from gaussian(signature.as_coarse(), rng, rank=rank, copies=copies or COPIES, **limits))
+    return (yield from gaussian(signature.as_coarse(), rng, rank=rank, **sequences, **limits))
 
 
 def _quantised(signature: Signature, rng: np.random.Generator, limits: dict[str, Any]) -> Steps[Estimate] | None:

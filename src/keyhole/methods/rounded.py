@@ -16,9 +16,7 @@ from keyhole.arrays import Array, Floats, Integers, floats
 from keyhole.errors import KeyholeError, UsageError
 from keyhole.measure import Measurements, Plan, Rows, Signature, Term
 from keyhole.methods.base import BiasShows, Estimate, Steps, Unrecoverable
-from keyhole.methods.pair_queries import OwnForms, pair_plan, read_own_forms
-from keyhole.methods.positions import last_only
-from keyhole.methods.value import refuse_single_tokens
+from keyhole.methods.pair_queries import OwnForms, pair_plan, read_own_forms, refuse_short_sequences
 from keyhole.model import SingleHead
 from keyhole.numerics.logit import rounding
 from keyhole.numerics.steering import SECOND_ORDER, Design, Pairs
@@ -78,14 +76,7 @@ def by_thresholds(
         raise UsageError(f"thresholds are for answers rounded to decimals, not {signature.noise}")
     if signature.max_norm is None:
         raise UsageError("thresholds are for tokens of bounded norm: without max_norm use method single-head")
-    if target_error is not None and not target_error > 0:
-        raise UsageError(f"target_error must be positive, not {target_error}")
-    if signature.positions == "all":
-        inner = by_thresholds(signature.but(positions="last"), rng, target_error=target_error, budget=budget)
-        return (yield from last_only(inner))
-    refuse_single_tokens(signature)
-    if signature.max_length == 2:
-        raise UsageError("thresholds need sequences of three tokens: raise max_length")
+    refuse_short_sequences(signature)
     value = _Value(signature, rng)
     yield from value.read()
     yield from value.narrow(np.full(value.outputs, 2 * value.half / (signature.norm_limit * FIRST_SHARPER)))

@@ -11,7 +11,7 @@ from keyhole.arrays import Array, namespace
 from keyhole.errors import UsageError
 from keyhole.measure import Rows, Signature
 from keyhole.methods.base import Estimate, Method, Steps, Unrecoverable
-from keyhole.methods.positions import last_only
+from keyhole.methods.positions import at_last_position
 from keyhole.methods.reading import FormReader, ScoreBias
 from keyhole.methods.score_bias import bias_that_shows, read_score_bias
 from keyhole.methods.sensing_request import Readings, Request
@@ -60,6 +60,7 @@ class Sensed:
     batches: int
 
 
+@at_last_position
 def sensing(
     signature: Signature,
     rng: np.random.Generator,
@@ -85,9 +86,6 @@ def sensing(
     if rank is not None and rank > signature.width:
         raise UsageError(f"rank must be at most the width {signature.width}, not {rank}")
     refuse_single_tokens(signature)
-    if signature.positions == "all":
-        options: dict[str, Any] = {"rank": rank, "solver": solver, "measurements": measurements}
-        return (yield from last_only(sensing(signature.but(positions="last"), rng, **options)))
     value = yield from read_value(signature)
     _refuse_several_outputs(value)
     refuse_zero_value(signature, value)
