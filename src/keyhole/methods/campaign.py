@@ -13,6 +13,7 @@ from scipy.special import ndtri
 from keyhole.arrays import Floats, Integers, Space, floats
 from keyhole.measure import GAUSSIAN_DEVIATIONS, Measurements, Plan, Rows, Signature, Term
 from keyhole.methods.base import Estimate, Steps, Unrecoverable
+from keyhole.methods.value import unit_plan
 from keyhole.model import SingleHead
 from keyhole.numerics.balance import best_pairs, pair_rows, settled_logits, universal_floor
 from keyhole.numerics.likelihood import Fit, Frame, Pairs, Point, fit, predicted
@@ -107,9 +108,7 @@ class Campaign(ABC):
 
     def ask_value(self, repeats: int) -> Steps[None]:
         """The zero token and B·e_i, some times more."""
-        space = self.signature.space
-        tokens = space.xp.concat([space.zeros(1, self.width), self.max_norm * space.eye(self.width)])
-        plan = Plan("value", self.width + 1, [[Term(Rows(tokens))]], repeats, self.value_repeats)
+        plan = unit_plan(self.signature, self.max_norm, repeats, self.value_repeats)
         found: Measurements = yield plan
         answers, self.many = found.by_output, found.values.ndim == 2
         if self.value_repeats and np.array_equal(answers, self.answers):

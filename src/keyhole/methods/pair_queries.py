@@ -24,6 +24,12 @@ from keyhole.recovery import Outcome
 SHORTEST = 3
 # Logits at which a column is read: beyond them its last token is made shorter by SHRINK.
 LARGEST, SHRINK = 1.5, 0.25
+# A whole column that saturates is read again with a last token shorter by this.
+SHRINK_COLUMN = 1 / 16
+# The last token along the value vector is so much shorter than others, so that its value can be balanced.
+ALONG = 0.25
+# Rows that are also read with a zero last token, where only a score bias has a form.
+BIAS_ROWS = 3
 # More rounds than the whole range of norms needs.
 MOST_ROUNDS = 200
 # A logit that is not known better than this is lost in rounding.

@@ -36,6 +36,13 @@ class Value:
         return Value(self.vector @ direction, self.radius @ size, self.bias @ direction, self.bias_radius @ size)
 
 
+def unit_plan(signature: Signature, norm: float, repeats: int = 1, first_repeat: int = 0) -> Plan:
+    """The zero token, then every norm·e_i, one token a query."""
+    space, width = signature.space, signature.width
+    tokens = space.xp.concat([space.zeros(1, width), norm * space.eye(width)])
+    return Plan("value", width + 1, [[Term(Rows(tokens))]], repeats, first_repeat)
+
+
 def read_value(signature: Signature) -> Steps[Value]:
     """One-token queries: attention on a single token is the identity, so the answer is its value.
 
@@ -44,8 +51,7 @@ def read_value(signature: Signature) -> Steps[Value]:
     space, xp = signature.space, signature.space.xp
     norm = LOUD if signature.noise.kind != "exact" else CLEAR
     norm = norm if signature.max_norm is None else floor_power(min(LOUD, signature.norm_limit))
-    tokens = xp.concat([space.zeros(1, signature.width), norm * space.eye(signature.width)])
-    answers: Measurements = yield Plan("value", signature.width + 1, [[Term(Rows(tokens))]])
+    answers: Measurements = yield unit_plan(signature, norm)
     bias = answers.values[0, ...]
     bias_radius = 3 * space.eps * xp.abs(bias) + answers.radius
     shows = xp.abs(bias) > bias_radius
