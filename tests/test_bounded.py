@@ -15,7 +15,8 @@ from keyhole.arrays import Array, Space, to_numpy
 from keyhole.errors import UsageError
 from keyhole.measure import Noise
 from keyhole.methods import Estimate, Unrecoverable
-from keyhole.methods.bounded import ASSUMPTIONS, ASSUMPTIONS_COVERED, LEAST_MARGIN, bounded
+from keyhole.methods.bounded import ASSUMPTIONS, ASSUMPTIONS_COVERED, bounded
+from keyhole.methods.bounded_reader import LEAST_MARGIN
 from keyhole.methods.bounded_sheet import leaning_rows
 from keyhole.numerics.interval import Interval, Layout
 from keyhole.recovery import Outcome
