@@ -43,7 +43,7 @@ def bounded(
     τ hide from any questions. d² + 3d + 8 queries, a few more where logits are large; d² + 2d + 11
     where norms are free, and then rounding is all that is left of the radius.
 
-    Biases that show are refused. With `cover_biases` the radii, four to six times as wide and for d − 2 queries more,
+    Biases that show are refused. With `cover_biases` the radii, three to six times as wide and for d − 2 queries more,
     also hold for heads whose biases hide in the tolerance. Assumes what `ASSUMPTIONS` says.
     """
     refuse_single_tokens(signature)

@@ -115,7 +115,7 @@ ROBUST = Method(
         "rank": "largest rank the score matrix can have, where that is known: fewer questions, smaller errors",
         "copies": "copies of each token of a pair; sequences have twice as many tokens and one more",
         "bits": "dtype the weights are stored in (float32, bfloat16, float16): every bit is read and proven",
-        "cover_biases": "bounded errors: radii that also hold for biases too small to be seen, five times as wide",
+        "cover_biases": "bounded errors: radii that also hold for biases too small to be seen, 3 to 6 times as wide",
     },
     robust=True,
 )
