@@ -13,7 +13,7 @@ import pytest
 import keyhole as kh
 from keyhole.audit import Audit, Defence, Row, audit, parse_defence
 from keyhole.audit.cells import Column
-from keyhole.errors import UsageError
+from keyhole.errors import OracleError, UsageError
 from keyhole.oracles import FunctionOracle
 from keyhole.report.curves import draw_curves
 from targets import small_oracle
@@ -142,6 +142,25 @@ def test_a_cell_that_was_interrupted_pays_nothing_twice(tmp_path: Path) -> None:
     found = audit(oracle, [], [2], folder=tmp_path, truth=head)
     assert found.rows[0].error < 1e-12
     assert len(set(asked)) == len(asked)
+
+
+def test_a_box_that_fails_is_no_merit_of_the_defence(tmp_path: Path) -> None:
+    head = small_oracle()[1]
+    asked = [0]
+
+    def answer(tokens: np.ndarray) -> np.ndarray:
+        asked[0] += len(tokens)
+        if asked[0] in range(40, 60):
+            raise ConnectionError("the server went away")
+        return head(tokens)
+
+    oracle = FunctionOracle(answer, width=4, batch_limit=8, name="flaky")
+    with pytest.raises(OracleError, match=r"behind clip:1: .*the server went away.* run again"):
+        audit(oracle, ["clip:1"], [2], folder=tmp_path, truth=head)
+    asked[0] = 60
+    found = audit(oracle, ["clip:1"], [2], folder=tmp_path, truth=head)
+    assert [row.outcome for row in found.rows] == ["CERTIFIED", "CERTIFIED"]
+    assert found.of("clip:1")[0].error < 1e-9
 
 
 def test_noise_does_not_repeat_itself_from_cell_to_cell(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from keyhole.audit.defences import Defence
 from keyhole.audit.floors import NOTHING, Geometry, floor
 from keyhole.audit.result import Row
-from keyhole.errors import FileError
+from keyhole.errors import FileError, OracleError
 from keyhole.model import SingleHead, distance
 from keyhole.oracles import Oracle
 from keyhole.progress import Observer, Silent
@@ -97,11 +97,15 @@ def fill(
                 heldout=HELDOUT,
                 observer=observer or Silent(),
             )
+            if result.outcome is Outcome.ORACLE_FAILED:  # which is no merit of the defence, and may go better next time
+                raise OracleError(
+                    f"the box failed behind {column.defence.text}: {result.message}; mend it and run again: "
+                    "with a folder, finished cells and all answers are kept"
+                )
             geometry = Geometry.of(reference, defended.signature)
             row = _row(column.defence.text, multiple, budget, result, reference, geometry, defended)
             new_queries += result.stats.new_queries
-            if result.outcome is not Outcome.ORACLE_FAILED:  # which may go better next time
-                _write(file, row)
+            _write(file, row)
         rows.append(row)
         done()
     return Filled(tuple(rows), new_queries)
