@@ -161,6 +161,16 @@ def misses(found: kh.SingleHead, truth: kh.SingleHead, radius: kh.SingleHead) ->
     return named
 
 
+def right_or_admitted(result: kh.Recovery, truth: kh.SingleHead, situation: object) -> bool:
+    """True when certified. Fails when certified and wrong, or when it fails without a word."""
+    if not result.certified:
+        assert result.message
+        return False
+    missed = misses(result.params, truth, result.certificate.radius)
+    assert not missed, f"certified, but outside the radius by so many radii: {missed}, in {situation}"
+    return True
+
+
 def causal(head: kh.SingleHead) -> Callable[[Array], Array]:
     """The head at every position, each seeing no further than itself."""
 

@@ -227,12 +227,7 @@ def is_honest(situation: Situation) -> bool:
     truth = situation.truth()
     with np.errstate(all="ignore"):  # boxes at the ends of their dtype overflow; what counts is what is claimed
         result = situation.recovered(truth)
-    if not result.certified:
-        assert result.message
-        return False
-    misses = t.misses(result.params, truth, result.certificate.radius)
-    assert not misses, f"certified, but outside the radius by so many radii: {misses}, in {situation}"
-    return True
+    return t.right_or_admitted(result, truth, situation)
 
 
 EXACT: tuple[tuple[Kind, bool], ...] = (("exact", True),)
