@@ -136,6 +136,19 @@ def test_thresholds_for_fresh_seeds(like: Any, fresh_seed: int) -> None:
     assert certified >= 3
 
 
+@pytest.mark.parametrize(
+    ("method", "wrap"), [(THRESHOLDS, lambda o: Rounded(o, 3)), (NULL, lambda o: Cast(o, "float16"))]
+)
+def test_a_target_below_all_arithmetic_is_said_to_be_missed(
+    method: Method, wrap: Any, rng: np.random.Generator
+) -> None:
+    _, oracle = box(np.zeros(1), SCORES["entries"](rng, 6), unit(rng, 6), 1.0)
+    _, estimate, _, _ = judged(method, wrap(oracle), target_error=1e-20)
+    assert estimate is not None
+    assert estimate.details["target_reached"] is False
+    assert estimate.details["expected_error"] > 1e-20
+
+
 # --- rounded to a dtype ----------------------------------------------------------------------------------------
 
 
@@ -165,6 +178,7 @@ def test_null_queries_stop_at_the_target(rng: np.random.Generator) -> None:
     for _, estimate, _, _ in (few, many):
         assert estimate is not None
         assert covered(estimate, truth)
+        assert estimate.details["target_reached"]
     assert rms(many[1], truth) < 1e-10  # type: ignore[arg-type]
 
 

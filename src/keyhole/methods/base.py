@@ -63,6 +63,11 @@ class Method:
         return self.run(signature.as_coarse(), rng, **options)
 
 
+def target_details(target_error: float | None, error: float) -> dict[str, Any]:
+    """What details say of a target, where one was set: a method may end before it, and does so with a certificate."""
+    return {} if target_error is None else {"target_error": target_error, "target_reached": error <= target_error}
+
+
 def retold(steps: Steps[Found], change: Callable[[Measurements], Measurements]) -> Steps[Found]:
     """Run a method that is told something else than what was measured, e.g. one output of several."""
     try:

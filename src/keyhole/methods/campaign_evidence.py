@@ -12,7 +12,7 @@ from scipy.special import ndtri
 
 from keyhole.arrays import Floats, Space
 from keyhole.measure import Signature
-from keyhole.methods.base import Estimate, Unrecoverable
+from keyhole.methods.base import Estimate, Unrecoverable, target_details
 from keyhole.model import SingleHead
 from keyhole.numerics.balance import universal_floor
 from keyhole.numerics.likelihood import Fit, Frame, Pairs, Point, fit
@@ -271,9 +271,7 @@ class Evidence(ABC):
             norm = float(np.linalg.norm(self.value(self.biased)))
             floor = universal_floor(self.width, norm, self.max_norm, self.noise, self.asked)
             details |= {"floor": floor, "over_floor": error / floor}
-        if target_error is not None:
-            details |= {"target_error": target_error, "target_reached": error <= target_error}
-        return details
+        return details | target_details(target_error, error)
 
 
 def _parts(head: SingleHead) -> tuple[Any, ...]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from keyhole.errors import KeyholeError, UsageError
 from keyhole.measure import Signature
-from keyhole.methods.base import Estimate, Steps
+from keyhole.methods.base import Estimate, Steps, target_details
 from keyhole.methods.floating_forms import NullForms
 from keyhole.methods.floating_value import CHECKS, ValueRatios
 from keyhole.methods.pair_queries import refuse_short_sequences
@@ -80,5 +80,9 @@ def by_null_queries(
         radius=forms.radius_head(),
         counting_bound=value.counting_bound,
         assumptions=ASSUMPTIONS,
-        details={"rounds": rounds, "expected_error": forms.error()},
+        details={
+            "rounds": rounds,
+            "expected_error": forms.error(),
+            **target_details(target_error, forms.error()),
+        },
     )

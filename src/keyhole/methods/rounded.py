@@ -14,7 +14,7 @@ import numpy as np
 
 from keyhole.errors import KeyholeError, UsageError
 from keyhole.measure import Signature
-from keyhole.methods.base import Estimate, Steps
+from keyhole.methods.base import Estimate, Steps, target_details
 from keyhole.methods.pair_queries import refuse_short_sequences
 from keyhole.methods.rounded_forms import FormIntervals
 from keyhole.methods.rounded_value import ValueIntervals
@@ -64,5 +64,9 @@ def by_thresholds(
         radius=forms.radius_head(),
         counting_bound=value.counting_bound,
         assumptions=ASSUMPTIONS,
-        details={"expected_error": forms.error(), "halvings": forms.rounds},
+        details={
+            "expected_error": forms.error(),
+            "halvings": forms.rounds,
+            **target_details(target_error, forms.error()),
+        },
     )
