@@ -22,6 +22,9 @@ from keyhole.journal import Journal
 from keyhole.oracles import Wrapper
 from keyhole.recovery import Outcome
 
+# Of 4270 recoveries with fresh seeds 8 took more queries than the fixed ones, by 3 at most.
+READ_TWICE = 8
+
 
 def rows(cases: list[Case]) -> list[Any]:
     """Every case in every library it names."""
@@ -63,10 +66,10 @@ def test_recoverable(case: Case, library: str, rng: np.random.Generator) -> None
 
 @pytest.mark.parametrize(("case", "library"), rows(QUICK))
 def test_recoverable_with_fresh_seed(case: Case, library: str, fresh_seed: int) -> None:
-    """What must hold for every seed. Counts are pinned on fixed seeds: a form in some hundred is read twice."""
-    case = replace(case, most_queries=np.inf)
+    """What must hold for every seed. Counts are pinned on fixed ones: now and then a form or two are read twice."""
+    case = replace(case, most_queries=case.most_queries + READ_TWICE)
     if case.depends_on_luck:
-        case = replace(case, outcomes=frozenset(Outcome), worst_error=np.inf, details={})
+        case = replace(case, outcomes=frozenset(Outcome), most_queries=np.inf, worst_error=np.inf, details={})
     oracle, truth = case.build(np.random.default_rng(fresh_seed), t.example(library))
     check(case, kh.recover(oracle, throw=False, seed=fresh_seed, **case.options), truth)
 
