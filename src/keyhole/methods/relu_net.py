@@ -10,7 +10,7 @@ from keyhole.errors import UsageError
 from keyhole.measure import Signature
 from keyhole.methods.base import Estimate, Method, Steps, Unrecoverable
 from keyhole.methods.relu_asking import Box
-from keyhole.methods.relu_checks import checked
+from keyhole.methods.relu_checks import FULL, LEAN, WITHOUT_FRESH, checked
 from keyhole.methods.relu_estimate import estimated
 from keyhole.methods.relu_learn import learn
 from keyhole.methods.relu_smooth import learn_smooth
@@ -43,13 +43,13 @@ def relu_net(
     by least squares for k ≤ p·d, else by lattice reduction; with a skip term it cannot be known: the result has one.
 
     Scalar answers take about k·(d + 6) + d + 14 queries, and 13/12·(k + 2)·(d + 1) more with `polish`; p outputs about
-    6k + d·k/(0.7p), and 2/p for each parameter more. Checks are 2k + 26 more, with `polish` 8k + 54: `far_checks` are for
-    callers that make none of their own. The counting bound is the number of identifiable parameters, k·(d + p) + p,
-    over the p numbers of an answer. Assumes what `ASSUMPTIONS` in relu_estimate says.
+    6k + d·k/(0.7p), and 2/p for each parameter more. Checks are 2k + 26 more, with `polish` 8k + 54, and 2k + 6 without
+    `far_checks`, for callers that make some of their own. The counting bound is the number of identifiable parameters,
+    k·(d + p) + p, over the p numbers of an answer. Assumes what `ASSUMPTIONS` in relu_estimate says.
     """
     _refuse_options(polish, activation, skip, signature)
     box = Box(signature)
-    reason, thorough = "", polish and far_checks
+    reason, depth = "", (FULL if polish else LEAN) if far_checks else WITHOUT_FRESH
     for attempt in range(LINES):
         smooth = _smooth(activation, attempt, signature)
         # Of a smooth box a line is all curves: where one is to be expected they are not followed far.
@@ -64,11 +64,11 @@ def relu_net(
         except NotPiecewiseLinear as error:
             reason = str(error)
             continue
-        estimate, reason = yield from checked(box, estimate, scale, rng, thorough)
+        estimate, reason = yield from checked(box, estimate, scale, rng, depth)
         if not reason:
             return estimate
         # What was refuted once is looked at closely: a box of another kind must not get through by trying again.
-        thorough = True
+        depth = FULL
     raise Unrecoverable(
         Outcome.WRONG_FAMILY, f"{LINES} lines did not show a network of one hidden layer ({activation}): {reason}"
     )
