@@ -436,3 +436,60 @@ def test_declared_noise_still_gives_a_result(noise: Kind, declared: bool, max_no
         for seed in range(10)
     ]
     assert sum(certified) >= 9
+
+
+# --- nets -----------------------------------------------------------------------------------------------------
+
+
+def drawn_net(rng: np.random.Generator, width: int, outputs: int | None) -> kh.ReluNet:
+    """A net of any size whose neurons differ in scale, some of them twice or turned round, perhaps with a skip."""
+    neurons = int(rng.integers(0, 16))
+    shape = () if outputs is None else (outputs,)
+    spread = rng.uniform(0, 1)
+    inner = rng.standard_normal((neurons, width)) * 10 ** rng.normal(0, spread, (neurons, 1))
+    bias = rng.standard_normal(neurons) * 10 ** rng.normal(0, spread, neurons)
+    if neurons > 1 and rng.random() < 0.3:
+        inner[1], bias[1] = -2 * inner[0], -2 * bias[0]
+    return kh.ReluNet(
+        inner * 10 ** rng.uniform(-2, 2),
+        bias,
+        rng.standard_normal((*shape, neurons)) * 10 ** rng.uniform(-2, 2),
+        np.asarray(rng.standard_normal(shape)),
+        rng.standard_normal((*shape, width)) if rng.random() < 0.3 else None,
+    )
+
+
+def net_is_honest(box: Any, width: int, seed: int, **options: Any) -> bool:
+    """True where certified: then tokens of all lengths must be answered within their bars. False where admitted."""
+    result = kh.recover(kh.FunctionOracle(box, width=width), method="relu-net", seed=seed, throw=False, **options)
+    if not result.certified:
+        return False
+    rng = np.random.default_rng([seed, 1])
+    tokens = rng.standard_normal((2000, 1, width))
+    tokens *= 10 ** rng.uniform(-2, 2, (2000, 1, 1)) / np.linalg.norm(tokens, axis=2, keepdims=True)
+    bars = result.params.error_bar(result.certificate.radius, tokens, 1e-14)
+    assert np.all(np.abs(result.params(tokens) - box(tokens)) <= bars), seed
+    return True
+
+
+@pytest.mark.parametrize("polish", [False, True])
+@pytest.mark.parametrize("outputs", [None, 3])
+def test_nets_are_certified_within_their_bars_or_admitted(outputs: int | None, polish: bool, fresh_seed: int) -> None:
+    certified = 0
+    for seed in range(fresh_seed, fresh_seed + 20):
+        rng = np.random.default_rng(seed)
+        width = int(rng.integers(1, 12))
+        certified += net_is_honest(drawn_net(rng, width, outputs), width, seed, polish=polish)
+    assert certified >= 15  # honesty is not silence
+
+
+@pytest.mark.parametrize("polish", [False, True])
+def test_deeper_nets_are_admitted_to_be_others(polish: bool, fresh_seed: int) -> None:
+    """Unless they happen to compute what one hidden layer does, as some small ones do."""
+    for seed in range(fresh_seed, fresh_seed + 10):
+        rng = np.random.default_rng(seed)
+        width = int(rng.integers(2, 8))
+        first, second = drawn_net(rng, width, 6), drawn_net(rng, 6, None)
+        net_is_honest(
+            lambda tokens, a=first, b=second: b(np.maximum(a(tokens), 0)[:, None, :]), width, seed, polish=polish
+        )

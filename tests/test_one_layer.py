@@ -26,6 +26,7 @@ from keyhole.model.one_layer import OneLayer
 from keyhole.model.relu_net import ACTIVATIONS, ReluNet
 from keyhole.numerics.one_layer_blocks import choose_blocks, value_behind
 from keyhole.numerics.one_layer_roots import monotone_roots
+from keyhole.oracles import Noisy, Rounded
 from keyhole.recovery import Outcome
 
 
@@ -627,3 +628,13 @@ def test_an_encoder_layer_of_torch(factory: str, tmp_path: Path, monkeypatch: py
         assert found.attention.score_bias == pytest.approx(key.T @ query_bias / 6**0.5, abs=1e-10)
     tokens = np.random.default_rng(0).standard_normal((20, 30, 6))
     assert found(tokens) == pytest.approx(to_numpy(oracle(torch.asarray(tokens))), abs=1e-9)
+
+
+@pytest.mark.parametrize("error", ["noise", "rounding", "float32"])
+def test_folds_hidden_by_errors_are_said_to_be(error: str) -> None:
+    truth = layer(0, 6, 8)
+    oracle = kh.FunctionOracle(truth, width=6, like=np.zeros(1, np.float32 if error == "float32" else np.float64))
+    wrapped = {"noise": lambda: Noisy(oracle, 1e-6), "rounding": lambda: Rounded(oracle, decimals=6)}
+    result = kh.recover(wrapped.get(error, lambda: oracle)(), method="one-layer", throw=False)
+    assert result.outcome is kh.Outcome.TOO_NOISY
+    assert "exact float64" in result.message

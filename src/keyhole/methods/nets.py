@@ -11,13 +11,11 @@ from keyhole.errors import UsageError
 from keyhole.measure import Signature
 from keyhole.methods.base import Estimate, Method, Steps, Unrecoverable
 from keyhole.methods.positions import at_last_position
+from keyhole.methods.relu_asking import answers_exactly
 from keyhole.methods.relu_boost import relu_boost
 from keyhole.methods.relu_net import relu_net
 from keyhole.model.relu_net import ACTIVATIONS
 from keyhole.recovery import Outcome
-
-# Spacing of the arithmetic that kinks are found in; what is coarser is treated as noise.
-FLOAT64 = 2.0**-52
 
 
 @at_last_position
@@ -34,7 +32,7 @@ def net(
 ) -> Steps[Estimate]:
     """A net of one hidden layer from queries of single tokens; how it is asked depends on what answers are worth."""
     options: dict[str, Any] = {"skip": skip}
-    exact = signature.noise.kind == "exact" and signature.space.spacing <= FLOAT64
+    exact = answers_exactly(signature)
     if exact and (target_error is not None or neurons is not None):
         raise UsageError("target_error and neurons are for noisy or float32 boxes: exact answers need neither")
     if not exact and activation != "relu":

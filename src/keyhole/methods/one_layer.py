@@ -29,6 +29,7 @@ from keyhole.methods.one_layer_rays import (
 from keyhole.methods.one_layer_residual import read_behind_residual
 from keyhole.methods.positions import last_only
 from keyhole.methods.reading import FormReader, ScoreBias
+from keyhole.methods.relu_asking import answers_exactly
 from keyhole.methods.relu_net import relu_net
 from keyhole.methods.value import refuse_single_tokens
 from keyhole.model import SingleHead
@@ -62,6 +63,9 @@ VALUE_MAY_CANCEL = 4.0
 OTHER_NET = (
     "fresh single tokens are not answered as the learned net answers them: the net behind attention is another one, "
     "deeper perhaps"
+)
+NOT_FOLLOWED = (
+    "folds cannot be followed through declared noise or float32: ask for exact float64 answers, or pass an ffn_learner"
 )
 NO_GROWTH = (
     "long tokens are not answered as the recovered layer answers them: the box is not a net of one hidden layer behind "
@@ -110,7 +114,12 @@ def one_layer(
         return (yield from last_only(inner))
     # Checks far out are made below, of whatever net comes back.
     learn = ffn_learner or partial(relu_net, far_checks=False)
-    learned: Estimate = yield from learn(signature, rng)
+    try:
+        learned: Estimate = yield from learn(signature, rng)
+    except Unrecoverable as error:
+        if ffn_learner is not None or answers_exactly(signature) or error.outcome is not Outcome.WRONG_FAMILY:
+            raise
+        raise Unrecoverable(Outcome.TOO_NOISY, f"{error}; {NOT_FOLLOWED}") from error
     draft = Draft()
     try:
         yield from _check_net(signature, rng, Net(learned.params, learned.radius))

@@ -17,6 +17,13 @@ Floats = npt.NDArray[np.float64]
 # the sums behind it are larger than itself.
 ROUNDINGS = 8.0
 WALK = 1.0
+# Spacing of the arithmetic that kinks are found in; what is coarser is treated as noise.
+FLOAT64 = 2.0**-52
+
+
+def answers_exactly(signature: Signature) -> bool:
+    """Whether answers err by the rounding of float64 only, so that kinks can be followed."""
+    return signature.noise.kind == "exact" and signature.space.spacing <= FLOAT64
 
 
 class Box:

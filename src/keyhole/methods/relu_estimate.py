@@ -23,6 +23,9 @@ INSIDE = "nothing is said of tokens longer than max_norm, and kinks that cut off
 ANOTHER_FUNCTION = 1e-5
 # Shells on which fresh questions lie, in units of the typical distance of a kink times √width.
 SHELLS = (0.5, 1.0, 2.0, 4.0)
+# Where functions are looked at closely, answers that differ by more than this many bars are: those of random nets stay
+# below half a bar.
+STRICT = 10.0
 # Where fresh answers show that bars were too narrow, they become this much wider than what was seen.
 WIDER = 3.0
 
@@ -127,27 +130,28 @@ def fresh_tokens(box: Box, scale: float, count: int, rng: np.random.Generator) -
     )
 
 
-def within_bars(
-    box: Box, estimate: Estimate, scale: float, rng: np.random.Generator, count: int
-) -> Steps[tuple[Estimate, str]]:
-    """Ask fresh tokens: the estimate, with wider radii where they were too narrow, and what is wrong with it, if so."""
+def within_bars(box: Box, estimate: Estimate, x: Floats, *, strict: bool = False) -> Steps[tuple[Estimate, str]]:
+    """Ask fresh tokens: the estimate, with wider radii where they were too narrow, and what is wrong with it, if so.
+
+    `strict` leaves hardly any room beyond the bars: for tokens that are to show small differences of functions.
+    """
     space = box.signature.space
-    x = fresh_tokens(box, scale, count, rng)
     answers = yield from box.ask("checks", x)
     tokens = space.asarray(x)[:, None, :]
     predicted = np.asarray(to_numpy(estimate.params(tokens)), dtype=np.float64).reshape(answers.shape)
     bars = np.asarray(to_numpy(estimate.params.error_bar(estimate.radius, tokens, rounding(space)))).reshape(
         answers.shape
     )
+    bars = bars + box.noise
     errors = np.abs(answers - predicted)
     size = np.max(np.abs(answers), axis=0)
-    if not np.all(errors <= ANOTHER_FUNCTION * size + bars + box.noise):
+    if not np.all(errors <= (STRICT * bars if strict else ANOTHER_FUNCTION * size + bars)):
         return (
             estimate,
             f"fresh answers differ from predictions by {np.max(errors):.2g}, answers being {np.max(size):.2g}",
         )
     with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = float(np.max(np.where(errors > 0, errors / (bars + box.noise), 0.0)))
+        ratio = float(np.max(np.where(errors > 0, errors / bars, 0.0)))
     if ratio > 1 / WIDER:
         wider = {name: WIDER * ratio * array for name, array in estimate.radius.arrays().items()}
         estimate = replace(estimate, radius=ReluNet(**wider, activation=estimate.params.activation))

@@ -27,6 +27,11 @@ STEP = 0.01
 MANY_DIRECTIONS = 100
 SHRINK = 0.1
 MOST_SHRINKS = 5
+# From this width on steps are tried before a cell is measured, which costs less than to measure one in twenty again:
+# along this many random directions, both ways, this many times as far. Of d directions the worst leads to a kink about
+# three times as fast as a random one.
+TRIED_FROM = 200
+TRIALS, TRIED_FARTHER = 3, 10.0
 
 
 def random_line(box: Box, rng: np.random.Generator, through: Floats | None = None) -> Line:
@@ -128,6 +133,8 @@ def read_gradients(
     count, width = axes.shape[0] + 1, box.width
     gradient = np.zeros_like(rest)
     todo, step = np.arange(centres.shape[0]), STEP * min(1.0, (MANY_DIRECTIONS / width) ** 0.5) * reach
+    if width >= TRIED_FROM:
+        step = yield from _tried(box, centres, step, values, level=level, errors=errors, rng=rng)
     for _ in range(MOST_SHRINKS):
         checks = rng.standard_normal((todo.size, width))
         checks /= np.linalg.norm(checks, axis=1, keepdims=True)
@@ -145,6 +152,37 @@ def read_gradients(
             return Cells(centres, values, gradient, error)
         step[todo] *= SHRINK
     raise NotPiecewiseLinear("the answers near a line bend where no kink is on the line")
+
+
+def _tried(
+    box: Box,
+    centres: Floats,  # (m, width)
+    step: Floats,  # (m,)
+    values: Floats,  # (m, outputs)
+    *,
+    level: Floats,  # (outputs,)
+    errors: Floats,  # (m,) of answers, as a part of the level
+    rng: np.random.Generator,
+) -> Steps[Floats]:  # (m,)
+    """Steps that do not lead into a kink, as far as some random directions tell: 6 queries a cell, or a few times that.
+
+    In between kinks the answers on both sides of a token have the one at it as their mean.
+    """
+    step, todo = step.copy(), np.arange(centres.shape[0])
+    for _ in range(MOST_SHRINKS):
+        moves = rng.standard_normal((TRIALS * todo.size, box.width))
+        moves /= np.linalg.norm(moves, axis=1, keepdims=True)
+        centre_of = np.repeat(todo, 2 * TRIALS)
+        both = np.tile([TRIED_FARTHER, -TRIED_FARTHER], TRIALS * todo.size)
+        own = np.repeat(np.arange(moves.shape[0]), 2)
+        answers = yield from box.ask_around("cells", centres, centre_of, moves, own, both * step[centre_of])
+        means = np.mean(answers.reshape(todo.size, TRIALS, 2, -1), axis=2)
+        off = np.max(np.abs(means - values[todo, None, :]) / level, axis=(1, 2))
+        todo = todo[off > 4 * errors[todo]]
+        if todo.size == 0:
+            break
+        step[todo] *= SHRINK
+    return step
 
 
 def _centres(kinked: Kinked, chosen: Indices) -> tuple[Floats, Floats]:

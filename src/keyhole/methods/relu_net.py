@@ -10,7 +10,8 @@ from keyhole.errors import UsageError
 from keyhole.measure import Signature
 from keyhole.methods.base import Estimate, Steps, Unrecoverable
 from keyhole.methods.relu_asking import Box
-from keyhole.methods.relu_estimate import estimated, within_bars
+from keyhole.methods.relu_checks import FULL, LEAN, WITHOUT_FRESH, checked
+from keyhole.methods.relu_estimate import estimated
 from keyhole.methods.relu_learn import learn
 from keyhole.methods.relu_smooth import learn_smooth
 from keyhole.model.relu_net import ACTIVATIONS
@@ -20,11 +21,6 @@ from keyhole.recovery import Outcome
 # Lines tried before a box is said to be of another family. On each further one tolerances are wider.
 LINES = 4
 PATIENCE = 5.0
-# Fresh questions that a result must answer before it is returned, near its kinks and at multiples of their norm: what a
-# box bends elsewhere than on the line, as deeper nets do, mostly shows far out.
-CHECKS = 6
-FAR_CHECKS = 24
-FAR = (1.0, 30.0, 1000.0)
 SMOOTH = tuple(name for name in ACTIVATIONS if name != "relu")
 # Intervals of a line that may bend at once before it is taken for a curve, where that is to be found out.
 CURVES = 100
@@ -47,13 +43,13 @@ def relu_net(
     by least squares for k ≤ p·d, else by lattice reduction; with a skip term it cannot be known: the result has one.
 
     Scalar answers take about k·(d + 6) + d + 14 queries, and 13/12·(k + 2)·(d + 1) more with `polish`; p outputs about
-    6k + d·k/(0.7p), and 2/p for each parameter more. The counting bound is the number of identifiable parameters,
-    k·(d + p) + p, over the p numbers of an answer. `far_checks` are for callers that make none of their own.
-    Assumes what `ASSUMPTIONS` in relu_estimate says.
+    6k + d·k/(0.7p), and 2/p for each parameter more. Checks are 2k + 26 more, with `polish` 8k + 54, and 2k + 6 without
+    `far_checks`, for callers that make some of their own. The counting bound is the number of identifiable parameters,
+    k·(d + p) + p, over the p numbers of an answer. Assumes what `ASSUMPTIONS` in relu_estimate says.
     """
     _refuse_options(polish, activation, skip, signature)
     box = Box(signature)
-    reason = ""
+    reason, depth = "", (FULL if polish else LEAN) if far_checks else WITHOUT_FRESH
     for attempt in range(LINES):
         smooth = _smooth(activation, attempt, signature)
         # Of a smooth box a line is all curves: where one is to be expected they are not followed far.
@@ -68,13 +64,11 @@ def relu_net(
         except NotPiecewiseLinear as error:
             reason = str(error)
             continue
-        for far in FAR if polish and far_checks else FAR[:1]:
-            count = CHECKS if far == FAR[0] else FAR_CHECKS
-            estimate, reason = yield from within_bars(box, estimate, scale * far, rng, count)
-            if reason:
-                break
-        else:
+        estimate, reason = yield from checked(box, estimate, scale, rng, depth)
+        if not reason:
             return estimate
+        # What was refuted once is looked at closely: a box of another kind must not get through by trying again.
+        depth = FULL
     raise Unrecoverable(
         Outcome.WRONG_FAMILY, f"{LINES} lines did not show a network of one hidden layer ({activation}): {reason}"
     )

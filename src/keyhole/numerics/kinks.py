@@ -20,6 +20,9 @@ WINDOW = 2e-3
 BESIDE = 1e-5
 # Where kinks may be anywhere up to the ends, slopes there are taken over this part of the way.
 END = 1e-3
+# An interval whose ends are on one line may hide kinks that cancel. It is looked at in between as long as it is wider
+# than this, in the angle: at most some dozen values for a whole line.
+WIDE = 0.4
 # An interval shorter than this part of its distance from the origin is not cut any more.
 SHORTEST = 1e-10
 # More open intervals than this for each kink found so far are no sign of kinks but of a curve.
@@ -230,10 +233,13 @@ class KinkSearch:
         on_left, on_right = self._on(intervals.left, t, f), self._on(intervals.right, t, f)
         before, after = on_left & ~on_right, on_right & ~on_left
         moved = replace(intervals, low=np.where(before, t, intervals.low), high=np.where(after, t, intervals.high))
-        cut = ~before & ~after
+        # Ends on one line and nothing in between: the halves are looked at where they are wide.
+        half = on_left & on_right & self._same(intervals)
+        halves = [replace(intervals, high=t)[half], replace(intervals, low=t)[half]]
+        cut = ~before & ~after & ~half
         nothing = np.full_like(t, np.nan)
         self._begun_now.append(_Cuts(np.stack([t, nothing], axis=1)[cut], np.stack([f, nothing], axis=1)[cut]))
-        return moved[before | after], intervals[cut]
+        return _Intervals.joined([moved[before | after], *halves]), intervals[cut]
 
     def _rests(self, intervals: _Intervals, t: Floats, f: Floats) -> _Intervals:
         """Cut where three points are on a line; otherwise there is a kink between them: cut elsewhere."""
@@ -264,7 +270,9 @@ class KinkSearch:
         assert self._open is not None
         begun = self._begun.t.shape[0]
         now = self._open
-        kept = ~self._same(now)
+        wide = self._angle(now.high) - self._angle(now.low) > WIDE
+        same = self._same(now)
+        kept = ~same | wide
         kept[:begun] = True
         now = self._open = now[kept]
         if now.low.size == 0:
@@ -278,7 +286,7 @@ class KinkSearch:
             crossing = now.left.at + (now.right.of(now.left.at)[0] - now.left.value) / (
                 now.left.slope - now.right.slope
             )
-        inside = (crossing > now.low) & (crossing < now.high) & ~now.missed
+        inside = (crossing > now.low) & (crossing < now.high) & ~now.missed & ~same[kept]
         self._pair, self._middle = free[inside[begun:]], free[~inside[begun:]]
         low, high = self._angle(now.low), self._angle(now.high)
         part = np.where(now.missed, self.rng.uniform(0.3, 0.7, low.size), 0.5)
