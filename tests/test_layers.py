@@ -43,10 +43,15 @@ PUBLIC = [
     "RecoveryFailed",
     "ReluNet",
     "SingleHead",
+    "Witness",
     "audit",
+    "canonical",
     "distance",
+    "equivalent",
+    "kinds",
     "load",
     "recover",
+    "witness",
 ]
 
 MODULES = sorted(SOURCE.rglob("*.py"))

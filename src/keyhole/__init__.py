@@ -3,7 +3,19 @@
 from keyhole.audit import audit
 from keyhole.errors import KeyholeError, RecoveryFailed
 from keyhole.measure import Noise
-from keyhole.model import MultiHead, OneLayer, ReluNet, SingleHead, distance, load
+from keyhole.model import (
+    MultiHead,
+    OneLayer,
+    ReluNet,
+    SingleHead,
+    Witness,
+    canonical,
+    distance,
+    equivalent,
+    kinds,
+    load,
+    witness,
+)
 from keyhole.oracles import FunctionOracle
 from keyhole.recovery import Outcome, Recovery
 from keyhole.session import recover
@@ -19,8 +31,13 @@ __all__ = [
     "RecoveryFailed",
     "ReluNet",
     "SingleHead",
+    "Witness",
     "audit",
+    "canonical",
     "distance",
+    "equivalent",
+    "kinds",
     "load",
     "recover",
+    "witness",
 ]
