@@ -43,6 +43,7 @@ PUBLIC = [
     "RecoveryFailed",
     "ReluNet",
     "SingleHead",
+    "Verdict",
     "Witness",
     "audit",
     "canonical",
@@ -51,6 +52,7 @@ PUBLIC = [
     "kinds",
     "load",
     "recover",
+    "verify",
     "witness",
 ]
 

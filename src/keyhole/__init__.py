@@ -19,6 +19,7 @@ from keyhole.model import (
 from keyhole.oracles import FunctionOracle
 from keyhole.recovery import Outcome, Recovery
 from keyhole.session import recover
+from keyhole.verify import Verdict, verify
 
 __all__ = [
     "FunctionOracle",
@@ -31,6 +32,7 @@ __all__ = [
     "RecoveryFailed",
     "ReluNet",
     "SingleHead",
+    "Verdict",
     "Witness",
     "audit",
     "canonical",
@@ -39,5 +41,6 @@ __all__ = [
     "kinds",
     "load",
     "recover",
+    "verify",
     "witness",
 ]
