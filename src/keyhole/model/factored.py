@@ -18,10 +18,12 @@ class Factors:
     query: Array  # (width, inner)
     value: Array  # (width, inner)
     output: Array  # (inner,) or (inner, outputs)
-    query_bias: Array | None = None  # (inner,); key · query_bias is the score bias. A key bias does not show at all.
+    query_bias: Array | None = None  # (inner,); key · query_bias is the score bias
+    key_bias: Array | None = None  # (inner,); moves the logits of all tokens alike, which does not show
+    value_bias: Array | None = None  # (inner,); value_bias · output is part of the output bias
 
     def joined(self) -> SingleHead:
-        """The head, as queries see it."""
+        """The head, as queries see it, without its part of the output bias."""
         bias = None if self.query_bias is None else self.key @ self.query_bias
         return SingleHead(self.key @ self.query.T, self.value @ self.output, bias)
 
@@ -30,10 +32,12 @@ class Factors:
         xp = namespace(tokens)
         asked = tokens[:, -1, :] @ self.query
         asked = asked if self.query_bias is None else asked + self.query_bias
-        logits = xp.sum((tokens @ self.key) * asked[:, None, :], axis=-1)
+        keys = tokens @ self.key if self.key_bias is None else tokens @ self.key + self.key_bias
+        logits = xp.sum(keys * asked[:, None, :], axis=-1)
         weights = xp.exp(logits - xp.max(logits, axis=-1, keepdims=True))
         weights = weights / xp.sum(weights, axis=-1, keepdims=True)
-        return xp.sum(weights[:, :, None] * (tokens @ self.value), axis=1) @ self.output
+        mixed = xp.sum(weights[:, :, None] * (tokens @ self.value), axis=1)
+        return (mixed if self.value_bias is None else mixed + self.value_bias) @ self.output
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +54,11 @@ class Factored:
 
     def joined(self) -> MultiHead:
         """The heads, as queries see them."""
-        return MultiHead([head.joined() for head in self.heads], self.output_bias)
+        shifts = [head.value_bias @ head.output for head in self.heads if head.value_bias is not None]
+        bias = self.output_bias
+        for shift in shifts:
+            bias = shift if bias is None else bias + shift
+        return MultiHead([head.joined() for head in self.heads], bias)
 
     def __call__(self, tokens: Array) -> Array:  # (batch, length, width) -> (batch,) or (batch, outputs)
         """Answer a batch of sequences."""

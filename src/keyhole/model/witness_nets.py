@@ -194,7 +194,9 @@ def bias_trade(params: OneLayer, rng: Random) -> FoundLayer:
     """The bias of attention, at the expense of those of the net."""
     layer = plain_layer(params)
     net = layer.ffn
-    bias = rng.standard_normal(net.width)
+    # About as large as the biases it makes up for.
+    entry = size(net.bias_in) / (size(net.weights_in) or 1.0) or 1.0
+    bias = entry * rng.standard_normal(net.width)
     changed = replace(
         net,
         bias_in=net.bias_in - net.weights_in @ bias,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 from scipy.linalg import cho_factor, cho_solve
 from scipy.stats import chi2, norm
 
@@ -25,6 +26,12 @@ MATTERS = 0.25
 MOST_DIRECTIONS = 64
 # Covariances of answers hold to first order; beyond this part of them they are not believed.
 UNMODELLED = 1e-3
+# Answers further off than this many times what is typical were moved beyond first order, and so was what changed more
+# than this part of its size.
+OUTLIER = 100.0
+LINEAR = 0.1
+# No answer may be off by more standard deviations than this of what a change of the named part explains.
+DEVIATIONS = 8.0
 # Sizes of a change that are tried, within a factor of e³ of what the typical answer says.
 SIZES = 13
 # The median of the absolute value of a standard normal number.
@@ -98,15 +105,22 @@ def explained_by(seen: View, errors: Floats, allowed: Floats) -> tuple[Differenc
     part of the largest likelihood is named unless a part of another head, or a change of everything, comes close.
     """
     parts = [part for part in seen.parts if np.any(part.left) and np.any(part.right)]
-    if not parts or not np.any(errors):
+    if not parts or not np.any(np.abs(errors) > allowed):
         return ()
-    scores = [_likelihood(part.gram(), errors, allowed) for part in parts]
-    everything = _likelihood(sum((part.gram() for part in parts), np.zeros((errors.size,) * 2)), errors, allowed)
+    kept = _straight(parts, errors, allowed)
+    errors, allowed = errors[kept], allowed[kept]
+    grams = [part.gram()[np.ix_(kept, kept)] for part in parts]
+    scores = [_likelihood(gram, errors, allowed) for gram in grams]
+    everything = _likelihood(np.sum(grams, axis=0), errors, allowed)
     best = max(range(len(parts)), key=lambda number: scores[number][0])
     most, size = scores[best]
     gap = np.log(ODDS)
     own = parts[best]
-    if most < everything[0] - gap:
+    if most < everything[0] - gap or not size <= LINEAR:
+        return ()
+    # Every single answer must be explained too, or something else has changed besides.
+    reach = np.sqrt((DEVIATIONS * size) ** 2 * np.diag(grams[best]) + allowed**2)
+    if np.any(np.abs(errors) > reach):
         return ()
     strangers = [
         score for part, (score, _) in zip(parts, scores, strict=True) if part.head != own.head or own.head is None
@@ -117,6 +131,14 @@ def explained_by(seen: View, errors: Floats, allowed: Floats) -> tuple[Differenc
     if any(score > most - gap for score in strangers):
         return ()
     return (Difference(own.head, own.name if _stands_out(most, siblings, gap) else None, size),)
+
+
+def _straight(parts: list[Part], errors: Floats, allowed: Floats) -> npt.NDArray[np.intp]:
+    """The answers that a change moves in proportion to its size: others are off by more than all the rest together."""
+    powers = np.sum([part.powers() for part in parts], axis=0)
+    ratios = np.abs(errors) / np.sqrt(np.maximum(powers, np.finfo(np.float64).tiny))
+    typical = float(np.median(ratios[np.abs(errors) > allowed]))
+    return np.flatnonzero(ratios <= OUTLIER * typical)
 
 
 def _stands_out(best: float, scores: list[float], gap: float) -> bool:

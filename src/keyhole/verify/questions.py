@@ -32,6 +32,8 @@ GATE_SLACK = 0.5
 FLOAT32 = 2.0**-23
 # Gates take up to this part of all questions.
 GATED = 0.5
+# Directions that a balanced last token is chosen from.
+WAYS = 9
 
 
 def plans_for(params: Any, signature: Signature, rng: np.random.Generator, count: int) -> list[Plan]:
@@ -48,16 +50,16 @@ def plans_for(params: Any, signature: Signature, rng: np.random.Generator, count
 def _random(params: Any, signature: Signature, rng: np.random.Generator, number: int) -> Floats:
     """Random tokens at a norm where one of the heads, each in turn, attends neither to all nor to one."""
     heads = list(params.heads) if isinstance(params, MultiHead) else [params]
-    head = heads[number % len(heads)]
-    turn = number // len(heads) + number
+    visit, place = divmod(number, len(heads))
+    head, turn = heads[place], visit + place  # so that every head meets every kind of question, in turn
     attends = isinstance(params, SingleHead | MultiHead | OneLayer)
     sizes = LOGITS if attends else KINKS
     lengths = [length for length in LENGTHS if signature.max_length is None or length <= signature.max_length]
-    length = lengths[number % len(lengths)] if attends else 1
+    length = lengths[(number + visit) % len(lengths)] if attends else 1
     norm = float(head.token_norm(sizes[turn % len(sizes)]))
     if isinstance(params, OneLayer) and turn % 3 == 0 and hasattr(params.ffn, "token_norm"):
         norm = max(norm, float(params.ffn.token_norm(KINKS[turn % len(KINKS)])))
-    if number % INDEPENDENT == INDEPENDENT - 1:
+    if (number + visit) % INDEPENDENT == INDEPENDENT - 1:
         norm = float(np.exp(rng.uniform(*np.log(NORMS))))
     own = head.attention if isinstance(head, OneLayer) else head
     if getattr(own, "score_bias", None) is not None and length > 1 and turn % 2:
@@ -66,11 +68,11 @@ def _random(params: Any, signature: Signature, rng: np.random.Generator, number:
             return balanced
     norm = min(norm if np.isfinite(norm) and norm > 0 else 1.0, signature.norm_limit, signature.space.huge**0.25)
     tokens = rng.standard_normal((length, signature.width))
-    if signature.noise.kind != "exact" and hasattr(head, "loudest") and number % LOUD_EVERY == 0:
+    if signature.noise.kind != "exact" and hasattr(head, "loudest") and turn % LOUD_EVERY == 0:
         tokens += signature.width**0.5 * rng.choice([-1.0, 1.0], (length, 1)) * to_numpy(head.loudest())
     tokens /= np.linalg.norm(tokens, axis=-1, keepdims=True)
     tokens *= norm * rng.uniform(0.5, 1.0, (length, 1))
-    if hasattr(params, "onto_kinks") and number % 4 == 3 and signature.max_norm is None:
+    if hasattr(params, "onto_kinks") and turn % 4 == 3 and signature.max_norm is None:
         tokens[-1:] = params.onto_kinks(tokens[-1:], rng)
     return tokens
 
@@ -84,10 +86,10 @@ def _balanced(
     them logits of about `size`.
     """
     score, bias = to_numpy(head.score).astype(np.float64), to_numpy(head.score_bias).astype(np.float64)
-    way = rng.standard_normal(signature.width)
-    bent = way @ score @ way
+    ways = rng.standard_normal((WAYS, signature.width))
     with np.errstate(divide="ignore", invalid="ignore"):
-        last = -(way @ bias) / bent * way
+        lasts = -(ways @ bias / np.vecdot(ways @ score, ways))[:, None] * ways
+        last = lasts[np.argsort(np.linalg.norm(lasts, axis=1))[WAYS // 3]]  # neither where it is long nor where short
         key = np.linalg.norm(score @ last + bias)
         others = rng.standard_normal((length - 1, signature.width)) * (size / key)
     tokens = np.concatenate([others, last[None, :]])

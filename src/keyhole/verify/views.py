@@ -242,7 +242,9 @@ def _view_of_layer(params: OneLayer, tokens: Floats, unit: float, looked_at: Flo
     layer = _plain(params)
     head, net, last = _Head(layer.attention, tokens, unit), layer.ffn, tokens[:, -1, :]
     entering = head.answers if layer.attention.output_bias is None else head.answers + layer.attention.output_bias
-    blur = head.rounding + unit * np.abs(entering)
+    # A box may have a bias in front of the net that the biases of the net take away.
+    taken = np.linalg.norm(net.bias_in) / (np.linalg.norm(net.weights_in) or 1.0) if isinstance(net, ReluNet) else 0.0
+    blur = head.rounding + unit * (np.abs(entering) + taken)
     if layer.residual:
         entering = entering + last
         blur = blur + unit * np.abs(last)
