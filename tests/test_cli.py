@@ -14,6 +14,7 @@ from commands import Run, one_line
 from keyhole import runs
 from keyhole.recovery import Outcome
 from keyhole.runs import Settings, parse_option, plain
+from keyhole.targets import random_multi_head
 
 SMALL = "demo:single-head?width=8"
 BOX = """
@@ -309,3 +310,74 @@ def test_a_resume_command_names_everything_that_matters() -> None:
 def test_anything_becomes_plain_data() -> None:
     value = {"a": np.float64("nan"), 1: (np.arange(2), np.bool_(True)), "p": Path("x"), "n": None}
     assert plain(value) == {"a": None, "1": [[0, 1], True], "p": "x", "n": None}
+
+
+# --- verify and diagnose ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def layer(tmp_path: Path) -> Path:
+    random_multi_head(4, 8, seed=0).save(tmp_path / "layer.safetensors")
+    return tmp_path / "layer.safetensors"
+
+
+def test_verify_same_and_different(run: Run, layer: Path, tmp_path: Path) -> None:
+    code, out, _ = run("verify", "demo:multi-head?heads=4&width=8", f"file:{layer}")
+    assert code == 0
+    assert "SAME" in out
+    code, out, err = run("verify", "demo:multi-head?heads=4&width=8&seed=1", str(layer))
+    assert code == 1
+    assert "DIFFERENT" in out
+    code, out, err = run("verify", "demo:multi-head?heads=4&width=8&seed=1", str(layer), "-q")
+    assert (code, out) == (1, "")
+    assert "DIFFERENT" in err
+    journal = str(tmp_path / "answers.db")
+    for new in (True, False):
+        code, out, _ = run("verify", f"file:{layer}", str(layer), "--journal", journal, "--json", "--queries", "20")
+        said = json.loads(out)
+        assert code == 0
+        assert said["conclusion"] == "same"
+        assert said["queries"] <= 20
+        assert (said["new_queries"] > 0) is new
+    code, out, _ = run("verify", f"file:{layer}", str(layer), "--tolerance", "1e-3", "--noise", "rounded:6")
+    assert "0.001 of its norm" in out
+
+
+def test_verify_wrong_use(run: Run, layer: Path) -> None:
+    for words in (
+        ["verify", SMALL, "nothing.safetensors"],
+        ["verify", "demo:multi-head?width=9", str(layer)],
+        ["verify", SMALL, str(layer), "--tolerance", "3"],
+        ["diagnose", "magic"],
+        ["diagnose", "single-head", "--inputs", "magic"],
+        ["diagnose", f"file:{layer}", "--max-length", "2"],
+    ):
+        code, out, err = run(*words)
+        assert code == 2
+        assert out == ""
+        assert err.startswith("keyhole: ")
+
+
+def test_diagnose(run: Run, layer: Path, tmp_path: Path) -> None:
+    code, out, _ = run("diagnose", "single-head", "--inputs", "one-hot", "--max-length", "1")
+    assert code == 0
+    assert "hidden" in out
+    code, out, _ = run("diagnose", "one-layer", "--json")
+    assert all(set(claim) == {"quantity", "known", "reason"} for claim in json.loads(out)["claims"])
+    code, out, _ = run("diagnose", f"file:{layer}")
+    assert "all 4 heads can be known" in out
+    rng = np.random.default_rng(0)
+    inner = rng.standard_normal((4, 8))
+    inner[1], inner[2] = -2 * inner[0], 0
+    bias, score, value = rng.standard_normal(4), np.eye(8), np.zeros((8, 8))
+    bias[1] = -2 * bias[0]
+    net = kh.ReluNet(inner, bias, np.ones(4), np.asarray(0.0))
+    kh.OneLayer(kh.SingleHead(score, value), net, residual=True).save(tmp_path / "whole.safetensors")
+    code, out, _ = run("diagnose", f"file:{tmp_path / 'whole.safetensors'}")
+    for said in ("2 of 4 neurons", "neurons 0 and 1 have the same kink", "neuron 2 has no kink", "do not show"):
+        assert said in out
+    code, out, _ = run("diagnose", f"file:{tmp_path / 'whole.safetensors'}", "--json")
+    found = json.loads(out)
+    assert found["same"] == [[0, 1]]
+    assert found["logits_show"] is False
+    assert found["witness"]["kind"] == "silent logits"

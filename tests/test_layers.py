@@ -43,10 +43,17 @@ PUBLIC = [
     "RecoveryFailed",
     "ReluNet",
     "SingleHead",
+    "Verdict",
+    "Witness",
     "audit",
+    "canonical",
     "distance",
+    "equivalent",
+    "kinds",
     "load",
     "recover",
+    "verify",
+    "witness",
 ]
 
 MODULES = sorted(SOURCE.rglob("*.py"))

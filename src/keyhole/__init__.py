@@ -3,10 +3,23 @@
 from keyhole.audit import audit
 from keyhole.errors import KeyholeError, RecoveryFailed
 from keyhole.measure import Noise
-from keyhole.model import MultiHead, OneLayer, ReluNet, SingleHead, distance, load
+from keyhole.model import (
+    MultiHead,
+    OneLayer,
+    ReluNet,
+    SingleHead,
+    Witness,
+    canonical,
+    distance,
+    equivalent,
+    kinds,
+    load,
+    witness,
+)
 from keyhole.oracles import FunctionOracle
 from keyhole.recovery import Outcome, Recovery
 from keyhole.session import recover
+from keyhole.verify import Verdict, verify
 
 __all__ = [
     "FunctionOracle",
@@ -19,8 +32,15 @@ __all__ = [
     "RecoveryFailed",
     "ReluNet",
     "SingleHead",
+    "Verdict",
+    "Witness",
     "audit",
+    "canonical",
     "distance",
+    "equivalent",
+    "kinds",
     "load",
     "recover",
+    "verify",
+    "witness",
 ]

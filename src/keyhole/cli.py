@@ -6,7 +6,7 @@ import json
 import shlex
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,14 +21,18 @@ from keyhole.audit import MULTIPLES, Audit
 from keyhole.audit import audit as run_audit
 from keyhole.errors import FileError, KeyholeError, RecoveryFailed, UsageError
 from keyhole.measure import Noise
-from keyhole.model import SingleHead, distance
+from keyhole.model import SingleHead, distance, load
 from keyhole.recovery import Recovery
 from keyhole.report import describe
 from keyhole.report.curves import draw_curves
+from keyhole.report.diagnosis import describe_params, of_family, of_params, table_of_claims
 from keyhole.report.picture import INSTALL, draw
+from keyhole.report.verdict import describe_verdict
 from keyhole.runs import Settings, keyhole_version, parse_option, plain, prepare_folder, write_run
 from keyhole.session import HELDOUT_QUERIES
 from keyhole.targets import Target, demo_text, open_target
+from keyhole.verify import QUERIES, Verdict
+from keyhole.verify import verify as run_verify
 
 DONE, FAILED, WRONG_USE, INTERRUPTED = 0, 1, 2, 130
 # What the parser of the command line raises; its home differs between versions of typer.
@@ -196,6 +200,83 @@ def audit(
     return DONE
 
 
+@app.command()
+def verify(
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="The box, named as for `keyhole recover`.")],
+    params: Annotated[str, typer.Argument(metavar="PARAMS", help="The file that says what it should be.")],
+    queries: Annotated[int, typer.Option(min=1, help="Most queries in all.")] = QUERIES,
+    tolerance: Annotated[
+        float | None, typer.Option(help="Relative change of any part that does not count; rounding if left out.")
+    ] = None,
+    journal: Annotated[Path | None, typer.Option(help="File that keeps every answer, to resume from.")] = None,
+    seed: Seed = 0,
+    max_norm: Annotated[float | None, typer.Option(help="Send no token longer than this.")] = None,
+    noise: Annotated[str | None, typer.Option(help="How answers err, as for `keyhole recover`.")] = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> int:
+    """Find out from a few queries whether a box is the one in a file. Exit code 0: same, 1: different or inconclusive.
+
+    Example: `keyhole verify python:box.py:make file:params.safetensors --tolerance 1e-4`
+    """
+    claimed = load(params.removeprefix("file:"))
+    said = f"the {claimed.family} of width {claimed.width} in {params.removeprefix('file:')}"
+    with redirect_stdout(sys.stderr):
+        box = open_target(target)
+        try:
+            box = box.told(max_norm, None if noise is None else Noise.parse(noise))
+            found = run_verify(box.oracle, claimed, queries, seed, tolerance, journal=journal)
+        except KeyboardInterrupt:
+            return _complain("interrupted; with --journal FILE what was answered is not asked again", INTERRUPTED)
+        finally:
+            box.oracle.close()
+    if as_json:
+        typer.echo(json.dumps(plain({**found.summary(), "target": box.text, "box": box.label}), allow_nan=False))
+    elif not quiet:
+        _show_lines(describe_verdict(found, box.label, said), good=found.same)
+    elif not found.same:
+        _complain(_verdict_in_short(found))
+    return DONE if found.same else FAILED
+
+
+def _verdict_in_short(found: Verdict) -> str:
+    return f"{found.conclusion.upper()}: {found.message}"
+
+
+@app.command()
+def diagnose(
+    subject: Annotated[
+        str,
+        typer.Argument(
+            metavar="SUBJECT",
+            help="`single-head`, `multi-head`, `relu-net` or `one-layer`, or `file:params.safetensors`",
+        ),
+    ],
+    inputs: Annotated[str, typer.Option(help="`unrestricted`, `one-hot` or `mean-zero` tokens.")] = "unrestricted",
+    max_length: Annotated[int | None, typer.Option(min=1, help="Tokens per sequence at most.")] = None,
+    as_json: Json = False,
+) -> int:
+    """Say what of a family can be known from answers and what cannot, or what of given parameters.
+
+    Example: `keyhole diagnose multi-head --max-length 2`
+    """
+    if subject.startswith("file:"):
+        if inputs != "unrestricted" or max_length is not None:
+            raise UsageError("--inputs and --max-length are for families: a file is diagnosed for inputs of all kinds")
+        params = load(subject.removeprefix("file:"))
+        if as_json:
+            typer.echo(json.dumps(plain(of_params(params)), allow_nan=False))
+        else:
+            _show_lines(describe_params(params))
+        return DONE
+    found = of_family(subject, inputs, max_length)
+    if as_json:
+        typer.echo(json.dumps(found))
+    else:
+        Console(highlight=False).print(table_of_claims(found))
+    return DONE
+
+
 def _words(options: Mapping[str, Sequence[Any]]) -> list[str]:
     """Options as they were given, to be given again."""
     return [
@@ -336,12 +417,16 @@ def _lines(ending: Ending) -> list[tuple[str, str]]:
 
 
 def _show(ending: Ending) -> None:
+    _show_lines(_lines(ending), good=ending.result.certified)
+
+
+def _show_lines(lines: Iterable[tuple[str, str]], good: bool = True) -> None:
     """Words in a column of their own; paths and commands stay in one piece, so that they can be copied."""
     console = Console(highlight=False)
     room = max(console.width, 60) - 13
-    for word, said in _lines(ending):
+    for word, said in lines:
         rows = [said] if word in {"files", "", "resume"} else textwrap.wrap(said, room, break_long_words=False)
-        style = ("bold green" if ending.result.certified else "bold red") if word == "outcome" else ""
+        style = ("bold green" if good else "bold red") if word in {"outcome", "verdict"} else ""
         for number, row in enumerate(rows):
             line = Text.assemble((f"{'' if number else word:>11}  ", "cyan"), (row, style))
             console.print(line, soft_wrap=True)

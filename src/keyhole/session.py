@@ -241,7 +241,7 @@ def recover(
             observer = stack.enter_context(Bar()) if wants_bar(progress) else Silent()
         book = None
         if journal is not None:
-            book = stack.enter_context(Journal(journal, _box(oracle)))
+            book = stack.enter_context(Journal(journal, box_of(oracle)))
         session = Session(oracle, budget=budget, journal=book, observer=observer)
         result, cause = _recover(session, choose, seed, heldout, options)
     if throw and not result.certified:
@@ -266,7 +266,7 @@ def _chooser(name: str, options: dict[str, Any]) -> Callable[[Signature], Method
     return lambda signature: next((method for method in possible if method.robust == noisy(signature)), possible[0])
 
 
-def _box(oracle: Oracle) -> str:
+def box_of(oracle: Oracle) -> str:
     """What a journal belongs to: the box and how it is asked."""
     signature = oracle.signature
     return f"{oracle.name} | width {signature.width} | {signature.space.label} | positions {signature.positions}"
@@ -288,7 +288,7 @@ def _recover(
             details = _measure_noise(session, seed)
         method = choose(session.signature)
         budget = session.left - heldout
-        estimate = session.run(method.steps(session.signature, _stream(seed, "method"), budget, **options))
+        estimate = session.run(method.steps(session.signature, stream(seed, "method"), budget, **options))
         params, certificate = (
             estimate.params,
             _unchecked(estimate),
@@ -327,12 +327,12 @@ def _unchecked(estimate: Estimate) -> Certificate:
 
 def _measure_noise(session: Session, seed: int) -> dict[str, Any]:
     """Find out how answers err, and from then on count on it."""
-    found = session.run(measure_noise(session.signature, _stream(seed, "noise")))
+    found = session.run(measure_noise(session.signature, stream(seed, "noise")))
     session.signature = session.signature.but(noise=found.noise)
     return {"noise": str(found.noise), "noise_evidence": found.evidence, "noise_queries": session.queries}
 
 
-def _stream(seed: int, purpose: str) -> np.random.Generator:
+def stream(seed: int, purpose: str) -> np.random.Generator:
     """Random numbers for one purpose, unrelated to those of any other use of the same seed."""
     return np.random.default_rng([seed, *f"keyhole {purpose}".encode()])
 
@@ -344,4 +344,4 @@ def _certified(session: Session, estimate: Estimate, seed: int, heldout: int) ->
         nothing = _unchecked(estimate)
         message = f"the budget of {session.budget} queries left none for the certificate"
         return Judgement(Outcome.UNCERTIFIED, message, nothing)
-    return session.run(certify(estimate, session.signature, _stream(seed, "held-out"), count))
+    return session.run(certify(estimate, session.signature, stream(seed, "held-out"), count))

@@ -1,10 +1,23 @@
 """What a black box can be: parameters and forward map, one family per file."""
 
 from keyhole.model.families import load
-from keyhole.model.gauge import distance
+from keyhole.model.gauge import canonical, distance, equivalent
 from keyhole.model.head import SingleHead
 from keyhole.model.multi_head import MultiHead
 from keyhole.model.one_layer import OneLayer
 from keyhole.model.relu_net import ReluNet
+from keyhole.model.witness import Witness, kinds, witness
 
-__all__ = ["MultiHead", "OneLayer", "ReluNet", "SingleHead", "distance", "load"]
+__all__ = [
+    "MultiHead",
+    "OneLayer",
+    "ReluNet",
+    "SingleHead",
+    "Witness",
+    "canonical",
+    "distance",
+    "equivalent",
+    "kinds",
+    "load",
+    "witness",
+]

@@ -1,26 +1,67 @@
-"""What a family cannot reveal, and comparison of parameters modulo that. Nothing else compares parameters."""
+"""Comparison of parameters modulo what no query can tell apart. Nothing else compares parameters.
+
+Each family has its own module: `gauge_heads`, `gauge_nets` and `gauge_layers`. A new family gets an entry in
+`COMPARISONS`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-from scipy.optimize import linear_sum_assignment
 
-from keyhole.arrays import Array, to_numpy
 from keyhole.errors import UsageError
-from keyhole.model.gauge_heads import distance_of_heads, relative
+from keyhole.model.gauge_heads import canonical_heads, distance_of_heads, equivalent_heads
+from keyhole.model.gauge_layers import canonical_layer, distance_of_layers, equivalent_layers
+from keyhole.model.gauge_nets import canonical_net, distance_of_nets, equivalent_nets
 from keyhole.model.head import SingleHead
 from keyhole.model.multi_head import MultiHead
+from keyhole.model.numbers import rounding_of
 from keyhole.model.one_layer import OneLayer
 from keyhole.model.relu_net import ReluNet
 
-Floats = npt.NDArray[np.float64]
 
-# Neurons whose kinks have a cosine this near to one, which is rounding, are one neuron of the net they belong to.
-SAME_KINK = 4e-15
+@dataclass(frozen=True)
+class Comparison:
+    """How the parameters of families that can be compared with each other are."""
+
+    canonical: Callable[[Any, float], Any]  # (params, tolerance)
+    equivalent: Callable[[Any, Any, float, int | None], bool]  # (first, second, tolerance, max_length)
+    distance: Callable[[Any, Any], float]
+
+
+HEADS = Comparison(canonical_heads, equivalent_heads, distance_of_heads)
+COMPARISONS: dict[type, Comparison] = {
+    SingleHead: HEADS,
+    MultiHead: HEADS,
+    ReluNet: Comparison(canonical_net, equivalent_nets, distance_of_nets),
+    OneLayer: Comparison(canonical_layer, equivalent_layers, distance_of_layers),
+}
+
+
+def canonical(params: Any, tolerance: float | None = None) -> Any:
+    """The one representative of all parameters with the same map, up to rounding, in NumPy and float64.
+
+    Heads, one or several, become a `MultiHead`: those of equal logits are one, whose value is the sum, those without a
+    value are dropped, the loudest is first. Nets: one neuron per kink, of length one for ReLU, its largest weight
+    positive, what that changes in the skip. One-layer Transformers: that net, a value matrix of which only what shows
+    is left, no logits where none shows. `tolerance` says what counts as equal, relatively; left out, the
+    rounding of the parameters' dtype.
+    """
+    return _comparison(params).canonical(params, _tolerance(tolerance, params))
+
+
+def equivalent(first: Any, second: Any, tolerance: float | None = None, max_length: int | None = None) -> bool:
+    """Whether two parameter sets define the same map, on sequences of up to `max_length` tokens if that is given.
+
+    `tolerance` is the relative difference of matrices and vectors that does not count; left out, the rounding of their
+    dtype.
+    """
+    if max_length is not None and (isinstance(max_length, bool) or max_length != int(max_length) or max_length < 1):
+        raise UsageError(f"max_length must be a whole number of at least 1, not {max_length!r}")
+    return _common(first, second).equivalent(first, second, _tolerance(tolerance, first, second), max_length)
 
 
 def distance(first: Any, second: Any) -> float:
@@ -40,171 +81,30 @@ def distance(first: Any, second: Any) -> float:
     affine map together.
 
     One-layer Transformers: the larger of that of the logits and that of the net, as a function of the last token and of
-    the mixture that attention makes, which is all that queries can tell of value matrix and net.
+    the mixture that attention makes, which is all that queries can tell of value matrix and net. Logits do not count
+    where the net does not depend on the mixture.
     """
-    if isinstance(first, SingleHead) and isinstance(second, SingleHead):
-        return _distance_of_single_heads(first, second)
-    if isinstance(first, SingleHead | MultiHead) and isinstance(second, SingleHead | MultiHead):
-        return distance_of_heads(first, second)
-    if isinstance(first, ReluNet) and isinstance(second, ReluNet):
-        return _distance_of_nets(first, second)
-    if isinstance(first, OneLayer) and isinstance(second, OneLayer):
-        logits = (_joined(each.attention.score, each.attention.score_bias) for each in (first, second))
-        nets = _distance_of_nets(first.beside_attention(), second.beside_attention())
-        return max(relative(*logits), nets)
-    raise UsageError(f"cannot compare a {type(first).__name__} with a {type(second).__name__}")
+    return _common(first, second).distance(first, second)
 
 
-def _distance_of_single_heads(first: SingleHead, second: SingleHead) -> float:
-    if first.width != second.width or first.outputs != second.outputs:
-        raise UsageError(
-            f"cannot compare heads of width {first.width} with outputs {first.outputs} "
-            f"and width {second.width} with outputs {second.outputs}"
-        )
-    values = relative(_joined(first.value, first.output_bias), _joined(second.value, second.output_bias))
-    if _vanishes(first.value) and _vanishes(second.value):
-        return values
-    logits = relative(_joined(first.score, first.score_bias), _joined(second.score, second.score_bias))
-    return max(values, logits)
+def _comparison(params: Any) -> Comparison:
+    found = COMPARISONS.get(type(params))
+    if found is None:
+        known = ", ".join(kind.__name__ for kind in COMPARISONS)
+        raise UsageError(f"cannot compare a {type(params).__name__}; known: {known}")
+    return found
 
 
-def _joined(linear: Array, bias: Array | None) -> Floats:  # (width, n) -> (width + 1, n)
-    matrix = np.asarray(to_numpy(linear), dtype=np.float64).reshape(linear.shape[0], -1)
-    row = np.zeros(matrix.shape[1]) if bias is None else np.ravel(to_numpy(bias))
-    return np.vstack([matrix, row])
+def _common(first: Any, second: Any) -> Comparison:
+    one, two = COMPARISONS.get(type(first)), COMPARISONS.get(type(second))
+    if one is None or one is not two:
+        raise UsageError(f"cannot compare a {type(first).__name__} with a {type(second).__name__}")
+    return one
 
 
-def _vanishes(array: Array) -> bool:
-    return not np.any(to_numpy(array))
-
-
-# --- nets -------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Kinks:
-    """A net as a sum of even functions of n·x + o and an affine map."""
-
-    normal: Floats  # (k, width) unit vectors, up to their signs
-    offset: Floats  # (k,)
-    weight: Floats  # (k, outputs): |a_i|·c_i
-    sharpness: Floats  # (k,) log |a_i|, zero for ReLU, which looks the same at every scale
-    linear: Floats  # (outputs, width)
-    constant: Floats  # (outputs,)
-
-    def loads(self) -> Floats:  # (k,)
-        """The size of each neuron's weights."""
-        loads: Floats = np.linalg.norm(self.weight, axis=1)
-        return loads
-
-    def rows(self, length: float) -> Floats:  # (k, outputs + width + 2)
-        """One vector per neuron, to be compared with those of another net."""
-        load = self.loads()[:, None]
-        return np.hstack(
-            [self.weight, load * self.normal, load * self.offset[:, None] / length, load * self.sharpness[:, None]]
-        )
-
-
-def kinks_of(net: ReluNet) -> Kinks:
-    """What of a net can be told: neurons without a kink are affine, and those of the same kink are one."""
-
-    def plain(array: Array) -> Floats:
-        return np.asarray(to_numpy(array), dtype=np.float64)
-
-    inner, bias = plain(net.weights_in), plain(net.bias_in)
-    outer = np.atleast_2d(plain(net.weights_out))  # (outputs, k)
-    linear = np.zeros((outer.shape[0], net.width)) if net.skip is None else np.atleast_2d(plain(net.skip)).copy()
-    norms = np.linalg.norm(inner, axis=1)
-    flat = (norms == 0) | ~np.any(outer, axis=0)
-    level = net.on_vectors(np.zeros((1, net.width)))  # what neurons without a kink add up to, with the others
-    inner, bias, outer, norms = inner[~flat], bias[~flat], outer[:, ~flat], norms[~flat]
-    kinked = ReluNet(inner, bias, outer, np.zeros(outer.shape[0]), activation=net.activation)
-    constant = np.atleast_1d(plain(level[0])) - plain(kinked.on_vectors(np.zeros((1, net.width)))[0])
-    linear += 0.5 * outer @ inner
-    constant += 0.5 * outer @ bias
-    sharpness = np.zeros_like(norms) if net.activation == "relu" else np.log(norms)
-    kinks = Kinks(inner / norms[:, None], bias / norms, (outer * norms).T, sharpness, linear, constant)
-    return _merged(kinks)
-
-
-def _merged(kinks: Kinks) -> Kinks:
-    """Neurons of the same kink, up to rounding, as one with the sum of their weights."""
-    if kinks.offset.size < 2:
-        return kinks
-    length = _length(kinks)
-    rows = np.hstack([kinks.normal, kinks.offset[:, None] / length])
-    nearness = np.abs(rows @ rows.T)
-    sizes = np.diag(nearness)
-    near = nearness >= (1 - SAME_KINK) * np.sqrt(sizes[:, None] * sizes)
-    near &= np.abs(kinks.sharpness[:, None] - kinks.sharpness) <= SAME_KINK
-    leader = np.argmax(near, axis=1)  # the first of its kind
-    leader = leader[leader]
-    weight = np.zeros_like(kinks.weight)
-    np.add.at(weight, leader, kinks.weight)
-    kept = np.unique(leader)
-    kept = kept[np.any(weight[kept], axis=1)]
-    return Kinks(
-        kinks.normal[kept], kinks.offset[kept], weight[kept], kinks.sharpness[kept], kinks.linear, kinks.constant
-    )
-
-
-def _length(*nets: Kinks) -> float:
-    """How far out kinks typically are: the unit in which offsets and constants are like slopes."""
-    lengths = []
-    for kinks in nets:
-        offsets = np.abs(kinks.offset[kinks.offset != 0])
-        if kinks.offset.size and not offsets.size:
-            return 1.0  # kinks through the origin only: offsets of another net may be its rounding
-        lengths += [float(np.median(offsets))] if offsets.size else []
-    return max(lengths, default=1.0)
-
-
-def _distance_of_nets(first: ReluNet, second: ReluNet) -> float:
-    if first.width != second.width or first.outputs != second.outputs:
-        raise UsageError(
-            f"cannot compare nets of width {first.width} with outputs {first.outputs} "
-            f"and width {second.width} with outputs {second.outputs}"
-        )
-    one, two = kinks_of(first), kinks_of(second)
-    length = _length(one, two)
-    scale = max([np.max(np.abs(_affine(kinks, length))) for kinks in (one, two)] + [*one.loads(), *two.loads()])
-    if scale == 0.0:
-        return 0.0
-    sizes, total = [], np.linalg.norm((_affine(one, length) - _affine(two, length)) / scale) ** 2
-    for kinks in (one, two):
-        neurons = np.linalg.norm(kinks.rows(length) / scale) ** 2
-        sizes.append(neurons + np.linalg.norm(_affine(kinks, length) / scale) ** 2)
-    total += _apart(one, two, length, scale, comparable=first.activation == second.activation)
-    return float(np.sqrt(total / max(sizes)))
-
-
-def _affine(kinks: Kinks, length: float) -> Floats:  # (outputs, width + 1)
-    return np.hstack([kinks.linear, kinks.constant[:, None] / length])
-
-
-def _apart(one: Kinks, two: Kinks, length: float, scale: float, comparable: bool) -> float:
-    """Sum of squared differences over the best matching of neurons; one without a partner counts in full."""
-    left, right = one.rows(length) / scale, two.rows(length) / scale
-    alone_left, alone_right = np.sum(left**2, axis=1), np.sum(right**2, axis=1)
-    if not (comparable and left.size and right.size):
-        return float(np.sum(alone_left) + np.sum(alone_right))
-    outputs = one.weight.shape[1]
-    signed = slice(outputs, -1)  # direction and offset, which come with an arbitrary sign
-    overlap = left[:, signed] @ right[:, signed].T
-    sign = np.where(overlap < 0, -1.0, 1.0)
-    other = left[:, :outputs] @ right[:, :outputs].T + left[:, -1:] @ right[:, -1:].T
-    cost = alone_left[:, None] + alone_right - 2 * (np.abs(overlap) + other)
-    many, few = cost.shape
-    padded = np.zeros((many + few, few + many))
-    padded[:many, :few] = cost
-    padded[:many, few:] = alone_left[:, None]
-    padded[many:, :few] = alone_right
-    rows, columns = linear_sum_assignment(padded)
-    matched = (rows < many) & (columns < few)
-    i, j = rows[matched], columns[matched]
-    turned = right[j].copy()
-    turned[:, signed] *= sign[i, j][:, None]
-    # Differences anew: squares from inner products lose half of the digits.
-    total = np.sum((left[i] - turned) ** 2)
-    total += np.sum(np.delete(alone_left, i)) + np.sum(np.delete(alone_right, j))
-    return float(total)
+def _tolerance(given: float | None, *params: Any) -> float:
+    if given is None:
+        return rounding_of(*params)
+    if not (np.isfinite(given) and 0 <= given < 1):
+        raise UsageError(f"tolerance must be a number from 0 to less than 1, not {given!r}")
+    return float(given)

@@ -1,0 +1,45 @@
+"""What comparing parameters needs of numbers: plain arrays, relative distances, the rounding of a dtype."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from keyhole.arrays import Array, to_numpy
+
+Floats = npt.NDArray[np.float64]
+
+# Parameters that agree this many relative spacings of their dtype are the same: the rounding of a few products of
+# well-conditioned matrices. Larger, and parameters that differ are called the same; smaller, and a change of factors
+# that changes nothing is called a difference.
+SAME_SPACINGS = 128.0
+
+
+def plain(array: Array) -> Floats:
+    """A NumPy array of float64."""
+    return np.asarray(to_numpy(array), dtype=np.float64)
+
+
+def relative(first: Floats, second: Floats) -> float:
+    """Relative Frobenius distance; 0 for two zeros."""
+    scale = max(np.max(np.abs(first), initial=0.0), np.max(np.abs(second), initial=0.0))
+    if scale == 0.0:
+        return 0.0
+    # Divided first, so that squares neither overflow nor vanish.
+    first, second = first / scale, second / scale
+    return float(np.linalg.norm(first - second) / max(np.linalg.norm(first), np.linalg.norm(second)))
+
+
+def size(array: Floats) -> float:
+    """Frobenius norm, also where squares overflow or vanish."""
+    scale = float(np.max(np.abs(array), initial=0.0))
+    return scale * float(np.linalg.norm(array / scale)) if scale else 0.0
+
+
+def rounding_of(*params: Any) -> float:
+    """How far parameters may differ, relatively, by the rounding of their dtype alone; the coarsest counts."""
+    kinds = {to_numpy(array).dtype for each in params for array in each.arrays().values()}
+    spacings = [float(np.finfo(kind).eps) for kind in kinds if kind.kind == "f"]
+    return SAME_SPACINGS * max(spacings, default=float(np.finfo(np.float64).eps))

@@ -1,0 +1,185 @@
+"""From answers to a verdict: bars, what would have been noticed, and which part explains a difference."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from scipy.linalg import cho_factor, cho_solve
+from scipy.stats import chi2, norm
+
+from keyhole.measure import Signature
+from keyhole.model.numbers import Floats
+from keyhole.verify.verdict import Difference
+from keyhole.verify.views import Part, View
+
+# Probability of an alarm for a box that is the same, where errors of answers are random.
+FALSE_ALARM = 1e-6
+# Probability with which a change of the stated size goes unnoticed.
+MISS = 1e-6
+# First-order effects of changes within a tolerance are trusted up to this factor.
+SECOND_ORDER = 1.25
+# A part matters to an answer with this share of what the average part does to it, as a variance.
+MATTERS = 0.25
+# Directions that the bound on the miss probability is multiplied over, at most.
+MOST_DIRECTIONS = 64
+# Covariances of answers hold to first order; beyond this part of them they are not believed.
+UNMODELLED = 1e-3
+# Answers further off than this many times what is typical were moved beyond first order, and so was what changed more
+# than this part of its size.
+OUTLIER = 100.0
+LINEAR = 0.1
+# No answer may be off by more standard deviations than this of what a change of the named part explains.
+DEVIATIONS = 8.0
+# Sizes of a change that are tried, within a factor of e³ of what the typical answer says.
+SIZES = 13
+# The median of the absolute value of a standard normal number.
+MEDIAN = 0.6745
+# A part is named when no part of another head explains the answers nearly as well: odds of this many to one.
+ODDS = 1e3
+
+
+@dataclass(frozen=True)
+class Bars:
+    """How far answers may be off, and what follows."""
+
+    known: Floats  # (questions, outputs): by rounding, and by what the tolerance allows
+    bars: Floats  # (questions, outputs): with the noise
+    false_alarm: float
+
+
+def bars_of(seen: View, signature: Signature, tolerance: float) -> Bars:
+    """Rounding, declared noise, and what changes within the tolerance may do."""
+    noise = signature.noise
+    known = seen.rounding + noise.relative * np.abs(seen.answers)
+    for part in seen.parts:
+        known = known + SECOND_ORDER * tolerance * part.size * part.reach
+    if noise.kind == "gaussian":
+        deviations = float(norm.isf(FALSE_ALARM / 4 / known.size))  # half of the probability is for all together
+        return Bars(known, known + deviations * noise.scale, FALSE_ALARM)
+    return Bars(known, known + noise.radius, 0.0)
+
+
+def scatters(errors: Floats, known: Floats, scale: float) -> bool:
+    """Whether normal errors are too large all together, beyond what is known of the predictions."""
+    beyond = np.maximum(np.abs(errors) - known, 0.0) / scale
+    return bool(np.sum(beyond**2) > chi2.isf(FALSE_ALARM / 2, errors.size))
+
+
+def resolution_of(part: Part, allowed: Floats) -> float:  # (rows,)
+    """The smallest relative change of a part, in a random direction, that is noticed but for the miss probability.
+
+    A change δ of normal entries moves the answers by normal numbers. One after the other, each given those before has
+    the deviation r_i of a pivoted Cholesky factor, in units of what its bar hides, so it stays hidden with a
+    probability of at most √(2/π)/r_i; the product over any number of them bounds the miss.
+    """
+    left = part.gram() / np.outer(allowed, allowed)
+    own = np.diag(left).copy()
+    most = min(MOST_DIRECTIONS, own.size)
+    rows = np.zeros((most, own.size))
+    best, total = np.inf, np.log(MISS)
+    for count in range(1, most + 1):
+        pivot = int(np.argmax(own))
+        deviation = float(np.sqrt(max(own[pivot], 0.0)))
+        if not (deviation > 0 and np.isfinite(deviation)):
+            break
+        known = rows[: count - 1]
+        rows[count - 1] = (left[pivot] - known[:, pivot] @ known) / deviation
+        own -= rows[count - 1] ** 2
+        own[pivot] = 0.0
+        total += np.log(deviation) - 0.5 * np.log(2 / np.pi)
+        best = min(best, float(np.exp(-total / count)))
+    if part.count <= own.size:  # more answers than numbers: no direction at all is hidden
+        spectrum = np.linalg.eigvalsh(left)
+        least = float(spectrum[-part.count])
+        if least > own.size * np.finfo(np.float64).eps * spectrum[-1]:  # else it is rounding
+            best = min(best, (own.size / (least * part.count)) ** 0.5)
+    return best
+
+
+def explained_by(seen: View, errors: Floats, allowed: Floats) -> tuple[Difference, ...]:  # (rows,), (rows,)
+    """The head, and if possible the part, whose change explains the errors, where no other head does.
+
+    Under a random change of one part errors are normal with a known covariance, up to its size, which is fitted. The
+    part of the largest likelihood is named unless a part of another head, or a change of everything, comes close.
+    """
+    parts = [part for part in seen.parts if np.any(part.left) and np.any(part.right)]
+    if not parts or not np.any(np.abs(errors) > allowed):
+        return ()
+    kept = _straight(parts, errors, allowed)
+    errors, allowed = errors[kept], allowed[kept]
+    grams = [part.gram()[np.ix_(kept, kept)] for part in parts]
+    scores = [_likelihood(gram, errors, allowed) for gram in grams]
+    everything = _likelihood(np.sum(grams, axis=0), errors, allowed)
+    best = max(range(len(parts)), key=lambda number: scores[number][0])
+    most, size = scores[best]
+    gap = np.log(ODDS)
+    own = parts[best]
+    if most < everything[0] - gap or not size <= LINEAR:
+        return ()
+    # Every single answer must be explained too, or something else has changed besides.
+    reach = np.sqrt((DEVIATIONS * size) ** 2 * np.diag(grams[best]) + allowed**2)
+    if np.any(np.abs(errors) > reach):
+        return ()
+    strangers = [
+        score for part, (score, _) in zip(parts, scores, strict=True) if part.head != own.head or own.head is None
+    ]
+    siblings = [score for part, (score, _) in zip(parts, scores, strict=True) if part.head == own.head]
+    if own.head is None:
+        return (Difference(None, own.name, size),) if _stands_out(most, strangers, gap) else ()
+    if any(score > most - gap for score in strangers):
+        return ()
+    return (Difference(own.head, own.name if _stands_out(most, siblings, gap) else None, size),)
+
+
+def _straight(parts: list[Part], errors: Floats, allowed: Floats) -> npt.NDArray[np.intp]:
+    """The answers that a change moves in proportion to its size: others are off by more than all the rest together."""
+    powers = np.sum([part.powers() for part in parts], axis=0)
+    ratios = np.abs(errors) / np.sqrt(np.maximum(powers, np.finfo(np.float64).tiny))
+    typical = float(np.median(ratios[np.abs(errors) > allowed]))
+    return np.flatnonzero(ratios <= OUTLIER * typical)
+
+
+def _stands_out(best: float, scores: list[float], gap: float) -> bool:
+    return sum(score > best - gap for score in scores) == 1
+
+
+def _likelihood(covariance: Floats, errors: Floats, allowed: Floats) -> tuple[float, float]:
+    """The largest log-likelihood over the size of the change, and a size that the typical answer speaks for."""
+    power = np.diag(covariance)
+    covariance = covariance + UNMODELLED**2 * np.diag(power + 1e-300)
+    sizes = np.abs(errors) / np.sqrt(np.maximum(power, 1e-300))
+    sizes = sizes[(power > 0) & (np.abs(errors) > allowed)]
+    if not sizes.size:
+        return -np.inf, float("nan")
+    best, typical = -np.inf, float(np.median(sizes))
+    for log_size in np.log(typical) + np.linspace(-3.0, 3.0, SIZES):
+        whole = np.exp(2 * log_size) * covariance + np.diag((allowed / 3) ** 2)
+        scale = np.sqrt(np.diag(whole))
+        try:
+            factor = cho_factor(whole / np.outer(scale, scale), lower=True, check_finite=False)
+        except np.linalg.LinAlgError:
+            continue
+        unit = errors / scale
+        value = -0.5 * float(unit @ cho_solve(factor, unit, check_finite=False))
+        value -= float(np.sum(np.log(np.diag(factor[0]))) + np.sum(np.log(scale)))
+        best = max(best, value)
+    return best, typical / MEDIAN
+
+
+def parts_noticed(
+    seen: View,
+    allowed: Floats,  # (rows,) what bars hide of each looked-at answer
+    hidden: Floats,  # (questions, outputs) the same of all answers
+) -> tuple[dict[str, float], list[str]]:
+    """For each part the smallest change that is noticed; and the parts that matter to some answer."""
+    found = {part.label: resolution_of(part, allowed) for part in seen.parts}
+    for part in seen.parts:
+        if part.added:  # the largest entry of a change is at least an average one, and it shows as it is
+            shown = float(np.max(np.min(hidden, axis=0))) * part.count**0.5 / part.size
+            found[part.label] = min(found[part.label], shown)
+    powers = {part.label: part.powers() for part in seen.parts}
+    with np.errstate(divide="ignore", invalid="ignore"):
+        shares = {label: np.nanmax(power / sum(powers.values())) for label, power in powers.items()}
+    return found, [label for label, share in shares.items() if share >= MATTERS / len(shares)]
