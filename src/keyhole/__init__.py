@@ -3,12 +3,14 @@
 from keyhole.audit import audit
 from keyhole.errors import KeyholeError, RecoveryFailed
 from keyhole.measure import Noise
-from keyhole.model import OneLayer, ReluNet, SingleHead, distance, load
+from keyhole.model import AttentionLayer, OneLayer, ReluNet, SingleHead, distance, load
 from keyhole.oracles import FunctionOracle
 from keyhole.recovery import Outcome, Recovery
+from keyhole.samples import learn
 from keyhole.session import recover
 
 __all__ = [
+    "AttentionLayer",
     "FunctionOracle",
     "KeyholeError",
     "Noise",
@@ -20,6 +22,7 @@ __all__ = [
     "SingleHead",
     "audit",
     "distance",
+    "learn",
     "load",
     "recover",
 ]

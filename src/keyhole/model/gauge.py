@@ -11,7 +11,9 @@ from scipy.optimize import linear_sum_assignment
 
 from keyhole.arrays import Array, to_numpy
 from keyhole.errors import UsageError
+from keyhole.model.gauge_layer import distance_of_layers
 from keyhole.model.head import SingleHead
+from keyhole.model.layer import AttentionLayer
 from keyhole.model.one_layer import OneLayer
 from keyhole.model.relu_net import ReluNet
 
@@ -36,7 +38,11 @@ def distance(first: Any, second: Any) -> float:
 
     One-layer Transformers: the larger of that of the logits and that of the net, as a function of the last token and of
     the mixture that attention makes, which is all that queries can tell of value matrix and net.
+
+    Whole-sequence layers: the larger of that of scores and that of projections, heads matched one to one.
     """
+    if isinstance(first, AttentionLayer) and isinstance(second, AttentionLayer):
+        return distance_of_layers(first, second)
     if isinstance(first, SingleHead) and isinstance(second, SingleHead):
         return _distance_of_heads(first, second)
     if isinstance(first, ReluNet) and isinstance(second, ReluNet):
