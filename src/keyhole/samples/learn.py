@@ -30,6 +30,9 @@ from keyhole.samples.varpro import (
 )
 
 METHODS = ("varpro", "six-phase")
+# Exact outputs are fitted to a part of the examples, if there are more: this many numbers per parameter, and this many
+# times d²/(k(k − 1)) examples. With noise all of them help.
+FITTED_RATIO, FITTED_PAIRS = 20.0, 6.0
 # Normal errors that are as wide as errors of another kind, over their half-width.
 UNIFORM = 3**-0.5
 
@@ -161,7 +164,7 @@ class _Request:
             self._visible()
             train, heldout = self.examples.split(self.heldout, np.random.default_rng([self.seed, 0x5E1D]))
             self._enough(train)
-            fitted = self._fitted(train)
+            fitted, train = self._fitted(train)
             params = AttentionLayer(fitted.point.scores, fitted.point.projections)
             count = count_of(train, fitted.heads, self.settings.rank)
             bound = count.needed(1.0, 0.0)
@@ -211,7 +214,8 @@ class _Request:
                 f"{count.sentence()}. At least {needed:,} are needed, {many:,} for a good chance",
             )
 
-    def _fitted(self, train: Examples) -> Fitted:
+    def _fitted(self, train: Examples) -> tuple[Fitted, Examples]:
+        """The fit, and the examples that it was made to."""
         first = None
         if self.method == "six-phase" or self.settings.init == "six-phase":
             if self.heads is None or self.heads > SIX_PHASE_HEADS:
@@ -223,7 +227,12 @@ class _Request:
         if self.method == "six-phase":
             steps = settings.steps if self.polish else 0
             settings = Settings(1, "random", settings.rank, 1, settings.search, settings.max_heads, steps)
-        return fit_layer(train, self.heads, self.noise, settings, self.seed, first=first, progress=self.progress)
+        if self.noise == 0.0:
+            most = count_of(train, self.heads or settings.max_heads, settings.rank).needed(FITTED_RATIO, FITTED_PAIRS)
+            if most < train.count:
+                train = train.some(np.random.default_rng([self.seed, 0xF17]).permutation(train.count)[:most])
+        fitted = fit_layer(train, self.heads, self.noise, settings, self.seed, first=first, progress=self.progress)
+        return fitted, train
 
     def _level(self, train: Examples, fitted: Fitted) -> tuple[float, bool]:
         """The noise, and whether it is known apart from the fit."""

@@ -20,7 +20,7 @@ LOOSE = 0.1
 # Products with the Jacobian that one step may take.
 MOST_PRODUCTS = 300
 # Below this many output numbers times entries of the scores, writing JᵀJ down is faster than products with it.
-WRITTEN_DOWN = 512
+WRITTEN_DOWN = 1200
 # Rejected steps in a row after which a start ends.
 REJECTIONS = 12
 # Steps are taken if they bring this part of what they promise.

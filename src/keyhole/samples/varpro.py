@@ -33,7 +33,7 @@ NOISE_DEVIATIONS = 5.0
 # With noise, minima are only compared with each other: so many starts must agree on the best.
 AGREEING = 3
 # When the number of heads is looked for: heads tried at most, and starts for each of them.
-MOST_HEADS, STARTS_PER_COUNT = 8, 4
+MOST_HEADS, STARTS_PER_COUNT = 8, 3
 # Numbers per parameter that a count of heads needs to be tried.
 TRIED_RATIO = 1.5
 # Heads that contribute less than this part of the strongest, or whose scores are this near, may be one too many.
@@ -187,8 +187,9 @@ class _Fits:
             if self.solved(found):
                 return found, tried
             searches.append(found)
-            if self.noise is None and heads > 1 and self._cost(found) > self._cost(searches[-2]):
-                break
+            costs = [self._cost(each) for each in searches]
+            if len(costs) > 1 and costs[-1] > min(costs) and (self.noise is None or costs[-2] > min(costs)):
+                break  # where noise is known, two heads in a row that did not pay
         return min(searches, key=self._cost), tried
 
     def _cost(self, found: Search) -> float:
