@@ -298,6 +298,16 @@ def test_declared_noise(noise: float, fresh_seed: int) -> None:
         assert result.stats.details["predicted_error"] == pytest.approx(noise / np.sqrt(15), rel=0.2)
 
 
+def test_heads_that_only_fit_the_noise_are_not_certified(fresh_seed: int) -> None:
+    rng = np.random.default_rng(fresh_seed)
+    truth, inputs, outputs = examples(rng, 5, 4, 2, ratio=30, size=1.0)
+    noisy = outputs + 1e-2 * rng.standard_normal(outputs.shape)
+    asked = kh.learn(inputs, noisy, heads=3, noise=1e-2, restarts=4, throw=False)
+    assert not asked.certified
+    found = kh.learn(inputs, noisy, heads="auto", noise=1e-2, throw=False)
+    assert not found.certified or covered(found, truth)
+
+
 def test_undeclared_noise_is_admitted(rng: np.random.Generator) -> None:
     _, inputs, outputs = examples(rng, 5, 4, 2)
     noisy = outputs + 1e-3 * rng.standard_normal(outputs.shape)

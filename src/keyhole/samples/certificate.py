@@ -79,7 +79,10 @@ def judge(
         "error_bars": "entrywise" if spreads.entrywise else "pooled per head",
     }
     said = f"{heldout.count} held-out examples predicted within {float(np.max(errors)):.2g}"
-    loose = label_error * _rms(spreads.scores) > RESOLVED * max(_rms(point.scores), np.finfo(float).tiny)
+    loose = any(
+        label_error * _rms(error) > RESOLVED * max(_rms(score), np.finfo(float).tiny)
+        for error, score in zip(spreads.scores, point.scores, strict=True)
+    )
     if worst > 1:
         outcome = Outcome.WRONG_FAMILY if count.good else Outcome.TOO_FEW_EXAMPLES
         said = f"a held-out output differs from its prediction by {worst:.2g} × what the error bar allows"

@@ -262,7 +262,8 @@ class _Request:
         freedom = freedom_of(train, fitted.heads, self.settings.rank)
         left = float(np.sqrt(fitted.search.best.rss / freedom))
         expected = f"{noise:.2g}" if noise else "rounding"
-        said = f"no start explains the examples: {left:.2g} is left over where {expected} was expected; "
+        more = "" if self.heads is None else f" by {self.heads} head{'s' * (self.heads > 1)}"
+        said = f"no start explains the examples{more}: {left:.2g} is left over where {expected} was expected; "
         said += self._failing(train, fitted)
         orders = self.details["first_order_r2"], self.details["low_order_r2"]
         parity = enough_for_low_orders(train) and max(orders) < PARITY_LIKE

@@ -33,7 +33,7 @@ NOISE_DEVIATIONS = 5.0
 # With noise, minima are only compared with each other: so many starts must agree on the best.
 AGREEING = 3
 # When the number of heads is looked for: heads tried at most, and starts for each of them.
-MOST_HEADS, STARTS_PER_COUNT = 8, 3
+MOST_HEADS, STARTS_PER_COUNT = 6, 3
 # Numbers per parameter that a count of heads needs to be tried.
 TRIED_RATIO = 1.5
 # Heads that contribute less than this part of the strongest, or whose scores are this near, may be one too many.
@@ -184,13 +184,31 @@ class _Fits:
         for heads in range(1, most + 1):
             found = self.search(heads, starts)
             tried.append(heads)
-            if self.solved(found):
+            if self.noise == 0.0 and self.solved(found):
                 return found, tried
+            # Within noise a weak head hides: one more must have been of no use.
+            if searches and self.solved(searches[-1]) and not self.better(found, searches[-1]):
+                return searches[-1], tried
             searches.append(found)
             costs = [self._cost(each) for each in searches]
-            if len(costs) > 1 and costs[-1] > min(costs) and (self.noise is None or costs[-2] > min(costs)):
+            if (
+                len(costs) > 1
+                and not self.solved(found)
+                and costs[-1] > min(costs)
+                and (self.noise is None or costs[-2] > min(costs))
+            ):
                 break  # where noise is known, two heads in a row that did not pay
-        return min(searches, key=self._cost), tried
+        explained = [each for each in searches if self.solved(each)]
+        return explained[-1] if explained else min(searches, key=self._cost), tried
+
+    def better(self, more: Search, fewer: Search) -> bool:
+        """Whether more heads explain more than their parameters would of pure noise."""
+        if not self.noise:
+            return not self.solved(fewer)
+        counts = [count_of(self.examples, each.fit.heads, self.settings.rank).parameters for each in (more, fewer)]
+        free = counts[0] - counts[1]
+        slack = self.noise**2 * (free + NOISE_DEVIATIONS * np.sqrt(2 * free))
+        return bool(fewer.best.rss - more.best.rss > slack)
 
     def _cost(self, found: Search) -> float:
         """What a fit costs to write down, residual and parameters (the Bayesian information criterion)."""
@@ -214,7 +232,7 @@ class _Fits:
             first = np.delete(point.scores, head, axis=0)
             fewer = search(replace(self.fit(found.fit.heads - 1, first), moment=None), self.seed, 1, lambda _: True)
             self.starts += 1
-            if self.solved(fewer):
+            if self.solved(fewer) and not self.better(found, fewer):
                 return fewer
         return None
 
