@@ -225,3 +225,16 @@ def test_what_cannot_be_compared() -> None:
     with pytest.raises(UsageError, match="only with a ReluNet"):
         kh.canonical(own)
     assert set(KINDS) == set(COMPARISONS)
+
+
+def test_whole_sequence_layers_are_compared_as_their_heads_are(fresh_seed: int) -> None:
+    rng = np.random.default_rng(fresh_seed)
+    layer = kh.AttentionLayer(rng.standard_normal((3, 4, 4)), rng.standard_normal((3, 4, 2)))
+    sequences = rng.standard_normal((8, 5, 4))
+    for kind in kh.kinds(layer):
+        other = kh.witness(layer, kind).params
+        same = np.allclose(other(sequences), layer(sequences), atol=1e-10)
+        assert kh.equivalent(layer, other) == same == (not kind.startswith("length"))
+        assert (kh.distance(layer, other) < 1e-12) == same
+    assert {"split", "permutation", "zero head", "length-2-only"} <= set(kh.kinds(layer))
+    assert kh.canonical(kh.witness(layer, "split").params).heads == 3

@@ -4,6 +4,7 @@ from keyhole.audit import audit
 from keyhole.errors import KeyholeError, RecoveryFailed
 from keyhole.measure import Noise
 from keyhole.model import (
+    AttentionLayer,
     MultiHead,
     OneLayer,
     ReluNet,
@@ -18,10 +19,12 @@ from keyhole.model import (
 )
 from keyhole.oracles import FunctionOracle
 from keyhole.recovery import Outcome, Recovery
+from keyhole.samples import learn
 from keyhole.session import recover
 from keyhole.verify import Verdict, verify
 
 __all__ = [
+    "AttentionLayer",
     "FunctionOracle",
     "KeyholeError",
     "MultiHead",
@@ -39,6 +42,7 @@ __all__ = [
     "distance",
     "equivalent",
     "kinds",
+    "learn",
     "load",
     "recover",
     "verify",

@@ -19,6 +19,7 @@ from rich.text import Text
 from keyhole import session
 from keyhole.audit import MULTIPLES, Audit
 from keyhole.audit import audit as run_audit
+from keyhole.cli_learn import learn
 from keyhole.errors import FileError, KeyholeError, RecoveryFailed, UsageError
 from keyhole.measure import Noise
 from keyhole.model import SingleHead, distance, load
@@ -43,6 +44,8 @@ app = typer.Typer(name="keyhole", add_completion=False, pretty_exceptions_enable
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 Seed = Annotated[int, typer.Option(min=0, help="Determines every random number.")]
+
+app.command()(learn)
 
 
 @dataclass(frozen=True)

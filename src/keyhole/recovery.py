@@ -41,6 +41,14 @@ class Outcome(Enum):
         "The measurements do not determine the parameters. Ask for more, e.g. measurements=, or use an adaptive method "
         "such as single-head."
     )
+    TOO_FEW_EXAMPLES = (
+        "There are too few examples for so many parameters. Bring as many as the message names, or ask for fewer heads "
+        "or a lower rank."
+    )
+    PARITY_LIKE = (
+        "The examples look like a parity: restarts disagree, and no model of low order predicts them. No efficient "
+        "method is expected to learn such a layer from examples; where the box can be asked, queries may."
+    )
     BUDGET_EXHAUSTED = (
         "The budget ended before the recovery did. Raise it and run again with the same journal: what was "
         "answered is not asked again."

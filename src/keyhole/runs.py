@@ -123,6 +123,24 @@ def write_run(
     All files are made under other names first and then renamed, `run.json` last: a folder that has one is
     complete. What an earlier run left there and this one lacks is removed, so that no two runs mix.
     """
+    return _write(folder, result, asdict(settings), box, distance, picture)
+
+
+def write_learned(
+    folder: Path, result: Recovery, settings: Mapping[str, Any], distance: float | None = None
+) -> dict[str, Path]:
+    """The same for a layer learned from examples."""
+    return _write(folder, result, settings, str(settings.get("data")), distance, None)
+
+
+def _write(
+    folder: Path,
+    result: Recovery,
+    settings: Mapping[str, Any],
+    box: str,
+    distance: float | None,
+    picture: bytes | None,
+) -> dict[str, Path]:
     makers: dict[str, tuple[str, Callable[[Path], Any]]] = {}
     if result.params is not None:
         makers["params"] = (PARAMS, result.params.save)
@@ -143,7 +161,7 @@ def write_run(
 
 
 def _record(
-    result: Recovery, settings: Settings, box: str, distance: float | None, files: Mapping[str, str]
+    result: Recovery, settings: Mapping[str, Any], box: str, distance: float | None, files: Mapping[str, str]
 ) -> dict[str, Any]:
     certificate = result.certificate
     return {
@@ -151,7 +169,7 @@ def _record(
         "version": VERSION,
         "keyhole": keyhole_version(),
         "box": box,
-        "settings": asdict(settings),
+        "settings": settings,
         "result": result.summary(),
         "distance": distance,
         "heldout": {"predictions": certificate.predictions, "answers": certificate.answers},

@@ -318,6 +318,14 @@ def _demo(rest: str) -> Target:
     if family not in DEMOS:
         raise UsageError(f"unknown demo family {family!r}; known: {', '.join(DEMOS)}")
     knobs, make = DEMOS[family]
+    given = read_knobs(family, query, knobs)
+    defaults = {name: knob.default for name, knob in knobs.items() if knob.default is not None}
+    asked = {name: number for name, number in given.items() if number != defaults.get(name)}
+    return make(demo_text(family, asked), given)
+
+
+def read_knobs(family: str, query: str, knobs: Mapping[str, Knob]) -> dict[str, float]:
+    """The numbers in the text of a demo, key=value&key=value, with the defaults of those left out."""
     try:
         pairs = parse_qsl(query.replace("+", "%2B"), keep_blank_values=True, strict_parsing=bool(query))
     except ValueError as error:
@@ -329,8 +337,7 @@ def _demo(rest: str) -> Target:
         if name in given:
             raise UsageError(f"demo:{family} was given {name!r} twice: keep one")
         given[name] = knobs[name].read(name, text)
-    defaults = {name: knob.default for name, knob in knobs.items() if knob.default is not None}
-    return make(demo_text(family, given), {**defaults, **given})
+    return {name: knob.default for name, knob in knobs.items() if knob.default is not None} | given
 
 
 def _listed(knobs: Mapping[str, Knob]) -> str:

@@ -8,11 +8,12 @@ from typing import Any
 from keyhole.errors import FileError
 from keyhole.model.files import load_arrays
 from keyhole.model.head import SingleHead
+from keyhole.model.layer import AttentionLayer
 from keyhole.model.multi_head import MultiHead
 from keyhole.model.one_layer import OneLayer
 from keyhole.model.relu_net import ReluNet
 
-FAMILIES: dict[str, Any] = {family.family: family for family in (SingleHead, ReluNet)}
+FAMILIES: dict[str, Any] = {family.family: family for family in (SingleHead, ReluNet, AttentionLayer)}
 FAMILIES |= {family.family: family.of_arrays for family in (MultiHead, OneLayer)}
 
 

@@ -1,7 +1,7 @@
 """Comparison of parameters modulo what no query can tell apart. Nothing else compares parameters.
 
-Each family has its own module: `gauge_heads`, `gauge_nets` and `gauge_layers`. A new family gets an entry in
-`COMPARISONS`.
+Each family has its own module: `gauge_heads`, `gauge_nets`, `gauge_layers` and `gauge_attention`. A new family gets an
+entry in `COMPARISONS`.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ from typing import Any
 import numpy as np
 
 from keyhole.errors import UsageError
+from keyhole.model.gauge_attention import canonical_attention, distance_of_attention, equivalent_attention
 from keyhole.model.gauge_heads import canonical_heads, distance_of_heads, equivalent_heads
 from keyhole.model.gauge_layers import canonical_layer, distance_of_layers, equivalent_layers
 from keyhole.model.gauge_nets import canonical_net, distance_of_nets, equivalent_nets
 from keyhole.model.head import SingleHead
+from keyhole.model.layer import AttentionLayer
 from keyhole.model.multi_head import MultiHead
 from keyhole.model.numbers import rounding_of
 from keyhole.model.one_layer import OneLayer
@@ -38,6 +40,7 @@ COMPARISONS: dict[type, Comparison] = {
     MultiHead: HEADS,
     ReluNet: Comparison(canonical_net, equivalent_nets, distance_of_nets),
     OneLayer: Comparison(canonical_layer, equivalent_layers, distance_of_layers),
+    AttentionLayer: Comparison(canonical_attention, equivalent_attention, distance_of_attention),
 }
 
 
@@ -83,6 +86,8 @@ def distance(first: Any, second: Any) -> float:
     One-layer Transformers: the larger of that of the logits and that of the net, as a function of the last token and of
     the mixture that attention makes, which is all that queries can tell of value matrix and net. Logits do not count
     where the net does not depend on the mixture.
+
+    Whole-sequence layers: the larger of that of scores and that of projections, heads matched one to one.
     """
     return _common(first, second).distance(first, second)
 

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 
 from keyhole.errors import UsageError
+from keyhole.model.gauge_attention import as_heads, as_layer
 from keyhole.model.head import SingleHead
+from keyhole.model.layer import AttentionLayer
 from keyhole.model.multi_head import MultiHead
 from keyhole.model.one_layer import OneLayer
 from keyhole.model.relu_net import ReluNet
@@ -21,11 +23,24 @@ Makers = Mapping[str, Callable[[Any, np.random.Generator], tuple[Any, str] | Non
 # Kinds whose parameters agree on sequences up to a length only.
 LENGTHS = {"length-1-only": 1, "length-2-only": 2}
 
+
+def _at_every_position(make: Callable[..., tuple[Any, str] | None]) -> Callable[..., tuple[Any, str] | None]:
+    """What makes a witness of heads, for the layer that computes their answers at every position."""
+
+    def made(layer: AttentionLayer, rng: np.random.Generator) -> tuple[Any, str] | None:
+        found = make(as_heads(layer), rng)
+        return None if found is None else (as_layer(found[0]), found[1])
+
+    return made
+
+
 KINDS: dict[type, Makers] = {
     SingleHead: HEAD_KINDS,
     MultiHead: HEAD_KINDS,
     ReluNet: NET_KINDS,
     OneLayer: LAYER_KINDS,
+    # Its factors have no container of their own.
+    AttentionLayer: {kind: _at_every_position(make) for kind, make in HEAD_KINDS.items() if kind != "factor gauge"},
 }
 
 

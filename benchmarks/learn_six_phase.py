@@ -1,0 +1,110 @@
+"""The six phases before and after the polish, and how the error of the hull falls with the number of examples."""
+
+from __future__ import annotations
+
+from time import process_time
+
+import numpy as np
+
+import keyhole as kh
+from benchmarks.tables import markdown
+from keyhole.datasets import random_layer, signs
+from keyhole.samples.levenberg import Limits, descend
+from keyhole.samples.projection import Problem
+from keyhole.samples.six_phase import six_phase
+
+# (d, k, m): examples, and medians of a prototype for σ = .5 and 1: S, hull, F
+CASES = {
+    (4, 2, 1): (143, ("0, 0, 0", "0, 0, 0")),
+    (6, 3, 2): (140_000, (".006, .08, .023", ".013, .09, .046")),
+    (8, 4, 2): (200_000, ("–, .05, .018", "–, .07, .031")),
+    (8, 3, 3): (297_000, ("–, .19, .05", "–, .25, .095")),
+}
+SEEDS = 5
+# Hull errors of a prototype, Gaussian inputs, (8, 2, m), σ = 1.
+COUNTS = (1_000, 10_000, 100_000, 1_000_000)
+PROTOTYPE = {2: (0.07, 0.015, 0.0012, 0.0001), 3: (0.46, 0.11, 0.028, 0.007), 4: (0.75, 0.36, 0.12, 0.039)}
+GROWTH_SEEDS = {1_000: 5, 10_000: 5, 100_000: 5, 1_000_000: 1}
+
+
+def layer_of(d: int, m: int, sigma: float, rng: np.random.Generator) -> kh.AttentionLayer:
+    layer = random_layer(d, m, d, 1.0, rng)
+    sizes = np.linalg.norm(layer.scores, axis=(1, 2), keepdims=True)
+    return kh.AttentionLayer(layer.scores * (sigma / sizes), layer.projections)
+
+
+def table() -> str:
+    return (
+        f"### Boolean inputs, medians of {SEEDS} seeds\n\n{errors()}\n\n### Hull errors, Gaussian inputs\n\n{growth()}"
+    )
+
+
+def errors() -> str:
+    rows = []
+    for (d, k, m), (count, before) in CASES.items():
+        for sigma, theirs in zip((0.5, 1.0), before, strict=True):
+            figures, polished, spent = [], [], []
+            for seed in range(SEEDS):
+                rng = np.random.default_rng([seed, d, k, m])
+                truth = layer_of(d, m, sigma, rng)
+                inputs = signs(rng, count, k, d)
+                outputs = truth(inputs)
+                began = process_time()
+                found = six_phase(inputs, outputs, m, seed=seed)
+                spent.append(process_time() - began)
+                total = np.sum(truth.projections, axis=0)
+                figures.append(
+                    [
+                        relative(np.sum(found.projections, axis=0), total),
+                        found.hull.distance(truth.scores),
+                        function_error(kh.AttentionLayer(found.scores, found.projections), truth, k, rng),
+                    ]
+                )
+                result = polish(inputs, outputs, found.scores)
+                polished.append(function_error(result, truth, k, rng))
+            middle = ", ".join(f"{number:.3f}" for number in np.median(figures, axis=0))
+            last = f"{np.median(polished):.0e}, {max(polished):.0e}"
+            rows.append([f"({d}, {k}, {m})", sigma, f"{count:,}", middle, theirs, last, f"{np.median(spent):.1f}"])
+    columns = [
+        "(d, k, m)",
+        "σ",
+        "examples",
+        "errors of S, hull, F",
+        "prototype's",
+        "F after polish: median, worst",
+        "s",
+    ]
+    return markdown(columns, rows)
+
+
+def polish(inputs: np.ndarray, outputs: np.ndarray, scores: np.ndarray) -> kh.AttentionLayer:
+    """The descent from the scores of the six phases, to as many examples as `learn` would take."""
+    problem = Problem(inputs[:2000], outputs[:2000])
+    limits = Limits(rss=1e-29 * problem.energy)
+    point = descend(problem, scores, limits, np.random.default_rng(0)).point
+    return kh.AttentionLayer(point.scores, point.projections)
+
+
+def growth() -> str:
+    rows = []
+    for count in COUNTS:
+        cells: list[object] = [f"{count:,}"]
+        for m, theirs in PROTOTYPE.items():
+            found = []
+            for seed in range(GROWTH_SEEDS[count]):
+                rng = np.random.default_rng([seed, m, 77])
+                truth = layer_of(8, m, 1.0, rng)
+                inputs = rng.standard_normal((count, 2, 8))
+                found.append(six_phase(inputs, truth(inputs), m, seed=seed).hull.distance(truth.scores))
+            cells.append(f"{np.median(found):.2g} ({theirs[COUNTS.index(count)]:g})")
+        rows.append(cells)
+    return markdown(["examples", "m = 2 (prototype)", "m = 3", "m = 4"], rows)
+
+
+def relative(found: np.ndarray, truth: np.ndarray) -> float:
+    return float(np.linalg.norm(found - truth) / np.linalg.norm(truth))
+
+
+def function_error(layer: kh.AttentionLayer, truth: kh.AttentionLayer, k: int, rng: np.random.Generator) -> float:
+    fresh = signs(rng, 500, k, truth.width)
+    return relative(layer(fresh), truth(fresh))

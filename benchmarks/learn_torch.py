@@ -1,0 +1,68 @@
+"""`learn` against training the same layer in PyTorch: Adam, annealed, with restarts, on the same examples."""
+
+from __future__ import annotations
+
+from time import process_time
+
+import numpy as np
+
+import keyhole as kh
+from benchmarks.learn import instance, test_error
+from benchmarks.tables import markdown
+
+CASES = ((4, 4, 2), (8, 4, 2), (8, 6, 3))
+INSTANCES, RESTARTS, STEPS = 5, 3, 3000
+RATES = (0.03, 1e-4)  # first and last
+SOLVED = 1e-3  # relative test error that counts as a success of training
+
+
+def table() -> str:
+    rows = []
+    for case in CASES:
+        ours, theirs = [], []
+        for seed in range(INSTANCES):
+            truth, inputs, outputs, rng = instance(*case, 0.5, 10.0, 400 + seed)
+            began = process_time()
+            found = kh.learn(inputs, outputs, heads=case[2], seed=seed, throw=False).params
+            ours.append((test_error(found, truth, case[1], rng), process_time() - began))
+            began = process_time()
+            found = trained(inputs, outputs, case[2], seed)
+            theirs.append((test_error(found, truth, case[1], rng), process_time() - began))
+        for name, results in (("varpro", ours), ("PyTorch, Adam", theirs)):
+            errors, seconds = np.array(results).T
+            good = int(np.sum(errors < SOLVED))
+            error = f"{np.median(errors):.1e}, {max(errors):.1e}"
+            rows.append(
+                [f"({', '.join(map(str, case))})", name, f"{good} of {INSTANCES}", error, f"{np.median(seconds):.2f}"]
+            )
+    return markdown(["(d, k, m)", "learner", f"test error < {SOLVED:g}", "test error: median, worst", "s"], rows)
+
+
+def trained(inputs: np.ndarray, outputs: np.ndarray, heads: int, seed: int) -> kh.AttentionLayer:
+    """The best of several trainings, float64, full batches, the rate falling along half a cosine."""
+    import torch
+
+    torch.set_num_threads(1)
+    tokens, labels = torch.asarray(inputs), torch.asarray(outputs)
+    width, out = inputs.shape[2], outputs.shape[2]
+    best, least = None, float("inf")
+    for restart in range(RESTARTS):
+        generator = torch.Generator().manual_seed(1000 * seed + restart)
+        scores = torch.randn((heads, width, width), generator=generator, dtype=torch.float64) * (0.3 / width)
+        weights = torch.randn((heads, width, out), generator=generator, dtype=torch.float64) / width**0.5
+        parameters = [scores.requires_grad_(), weights.requires_grad_()]
+        optimiser = torch.optim.Adam(parameters, lr=RATES[0])
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, STEPS, RATES[1])
+        for _ in range(STEPS):
+            optimiser.zero_grad()
+            attention = torch.softmax(torch.einsum("nad,mde,nbe->nmab", tokens, scores, tokens), dim=-1)
+            answers = torch.einsum("nmab,nbd,mdo->nao", attention, tokens, weights)
+            loss = torch.mean((answers - labels) ** 2)
+            loss.backward()
+            optimiser.step()
+            schedule.step()
+        if float(loss) < least:
+            least = float(loss)
+            best = kh.AttentionLayer(scores.detach().numpy().copy(), weights.detach().numpy().copy())
+    assert best is not None
+    return best

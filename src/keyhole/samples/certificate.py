@@ -1,0 +1,151 @@
+"""Judging a fit by examples that were held back from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy.stats import norm
+
+from keyhole.model.layer import AttentionLayer
+from keyhole.recovery import Certificate, Outcome
+from keyhole.samples.examples import Count, Examples
+from keyhole.samples.projection import Floats, Point, Problem
+from keyhole.samples.uncertainty import Spread, spread
+from keyhole.samples.varpro import ASSUMPTIONS, Fitted
+
+# Rounding errors are neither normal nor independent: error bars are this much wider than if they were.
+ROUNDING_SAFETY = 48.0
+# Units of spacing that one output may be off by, times one plus the size of logits, over what the heads add up to.
+ROUNDING_UNITS = 64.0
+# Chance that any of the error bars for normal errors is exceeded.
+CHANCE = 1e-4
+# Error bars follow errors to first order; the rest is within this factor. Pooled ones stand for unequal entries.
+CURVED, POOLED = 1.5, 3.0
+# A result is certified only if bars of predictions are within this part of what attention does, and standard errors of
+# scores within this part of their size.
+RESOLVED = 0.3
+# Repeated inputs must have at least so many degrees of freedom to tell the noise.
+ENOUGH_REPEATS = 30
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """How the certificate ended."""
+
+    outcome: Outcome
+    message: str
+    certificate: Certificate
+    details: dict[str, Any]
+
+
+def judge(
+    fitted: Fitted,
+    count: Count,
+    heldout: Examples,
+    noise: float,  # standard deviation of labels, declared or estimated; 0: exact
+    trusted: bool,  # the noise was declared, or shown by repeated inputs
+    rng: np.random.Generator,
+) -> Judgement:
+    """Error bars of parameters and predictions, and whether the held-out outputs lie within them."""
+    point = fitted.point
+    spreads = spread(point, rng)
+    exact = noise == 0.0
+    scale = _sizes(point)
+    label_error = max(_rms(point.residual), 4 * heldout.eps * _rms(scale)) if exact else noise
+    radius, standard_error = _radii(point, spreads, label_error, exact, count.parameters)
+    layer = AttentionLayer(point.scores, point.projections)
+    fresh = heldout.problem()
+    predictions = layer(heldout.inputs).reshape(fresh.rows, -1)
+    errors = np.abs(predictions - fresh.labels)
+    own, bars = _bars(point, fresh, label_error, exact, count, heldout.eps)
+    effect = _rms(fresh.labels) if exact else _effect_of_attention(fresh)
+    resolution = _rms(own) / effect if effect > 0 else float("inf")
+    worst = float(np.max(errors / bars))
+    certificate = Certificate(
+        radius=radius,
+        standard_error=standard_error,
+        heldout_queries=heldout.count,
+        worst_error=float(np.max(errors)),
+        worst_ratio=worst,
+        resolution=resolution,
+        assumptions=ASSUMPTIONS,
+        predictions=predictions.reshape(-1),
+        answers=fresh.labels.reshape(-1),
+    )
+    details = {
+        "heldout_error": _rms(errors),
+        "error_bars": "entrywise" if spreads.entrywise else "pooled per head",
+    }
+    said = f"{heldout.count} held-out examples predicted within {float(np.max(errors)):.2g}"
+    loose = any(
+        label_error * _rms(error) > RESOLVED * max(_rms(score), np.finfo(float).tiny)
+        for error, score in zip(spreads.scores, point.scores, strict=True)
+    )
+    if worst > 1:
+        outcome = Outcome.WRONG_FAMILY if count.good else Outcome.TOO_FEW_EXAMPLES
+        said = f"a held-out output differs from its prediction by {worst:.2g} × what the error bar allows"
+    elif not spreads.determined:
+        outcome = Outcome.NOT_IDENTIFIABLE
+        said += ", but the examples leave some direction of the parameters free: heads too many, or inputs too alike"
+    elif not trusted:
+        outcome = Outcome.UNCERTIFIED
+        said += (
+            f", but the noise of {noise:.2g} is only what the fit leaves over: no examples of equal inputs confirm it, "
+            "and what no fit explains looks like noise too. Declare it, noise=Noise.gaussian(scale)"
+        )
+    elif resolution > RESOLVED or (loose and not exact):
+        outcome = Outcome.UNCERTIFIED
+        said += ", but the error bars are as large as what attention does to the outputs: more examples or less noise"
+    else:
+        outcome = Outcome.CERTIFIED
+    return Judgement(outcome, said, certificate, details)
+
+
+def _radii(
+    point: Point, spreads: Spread, label_error: float, exact: bool, parameters: int
+) -> tuple[AttentionLayer, AttentionLayer | None]:
+    errors = [label_error * each for each in (spreads.scores, spreads.projections)]
+    if exact:
+        wide = ROUNDING_SAFETY * (1.0 if spreads.entrywise else POOLED)
+        tiny = ROUNDING_UNITS * np.finfo(float).eps
+        sizes = [np.max(np.abs(each)) for each in (point.scores, point.projections)]
+        return AttentionLayer(*(wide * each + tiny * size for each, size in zip(errors, sizes, strict=True))), None
+    wide = CURVED * float(norm.isf(CHANCE / (2 * parameters))) * (1.0 if spreads.entrywise else POOLED)
+    return AttentionLayer(*(wide * each for each in errors)), AttentionLayer(*errors)
+
+
+def _bars(
+    point: Point, fresh: Problem, label_error: float, exact: bool, count: Count, eps: float
+) -> tuple[Floats, Floats]:  # (rows, d_out) each: of the predictions, and with the errors of labels
+    weights = fresh.weights(point.scores)
+    logits = np.max(np.abs(np.log(np.maximum(weights, np.finfo(float).tiny))))
+    mixed = fresh.mix(weights).reshape(fresh.rows, point.scores.shape[0], -1)
+    sizes = sum(np.abs(mixed[:, i]) @ np.abs(point.projections[i]) for i in range(point.scores.shape[0]))
+    rounding = ROUNDING_UNITS * eps * (1 + logits) * np.maximum(sizes, _rms(sizes))
+    if exact:
+        bars = rounding + ROUNDING_SAFETY * label_error / np.sqrt(count.ratio)
+        return bars, bars
+    wide = float(norm.isf(CHANCE / (2 * fresh.labels.size)))
+    own = rounding + label_error * CURVED * 2 / np.sqrt(count.ratio)  # some inputs depend on more than the mean
+    return own, rounding + wide * np.hypot(label_error, own)
+
+
+def _sizes(point: Point) -> Floats:  # (rows, d_out)
+    mixed = np.abs(point.mixed) @ np.abs(point.stacked)
+    return np.asarray(mixed)
+
+
+def _effect_of_attention(problem: Problem) -> float:
+    """Root mean square of what the outputs are beyond a linear map of the mean token."""
+    k = problem.inputs.shape[1]
+    mean = np.repeat(np.mean(problem.inputs, axis=1), k, axis=0)
+    if problem.rows <= 2 * problem.width:
+        return _rms(problem.labels)
+    rest = problem.labels - mean @ np.linalg.lstsq(mean, problem.labels, rcond=None)[0]
+    return _rms(rest)
+
+
+def _rms(array: Floats) -> float:
+    return float(np.sqrt(np.mean(np.asarray(array) ** 2)))

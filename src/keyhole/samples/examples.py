@@ -1,0 +1,170 @@
+"""Labelled examples: what may be learned from, checked, split, and counted against the parameters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import array_api_compat
+import numpy as np
+
+from keyhole.arrays import is_real, to_numpy
+from keyhole.errors import UsageError
+from keyhole.samples.projection import Floats, Problem
+
+# Examples that the certificate holds back: a tenth, within these numbers.
+LEAST_HELDOUT, MOST_HELDOUT = 2, 256
+# Numbers per parameter below which a fit explains the examples whatever they say.
+REFUSED_RATIO, GOOD_RATIO = 1.0, 4.0
+# Examples, in units of d²/(k(k − 1)), below which no start succeeds, and from which all do.
+REFUSED_PAIRS, GOOD_PAIRS = 1.0, 1.5
+
+
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """Inputs and outputs as float64, and the spacing of the dtype that the outputs came in."""
+
+    inputs: Floats  # (n, k, d)
+    outputs: Floats  # (n, k, d_out)
+    eps: float
+
+    @classmethod
+    def of(cls, inputs: Any, outputs: Any) -> Examples:
+        """Arrays of any supported library; UsageError says what is wrong with them."""
+        given = {"inputs": inputs, "outputs": outputs}
+        eps = 0.0
+        arrays = []
+        for name, array in given.items():
+            if not array_api_compat.is_array_api_obj(array):
+                raise UsageError(f"{name} must be an array, not {type(array).__name__}")
+            if not is_real(array):
+                raise UsageError(f"{name} must hold real numbers, not {array.dtype}")
+            if array.ndim != 3 or 0 in tuple(array.shape):
+                shape = "(n, k, d)" if name == "inputs" else "(n, k, d_out)"
+                raise UsageError(f"{name} must have shape {shape} with no size zero, not {tuple(array.shape)}")
+            plain = to_numpy(array)
+            if np.issubdtype(plain.dtype, np.floating):
+                eps = max(eps, float(np.finfo(plain.dtype).eps))
+            arrays.append(np.ascontiguousarray(plain, dtype=np.float64))
+        for name, array in zip(given, arrays, strict=True):
+            bad = int(np.sum(~np.isfinite(array)))
+            if bad:
+                raise UsageError(f"{name} must be finite: {bad:,} of {array.size:,} numbers are nan or inf")
+        one, two = arrays
+        if one.shape[:2] != two.shape[:2]:
+            raise UsageError(
+                f"inputs {one.shape} and outputs {two.shape} must agree in the number of examples and of tokens: "
+                f"(n, k, d) and (n, k, d_out)"
+            )
+        return cls(one, two, max(eps, float(np.finfo(np.float64).eps)))
+
+    @property
+    def count(self) -> int:
+        """Examples."""
+        return int(self.inputs.shape[0])
+
+    @property
+    def length(self) -> int:
+        """Tokens per example."""
+        return int(self.inputs.shape[1])
+
+    @property
+    def width(self) -> int:
+        """Numbers per token."""
+        return int(self.inputs.shape[2])
+
+    @property
+    def outputs_per_token(self) -> int:
+        """Numbers per output token."""
+        return int(self.outputs.shape[2])
+
+    def problem(self) -> Problem:
+        """The same, to be fitted."""
+        return Problem(self.inputs, self.outputs)
+
+    def some(self, chosen: Any) -> Examples:
+        """A part of the examples."""
+        return Examples(self.inputs[chosen], self.outputs[chosen], self.eps)
+
+    def split(self, heldout: int | None, rng: np.random.Generator) -> tuple[Examples, Examples]:
+        """Examples to learn from, and others to judge by. Equal inputs are never on both sides."""
+        wanted = min(max(LEAST_HELDOUT, self.count // 10), MOST_HELDOUT) if heldout is None else heldout
+        kinds = self.same_inputs()
+        order = rng.permutation(int(kinds.max()) + 1)
+        sizes = np.bincount(kinds)[order]
+        # As many kinds of inputs as make up the number wanted; at least one stays to learn from.
+        needed = 1 + int(np.searchsorted(np.cumsum(sizes), wanted))
+        held = np.isin(kinds, order[: min(needed, len(order) - 1)])
+        return self.some(~held), self.some(held)
+
+    def same_inputs(self) -> np.ndarray[Any, np.dtype[np.int64]]:  # (n,)
+        """For each example the number of its input: equal ones have the same."""
+        rows = np.ascontiguousarray(self.inputs.reshape(self.count, -1) + 0.0)  # no minus zeros
+        _, kinds = np.unique(rows.view(np.dtype((np.void, rows.dtype.itemsize * rows.shape[1]))), return_inverse=True)
+        return np.asarray(kinds.reshape(-1), dtype=np.int64)
+
+    def repeated_noise(self) -> tuple[float, int]:
+        """Standard deviation of outputs of equal inputs around their means, and the degrees of freedom it rests on."""
+        kinds = self.same_inputs()
+        flat = self.outputs.reshape(self.count, -1)
+        sizes = np.bincount(kinds)
+        means = np.zeros((len(sizes), flat.shape[1]))
+        np.add.at(means, kinds, flat)
+        means /= sizes[:, None]
+        freedom = (self.count - len(sizes)) * flat.shape[1]
+        return float(np.sqrt(np.sum((flat - means[kinds]) ** 2) / max(1, freedom))), freedom
+
+
+@dataclass(frozen=True)
+class Count:
+    """How many numbers the examples hold against how many the layer has."""
+
+    examples: int
+    length: int
+    width: int
+    outputs: int
+    heads: int
+    rank: int | None = None  # of every score matrix; full if None
+
+    @property
+    def score_numbers(self) -> int:
+        """Free numbers of one score matrix."""
+        rank = self.width if self.rank is None else min(self.rank, self.width)
+        return rank * (2 * self.width - rank)
+
+    @property
+    def parameters(self) -> int:
+        """Free numbers of the layer."""
+        return self.heads * (self.score_numbers + self.width * self.outputs)
+
+    @property
+    def ratio(self) -> float:
+        """Numbers in the outputs over free numbers of the layer."""
+        return self.examples * self.length * self.outputs / self.parameters
+
+    @property
+    def pairs(self) -> float:
+        """Examples over d²/(k(k − 1)): pairs of different tokens over numbers of a score matrix."""
+        return self.examples * self.length * (self.length - 1) / self.score_numbers
+
+    def needed(self, ratio: float, pairs: float) -> int:
+        """Examples that meet both conditions."""
+        enough = ratio * self.parameters / (self.length * self.outputs)
+        return int(np.ceil(max(enough, pairs * self.score_numbers / (self.length * max(1, self.length - 1)))))
+
+    @property
+    def refused(self) -> bool:
+        """Whether nothing could be learned."""
+        return self.ratio <= REFUSED_RATIO or self.pairs < REFUSED_PAIRS
+
+    @property
+    def good(self) -> bool:
+        """Whether both conditions are met."""
+        return self.ratio >= GOOD_RATIO and self.pairs >= GOOD_PAIRS
+
+    def sentence(self) -> str:
+        """Both conditions, and what is missing."""
+        said = f"{self.ratio:.3g} numbers per parameter ({GOOD_RATIO:g} wanted) and "
+        said += f"{self.pairs:.3g} × d²/(k(k − 1)) examples ({GOOD_PAIRS:g} wanted)"
+        missing = self.needed(GOOD_RATIO, GOOD_PAIRS) - self.examples
+        return said if missing <= 0 else f"{said}: {missing:,} more examples are missing"

@@ -1,0 +1,287 @@
+"""The front door: a layer from labelled examples, certified on examples held back, or an outcome that says why not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from keyhole.errors import RecoveryFailed, UsageError
+from keyhole.measure import Noise
+from keyhole.model.layer import AttentionLayer
+from keyhole.recovery import Certificate, Outcome, Recovery, Stats
+from keyhole.samples.certificate import ENOUGH_REPEATS, judge
+from keyhole.samples.diagnostics import PARITY_LIKE, diagnose, enough_for_low_orders, low_orders
+from keyhole.samples.examples import REFUSED_PAIRS, REFUSED_RATIO, Count, Examples
+from keyhole.samples.six_phase import MOST_HEADS as SIX_PHASE_HEADS
+from keyhole.samples.six_phase import six_phase
+from keyhole.samples.varpro import (
+    INITS,
+    MOST_HEADS,
+    SEARCHES,
+    Fitted,
+    Progress,
+    Settings,
+    count_of,
+    fit_layer,
+    freedom_of,
+)
+
+METHODS = ("varpro", "six-phase")
+# Exact outputs are fitted to a part of the examples, if there are more: this many numbers per parameter, and this many
+# times d²/(k(k − 1)) examples. With noise all of them help.
+FITTED_RATIO, FITTED_PAIRS = 20.0, 6.0
+# Normal errors that are as wide as errors of another kind, over their half-width.
+UNIFORM = 3**-0.5
+
+
+def learn(
+    inputs: Any,  # (n, k, d)
+    outputs: Any,  # (n, k, d_out)
+    heads: int | str = "auto",
+    method: str = "auto",
+    seed: int = 0,
+    throw: bool = True,
+    *,
+    noise: Noise | str | float | None = None,
+    rank: int | None = None,
+    restarts: int = 10,
+    init: str = "random",
+    jobs: int = 1,
+    search: str = "grow",
+    max_heads: int = MOST_HEADS,
+    heldout: int | None = None,
+    polish: bool = True,
+    progress: Progress | None = None,
+) -> Recovery:
+    """Learn a multi-head layer F(X) = Σ softmax(X·Θ·Xᵀ)·X·W from random examples (X, F(X)), and certify it.
+
+    `heads` is their number, or "auto" to find it. `noise` is the standard deviation of the outputs' errors, a `Noise`,
+    or "measure" where it is unknown; left out, outputs are taken for exact. `rank` bounds the rank of every score
+    matrix. The method "varpro" makes up to `restarts` starts from `init` ("random", "spectral" or "six-phase"), which
+    `jobs` processes share; `search` says whether heads are found by growing or by pruning, up to `max_heads`.
+    "six-phase" is the algorithm of Chen and Li, followed by a descent unless `polish=False`.
+
+    `throw=False` returns every outcome; otherwise one without a certificate raises `RecoveryFailed`, which has the
+    result attached. `progress` is called with (stage, starts done, starts at most, least relative residual).
+    """
+    examples = Examples.of(inputs, outputs)
+    request = _Request(
+        examples=examples,
+        heads=_heads(heads),
+        method=_one_of("method", method, ("auto", *METHODS)),
+        seed=_whole("seed", seed, 0),
+        noise=_noise(noise, examples),
+        settings=Settings(
+            _whole("restarts", restarts, 1),
+            _one_of("init", init, INITS),
+            None if rank is None else _whole("rank", rank, 1),
+            _whole("jobs", jobs, 1),
+            _one_of("search", search, SEARCHES),
+            _whole("max_heads", max_heads, 1),
+        ),
+        heldout=None if heldout is None else _whole("heldout", heldout, 1),
+        polish=bool(polish),
+        progress=progress,
+    )
+    if heldout is not None and heldout >= examples.count:
+        raise UsageError(f"heldout={heldout} leaves nothing to learn from: there are {examples.count} examples")
+    result = request.carry_out()
+    if throw and not result.certified:
+        raise RecoveryFailed(result)
+    return result
+
+
+def _heads(heads: int | str) -> int | None:
+    if heads == "auto":
+        return None
+    if isinstance(heads, str):
+        raise UsageError(f"heads must be a whole number of at least 1 or 'auto', not {heads!r}")
+    return _whole("heads", heads, 1)
+
+
+def _whole(name: str, number: Any, least: int) -> int:
+    if isinstance(number, bool) or not isinstance(number, int | np.integer) or number < least:
+        raise UsageError(f"{name} must be a whole number of at least {least}, not {number!r}")
+    return int(number)
+
+
+def _one_of(name: str, word: str, known: tuple[str, ...]) -> str:
+    if word not in known:
+        raise UsageError(f"unknown {name} {word!r}; known: {', '.join(known)}")
+    return word
+
+
+def _noise(noise: Noise | str | float | None, examples: Examples) -> float | None:
+    """A standard deviation; 0 for exact outputs and None for unknown."""
+    if isinstance(noise, int | float) and not isinstance(noise, bool):
+        return Noise.gaussian(float(noise)).scale if noise != 0 else 0.0
+    kind = Noise.of(noise)  # type: ignore[arg-type]  # which says what it is not
+    if kind.kind == "bounded":
+        raise UsageError(
+            "noise=Noise.bounded(...) is nothing to fit by: give a standard deviation, Noise.gaussian(scale)"
+        )
+    if kind.kind == "measure":
+        return None
+    if kind.kind == "dtype":
+        return UNIFORM * kind.scale * float(np.sqrt(np.mean(examples.outputs**2)))
+    return UNIFORM * kind.scale if kind.kind == "rounded" else kind.scale
+
+
+class _Ended(Exception):
+    """Ends a request early."""
+
+    def __init__(self, outcome: Outcome, message: str) -> None:
+        super().__init__(message)
+        self.outcome = outcome
+
+
+@dataclass
+class _Request:
+    """One call of `learn`, checked."""
+
+    examples: Examples
+    heads: int | None
+    method: str
+    seed: int
+    noise: float | None
+    settings: Settings
+    heldout: int | None
+    polish: bool
+    progress: Progress | None
+    details: dict[str, Any] = field(default_factory=dict)
+
+    def carry_out(self) -> Recovery:
+        """The result, whatever it is."""
+        began = perf_counter()
+        params: AttentionLayer | None = None
+        certificate = Certificate()
+        train, heldout = self.examples, self.examples.some(slice(0, 0))
+        bound = 0
+        try:
+            self._visible()
+            train, heldout = self.examples.split(self.heldout, np.random.default_rng([self.seed, 0x5E1D]))
+            self._enough(train)
+            fitted, train = self._fitted(train)
+            params = AttentionLayer(fitted.point.scores, fitted.point.projections)
+            count = count_of(train, fitted.heads, self.settings.rank)
+            bound = count.needed(1.0, 0.0)
+            noise, trusted = self._level(train, fitted)
+            self.details |= diagnose(train, fitted, count, noise)
+            self._explained(train, fitted, count, noise)
+            verdict = judge(fitted, count, heldout, noise, trusted, np.random.default_rng([self.seed, 0xCE27]))
+            outcome, message, certificate = verdict.outcome, verdict.message, verdict.certificate
+            self.details |= verdict.details
+        except _Ended as ending:
+            outcome, message = ending.outcome, str(ending)
+        stats = Stats(
+            queries=train.count,
+            heldout_queries=heldout.count,
+            counting_bound=bound,
+            seconds=perf_counter() - began,
+            details=self.details,
+        )
+        name = "varpro" if self.method == "auto" else self.method
+        return Recovery(outcome, message, params, certificate, stats, name)
+
+    def _visible(self) -> None:
+        """Whether the outputs can tell anything."""
+        examples = self.examples
+        if not np.any(examples.outputs):
+            raise _Ended(Outcome.NOT_IDENTIFIABLE, "every output is zero, whatever the scores are")
+        if examples.length == 1:
+            cause = "examples of one token attend to it alone, whatever the scores are: longer ones are needed"
+            raise _Ended(Outcome.NOT_IDENTIFIABLE, cause)
+        if examples.count > 1 and not np.any(examples.outputs - examples.outputs[:1, :1]):
+            cause = "the outputs are the same for every token of every example, which no layer without biases gives"
+            raise _Ended(Outcome.WRONG_FAMILY, cause)
+        if examples.count < 2 or int(np.max(examples.same_inputs())) == 0:
+            cause = "all inputs are equal: different ones are needed, some to learn from and some to judge by"
+            raise _Ended(Outcome.TOO_FEW_EXAMPLES, cause)
+
+    def _enough(self, train: Examples) -> None:
+        count = count_of(train, self.heads or 1, self.settings.rank)
+        self.details["samples"] = {"sentence": count.sentence()}
+        if count.refused:
+            needed = count.needed(1.25 * REFUSED_RATIO, REFUSED_PAIRS) + self.examples.count - train.count
+            many = count.needed(4.0, 1.5) + self.examples.count - train.count
+            raise _Ended(
+                Outcome.TOO_FEW_EXAMPLES,
+                f"{self.examples.count} examples of {train.length} tokens, {train.count} of them to learn from, "
+                f"against {count.parameters:,} parameters of {count.heads} head{'s' * (count.heads > 1)}: "
+                f"{count.sentence()}. At least {needed:,} are needed, {many:,} for a good chance",
+            )
+
+    def _fitted(self, train: Examples) -> tuple[Fitted, Examples]:
+        """The fit, and the examples that it was made to."""
+        first = None
+        if self.method == "six-phase" or self.settings.init == "six-phase":
+            if self.heads is None or self.heads > SIX_PHASE_HEADS:
+                raise UsageError(f"the six phases need to be told how many heads there are, 1 to {SIX_PHASE_HEADS}")
+            found = six_phase(train.inputs, train.outputs, self.heads, seed=self.seed)
+            self.details["six_phase"] = found.figures
+            first = found.scores
+        settings = self.settings
+        if self.method == "six-phase":
+            steps = settings.steps if self.polish else 0
+            settings = Settings(1, "random", settings.rank, 1, settings.search, settings.max_heads, steps)
+        if self.noise == 0.0:
+            most = count_of(train, self.heads or settings.max_heads, settings.rank).needed(FITTED_RATIO, FITTED_PAIRS)
+            if most < train.count:
+                train = train.some(np.random.default_rng([self.seed, 0xF17]).permutation(train.count)[:most])
+        fitted = fit_layer(train, self.heads, self.noise, settings, self.seed, first=first, progress=self.progress)
+        return fitted, train
+
+    def _level(self, train: Examples, fitted: Fitted) -> tuple[float, bool]:
+        """The noise, and whether it is known apart from the fit."""
+        if self.noise is not None:
+            return self.noise, True
+        freedom = freedom_of(train, fitted.heads, self.settings.rank)
+        left = float(np.sqrt(fitted.search.best.rss / freedom))
+        alone, repeats = self.examples.repeated_noise()
+        self.details["repeated_inputs"] = {"noise": alone, "freedom": repeats}
+        if repeats < ENOUGH_REPEATS:
+            return left, False
+        # As much is left over as repeated inputs differ by: five standard deviations of both.
+        allowed = 1 + 5 * np.sqrt(0.5 / freedom + 0.5 / repeats)
+        if left <= alone * allowed:
+            return max(left, alone), True
+        self.details["noise"] = alone
+        raise _Ended(
+            Outcome.WRONG_FAMILY,
+            f"the fit leaves {left:.2g} over, but outputs of equal inputs differ by {alone:.2g} only: "
+            f"{self._failing(train, fitted)}",
+        )
+
+    def _explained(self, train: Examples, fitted: Fitted, count: Count, noise: float) -> None:
+        """Whether the fit explains the examples; ends the request where it does not."""
+        if fitted.solved or self.noise is None:
+            return
+        freedom = freedom_of(train, fitted.heads, self.settings.rank)
+        left = float(np.sqrt(fitted.search.best.rss / freedom))
+        expected = f"{noise:.2g}" if noise else "rounding"
+        more = "" if self.heads is None else f" by {self.heads} head{'s' * (self.heads > 1)}"
+        said = f"no start explains the examples{more}: {left:.2g} is left over where {expected} was expected; "
+        said += self._failing(train, fitted)
+        orders = self.details["first_order_r2"], self.details["low_order_r2"]
+        parity = enough_for_low_orders(train) and max(orders) < PARITY_LIKE
+        disagree = fitted.search.agreeing <= max(1, len(fitted.search.traces) // 2)
+        if not count.good:
+            raise _Ended(Outcome.TOO_FEW_EXAMPLES, f"{said}; {count.sentence()}")
+        if parity and disagree:
+            cause = f"parity-like: {self._failing(train, fitted)}; no efficient method is expected"
+            raise _Ended(Outcome.PARITY_LIKE, cause)
+        raise _Ended(Outcome.WRONG_FAMILY, said)
+
+    def _failing(self, train: Examples, fitted: Fitted) -> str:
+        if "first_order_r2" not in self.details:
+            orders = low_orders(train, np.random.default_rng([self.seed, 0x10]))
+            self.details["first_order_r2"], self.details["low_order_r2"] = orders
+        made, agreeing = len(fitted.search.traces), fitted.search.agreeing
+        words = "restarts disagree" if agreeing <= max(1, made // 2) else "restarts agree"
+        order = f"first-order R² {self.details['first_order_r2']:.2f}"
+        if not enough_for_low_orders(train):
+            order += ", of too few examples to mean much"
+        return f"{words} ({agreeing} of {made}), {order}"

@@ -1,0 +1,255 @@
+"""The layer with its projections eliminated: what is left to fit are the scores, and nothing larger is ever stored.
+
+For given scores Θ the best projections are a linear least-squares problem in the mixed tokens Z = [P_1·X … P_m·X], so
+the residual is a function of Θ alone, r(Θ) = (1 − QQᵀ)·F with Q an orthonormal basis of the columns of Z. Its
+Jacobian, in Kaufman's form, is −(1 − QQᵀ)·dZ·W with
+
+    ∂F_a/∂Θ_i[j, l] = x_aj · (Cov_p(X)·W_i)[l, :],
+
+where Cov_p is the covariance of the tokens under the weights p of token a in head i. It is applied, never written down:
+five products of matrices per direction.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+import scipy.linalg
+
+Floats = npt.NDArray[np.float64]
+
+# Columns of Z that are a combination of the others up to this part of their size are left out of the fit.
+DEPENDENT = 1e-11
+# Entries of the Jacobian that are written down at a time.
+BLOCK = 2**22
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Examples in the shape that the products want."""
+
+    inputs: Floats  # (n, k, d)
+    outputs: Floats  # (n, k, d_out)
+
+    @property
+    def rows(self) -> int:
+        """Tokens in all examples."""
+        return int(self.inputs.shape[0] * self.inputs.shape[1])
+
+    @property
+    def width(self) -> int:
+        """Numbers per token."""
+        return int(self.inputs.shape[2])
+
+    @cached_property
+    def tokens(self) -> Floats:  # (rows, d)
+        """All tokens, one below the other."""
+        return self.inputs.reshape(self.rows, self.width)
+
+    @cached_property
+    def turned(self) -> Floats:  # (n, d, k)
+        """The transpose of each example."""
+        return np.ascontiguousarray(np.swapaxes(self.inputs, 1, 2))
+
+    @cached_property
+    def labels(self) -> Floats:  # (rows, d_out)
+        """All outputs, one below the other."""
+        return self.outputs.reshape(self.rows, -1)
+
+    @cached_property
+    def energy(self) -> float:
+        """Sum of squares of the outputs."""
+        return float(np.sum(self.labels**2))
+
+    @cached_property
+    def token_moments(self) -> tuple[Floats, Floats]:  # (d,), (d, d)
+        """Eigenvalues and eigenvectors of the second moments of tokens."""
+        values, vectors = np.linalg.eigh(self.tokens.T @ self.tokens)
+        return values, vectors
+
+    def weights(self, scores: Floats) -> Floats:  # (m, d, d) -> (n, k, m, k)
+        """Softmax weights of every token in every head."""
+        return _softmax(self._logits(scores))
+
+    def _logits(self, scores: Floats) -> Floats:  # (m, d, d) -> (n, k, m, k)
+        (n, k, d), m = self.inputs.shape, scores.shape[0]
+        flat = np.ascontiguousarray(scores.transpose(1, 0, 2)).reshape(d, m * d)
+        return ((self.tokens @ flat).reshape(n, k * m, d) @ self.turned).reshape(n, k, m, k)
+
+    def mix(self, weights: Floats) -> Floats:  # (n, k, m, k) -> (rows, m·d)
+        """Tokens mixed with the given weights, the heads of one token side by side."""
+        n, k, m, _ = weights.shape
+        return (weights.reshape(n, k * m, k) @ self.inputs).reshape(n * k, m * self.width)
+
+    def at(self, scores: Floats) -> Point:
+        """Everything about the fit with the given scores."""
+        weights = self.weights(scores)
+        mixed = self.mix(weights)
+        basis, triangle = orthonormal(mixed)
+        inside = basis.T @ self.labels
+        residual = self.labels - basis @ inside
+        return Point(self, scores, weights, mixed, basis, _solved(triangle, inside), residual)
+
+
+@dataclass(frozen=True, eq=False)
+class Point:
+    """The fit at given scores: projections, residual, and products with the Jacobian."""
+
+    problem: Problem
+    scores: Floats  # (m, d, d)
+    weights: Floats  # (n, k, m, k)
+    mixed: Floats  # (rows, m·d)
+    basis: Floats  # (rows, m·d) orthonormal
+    stacked: Floats  # (m·d, d_out): projections one below the other
+    residual: Floats  # (rows, d_out)
+
+    @cached_property
+    def rss(self) -> float:
+        """Residual sum of squares."""
+        return float(np.sum(self.residual**2))
+
+    @property
+    def relative(self) -> float:
+        """Root of the residual sum of squares over that of the outputs."""
+        return float(np.sqrt(self.rss / self.problem.energy)) if self.problem.energy else 0.0
+
+    @property
+    def projections(self) -> Floats:  # (m, d, d_out)
+        """The projections of the heads."""
+        return self.stacked.reshape(self.scores.shape[0], self.problem.width, -1)
+
+    def outside(self, labels: Floats) -> Floats:  # (rows, d_out) -> (rows, d_out)
+        """What no projections can explain."""
+        left: Floats = labels - self.basis @ (self.basis.T @ labels)
+        return left
+
+    def forward(self, direction: Floats) -> Floats:  # (m, d, d) -> (rows, d_out)
+        """How the answers move with the scores, projections fixed."""
+        return self.problem.mix(self._through(self.problem._logits(direction))) @ self.stacked
+
+    def backward(self, labels: Floats) -> Floats:  # (rows, d_out) -> (m, d, d)
+        """The transpose of `forward`."""
+        m, d = self.scores.shape[:2]
+        gradient: Floats = (self.problem.tokens.T @ self._sensed(labels)).reshape(d, m, d).transpose(1, 0, 2)
+        return gradient
+
+    def _sensed(self, labels: Floats) -> Floats:  # (rows, d_out) -> (rows, m·d): Cov_p(X)·W_i·label
+        n, k, m, _ = self.weights.shape
+        pulled = (labels @ self.stacked.T).reshape(n, k * m, self.problem.width)
+        return self.problem.mix(self._through((pulled @ self.problem.turned).reshape(n, k, m, k)))
+
+    def _through(self, moved: Floats) -> Floats:  # derivative of the softmax, its own transpose
+        carried = self.weights * moved
+        return np.asarray(carried - self.weights * np.sum(carried, axis=-1, keepdims=True))
+
+    def curvature(self, direction: Floats) -> Floats:  # (m, d, d) -> (m, d, d)
+        """Product with JᵀJ."""
+        return self.backward(self.outside(self.forward(direction)))
+
+    @cached_property
+    def written_down(self) -> tuple[Floats, Floats]:  # (c, c), (m·d·d_out, c), c entries (j, i, l) of the scores
+        """JᵀJ and QᵀJ as matrices: for few heads of narrow tokens faster than products, else too large."""
+        outputs, count = self.residual.shape[1], self.scores.size
+        curvature = np.zeros((count, count))
+        inside = np.zeros((self.basis.shape[1] * outputs, count))
+        step = max(1, BLOCK // (outputs * count))
+        for start in range(0, self.problem.rows, step):
+            part = slice(start, min(self.problem.rows, start + step))
+            block = self._jacobian(part)
+            flat = block.reshape(-1, count)
+            curvature += flat.T @ flat
+            inside += (self.basis[part].T @ block.reshape(block.shape[0], -1)).reshape(inside.shape)
+        return curvature - inside.T @ inside, inside
+
+    def _jacobian(self, part: slice) -> Floats:  # (rows, d_out, c)
+        n, k, m, _ = self.weights.shape
+        rows = np.arange(n * k)[part]
+        tokens = self.problem.inputs[rows // k]  # (rows, k, d)
+        weights = self.weights.reshape(n * k, m, k)[part]
+        mixed = weights @ tokens  # (rows, m, d)
+        second = (weights[:, :, None, :] * np.swapaxes(tokens, 1, 2)[:, None]) @ tokens[:, None]  # (rows, m, d, d)
+        sensed = (second - mixed[..., :, None] * mixed[..., None, :]) @ self.projections  # (rows, m, d, d_out)
+        sensed = sensed.transpose(0, 3, 1, 2).reshape(len(rows), -1, 1, m * self.problem.width)
+        block = self.problem.tokens[part][:, None, :, None] * sensed  # (rows, d_out, d, m·d)
+        return np.asarray(block.reshape(len(rows), sensed.shape[1], -1))
+
+    def preconditioner(self, rng: np.random.Generator) -> Kronecker:
+        """JᵀJ as if tokens and covariances were independent: A ⊗ B, B from one random sign per label."""
+        signs = rng.choice([-1.0, 1.0], size=self.problem.labels.shape)
+        sensed = self._sensed(signs)
+        values, vectors = np.linalg.eigh(sensed.T @ sensed / self.problem.rows)
+        return Kronecker(*self.problem.token_moments, np.maximum(values, 0.0), vectors)
+
+
+@dataclass(frozen=True, eq=False)
+class Kronecker:
+    """A ⊗ B by its eigenvectors, A over the rows of all scores and B over heads and columns."""
+
+    left: Floats  # (d,)
+    left_vectors: Floats  # (d, d)
+    right: Floats  # (m·d,)
+    right_vectors: Floats  # (m·d, m·d)
+
+    @property
+    def level(self) -> float:
+        """The mean eigenvalue."""
+        return float(np.mean(self.left) * np.mean(self.right))
+
+    def solve(self, gradient: Floats, damping: float) -> Floats:  # (m, d, d) -> (m, d, d)
+        """(A ⊗ B + damping)⁻¹ times a gradient."""
+        m, d = gradient.shape[:2]
+        flat = gradient.transpose(1, 0, 2).reshape(d, m * d)
+        inner = self.left_vectors.T @ flat @ self.right_vectors
+        inner /= np.outer(self.left, self.right) + damping
+        solution: Floats = (self.left_vectors @ inner @ self.right_vectors.T).reshape(d, m, d).transpose(1, 0, 2)
+        return solution
+
+
+def _softmax(logits: Floats) -> Floats:
+    weights = logits - np.max(logits, axis=-1, keepdims=True)
+    np.exp(weights, out=weights)
+    weights /= np.sum(weights, axis=-1, keepdims=True)
+    return np.asarray(weights)
+
+
+def orthonormal(columns: Floats) -> tuple[Floats, Floats]:  # (rows, c) -> (rows, c), (c, c)
+    """Q and R of the columns, by Cholesky factors of their products: several times as fast as reflections.
+
+    Twice, since once leaves errors of the squared condition; with a shift first where the columns nearly depend on
+    each other.
+    """
+    basis, total = columns, np.eye(columns.shape[1])
+    for _ in range(2):
+        basis, triangle = _once(basis)
+        total = triangle @ total
+    if not np.allclose(np.sum(basis**2, axis=0), 1.0, rtol=0, atol=1e-8):  # the first pass needed a shift
+        basis, triangle = _once(basis)
+        total = triangle @ total
+    return basis, total
+
+
+def _once(columns: Floats) -> tuple[Floats, Floats]:
+    products = columns.T @ columns
+    size = np.trace(products) or 1.0
+    shift = 0.0
+    while True:
+        try:
+            triangle = scipy.linalg.cholesky(products + shift * np.eye(len(products)), check_finite=False)
+            break
+        except np.linalg.LinAlgError:
+            shift = max(100 * shift, 16 * np.finfo(np.float64).eps * size)
+    turned = scipy.linalg.solve_triangular(triangle, columns.T, trans=1, check_finite=False)
+    return np.ascontiguousarray(turned.T), triangle
+
+
+def _solved(triangle: Floats, inside: Floats) -> Floats:  # (c, c), (c, d_out) -> (c, d_out)
+    """Least squares with a triangle; where columns depend on each other, the solution of least norm."""
+    diagonal = np.abs(np.diag(triangle))
+    if np.min(diagonal) > DEPENDENT * np.max(diagonal):
+        solution: Floats = scipy.linalg.solve_triangular(triangle, inside, check_finite=False)
+    else:
+        solution = scipy.linalg.lstsq(triangle, inside, cond=DEPENDENT, check_finite=False)[0]
+    return solution

@@ -1,0 +1,165 @@
+"""Several starts of one fit, in this process or in others; the result does not depend on how many share the work."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+
+from keyhole.errors import KeyholeError
+from keyhole.samples.levenberg import Chart, Descent, Factored, Full, Limits, descend
+from keyhole.samples.projection import Floats, Point, Problem
+from keyhole.samples.starts import Moment, random_start, spectral_start
+
+# Starts agree whose root mean square residuals differ by less than this part, or are all rounding.
+AGREE = 1e-3
+# Libraries of linear algebra read these when they are loaded: one thread per process that shares the starts.
+THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What is to be fitted, and what counts as done."""
+
+    problem: Problem
+    heads: int
+    rounding: float  # relative residual that only rounding is left of
+    noise: float | None = 0.0  # standard deviation of labels: 0 for exact ones, None for unknown
+    rank: int | None = None
+    moment: Moment | None = None  # starts come from here, where it is given
+    first: Floats | None = None  # (heads, d, d): the first start, where it is given
+    steps: int = 100
+
+    @property
+    def chart(self) -> Chart:
+        """How scores are written."""
+        return Full() if self.rank is None or self.rank >= self.problem.width else Factored(self.rank)
+
+    @property
+    def limits(self) -> Limits:
+        """When a start ends: without noise at rounding, else where it is flat."""
+        good = (self.rounding / 16) ** 2 * self.problem.energy if self.noise == 0.0 else 0.0
+        return Limits(good, self.steps)
+
+    def start(self, number: int, seed: int) -> Trace:
+        """The start of a number."""
+        rng = np.random.default_rng([seed, self.heads, number])
+        if number == 0 and self.first is not None:
+            scores = self.first
+        elif self.moment is not None:
+            scores = spectral_start(self.moment, self.problem, self.heads, rng)
+        else:
+            scores = random_start(self.problem, self.heads, rng)
+        with np.errstate(all="ignore"):  # a start that runs away is one that failed
+            return Trace.of(descend(self.problem, scores, self.limits, rng, self.chart), number)
+
+
+@dataclass(frozen=True)
+class Trace:
+    """How one start ended: small, so that it can travel between processes."""
+
+    number: int
+    scores: Floats  # (heads, d, d)
+    rss: float
+    relative: float
+    steps: int
+    products: int
+
+    @classmethod
+    def of(cls, descent: Descent, number: int) -> Trace:
+        """The end of a descent."""
+        point = descent.point
+        return cls(number, point.scores, point.rss, point.relative, descent.steps, descent.products)
+
+
+@dataclass(frozen=True)
+class Search:
+    """All starts of a fit that were made."""
+
+    fit: Fit
+    traces: tuple[Trace, ...]
+
+    @property
+    def best(self) -> Trace:
+        """The start with the least residual."""
+        return min(self.traces, key=lambda trace: (trace.rss, trace.number))
+
+    @property
+    def point(self) -> Point:
+        """The best fit, with everything about it."""
+        return self.fit.problem.at(self.best.scores)
+
+    @property
+    def agreeing(self) -> int:
+        """Starts that ended with the least residual."""
+        return sum(self._agree(trace) for trace in self.traces)
+
+    def _agree(self, trace: Trace) -> bool:
+        return trace.relative <= max(self.fit.rounding, (1 + AGREE) * self.best.relative)
+
+
+Told = Callable[[int, float], None]  # starts done, least relative residual so far
+
+
+def search(
+    fit: Fit, seed: int, most: int, done: Callable[[Search], bool], jobs: int = 1, told: Told | None = None
+) -> Search:
+    """Make up to `most` starts, one after the other as far as the result is concerned, until they are `done`."""
+    traces: list[Trace] = []
+    for trace in _traces(fit, seed, most, jobs):
+        traces.append(trace)
+        if told is not None:
+            told(len(traces), min(each.relative for each in traces))
+        if done(Search(fit, tuple(traces))):
+            break
+    return Search(fit, tuple(traces))
+
+
+def _traces(fit: Fit, seed: int, most: int, jobs: int) -> Iterator[Trace]:
+    if jobs == 1:
+        yield from (fit.start(number, seed) for number in range(most))
+        return
+    context = multiprocessing.get_context("spawn")  # threads of BLAS do not survive a fork
+    with _one_thread_each(), ProcessPoolExecutor(min(jobs, most), context, _receive, (fit, seed)) as pool:
+        try:
+            futures = [pool.submit(_carry_out, number) for number in range(most)]
+            for future in futures:
+                yield future.result()
+        except BrokenProcessPool as error:
+            raise KeyholeError(
+                "a process that shared the starts died, maybe for want of memory: run again with fewer jobs"
+            ) from error
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+_FIT: dict[str, tuple[Fit, int]] = {}  # in a process that shares the starts
+
+
+def _receive(fit: Fit, seed: int) -> None:
+    _FIT["fit"] = (fit, seed)
+
+
+def _carry_out(number: int) -> Trace:
+    fit, seed = _FIT["fit"]
+    return fit.start(number, seed)
+
+
+@contextmanager
+def _one_thread_each() -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in THREADS}
+    os.environ.update(dict.fromkeys(THREADS, "1"))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

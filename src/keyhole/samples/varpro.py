@@ -1,0 +1,252 @@
+"""Variable projection with restarts: the practical learner.
+
+The projections are eliminated by least squares, and the scores are fitted by Levenberg–Marquardt from small random
+starts. Nothing is proven about it; on layers that are not built to be hard, most starts end at the truth.
+
+Examples: at least one number per parameter, with n ≥ d²/(k(k − 1)); both conditions of `Count.good` for a good chance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from keyhole.samples.examples import Count, Examples
+from keyhole.samples.projection import Floats, Point
+from keyhole.samples.restarts import Fit, Search, search
+from keyhole.samples.starts import moment
+
+ASSUMPTIONS = (
+    "the outputs are those of one multi-head softmax layer over whole sequences, without biases, with the number of "
+    "heads reported",
+    "outputs are right up to the rounding of their dtype and the declared noise",
+    "no other such layer gives the same outputs on these inputs",
+)
+INITS = ("random", "spectral", "six-phase")
+SEARCHES = ("grow", "prune")
+# A fit is exact when rounding explains it: this many units of the spacing of the outputs' dtype.
+ROUNDING = 576.0
+# A fit is as good as declared noise allows up to so many standard deviations of the sum of squares.
+NOISE_DEVIATIONS = 5.0
+# With noise, minima are only compared with each other: so many starts must agree on the best.
+AGREEING = 3
+# When the number of heads is looked for: heads tried at most, and starts for each of them.
+MOST_HEADS, STARTS_PER_COUNT = 6, 3
+# Numbers per parameter that a count of heads needs to be tried.
+TRIED_RATIO = 1.5
+# Heads that contribute less than this part of the strongest, or whose scores are this near, may be one too many.
+SUSPICIOUS = 1e-3
+
+Progress = Callable[[str, int, int, float], None]  # stage, starts done, starts at most, least relative residual
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a user can choose."""
+
+    restarts: int = 10
+    init: str = "random"
+    rank: int | None = None
+    jobs: int = 1
+    search: str = "grow"
+    max_heads: int = MOST_HEADS
+    steps: int = 100
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """The best fit found, and how it was found."""
+
+    search: Search
+    solved: bool  # the residual is rounding, or what the declared noise explains; False where noise is unknown
+    noise: float | None  # as declared
+    tried: tuple[int, ...]  # counts of heads
+    asked: int | None  # heads asked for; None for auto
+    starts: int  # in all
+
+    @property
+    def point(self) -> Point:
+        """The best fit."""
+        return self.search.point
+
+    @property
+    def heads(self) -> int:
+        """Heads of the best fit."""
+        return self.search.fit.heads
+
+
+def fit_layer(
+    examples: Examples,
+    heads: int | None,  # None: find out
+    noise: float | None,  # standard deviation of labels; None: unknown
+    settings: Settings,
+    seed: int,
+    *,
+    first: Floats | None = None,  # (heads, d, d): where the first start begins
+    progress: Progress | None = None,
+) -> Fitted:
+    """The layer that explains the examples best."""
+    fits = _Fits(examples, noise, settings, seed, progress)
+    if heads is not None:
+        found = fits.search(heads, settings.restarts, first)
+        solved = fits.solved(found)
+        if solved and suspicious(found.point):
+            found = fits.pruned(found)
+        return Fitted(found, solved, noise, (heads,), heads, fits.starts)
+    most = _most_heads(examples, settings)
+    found, tried = fits.grown(most) if settings.search == "grow" else (fits.search(most, settings.restarts), [most])
+    solved = fits.solved(found)
+    if solved:
+        found = fits.pruned(found)
+    return Fitted(found, solved, noise, tuple(tried), None, fits.starts)
+
+
+def count_of(examples: Examples, heads: int, rank: int | None = None) -> Count:
+    """Examples against parameters."""
+    return Count(examples.count, examples.length, examples.width, examples.outputs_per_token, heads, rank)
+
+
+def _most_heads(examples: Examples, settings: Settings) -> int:
+    possible = [
+        m for m in range(1, settings.max_heads + 1) if count_of(examples, m, settings.rank).ratio >= TRIED_RATIO
+    ]
+    return max(possible, default=1)
+
+
+def suspicious(point: Point) -> bool:
+    """Whether a head hardly contributes, or two heads nearly have the same scores."""
+    loads = contributions(point)
+    scores = point.scores
+    size = float(np.max(np.linalg.norm(scores, axis=(1, 2)), initial=0.0))
+    apart = [np.linalg.norm(one - two) for i, one in enumerate(scores) for two in scores[:i]]
+    return bool(np.min(loads) < SUSPICIOUS * np.max(loads)) or bool(min(apart, default=np.inf) <= SUSPICIOUS * size)
+
+
+def contributions(point: Point) -> Floats:  # (m,)
+    """Root mean square of what each head adds to the outputs."""
+    m, d = point.scores.shape[:2]
+    mixed = point.mixed.reshape(-1, m, d)
+    return np.array([np.sqrt(np.mean((mixed[:, i] @ point.projections[i]) ** 2)) for i in range(m)])
+
+
+@dataclass
+class _Fits:
+    """Fits of different numbers of heads to the same examples."""
+
+    examples: Examples
+    noise: float | None
+    settings: Settings
+    seed: int
+    progress: Progress | None
+    starts: int = 0
+
+    def __post_init__(self) -> None:
+        self.problem = self.examples.problem()
+        spectral = self.settings.init == "spectral"
+        self.moment = moment(self.problem, self.settings.max_heads) if spectral else None
+
+    def fit(self, heads: int, first: Floats | None = None) -> Fit:
+        rounding = ROUNDING * self.examples.eps
+        return Fit(
+            self.problem, heads, rounding, self.noise, self.settings.rank, self.moment, first, self.settings.steps
+        )
+
+    def search(self, heads: int, most: int, first: Floats | None = None) -> Search:
+        def told(done: int, relative: float) -> None:
+            if self.progress is not None:
+                self.progress(f"{heads} head{'s' if heads > 1 else ''}", done, most, relative)
+
+        found = search(self.fit(heads, first), self.seed, most, self.done, self.settings.jobs, told)
+        self.starts += len(found.traces)
+        return found
+
+    def done(self, found: Search) -> bool:
+        if self.noise == 0.0:
+            return self.solved(found)
+        return (self.noise is None or self.solved(found)) and found.agreeing >= AGREEING
+
+    def solved(self, found: Search) -> bool:
+        if self.noise is None:
+            return False
+        if self.noise == 0.0:
+            return found.best.relative <= found.fit.rounding
+        freedom = freedom_of(self.examples, found.fit.heads, self.settings.rank)
+        allowed = self.noise**2 * (freedom + NOISE_DEVIATIONS * np.sqrt(2 * freedom))
+        return bool(found.best.rss <= allowed)
+
+    def grown(self, most: int) -> tuple[Search, list[int]]:
+        """One head after the other until the examples are explained, or no further head pays."""
+        tried: list[int] = []
+        searches: list[Search] = []
+        starts = min(STARTS_PER_COUNT, self.settings.restarts)
+        for heads in range(1, most + 1):
+            found = self.search(heads, starts)
+            tried.append(heads)
+            if self.noise == 0.0 and self.solved(found):
+                return found, tried
+            # Within noise a weak head hides: one more must have been of no use.
+            if searches and self.solved(searches[-1]) and not self.better(found, searches[-1]):
+                return searches[-1], tried
+            searches.append(found)
+            costs = [self._cost(each) for each in searches]
+            if (
+                len(costs) > 1
+                and not self.solved(found)
+                and costs[-1] > min(costs)
+                and (self.noise is None or costs[-2] > min(costs))
+            ):
+                break  # where noise is known, two heads in a row that did not pay
+        explained = [each for each in searches if self.solved(each)]
+        return explained[-1] if explained else min(searches, key=self._cost), tried
+
+    def better(self, more: Search, fewer: Search) -> bool:
+        """Whether more heads explain more than their parameters would of pure noise."""
+        if not self.noise:
+            return not self.solved(fewer)
+        counts = [count_of(self.examples, each.fit.heads, self.settings.rank).parameters for each in (more, fewer)]
+        free = counts[0] - counts[1]
+        slack = self.noise**2 * (free + NOISE_DEVIATIONS * np.sqrt(2 * free))
+        return bool(fewer.best.rss - more.best.rss > slack)
+
+    def _cost(self, found: Search) -> float:
+        """What a fit costs to write down, residual and parameters (the Bayesian information criterion)."""
+        size = self.problem.labels.size
+        parameters = count_of(self.examples, found.fit.heads, self.settings.rank).parameters
+        floor = (found.fit.rounding**2) * self.problem.energy
+        return float(size * np.log(max(found.best.rss, floor, np.finfo(float).tiny)) + parameters * np.log(size))
+
+    def pruned(self, found: Search) -> Search:
+        """The same with as few heads as explain the examples as well."""
+        while found.fit.heads > 1:
+            fewer = self._without_one(found)
+            if fewer is None:
+                return found
+            found = fewer
+        return found
+
+    def _without_one(self, found: Search) -> Search | None:
+        point = found.point
+        for head in _candidates(point):
+            first = np.delete(point.scores, head, axis=0)
+            fewer = search(replace(self.fit(found.fit.heads - 1, first), moment=None), self.seed, 1, lambda _: True)
+            self.starts += 1
+            if self.solved(fewer) and not self.better(found, fewer):
+                return fewer
+        return None
+
+
+def _candidates(point: Point) -> Sequence[int]:
+    """Heads that may be one too many: the weakest, and one of the two whose scores are nearest."""
+    weakest = int(np.argmin(contributions(point)))
+    scores = point.scores
+    apart = {(i, j): float(np.linalg.norm(scores[i] - scores[j])) for i in range(len(scores)) for j in range(i)}
+    nearest = min(apart, key=lambda pair: apart[pair])[0]
+    return [weakest] if nearest == weakest else [weakest, nearest]
+
+
+def freedom_of(examples: Examples, heads: int, rank: int | None) -> float:
+    """Numbers in the outputs less those of the layer."""
+    count = count_of(examples, heads, rank)
+    return float(max(1, examples.outputs.size - count.parameters))

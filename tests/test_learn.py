@@ -1,0 +1,532 @@
+"""Learning a layer from examples: right to rounding, or an outcome that admits it is not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+from scipy.optimize import linear_sum_assignment
+
+import keyhole as kh
+from keyhole.arrays import Space
+from keyhole.cli import main
+from keyhole.datasets import open_data, random_layer, signs
+from keyhole.errors import FileError, UsageError
+from keyhole.recovery import Outcome
+from keyhole.samples.diagnostics import low_orders
+from keyhole.samples.examples import Count, Examples
+from keyhole.samples.hard import find_parity, parity_layer
+from keyhole.samples.levenberg import Factored
+from keyhole.samples.projection import Point, Problem, orthonormal
+from keyhole.samples.starts import moment
+from keyhole.samples.uncertainty import spread
+
+
+def examples(
+    rng: np.random.Generator,
+    d: int,
+    k: int,
+    m: int,
+    *,
+    ratio: float = 10.0,
+    size: float = 0.5,
+    outputs: int | None = None,
+    gaussian: bool = False,
+) -> tuple[kh.AttentionLayer, np.ndarray, np.ndarray]:
+    outputs = outputs or d
+    layer = random_layer(d, m, outputs, size, rng)
+    count = Count(1, k, d, outputs, m).needed(ratio, 1.5)
+    inputs = rng.standard_normal((count, k, d)) if gaussian else signs(rng, count, k, d)
+    return layer, inputs, layer(inputs)
+
+
+def covered(result: kh.Recovery, truth: kh.AttentionLayer) -> bool:
+    """Whether the error bars hold the truth, entry by entry."""
+    found, radius = result.params, result.certificate.radius
+    if found.heads != truth.heads:
+        return False
+    apart = [[np.linalg.norm(one - two) for two in truth.scores] for one in found.scores]
+    rows, columns = linear_sum_assignment(np.asarray(apart))
+    return bool(
+        np.all(np.abs(found.scores[rows] - truth.scores[columns]) <= radius.scores[rows])
+        and np.all(np.abs(found.projections[rows] - truth.projections[columns]) <= radius.projections[rows])
+    )
+
+
+# --- the layer --------------------------------------------------------------------------------------------------
+
+
+def test_the_layer_is_the_definition(like: Any, rng: np.random.Generator) -> None:
+    layer, tokens = random_layer(5, 3, 4, 0.7, rng), rng.standard_normal((6, 4, 5))
+    expected = np.zeros((6, 4, 4))
+    for n, sequence in enumerate(tokens):
+        for head in range(3):
+            logits = sequence @ layer.scores[head] @ sequence.T
+            weights = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+            expected[n] += weights @ sequence @ layer.projections[head]
+    given = Space.of(like).asarray(tokens)
+    answers = layer(given)
+    assert type(answers) is type(given)
+    assert np.allclose(np.asarray(answers), expected, rtol=0, atol=1e-13)
+
+
+def test_the_layer_is_saved_and_loaded(tmp_path: Path, rng: np.random.Generator) -> None:
+    layer = random_layer(4, 2, 3, 0.5, rng)
+    layer.save(tmp_path / "layer.safetensors")
+    again = kh.load(tmp_path / "layer.safetensors")
+    assert isinstance(again, kh.AttentionLayer)
+    assert kh.distance(layer, again) == 0.0
+    assert again.arrays().keys() == {"scores", "projections"}
+
+
+def test_distance_ignores_the_order_of_heads_and_what_does_not_show(rng: np.random.Generator) -> None:
+    layer = random_layer(4, 3, 2, 0.5, rng)
+    order = [2, 0, 1]
+    assert kh.distance(layer, kh.AttentionLayer(layer.scores[order], layer.projections[order])) == 0.0
+    split = np.concatenate([layer.scores, layer.scores[:1]]), np.concatenate([layer.projections, layer.projections[:1]])
+    split[1][0] *= 0.25
+    split[1][3] *= 0.75
+    assert kh.distance(layer, kh.AttentionLayer(*split)) < 1e-15
+    idle = np.concatenate([layer.projections, np.zeros((1, 4, 2))])
+    scores = np.concatenate([layer.scores, rng.standard_normal((1, 4, 4))])
+    assert kh.distance(layer, kh.AttentionLayer(scores, idle)) == 0.0
+    moved = kh.AttentionLayer(layer.scores * 1.01, layer.projections)
+    assert 0.009 < kh.distance(layer, moved) < 0.011
+    with pytest.raises(UsageError, match="cannot compare layers"):
+        kh.distance(layer, random_layer(4, 3, 3, 0.5, rng))
+
+
+@pytest.mark.parametrize(
+    ("scores", "projections"),
+    [((2, 3, 3), (3, 3, 3)), ((2, 3, 4), (2, 3, 3)), ((3, 3), (3, 3)), ((1, 0, 0), (1, 0, 2)), ((1, 3, 3), (1, 4, 3))],
+)
+def test_a_layer_of_wrong_shapes_is_refused(scores: tuple[int, ...], projections: tuple[int, ...]) -> None:
+    with pytest.raises(UsageError, match="AttentionLayer needs"):
+        kh.AttentionLayer(np.zeros(scores), np.zeros(projections))
+
+
+# --- the steps of the fit ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def point(rng: np.random.Generator) -> Point:
+    _, inputs, outputs = examples(rng, 5, 3, 2)
+    return Problem(inputs, outputs).at(rng.standard_normal((2, 5, 5)) / 5)
+
+
+def test_the_jacobian_is_the_derivative(point: Point, rng: np.random.Generator) -> None:
+    direction, step = rng.standard_normal(point.scores.shape), 1e-6
+
+    def answers(scores: np.ndarray) -> np.ndarray:
+        return point.problem.mix(point.problem.weights(scores)) @ point.stacked
+
+    ahead, behind = answers(point.scores + step * direction), answers(point.scores - step * direction)
+    assert np.allclose(point.forward(direction), (ahead - behind) / (2 * step), rtol=0, atol=1e-8)
+
+
+def test_backward_is_the_transpose_of_forward(point: Point, rng: np.random.Generator) -> None:
+    direction, labels = rng.standard_normal(point.scores.shape), rng.standard_normal(point.residual.shape)
+    assert np.vdot(point.forward(direction), labels) == pytest.approx(np.vdot(direction, point.backward(labels)))
+
+
+def test_the_matrix_is_the_products(point: Point, rng: np.random.Generator) -> None:
+    direction = rng.standard_normal(point.scores.shape)
+    flat = direction.transpose(1, 0, 2).reshape(-1)
+    product = (point.written_down[0] @ flat).reshape(5, 2, 5).transpose(1, 0, 2)
+    assert np.allclose(product, point.curvature(direction), rtol=1e-10, atol=1e-10)
+
+
+def test_factors_push_and_pull(rng: np.random.Generator) -> None:
+    chart = Factored(2)
+    numbers, move = rng.standard_normal((2, 3, 5, 4))
+    gradient = rng.standard_normal((3, 5, 5))
+    moved = (chart.scores(numbers + 1e-6 * move) - chart.scores(numbers - 1e-6 * move)) / 2e-6
+    assert np.allclose(chart.push(numbers, move), moved, atol=1e-8)
+    assert np.vdot(chart.push(numbers, move), gradient) == pytest.approx(np.vdot(move, chart.pull(numbers, gradient)))
+
+
+def test_bases_are_orthonormal_even_of_dependent_columns(rng: np.random.Generator) -> None:
+    columns = rng.standard_normal((50, 6))
+    for near in (1.0, 1e-6, 1e-13, 0.0):
+        columns[:, 5] = columns[:, 4] + near * columns[:, 0]
+        basis, triangle = orthonormal(columns)
+        assert np.allclose(basis.T @ basis, np.eye(6), atol=1e-9) or near < 1e-6
+        assert np.allclose(basis @ triangle, columns, atol=1e-7)
+
+
+def test_sampled_errors_are_like_those_of_the_matrix(
+    point: Point, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entrywise = spread(point, rng)
+    monkeypatch.setattr("keyhole.samples.uncertainty.DENSE", 0)
+    pooled = spread(point, rng)
+    assert entrywise.entrywise
+    assert not pooled.entrywise
+    for one, two in ((entrywise.scores, pooled.scores), (entrywise.projections, pooled.projections)):
+        sizes = np.sqrt(np.mean(one**2, axis=(1, 2))) / two[:, 0, 0]
+        assert np.all((sizes > 0.5) & (sizes < 2.0))
+
+
+def test_the_moment_falls_after_the_heads(rng: np.random.Generator) -> None:
+    _, inputs, outputs = examples(rng, 12, 4, 2, ratio=200, size=0.2)
+    found = moment(Problem(inputs, outputs), 5)
+    assert found is not None
+    assert found.gap(2) > 1.2 * max(found.gap(1), found.gap(3))
+
+
+# --- learning ---------------------------------------------------------------------------------------------------
+
+CASES = [(4, 4, 2, 0.1), (4, 4, 2, 2.0), (8, 4, 2, 0.5), (8, 6, 3, 1.0), (5, 2, 1, 1.0)]
+
+
+@pytest.mark.parametrize(("d", "k", "m", "size"), CASES)
+def test_layers_are_learned_to_rounding(d: int, k: int, m: int, size: float, fresh_seed: int) -> None:
+    truth, inputs, outputs = examples(np.random.default_rng(fresh_seed), d, k, m, size=size)
+    result = kh.learn(inputs, outputs, heads=m)
+    assert result.certified
+    assert result.method == "varpro"
+    assert kh.distance(result.params, truth) <= 1e-9
+    assert covered(result, truth)
+    assert result.stats.details["samples"]["holds"]
+
+
+@pytest.mark.parametrize("outputs", [1, 3, 12])
+@pytest.mark.parametrize("gaussian", [False, True])
+def test_any_number_of_outputs_and_normal_inputs(outputs: int, gaussian: bool, fresh_seed: int) -> None:
+    rng = np.random.default_rng(fresh_seed)
+    truth, inputs, labels = examples(rng, 5, 3, 2, outputs=outputs, gaussian=gaussian, ratio=15)
+    result = kh.learn(inputs, labels, heads=2, throw=False)
+    assert not result.certified or covered(result, truth)
+    assert result.outcome in {Outcome.CERTIFIED, Outcome.WRONG_FAMILY, Outcome.PARITY_LIKE}
+
+
+@pytest.mark.parametrize("m", [1, 2, 3])
+@pytest.mark.parametrize("search", ["grow", "prune"])
+def test_the_number_of_heads_is_found(m: int, search: str, rng: np.random.Generator) -> None:
+    truth, inputs, outputs = examples(rng, 5, 4, m, ratio=24 / m)
+    result = kh.learn(inputs, outputs, heads="auto", search=search, max_heads=4)
+    assert result.params.heads == m
+    assert kh.distance(result.params, truth) <= 1e-9
+
+
+def test_heads_too_many_are_left_out(rng: np.random.Generator) -> None:
+    truth, inputs, outputs = examples(rng, 5, 4, 2, ratio=30)
+    result = kh.learn(inputs, outputs, heads=3)
+    assert result.params.heads == 2
+    assert result.stats.details["heads_asked"] == 3
+    assert kh.distance(result.params, truth) <= 1e-9
+
+
+def test_hard_looking_layers_are_learned(rng: np.random.Generator) -> None:
+    """Scores of rank one, correlated scores, projections that cancel, sharp attention."""
+    d, k = 6, 4
+    base = random_layer(d, 2, d, 0.5, rng)
+    column, row = rng.standard_normal((2, 2, d, 1))
+    near = base.scores.copy()
+    near[1] = near[0] + 0.1 * near[1]
+    layers = {
+        "rank one": (column @ np.swapaxes(row, 1, 2) / d, base.projections),
+        "alike": (near, base.projections),
+        "cancelling": (base.scores, np.stack([base.projections[0], -base.projections[0]])),
+        "sharp": (base.scores * 10, base.projections),
+    }
+    for name, arrays in layers.items():
+        truth = kh.AttentionLayer(*arrays)
+        inputs = signs(rng, 120, k, d)
+        result = kh.learn(inputs, truth(inputs), heads=2, throw=False)
+        assert result.certified, f"{name}: {result.message}"
+        assert kh.distance(result.params, truth) <= 1e-7, name
+        assert covered(result, truth), name
+
+
+def test_low_rank_needs_fewer_examples(rng: np.random.Generator) -> None:
+    d, k = 12, 4
+    left, right = rng.standard_normal((2, 2, d, 1))
+    truth = kh.AttentionLayer(left @ np.swapaxes(right, 1, 2) / d, rng.standard_normal((2, d, 2)) / d**0.5)
+    inputs = signs(rng, 60, k, d)  # 480 numbers for 336 parameters, of which 94 are free
+    result = kh.learn(inputs, truth(inputs), heads=2, rank=1, throw=False)
+    assert result.certified, result.message
+    assert kh.distance(result.params, truth) <= 1e-9
+
+
+@pytest.mark.parametrize("init", ["random", "spectral"])
+def test_starts_may_come_from_elsewhere(init: str, rng: np.random.Generator) -> None:
+    truth, inputs, outputs = examples(rng, 5, 4, 2)
+    assert kh.distance(kh.learn(inputs, outputs, heads=2, init=init).params, truth) <= 1e-9
+
+
+def test_processes_share_the_starts_and_change_nothing(rng: np.random.Generator) -> None:
+    _, inputs, outputs = examples(rng, 4, 4, 2)
+    one, two = (kh.learn(inputs, outputs, heads=2, jobs=jobs, seed=3) for jobs in (1, 2))
+    assert kh.distance(one.params, two.params) < 1e-12
+    assert one.stats.details["restarts"]["made"] == two.stats.details["restarts"]["made"]
+
+
+def test_arrays_of_torch(rng: np.random.Generator) -> None:
+    torch = pytest.importorskip("torch")
+    truth, inputs, outputs = examples(rng, 4, 4, 2)
+    result = kh.learn(torch.asarray(inputs), torch.asarray(outputs), heads=2)
+    assert kh.distance(result.params, truth) <= 1e-9
+
+
+def test_float32_outputs_are_certified_within_their_rounding(rng: np.random.Generator) -> None:
+    truth, inputs, outputs = examples(rng, 5, 4, 2, ratio=20)
+    result = kh.learn(inputs.astype(np.float32), outputs.astype(np.float32), heads=2, throw=False)
+    assert result.certified, result.message
+    assert covered(result, truth)
+    assert 1e-9 < kh.distance(result.params, truth) < 1e-5
+
+
+# --- noise ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("noise", [1e-3, 1e-2])
+def test_declared_noise(noise: float, fresh_seed: int) -> None:
+    rng = np.random.default_rng(fresh_seed)
+    truth, inputs, outputs = examples(rng, 6, 4, 2, ratio=15, size=1.0)
+    noisy = outputs + noise * rng.standard_normal(outputs.shape)
+    result = kh.learn(inputs, noisy, heads=2, noise=kh.Noise.gaussian(noise), throw=False)
+    assert not result.certified or covered(result, truth)
+    fresh = signs(rng, 500, 4, 6)
+    error = np.sqrt(np.mean((result.params(fresh) - truth(fresh)) ** 2))
+    if result.certified:
+        assert error <= 2 * noise / np.sqrt(15)
+        assert result.stats.details["predicted_error"] == pytest.approx(noise / np.sqrt(15), rel=0.2)
+
+
+def test_heads_that_only_fit_the_noise_are_not_certified(fresh_seed: int) -> None:
+    rng = np.random.default_rng(fresh_seed)
+    truth, inputs, outputs = examples(rng, 5, 4, 2, ratio=30, size=1.0)
+    noisy = outputs + 1e-2 * rng.standard_normal(outputs.shape)
+    asked = kh.learn(inputs, noisy, heads=3, noise=1e-2, restarts=4, throw=False)
+    assert not asked.certified
+    found = kh.learn(inputs, noisy, heads="auto", noise=1e-2, throw=False)
+    assert not found.certified or covered(found, truth)
+
+
+def test_undeclared_noise_is_admitted(rng: np.random.Generator) -> None:
+    _, inputs, outputs = examples(rng, 5, 4, 2)
+    noisy = outputs + 1e-3 * rng.standard_normal(outputs.shape)
+    exact = kh.learn(inputs, noisy, heads=2, throw=False)
+    assert exact.outcome is Outcome.WRONG_FAMILY
+    assert "where rounding was expected" in exact.message
+    too_little = kh.learn(inputs, noisy, heads=2, noise=5e-4, throw=False)
+    assert not too_little.certified
+    unknown = kh.learn(inputs, noisy, heads=2, noise="measure", throw=False)
+    assert unknown.outcome is Outcome.UNCERTIFIED
+    assert unknown.stats.details["noise"] == pytest.approx(1e-3, rel=0.1)
+
+
+def test_repeated_inputs_tell_the_noise(rng: np.random.Generator) -> None:
+    """With equal inputs the noise is known apart from any fit, and a wrong model cannot hide in it."""
+    truth = random_layer(3, 1, 3, 1.0, rng)
+    inputs = signs(rng, 400, 2, 3)  # 64 different ones
+    noise = 1e-2 * rng.standard_normal((400, 2, 3))
+    result = kh.learn(inputs, truth(inputs) + noise, heads=1, noise="measure", throw=False)
+    assert result.certified, result.message
+    assert covered(result, truth)
+    other = np.maximum(inputs @ rng.standard_normal((3, 3)), 0.0)
+    wrong = kh.learn(inputs, other + noise, heads=1, noise="measure", throw=False)
+    assert wrong.outcome is Outcome.WRONG_FAMILY
+
+
+# --- what is not there to be learned ------------------------------------------------------------------------------
+
+
+def relu_net(rng: np.random.Generator, inputs: np.ndarray) -> np.ndarray:
+    d = inputs.shape[2]
+    return np.maximum(inputs @ rng.standard_normal((d, 16)), 0.0) @ rng.standard_normal((16, d))
+
+
+def constant(rng: np.random.Generator, inputs: np.ndarray) -> np.ndarray:
+    return np.full(inputs.shape, 1.5)
+
+
+def zero(rng: np.random.Generator, inputs: np.ndarray) -> np.ndarray:
+    return np.zeros(inputs.shape)
+
+
+def pure_noise(rng: np.random.Generator, inputs: np.ndarray) -> np.ndarray:
+    return rng.standard_normal(inputs.shape)
+
+
+def with_bias(rng: np.random.Generator, inputs: np.ndarray) -> np.ndarray:
+    return random_layer(inputs.shape[2], 1, inputs.shape[2], 0.5, rng)(inputs) + 0.1
+
+
+def causal(rng: np.random.Generator, inputs: np.ndarray) -> np.ndarray:
+    d = inputs.shape[2]
+    logits = inputs @ rng.standard_normal((d, d)) @ np.swapaxes(inputs, 1, 2) / d
+    logits = np.where(np.tril(np.ones(logits.shape[1:])) > 0, logits, -np.inf)
+    weights = np.exp(logits)
+    return weights / weights.sum(axis=-1, keepdims=True) @ inputs
+
+
+@pytest.mark.parametrize("noise", [None, "measure", 1e-2])
+@pytest.mark.parametrize("labels", [relu_net, constant, zero, pure_noise, with_bias, causal])
+def test_other_families_are_never_certified(labels: Any, noise: Any, fresh_seed: int) -> None:
+    rng = np.random.default_rng(fresh_seed)
+    inputs = signs(rng, 60, 4, 5)
+    result = kh.learn(inputs, labels(rng, inputs), heads=2, noise=noise, restarts=3, throw=False)
+    assert not result.certified
+    assert len(result.message) > 20
+    with pytest.raises(kh.RecoveryFailed) as raised:
+        kh.learn(inputs, labels(rng, inputs), heads=1, noise=noise, restarts=1)
+    assert raised.value.result.message
+
+
+@pytest.mark.parametrize("ratio", [0.5, 0.9, 1.1, 1.5, 2.0, 4.0])
+def test_few_examples_are_refused_or_judged_rightly(ratio: float, fresh_seed: int) -> None:
+    truth, inputs, outputs = examples(np.random.default_rng(fresh_seed), 6, 4, 2)
+    count = max(2, int(ratio * 144 / 24))
+    result = kh.learn(inputs[:count], outputs[:count], heads=2, restarts=4, throw=False)
+    if result.certified:
+        assert covered(result, truth)
+        assert kh.distance(result.params, truth) <= 1e-9
+    if ratio < 1:
+        assert result.outcome is Outcome.TOO_FEW_EXAMPLES
+        assert "are needed" in result.message
+
+
+def test_too_few_pairs_of_tokens_are_refused() -> None:
+    rng = np.random.default_rng(1)
+    truth = random_layer(20, 1, 400, 0.5, rng)
+    inputs = signs(rng, 40, 2, 20)  # many numbers, few pairs
+    result = kh.learn(inputs, truth(inputs), heads=1, throw=False)
+    assert result.outcome is Outcome.TOO_FEW_EXAMPLES
+
+
+def test_one_token_tells_nothing_of_scores(rng: np.random.Generator) -> None:
+    inputs = signs(rng, 50, 1, 3)
+    result = kh.learn(inputs, inputs, heads=1, throw=False)
+    assert result.outcome is Outcome.NOT_IDENTIFIABLE
+
+
+def test_inputs_that_leave_a_direction_free_are_not_certified(rng: np.random.Generator) -> None:
+    truth, inputs, _ = examples(rng, 5, 4, 1, ratio=20)
+    inputs[..., 4] = 0.0
+    result = kh.learn(inputs, truth(inputs), heads=1, throw=False)
+    assert not result.certified
+
+
+BAD = [
+    ({"inputs": np.zeros((4, 3))}, "inputs must have shape"),
+    ({"outputs": np.zeros((40, 3))}, "outputs must have shape"),
+    ({"outputs": np.zeros((39, 4, 5))}, "must agree"),
+    ({"outputs": np.zeros((40, 3, 5))}, "must agree"),
+    ({"inputs": np.full((40, 4, 5), np.nan)}, "inputs must be finite"),
+    ({"outputs": np.full((40, 4, 5), np.inf)}, "outputs must be finite"),
+    ({"outputs": np.zeros((40, 4, 5), dtype=complex)}, "must hold real numbers"),
+    ({"inputs": [[1.0]]}, "must be an array"),
+    ({"heads": 0}, "heads must be"),
+    ({"heads": "two"}, "heads must be"),
+    ({"heads": True}, "heads must be"),
+    ({"method": "clairvoyance"}, "unknown method"),
+    ({"init": "zeros"}, "unknown init"),
+    ({"search": "up"}, "unknown search"),
+    ({"restarts": 0}, "restarts must be"),
+    ({"jobs": 0}, "jobs must be"),
+    ({"rank": 0}, "rank must be"),
+    ({"seed": -1}, "seed must be"),
+    ({"heldout": 40}, "leaves nothing to learn from"),
+    ({"noise": -1.0}, "positive"),
+    ({"noise": "loud"}, "noise must be"),
+    ({"noise": kh.Noise.bounded(0.1)}, "bounded"),
+]
+
+
+@pytest.mark.parametrize(("changed", "says"), BAD, ids=[says for _, says in BAD])
+def test_what_cannot_be_meant_is_refused(changed: dict[str, Any], says: str, rng: np.random.Generator) -> None:
+    arguments = {"inputs": signs(rng, 40, 4, 5), "outputs": signs(rng, 40, 4, 5), **changed}
+    with pytest.raises(UsageError, match=says):
+        kh.learn(**arguments)
+
+
+# --- the barrier --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("m", [1, 3, 5])
+def test_the_hard_family_is_a_parity(m: int, rng: np.random.Generator) -> None:
+    layer, chosen = parity_layer(9, m, rng)
+    inputs = signs(rng, 600, 2, 9)
+    found, correlation = find_parity(inputs, layer(inputs), m)
+    assert found == chosen
+    assert correlation > 0.99
+    with pytest.raises(UsageError, match="needs tokens of width"):
+        parity_layer(4, 3, rng)
+
+
+def test_the_barrier_is_named(rng: np.random.Generator) -> None:
+    layer, _ = parity_layer(8, 3, rng)
+    inputs = signs(rng, 600, 2, 8)
+    result = kh.learn(inputs, layer(inputs), heads=3, restarts=3, throw=False)
+    assert result.outcome is Outcome.PARITY_LIKE
+    assert "parity-like: restarts disagree" in result.message
+    assert "no efficient method is expected" in result.message
+
+
+def test_first_order_tells_parities_from_others(rng: np.random.Generator) -> None:
+    hard, _ = parity_layer(8, 5, rng)
+    inputs = signs(rng, 600, 2, 8)
+    generic = random_layer(8, 3, 1, 0.5, rng)
+    assert low_orders(Examples.of(inputs, hard(inputs)), rng)[0] < 0.2
+    assert low_orders(Examples.of(inputs, generic(inputs)), rng)[0] > 0.5
+
+
+# --- the command line ---------------------------------------------------------------------------------------------
+
+
+def run(*words: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(["learn", *words])
+    code = ended.value.code
+    assert isinstance(code, int)
+    return code
+
+
+def test_the_command_learns_a_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "run"
+    assert run("demo:layer?d=5&k=4&m=2&n=60&seed=1", "--json", "--out", str(folder)) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["outcome"] == "CERTIFIED"
+    assert shown["distance"] < 1e-9
+    assert {"samples", "restarts", "projection_norms", "score_distances", "spectral_gap"} <= shown["details"].keys()
+    assert json.loads((folder / "run.json").read_text())["settings"]["heads"] == "auto"
+    assert isinstance(kh.load(folder / "params.safetensors"), kh.AttentionLayer)
+
+
+def test_the_command_reads_files(tmp_path: Path, capsys: pytest.CaptureFixture[str], rng: np.random.Generator) -> None:
+    _, inputs, outputs = examples(rng, 4, 4, 1)
+    np.savez(tmp_path / "data.npz", inputs=inputs, outputs=outputs)
+    save_file({"inputs": inputs, "outputs": outputs}, tmp_path / "data.safetensors")
+    for name in ("data.npz", "data.safetensors"):
+        assert run(str(tmp_path / name), "--heads", "1") == 0
+        assert "CERTIFIED" in capsys.readouterr().out
+
+
+def test_the_command_admits_failure(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("demo:layer?d=5&k=4&m=1&n=12&noise=1e-2", "--noise", "exact", "--heads", "1", "-q") == 1
+    assert "keyhole: " in capsys.readouterr().err
+
+
+def test_the_command_refuses_what_cannot_be_meant(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "broken.npz").write_bytes(b"no archive")
+    (tmp_path / "broken.safetensors").write_bytes(b"no tensors")
+    np.savez(tmp_path / "other.npz", x=np.zeros(3))
+    wrong = ["nothing", "demo:layer?q=1", "demo:layers", "demo:layer?d=0", str(tmp_path / "none.npz")]
+    wrong += [str(tmp_path / name) for name in ("broken.npz", "broken.safetensors", "other.npz")]
+    for data in wrong:
+        assert run(data) == 2
+        assert capsys.readouterr().err.startswith("keyhole: ")
+    assert run("demo:layer?n=10", "--heads", "some") == 2
+    assert run("demo:layer?n=10", "--method", "some") == 2
+
+
+def test_data_of_a_pickle_is_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "objects.npz", inputs=np.array([{}], dtype=object), outputs=np.zeros(1))
+    with pytest.raises(FileError, match="plain arrays"):
+        open_data(str(tmp_path / "objects.npz"))
