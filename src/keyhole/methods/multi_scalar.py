@@ -1,0 +1,229 @@
+"""Several heads whose answers are added up to fewer numbers than there are heads, one number included."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from keyhole.measure import Signature
+from keyhole.methods.base import Estimate, Method, Steps, Unrecoverable
+from keyhole.methods.directions import Draft
+from keyhole.methods.multi_scalar_local import Values, read_normals, read_values, unexplained
+from keyhole.methods.multi_scalar_read import GatedReader, ReadHead, read_head
+from keyhole.methods.multi_scalar_scope import Scope, columns, plain
+from keyhole.methods.multi_scalar_search import Search, find_jumps, look_for_bias
+from keyhole.methods.positions import last_only
+from keyhole.methods.single_head import estimated, read_logits, read_logits_along
+from keyhole.methods.value import Value, read_value, refuse_single_tokens, refuse_zero_value
+from keyhole.model import MultiHead, SingleHead
+from keyhole.numerics.outputs import choose_outputs
+from keyhole.recovery import Outcome
+
+Floats = npt.NDArray[np.float64]
+
+ASSUMPTIONS = (
+    "the box adds up softmax heads over its raw tokens, read at the last position",
+    "answers are right up to the rounding of their dtype",
+    "no head is so quiet beside the others that its share of an answer is lost in their rounding",
+)
+# Other rows and half-circles are tried when heads do not show one by one.
+ATTEMPTS = 3
+# Values are read at this many times the lever that saturates all heads but one near each jump.
+DECIDED = 2.0**6
+# Where heads turn out to be larger than thought, they are read again, with this much more room.
+ROOMIER, MOST_READINGS = 8.0, 3
+
+PROPORTIONAL = (
+    "some heads have proportional logits, or are nearer to each other than answers can tell: they change their minds "
+    "at the very same tokens and cannot be read one by one"
+)
+
+
+@dataclass(frozen=True)
+class _Found:
+    """Heads as jumps: their hyperplanes, and how many heads weigh all tokens the same."""
+
+    search: Search
+    normals: Floats  # (heads, size)
+    uniform: int
+
+
+def read_scalar_heads(signature: Signature, rng: np.random.Generator) -> Steps[Estimate]:
+    """Score matrices, values and biases of f(X) = Σ_h Σ_i softmax_i(x_iᵀ·W_h·x_N + x_iᵀ·c_h) · x_iᵀ·V_h + b.
+
+    With a long row u₀ in the first token every head but one is saturated near the hyperplane u₀ᵀ(W_h·g + c_h) = 0 of
+    that one, and there it is read as a single head is. A half-circle of g meets every hyperplane once, which counts
+    the heads; doubling a token moves the logit of a jump by ln 2 if and only if it is one head. Takes some
+    H·(d² + 3d + 25) queries, for scores of rank r about H·(r(2d − r) + 3d + 25).
+
+    Assumes what `ASSUMPTIONS` says.
+    """
+    _refuse(signature)
+    if signature.positions == "all":
+        return (yield from last_only(read_scalar_heads(signature.but(positions="last"), rng)))
+    total = yield from read_value(signature)
+    found = yield from _find(signature, total, rng)
+    if found is None:
+        refuse_zero_value(signature, total)
+        return (yield from _read_one(signature, total, rng))
+    if found.normals.shape[0] == 1 and not found.uniform:
+        return (yield from _read_one(signature, total, rng))
+    values, heads = yield from _read_all(found, rng)
+    return _estimate(found, values, heads)
+
+
+def _refuse(signature: Signature) -> None:
+    refuse_single_tokens(signature)
+    if signature.max_length is not None and signature.max_length < 3:
+        raise Unrecoverable(
+            Outcome.NOT_IDENTIFIABLE,
+            "sequences of two tokens do not determine several heads: allow sequences of three (max_length)",
+        )
+    if signature.max_norm is not None:
+        raise Unrecoverable(
+            Outcome.SATURATED,
+            "heads that share an output are told apart by tokens long enough to saturate them: leave out max_norm",
+        )
+    if signature.noise.kind != "exact":
+        raise Unrecoverable(
+            Outcome.TOO_NOISY, f"heads that share an output need exact answers, and these are {signature.noise}"
+        )
+
+
+def _find(signature: Signature, total: Value, rng: np.random.Generator) -> Steps[_Found | None]:
+    """The heads, from one half-circle or, where that shows them badly, another; None when nothing ever responds."""
+    trouble: Unrecoverable | None = None
+    for _ in range(ATTEMPTS):
+        scope = yield from look_for_bias(_scope(signature, total, rng), rng)
+        search = yield from find_jumps(scope, rng)
+        if search is None:
+            continue
+        if search.joint:
+            trouble = Unrecoverable(Outcome.NOT_IDENTIFIABLE, PROPORTIONAL)
+            continue
+        scope, jumps = search.scope, search.jumps
+        normals = yield from read_normals(scope, jumps, rng)
+        rest = float(scope.row @ scope.vector @ scope.mix) - float(np.sum(jumps.shares))
+        uniform = int(scope.radius is None and abs(rest) > 8 * max(len(jumps), 1) ** 0.5 * scope.blur)
+        own = np.append(jumps.shares, [rest] * uniform)
+        lever = DECIDED * float(np.max(jumps.levers))
+        if (yield from unexplained(scope, normals, own, lever, rng)) <= 1:
+            return _Found(search, normals, uniform)
+        trouble = Unrecoverable(
+            Outcome.WRONG_FAMILY, "answers at fresh tokens are not what the heads found add up to: some do not show"
+        )
+    if trouble is not None:
+        raise trouble
+    return None
+
+
+def _scope(signature: Signature, total: Value, rng: np.random.Generator) -> Scope:
+    """A random row, and a random combination of the outputs, each brought to about one size."""
+    row = rng.standard_normal(signature.width)
+    sizes = np.linalg.norm(columns(plain(total.vector)), axis=0)
+    mix = rng.standard_normal(sizes.size) / np.where(sizes > 0, sizes, np.max(sizes, initial=1.0))
+    return Scope(signature, total, row / np.linalg.norm(row), mix / np.linalg.norm(mix))
+
+
+def _read_all(found: _Found, rng: np.random.Generator) -> Steps[tuple[Values, list[ReadHead]]]:
+    """Values and scores of all heads; again, with more room, where some turn out to be larger than thought."""
+    search, normals = found.search, found.normals
+    scope, lever, lean = search.scope, DECIDED * float(np.max(search.jumps.levers)), 1.0
+    count = normals.shape[0]
+    for _ in range(MOST_READINGS):
+        values = yield from read_values(scope, normals, found.uniform, lever, lean, rng)
+        room = np.ones(count)
+        heads: dict[int, ReadHead] = {}
+        readers: dict[int, GatedReader] = {}
+        for _ in range(MOST_READINGS):
+            for number in range(count):
+                if number not in heads:
+                    heads[number], readers[number] = yield from read_head(
+                        scope, normals, number, values, room[number], rng
+                    )
+            scores = np.stack([heads[number].score for number in range(count)])
+            stolen = [number for number in range(count) if readers[number].stolen(scores)]
+            if not stolen or values.disturbed(scores, normals):
+                break
+            for number in stolen:
+                room[number] *= ROOMIER
+                del heads[number]
+        else:
+            break
+        if not values.disturbed(scores, normals):
+            return values, [heads[number] for number in range(count)]
+        lean /= ROOMIER**2
+    raise Unrecoverable(
+        Outcome.SATURATED, "some heads are so much larger than others that they cannot be held while those are read"
+    )
+
+
+def _estimate(found: _Found, values: Values, heads: list[ReadHead]) -> Estimate:
+    scope = found.search.scope
+    space, width = scope.signature.space, scope.signature.width
+    flat = scope.total.vector.ndim == 1
+    params, radii = [], []
+    for number in range(values.vectors.shape[0]):
+        vector, bars = values.vectors[number], values.radius[number]
+        value, value_radius = (space.asarray(part[:, 0] if flat else part) for part in (vector, bars))
+        if number == len(heads):  # the head of equal weights
+            params.append(SingleHead(space.zeros(width, width), value))
+            radii.append(SingleHead(space.zeros(width, width), value_radius))
+            continue
+        score, radius = heads[number].score, heads[number].radius
+        biases = [None, None]
+        if scope.radius is not None:
+            biases = [space.asarray(scope.radius * part[:, width]) for part in (score, radius)]
+        params.append(SingleHead(space.asarray(score[:, :width]), value, biases[0]))
+        radii.append(SingleHead(space.asarray(radius[:, :width]), value_radius, biases[1]))
+    ranks = [head.rank for head in heads]
+    outputs = values.vectors.shape[2]
+    numbers = sum(rank * (2 * width - rank) for rank in ranks) + width * len(heads) * (scope.radius is not None)
+    bound = -(-(numbers + outputs * (width * len(params) + scope.total.biased)) // outputs)
+    jumps = found.search.jumps
+    details = {
+        "heads": len(params),
+        "ranks": ranks,
+        "uniform_heads": found.uniform,
+        "score_bias": scope.radius is not None,
+        "output_bias": scope.total.biased,
+        "closest": found.search.closest,
+        "told_apart": float(np.max(np.sqrt(8 * jumps.errors) / np.abs(jumps.slopes))),
+    }
+    return _with_output_bias(scope.total, params, radii, bound, details)
+
+
+def _with_output_bias(
+    total: Value, params: list[SingleHead], radii: list[SingleHead], bound: int, details: dict[str, Any]
+) -> Estimate:
+    return Estimate(
+        params=MultiHead(params, total.bias if total.biased else None),
+        radius=MultiHead(radii, total.bias_radius if bool((total.bias_radius > 0).any()) else None),
+        counting_bound=bound,
+        assumptions=ASSUMPTIONS,
+        details=details,
+    )
+
+
+def _read_one(signature: Signature, total: Value, rng: np.random.Generator) -> Steps[Estimate]:
+    """The only head there is, as a single head."""
+    draft = Draft()
+    if total.vector.ndim == 1:
+        bias, score = yield from read_logits(signature, total, rng, draft)
+    else:
+        outputs = choose_outputs(signature.space, total.vector, even=True)
+        bias, score = yield from read_logits_along(signature, total, rng, draft, outputs)
+    estimate = estimated(signature, total, bias, score, {})
+    head, radius = (SingleHead(p.score, p.value, p.score_bias) for p in (estimate.params, estimate.radius))
+    details = {**estimate.details, "heads": 1, "ranks": [score.rank]}
+    return _with_output_bias(total, [head], [radius], estimate.counting_bound, details)
+
+
+SCALAR_HEADS = Method(
+    name="multi-head",
+    summary="several softmax heads added up to one number, or to fewer numbers than heads",
+    run=read_scalar_heads,
+)

@@ -1,0 +1,206 @@
+"""One head's score matrix by the queries of a single head, all other heads being saturated."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from keyhole.arrays import Array, numpy_space
+from keyhole.measure import Measurements, Plan, Position, Rows, Term
+from keyhole.methods.base import Steps, Unrecoverable
+from keyhole.methods.directions import Draft, read_score
+from keyhole.methods.multi_scalar_local import Values
+from keyhole.methods.multi_scalar_scope import Scope, plain
+from keyhole.methods.reading import FormReader, Forms, Probe
+from keyhole.methods.value import Value
+from keyhole.numerics.gates import Gate, gate
+from keyhole.numerics.logit import logit_with_radius, rounding
+from keyhole.numerics.rotation import random_orthogonal
+from keyhole.recovery import Outcome
+
+Floats = npt.NDArray[np.float64]
+Integers = npt.NDArray[np.int64]
+
+# A saturated head gives the token it does not choose less than one rounding, by ENOUGH in the exponent, or when gates
+# are chosen SPARE, plus REACH times what its logits may be larger than those of the head that is read.
+ENOUGH, SPARE, REACH = 4.0, 8.0, 10.0
+# Base logits are brought to zero by moving the point; up to SMALL_BASE the move is as good as exact.
+LARGEST_BASE, SMALL_BASE = 6.0, 1e-3
+MOST_ROUNDS = 12
+
+
+@dataclass(frozen=True)
+class Decided:
+    """What saturated heads answer at the points of a gate, in the combination of outputs that shows one head best."""
+
+    mix: Floats  # (outputs,)
+    own: Floats  # (width,) value of the head
+    others: Floats  # (size, width) values of the heads that choose the first token, added up, at each point
+    row_radius: float  # error of what such a sum gives the common row
+    radius: float  # and any other row of unit length
+    loudness: float  # norm of all values together
+
+
+@dataclass(frozen=True)
+class ReadHead:
+    """The score matrix of one head, with its score bias as a last column where there are such."""
+
+    score: Floats  # (width, size)
+    radius: Floats  # (width, size)
+    rank: int
+
+
+class GatedReader(FormReader):
+    """Reads rowᵀ·[W c]·point for the points of a gate, as if they were the unit vectors of a head's last tokens."""
+
+    def __init__(self, scope: Scope, gate: Gate, decided: Decided, number: int, expected: float) -> None:
+        space = scope.signature.space
+        nothing = space.zeros(scope.signature.width)
+        own = Value(space.asarray(decided.own), nothing, space.zeros(1)[0], space.zeros(1)[0])
+        super().__init__(scope.signature, own)
+        self.levered = True
+        self.scope, self.gate, self.decided, self.number = scope, gate, decided, number
+        self.largest_scale = math.inf
+        self.points = Rows(space.asarray(gate.points[:, : scope.signature.width]))
+        self.base = np.zeros(gate.levers.size)
+        self.base_radius = np.zeros(gate.levers.size)
+        self.asked: list[tuple[Floats, Integers, Integers, float]] = []  # rows, their and the points' numbers, reach
+        # What the normals say of the size of forms, as if from a few of them.
+        self.learn(space.full((4,), expected), 1.0)
+
+    def read_base(self, normal: Floats) -> Steps[None]:  # (size,)
+        """The logits of the common row alone, and points moved onto the hyperplane by what these tell of it."""
+        width, last = self.signature.width, self.base.size - 1
+        step = normal[:width] / (normal[:width] @ normal[:width])
+        open_ = np.arange(last + 1)
+        for _ in range(MOST_ROUNDS):
+            logits, radius, _ = yield from self._logits("bases", open_, np.zeros((1, width)), 0 * open_, 0.0)
+            self.base[open_], self.base_radius[open_] = logits, radius
+            # Where a logit is small, what it becomes by the move is known.
+            small = np.isfinite(radius) & (np.abs(logits) <= SMALL_BASE)
+            moved = open_[(np.abs(logits) <= LARGEST_BASE) & np.isfinite(radius) & (open_ != last)]
+            self.gate.points[moved, :width] -= (self.base[moved] / self.gate.levers[moved])[:, None] * step
+            self.base[open_[small]] = 0.0
+            fine = small | (np.isfinite(radius) & (np.abs(logits) <= LARGEST_BASE) & (open_ == last))
+            self.points = Rows(self.signature.space.asarray(self.gate.points[:, :width]))
+            open_ = open_[~fine]
+            if not open_.size:
+                return
+        raise Unrecoverable(Outcome.SATURATED, "the hyperplane of a head is not where its neighbours let it be read")
+
+    def stolen(self, scores: Floats) -> bool:  # (heads, width, size)
+        """Whether some row may have changed the mind of another head."""
+        keys = scores @ self.gate.points.T  # (heads, width, size)
+        margins = np.abs(self.scope.row @ keys) * self.gate.levers - ENOUGH + np.log(self.signature.space.eps)
+        margins[self.number] = np.inf
+        known: dict[int, Floats] = {}
+        for vectors, number, place, reach in self.asked:
+            forms = known.setdefault(id(vectors), np.abs(vectors @ keys))  # (heads, rows, size)
+            if np.any(reach * forms[:, number, place] > margins[:, place]):
+                return True
+        return False
+
+    def probe(self, rows: Rows, columns: Rows) -> Steps[Probe]:  # noqa: ARG002
+        """The scale is known."""
+        zero = self.signature.space.zeros(1)
+        return Probe(0, Forms(zero, zero + math.inf, zero, zero), responds=True)
+        yield  # a generator
+
+    def unseen_bias(self, probe: Probe, again: Forms) -> float:  # noqa: ARG002
+        """Score biases are part of the forms."""
+        return 0.0
+
+    @property
+    def scale(self) -> float:
+        """The reach that brings logits to their aim."""
+        return self.aim
+
+    def _ask(
+        self,
+        stage: str,
+        rows: Rows,
+        columns: Rows,  # noqa: ARG002
+        row_index: Array,
+        column_index: Array,
+        scale: float,
+    ) -> Steps[Forms]:
+        space = self.signature.space
+        place = np.asarray(plain(column_index), dtype=np.int64)
+        number = np.asarray(plain(row_index), dtype=np.int64)
+        vectors = rows.vectors if isinstance(rows.vectors, np.ndarray) else plain(rows.vectors)
+        self.asked.append((vectors, number, place, scale))
+        logits, radius, strain = yield from self._logits(stage, place, vectors, number, scale)
+        values = (logits - self.base[place]) / scale
+        radius = (radius + self.base_radius[place]) / scale
+        values, radius, strain = (space.asarray(array) for array in (values, radius, strain))
+        return Forms(values, radius, 0 * values, strain)
+
+    def _logits(
+        self, stage: str, place: Integers, vectors: Floats, number: Integers, reach: float
+    ) -> Steps[tuple[Floats, Floats, Floats]]:
+        """Logits of the head, their radii and strains, at points with rows beside the common one."""
+        scope, space, decided = self.scope, self.signature.space, self.decided
+        levers = self.gate.levers[place]
+        long, short = scope.norms(levers)
+        last: Position = [Term(self.points, space.indices(place), space.asarray(short))]
+        common = Rows(space.asarray(scope.row[None, :]))
+        first = [Term(common, space.indices(0 * place), space.asarray(long)), *last]
+        if reach > 0:
+            first.insert(1, Term(Rows(space.asarray(vectors)), space.indices(number), space.asarray(reach / short)))
+        answers: Measurements = yield Plan(stage, int(place.size), [first, last])
+        levels = scope.levels(answers, levers, self.gate.points[place]) @ decided.mix
+        part = (reach / levers)[:, None] * vectors[number] if reach > 0 else 0.0
+        token = scope.row + part  # (n, width) first tokens over the norm of the common row, without the last
+        low = np.sum(token * decided.others[place], axis=1)
+        high = low + token @ decided.own
+        size = np.linalg.norm(token + 0 * scope.row, axis=-1) * np.ones(place.size)
+        bar = size * 2 * rounding(space) * decided.loudness + decided.row_radius + reach / levers * decided.radius
+        zero = np.zeros(place.size)
+        logits, radius = logit_with_radius(numpy_space(), levels, low, high, bar, bar, 0.0)
+        span = np.abs(high - low)
+        strain = radius * span / (8 * bar) + zero
+        # The oracle's own product behind the logit.
+        form = self.size * self.signature.width**0.5
+        return logits, radius + 2 * rounding(space) * size * levers * form, strain
+
+
+def read_head(
+    scope: Scope, normals: Floats, number: int, values: Values, room: float, rng: np.random.Generator
+) -> Steps[tuple[ReadHead, GatedReader]]:
+    """The score of one head: the columns of its hyperplane, whose rank is found, and one more."""
+    space, width, size = scope.signature.space, scope.signature.width, scope.size
+    lengths = np.linalg.norm(normals[:, :width], axis=1)
+    radius = 1.0
+    if scope.radius is not None:  # as long as it takes for the score to be as large as the biases
+        radius = min(1.0, width**0.5 * float(np.max(np.abs(normals[:, width]) / lengths)))
+    decided = SPARE - np.log(space.eps) + room * REACH * lengths / lengths[number]
+    doors = gate(rng, normals, number, decided, width, radius)
+    expected = float(lengths[number]) * radius / width**0.5
+    reader = GatedReader(scope, doors, decided_at(scope, doors, number, values), number, expected)
+    yield from reader.read_base(normals[number])
+    left = random_orthogonal(space, rng, width)
+    every = space.indices(range(width))
+    score = yield from read_score(reader, rng, Draft(), bases=(left, left.T, space.eye(size - 1)))
+    assert score is not None  # forms that cannot disagree with themselves
+    last = yield from reader.read("columns", Rows(left), reader.points, every, 0 * every + size - 1)
+    forms = np.column_stack([plain(score.matrix), plain(left.T @ last.values)])
+    bars = np.column_stack([plain(score.radius), np.sqrt(plain(left.T**2 @ last.radius**2))])
+    back = np.linalg.inv(reader.gate.points.T)
+    rank = min(score.rank + 1, width)
+    return ReadHead(forms @ back, np.sqrt(bars**2 @ back**2), rank), reader
+
+
+def decided_at(scope: Scope, gate: Gate, head: int, values: Values) -> Decided:
+    """What all but one head answer at the points of its gate; heads without a hyperplane answer by half."""
+    share = scope.row @ values.vectors[head]  # (outputs,)
+    mix = share / np.linalg.norm(share)
+    seen = values.vectors @ mix  # (heads, width)
+    halves = seen.shape[0] - gate.first.shape[1]
+    first = np.column_stack([gate.first, np.full((gate.first.shape[0], halves), 0.5)])
+    first[:, head] = 0.0
+    row_radius = float(np.linalg.norm(values.row_radius @ np.abs(mix)))
+    radius = float(np.linalg.norm(np.max(values.radius @ np.abs(mix), axis=1)))
+    return Decided(mix, seen[head], first @ seen, row_radius, radius, float(np.linalg.norm(seen)))

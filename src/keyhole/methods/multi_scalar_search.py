@@ -1,0 +1,187 @@
+"""Every head of a layer as one jump on a half-circle of last tokens.
+
+With a long first token every head gives all its weight to one of the two tokens, and along a half-circle from g to −g
+every head changes its mind exactly once. A jump is one head if and only if doubling either token moves its logit by
+±ln 2, which also tells the head's sign.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from keyhole.methods.base import Steps, Unrecoverable
+from keyhole.methods.multi_scalar_jumps import JumpReader, Jumps
+from keyhole.methods.multi_scalar_scope import Scope
+from keyhole.methods.scale import NO_RESPONSE
+from keyhole.numerics.circle import HalfCircle, cross_section
+from keyhole.recovery import Outcome
+
+Floats = npt.NDArray[np.float64]
+Booleans = npt.NDArray[np.bool_]
+
+# Levers tried for the scale, as powers of two, and the finer steps between two of them.
+COARSE, FINE = range(-96, 97, 12), (3, 6, 9)
+# Radii tried where there are score biases, and how far beyond the smallest that lets all heads turn to go.
+RADII, RADII_FINE, BEYOND = range(-40, 41, 8), (2, 4, 6), 8.0
+# The lever at which a score bias shows, whatever its size; as a power of the largest number.
+BIAS_LEVER_POWER = 0.3
+# Angles looked at first; jumps are then enclosed in intervals of this width, and no narrower than that.
+FIRST_ANGLES = 17
+WIDEST, NARROWEST = np.pi * 2.0**-9, 2.0**-36
+# Sharp jumps are looked for at this many times the lever that saturates every head at one point.
+SHARP = 2.0**30
+# More jumps than this are no heads.
+MOST_JUMPS = 2048
+MOST_ROUNDS = 100
+MOST_RADII = 8
+
+
+@dataclass(frozen=True)
+class Search:
+    """What a half-circle shows."""
+
+    scope: Scope
+    jumps: Jumps
+    joint: int  # jumps at which several heads change their minds together
+    ends: tuple[float, float]  # the levels at both ends
+    closest: float  # the smallest angle between jumps
+
+
+def look_for_bias(scope: Scope, rng: np.random.Generator) -> Steps[Scope]:
+    """Whether heads have score biases, by a last token of zero; if so, how long last tokens must be for all to turn."""
+    space, width = scope.signature.space, scope.signature.width
+    lever = np.array([2.0 ** int(BIAS_LEVER_POWER * math.log2(space.huge))])
+    biased = replace(scope, radius=1.0)
+    nothing = np.append(np.zeros(width), 1.0)[None, :]
+    level = (yield from biased.ask("biases", lever, nothing))[:, :] @ scope.mix
+    scope = scope.seeing(level)
+    whole = float(scope.row @ scope.vector @ scope.mix)
+    if abs(float(level[0]) - whole / 2) <= scope.blur:
+        return scope
+    direction = rng.standard_normal(width)
+    direction /= np.linalg.norm(direction)
+
+    def turned(powers: list[int]) -> Steps[Booleans]:
+        radii = np.exp2(np.array(powers, dtype=np.float64))
+        both = np.concatenate([radii, -radii])
+        points = np.column_stack([both[:, None] * direction, np.ones(both.size)])
+        sums = (yield from biased.ask("biases", np.full(both.size, lever[0]), points)) @ scope.mix
+        return np.abs(sums[: radii.size] + sums[radii.size :] - whole) <= 4 * scope.seeing(sums).blur
+
+    powers = list(RADII)
+    good = yield from turned(powers)
+    if not good[-1]:
+        raise Unrecoverable(Outcome.WRONG_FAMILY, "some heads listen to their score bias alone, or there are no heads")
+    first = _from_there_on(good)
+    if first > 0:
+        finer = [powers[first - 1] + step for step in RADII_FINE]
+        good = yield from turned(finer)
+        smallest = [*finer, powers[first]][_from_there_on(np.append(good, True))]
+    else:
+        smallest = powers[0]
+    return replace(scope, radius=BEYOND * 2.0**smallest)
+
+
+def find_jumps(scope: Scope, rng: np.random.Generator) -> Steps[Search | None]:
+    """All jumps of one half-circle; None when no answer depends on the lever."""
+    width = scope.signature.width
+    start, other = np.linalg.qr(rng.standard_normal((width, 2)))[0].T if width > 1 else np.array([[1.0], [0.0]])
+    whole = float(scope.row @ scope.vector @ scope.mix)
+    for _ in range(MOST_RADII):
+        scope, lever = yield from _saturating(scope, _lifted(scope, start[None, :]))
+        if lever is None:
+            return None
+        saturating = lever
+        seen = _Half(scope, SHARP * lever, start, other)
+        circle = yield from seen.first_look()
+        scope = seen.scope
+        astray = abs(float(circle.levels[0] + circle.levels[-1]) - whole) > 4 * scope.blur
+        if not astray:
+            break
+        if scope.radius is None:
+            break
+        scope = replace(scope, radius=BEYOND * scope.radius)  # some heads did not turn
+    if astray:
+        raise Unrecoverable(Outcome.WRONG_FAMILY, "answers to opposite tokens do not add up as those of heads do")
+    ends = (float(circle.levels[0]), float(circle.levels[-1]))
+    yield from _isolate(circle, seen.look)
+    reading = JumpReader(scope, saturating, circle, seen.at)
+    yield from reading.run()
+    if reading.doubtful.size:
+        # Two heads that are near each other, or several at the very same place.
+        yield from _isolate(circle, seen.look, reading.doubtful)
+        yield from reading.run()
+    closest = float(np.min(circle.gaps(circle.jumps()), initial=np.pi))
+    return Search(scope, reading.jumps(), reading.doubtful.shape[0], ends, closest)
+
+
+class _Half:
+    """The half-circle from `start` through `other`, asked with one lever."""
+
+    def __init__(self, scope: Scope, lever: float, start: Floats, other: Floats) -> None:
+        self.scope, self.lever, self.start, self.other = scope, lever, start, other
+
+    def at(self, angles: Floats) -> Floats:  # (n,) -> (n, size)
+        return _lifted(self.scope, cross_section(self.start, self.other, angles))
+
+    def look(self, angles: Floats) -> Steps[Floats]:  # (n,) -> (n,)
+        levels = yield from self.scope.ask("jumps", np.full(angles.size, self.lever), self.at(angles))
+        return np.asarray(levels @ self.scope.mix)
+
+    def first_look(self) -> Steps[HalfCircle]:
+        angles = np.linspace(0.0, np.pi, FIRST_ANGLES)
+        levels = yield from self.look(angles)
+        self.scope = self.scope.seeing(levels)
+        return HalfCircle(angles, levels, 4 * self.scope.blur)
+
+
+def _lifted(scope: Scope, points: Floats) -> Floats:
+    return points if scope.radius is None else np.column_stack([points, np.ones(points.shape[0])])
+
+
+def _from_there_on(good: Booleans) -> int:
+    """The first of the good ones at the end."""
+    bad = np.flatnonzero(~good)
+    return int(bad[-1]) + 1 if bad.size else 0
+
+
+def _saturating(scope: Scope, point: Floats) -> Steps[tuple[Scope, float | None]]:
+    """The smallest lever, up to a factor of eight, from which on levels stay the same; None when they always do."""
+    powers = np.array(COARSE, dtype=np.float64)
+    clear = scope.clear(np.exp2(powers))
+    powers = powers[clear] if np.any(clear) else powers
+    levels = (yield from scope.ask("scale", np.exp2(powers), np.repeat(point, powers.size, axis=0))) @ scope.mix
+    scope = scope.seeing(levels)
+    same = np.abs(levels - levels[-1]) <= scope.blur
+    if np.all(same):
+        return scope, None if scope.radius is None else float(np.exp2(powers[0]))
+    if not same[-2]:
+        raise Unrecoverable(Outcome.WRONG_FAMILY, NO_RESPONSE)
+    first = _from_there_on(same)
+    finer = powers[first - 1] + np.array(FINE)
+    between = (yield from scope.ask("scale", np.exp2(finer), np.repeat(point, finer.size, axis=0))) @ scope.mix
+    settled = np.append(np.abs(between - levels[-1]) <= scope.blur, True)
+    return scope, float(np.exp2(np.append(finer, powers[first])[_from_there_on(settled)]))
+
+
+def _isolate(
+    circle: HalfCircle, look: Callable[[Floats], Steps[Floats]], doubtful: Floats | None = None
+) -> Steps[None]:
+    """Bisect until every jump is in an interval of its own; in `doubtful` ranges until they show two."""
+    for _ in range(MOST_ROUNDS):
+        if circle.jumps().size > MOST_JUMPS:
+            break
+        angles = circle.unsettled(WIDEST, NARROWEST)
+        if doubtful is not None:
+            angles = np.union1d(angles, circle.undivided(doubtful, NARROWEST))
+        if not angles.size:
+            return
+        circle.add(angles, (yield from look(angles)))
+    raise Unrecoverable(
+        Outcome.WRONG_FAMILY, "answers to long tokens do not keep to a few levels: the box is no sum of softmax heads"
+    )
