@@ -164,7 +164,7 @@ class _ScoreReading:
     def run(self) -> Steps[Score | None]:
         probe = yield from self.reader.probe(self.left, self.right)
         if not probe.responds:
-            zero = self.space.zeros(self.width, self.width)
+            zero = self.space.zeros(self.width, self.right.vectors.shape[0])
             return Score(zero, zero + 4 * self.width * probe.forms.radius[0], 0)
         # The form of the probe is wanted anyway, and read at another scale it shows a score bias.
         first = probe.number

@@ -65,6 +65,9 @@ def read_scalar_heads(signature: Signature, rng: np.random.Generator) -> Steps[E
     if signature.positions == "all":
         return (yield from last_only(read_scalar_heads(signature.but(positions="last"), rng)))
     total = yield from read_value(signature)
+    if signature.width == 1:  # all heads are proportional there: if they are several, the certificate will say so
+        refuse_zero_value(signature, total)
+        return (yield from _read_one(signature, total, rng))
     found = yield from _find(signature, total, rng)
     if found is None:
         refuse_zero_value(signature, total)
@@ -105,9 +108,11 @@ def _find(signature: Signature, total: Value, rng: np.random.Generator) -> Steps
             trouble = Unrecoverable(Outcome.NOT_IDENTIFIABLE, PROPORTIONAL)
             continue
         scope, jumps = search.scope, search.jumps
-        normals = yield from read_normals(scope, jumps, rng)
         rest = float(scope.row @ scope.vector @ scope.mix) - float(np.sum(jumps.shares))
         uniform = int(scope.radius is None and abs(rest) > 8 * max(len(jumps), 1) ** 0.5 * scope.blur)
+        if len(jumps) == 1 and not uniform:
+            return _Found(search, np.zeros((1, scope.size)), 0)
+        normals = yield from read_normals(scope, jumps, rng)
         own = np.append(jumps.shares, [rest] * uniform)
         lever = DECIDED * float(np.max(jumps.levers))
         if (yield from unexplained(scope, normals, own, lever, rng)) <= 1:

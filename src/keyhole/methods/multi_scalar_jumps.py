@@ -88,17 +88,17 @@ class JumpReader:
     def run(self) -> Steps[None]:
         """Locate and certify the jumps that are not certified yet."""
         circle = self.circle
-        jumps = circle.jumps()
-        gaps = circle.gaps(jumps)
+        before, after = circle.jumps()
+        gaps = circle.gaps()
         if self.found is not None:
             known = self.found.ranges
-            inside = (circle.angles[jumps, None] >= known[:, 0]) & (circle.angles[jumps + 1, None] <= known[:, 1])
+            inside = (circle.angles[before, None] >= known[:, 0]) & (circle.angles[after, None] <= known[:, 1])
             fresh = ~np.any(inside, axis=1)
-            jumps, gaps = jumps[fresh], gaps[fresh]
-        if not jumps.size:
+            before, after, gaps = before[fresh], after[fresh], gaps[fresh]
+        if not before.size:
             self.doubtful = np.zeros((0, 2))
             return
-        batch = _Batch(self, jumps, OPEN * self.lever / gaps)
+        batch = _Batch(self, before, after, OPEN * self.lever / gaps)
         found, good = yield from batch.read()
         self.doubtful = found.ranges[~good]
         certified = found.take(np.flatnonzero(good))
@@ -108,13 +108,13 @@ class JumpReader:
 class _Batch:
     """Some jumps, all read at once."""
 
-    def __init__(self, reader: JumpReader, jumps: Integers, levers: Floats) -> None:
+    def __init__(self, reader: JumpReader, before: Integers, after: Integers, levers: Floats) -> None:
         circle = reader.circle
         self.scope, self.at, self.levers = reader.scope, reader.at, levers
-        self.left, self.right = circle.angles[jumps], circle.angles[jumps + 1]
+        self.left, self.right = circle.angles[before], circle.angles[after]
         self.ranges = np.stack([self.left, self.right], axis=1)
-        self.before = circle.levels[jumps]
-        self.step = circle.levels[jumps + 1] - self.before
+        self.before = circle.levels[before]
+        self.step = circle.levels[after] - self.before
         self.blur = 4 * self.scope.blur / np.abs(self.step)
 
     def _weights(self, levels: Floats, which: Integers) -> tuple[Floats, Floats]:
@@ -149,6 +149,7 @@ class _Batch:
     def read(self) -> Steps[tuple[Jumps, Booleans]]:
         """The jumps, and which are those of one head."""
         angle, logit, slopes, good = yield from self._locate()
+        angle, logit = np.where(good, angle, self.left), np.where(good, logit, 0.0)
         above, below = angle + (PROBE - logit) / slopes, angle - (PROBE + logit) / slopes
         scope, levers = self.scope, self.levers
         high, low = self.at(above), self.at(below)

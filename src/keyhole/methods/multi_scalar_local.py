@@ -22,7 +22,7 @@ Floats = npt.NDArray[np.float64]
 STEP, LARGEST, SHRINK = 1.5, 8.0, 0.125
 MOST_ROUNDS = 20
 # Rows move logits by typically this part of the margin of the worst head.
-LEAN = 1.0 / 16
+LEAN = 2.0**-6
 # Fresh points that all heads found so far must explain.
 FRESH_POINTS = 6
 
@@ -34,14 +34,14 @@ class Values:
     vectors: Floats  # (heads, width, outputs)
     radius: Floats  # of the same shape
     row_radius: Floats  # (heads, outputs) of what they give the common row
-    lean: float  # how long rows were beside the common one
+    leans: Floats  # (n,) how long rows were beside the common one
     points: Floats  # (n, size) where they were read
     rows: Floats  # (width − 1, width)
 
     def disturbed(self, scores: Floats, normals: Floats) -> bool:  # (heads, width, size)
         """Whether a row may have changed the mind of a head."""
         forms = np.abs(self.rows @ (scores @ self.points.T))  # (heads, rows, points)
-        return bool(np.any(2 * self.lean * forms > np.abs(normals @ self.points.T)[:, None, :]))
+        return bool(np.any(2 * self.leans * forms > np.abs(normals @ self.points.T)[:, None, :]))
 
 
 def read_normals(scope: Scope, jumps: Jumps, rng: np.random.Generator) -> Steps[Floats]:
@@ -105,10 +105,10 @@ def read_values(
     basis = plain(random_orthogonal(scope.signature.space, rng, width))
     basis = _beginning_with(scope.row, basis)
     points, margins = shares(rng, normals, width, 1.0, heads - 1, uniform)
-    lean = lean * LEAN * float(np.min(margins, initial=1.0))
+    leans = lean * LEAN * np.minimum(margins, 1.0)  # (points,)
     count = heads - 1
     # All queries of a point: the common row alone, then with a part of each other row.
-    reach = np.tile(np.append(0.0, np.full(width - 1, lean * lever)), count)
+    reach = np.outer(leans * lever, np.append(0.0, np.ones(width - 1))).ravel()
     levels = yield from scope.ask(
         "values",
         np.full(count * width, lever),
@@ -118,7 +118,7 @@ def read_values(
     )
     levels = levels.reshape(count, width, -1)
     # In the basis: the common row's share as it is, the others' from what they add to it.
-    parts = np.concatenate([levels[:, :1, :], (levels[:, 1:, :] - levels[:, :1, :]) / lean], axis=1)
+    parts = np.concatenate([levels[:, :1, :], (levels[:, 1:, :] - levels[:, :1, :]) / leans[:, None, None]], axis=1)
     total = basis @ scope.vector  # (width, outputs)
     parts = np.concatenate([parts, total[None, :, :]])
     design = np.vstack([weights_of(points, normals, uniform), np.ones(heads)])
@@ -126,14 +126,15 @@ def read_values(
     inside = np.tensordot(solve, parts, axes=1)  # (heads, width, outputs)
     loud = np.sqrt(np.sum(np.linalg.norm(inside, axis=1) ** 2, axis=0))  # (outputs,)
     blur = 2 * rounding(scope.signature.space) * loud
-    bars = np.concatenate([blur[None, :], np.repeat(2 * blur[None, :] / lean, width - 1, axis=0)])
     total_bars = np.sqrt((basis**2) @ columns(plain(scope.total.radius)) ** 2) + blur
-    squares = solve**2
-    variance = np.sum(squares[:, :-1], axis=1)[:, None, None] * bars[None] ** 2
-    variance = variance + squares[:, -1][:, None, None] * total_bars[None] ** 2
+    bars = np.concatenate([np.ones((count, width)) * 2 / leans[:, None], np.zeros((1, width))])
+    bars[:-1, 0] = 1.0  # of the common row alone
+    bars = bars[:, :, None] * blur
+    bars[-1] = total_bars
+    variance = np.tensordot(solve**2, bars**2, axes=1)
     vectors = basis.T @ inside
     radius = np.sqrt((basis.T) ** 2 @ variance)
-    return Values(vectors, radius + blur, np.sqrt(variance[:, 0, :]) + blur, lean, points, basis[1:])
+    return Values(vectors, radius + blur, np.sqrt(variance[:, 0, :]) + blur, leans, points, basis[1:])
 
 
 def _beginning_with(row: Floats, basis: Floats) -> Floats:  # (width,), (width, width)

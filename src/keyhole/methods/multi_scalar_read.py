@@ -15,6 +15,7 @@ from keyhole.methods.directions import Draft, read_score
 from keyhole.methods.multi_scalar_local import Values
 from keyhole.methods.multi_scalar_scope import Scope, plain
 from keyhole.methods.reading import FormReader, Forms, Probe
+from keyhole.methods.scale import AIM
 from keyhole.methods.value import Value
 from keyhole.numerics.gates import Gate, gate
 from keyhole.numerics.logit import logit_with_radius, rounding
@@ -30,6 +31,10 @@ ENOUGH, SPARE, REACH = 4.0, 8.0, 10.0
 # Base logits are brought to zero by moving the point; up to SMALL_BASE the move is as good as exact.
 LARGEST_BASE, SMALL_BASE = 6.0, 1e-3
 MOST_ROUNDS = 12
+# Forms may be this much smaller than expected before they are not read as accurately.
+FARTHEST = 4.0
+# A matrix is silent if as many random forms are.
+SILENT_FORMS = 5
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,7 @@ class GatedReader(FormReader):
         self.base_radius = np.zeros(gate.levers.size)
         self.asked: list[tuple[Floats, Integers, Integers, float]] = []  # rows, their and the points' numbers, reach
         # What the normals say of the size of forms, as if from a few of them.
+        self.expected = expected
         self.learn(space.full((4,), expected), 1.0)
 
     def read_base(self, normal: Floats) -> Steps[None]:  # (size,)
@@ -103,11 +109,16 @@ class GatedReader(FormReader):
                 return True
         return False
 
-    def probe(self, rows: Rows, columns: Rows) -> Steps[Probe]:  # noqa: ARG002
-        """The scale is known."""
-        zero = self.signature.space.zeros(1)
-        return Probe(0, Forms(zero, zero + math.inf, zero, zero), responds=True)
-        yield  # a generator
+    def probe(self, rows: Rows, columns: Rows) -> Steps[Probe]:
+        """The scale is known; a head of rank one has no forms but those off its hyperplane."""
+        space = self.signature.space
+        zero = space.zeros(1)
+        for tries in range(SILENT_FORMS):
+            index = space.indices([tries % rows.vectors.shape[0]])
+            forms = yield from self.read("directions", rows, columns, index, index * 0 + tries % (self.base.size - 1))
+            if abs(float(forms.values[0])) > float(forms.radius[0]):
+                return Probe(0, Forms(zero, zero + math.inf, zero, zero), responds=True)
+        return Probe(0, forms, responds=False)
 
     def unseen_bias(self, probe: Probe, again: Forms) -> float:  # noqa: ARG002
         """Score biases are part of the forms."""
@@ -115,8 +126,8 @@ class GatedReader(FormReader):
 
     @property
     def scale(self) -> float:
-        """The reach that brings logits to their aim."""
-        return self.aim
+        """The reach that brings logits to their aim, or in smaller forms than expected not much more."""
+        return min(self.aim, FARTHEST * AIM / self.expected)
 
     def _ask(
         self,

@@ -32,9 +32,9 @@ RADII, RADII_FINE, BEYOND = range(-40, 41, 8), (2, 4, 6), 8.0
 BIAS_LEVER_POWER = 0.3
 # Angles looked at first; jumps are then enclosed in intervals of this width, and no narrower than that.
 FIRST_ANGLES = 17
-WIDEST, NARROWEST = np.pi * 2.0**-9, 2.0**-36
-# Sharp jumps are looked for at this many times the lever that saturates every head at one point.
-SHARP = 2.0**30
+WIDEST, NARROWEST = np.pi * 2.0**-9, 2.0**-31
+# Jumps are looked for at this many times the lever that saturates every head at one point: sharper than NARROWEST.
+SHARP = 2.0**34
 # More jumps than this are no heads.
 MOST_JUMPS = 2048
 MOST_ROUNDS = 100
@@ -116,7 +116,7 @@ def find_jumps(scope: Scope, rng: np.random.Generator) -> Steps[Search | None]:
         # Two heads that are near each other, or several at the very same place.
         yield from _isolate(circle, seen.look, reading.doubtful)
         yield from reading.run()
-    closest = float(np.min(circle.gaps(circle.jumps()), initial=np.pi))
+    closest = float(np.min(circle.gaps(), initial=np.pi))
     return Search(scope, reading.jumps(), reading.doubtful.shape[0], ends, closest)
 
 
@@ -137,7 +137,7 @@ class _Half:
         angles = np.linspace(0.0, np.pi, FIRST_ANGLES)
         levels = yield from self.look(angles)
         self.scope = self.scope.seeing(levels)
-        return HalfCircle(angles, levels, 4 * self.scope.blur)
+        return HalfCircle(angles, levels, 4 * self.scope.blur, NARROWEST)
 
 
 def _lifted(scope: Scope, points: Floats) -> Floats:
@@ -174,11 +174,11 @@ def _isolate(
 ) -> Steps[None]:
     """Bisect until every jump is in an interval of its own; in `doubtful` ranges until they show two."""
     for _ in range(MOST_ROUNDS):
-        if circle.jumps().size > MOST_JUMPS:
+        if circle.jumps()[0].size > MOST_JUMPS:
             break
-        angles = circle.unsettled(WIDEST, NARROWEST)
+        angles = circle.unsettled(WIDEST)
         if doubtful is not None:
-            angles = np.union1d(angles, circle.undivided(doubtful, NARROWEST))
+            angles = np.union1d(angles, circle.undivided(doubtful))
         if not angles.size:
             return
         circle.add(angles, (yield from look(angles)))

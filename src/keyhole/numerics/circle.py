@@ -13,39 +13,48 @@ ISOLATED = 8.0
 
 
 class HalfCircle:
-    """Points on [0, π] in order, with the levels seen there; two neighbours of different levels enclose a jump."""
+    """Points on [0, π] in order, with the levels seen there; two neighbours of different levels enclose a jump.
 
-    def __init__(self, angles: Floats, levels: Floats, tolerance: float) -> None:
-        self.angles, self.levels, self.tolerance = angles, levels, tolerance
+    Intervals are not made narrower than `narrowest`: there a jump may have more than one, if it is not that sharp.
+    """
 
-    def jumps(self) -> Integers:  # (jumps,)
-        """The intervals, by the number of their left end, over which the level changes."""
-        return np.flatnonzero(np.abs(np.diff(self.levels)) > self.tolerance)
+    def __init__(self, angles: Floats, levels: Floats, tolerance: float, narrowest: float) -> None:
+        self.angles, self.levels = angles, levels
+        self.tolerance, self.narrowest = tolerance, narrowest
 
-    def gaps(self, jumps: Integers) -> Floats:  # (jumps,)
+    def jumps(self) -> tuple[Integers, Integers]:  # (jumps,), (jumps,)
+        """The points before and after each jump."""
+        changes = np.abs(np.diff(self.levels)) > self.tolerance
+        fine = changes & (np.diff(self.angles) <= self.narrowest)
+        joined = np.append(False, fine[1:] & fine[:-1])  # with the one before
+        return np.flatnonzero(changes & ~joined), np.flatnonzero(changes & ~np.append(joined[1:], False)) + 1
+
+    def gaps(self) -> Floats:  # (jumps,)
         """How far the nearest other jump is at least; the end of the half-circle continues at its beginning."""
-        if jumps.size < 2:
-            return np.full(jumps.size, np.pi)
-        left, right = self.angles[jumps], self.angles[jumps + 1]
-        after = np.append(left[1:], left[0] + np.pi) - right
-        return np.minimum(after, np.roll(after, 1))
+        before, after = self.jumps()
+        if before.size < 2:
+            return np.full(before.size, np.pi)
+        left, right = self.angles[before], self.angles[after]
+        gaps = np.append(left[1:], left[0] + np.pi) - right
+        return np.maximum(np.minimum(gaps, np.roll(gaps, 1)), self.narrowest)
 
-    def unsettled(self, widest: float, narrowest: float) -> Floats:
-        """Midpoints of intervals of jumps that are too wide, or too near to others, and wider than `narrowest`."""
-        jumps = self.jumps()
-        widths = self.angles[jumps + 1] - self.angles[jumps]
-        wide = (widths > widest) | (ISOLATED * widths > self.gaps(jumps))
-        chosen = jumps[wide & (widths > narrowest)]
-        return (self.angles[chosen] + self.angles[chosen + 1]) / 2
+    def unsettled(self, widest: float) -> Floats:
+        """Midpoints of intervals of jumps that are too wide, or too near to others."""
+        before, after = self.jumps()
+        widths = self.angles[after] - self.angles[before]
+        wide = (widths > widest) | (ISOLATED * widths > self.gaps())
+        return self._middles(before[wide & (after == before + 1)])
 
-    def undivided(self, ranges: Floats, narrowest: float) -> Floats:  # (n, 2) -> (m,)
-        """Midpoints of intervals of jumps that are the only ones within a range, and wider than `narrowest`."""
-        jumps = self.jumps()
-        left, right = self.angles[jumps], self.angles[jumps + 1]
-        inside = (left >= ranges[:, :1]) & (right <= ranges[:, 1:])  # (ranges, jumps)
+    def undivided(self, ranges: Floats) -> Floats:  # (n, 2) -> (m,)
+        """Midpoints of intervals of jumps that are the only ones within a range."""
+        before, after = self.jumps()
+        inside = (self.angles[before] >= ranges[:, :1]) & (self.angles[after] <= ranges[:, 1:])  # (ranges, jumps)
         alone = np.any(inside & (np.sum(inside, axis=1, keepdims=True) == 1), axis=0)
-        chosen = alone & (right - left > narrowest)
-        return np.asarray((left[chosen] + right[chosen]) / 2)
+        return self._middles(before[alone & (after == before + 1)])
+
+    def _middles(self, before: Integers) -> Floats:
+        left, right = self.angles[before], self.angles[before + 1]
+        return np.asarray(((left + right) / 2)[right - left > self.narrowest])
 
     def add(self, angles: Floats, levels: Floats) -> None:
         """Put more points in."""

@@ -15,6 +15,10 @@ Booleans = npt.NDArray[np.bool_]
 # Random points to choose from, and how many of the best for each one that is taken.
 CANDIDATES = 4096
 CHOICE = 6
+# Points looked at between two neighbouring hyperplanes.
+NEIGHBOURS = 64
+# Patterns of heads are independent if their smallest singular value is above this; their entries are of order one.
+DEPENDENT = 1e-3
 # The logit that the last of the points, which is off the hyperplane, gives the head it belongs to.
 OFF_LOGIT = 2.0
 
@@ -85,19 +89,38 @@ def independent(vectors: Floats, count: int) -> Integers:  # (n, size) -> (count
 def shares(
     rng: np.random.Generator, normals: Floats, width: int, radius: float, count: int, uniform: int
 ) -> tuple[Floats, Floats]:
-    """Points far from all hyperplanes, (count, size), and the margin of the worst over what is typical.
+    """Points far from all hyperplanes, (count, size), and the margin of the worst head there over what is typical.
 
     Which heads choose the first token there, with the `uniform` heads that give it half of their weight, and the sum
     of all together determine what each head says.
     """
-    points = spread_points(rng, normals, width, radius)
+    points = np.vstack([spread_points(rng, normals, width, radius), between(rng, normals, width, radius)])
     sizes = np.linalg.norm(normals[:, :width], axis=1) * radius / width**0.5
     margins = np.min(np.abs(points @ normals.T) / sizes, axis=1, initial=np.inf)
-    best = np.argsort(-margins)[: max(CHOICE * count, CANDIDATES // 8)]
-    weights = weights_of(points[best], normals, uniform)
+    order = np.argsort(-margins)
+    weights = weights_of(points[order], normals, uniform)
     centred = weights - np.mean(weights, axis=1, keepdims=True)  # across the sum of all
-    chosen = best[independent(centred, count)]
-    return points[chosen], margins[chosen]
+    _, first = np.unique(weights[:, : normals.shape[0]], axis=0, return_index=True)
+    first = np.sort(first)  # the best of each kind, the best kinds first
+    for some in (first[: CHOICE * count], first):
+        chosen = some[independent(centred[some], count)]
+        sizes = np.linalg.svd(centred[chosen], compute_uv=False)
+        if chosen.size == count and np.min(sizes, initial=1.0) > DEPENDENT:
+            break
+    return points[order[chosen]], margins[order[chosen]]
+
+
+def between(rng: np.random.Generator, normals: Floats, width: int, radius: float) -> Floats:  # -> (n, size)
+    """Points between the hyperplane of each head and the one nearest to it, which chance would not find."""
+    if normals.shape[0] < 2:
+        return np.zeros((0, normals.shape[1]))
+    units = normals / np.linalg.norm(normals[:, :width], axis=1, keepdims=True)
+    cosines = units[:, :width] @ units[:, :width].T
+    np.fill_diagonal(cosines, 0.0)
+    nearest = np.argmax(np.abs(cosines), axis=1)
+    middle = units + np.sign(cosines[np.arange(nearest.size), nearest])[:, None] * units[nearest]
+    found = [spread_points(rng, middle, width, radius, head)[:NEIGHBOURS] for head in range(nearest.size)]
+    return np.vstack(found)
 
 
 def weights_of(points: Floats, normals: Floats, uniform: int) -> Floats:  # -> (n, heads + uniform)
