@@ -127,7 +127,7 @@ def read_score(
     row. Inconsistent: the column is completed, with nothing wasted. Consistent: it is done; after
     four in a row the rank is believed and the other directions need `rank` queries each. What is below `tolerance`
     of the whole, relatively, counts as nothing. `bases` are rows, the inverse of their matrix and orthonormal
-    directions, of which there may be fewer, where the reader has a choice of its own.
+    directions where the reader has its own, of either only some if it knows the others.
     """
     return (yield from _ScoreReading(reader, rng, draft, tolerance, bases).run())
 
@@ -146,8 +146,8 @@ class _ScoreReading:
         self.rng = rng
         self.draft = draft
         self.space = reader.signature.space
-        self.width = reader.signature.width
         left, self.inverse, right = _bases(reader, rng) if bases is None else bases
+        self.width = int(left.shape[0])  # rows to read
         self.left, self.right = Rows(left), Rows(right)
         # (rows, directions): p_j in left-coordinates, for last tokens that are not short against the first
         self.meeting = None if reader.levered else self.inverse.T @ right.T
@@ -164,7 +164,7 @@ class _ScoreReading:
     def run(self) -> Steps[Score | None]:
         probe = yield from self.reader.probe(self.left, self.right)
         if not probe.responds:
-            zero = self.space.zeros(self.width, self.right.vectors.shape[0])
+            zero = self.space.zeros(self.inverse.shape[0], self.right.vectors.shape[0])
             return Score(zero, zero + 4 * self.width * probe.forms.radius[0], 0)
         # The form of the probe is wanted anyway, and read at another scale it shows a score bias.
         first = probe.number

@@ -12,7 +12,7 @@ from keyhole.measure import Signature
 from keyhole.methods.base import Estimate, Method, Steps, Unrecoverable
 from keyhole.methods.directions import Draft
 from keyhole.methods.multi_scalar_local import Values, read_normals, read_values, unexplained
-from keyhole.methods.multi_scalar_read import GatedReader, ReadHead, read_head
+from keyhole.methods.multi_scalar_read import Columns, GatedReader, HeadReader, ReadHead
 from keyhole.methods.multi_scalar_scope import Scope, columns, plain
 from keyhole.methods.multi_scalar_search import Search, find_jumps, look_for_bias
 from keyhole.methods.positions import last_only
@@ -39,6 +39,10 @@ ROOMIER, MOST_READINGS = 8.0, 3
 PROPORTIONAL = (
     "some heads have proportional logits, or are nearer to each other than answers can tell: they change their minds "
     "at the very same tokens and cannot be read one by one"
+)
+HIDDEN = (
+    "the heads found do not explain all answers: others do not show because they cancel, e.g. two with opposite logits "
+    "and the same value, or the box is no sum of softmax heads"
 )
 
 
@@ -108,18 +112,18 @@ def _find(signature: Signature, total: Value, rng: np.random.Generator) -> Steps
             trouble = Unrecoverable(Outcome.NOT_IDENTIFIABLE, PROPORTIONAL)
             continue
         scope, jumps = search.scope, search.jumps
-        rest = float(scope.row @ scope.vector @ scope.mix) - float(np.sum(jumps.shares))
-        uniform = int(scope.radius is None and abs(rest) > 8 * max(len(jumps), 1) ** 0.5 * scope.blur)
-        if len(jumps) == 1 and not uniform:
+        uniform = int(scope.uniform != 0)
+        own = np.append(jumps.shares, [scope.uniform] * uniform)
+        rest = float(scope.row @ scope.vector @ scope.mix) - float(np.sum(own))
+        trouble = Unrecoverable(Outcome.WRONG_FAMILY, HIDDEN)
+        if abs(rest) > 24 * own.size**0.5 * scope.blur or not len(jumps):
+            continue
+        if own.size == 1:
             return _Found(search, np.zeros((1, scope.size)), 0)
         normals = yield from read_normals(scope, jumps, rng)
-        own = np.append(jumps.shares, [rest] * uniform)
         lever = DECIDED * float(np.max(jumps.levers))
         if (yield from unexplained(scope, normals, own, lever, rng)) <= 1:
             return _Found(search, normals, uniform)
-        trouble = Unrecoverable(
-            Outcome.WRONG_FAMILY, "answers at fresh tokens are not what the heads found add up to: some do not show"
-        )
     if trouble is not None:
         raise trouble
     return None
@@ -136,34 +140,42 @@ def _scope(signature: Signature, total: Value, rng: np.random.Generator) -> Scop
 def _read_all(found: _Found, rng: np.random.Generator) -> Steps[tuple[Values, list[ReadHead]]]:
     """Values and scores of all heads; again, with more room, where some turn out to be larger than thought."""
     search, normals = found.search, found.normals
-    scope, lever, lean = search.scope, DECIDED * float(np.max(search.jumps.levers)), 1.0
-    count = normals.shape[0]
+    lever, lean = DECIDED * float(np.max(search.jumps.levers)), 1.0
     for _ in range(MOST_READINGS):
-        values = yield from read_values(scope, normals, found.uniform, lever, lean, rng)
-        room = np.ones(count)
-        heads: dict[int, ReadHead] = {}
-        readers: dict[int, GatedReader] = {}
-        for _ in range(MOST_READINGS):
-            for number in range(count):
-                if number not in heads:
-                    heads[number], readers[number] = yield from read_head(
-                        scope, normals, number, values, room[number], rng
-                    )
-            scores = np.stack([heads[number].score for number in range(count)])
-            stolen = [number for number in range(count) if readers[number].stolen(scores)]
-            if not stolen or values.disturbed(scores, normals):
-                break
-            for number in stolen:
-                room[number] *= ROOMIER
-                del heads[number]
-        else:
-            break
-        if not values.disturbed(scores, normals):
-            return values, [heads[number] for number in range(count)]
+        values = yield from read_values(search.scope, normals, found.uniform, lever, lean, rng)
+        heads = yield from _read_heads(HeadReader(search.scope, normals, values, rng), normals.shape[0])
+        if heads is not None and not values.disturbed(np.stack([head.score for head in heads]), normals):
+            return values, heads
         lean /= ROOMIER**2
     raise Unrecoverable(
         Outcome.SATURATED, "some heads are so much larger than others that they cannot be held while those are read"
     )
+
+
+def _read_heads(reader: HeadReader, count: int) -> Steps[list[ReadHead] | None]:
+    """The scores of all heads; None when some change their minds however much room they are given."""
+    room = np.ones(count)
+    columns: dict[int, Columns] = {}
+    checks: dict[int, GatedReader] = {}
+    for _ in range(MOST_READINGS):
+        for number in range(count):
+            if number not in columns:
+                columns[number], checks[number] = yield from reader.on_hyperplane(number, room[number])
+        heads, last = [], []
+        for number in range(count):
+            head, check = yield from reader.off_hyperplane(
+                number, [columns[other] for other in range(count)], room[number]
+            )
+            heads.append(head)
+            last.append(check)
+        scores = np.stack([head.score for head in heads])
+        stolen = [number for number in range(count) if checks[number].stolen(scores) or last[number].stolen(scores)]
+        if not stolen:
+            return heads
+        for number in stolen:
+            room[number] *= ROOMIER
+            del columns[number]
+    return None
 
 
 def _estimate(found: _Found, values: Values, heads: list[ReadHead]) -> Estimate:

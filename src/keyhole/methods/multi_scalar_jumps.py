@@ -161,9 +161,11 @@ class _Batch:
         ]
         answers: list[Measurements] = yield plans
         every = np.arange(levers.size)
+        # Heads of equal weights give two thirds to a token that is doubled, and one to the other.
+        extra = np.array([0.0, 0.0, 1.0, -1.0]) * scope.uniform / 6
         (up, up_bar), (down, down_bar), (first, first_bar), (last, last_bar) = (
-            self._weights(scope.levels(answer, levers, points) @ scope.mix, every)
-            for answer, points in zip(answers, (high, low, high, low), strict=True)
+            self._weights(scope.levels(answer, levers, points) @ scope.mix - more, every)
+            for answer, points, more in zip(answers, (high, low, high, low), extra, strict=True)
         )
         width = scope.signature.width
         # The oracle's product behind a logit is rounded at the size of its factors, of which a slope shows its share.

@@ -39,6 +39,7 @@ class Scope:
     row: Floats  # (width,) u₀, of unit length
     mix: Floats  # (outputs,) the combination of the outputs that jumps are looked for in
     radius: float | None = None  # R where heads have score biases; None: as the lever wants it
+    uniform: float = 0.0  # what heads that weigh all tokens the same give the row, in that combination
     loudness: float = 0.0  # a bound on the norms of all values together, in that combination
 
     @property

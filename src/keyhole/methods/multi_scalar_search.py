@@ -48,7 +48,6 @@ class Search:
     scope: Scope
     jumps: Jumps
     joint: int  # jumps at which several heads change their minds together
-    ends: tuple[float, float]  # the levels at both ends
     closest: float  # the smallest angle between jumps
 
 
@@ -108,7 +107,9 @@ def find_jumps(scope: Scope, rng: np.random.Generator) -> Steps[Search | None]:
         scope = replace(scope, radius=BEYOND * scope.radius)  # some heads did not turn
     if astray:
         raise Unrecoverable(Outcome.WRONG_FAMILY, "answers to opposite tokens do not add up as those of heads do")
-    ends = (float(circle.levels[0]), float(circle.levels[-1]))
+    doubled = yield from scope.ask("jumps", np.full(1, seen.lever), seen.at(np.zeros(1)), copies=(2, 1))
+    uniform = 6 * (float(doubled[0] @ scope.mix) - float(circle.levels[0]))
+    scope = replace(scope, uniform=uniform if abs(uniform) > 24 * scope.blur else 0.0)
     yield from _isolate(circle, seen.look)
     reading = JumpReader(scope, saturating, circle, seen.at)
     yield from reading.run()
@@ -117,7 +118,7 @@ def find_jumps(scope: Scope, rng: np.random.Generator) -> Steps[Search | None]:
         yield from _isolate(circle, seen.look, reading.doubtful)
         yield from reading.run()
     closest = float(np.min(circle.gaps(), initial=np.pi))
-    return Search(scope, reading.jumps(), reading.doubtful.shape[0], ends, closest)
+    return Search(scope, reading.jumps(), reading.doubtful.shape[0], closest)
 
 
 class _Half:

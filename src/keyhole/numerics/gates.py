@@ -80,6 +80,48 @@ def gate(
     return Gate(points, np.append(levers, levers[0]), points @ normals.T > 0)
 
 
+@dataclass(frozen=True)
+class Crossing:
+    """A point off the hyperplane of a head, and the combination of two rows that leaves the head undecided there."""
+
+    point: Floats  # (size,)
+    mix: Floats  # (2,)
+    lever: float
+    first: Booleans  # (heads,)
+
+
+def crossing(
+    rng: np.random.Generator,
+    normals: Floats,  # (2, heads, size) of the hyperplanes of two orthonormal rows
+    head: int,
+    decided: Floats,  # (heads,)
+    shares: Floats,  # (2, outputs) what the head gives each row, over what all heads give
+    width: int,
+    radius: float,
+) -> Crossing:
+    """A point along the first normal of `head`, where a combination of the rows decides all other heads best."""
+    size = normals.shape[2]
+    away = normals[0, head, :width] / np.linalg.norm(normals[0, head, :width])
+    points = rng.standard_normal((CANDIDATES, width))
+    points /= np.linalg.norm(points, axis=1, keepdims=True)
+    points += np.where(points @ away > 0, 1.0, -1.0)[:, None] * away
+    points *= radius / np.linalg.norm(points, axis=1, keepdims=True)
+    points = homogeneous(points, size)
+    first, second = points @ normals[0].T, points @ normals[1].T  # (n, heads)
+    mixes = np.stack([second[:, head], -first[:, head]], axis=1)
+    mixes /= np.linalg.norm(mixes, axis=1, keepdims=True)
+    logits = mixes[:, :1] * first + mixes[:, 1:] * second  # (n, heads)
+    logits[:, head] = np.inf
+    typical = radius * float(np.linalg.norm(normals[0, head, :width]))
+    margins = np.minimum(np.min(np.abs(logits) / decided, axis=1), typical)
+    # Errors are those of a long lever and of a small share; the first row's part tells the form along the normal.
+    with np.errstate(divide="ignore"):
+        costs = (typical / margins + 1 / np.linalg.norm(mixes @ shares, axis=1)) / np.abs(mixes[:, 0])
+    best = int(np.argmin(costs))
+    logits[:, head] = 0.0
+    return Crossing(points[best], mixes[best], float(1 / margins[best]), logits[best] > 0)
+
+
 def independent(vectors: Floats, count: int) -> Integers:  # (n, size) -> (count,)
     """Which vectors span the most, taken one after the other."""
     _, _, order = qr(vectors.T, mode="economic", pivoting=True)
