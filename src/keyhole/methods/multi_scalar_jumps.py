@@ -169,7 +169,7 @@ class _Batch:
         )
         width = scope.signature.width
         # The oracle's product behind a logit is rounded at the size of its factors, of which a slope shows its share.
-        own = 4 * rounding(scope.signature.space) * np.abs(slopes) * width**0.5
+        own = rounding(scope.signature.space) * np.abs(slopes) * width**0.5
         turn, back = first - up, down - last
         bar = SHIFT_ERRORS * (up_bar + down_bar + first_bar + last_bar + 2 * own)
         sign = np.sign(turn)

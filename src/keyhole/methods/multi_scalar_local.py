@@ -125,7 +125,7 @@ def read_values(
     solve = np.linalg.inv(design)
     inside = np.tensordot(solve, parts, axes=1)  # (heads, width, outputs)
     loud = np.sqrt(np.sum(np.linalg.norm(inside, axis=1) ** 2, axis=0))  # (outputs,)
-    blur = 2 * rounding(scope.signature.space) * loud
+    blur = rounding(scope.signature.space) * loud
     total_bars = np.sqrt((basis**2) @ columns(plain(scope.total.radius)) ** 2) + blur
     bars = np.concatenate([np.ones((count, width)) * 2 / leans[:, None], np.zeros((1, width))])
     bars[:-1, 0] = 1.0  # of the common row alone

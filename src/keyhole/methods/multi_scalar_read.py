@@ -184,14 +184,14 @@ class GatedReader(FormReader):
         low = np.sum(token * decided.others[place], axis=1)
         high = low + token @ decided.own
         size = np.linalg.norm(token + 0 * self.row, axis=-1) * np.ones(place.size)
-        bar = size * 2 * rounding(space) * decided.loudness + decided.row_radius + reach / levers * decided.radius
+        bar = size * rounding(space) * decided.loudness + decided.row_radius + reach / levers * decided.radius
         zero = np.zeros(place.size)
         logits, radius = logit_with_radius(numpy_space(), levels, low, high, bar, bar, 0.0)
         span = np.abs(high - low)
         strain = radius * span / (8 * bar) + zero
         # The oracle's own product behind the logit.
         form = self.size * self.signature.width**0.5
-        return logits, radius + 2 * rounding(space) * size * levers * form, strain
+        return logits, radius + rounding(space) * size * levers * form, strain
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ every head changes its mind exactly once. A jump is one head if and only if doub
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -28,16 +27,20 @@ Booleans = npt.NDArray[np.bool_]
 COARSE, FINE = range(-96, 97, 12), (3, 6, 9)
 # Radii tried where there are score biases, and how far beyond the smallest that lets all heads turn to go.
 RADII, RADII_FINE, BEYOND = range(-40, 41, 8), (2, 4, 6), 8.0
-# The lever at which a score bias shows, whatever its size; as a power of the largest number.
-BIAS_LEVER_POWER = 0.3
-# Angles looked at first; jumps are then enclosed in intervals of this width, and no narrower than that.
+# The lever at which a score bias shows, however small; a smaller one does nothing to tokens of ordinary length.
+BIAS_LEVER = 2.0**60
+# Angles looked at first; jumps are then enclosed in intervals of width WIDEST, and never narrower than NARROWEST, or
+# than so many eps of the dtype.
 FIRST_ANGLES = 17
-WIDEST, NARROWEST = np.pi * 2.0**-9, 2.0**-31
-# Jumps are looked for at this many times the lever that saturates every head at one point: sharper than NARROWEST.
-SHARP = 2.0**34
+WIDEST, NARROWEST, NARROWEST_EPS = np.pi * 2.0**-9, 2.0**-31, 2.0**6
+# Jumps are looked for at the lever that saturates every head at one point, times this over the narrowest interval, so
+# that they are sharper than that.
+SHARP = 8.0
 # More jumps than this are no heads.
 MOST_JUMPS = 2048
 MOST_ROUNDS = 100
+
+NO_TURN = "answers do not turn with the last token as those of softmax heads do, whatever their score biases"
 MOST_RADII = 8
 
 
@@ -53,8 +56,8 @@ class Search:
 
 def look_for_bias(scope: Scope, rng: np.random.Generator) -> Steps[Scope]:
     """Whether heads have score biases, by a last token of zero; if so, how long last tokens must be for all to turn."""
-    space, width = scope.signature.space, scope.signature.width
-    lever = np.array([2.0 ** int(BIAS_LEVER_POWER * math.log2(space.huge))])
+    width = scope.signature.width
+    lever = np.array([BIAS_LEVER])
     biased = replace(scope, radius=1.0)
     nothing = np.append(np.zeros(width), 1.0)[None, :]
     level = (yield from biased.ask("biases", lever, nothing))[:, :] @ scope.mix
@@ -75,7 +78,7 @@ def look_for_bias(scope: Scope, rng: np.random.Generator) -> Steps[Scope]:
     powers = list(RADII)
     good = yield from turned(powers)
     if not good[-1]:
-        raise Unrecoverable(Outcome.WRONG_FAMILY, "some heads listen to their score bias alone, or there are no heads")
+        raise Unrecoverable(Outcome.WRONG_FAMILY, NO_TURN)
     first = _from_there_on(good)
     if first > 0:
         finer = [powers[first - 1] + step for step in RADII_FINE]
@@ -96,7 +99,7 @@ def find_jumps(scope: Scope, rng: np.random.Generator) -> Steps[Search | None]:
         if lever is None:
             return None
         saturating = lever
-        seen = _Half(scope, SHARP * lever, start, other)
+        seen = _Half(scope, lever, start, other)
         circle = yield from seen.first_look()
         scope = seen.scope
         astray = abs(float(circle.levels[0] + circle.levels[-1]) - whole) > 4 * scope.blur
@@ -125,7 +128,8 @@ class _Half:
     """The half-circle from `start` through `other`, asked with one lever."""
 
     def __init__(self, scope: Scope, lever: float, start: Floats, other: Floats) -> None:
-        self.scope, self.lever, self.start, self.other = scope, lever, start, other
+        self.narrowest = max(NARROWEST, NARROWEST_EPS * scope.signature.space.eps)
+        self.scope, self.lever, self.start, self.other = scope, SHARP / self.narrowest * lever, start, other
 
     def at(self, angles: Floats) -> Floats:  # (n,) -> (n, size)
         return _lifted(self.scope, cross_section(self.start, self.other, angles))
@@ -138,7 +142,7 @@ class _Half:
         angles = np.linspace(0.0, np.pi, FIRST_ANGLES)
         levels = yield from self.look(angles)
         self.scope = self.scope.seeing(levels)
-        return HalfCircle(angles, levels, 4 * self.scope.blur, NARROWEST)
+        return HalfCircle(angles, levels, 4 * self.scope.blur, self.narrowest)
 
 
 def _lifted(scope: Scope, points: Floats) -> Floats:
