@@ -52,6 +52,7 @@ class _Found:
 
     search: Search
     normals: Floats  # (heads, size)
+    doubts: Floats  # (heads,) their relative errors
     uniform: int
 
 
@@ -119,11 +120,11 @@ def _find(signature: Signature, total: Value, rng: np.random.Generator) -> Steps
         if abs(rest) > 24 * own.size**0.5 * scope.blur or not len(jumps):
             continue
         if own.size == 1:
-            return _Found(search, np.zeros((1, scope.size)), 0)
-        normals = yield from read_normals(scope, jumps, rng)
+            return _Found(search, np.zeros((1, scope.size)), np.zeros(1), 0)
+        normals, doubts = yield from read_normals(scope, jumps, rng)
         lever = DECIDED * float(np.max(jumps.levers))
         if (yield from unexplained(scope, normals, own, lever, rng)) <= 1:
-            return _Found(search, normals, uniform)
+            return _Found(search, normals, doubts, uniform)
     if trouble is not None:
         raise trouble
     return None
@@ -143,7 +144,7 @@ def _read_all(found: _Found, rng: np.random.Generator) -> Steps[tuple[Values, li
     lever, lean = DECIDED * float(np.max(search.jumps.levers)), 1.0
     for _ in range(MOST_READINGS):
         values = yield from read_values(search.scope, normals, found.uniform, lever, lean, rng)
-        heads = yield from _read_heads(HeadReader(search.scope, normals, values, rng), normals.shape[0])
+        heads = yield from _read_heads(HeadReader(search.scope, normals, found.doubts, values, rng), normals.shape[0])
         if heads is not None and not values.disturbed(np.stack([head.score for head in heads]), normals):
             return values, heads
         lean /= ROOMIER**2

@@ -115,7 +115,7 @@ class _Batch:
         self.ranges = np.stack([self.left, self.right], axis=1)
         self.before = circle.levels[before]
         self.step = circle.levels[after] - self.before
-        self.blur = 4 * self.scope.blur / np.abs(self.step)
+        self.blur = (4 * self.scope.blur + self.scope.known_error(levers, self.scope.mix)) / np.abs(self.step)
 
     def _weights(self, levels: Floats, which: Integers) -> tuple[Floats, Floats]:
         weights = (levels - self.before[which]) / self.step[which]
@@ -169,7 +169,8 @@ class _Batch:
         )
         width = scope.signature.width
         # The oracle's product behind a logit is rounded at the size of its factors, of which a slope shows its share.
-        own = rounding(scope.signature.space) * np.abs(slopes) * width**0.5
+        long, short = scope.norms(levers)
+        own = rounding(scope.signature.space) * np.abs(slopes) * width**0.5 * (1 + 2 * short / long)
         turn, back = first - up, down - last
         bar = SHIFT_ERRORS * (up_bar + down_bar + first_bar + last_bar + 2 * own)
         sign = np.sign(turn)

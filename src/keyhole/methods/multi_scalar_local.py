@@ -19,7 +19,7 @@ from keyhole.recovery import Outcome
 Floats = npt.NDArray[np.float64]
 
 # Steps away from a jump change its logit by about STEP; where it becomes larger than LARGEST they are made smaller.
-STEP, LARGEST, SHRINK = 1.5, 8.0, 0.125
+STEP, LARGEST, SHRINK = 1.5, 5.0, 0.125
 MOST_ROUNDS = 20
 # Rows move logits by typically this part of the margin of the worst head.
 LEAN = 2.0**-6
@@ -44,12 +44,12 @@ class Values:
         return bool(np.any(2 * self.leans * forms > np.abs(normals @ self.points.T)[:, None, :]))
 
 
-def read_normals(scope: Scope, jumps: Jumps, rng: np.random.Generator) -> Steps[Floats]:
-    """(heads, size) normals u₀ᵀ·[W c]: one step along each of an orthonormal basis from every jump."""
+def read_normals(scope: Scope, jumps: Jumps, rng: np.random.Generator) -> Steps[tuple[Floats, Floats]]:
+    """(heads, size) normals u₀ᵀ·[W c] and their relative errors: a step along each of a basis from every jump."""
     width, count = scope.signature.width, len(jumps)
     basis = plain(random_orthogonal(scope.signature.space, rng, width))
     lengths = np.repeat((STEP / np.abs(jumps.slopes))[:, None], width, axis=1)
-    logits = np.full((count, width), np.inf)
+    logits, bars = np.full((count, width), np.inf), np.zeros((count, width))
     for _ in range(MOST_ROUNDS):
         head, step = np.nonzero(~(np.abs(logits - jumps.logits[:, None]) <= LARGEST))
         if not head.size:
@@ -57,17 +57,19 @@ def read_normals(scope: Scope, jumps: Jumps, rng: np.random.Generator) -> Steps[
         points = jumps.points[head].copy()
         points[:, :width] += lengths[head, step][:, None] * basis[step]
         levels = (yield from scope.ask("hyperplanes", jumps.levers[head], points)) @ scope.mix
-        logits[head, step], _ = jumps.read(levels, head)
+        logits[head, step], bars[head, step] = jumps.read(levels, head)
         large = ~(np.abs(logits[head, step] - jumps.logits[head]) <= LARGEST)
         lengths[head[large], step[large]] *= SHRINK
     else:
         raise Unrecoverable(Outcome.SATURATED, "a jump stayed sharp however near it was looked at")
     slopes = (logits - jumps.logits[:, None]) / (jumps.levers[:, None] * lengths)
     normals = slopes @ basis
+    errors = (bars + 2 * jumps.errors[:, None]) / (jumps.levers[:, None] * lengths)
+    doubts = np.linalg.norm(errors, axis=1) / np.linalg.norm(normals, axis=1)
     if scope.radius is None:
-        return np.asarray(normals)
+        return normals, doubts
     offsets = jumps.logits / jumps.levers - np.sum(normals * jumps.points[:, :width], axis=1)
-    return np.column_stack([normals, offsets])
+    return np.column_stack([normals, offsets]), doubts
 
 
 def unexplained(scope: Scope, normals: Floats, own: Floats, lever: float, rng: np.random.Generator) -> Steps[float]:
@@ -129,7 +131,9 @@ def read_values(
     total_bars = np.sqrt((basis**2) @ columns(plain(scope.total.radius)) ** 2) + blur
     bars = np.concatenate([np.ones((count, width)) * 2 / leans[:, None], np.zeros((1, width))])
     bars[:-1, 0] = 1.0  # of the common row alone
-    bars = bars[:, :, None] * blur
+    outputs = np.eye(blur.size)
+    known = np.array([scope.known_error(np.full(1, lever), each)[0] for each in outputs])
+    bars = bars[:, :, None] * (blur + known)
     bars[-1] = total_bars
     variance = np.tensordot(solve**2, bars**2, axes=1)
     vectors = basis.T @ inside

@@ -27,8 +27,8 @@ Integers = npt.NDArray[np.int64]
 # A saturated head gives the token it does not choose less than one rounding, by ENOUGH in the exponent, or when gates
 # are chosen SPARE, plus REACH times what its logits may be larger than those of the head that is read.
 ENOUGH, SPARE, REACH = 4.0, 8.0, 10.0
-# Base logits are brought to zero by moving the point; up to SMALL_BASE the move is as good as exact.
-LARGEST_BASE, SMALL_BASE = 6.0, 1e-3
+# Base logits are at most this, or brought to zero by moving the point.
+LARGEST_BASE = 3.0
 # How far a saturated one is moved at first, in logits.
 FAR = 16.0
 MOST_ROUNDS = 24
@@ -78,11 +78,11 @@ class GatedReader(FormReader):
         self.expected = expected
         self.learn(space.full((4,), expected), 1.0)
 
-    def read_base(self, normal: Floats, off: int) -> Steps[None]:  # (size,)
+    def read_base(self, normal: Floats, doubt: float, off: int) -> Steps[None]:  # (size,)
         """The logits of the common row alone, and points moved onto the hyperplane by what these tell of it.
 
-        The last `off` points stay where they are. Where a point is so far off that its logit saturates, it is moved by
-        more and more until the logit has changed its sign, then by half of that.
+        The normal is uncertain by `doubt`, relatively. The last `off` points stay where they are. A point that is so
+        far off that its logit saturates is moved by more and more until the logit changes its sign, then by half.
         """
         width = self.signature.width
         step = normal[:width] / (normal[:width] @ normal[:width])
@@ -94,8 +94,8 @@ class GatedReader(FormReader):
             logits, radius, _ = yield from self._logits("bases", open_, np.zeros((1, width)), 0 * open_, 0.0)
             self.base[open_], self.base_radius[open_] = logits, radius
             seen = np.isfinite(radius) & (np.abs(logits) <= LARGEST_BASE)
-            fine = seen & ((np.abs(logits) <= SMALL_BASE) | (open_ >= self.base.size - off))
-            # Where a logit is small, what it becomes by the move is known.
+            # Where a logit is small, what it becomes by the move is as good as known.
+            fine = seen & ((np.abs(logits) * doubt <= radius) | (open_ >= self.base.size - off))
             exact = open_[fine & (open_ < self.base.size - off)]
             rest = open_[~fine]
             lost = ~seen[~fine]
@@ -104,6 +104,7 @@ class GatedReader(FormReader):
             far = np.where(self.base[rest] > 0, np.maximum(FAR, 2 * moved[rest]), np.minimum(-FAR, 2 * moved[rest]))
             half = (below[rest] + above[rest]) / 2
             moved[exact] += self.base[exact]
+            self.base_radius[exact] += np.abs(self.base[exact]) * doubt
             moved[rest] = np.where(lost, np.where(np.isfinite(half), half, far), moved[rest] + self.base[rest])
             self.base[exact] = 0.0
             self.gate.points[:, :width] = start[:, :width] - (moved / self.gate.levers)[:, None] * step
@@ -183,15 +184,16 @@ class GatedReader(FormReader):
         token = self.row + part  # (n, width) first tokens over the norm of the common row, without the last
         low = np.sum(token * decided.others[place], axis=1)
         high = low + token @ decided.own
-        size = np.linalg.norm(token + 0 * self.row, axis=-1) * np.ones(place.size)
-        bar = size * rounding(space) * decided.loudness + decided.row_radius + reach / levers * decided.radius
-        zero = np.zeros(place.size)
+        size = np.linalg.norm(token + 0 * self.row, axis=-1)
+        away = np.linalg.norm(self.gate.points[place, : self.signature.width], axis=1)
+        bar = np.maximum(away, 1.0) * scope.known_error(levers, decided.mix)
+        bar = bar + size * rounding(space) * decided.loudness + decided.row_radius + reach / levers * decided.radius
         logits, radius = logit_with_radius(numpy_space(), levels, low, high, bar, bar, 0.0)
         span = np.abs(high - low)
-        strain = radius * span / (8 * bar) + zero
-        # The oracle's own product behind the logit.
+        strain = radius * span / (8 * bar)
+        # The oracle's own products behind the logits, of which the last token's is one.
         form = self.size * self.signature.width**0.5
-        return logits, radius + rounding(space) * size * levers * form, strain
+        return logits, radius + rounding(space) * (size + 2 * away * short / long) * levers * form, strain
 
 
 @dataclass(frozen=True)
@@ -208,8 +210,8 @@ class Columns:
 class HeadReader:
     """Reads heads one by one, in two rounds: first their hyperplanes, which then tell where to read the rest."""
 
-    def __init__(self, scope: Scope, normals: Floats, values: Values, rng: np.random.Generator) -> None:
-        self.scope, self.normals, self.values, self.rng = scope, normals, values, rng
+    def __init__(self, scope: Scope, normals: Floats, doubts: Floats, values: Values, rng: np.random.Generator) -> None:
+        self.scope, self.normals, self.doubts, self.values, self.rng = scope, normals, doubts, values, rng
         space, width = scope.signature.space, scope.signature.width
         self.rows = space.asarray(values.rows)  # orthonormal, across the common row
         self.lengths = np.linalg.norm(normals[:, :width], axis=1)
@@ -231,7 +233,7 @@ class HeadReader:
         scope, space, size = self.scope, self.scope.signature.space, self.scope.size
         doors = gate(self.rng, self.normals, number, self._decided(number, room), scope.signature.width, self.radius)
         reader = self._reader(doors, number, scope.row, self.values.row_radius)
-        yield from reader.read_base(self.normals[number], off=1)
+        yield from reader.read_base(self.normals[number], self.doubts[number], off=1)
         score = yield from read_score(reader, self.rng, Draft(), bases=(self.rows, self.rows.T, space.eye(size - 1)))
         assert score is not None  # forms that cannot disagree with themselves
         one = space.indices([0])
@@ -255,7 +257,7 @@ class HeadReader:
         doors = Gate(found.point[None, :].copy(), np.array([found.lever]), found.first[None, :])
         row = found.mix @ pair
         reader = self._reader(doors, number, row, np.sqrt(np.tensordot(row**2, self.values.radius**2, (0, 1))))
-        yield from reader.read_base(found.mix @ both[:, number], off=0)
+        yield from reader.read_base(found.mix @ both[:, number], 0.0, off=1)
         every = space.indices(range(width - 1))
         reader.learn(space.asarray(np.linalg.norm(own.forms, axis=0) / width**0.5), 1.0)
         last = yield from reader.read("columns", Rows(self.rows), reader.points, every, 0 * every)

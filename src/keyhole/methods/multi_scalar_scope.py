@@ -111,6 +111,14 @@ class Scope:
         """How far a level in the combination may be off: roundings of the tokens, of their values and of the sum."""
         return 2 * rounding(self.signature.space) * self.loudness
 
+    def known_error(self, lever: Floats, mix: Floats) -> Floats:  # (n,), (outputs,) -> (n,)
+        """How far a level in some combination may be off because of last tokens, of norm R, and the output bias."""
+        long, short = self.norms(lever)
+        rounded, size = rounding(self.signature.space), np.abs(mix)
+        own = rounded * np.linalg.norm(self.vector @ mix) + np.linalg.norm(columns(plain(self.total.radius)) @ size)
+        bias, bar = np.ravel(plain(self.total.bias)), np.ravel(plain(self.total.bias_radius))
+        return np.asarray((short * own + (rounded * np.abs(bias) + bar) @ size) / long)
+
     def seeing(self, levels: Floats) -> Scope:  # (n,) in the combination
         """The same, with as loud values as these levels make likely: each is one unit row's share of them."""
         own = float(np.linalg.norm(self.vector @ self.mix))
