@@ -27,6 +27,7 @@ Floats = npt.NDArray[np.float64]
 ASSUMPTIONS = (
     "the box adds up softmax heads over its raw tokens, read at the last position",
     "answers are right up to the rounding of their dtype",
+    "no two heads have proportional logits, but equal ones count as one",
     "no head is so quiet beside the others that its share of an answer is lost in their rounding",
 )
 # Other rows and half-circles are tried when heads do not show one by one.
@@ -110,7 +111,7 @@ def _find(signature: Signature, total: Value, rng: np.random.Generator) -> Steps
         if search is None:
             continue
         if search.joint:
-            trouble = Unrecoverable(Outcome.NOT_IDENTIFIABLE, PROPORTIONAL)
+            trouble = Unrecoverable(Outcome.WRONG_FAMILY, PROPORTIONAL)
             continue
         scope, jumps = search.scope, search.jumps
         uniform = int(scope.uniform != 0)

@@ -109,7 +109,8 @@ class Scope:
     @property
     def blur(self) -> float:
         """How far a level in the combination may be off: roundings of the tokens, of their values and of the sum."""
-        return 2 * rounding(self.signature.space) * self.loudness
+        known = float(np.linalg.norm(columns(plain(self.total.radius)) @ np.abs(self.mix)))
+        return 2 * rounding(self.signature.space) * self.loudness + known
 
     def known_error(self, lever: Floats, mix: Floats) -> Floats:  # (n,), (outputs,) -> (n,)
         """How far a level in some combination may be off because of last tokens, of norm R, and the output bias."""

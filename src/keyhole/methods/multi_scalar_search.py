@@ -63,7 +63,8 @@ def look_for_bias(scope: Scope, rng: np.random.Generator) -> Steps[Scope]:
     level = (yield from biased.ask("biases", lever, nothing))[:, :] @ scope.mix
     scope = scope.seeing(level)
     whole = float(scope.row @ scope.vector @ scope.mix)
-    if abs(float(level[0]) - whole / 2) <= scope.blur:
+    drowned = float(biased.known_error(lever, scope.mix)[0])
+    if abs(float(level[0]) - whole / 2) <= scope.blur + drowned:
         return scope
     direction = rng.standard_normal(width)
     direction /= np.linalg.norm(direction)
@@ -73,7 +74,8 @@ def look_for_bias(scope: Scope, rng: np.random.Generator) -> Steps[Scope]:
         both = np.concatenate([radii, -radii])
         points = np.column_stack([both[:, None] * direction, np.ones(both.size)])
         sums = (yield from biased.ask("biases", np.full(both.size, lever[0]), points)) @ scope.mix
-        return np.abs(sums[: radii.size] + sums[radii.size :] - whole) <= 4 * scope.seeing(sums).blur
+        error = scope.seeing(sums).blur + drowned * np.maximum(1, radii)
+        return np.abs(sums[: radii.size] + sums[radii.size :] - whole) <= 4 * error
 
     powers = list(RADII)
     good = yield from turned(powers)
@@ -162,7 +164,7 @@ def _saturating(scope: Scope, point: Floats) -> Steps[tuple[Scope, float | None]
     powers = powers[clear] if np.any(clear) else powers
     levels = (yield from scope.ask("scale", np.exp2(powers), np.repeat(point, powers.size, axis=0))) @ scope.mix
     scope = scope.seeing(levels)
-    same = np.abs(levels - levels[-1]) <= scope.blur
+    same = np.abs(levels - levels[-1]) <= scope.blur + scope.known_error(np.exp2(powers), scope.mix)
     if np.all(same):
         return scope, None if scope.radius is None else float(np.exp2(powers[0]))
     if not same[-2]:
@@ -170,7 +172,8 @@ def _saturating(scope: Scope, point: Floats) -> Steps[tuple[Scope, float | None]
     first = _from_there_on(same)
     finer = powers[first - 1] + np.array(FINE)
     between = (yield from scope.ask("scale", np.exp2(finer), np.repeat(point, finer.size, axis=0))) @ scope.mix
-    settled = np.append(np.abs(between - levels[-1]) <= scope.blur, True)
+    near = np.abs(between - levels[-1]) <= scope.blur + scope.known_error(np.exp2(finer), scope.mix)
+    settled = np.append(near, True)
     return scope, float(np.exp2(np.append(finer, powers[first])[_from_there_on(settled)]))
 
 
