@@ -34,6 +34,8 @@ ASSUMPTIONS = (
 ATTEMPTS = 3
 # Values are read at this many times the lever that saturates all heads but one near each jump.
 DECIDED = 2.0**6
+# Heads that fail are said to be near each other if their jumps are nearer than this; most others can be read.
+NEAR = 1e-4
 # Where heads turn out to be larger than thought, they are read again, with this much more room.
 ROOMIER, MOST_READINGS = 8.0, 3
 
@@ -80,7 +82,14 @@ def read_scalar_heads(signature: Signature, rng: np.random.Generator) -> Steps[E
         return (yield from _read_one(signature, total, rng))
     if found.normals.shape[0] == 1 and not found.uniform:
         return (yield from _read_one(signature, total, rng))
-    values, heads = yield from _read_all(found, rng)
+    try:
+        values, heads = yield from _read_all(found, rng)
+    except Unrecoverable as error:
+        closest = found.search.closest
+        if closest > NEAR:
+            raise
+        near = f"{error}; the nearest two change their minds {closest:.1g} of a radian apart, which is too near to read"
+        raise Unrecoverable(error.outcome, near) from error
     return _estimate(found, values, heads)
 
 

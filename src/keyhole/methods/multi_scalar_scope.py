@@ -16,7 +16,6 @@ import numpy.typing as npt
 from keyhole.arrays import to_numpy
 from keyhole.measure import Measurements, Plan, Position, Rows, Signature, Term
 from keyhole.methods.base import Steps
-from keyhole.methods.scale import floor_power
 from keyhole.methods.value import Value
 from keyhole.numerics.logit import rounding
 
@@ -135,8 +134,3 @@ def plain(array: object) -> Floats:
 def columns(array: Floats) -> Floats:  # (n,) or (n, outputs) -> (n, outputs)
     """With an axis for outputs."""
     return array[:, None] if array.ndim == 1 else array
-
-
-def power(number: float) -> float:
-    """A power of two near a number."""
-    return floor_power(number)

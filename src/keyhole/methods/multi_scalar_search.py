@@ -23,8 +23,8 @@ from keyhole.recovery import Outcome
 Floats = npt.NDArray[np.float64]
 Booleans = npt.NDArray[np.bool_]
 
-# Levers tried for the scale, as powers of two, and the finer steps between two of them.
-COARSE, FINE = range(-96, 97, 12), (3, 6, 9)
+# Levers tried for the scale, as powers of two: the largest, and ever finer steps.
+FARTHEST_POWER, POWER_STEPS = 96, (48, 12, 3)
 # Radii tried where there are score biases, and how far beyond the smallest that lets all heads turn to go.
 RADII, RADII_FINE, BEYOND = range(-40, 41, 8), (2, 4, 6), 8.0
 # The lever at which a score bias shows, however small; a smaller one does nothing to tokens of ordinary length.
@@ -159,22 +159,30 @@ def _from_there_on(good: Booleans) -> int:
 
 def _saturating(scope: Scope, point: Floats) -> Steps[tuple[Scope, float | None]]:
     """The smallest lever, up to a factor of eight, from which on levels stay the same; None when they always do."""
-    powers = np.array(COARSE, dtype=np.float64)
-    clear = scope.clear(np.exp2(powers))
-    powers = powers[clear] if np.any(clear) else powers
-    levels = (yield from scope.ask("scale", np.exp2(powers), np.repeat(point, powers.size, axis=0))) @ scope.mix
-    scope = scope.seeing(levels)
-    same = np.abs(levels - levels[-1]) <= scope.blur + scope.known_error(np.exp2(powers), scope.mix)
-    if np.all(same):
-        return scope, None if scope.radius is None else float(np.exp2(powers[0]))
-    if not same[-2]:
+
+    def look(powers: Floats) -> Steps[tuple[Floats, Floats]]:
+        levers = np.exp2(powers)
+        levels = (yield from scope.ask("scale", levers, np.repeat(point, powers.size, axis=0))) @ scope.mix
+        return levels, scope.known_error(levers, scope.mix)
+
+    low, high = -FARTHEST_POWER - POWER_STEPS[0], FARTHEST_POWER
+    settled: float | None = None
+    for step in POWER_STEPS:
+        powers = np.arange(low + step, high + (settled is None), step, dtype=np.float64)
+        clear = scope.clear(np.exp2(powers))
+        powers = powers[clear] if np.any(clear) or settled is not None else powers
+        levels, errors = yield from look(powers)
+        if settled is None:
+            scope, settled = scope.seeing(levels), float(levels[-1])
+        same = np.abs(levels - settled) <= scope.blur + errors
+        if scope.radius is None and step == POWER_STEPS[0] and np.all(same):
+            return scope, None
+        first = _from_there_on(same)
+        high = int(np.append(powers, high)[first])
+        low = int(powers[first - 1]) if first else high - step
+    if high > FARTHEST_POWER - POWER_STEPS[1]:
         raise Unrecoverable(Outcome.WRONG_FAMILY, NO_RESPONSE)
-    first = _from_there_on(same)
-    finer = powers[first - 1] + np.array(FINE)
-    between = (yield from scope.ask("scale", np.exp2(finer), np.repeat(point, finer.size, axis=0))) @ scope.mix
-    near = np.abs(between - levels[-1]) <= scope.blur + scope.known_error(np.exp2(finer), scope.mix)
-    settled = np.append(near, True)
-    return scope, float(np.exp2(np.append(finer, powers[first])[_from_there_on(settled)]))
+    return scope, float(2.0**high)
 
 
 def _isolate(
