@@ -115,27 +115,39 @@ class _Partial:
 
 
 def read_score(
-    reader: FormReader, rng: np.random.Generator, draft: Draft, tolerance: float = 0.0
+    reader: FormReader,
+    rng: np.random.Generator,
+    draft: Draft,
+    tolerance: float = 0.0,
+    bases: tuple[Array, Array, Array] | None = None,
 ) -> Steps[Score | None]:
     """All of the score matrix, its rank unknown; None when a score bias that a levered reader cannot know shows.
 
     Each new direction is read at the pivot rows that determine the column space so far and at one check
     row. Inconsistent: the column is completed, with nothing wasted. Consistent: it is done; after
     four in a row the rank is believed and the other directions need `rank` queries each. What is below `tolerance`
-    of the whole, relatively, counts as nothing.
+    of the whole, relatively, counts as nothing. `bases` are rows, the inverse of their matrix and orthonormal
+    directions where the reader has its own, of either only some if it knows the others.
     """
-    return (yield from _ScoreReading(reader, rng, draft, tolerance).run())
+    return (yield from _ScoreReading(reader, rng, draft, tolerance, bases).run())
 
 
 class _ScoreReading:
-    def __init__(self, reader: FormReader, rng: np.random.Generator, draft: Draft, tolerance: float) -> None:
+    def __init__(
+        self,
+        reader: FormReader,
+        rng: np.random.Generator,
+        draft: Draft,
+        tolerance: float,
+        bases: tuple[Array, Array, Array] | None,
+    ) -> None:
         self.reader = reader
         self.tolerance = tolerance
         self.rng = rng
         self.draft = draft
         self.space = reader.signature.space
-        self.width = reader.signature.width
-        left, self.inverse, right = _bases(reader, rng)
+        left, self.inverse, right = _bases(reader, rng) if bases is None else bases
+        self.width = int(left.shape[0])  # rows to read
         self.left, self.right = Rows(left), Rows(right)
         # (rows, directions): p_j in left-coordinates, for last tokens that are not short against the first
         self.meeting = None if reader.levered else self.inverse.T @ right.T
@@ -152,7 +164,7 @@ class _ScoreReading:
     def run(self) -> Steps[Score | None]:
         probe = yield from self.reader.probe(self.left, self.right)
         if not probe.responds:
-            zero = self.space.zeros(self.width, self.width)
+            zero = self.space.zeros(self.inverse.shape[0], self.right.vectors.shape[0])
             return Score(zero, zero + 4 * self.width * probe.forms.radius[0], 0)
         # The form of the probe is wanted anyway, and read at another scale it shows a score bias.
         first = probe.number
@@ -163,7 +175,7 @@ class _ScoreReading:
                 return None
             self.hidden_bias = self.reader.unseen_bias(probe, forms)
         yield from self._resolve([first], [first], _Table.of(forms, 1))
-        left = [direction for direction in range(self.width) if direction != first]
+        left = [direction for direction in range(self.right.vectors.shape[0]) if direction != first]
         while left and self.consistent < CONSISTENT_DIRECTIONS:
             rank = self.cross.rank
             block = 1 if rank < SINGLE_DIRECTIONS else rank // BLOCK_FRACTION
