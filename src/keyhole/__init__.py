@@ -4,12 +4,13 @@ from keyhole.audit import audit
 from keyhole.errors import KeyholeError, RecoveryFailed
 from keyhole.measure import Noise
 from keyhole.model import MultiHead, OneLayer, ReluNet, SingleHead, distance, load
-from keyhole.oracles import FunctionOracle
+from keyhole.oracles import FunctionOracle, HttpOracle
 from keyhole.recovery import Outcome, Recovery
 from keyhole.session import recover
 
 __all__ = [
     "FunctionOracle",
+    "HttpOracle",
     "KeyholeError",
     "MultiHead",
     "Noise",

@@ -27,6 +27,7 @@ from keyhole.report import describe
 from keyhole.report.curves import draw_curves
 from keyhole.report.picture import INSTALL, draw
 from keyhole.runs import Settings, keyhole_version, parse_option, plain, prepare_folder, write_run
+from keyhole.serve.command import serve
 from keyhole.session import HELDOUT_QUERIES
 from keyhole.targets import Target, demo_text, open_target
 
@@ -114,7 +115,7 @@ def recover(
         typer.Argument(
             metavar="TARGET",
             help="`demo:single-head?width=64&rank=4` (also norm, seed, max_norm, noise, decimals), "
-            "`file:params.safetensors` or `python:path.py:factory`",
+            "`file:params.safetensors`, `python:path.py:factory` or `http://host:port/v2/models/name`",
         ),
     ],
     method: Annotated[str, typer.Option(help="The learner.")] = "auto",
@@ -194,6 +195,9 @@ def audit(
     elif not quiet:
         _show_audit(found, files, notes)
     return DONE
+
+
+app.command()(serve)
 
 
 def _words(options: Mapping[str, Sequence[Any]]) -> list[str]:
