@@ -12,8 +12,10 @@ import random
 import ssl
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
+from functools import partial
 from threading import Event, Lock
 from time import monotonic, time
 from typing import Any, TypeVar
@@ -131,23 +133,26 @@ class Exchange:
         self._lock = Lock()
         self._closing = Event()
         self._not_before = 0.0  # the server asked to wait until then
-        try:
-            self._client = httpx.Client(
-                timeout=httpx.Timeout(timeout, connect=min(timeout, CONNECT_SECONDS)),
-                limits=httpx.Limits(max_connections=connections, keepalive_expiry=IDLE_SECONDS),
-                headers={**headers, "Accept-Encoding": "identity"},
-                verify=_trust(ca),
-                proxy=proxy,
-                trust_env=False,  # no proxy, netrc or certificate that only an environment variable knows of
-                follow_redirects=False,  # a token must not travel to another server
-            )
-        except ValueError as error:
-            raise UsageError(f"proxy={proxy!r} is no address of a proxy ({error}): write http://host:port") from error
+        # The transport alone: no cookies, no redirects (a token must not travel to another server), and no proxy,
+        # netrc or certificate that only an environment variable knows of. It also takes less time than a client.
+        self._connect = partial(
+            httpx.HTTPTransport,
+            verify=_trust(ca),
+            limits=httpx.Limits(max_connections=connections, keepalive_expiry=IDLE_SECONDS),
+            proxy=_proxy(proxy),
+            trust_env=False,
+        )
+        self._transport = self._connect()
+        self._retired: list[Any] = []
+        self._extensions = {"timeout": httpx.Timeout(timeout, connect=min(timeout, CONNECT_SECONDS)).as_dict()}
+        self._headers = {**headers, "Accept-Encoding": "identity", "User-Agent": "keyhole"}
+        self._urls: dict[str, Any] = {}
 
     def close(self) -> None:
         """End pauses and connections."""
         self._closing.set()
-        self._client.close()
+        for each in (*self._retired, self._transport):
+            each.close()
 
     def send(
         self,
@@ -174,6 +179,10 @@ class Exchange:
                     raise error from (trouble.error.__cause__ or trouble.error)
                 with self._lock:
                     self.retried[_word(trouble.error)] += 1
+                    if isinstance(trouble.error, BadAnswer):
+                        # What else is on the way on these connections may be as wrong: others are made.
+                        self._retired.append(self._transport)
+                        self._transport = self._connect()
                 if self._closing.wait(pause):
                     raise trouble.error from None
 
@@ -199,15 +208,21 @@ class Exchange:
         content, headers = make() if make else (None, {})
         with self._lock:
             self.requests += make is not None
-        deadline = monotonic() + self.timeout
         try:
-            with self._client.stream(method, url, content=content, headers=headers) as response:
-                reply = Reply(response.status_code, response.headers, self._body(response, deadline))
+            if url not in self._urls:  # to take an address apart costs as much as a question
+                self._urls[url] = httpx.URL(url)
+            headers = {**self._headers, "Host": self._urls[url].netloc.decode(), **headers}
+            request = httpx.Request(
+                method, self._urls[url], headers=headers, content=content, extensions=self._extensions
+            )
+            deadline = monotonic() + self.timeout
+            with closing(self._transport.handle_request(request)) as response:
+                response.request = request
+                return Reply(response.status_code, response.headers, self._body(response, deadline))
         except (httpx.HTTPError, httpx.InvalidURL, httpx.CookieConflict, httpx.StreamError) as error:
             raise named(error, url) from error
-        except RuntimeError as error:  # how httpx says that its client was closed
+        except RuntimeError as error:  # how httpx says that it was closed
             raise Trouble(ConnectionLost(f"{url}: the oracle was closed"), again=False) from error
-        return reply
 
     def _body(self, response: Any, deadline: float) -> bytes:
         """All of it, unless it takes too long in all or is too long: httpx limits the time of single reads only."""
@@ -319,6 +334,15 @@ def _trust(ca: str | None) -> ssl.SSLContext | bool:
         return ssl.create_default_context(cafile=ca)
     except (OSError, ssl.SSLError) as error:
         raise UsageError(f"ca={ca!r} is no file of certificates ({error}): name one in PEM format") from error
+
+
+def _proxy(address: str | None) -> Any:
+    if address is None:
+        return None
+    try:
+        return import_httpx().Proxy(address)
+    except Exception as error:
+        raise UsageError(f"proxy={address!r} is no address of a proxy ({error}): write http://host:port") from error
 
 
 def import_httpx() -> Any:

@@ -12,6 +12,7 @@ from secrets import token_hex
 from threading import Event
 from typing import Any, Literal
 from urllib.parse import urlsplit
+from weakref import finalize
 
 import numpy as np
 
@@ -85,6 +86,7 @@ class HttpOracle(Oracle):
             ca=ca,
             proxy=proxy,
         )
+        finalize(self, self._exchange.close)  # where nobody calls close
         self._pool: ThreadPoolExecutor | None = None
         self._ids, self._run = count(1), token_hex(6)
         self._connections, self._require_id = connections, require_id

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from keyhole.oracles.inference import DATATYPES, HEADER_LENGTH
+from keyhole.oracles.inference import DATATYPES, HEADER_LENGTH, TensorInfo
 from keyhole.serve.box import ANSWERS, TOKENS
 
 _SIDE = {"type": "integer", "minimum": 0}
@@ -75,16 +76,31 @@ def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {status: {"description": _WHY[status], "content": _ERROR} for status in statuses}
 
 
-INFER: dict[str, Any] = {
-    "requestBody": {
+def path_parameters(names: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Parts of a path. Any text is read, to be refused in our own words; these are the only ones that are not."""
+    return [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string", "enum": [value]}}
+        for name, value in names.items()
+    ]
+
+
+LENGTH = {"name": HEADER_LENGTH, "in": "header", "required": False, "schema": {"type": "integer", "minimum": 0}}
+
+
+def question(tokens: TensorInfo) -> dict[str, Any]:
+    """The body of an inference request, with one that is answered as an example."""
+    width = tokens.shape[-1]
+    entry = {"name": tokens.name, "datatype": tokens.datatype, "shape": [1, 1, width], "data": [0.0] * width}
+    return {
         "required": True,
         "description": f"JSON; with the header {HEADER_LENGTH}, so many bytes of JSON and binary tensors behind them.",
-        "content": {"application/json": {"schema": _REQUEST}, "application/octet-stream": _BINARY},
-    },
-    "parameters": [
-        {"name": HEADER_LENGTH, "in": "header", "required": False, "schema": {"type": "integer", "minimum": 0}}
-    ],
-}
+        "content": {
+            "application/json": {"schema": _REQUEST, "example": {"id": "1", "inputs": [entry]}},
+            "application/octet-stream": _BINARY,
+        },
+    }
+
+
 ANSWERED: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "the answers",

@@ -13,7 +13,7 @@ from keyhole.errors import UsageError
 from keyhole.oracles.inference import BINARY_EXTENSION, HEADER_LENGTH
 from keyhole.runs import keyhole_version
 from keyhole.serve.box import Refusal, ServedBox
-from keyhole.serve.openapi import ANSWERED, INFER, refusals
+from keyhole.serve.openapi import ANSWERED, LENGTH, path_parameters, question, refusals
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -36,15 +36,14 @@ class Gate:
         if self.token is not None and not hmac.compare_digest(given.encode(), f"Bearer {self.token}".encode()):
             raise Refusal(401, "a token is needed: Authorization: Bearer TOKEN")
 
-    def find(self, request: Any, model: str, version: str | None) -> None:
+    def find(self, request: Any) -> None:
         """Refuse a model that is not here."""
         self.allow(request)
+        model, version = request.path_params["model"], request.path_params.get("version")
         if model != self.box.name:
             raise Refusal(404, f"unknown model {model[:80]!r}; this server has {self.box.name!r}")
         if version not in (None, self.box.version):
-            raise Refusal(
-                404, f"unknown version {str(version)[:80]!r} of {model!r}; this server has {self.box.version!r}"
-            )
+            raise Refusal(404, f"unknown version {version[:80]!r} of {model!r}; this server has {self.box.version!r}")
 
     async def read(self, request: Any) -> bytes:
         """The body of a request, unless it is too long."""
@@ -99,39 +98,46 @@ def make_app(box: ServedBox, token: str | None = None) -> Any:  # a FastAPI appl
         """Whether the server can be asked."""
         return {"ready": True}
 
-    model_page, version_page = "/v2/models/{model}", "/v2/models/{model}/versions/{version}"
-
-    async def metadata(request: Request, model: str, version: str | None = None) -> dict[str, Any]:
+    async def metadata(request: Request) -> dict[str, Any]:
         """Inputs and outputs of the model."""
-        gate.find(request, model, version)
+        gate.find(request)
         return box.metadata()
 
-    async def model_ready(request: Request, model: str, version: str | None = None) -> dict[str, Any]:
+    async def model_ready(request: Request) -> dict[str, Any]:
         """Whether the model can be asked."""
-        gate.find(request, model, version)
+        gate.find(request)
         return {"name": box.name, "ready": True}
 
-    async def config(request: Request, model: str, version: str | None = None) -> dict[str, Any]:
+    async def config(request: Request) -> dict[str, Any]:
         """Batch limit and tensors, as Triton's extension has them."""
-        gate.find(request, model, version)
+        gate.find(request)
         return box.config()
 
-    async def infer(request: Request, model: str, version: str | None = None) -> Response:
+    async def infer(request: Request) -> Response:
         """Answer a batch of sequences."""
-        gate.find(request, model, version)
+        gate.find(request)
         body, size = await gate.read(request), request.headers.get(HEADER_LENGTH)
         answer, headers = await asyncio.get_running_loop().run_in_executor(worker, box.infer, body, size)
         return Response(answer, headers=headers)
 
-    for page, name in ((model_page, ""), (version_page, " of a version")):
+    for page, names in (
+        ("/v2/models/{model}", {"model": box.name}),
+        ("/v2/models/{model}/versions/{version}", {"model": box.name, "version": box.version}),
+    ):
+        kind = " of a version" if "version" in names else ""
         for path, endpoint in (("", metadata), ("/ready", model_ready), ("/config", config)):
-            app.get(page + path, name=endpoint.__name__ + name, responses=refusals(401, 404))(endpoint)
+            app.get(
+                page + path,
+                name=endpoint.__name__ + kind,
+                responses=refusals(401, 404),
+                openapi_extra={"parameters": path_parameters(names)},
+            )(endpoint)
         app.post(
             f"{page}/infer",
-            name=infer.__name__ + name,
+            name=infer.__name__ + kind,
             response_class=Response,
             responses={**ANSWERED, **refusals(400, 401, 404, 413, 415, 422, 429)},
-            openapi_extra=INFER,
+            openapi_extra={"requestBody": question(box.tokens), "parameters": [*path_parameters(names), LENGTH]},
         )(infer)
     return app
 
