@@ -99,7 +99,7 @@ class OverHttp(OracleConformance):
 
     @pytest.fixture(autouse=True)
     def served(self, url: str) -> None:
-        pytest.importorskip("httpx")
+        pytest.importorskip("orjson")
         self.url = url
 
     def make(self) -> Oracle:

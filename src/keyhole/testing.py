@@ -6,8 +6,8 @@ With pytest::
         def make(self):
             return MyOracle("model.bin")
 
-Without it: `keyhole.testing.check_oracle(make)`. Each check makes an oracle of its own and closes it. They hold an oracle
-to what its own signature says: limits of norm, length and batch, positions, array library, and noise.
+Without it: `keyhole.testing.check_oracle(make)`. Each check makes an oracle of its own and closes it. They hold an
+oracle to what its own signature says: limits of norm, length and batch, positions, array library, and noise.
 """
 
 from __future__ import annotations

@@ -20,8 +20,9 @@ from keyhole.arrays import Array, Space, to_numpy
 from keyhole.errors import BadAnswer, NonFiniteAnswer, OracleError, UsageError, WrongShape
 from keyhole.measure import Noise, Signature
 from keyhole.oracles.base import Oracle
-from keyhole.oracles.exchange import Exchange, Reply, Trouble
+from keyhole.oracles.exchange import Exchange
 from keyhole.oracles.inference import HEADER_LENGTH, Malformed, Tensor, decode, encode
+from keyhole.oracles.lines import Lines, Reply, Trouble
 from keyhole.oracles.model_card import EXAMPLE, is_ready, look
 
 URL = re.compile(r"(?P<server>https?://.+?)/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[^/]+))?(?:/infer)?/?")
@@ -76,15 +77,13 @@ class HttpOracle(Oracle):
                 raise UsageError(f"{word} must be a whole number of at least {least}, not {number!r}")
         secret = _secret(token_env, self.url)
         bearer = f"Bearer {secret}" if header.lower() == "authorization" else secret
+        _need_orjson()
         self._exchange = Exchange(
-            connections=connections,
-            timeout=timeout,
+            Lines(self._server, timeout, ca, proxy),
             retries=retries,
             patience=patience,
             headers={} if bearer is None else {header: bearer},
             secret=secret,
-            ca=ca,
-            proxy=proxy,
         )
         finalize(self, self._exchange.close)  # where nobody calls close
         self._pool: ThreadPoolExecutor | None = None
@@ -274,6 +273,13 @@ def _secret(token_env: str | None, url: str) -> str | None:
     if not secret.isascii() or not secret.isprintable():
         raise UsageError(f"the environment variable {token_env!r} holds no token: line breaks or unusual characters")
     return secret
+
+
+def _need_orjson() -> None:
+    try:
+        import orjson  # noqa: F401, PLC0415 - in the extra http
+    except ImportError as error:
+        raise UsageError(f"asking a server needs {error.name}: pip install 'keyhole[http]'") from error
 
 
 def _positive(name: str, number: float) -> None:

@@ -8,8 +8,9 @@ from typing import Any, Literal, TypeVar
 
 from keyhole.errors import BadAnswer, QuestionRefused, ServerBusy, ServerError, ServerFailed, UnknownModel, UsageError
 from keyhole.measure import Noise
-from keyhole.oracles.exchange import Exchange, Reply, Trouble
+from keyhole.oracles.exchange import Exchange
 from keyhole.oracles.inference import BINARY_EXTENSION, DATATYPES, Malformed, TensorInfo, parse
+from keyhole.oracles.lines import Reply, Trouble
 
 EXAMPLE = "http://127.0.0.1:8000/v2/models/name"
 # Datatypes that tokens can be sent in, and the dtype they have here.
