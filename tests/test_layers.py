@@ -23,18 +23,19 @@ LAYERS = (
     {"methods", "samples"},
     {"oracles", "journal", "progress"},
     {"session"},
-    {"report", "runs", "targets", "datasets", "verify", "audit", "serve"},
+    {"report", "runs", "targets", "datasets", "verify", "audit", "serve", "testing"},
     {"cli", "cli_learn"},
     {"__main__", "__init__"},
 )
 LAYER = {part: number for number, parts in enumerate(LAYERS) for part in parts}
 
 # Never imported before they are needed; the last two are no dependency of the core at all.
-LAZY = ("torch", "matplotlib", "cupy", "onnxruntime", "httpx", "fastapi", "transformers")
+LAZY = ("torch", "matplotlib", "cupy", "onnxruntime", "httpx", "orjson", "fastapi", "uvicorn", "transformers")
 
 PUBLIC = [
     "AttentionLayer",
     "FunctionOracle",
+    "HttpOracle",
     "KeyholeError",
     "MultiHead",
     "Noise",

@@ -17,7 +17,7 @@ from keyhole.model import (
     load,
     witness,
 )
-from keyhole.oracles import FunctionOracle
+from keyhole.oracles import FunctionOracle, HttpOracle
 from keyhole.recovery import Outcome, Recovery
 from keyhole.samples import learn
 from keyhole.session import recover
@@ -26,6 +26,7 @@ from keyhole.verify import Verdict, verify
 __all__ = [
     "AttentionLayer",
     "FunctionOracle",
+    "HttpOracle",
     "KeyholeError",
     "MultiHead",
     "Noise",

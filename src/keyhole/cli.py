@@ -30,6 +30,7 @@ from keyhole.report.diagnosis import describe_params, of_family, of_params, tabl
 from keyhole.report.picture import INSTALL, draw
 from keyhole.report.verdict import describe_verdict
 from keyhole.runs import Settings, keyhole_version, parse_option, plain, prepare_folder, write_run
+from keyhole.serve.command import serve
 from keyhole.session import HELDOUT_QUERIES
 from keyhole.targets import Target, demo_text, open_target
 from keyhole.verify import QUERIES, Verdict
@@ -121,7 +122,7 @@ def recover(
         typer.Argument(
             metavar="TARGET",
             help="`demo:single-head?width=64&rank=4` (also norm, seed, max_norm, noise, decimals), "
-            "`file:params.safetensors` or `python:path.py:factory`",
+            "`file:params.safetensors`, `python:path.py:factory` or `http://host:port/v2/models/name`",
         ),
     ],
     method: Annotated[str, typer.Option(help="The learner.")] = "auto",
@@ -278,6 +279,9 @@ def diagnose(
     else:
         Console(highlight=False).print(table_of_claims(found))
     return DONE
+
+
+app.command()(serve)
 
 
 def _words(options: Mapping[str, Sequence[Any]]) -> list[str]:

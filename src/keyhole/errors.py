@@ -9,7 +9,18 @@
     ├── OracleError                 the black box misbehaved
     │   ├── OracleRaised            it raised an exception (chained as the cause)
     │   ├── WrongShape              it answered with a shape or type that does not fit the question
-    │   └── NonFiniteAnswer         it answered nan or inf
+    │   ├── NonFiniteAnswer         it answered nan or inf
+    │   └── ServerError             a server could not be asked, or did not answer as its protocol says
+    │       ├── ServerUnreachable   no connection: wrong host or port, nobody listening, or a proxy in the way
+    │       ├── ServerUntrusted     no secure connection: its certificate was not accepted, or it speaks no TLS
+    │       ├── ConnectionLost      the connection ended before the answer did
+    │       ├── ServerTimeout       no answer in time
+    │       ├── ServerBusy          it asks to wait (429, 503) for longer than allowed, or is not ready
+    │       ├── AccessDenied        it wants other credentials (401, 403)
+    │       ├── UnknownModel        it has no such model
+    │       ├── QuestionRefused     it says that the question is wrong (other 4xx)
+    │       ├── ServerFailed        it says that it failed (5xx)
+    │       └── BadAnswer           no answer of the protocol: no JSON, cut short, or that of another question
     ├── BudgetExhausted             the next question would exceed the budget
     └── RecoveryFailed              a recovery ended without a certificate; `.result` holds what was found
 """
@@ -41,7 +52,14 @@ class JournalError(KeyholeError):
 
 
 class OracleError(KeyholeError):
-    """The black box misbehaved; what it had answered before is kept in the journal."""
+    """The black box misbehaved; what it had answered before is kept in the journal.
+
+    Where part of a batch was answered before the rest failed, `arrived` holds that part as (first sequence, answers)
+    and `box` the oracle whose answers they are, so that a journal can keep them.
+    """
+
+    arrived: tuple[tuple[int, Any], ...] = ()
+    box: Any = None
 
 
 class OracleRaised(OracleError):
@@ -54,6 +72,50 @@ class WrongShape(OracleError):
 
 class NonFiniteAnswer(OracleError):
     """The black box answered nan or inf."""
+
+
+class ServerError(OracleError):
+    """A server could not be asked, or did not answer as its protocol says."""
+
+
+class ServerUnreachable(ServerError):
+    """No connection to the server could be made."""
+
+
+class ServerUntrusted(ServerError):
+    """No secure connection could be made: a certificate was not accepted, or the server speaks no TLS."""
+
+
+class ConnectionLost(ServerError):
+    """The connection ended before the answer did."""
+
+
+class ServerTimeout(ServerError):
+    """The server did not answer in time."""
+
+
+class ServerBusy(ServerError):
+    """The server asks to wait for longer than allowed, or is not ready."""
+
+
+class AccessDenied(ServerError):
+    """The server wants other credentials."""
+
+
+class UnknownModel(ServerError):
+    """The server has no such model."""
+
+
+class QuestionRefused(ServerError):
+    """The server says that the question is wrong."""
+
+
+class ServerFailed(ServerError):
+    """The server says that it failed."""
+
+
+class BadAnswer(ServerError):
+    """What came back is no answer of the protocol, or that of another question."""
 
 
 class BudgetExhausted(KeyholeError):

@@ -153,12 +153,24 @@ class Session:
         stop = min(stop, start + self._batch(plan), start + self._afford(plan, 1))
         tokens = plan.tokens(start, stop, signature.space, signature.width, self._room(plan, stop - start))
         began = perf_counter()
-        answers = self._same_shape(self.oracle(tokens), plan)
+        try:
+            answers = self._same_shape(self.oracle(tokens), plan)
+        except OracleError as error:
+            self._keep_arrived(error, plan, repeat, start)
+            raise
         if self.journal:
             self.journal.add(plan.digest, repeat, start, to_numpy(answers))
         self.oracle_seconds += perf_counter() - began
         self._count(plan, stop - start, new=True)
         return answers
+
+    def _keep_arrived(self, error: OracleError, plan: Plan, repeat: int, start: int) -> None:
+        """Keep what was answered of a batch before the rest of it failed, if it is this oracle that says so."""
+        for first, some in error.arrived if error.box is self.oracle else ():
+            answers = self._same_shape(some, plan)
+            if self.journal:
+                self.journal.add(plan.digest, repeat, start + first, to_numpy(answers))
+            self._count(plan, answers.shape[0], new=True)
 
     def _room(self, plan: Plan, count: int) -> Array | None:
         """Memory for a batch of tokens: the last batch's, unless it is too small or somebody still holds it.
@@ -316,7 +328,7 @@ def _recover(
         seconds=perf_counter() - began,
         oracle_seconds=session.oracle_seconds,
         stages={stage: count for stage, count in session.stages.items() if stage != "held-out"},
-        details={**details, **(estimate.details if estimate else {})},
+        details={**details, **(estimate.details if estimate else {}), **session.oracle.facts()},
     )
     return Recovery(outcome, message, params, certificate, stats, method.name), cause
 

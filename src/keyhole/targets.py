@@ -1,4 +1,4 @@
-"""Black boxes named by one line of text, as the command line does: `demo:…`, `file:…` and `python:…`."""
+"""Black boxes named by one line of text, as the command line does: `demo:…`, `file:…`, `python:…` and `http://…`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,9 +18,13 @@ import numpy as np
 from keyhole.errors import FileError, KeyholeError, UsageError
 from keyhole.measure import Noise
 from keyhole.model import MultiHead, OneLayer, ReluNet, SingleHead, load
-from keyhole.oracles import FunctionOracle, Noisy, Oracle, Rounded, Wrapper
+from keyhole.oracles import FunctionOracle, HttpOracle, Noisy, Oracle, Rounded, Wrapper
+from keyhole.oracles.http_text import read_http
 
-EXAMPLES = "demo:single-head?width=64&rank=4&seed=0, file:params.safetensors, python:path.py:factory"
+EXAMPLES = (
+    "demo:single-head?width=64&rank=4&seed=0, file:params.safetensors, python:path.py:factory, "
+    "http://host:port/v2/models/name"
+)
 # Sets the random numbers of a demo's truth apart from those a method draws from the same seed.
 DEMO_STREAM = 0xDE30
 
@@ -423,4 +428,16 @@ def _content(path: Path) -> bytes:
         raise FileError(f"cannot read {path}: {error.strerror}") from error
 
 
-KINDS: dict[str, Callable[[str], Target]] = {"demo": _demo, "file": _file, "python": _python}
+def _http(scheme: str, rest: str) -> Target:
+    oracle = HttpOracle(**read_http(f"{scheme}:{rest}"))
+    label = f"the model at {oracle.url}, of width {oracle.signature.width}"
+    return Target(f"{scheme}:{rest}", oracle, label)
+
+
+KINDS: dict[str, Callable[[str], Target]] = {
+    "demo": _demo,
+    "file": _file,
+    "python": _python,
+    "http": partial(_http, "http"),
+    "https": partial(_http, "https"),
+}

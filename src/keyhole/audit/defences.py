@@ -108,7 +108,7 @@ class Clipped(Wrapper):
         # One spacing below the norm, so that what was scaled does not exceed it by a rounding.
         aim = self.norm * (1 - 4 * self.signature.space.spacing)
         scale = xp.where(long, aim / xp.where(long, norms, xp.ones_like(norms)), xp.ones_like(norms))
-        return self.inner(tokens * scale)
+        return super().answer(tokens * scale)
 
 
 def default_defences(bound: int) -> tuple[Defence, ...]:

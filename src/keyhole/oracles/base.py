@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import final
+from typing import Any, final
 
 import array_api_compat
 
@@ -28,6 +28,10 @@ class Oracle(ABC):
 
     def close(self) -> None:  # noqa: B027 - most oracles hold nothing
         """Release what the oracle holds."""
+
+    def facts(self) -> dict[str, Any]:
+        """What a report should say of how the box was asked, such as requests sent again."""
+        return {}
 
     @final
     def __call__(self, tokens: Array) -> Array:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from keyhole.arrays import Array, to_numpy
-from keyhole.errors import BudgetExhausted, UsageError
+from keyhole.errors import BudgetExhausted, OracleError, UsageError
 from keyhole.measure import Noise, Signature
 from keyhole.oracles.base import Oracle
 
 
 class Wrapper(Oracle):
-    """An oracle that passes questions on to another one; a subclass changes what it needs to."""
+    """An oracle that passes questions on to another one; a subclass changes what it needs to.
+
+    One that changes answers writes `change`, so that it is also done to those that arrived before an error.
+    """
 
     def __init__(self, inner: Oracle, signature: Signature | None = None) -> None:
         self.inner = inner
@@ -20,7 +25,22 @@ class Wrapper(Oracle):
 
     def answer(self, tokens: Array) -> Array:
         """Pass the question on."""
-        return self.inner(tokens)
+        try:
+            answers = self.inner(tokens)
+        except OracleError as error:
+            if error.box is self.inner:
+                error.arrived = tuple((start, self.change(some)) for start, some in error.arrived)
+                error.box = self
+            raise
+        return self.change(answers)
+
+    def change(self, answers: Array) -> Array:
+        """What becomes of answers."""
+        return answers
+
+    def facts(self) -> dict[str, Any]:
+        """Those of the wrapped oracle."""
+        return self.inner.facts()
 
     def close(self) -> None:
         """Close the wrapped oracle."""
@@ -39,7 +59,7 @@ class Counted(Wrapper):
         """Count, then pass on."""
         self.calls += 1
         self.queries += tokens.shape[0]
-        return self.inner(tokens)
+        return super().answer(tokens)
 
 
 class Budgeted(Wrapper):
@@ -54,7 +74,7 @@ class Budgeted(Wrapper):
         if tokens.shape[0] > self.left:
             raise BudgetExhausted(f"{tokens.shape[0]} sequences asked, {self.left} left: raise the limit")
         self.left -= tokens.shape[0]
-        return self.inner(tokens)
+        return super().answer(tokens)
 
 
 class Batched(Wrapper):
@@ -68,7 +88,7 @@ class Batched(Wrapper):
         limit = self.signature.batch_limit
         if limit is not None and tokens.shape[0] > limit:
             raise UsageError(f"a batch of {tokens.shape[0]} sequences exceeds the limit of {limit}")
-        return self.inner(tokens)
+        return super().answer(tokens)
 
 
 class Rounded(Wrapper):
@@ -80,9 +100,9 @@ class Rounded(Wrapper):
         self.name = f"{inner.name} | rounded to {decimals} decimals"
         self.decimals = decimals
 
-    def answer(self, tokens: Array) -> Array:
-        """Ask, then round."""
-        answers, xp = self.inner(tokens), self.signature.space.xp
+    def change(self, answers: Array) -> Array:
+        """Round."""
+        xp = self.signature.space.xp
         power = 10.0 ** abs(self.decimals)  # a whole number, which floats hold exactly
         up, down = (power, 1.0) if self.decimals >= 0 else (1.0, power)
         coarse = xp.abs(answers) * self.signature.space.eps >= down / up  # has no such decimals to round
@@ -102,9 +122,9 @@ class Cast(Wrapper):
         self.name = f"{inner.name} | cast to {dtype}"
         self._unit = 0.5 / noise.scale
 
-    def answer(self, tokens: Array) -> Array:
-        """Ask, then round to nearest, ties to even."""
-        mantissa, exponent = np.frexp(to_numpy(self.inner(tokens)).astype(np.float64))
+    def change(self, answers: Array) -> Array:
+        """Round to nearest, ties to even."""
+        mantissa, exponent = np.frexp(to_numpy(answers).astype(np.float64))
         rounded = np.ldexp(np.round(mantissa * 2 * self._unit) / (2 * self._unit), exponent)
         return self.signature.space.asarray(rounded)
 
@@ -119,8 +139,7 @@ class Noisy(Wrapper):
         self.scale = scale
         self._rng = np.random.default_rng(seed)
 
-    def answer(self, tokens: Array) -> Array:
-        """Ask, then add noise."""
-        answers = self.inner(tokens)
+    def change(self, answers: Array) -> Array:
+        """Add noise."""
         errors = self._rng.standard_normal(to_numpy(answers).shape)
         return answers + self.scale * self.signature.space.asarray(errors)

@@ -37,6 +37,8 @@ def describe(result: Recovery, label: str, distance: float | None = None) -> Ite
         yield "truth", f"relative distance {distance:.2g} from the parameters in the box"
     if result.certified:
         yield "assuming", "; ".join(result.certificate.assumptions)
+    if "server" in result.stats.details:
+        yield "server", _server(result.stats.details["server"])
     yield "time", f"{result.stats.seconds:.2f} s, {result.stats.oracle_seconds:.2f} s of it in the box"
 
 
@@ -46,7 +48,7 @@ def _noise(result: Recovery) -> str:
 
 
 def _method(result: Recovery) -> str:
-    found = {name: value for name, value in result.stats.details.items() if not name.startswith("noise")}
+    found = {name: value for name, value in result.stats.details.items() if not name.startswith(("noise", "server"))}
     return ", ".join([result.method, *filter(None, starmap(_detail, found.items()))])
 
 
@@ -70,6 +72,11 @@ def _queries(result: Recovery) -> str:
     extras = [f"{stats.heldout_queries:,} more for the certificate"] if stats.heldout_queries else []
     extras += [f"{kept:,} of all came from the journal"] if kept else []
     return "; ".join([used, *extras])
+
+
+def _server(facts: Mapping[str, Any]) -> str:
+    again = ", ".join(f"{times:,} × {reason}" for reason, times in facts["reasons"].items())
+    return f"{facts['requests']:,} requests" + (f"; asked again: {again}" if again else ", none asked again")
 
 
 def _heldout(result: Recovery) -> str:

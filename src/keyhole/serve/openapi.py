@@ -1,0 +1,109 @@
+"""What the served OpenAPI document says of requests and replies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from keyhole.oracles.inference import DATATYPES, HEADER_LENGTH, TensorInfo
+from keyhole.serve.box import ANSWERS, TOKENS
+
+_SIDE = {"type": "integer", "minimum": 0}
+_PARAMETERS = {"type": "object"}
+_ERROR = {
+    "application/json": {
+        "schema": {"type": "object", "properties": {"error": {"type": "string"}}, "required": ["error"]},
+    }
+}
+_BINARY = {"schema": {"type": "string", "format": "binary"}}
+_NUMBERS = {"anyOf": [{"type": "array", "items": {"type": "number"}}, {"type": "array", "items": {"type": "array"}}]}
+
+
+def _tensor(name: str) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": {
+            "name": {"const": name},
+            "datatype": {"enum": list(DATATYPES)},
+            "shape": {"type": "array", "items": _SIDE},
+            "data": _NUMBERS,
+            "parameters": _PARAMETERS,
+        },
+        "required": ["name", "datatype", "shape"],
+    }
+
+
+_REQUEST = {
+    "type": "object",
+    "properties": {
+        "id": {"type": "string"},
+        "inputs": {"type": "array", "items": _tensor(TOKENS), "minItems": 1, "maxItems": 1},
+        "outputs": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "properties": {"name": {"const": ANSWERS}, "parameters": _PARAMETERS},
+                "required": ["name"],
+            },
+        },
+        "parameters": _PARAMETERS,
+    },
+    "required": ["inputs"],
+}
+_REPLY = {
+    "type": "object",
+    "properties": {
+        "model_name": {"type": "string"},
+        "model_version": {"type": "string"},
+        "id": {"type": "string"},
+        "outputs": {"type": "array", "items": _tensor(ANSWERS), "minItems": 1, "maxItems": 1},
+    },
+    "required": ["model_name", "outputs"],
+}
+_WHY = {
+    400: "the request is not one of the protocol, or not one that this model takes",
+    401: "a token is missing or wrong",
+    404: "no such model or version",
+    413: "too long a request, or too many sequences",
+    415: "a compressed request",
+    422: "the box answers nan or inf to these tokens",
+    429: "too many queries per second: Retry-After says when to ask again",
+}
+
+
+def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Replies that say why there is no answer."""
+    return {status: {"description": _WHY[status], "content": _ERROR} for status in statuses}
+
+
+def path_parameters(names: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Parts of a path. Any text is read, to be refused in our own words; these are the only ones that are not."""
+    return [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string", "enum": [value]}}
+        for name, value in names.items()
+    ]
+
+
+LENGTH = {"name": HEADER_LENGTH, "in": "header", "required": False, "schema": {"type": "integer", "minimum": 0}}
+
+
+def question(tokens: TensorInfo) -> dict[str, Any]:
+    """The body of an inference request, with one that is answered as an example."""
+    width = tokens.shape[-1]
+    entry = {"name": tokens.name, "datatype": tokens.datatype, "shape": [1, 1, width], "data": [0.0] * width}
+    return {
+        "required": True,
+        "description": f"JSON; with the header {HEADER_LENGTH}, so many bytes of JSON and binary tensors behind them.",
+        "content": {
+            "application/json": {"schema": _REQUEST, "example": {"id": "1", "inputs": [entry]}},
+            "application/octet-stream": _BINARY,
+        },
+    }
+
+
+ANSWERED: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "the answers",
+        "content": {"application/json": {"schema": _REPLY}, "application/octet-stream": _BINARY},
+    }
+}
