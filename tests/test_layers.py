@@ -43,6 +43,7 @@ PUBLIC = [
     "RecoveryFailed",
     "ReluNet",
     "SingleHead",
+    "TorchOracle",
     "audit",
     "distance",
     "load",

@@ -4,7 +4,7 @@ from keyhole.audit import audit
 from keyhole.errors import KeyholeError, RecoveryFailed
 from keyhole.measure import Noise
 from keyhole.model import MultiHead, OneLayer, ReluNet, SingleHead, distance, load
-from keyhole.oracles import FunctionOracle
+from keyhole.oracles import FunctionOracle, TorchOracle
 from keyhole.recovery import Outcome, Recovery
 from keyhole.session import recover
 
@@ -19,6 +19,7 @@ __all__ = [
     "RecoveryFailed",
     "ReluNet",
     "SingleHead",
+    "TorchOracle",
     "audit",
     "distance",
     "load",

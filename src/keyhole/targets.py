@@ -17,7 +17,8 @@ import numpy as np
 from keyhole.errors import FileError, KeyholeError, UsageError
 from keyhole.measure import Noise
 from keyhole.model import MultiHead, OneLayer, ReluNet, SingleHead, load
-from keyhole.oracles import FunctionOracle, Noisy, Oracle, Rounded, Wrapper
+from keyhole.oracles import FunctionOracle, Noisy, Oracle, Rounded, TorchOracle, Wrapper
+from keyhole.oracles.torch_module import is_module
 
 EXAMPLES = "demo:single-head?width=64&rank=4&seed=0, file:params.safetensors, python:path.py:factory"
 # Sets the random numbers of a demo's truth apart from those a method draws from the same seed.
@@ -372,11 +373,13 @@ def _as_oracle(box: Any, maker: str) -> Oracle:
         if missing:
             raise UsageError(f"the oracle of {maker} does not set {missing[0]!r}: every oracle must")
         return box
+    if is_module(box):
+        return TorchOracle(box)
     if callable(box) and hasattr(box, "width"):
         return FunctionOracle(box, width=box.width, name=type(box).__qualname__)
     raise UsageError(
         f"{maker} returned something of type {type(box).__name__}: return a keyhole Oracle, "
-        "e.g. FunctionOracle(function, width=64), or a callable with a width"
+        "e.g. FunctionOracle(function, width=64), a PyTorch module, or a callable with a width"
     )
 
 

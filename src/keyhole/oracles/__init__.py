@@ -2,6 +2,18 @@
 
 from keyhole.oracles.base import Oracle
 from keyhole.oracles.function import FunctionOracle
+from keyhole.oracles.torch_module import TorchOracle
 from keyhole.oracles.wrappers import Batched, Budgeted, Cast, Counted, Noisy, Rounded, Wrapper
 
-__all__ = ["Batched", "Budgeted", "Cast", "Counted", "FunctionOracle", "Noisy", "Oracle", "Rounded", "Wrapper"]
+__all__ = [
+    "Batched",
+    "Budgeted",
+    "Cast",
+    "Counted",
+    "FunctionOracle",
+    "Noisy",
+    "Oracle",
+    "Rounded",
+    "TorchOracle",
+    "Wrapper",
+]
