@@ -21,10 +21,11 @@ LAYERS = (
     {"model", "measure", "recovery"},
     {"numerics"},
     {"methods", "samples"},
+    {"convert"},
     {"oracles", "journal", "progress"},
     {"session"},
-    {"report", "runs", "targets", "verify", "audit", "serve"},
-    {"cli"},
+    {"report", "runs", "targets", "verify", "audit", "serve", "whole_model"},
+    {"cli", "cli_model"},
     {"__main__", "__init__"},
 )
 LAYER = {part: number for number, parts in enumerate(LAYERS) for part in parts}
@@ -38,16 +39,19 @@ PUBLIC = [
     "MultiHead",
     "Noise",
     "OneLayer",
+    "OnnxOracle",
     "Outcome",
     "Recovery",
     "RecoveryFailed",
     "ReluNet",
     "SingleHead",
     "TorchOracle",
+    "TransformersOracle",
     "audit",
     "distance",
     "load",
     "recover",
+    "recover_model",
 ]
 
 MODULES = sorted(SOURCE.rglob("*.py"))

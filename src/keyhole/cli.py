@@ -19,6 +19,7 @@ from rich.text import Text
 from keyhole import session
 from keyhole.audit import MULTIPLES, Audit
 from keyhole.audit import audit as run_audit
+from keyhole.cli_model import names_all_layers, recover_all_layers
 from keyhole.errors import FileError, KeyholeError, RecoveryFailed, UsageError
 from keyhole.measure import Noise
 from keyhole.model import SingleHead, distance
@@ -114,7 +115,8 @@ def recover(
         typer.Argument(
             metavar="TARGET",
             help="`demo:single-head?width=64&rank=4` (also norm, seed, max_norm, noise, decimals), "
-            "`file:params.safetensors` or `python:path.py:factory`",
+            "`file:params.safetensors`, `python:path.py:factory`, `onnx:model.onnx`, `transformers:PATH#layer=2` "
+            "(also part, positions, dtype), or all attention layers of a model: `transformers:PATH#layer=all`",
         ),
     ],
     method: Annotated[str, typer.Option(help="The learner.")] = "auto",
@@ -143,6 +145,11 @@ def recover(
     """
     options = dict(parse_option(text) for text in option or [])
     settings = Settings(target, method, budget, journal, seed, heldout, max_norm, noise, options, out)
+    if names_all_layers(target):
+        try:
+            return DONE if recover_all_layers(settings, as_json=as_json, quiet=quiet) else FAILED
+        except KeyboardInterrupt:
+            return _complain(_interrupted(settings), INTERRUPTED)
     return _carry_out(settings, as_json=as_json, quiet=quiet)
 
 

@@ -1,4 +1,4 @@
-"""Black boxes named by one line of text, as the command line does: `demo:…`, `file:…` and `python:…`."""
+"""Black boxes named by one line of text, as the command line does: `demo:…`, `file:…`, `python:…` and so on."""
 
 from __future__ import annotations
 
@@ -18,9 +18,12 @@ from keyhole.errors import FileError, KeyholeError, UsageError
 from keyhole.measure import Noise
 from keyhole.model import MultiHead, OneLayer, ReluNet, SingleHead, load
 from keyhole.oracles import FunctionOracle, Noisy, Oracle, Rounded, TorchOracle, Wrapper
+from keyhole.oracles.named import ONNX_EXAMPLE, TRANSFORMERS_EXAMPLE, onnx_box, transformers_box
 from keyhole.oracles.torch_module import is_module
 
-EXAMPLES = "demo:single-head?width=64&rank=4&seed=0, file:params.safetensors, python:path.py:factory"
+EXAMPLES = "demo:single-head?width=64&rank=4&seed=0, file:params.safetensors, python:path.py:factory, " + ", ".join(
+    [ONNX_EXAMPLE, TRANSFORMERS_EXAMPLE]
+)
 # Sets the random numbers of a demo's truth apart from those a method draws from the same seed.
 DEMO_STREAM = 0xDE30
 
@@ -419,4 +422,18 @@ def _content(path: Path) -> bytes:
         raise FileError(f"cannot read {path}: {error.strerror}") from error
 
 
-KINDS: dict[str, Callable[[str], Target]] = {"demo": _demo, "file": _file, "python": _python}
+def _onnx(rest: str) -> Target:
+    return Target(f"onnx:{rest}", *onnx_box(rest))
+
+
+def _transformers(rest: str) -> Target:
+    return Target(f"transformers:{rest}", *transformers_box(rest))
+
+
+KINDS: dict[str, Callable[[str], Target]] = {
+    "demo": _demo,
+    "file": _file,
+    "python": _python,
+    "onnx": _onnx,
+    "transformers": _transformers,
+}

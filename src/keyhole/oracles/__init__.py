@@ -2,7 +2,9 @@
 
 from keyhole.oracles.base import Oracle
 from keyhole.oracles.function import FunctionOracle
+from keyhole.oracles.onnx_file import OnnxOracle
 from keyhole.oracles.torch_module import TorchOracle
+from keyhole.oracles.transformers_layer import TransformersOracle
 from keyhole.oracles.wrappers import Batched, Budgeted, Cast, Counted, Noisy, Rounded, Wrapper
 
 __all__ = [
@@ -12,8 +14,10 @@ __all__ = [
     "Counted",
     "FunctionOracle",
     "Noisy",
+    "OnnxOracle",
     "Oracle",
     "Rounded",
     "TorchOracle",
+    "TransformersOracle",
     "Wrapper",
 ]

@@ -66,12 +66,16 @@ def observe(
     signature: Signature,
     who: str,
     lengths: Sequence[int] = TRIAL_LENGTHS,
+    remedy: str = "If it wants more than tokens, such as a mask, say how to ask it: call=lambda module, tokens: ...",
 ) -> Observed:
-    """Try a model on a few sequences, to see where it has outputs; an error says what is wrong with them."""
+    """Try a model on a few sequences, to see where it has outputs; an error says what is wrong with them.
+
+    `remedy` is said where the model raises an exception.
+    """
     place = place_of(positions)
     lengths = [min(length, signature.max_length or length) for length in lengths]
     tokens = [_trial(signature, length) for length in lengths]
-    outputs = [_asked(model, each, who) for each in tokens]
+    outputs = [_asked(model, each, who, remedy) for each in tokens]
     shapes = [tuple(each.shape) for each in outputs]
     everywhere = all(shape[1:2] == (length,) for shape, length in zip(shapes, lengths, strict=True))
     everywhere &= len(shapes[0]) == 3 or len(set(lengths)) > 1  # a matrix may be one row of outputs per sequence
@@ -84,8 +88,8 @@ def observe(
     if not everywhere and positions != "last":
         raise UsageError(f"{who} has one answer per sequence, not one per position: leave positions at 'last'")
     if signature.noise.kind == "exact":
-        _refuse_random(outputs[0], _asked(model, tokens[0], who), signature, who)
-        _refuse_mixing(outputs[0], _asked(model, tokens[0][:1, ...], who), signature, who)
+        _refuse_random(outputs[0], _asked(model, tokens[0], who, remedy), signature, who)
+        _refuse_mixing(outputs[0], _asked(model, tokens[0][:1, ...], who, remedy), signature, who)
     return Observed(place, everywhere)
 
 
@@ -100,8 +104,8 @@ def _refuse_random(first: Array, again: Array, signature: Signature, who: str) -
 def _refuse_mixing(together: Array, alone: Array, signature: Signature, who: str) -> None:
     if _apart(together[:1, ...], alone, signature):
         raise UsageError(
-            f"{who} answers a sequence differently when others are in its batch: say batch_first=False if it wants "
-            "(length, batch, width); no method expects a box that mixes sequences"
+            f"{who} answers a sequence differently when others are in its batch: if it wants (length, batch, width), "
+            "say batch_first=False, or export it with the batch in front; no method expects a box that mixes sequences"
         )
 
 
@@ -122,7 +126,7 @@ def _trial(signature: Signature, length: int) -> Array:  # -> (batch, length, wi
     return signature.space.asarray(tokens * min(1.0, signature.norm_limit / longest))
 
 
-def _asked(model: Callable[[Array], Any], tokens: Array, who: str) -> Array:
+def _asked(model: Callable[[Array], Any], tokens: Array, who: str, remedy: str) -> Array:
     """The outputs of a model, if they are one array that fits the question."""
     batch, length, width = tokens.shape
     try:
@@ -132,8 +136,7 @@ def _asked(model: Callable[[Array], Any], tokens: Array, who: str) -> Array:
     except Exception as error:
         raise UsageError(
             f"{who} raised {type(error).__name__} when asked {batch} sequences of {length} tokens of width {width}: "
-            f"{error}. Is the width right? If it wants more than tokens, such as a mask, say how to ask it: "
-            "call=lambda module, tokens: ..."
+            f"{' '.join(str(error).split())}. Is the width right? {remedy}"
         ) from error
     if not array_api_compat.is_array_api_obj(outputs):
         kind = f"a {type(outputs).__name__}"
