@@ -11,6 +11,7 @@ import pytest
 
 import keyhole as kh
 from keyhole.arrays import Array, to_numpy
+from keyhole.convert import heads_of
 from keyhole.errors import NonFiniteAnswer, OracleRaised, UsageError, WrongShape
 from keyhole.measure import Noise
 from keyhole.oracles import Counted
@@ -163,17 +164,26 @@ def test_one_head_of_torch_is_recovered(positions: Any) -> None:
     layer = attention()
     oracle = Counted(kh.TorchOracle(layer, positions=positions))
     result = kh.recover(oracle)
-    query, key, value = layer.in_proj_weight.detach().numpy().reshape(3, WIDTH, WIDTH)
-    biases = layer.in_proj_bias.detach().numpy().reshape(3, WIDTH)
-    output = layer.out_proj.weight.detach().numpy()
-    truth = kh.SingleHead(
-        key.T @ query / WIDTH**0.5,
-        (output @ value).T,
-        key.T @ biases[0] / WIDTH**0.5,
-        output @ biases[2] + layer.out_proj.bias.detach().numpy(),
-    )
-    assert kh.distance(result.params, truth) <= 1e-10
+    assert kh.distance(result.params, heads_of(layer)) <= 1e-10
     assert oracle.queries == result.stats.new_queries
+
+
+@pytest.mark.parametrize("positions", ["last", "all"])
+@pytest.mark.parametrize("biases", [0.0, 1.0])
+@pytest.mark.parametrize("width", [6, 16])
+def test_error_bars_cover_layers_that_store_factors(width: int, biases: float, positions: Any, fresh_seed: int) -> None:
+    """Values are products of two matrices: an entry is rounded as much as its largest term, however small it is."""
+    torch.manual_seed(fresh_seed)
+    layer = nn.MultiheadAttention(width, 1, batch_first=True).double().eval()
+    for bias in (layer.in_proj_bias, layer.out_proj.bias):
+        nn.init.normal_(bias, std=biases)
+    result = kh.recover(kh.TorchOracle(layer, positions=positions))
+    [head], bias = heads_of(layer).heads, heads_of(layer).output_bias
+    truth = {"score": head.score, "value": head.value, "score_bias": head.score_bias, "output_bias": bias}
+    for name, array in truth.items():
+        found, radius = (getattr(each, name) for each in (result.params, result.certificate.radius))
+        if array is not None:
+            assert np.all(np.abs(to_numpy(found) - array) <= to_numpy(radius)), name
 
 
 def test_two_heads_are_not_taken_for_one() -> None:
