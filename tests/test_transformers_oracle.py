@@ -386,6 +386,20 @@ def test_a_pickle_of_weights_alone_is_read(bert: Path) -> None:
     assert kh.TransformersOracle(bert, 0).name == expected
 
 
+@pytest.mark.parametrize("kind", ["bert", "unheard-of"])
+def test_code_in_a_folder_is_never_run(kind: str, bert: Path, capsys: Any) -> None:
+    (bert / "evil.py").write_text("print('EXECUTED')\nclass Model: ...\nclass Config: ...\n")
+    about = json.loads((bert / "config.json").read_text())
+    about |= {"model_type": kind, "auto_map": {"AutoModel": "evil.Model", "AutoConfig": "evil.Config"}}
+    (bert / "config.json").write_text(json.dumps(about))
+    if kind == "bert":  # a kind that the library has itself
+        assert kh.TransformersOracle(bert, 0).name == kh.TransformersOracle(model_of("bert"), 0).name
+    else:
+        with pytest.raises(FileError, match="cannot be read as a transformers model"):
+            kh.TransformersOracle(bert, 0)
+    assert "EXECUTED" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("model", "options", "said"),
     [
