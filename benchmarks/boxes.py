@@ -11,6 +11,7 @@ import os
 import tempfile
 import warnings
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from keyhole.methods import METHODS
 from keyhole.whole_model import ModelRecovery, load_weights
 
 WIDTH, HEADS, LENGTHS, FRESH = 64, (1, 4, 8), range(1, 41), 4
+BIASES = (0.0, 0.1)
 SENTENCES = [
     "A keyhole shows little, and yet enough.",
     "How many questions does it take to know a layer?",
@@ -35,10 +37,21 @@ SENTENCES = [
 
 def table() -> str:
     parts = [
-        "`nn.MultiheadAttention`, width 64, biases of size 1; function errors over fresh sequences of 1 to 40 normal "
-        "tokens, relative to the largest answer:",
+        "`nn.MultiheadAttention`, width 64, weights as PyTorch makes them, biases of the size shown; function "
+        "errors over fresh sequences of 1 to 40 normal tokens, relative to the largest answer:",
         markdown(
-            ("heads", "dtype", "positions", "outcome", "queries", "bound", "parameters", "function", "seconds"),
+            (
+                "heads",
+                "dtype",
+                "biases",
+                "positions",
+                "outcome",
+                "queries",
+                "bound",
+                "parameters",
+                "function",
+                "seconds",
+            ),
             _torch_rows(),
         ),
         "The same layer exported to ONNX with dynamic batch and length, float64:",
@@ -50,27 +63,26 @@ def table() -> str:
     return "\n\n".join(parts)
 
 
-def _method(heads: int) -> str:
-    return "multi-head" if "multi-head" in METHODS and heads > 1 else "single-head"
+def _method() -> str:
+    return "multi-head" if "multi-head" in METHODS else "single-head"
 
 
-def _attention(heads: int) -> Any:
+def _attention(heads: int, biases: float) -> Any:
     import torch
 
     torch.manual_seed(heads)
     layer = torch.nn.MultiheadAttention(WIDTH, heads, batch_first=True).eval()
-    torch.nn.init.normal_(layer.in_proj_bias)
-    torch.nn.init.normal_(layer.out_proj.bias)
+    for bias in (layer.in_proj_bias, layer.out_proj.bias):  # zeros, as PyTorch makes them
+        torch.nn.init.normal_(bias, std=biases)
     return layer
 
 
 def _torch_rows() -> Iterator[tuple[object, ...]]:
-    for heads in HEADS:
-        for dtype in ("float64", "float32"):
-            for positions in ("last", "all"):
-                oracle = kh.TorchOracle(_attention(heads), dtype=dtype, positions=positions)
-                result = kh.recover(oracle, _method(heads), throw=False)
-                yield (heads, dtype, positions, result.outcome.name, *_figures(result, heads_of(oracle.module)))
+    for heads, dtype, biases, positions in product(HEADS, ("float64", "float32"), BIASES, ("last", "all")):
+        oracle = kh.TorchOracle(_attention(heads, biases), dtype=dtype, positions=positions)
+        result = kh.recover(oracle, _method(), throw=False)
+        figures = _figures(result, heads_of(oracle.module))
+        yield (heads, dtype, f"{biases:g}", positions, result.outcome.name, *figures)
 
 
 def _figures(result: kh.Recovery, truth: kh.MultiHead) -> tuple[object, ...]:
@@ -106,7 +118,7 @@ def _onnx_rows() -> Iterator[tuple[object, ...]]:
             return self.layer(tokens, tokens, tokens, need_weights=False)[0]
 
     for heads in (1, 4):
-        layer = SelfAttention(_attention(heads).double()).eval()
+        layer = SelfAttention(_attention(heads, BIASES[-1]).double()).eval()
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "layer.onnx"
             dynamic = ({0: torch.export.Dim("batch"), 1: torch.export.Dim("length")},)
@@ -114,8 +126,8 @@ def _onnx_rows() -> Iterator[tuple[object, ...]]:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 torch.onnx.export(layer, example, path, dynamo=True, dynamic_shapes=dynamic, verbose=False)
-            found = kh.recover(kh.OnnxOracle(path), _method(heads), throw=False)
-        reference = kh.recover(kh.TorchOracle(layer, WIDTH), _method(heads), throw=False)
+            found = kh.recover(kh.OnnxOracle(path), _method(), throw=False)
+        reference = kh.recover(kh.TorchOracle(layer, WIDTH), _method(), throw=False)
         apart = "" if None in (found.params, reference.params) else f"{kh.distance(found.params, reference.params):.1e}"
         yield heads, found.outcome.name, f"{found.stats.queries:,}", apart
 

@@ -16,6 +16,7 @@ from keyhole.arrays import to_numpy
 from keyhole.cli import main
 from keyhole.convert import attention_in, heads_of, weights_of
 from keyhole.errors import FileError, UsageError
+from keyhole.methods import METHODS
 from keyhole.model.projections import factored
 from keyhole.targets import open_target
 from keyhole.whole_model import load_layers, load_weights
@@ -297,6 +298,21 @@ def test_a_whole_model_is_recovered_and_loaded_back(tmp_path: Path) -> None:
     assert float((after - before).abs().max()) <= 1e-8
     again = kh.recover_model(model, method="single-head", journal=tmp_path / "answers")
     assert [result.stats.new_queries for result in again.layers.values()] == [0, 0]
+
+
+@pytest.mark.skipif("multi-head" not in METHODS, reason="the method multi-head is not there yet")
+@pytest.mark.parametrize("kind", ["bert", "albert", "gpt2"])
+def test_a_model_of_several_heads_is_recovered_and_loaded_back(kind: str) -> None:
+    model = copy.deepcopy(model_of(kind))
+    found = kh.recover_model(model)
+    assert not found.left_out
+    for place in attention_in(model):
+        assert kh.distance(found.layers[place.name].params, heads_of(place.module)) <= 1e-6
+    with torch.no_grad():
+        before = model(input_ids=IDS).last_hidden_state
+        found.load_into(model)
+        after = model(input_ids=IDS).last_hidden_state
+    assert float((after - before).abs().max()) <= 1e-6
 
 
 def test_a_model_that_cannot_be_recovered_says_so() -> None:
