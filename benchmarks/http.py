@@ -2,8 +2,8 @@
 
 The generator sends requests that were made beforehand over plain sockets, as many at a time as the oracle has
 connections, and looks at no answer. Queries per second are those of the fastest of several runs, taken in turns. Where
-other work keeps the machine busy they say little; the processor time that client and server take together says more: one
-request at a time, it is the time on an idle machine, but for the system's own.
+other work keeps the machine busy they say little; the processor time that client and server take together says more:
+one request at a time, it is the time on an idle machine, but for the system's own.
 """
 # ruff: noqa: A005 - nothing imports the library of this name from here
 

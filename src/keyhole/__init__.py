@@ -17,11 +17,12 @@ from keyhole.model import (
     load,
     witness,
 )
-from keyhole.oracles import FunctionOracle, HttpOracle
+from keyhole.oracles import FunctionOracle, HttpOracle, OnnxOracle, TorchOracle, TransformersOracle
 from keyhole.recovery import Outcome, Recovery
 from keyhole.samples import learn
 from keyhole.session import recover
 from keyhole.verify import Verdict, verify
+from keyhole.whole_model import recover_model
 
 __all__ = [
     "AttentionLayer",
@@ -31,11 +32,14 @@ __all__ = [
     "MultiHead",
     "Noise",
     "OneLayer",
+    "OnnxOracle",
     "Outcome",
     "Recovery",
     "RecoveryFailed",
     "ReluNet",
     "SingleHead",
+    "TorchOracle",
+    "TransformersOracle",
     "Verdict",
     "Witness",
     "audit",
@@ -46,6 +50,7 @@ __all__ = [
     "learn",
     "load",
     "recover",
+    "recover_model",
     "verify",
     "witness",
 ]

@@ -20,6 +20,7 @@ from keyhole import session
 from keyhole.audit import MULTIPLES, Audit
 from keyhole.audit import audit as run_audit
 from keyhole.cli_learn import learn
+from keyhole.cli_model import names_all_layers, recover_all_layers
 from keyhole.errors import FileError, KeyholeError, RecoveryFailed, UsageError
 from keyhole.measure import Noise
 from keyhole.model import SingleHead, distance, load
@@ -122,7 +123,9 @@ def recover(
         typer.Argument(
             metavar="TARGET",
             help="`demo:single-head?width=64&rank=4` (also norm, seed, max_norm, noise, decimals), "
-            "`file:params.safetensors`, `python:path.py:factory` or `http://host:port/v2/models/name`",
+            "`file:params.safetensors`, `python:path.py:factory`, `onnx:model.onnx`, `transformers:PATH#layer=2` "
+            "(also part, positions, dtype), `http://host:port/v2/models/name`, "
+            "or all attention layers of a model: `transformers:PATH#layer=all`",
         ),
     ],
     method: Annotated[str, typer.Option(help="The learner.")] = "auto",
@@ -151,6 +154,11 @@ def recover(
     """
     options = dict(parse_option(text) for text in option or [])
     settings = Settings(target, method, budget, journal, seed, heldout, max_norm, noise, options, out)
+    if names_all_layers(target):
+        try:
+            return DONE if recover_all_layers(settings, as_json=as_json, quiet=quiet) else FAILED
+        except KeyboardInterrupt:
+            return _complain(_interrupted(settings), INTERRUPTED)
     return _carry_out(settings, as_json=as_json, quiet=quiet)
 
 

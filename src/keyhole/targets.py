@@ -1,4 +1,4 @@
-"""Black boxes named by one line of text, as the command line does: `demo:…`, `file:…`, `python:…` and `http://…`."""
+"""Black boxes named by one line of text, as the command line does: `demo:…`, `file:…`, `python:…` and so on."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ import numpy as np
 from keyhole.errors import FileError, KeyholeError, UsageError
 from keyhole.measure import Noise
 from keyhole.model import MultiHead, OneLayer, ReluNet, SingleHead, load
-from keyhole.oracles import FunctionOracle, HttpOracle, Noisy, Oracle, Rounded, Wrapper
+from keyhole.oracles import FunctionOracle, HttpOracle, Noisy, Oracle, Rounded, TorchOracle, Wrapper
 from keyhole.oracles.http_text import read_http
+from keyhole.oracles.named import ONNX_EXAMPLE, TRANSFORMERS_EXAMPLE, onnx_box, transformers_box
+from keyhole.oracles.torch_module import is_module
 
-EXAMPLES = (
-    "demo:single-head?width=64&rank=4&seed=0, file:params.safetensors, python:path.py:factory, "
-    "http://host:port/v2/models/name"
+EXAMPLES = "demo:single-head?width=64&rank=4&seed=0, file:params.safetensors, python:path.py:factory, " + ", ".join(
+    [ONNX_EXAMPLE, TRANSFORMERS_EXAMPLE, "http://host:port/v2/models/name"]
 )
 # Sets the random numbers of a demo's truth apart from those a method draws from the same seed.
 DEMO_STREAM = 0xDE30
@@ -384,11 +385,13 @@ def _as_oracle(box: Any, maker: str) -> Oracle:
         if missing:
             raise UsageError(f"the oracle of {maker} does not set {missing[0]!r}: every oracle must")
         return box
+    if is_module(box):
+        return TorchOracle(box)
     if callable(box) and hasattr(box, "width"):
         return FunctionOracle(box, width=box.width, name=type(box).__qualname__)
     raise UsageError(
         f"{maker} returned something of type {type(box).__name__}: return a keyhole Oracle, "
-        "e.g. FunctionOracle(function, width=64), or a callable with a width"
+        "e.g. FunctionOracle(function, width=64), a PyTorch module, or a callable with a width"
     )
 
 
@@ -434,10 +437,20 @@ def _http(scheme: str, rest: str) -> Target:
     return Target(f"{scheme}:{rest}", oracle, label)
 
 
+def _onnx(rest: str) -> Target:
+    return Target(f"onnx:{rest}", *onnx_box(rest))
+
+
+def _transformers(rest: str) -> Target:
+    return Target(f"transformers:{rest}", *transformers_box(rest))
+
+
 KINDS: dict[str, Callable[[str], Target]] = {
     "demo": _demo,
     "file": _file,
     "python": _python,
     "http": partial(_http, "http"),
     "https": partial(_http, "https"),
+    "onnx": _onnx,
+    "transformers": _transformers,
 }

@@ -52,16 +52,28 @@ def read_value(signature: Signature) -> Steps[Value]:
     norm = LOUD if signature.noise.kind != "exact" else CLEAR
     norm = norm if signature.max_norm is None else floor_power(min(LOUD, signature.norm_limit))
     answers: Measurements = yield unit_plan(signature, norm)
-    bias = answers.values[0, ...]
-    bias_radius = 3 * space.eps * xp.abs(bias) + answers.radius
+    bias, rounding = answers.values[0, ...], _rounding(answers.values, signature)
+    bias_radius = rounding[0, ...] + answers.radius
     shows = xp.abs(bias) > bias_radius
     # Taken for zero, it is off by what was read besides.
     bias_radius = xp.where(shows, bias_radius, bias_radius + xp.abs(bias))
     bias = xp.where(shows, bias, xp.zeros_like(bias))
     vector = (answers.values[1:, ...] - bias) / norm
-    # The oracle weighs by a softmax, adds a bias and may round in another unit: a few roundings of its dtype.
-    rounded = 3 * space.eps * (xp.abs(answers.values[1:, ...]) + xp.abs(bias))
+    rounded = rounding[1:, ...] + rounding[0, ...]
     return Value(vector, (rounded + answers.radius + bias_radius + space.tiny) / norm, bias, bias_radius)
+
+
+def _rounding(answers: Array, signature: Signature) -> Array:  # (count[, outputs]) -> the same
+    """How far answers are off by the oracle's own arithmetic.
+
+    It weighs by a softmax, adds a bias and may round in another unit: a few roundings of its dtype. Where there are
+    several outputs they are mostly a product of two matrices, so sums over up to `width` inner numbers, whose terms are
+    as large as the other outputs however small the sum is.
+    """
+    xp, eps, sizes = signature.space.xp, signature.space.eps, abs(answers)
+    if sizes.ndim == 1:
+        return 3 * eps * sizes
+    return (3 + signature.width**0.5) * eps * xp.broadcast_to(xp.max(sizes, axis=-1, keepdims=True), sizes.shape)
 
 
 def refuse_zero_value(signature: Signature, value: Value) -> None:

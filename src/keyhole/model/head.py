@@ -154,7 +154,8 @@ class SingleHead:
         bar = bar if head.outputs is not None else bar[:, 0]
         if wide.output_bias is not None:
             bar = bar + wide.output_bias
-        return bar if head.output_bias is None else bar + rounding * xp.abs(head.output_bias)
+        # A small bias may be the sum of larger ones: value biases come through the output matrix.
+        return bar if head.output_bias is None else bar + rounding * xp.max(xp.abs(head.output_bias))
 
     def token_norm(self, logit_size: float) -> float:
         """The norm at which random tokens have logits of about `logit_size` (inf when none has any)."""

@@ -3,6 +3,9 @@
 from keyhole.oracles.base import Oracle
 from keyhole.oracles.function import FunctionOracle
 from keyhole.oracles.http import HttpOracle
+from keyhole.oracles.onnx_file import OnnxOracle
+from keyhole.oracles.torch_module import TorchOracle
+from keyhole.oracles.transformers_layer import TransformersOracle
 from keyhole.oracles.wrappers import Batched, Budgeted, Cast, Counted, Noisy, Rounded, Wrapper
 
 __all__ = [
@@ -13,7 +16,10 @@ __all__ = [
     "FunctionOracle",
     "HttpOracle",
     "Noisy",
+    "OnnxOracle",
     "Oracle",
     "Rounded",
+    "TorchOracle",
+    "TransformersOracle",
     "Wrapper",
 ]

@@ -1,0 +1,112 @@
+"""`keyhole recover transformers:PATH#layer=all`: every attention layer of a model, one after another."""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from keyhole.convert import Place, attention_in, heads_of
+from keyhole.errors import FileError, UsageError
+from keyhole.measure import Noise
+from keyhole.model import distance
+from keyhole.oracles.named import TRANSFORMERS_EXAMPLE, TRANSFORMERS_KEYS, split
+from keyhole.oracles.transformers_layer import open_model
+from keyhole.recovery import Recovery
+from keyhole.runs import Settings, plain, prepare_folder
+from keyhole.whole_model import ModelRecovery, recover_model
+
+PREFIX = "transformers:"
+LAYERS, RUN = "layers.safetensors", "layers.json"
+
+
+def names_all_layers(target: str) -> bool:
+    """Whether a target is a whole model, not one box."""
+    return target.startswith(PREFIX) and "layer=all" in target.partition("#")[2].split("&")
+
+
+def recover_all_layers(settings: Settings, *, as_json: bool, quiet: bool) -> bool:
+    """Recover them, say how each ended as soon as it has, and keep one file; whether all were certified."""
+    path, given = split(settings.target.removeprefix(PREFIX), TRANSFORMERS_EXAMPLE, TRANSFORMERS_KEYS)
+    if given.pop("layer") != "all" or given.pop("part", "attention") != "attention":
+        raise UsageError("all layers are recovered as their attention alone: leave part out")
+    if {"max_length", "batch_limit"} & given.keys():
+        raise UsageError("max_length and batch_limit are for one layer: leave them out")
+    if settings.max_norm is not None:
+        given["max_norm"] = settings.max_norm
+    if settings.out is not None:
+        prepare_folder(settings.out)
+    distances: dict[str, float | None] = {}
+    with redirect_stdout(sys.stderr):
+        model = open_model(path, "recover_model")
+    places = {place.name: place for place in attention_in(model)}
+
+    def done(name: str, result: Recovery) -> None:
+        distances[name] = _distance(result, places[name])
+        if not (as_json or quiet):
+            typer.echo(_line(name, result, distances[name]))
+
+    found = recover_model(
+        model,
+        method="multi-head" if settings.method == "auto" else settings.method,
+        budget=settings.budget,
+        journal=settings.journal,
+        seed=settings.seed,
+        throw=False,
+        noise=None if settings.noise is None else Noise.parse(settings.noise),
+        heldout=settings.heldout,
+        progress=False if quiet or as_json else None,
+        done=done,
+        **given,
+        **settings.options,
+    )
+    data = {
+        "target": settings.target,
+        "certified": found.certified,
+        "layers": {
+            name: {**result.summary(), "distance": distances[name], "left_out": found.left_out.get(name)}
+            for name, result in found.layers.items()
+        },
+    }
+    files = {} if settings.out is None else _keep(found, data, settings.out)
+    if as_json:
+        typer.echo(json.dumps(plain({**data, "files": files}), allow_nan=False))
+    elif not quiet:
+        for name, reason in found.left_out.items():
+            typer.echo(f"{name}: no weights: {reason}")
+        typer.echo("\n".join(map(str, files.values())) or "nothing was kept: --out FOLDER keeps the heads and weights")
+    return found.certified
+
+
+def _distance(result: Recovery, place: Place) -> float | None:
+    """How far the heads found are from those in the file, which only those who have it can know."""
+    if result.params is None or place.layout.rotary:
+        return None
+    try:
+        return distance(result.params, heads_of(place.module))
+    except UsageError:  # not heads, or of other shapes
+        return None
+
+
+def _line(name: str, result: Recovery, apart: float | None) -> str:
+    stats = result.stats
+    cost = f"{stats.queries:,} queries and {stats.heldout_queries} for the certificate, {stats.seconds:.1f} s"
+    if not result.certified:
+        return f"{name}: {result.outcome.name}: {result.message} ({cost}). {result.outcome.value}"
+    heads = getattr(result.params, "heads", (result.params,))
+    truth = "" if apart is None else f", relative distance {apart:.1e} from the weights in the file"
+    return f"{name}: CERTIFIED, {len(heads)} head{'s' * (len(heads) > 1)}{truth}; {cost}"
+
+
+def _keep(found: ModelRecovery, data: dict[str, Any], folder: Path) -> dict[str, Path]:
+    files = {"layers": folder / LAYERS, "run": folder / RUN}
+    found.save(files["layers"])
+    try:
+        files["run"].write_text(json.dumps(plain(data), indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise FileError(f"cannot write to the folder {folder}: {error.strerror or error}") from error
+    return files

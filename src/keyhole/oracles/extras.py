@@ -1,0 +1,16 @@
+"""Libraries that are no dependency of the core: imported when they are used."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from keyhole.errors import UsageError
+
+
+def extra(library: str, name: str, user: str) -> Any:
+    """The library, which the extra `name` installs; UsageError says what `user` needs and how to get it."""
+    try:
+        return import_module(library)
+    except ImportError as error:
+        raise UsageError(f"{user} needs {library} ({error}): pip install 'keyhole[{name}]'") from error

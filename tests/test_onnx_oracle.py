@@ -1,0 +1,250 @@
+"""ONNX models as black boxes: batch and length dynamic or fixed, files that are none refused."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import keyhole as kh
+from keyhole.errors import FileError, UsageError, WrongShape
+from keyhole.oracles import Counted
+from keyhole.targets import open_target, random_multi_head
+
+onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+helper, numpy_helper = onnx.helper, onnx.numpy_helper
+
+WIDTH, OUTPUTS = 5, 4
+FLOATS = {np.float64: onnx.TensorProto.DOUBLE, np.float32: onnx.TensorProto.FLOAT, np.float16: onnx.TensorProto.FLOAT16}
+TRUTH = random_multi_head(1, WIDTH, outputs=OUTPUTS, score_bias=0.5, output_bias=0.5, seed=3)
+
+
+def graph(
+    layer: kh.MultiHead = TRUTH,
+    dtype: Any = np.float64,
+    batch: Any = "batch",
+    length: Any = "length",
+    pool: bool = False,
+) -> Any:
+    """Σ_h softmax(X·Wᵀ·Xᵀ + …)·X·V_h + b at every position, or the mean over all."""
+    kind, width = FLOATS[dtype], layer.width
+    nodes, constants, sums = [], [], []
+
+    def constant(name: str, array: Any) -> str:
+        constants.append(numpy_helper.from_array(np.asarray(array, dtype=dtype), name))
+        return name
+
+    def node(operator: str, *inputs: str, **attributes: Any) -> str:
+        name = f"{operator}_{len(nodes)}"
+        nodes.append(helper.make_node(operator, list(inputs), [name], **attributes))
+        return name
+
+    for number, head in enumerate(layer.heads):
+        keys = node("MatMul", "tokens", constant(f"score{number}", np.asarray(head.score).T))
+        if head.score_bias is not None:
+            keys = node("Add", keys, constant(f"score_bias{number}", head.score_bias))
+        logits = node("MatMul", keys, node("Transpose", "tokens", perm=[0, 2, 1]))
+        mixed = node("MatMul", node("Softmax", logits, axis=-1), "tokens")
+        sums.append(node("MatMul", mixed, constant(f"value{number}", head.value)))
+    total = sums[0]
+    for each in sums[1:]:
+        total = node("Add", total, each)
+    total = node("Add", total, constant("bias", 0.0 if layer.output_bias is None else layer.output_bias))
+    total = node("ReduceMean", total, axes=[1], keepdims=0) if pool else node("Identity", total)
+    shape = [batch, layer.outputs] if pool else [batch, length, layer.outputs]
+    tokens = helper.make_tensor_value_info("tokens", kind, [batch, length, width])
+    outputs = helper.make_tensor_value_info(total, kind, shape)
+    return helper.make_graph(nodes, "attention", [tokens], [outputs], constants)
+
+
+def write(path: Path, made: Any) -> Path:
+    onnx.save(helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
+    return path
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "model.onnx"
+
+
+def question(batch: int = 5, length: int = 4) -> Any:
+    return np.random.default_rng(0).standard_normal((batch, length, WIDTH))
+
+
+# --- what is read -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batch", ["batch", 1, 3, 8])
+def test_any_batch(path: Path, batch: Any) -> None:
+    oracle = kh.OnnxOracle(write(path, graph(batch=batch)))
+    for count in (1, 2, 3, 7):
+        np.testing.assert_allclose(oracle(question(count)), TRUTH(question(count)), rtol=0, atol=1e-13)
+    every = kh.OnnxOracle(path, positions="all")
+    np.testing.assert_allclose(every(question()), TRUTH.at_all_positions(question()), rtol=0, atol=1e-13)
+    first = kh.OnnxOracle(path, positions=0)
+    np.testing.assert_allclose(first(question()), TRUTH(question()), rtol=0, atol=1e-13)
+    assert oracle.signature.max_length is None
+    assert len({oracle.name, first.name}) == 2
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(np.float64, 1e-13), (np.float32, 1e-5), (np.float16, 5e-2)])
+def test_any_dtype(path: Path, dtype: Any, tolerance: float) -> None:
+    oracle = kh.OnnxOracle(write(path, graph(dtype=dtype)))
+    np.testing.assert_allclose(oracle(question()), TRUTH(question()), rtol=0, atol=tolerance)
+    assert oracle.signature.space.eps == np.finfo(dtype).eps
+    assert oracle(question()).dtype == (np.float32 if dtype is np.float16 else dtype)
+
+
+def test_one_row_per_sequence(path: Path) -> None:
+    oracle = kh.OnnxOracle(write(path, graph(pool=True)))
+    np.testing.assert_allclose(oracle(question()), TRUTH.at_all_positions(question()).mean(1), rtol=0, atol=1e-13)
+    with pytest.raises(UsageError, match="one answer per sequence"):
+        kh.OnnxOracle(path, positions="all")
+
+
+def test_a_fixed_length_answers_no_other(path: Path) -> None:
+    oracle = kh.OnnxOracle(write(path, graph(length=6)), max_length=9)
+    assert oracle.signature.max_length == 6
+    np.testing.assert_allclose(oracle(question(length=6)), TRUTH(question(length=6)), rtol=0, atol=1e-13)
+    with pytest.raises(WrongShape, match=r"6 tokens and no others, not of 2: .*dynamic length, or say repeat=True"):
+        oracle(question(length=2))
+    result = kh.recover(oracle, throw=False)
+    assert result.outcome is kh.Outcome.ORACLE_FAILED
+    assert "dynamic length" in result.message
+
+
+@pytest.mark.parametrize("positions", ["last", "all", 0])
+def test_repeated_tokens_make_up_a_fixed_length(path: Path, positions: Any) -> None:
+    """Every token as often as every other: the same weights, so the same question."""
+    oracle = kh.OnnxOracle(write(path, graph(length=6)), positions=positions, repeat=True)
+    expected = TRUTH.at_all_positions if positions == "all" else TRUTH
+    for length in (1, 2, 3, 6):
+        tokens = question(length=length)
+        np.testing.assert_allclose(oracle(tokens), expected(tokens), rtol=0, atol=1e-13)
+    with pytest.raises(WrongShape, match="a multiple of every length"):
+        oracle(question(length=4))
+
+
+@pytest.mark.parametrize("positions", ["last", "all"])
+def test_an_onnx_head_is_recovered(path: Path, positions: Any) -> None:
+    oracle = Counted(kh.OnnxOracle(write(path, graph(batch=4)), positions=positions))
+    result = kh.recover(oracle)
+    assert kh.distance(result.params, TRUTH) <= 1e-9
+    assert oracle.queries == result.stats.new_queries
+    oracle.close()
+
+
+def test_the_same_result_as_the_layer_in_torch(path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    from keyhole.convert import heads_of  # noqa: PLC0415
+
+    torch.manual_seed(0)
+    layer = torch.nn.MultiheadAttention(WIDTH, 1).double().eval()
+    found = [kh.recover(kh.OnnxOracle(write(path, graph(heads_of(layer))))), kh.recover(kh.TorchOracle(layer))]
+    assert kh.distance(found[0].params, found[1].params) <= 1e-11
+    assert found[0].stats.queries == found[1].stats.queries
+
+
+def test_a_name_is_a_digest_of_the_weights(path: Path, tmp_path: Path) -> None:
+    name = kh.OnnxOracle(write(path, graph())).name
+    assert kh.OnnxOracle(write(tmp_path / "copy.onnx", graph())).name == name
+    assert kh.OnnxOracle(write(path, graph(dtype=np.float32))).name != name
+    model = helper.make_model(graph(), opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    names = set()
+    for factor in (1.0, 2.0):  # weights in a file beside it
+        scaled = onnx.ModelProto.FromString(model.SerializeToString())
+        tensor = scaled.graph.initializer[0]
+        tensor.CopyFrom(numpy_helper.from_array(factor * numpy_helper.to_array(tensor), tensor.name))
+        options = {"save_as_external_data": True, "location": "large.onnx.data", "size_threshold": 0}
+        (tmp_path / "large.onnx.data").unlink(missing_ok=True)
+        onnx.save(scaled, tmp_path / "large.onnx", **options)
+        names.add(kh.OnnxOracle(tmp_path / "large.onnx").name)
+    assert len(names) == 2
+    assert kh.OnnxOracle(path, name="mine").name == "mine"
+
+
+def test_targets(path: Path) -> None:
+    write(path, graph())
+    target = open_target(f"onnx:{path}#positions=all&max_norm=2")
+    assert target.label == f"the ONNX model of width {WIDTH} in {path}, observed at all positions"
+    assert target.oracle.signature.max_norm == 2.0
+    assert kh.recover(open_target(f"onnx:{path}").oracle).certified
+    assert "position 0" in open_target(f"onnx:{path}#positions=0&repeat=1").label
+
+
+# --- refused, with the remedy -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("content", [b"", b"not a model", b"\x08" * 64, "cut"])
+def test_a_file_that_is_none(path: Path, content: Any) -> None:
+    path.write_bytes(write(path, graph()).read_bytes()[:300] if content == "cut" else content)
+    with pytest.raises(FileError, match=r"model\.onnx is not an ONNX model.*export it again"):
+        kh.OnnxOracle(path)
+
+
+def test_a_file_that_is_not_there(path: Path) -> None:
+    with pytest.raises(FileError, match="no such file"):
+        kh.OnnxOracle(path)
+    with pytest.raises(FileError, match="no such file"):
+        open_target(f"onnx:{path}")
+
+
+def simple(shape: Any = ("batch", "length", WIDTH), kind: int = onnx.TensorProto.DOUBLE, **changes: Any) -> Any:
+    """A graph that passes tokens on, with further inputs and outputs."""
+    tokens = helper.make_tensor_value_info("tokens", kind, shape)
+    more = [helper.make_tensor_value_info(name, onnx.TensorProto.DOUBLE, [1]) for name in changes.get("inputs", ())]
+    names = changes.get("outputs", ("answers",))
+    nodes = [helper.make_node(changes.get("operator", "Identity"), ["tokens"], [name]) for name in names]
+    outputs = [helper.make_tensor_value_info(name, kind, None) for name in names]
+    return helper.make_graph(nodes, "simple", [tokens, *more], outputs)
+
+
+OPEN = ("batch", "length", "width")
+REFUSED: list[tuple[str, Any, dict[str, Any], type[kh.KeyholeError], str]] = [
+    ("a mask", simple(inputs=["mask"]), {}, UsageError, "wants mask besides tokens.*as constants"),
+    ("token numbers", simple(kind=onnx.TensorProto.INT64), {}, UsageError, "export the part behind the embedding"),
+    ("two axes", simple(shape=("length", WIDTH)), {}, WrongShape, r"not \(batch, length, width\)"),
+    ("two outputs", simple(outputs=["one", "two"]), {}, UsageError, "output= one of one, two"),
+    ("no such output", simple(), {"output": "hidden"}, UsageError, "has no output 'hidden'; it has answers"),
+    ("no such input", simple(), {"input": "x"}, UsageError, "has no input 'x'; it has tokens"),
+    ("no width", simple(shape=OPEN), {}, UsageError, "give width="),
+    ("another width", simple(), {"width": 4}, UsageError, "width 5, not 4: leave width out"),
+    ("another shape", simple(operator="Flatten"), {}, WrongShape, "one row of outputs per token"),
+    ("no position", simple(), {"positions": "first"}, UsageError, "'last', 'all' or the number"),
+    ("no provider", simple(), {"providers": ["NoExecutionProvider"]}, FileError, "NoExecutionProvider"),
+]
+
+
+@pytest.mark.parametrize(("made", "options", "kind", "said"), [row[1:] for row in REFUSED], ids=[r[0] for r in REFUSED])
+def test_refused_with_a_remedy(
+    made: Any, options: dict[str, Any], kind: type[kh.KeyholeError], said: str, path: Path
+) -> None:
+    with pytest.raises(kind, match=f"(?s){said}"):
+        kh.OnnxOracle(write(path, made), **options)
+
+
+def test_the_remedies_work(path: Path) -> None:
+    oracle = kh.OnnxOracle(write(path, simple(shape=OPEN, outputs=["one", "two"])), WIDTH, input="tokens", output="two")
+    np.testing.assert_array_equal(oracle(question()), question()[:, -1])
+
+
+def test_a_length_that_is_dynamic_in_name_only(path: Path) -> None:
+    """What the older exporter of PyTorch makes of nn.MultiheadAttention."""
+    made = graph()
+    shape = numpy_helper.from_array(np.array([-1, 4, WIDTH]), "shape")
+    made.initializer.append(shape)
+    for number, node in enumerate(made.node):
+        made.node[number].input[:] = ["fixed" if name == "tokens" else name for name in node.input]
+    made.node.insert(0, helper.make_node("Reshape", ["tokens", "shape"], ["fixed"]))
+    with pytest.raises(kh.KeyholeError, match=r"dynamic in name only, export it again|answered shape"):
+        kh.OnnxOracle(write(path, made))
+
+
+def test_without_onnxruntime_the_extra_is_named(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(UsageError, match=r"OnnxOracle needs onnxruntime.*pip install 'keyhole\[onnx\]'"):
+        kh.OnnxOracle(path)

@@ -1,0 +1,455 @@
+"""Layers of transformers models as black boxes, and whole models layer by layer: tiny random ones, from disk."""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import keyhole as kh
+from keyhole.arrays import to_numpy
+from keyhole.cli import main
+from keyhole.convert import attention_in, heads_of, weights_of
+from keyhole.errors import FileError, UsageError
+from keyhole.methods import METHODS
+from keyhole.model.projections import factored
+from keyhole.targets import open_target
+from keyhole.whole_model import load_layers, load_weights
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+safetensors_torch = pytest.importorskip("safetensors.torch")
+
+WIDTH, HEADS = 12, 3
+SMALL = {"hidden_size": WIDTH, "num_hidden_layers": 2, "intermediate_size": 10, "vocab_size": 20}
+IDS = torch.arange(9)[None]
+
+
+def config(kind: str, heads: int = HEADS) -> Any:
+    if kind == "bert":
+        return transformers.BertConfig(**SMALL, num_attention_heads=heads, max_position_embeddings=16)
+    if kind == "roberta":
+        return transformers.RobertaConfig(**SMALL, num_attention_heads=heads, max_position_embeddings=16)
+    if kind == "albert":
+        more = {"embedding_size": 6, "num_hidden_groups": 2, "max_position_embeddings": 16}
+        return transformers.AlbertConfig(**SMALL | {"num_hidden_layers": 4}, **more, num_attention_heads=heads)
+    if kind == "gpt2":
+        more = {"n_layer": 2, "vocab_size": 20, "n_positions": 16, "bos_token_id": 0, "eos_token_id": 0}
+        return transformers.GPT2Config(n_embd=WIDTH, n_head=heads, scale_attn_by_inverse_layer_idx=True, **more)
+    return transformers.LlamaConfig(**SMALL, num_attention_heads=6, num_key_value_heads=3)
+
+
+def made(kind: str, heads: int = HEADS, seed: int = 0) -> Any:
+    """A random model in float64, weights of a size at which attention matters, biases too."""
+    torch.manual_seed(seed)
+    model = transformers.AutoModel.from_config(config(kind, heads)).double().eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.4)
+    return model
+
+
+KINDS = ["bert", "roberta", "albert", "gpt2", "llama"]
+MODELS: dict[str, Any] = {}
+
+
+def model_of(kind: str) -> Any:
+    if kind not in MODELS:
+        MODELS[kind] = made(kind)
+    return MODELS[kind]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("models")
+    for kind in KINDS:
+        model_of(kind).save_pretrained(root / kind)
+    return root
+
+
+@pytest.fixture
+def bert(folders: Path, tmp_path: Path) -> Path:
+    """A folder with a model, to be spoilt."""
+    for file in (folders / "bert").iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    return tmp_path
+
+
+def tokens(batch: int = 4, length: int = 5) -> Any:
+    return torch.asarray(np.random.default_rng(2).standard_normal((batch, length, WIDTH)))
+
+
+def inside(model: Any, layer: Any) -> tuple[Any, Any]:
+    """What a layer of a model was given and what it answered, when the model itself was used."""
+    seen: list[Any] = []
+    hook = layer.register_forward_hook(
+        lambda _module, args, given, outputs: seen.append((args or (given["hidden_states"],), outputs)),
+        with_kwargs=True,
+    )
+    with torch.no_grad():
+        model(input_ids=IDS)
+    hook.remove()
+    (vectors, *_), outputs = seen[0]
+    return vectors, outputs[0] if isinstance(outputs, tuple) else outputs
+
+
+# --- one layer --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_layer_answers_as_it_does_in_its_model(kind: str, layer: int) -> None:
+    """Mask, rotary positions, residual and normalisation are those of the model's own code."""
+    model = model_of(kind)
+    place = attention_in(model)[layer]
+    for part, module in (("layer", place.layer), ("attention-block", place.module)):
+        if part == "attention-block" and kind in ("gpt2", "llama"):
+            continue
+        vectors, expected = inside(model, module)
+        answers = kh.TransformersOracle(model, layer, part, positions="all")(vectors)  # type: ignore[arg-type]
+        torch.testing.assert_close(answers, expected, rtol=0, atol=1e-12)
+    if kind in ("gpt2", "llama"):
+        vectors, expected = inside(model, place.module)
+        answers = kh.TransformersOracle(model, layer, positions="all")(vectors)
+        torch.testing.assert_close(answers, expected, rtol=0, atol=1e-12)
+        before = place.layer.ln_1 if kind == "gpt2" else place.layer.input_layernorm
+        x = tokens()
+        block = kh.TransformersOracle(model, layer, "attention-block", positions="all")(x)
+        with torch.no_grad():
+            bare = kh.TransformersOracle(model, layer, positions="all")(before(x))
+        torch.testing.assert_close(block, x + bare, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta", "albert", "gpt2"])
+def test_the_attention_part_is_its_heads(kind: str) -> None:
+    for layer in (0, -1):
+        oracle = kh.TransformersOracle(model_of(kind), layer)
+        heads = oracle.heads()
+        assert (len(heads.heads), heads.width, heads.outputs) == (HEADS, WIDTH, WIDTH)
+        np.testing.assert_allclose(to_numpy(oracle(tokens())), heads(to_numpy(tokens())), rtol=0, atol=1e-13)
+        if kind != "gpt2":
+            every = kh.TransformersOracle(model_of(kind), layer, positions="all")
+            expected = heads.at_all_positions(to_numpy(tokens()))
+            np.testing.assert_allclose(to_numpy(every(tokens())), expected, rtol=0, atol=1e-13)
+
+
+def test_a_causal_mask_holds_whatever_computes_attention() -> None:
+    """Attention of GPT-2 that is given no mask sees everything if it is eager, and the past alone if not."""
+    model = made("gpt2")
+    answers = []
+    for implementation in ("sdpa", "eager"):
+        model.set_attn_implementation(implementation)
+        answers.append(kh.TransformersOracle(model, 0, positions="all")(tokens()))
+    torch.testing.assert_close(answers[0], answers[1], rtol=0, atol=1e-13)
+    changed = tokens()
+    changed[:, -1] += 1.0
+    again = kh.TransformersOracle(model, 0, positions="all")(changed)
+    torch.testing.assert_close(again[:, :-1], answers[1][:, :-1], rtol=0, atol=1e-13)
+
+
+def test_rotary_layers_are_boxes_but_no_heads() -> None:
+    oracle = kh.TransformersOracle(model_of("llama"), 0)
+    assert oracle(tokens(1, 4)).shape == (1, WIDTH)
+    assert not torch.allclose(oracle(tokens()), oracle(tokens()[:, [1, 0, 2, 3, 4]]))  # positions matter
+    with pytest.raises(UsageError, match="by their position"):
+        oracle.heads()
+    with pytest.raises(UsageError, match="by their position"):
+        weights_of(heads_of(attention_in(model_of("bert"))[0].module), oracle.module)
+    assert not kh.recover(oracle, method="single-head", throw=False).certified
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_folder_is_the_same_box(kind: str, folders: Path) -> None:
+    from_disk, here = kh.TransformersOracle(folders / kind, 1), kh.TransformersOracle(model_of(kind), 1)
+    assert from_disk.name == here.name
+    torch.testing.assert_close(from_disk(tokens()), here(tokens()), rtol=0, atol=0)
+    others = [kh.TransformersOracle(model_of(kind), 0), kh.TransformersOracle(model_of(kind), 1, "layer")]
+    others.append(kh.TransformersOracle(model_of(kind), 1, positions=0))
+    assert len({each.name for each in [here, *others]}) == 4
+
+
+def test_stored_dtype_unless_told(tmp_path: Path) -> None:
+    made("bert").float().save_pretrained(tmp_path)
+    assert kh.TransformersOracle(tmp_path, 0).signature.space.dtype == torch.float32
+    oracle = kh.TransformersOracle(tmp_path, 0, dtype="float64", max_norm=3.0, max_length=7, batch_limit=5)
+    signature = oracle.signature
+    assert signature.space.dtype == torch.float64
+    assert (signature.max_norm, signature.max_length, signature.batch_limit) == (3.0, 7, 5)
+
+
+def test_targets(folders: Path) -> None:
+    target = open_target(f"transformers:{folders / 'bert'}#layer=-1&positions=all&dtype=float32")
+    signature = target.oracle.signature
+    assert (signature.positions, signature.width, signature.space.dtype) == ("all", WIDTH, torch.float32)
+    assert target.label.startswith("the attention of width 12 at encoder.layer.1.attention in ")
+    assert target.label.endswith(", observed at all positions")
+    assert open_target(f"transformers:{folders / 'bert'}#layer=0&part=layer").oracle.name.endswith(" layer")
+
+
+# --- weights and products ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta", "albert", "gpt2"])
+def test_heads_go_back_into_the_model(kind: str) -> None:
+    """Model to products, products to other weights, and the model with them answers the same."""
+    model = copy.deepcopy(model_of(kind))
+    with torch.no_grad():
+        before = model(input_ids=IDS).last_hidden_state
+    found = {
+        f"{place.name}.{name}": array
+        for place in attention_in(model)
+        for name, array in weights_of(heads_of(place.module), place.module).items()
+    }
+    own = dict(model.named_parameters())
+    moved = [name for name, array in found.items() if not np.allclose(own[name].detach().numpy(), array)]
+    assert len(moved) > len(found) // 2  # other weights
+    load_weights(model, found)
+    with torch.no_grad():
+        after = model(input_ids=IDS).last_hidden_state
+    assert float((after - before).abs().max()) <= 1e-12
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("heads", [1, 3])
+def test_attention_of_torch_there_and_back(heads: int, bias: bool) -> None:
+    torch.manual_seed(heads)
+    layer = torch.nn.MultiheadAttention(WIDTH, heads, bias=bias, batch_first=True).double().eval()
+    if bias:
+        torch.nn.init.normal_(layer.in_proj_bias)
+        torch.nn.init.normal_(layer.out_proj.bias)
+    truth, oracle = heads_of(layer), kh.TorchOracle(layer)
+    np.testing.assert_allclose(to_numpy(oracle(tokens())), truth(to_numpy(tokens())), rtol=0, atol=1e-13)
+    other = torch.nn.MultiheadAttention(WIDTH, heads, bias=bias, batch_first=True).double().eval()
+    load_weights(other, weights_of(truth, other))
+    torch.testing.assert_close(kh.TorchOracle(other)(tokens()), oracle(tokens()), rtol=0, atol=1e-13)
+    assert kh.distance(heads_of(other), truth) <= 1e-13
+    if not bias:
+        shifted = kh.MultiHead(truth.heads, np.ones(WIDTH))
+        with pytest.raises(UsageError, match="made without a bias"):
+            weights_of(shifted, layer)
+
+
+def test_missing_heads_are_zero_and_others_are_refused() -> None:
+    layer = torch.nn.MultiheadAttention(WIDTH, 3).double().eval()
+    truth = heads_of(layer)
+    few = kh.MultiHead(truth.heads[:2], truth.output_bias)
+    other = torch.nn.MultiheadAttention(WIDTH, 3).double().eval()
+    load_weights(other, weights_of(few, other))
+    assert kh.distance(heads_of(other), few) <= 1e-13
+    rng = np.random.default_rng(0)
+    full = kh.SingleHead(rng.standard_normal((WIDTH, WIDTH)), rng.standard_normal((WIDTH, WIDTH)))
+    for heads, said in (
+        (kh.MultiHead([*truth.heads, truth.heads[0]]), "4 heads do not fit in a layer of 3"),
+        (full, "rank above 4"),
+        (kh.SingleHead(np.eye(3), np.eye(3)), "do not fit in MultiheadAttention, which has width 12"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            weights_of(heads, layer)
+    with pytest.raises(UsageError, match="plain number"):
+        factored(kh.SingleHead(np.eye(3), np.ones(3)), 1, 3, 1.0)
+    with pytest.raises(UsageError, match=r"no attention module of a known kind; known: nn\.MultiheadAttention"):
+        heads_of(torch.nn.Linear(2, 2))
+    with pytest.raises(UsageError, match="a token of their own"):
+        heads_of(torch.nn.MultiheadAttention(4, 2, add_zero_attn=True))
+
+
+def test_weights_of_another_model_are_refused() -> None:
+    model = made("bert")
+    with pytest.raises(UsageError, match="has no 'nonsense'"):
+        load_weights(model, {"nonsense": np.zeros(3)})
+    with pytest.raises(UsageError, match=r"has shape \(12, 12\)"):
+        load_weights(model, {"encoder.layer.0.attention.self.query.weight": np.zeros(3)})
+
+
+# --- a whole model ----------------------------------------------------------------------------------------------
+
+
+def test_a_whole_model_is_recovered_and_loaded_back(tmp_path: Path) -> None:
+    """Models of one head, which the method single-head knows; the methods for several heads are used the same way."""
+    model = made("bert", heads=1)
+    named: list[str] = []
+    found = kh.recover_model(
+        model, method="single-head", journal=tmp_path / "answers", done=lambda name, _result: named.append(name)
+    )
+    assert found.certified
+    assert named == list(found.layers) == [place.name for place in attention_in(model)]
+    for place in attention_in(model):
+        assert kh.distance(found.layers[place.name].params, heads_of(place.module)) <= 1e-8
+    found.save(tmp_path / "layers.safetensors")
+    heads, weights = load_layers(tmp_path / "layers.safetensors")
+    assert list(heads) == named
+    with torch.no_grad():
+        before = model(input_ids=IDS).last_hidden_state
+    copied = copy.deepcopy(model)
+    for name, parameter in copied.named_parameters():
+        if ".attention.self." in name:
+            torch.nn.init.zeros_(parameter)
+    # As anybody would load it, and as Keyhole does.
+    stored = safetensors_torch.load_file(tmp_path / "layers.safetensors")
+    missing = copied.load_state_dict(stored, strict=False).missing_keys
+    assert not [name for name in missing if ".attention.self." in name]
+    load_weights(made("bert", heads=1, seed=1), weights)
+    with torch.no_grad():
+        after = copied(input_ids=IDS).last_hidden_state
+    assert float((after - before).abs().max()) <= 1e-8
+    again = kh.recover_model(model, method="single-head", journal=tmp_path / "answers")
+    assert [result.stats.new_queries for result in again.layers.values()] == [0, 0]
+
+
+@pytest.mark.skipif("multi-head" not in METHODS, reason="the method multi-head is not there yet")
+@pytest.mark.parametrize("kind", ["bert", "albert", "gpt2"])
+def test_a_model_of_several_heads_is_recovered_and_loaded_back(kind: str) -> None:
+    model = copy.deepcopy(model_of(kind))
+    found = kh.recover_model(model)
+    assert not found.left_out
+    for place in attention_in(model):
+        assert kh.distance(found.layers[place.name].params, heads_of(place.module)) <= 1e-6
+    with torch.no_grad():
+        before = model(input_ids=IDS).last_hidden_state
+        found.load_into(model)
+        after = model(input_ids=IDS).last_hidden_state
+    assert float((after - before).abs().max()) <= 1e-6
+
+
+def test_a_model_that_cannot_be_recovered_says_so() -> None:
+    """Three heads are not one: every layer admits it, and nothing is handed out as weights."""
+    found = kh.recover_model(model_of("bert"), method="single-head", throw=False)
+    assert len(found.layers) == 2
+    assert not found.certified
+    assert not found.weights
+    assert not found.arrays()
+    with pytest.raises(kh.RecoveryFailed) as caught:
+        kh.recover_model(model_of("bert"), layers=[1], method="single-head")
+    assert list(caught.value.partial.layers) == ["encoder.layer.1.attention"]
+
+
+def test_all_layers_in_one_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    made("bert", heads=1).save_pretrained("model")
+
+    def run(*words: str) -> tuple[int, str, str]:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main(["recover", *words])
+        said = capsys.readouterr()
+        return int(ended.value.code or 0), said.out, said.err
+
+    target = "transformers:model#layer=all"
+    code, out, _ = run(target, "--method", "single-head", "--out", "run")
+    assert code == 0, out
+    assert "encoder.layer.1.attention: CERTIFIED, 1 head, relative distance" in out
+    assert "run/layers.safetensors" in out
+    assert set(load_layers("run/layers.safetensors")[0]) == {f"encoder.layer.{n}.attention" for n in (0, 1)}
+    code, out, _ = run(target, "--method", "single-head", "--json", "--budget", "3")
+    said = json.loads(out)
+    assert (code, said["certified"]) == (1, False)
+    assert said["layers"]["encoder.layer.0.attention"]["outcome"] == "BUDGET_EXHAUSTED"
+    code, _, err = run(f"{target}&part=layer")
+    assert (code, "leave part out" in err) == (2, True)
+    code, _, err = run("transformers:nowhere#layer=all")
+    assert (code, "never fetched" in err) == (2, True)
+
+
+# --- refused, with the remedy -----------------------------------------------------------------------------------
+
+
+class Evil:
+    """Prints when it is unpickled by who trusts pickles."""
+
+    def __reduce__(self) -> Any:
+        return print, ("EXECUTED",)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda folder: (folder / "config.json").unlink(), "no config.json"),
+        (lambda folder: (folder / "config.json").write_text("{"), "cannot be read as a transformers model"),
+        (lambda folder: (folder / "config.json").write_text("{}"), "cannot be read as a transformers model"),
+        (lambda folder: (folder / "model.safetensors").unlink(), r"no weights.*model\.safetensors"),
+        (lambda folder: (folder / "model.safetensors").write_bytes(b"junk"), "cannot be read.*SafetensorError"),
+        (lambda folder: _without(folder, "encoder.layer.1.attention.self.key.weight"), "lacks 1.*self.key.weight"),
+        (lambda folder: _pickled(folder, {"evil": Evil()}), "a pickle, and.*safetensors"),
+        (lambda folder: (_pickled(folder), (folder / "pytorch_model.bin").write_bytes(b"junk")), "a pickle"),
+    ],
+)
+def test_spoilt_folders(spoil: Any, said: str, bert: Path, capsys: Any) -> None:
+    spoil(bert)
+    with pytest.raises(FileError, match=f"(?s){said}"):
+        kh.TransformersOracle(bert, 0)
+    assert "EXECUTED" not in capsys.readouterr().out
+
+
+def _without(folder: Path, name: str) -> None:
+    tensors = safetensors_torch.load_file(folder / "model.safetensors")
+    del tensors[name]
+    safetensors_torch.save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def _pickled(folder: Path, more: dict[str, Any] | None = None) -> None:
+    tensors = safetensors_torch.load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    torch.save({**tensors, **(more or {})}, folder / "pytorch_model.bin")
+
+
+def test_a_pickle_of_weights_alone_is_read(bert: Path) -> None:
+    expected = kh.TransformersOracle(bert, 0).name
+    _pickled(bert)
+    assert kh.TransformersOracle(bert, 0).name == expected
+
+
+@pytest.mark.parametrize("kind", ["bert", "unheard-of"])
+def test_code_in_a_folder_is_never_run(kind: str, bert: Path, capsys: Any) -> None:
+    (bert / "evil.py").write_text("print('EXECUTED')\nclass Model: ...\nclass Config: ...\n")
+    about = json.loads((bert / "config.json").read_text())
+    about |= {"model_type": kind, "auto_map": {"AutoModel": "evil.Model", "AutoConfig": "evil.Config"}}
+    (bert / "config.json").write_text(json.dumps(about))
+    if kind == "bert":  # a kind that the library has itself
+        assert kh.TransformersOracle(bert, 0).name == kh.TransformersOracle(model_of("bert"), 0).name
+    else:
+        with pytest.raises(FileError, match="cannot be read as a transformers model"):
+            kh.TransformersOracle(bert, 0)
+    assert "EXECUTED" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "said"),
+    [
+        ("bert", {"layer": 2}, "no layer 2: its 2 attention layers are counted from 0 to 1"),
+        ("albert", {"layer": 3}, "no layer 3: its 2 .*layers that it shares count once"),
+        ("bert", {"layer": "first"}, "no layer 'first'"),
+        ("bert", {"layer": "all"}, r"keyhole\.recover_model"),
+        ("bert", {"layer": 0, "part": "ffn"}, "part must be one of attention, attention-block, layer"),
+        (3, {"layer": 0}, "a transformers model or a folder with one, not int"),
+        (torch.nn.Linear(2, 2), {"layer": 0}, r"no attention layer.*TorchOracle\("),
+    ],
+)
+def test_nonsense(model: Any, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        kh.TransformersOracle(model_of(model) if isinstance(model, str) else model, **options)
+
+
+def test_names_are_never_fetched() -> None:
+    with pytest.raises(FileError, match="never fetched by its name"):
+        kh.TransformersOracle("bert-base-uncased", 0)
+
+
+def test_train_mode() -> None:
+    with pytest.raises(UsageError, match=r"train mode.*module\.eval\(\)"):
+        kh.TransformersOracle(made("bert").train(), 0)
+
+
+def test_a_block_is_more_than_its_heads() -> None:
+    with pytest.raises(UsageError, match="ask the part 'attention'"):
+        kh.TransformersOracle(model_of("bert"), 0, "attention-block").heads()
+
+
+@pytest.mark.parametrize("library", ["torch", "transformers"])
+def test_without_the_libraries_the_extra_is_named(library: str, folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(UsageError, match=rf"TransformersOracle needs {library}.*'keyhole\[transformers\]'"):
+        kh.TransformersOracle(folders / "bert", 0)
