@@ -2,8 +2,8 @@
 
 The generator sends requests that were made beforehand over plain sockets, as many at a time as the oracle has
 connections, and looks at no answer. Queries per second are those of the fastest of several runs, taken in turns. Where
-other work keeps the machine busy they say little; the processor time that client and server take together says more:
-one request at a time, it is the time on an idle machine, but for the system's own.
+other work keeps the machine busy they say little; the processor time of client and server together says more: one
+request at a time, it is the time on an idle machine, but for the system's own.
 """
 # ruff: noqa: A005 - nothing imports the library of this name from here
 
@@ -66,7 +66,8 @@ def table() -> str:
         rows = [batches(served, size, connections) for connections in (1, 4) for size in (64, 256, 512, 1024)]
         rows += [recovery(served, binary=binary, connections=each) for binary in (True, False) for each in (1, 4)]
     columns = ["what", "connections", "queries", "requests", "queries/s", "bare load generator", "share"]
-    return markdown([*columns, "share by processor time", "parameters found in process"], rows)
+    load = f"Load average at the end: {os.getloadavg()[1]:.1f} on {os.cpu_count()} cores; idle, it would be below 2."
+    return markdown([*columns, "share by processor time", "parameters found in process"], rows) + f"\n\n{load}"
 
 
 def recovery(served: Served, *, binary: bool, connections: int) -> list[object]:

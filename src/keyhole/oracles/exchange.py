@@ -30,7 +30,7 @@ from keyhole.errors import (
     UnknownModel,
 )
 from keyhole.oracles.inference import Malformed, parse
-from keyhole.oracles.lines import Lines, Reply, Trouble
+from keyhole.oracles.lines import Body, Lines, Reply, Trouble
 
 Result = TypeVar("Result")
 
@@ -83,7 +83,7 @@ class Exchange:
         method: str,
         url: str,
         read: Callable[[Reply], Result],
-        make: Callable[[], tuple[bytes, dict[str, str]]] | None = None,
+        make: Callable[[], tuple[Body, dict[str, str]]] | None = None,
         *,
         again: bool = True,
     ) -> Result:
@@ -128,12 +128,12 @@ class Exchange:
         method: str,
         url: str,
         read: Callable[[Reply], Result],
-        make: Callable[[], tuple[bytes, dict[str, str]]] | None,
+        make: Callable[[], tuple[Body, dict[str, str]]] | None,
     ) -> Result:
         """One attempt. A connection that has brought something garbled may bring more of it, and is not used again."""
         line = self._lines.take(url)
         try:
-            content, headers = make() if make else (None, {})
+            content, headers = make() if make else ((), {})
             with self._lock:
                 self.requests += make is not None
             result = read(self._lines.ask(line, method, url, content, {**self._headers, **headers}))

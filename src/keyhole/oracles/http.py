@@ -21,8 +21,8 @@ from keyhole.errors import BadAnswer, NonFiniteAnswer, OracleError, UsageError, 
 from keyhole.measure import Noise, Signature
 from keyhole.oracles.base import Oracle
 from keyhole.oracles.exchange import Exchange
-from keyhole.oracles.inference import HEADER_LENGTH, Malformed, Tensor, decode, encode
-from keyhole.oracles.lines import Lines, Reply, Trouble
+from keyhole.oracles.inference import HEADER_LENGTH, Malformed, Tensor, decode, encode_pieces
+from keyhole.oracles.lines import Body, Lines, Reply, Trouble
 from keyhole.oracles.model_card import EXAMPLE, is_ready, look
 
 URL = re.compile(r"(?P<server>https?://.+?)/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[^/]+))?(?:/infer)?/?")
@@ -179,12 +179,12 @@ class HttpOracle(Oracle):
         url, asked = f"{self.url}/infer", ""
         info, binary = self.model.tokens, self.model.binary
 
-        def make() -> tuple[bytes, dict[str, str]]:
+        def make() -> tuple[Body, dict[str, str]]:
             nonlocal asked
             asked = f"{self._run}-{next(self._ids)}"  # a late answer to an earlier attempt is another request's
             wanted: dict[str, Any] = {"name": self.model.answers.name}
             message = {"id": asked, "outputs": [{**wanted, "parameters": {"binary_data": True}} if binary else wanted]}
-            body, size = encode(message, "inputs", Tensor(info.name, info.datatype, tokens), binary=binary)
+            body, size = encode_pieces(message, "inputs", Tensor(info.name, info.datatype, tokens), binary=binary)
             if size is None:
                 return body, {"Content-Type": "application/json"}
             return body, {"Content-Type": "application/octet-stream", HEADER_LENGTH: str(size)}

@@ -85,16 +85,24 @@ def encode(
     message: Mapping[str, Any], key: str, tensor: Tensor, *, binary: bool
 ) -> tuple[bytes, int | None]:  # the body, and the bytes of JSON in it where binary data follows
     """The message with the tensor under `key` ("inputs" or "outputs")."""
+    pieces, size = encode_pieces(message, key, tensor, binary=binary)
+    return b"".join(pieces), size
+
+
+def encode_pieces(
+    message: Mapping[str, Any], key: str, tensor: Tensor, *, binary: bool
+) -> tuple[list[bytes | memoryview], int | None]:
+    """The same in pieces to be sent one after the other, so that no number is copied."""
     import orjson  # noqa: PLC0415 - in the extras http and serve
 
     values = np.ascontiguousarray(tensor.values, dtype=DATATYPES[tensor.datatype])
     entry: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": list(values.shape)}
     if not binary:
         entry["data"] = values.reshape(-1)
-        return orjson.dumps({**message, key: [entry]}, option=orjson.OPT_SERIALIZE_NUMPY), None
+        return [orjson.dumps({**message, key: [entry]}, option=orjson.OPT_SERIALIZE_NUMPY)], None
     entry["parameters"] = {"binary_data_size": values.nbytes}
     head = orjson.dumps({**message, key: [entry]})
-    return b"".join((head, values.data)), len(head)
+    return [head, values.reshape(-1).data.cast("B")], len(head)
 
 
 def decode(body: bytes, header_length: str | None, key: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
