@@ -200,6 +200,8 @@ def test_few_questions_and_odd_parameters() -> None:
         verdict = kh.verify(oracle_of(params), params, queries=queries)
         assert verdict.queries <= queries
         assert verdict.conclusion != "different"
+    half = kh.SingleHead(np.eye(3), np.eye(3)[:, :1] * np.array([[1.0] + 30 * [0.0]]))  # most outputs say nothing
+    assert kh.verify(oracle_of(half), half).conclusion != "different"
     silent = kh.SingleHead(np.eye(3), np.zeros(3))
     assert kh.verify(oracle_of(silent), silent).same
     flat = kh.SingleHead(np.zeros((3, 3)), np.ones(3))

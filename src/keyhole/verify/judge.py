@@ -180,6 +180,6 @@ def parts_noticed(
             shown = float(np.max(np.min(hidden, axis=0))) * part.count**0.5 / part.size
             found[part.label] = min(found[part.label], shown)
     powers = {part.label: part.powers() for part in seen.parts}
-    with np.errstate(divide="ignore", invalid="ignore"):
-        shares = {label: np.nanmax(power / sum(powers.values())) for label, power in powers.items()}
+    total = np.maximum(sum(powers.values()), np.finfo(np.float64).tiny)
+    shares = {label: float(np.max(power / total)) for label, power in powers.items()}
     return found, [label for label, share in shares.items() if share >= MATTERS / len(shares)]

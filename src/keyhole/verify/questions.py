@@ -29,6 +29,8 @@ AJAR = 1.0
 SHORTER = 1e-2
 # A gate whose logits miss their targets by more than this is none.
 GATE_SLACK = 0.5
+# A gate that needs a token this many times as long as one head alone would strains the digits of the answer.
+STRAINED = 1e3
 FLOAT32 = 2.0**-23
 # Gates take up to this part of all questions.
 GATED = 0.5
@@ -131,6 +133,8 @@ def _gate(
     if not np.all(sizes > 0):
         return None
     inverse = np.linalg.pinv(slopes / sizes[:, None])
+    if np.linalg.norm(inverse, 2) > STRAINED:
+        return None
     target = np.where(np.arange(len(logits)) == head, level, -shut)
     turning, standing = np.linalg.norm(inverse @ (target / sizes)), np.linalg.norm(inverse @ (shifts / sizes))
     limit = min(signature.norm_limit, signature.space.huge**0.25)

@@ -35,6 +35,8 @@ FEW = 8
 COARSEST = 0.3
 # Of answers of many numbers so many are looked at when it comes to what would be noticed, and where differences lie.
 LOOKED_AT = 2
+# Bars below this part of the largest in an answer are taken for so large when it comes to what they hide.
+FINEST = 1e-12
 # Parts that a message names before it counts.
 FEW_NAMES = 3
 
@@ -117,8 +119,10 @@ def compare(
     noise = signature.noise
     wide = noise.kind == "gaussian" and scatters(errors, limits.known, noise.scale)
     rows = np.ix_(np.arange(len(errors)), looked_at)
-    allowed = 2 * limits.bars[rows].ravel()
-    parts, mattering = parts_noticed(seen, allowed, 2 * limits.bars)
+    largest = np.max(limits.bars, axis=1, keepdims=True)  # of a question; a number that is always zero has no bar
+    hidden = 2 * np.maximum(limits.bars, np.where(largest > 0, FINEST * largest, 1.0))
+    allowed = hidden[rows].ravel()
+    parts, mattering = parts_noticed(seen, allowed, hidden)
     figures |= {"miss": MISS, "resolution": max(parts.values(), default=float("nan")), "parts": parts}
     if not wide and np.max(ratios) <= 1.0:  # not so when a bar is nan
         return Verdict(*_agreement(parts, mattering, figures, signature), **figures)
@@ -147,7 +151,7 @@ def _agreement(
     short = "" if signature.max_length is None else f", on sequences of up to {signature.max_length} tokens"
     if not parts:
         return "same", f"{agree}{short}; what changes would be noticed is not known for such parameters"
-    worst, name = max((parts[name], name) for name in mattering)
+    worst, name = max((parts[name], name) for name in mattering or parts)
     if not worst <= COARSEST:
         seen = f"a change of {100 * worst:.2g} %" if worst < 1 else "any change"
         return (

@@ -23,6 +23,8 @@ from keyhole.model.relu_net import activate, activate_slope
 # over eps·|x|·|y|. One standard deviation is about a third; what is left is for products of factors, whose sizes do not
 # show in the product and whose rounding is that of the parameters: four has been seen.
 ARITHMETIC = 32.0
+# An output that a head hardly speaks to is rounded at this part of the others' size: it may be a difference of them.
+FAINT = 0.03
 # Beyond this logits are so uncertain that any token may have the weight of any other.
 LOST_LOGIT = 0.5
 
@@ -129,7 +131,9 @@ class _Head:
         moved = 2 * np.expm1(blur) * np.exp(blur) * np.sum(np.abs(self.pulls), axis=1)
         spread = np.max(np.abs(self.values - self.answers[:, None, :]), axis=1)
         moved += np.where(blur > LOST_LOGIT, spread, 0.0)
-        sizes = np.sum(self.weights * lengths, axis=1)[:, None] * _norms(self.value, 0)
+        columns = _norms(self.value, 0)
+        columns = columns + FAINT * np.sqrt(np.mean(columns**2))
+        sizes = np.sum(self.weights * lengths, axis=1)[:, None] * columns
         self.rounding = moved + unit * sizes
 
     def slopes(self, outputs: Any) -> Floats:  # (n, outputs, width)
