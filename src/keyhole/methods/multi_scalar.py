@@ -175,12 +175,14 @@ def _read_heads(reader: HeadReader, count: int) -> Steps[list[ReadHead] | None]:
         heads, last = [], []
         for number in range(count):
             head, check = yield from reader.off_hyperplane(
-                number, [columns[other] for other in range(count)], room[number]
+                number, [columns[other] for other in range(count)], checks[number], room[number]
             )
             heads.append(head)
             last.append(check)
-        scores = np.stack([head.score for head in heads])
-        stolen = [number for number in range(count) if checks[number].stolen(scores) or last[number].stolen(scores)]
+        scores, radii = (np.stack([getattr(head, name) for head in heads]) for name in ("score", "radius"))
+        stolen = [
+            number for number in range(count) if any(each[number].stolen(scores, radii) for each in (checks, last))
+        ]
         if not stolen:
             return heads
         for number in stolen:
