@@ -84,12 +84,13 @@ def read_scalar_heads(signature: Signature, rng: np.random.Generator) -> Steps[E
         return (yield from _read_one(signature, total, rng))
     try:
         values, heads = yield from _read_all(found, rng)
-    except Unrecoverable as error:
+    except (Unrecoverable, np.linalg.LinAlgError) as error:
         closest = found.search.closest
-        if closest > NEAR:
+        if closest > NEAR and isinstance(error, Unrecoverable):
             raise
-        near = f"{error}; the nearest two change their minds {closest:.1g} of a radian apart, which is too near to read"
-        raise Unrecoverable(error.outcome, near) from error
+        cause = error if isinstance(error, Unrecoverable) else "some heads answer alike wherever they can be asked"
+        near = f"{cause}; the nearest two change their minds {closest:.1g} of a radian apart, which is too near to read"
+        raise Unrecoverable(Outcome.SATURATED, near) from error
     return _estimate(found, values, heads)
 
 
