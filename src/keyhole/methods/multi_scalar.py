@@ -84,12 +84,13 @@ def read_scalar_heads(signature: Signature, rng: np.random.Generator) -> Steps[E
         return (yield from _read_one(signature, total, rng))
     try:
         values, heads = yield from _read_all(found, rng)
-    except Unrecoverable as error:
+    except (Unrecoverable, np.linalg.LinAlgError) as error:
         closest = found.search.closest
-        if closest > NEAR:
+        if closest > NEAR and isinstance(error, Unrecoverable):
             raise
-        near = f"{error}; the nearest two change their minds {closest:.1g} of a radian apart, which is too near to read"
-        raise Unrecoverable(error.outcome, near) from error
+        cause = error if isinstance(error, Unrecoverable) else "some heads answer alike wherever they can be asked"
+        near = f"{cause}; the nearest two change their minds {closest:.1g} of a radian apart, which is too near to read"
+        raise Unrecoverable(Outcome.SATURATED, near) from error
     return _estimate(found, values, heads)
 
 
@@ -175,12 +176,14 @@ def _read_heads(reader: HeadReader, count: int) -> Steps[list[ReadHead] | None]:
         heads, last = [], []
         for number in range(count):
             head, check = yield from reader.off_hyperplane(
-                number, [columns[other] for other in range(count)], room[number]
+                number, [columns[other] for other in range(count)], checks[number], room[number]
             )
             heads.append(head)
             last.append(check)
-        scores = np.stack([head.score for head in heads])
-        stolen = [number for number in range(count) if checks[number].stolen(scores) or last[number].stolen(scores)]
+        scores, radii = (np.stack([getattr(head, name) for head in heads]) for name in ("score", "radius"))
+        stolen = [
+            number for number in range(count) if any(each[number].stolen(scores, radii) for each in (checks, last))
+        ]
         if not stolen:
             return heads
         for number in stolen:

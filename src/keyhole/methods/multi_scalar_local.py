@@ -11,7 +11,7 @@ from keyhole.measure import Measurements
 from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.multi_scalar_jumps import Jumps
 from keyhole.methods.multi_scalar_scope import Scope, columns, plain
-from keyhole.numerics.gates import shares, spread_points, weights_of
+from keyhole.numerics.gates import Gate, shares, spread_points, weights_of
 from keyhole.numerics.logit import rounding
 from keyhole.numerics.rotation import random_orthogonal
 from keyhole.recovery import Outcome
@@ -42,6 +42,18 @@ class Values:
         """Whether a row may have changed the mind of a head."""
         forms = np.abs(self.rows @ (scores @ self.points.T))  # (heads, rows, points)
         return bool(np.any(2 * self.leans * forms > np.abs(normals @ self.points.T)[:, None, :]))
+
+
+@dataclass(frozen=True)
+class Decided:
+    """What saturated heads answer at the points of a gate, in the combination of outputs that shows one head best."""
+
+    mix: Floats  # (outputs,)
+    own: Floats  # (width,) value of the head
+    others: Floats  # (size, width) values of the heads that choose the first token, added up, at each point
+    row_radius: float  # error of what such a sum gives the common row
+    radius: float  # and any other row of unit length
+    loudness: float  # norm of all values together
 
 
 def read_normals(scope: Scope, jumps: Jumps, rng: np.random.Generator) -> Steps[tuple[Floats, Floats]]:
@@ -147,3 +159,16 @@ def _beginning_with(row: Floats, basis: Floats) -> Floats:  # (width,), (width, 
     size = mirror @ mirror
     turned = basis if size == 0 else basis - np.outer(basis @ mirror, mirror) * (2 / size)
     return np.vstack([row, turned[1:]])
+
+
+def decided_at(gate: Gate, head: int, values: Values, row: Floats, row_radius: Floats) -> Decided:
+    """What all but one head answer at the points of its gate; heads without a hyperplane answer by half."""
+    share = row @ values.vectors[head]  # (outputs,)
+    mix = share / np.linalg.norm(share)
+    seen = values.vectors @ mix  # (heads, width)
+    halves = seen.shape[0] - gate.first.shape[1]
+    first = np.column_stack([gate.first, np.full((gate.first.shape[0], halves), 0.5)])
+    first[:, head] = 0.0
+    radius = float(np.linalg.norm(np.max(values.radius @ np.abs(mix), axis=1)))
+    own = float(np.linalg.norm(row_radius @ np.abs(mix)))
+    return Decided(mix, seen[head], first @ seen, own, radius, float(np.linalg.norm(seen)))

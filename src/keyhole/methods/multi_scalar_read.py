@@ -12,7 +12,7 @@ from keyhole.arrays import Array, numpy_space
 from keyhole.measure import Measurements, Plan, Position, Rows, Term
 from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.directions import Draft, read_score
-from keyhole.methods.multi_scalar_local import Values
+from keyhole.methods.multi_scalar_local import Decided, Values, decided_at
 from keyhole.methods.multi_scalar_scope import Scope, plain
 from keyhole.methods.reading import FormReader, Forms, Probe
 from keyhole.methods.scale import AIM
@@ -29,25 +29,13 @@ Integers = npt.NDArray[np.int64]
 ENOUGH, SPARE, REACH = 4.0, 8.0, 10.0
 # Base logits are at most this, or brought to zero by moving the point.
 LARGEST_BASE = 3.0
-# How far a saturated one is moved at first, in logits.
+# How far a saturated one is moved, in logits: less than SPARE + REACH.
 FAR = 16.0
 MOST_ROUNDS = 24
 # Forms may be this much smaller than expected before they are not read as accurately.
 FARTHEST = 4.0
 # A matrix is silent if as many random forms are.
 SILENT_FORMS = 5
-
-
-@dataclass(frozen=True)
-class Decided:
-    """What saturated heads answer at the points of a gate, in the combination of outputs that shows one head best."""
-
-    mix: Floats  # (outputs,)
-    own: Floats  # (width,) value of the head
-    others: Floats  # (size, width) values of the heads that choose the first token, added up, at each point
-    row_radius: float  # error of what such a sum gives the common row
-    radius: float  # and any other row of unit length
-    loudness: float  # norm of all values together
 
 
 @dataclass(frozen=True)
@@ -82,7 +70,8 @@ class GatedReader(FormReader):
         """The logits of the common row alone, and points moved onto the hyperplane by what these tell of it.
 
         The normal is uncertain by `doubt`, relatively. The last `off` points stay where they are. A point that is so
-        far off that its logit saturates is moved by more and more until the logit changes its sign, then by half.
+        far off that its logit saturates is moved until the logit changes its sign, then by half of that, but no
+        farther than other heads stay decided.
         """
         width = self.signature.width
         step = normal[:width] / (normal[:width] @ normal[:width])
@@ -98,10 +87,10 @@ class GatedReader(FormReader):
             fine = seen & ((np.abs(logits) * doubt <= radius) | (open_ >= self.base.size - off))
             exact = open_[fine & (open_ < self.base.size - off)]
             rest = open_[~fine]
-            lost = ~seen[~fine]
+            lost = ~np.isfinite(radius[~fine])
             below[rest] = np.where(self.base[rest] > 0, moved[rest], below[rest])
             above[rest] = np.where(self.base[rest] > 0, above[rest], moved[rest])
-            far = np.where(self.base[rest] > 0, np.maximum(FAR, 2 * moved[rest]), np.minimum(-FAR, 2 * moved[rest]))
+            far = np.where(self.base[rest] > 0, FAR, -FAR)
             half = (below[rest] + above[rest]) / 2
             moved[exact] += self.base[exact]
             self.base_radius[exact] += np.abs(self.base[exact]) * doubt
@@ -112,12 +101,15 @@ class GatedReader(FormReader):
             open_ = rest
             if not open_.size:
                 return
+            if np.any(np.abs(moved) > FAR) or np.any(above - below < LARGEST_BASE):
+                break
         raise Unrecoverable(Outcome.SATURATED, "the hyperplane of a head is not where its neighbours let it be read")
 
-    def stolen(self, scores: Floats) -> bool:  # (heads, width, size)
-        """Whether some row may have changed the mind of another head."""
+    def stolen(self, scores: Floats, radii: Floats) -> bool:  # (heads, width, size)
+        """Whether some row may have changed the mind of another head, or it was not decided at all."""
         keys = scores @ self.gate.points.T  # (heads, width, size)
-        margins = np.abs(self.row @ keys) * self.gate.levers - ENOUGH + np.log(self.signature.space.eps)
+        errors = np.sqrt(self.row**2 @ (radii**2 @ self.gate.points.T**2))
+        margins = (np.abs(self.row @ keys) - errors) * self.gate.levers - ENOUGH + np.log(self.signature.space.eps)
         margins[self.number] = np.inf
         known: dict[int, Floats] = {}
         for vectors, number, place, reach in self.asked:
@@ -191,6 +183,8 @@ class GatedReader(FormReader):
         logits, radius = logit_with_radius(numpy_space(), levels, low, high, bar, bar, 0.0)
         span = np.abs(high - low)
         strain = radius * span / (8 * bar)
+        sides = np.where((levels - low) * (high - low) > span**2 / 2, np.inf, -np.inf)
+        logits = np.where(np.isfinite(radius), logits, sides)
         # The oracle's own products behind the logits, of which the last token's is one.
         form = self.size * self.signature.width**0.5
         return logits, radius + rounding(space) * (size + 2 * away * short / long) * levers * form, strain
@@ -245,8 +239,10 @@ class HeadReader:
         second = np.linalg.solve(doors.points, seen)
         return Columns(doors.points[:-1], forms, radius, score.rank, second), reader
 
-    def off_hyperplane(self, number: int, columns: list[Columns], room: float) -> Steps[tuple[ReadHead, GatedReader]]:
-        """The one column that is missing, and with it the head."""
+    def off_hyperplane(
+        self, number: int, columns: list[Columns], near: GatedReader, room: float
+    ) -> Steps[tuple[ReadHead, GatedReader]]:
+        """The one column that is missing, and with it the head; `near` has read the others."""
         scope, space, width = self.scope, self.scope.signature.space, self.scope.signature.width
         own = columns[number]
         both = np.stack([self.normals, np.stack([each.second for each in columns])])
@@ -257,31 +253,27 @@ class HeadReader:
         doors = Gate(found.point[None, :].copy(), np.array([found.lever]), found.first[None, :])
         row = found.mix @ pair
         reader = self._reader(doors, number, row, np.sqrt(np.tensordot(row**2, self.values.radius**2, (0, 1))))
-        yield from reader.read_base(found.mix @ both[:, number], 0.0, off=1)
         every = space.indices(range(width - 1))
+        try:
+            yield from reader.read_base(found.mix @ both[:, number], 0.0, off=1)
+        except Unrecoverable:  # a neighbour is so near that the second row is not known well enough
+            last = yield from near.read("columns", Rows(self.rows), near.points, every, 0 * every + scope.size - 1)
+            common, bar = (array[-1] / near.gate.levers[-1] for array in (near.base, near.base_radius))
+            return self._assembled(own, near.gate.points[-1], common, bar, last), near
         reader.learn(space.asarray(np.linalg.norm(own.forms, axis=0) / width**0.5), 1.0)
         last = yield from reader.read("columns", Rows(self.rows), reader.points, every, 0 * every)
-        rest, bars = plain(last.values), plain(last.radius)
         # What the combination of rows says, less the second row's part, is the common row's.
-        common = (reader.base[0] / found.lever - found.mix[1] * rest[0]) / found.mix[0]
-        bar = (reader.base_radius[0] / found.lever + abs(found.mix[1]) * bars[0]) / abs(found.mix[0])
-        basis = np.vstack([scope.row, self.values.rows])
-        form = basis.T @ np.append(common, rest)
-        radius = np.sqrt((basis.T) ** 2 @ np.append(bar, bars) ** 2)
-        back = np.linalg.inv(np.vstack([own.points, doors.points]).T)
+        second, second_bar = float(last.values[0]), float(last.radius[0])
+        common = (reader.base[0] / found.lever - found.mix[1] * second) / found.mix[0]
+        bar = (reader.base_radius[0] / found.lever + abs(found.mix[1]) * second_bar) / abs(found.mix[0])
+        return self._assembled(own, doors.points[0], common, bar, last), reader
+
+    def _assembled(self, own: Columns, point: Floats, common: float, bar: float, last: Forms) -> ReadHead:
+        """The head from its hyperplane and one more column, given by what each row says of it."""
+        basis = np.vstack([self.scope.row, self.values.rows])
+        form = basis.T @ np.append(common, plain(last.values))
+        radius = np.sqrt((basis.T) ** 2 @ np.append(bar, plain(last.radius)) ** 2)
+        back = np.linalg.inv(np.vstack([own.points, point]).T)
         score = np.column_stack([own.forms, form]) @ back
         radius = np.sqrt(np.column_stack([own.radius, radius]) ** 2 @ back**2)
-        return ReadHead(score, radius, min(own.rank + 1, width)), reader
-
-
-def decided_at(gate: Gate, head: int, values: Values, row: Floats, row_radius: Floats) -> Decided:
-    """What all but one head answer at the points of its gate; heads without a hyperplane answer by half."""
-    share = row @ values.vectors[head]  # (outputs,)
-    mix = share / np.linalg.norm(share)
-    seen = values.vectors @ mix  # (heads, width)
-    halves = seen.shape[0] - gate.first.shape[1]
-    first = np.column_stack([gate.first, np.full((gate.first.shape[0], halves), 0.5)])
-    first[:, head] = 0.0
-    radius = float(np.linalg.norm(np.max(values.radius @ np.abs(mix), axis=1)))
-    own = float(np.linalg.norm(row_radius @ np.abs(mix)))
-    return Decided(mix, seen[head], first @ seen, own, radius, float(np.linalg.norm(seen)))
+        return ReadHead(score, radius, min(own.rank + 1, self.scope.signature.width))
