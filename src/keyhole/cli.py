@@ -41,8 +41,6 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and no
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 Seed = Annotated[int, typer.Option(min=0, help="Determines every random number.")]
 
-app.command()(learn)
-
 
 @dataclass(frozen=True)
 class Ending:
@@ -147,6 +145,9 @@ def recover(
     options = dict(parse_option(text) for text in option or [])
     settings = Settings(target, method, budget, journal, seed, heldout, max_norm, noise, options, out)
     return _carry_out(settings, as_json=as_json, quiet=quiet)
+
+
+app.command()(learn)
 
 
 @app.command()
