@@ -268,11 +268,11 @@ class _Request:
         orders = self.details["first_order_r2"], self.details["low_order_r2"]
         parity = enough_for_low_orders(train) and max(orders) < PARITY_LIKE
         disagree = fitted.search.agreeing <= max(1, len(fitted.search.traces) // 2)
-        if not count.good:
-            raise _Ended(Outcome.TOO_FEW_EXAMPLES, f"{said}; {count.sentence()}")
         if parity and disagree:
             cause = f"parity-like: {self._failing(train, fitted)}; no efficient method is expected"
             raise _Ended(Outcome.PARITY_LIKE, cause)
+        if not count.good:
+            raise _Ended(Outcome.TOO_FEW_EXAMPLES, f"{said}; {count.sentence()}")
         raise _Ended(Outcome.WRONG_FAMILY, said)
 
     def _failing(self, train: Examples, fitted: Fitted) -> str:
