@@ -10,8 +10,8 @@ import keyhole as kh
 from benchmarks.learn import instance, test_error
 from benchmarks.tables import markdown
 
-CASES = ((4, 4, 2), (8, 4, 2), (8, 6, 3))
-INSTANCES, RESTARTS, STEPS = 5, 3, 3000
+CASES = ((4, 4, 2), (8, 4, 2))
+INSTANCES, RESTARTS, STEPS = 3, 3, 2000
 RATES = (0.03, 1e-4)  # first and last
 SOLVED = 1e-3  # relative test error that counts as a success of training
 

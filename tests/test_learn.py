@@ -273,6 +273,14 @@ def test_arrays_of_torch(rng: np.random.Generator) -> None:
     assert kh.distance(result.params, truth) <= 1e-9
 
 
+def test_what_dtype_inputs_have_does_not_matter(rng: np.random.Generator) -> None:
+    truth, inputs, outputs = examples(rng, 4, 4, 1)
+    for dtype in (np.int8, np.float32, np.float16):
+        assert kh.distance(kh.learn(inputs.astype(dtype), outputs, heads=1).params, truth) <= 1e-9
+    coarse = kh.learn(inputs, outputs.astype(np.float16), heads=1, throw=False)
+    assert not coarse.certified or covered(coarse, truth)
+
+
 def test_float32_outputs_are_certified_within_their_rounding(rng: np.random.Generator) -> None:
     truth, inputs, outputs = examples(rng, 5, 4, 2, ratio=20)
     result = kh.learn(inputs.astype(np.float32), outputs.astype(np.float32), heads=2, throw=False)

@@ -47,8 +47,6 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and no
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 Seed = Annotated[int, typer.Option(min=0, help="Determines every random number.")]
 
-app.command()(learn)
-
 
 @dataclass(frozen=True)
 class Ending:
@@ -160,6 +158,9 @@ def recover(
         except KeyboardInterrupt:
             return _complain(_interrupted(settings), INTERRUPTED)
     return _carry_out(settings, as_json=as_json, quiet=quiet)
+
+
+app.command()(learn)
 
 
 @app.command()

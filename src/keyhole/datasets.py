@@ -29,7 +29,6 @@ class Data:
     inputs: Any  # (n, k, d)
     outputs: Any  # (n, k, d_out)
     truth: AttentionLayer | None = None  # where it is known
-    heads: int | None = None  # likewise
     noise: float = 0.0  # standard deviation of the outputs' errors, where it is known
 
 
@@ -121,7 +120,7 @@ def _layer(text: str, given: Mapping[str, float]) -> Data:
     if noise:
         outputs = outputs + noise * rng.standard_normal(outputs.shape)
         label += f", outputs with normal errors of {noise:g}"
-    return Data(text, label, inputs, outputs, layer, m, noise)
+    return Data(text, label, inputs, outputs, layer, noise)
 
 
 def _hard(text: str, given: Mapping[str, float]) -> Data:
@@ -131,7 +130,7 @@ def _hard(text: str, given: Mapping[str, float]) -> Data:
     inputs = signs(rng, n, 2, d)
     kind = "staircase" if given["control"] else "parity"
     label = f"{n:,} examples of 2 tokens from a layer of {m} heads that make a {kind} of coordinates "
-    return Data(text, label + ", ".join(map(str, chosen)), inputs, layer(inputs), layer, m)
+    return Data(text, label + ", ".join(map(str, chosen)), inputs, layer(inputs), layer)
 
 
 DEMOS: dict[str, tuple[Mapping[str, Knob], Callable[[str, Mapping[str, float]], Data]]] = {

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from keyhole.samples.examples import Count, Examples
+from keyhole.samples.examples import GOOD_PAIRS, GOOD_RATIO, Count, Examples
 from keyhole.samples.projection import Floats, Point
 from keyhole.samples.starts import moment
 from keyhole.samples.varpro import Fitted
@@ -55,7 +55,7 @@ def samples(count: Count) -> dict[str, Any]:
         "ratio": count.ratio,
         "pairs": count.pairs,
         "holds": count.good,
-        "needed": count.needed(4.0, 1.5),
+        "needed": count.needed(GOOD_RATIO, GOOD_PAIRS),
         "sentence": count.sentence(),
     }
 

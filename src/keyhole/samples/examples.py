@@ -42,9 +42,12 @@ class Examples:
             if array.ndim != 3 or 0 in tuple(array.shape):
                 shape = "(n, k, d)" if name == "inputs" else "(n, k, d_out)"
                 raise UsageError(f"{name} must have shape {shape} with no size zero, not {tuple(array.shape)}")
-            plain = to_numpy(array)
-            if np.issubdtype(plain.dtype, np.floating):
-                eps = max(eps, float(np.finfo(plain.dtype).eps))
+            try:
+                plain = to_numpy(array)
+            except TypeError as error:
+                raise UsageError(f"{name} of the dtype {array.dtype} cannot be read: {error}") from error
+            if name == "outputs" and np.issubdtype(plain.dtype, np.floating):  # inputs are what they are
+                eps = float(np.finfo(plain.dtype).eps)
             arrays.append(np.ascontiguousarray(plain, dtype=np.float64))
         for name, array in zip(given, arrays, strict=True):
             bad = int(np.sum(~np.isfinite(array)))

@@ -14,7 +14,7 @@ from keyhole.model.layer import AttentionLayer
 from keyhole.recovery import Certificate, Outcome, Recovery, Stats
 from keyhole.samples.certificate import ENOUGH_REPEATS, judge
 from keyhole.samples.diagnostics import PARITY_LIKE, diagnose, enough_for_low_orders, low_orders
-from keyhole.samples.examples import REFUSED_PAIRS, REFUSED_RATIO, Count, Examples
+from keyhole.samples.examples import GOOD_PAIRS, GOOD_RATIO, REFUSED_PAIRS, REFUSED_RATIO, Count, Examples
 from keyhole.samples.six_phase import MOST_HEADS as SIX_PHASE_HEADS
 from keyhole.samples.six_phase import six_phase
 from keyhole.samples.varpro import (
@@ -206,7 +206,7 @@ class _Request:
         self.details["samples"] = {"sentence": count.sentence()}
         if count.refused:
             needed = count.needed(1.25 * REFUSED_RATIO, REFUSED_PAIRS) + self.examples.count - train.count
-            many = count.needed(4.0, 1.5) + self.examples.count - train.count
+            many = count.needed(GOOD_RATIO, GOOD_PAIRS) + self.examples.count - train.count
             raise _Ended(
                 Outcome.TOO_FEW_EXAMPLES,
                 f"{self.examples.count} examples of {train.length} tokens, {train.count} of them to learn from, "
@@ -268,11 +268,11 @@ class _Request:
         orders = self.details["first_order_r2"], self.details["low_order_r2"]
         parity = enough_for_low_orders(train) and max(orders) < PARITY_LIKE
         disagree = fitted.search.agreeing <= max(1, len(fitted.search.traces) // 2)
-        if not count.good:
-            raise _Ended(Outcome.TOO_FEW_EXAMPLES, f"{said}; {count.sentence()}")
         if parity and disagree:
             cause = f"parity-like: {self._failing(train, fitted)}; no efficient method is expected"
             raise _Ended(Outcome.PARITY_LIKE, cause)
+        if not count.good:
+            raise _Ended(Outcome.TOO_FEW_EXAMPLES, f"{said}; {count.sentence()}")
         raise _Ended(Outcome.WRONG_FAMILY, said)
 
     def _failing(self, train: Examples, fitted: Fitted) -> str:

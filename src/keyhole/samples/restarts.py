@@ -9,6 +9,7 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -90,7 +91,7 @@ class Search:
         """The start with the least residual."""
         return min(self.traces, key=lambda trace: (trace.rss, trace.number))
 
-    @property
+    @cached_property
     def point(self) -> Point:
         """The best fit, with everything about it."""
         return self.fit.problem.at(self.best.scores)
