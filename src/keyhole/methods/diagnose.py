@@ -12,15 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from keyhole.arrays import to_numpy
+from keyhole.arrays import Floats, floats
 from keyhole.measure import Measurements, Noise, Plan, Signature, sequences
 from keyhole.methods.base import Steps
 from keyhole.methods.noise import coarseness, measure_noise
 from keyhole.numerics.telling import affine_misfit, odds_rank, rank_above
-
-Floats = npt.NDArray[np.float64]
 
 STAGE = "diagnosis"
 # Norms that tokens are tried at, over the square root of the width: logits go with their square.
@@ -126,7 +123,7 @@ class _Asking:
         answers: list[Measurements] = yield plans
         found: Floats | None = None
         for place, each in zip(places, answers, strict=True):
-            values = np.asarray(to_numpy(each.values), dtype=np.float64)
+            values = floats(each.values)
             values = values[:, -1, ...] if self.signature.positions == "all" else values
             values = values.reshape(len(place), -1)
             found = np.empty((len(questions), values.shape[1])) if found is None else found

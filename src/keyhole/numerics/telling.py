@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
+from keyhole.arrays import Floats, Integers
 
 
 def affine_misfit(points: Floats, answers: Floats, at_zero: Floats) -> Floats:  # (n,), (n, outputs) -> (n,)
@@ -23,7 +22,7 @@ def rank_above(matrix: Floats, error: float) -> tuple[int, float]:
     return rank, float(values[rank - 1] / below) if rank else 0.0
 
 
-def odds_rank(copies: npt.NDArray[np.int64], added: Floats, error: float) -> int:
+def odds_rank(copies: Integers, added: Floats, error: float) -> int:
     """How many heads explain what m copies of a token add, Σ_h A_h·m/(m + e_h): the degree of a rational function.
 
     The Loewner matrix of a rational function has its degree as rank; here of the function of 1/m, whose value at
