@@ -106,7 +106,7 @@ def measure_noise(signature: Signature, rng: np.random.Generator) -> Steps[Found
         asked = yield [plan for repeat in range(2, REPEATS) for plan in _repeated(plans, repeat)]
         more = _numbers(asked, signature)
         pairs = [_rows(more[number : number + len(plans)]) for number in range(0, len(more), len(plans))]
-        return _random(np.stack([first, again, *pairs]), _coarseness(answers, signature), largest)
+        return _random(np.stack([first, again, *pairs]), coarseness(answers, signature), largest)
     segments = yield from _neighbours(signature, rng, longest)
     answers = np.concatenate([answers, *(each.answers.ravel() for each in segments)])
     found = _deterministic(segments, answers, signature)
@@ -201,7 +201,7 @@ def _arithmetic(spacing: float, width: int) -> float:
     return float(ROUNDING * spacing * width**0.5)
 
 
-def _coarseness(answers: Floats, signature: Signature) -> Coarseness:
+def coarseness(answers: Floats, signature: Signature) -> Coarseness:
     """Rounding that the digits of all answers betray: whichever explains more of the digits that are missing."""
     spacing, different = signature.space.eps, np.unique(answers)
     found, most = Coarseness(Noise.exact()), COINCIDENCE
@@ -250,7 +250,7 @@ def _random(
 
 def _deterministic(segments: list[Segment], answers: Floats, signature: Signature) -> FoundNoise:
     """Rounding, or errors that it cannot explain, or none."""
-    coarse = _coarseness(answers, signature)
+    coarse = coarseness(answers, signature)
     spacing = max(signature.space.eps, 2 * coarse.noise.relative)
     # Of all answers and outputs: one alone may be small by chance where its rounding errors are not.
     size = float(np.max(np.abs(answers)))
