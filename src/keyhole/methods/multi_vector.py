@@ -60,13 +60,16 @@ def _estimate(box: VectorBox, value: Value, start: Start, values: Values, scores
     biased = [bool(np.any(np.abs(scores.biases[h]) > bars[1, h])) for h in range(heads)]
     params, radii = [], []
     for head in range(heads):
+        if np.all(np.abs(scores.matrices[head]) <= bars[0, head]):  # no score shows: as much as it may be is its radius
+            bars[0, head] += np.max(np.abs(scores.matrices[head]))
+            scores.matrices[head] = 0.0
         bias = space.asarray(scores.biases[head]) if biased[head] else None
-        params.append(SingleHead(space.asarray(scores.matrices[head]), space.asarray(values.matrices[head]), bias))
+        params.append(SingleHead(space.asarray(scores.matrices[head]), space.asarray(scores.values[head]), bias))
         wide = bars[1, head] + (0.0 if biased[head] else np.abs(scores.biases[head]))
         radii.append(
             SingleHead(
                 _radius(space, scores.matrices[head], bars[0, head]),
-                _radius(space, values.matrices[head], ROUNDING_DEVIATIONS * values.error),
+                _radius(space, scores.values[head], ROUNDING_DEVIATIONS * values.spread[head]),
                 _radius(space, scores.biases[head], wide),
             )
         )

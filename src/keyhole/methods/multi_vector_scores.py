@@ -20,6 +20,14 @@ AIM = 0.7
 SHARPEST, UNUSUAL, HALVINGS = 0.1, 64.0, 30
 # Errors of weights may be this many times as large as those of half as many tokens a query.
 DEARER = 5.0
+# Columns beyond the rank: one shows that they suffice where logits are known this well, more where they are not.
+KNOWN, SPARE_COLUMNS = 1e-6, 8
+# A further block tells that rows suffice if what it may err by is at most this part of it.
+TELLING = 0.1
+# Errors among the values of tokens, over those seen outside of them: values are as wrong there, and logits round.
+INSIDE = 4.0
+# Numbers to spare for each correction of a value.
+SPARE = 4
 
 
 @dataclass(frozen=True)
@@ -27,6 +35,7 @@ class Scores:
     """The affine maps into logits of all heads."""
 
     matrices: Floats  # (heads, width, width)
+    values: Floats  # (heads, width, outputs) mended
     biases: Floats  # (heads, width)
     bars: Floats  # (heads,) deviation of one entry of a score over a unit token and a unit last token
     bias_bars: Floats  # (heads,)
@@ -51,10 +60,16 @@ def read_scores(box: VectorBox, start: Start, values: Values) -> Steps[Scores]:
     for block in range(1, len(reader.blocks)):
         ranks = _ranks(rows, bars)
         rank = int(np.max(ranks))
-        chosen = choose_columns(rows, ranks, rank + 1) if rank + 1 < whole - 1 else every
+        coarse = bool(np.median(bars) > KNOWN * np.median(np.abs(rows)))
+        enough = rank + (SPARE_COLUMNS if coarse else 1)
+        chosen = choose_columns(rows, ranks, enough) if enough < whole - 1 else every
         more, wide = yield from reader.read(block, chosen)
-        if rank + 1 < whole - 1:
-            if np.all(outside(rows[:, :, chosen], more, ranks) <= _allowed(rows[:, :, chosen], more, wide, ranks)):
+        if enough < whole - 1:
+            allowed = _allowed(rows[:, :, chosen], more, wide, ranks)
+            sizes = np.sqrt(np.mean(more**2, axis=(1, 2)))
+            telling = rank < rows.shape[1] or bool(np.all(allowed <= TELLING * sizes))
+            if telling and np.all(outside(rows[:, :, chosen], more, ranks) <= allowed):
+                chosen = chosen if coarse else chosen[:rank]
                 return (yield from reader.crossed(rows, bars, ranks, chosen, block, more))
             others = np.setdiff1d(every, chosen)
             rest, wide_rest = yield from reader.read(block, others)
@@ -97,7 +112,9 @@ class _ScoreReader:
         self.per_query = self._affordable(max(most, 1))
         starts = range(0, self.width, self.per_query)
         self.blocks = [np.arange(first, min(first + self.per_query, self.width)) for first in starts]
-        self.inverses = [self._inverse(self.tokens[block]) for block in self.blocks]
+        self.own = [tokens_of @ values.matrices for tokens_of in (self.tokens[block] for block in self.blocks)]
+        self.inverses = [_inverse(own) for own in self.own]
+        self.mended: list[Floats | None] = [None] * len(self.blocks)
         self.condition = max(_worst(inverse) for inverse in self.inverses) * self.size
         # What answers are off by: their rounding, what start and values explain no further, and the values' errors.
         mixed = values.error * self.size * (self.heads / self.per_query) ** 0.5
@@ -105,37 +122,92 @@ class _ScoreReader:
 
     def _affordable(self, most: int) -> int:
         """Tokens per query: as many as outputs allow, but for those that cost too much accuracy."""
-        half = _worst(self._inverse(self.tokens[: (most + 1) // 2]))
+        half = _worst(_inverse(self.tokens[: (most + 1) // 2] @ self.values.matrices))
         for count in range(most, (most + 1) // 2, -1):
-            if _worst(self._inverse(self.tokens[:count])) <= DEARER * half:
+            if _worst(_inverse(self.tokens[:count] @ self.values.matrices)) <= DEARER * half:
                 return count
         return (most + 1) // 2
 
-    def _inverse(self, tokens: Floats) -> Floats:  # (k, width) -> (outputs, heads·k)
-        """What takes answers to weights."""
-        values = (tokens @ self.values.matrices).reshape(-1, self.box.outputs)
-        basis, triangle = np.linalg.qr(values.T)
-        inverse: Floats = basis @ np.linalg.inv(triangle).T
-        return inverse
+    def _mend(self, block: int, answers: Floats) -> None:
+        """Correct the values of a block along the weak directions, by what its answers leave over."""
+        own, weak = self.own[block], self.values.weak
+        heads, count, outputs = own.shape
+        flat, spare = own.reshape(-1, outputs), outputs - heads * count
+        self.mended[block] = np.zeros((count, weak.shape[0]))
+        if weak.shape[0] == 0 or spare * answers.shape[0] < SPARE * count * weak.shape[0]:
+            return
+        outside = np.linalg.qr(flat.T, mode="complete")[0][:, heads * count :]  # (outputs, spare)
+        weights = (answers @ self.inverses[block]).reshape(-1, heads, count)
+        effects = np.einsum("nhk,bhs->nskb", weights, weak @ outside, optimize=True).reshape(
+            answers.shape[0] * spare, -1
+        )
+        found = np.linalg.lstsq(effects.T @ effects, effects.T @ (answers @ outside).ravel(), rcond=None)[0]
+        change = found.reshape(count, -1)
+        self.mended[block] = change
+        self.own[block] = own + np.einsum("kb,bho->hko", change, weak)
+        self.inverses[block] = _inverse(self.own[block])
+
+    def mended_values(self) -> Floats:  # (heads, width, outputs)
+        """The values of all heads with the corrections of all blocks."""
+        changes = [change for change in self.mended if change is not None]
+        if len(changes) < len(self.blocks) or self.values.weak.shape[0] == 0:
+            return self.values.matrices
+        shares = np.linalg.solve(self.tokens, np.concatenate(changes))  # (width, n)
+        matrices: Floats = self.values.matrices + np.einsum("db,bho->hdo", shares, self.values.weak)
+        return matrices
+
+    def _traded(self, block: int, weights: Floats) -> Floats | float:  # (n, heads, k) -> the same
+        """Errors of weights by errors that values have together, as drawn."""
+        draws = self.tokens[self.blocks[block]] @ self.values.draws  # (draws, heads, k, outputs)
+        if draws.shape[0] == 0:
+            return 0.0
+        moved = np.einsum("nhk,rhko->rno", weights, draws, optimize=True) @ self.inverses[block]
+        errors: Floats = np.sqrt(np.mean(moved**2, axis=0)).reshape(weights.shape)
+        return errors
+
+    def _noise(self, block: int, answers: Floats) -> float:
+        """Errors of answers as far as values explain them, measured where there are answers to spare."""
+        heads, count, outputs = self.own[block].shape
+        flat, spare = self.own[block].reshape(-1, outputs), outputs - heads * count
+        traded = self.values.traded * self.size * (heads / count) ** 0.5
+        if spare < heads:
+            return float(np.hypot(self.noise, traded))
+        rest = answers - (answers @ self.inverses[block]) @ flat
+        seen = INSIDE * max(self.box.noise, float(np.sqrt(np.mean(rest**2) * outputs / spare)))
+        return float(np.hypot(seen, traded))
 
     def read(self, block: int, columns: Integers) -> Steps[tuple[Floats, Floats]]:  # -> twice (heads, k, columns)
         """Forms u·(M·g + c) of a block of tokens with some of the last tokens, and their error bars."""
         box, heads = self.box, self.heads
-        members, inverse = self.blocks[block], self.inverses[block]
-        reach = np.linalg.norm(inverse, axis=0).reshape(heads, members.size)  # errors of weights over those of answers
+        members = self.blocks[block]
         forms, bars = np.zeros((2, heads, members.size, columns.size))
         scale = np.ones(columns.size)
-        left, usual = np.arange(columns.size, dtype=np.int64), 0.0
+        left, usual = np.arange(columns.size, dtype=np.int64), np.zeros(heads)
+        noise = self.noise
         for _ in range(HALVINGS):
             zeros = np.zeros(left.size, dtype=np.int64)
             added = [(self.tokens[[member]], zeros, scale[left]) for member in members]
             answers = yield from box.ask("scores", self.last, columns[left], added)
+            if self.mended[block] is None:
+                self._mend(block, answers)
+            if np.all(scale == 1.0):
+                noise = self._noise(block, answers)
+            inverse = self.inverses[block]
+            # Errors of weights over those of answers.
+            reach = np.linalg.norm(inverse, axis=0).reshape(heads, members.size)
             weights = (answers @ inverse / scale[left][:, None]).reshape(left.size, heads, members.size)
             rest = 1 - np.sum(weights, axis=2, keepdims=True)
-            errors = self.noise * reach[None] / scale[left][:, None, None]
+            errors = np.hypot(noise * reach[None], self._traded(block, weights)) / scale[left][:, None, None]
             bar = errors / np.abs(weights) + np.linalg.norm(errors, axis=2, keepdims=True) / np.abs(rest)
-            usual = max(usual, float(np.median(bar)))
-            good = np.all((weights > 0) & (rest > 0) & (bar < min(SHARPEST, UNUSUAL * usual)), axis=(1, 2))
+            usual = np.maximum(usual, np.median(bar, axis=(0, 2)))
+            if np.any(usual > SHARPEST):
+                raise Unrecoverable(
+                    Outcome.TOO_NOISY,
+                    f"{int(np.sum(usual > SHARPEST))} of {heads} heads answer too faintly beside the others for their "
+                    f"weights to be read: use an oracle of higher precision",
+                )
+            most = np.minimum(SHARPEST, UNUSUAL * usual)[:, None]
+            good = np.all((weights > 0) & (rest > 0) & (bar < most), axis=(1, 2))
             taken = left[good]
             if taken.size:
                 logits = np.log(weights[good] / rest[good])
@@ -150,10 +222,9 @@ class _ScoreReader:
         )
 
     def crossed(
-        self, rows: Floats, bars: Floats, ranks: Integers, chosen: Integers, block: int, more: Floats
+        self, rows: Floats, bars: Floats, ranks: Integers, kept: Integers, block: int, more: Floats
     ) -> Steps[Scores]:
-        """All other tokens at the chosen last ones, but the one that only served to see that they suffice."""
-        kept = chosen[: int(np.max(ranks))]
+        """All other tokens at the last ones that are kept."""
         columns, wide = [rows[:, :, kept], more[:, :, : kept.size]], []
         for number in range(block + 1, len(self.blocks)):
             forms, errors = yield from self.read(number, kept)
@@ -170,8 +241,22 @@ class _ScoreReader:
         matrices = np.asarray(np.linalg.solve(self.last[:-1], half.transpose(0, 2, 1)).transpose(0, 2, 1))
         scale = 2**0.5 / self.box.scale
         return Scores(
-            matrices, biases, scale * bars / self.size, bars / self.size, ranks, self.per_query, self.condition
+            matrices,
+            self.mended_values(),
+            biases,
+            scale * bars / self.size,
+            bars / self.size,
+            ranks,
+            self.per_query,
+            self.condition,
         )
+
+
+def _inverse(values: Floats) -> Floats:  # (heads, k, outputs) -> (outputs, heads·k)
+    """What takes answers to weights."""
+    basis, triangle = np.linalg.qr(values.reshape(-1, values.shape[2]).T)
+    inverse: Floats = basis @ np.linalg.inv(triangle).T
+    return inverse
 
 
 def _worst(inverse: Floats) -> float:

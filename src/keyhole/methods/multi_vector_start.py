@@ -25,6 +25,8 @@ MOST_FILLED = 64
 CLEAR, MISFIT = 4.0, 16.0
 # Fits are not mended further where residuals are this many errors.
 ENOUGH = 4.0
+# Errors are followed through all stages by so many random draws of them, and values known no better than this are not.
+DRAWS, BLURRED = 8, 0.02
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,8 @@ class Start:
     pencil: Pencil
     residual: float
     floor: float  # singular values below this are errors
+    logit_draws: Floats  # (draws, n, heads) errors that the logits may have
+    value_draws: Floats  # (draws, heads, outputs) and the values with them
 
     @property
     def told_apart(self) -> float:
@@ -147,4 +151,19 @@ def _solved(
     fit: TokenFit = fit_token(asked, guess, ENOUGH * box.noise)
     if not fit.residual <= MISFIT * box.errors(fit.logits, fit.values):
         return None
-    return Start(token, last, fit.logits, fit.values, singular, pencil, fit.residual, floor)
+    size = fit.residual + box.errors(fit.logits, fit.values)
+    draws = fit.respond(size * box.rng.standard_normal((DRAWS, flat.shape[0] + 1, box.outputs)))
+    _refuse_near(fit.values, draws[1])
+    return Start(token, last, fit.logits, fit.values, singular, pencil, fit.residual, floor, *draws)
+
+
+def _refuse_near(values: Floats, draws: Floats) -> None:
+    """End where errors of answers, small as they are, trade the values of two heads for each other."""
+    errors = np.sqrt(np.mean(draws**2, axis=(0, 2))) / np.sqrt(np.mean(values**2, axis=1))
+    if not np.all(errors <= BLURRED):
+        raise Unrecoverable(
+            Outcome.TOO_NOISY,
+            f"the logits of {int(np.sum(errors > BLURRED))} of {values.shape[0]} heads are so near to each other that "
+            f"their values cannot be told apart: {np.max(errors):.1g} of their size is unknown; an oracle of higher "
+            f"precision tells more",
+        )

@@ -33,6 +33,9 @@ LARGEST = 7.0
 DRAWN, SPARE = 32, 0
 # Tokens read beyond those that span all values, as a part of those: spans of just enough have errors in some direction.
 SPARE_TOKENS = 1 / 8
+# Combinations of all spans that nearly vanish are those of singular values below this part of the median, and so many
+# at most: values along them are mended later.
+WEAK, MOST_WEAK = 0.05, 6
 # Queries that test whether a few tokens told the values of all.
 TESTS = 2
 
@@ -44,8 +47,12 @@ class Values:
     matrices: Floats  # (heads, width, outputs)
     ranks: Integers  # (heads,)
     tokens: int  # read
-    error: float  # deviation of one value of a unit token
+    error: float  # deviation of one value of a unit token, as far as answers tell
+    spread: Floats  # (heads, outputs) the same, with what heads may trade for each other
     noise: float  # deviation of an answer that values and start explain no further
+    draws: Floats  # (draws, heads, width, outputs) errors that values may have together; none where spans tell values
+    weak: Floats  # (n, heads, outputs) what heads can exchange at little cost to the sum: told worst by spans
+    traded: float  # deviation of one value of a unit token by what heads may trade, where there are no draws of it
 
 
 def read_values(box: VectorBox, start: Start) -> Steps[Values]:
@@ -85,6 +92,7 @@ class _ValueReader:
             start.values / np.linalg.norm(start.token)
         ]  # of each basis token, (heads, outputs)
         self.tokens: list[Floats] = [self.basis[0]]
+        self.draws: list[Floats] = [start.value_draws / np.linalg.norm(start.token)]  # (draws, heads, outputs)
         sizes = np.sqrt(np.mean(np.minimum(start.logits**2, LARGEST**2), axis=0))
         self.size = box.scale * min(1.0, (1.0 if self.roomy else AIM) / max(float(np.max(sizes)), 1e-300))
         self.shrink = 1.0
@@ -134,17 +142,17 @@ class _ValueReader:
         """The values of the next tokens of the basis."""
         known = len(self.values)
         missing = list(range(known, known + count))
-        found: dict[int, tuple[Floats, Floats]] = {}
+        found: dict[int, tuple[Floats, Floats, Floats]] = {}
         for _ in range(ATTEMPTS):
             tokens = self.box.gridded(self.size * self.shrink * self.basis[missing])
             answers = yield from self._ask(tokens)
             failed = []
             for place, number in enumerate(missing):
                 fit = self._fit(answers[place], tokens[place])
-                allowed = MISFIT * self.box.errors(self.start.logits[self.chosen], self.start.values)
-                if fit.residual <= allowed:
+                if fit.residual <= self._allowed():
                     length = float(np.linalg.norm(tokens[place]))
-                    found[number] = (tokens[place] / length, fit.values / length)
+                    errors = self._errors(fit, answers[place].shape[:2])
+                    found[number] = (tokens[place] / length, fit.values / length, errors / length)
                     self.noise = max(self.noise, fit.residual)
                     self.error = max(self.error, fit.condition * max(fit.residual, self.box.noise) / length)
                 else:
@@ -161,6 +169,7 @@ class _ValueReader:
         for number in sorted(found):
             self.tokens.append(found[number][0])
             self.values.append(found[number][1])
+            self.draws.append(found[number][2])
 
     def _ask(self, tokens: Floats) -> Steps[Floats]:  # (n, width) -> (n, groups, copies, outputs)
         box, count, groups = self.box, tokens.shape[0], self.chosen.size
@@ -186,10 +195,28 @@ class _ValueReader:
             known=self.start.values,
             total=token @ self.box.linear,
         )
+        enough, nothing = ENOUGH * self.box.noise, np.zeros((groups, self.start.heads))
         guess = guess_logits(asked, groups)
-        return fit_token(
-            asked, np.zeros((groups, self.start.heads)) if guess is None else guess, ENOUGH * self.box.noise
-        )
+        fit = fit_token(asked, nothing if guess is None else guess, enough)
+        if guess is None or fit.residual <= self._allowed():
+            return fit
+        other = fit_token(asked, nothing, enough)  # values that share a direction spoil the guess
+        return min(fit, other, key=lambda each: each.residual)
+
+    def _allowed(self) -> float:
+        return MISFIT * self.box.errors(self.start.logits[self.chosen], self.start.values)
+
+    def _errors(self, fit: TokenFit, shape: tuple[int, ...]) -> Floats:  # -> (draws, heads, outputs)
+        """Errors that values may have: by those of the answers, and by those of what is known of the other token."""
+        start, draws = self.start, self.start.value_draws
+        group = np.repeat(np.arange(shape[0]), shape[1])
+        size = fit.residual + self.box.errors(start.logits[self.chosen], start.values)
+        changes = size * self.box.rng.standard_normal((draws.shape[0], group.size + 1, self.box.outputs))
+        logits = start.logit_draws[:, self.chosen][:, group]  # (draws, J, heads)
+        changes[:, :-1] -= fit.others @ draws
+        own = (fit.others * (1 - fit.others) * logits) @ start.values - (fit.others * fit.weights * logits) @ fit.values
+        changes[:, :-1] -= own
+        return fit.respond(changes)[1]
 
     def plainly(self) -> Values:
         """All tokens of a basis were read."""
@@ -198,7 +225,19 @@ class _ValueReader:
         singular = np.linalg.svd(matrices, compute_uv=False)
         floor = CLEAR * self.error * (self.box.width**0.5 + self.box.outputs**0.5)
         ranks = np.maximum(np.sum(singular > floor, axis=1), 1)
-        return Values(matrices, ranks, len(self.tokens), self.error, self.noise)
+        drawn = np.asarray(np.linalg.solve(tokens, np.stack(self.draws, axis=2)))  # (draws, heads, width, outputs)
+        spread = np.sqrt(np.mean(drawn**2, axis=(0, 2)))
+        return Values(
+            matrices=matrices,
+            ranks=ranks,
+            tokens=len(self.tokens),
+            error=self.error,
+            spread=np.maximum(spread, self.error),
+            noise=self.noise,
+            draws=drawn,
+            weak=np.zeros((0, *spread.shape)),
+            traded=0.0,
+        )
 
     def spanned(self) -> Values | None:
         """Values of all tokens, where those read span all that heads answer and heads share no direction."""
@@ -220,8 +259,24 @@ class _ValueReader:
         found = np.stack(matrices)
         told = np.stack(self.tokens) @ found
         # Read once more from the sum over heads: what spans are wrong by, of which fitting them hides a part.
-        apart = float(np.sqrt(np.mean((told - values) ** 2))) * count / (count - max(ranks))
-        return Values(found, np.array(ranks), count, max(self.error, apart), self.noise)
+        hides = count / (count - max(ranks))
+        apart = np.sqrt(np.mean((told - values) ** 2, axis=1)) * hides  # (heads, outputs)
+        drawn = np.sqrt(np.mean(np.stack(self.draws, axis=2) ** 2, axis=(0, 2)))
+        error = max(self.error, float(np.sqrt(np.mean(apart**2))))
+        turn, sizes, _ = np.linalg.svd(together, full_matrices=False)
+        low = turn[:, sizes < WEAK * np.median(sizes)][:, -MOST_WEAK:].T  # (n, all ranks)
+        weak = np.stack([low[:, ends[h] : ends[h + 1]] @ spans[h] for h in range(heads)], axis=1)
+        return Values(
+            matrices=found,
+            ranks=np.array(ranks),
+            tokens=count,
+            error=error,
+            spread=np.maximum(np.maximum(drawn, apart), error),
+            noise=self.noise,
+            draws=found[None][:0],
+            weak=weak,
+            traded=float(np.sqrt(np.mean(drawn**2))),
+        )
 
     def holds(self, found: Values) -> Steps[bool]:
         """Whether fresh tokens have the values that a few tokens told."""

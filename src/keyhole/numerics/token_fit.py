@@ -42,6 +42,28 @@ class TokenFit:
     logits: Floats  # (n, heads)
     residual: float  # root mean square per degree of freedom
     condition: float  # of the weights: errors of answers over errors of values
+    weights: Floats  # (J, heads) of the new token
+    others: Floats  # (J, heads) of the known one
+    _slopes: Floats
+    _state: _State
+    _frame: Floats
+
+    def respond(self, changes: Floats) -> tuple[Floats, Floats]:  # (draws, J + 1, outputs)
+        """How logits (draws, n, heads) and values (draws, heads, outputs) follow small changes of answers and total."""
+        state, heads = self._state, self.values.shape[0]
+        slim = changes @ self._frame
+        clear = slim - state.basis @ (state.basis.T @ slim)
+        scale = np.linalg.norm(self._slopes, axis=0) + 1e-300
+        basis, triangle = np.linalg.qr(self._slopes / scale)
+        floor = 1e-14 * float(np.max(np.abs(np.diag(triangle))))  # directions that nothing tells stay finite
+        triangle = triangle + np.diag(np.where(np.abs(np.diag(triangle)) < floor, floor, 0.0))
+        logits = np.linalg.solve(triangle, basis.T @ clear.reshape(changes.shape[0], -1).T).T / scale
+        logits = logits.reshape(changes.shape[0], -1, heads)
+        moved = np.einsum("jho,rjh->rjo", state.own(), logits[:, state.asked.group])
+        rest = slim.copy()
+        rest[:, :-1] -= moved
+        values = np.linalg.lstsq(state.triangle, state.basis.T, rcond=None)[0] @ rest
+        return logits, values @ self._frame.T
 
 
 def fit_token(asked: Asked, logits: Floats, enough: float) -> TokenFit:
@@ -68,14 +90,24 @@ def fit_token(asked: Asked, logits: Floats, enough: float) -> TokenFit:
             damping *= 10
         else:
             break
-        finished = new.error > (0.5 if new.error <= done else 0.999) * state.error
+        finished = new.error > (0.95 if new.error <= done else 0.999) * state.error
         logits, state, damping = logits + step, new, max(damping / 20, 1e-15)
         if finished:
             break
     freedom = (asked.answers.shape[0] + 1 - heads) * outputs - logits.size
     hidden = float(np.sum((asked.answers - slim.answers @ frame.T) ** 2))  # what no values of so many heads explain
     residual = float(np.sqrt((state.error + hidden) / max(freedom, 1)))
-    return TokenFit(state.values @ frame.T, logits, residual, state.condition)
+    return TokenFit(
+        values=state.values @ frame.T,
+        logits=logits,
+        residual=residual,
+        condition=state.condition,
+        weights=state.weights,
+        others=state.others,
+        _slopes=state.slopes(groups),
+        _state=state,
+        _frame=frame,
+    )
 
 
 def _frame(asked: Asked, heads: int) -> Floats:  # (outputs, at most 2·heads + 1)
@@ -104,17 +136,21 @@ class _State:
         self.weights, self.others = new / whole, asked.odds / whole
         design = np.vstack([self.weights, np.ones((1, logits.shape[1]))])
         target = np.vstack([asked.answers - self.others @ asked.known, asked.total[None, :]])
-        self.basis, triangle = np.linalg.qr(design)
-        self.condition = float(np.linalg.norm(np.linalg.pinv(triangle), 2))
-        self.values = np.linalg.lstsq(triangle, self.basis.T @ target, rcond=None)[0]
+        self.basis, self.triangle = np.linalg.qr(design)
+        self.condition = float(np.linalg.norm(np.linalg.pinv(self.triangle), 2))
+        self.values = np.linalg.lstsq(self.triangle, self.basis.T @ target, rcond=None)[0]
         self.rest = target - design @ self.values
         self.error = float(np.sum(self.rest**2))
+
+    def own(self) -> Floats:  # (J, heads, outputs)
+        """How each answer responds to the new token's logits."""
+        own: Floats = (self.weights * (1 - self.weights))[:, :, None] * self.values
+        return own - (self.weights * self.others)[:, :, None] * self.asked.known
 
     def slopes(self, groups: int) -> Floats:  # ((J + 1)·outputs, groups·heads)
         """How answers respond to logits, less what values can follow."""
         heads, outputs = self.values.shape
-        own = (self.weights * (1 - self.weights))[:, :, None] * self.values
-        own -= (self.weights * self.others)[:, :, None] * self.asked.known
+        own = self.own()
         whole = np.zeros((self.basis.shape[0], outputs, groups, heads))
         place = np.arange(self.weights.shape[0])
         whole[place, :, self.asked.group, :] = own.transpose(0, 2, 1)
