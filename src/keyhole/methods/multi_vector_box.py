@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,6 +22,8 @@ Integers = npt.NDArray[np.int64]
 AFFINE = 2.0**8
 # Random tokens that precision is measured with.
 PRECISION_QUERIES = 3
+# Relative errors of 10 to this are as small as they come; each that many decades more asks for once more as much.
+PRECISE, LESS = -15.0, 2.0
 # Bits of a token's entries that are left for sums of two tokens.
 SPARE_BITS = 4
 # The scale is looked for with this many pairs of tokens, in steps of this factor ...
@@ -43,6 +46,7 @@ class VectorBox:
     rng: np.random.Generator
     scale: float = 1.0  # norm of tokens
     noise: float = 0.0  # deviation of one number of an answer at that norm
+    patience: float = 1.0  # how many times more to ask, for errors to average out
     linear: Floats = field(init=False)  # (width, outputs) the sum of all heads' values
     bias: Floats = field(init=False)  # (outputs,)
 
@@ -113,13 +117,14 @@ class VectorBox:
         size = float(np.sqrt(np.mean((last @ self.linear) ** 2) + np.mean(self.bias**2)))
         error = float(np.sqrt(np.mean(rest**2)))
         declared, rounded = self.signature.noise.deviation, self.signature.space.eps * size
-        if self.signature.noise.kind == "exact" and error > AFFINE * rounded:
+        if self.signature.noise.kind == "exact" and not error <= AFFINE * rounded:
             raise Unrecoverable(
                 Outcome.WRONG_FAMILY,
                 f"answers to single tokens are not affine: {error:.2g} off where they are {size:.2g}, so there is more "
                 f"in the box than heads and biases, or noise that was not declared",
             )
         self.noise = max(error, declared, rounded)
+        self.patience = max(1.0, 1 + (math.log10(self.noise / size) - PRECISE) / LESS if size > 0 else 1.0)
 
     def find_scale(self) -> Steps[None]:
         """The norm of tokens at which attention chooses, without being decided."""
@@ -155,6 +160,13 @@ class VectorBox:
                 break
             norm /= LADDER
             yield from effect(norm)
+            if self.nothing(norm) > PART * top:
+                break
+        if not seen[norm] <= PART * top:  # also when nan
+            raise Unrecoverable(
+                Outcome.WRONG_FAMILY,
+                f"attention does the same to tokens of norms from {norm:.1g} to {max(seen):.1g}, which no softmax does",
+            )
         above = norm * LADDER
         if above in seen and seen[above] > PART * top > seen[norm] > 0:  # between two rungs
             share = np.log(PART * top / seen[norm]) / np.log(seen[above] / seen[norm])

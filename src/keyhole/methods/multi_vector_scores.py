@@ -18,8 +18,8 @@ AIM = 0.7
 # Weights are read where their error is at most this part of them and this many times the usual one; tokens of others
 # are halved, so often.
 SHARPEST, UNUSUAL, HALVINGS = 0.1, 64.0, 30
-# Errors of weights may be this many times as large as those of half as many tokens a query.
-DEARER = 5.0
+# So many tokens a query that logits are known to √eps over this, but not fewer than this part of the most possible.
+FINE, FEWEST = 16.0, 4
 # Columns beyond the rank: one shows that they suffice where logits are known this well, more where they are not.
 KNOWN, SPARE_COLUMNS = 1e-6, 8
 # A further block tells that rows suffice if what it may err by is at most this part of it.
@@ -122,11 +122,13 @@ class _ScoreReader:
 
     def _affordable(self, most: int) -> int:
         """Tokens per query: as many as outputs allow, but for those that cost too much accuracy."""
-        half = _worst(_inverse(self.tokens[: (most + 1) // 2] @ self.values.matrices))
-        for count in range(most, (most + 1) // 2, -1):
-            if _worst(_inverse(self.tokens[:count] @ self.values.matrices)) <= DEARER * half:
+        values, least = self.values, max(1, most // FEWEST)
+        wanted = self.box.signature.space.eps**0.5 / FINE
+        for count in range(most, least, -1):
+            noise = float(np.hypot(values.noise, values.error * self.size * (self.heads / count) ** 0.5))
+            if noise * _worst(_inverse(self.tokens[:count] @ values.matrices)) * (count + 1) <= wanted:
                 return count
-        return (most + 1) // 2
+        return least
 
     def _mend(self, block: int, answers: Floats) -> None:
         """Correct the values of a block along the weak directions, by what its answers leave over."""

@@ -68,7 +68,7 @@ def read_start(box: VectorBox) -> Steps[Start]:
     token = box.gridded(box.scale * box.directions(1)[0])
     answers = np.zeros((0, len(copies), box.outputs))
     last = np.zeros((0, box.width))
-    wanted, spare = FIRST_ROUND, SPARE_EQUATIONS
+    wanted, spare = FIRST_ROUND, SPARE_EQUATIONS * box.patience
     for _ in range(ATTEMPTS):
         while wanted > last.shape[0]:
             fresh = box.scale * box.directions(wanted - last.shape[0])

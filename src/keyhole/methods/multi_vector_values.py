@@ -29,8 +29,10 @@ AIM = 0.1
 AGAIN, ATTEMPTS = 0.2, 4
 # Known logits beyond this say too little.
 LARGEST = 7.0
-# Sets of last tokens that are compared, and last tokens a set has beyond those that are needed.
-DRAWN, SPARE = 32, 0
+# Sets of last tokens that are compared.
+DRAWN = 32
+# Values need less patience than the first token, which all others are read beside: this part of it.
+MILDER = 8
 # Tokens read beyond those that span all values, as a part of those: spans of just enough have errors in some direction.
 SPARE_TOKENS = 1 / 8
 # Combinations of all spans that nearly vanish are those of singular values below this part of the median, and so many
@@ -59,7 +61,7 @@ def read_values(box: VectorBox, start: Start) -> Steps[Values]:
     """Values of tokens until their spans are complete; then those of all tokens from the sum over heads."""
     reader = _ValueReader(box, start)
     filled = box.outputs // start.heads
-    limit, filled = box.width, filled + int(np.ceil(SPARE_TOKENS * filled))
+    limit, filled = box.width, filled + int(np.ceil(SPARE_TOKENS * reader.more * filled))
     while True:
         known = len(reader.values)
         if known >= limit:
@@ -81,6 +83,7 @@ class _ValueReader:
                 "telling the values of heads apart takes sequences of four tokens: allow those (max_length)",
             )
         self.box, self.start = box, start
+        self.more = 1 + (box.patience - 1) / MILDER
         self.roomy = box.outputs >= 2 * start.heads
         table = ROOMY if self.roomy else COPIES
         self.copies = next(copies for length, copies in table.items() if box.longest >= length)
@@ -103,7 +106,7 @@ class _ValueReader:
         """Last tokens whose known logits make the weights of heads as different as they get."""
         start, heads = self.start, self.start.heads
         # Without a guess of the logits, as many as make values and logits determined to first order.
-        count = heads + SPARE if self.roomy else -(-(heads + 1) // (len(self.copies) - 1)) + SPARE
+        count = int(heads * self.more) if self.roomy else -(-(heads + 1) // (len(self.copies) - 1))
         calm = np.max(np.abs(start.logits), axis=1)
         order = np.argsort(np.maximum(calm, LARGEST), kind="stable")
         pool = order[: max(count, int(np.sum(calm <= LARGEST)))]
@@ -259,7 +262,7 @@ class _ValueReader:
         found = np.stack(matrices)
         told = np.stack(self.tokens) @ found
         # Read once more from the sum over heads: what spans are wrong by, of which fitting them hides a part.
-        hides = count / (count - max(ranks))
+        hides = 2 * count / (count - max(ranks))
         apart = np.sqrt(np.mean((told - values) ** 2, axis=1)) * hides  # (heads, outputs)
         drawn = np.sqrt(np.mean(np.stack(self.draws, axis=2) ** 2, axis=(0, 2)))
         error = max(self.error, float(np.sqrt(np.mean(apart**2))))
