@@ -3,7 +3,7 @@
 from keyhole.measure import Signature
 from keyhole.methods.base import Estimate, Method, Steps, Unrecoverable
 from keyhole.methods.low_rank import LOW_RANK
-from keyhole.methods.multi_scalar import SCALAR_HEADS
+from keyhole.methods.multi_head import MULTI_HEAD
 from keyhole.methods.nets import NET
 from keyhole.methods.one_layer import ONE_LAYER
 from keyhole.methods.robust import ROBUST
@@ -11,7 +11,7 @@ from keyhole.methods.sensing import SENSING
 from keyhole.methods.single_head import SINGLE_HEAD
 
 METHODS: dict[str, Method] = {
-    method.name: method for method in (SINGLE_HEAD, LOW_RANK, SENSING, ROBUST, NET, ONE_LAYER, SCALAR_HEADS)
+    method.name: method for method in (SINGLE_HEAD, LOW_RANK, SENSING, ROBUST, NET, ONE_LAYER, MULTI_HEAD)
 }
 # What "auto" chooses from: the robust one where answers carry noise, else the first that has the options asked for.
 AUTO = (SINGLE_HEAD, ROBUST)

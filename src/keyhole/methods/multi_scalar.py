@@ -9,15 +9,14 @@ import numpy as np
 import numpy.typing as npt
 
 from keyhole.measure import Signature
-from keyhole.methods.base import Estimate, Method, Steps, Unrecoverable
+from keyhole.methods.base import Estimate, Steps, Unrecoverable
 from keyhole.methods.directions import Draft
 from keyhole.methods.multi_scalar_local import Values, read_normals, read_values, unexplained
 from keyhole.methods.multi_scalar_read import Columns, GatedReader, HeadReader, ReadHead
 from keyhole.methods.multi_scalar_scope import Scope, columns, plain
 from keyhole.methods.multi_scalar_search import Search, find_jumps, look_for_bias
-from keyhole.methods.positions import last_only
 from keyhole.methods.single_head import estimated, read_logits, read_logits_along
-from keyhole.methods.value import Value, read_value, refuse_single_tokens, refuse_zero_value
+from keyhole.methods.value import Value, refuse_zero_value
 from keyhole.model import MultiHead, SingleHead
 from keyhole.numerics.outputs import choose_outputs
 from keyhole.recovery import Outcome
@@ -59,7 +58,7 @@ class _Found:
     uniform: int
 
 
-def read_scalar_heads(signature: Signature, rng: np.random.Generator) -> Steps[Estimate]:
+def read_scalar_heads(signature: Signature, rng: np.random.Generator, total: Value) -> Steps[Estimate]:
     """Score matrices, values and biases of f(X) = Σ_h Σ_i softmax_i(x_iᵀ·W_h·x_N + x_iᵀ·c_h) · x_iᵀ·V_h + b.
 
     With a long row u₀ in the first token every head but one is saturated near the hyperplane u₀ᵀ(W_h·g + c_h) = 0 of
@@ -70,9 +69,6 @@ def read_scalar_heads(signature: Signature, rng: np.random.Generator) -> Steps[E
     Assumes what `ASSUMPTIONS` says.
     """
     _refuse(signature)
-    if signature.positions == "all":
-        return (yield from last_only(read_scalar_heads(signature.but(positions="last"), rng)))
-    total = yield from read_value(signature)
     if signature.width == 1:  # all heads are proportional there: if they are several, the certificate will say so
         refuse_zero_value(signature, total)
         return (yield from _read_one(signature, total, rng))
@@ -95,7 +91,6 @@ def read_scalar_heads(signature: Signature, rng: np.random.Generator) -> Steps[E
 
 
 def _refuse(signature: Signature) -> None:
-    refuse_single_tokens(signature)
     if signature.max_length is not None and signature.max_length < 3:
         raise Unrecoverable(
             Outcome.NOT_IDENTIFIABLE,
@@ -251,10 +246,3 @@ def _read_one(signature: Signature, total: Value, rng: np.random.Generator) -> S
     head, radius = (SingleHead(p.score, p.value, p.score_bias) for p in (estimate.params, estimate.radius))
     details = {**estimate.details, "heads": 1, "ranks": [score.rank]}
     return _with_output_bias(total, [head], [radius], estimate.counting_bound, details)
-
-
-SCALAR_HEADS = Method(
-    name="multi-head",
-    summary="several softmax heads added up to one number, or to fewer numbers than heads",
-    run=read_scalar_heads,
-)

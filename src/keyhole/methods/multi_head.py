@@ -1,0 +1,42 @@
+"""The method `multi-head`: from many outputs at natural norms, from few ones with long tokens, head by head."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from keyhole.measure import Signature
+from keyhole.methods.base import Estimate, Method, Steps, Unrecoverable
+from keyhole.methods.multi_scalar import read_scalar_heads
+from keyhole.methods.multi_vector import read_vector_heads
+from keyhole.methods.multi_vector_box import HeadsHidden
+from keyhole.methods.positions import at_last_position
+from keyhole.methods.value import read_value, refuse_single_tokens
+
+
+@at_last_position
+def multi_head(signature: Signature, rng: np.random.Generator) -> Steps[Estimate]:
+    """Number, scores, values and biases of heads whose answers are added up.
+
+    They are determined by sequences of three tokens, up to their order, if heads of equal scores count as one. With at
+    least as many outputs as heads a query tells many numbers (`read_vector_heads`); where it does not tell the heads
+    apart they are read one by one (`read_scalar_heads`).
+    """
+    refuse_single_tokens(signature)
+    value = yield from read_value(signature)
+    hidden: HeadsHidden | None = None
+    if value.vector.ndim == 2:
+        try:
+            return (yield from read_vector_heads(signature, rng, value))
+        except HeadsHidden as error:
+            hidden = error
+    try:
+        return (yield from read_scalar_heads(signature, rng, value))
+    except Unrecoverable as error:
+        if hidden is not None:
+            raise Unrecoverable(error.outcome, f"{hidden}; and one by one: {error}") from error
+        raise
+
+
+MULTI_HEAD = Method(
+    name="multi-head", summary="several softmax heads added up, their number unknown, biases included", run=multi_head
+)

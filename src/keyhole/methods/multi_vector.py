@@ -1,0 +1,103 @@
+"""Several heads with several outputs, from tokens of natural norms."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from keyhole.arrays import Array
+from keyhole.measure import Signature
+from keyhole.methods.base import Estimate, Steps
+from keyhole.methods.multi_vector_box import Floats, VectorBox
+from keyhole.methods.multi_vector_scores import Scores, read_scores
+from keyhole.methods.multi_vector_start import Start, read_start
+from keyhole.methods.multi_vector_values import Values, read_values
+from keyhole.methods.value import Value
+from keyhole.model import MultiHead, SingleHead
+from keyhole.numerics.logit import ROUNDING_DEVIATIONS
+
+ASSUMPTIONS = (
+    "the box adds up softmax heads over its raw tokens, read at the last position",
+    "heads whose logits differ by less than their answers show are one head",
+    "answers are right up to the rounding of their dtype and the declared noise",
+)
+
+
+def read_vector_heads(signature: Signature, rng: np.random.Generator, value: Value) -> Steps[Estimate]:
+    """All heads of f(X) = Σ_h Σ_i softmax_i(x_iᵀ·(M_h·x_N + c_h))·x_iᵀ·V_h + b, for p ≥ H outputs.
+
+    The odds pencil: one token in several multiplicities tells the heads apart without saturating any (`read_start`),
+    other tokens beside it tell their values (`read_values`), and then many tokens a query the logits (`read_scores`).
+    About d + 1 + H²/2 + 6H queries, 2H for each token whose values are read, of which there are r + r/8 where ranks add
+    up to at most p and d elsewhere, and (d + 1)·d/k for the logits, k ≤ p/H tokens a query, or (d + 1)·⌈r/k⌉ + r·d/k
+    for rank r.
+
+    Assumes what `ASSUMPTIONS` says. Raises HeadsHidden where p numbers do not tell the heads apart: more heads than
+    outputs, or dependent values.
+    """
+    box = VectorBox(signature, value, rng)
+    yield from box.find_scale()
+    yield from box.measure_precision()
+    start = yield from read_start(box)
+    values = yield from read_values(box, start)
+    scores = yield from read_scores(box, start, values)
+    return _estimate(box, value, start, values, scores)
+
+
+def _estimate(box: VectorBox, value: Value, start: Start, values: Values, scores: Scores) -> Estimate:
+    """Parameters and radii, without the biases that do not show."""
+    space, heads = box.signature.space, start.heads
+    bars = ROUNDING_DEVIATIONS * np.stack([scores.bars, scores.bias_bars])
+    biased = [bool(np.any(np.abs(scores.biases[h]) > bars[1, h])) for h in range(heads)]
+    params, radii = [], []
+    for head in range(heads):
+        if np.all(np.abs(scores.matrices[head]) <= bars[0, head]):  # no score shows: as much as it may be is its radius
+            bars[0, head] += np.max(np.abs(scores.matrices[head]))
+            scores.matrices[head] = 0.0
+        bias = space.asarray(scores.biases[head]) if biased[head] else None
+        params.append(SingleHead(space.asarray(scores.matrices[head]), space.asarray(scores.values[head]), bias))
+        wide = bars[1, head] + (0.0 if biased[head] else np.abs(scores.biases[head]))
+        radii.append(
+            SingleHead(
+                _radius(space, scores.matrices[head], bars[0, head]),
+                _radius(space, scores.values[head], ROUNDING_DEVIATIONS * values.spread[head]),
+                _radius(space, scores.biases[head], wide),
+            )
+        )
+    return Estimate(
+        params=MultiHead(params, value.bias if value.biased else None),
+        radius=MultiHead(radii, value.bias_radius),
+        counting_bound=_bound(box, values, scores, biased, value.biased),
+        assumptions=ASSUMPTIONS,
+        details=_details(start, values, scores, biased, value),
+    )
+
+
+def _radius(space: Any, entries: Floats, bar: Floats | float) -> Array:
+    """The error bar of each entry, and its rounding."""
+    return space.asarray(bar + space.spacing * np.abs(entries))
+
+
+def _bound(box: VectorBox, values: Values, scores: Scores, biased: list[bool], offset: bool) -> int:
+    """Numbers that determine the heads, over numbers per answer."""
+    width, outputs = box.width, box.outputs
+    numbers = outputs if offset else 0
+    for head, shows in enumerate(biased):
+        rank, inner = int(scores.ranks[head]), int(values.ranks[head])
+        numbers += rank * (2 * width + int(shows) - rank) + inner * (width + outputs - inner)
+    return -(-numbers // outputs)
+
+
+def _details(start: Start, values: Values, scores: Scores, biased: list[bool], value: Value) -> dict[str, Any]:
+    return {
+        "heads": start.heads,
+        "score_ranks": [int(rank) for rank in scores.ranks],
+        "value_ranks": [int(rank) for rank in values.ranks],
+        "score_bias": any(biased),
+        "output_bias": value.biased,
+        "tokens_per_query": scores.per_query,
+        "pencil_condition": start.pencil.condition,
+        "logit_condition": scores.condition,
+        "merged_below": start.told_apart,
+    }

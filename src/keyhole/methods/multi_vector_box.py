@@ -1,0 +1,184 @@
+"""A box of several heads with several outputs, asked at tokens of natural norms."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from keyhole.arrays import to_numpy
+from keyhole.measure import Measurements, Plan, Position, Rows, Signature, Term
+from keyhole.methods.base import Steps, Unrecoverable
+from keyhole.methods.scale import floor_power
+from keyhole.methods.value import Value
+from keyhole.recovery import Outcome
+
+Floats = npt.NDArray[np.float64]
+Integers = npt.NDArray[np.int64]
+
+# One-token answers are affine up to errors of this many roundings of their size, root mean square.
+AFFINE = 2.0**8
+# Random tokens that precision is measured with.
+PRECISION_QUERIES = 3
+# Relative errors of 10 to this are as small as they come; each that many decades more asks for once more as much.
+PRECISE, LESS = -15.0, 2.0
+# Bits of a token's entries that are left for sums of two tokens.
+SPARE_BITS = 4
+# The scale is looked for with this many pairs of tokens, in steps of this factor ...
+PAIRS, LADDER = 3, 4.0
+# ... until attention does no more than this much more at the next; tokens are chosen where it does this part of it.
+PLATEAU, PART = 1.15, 0.6
+MOST_RUNGS = 40
+
+
+class HeadsHidden(Unrecoverable):
+    """Raised where vectors of answers do not tell the heads apart: single outputs and long tokens still may."""
+
+
+@dataclass
+class VectorBox:
+    """The box, and what is known of it: its affine part and the size of its errors."""
+
+    signature: Signature
+    value: Value
+    rng: np.random.Generator
+    scale: float = 1.0  # norm of tokens
+    noise: float = 0.0  # deviation of one number of an answer at that norm
+    patience: float = 1.0  # how many times more to ask, for errors to average out
+    linear: Floats = field(init=False)  # (width, outputs) the sum of all heads' values
+    bias: Floats = field(init=False)  # (outputs,)
+
+    def __post_init__(self) -> None:
+        self.linear = np.asarray(to_numpy(self.value.vector), dtype=np.float64)
+        self.bias = np.asarray(to_numpy(self.value.bias), dtype=np.float64)
+
+    @property
+    def width(self) -> int:
+        """Numbers per token."""
+        return self.signature.width
+
+    @property
+    def outputs(self) -> int:
+        """Numbers per answer."""
+        return int(self.bias.shape[0])
+
+    @property
+    def longest(self) -> float:
+        """Most tokens per sequence."""
+        return self.signature.max_length or float("inf")
+
+    def gridded(self, tokens: Floats) -> Floats:
+        """Tokens with so few digits that sums of two of them, and their halves, are exact in the box's dtype."""
+        unit = floor_power(2 * self.scale) * self.signature.space.spacing * 2.0**SPARE_BITS
+        rounded: Floats = np.round(tokens / unit) * unit
+        return rounded
+
+    def directions(self, count: int) -> Floats:  # (count, width)
+        """Random unit vectors, orthogonal as far as that goes."""
+        drawn = self.rng.standard_normal((count, self.width))
+        if count <= self.width:
+            basis: Floats = np.linalg.qr(drawn.T)[0].T
+            return basis
+        unit: Floats = drawn / np.linalg.norm(drawn, axis=1, keepdims=True)
+        return unit
+
+    def ask(
+        self,
+        stage: str,
+        last: Floats,  # (m, width) last tokens
+        index: Integers,  # (n,) which of them ends sequence n
+        added: list[tuple[Floats, Integers, Floats]],  # (rows, index, scale): tokens before it, less the last one
+        plain: int = 1,  # copies of the last token
+    ) -> Steps[Floats]:  # (n, outputs)
+        """Answers of [added_1 + g; …; g; …; g], less the share g has of them."""
+        space = self.signature.space
+        ends = Term(Rows(space.asarray(last)), space.indices(index))
+        positions: list[Position] = [
+            [Term(Rows(space.asarray(rows)), space.indices(which), space.asarray(scale)), ends]
+            for rows, which, scale in added
+        ]
+        answers: Measurements = yield Plan(stage, index.size, [*positions, *([[ends]] * plain)])
+        values = np.asarray(to_numpy(answers.values), dtype=np.float64)
+        return values - (last @ self.linear + self.bias)[index]
+
+    def pairs(self, stage: str, last: Floats, token: Floats, copies: tuple[int, int]) -> Steps[Floats]:
+        """[copies × (token + g); copies × g] for each last token g."""
+        count = last.shape[0]
+        rows = (token[None, :], np.zeros(count, dtype=np.int64), np.ones(count))
+        every = np.arange(count, dtype=np.int64)
+        return (yield from self.ask(stage, last, every, [rows] * copies[0], copies[1]))
+
+    def measure_precision(self) -> Steps[None]:
+        """Errors at tokens of the chosen norm: one-token answers are affine but for those."""
+        last = self.gridded(self.scale * self.directions(PRECISION_QUERIES))
+        rest = yield from self.ask("precision", last, np.arange(last.shape[0], dtype=np.int64), [])
+        size = float(np.sqrt(np.mean((last @ self.linear) ** 2) + np.mean(self.bias**2)))
+        error = float(np.sqrt(np.mean(rest**2)))
+        declared, rounded = self.signature.noise.deviation, self.signature.space.eps * size
+        if self.signature.noise.kind == "exact" and not error <= AFFINE * rounded:
+            raise Unrecoverable(
+                Outcome.WRONG_FAMILY,
+                f"answers to single tokens are not affine: {error:.2g} off where they are {size:.2g}, so there is more "
+                f"in the box than heads and biases, or noise that was not declared",
+            )
+        self.noise = max(error, declared, rounded)
+        self.patience = max(1.0, 1 + (math.log10(self.noise / size) - PRECISE) / LESS if size > 0 else 1.0)
+
+    def find_scale(self) -> Steps[None]:
+        """The norm of tokens at which attention chooses, without being decided."""
+        limit = float(min(self.signature.norm_limit / 2, self.signature.space.huge**0.25))
+        pairs = self.directions(2 * PAIRS)
+        seen: dict[float, float] = {}
+
+        def effect(norm: float) -> Steps[float]:
+            if norm not in seen:
+                self.scale = norm
+                tokens = self.gridded(norm * pairs)
+                every = np.arange(PAIRS, dtype=np.int64)
+                rows = (tokens[:PAIRS], every, np.ones(PAIRS))
+                found = yield from self.ask("scale", tokens[PAIRS:], every, [rows])
+                seen[norm] = float(np.linalg.norm(found - 0.5 * tokens[:PAIRS] @ self.linear)) / norm
+            return seen[norm]
+
+        norm = limit if self.signature.max_norm is not None else min(1.0, limit)
+        top = yield from effect(norm)
+        for _ in range(MOST_RUNGS):  # up, as long as attention does more there
+            if norm >= limit:
+                break
+            higher = yield from effect(min(norm * LADDER, limit))
+            if higher <= PLATEAU * top and higher > self.nothing(norm):
+                break
+            norm, top = min(norm * LADDER, limit), max(top, higher)
+        floor = self.nothing(norm)
+        if top <= floor:  # no attention at all
+            self.scale = min(1.0, limit)
+            return
+        for _ in range(MOST_RUNGS):  # down, until it does less
+            if seen[norm] <= PART * top:
+                break
+            norm /= LADDER
+            yield from effect(norm)
+            if self.nothing(norm) > PART * top:
+                break
+        if not seen[norm] <= PART * top:  # also when nan
+            raise Unrecoverable(
+                Outcome.WRONG_FAMILY,
+                f"attention does the same to tokens of norms from {norm:.1g} to {max(seen):.1g}, which no softmax does",
+            )
+        above = norm * LADDER
+        if above in seen and seen[above] > PART * top > seen[norm] > 0:  # between two rungs
+            share = np.log(PART * top / seen[norm]) / np.log(seen[above] / seen[norm])
+            norm *= LADDER**share
+        self.scale = float(min(norm, limit))
+
+    def errors(self, logits: Floats, values: Floats) -> float:
+        """Deviation of an answer: its own rounding, and that of the logits behind its weights."""
+        spread = self.signature.space.eps * self.width**0.5 * float(np.sqrt(np.mean(np.minimum(logits**2, 100.0))))
+        return float(self.noise + spread * float(np.sqrt(np.mean(values**2))))
+
+    def nothing(self, norm: float) -> float:
+        """What rounding makes of an effect that is not there."""
+        size = float(np.linalg.norm(self.linear)) + float(np.linalg.norm(self.bias)) / norm
+        return float(2.0**SPARE_BITS * self.signature.space.eps * size + self.signature.noise.deviation / norm)

@@ -1,0 +1,60 @@
+"""Matrices of several heads, all of low rank, from the same few rows and columns of each."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Integers = npt.NDArray[np.int64]
+
+
+def ranks_of(matrices: Floats, floors: Floats) -> Integers:  # (heads, m, n), (heads,) -> (heads,)
+    """Singular values above those that errors can make."""
+    ranks: Integers = np.sum(np.linalg.svd(matrices, compute_uv=False) > floors[:, None], axis=1)
+    return ranks
+
+
+def choose_columns(rows: Floats, ranks: Integers, count: int) -> Integers:  # (heads, m, n) -> (count,)
+    """Columns that span those of every head well: each time the one that adds most, as a product over heads."""
+    _, _, right = np.linalg.svd(rows, full_matrices=False)
+    spaces = [right[head, : max(int(rank), 1)].copy() for head, rank in enumerate(ranks)]
+    chosen: list[int] = []
+    for _ in range(count):
+        logs = np.zeros(rows.shape[2])
+        for space in spaces:
+            left = np.sum(space**2, axis=0)
+            if np.max(left) > 1e-6:  # else this head is spanned
+                logs += np.log(np.maximum(left, 1e-300))
+        logs[chosen] = -np.inf
+        pick = int(np.argmax(logs))
+        chosen.append(pick)
+        for number, space in enumerate(spaces):
+            column = space[:, pick]
+            size = np.linalg.norm(column)
+            if size > 1e-6:
+                spaces[number] = space - np.outer(column, column @ space) / size**2
+    return np.array(chosen, dtype=np.int64)
+
+
+def outside(rows: Floats, more: Floats, ranks: Integers) -> Floats:  # (heads, m, c), (heads, k, c) -> (heads,)
+    """How much of further rows lies outside the span of the first `rank` directions of the known, rms per entry."""
+    _, _, right = np.linalg.svd(rows, full_matrices=False)
+    found = []
+    for head, rank in enumerate(ranks):
+        span = right[head, :rank]
+        rest = more[head] - (more[head] @ span.T) @ span
+        found.append(float(np.sqrt(np.mean(rest**2))))
+    return np.array(found)
+
+
+def crossed(rows: Floats, chosen: Integers, columns: Floats, ranks: Integers) -> tuple[Floats, Floats]:
+    """Whole matrices from rows (heads, m, n) and columns (heads, size, chosen), and how much that enlarges errors."""
+    whole, enlarged = [], []
+    for head, rank in enumerate(ranks):
+        left, sizes, right = np.linalg.svd(rows[head][:, chosen], full_matrices=False)
+        kept = max(int(rank), 1)
+        inverse = (right[:kept].T / np.maximum(sizes[:kept], 1e-300)) @ left[:, :kept].T
+        whole.append(columns[head] @ inverse @ rows[head])
+        enlarged.append(float(np.linalg.norm(inverse @ rows[head], 2)))
+    return np.stack(whole), np.array(enlarged)

@@ -1,0 +1,241 @@
+"""Several heads with several outputs: accuracy, counts, degenerate pairs, and honesty on fresh seeds."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+from scipy.optimize import linear_sum_assignment
+
+import keyhole as kh
+from keyhole.model.gauge_heads import canonical_heads
+from keyhole.numerics.odds_pencil import solve_pencil
+from keyhole.recovery import Outcome
+
+SEED = int(os.environ.get("KEYHOLE_TEST_SEED", np.random.SeedSequence().entropy % 2**32))
+
+
+def layer(heads, width, outputs, rng, *, rank=None, bias=True, value_rank=None):
+    """Random heads with logits of order one for tokens of norm two or three."""
+    made = []
+    for _ in range(heads):
+        score = rng.standard_normal((width, rank or width)) @ rng.standard_normal((rank or width, width))
+        score /= np.linalg.norm(score) / width**0.5
+        value = rng.standard_normal((width, outputs))
+        if value_rank:
+            value = value[:, :value_rank] @ rng.standard_normal((value_rank, outputs))
+        made.append(kh.SingleHead(score, value, 0.3 * rng.standard_normal(width) if bias else None))
+    return kh.MultiHead(made, rng.standard_normal(outputs) if bias else None)
+
+
+def recovered(truth, seed=0, **limits):
+    oracle = kh.FunctionOracle(truth, width=truth.width, **limits)
+    return kh.recover(oracle, "multi-head", seed=seed, throw=False)
+
+
+def covered(result, truth):
+    """Whether every entry of every head lies within its radius, heads matched."""
+    truth, found, radius = canonical_heads(truth), result.params, result.certificate.radius
+    if len(found.heads) != len(truth.heads):
+        return False
+
+    def bias(head):
+        return np.zeros(truth.width) if head.score_bias is None else np.asarray(head.score_bias)
+
+    def parts(head):
+        return [np.asarray(head.score), np.asarray(head.value), bias(head)]
+
+    def excess(one, wide, two):
+        return max(np.max(np.abs(a - b) / w) for a, w, b in zip(parts(one), parts(wide), parts(two), strict=True))
+
+    costs = np.array(
+        [[excess(one, wide, two) for two in truth.heads] for one, wide in zip(found.heads, radius.heads, strict=True)]
+    )
+    rows, columns = linear_sum_assignment(np.minimum(costs, 1e300))
+    return bool(np.all(costs[rows, columns] <= 1.0))
+
+
+def honest(result, truth):
+    assert not result.certified or covered(result, truth), f"KEYHOLE_TEST_SEED={SEED}: {result.message}"
+    return result.certified
+
+
+@pytest.mark.parametrize(
+    ("heads", "width", "outputs", "queries"),
+    [(8, 32, 32, 1000), (8, 32, 8, 1650), (1, 8, 8, 80), (2, 8, 4, 150), (3, 6, 3, 130), (4, 16, 9, 450)],
+)
+def test_accuracy_and_count(heads, width, outputs, queries):
+    truth = layer(heads, width, outputs, np.random.default_rng([heads, width]))
+    result = recovered(truth)
+    assert result.certified, result.message
+    assert kh.distance(result.params, truth) < 1e-9
+    assert covered(result, truth)
+    assert result.stats.details["heads"] == heads
+    assert result.stats.queries <= queries
+    assert result.stats.details["score_bias"]
+    assert result.stats.details["output_bias"]
+
+
+def test_low_rank_costs_less():
+    truth = layer(4, 32, 32, np.random.default_rng(5), rank=3, value_rank=4)
+    result = recovered(truth)
+    assert result.certified, result.message
+    assert kh.distance(result.params, truth) < 1e-8
+    assert result.stats.details["value_ranks"] == [4] * 4
+    assert result.stats.details["score_ranks"] == [4] * 4  # score and bias together
+    # 33 for the sum, few tokens for the values, and far from 32·33/8 for the logits
+    assert result.stats.queries < 33 + 30 + 9 * 10 + 33 + 4 * 8 + 60
+
+
+def test_norm_bound_and_length():
+    truth = layer(3, 10, 8, np.random.default_rng(6))
+    lengths, norms = [], []
+
+    def box(tokens):
+        lengths.append(tokens.shape[1])
+        norms.append(np.max(np.linalg.norm(tokens, axis=-1)))
+        return truth(tokens)
+
+    oracle = kh.FunctionOracle(box, width=10, max_norm=4.0, max_length=4)
+    result = kh.recover(oracle, "multi-head", throw=False)
+    assert result.certified, result.message
+    assert kh.distance(result.params, truth) < 1e-7
+    assert max(norms) <= 4.0
+    assert max(lengths) <= 4
+
+
+def test_all_positions_reads_the_last():
+    truth = layer(2, 6, 4, np.random.default_rng(7))
+    oracle = kh.FunctionOracle(truth.at_all_positions, width=6, positions="all")
+    result = kh.recover(oracle, "multi-head", throw=False)
+    assert result.certified, result.message
+    assert kh.distance(result.params, truth) < 1e-9
+
+
+@pytest.mark.parametrize("longest", [1, 2, 3])
+def test_short_sequences_are_admitted(longest):
+    truth = layer(2, 6, 4, np.random.default_rng(8))
+    result = recovered(truth, max_length=longest)
+    assert not result.certified
+    assert "max_length" in result.message
+
+
+def degenerate(name, rng):
+    first, second, third = layer(3, 10, 8, rng).heads
+    bias = rng.standard_normal(8)
+    single = kh.SingleHead
+    like = {
+        "duplicate": [first, second, single(first.score, third.value, first.score_bias)],
+        "zero value": [first, second, single(third.score, 0 * third.value)],
+        "zero score": [first, second, single(0 * third.score, third.value)],
+        "W2 = -W1": [first, single(-first.score, second.value, -first.score_bias)],
+        "W2 = 2 W1": [first, single(2 * first.score, second.value, 2 * first.score_bias)],
+        "W2 = W1, other bias": [first, single(first.score, second.value, second.score_bias)],
+        "OV2 = OV1": [first, single(second.score, first.value, second.score_bias)],
+        "OV2 = -OV1": [first, single(second.score, -first.value, second.score_bias)],
+        "rank one": [
+            single(h.score, np.outer(rng.standard_normal(10), rng.standard_normal(8)), h.score_bias)
+            for h in (first, second, third)
+        ],
+        "faint": [first, second, single(third.score, 1e-13 * third.value, third.score_bias)],
+    }
+    if name in like:
+        return kh.MultiHead(like[name], bias)
+    size = float(name.removeprefix("near "))
+    off = size * np.linalg.norm(first.score) / 10
+    return kh.MultiHead(
+        [
+            first,
+            single(
+                first.score + off * rng.standard_normal((10, 10)), first.value + size * second.value, first.score_bias
+            ),
+        ],
+        bias,
+    )
+
+
+RIGHT = (
+    "duplicate",
+    "zero value",
+    "zero score",
+    "W2 = -W1",
+    "W2 = 2 W1",
+    "W2 = W1, other bias",
+    "rank one",
+    "near 1e-1",
+)
+ADMITTED = ("OV2 = OV1", "OV2 = -OV1", "faint", "near 1e-6")
+NEAR = tuple(f"near 1e-{digits}" for digits in (2, 3, 4, 5))
+
+
+@pytest.mark.parametrize("name", RIGHT + ADMITTED)
+def test_degenerate_pairs(name):
+    truth = degenerate(name, np.random.default_rng(11))
+    result = recovered(truth)
+    assert honest(result, truth) == (name in RIGHT), result.message
+    if name == "duplicate":  # one head of the same map, and the distance below which heads are one
+        assert result.stats.details["heads"] == 2
+        assert 0 < result.stats.details["merged_below"] < 1e-12
+
+
+@pytest.mark.parametrize("name", RIGHT + ADMITTED + NEAR)
+def test_degenerate_pairs_are_never_wrong_and_certified(name):
+    truth = degenerate(name, np.random.default_rng([SEED, 1]))
+    honest(recovered(truth, seed=SEED % 1000), truth)
+
+
+def test_fresh_layers_are_right_or_admitted():
+    rng = np.random.default_rng([SEED, 2])
+    right = 0
+    for number in range(12):
+        heads = int(rng.integers(1, 5))
+        outputs, width = int(rng.integers(heads, 3 * heads + 2)), int(rng.integers(3, 12))
+        truth = layer(heads, width, outputs, rng, rank=int(rng.integers(1, width + 1)), bias=bool(rng.integers(2)))
+        if outputs == 1:
+            continue
+        right += honest(recovered(truth, seed=number), truth)
+    assert right >= 6
+
+
+def test_other_families_are_found_out():
+    rng = np.random.default_rng(13)
+    truth = layer(2, 6, 6, rng)
+    weights = rng.standard_normal((6, 12)), rng.standard_normal((12, 6))
+    boxes = {
+        "net behind": lambda x: np.maximum(truth(x) @ weights[0], 0) @ weights[1],
+        "residual": lambda x: truth(x) + x[:, -1, :],
+        "norm": lambda x: truth(x) / np.linalg.norm(truth(x), axis=-1, keepdims=True),
+        "maximum": lambda x: np.max(x, axis=1),
+    }
+    for name, box in boxes.items():
+        result = kh.recover(kh.FunctionOracle(box, width=6), "multi-head", throw=False)
+        assert not result.certified, name
+        assert result.outcome in (Outcome.WRONG_FAMILY, Outcome.TOO_NOISY), name
+
+
+def test_more_heads_than_outputs_are_handed_on():
+    truth = layer(3, 6, 2, np.random.default_rng(14))
+    result = recovered(truth)
+    assert not result.certified
+    assert "more heads than outputs" in result.message
+
+
+def test_float32_is_honest():
+    truth = layer(2, 8, 8, np.random.default_rng(15))
+    small = truth.like(np.zeros(1, dtype=np.float32))
+    result = kh.recover(kh.FunctionOracle(small, width=8, like=np.zeros(1, np.float32)), "multi-head", throw=False)
+    assert result.certified, result.message
+    assert kh.distance(result.params, truth) < 1e-2
+    assert covered(result, truth)
+
+
+def test_pencil_tells_heads_of_weights():
+    rng = np.random.default_rng(16)
+    odds, copies = np.exp(rng.standard_normal((12, 3))), np.array([0.125, 0.5, 2.0, 8.0])
+    weights = copies[:, None] * odds[:, None, :] / (1 + copies[:, None] * odds[:, None, :])
+    mixing = rng.standard_normal((3, 3))
+    pencil = solve_pencil(weights @ mixing, copies, rng)
+    found = pencil.functionals @ mixing.T
+    assert np.allclose(np.sort(np.abs(found), axis=1), [[0, 0, 1]] * 3, atol=1e-9)
+    assert pencil.null < 1e-12 < pencil.gap
