@@ -275,7 +275,7 @@ def test_what_is_refused(options: dict[str, Any], outcome: kh.Outcome, words: st
     result = recover(layer(2, 4, 0), 4, **options)
     assert result.outcome is outcome
     assert words in result.message
-    assert result.stats.queries == 0
+    assert result.stats.queries <= 5  # single tokens, which say how many numbers an answer has
 
 
 def test_three_tokens_are_enough() -> None:

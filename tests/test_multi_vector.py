@@ -113,12 +113,17 @@ def test_all_positions_reads_the_last():
     assert kh.distance(result.params, truth) < 1e-9
 
 
-@pytest.mark.parametrize("longest", [1, 2, 3])
+@pytest.mark.parametrize("longest", [1, 2])
 def test_short_sequences_are_admitted(longest):
     truth = layer(2, 6, 4, np.random.default_rng(8))
     result = recovered(truth, max_length=longest)
     assert not result.certified
     assert "max_length" in result.message
+
+
+def test_three_tokens_are_enough():
+    truth = layer(2, 6, 4, np.random.default_rng(8))
+    assert honest(recovered(truth, max_length=3), truth)
 
 
 def degenerate(name, rng):
@@ -164,8 +169,9 @@ RIGHT = (
     "W2 = W1, other bias",
     "rank one",
     "near 1e-1",
+    "OV2 = OV1",  # one by one
 )
-ADMITTED = ("OV2 = OV1", "OV2 = -OV1", "faint", "near 1e-6")
+ADMITTED = ("OV2 = -OV1", "faint", "near 1e-6")
 NEAR = tuple(f"near 1e-{digits}" for digits in (2, 3, 4, 5))
 
 
@@ -214,11 +220,11 @@ def test_other_families_are_found_out():
         assert result.outcome in (Outcome.WRONG_FAMILY, Outcome.TOO_NOISY), name
 
 
-def test_more_heads_than_outputs_are_handed_on():
+def test_more_heads_than_outputs_are_read_one_by_one():
     truth = layer(3, 6, 2, np.random.default_rng(14))
     result = recovered(truth)
-    assert not result.certified
-    assert "more heads than outputs" in result.message
+    assert honest(result, truth), result.message
+    assert result.stats.details["heads"] == 3
 
 
 def test_float32_is_honest():
