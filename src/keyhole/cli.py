@@ -27,12 +27,12 @@ from keyhole.model import SingleHead, distance, load
 from keyhole.recovery import Recovery
 from keyhole.report import describe
 from keyhole.report.curves import draw_curves
-from keyhole.report.diagnosis import describe_params, of_family, of_params, table_of_claims
+from keyhole.report.diagnosis import describe_diagnosis, describe_params, of_family, of_params, table_of_claims
 from keyhole.report.picture import INSTALL, draw
 from keyhole.report.verdict import describe_verdict
 from keyhole.runs import Settings, keyhole_version, parse_option, plain, prepare_folder, write_run
 from keyhole.serve.command import serve
-from keyhole.session import HELDOUT_QUERIES
+from keyhole.session import HELDOUT_QUERIES, diagnose_box
 from keyhole.targets import Target, demo_text, open_target
 from keyhole.verify import QUERIES, Verdict
 from keyhole.verify import verify as run_verify
@@ -262,17 +262,21 @@ def diagnose(
         str,
         typer.Argument(
             metavar="SUBJECT",
-            help="`single-head`, `multi-head`, `relu-net` or `one-layer`, or `file:params.safetensors`",
+            help="A family: `single-head`, `multi-head`, `relu-net` or `one-layer`; parameters: "
+            "`file:params.safetensors`; or a box, named as for `keyhole recover`",
         ),
     ],
     inputs: Annotated[str, typer.Option(help="`unrestricted`, `one-hot` or `mean-zero` tokens.")] = "unrestricted",
     max_length: Annotated[int | None, typer.Option(min=1, help="Tokens per sequence at most.")] = None,
+    seed: Seed = 0,
     as_json: Json = False,
 ) -> int:
-    """Say what of a family can be known from answers and what cannot, or what of given parameters.
+    """Say what of a family or of given parameters can be known from answers, or what family a box is of.
 
-    Example: `keyhole diagnose multi-head --max-length 2`
+    Example: `keyhole diagnose multi-head --max-length 2`, `keyhole diagnose 'demo:one-layer?residual=1'`
     """
+    if ":" in subject and not subject.startswith("file:"):
+        return _diagnose_box(subject, seed, as_json)
     if subject.startswith("file:"):
         if inputs != "unrestricted" or max_length is not None:
             raise UsageError("--inputs and --max-length are for families: a file is diagnosed for inputs of all kinds")
@@ -288,6 +292,20 @@ def diagnose(
     else:
         Console(highlight=False).print(table_of_claims(found))
     return DONE
+
+
+def _diagnose_box(text: str, seed: int, as_json: bool) -> int:
+    with redirect_stdout(sys.stderr):
+        box = open_target(text)
+        try:
+            found = diagnose_box(box.oracle, seed=seed)
+        finally:
+            box.oracle.close()
+    if as_json:
+        typer.echo(json.dumps(plain({**found.summary(), "target": box.text, "box": box.label}), allow_nan=False))
+    else:
+        _show_lines(describe_diagnosis(found, box.text))
+    return DONE if found.method else FAILED
 
 
 app.command()(serve)

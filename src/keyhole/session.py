@@ -20,6 +20,7 @@ from keyhole.measure import Measurements, Plan, Signature
 from keyhole.methods import AUTO, METHODS, Estimate, Method, Steps, Unrecoverable, noisy
 from keyhole.methods.base import Found
 from keyhole.methods.certify import Judgement, certify
+from keyhole.methods.diagnose import Diagnosis, diagnose
 from keyhole.methods.noise import measure_noise
 from keyhole.oracles import Oracle
 from keyhole.progress import Bar, Observer, Silent, wants_bar
@@ -233,6 +234,9 @@ def recover(
 ) -> Recovery:
     """Recover what is inside an oracle and certify it with fresh held-out queries.
 
+    `method="auto"` takes the box for one head, or for a noisy one where noise is declared; where that turns out to be
+    wrong, it finds out what the box is and goes on with the method for that.
+
     `budget` caps all queries of this recovery, answers from the journal and the certificate included.
     With a `journal` file nothing is asked twice: run again with the same arguments to resume.
     `throw=False` returns every outcome; otherwise one without a certificate raises `RecoveryFailed`, which
@@ -256,6 +260,9 @@ def recover(
             book = stack.enter_context(Journal(journal, box_of(oracle)))
         session = Session(oracle, budget=budget, journal=book, observer=observer)
         result, cause = _recover(session, choose, seed, heldout, options)
+        exact = session.signature.noise.kind == "exact"
+        if method == "auto" and not options and exact and result.outcome is Outcome.WRONG_FAMILY:
+            result, cause = _recover_diagnosed(session, result, cause, seed, heldout)
     if throw and not result.certified:
         raise RecoveryFailed(result) from cause
     return result
@@ -331,6 +338,49 @@ def _recover(
         details={**details, **(estimate.details if estimate else {}), **session.oracle.facts()},
     )
     return Recovery(outcome, message, params, certificate, stats, method.name), cause
+
+
+def _recover_diagnosed(
+    session: Session, first: Recovery, cause: Exception | None, seed: int, heldout: int
+) -> tuple[Recovery, Exception | None]:
+    """Find out what the box is, once it is not what it was taken for, and recover that if there is a method."""
+    # Its fresh questions belong to the first attempt: the certificate will ask others.
+    session.stages[f"check of {first.method}"] = session.stages.pop("held-out", 0)
+    try:
+        found = session.run(diagnose(session.signature, stream(seed, "diagnosis")))
+    except (BudgetExhausted, OracleError):
+        return first, cause
+    known = {"diagnosis": found.family, "tried_first": first.method}
+    if found.method is None or found.method == first.method:
+        stats = replace(first.stats, queries=session.queries, heldout_queries=0, stages=dict(session.stages))
+        stats = replace(stats, new_queries=session.new_queries, details={**stats.details, **known})
+        said = f"{first.message}; {found.in_words()}, which no method here recovers"
+        return replace(first, message=said, stats=stats), cause
+    method = METHODS[found.method]
+    second, cause = _recover(session, lambda _: method, seed, heldout, found.options)
+    stats = replace(
+        second.stats,
+        seconds=first.stats.seconds + second.stats.seconds,
+        details={**second.stats.details, **known},
+    )
+    message = second.message if second.certified else f"{second.message}; {found.in_words()}"
+    return replace(second, message=message, stats=stats), cause
+
+
+def diagnose_box(
+    oracle: Oracle,
+    budget: int | None = None,
+    journal: str | PathLike[str] | None = None,
+    seed: int = 0,
+    *,
+    observer: Observer | None = None,
+) -> Diagnosis:
+    """Name the family of a box and the method that recovers it, with the evidence, from about a hundred queries."""
+    with ExitStack() as stack:
+        book = stack.enter_context(Journal(journal, box_of(oracle))) if journal is not None else None
+        session = Session(oracle, budget=budget, journal=book, observer=observer)
+        found = session.run(diagnose(session.signature, stream(seed, "diagnosis")))
+    return replace(found, queries=session.queries)
 
 
 def _unchecked(estimate: Estimate) -> Certificate:

@@ -60,6 +60,12 @@ class Diagnosis:
     findings: tuple[Finding, ...]
     options: dict[str, Any] = field(default_factory=dict)
     noise: Noise = field(default_factory=Noise.exact)
+    queries: int = 0  # that it took
+
+    def in_words(self) -> str:
+        """One sentence, without the evidence."""
+        facts = ", ".join(f"{finding.what}: {finding.found}" for finding in self.findings)
+        return f"it looks like {self.family} ({facts})"
 
     def found(self, what: str) -> str | None:
         """What was found of one property; None where it was not looked for."""
@@ -72,6 +78,7 @@ class Diagnosis:
             "method": self.method,
             "options": dict(self.options),
             "noise": str(self.noise),
+            "queries": self.queries,
             "findings": [vars(finding) for finding in self.findings],
         }
 

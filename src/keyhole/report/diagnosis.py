@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
+from keyhole.methods.diagnose import Diagnosis
 from keyhole.model import canonical, kinds, witness
 from keyhole.model.identifiability import INPUTS, claims
 from keyhole.model.structure import Structure, structure
@@ -100,3 +101,15 @@ def _listed(numbers: Any) -> str:
 
 def _units(unit: str, numbers: Any) -> str:
     return f"{unit}{'s' if len(numbers) > 1 else ''} {_listed(numbers)}"
+
+
+def describe_diagnosis(found: Diagnosis, target: str) -> Iterator[tuple[str, str]]:
+    """What a box is, as (word, sentence) pairs."""
+    yield "family", f"{found.family}, from {found.queries} queries"
+    for finding in found.findings:
+        yield finding.what, f"{finding.found}: {finding.evidence}"
+    if found.method is None:
+        yield "next", "no method here recovers such a box"
+    else:
+        options = "".join(f" --option {name}={value}" for name, value in found.options.items())
+        yield "next", f"keyhole recover '{target}' --method {found.method}{options}"
