@@ -304,7 +304,7 @@ def _diagnose_box(text: str, seed: int, as_json: bool) -> int:
     if as_json:
         typer.echo(json.dumps(plain({**found.summary(), "target": box.text, "box": box.label}), allow_nan=False))
     else:
-        _show_lines(describe_diagnosis(found, box.text))
+        _show_lines(describe_diagnosis(found, text))
     return DONE if found.method else FAILED
 
 

@@ -30,6 +30,8 @@ HELDOUT_QUERIES = 32
 # Tokens per batch where the oracle sets no limit: small enough for a CPU's cache, large enough for a GPU.
 CPU_BATCH_BYTES = 2**21
 GPU_BATCH_BYTES = 2**29
+# How a method ends on a box that may be of another family than it takes it for.
+MAY_BE_ANOTHER_FAMILY = (Outcome.WRONG_FAMILY, Outcome.TOO_NOISY, Outcome.SATURATED, Outcome.NOT_IDENTIFIABLE)
 # Questions asked again to find out whether an oracle contradicts itself, once something else is wrong.
 CONTRADICTION_QUERIES = 8
 # What getrefcount says of memory that only the session holds: the attribute and the argument of the call.
@@ -261,7 +263,7 @@ def recover(
         session = Session(oracle, budget=budget, journal=book, observer=observer)
         result, cause = _recover(session, choose, seed, heldout, options)
         exact = session.signature.noise.kind == "exact"
-        if method == "auto" and not options and exact and result.outcome is Outcome.WRONG_FAMILY:
+        if method == "auto" and not options and exact and result.outcome in MAY_BE_ANOTHER_FAMILY:
             result, cause = _recover_diagnosed(session, result, cause, seed, heldout)
     if throw and not result.certified:
         raise RecoveryFailed(result) from cause

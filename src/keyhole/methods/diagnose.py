@@ -211,7 +211,7 @@ class _Asking:
         worst = max(worst, float(np.max(np.abs(added)) / self._error(float(np.max(np.abs(answers))))))
         self.affine = bool(worst <= 1.0)
         self._say(
-            "single tokens",
+            "one token",
             "an affine map" if self.affine else "a bent map",
             f"off an affine map by {worst:.2g} times what rounding explains",
         )
@@ -393,9 +393,8 @@ class _Asking:
             sizes = np.maximum.accumulate(np.max(np.linalg.norm(self.on_rays, axis=2), axis=0))
             moved = float(np.max(np.linalg.norm(answers[: len(pair)] - x, axis=1) / self._error(sizes)))
         attends = moved > 1.0
-        self._say(
-            "attention", "yes" if attends else "none", "another token before the last one moves the answer, or not"
-        )
+        moves = "moves the answer" if attends else "moves no answer"
+        self._say("attention", "yes" if attends else "none", f"another token before the last one {moves}")
         if far:
             once, twice = answers[-6:-3], answers[-3:]
             growth = float(np.max(np.linalg.norm(twice - once, axis=1) / np.linalg.norm(once, axis=1)))
@@ -404,9 +403,9 @@ class _Asking:
                 slope = (twice - once) / self.far
                 identity = bool(np.linalg.norm(slope - np.array(ways)) <= STILL)
             if growth < STILL or identity:
-                self._say("normalisation", "yes", f"a token twice as long moves the answer by {growth:.2g} of it")
+                self._say("normalised", "yes", f"a token twice as long moves the answer by {growth:.2g} of it")
                 return self._told("normalised", None)
-            self._say("normalisation", "no", f"a token twice as long moves the answer by {growth:.2g} of it")
+            self._say("normalised", "no", f"a token twice as long moves the answer by {growth:.2g} of it")
         if attends:
             yield from self._residual()
         activation = yield from self._activation()
