@@ -38,6 +38,8 @@ SPOTS = 4
 MOST_SPOTS = 3  # must say something before one head is believed in
 # Every other spot has tokens longer by this: heads that look alike among short tokens differ among longer ones.
 LONGER = 3.0
+# Tokens whose logits are read have this part of the norm at which attention shows.
+SHORT = 0.25
 # Rows that ranks are looked for in: first a few, then more while the rank is full.
 FIRST_ROWS, MOST_ROWS = 6, 96
 
@@ -358,7 +360,7 @@ class _Asking:
         if self.noise.kind != "exact" or self.signature.width <= 2 * FIRST_ROWS:
             return
         count = FIRST_ROWS
-        scale = min(1.0, 0.5 * self.signature.norm_limit / norm)
+        scale = min(SHORT, 0.5 * self.signature.norm_limit / norm)  # so that no logit saturates
         u, g = norm * scale * self._directions(2 * count).reshape(2, count, -1)
         answers = yield from self._ask([[each, last] for each in u for last in g] + [[e] for e in u] + [[e] for e in g])
         inner = answers[: count**2].reshape(count, count, -1)
