@@ -95,7 +95,6 @@ def model_layers() -> str:
                 result = kh.recover(oracle, "multi-head", seed=seed, throw=False)
                 results.append((result, errors(result.params, truth)))
             rows.append([layer, np.dtype(dtype).name, *_summary(results)])
-            print(rows[-1], flush=True)
     return markdown(["layer", "dtype", *COLUMNS], rows)
 
 
