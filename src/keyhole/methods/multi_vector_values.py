@@ -38,6 +38,8 @@ SPARE_TOKENS = 1 / 8
 # Combinations of all spans that nearly vanish are those of singular values below this part of the median, and so many
 # at most: values along them are mended later.
 WEAK, MOST_WEAK = 0.05, 6
+# Errors that heads trade are taken for this many times those drawn: a fit of near-equal heads rounds as well.
+STRESS = 4.0
 # Queries that test whether a few tokens told the values of all.
 TESTS = 2
 
@@ -167,7 +169,8 @@ class _ValueReader:
         else:
             raise Unrecoverable(
                 Outcome.WRONG_FAMILY,
-                f"{len(missing)} tokens beside a known one were answered as no {self.start.heads} heads answer them",
+                f"{len(missing)} tokens beside a known one were answered as no {self.start.heads} heads answer them: "
+                f"the box is no sum of heads, or its logits are too small at the norms allowed (max_norm)",
             )
         for number in sorted(found):
             self.tokens.append(found[number][0])
@@ -228,7 +231,9 @@ class _ValueReader:
         singular = np.linalg.svd(matrices, compute_uv=False)
         floor = CLEAR * self.error * (self.box.width**0.5 + self.box.outputs**0.5)
         ranks = np.maximum(np.sum(singular > floor, axis=1), 1)
-        drawn = np.asarray(np.linalg.solve(tokens, np.stack(self.draws, axis=2)))  # (draws, heads, width, outputs)
+        drawn = STRESS * np.asarray(
+            np.linalg.solve(tokens, np.stack(self.draws, axis=2))
+        )  # (draws, heads, width, outputs)
         spread = np.sqrt(np.mean(drawn**2, axis=(0, 2)))
         return Values(
             matrices=matrices,
@@ -274,7 +279,7 @@ class _ValueReader:
             ranks=np.array(ranks),
             tokens=count,
             error=error,
-            spread=np.maximum(np.maximum(drawn, apart), error),
+            spread=np.maximum(np.maximum(STRESS * drawn, apart), error),
             noise=self.noise,
             draws=found[None][:0],
             weak=weak,
