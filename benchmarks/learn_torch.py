@@ -61,8 +61,8 @@ def trained(inputs: np.ndarray, outputs: np.ndarray, heads: int, seed: int) -> k
             loss.backward()
             optimiser.step()
             schedule.step()
-        if float(loss) < least:
-            least = float(loss)
+        if loss.item() < least:
+            least = loss.item()
             best = kh.AttentionLayer(scores.detach().numpy().copy(), weights.detach().numpy().copy())
     assert best is not None
     return best
