@@ -24,7 +24,7 @@ Random = np.random.Generator
 
 def table() -> str:
     with ProcessPoolExecutor(WORKERS) as pool:
-        return f"{_equal_table(pool)}\n\n{_changed_table(pool)}"
+        return f"{_equal_table(pool)}\n\n{_larger_table(pool)}\n\n{_changed_table(pool)}"
 
 
 def _equal_run(number: int) -> tuple[str, str, kh.Verdict]:
@@ -36,6 +36,34 @@ def _equal_run(number: int) -> tuple[str, str, kh.Verdict]:
 def _changed_run(number: int) -> tuple[str, int | None, kh.Verdict]:
     oracle, params, part, head = changed(CHANGE, np.random.default_rng([number, 1]))
     return part, None if part == "output_bias" else head, kh.verify(oracle, params, QUERIES, seed=number)
+
+
+def _larger_run(number: int) -> tuple[str, str, str] | None:
+    """The same net or layer in a gauge that adds larger numbers, which cancel; None where it has none."""
+    rng, dtype = np.random.default_rng([number, 2]), ("float64", "float32")[number % 2]
+    params = _scaled(layer(rng) if number % 4 < 2 else net(rng), rng)
+    kinds = [kind for kind in kh.kinds(params) if kind in LARGER]
+    if not kinds:
+        return None
+    kind, like = str(rng.choice(kinds)), np.zeros(1, dtype)
+    other = kh.witness(params, kind, seed=number).params.like(like)
+    oracle = kh.FunctionOracle(other, params.width, like=like, name=kind)
+    return kind, dtype, kh.verify(oracle, params, QUERIES, seed=number).conclusion
+
+
+def _larger_table(pool: ProcessPoolExecutor) -> str:
+    counts: dict[tuple[str, str], Counter[str]] = {}
+    for found in pool.map(_larger_run, range(RUNS // 2), chunksize=20):
+        if found is not None:
+            counts.setdefault(found[:2], Counter())[found[2]] += 1
+    words = ("same", "inconclusive", "different")
+    rows = [[*key, *(tally[word] for word in words)] for key, tally in sorted(counts.items())]
+    alarms = sum(tally["different"] for tally in counts.values())
+    total = sum(sum(tally.values()) for tally in counts.values())
+    return (
+        "Equal boxes whose own numbers may be far larger than those of the parameters, and cancel; these are not among "
+        f"the {RUNS} above: {alarms} alarms in {total}.\n\n{markdown(['gauge', 'dtype', *words], rows)}"
+    )
 
 
 def _equal_table(pool: ProcessPoolExecutor) -> str:
@@ -166,9 +194,13 @@ def equal(family: str, dtype: str, rng: Random) -> tuple[kh.FunctionOracle, Any]
         return kh.FunctionOracle(short, params.width, like=like, name=family), params
     params = net(rng) if family.startswith("net") else layer(rng)
     params = _scaled(params, rng)
-    kinds = [kind for kind in kh.kinds(params) if not kind.startswith("length") and kind != "constant neuron"]
+    kinds = [kind for kind in kh.kinds(params) if not kind.startswith("length") and kind not in LARGER]
     other = kh.witness(params, str(rng.choice(kinds)), seed=int(rng.integers(2**31))).params
     return kh.FunctionOracle(other.like(like), params.width, like=like, name=family), params
+
+
+# Gauges with numbers far larger than those of the parameters, which cancel in the box: no bar can know of them.
+LARGER = ("constant neuron", "unseen value", "bias trade")
 
 
 def _scaled(params: Any, rng: Random) -> Any:

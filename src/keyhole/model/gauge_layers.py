@@ -38,17 +38,24 @@ def plain_layer(layer: OneLayer) -> OneLayer:
 
 def kinks_of_layer(layer: OneLayer, tolerance: float) -> Kinks:
     """The kinks of G, a net on the last token followed by the mixture."""
-    inner, bias = plain_layer(layer), layer.attention.output_bias
-    net, value = layer.ffn.like(np.zeros(1)), inner.attention.value
-    reach = float(layer.residual) + float(np.linalg.norm(value, 2))
+    return kinks_of(plain_layer(layer).beside_attention(), tolerance, _sizes(layer, _reach(layer)))
+
+
+def _reach(layer: OneLayer) -> float:
+    """How many times as long as the longest token what enters the net may be."""
+    return float(layer.residual) + float(np.linalg.norm(plain(layer.attention.value), 2))
+
+
+def _sizes(layer: OneLayer, reach: float) -> Sizes:
+    """How large the terms are that the net is added up from, with what enters it `reach` times as long as a token."""
+    bias, net = layer.attention.output_bias, layer.ffn.like(np.zeros(1))
     far = 0.0 if bias is None else float(np.linalg.norm(plain(bias)))
     rows = np.linalg.norm(net.weights_in, axis=1)
     outputs = np.atleast_1d(net.bias_out).shape
     skips = np.zeros(outputs) if net.skip is None else np.linalg.norm(np.atleast_2d(net.skip), axis=1)
-    sizes = Sizes(
+    return Sizes(
         rows * reach, np.abs(net.bias_in) + rows * far, skips * reach, np.abs(np.atleast_1d(net.bias_out)) + skips * far
     )
-    return kinks_of(inner.beside_attention(), tolerance, sizes)
 
 
 def sees_mixture(kinks: Kinks, tolerance: float) -> bool:
@@ -64,7 +71,7 @@ def equivalent_layers(first: OneLayer, second: OneLayer, tolerance: float, max_l
     _check(first, second)
     comparable = first.ffn.activation == second.ffn.activation
     if max_length == 1:  # a token alone is its own mixture
-        one, two = (kinks_of(_alone(layer), tolerance) for layer in (first, second))
+        one, two = (kinks_of(_alone(layer), tolerance, _sizes(layer, _reach(layer))) for layer in (first, second))
         return equivalent_kinks(one, two, tolerance, comparable)
     one, two = kinks_of_layer(first, tolerance), kinks_of_layer(second, tolerance)
     if not equivalent_kinks(one, two, tolerance, comparable):
@@ -105,7 +112,7 @@ def canonical_layer(layer: OneLayer, tolerance: float | None = None) -> OneLayer
     inner, width = plain_layer(layer), layer.width
     value, net = inner.attention.value, inner.ffn
     if layer.residual:
-        net = canonical_net(net, tolerance)
+        net = canonical_net(net, tolerance, _sizes(layer, 1.0))
         seen = net.weights_in if net.skip is None else np.vstack([net.weights_in, np.atleast_2d(net.skip)])
         value = value @ _projector(seen, tolerance)
     else:
@@ -113,7 +120,8 @@ def canonical_layer(layer: OneLayer, tolerance: float | None = None) -> OneLayer
         mixture = beside.weights_in[:, width:]
         skip = None if beside.skip is None else beside.skip[..., width:]
         net = ReluNet(mixture, net.bias_in, net.weights_out, net.bias_out, skip, net.activation)
-        net, value = canonical_net(net, tolerance), np.eye(width)
+        reach = float(np.linalg.norm(value, 2))
+        net, value = canonical_net(net, tolerance, _sizes(layer, reach)), np.eye(width)
     if not sees_mixture(kinks_of_layer(layer, tolerance), tolerance):
         return OneLayer(SingleHead(np.zeros((width, width)), 0.0 * value), net, layer.residual)
     return OneLayer(SingleHead(inner.attention.score, value, inner.attention.score_bias), net, layer.residual)

@@ -155,9 +155,9 @@ def merged(kinks: Kinks, tolerance: float) -> Kinks:
     return replace(kinks, weight=weight, weight_slack=slack).only(first[left])
 
 
-def canonical_net(net: ReluNet, tolerance: float | None = None) -> ReluNet:
+def canonical_net(net: ReluNet, tolerance: float | None = None, sizes: Sizes | None = None) -> ReluNet:
     """One neuron per kink, of unit length where scale cannot be seen, the largest entry positive; the loudest first."""
-    kinks = kinks_of(net, tolerance)
+    kinks = kinks_of(net, tolerance, sizes)
     kinks = kinks.only(np.lexsort((kinks.offset, -kinks.loads())))
     largest = np.argmax(np.abs(kinks.normal), axis=1) if kinks.offset.size else np.zeros(0, dtype=int)
     sign = np.sign(kinks.normal[np.arange(kinks.offset.size), largest])

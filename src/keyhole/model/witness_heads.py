@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from keyhole.model.factored import Factored, Factors
-from keyhole.model.gauge_heads import Heads, as_multi_head, groups_of, into_logits
+from keyhole.model.gauge_heads import Heads, as_multi_head, into_logits, merged_heads
 from keyhole.model.head import SingleHead
 from keyhole.model.multi_head import MultiHead
 from keyhole.model.numbers import Floats, plain, rounding_of, size
@@ -36,12 +36,10 @@ def _logits_like(head: SingleHead, rng: Random) -> tuple[Floats, Floats | None]:
 def merge(params: Heads, _: Random) -> Found:
     """Heads of equal logits as one."""
     heads = _plain(params)
-    tolerance = rounding_of(params)
-    groups = groups_of([into_logits(head) for head in heads.heads], tolerance)
-    shared = next((group for group in groups if len(group) > 1), None)
+    groups = merged_heads(params, rounding_of(params))
+    shared, total = next(((group, value) for group, _, value in groups if len(group) > 1), (None, None))
     if shared is None:
         return None
-    total = np.sum([heads.heads[number].value for number in shared], axis=0)
     kept = [replace(head, value=total) if n == shared[0] else head for n, head in enumerate(heads.heads)]
     rest = [head for n, head in enumerate(kept) if n not in shared[1:]]
     said = (

@@ -195,7 +195,10 @@ def bias_trade(params: OneLayer, rng: Random) -> FoundLayer:
     layer = plain_layer(params)
     net = layer.ffn
     # About as large as the biases it makes up for.
-    entry = size(net.bias_in) / (size(net.weights_in) or 1.0) or 1.0
+    weights, biases = size(net.weights_in), size(net.bias_in)
+    if not weights and net.skip is not None:
+        weights, biases = size(net.skip), size(np.asarray(net.bias_out))
+    entry = biases / (weights or 1.0) or 1.0
     bias = entry * rng.standard_normal(net.width)
     changed = replace(
         net,

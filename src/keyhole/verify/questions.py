@@ -34,6 +34,8 @@ STRAINED = 1e3
 FLOAT32 = 2.0**-23
 # Gates take up to this part of all questions.
 GATED = 0.5
+# W·g + c is zero, but for rounding, below this part of c.
+VANISHING = 1e-3
 # Directions that a balanced last token is chosen from.
 WAYS = 9
 
@@ -85,13 +87,19 @@ def _balanced(
     """Tokens at which score and score bias of a head weigh the same, however different they are.
 
     A last token g with gᵀ·W·g = −g·c has the logit 0 itself, and W·g and c are alike; other tokens are as long as gives
-    them logits of about `size`.
+    them logits of about `size`. Of a score matrix of rank one W·g + c is then zero; half or twice that g, whichever
+    makes its own logit negative, leaves the weight to the others.
     """
     score, bias = to_numpy(head.score).astype(np.float64), to_numpy(head.score_bias).astype(np.float64)
     ways = rng.standard_normal((WAYS, signature.width))
     with np.errstate(divide="ignore", invalid="ignore"):
-        lasts = -(ways @ bias / np.vecdot(ways @ score, ways))[:, None] * ways
+        lasts = -(ways @ bias / np.vecdot(ways @ score.T, ways))[:, None] * ways
         last = lasts[np.argsort(np.linalg.norm(lasts, axis=1))[WAYS // 3]]  # neither where it is long nor where short
+        if np.linalg.norm(score @ last + bias) <= VANISHING * np.linalg.norm(bias):
+            last = last * (0.5 if last @ score @ last > 0 else 2.0)
+            length = max(length, 3)
+            if signature.max_length is not None and length > signature.max_length:
+                return None
         key = np.linalg.norm(score @ last + bias)
         others = rng.standard_normal((length - 1, signature.width)) * (size / key)
     tokens = np.concatenate([others, last[None, :]])
