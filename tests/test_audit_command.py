@@ -23,9 +23,8 @@ asked = 0
 def head():
     return kh.FunctionOracle(HEAD, width=4, name="head")
 
-def two():
-    other = kh.SingleHead(np.eye(4), np.ones(4))
-    return kh.FunctionOracle(lambda x: HEAD(x) + other(x), width=4)
+def placed():
+    return kh.FunctionOracle(lambda x: HEAD(x * (1.0 + np.arange(x.shape[1])[:, None])), width=4)
 
 def stopped():
     def answer(tokens):
@@ -89,7 +88,7 @@ def test_an_interrupt_keeps_what_is_done_and_says_how_to_go_on(run: Run) -> None
 
 
 def test_a_box_that_cannot_be_recovered_exits_with_1(run: Run) -> None:
-    code, out, err = run("audit", "python:box.py:two")
+    code, out, err = run("audit", "python:box.py:placed")
     assert (code, out) == (1, "")
     assert "even without a defence" in err
     assert "WRONG_FAMILY" in err

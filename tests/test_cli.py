@@ -29,9 +29,8 @@ asked = 0
 def head():
     return HEAD
 
-def two():
-    other = kh.SingleHead(np.eye(8), np.ones(8))
-    return kh.FunctionOracle(lambda x: HEAD(x) + other(x), width=8)
+def placed():
+    return kh.FunctionOracle(lambda x: HEAD(x * (1.0 + np.arange(x.shape[1])[:, None])), width=8)
 
 def mute():
     return kh.SingleHead(np.eye(8), np.zeros(8))
@@ -158,7 +157,7 @@ def test_a_failure_is_told_to_people_too(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("factory", "outcome"), [("two", "WRONG_FAMILY"), ("mute", "NOT_IDENTIFIABLE"), ("failing", "ORACLE_FAILED")]
+    ("factory", "outcome"), [("placed", "WRONG_FAMILY"), ("mute", "NOT_IDENTIFIABLE"), ("failing", "ORACLE_FAILED")]
 )
 def test_a_box_that_cannot_be_recovered_exits_with_1(run: Run, factory: str, outcome: str) -> None:
     code, out, _ = run("recover", f"python:box.py:{factory}", "--json", "--out", "run")

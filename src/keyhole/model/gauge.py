@@ -92,8 +92,13 @@ def distance(first: Any, second: Any) -> float:
     return _common(first, second).distance(first, second)
 
 
+def _comparison_of(params: Any) -> Comparison | None:
+    """How parameters are compared; those of a family's subclasses as the family is."""
+    return next((COMPARISONS[kind] for kind in type(params).__mro__ if kind in COMPARISONS), None)
+
+
 def _comparison(params: Any) -> Comparison:
-    found = COMPARISONS.get(type(params))
+    found = _comparison_of(params)
     if found is None:
         known = ", ".join(kind.__name__ for kind in COMPARISONS)
         raise UsageError(f"cannot compare a {type(params).__name__}; known: {known}")
@@ -101,7 +106,7 @@ def _comparison(params: Any) -> Comparison:
 
 
 def _common(first: Any, second: Any) -> Comparison:
-    one, two = COMPARISONS.get(type(first)), COMPARISONS.get(type(second))
+    one, two = _comparison_of(first), _comparison_of(second)
     if one is None or one is not two:
         raise UsageError(f"cannot compare a {type(first).__name__} with a {type(second).__name__}")
     return one

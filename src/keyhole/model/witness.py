@@ -77,11 +77,12 @@ def witness(params: Any, kind: str | None = None, seed: int = 0) -> Witness:
 
 
 def _makers(params: Any) -> Makers:
-    if type(params) not in KINDS:
+    found = next((KINDS[kind] for kind in type(params).__mro__ if kind in KINDS), None)
+    if found is None:
         raise UsageError(f"there are no witnesses for a {type(params).__name__}")
-    return KINDS[type(params)]
+    return found
 
 
 def _made(params: Any, kind: str, seed: int) -> Witness | None:
-    found = KINDS[type(params)][kind](params, np.random.default_rng([seed, *kind.encode()]))
+    found = _makers(params)[kind](params, np.random.default_rng([seed, *kind.encode()]))
     return None if found is None else Witness(found[0], kind, found[1], LENGTHS.get(kind))
