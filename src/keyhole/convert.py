@@ -11,13 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from keyhole.arrays import Floats
 from keyhole.errors import UsageError
 from keyhole.model import MultiHead, SingleHead
 from keyhole.model.projections import Projections, factored
-
-Floats = npt.NDArray[np.float64]
 
 # A bias that a layer has no room for, over the largest number in its matrices, that is taken for an error and left out.
 MOST_BIAS = 1e-3

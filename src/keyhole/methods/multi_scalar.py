@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from keyhole.arrays import Floats
 from keyhole.measure import Signature
 from keyhole.methods.base import Estimate, Steps, Unrecoverable
 from keyhole.methods.directions import Draft
@@ -20,8 +20,6 @@ from keyhole.methods.value import Value, refuse_zero_value
 from keyhole.model import MultiHead, SingleHead
 from keyhole.numerics.outputs import choose_outputs
 from keyhole.recovery import Outcome
-
-Floats = npt.NDArray[np.float64]
 
 ASSUMPTIONS = (
     "the box adds up softmax heads over its raw tokens, read at the last position",

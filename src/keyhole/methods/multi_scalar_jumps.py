@@ -9,13 +9,13 @@ from dataclasses import dataclass, fields
 import numpy as np
 import numpy.typing as npt
 
+from keyhole.arrays import Floats
 from keyhole.measure import Measurements
 from keyhole.methods.base import Steps
 from keyhole.methods.multi_scalar_scope import Scope
 from keyhole.numerics.circle import HalfCircle, next_guess
 from keyhole.numerics.logit import rounding
 
-Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 Booleans = npt.NDArray[np.bool_]
 

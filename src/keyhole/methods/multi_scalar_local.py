@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from keyhole.arrays import Floats
 from keyhole.measure import Measurements
 from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.multi_scalar_jumps import Jumps
@@ -15,8 +15,6 @@ from keyhole.numerics.gates import Gate, shares, spread_points, weights_of
 from keyhole.numerics.logit import rounding
 from keyhole.numerics.rotation import random_orthogonal
 from keyhole.recovery import Outcome
-
-Floats = npt.NDArray[np.float64]
 
 # Steps away from a jump change its logit by about STEP; where it becomes larger than LARGEST they are made smaller.
 STEP, LARGEST, SHRINK = 1.5, 5.0, 0.125

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from keyhole.arrays import Array, numpy_space
+from keyhole.arrays import Array, Floats, numpy_space
 from keyhole.measure import Measurements, Plan, Position, Rows, Term
 from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.directions import Draft, read_score
@@ -21,7 +21,6 @@ from keyhole.numerics.gates import Gate, crossing, gate
 from keyhole.numerics.logit import logit_with_radius, rounding
 from keyhole.recovery import Outcome
 
-Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 
 # A saturated head gives the token it does not choose less than one rounding, by ENOUGH in the exponent, or when gates

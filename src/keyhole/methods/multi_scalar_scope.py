@@ -13,13 +13,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from keyhole.arrays import to_numpy
+from keyhole.arrays import Floats, to_numpy
 from keyhole.measure import Measurements, Plan, Position, Rows, Signature, Term
 from keyhole.methods.base import Steps
 from keyhole.methods.value import Value
 from keyhole.numerics.logit import rounding
 
-Floats = npt.NDArray[np.float64]
 Booleans = npt.NDArray[np.bool_]
 
 # Without score biases first tokens are longer than last ones by about this over the square root of the lever, so that

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from keyhole.arrays import Floats
 from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.multi_scalar_jumps import JumpReader, Jumps
 from keyhole.methods.multi_scalar_scope import Scope
@@ -20,7 +21,6 @@ from keyhole.methods.scale import NO_RESPONSE
 from keyhole.numerics.circle import HalfCircle, cross_section
 from keyhole.recovery import Outcome
 
-Floats = npt.NDArray[np.float64]
 Booleans = npt.NDArray[np.bool_]
 
 # Levers tried for the scale, as powers of two: the largest, and ever finer steps.

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from keyhole.arrays import Array
+from keyhole.arrays import Array, Floats
 from keyhole.measure import Signature
 from keyhole.methods.base import Estimate, Steps
-from keyhole.methods.multi_vector_box import Floats, VectorBox
+from keyhole.methods.multi_vector_box import VectorBox
 from keyhole.methods.multi_vector_scores import Scores, read_scores
 from keyhole.methods.multi_vector_start import Start, read_start
 from keyhole.methods.multi_vector_values import Values, read_values

@@ -8,14 +8,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from keyhole.arrays import to_numpy
+from keyhole.arrays import Floats, to_numpy
 from keyhole.measure import Measurements, Plan, Position, Rows, Signature, Term
 from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.scale import floor_power
 from keyhole.methods.value import Value
 from keyhole.recovery import Outcome
 
-Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 
 # One-token answers are affine up to errors of this many roundings of their size, root mean square.

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from keyhole.arrays import Floats
 from keyhole.methods.base import Steps, Unrecoverable
-from keyhole.methods.multi_vector_box import Floats, Integers, VectorBox
+from keyhole.methods.multi_vector_box import Integers, VectorBox
 from keyhole.methods.multi_vector_start import CLEAR, Start
 from keyhole.methods.multi_vector_values import LARGEST, Values
 from keyhole.numerics.head_cross import choose_columns, crossed, outside, ranks_of

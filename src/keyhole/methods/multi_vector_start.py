@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from keyhole.arrays import Floats
 from keyhole.methods.base import Steps, Unrecoverable
-from keyhole.methods.multi_vector_box import Floats, HeadsHidden, VectorBox
+from keyhole.methods.multi_vector_box import HeadsHidden, VectorBox
 from keyhole.numerics.odds_pencil import Pencil, equations, solve_pencil
 from keyhole.numerics.token_fit import Asked, TokenFit, fit_token
 from keyhole.recovery import Outcome

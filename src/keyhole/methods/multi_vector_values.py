@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from keyhole.arrays import Floats
 from keyhole.methods.base import Steps, Unrecoverable
-from keyhole.methods.multi_vector_box import Floats, HeadsHidden, Integers, VectorBox
+from keyhole.methods.multi_vector_box import HeadsHidden, Integers, VectorBox
 from keyhole.methods.multi_vector_start import CLEAR, ENOUGH, MISFIT, Start
 from keyhole.numerics.token_fit import Asked, TokenFit, fit_token
 from keyhole.numerics.token_guess import guess_logits

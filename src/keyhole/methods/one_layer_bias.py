@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
+from keyhole.arrays import Floats
 from keyhole.measure import Measurements, Plan, Rows, Signature, Term
 from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.directions import Score
@@ -20,7 +21,7 @@ from keyhole.model.one_layer import UNKNOWN_ARITHMETIC
 from keyhole.model.relu_net import ReluNet
 from keyhole.numerics.logit import rounding
 from keyhole.numerics.one_layer_blocks import choose_blocks, solve_weighted
-from keyhole.numerics.one_layer_cells import Booleans, Cells, Floats, Integers, PlainNet, plain, random_cells
+from keyhole.numerics.one_layer_cells import Booleans, Cells, Integers, PlainNet, plain, random_cells
 from keyhole.numerics.rotation import random_orthogonal
 from keyhole.recovery import Outcome
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from keyhole.arrays import Array
+from keyhole.arrays import Array, Floats
 from keyhole.measure import Measurements, Plan, Rows, Signature, Term
 from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.directions import Score
@@ -27,7 +27,7 @@ from keyhole.model.one_layer import UNKNOWN_ARITHMETIC, OneLayer
 from keyhole.model.relu_net import ReluNet
 from keyhole.numerics.logit import rounding
 from keyhole.numerics.one_layer_blocks import choose_blocks, solve_weighted, value_behind
-from keyhole.numerics.one_layer_cells import Booleans, Cells, Floats, PlainNet, plain, random_cells
+from keyhole.numerics.one_layer_cells import Booleans, Cells, PlainNet, plain, random_cells
 from keyhole.numerics.rotation import random_orthogonal
 from keyhole.recovery import Outcome
 

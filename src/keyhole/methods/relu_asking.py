@@ -7,11 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from keyhole.arrays import to_numpy
+from keyhole.arrays import Floats, to_numpy
 from keyhole.measure import Measurements, Plan, Rows, Signature, Term
 from keyhole.methods.base import Steps
-
-Floats = npt.NDArray[np.float64]
 
 # An answer errs by this many times the spacing of its dtype, and by the random walk of sums over its inputs: most of
 # the sums behind it are larger than itself.

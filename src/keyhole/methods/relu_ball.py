@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from keyhole.arrays import Floats
 from keyhole.methods.base import Steps
-from keyhole.methods.relu_asking import Box, Floats, Line, Pieces
+from keyhole.methods.relu_asking import Box, Line, Pieces
 from keyhole.methods.relu_line import Cells, random_line, read_gradients, read_line
 from keyhole.methods.relu_polish import Jumps, Rows, jumps_of, pieces_of
 from keyhole.numerics.kinks import OPEN_AT_FIRST, Kinked, NotPiecewiseLinear

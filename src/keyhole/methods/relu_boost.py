@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from scipy.special import ndtri
 
+from keyhole.arrays import Floats
 from keyhole.errors import UsageError
 from keyhole.measure import Signature
 from keyhole.methods.base import Estimate, Steps, Unrecoverable
@@ -15,7 +16,7 @@ from keyhole.methods.positions import last_only
 from keyhole.methods.relu_errors import CorrelatedErrors, FittedNet
 from keyhole.methods.relu_samples import Samples
 from keyhole.model.relu_net import ReluNet
-from keyhole.numerics.relu_boosting import Fit, Floats, Problem, descended, enlarged, fitted, parameters, unit
+from keyhole.numerics.relu_boosting import Fit, Problem, descended, enlarged, fitted, parameters, unit
 from keyhole.numerics.relu_orientation import oriented, unfolded
 from keyhole.numerics.relu_search import LAST_STEPS, at_noise, explained, finished, noise_ceiling
 from keyhole.numerics.relu_spread import Spread

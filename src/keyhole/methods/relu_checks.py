@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from keyhole.arrays import to_numpy
+from keyhole.arrays import Floats, to_numpy
 from keyhole.methods.base import Estimate, Steps
-from keyhole.methods.relu_asking import Box, Floats
+from keyhole.methods.relu_asking import Box
 from keyhole.methods.relu_estimate import fresh_tokens, within_bars
 from keyhole.numerics.relu_rings import ring_tokens
 

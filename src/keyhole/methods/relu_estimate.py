@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from keyhole.arrays import to_numpy
+from keyhole.arrays import Floats, to_numpy
 from keyhole.methods.base import Estimate, Steps
-from keyhole.methods.relu_asking import Box, Floats, Pieces
+from keyhole.methods.relu_asking import Box, Pieces
 from keyhole.model.relu_net import ReluNet
 from keyhole.numerics.logit import rounding
 from keyhole.numerics.relu_signs import flipped

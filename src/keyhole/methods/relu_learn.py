@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from keyhole.arrays import Floats
 from keyhole.methods.base import Steps
-from keyhole.methods.relu_asking import Box, Floats, Pieces
+from keyhole.methods.relu_asking import Box, Pieces
 from keyhole.methods.relu_ball import learn_in_ball
 from keyhole.methods.relu_estimate import Bars
 from keyhole.methods.relu_line import random_line, read_cells, read_line

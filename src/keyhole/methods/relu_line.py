@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from keyhole.arrays import Floats
 from keyhole.methods.base import Steps
-from keyhole.methods.relu_asking import Box, Floats, Line
+from keyhole.methods.relu_asking import Box, Line
 from keyhole.numerics.kinks import OPEN_AT_FIRST, Kinked, KinkSearch, NotPiecewiseLinear
 
 Indices = npt.NDArray[np.int64]

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from keyhole.arrays import Floats
 from keyhole.methods.base import Steps
-from keyhole.methods.relu_asking import Box, Floats, Line, Pieces
+from keyhole.methods.relu_asking import Box, Line, Pieces
 from keyhole.methods.relu_line import Cells
 from keyhole.numerics.kinks import Kinked
 from keyhole.numerics.relu_design import clear_steps, telling_rows, wide_tokens

@@ -6,10 +6,10 @@ import math
 
 import numpy as np
 
-from keyhole.arrays import to_numpy
+from keyhole.arrays import Floats, to_numpy
 from keyhole.measure import Measurements, Signature, sequences
 from keyhole.methods.base import Steps
-from keyhole.numerics.relu_boosting import Floats, Problem
+from keyhole.numerics.relu_boosting import Problem
 
 # Lines through the origin that are asked at norms a constant factor apart, to see where answers bend.
 PROBE_LINES = 4

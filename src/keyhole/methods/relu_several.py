@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from keyhole.arrays import Floats
 from keyhole.methods.base import Steps
-from keyhole.methods.relu_asking import Box, Floats, Line, Pieces
+from keyhole.methods.relu_asking import Box, Line, Pieces
 from keyhole.methods.relu_estimate import Bars
 from keyhole.methods.relu_line import Indices, read_cells
 from keyhole.methods.relu_polish import typical_distance

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from keyhole.arrays import Floats
 from keyhole.methods.base import Estimate, Steps
-from keyhole.methods.relu_asking import Box, FarBox, Floats, Pieces
+from keyhole.methods.relu_asking import Box, FarBox, Pieces
 from keyhole.methods.relu_estimate import estimated, fresh_tokens
 from keyhole.methods.relu_learn import EXTRA_CELLS, learn
 from keyhole.methods.relu_polish import jumps_of, measure_wide, pieces_of

@@ -5,18 +5,18 @@ from __future__ import annotations
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
-from keyhole.arrays import Floats
+from keyhole.arrays import Floats, floats
 from keyhole.errors import UsageError
 from keyhole.model.gauge_heads import canonical_heads, equivalent_heads
 from keyhole.model.head import SingleHead
 from keyhole.model.layer import AttentionLayer
 from keyhole.model.multi_head import MultiHead
-from keyhole.model.numbers import plain, rounding_of, size
+from keyhole.model.numbers import rounding_of, size
 
 
 def as_heads(layer: AttentionLayer) -> MultiHead:
     """The heads whose answers at every position the layer computes; one that says nothing where it has none."""
-    scores, projections = plain(layer.scores), plain(layer.projections)
+    scores, projections = floats(layer.scores), floats(layer.projections)
     if layer.heads == 0:
         scores, projections = np.zeros((1, layer.width, layer.width)), np.zeros((1, layer.width, layer.outputs))
     return MultiHead([SingleHead(score.T, value) for score, value in zip(scores, projections, strict=True)])
@@ -24,8 +24,8 @@ def as_heads(layer: AttentionLayer) -> MultiHead:
 
 def as_layer(params: MultiHead) -> AttentionLayer:
     """The layer that computes the answers of heads without biases at every position."""
-    scores = np.stack([plain(head.score).T for head in params.heads])
-    return AttentionLayer(scores, np.stack([plain(head.value) for head in params.heads]))
+    scores = np.stack([floats(head.score).T for head in params.heads])
+    return AttentionLayer(scores, np.stack([floats(head.value) for head in params.heads]))
 
 
 def canonical_attention(layer: AttentionLayer, tolerance: float) -> AttentionLayer:

@@ -7,10 +7,11 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
+from keyhole.arrays import Floats, floats
 from keyhole.errors import UsageError
 from keyhole.model.head import SingleHead
 from keyhole.model.multi_head import MultiHead
-from keyhole.model.numbers import Floats, plain, relative, rounding_of, size
+from keyhole.model.numbers import relative, rounding_of, size
 
 Heads = SingleHead | MultiHead
 # Longer sequences tell nothing more of heads than those of three tokens do; two tokens tell no sign.
@@ -28,14 +29,14 @@ def as_multi_head(params: Heads) -> MultiHead:
 
 def into_logits(head: SingleHead) -> Floats:  # (width, width + 1)
     """The affine map of the last token whose product with a token is its logit."""
-    bias = np.zeros(head.width) if head.score_bias is None else plain(head.score_bias)
-    return np.column_stack([plain(head.score), bias])
+    bias = np.zeros(head.width) if head.score_bias is None else floats(head.score_bias)
+    return np.column_stack([floats(head.score), bias])
 
 
 def output_bias_of(params: Heads) -> Floats:  # () or (outputs,)
     """The output bias, zero where there is none."""
     shape = () if params.outputs is None else (params.outputs,)
-    return np.zeros(shape) if params.output_bias is None else plain(params.output_bias)
+    return np.zeros(shape) if params.output_bias is None else floats(params.output_bias)
 
 
 def same_logits(first: Floats, second: Floats, tolerance: float) -> bool:
@@ -60,7 +61,7 @@ def merged_heads(params: Heads, tolerance: float) -> Iterator[tuple[list[int], F
     heads = as_multi_head(params).heads
     logits = [into_logits(head) for head in heads]
     for group in groups_of(logits, tolerance):
-        values = [plain(heads[number].value) for number in group]
+        values = [floats(heads[number].value) for number in group]
         total = np.sum(values, axis=0)
         if size(total) <= tolerance * sum(size(value) for value in values):
             total = np.zeros_like(total)
@@ -73,7 +74,7 @@ def canonical_heads(params: Heads, tolerance: float | None = None) -> MultiHead:
     merged = [(logits, value) for _, logits, value in merged_heads(params, tolerance) if np.any(value)]
     # Heads that are equally loud, but for rounding, are told apart by their logits.
     merged.sort(key=lambda head: (-float(f"{size(head[1]):.{LOUDNESS_DIGITS}g}"), tuple(head[0].ravel())))
-    nothing = (np.zeros((params.width, params.width + 1)), 0.0 * plain(as_multi_head(params).heads[0].value))
+    nothing = (np.zeros((params.width, params.width + 1)), 0.0 * floats(as_multi_head(params).heads[0].value))
     heads = [
         SingleHead(logits[:, :-1], value, logits[:, -1] if np.any(logits[:, -1]) else None)
         for logits, value in merged or [nothing]
@@ -96,8 +97,8 @@ def equivalent_heads(first: Heads, second: Heads, tolerance: float, max_length: 
     check_shapes(first, second)
     if not _cancels([output_bias_of(first), -output_bias_of(second)], tolerance):
         return False
-    pairs = [(into_logits(head), plain(head.value)) for head in as_multi_head(first).heads]
-    pairs += [(into_logits(head), -plain(head.value)) for head in as_multi_head(second).heads]
+    pairs = [(into_logits(head), floats(head.value)) for head in as_multi_head(first).heads]
+    pairs += [(into_logits(head), -floats(head.value)) for head in as_multi_head(second).heads]
     if max_length is not None and max_length <= TWO_TOKENS:
         if not _cancels([value for _, value in pairs], tolerance):
             return False
@@ -149,7 +150,7 @@ def distance_of_heads(first: Heads, second: Heads) -> float:
     one, two = canonical_heads(first, tolerance), canonical_heads(second, tolerance)
     biases = [output_bias_of(each) for each in (one, two)]
     # A bias is small or large beside what the values are.
-    loudness = max(float(np.max(np.abs(plain(head.value)))) for head in (*one.heads, *two.heads))
+    loudness = max(float(np.max(np.abs(floats(head.value)))) for head in (*one.heads, *two.heads))
     offset = float(np.max(np.abs(biases[0] - biases[1]), initial=0.0))
     scale = max(loudness, *(float(np.max(np.abs(bias), initial=0.0)) for bias in biases))
     apart = offset / scale if scale else 0.0
@@ -161,8 +162,8 @@ def distance_of_heads(first: Heads, second: Heads) -> float:
 
 
 def _apart(first: SingleHead, second: SingleHead) -> float:
-    values = relative(plain(first.value), plain(second.value))
-    if not np.any(plain(first.value)) and not np.any(plain(second.value)):
+    values = relative(floats(first.value), floats(second.value))
+    if not np.any(floats(first.value)) and not np.any(floats(second.value)):
         return values
     return max(values, relative(into_logits(first), into_logits(second)))
 
@@ -171,9 +172,9 @@ def _distance_of_single_heads(first: SingleHead, second: SingleHead) -> float:
     """The larger relative distance of the affine maps into logits and into values."""
 
     def into_values(head: SingleHead) -> Floats:  # (width + 1, outputs)
-        return np.vstack([plain(head.value).reshape(head.width, -1), output_bias_of(head).ravel()])
+        return np.vstack([floats(head.value).reshape(head.width, -1), output_bias_of(head).ravel()])
 
     values = relative(into_values(first), into_values(second))
-    if not np.any(plain(first.value)) and not np.any(plain(second.value)):
+    if not np.any(floats(first.value)) and not np.any(floats(second.value)):
         return values
     return max(values, relative(into_logits(first), into_logits(second)))

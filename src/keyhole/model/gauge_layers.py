@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from keyhole.arrays import Floats, floats
 from keyhole.errors import UsageError
 from keyhole.model.gauge_heads import into_logits, same_logits
 from keyhole.model.gauge_nets import Kinks, Sizes, canonical_net, distance_of_kinks, equivalent_kinks, kinks_of
 from keyhole.model.head import SingleHead
-from keyhole.model.numbers import Floats, plain, relative, rounding_of
+from keyhole.model.numbers import relative, rounding_of
 from keyhole.model.one_layer import OneLayer
 from keyhole.model.relu_net import ReluNet
 
@@ -43,13 +44,13 @@ def kinks_of_layer(layer: OneLayer, tolerance: float) -> Kinks:
 
 def _reach(layer: OneLayer) -> float:
     """How many times as long as the longest token what enters the net may be."""
-    return float(layer.residual) + float(np.linalg.norm(plain(layer.attention.value), 2))
+    return float(layer.residual) + float(np.linalg.norm(floats(layer.attention.value), 2))
 
 
 def _sizes(layer: OneLayer, reach: float) -> Sizes:
     """How large the terms are that the net is added up from, with what enters it `reach` times as long as a token."""
     bias, net = layer.attention.output_bias, layer.ffn.like(np.zeros(1))
-    far = 0.0 if bias is None else float(np.linalg.norm(plain(bias)))
+    far = 0.0 if bias is None else float(np.linalg.norm(floats(bias)))
     rows = np.linalg.norm(net.weights_in, axis=1)
     outputs = np.atleast_1d(net.bias_out).shape
     skips = np.zeros(outputs) if net.skip is None else np.linalg.norm(np.atleast_2d(net.skip), axis=1)

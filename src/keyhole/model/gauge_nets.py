@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
+from keyhole.arrays import Floats, floats
 from keyhole.errors import UsageError
-from keyhole.model.numbers import Floats, plain, rounding_of
+from keyhole.model.numbers import rounding_of
 from keyhole.model.relu_net import ReluNet, activate
 
 # Pairs of neurons whose kinks have a cosine this near to one are looked at closely, entry by entry.
@@ -92,16 +93,16 @@ class Kinks:
 def kinks_of(net: ReluNet, tolerance: float | None = None, sizes: Sizes | None = None) -> Kinks:
     """What of a net can be told: neurons without a kink are affine, and those of the same kink are one."""
     tolerance = rounding_of(net) if tolerance is None else tolerance
-    inner, bias = plain(net.weights_in), plain(net.bias_in)
-    outer = np.atleast_2d(plain(net.weights_out))  # (outputs, k)
-    linear = np.zeros((outer.shape[0], net.width)) if net.skip is None else np.atleast_2d(plain(net.skip)).copy()
-    constant = np.atleast_1d(plain(net.bias_out)).copy()
+    inner, bias = floats(net.weights_in), floats(net.bias_in)
+    outer = np.atleast_2d(floats(net.weights_out))  # (outputs, k)
+    linear = np.zeros((outer.shape[0], net.width)) if net.skip is None else np.atleast_2d(floats(net.skip)).copy()
+    constant = np.atleast_1d(floats(net.bias_out)).copy()
     norms: Floats = np.linalg.norm(inner, axis=1)
     if sizes is None:
         sizes = Sizes(norms, np.abs(bias), np.linalg.norm(linear, axis=1), np.abs(constant))
     kinked = (norms > tolerance * sizes.inner) & np.any(outer, axis=0)
     flat, weights = ~kinked, np.abs(outer)
-    levels = plain(activate(net.activation, bias))
+    levels = floats(activate(net.activation, bias))
     constant += outer[:, flat] @ levels[flat]
     share = np.where(kinked, 0.5, 1.0)  # of its bias that a neuron adds to the constant
     constant_slack = sizes.constant + weights @ (share * sizes.bias)

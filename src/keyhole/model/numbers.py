@@ -1,25 +1,17 @@
-"""What comparing parameters needs of numbers: plain arrays, relative distances, the rounding of a dtype."""
+"""What comparing parameters needs of numbers: relative distances, the rounding of a dtype."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from keyhole.arrays import Array, to_numpy
-
-Floats = npt.NDArray[np.float64]
+from keyhole.arrays import Floats, to_numpy
 
 # Parameters that agree this many relative spacings of their dtype are the same: the rounding of a few products of
 # well-conditioned matrices. Larger, and parameters that differ are called the same; smaller, and a change of factors
 # that changes nothing is called a difference.
 SAME_SPACINGS = 128.0
-
-
-def plain(array: Array) -> Floats:
-    """A NumPy array of float64."""
-    return np.asarray(to_numpy(array), dtype=np.float64)
 
 
 def relative(first: Floats, second: Floats) -> float:

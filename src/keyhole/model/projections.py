@@ -6,14 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from keyhole.arrays import Array, to_numpy
+from keyhole.arrays import Array, Floats, to_numpy
 from keyhole.errors import UsageError
 from keyhole.model.head import SingleHead
 from keyhole.model.multi_head import MultiHead
-
-Floats = npt.NDArray[np.float64]
 
 # A singular value beyond the width of a head, over the largest, that is taken for an error of the recovery and cut off.
 MOST_EXCESS = 1e-3

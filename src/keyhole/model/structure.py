@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from keyhole.arrays import Floats, floats
 from keyhole.errors import UsageError
 from keyhole.model.gauge_heads import Heads, as_multi_head, merged_heads
 from keyhole.model.gauge_layers import kinks_of_layer, plain_layer, sees_mixture
 from keyhole.model.gauge_nets import Kinks, kinks_of
 from keyhole.model.head import SingleHead
 from keyhole.model.multi_head import MultiHead
-from keyhole.model.numbers import Floats, plain, relative, rounding_of, size
+from keyhole.model.numbers import relative, rounding_of, size
 from keyhole.model.one_layer import OneLayer
 from keyhole.model.relu_net import ReluNet
 
@@ -108,13 +109,13 @@ def _replaced(one: Floats, first: Floats, two: Floats, second: Floats) -> float 
     norm = norm if np.isfinite(norm) else 1.0
     tokens = rng.standard_normal((SEQUENCES, LENGTH, width)) * (norm / width**0.5)
     both, merged = heads[0](tokens) + heads[1](tokens), heads[2](tokens)
-    return size(plain(both - merged)) / size(plain(both))
+    return size(floats(both - merged)) / size(floats(both))
 
 
 def _of_net(net: ReluNet, shown: Kinks, family: str, tolerance: float) -> Structure:
-    inner, outer = plain(net.weights_in), np.atleast_2d(plain(net.weights_out))
+    inner, outer = floats(net.weights_in), np.atleast_2d(floats(net.weights_out))
     kinked = np.flatnonzero(np.any(inner, axis=1) & np.any(outer, axis=0))
-    rows = np.column_stack([inner, plain(net.bias_in)])[kinked]
+    rows = np.column_stack([inner, floats(net.bias_in)])[kinked]
     distances = _between_kinks(rows, net.activation == "relu")
     groups: list[list[int]] = []
     for place in range(kinked.size):

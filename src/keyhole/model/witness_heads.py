@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 
+from keyhole.arrays import Floats, floats
 from keyhole.model.factored import Factored, Factors
 from keyhole.model.gauge_heads import Heads, as_multi_head, into_logits, merged_heads
 from keyhole.model.head import SingleHead
 from keyhole.model.multi_head import MultiHead
-from keyhole.model.numbers import Floats, plain, rounding_of, size
+from keyhole.model.numbers import rounding_of, size
 
 Found = tuple[MultiHead | Factored, str] | None
 Random = np.random.Generator
@@ -22,14 +23,14 @@ def _plain(params: Heads) -> MultiHead:
 
 def _loudest(heads: MultiHead) -> int | None:
     """The number of the head with the largest value, of those that have any."""
-    sizes = [size(plain(head.value)) for head in heads.heads]
+    sizes = [size(floats(head.value)) for head in heads.heads]
     return int(np.argmax(sizes)) if max(sizes) > 0 else None
 
 
 def _logits_like(head: SingleHead, rng: Random) -> tuple[Floats, Floats | None]:
     """Random score and score bias about as large as those of a head."""
-    entry = size(plain(head.score)) / head.width or 1.0
-    bias = None if head.score_bias is None else rng.standard_normal(head.width) * size(plain(head.score_bias))
+    entry = size(floats(head.score)) / head.width or 1.0
+    bias = None if head.score_bias is None else rng.standard_normal(head.width) * size(floats(head.score_bias))
     return entry * rng.standard_normal((head.width, head.width)), bias
 
 

@@ -8,10 +8,11 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from keyhole.arrays import Floats
 from keyhole.model.gauge_layers import kinks_of_layer, plain_layer, sees_mixture
 from keyhole.model.gauge_nets import kinks_of
 from keyhole.model.head import SingleHead
-from keyhole.model.numbers import Floats, rounding_of, size
+from keyhole.model.numbers import rounding_of, size
 from keyhole.model.one_layer import OneLayer
 from keyhole.model.relu_net import ReluNet, activate
 

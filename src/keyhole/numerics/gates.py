@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy.linalg import qr
 
-Floats = npt.NDArray[np.float64]
+from keyhole.arrays import Floats
+
 Integers = npt.NDArray[np.int64]
 Booleans = npt.NDArray[np.bool_]
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from keyhole.arrays import Floats
 from keyhole.errors import KeyholeError
 
-Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
 
 # Where an interval is cut, three points span this part of each side (in the angle, see `_angle`). Wider ones know

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
+from keyhole.arrays import Floats
 
 # Two neighbours are swapped when that shortens the first by more than this (squared lengths).
 LOVASZ = 0.99

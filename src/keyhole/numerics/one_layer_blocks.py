@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
+from keyhole.arrays import Floats
+
 Integers = npt.NDArray[np.int64]
 
 # What is left of a block of rows, relative to the largest of all, once others explain it.

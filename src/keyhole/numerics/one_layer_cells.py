@@ -7,10 +7,9 @@ from dataclasses import dataclass, fields
 import numpy as np
 import numpy.typing as npt
 
-from keyhole.arrays import Array, to_numpy
+from keyhole.arrays import Array, Floats, to_numpy
 from keyhole.model.relu_net import ReluNet
 
-Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 Booleans = npt.NDArray[np.bool_]
 

@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy.linalg import LinAlgError, cho_solve, cholesky, solve_triangular
 
-Floats = npt.NDArray[np.float64]
+from keyhole.arrays import Floats
+
 Singles = npt.NDArray[np.float32]
 
 TINY = 1e-300  # instead of a zero to divide by

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
+from keyhole.arrays import Floats
+
 Indices = npt.NDArray[np.int64]
 
 # Tokens are pushed away from their nearest kink this often, by steps that get smaller.

@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 from scipy.spatial import cKDTree
 
-from keyhole.numerics.relu_boosting import Fit, Floats, descended, fitted
+from keyhole.arrays import Floats
+from keyhole.numerics.relu_boosting import Fit, descended, fitted
 
 # Signs are found by meeting in the middle up to this many neurons: 2^12 half sums on either side.
 MOST_SEARCHED = 24

@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 from scipy.sparse.linalg import LinearOperator, lsqr
 
+from keyhole.arrays import Floats
 from keyhole.model.relu_net import activate, activate_slope
-
-Floats = npt.NDArray[np.float64]
 
 # Steps are repeated until they no longer help, and at most this often.
 MOST_STEPS = 12

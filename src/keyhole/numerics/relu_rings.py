@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
+from keyhole.arrays import Floats
 
 # How far beside a kink tokens lie, as a part of the way to the next one on the circle.
 BESIDE = 0.02

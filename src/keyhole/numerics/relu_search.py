@@ -6,7 +6,8 @@ import math
 
 import numpy as np
 
-from keyhole.numerics.relu_boosting import Fit, Floats, Problem, descended, enlarged, fitted, slimmed
+from keyhole.arrays import Floats
+from keyhole.numerics.relu_boosting import Fit, Problem, descended, enlarged, fitted, slimmed
 
 # Squares may exceed what noise leaves by this many standard deviations.
 MISFIT_DEVIATIONS = 4.0

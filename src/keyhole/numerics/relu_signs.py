@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from keyhole.arrays import Floats
 from keyhole.numerics.lattice import subset_with_sum
 
-Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
 
 # Residuals may be this many times their error bar, which is itself several standard deviations.

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve, solve_triangular
 
-from keyhole.numerics.relu_boosting import Fit, Floats, unit
+from keyhole.arrays import Floats
+from keyhole.numerics.relu_boosting import Fit, unit
 
 # Rows taken at a time: their Jacobian is the largest array there is.
 CHUNK = 2048

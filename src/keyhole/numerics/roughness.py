@@ -8,7 +8,7 @@ from itertools import combinations
 import numpy as np
 import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
+from keyhole.arrays import Floats
 
 
 def distance_from_polynomials(points: Floats, values: Floats, degree: int) -> Floats:  # (n,), (n, m) -> (m,)

@@ -14,9 +14,10 @@ projection; Kuemmerle and Mayrink Verdun (2021) for harmonic-mean reweighting, w
 
 from __future__ import annotations
 
+from keyhole.arrays import Floats
 from keyhole.numerics.sensing_factored import factored
 from keyhole.numerics.sensing_nuclear import nuclear_norm
-from keyhole.numerics.sensing_problem import Floats, SensingSolution, parameter_count, recommended_measurements
+from keyhole.numerics.sensing_problem import SensingSolution, parameter_count, recommended_measurements
 from keyhole.numerics.sensing_validation import error_spread
 
 __all__ = [

@@ -8,9 +8,9 @@ from itertools import chain
 import numpy as np
 from scipy.linalg import cho_solve
 
+from keyhole.arrays import Floats
 from keyhole.numerics.sensing_problem import (
     EPS,
-    Floats,
     Problem,
     SensingSolution,
     checked,

@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy.linalg import cho_factor, cho_solve
 
-Floats = npt.NDArray[np.float64]
+from keyhole.arrays import Floats
+
 Rows = npt.NDArray[np.intp]
 
 

@@ -11,16 +11,8 @@ from typing import Any
 import numpy as np
 from scipy.linalg import cho_solve, solve_triangular
 
-from keyhole.numerics.sensing_problem import (
-    EPS,
-    Floats,
-    Problem,
-    cholesky,
-    khatri_rao,
-    least_squares,
-    orthonormal,
-    ratio,
-)
+from keyhole.arrays import Floats
+from keyhole.numerics.sensing_problem import EPS, Problem, cholesky, khatri_rao, least_squares, orthonormal, ratio
 
 _FIRST_ITERATIONS = 25  # a good start needs 5 to 10 steps; more are spent better on another start
 _WINDOW = 6  # steps over which a refinement must make progress

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 from scipy.linalg import cho_solve
 
+from keyhole.arrays import Floats
 from keyhole.numerics.sensing_problem import (
     EPS,
     HELD_OUT,
-    Floats,
     Problem,
     SensingSolution,
     cholesky,

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
+from keyhole.arrays import Floats
+
 Integers = npt.NDArray[np.int64]
 
 # A step moves no logit by more than this: weights are linear in it no further.

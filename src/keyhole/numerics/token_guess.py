@@ -8,11 +8,9 @@ So every answer is one linear equation for (f, k) of each head, and the sum of t
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from keyhole.arrays import Floats
 from keyhole.numerics.token_fit import Asked
-
-Floats = npt.NDArray[np.float64]
 
 # Weights are kept this far from 0 and 1 before their logits are taken.
 LEAST = 1e-12

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 from scipy.stats import norm
 
+from keyhole.arrays import Floats
 from keyhole.model.layer import AttentionLayer
 from keyhole.recovery import Certificate, Outcome
 from keyhole.samples.examples import Count, Examples
-from keyhole.samples.projection import Floats, Point, Problem
+from keyhole.samples.projection import Point, Problem
 from keyhole.samples.uncertainty import Spread, spread
 from keyhole.samples.varpro import ASSUMPTIONS, Fitted
 

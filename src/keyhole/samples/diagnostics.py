@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from keyhole.arrays import Floats
 from keyhole.samples.examples import GOOD_PAIRS, GOOD_RATIO, Count, Examples
-from keyhole.samples.projection import Floats, Point
+from keyhole.samples.projection import Point
 from keyhole.samples.starts import moment
 from keyhole.samples.varpro import Fitted
 

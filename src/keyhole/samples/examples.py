@@ -8,9 +8,9 @@ from typing import Any
 import array_api_compat
 import numpy as np
 
-from keyhole.arrays import is_real, to_numpy
+from keyhole.arrays import Floats, is_real, to_numpy
 from keyhole.errors import UsageError
-from keyhole.samples.projection import Floats, Problem
+from keyhole.samples.projection import Problem
 
 # Examples that the certificate holds back: a tenth, within these numbers.
 LEAST_HELDOUT, MOST_HELDOUT = 2, 256

@@ -14,9 +14,9 @@ from itertools import combinations
 
 import numpy as np
 
+from keyhole.arrays import Floats
 from keyhole.errors import UsageError
 from keyhole.model.layer import AttentionLayer
-from keyhole.samples.projection import Floats
 
 # Coordinates that the construction itself needs.
 RESERVED = 2

@@ -9,7 +9,8 @@ from typing import Protocol
 import numpy as np
 import scipy.linalg
 
-from keyhole.samples.projection import Floats, Kronecker, Point, Problem
+from keyhole.arrays import Floats
+from keyhole.samples.projection import Kronecker, Point, Problem
 
 # Damping at the start, in units of the mean curvature.
 FIRST_DAMPING = 1e-2

@@ -16,10 +16,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 import scipy.linalg
 
-Floats = npt.NDArray[np.float64]
+from keyhole.arrays import Floats
 
 # Columns of Z that are a combination of the others up to this part of their size are left out of the fit.
 DEPENDENT = 1e-11

@@ -13,9 +13,10 @@ from functools import cached_property
 
 import numpy as np
 
+from keyhole.arrays import Floats
 from keyhole.errors import KeyholeError
 from keyhole.samples.levenberg import Chart, Descent, Factored, Full, Limits, descend
-from keyhole.samples.projection import Floats, Point, Problem
+from keyhole.samples.projection import Point, Problem
 from keyhole.samples.starts import Moment, random_start, spectral_start
 
 # Starts agree whose root mean square residuals differ by less than this part, or are all rounding.

@@ -23,8 +23,9 @@ from typing import Any
 import numpy as np
 from scipy.optimize import linprog
 
+from keyhole.arrays import Floats
 from keyhole.errors import UsageError
-from keyhole.samples.projection import Floats, Problem
+from keyhole.samples.projection import Problem
 
 ASSUMPTIONS = (
     "inputs are uniform signs or normal numbers",

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from keyhole.samples.projection import Floats, Problem
+from keyhole.arrays import Floats
+from keyhole.samples.projection import Problem
 
 # Standard deviation of the entries of a random start, times the width: logits of about a third.
 RANDOM_SIZE = 0.3

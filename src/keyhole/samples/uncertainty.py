@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from keyhole.arrays import Floats
 from keyhole.samples.levenberg import conjugate_gradients
-from keyhole.samples.projection import Floats, Point
+from keyhole.samples.projection import Point
 
 # Curvature matrices up to this many entries of the scores are written down; beyond, errors are sampled.
 DENSE = 1100

@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from keyhole.arrays import Floats
 from keyhole.samples.examples import Count, Examples
-from keyhole.samples.projection import Floats, Point
+from keyhole.samples.projection import Point
 from keyhole.samples.restarts import Fit, Search, search
 from keyhole.samples.starts import moment
 

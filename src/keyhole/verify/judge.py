@@ -9,8 +9,8 @@ import numpy.typing as npt
 from scipy.linalg import cho_factor, cho_solve
 from scipy.stats import chi2, norm
 
+from keyhole.arrays import Floats
 from keyhole.measure import Signature
-from keyhole.model.numbers import Floats
 from keyhole.verify.verdict import Difference
 from keyhole.verify.views import Part, View
 

@@ -6,11 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from keyhole.arrays import to_numpy
+from keyhole.arrays import Floats, to_numpy
 from keyhole.measure import Plan, Signature, sequences
 from keyhole.model import MultiHead, OneLayer, SingleHead
 from keyhole.model.gauge_heads import into_logits
-from keyhole.model.numbers import Floats
 
 # Lengths of sequences, in the order in which they are used: three tokens tell everything that longer ones do.
 LENGTHS = (3, 2, 5, 3, 8, 2, 1)

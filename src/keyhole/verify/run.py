@@ -9,13 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from keyhole.arrays import to_numpy
+from keyhole.arrays import Floats, to_numpy
 from keyhole.errors import OracleError, UsageError
 from keyhole.journal import Journal
 from keyhole.measure import Measurements, Plan, Signature, sequences
 from keyhole.methods import Steps
 from keyhole.model import MultiHead, OneLayer, ReluNet, SingleHead
-from keyhole.model.numbers import Floats
 from keyhole.oracles import Oracle
 from keyhole.progress import Observer
 from keyhole.session import Session, box_of, stream

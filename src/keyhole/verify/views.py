@@ -13,9 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from keyhole.arrays import to_numpy
+from keyhole.arrays import Floats, to_numpy
 from keyhole.model import MultiHead, OneLayer, ReluNet, SingleHead
-from keyhole.model.numbers import Floats
 from keyhole.model.one_layer import passed_through
 from keyhole.model.relu_net import activate, activate_slope
 
