@@ -11,7 +11,9 @@ from scipy.optimize import linear_sum_assignment
 
 import keyhole as kh
 from benchmarks.tables import markdown
-from keyhole.model.gauge_heads import canonical_heads, into_logits, plain, relative
+from keyhole.arrays import floats
+from keyhole.model.gauge_heads import canonical_heads, into_logits
+from keyhole.model.numbers import relative
 
 # (heads, width, rank): seeds, and queries per parameter of sink gating, the method before.
 SIZES: dict[tuple[int, int, int | None], tuple[int, float | None]] = {
@@ -83,7 +85,7 @@ def run(truth: kh.MultiHead, seed: int, merged_below: float = 0.0) -> Run:
 def matched(found: kh.MultiHead, truth: kh.MultiHead) -> tuple[list[int], float, float]:
     """Which true head each one found is, and the largest relative errors of scores and values."""
     scores = np.array([[relative(into_logits(a), into_logits(b)) for b in truth.heads] for a in found.heads])
-    values = np.array([[relative(plain(a.value), plain(b.value)) for b in truth.heads] for a in found.heads])
+    values = np.array([[relative(floats(a.value), floats(b.value)) for b in truth.heads] for a in found.heads])
     rows, columns = linear_sum_assignment(scores + values)
     return list(columns), float(np.max(scores[rows, columns])), float(np.max(values[rows, columns]))
 
@@ -91,7 +93,7 @@ def matched(found: kh.MultiHead, truth: kh.MultiHead) -> tuple[list[int], float,
 def covers(head: kh.SingleHead, radius: kh.SingleHead, truth: kh.SingleHead) -> bool:
     """Whether score, value and score bias are within their radii, entry by entry."""
     score = np.abs(into_logits(head) - into_logits(truth)) <= into_logits(radius)
-    return bool(np.all(score) and np.all(np.abs(plain(head.value) - plain(truth.value)) <= plain(radius.value)))
+    return bool(np.all(score) and np.all(np.abs(floats(head.value) - floats(truth.value)) <= floats(radius.value)))
 
 
 def table() -> str:

@@ -7,18 +7,16 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from scipy.optimize import linear_sum_assignment
 
 import keyhole as kh
-from keyhole.arrays import Array, to_numpy
-from keyhole.model.gauge_heads import canonical_heads, into_logits, plain, relative
+from keyhole.arrays import Array, Floats, floats, to_numpy
+from keyhole.model.gauge_heads import canonical_heads, into_logits
+from keyhole.model.numbers import relative
 from keyhole.numerics.circle import HalfCircle, next_guess
 from keyhole.numerics.gates import crossing, gate, shares, weights_of
 from targets import example
-
-Floats = npt.NDArray[np.float64]
 
 
 def layer(
@@ -51,7 +49,7 @@ def recover(truth: Callable[[Array], Array], d: int, seed: int = 0, **options: A
 
 def order(found: kh.MultiHead, truth: kh.MultiHead) -> list[tuple[int, int]]:
     costs = [
-        [relative(into_logits(a), into_logits(b)) + relative(plain(a.value), plain(b.value)) for b in truth.heads]
+        [relative(into_logits(a), into_logits(b)) + relative(floats(a.value), floats(b.value)) for b in truth.heads]
         for a in found.heads
     ]
     rows, columns = linear_sum_assignment(np.array(costs))
@@ -68,11 +66,12 @@ def errors(result: kh.Recovery, truth: kh.MultiHead) -> tuple[float, float]:
     for a, b in order(found, expected):
         head, bar, true = found.heads[a], radius.heads[a], expected.heads[b]
         assert np.all(np.abs(into_logits(head) - into_logits(true)) <= into_logits(bar)), "a score is out of its radius"
-        assert np.all(np.abs(plain(head.value) - plain(true.value)) <= plain(bar.value)), "a value is out of its radius"
+        apart = np.abs(floats(head.value) - floats(true.value))
+        assert np.all(apart <= floats(bar.value)), "a value is out of its radius"
         scores.append(relative(into_logits(head), into_logits(true)))
-        values.append(relative(plain(head.value), plain(true.value)))
+        values.append(relative(floats(head.value), floats(true.value)))
     if expected.output_bias is not None:
-        assert np.all(np.abs(plain(found.output_bias) - plain(expected.output_bias)) <= plain(radius.output_bias))
+        assert np.all(np.abs(floats(found.output_bias) - floats(expected.output_bias)) <= floats(radius.output_bias))
     return max(scores), max(values)
 
 

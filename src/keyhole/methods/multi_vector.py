@@ -50,6 +50,7 @@ def _estimate(box: VectorBox, value: Value, start: Start, values: Values, scores
     space, heads = box.signature.space, start.heads
     bars = ROUNDING_DEVIATIONS * np.stack([scores.bars, scores.bias_bars])
     biased = [bool(np.any(np.abs(scores.biases[h]) > bars[1, h])) for h in range(heads)]
+    mended = np.abs(scores.values - values.matrices)
     params, radii = [], []
     for head in range(heads):
         if np.all(np.abs(scores.matrices[head]) <= bars[0, head]):  # no score shows: as much as it may be is its radius
@@ -61,7 +62,8 @@ def _estimate(box: VectorBox, value: Value, start: Start, values: Values, scores
         radii.append(
             SingleHead(
                 _radius(space, scores.matrices[head], bars[0, head]),
-                _radius(space, scores.values[head], ROUNDING_DEVIATIONS * values.spread[head]),
+                # What mending changed may be an error of its own.
+                _radius(space, scores.values[head], ROUNDING_DEVIATIONS * values.spread[head] + mended[head]),
                 _radius(space, scores.biases[head], wide),
             )
         )

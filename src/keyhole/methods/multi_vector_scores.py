@@ -11,7 +11,7 @@ from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.multi_vector_box import Integers, VectorBox
 from keyhole.methods.multi_vector_start import CLEAR, Start
 from keyhole.methods.multi_vector_values import LARGEST, Values
-from keyhole.numerics.head_cross import choose_columns, crossed, outside, ranks_of
+from keyhole.numerics.head_cross import choose_columns, crossed, outside, ranks_of, steepness
 from keyhole.recovery import Outcome
 
 # Logits of tokens are aimed at this size in the sharpest head.
@@ -25,6 +25,8 @@ FINE, FEWEST = 16.0, 4
 KNOWN, SPARE_COLUMNS = 1e-6, 8
 # A further block tells that rows suffice if what it may err by is at most this part of it.
 TELLING = 0.1
+# Rows tell further ones where that enlarges their errors by no more than this; else these are read.
+STEEPEST = 32.0
 # Errors among the values of tokens, over those seen outside of them: values are as wrong there, and logits round.
 INSIDE = 4.0
 # Numbers to spare for each correction of a value.
@@ -69,9 +71,10 @@ def read_scores(box: VectorBox, start: Start, values: Values) -> Steps[Scores]:
             allowed = _allowed(rows[:, :, chosen], more, wide, ranks)
             sizes = np.sqrt(np.mean(more**2, axis=(1, 2)))
             telling = rank < rows.shape[1] or bool(np.all(allowed <= TELLING * sizes))
+            telling = telling and bool(np.all(steepness(rows[:, :, chosen], more, ranks) <= STEEPEST))
             if telling and np.all(outside(rows[:, :, chosen], more, ranks) <= allowed):
                 chosen = chosen if coarse else chosen[:rank]
-                return (yield from reader.crossed(rows, bars, ranks, chosen, block, more))
+                return (yield from reader.crossed(rows, bars, ranks, chosen, block, more, wide))
             others = np.setdiff1d(every, chosen)
             rest, wide_rest = yield from reader.read(block, others)
             order = np.argsort(np.concatenate([chosen, others]))
@@ -225,16 +228,26 @@ class _ScoreReader:
         )
 
     def crossed(
-        self, rows: Floats, bars: Floats, ranks: Integers, kept: Integers, block: int, more: Floats
+        self,
+        rows: Floats,
+        bars: Floats,
+        ranks: Integers,
+        kept: Integers,
+        block: int,
+        more: Floats,
+        more_bars: Floats,
     ) -> Steps[Scores]:
         """All other tokens at the last ones that are kept."""
-        columns, wide = [rows[:, :, kept], more[:, :, : kept.size]], []
+        columns, wide = [rows[:, :, kept], more[:, :, : kept.size]], [bars[:, :, kept], more_bars[:, :, : kept.size]]
         for number in range(block + 1, len(self.blocks)):
             forms, errors = yield from self.read(number, kept)
             columns.append(forms)
             wide.append(errors)
-        whole, enlarged = crossed(rows, kept, np.concatenate(columns, axis=1), ranks)
-        return self.solved(whole, ranks, _rms(np.concatenate([bars[:, :, kept], *wide], axis=1)) * enlarged)
+        whole, of_rows, of_columns = crossed(rows, kept, np.concatenate(columns, axis=1), ranks)
+        # C·U⁻¹·R with errors in each of the three.
+        core = _rms(bars[:, :, kept])
+        errors = _rms(bars) * of_rows + _rms(np.concatenate(wide, axis=1)) * of_columns + core * of_rows * of_columns
+        return self.solved(whole, ranks, errors)
 
     def solved(self, forms: Floats, ranks: Integers, bars: Floats) -> Scores:  # (heads, width, width + 1)
         """Scores and biases from forms: the last of the last tokens is zero."""

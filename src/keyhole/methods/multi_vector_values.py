@@ -253,16 +253,21 @@ class _ValueReader:
         values = np.stack(self.values, axis=1)  # (heads, tokens, outputs)
         count, heads = values.shape[1], self.start.heads
         floor = CLEAR * self.error * (count**0.5 + self.box.outputs**0.5)
-        spans, ranks = [], []
+        spans, ranks, tilts = [], [], []
         for head in range(heads):
             _, singular, right = np.linalg.svd(values[head], full_matrices=False)
             rank = max(int(np.sum(singular > floor)), 1)
             spans.append(right[:rank])
             ranks.append(rank)
+            tilts.append(self.error / max(float(singular[rank - 1]), 1e-300))
         if max(ranks) == count or sum(ranks) > self.box.outputs:
             return None
         together = np.concatenate(spans)
-        shares = self.box.linear @ np.linalg.pinv(together)
+        inverse = np.linalg.pinv(together)
+        shares = self.box.linear @ inverse
+        # Spans that are tilted by errors of what was read move all shares, the more the nearer heads are to each other.
+        size = float(np.sqrt(np.mean(np.sum(shares**2, axis=1))))
+        moved = size * max(tilts) * (1 + float(np.linalg.norm(inverse, 2)))
         ends = np.cumsum([0, *ranks])
         matrices = [shares[:, ends[h] : ends[h + 1]] @ spans[h] for h in range(heads)]
         found = np.stack(matrices)
@@ -280,7 +285,7 @@ class _ValueReader:
             ranks=np.array(ranks),
             tokens=count,
             error=error,
-            spread=np.maximum(np.maximum(STRESS * drawn, apart), error),
+            spread=np.maximum(np.maximum(STRESS * drawn, apart), max(error, moved)),
             noise=self.noise,
             draws=found[None][:0],
             weak=weak,

@@ -49,13 +49,31 @@ def outside(rows: Floats, more: Floats, ranks: Integers) -> Floats:  # (heads, m
     return np.array(found)
 
 
-def crossed(rows: Floats, chosen: Integers, columns: Floats, ranks: Integers) -> tuple[Floats, Floats]:
-    """Whole matrices from rows (heads, m, n) and columns (heads, size, chosen), and how much that enlarges errors."""
-    whole, enlarged = [], []
+def crossed(
+    rows: Floats, chosen: Integers, columns: Floats, ranks: Integers
+) -> tuple[Floats, Floats, Floats]:  # (heads, size, n), (heads,), (heads,)
+    """Whole matrices from rows (heads, m, n) and columns (heads, size, chosen).
+
+    And how much that enlarges errors of rows, and errors of columns.
+    """
+    whole, of_rows, of_columns = [], [], []
     for head, rank in enumerate(ranks):
-        left, sizes, right = np.linalg.svd(rows[head][:, chosen], full_matrices=False)
-        kept = max(int(rank), 1)
-        inverse = (right[:kept].T / np.maximum(sizes[:kept], 1e-300)) @ left[:, :kept].T
+        inverse = _inverse(rows[head][:, chosen], int(rank))
         whole.append(columns[head] @ inverse @ rows[head])
-        enlarged.append(float(np.linalg.norm(inverse @ rows[head], 2)))
-    return np.stack(whole), np.array(enlarged)
+        of_rows.append(float(np.linalg.norm(columns[head] @ inverse, 2)))
+        of_columns.append(float(np.linalg.norm(inverse @ rows[head], 2)))
+    return np.stack(whole), np.array(of_rows), np.array(of_columns)
+
+
+def steepness(rows: Floats, more: Floats, ranks: Integers) -> Floats:  # (heads, m, c), (heads, k, c) -> (heads,)
+    """How much errors of rows are enlarged where further ones are told by them."""
+    return np.array(
+        [np.linalg.norm(more[head] @ _inverse(rows[head], int(rank)), 2) for head, rank in enumerate(ranks)]
+    )
+
+
+def _inverse(matrix: Floats, rank: int) -> Floats:  # (m, n) -> (n, m)
+    left, sizes, right = np.linalg.svd(matrix, full_matrices=False)
+    kept = max(rank, 1)
+    inverse: Floats = (right[:kept].T / np.maximum(sizes[:kept], 1e-300)) @ left[:, :kept].T
+    return inverse
