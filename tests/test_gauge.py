@@ -238,3 +238,22 @@ def test_whole_sequence_layers_are_compared_as_their_heads_are(fresh_seed: int) 
         assert (kh.distance(layer, other) < 1e-12) == same
     assert {"split", "permutation", "zero head", "length-2-only"} <= set(kh.kinds(layer))
     assert kh.canonical(kh.witness(layer, "split").params).heads == 3
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf, 1j])
+def test_numbers_that_define_no_map_are_refused(number: complex) -> None:
+    good, bad = kh.SingleHead(np.eye(2), np.ones(2)), kh.SingleHead(np.full((2, 2), number), np.ones(2))
+    for ask in (kh.canonical, kh.kinds, kh.witness, lambda params: kh.distance(good, params)):
+        with pytest.raises(UsageError, match=r"SingleHead\.score holds"):
+            ask(bad)
+    with pytest.raises(UsageError, match=r"SingleHead\.score holds"):
+        kh.verify(kh.FunctionOracle(good, width=2), bad)
+
+
+def test_options_that_are_no_numbers_are_refused() -> None:
+    head = kh.SingleHead(np.eye(2), np.ones(2))
+    with pytest.raises(UsageError, match="tolerance"):
+        kh.canonical(head, tolerance="a")  # type: ignore[arg-type]
+    for length in ("x", float("nan"), 1.5):
+        with pytest.raises(UsageError, match="max_length"):
+            kh.equivalent(head, head, max_length=length)  # type: ignore[arg-type]

@@ -538,3 +538,12 @@ def test_data_of_a_pickle_is_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "objects.npz", inputs=np.array([{}], dtype=object), outputs=np.zeros(1))
     with pytest.raises(FileError, match="plain arrays"):
         open_data(str(tmp_path / "objects.npz"))
+
+
+@pytest.mark.parametrize("size", [20.0, 40.0])
+def test_saturated_attention_does_not_tell_how_large_scores_are(size: float, fresh_seed: int) -> None:
+    rng = np.random.default_rng(fresh_seed)
+    layer = kh.AttentionLayer(size * np.eye(5)[None], rng.standard_normal((1, 5, 5)))
+    inputs = rng.choice([-1.0, 1.0], (300, 4, 5))
+    result = kh.learn(inputs, layer(inputs), heads=1, throw=False)
+    assert not result.certified

@@ -245,3 +245,24 @@ def test_pencil_tells_heads_of_weights():
     found = pencil.functionals @ mixing.T
     assert np.allclose(np.sort(np.abs(found), axis=1), [[0, 0, 1]] * 3, atol=1e-9)
     assert pencil.null < 1e-12 < pencil.gap
+
+
+@pytest.mark.parametrize("scale", [1e-8, 1e-4, 1e-2, 1.0])
+@pytest.mark.parametrize("outputs", [None, 4])
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_heads_that_cancel_among_two_tokens_are_not_taken_for_none(scale, outputs, dtype):
+    """With W and -W of the same value every pair of tokens weighs the same, at every norm."""
+    rng = np.random.default_rng([SEED, 3])
+    score, value = (
+        scale * rng.standard_normal((6, 6)),
+        rng.standard_normal((6, *([] if outputs is None else [outputs]))),
+    )
+    truth = kh.MultiHead([kh.SingleHead(score, value), kh.SingleHead(-score, value)]).like(np.zeros(1, dtype))
+    oracle = kh.FunctionOracle(truth, width=6, like=np.zeros(1, dtype))
+    for method in ("multi-head", "auto"):
+        result = kh.recover(oracle, method, throw=False)
+        if result.certified and len(getattr(result.params, "heads", [0])) == 1:  # one head, which may be either
+            radius = getattr(result.certificate.radius, "heads", [result.certificate.radius])[0]
+            assert np.all(np.abs(score) <= radius.score), method
+    verdict = kh.verify(oracle, kh.SingleHead(0 * score, 2 * value))
+    assert not verdict.same

@@ -18,6 +18,9 @@ from keyhole.recovery import Certificate, Outcome
 # tokens of a norm that does not depend on what was recovered: a wrong result must not choose its own questions.
 LENGTHS = (1, 2, 3, 5, 8)
 LOGIT_SIZES = (0.5, 2.0, 6.0, None)
+# Every so many questions have tokens as long as a logit stays known to this, or shorter by one of these: heads that
+# cancel among short tokens, or whose scores were taken for zero, do not there.
+LONG_EVERY, LONG_PARTS, KNOWN_LOGIT = 8, (1.0, 2.0, 4.0, 16.0), 1.0
 # Of a family without attention sizes are norms over that of its kinks; far out every piece of a function is wide.
 NET_SIZES = (1.0, 30.0, 1000.0, None)
 # An error bar above this fraction of what attention does would certify anything; of a box known to be noisy less can
@@ -43,29 +46,33 @@ class Judgement:
 
 def certify(estimate: Estimate, signature: Signature, rng: np.random.Generator, count: int) -> Steps[Judgement]:
     """Ask `count` fresh random sequences and compare the answers with predictions."""
-    plans = list(heldout_plans(estimate.params, signature, rng, count))
+    usual, long = heldout_plans(estimate, signature, rng, count)
+    plans = usual + long
     answers: list[Measurements] = yield plans
     answers = [_at_last(answer, signature) for answer in answers]
     # Normal errors are looked at all together too, and their standard errors say more than radii that hold for each.
     normal = signature.noise.kind == "gaussian" and estimate.standard_error is not None
     predictions, known = _predict(estimate, signature, plans, normal)
+    # How fine error bars are is told by usual tokens: among the long ones they are as wide as can be.
+    fine = slice(predictions.size * sum(plan.count for plan in usual) // count)
     noise = signature.noise.radius + signature.noise.relative * np.abs(predictions)
-    bars, coarse = known + noise, float(np.sqrt(np.mean((known + noise) ** 2)))
+    bars = known + noise
     if signature.noise.kind == "bounded":
         # Radii hold whatever the errors are, which may conspire; fresh questions do not know them, so what they see
         # of it is as random as they are.
         known = GAUSSIAN_DEVIATIONS * known
-        bars, coarse = known + noise, float(np.sqrt(np.mean((known + noise) ** 2)))
+        bars = known + noise
+    coarse = float(np.sqrt(np.mean(bars[fine] ** 2)))
     if normal:
         bars = np.hypot(GAUSSIAN_DEVIATIONS * known, noise)
         coarse = float(np.sqrt(np.mean(known**2) + signature.noise.scale**2 / known.size))
     answered = _joined([a.values for a in answers])
     errors = np.abs(predictions - answered)
-    size = float(np.sqrt(np.mean((answered - _constant(estimate.params, plans)) ** 2)))
+    size = float(np.sqrt(np.mean((answered - _constant(estimate.params, plans))[fine] ** 2)))
     with np.errstate(divide="ignore", invalid="ignore"):
         ratios = np.where(errors == 0, 0.0, errors / bars)
         resolution = coarse / size if size > 0 else float("inf")
-        attention = _attention(estimate.params, signature, plans, predictions)
+        attention = _attention(estimate.params, signature, usual, predictions[fine])
         if attention > 0 or signature.max_norm is not None:
             resolution = max(resolution, coarse / attention if attention else float("inf"))
     certificate = Certificate(
@@ -156,17 +163,26 @@ def _at_last(answers: Measurements, signature: Signature) -> Measurements:
     return answers if signature.positions == "last" else replace(answers, values=answers.values[:, -1, ...])
 
 
-def heldout_plans(params: Any, signature: Signature, rng: np.random.Generator, count: int) -> list[Plan]:
-    """Random sequences of several lengths and sizes, `count` in all, one plan per length."""
-    space = signature.space
+def heldout_plans(
+    estimate: Estimate, signature: Signature, rng: np.random.Generator, count: int
+) -> tuple[list[Plan], list[Plan]]:
+    """Random sequences of several lengths and sizes, `count` in all, a plan per length, those of long tokens apart."""
+    space, params = signature.space, estimate.params
     lengths = [n for n in LENGTHS if signature.max_length is None or n <= signature.max_length]
     # Longer ones first: they see more of the box when only a few can be afforded.
     lengths = [lengths[-1 - number % len(lengths)] for number in range(count)]
     sizes = LOGIT_SIZES if hasattr(params, "without_attention") else NET_SIZES
     norms = [_norm(params, signature, sizes[number % len(sizes)]) for number in range(count)]
-    plans = []
-    for length in sorted(set(lengths)):
-        scale = np.array([norm for norm, n in zip(norms, lengths, strict=True) if n == length])
+    longest = _longest_predictable(estimate, signature)
+    far = [False] * count
+    for place, number in enumerate(range(LONG_EVERY - 1, count, LONG_EVERY)):
+        norm = longest / LONG_PARTS[place % len(LONG_PARTS)]
+        if norm > norms[number]:
+            norms[number], far[number] = norm, True
+    plans: tuple[list[Plan], list[Plan]] = ([], [])
+    kinds = list(zip(far, lengths, strict=True))
+    for long, length in sorted(set(kinds)):
+        scale = np.array([norm for norm, kind in zip(norms, kinds, strict=True) if kind == (long, length)])
         tokens = rng.standard_normal((scale.size, length, signature.width))
         if signature.noise.kind != "exact" and hasattr(params, "loudest"):
             signs = rng.choice([-1.0, 1.0], (scale.size, length, 1))
@@ -176,7 +192,7 @@ def heldout_plans(params: Any, signature: Signature, rng: np.random.Generator, c
         tokens *= scale[:, None, None] * rng.uniform(0.5, 1.0, (scale.size, length, 1))
         if hasattr(params, "onto_kinks") and signature.max_norm is None:
             tokens[::2, -1, :] = params.onto_kinks(tokens[::2, -1, :], rng)
-        plans.append(sequences("held-out", space.asarray(tokens)))
+        plans[long].append(sequences("held-out", space.asarray(tokens)))
     return plans
 
 
@@ -200,6 +216,20 @@ def _norm(params: Any, signature: Signature, logit_size: float | None) -> float:
         return float(min(1.0, signature.norm_limit))
     norm = params.token_norm(logit_size)
     return float(min(norm if np.isfinite(norm) else 1.0, signature.norm_limit, signature.space.huge**0.25))
+
+
+def _longest_predictable(estimate: Estimate, signature: Signature) -> float:
+    """The norm at which the radii of scores still leave logits known: attention that they miss shows there at last."""
+    radii = [head.score for head in getattr(estimate.radius, "heads", [estimate.radius]) if hasattr(head, "score")]
+    if signature.noise.kind != "exact" or not radii:
+        return 0.0
+    widest = max(float(np.linalg.norm(to_numpy(radius).astype(np.float64))) for radius in radii)
+    if not widest < np.inf:
+        return 0.0
+    if widest == 0:
+        return float(min(signature.norm_limit, signature.space.huge**0.125))
+    # Random tokens of norm n make of a matrix a number of about n² times its norm over the width.
+    return float(min((KNOWN_LOGIT * signature.width / widest) ** 0.5, signature.norm_limit, signature.space.huge**0.25))
 
 
 def _predict(estimate: Estimate, signature: Signature, plans: list[Plan], normal: bool) -> tuple[Array, Array]:

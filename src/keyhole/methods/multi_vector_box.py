@@ -32,6 +32,10 @@ PLATEAU, PART = 1.15, 0.6
 MOST_RUNGS = 40
 
 
+# Sequences of so many tokens decide everything; of fewer they do not.
+FEWEST_TOKENS = 3
+
+
 class HeadsHidden(Unrecoverable):
     """Raised where vectors of answers do not tell the heads apart: single outputs and long tokens still may."""
 
@@ -127,6 +131,11 @@ class VectorBox:
 
     def find_scale(self) -> Steps[None]:
         """The norm of tokens at which attention chooses, without being decided."""
+        if self.longest < FEWEST_TOKENS:
+            raise Unrecoverable(
+                Outcome.NOT_IDENTIFIABLE,
+                "sequences of two tokens do not tell heads apart: allow sequences of three (max_length)",
+            )
         limit = float(min(self.signature.norm_limit / 2, self.signature.space.huge**0.25))
         pairs = self.directions(2 * PAIRS)
         seen: dict[float, float] = {}
@@ -137,8 +146,9 @@ class VectorBox:
                 tokens = self.gridded(norm * pairs)
                 every = np.arange(PAIRS, dtype=np.int64)
                 rows = (tokens[:PAIRS], every, np.ones(PAIRS))
-                found = yield from self.ask("scale", tokens[PAIRS:], every, [rows])
-                seen[norm] = float(np.linalg.norm(found - 0.5 * tokens[:PAIRS] @ self.linear)) / norm
+                # Beside two copies of the last token: beside one, heads of opposite logits would cancel.
+                found = yield from self.ask("scale", tokens[PAIRS:], every, [rows], 2)
+                seen[norm] = float(np.linalg.norm(found - tokens[:PAIRS] @ self.linear / 3)) / norm
             return seen[norm]
 
         norm = limit if self.signature.max_norm is not None else min(1.0, limit)

@@ -74,7 +74,8 @@ def read_scores(box: VectorBox, start: Start, values: Values) -> Steps[Scores]:
             telling = telling and bool(np.all(steepness(rows[:, :, chosen], more, ranks) <= STEEPEST))
             if telling and np.all(outside(rows[:, :, chosen], more, ranks) <= allowed):
                 chosen = chosen if coarse else chosen[:rank]
-                return (yield from reader.crossed(rows, bars, ranks, chosen, block, more, wide))
+                dropped = allowed + CLEAR * _spectral(bars)  # what rank and span may have left out
+                return (yield from reader.crossed(rows, bars, ranks, chosen, block, more, wide, dropped))
             others = np.setdiff1d(every, chosen)
             rest, wide_rest = yield from reader.read(block, others)
             order = np.argsort(np.concatenate([chosen, others]))
@@ -236,6 +237,7 @@ class _ScoreReader:
         block: int,
         more: Floats,
         more_bars: Floats,
+        dropped: Floats,
     ) -> Steps[Scores]:
         """All other tokens at the last ones that are kept."""
         columns, wide = [rows[:, :, kept], more[:, :, : kept.size]], [bars[:, :, kept], more_bars[:, :, : kept.size]]
@@ -247,7 +249,7 @@ class _ScoreReader:
         # C·U⁻¹·R with errors in each of the three.
         core = _rms(bars[:, :, kept])
         errors = _rms(bars) * of_rows + _rms(np.concatenate(wide, axis=1)) * of_columns + core * of_rows * of_columns
-        return self.solved(whole, ranks, errors)
+        return self.solved(whole, ranks, errors + dropped * (1 + of_rows))
 
     def solved(self, forms: Floats, ranks: Integers, bars: Floats) -> Scores:  # (heads, width, width + 1)
         """Scores and biases from forms: the last of the last tokens is zero."""

@@ -60,11 +60,6 @@ class Start:
 
 def read_start(box: VectorBox) -> Steps[Start]:
     """One token beside random last ones, in several multiplicities: the rank of its answers is the number of heads."""
-    if box.longest < min(COPIES):
-        raise Unrecoverable(
-            Outcome.NOT_IDENTIFIABLE,
-            "sequences of two tokens do not tell heads apart: allow sequences of three (max_length)",
-        )
     copies = next(ratios for length, ratios in COPIES.items() if box.longest >= length)
     token = box.gridded(box.scale * box.directions(1)[0])
     answers = np.zeros((0, len(copies), box.outputs))

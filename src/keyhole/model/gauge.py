@@ -20,7 +20,7 @@ from keyhole.model.gauge_nets import canonical_net, distance_of_nets, equivalent
 from keyhole.model.head import SingleHead
 from keyhole.model.layer import AttentionLayer
 from keyhole.model.multi_head import MultiHead
-from keyhole.model.numbers import rounding_of
+from keyhole.model.numbers import refuse_odd_numbers, rounding_of
 from keyhole.model.one_layer import OneLayer
 from keyhole.model.relu_net import ReluNet
 
@@ -62,7 +62,8 @@ def equivalent(first: Any, second: Any, tolerance: float | None = None, max_leng
     `tolerance` is the relative difference of matrices and vectors that does not count; left out, the rounding of their
     dtype.
     """
-    if max_length is not None and (isinstance(max_length, bool) or max_length != int(max_length) or max_length < 1):
+    whole = isinstance(max_length, int | np.integer) and not isinstance(max_length, bool)
+    if max_length is not None and (not whole or max_length < 1):
         raise UsageError(f"max_length must be a whole number of at least 1, not {max_length!r}")
     return _common(first, second).equivalent(first, second, _tolerance(tolerance, first, second), max_length)
 
@@ -102,6 +103,7 @@ def _comparison(params: Any) -> Comparison:
     if found is None:
         known = ", ".join(kind.__name__ for kind in COMPARISONS)
         raise UsageError(f"cannot compare a {type(params).__name__}; known: {known}")
+    refuse_odd_numbers(params)
     return found
 
 
@@ -109,12 +111,13 @@ def _common(first: Any, second: Any) -> Comparison:
     one, two = _comparison_of(first), _comparison_of(second)
     if one is None or one is not two:
         raise UsageError(f"cannot compare a {type(first).__name__} with a {type(second).__name__}")
+    refuse_odd_numbers(first, second)
     return one
 
 
 def _tolerance(given: float | None, *params: Any) -> float:
     if given is None:
         return rounding_of(*params)
-    if not (np.isfinite(given) and 0 <= given < 1):
+    if isinstance(given, bool) or not isinstance(given, int | float | np.number) or not 0 <= given < 1:
         raise UsageError(f"tolerance must be a number from 0 to less than 1, not {given!r}")
     return float(given)

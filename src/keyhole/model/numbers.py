@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from keyhole.arrays import Floats, to_numpy
+from keyhole.errors import UsageError
 
 # Parameters that agree this many relative spacings of their dtype are the same: the rounding of a few products of
 # well-conditioned matrices. Larger, and parameters that differ are called the same; smaller, and a change of factors
@@ -35,3 +36,14 @@ def rounding_of(*params: Any) -> float:
     kinds = {to_numpy(array).dtype for each in params for array in each.arrays().values()}
     spacings = [float(np.finfo(kind).eps) for kind in kinds if kind.kind == "f"]
     return SAME_SPACINGS * max(spacings, default=float(np.finfo(np.float64).eps))
+
+
+def refuse_odd_numbers(*params: Any) -> None:
+    """UsageError for parameters that define no map: nan, inf or complex numbers."""
+    for each in params:
+        for name, array in getattr(each, "arrays", dict)().items():
+            numbers = to_numpy(array)
+            if np.iscomplexobj(numbers):
+                raise UsageError(f"{type(each).__name__}.{name} holds complex numbers: parameters are real")
+            if not np.all(np.isfinite(numbers.astype(np.float64))):
+                raise UsageError(f"{type(each).__name__}.{name} holds nan or inf: such parameters define no map")

@@ -13,6 +13,7 @@ from keyhole.model.gauge_attention import as_heads, as_layer
 from keyhole.model.head import SingleHead
 from keyhole.model.layer import AttentionLayer
 from keyhole.model.multi_head import MultiHead
+from keyhole.model.numbers import refuse_odd_numbers
 from keyhole.model.one_layer import OneLayer
 from keyhole.model.relu_net import ReluNet
 from keyhole.model.witness_heads import HEAD_KINDS
@@ -80,6 +81,7 @@ def _makers(params: Any) -> Makers:
     found = next((KINDS[kind] for kind in type(params).__mro__ if kind in KINDS), None)
     if found is None:
         raise UsageError(f"there are no witnesses for a {type(params).__name__}")
+    refuse_odd_numbers(params)
     return found
 
 

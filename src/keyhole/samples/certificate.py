@@ -27,6 +27,8 @@ CURVED, POOLED = 1.5, 3.0
 # A result is certified only if bars of predictions are within this part of what attention does, and standard errors of
 # scores within this part of their size.
 RESOLVED = 0.3
+# Attention is saturated where scores this much larger change no output.
+SHARPER = 1.5
 # Repeated inputs must have at least so many degrees of freedom to tell the noise.
 ENOUGH_REPEATS = 30
 
@@ -90,6 +92,12 @@ def judge(
     elif not spreads.determined:
         outcome = Outcome.NOT_IDENTIFIABLE
         said += ", but the examples leave some direction of the parameters free: heads too many, or inputs too alike"
+    elif (free := _saturated(layer, radius, heldout, bars)) is not None:
+        outcome = Outcome.NOT_IDENTIFIABLE
+        said += (
+            f", but on these inputs head {free} attends so sharply that scores {SHARPER:g} times as large would give "
+            "the same outputs: how large they are cannot be known from such inputs"
+        )
     elif not trusted:
         outcome = Outcome.UNCERTIFIED
         said += (
@@ -102,6 +110,20 @@ def judge(
     else:
         outcome = Outcome.CERTIFIED
     return Judgement(outcome, said, certificate, details)
+
+
+def _saturated(layer: AttentionLayer, radius: AttentionLayer, heldout: Examples, bars: Floats) -> int | None:
+    """A head whose scores could be larger, beyond their radii, without a held-out output that shows it."""
+    answers = layer(heldout.inputs).reshape(bars.shape)
+    for head in range(layer.heads):
+        if np.all((SHARPER - 1) * np.abs(layer.scores[head]) <= radius.scores[head]):
+            continue
+        scores = np.array(layer.scores)
+        scores[head] *= SHARPER
+        moved = AttentionLayer(scores, layer.projections)(heldout.inputs).reshape(bars.shape)
+        if np.all(np.abs(moved - answers) <= bars):
+            return head
+    return None
 
 
 def _radii(

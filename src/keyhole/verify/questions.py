@@ -69,7 +69,9 @@ def _random(params: Any, signature: Signature, rng: np.random.Generator, number:
         balanced = _balanced(own, signature, rng, length, sizes[turn // 2 % len(sizes)])
         if balanced is not None:
             return balanced
-    norm = min(norm if np.isfinite(norm) and norm > 0 else 1.0, signature.norm_limit, signature.space.huge**0.25)
+    if not (np.isfinite(norm) and norm > 0):  # a head without attention: long tokens show any that a box has
+        norm = float(np.exp(rng.uniform(0.0, np.log(signature.space.huge**0.125))))
+    norm = min(norm, signature.norm_limit, signature.space.huge**0.25)
     tokens = rng.standard_normal((length, signature.width))
     if signature.noise.kind != "exact" and hasattr(head, "loudest") and turn % LOUD_EVERY == 0:
         tokens += signature.width**0.5 * rng.choice([-1.0, 1.0], (length, 1)) * to_numpy(head.loudest())

@@ -15,6 +15,7 @@ from keyhole.journal import Journal
 from keyhole.measure import Measurements, Plan, Signature, sequences
 from keyhole.methods import Steps
 from keyhole.model import MultiHead, OneLayer, ReluNet, SingleHead
+from keyhole.model.numbers import refuse_odd_numbers
 from keyhole.oracles import Oracle
 from keyhole.progress import Observer
 from keyhole.session import Session, box_of, stream
@@ -79,7 +80,9 @@ def _check(oracle: Oracle, params: Any, queries: int, seed: int, tolerance: floa
     for name, number, least in (("queries", queries, 1), ("seed", seed, 0)):
         if isinstance(number, bool) or not isinstance(number, int | np.integer) or number < least:
             raise UsageError(f"{name} must be a whole number of at least {least}, not {number!r}")
-    if tolerance is not None and not (np.isfinite(tolerance) and 0 <= tolerance < 1):
+    refuse_odd_numbers(params)
+    number = isinstance(tolerance, int | float | np.number) and not isinstance(tolerance, bool)
+    if tolerance is not None and not (number and 0 <= tolerance < 1):
         raise UsageError(f"tolerance must be a number from 0 to less than 1, not {tolerance!r}")
     if params.width != oracle.signature.width:
         raise UsageError(f"the box takes tokens of width {oracle.signature.width}, the parameters of {params.width}")
