@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from keyhole.arrays import Array, Floats
+from keyhole.arrays import Array, Floats, floats
 from keyhole.measure import Signature
-from keyhole.methods.base import Estimate, Steps
+from keyhole.methods.base import Estimate, Steps, Unrecoverable
 from keyhole.methods.multi_vector_box import VectorBox
 from keyhole.methods.multi_vector_scores import Scores, read_scores
 from keyhole.methods.multi_vector_start import Start, read_start
@@ -16,12 +16,17 @@ from keyhole.methods.multi_vector_values import Values, read_values
 from keyhole.methods.value import Value
 from keyhole.model import MultiHead, SingleHead
 from keyhole.numerics.logit import ROUNDING_DEVIATIONS
+from keyhole.recovery import Outcome
 
 ASSUMPTIONS = (
     "the box adds up softmax heads over its raw tokens, read at the last position",
     "heads whose logits differ by less than their answers show are one head",
     "answers are right up to the rounding of their dtype and the declared noise",
 )
+
+
+# Heads nearer than so many radii of their scores may have traded what a low rank has left out.
+TRADED = 1e3
 
 
 def read_vector_heads(signature: Signature, rng: np.random.Generator, value: Value) -> Steps[Estimate]:
@@ -53,27 +58,49 @@ def _estimate(box: VectorBox, value: Value, start: Start, values: Values, scores
     mended = np.abs(scores.values - values.matrices)
     params, radii = [], []
     for head in range(heads):
-        if np.all(np.abs(scores.matrices[head]) <= bars[0, head]):  # no score shows: as much as it may be is its radius
+        if not scores.shows[head]:  # as much as it may be is its radius
             bars[0, head] += np.max(np.abs(scores.matrices[head]))
             scores.matrices[head] = 0.0
         bias = space.asarray(scores.biases[head]) if biased[head] else None
         params.append(SingleHead(space.asarray(scores.matrices[head]), space.asarray(scores.values[head]), bias))
-        wide = bars[1, head] + (0.0 if biased[head] else np.abs(scores.biases[head]))
+        wide = (
+            bars[1, head]
+            + ROUNDING_DEVIATIONS * scores.dropped[head] * box.scale
+            + (0.0 if biased[head] else np.abs(scores.biases[head]))
+        )
         radii.append(
             SingleHead(
-                _radius(space, scores.matrices[head], bars[0, head]),
+                _radius(space, scores.matrices[head], bars[0, head] + ROUNDING_DEVIATIONS * scores.dropped[head]),
                 # What mending changed may be an error of its own.
                 _radius(space, scores.values[head], ROUNDING_DEVIATIONS * values.spread[head] + mended[head]),
                 _radius(space, scores.biases[head], wide),
             )
         )
+    found = MultiHead(params, value.bias if value.biased else None)
+    _refuse_near(found, scores, radii)
     return Estimate(
-        params=MultiHead(params, value.bias if value.biased else None),
+        params=found,
         radius=MultiHead(radii, value.bias_radius),
         counting_bound=_bound(box, values, scores, biased, value.biased),
         assumptions=ASSUMPTIONS,
         details=_details(start, values, scores, biased, value),
     )
+
+
+def _refuse_near(found: MultiHead, scores: Scores, radii: list[SingleHead]) -> None:
+    """End where two heads differ by little more than what a low rank may have left out: they may have traded it."""
+    for one in range(len(radii)):
+        for two in range(one):
+            apart = float(np.sqrt(np.mean((scores.matrices[one] - scores.matrices[two]) ** 2)))
+            unknown = max(float(np.max(floats(radii[head].score))) for head in (one, two))
+            if max(scores.dropped[one], scores.dropped[two]) > 0 and apart <= TRADED * unknown:
+                error = Unrecoverable(
+                    Outcome.TOO_NOISY,
+                    f"two heads of low rank differ by {apart:.2g} where their scores are known to {unknown:.2g}: too "
+                    "near to each other for the precision of the answers",
+                )
+                error.partial = found
+                raise error
 
 
 def _radius(space: Any, entries: Floats, bar: Floats | float) -> Array:

@@ -129,6 +129,17 @@ class VectorBox:
         self.noise = max(error, declared, rounded)
         self.patience = max(1.0, 1 + (math.log10(self.noise / size) - PRECISE) / LESS if size > 0 else 1.0)
 
+    def _refuse_cancelling(self, ways: Floats, norms: list[float]) -> Steps[None]:
+        """End where heads of opposite logits and equal values cancel beside one last token, but not beside two."""
+        every = np.arange(PAIRS, dtype=np.int64)
+        for norm in norms:
+            self.scale = norm
+            tokens = self.gridded(norm * ways)
+            rows = (tokens[:PAIRS], every, np.ones(PAIRS))
+            found = yield from self.ask("scale", tokens[PAIRS:], every, [rows], 2)
+            if np.linalg.norm(found - tokens[:PAIRS] @ self.linear / 3) > norm * self.nothing(norm):
+                raise HeadsHidden(Outcome.WRONG_FAMILY, "heads cancel wherever two tokens are asked, but not three")
+
     def find_scale(self) -> Steps[None]:
         """The norm of tokens at which attention chooses, without being decided."""
         if self.longest < FEWEST_TOKENS:
@@ -146,9 +157,8 @@ class VectorBox:
                 tokens = self.gridded(norm * pairs)
                 every = np.arange(PAIRS, dtype=np.int64)
                 rows = (tokens[:PAIRS], every, np.ones(PAIRS))
-                # Beside two copies of the last token: beside one, heads of opposite logits would cancel.
-                found = yield from self.ask("scale", tokens[PAIRS:], every, [rows], 2)
-                seen[norm] = float(np.linalg.norm(found - tokens[:PAIRS] @ self.linear / 3)) / norm
+                found = yield from self.ask("scale", tokens[PAIRS:], every, [rows])
+                seen[norm] = float(np.linalg.norm(found - 0.5 * tokens[:PAIRS] @ self.linear)) / norm
             return seen[norm]
 
         norm = limit if self.signature.max_norm is not None else min(1.0, limit)
@@ -161,7 +171,8 @@ class VectorBox:
                 break
             norm, top = min(norm * LADDER, limit), max(top, higher)
         floor = self.nothing(norm)
-        if top <= floor:  # no attention at all
+        if top <= floor:  # no attention at all, or one that cancels beside a single last token
+            yield from self._refuse_cancelling(self.directions(2 * PAIRS), list(seen))
             self.scale = min(1.0, limit)
             return
         for _ in range(MOST_RUNGS):  # down, until it does less

@@ -27,6 +27,8 @@ KNOWN, SPARE_COLUMNS = 1e-6, 8
 TELLING = 0.1
 # Rows tell further ones where that enlarges their errors by no more than this; else these are read.
 STEEPEST = 32.0
+# A score that is nowhere more than so many deviations of what was read does not show.
+UNSEEN = 8.0
 # Errors among the values of tokens, over those seen outside of them: values are as wrong there, and logits round.
 INSIDE = 4.0
 # Numbers to spare for each correction of a value.
@@ -41,7 +43,9 @@ class Scores:
     values: Floats  # (heads, width, outputs) mended
     biases: Floats  # (heads, width)
     bars: Floats  # (heads,) deviation of one entry of a score over a unit token and a unit last token
+    dropped: Floats  # (heads,) what a low rank may have left out of such an entry
     bias_bars: Floats  # (heads,)
+    shows: list[bool]  # whether any entry of a score is more than what was read may err by
     ranks: Integers  # (heads,) of score and bias together
     per_query: int  # tokens
     condition: float  # errors of answers over errors of logits
@@ -82,7 +86,7 @@ def read_scores(box: VectorBox, start: Start, values: Values) -> Steps[Scores]:
             more = np.concatenate([more, rest], axis=2)[:, :, order]
             wide = np.concatenate([wide, wide_rest], axis=2)[:, :, order]
         rows, bars = np.concatenate([rows, more], axis=1), np.concatenate([bars, wide], axis=1)
-    return reader.solved(rows, _ranks(rows, bars), _rms(bars))
+    return reader.solved(rows, _ranks(rows, bars), _rms(bars), _rms(bars))
 
 
 def _ranks(rows: Floats, bars: Floats) -> Integers:  # (heads, m, n)
@@ -249,9 +253,16 @@ class _ScoreReader:
         # C·U⁻¹·R with errors in each of the three.
         core = _rms(bars[:, :, kept])
         errors = _rms(bars) * of_rows + _rms(np.concatenate(wide, axis=1)) * of_columns + core * of_rows * of_columns
-        return self.solved(whole, ranks, errors + dropped * (1 + of_rows))
+        return self.solved(whole, ranks, errors, _rms(bars), dropped * (1 + of_rows))
 
-    def solved(self, forms: Floats, ranks: Integers, bars: Floats) -> Scores:  # (heads, width, width + 1)
+    def solved(
+        self,
+        forms: Floats,  # (heads, width, width + 1)
+        ranks: Integers,
+        bars: Floats,
+        read_bars: Floats,  # (heads,) of what was read
+        dropped: Floats | float = 0.0,
+    ) -> Scores:
         """Scores and biases from forms: the last of the last tokens is zero."""
         biases = np.asarray(np.linalg.solve(self.tokens, forms[:, :, -1].T).T)
         linear = forms[:, :, :-1] - forms[:, :, -1:]
@@ -263,7 +274,12 @@ class _ScoreReader:
             self.mended_values(),
             biases,
             scale * bars / self.size,
+            scale * dropped / self.size + 0.0 * bars,
             bars / self.size,
+            [
+                bool(np.any(np.abs(m) > UNSEEN * b))
+                for m, b in zip(matrices, scale * read_bars / self.size, strict=True)
+            ],
             ranks,
             self.per_query,
             self.condition,
