@@ -42,13 +42,16 @@ def checked(
 ) -> Steps[tuple[Estimate, str]]:
     """The estimate, with wider radii where they were too narrow, and what is wrong with it, if anything is.
 
-    Six tokens, and 2k beside the folds of k neurons; LEAN: up to 20 more, at least 24; FULL: 8k, and 48 fresh ones.
+    Six tokens, and 2k beside the folds of k neurons; LEAN: up to 20 more, at least 24; FULL: 8k, or 4k with several
+    outputs, and 48 fresh ones.
     """
     estimate, reason = yield from within_bars(box, estimate, fresh_tokens(box, scale, CHECKS, rng))
     if reason:
         return estimate, reason
     unit = scale * box.width**0.5
-    rings = np.concatenate([_ring(box, estimate, far * unit, depth.arcs, rng) for far in depth.rings])
+    # A fold that ends would have to end in every output at once: of several one circle is enough.
+    radii = depth.rings if estimate.params.outputs is None else depth.rings[:1]
+    rings = np.concatenate([_ring(box, estimate, far * unit, depth.arcs, rng) for far in radii])
     fresh = max(depth.fresh, depth.at_least - rings.shape[0])
     tokens = np.concatenate([rings, _of_any_length(box, unit, fresh, rng)])
     if tokens.shape[0] == 0:
