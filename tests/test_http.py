@@ -935,7 +935,8 @@ def test_a_server_that_is_restarted_mid_run(tmp_path: Path) -> None:
     assert kh.distance(result.params, head()) < 1e-12
     assert oracle.retried
     repeated = seen - asked_in_process() - Counter({digest(np.zeros((1, WIDTH))): 2})  # the first question of a server
-    assert sum(repeated.values()) <= 2  # at most what was under way: answers under way are finished first
+    # Only what was under way when the server went, each time counted as asked again.
+    assert sum(repeated.values()) <= sum(oracle.retried.values())
 
 
 def test_a_run_is_resumed_when_the_server_comes_back(tmp_path: Path) -> None:
