@@ -26,7 +26,7 @@ ASSUMPTIONS = (
 
 
 # Heads nearer than so many radii of their scores may have traded what a low rank has left out.
-TRADED = 1e3
+TRADED = 1e2
 
 
 def read_vector_heads(signature: Signature, rng: np.random.Generator, value: Value) -> Steps[Estimate]:
