@@ -34,6 +34,8 @@ STYLE: dict[Any, Any] = {
 }
 SQUARE: Any = [["true", "found"], ["spectrum", "heldout"]]
 WIDE: Any = [["found", "spectrum", "heldout"]]
+# Answers whose largest is so many times the usual one are drawn on a logarithmic scale.
+FAR_APART = 100.0
 RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 INSTALL = "pip install 'keyhole[report]'"
 
@@ -154,6 +156,12 @@ def _heldout(axis: Any, result: Recovery) -> None:
         ends += np.array([-0.06, 0.06]) * (float(np.ptp(ends)) or 1.0)
         axis.plot(ends, ends, color=FAINT, linewidth=1.2, label="prediction = answer", zorder=1)
         axis.plot(answers, predictions, "o", color=FOUND, alpha=0.75, markersize=6, label="fresh sequence", zorder=2)
+        usual = float(np.median(np.abs(answers)))
+        if 0 < FAR_APART * usual < np.max(np.abs(answers)):  # tokens of very different lengths: all should show
+            axis.set_xscale("symlog", linthresh=usual)
+            axis.set_yscale("symlog", linthresh=usual)
+            for ruler in (axis.xaxis, axis.yaxis):
+                ruler.get_major_locator().set_params(numticks=7)
         axis.set_xlim(*ends)
         axis.set_ylim(*ends)
         axis.legend(loc="upper left")
