@@ -297,6 +297,37 @@ def test_float32_is_honest():
     assert covered(result, truth)
 
 
+def low_rank_in_float32(rng, heads, width):
+    """Heads as those of a layer of PyTorch, and their numbers after rounding."""
+    rounded = layer(heads, width, width, rng, rank=width // heads, value_rank=width // heads)
+    rounded = rounded.like(np.zeros(1, np.float32))
+    return rounded, rounded.like(np.zeros(1))
+
+
+def recovered_in_float32(rounded, positions, seed=0):
+    box = rounded if positions == "last" else rounded.at_all_positions
+    oracle = kh.FunctionOracle(box, width=rounded.width, like=np.zeros(1, np.float32), positions=positions)
+    return kh.recover(oracle, "multi-head", seed=seed, throw=False)
+
+
+@pytest.mark.parametrize("positions", ["last", "all"])
+def test_heads_of_low_rank_are_certified_in_float32(positions):
+    rounded, truth = low_rank_in_float32(np.random.default_rng(17), 4, 32)
+    result = recovered_in_float32(rounded, positions)
+    assert result.certified, result.message
+    assert kh.distance(result.params, truth) < 1e-3
+    assert covered(result, truth)
+
+
+@pytest.mark.parametrize("positions", ["last", "all"])
+def test_fresh_layers_in_float32_are_right_or_admitted(positions):
+    rng = np.random.default_rng([SEED, 4])
+    for number in range(6):
+        heads = int(rng.integers(1, 5))
+        rounded, truth = low_rank_in_float32(rng, heads, heads * int(rng.integers(3, 7)))
+        honest(recovered_in_float32(rounded, positions, number), truth)
+
+
 def test_pencil_tells_heads_of_weights():
     rng = np.random.default_rng(16)
     odds, copies = np.exp(rng.standard_normal((12, 3))), np.array([0.125, 0.5, 2.0, 8.0])

@@ -20,7 +20,6 @@ from keyhole.methods.multi_vector_forms import (
     INSIDE,
     KNOWN,
     SHARPEST,
-    SPARE_COLUMNS,
     Scores,
     affordable,
     crossed_scores,
@@ -38,10 +37,14 @@ from keyhole.numerics.head_cross import choose_columns, outside
 
 # Tokens of this part of their size are tried as long as that tells more, so often at most.
 SMALLER, MOST_SIZES = 0.7, 12
+# Forms known worse than this leave error bars too wide to certify: beside long last tokens they are known better.
+BLURRED = 3.5e-4
+# Of heads whose scores do less than this part of what the sharpest do, as of those without any, no more is asked.
+FLATTEST = 1e-2
 # Where some weight cannot be read after all everything is read again with shorter tokens, so often.
 ATTEMPTS = 3
-# Tokens beside the zero one, at least.
-FEWEST_TOKENS = 2
+# Tokens beside the zero one, at least: of fewer the last position tells as much.
+FEWEST_TOKENS = 4
 # Logits of the first size that is tried.
 AIM = 2.0
 # Outputs that weights take up at most: the others tell errors, and weights are known the better.
@@ -50,20 +53,13 @@ FILLED = 0.75
 SPARE_ROWS = 2
 
 
-def _most(box: VectorBox, start: Start, values: Values) -> int:
-    """Tokens per query at most."""
-    each = box.outputs / start.heads
-    wanted = min(max(2 * round(FILLED * each / 2), FEWEST_TOKENS), int(each))  # in two groups
-    return min(wanted, int(np.min(values.ranks)), int(min(box.longest - 1, box.width)))
-
-
 def read_blocks(box: VectorBox, start: Start, values: Values) -> Steps[Scores | None]:
     """All scores; None where only the last position tells them: others see less, or some weights stay at 0 or 1."""
-    if not box.everywhere or _most(box, start, values) < FEWEST_TOKENS:
+    if not box.everywhere:
         return None
     reader = _BlockReader(box, start, values)
     for _ in range(ATTEMPTS):
-        if not (yield from reader.find_size()):
+        if reader.per_query < FEWEST_TOKENS or not (yield from reader.find_size()):
             return None
         found = yield from reader.read()
         if found is not None:
@@ -79,6 +75,12 @@ class _Read:
     forms: Floats  # (queries, heads, n, n + 1)
     bars: Floats
 
+    def unknown(self) -> float:
+        """Error bars over what scores make of forms, in the head that is known worst."""
+        scored = np.sqrt(np.mean((self.forms[..., :-1] - self.forms[..., -1:]) ** 2, axis=(0, 2, 3)))
+        scored = np.maximum(scored, FLATTEST * np.max(scored) + 1e-300)
+        return float(np.max(np.sqrt(np.mean(self.bars**2, axis=(0, 2, 3))) / scored))
+
 
 class _BlockReader:
     """Forms of one set of tokens, all of the same size."""
@@ -89,8 +91,9 @@ class _BlockReader:
         sizes = np.sqrt(np.mean(np.minimum(start.logits**2, LARGEST**2), axis=0))
         self.size = box.scale * min(1.0, (AIM / max(float(np.max(sizes)), 1e-300)) ** 0.5)
         self.tokens = box.gridded(self.size * self.unit)
-        self.per_query = max(affordable(box, values, self.tokens, _most(box, start, values)) // 2 * 2, FEWEST_TOKENS)
-        half = self.per_query // 2
+        roomy = FILLED * box.outputs >= FEWEST_TOKENS * self.heads
+        half = max(affordable(box, values, self.tokens, FILLED if roomy else 1.0) // 2, 1)
+        self.per_query = 2 * half
         if box.width <= self.per_query:
             half = box.width
         places = np.arange(box.width, dtype=np.int64)
@@ -107,15 +110,13 @@ class _BlockReader:
         return self.per_query, self.condition
 
     def find_size(self) -> Steps[bool]:
-        """Make tokens of the size at which forms are known best, relative to those of long tokens, if there is one."""
+        """Make tokens of the size at which forms are known best, if they are known well at any."""
         members = np.concatenate(self.groups[:2])[None, :]
         best, kept = np.inf, self.size
         for _ in range(MOST_SIZES):
             self.tokens = self.box.gridded(self.size * self.unit)
             read = yield from self._ask(members)
-            unknown = np.inf
-            if read is not None:
-                unknown = float(np.max(np.sqrt(np.mean(read.bars**2, axis=(0, 2, 3))))) / self.size**2
+            unknown = np.inf if read is None else read.unknown()
             if unknown >= best and best < np.inf:
                 break
             if unknown < best:
@@ -123,7 +124,7 @@ class _BlockReader:
             self.size *= SMALLER
         self.size = kept
         self.tokens = self.box.gridded(kept * self.unit)
-        return best < np.inf
+        return best <= BLURRED
 
     def read(self) -> Steps[Scores | None]:
         """Groups beside all others, until their rows span the rest; None where a weight cannot be read."""
@@ -145,7 +146,7 @@ class _BlockReader:
             by_size.setdefault(partner.size, []).append(np.concatenate([self.groups[group], partner]))
         for members in by_size.values():
             read = yield from self._ask(np.stack(members))
-            if read is None:
+            if read is None or read.unknown() > 2 * BLURRED:
                 return False
             for some, forms, bars in zip(members, read.forms, read.bars, strict=True):
                 self._enter(some, forms, bars)
@@ -180,7 +181,7 @@ class _BlockReader:
                 return None
             reach = np.linalg.norm(inverse, axis=0).reshape(self.heads, count)
             errors = np.hypot(noise * reach[None], self._traded(some, weights, inverse))
-            bar = errors / weights + np.linalg.norm(errors, axis=2, keepdims=True) / rest
+            bar = np.hypot(errors / weights, np.linalg.norm(errors, axis=2, keepdims=True) / rest)
             if not np.all(bar < SHARPEST):
                 return None
             forms[number] = np.log(weights / rest).transpose(1, 2, 0)
@@ -218,15 +219,14 @@ class _BlockReader:
         rank = int(np.max(ranks))
         coarse = bool(np.median(bars) > KNOWN * np.median(np.abs(rows)))
         ends = np.append(read, width)  # columns that are read whole
-        spare = SPARE_COLUMNS if coarse else SPARE_ROWS
-        if rank + spare > read.size:
+        if coarse or rank + SPARE_ROWS > read.size:
             return None
         columns, wide = self.forms[:, :, ends], self.bars[:, :, ends]
         fresh = np.setdiff1d(np.arange(width), read)
         allowed = within_errors(rows[:, :, ends], columns[:, fresh], wide[:, fresh], ranks)
         if not np.all(outside(rows[:, :, ends], columns[:, fresh], ranks) <= allowed):
             return None
-        kept = ends[choose_columns(rows[:, :, ends], ranks, rank + (SPARE_COLUMNS if coarse else 0))]
+        kept = ends[choose_columns(rows[:, :, ends], ranks, rank)]
         dropped = allowed + CLEAR * spectral(bars)
         whole, errors, dropped = crossed_scores(
             rows, bars, kept, self.forms[:, :, kept], self.bars[:, :, kept], ranks, dropped

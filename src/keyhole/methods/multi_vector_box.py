@@ -13,6 +13,7 @@ from keyhole.measure import Measurements, Plan, Position, Rows, Signature, Term
 from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.scale import floor_power
 from keyhole.methods.value import Value
+from keyhole.numerics.token_fit import TokenFit
 from keyhole.recovery import Outcome
 
 Integers = npt.NDArray[np.int64]
@@ -23,6 +24,8 @@ AFFINE = 2.0**8
 PRECISION_QUERIES = 3
 # Relative errors of 10 to this are as small as they come; each that many decades more asks for once more as much.
 PRECISE, LESS = -15.0, 2.0
+# Answers are coarse from this patience on: a relative error of 1e-13.
+COARSE = 2.0
 # Bits of a token's entries that are left for sums of two tokens.
 SPARE_BITS = 4
 # The scale is looked for with this many pairs of tokens, in steps of this factor ...
@@ -34,6 +37,8 @@ MOST_RUNGS = 40
 
 # Sequences of so many tokens decide everything; of fewer they do not.
 FEWEST_TOKENS = 3
+# Residuals of so many degrees of freedom tell errors, and errors are taken for so many times as much.
+TOLD_BY, SHOWN = 64, 2.0
 
 
 class HeadsHidden(Unrecoverable):
@@ -68,6 +73,11 @@ class VectorBox:
     def outputs(self) -> int:
         """Numbers per answer."""
         return int(self.bias.shape[0])
+
+    @property
+    def coarse(self) -> bool:
+        """Whether answers have few digits, as those of float32: errors decide what can be read at once."""
+        return self.patience > COARSE
 
     @property
     def longest(self) -> float:
@@ -240,6 +250,12 @@ class VectorBox:
         """Deviation of an answer: its own rounding, and that of the logits behind its weights."""
         spread = self.signature.space.eps * self.width**0.5 * float(np.sqrt(np.mean(np.minimum(logits**2, 100.0))))
         return float(self.noise + spread * float(np.sqrt(np.mean(values**2))))
+
+    def scatter(self, fit: TokenFit, logits: Floats, values: Floats) -> float:
+        """Deviation of an answer that a fit shows, or that it may have where the fit has little to tell it by."""
+        if fit.freedom < TOLD_BY:
+            return fit.residual + self.errors(logits, values)
+        return SHOWN * max(fit.residual, self.noise)
 
     def nothing(self, norm: float) -> float:
         """What rounding makes of an effect that is not there."""

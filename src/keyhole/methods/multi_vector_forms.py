@@ -14,10 +14,11 @@ from keyhole.numerics.head_cross import crossed, ranks_of
 
 # Weights are read where their error is at most this part of them.
 SHARPEST = 0.1
-# So many tokens a query that logits are known to √eps over this, but not fewer than this part of the most possible.
-FINE, FEWEST = 16.0, 4
-# Columns beyond the rank: one shows that they suffice where logits are known this well, more where they are not.
-KNOWN, SPARE_COLUMNS = 1e-6, 8
+# So many tokens a query that logits are known to √eps over this, but not fewer than fill this part of the outputs, nor
+# more where answers are coarse.
+FINE, COARSELY_FILLED = 16.0, 0.5
+# Few rows and columns tell the others where logits are known this well: elsewhere too much may hide below the rank.
+KNOWN = 1e-6
 # A score that is nowhere more than so many deviations of what was read does not show.
 UNSEEN = 8.0
 # Errors among the values of tokens, over those seen outside of them: values are as wrong there, and logits round.
@@ -81,10 +82,18 @@ def worst_of(inverse: Floats) -> float:
     return float(np.max(np.linalg.norm(inverse, axis=0)))
 
 
-def affordable(box: VectorBox, values: Values, tokens: Floats, most: int) -> int:  # (width, width)
-    """Tokens per query: as many as outputs allow, but for those that cost too much accuracy."""
+def most_tokens(box: VectorBox, values: Values, filled: float) -> int:
+    """Tokens per query that this part of the outputs tells apart, and that a sequence has room for beside another."""
+    each = filled * box.outputs // values.matrices.shape[0]
+    return max(1, int(min(each, np.min(values.ranks), box.longest - 1, box.width)))
+
+
+def affordable(box: VectorBox, values: Values, tokens: Floats, filled: float) -> int:  # (width, width)
+    """Tokens per query: as many as that part of the outputs allows, but for those that cost too much accuracy."""
     size, heads = float(np.linalg.norm(tokens[0])), values.matrices.shape[0]
-    least, wanted = max(1, most // FEWEST), box.signature.space.eps**0.5 / FINE
+    least = most_tokens(box, values, COARSELY_FILLED)
+    most = least if box.coarse else most_tokens(box, values, filled)
+    wanted = box.signature.space.eps**0.5 / FINE
     for count in range(most, least, -1):
         noise = float(np.hypot(values.noise, values.error * size * (heads / count) ** 0.5))
         if noise * worst_of(inverse_of(tokens[:count] @ values.matrices)) * (count + 1) <= wanted:

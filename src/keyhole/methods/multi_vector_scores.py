@@ -11,7 +11,6 @@ from keyhole.methods.multi_vector_forms import (
     INSIDE,
     KNOWN,
     SHARPEST,
-    SPARE_COLUMNS,
     Scores,
     affordable,
     crossed_scores,
@@ -50,7 +49,7 @@ def read_scores(box: VectorBox, start: Start, values: Values) -> Steps[Scores]:
         ranks = ranks_above(rows, bars)
         rank = int(np.max(ranks))
         coarse = bool(np.median(bars) > KNOWN * np.median(np.abs(rows)))
-        enough = rank + (SPARE_COLUMNS if coarse else 1)
+        enough = whole if coarse else rank + 1
         chosen = choose_columns(rows, ranks, enough) if enough < whole - 1 else every
         more, wide = yield from reader.read(block, chosen)
         if enough < whole - 1:
@@ -59,7 +58,7 @@ def read_scores(box: VectorBox, start: Start, values: Values) -> Steps[Scores]:
             telling = rank < rows.shape[1] or bool(np.all(allowed <= TELLING * sizes))
             telling = telling and bool(np.all(steepness(rows[:, :, chosen], more, ranks) <= STEEPEST))
             if telling and np.all(outside(rows[:, :, chosen], more, ranks) <= allowed):
-                chosen = chosen if coarse else chosen[:rank]
+                chosen = chosen[:rank]
                 dropped = allowed + CLEAR * spectral(bars)  # what rank and span may have left out
                 return (yield from reader.crossed(rows, bars, ranks, chosen, block, more, wide, dropped))
             others = np.setdiff1d(every, chosen)
@@ -75,12 +74,11 @@ class _ScoreReader:
     def __init__(self, box: VectorBox, start: Start, values: Values) -> None:
         self.box, self.start, self.values = box, start, values
         self.width, self.heads = box.width, start.heads
-        most = min(box.outputs // self.heads, int(np.min(values.ranks)), int(min(box.longest - 1, box.width)))
         self.last = box.gridded(np.vstack([box.scale * box.directions(self.width), np.zeros((1, self.width))]))
         sizes = np.sqrt(np.mean(np.minimum(start.logits**2, LARGEST**2), axis=0))
         self.size = box.scale * min(1.0, AIM / max(float(np.max(sizes)), 1e-300))
         self.tokens = box.gridded(self.size * box.directions(self.width))
-        self.per_query = affordable(box, values, self.tokens, max(most, 1))
+        self.per_query = affordable(box, values, self.tokens, 1.0)
         starts = range(0, self.width, self.per_query)
         self.blocks = [np.arange(first, min(first + self.per_query, self.width)) for first in starts]
         self.own = [tokens_of @ values.matrices for tokens_of in (self.tokens[block] for block in self.blocks)]
@@ -161,7 +159,7 @@ class _ScoreReader:
             weights = (answers @ inverse / scale[left][:, None]).reshape(left.size, heads, members.size)
             rest = 1 - np.sum(weights, axis=2, keepdims=True)
             errors = np.hypot(noise * reach[None], self._traded(block, weights)) / scale[left][:, None, None]
-            bar = errors / np.abs(weights) + np.linalg.norm(errors, axis=2, keepdims=True) / np.abs(rest)
+            bar = np.hypot(errors / weights, np.linalg.norm(errors, axis=2, keepdims=True) / rest)
             usual = np.maximum(usual, np.median(bar, axis=(0, 2)))
             if np.any(usual > SHARPEST):
                 raise Unrecoverable(

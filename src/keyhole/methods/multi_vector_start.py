@@ -152,7 +152,7 @@ def _solved(
     fit: TokenFit = fit_token(asked, guess, ENOUGH * box.noise)
     if not fit.residual <= MISFIT * box.errors(fit.logits, fit.values):
         return None
-    size = fit.residual + box.errors(fit.logits, fit.values)
+    size = box.scatter(fit, fit.logits, fit.values)
     draws = fit.respond(size * box.rng.standard_normal((DRAWS, flat.shape[0] + 1, box.outputs)))
     _refuse_near(fit.values, draws[1])
     return Start(token, last, fit.logits, fit.values, singular, pencil, fit.residual, floor, *draws)

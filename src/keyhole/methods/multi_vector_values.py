@@ -42,6 +42,8 @@ SPARE_TOKENS = 1 / 8
 WEAK, MOST_WEAK = 0.05, 6
 # Errors that heads trade are taken for this many times those drawn: a fit of near-equal heads rounds as well.
 STRESS = 4.0
+# Values from spans that may be off by more than this part of them are not used: all tokens are read instead.
+BLURRED = 1e-4
 # Queries that test whether a few tokens told the values of all.
 TESTS = 2
 
@@ -60,6 +62,12 @@ class Values:
     weak: Floats  # (n, heads, outputs) what heads can exchange at little cost to the sum: told worst by spans
     traded: float  # deviation of one value of a unit token by what heads may trade, where there are no draws of it
 
+    @property
+    def sharp(self) -> bool:
+        """Whether values are known so well that what they are off by cannot be taken for what heads do."""
+        sizes = np.sqrt(np.mean(self.matrices**2, axis=(1, 2)))
+        return bool(np.all(np.sqrt(np.mean(self.spread**2, axis=1)) <= BLURRED * sizes))
+
 
 def read_values(box: VectorBox, start: Start) -> Steps[Values]:
     """Values of tokens until their spans are complete; then those of all tokens from the sum over heads."""
@@ -73,7 +81,7 @@ def read_values(box: VectorBox, start: Start) -> Steps[Values]:
         if known >= limit:
             return reader.plainly()
         found = reader.spanned()
-        if found is not None and (yield from reader.holds(found)):
+        if found is not None and found.sharp and (yield from reader.holds(found)):
             return found
         count = min(known, limit - known)
         if known < filled:
@@ -228,7 +236,7 @@ class _ValueReader:
         """Errors that values may have: by those of the answers, and by those of what is known of the other token."""
         start, draws = self.start, self.start.value_draws
         group = np.repeat(np.arange(shape[0]), shape[1])
-        size = fit.residual + self.box.errors(start.logits[self.chosen], start.values)
+        size = self.box.scatter(fit, start.logits[self.chosen], start.values)
         changes = size * self.box.rng.standard_normal((draws.shape[0], group.size + 1, self.box.outputs))
         logits = start.logit_draws[:, self.chosen][:, group]  # (draws, J, heads)
         changes[:, :-1] -= fit.others @ draws
