@@ -42,7 +42,7 @@ def read_vector_heads(signature: Signature, rng: np.random.Generator, value: Val
     for rank r.
 
     Where all positions are seen, those of the first stages tell twice as much, and logits come from `read_blocks`: H
-    queries for each token whose values are read, and 2·(r/k)·(d/k) for the logits.
+    queries for each token whose values are read, and 4·r·d/k² for the logits, 2·d²/k² where the rank is full.
 
     Assumes what `ASSUMPTIONS` says, or `EVERYWHERE`. Raises HeadsHidden where p numbers do not tell the heads apart:
     more heads than outputs, or dependent values.
