@@ -26,9 +26,10 @@ from keyhole.measure import Noise
 from keyhole.model import SingleHead, distance, load
 from keyhole.recovery import Recovery
 from keyhole.report import describe
+from keyhole.report.canvas import INSTALL
 from keyhole.report.curves import draw_curves
 from keyhole.report.diagnosis import describe_diagnosis, describe_params, of_family, of_params, table_of_claims
-from keyhole.report.picture import INSTALL, draw
+from keyhole.report.picture import draw
 from keyhole.report.verdict import describe_verdict
 from keyhole.runs import Settings, keyhole_version, parse_option, plain, prepare_folder, write_run
 from keyhole.serve.command import serve

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from io import BytesIO
 from itertools import cycle
 from typing import Any
 
 from keyhole.audit.defences import NONE, parse_defence
 from keyhole.audit.result import COPY, USEFUL, Audit, Row
-from keyhole.report.picture import DPI, FAINT, INK, STYLE
+from keyhole.report.canvas import FAINT, INK, canvas, tidy, to_png
 
 # Distinct in hue and lightness, also for readers who see few colours; the bare box is drawn in ink.
 COLOURS = ("#1f5fa8", "#e07b39", "#2a9d6f", "#b0429b", "#c9a227", "#5aa9d6", "#8c564b", "#7a5195", "#ef5675", "#6b8e23")
@@ -22,26 +21,22 @@ DASHED: dict[str, Any] = {"linestyle": (0, (4, 3)), "linewidth": 1.3, "alpha": 0
 
 def draw_curves(audit: Audit) -> bytes:
     """The picture as PNG. ImportError when matplotlib is missing."""
-    # Here and not above: most uses of Keyhole draw nothing.
-    import matplotlib as mpl  # noqa: PLC0415
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415
-    from matplotlib.figure import Figure  # noqa: PLC0415
-
-    # A context, so that nobody else's figures change; starting from the defaults, whatever a user's file says.
-    with mpl.rc_context():
-        mpl.rcdefaults()
-        mpl.rcParams.update(STYLE)
-        figure = Figure(figsize=(11.4, 6.6), dpi=DPI, layout="constrained")
-        FigureCanvasAgg(figure)
+    with canvas(11.4, 6.6) as figure:
         figure.set_layout_engine("constrained", w_pad=0.13, h_pad=0.13)
         figure.suptitle("What defences cost an attacker", fontsize=14.5, fontweight="bold", x=0.012, ha="left")
         axis = figure.subplots()
-        _curves(axis, audit)
-        _frame(axis, audit)
+        # No mathematics: a name may have dollar signs.
+        words = audit.label[0].upper() + audit.label[1:]
+        axis.set_title(words, fontweight="normal", fontsize=10, parse_math=False)
+        draw_into(axis, audit)
         axis.legend(loc="upper left", bbox_to_anchor=(1.01, 1.02), handlelength=2.4, labelspacing=0.85, frameon=False)
-        file = BytesIO()
-        figure.savefig(file, format="png", facecolor="white")
-    return file.getvalue()
+        return to_png(figure)
+
+
+def draw_into(axis: Any, audit: Audit) -> None:
+    """The curves and their frame, without a title and a legend."""
+    _curves(axis, audit)
+    _frame(axis, audit)
 
 
 def _curves(axis: Any, audit: Audit) -> None:
@@ -90,9 +85,6 @@ def _frame(axis: Any, audit: Audit) -> None:
     axis.annotate(f"counting bound, {audit.bound:,}", (audit.bound, 0.0), xycoords=("data", "axes fraction"),
                   xytext=(-4, 6), textcoords="offset points", fontsize=8.5, color=FAINT, rotation=90, ha="right",
                   va="bottom")  # fmt: skip
-    axis.set_title(audit.label[0].upper() + audit.label[1:], fontweight="normal", fontsize=10)
     axis.set_xlabel("queries sent")
     axis.set_ylabel("relative error of what the attacker gets")
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.grid(visible=True, color=FAINT, alpha=0.25, linewidth=0.7)
-    axis.set_axisbelow(True)
+    tidy(axis)
