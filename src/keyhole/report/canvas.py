@@ -17,7 +17,7 @@ import numpy as np
 INSTALL = "pip install 'keyhole[report]'"
 DPI = 150
 INK, FOUND, TRUE, FAINT = "#22303c", "#1f5fa8", "#e07b39", "#9aa5b1"
-STYLE: dict[str, Any] = {
+STYLE: dict[Any, Any] = {
     "font.size": 10,
     "axes.titlesize": 11.5,
     "axes.titleweight": "bold",
@@ -42,6 +42,8 @@ FADE = 0.75  # below 1 small entries show more
 SHADES = 255
 # Decades between two labels of a logarithmic axis through zero are chosen so that there are this many on each side.
 LABELS_PER_SIDE = 3
+# A logarithmic ruler over less than this ratio might not meet two powers of ten.
+SHORT_RULER = 1000.0
 # Digits that are raised above the line.
 RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 _FONT = re.compile(r"font:\s*(?P<words>[^;]*?)(?P<size>[\d.]+px)[^;]*")
@@ -150,6 +152,18 @@ def through_zero(axis: Any, linear_within: float, largest: float) -> None:
         ruler.set_ticks([], minor=True)
 
 
+def logarithmic(axis: Any, ruler: str) -> None:
+    """Make a ruler logarithmic, from one power of ten to another where it is short: only those have labels."""
+    from matplotlib.ticker import NullFormatter  # noqa: PLC0415
+
+    axis.set(**{f"{ruler}scale": "log"})
+    low, high = axis.get_xlim() if ruler == "x" else axis.get_ylim()
+    if low > 0 and high < SHORT_RULER * low:
+        ends = 10.0 ** np.floor(np.log10(low)), 10.0 ** np.ceil(np.log10(high))
+        axis.set(**{f"{ruler}lim": ends})
+    (axis.xaxis if ruler == "x" else axis.yaxis).set_minor_formatter(NullFormatter())
+
+
 def tidy(axis: Any) -> None:
     """Two spines and a faint grid."""
     axis.spines[["top", "right"]].set_visible(False)
@@ -162,11 +176,12 @@ def power(number: float) -> str:
     if not number:
         return "0"
     digits, exponent = f"{number:.1e}".split("e")
-    return f"{digits} × 10{str(int(exponent)).translate(RAISED)}"
+    return f"{digits}\u00a0×\u00a010{str(int(exponent)).translate(RAISED)}"  # never broken over two lines
 
 
 def short(number: float) -> str:
     """A number as people read it: 0.034, 12.5, 2.9 × 10⁻¹⁴."""
     if not np.isfinite(number):
         return "unknown"
-    return f"{number:.3g}" if number == 0 or 1e-3 <= abs(number) < 1e5 else power(number)
+    said = f"{number:.3g}" if number == 0 or 1e-3 <= abs(number) < 1e5 else power(number)
+    return said.replace("-", "−")

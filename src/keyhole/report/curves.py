@@ -16,6 +16,8 @@ COLOURS = ("#1f5fa8", "#e07b39", "#2a9d6f", "#b0429b", "#c9a227", "#5aa9d6", "#8
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "h")
 # Floors at or below this are the rounding of the box itself: one line says it for all of them.
 ROUNDING = 1e-15
+# Budgets over less than this ratio are labelled between powers of ten too.
+FEW_DECADES = 300.0
 DASHED: dict[str, Any] = {"linestyle": (0, (4, 3)), "linewidth": 1.3, "alpha": 0.8}
 
 
@@ -81,6 +83,7 @@ def _frame(axis: Any, audit: Audit) -> None:
         axis.axhline(goal, color=FAINT, linewidth=1.0, linestyle=":", zorder=0)
         axis.annotate(words, (1.0, goal), xycoords=("axes fraction", "data"), xytext=(-4, 3),
                       textcoords="offset points", ha="right", fontsize=8.5, color=FAINT)  # fmt: skip
+    _count_queries(axis)
     axis.axvline(audit.bound, color=FAINT, linewidth=1.0, zorder=0)
     axis.annotate(f"counting bound, {audit.bound:,}", (audit.bound, 0.0), xycoords=("data", "axes fraction"),
                   xytext=(-4, 6), textcoords="offset points", fontsize=8.5, color=FAINT, rotation=90, ha="right",
@@ -88,3 +91,14 @@ def _frame(axis: Any, audit: Audit) -> None:
     axis.set_xlabel("queries sent")
     axis.set_ylabel("relative error of what the attacker gets")
     tidy(axis)
+
+
+def _count_queries(axis: Any) -> None:
+    """Labels in plain figures, few enough not to touch each other."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter  # noqa: PLC0415
+
+    low, high = axis.get_xlim()
+    steps = (1.0, 2.0, 5.0) if high / low < FEW_DECADES else (1.0,)
+    axis.xaxis.set_major_locator(LogLocator(subs=steps))
+    axis.xaxis.set_major_formatter(FuncFormatter(lambda place, _: f"{place:,.0f}"))
+    axis.xaxis.set_minor_formatter(NullFormatter())
