@@ -6,6 +6,7 @@ Needs the `report` extra: matplotlib is imported when something is drawn, and `I
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BytesIO
@@ -61,7 +62,8 @@ def canvas(width: float, height: float, *, own_text: bool = False) -> Iterator[A
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415
     from matplotlib.figure import Figure  # noqa: PLC0415
 
-    with mpl.rc_context():
+    with mpl.rc_context(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph")  # a name in letters that the font of pictures lacks
         mpl.rcdefaults()
         mpl.rcParams.update(STYLE)
         mpl.rcParams.update({"svg.fonttype": "none" if own_text else "path", "svg.hashsalt": "keyhole"})
@@ -90,9 +92,10 @@ def to_svg(figure: Any, name: str, alternative: str) -> str:
         for key in list(element.attrib):
             value = element.attrib.pop(key)
             element.attrib[key.rpartition("}")[2]] = _own(key.rpartition("}")[2], value, name)
-    for child in list(root):
-        if child.tag == "metadata":
-            root.remove(child)
+    for parent in list(root.iter()):
+        for child in list(parent):
+            if child.tag in {"metadata", "style"}:  # a style would be one for the whole page, which has its own
+                parent.remove(child)
     for dropped in ("width", "height", "version"):
         root.attrib.pop(dropped, None)
     root.attrib |= {"role": "img", "aria-label": alternative}
@@ -150,18 +153,31 @@ def through_zero(axis: Any, linear_within: float, largest: float) -> None:
         scale("symlog", linthresh=linear_within)
         ruler.set_ticks([0.0, *ticks])
         ruler.set_ticks([], minor=True)
+        powers_of_ten(ruler)
 
 
 def logarithmic(axis: Any, ruler: str) -> None:
     """Make a ruler logarithmic, from one power of ten to another where it is short: only those have labels."""
-    from matplotlib.ticker import NullFormatter  # noqa: PLC0415
-
     axis.set(**{f"{ruler}scale": "log"})
     low, high = axis.get_xlim() if ruler == "x" else axis.get_ylim()
     if low > 0 and high < SHORT_RULER * low:
         ends = 10.0 ** np.floor(np.log10(low)), 10.0 ** np.ceil(np.log10(high))
         axis.set(**{f"{ruler}lim": ends})
-    (axis.xaxis if ruler == "x" else axis.yaxis).set_minor_formatter(NullFormatter())
+    powers_of_ten(axis.xaxis if ruler == "x" else axis.yaxis)
+
+
+def powers_of_ten(ruler: Any) -> None:
+    """Labels such as 10⁻³, and none between them: plain text, which is much quicker to set than mathematics."""
+    from matplotlib.ticker import FuncFormatter, NullFormatter  # noqa: PLC0415
+
+    ruler.set_major_formatter(FuncFormatter(lambda place, _: _power_of_ten(place)))
+    ruler.set_minor_formatter(NullFormatter())
+
+
+def _power_of_ten(place: float) -> str:
+    if place == 0:
+        return "0"
+    return f"{'−' if place < 0 else ''}10{str(round(np.log10(abs(place)))).translate(RAISED)}"
 
 
 def tidy(axis: Any) -> None:
@@ -169,6 +185,12 @@ def tidy(axis: Any) -> None:
     axis.spines[["top", "right"]].set_visible(False)
     axis.grid(visible=True, color=FAINT, alpha=0.25, linewidth=0.7)
     axis.set_axisbelow(True)
+
+
+def harmless(text: str, most: int = 24) -> str:
+    """A name of whatever somebody chose, as a word in a picture: short, printable, no mathematics."""
+    printable = "".join(letter if letter.isprintable() else " " for letter in text)
+    return (printable if len(printable) <= most else f"{printable[: most - 1]}…").replace("$", r"\$")
 
 
 def power(number: float) -> str:

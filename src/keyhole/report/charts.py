@@ -20,6 +20,10 @@ MOST_PIXELS = 128
 PANEL_PIXELS = 96  # the same where there are many
 
 
+# Numbers beyond these are the work of a broken box or file, and no ruler reaches so far.
+LEAST, MOST = 1e-300, 1e100
+
+
 @dataclass(frozen=True)
 class Chart:
     """What all pictures have: a name for files, a title, and the figures they show in words."""
@@ -123,9 +127,15 @@ def largest(array: Any) -> float:
     return float(np.max(np.abs(floats(array)), initial=0.0))
 
 
+def within(numbers: Floats) -> Any:  # (n,) -> (n,)
+    """Which numbers can be drawn."""
+    return np.isfinite(numbers) & (np.abs(numbers) <= MOST)
+
+
 def clean(array: Any) -> Floats:
     """Numbers that can be drawn: what is none is zero."""
-    return np.nan_to_num(floats(array), nan=0.0, posinf=0.0, neginf=0.0)
+    numbers = floats(array)
+    return numbers if np.all(within(numbers)) else np.where(within(numbers), numbers, 0.0)
 
 
 def limit_of(*matrices: Floats) -> float:

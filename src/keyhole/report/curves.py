@@ -9,13 +9,15 @@ from typing import Any
 
 from keyhole.audit.defences import NONE, parse_defence
 from keyhole.audit.result import COPY, USEFUL, Audit, Row
-from keyhole.report.canvas import FAINT, INK, canvas, tidy, to_png
+from keyhole.report.canvas import FAINT, INK, canvas, harmless, powers_of_ten, tidy, to_png
 
 # Distinct in hue and lightness, also for readers who see few colours; the bare box is drawn in ink.
 COLOURS = ("#1f5fa8", "#e07b39", "#2a9d6f", "#b0429b", "#c9a227", "#5aa9d6", "#8c564b", "#7a5195", "#ef5675", "#6b8e23")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "h")
 # Floors at or below this are the rounding of the box itself: one line says it for all of them.
 ROUNDING = 1e-15
+# Where an error of exactly nothing is drawn, which a logarithmic ruler has no place for.
+NO_ERROR = 1e-17
 # Budgets over less than this ratio are labelled between powers of ten too.
 FEW_DECADES = 300.0
 DASHED: dict[str, Any] = {"linestyle": (0, (4, 3)), "linewidth": 1.3, "alpha": 0.8}
@@ -27,9 +29,8 @@ def draw_curves(audit: Audit) -> bytes:
         figure.set_layout_engine("constrained", w_pad=0.13, h_pad=0.13)
         figure.suptitle("What defences cost an attacker", fontsize=14.5, fontweight="bold", x=0.012, ha="left")
         axis = figure.subplots()
-        # No mathematics: a name may have dollar signs.
-        words = audit.label[0].upper() + audit.label[1:]
-        axis.set_title(words, fontweight="normal", fontsize=10, parse_math=False)
+        words = harmless(audit.label[:1].upper() + audit.label[1:], most=120)
+        axis.set_title(words, fontweight="normal", fontsize=10)
         draw_into(axis, audit)
         axis.legend(loc="upper left", bbox_to_anchor=(1.01, 1.02), handlelength=2.4, labelspacing=0.85, frameon=False)
         return to_png(figure)
@@ -65,7 +66,9 @@ def _curves(axis: Any, audit: Audit) -> None:
 
 def _points(rows: Sequence[Row]) -> tuple[list[int], list[float]]:
     """(queries, error): those sent where they brought something, else those allowed."""
-    points = dict.fromkeys((row.queries if row.error <= USEFUL else row.budget, row.error) for row in rows)
+    points = dict.fromkeys(
+        (row.queries if row.error <= USEFUL else row.budget, max(row.error, NO_ERROR)) for row in rows
+    )
     return [queries for queries, _ in points], [error for _, error in points]
 
 
@@ -76,6 +79,7 @@ def _label(defence: str) -> str:
 def _frame(axis: Any, audit: Audit) -> None:
     axis.set_xscale("log")
     axis.set_yscale("log")
+    powers_of_ten(axis.yaxis)
     low, high = axis.get_ylim()
     axis.set_ylim(low, max(high, 2.0))
     axis.set_xlim(right=1.15 * max(row.budget for row in audit.rows))

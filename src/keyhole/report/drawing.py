@@ -15,6 +15,7 @@ from keyhole.report.canvas import (
     TRUE,
     canvas,
     diverging,
+    harmless,
     logarithmic,
     pixels,
     through_zero,
@@ -53,7 +54,7 @@ def as_png(chart: Chart) -> bytes:
     width, height = _size(chart)
     with canvas(width, height + 0.4) as figure:
         _draw(figure, chart)
-        figure.axes[0].set_title(chart.title, wrap=True, parse_math=False)
+        figure.axes[0].set_title(harmless(chart.title, most=80), wrap=True)
         return to_png(figure)
 
 
@@ -156,13 +157,12 @@ def _bars(figure: Any, axis: Any, chart: Bars) -> None:
     for number, (name, lengths) in enumerate(chart.segments):
         look = chart.looks.get(name)
         colour = PARTS[number % len(PARTS)] if look is None else {"true": TRUE, "faint": FAINT}[look]
-        axis.barh(places, lengths, left=None if chart.scale == "log" else start, height=0.62, color=colour, label=name)
+        left = None if chart.scale == "log" else start
+        axis.barh(places, lengths, left=left, height=0.62, color=colour, label=harmless(name))
         start = start + np.array(lengths)
     if chart.scale == "log":
         logarithmic(axis, "x")
-    axis.set_yticks(places, [label if len(label) < 24 else label[:22] + "…" for label in chart.labels])
-    for label in axis.get_yticklabels():
-        label.set_parse_math(False)
+    axis.set_yticks(places, [harmless(label) for label in chart.labels])
     axis.invert_yaxis()
     axis.set_xlabel(chart.across)
     if len(chart.segments) > 1:

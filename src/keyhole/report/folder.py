@@ -20,6 +20,7 @@ from keyhole.errors import FileError, KeyholeError
 from keyhole.methods.diagnose import Diagnosis, Finding
 from keyhole.model import MultiHead, load
 from keyhole.recovery import Certificate, Outcome, Recovery, Stats
+from keyhole.report.charts import MOST
 from keyhole.runs import ERRORS, PARAMS, RADIUS, RUN, TRUTH, VERSION
 from keyhole.verify.verdict import Difference, Verdict
 from keyhole.whole_model import load_layers
@@ -305,6 +306,10 @@ def _audit(page: Page, _: Path) -> SavedAudit:
         tuple(cells),
         page.count("new_queries"),
     )
+    if not all(0 <= row.error <= MOST and 0 <= row.floor <= MOST and row.multiple > 0 for row in cells):
+        raise page.damaged("its errors, floors or multiples are no numbers that can be meant")
+    if not audit.bound or not all(row.budget for row in cells):
+        raise page.damaged("its budgets are no positive numbers")
     try:
         audit.sentences  # noqa: B018 - reads every defence
     except (KeyholeError, ValueError, ZeroDivisionError) as error:

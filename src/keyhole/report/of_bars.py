@@ -10,7 +10,7 @@ import numpy as np
 from keyhole.arrays import Floats, floats
 from keyhole.model import AttentionLayer, OneLayer, SingleHead
 from keyhole.report.canvas import short
-from keyhole.report.charts import Histogram, clean, largest
+from keyhole.report.charts import LEAST, Histogram, clean, largest, within
 from keyhole.report.content import Section, Table
 from keyhole.report.of_params import heads_of, matched
 
@@ -44,7 +44,7 @@ def error_section(params: Any, radius: Any, errors: Any, truth: Any, proven: boo
 
 def _bar_chart(bars: Mapping[str, Floats], actual: Mapping[str, Floats]) -> Iterator[Histogram]:
     sizes = np.concatenate([bar.ravel() for bar in bars.values()])
-    sizes = sizes[np.isfinite(sizes) & (sizes > 0)]
+    sizes = sizes[within(sizes) & (sizes >= LEAST)]
     if not sizes.size:
         return
     groups = [("error bars", sizes)]
@@ -54,7 +54,7 @@ def _bar_chart(bars: Mapping[str, Floats], actual: Mapping[str, Floats]) -> Iter
     )
     if actual:
         errors = np.concatenate([np.abs(each).ravel() for each in actual.values()])
-        wrong = errors[errors > 0]
+        wrong = errors[errors >= LEAST]
         words += f" The actual errors are at most {short(float(np.max(errors)))}; {errors.size - wrong.size} are zero."
         if wrong.size:
             groups.append(("actual errors", wrong))

@@ -9,7 +9,7 @@ import numpy as np
 
 from keyhole.recovery import Recovery
 from keyhole.report.canvas import short
-from keyhole.report.charts import Bars, Chart, Plot, Series
+from keyhole.report.charts import LEAST, MOST, Bars, Chart, Plot, Series
 from keyhole.report.content import Section
 
 PHASES = {
@@ -74,7 +74,7 @@ def _restarts(details: Mapping[str, Any]) -> Iterator[Plot]:
     residuals = starts.get("residuals") if isinstance(starts, Mapping) else None
     if not isinstance(residuals, list) or not all(isinstance(each, int | float) for each in residuals):
         return
-    found = np.array([each for each in residuals if each > 0], dtype=float)
+    found = np.array([each for each in residuals if LEAST <= each <= MOST], dtype=float)
     if len(found) < 2:
         return
     words = (
@@ -98,10 +98,10 @@ def _six_phases(details: Mapping[str, Any]) -> Iterator[Bars]:
         for name, figures in phases.items()
         if isinstance(figures, Mapping)
         for key in figures
-        if "error" in key and isinstance(figures[key], int | float) and figures[key] > 0
+        if "error" in key and isinstance(figures[key], int | float) and LEAST <= figures[key] <= MOST
     }
     last = details.get("relative_residual")
-    if isinstance(last, float) and last > 0:
+    if isinstance(last, float) and LEAST <= last <= MOST:
         errors["after the descent"] = last
     if len(errors) < 2:
         return

@@ -10,7 +10,7 @@ import numpy as np
 from keyhole.arrays import Floats
 from keyhole.recovery import Recovery
 from keyhole.report.canvas import short
-from keyhole.report.charts import Chart, Histogram, Mark, Plot, Series, largest
+from keyhole.report.charts import LEAST, MOST, Chart, Histogram, Mark, Plot, Series, largest, within
 from keyhole.report.content import Section
 from keyhole.report.picture import FAR_APART
 
@@ -23,7 +23,7 @@ def heldout_section(result: Recovery, unit: str, prefix: str = "") -> Section:
     if not certificate.answers.size:
         return Section("Held-out check", ("No fresh answers were compared with predictions: there is no certificate.",))
     answers, predictions = certificate.answers, certificate.predictions
-    seen = np.isfinite(answers) & np.isfinite(predictions)
+    seen = within(answers) & within(predictions)
     answers, predictions = answers[seen], predictions[seen]
     said = tuple(_in_words(result, unit))
     charts: list[Chart] = []
@@ -87,7 +87,7 @@ def _some(count: int) -> Any:
 
 def _errors(answers: Floats, predictions: Floats, worst: float, prefix: str) -> Iterator[Histogram]:
     errors = np.abs(predictions - answers)
-    wrong = errors[errors > 0]
+    wrong = errors[errors >= LEAST]
     if not wrong.size:
         return
     exact = errors.size - wrong.size
@@ -97,5 +97,5 @@ def _errors(answers: Floats, predictions: Floats, worst: float, prefix: str) -> 
         f"{short(float(np.median(wrong)))}."
     )
     title = "Errors of predictions" + (f", {exact:,} more are exactly 0" if exact else "")
-    mark = Mark(worst, "largest") if np.isfinite(worst) and worst > 0 else None
+    mark = Mark(worst, "largest") if LEAST <= worst <= MOST else None
     yield Histogram(f"{prefix}errors", title, words, (("errors", wrong),), "|prediction − answer|", mark)

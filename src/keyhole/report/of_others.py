@@ -10,7 +10,7 @@ from keyhole.audit.defences import NONE, parse_defence
 from keyhole.audit.result import Audit
 from keyhole.recovery import Recovery
 from keyhole.report.canvas import short
-from keyhole.report.charts import Bars, Curves
+from keyhole.report.charts import LEAST, MOST, Bars, Curves
 from keyhole.report.content import Headline, Report, Section, Table, Tile, sentence
 from keyhole.report.diagnosis import describe_diagnosis
 from keyhole.report.folder import SavedAudit, SavedDiagnosis, SavedModel, SavedVerdict
@@ -113,7 +113,7 @@ def report_of_verdict(saved: SavedVerdict) -> Report:
 
 
 def _noticed(saved: SavedVerdict) -> Iterator[Section]:
-    sizes = {name: size for name, size in saved.verdict.parts.items() if np.isfinite(size) and size > 0}
+    sizes = {name: size for name, size in saved.verdict.parts.items() if LEAST <= size <= MOST}
     coarsest = dict(sorted(sizes.items(), key=lambda item: -item[1])[:MOST_PARTS])
     if not coarsest:
         return

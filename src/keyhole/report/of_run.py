@@ -178,8 +178,8 @@ def _queries(result: Recovery) -> Section | None:
         labels = ("asked", "fewest possible")
         segments.append(("counting bound", (0.0, float(bound))))
         said.append(
-            f"No method can do with fewer than {bound:,} for such a box: there are as many unknowns as that many "
-            f"answers have numbers. This run took {stats.ratio:.3f} times that; {stats.heldout_queries:,} more were "
+            f"A method that knows nothing but the family needs at least {bound:,}: fewer answers have fewer numbers "
+            f"than there are unknowns. This run took {stats.ratio:.3f} times that; {stats.heldout_queries:,} more were "
             "spent on the certificate."
         )
     else:

@@ -10,7 +10,7 @@ from keyhole.arrays import Floats, floats
 from keyhole.errors import UsageError
 from keyhole.model import SingleHead
 from keyhole.recovery import Recovery
-from keyhole.report.canvas import FAINT, FOUND, INK, TRUE, canvas, power, through_zero, tidy, to_png
+from keyhole.report.canvas import FAINT, FOUND, INK, TRUE, canvas, power, powers_of_ten, through_zero, tidy, to_png
 
 SQUARE: Any = [["true", "found"], ["spectrum", "heldout"]]
 WIDE: Any = [["found", "spectrum", "heldout"]]
@@ -84,6 +84,7 @@ def _spectrum(axis: Any, found: Floats, true: Floats | None, rank: int | None) -
         axis.plot(order[seen], values[seen], linestyle="none", label=label, **look)
     if drawn:
         axis.set_yscale("log")
+        powers_of_ten(axis.yaxis)
         low, high = axis.get_ylim()
         axis.set_ylim(min(low, high * 1e-3), high * 3)
     else:
