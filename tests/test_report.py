@@ -364,6 +364,36 @@ def test_a_run_survives_a_report_that_does_not(run: Run, monkeypatch: pytest.Mon
     assert sorted(path.name for path in Path("run").iterdir())[-2:] == ["run.json", "truth.safetensors"]
 
 
+def test_a_report_that_cannot_be_written_is_told(run: Run, folder: Path) -> None:
+    (folder / "report.html").unlink()
+    (folder / "report.html").mkdir()
+    code, out, err = run("report", "run")
+    assert (code, out) == (2, "")
+    assert one_line(err)
+    assert "cannot write run/report.html" in err
+    assert list((folder / "report.html").iterdir()) == []
+    assert not list(folder.glob(".*"))
+
+
+def test_an_interrupt_while_the_report_is_made_leaves_the_run(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(build, "as_html", stopped)
+    code, out, _ = run("recover", "demo:single-head?width=3", "--out", "run", "--json")
+    assert code == 0
+    assert "keyhole report run makes it" in json.loads(out)["notes"][0]
+    assert Path("run/run.json").exists()
+
+
+def test_very_long_records_are_embedded_without_their_answers(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "MOST_BYTES", 1000)
+    for name in ("single-head", "model"):
+        page = check_page(as_html(read_report(runs / name)))
+        assert "they are in the run folder" in page.data
+        assert '"answers"' not in page.data
+
+
 # --- folders that are none --------------------------------------------------------------------------------------
 
 
@@ -397,6 +427,11 @@ def other_family(folder: Path) -> None:
     kh.ReluNet(np.eye(6), np.zeros(6), np.ones(6), np.asarray(0.0)).save(folder / "radius.safetensors")
 
 
+def newer_parameters(folder: Path) -> None:
+    content = (folder / "params.safetensors").read_bytes()
+    (folder / "params.safetensors").write_bytes(content.replace(b'\\"version\\": 1', b'\\"version\\": 2'))
+
+
 @pytest.mark.parametrize(
     ("break_it", "said"),
     [
@@ -418,6 +453,7 @@ def other_family(folder: Path) -> None:
         ),
         (changed("run.json", version="one"), "its version is 'one'"),
         (changed("run.json", format="else"), "is no keyhole-run file"),
+        (newer_parameters, "params.safetensors has format version 2; this Keyhole reads up to 1: upgrade it"),
         (changed("run.json", result=None), "result is missing"),
         (changed("run.json", result__outcome="GLORIOUS"), "there is no outcome 'GLORIOUS'"),
         (changed("run.json", result__queries=-1), "queries is negative"),

@@ -19,6 +19,7 @@ from rich.text import Text
 from keyhole import session
 from keyhole.audit import MULTIPLES, Audit
 from keyhole.audit import audit as run_audit
+from keyhole.cli_bench import bench
 from keyhole.cli_learn import learn
 from keyhole.cli_model import names_all_layers, recover_all_layers
 from keyhole.errors import KeyholeError, RecoveryFailed, UsageError
@@ -32,6 +33,7 @@ from keyhole.report.curves import draw_curves
 from keyhole.report.diagnosis import describe_diagnosis, describe_params, of_family, of_params, table_of_claims
 from keyhole.report.folder import AUDIT, DIAGNOSIS, FORMATS, VERIFICATION
 from keyhole.report.picture import draw
+from keyhole.report.tables import print_whole
 from keyhole.report.verdict import describe_verdict
 from keyhole.runs import (
     VERSION,
@@ -379,6 +381,7 @@ def _file_lines(files: Mapping[str, Path], notes: Sequence[str]) -> list[tuple[s
 
 
 app.command()(serve)
+app.command()(bench)
 
 
 def _words(options: Mapping[str, Sequence[Any]]) -> list[str]:
@@ -417,9 +420,7 @@ def _show_audit(found: Audit, files: dict[str, Path], notes: list[str]) -> None:
     _say(console, "errors", f"relative, against {found.reference}; 1 is what a guess of nothing has", room)
     _say(console, "budgets", f"in multiples of the counting bound, {found.bound:,} queries", room)
     console.print()
-    table = found.table()
-    # In one piece, so that no figure is cut where the terminal is narrow.
-    console.print(table, width=max(console.width, console.measure(table).maximum), crop=False)
+    print_whole(found.table())
     console.print()
     for sentence in found.sentences:
         for number, row in enumerate(textwrap.wrap(sentence, room - 2, break_long_words=False)):

@@ -207,7 +207,8 @@ def write_file(folder: Path, name: str, content: bytes) -> Path:
     try:
         _replace_all(folder, {name: lambda made: made.write_bytes(content)}, stale=())
     except OSError as error:
-        raise _unwritable(folder, error) from error
+        cause = error.strerror or error
+        raise FileError(f"cannot write {folder / name}: {cause}; copy the folder to where it can be") from error
     return folder / name
 
 

@@ -72,6 +72,8 @@ def try_report(folder: Path) -> tuple[Path | None, str | None]:
         return write_report(folder)[0], None
     except ImportError as error:
         return None, f"no report: {error}; get it with {INSTALL}, then keyhole report {folder}"
+    except KeyboardInterrupt:
+        return None, f"no report: interrupted; the result is complete, and keyhole report {folder} makes it"
     except Exception as error:
         return None, f"no report: {type(error).__name__}: {error}; the result itself is complete"
 
@@ -96,9 +98,12 @@ def as_html(report: Report) -> str:
 def _embedded(report: Report) -> dict[str, Any]:
     """The whole record, or all but the longest lists where it is too long for a page."""
     record: dict[str, Any] = plain(report.record)
-    if len(json.dumps(record)) <= MOST_BYTES or not isinstance(record.get("heldout"), dict):
+    return record if len(json.dumps(record)) <= MOST_BYTES else _shortened(record)
+
+
+def _shortened(record: Any) -> Any:
+    """The same without held-out answers, of a run or of every layer of a model."""
+    if not isinstance(record, dict):
         return record
-    left = {
-        name: f"{len(numbers):,} numbers, which are in the run folder" for name, numbers in record["heldout"].items()
-    }
-    return {**record, "heldout": left}
+    told = "left out of this page for their number: they are in the run folder"
+    return {name: told if name == "heldout" else _shortened(value) for name, value in record.items()}

@@ -229,7 +229,7 @@ def _params(folder: Path, name: str, listed: bool) -> Any:
     try:
         return load(folder / name)
     except FileError as error:
-        raise FileError(f"{error}: {AGAIN}") from error
+        raise FileError(str(error) if "upgrade" in str(error) else f"{error}: {AGAIN}") from error
 
 
 def _like(params: Any, folder: Path, name: str, listed: bool) -> Any:

@@ -149,7 +149,7 @@ def drawable(params: Any) -> bool:
 def _claims(result: Recovery) -> Table | None:
     """What can and cannot be known of the family."""
     family = getattr(result.params, "family", None) or FAMILY_OF.get(result.method, "single-head")
-    columns = ("", "quantity", "because")
+    columns = ("status", "quantity", "because")
     if family == AttentionLayer.family or result.method in {"varpro", "six-phase"}:
         return Table(columns, _LAYER_CLAIMS)
     if family not in FAMILIES:
