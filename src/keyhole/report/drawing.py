@@ -131,7 +131,7 @@ def _plot(_: Any, axis: Any, chart: Plot) -> None:
 
 
 def _series(axis: Any, series: Series) -> None:
-    size = float(np.clip(160 / max(len(series.x), 1), 2.2, 6.0))
+    size = float(np.clip(160 / max(len(series.x), 1), 2.8, 6.0))
     look: dict[str, Any] = {
         "found": {"linestyle": "none", "marker": "o", "markersize": size, "color": FOUND, "markeredgewidth": 0},
         "true": {

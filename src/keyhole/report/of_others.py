@@ -194,7 +194,7 @@ def _layer_row(name: str, result: Recovery, distance: float | None) -> tuple[str
         str(len(heads_of(result.params))),
         f"{stats.queries:,}",
         f"{stats.counting_bound:,}" if stats.counting_bound else "",
-        short(result.certificate.worst_error),
+        short(result.certificate.worst_error) if np.isfinite(result.certificate.worst_error) else "",
         "" if distance is None else short(distance),
     )
 

@@ -86,7 +86,8 @@ def kind_of(params: Any) -> str:
 
 
 def _rank(result: Recovery) -> int | None:
-    rank = result.stats.details.get("rank")
+    details = result.stats.details
+    rank = details.get("rank", details.get("rank_above_noise"))
     return rank if isinstance(rank, int) and not isinstance(rank, bool) and rank >= 0 else None
 
 
