@@ -40,7 +40,7 @@ OUTPUT = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 PORT = "127.0.0.1:8000"
 RUNNABLE = {"python", "console", "sh", "bash"}
 DATA = {"", "text", "json", "yaml", "toml"}  # what a block may hold that is no code
-MOST_NOT_RUN = 1  # torch.onnx.export, which needs a package that only benchmarks have
+MOST_NOT_RUN = 2  # torch.onnx.export and MiniLM's weights, for packages that only benchmarks have
 
 # Folders beside the project, and the places where machines of developers keep it.
 PRIVATE = re.compile(r"\.\./shared|(?<![\w.])/(?:work|root|home|Users)\b")
@@ -98,7 +98,7 @@ def keyhole(words: list[str]) -> tuple[int, str, str]:
 
 
 def process(words: list[str], cwd: Path) -> tuple[int, str, str]:
-    path = os.pathsep.join(str(each) for each in (ROOT / "src", ROOT))
+    path = os.pathsep.join([str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         words, cwd=cwd, capture_output=True, text=True, timeout=120, env={**os.environ, "PYTHONPATH": path}, check=False
     )
