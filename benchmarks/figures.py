@@ -95,7 +95,7 @@ def keyhole(figure: Figure) -> None:
     spent = [first_number(row["Keyhole queries"]) for row in rows]
     right.loglog(spent[:1], [first_number(rows[0]["Keyhole error"])], "o", ms=9, color=BLUE, label="Keyhole")
     right.axvline(272, color=FAINT, lw=1, ls="--", zorder=0)
-    right.annotate("fewest possible", (272, 1e-8), (290, 1e-8), color=FAINT, fontsize=9)
+    right.annotate("fewest possible", (272, 1e-12), (285, 1e-12), color=FAINT, fontsize=9)
     right.set(xlabel="queries, d = 16", ylabel="relative error of W, median", title="Error for a number of queries")
     right.set_ylim(1e-16, 10)
     right.set_xticks(queries, [f"{each:,.0f}" for each in queries])

@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[1]
 RESULTS = "benchmarks/results"
 
 LINK = re.compile(r"(?P<before>\]\()(?P<to>[^()\s#]+)(?P<anchor>#[^()\s]*)?(?=\))")
+CONTENTS = re.compile(r"^## On this page\n\n(?:- .*\n)+\n", re.MULTILINE)  # the site has its own beside the page
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -57,6 +58,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001
     """Turn links round to where their goals are in the site."""
+    if page.parent is None:  # nothing stands beside it that a sidebar could list
+        page.meta["hide"] = ["navigation"]
     outside = places()
     back = {place: source for source, place in outside.items()}
     source = back.get(page.file.src_uri, f"docs/{page.file.src_uri}")
@@ -75,5 +78,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         end = block.end()
     text = "".join([*parts, LINK.sub(moved, markdown[end:])])
     if source.startswith(RESULTS):
-        text = f"# {page.file.name.replace('_', ' ').capitalize()}\n\n{text}"
-    return text
+        page.meta["hide"] = ["toc"]  # tables are wide
+        title = page.file.name.replace("_", " ").capitalize()
+        text = f'# {title}\n\n<div class="results" markdown>\n\n{text}\n\n</div>\n'
+    return CONTENTS.sub("", text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import re
+import shutil
 import subprocess
 import sys
 from functools import cache
@@ -95,6 +96,29 @@ def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
     for style in site.rglob("*.css"):
         elsewhere |= set(re.findall(r"url\([\"']?((?:https?:)?//[^)\"']+)", style.read_text(encoding="utf-8")))
     assert not elsewhere
+
+
+def test_search_works_from_disk(site: Path) -> None:
+    """In a browser, without a server: the page asks nobody, complains of nothing, and finds what it is asked for."""
+    browsers = pytest.importorskip("playwright.sync_api")
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("chromium is not installed")
+    said: list[str] = []
+    with (
+        browsers.sync_playwright() as play,
+        play.chromium.launch(executable_path=chromium, args=["--no-sandbox"]) as browser,
+    ):
+        page = browser.new_page()
+        page.on("console", lambda message: said.append(message.text))
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.on("request", lambda request: said.append(request.url) if request.url.startswith("http") else None)
+        page.goto((site / "methods" / "learn.html").as_uri())
+        page.click(".md-search__input")
+        page.get_by_text("Type to start searching").wait_for(timeout=15_000)
+        page.keyboard.type("counting bound")
+        page.get_by_text("matching documents").wait_for(timeout=15_000)
+    assert not said
 
 
 def test_the_reference_has_what_is_public(site: Path) -> None:
