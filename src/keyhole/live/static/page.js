@@ -175,7 +175,7 @@ function showActions(active) {
   const mayResume = !active && run.why_not_resumable === "";
   const stopped = document.activeElement === $("stop") && !active, resumed = document.activeElement === $("resume") && active;
   show($("stop"), active);
-  $("stop").disabled = ended || run.state !== "running";
+  $("stop").setAttribute("aria-disabled", String(run.state !== "running"));  // one that is disabled would lose the focus
   say("stop", run.state === "stopping" ? "Stopping…" : "Stop");
   show($("resume"), mayResume);
   show($("resume-budget"), mayResume && run.least_budget !== null);
@@ -427,7 +427,7 @@ async function begin() {
     say("action-error", ok ? "" : `${data.error}.`);
     if (ok) $("new-budget").value = "";
   };
-  $("stop").addEventListener("click", () => act("stop", {}));
+  $("stop").addEventListener("click", () => { if (run.state === "running") act("stop", {}); });
   $("resume").addEventListener("click", () => act("resume", run.least_budget === null ? {} : { budget: $("new-budget").value }));
   $("to-compare").addEventListener("click", () => goTo(`#compare=${encodeURIComponent(list.slice(0, 2).map((one) => one.id).join(","))}`));
   for (const name of ["first", "second"]) $(name).addEventListener("change", () => goTo(`#compare=${encodeURIComponent(`${$("first").value},${$("second").value}`)}`));
