@@ -451,6 +451,11 @@ def test_sketches_of_a_mistaken_family_are_discarded() -> None:
     assert result.method == "multi-head"
     assert looking.discards == 1
     assert list(looking.seen[-1].matrices) == ["score of head 1", "score of head 2"]
+    early, known = looking.seen[-2].matrices, looking.seen[-2].known
+    assert 0.5 < known < 1
+    for found in (early["score of head 1"], early["score of head 2"]):  # on a hyperplane of its last tokens
+        rests = [np.linalg.svdvals(found - head.score) for head in heads]
+        assert min(rest[1] for rest in rests) < 1e-6
 
 
 def test_pictures_are_small_and_keep_what_stands_out() -> None:
@@ -619,7 +624,7 @@ def test_start_watch_stop_resume(tabs: Callable[..., Tab], server: LiveServer) -
     expect(page.locator("#run-state")).to_have_text("running")
     expect(page.locator("#stages [aria-current] .name")).to_have_text(re.compile("directions|columns"))
     expect(page.locator("#pictures canvas[role=img]")).to_have_attribute("aria-label", re.compile("^score, 20 by 20"))
-    expect(page.locator("#matrix-note")).to_contain_text("% of its directions")
+    expect(page.locator("#matrix-note")).to_contain_text("% has been read so far")
     expect(page.locator("#t-error")).to_contain_text("± ")
     before = number(tab.text("t-queries"))
     expect(page.locator("#t-queries")).not_to_have_text(str(before))
@@ -794,7 +799,7 @@ def test_watch_a_run_of_the_command_line(browser: Browser, tmp_path: Path) -> No
         assert process.stderr is not None
         address = process.stderr.readline().split()[-1]
         tab = Tab(browser, address)
-        expect(tab.page.locator("#run-target")).to_have_text("python:box.py:make")
+        expect(tab.page.locator("#run-title")).to_have_text("python:box.py:make")
         expect(tab.page.locator("#pictures canvas[role=img]")).to_be_visible()
         tab.page.click("#stop")
         expect(tab.page.locator("#run-state")).to_have_text("stopped")

@@ -22,7 +22,6 @@ from keyhole.methods.base import Found
 from keyhole.methods.certify import Judgement, certify
 from keyhole.methods.diagnose import Diagnosis, diagnose
 from keyhole.methods.noise import measure_noise
-from keyhole.model.matrices import matrices_of
 from keyhole.oracles import Oracle
 from keyhole.progress import Bar, Observer, Silent, Watcher, wants_bar
 from keyhole.recovery import Certificate, Outcome, Recovery, Stats
@@ -322,8 +321,7 @@ def _recover(
             estimate.params,
             _unchecked(estimate),
         )
-        matrices = matrices_of(params)
-        session.show(lambda: Sketch(matrices, 1.0))
+        session.show(estimate.sketch)
         used = session.queries
         judgement = _certified(session, estimate, seed, heldout)
         outcome, message, certificate = judgement.outcome, judgement.message, judgement.certificate

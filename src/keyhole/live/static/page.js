@@ -144,8 +144,9 @@ function showRun() {
   say("run-state", state);
   $("run-state").dataset.tone = tone;
   say("run-id", run.id);
-  say("run-title", run.label.charAt(0).toUpperCase() + run.label.slice(1));
+  say("run-title", run.label === run.target ? run.label : run.label.charAt(0).toUpperCase() + run.label.slice(1));
   say("run-target", run.target);
+  show($("run-target"), run.label !== run.target);
   document.title = `${state} · ${run.id} · Keyhole`;
   showOutcome(tone);
   showActions(active);
@@ -317,8 +318,8 @@ function showQuestions(now, active) {
   let note = "";
   if (run.state === "done" && !some) note = "Nothing was found that could be drawn.";
   else if (run.state === "done") note = "";
-  else if (some && known !== null && known < 1) note = `${Math.round(100 * known)} % of its directions have been read; what lies along the others counts as zero.`;
-  else if (some) note = "All of it, before the certificate.";
+  else if (some && known !== null && known < 1) note = `${Math.round(100 * known)} % has been read so far; what was not counts as zero.`;
+  else if (some) note = "All of it, to be certified yet.";
   else if (grid) note = "This method tells its matrices only at a later stage. Meanwhile, its questions:";
   say("matrix-note", note);
   show($("questions"), grid);
