@@ -31,7 +31,7 @@ HEAD = kh.SingleHead(rng.standard_normal((16, 16)), rng.standard_normal(16))
 
 def make():
     def answer(tokens):
-        time.sleep(0.02)
+        time.sleep(0.05)
         return HEAD(tokens)
     return kh.FunctionOracle(answer, width=16, batch_limit=4, name="slow")
 """
@@ -40,13 +40,13 @@ COMMAND = ["recover", "python:box.py:make", "--journal", "my answers.db", "--bud
 
 
 @contextmanager
-def terminal(folder: Path, **environment: str) -> Iterator[pexpect.spawn]:
+def terminal(folder: Path, *options: str, **environment: str) -> Iterator[pexpect.spawn]:
     """The command in a terminal of its own."""
     (folder / "box.py").write_text(BOX)
     inherited = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "COLUMNS", "LINES")}
     child = pexpect.spawn(
         sys.executable,
-        ["-m", "keyhole", *COMMAND],
+        ["-m", "keyhole", *COMMAND, *options],
         env={**inherited, "TERM": "xterm-256color", **environment},
         cwd=str(folder),
         dimensions=(30, 150),
@@ -85,6 +85,18 @@ def test_a_bar_and_ctrl_c(tmp_path: Path, colour: bool) -> None:
     again = [sys.executable, "-m", "keyhole", *shlex.split(said)[1:]]
     done = subprocess.run(again, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert "CERTIFIED" in done.stdout
+
+
+def test_ctrl_c_ends_a_run_that_is_watched(tmp_path: Path) -> None:
+    with terminal(tmp_path, "--watch") as child:
+        child.expect(r"watch at (http://127\.0\.0\.1:\d+/#run=watched-\w+)")
+        child.expect("error so far")
+        child.sendintr()
+        child.expect(pexpect.EOF)
+        child.close()
+    assert child.exitstatus == 130
+    said = child.before.rpartition("\x1b[2K")[2]  # nothing was erased after it was said
+    assert shlex.split(" ".join(said.partition("To resume: ")[2].split())) == ["keyhole", *COMMAND]
 
 
 def test_plain_lines_where_there_is_no_terminal() -> None:

@@ -175,7 +175,8 @@ def recover(
         return _carry_out(settings, as_json=as_json, quiet=quiet)
     with WatchPage(port) as page:
         code = _carry_out(settings, as_json=as_json, quiet=quiet, page=page)
-        page.linger()
+        if code != INTERRUPTED:
+            page.linger()
         return code
 
 

@@ -125,7 +125,9 @@ class Run:
         self.finished: Finished | None = None
         self.error: BaseException | None = None
         self._work, self._changed = work, changed
-        self._thread: threading.Thread | None = None
+        # Not the thread is waited for: of one whose join was interrupted Python 3.11 says that it has ended.
+        self._idle = threading.Event()
+        self._idle.set()
         self._lock = threading.Lock()
 
     # --- what can be done with it -----------------------------------------------------------------------------
@@ -145,8 +147,8 @@ class Run:
             self.started = time()
             self.record = Record(self.settings.budget)
             self.ending = self.finished = self.error = None
-            self._thread = threading.Thread(target=self._go, name=f"keyhole-run-{self.id}", daemon=True)
-            self._thread.start()
+            self._idle.clear()
+            threading.Thread(target=self._go, name=f"keyhole-run-{self.id}", daemon=True).start()
         self._changed()
 
     def stop(self) -> None:
@@ -160,10 +162,7 @@ class Run:
 
     def wait(self, seconds: float | None = None) -> bool:
         """Wait for its end; whether it has come."""
-        thread = self._thread
-        if thread is not None:
-            thread.join(seconds)
-        return not self.active
+        return self._idle.wait(seconds)
 
     def _go(self) -> None:
         state, message = "failed", ""
@@ -184,6 +183,7 @@ class Run:
         record.end()
         with self._lock:
             self.state, self.message = state, message
+            self._idle.set()
         self._changed()
 
     # --- what pages read --------------------------------------------------------------------------------------

@@ -170,8 +170,9 @@ async def _changes(runs: Runs, identity: str, closing: Callable[[], bool]) -> As
     yield "retry: 1000\n\n"
     sent: dict[str, Any] = {}
     silent = 0.0
-    while not closing():
-        told = False
+    last = False
+    while not last:
+        last, told = closing(), False  # what changed until then is still told
         for event, version, state in _states(runs, identity):
             if sent.get(event) != version:
                 sent[event], told = version, True
@@ -181,7 +182,8 @@ async def _changes(runs: Runs, identity: str, closing: Callable[[], bool]) -> As
         if silent > ALIVE_SECONDS:
             silent = 0.0
             yield ": alive\n\n"
-        await asyncio.sleep(LOOK_SECONDS)
+        if not last:
+            await asyncio.sleep(LOOK_SECONDS)
     yield "event: end\ndata: {}\n\n"
 
 
