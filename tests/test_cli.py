@@ -380,3 +380,29 @@ def test_diagnose(run: Run, layer: Path, tmp_path: Path) -> None:
     assert found["same"] == [[0, 1]]
     assert found["logits_show"] is False
     assert found["witness"]["kind"] == "silent logits"
+
+
+def test_bench_prints_what_recoveries_cost(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    boxes = ["demo:single-head?width=4", "demo:relu-net?width=3&neurons=2"]
+    code, said, _ = run("bench", *boxes, "--runs", "2", "--json", "--out", "bench.json")
+    assert code == 0
+    rows = json.loads(said)["benchmarks"]
+    assert json.loads(Path("bench.json").read_text())["benchmarks"] == rows
+    assert [row["target"] for row in rows] == boxes
+    for row in rows:
+        assert row["certified"] == row["runs"] == 2
+        assert row["worst_distance"] < 1e-9
+        assert row["ratio"] == row["queries"] / row["counting_bound"] >= 1
+    monkeypatch.setenv("COLUMNS", "40")
+    code, said, _ = run("bench", *boxes, "--runs", "1")
+    assert code == 0
+    assert "relu-net" in said
+    assert "…" not in said  # nothing is cut, however narrow the terminal
+
+
+def test_bench_says_where_a_box_was_not_recovered(run: Run) -> None:
+    code, said, _ = run("bench", "demo:single-head?width=4&norm=0&noise=10", "--runs", "1", "--json")
+    (row,) = json.loads(said)["benchmarks"]
+    assert (code, row["certified"]) == ((0, 1) if row["outcomes"] == ["CERTIFIED"] else (1, 0))
+    assert run("bench", "nothing", "--json")[0] == 2
+    assert run("bench", "demo:single-head?width=2", "--runs", "1", "--out", "no/folder/x.json")[0] == 2

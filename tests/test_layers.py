@@ -25,7 +25,7 @@ LAYERS = (
     {"oracles", "journal", "progress"},
     {"session"},
     {"report", "runs", "targets", "datasets", "verify", "audit", "live", "serve", "testing", "whole_model"},
-    {"cli", "cli_learn", "cli_model"},
+    {"cli", "cli_bench", "cli_learn", "cli_model"},
     {"__main__", "__init__"},
 )
 LAYER = {part: number for number, parts in enumerate(LAYERS) for part in parts}

@@ -20,6 +20,7 @@ from rich.text import Text
 from keyhole import session
 from keyhole.audit import MULTIPLES, Audit
 from keyhole.audit import audit as run_audit
+from keyhole.cli_bench import bench
 from keyhole.cli_learn import learn
 from keyhole.cli_model import names_all_layers, recover_all_layers
 from keyhole.errors import FileError, KeyholeError, RecoveryFailed, UsageError
@@ -32,6 +33,7 @@ from keyhole.report import describe
 from keyhole.report.curves import draw_curves
 from keyhole.report.diagnosis import describe_diagnosis, describe_params, of_family, of_params, table_of_claims
 from keyhole.report.picture import INSTALL, draw
+from keyhole.report.tables import print_whole
 from keyhole.report.verdict import describe_verdict
 from keyhole.runs import Settings, keyhole_version, parse_option, plain, prepare_folder, write_run
 from keyhole.serve.command import serve
@@ -329,6 +331,7 @@ def _diagnose_box(text: str, seed: int, as_json: bool) -> int:
 
 
 app.command()(serve)
+app.command()(bench)
 
 
 def _words(options: Mapping[str, Sequence[Any]]) -> list[str]:
@@ -372,9 +375,7 @@ def _show_audit(found: Audit, files: dict[str, Path], notes: list[str]) -> None:
     _say(console, "errors", f"relative, against {found.reference}; 1 is what a guess of nothing has", room)
     _say(console, "budgets", f"in multiples of the counting bound, {found.bound:,} queries", room)
     console.print()
-    table = found.table()
-    # In one piece, so that no figure is cut where the terminal is narrow.
-    console.print(table, width=max(console.width, console.measure(table).maximum), crop=False)
+    print_whole(found.table())
     console.print()
     for sentence in found.sentences:
         for number, row in enumerate(textwrap.wrap(sentence, room - 2, break_long_words=False)):
