@@ -236,7 +236,9 @@ def test_nonsense_is_refused_field_by_field(form: Any, field: str) -> None:
 def test_a_form_names_a_demo_and_nothing_else() -> None:
     wish = read_form({"family": "multi-head", "width": 6, "heads": " 2 ", "seed": "5", "budget": "", "rank": None})
     assert wish.target == "demo:multi-head?heads=2&width=6&norm=1&seed=5"
-    assert (wish.seed, wish.budget, wish.rate) == (5, None, 400)
+    assert (wish.seed, wish.budget, wish.rate, wish.method) == (5, None, 400, "auto")
+    assert read_form({"family": "relu-net", "noise": "0.01"}).method == "relu-net"
+    assert read_form({"family": "single-head", "noise": "0.01"}).method == "auto"
 
 
 # --- runs -------------------------------------------------------------------------------------------------------------
@@ -365,7 +367,8 @@ def test_two_runs_are_compared_modulo_symmetry(server: LiveServer) -> None:
         ("live.json", b"\xff\xfe", "damaged"),
         ("live.json", b'{"format": "keyhole-live", "version": 7}', "newer version"),
         ("live.json", b'{"format": "keyhole-live", "version": 1, "target": "demo:single-head"}', "damaged"),
-        ("params.safetensors", b"\x00" * 20, ""),
+        ("live.json", b'{"format": "keyhole-live", "version": 1, "target": "demo:single-head", "label": 3}', "damaged"),
+        ("params.safetensors", b"\x00" * 20, "params.safetensors"),
     ],
 )
 def test_a_folder_that_makes_no_sense_is_named_and_left_alone(
@@ -379,7 +382,7 @@ def test_a_folder_that_makes_no_sense_is_named_and_left_alone(
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     (run,) = Runs(tmp_path / "runs").all()
     assert run.state == "unreadable"
-    assert said in run.message
+    assert said in run.message, run.message
     assert "Nothing in it was changed" in run.message
     assert run.snapshot()["why_not_resumable"]
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
@@ -394,6 +397,34 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert run.state == "done", run.message
     assert run.settings.out is not None
     return run.settings.out
+
+
+@pytest.mark.parametrize(
+    ("file", "change"),
+    [
+        ("live.json", {"rate": 0}),
+        ("live.json", {"rate": None}),
+        ("live.json", {"seed": "none"}),
+        ("live.json", {"label": ["<b>"]}),
+        ("live.json", {"budget": -1}),
+        ("run.json", {"distance": "far"}),
+        ("run.json", {"heldout": {"predictions": [1.0], "answers": []}}),
+        ("run.json", {"heldout": {"predictions": ["<b>"], "answers": ["<b>"]}}),
+        ("run.json", {"result": {"outcome": "SPLENDID"}}),
+        ("run.json", {"result": None}),
+    ],
+)
+def test_values_that_cannot_be_meant_are_damage(
+    finished: Path, tmp_path: Path, file: str, change: dict[str, Any]
+) -> None:
+    folder = tmp_path / "runs" / finished.name
+    folder.mkdir(parents=True)
+    for path in finished.iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    (folder / file).write_text(json.dumps(json.loads((folder / file).read_text()) | change))
+    (run,) = Runs(tmp_path / "runs").all()
+    assert run.state == "unreadable"
+    assert "damaged" in run.message
 
 
 def test_a_folder_may_not_name_code_to_run(finished: Path, tmp_path: Path) -> None:

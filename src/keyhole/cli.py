@@ -164,6 +164,8 @@ def recover(
 
     Example: `keyhole recover python:box.py:make --journal run.db --budget 5000 --out run`
     """
+    if port and not watch:
+        raise UsageError("--port is for the page of --watch: leave it out, or ask for that")
     options = dict(parse_option(text) for text in option or [])
     settings = Settings(target, method, budget, journal, seed, heldout, max_norm, noise, options, out)
     if names_all_layers(target):

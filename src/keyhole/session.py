@@ -54,6 +54,7 @@ class Session:
         self.budget = budget
         self.journal = journal
         self.observer = observer or Silent()
+        self.watcher = observer if isinstance(observer, Watcher) else None
         self.stages: dict[str, int] = {}
         self.new_queries = 0
         self.oracle_seconds = 0.0
@@ -130,8 +131,8 @@ class Session:
 
     def show(self, so_far: Callable[[], Sketch | None]) -> None:
         """Offer what is known so far to whoever watches."""
-        if isinstance(self.observer, Watcher):
-            self.observer.sketched(so_far)
+        if self.watcher is not None:
+            self.watcher.sketched(so_far)
 
     def _answers(self, plan: Plan, repeat: int, count: int | None = None) -> Array:
         """All answers to one repeat of a plan, or the first `count` of them."""
@@ -356,8 +357,8 @@ def _recover_diagnosed(
     """Find out what the box is, once it is not what it was taken for, and recover that if there is a method."""
     # Its fresh questions belong to the first attempt: the certificate will ask others.
     session.stages[f"check of {first.method}"] = session.stages.pop("held-out", 0)
-    if isinstance(session.observer, Watcher):
-        session.observer.discarded()
+    if session.watcher is not None:
+        session.watcher.discarded()
     try:
         found = session.run(diagnose(session.signature, stream(seed, "diagnosis")))
     except (BudgetExhausted, OracleError):

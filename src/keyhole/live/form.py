@@ -11,6 +11,7 @@ from keyhole.targets import DEMOS, Knob, demo_text, open_target
 
 # Of a page nobody waits for: larger boxes are for the command line.
 MOST = {"width": 256, "rank": 256, "heads": 16, "neurons": 256, "outputs": 256, "seed": 2**53}
+SEED = Knob(int, 0, 0, MOST["seed"])
 RATE = Knob(float, 400, 0.1, 1e6)
 BUDGET = Knob(int, None, 0, 10**9)
 SERVED = "served"  # the family that stands for the box of `keyhole serve TARGET --ui`
@@ -52,11 +53,25 @@ class Wish:
     seed: int
     budget: int | None
     rate: float  # answers per second
+    method: str = "auto"
+
+    @classmethod
+    def of(cls, about: Mapping[str, Any]) -> Wish:
+        """What was written down of one; ValueError, KeyError or TypeError where it cannot have been."""
+        found = cls(*(about[name] for name in ("target", "label", "seed", "budget", "rate", "method")))
+        for name in ("target", "label", "method"):
+            if not isinstance(about[name], str):
+                raise TypeError(f"{name} is no text")
+        for name, knob in (("seed", SEED), ("budget", BUDGET), ("rate", RATE)):
+            if about[name] is None and name != "budget":
+                raise ValueError(f"{name} is missing")
+            _number(about[name], knob)
+        return found
 
 
 def fields_of(family: str) -> dict[str, Knob]:
     """The fields of a family, those that all families share last."""
-    shared = {"seed": Knob(int, 0, 0, MOST["seed"]), "budget": BUDGET, "rate": RATE}
+    shared = {"seed": SEED, "budget": BUDGET, "rate": RATE}
     if family == SERVED:
         return shared
     knobs, _ = DEMOS[family]
@@ -127,7 +142,9 @@ def read_form(given: Any, served: Served | None = None) -> Wish:
         return Wish(served.target, served.label, seed, budget, rate or 1.0)
     target = open_target(demo_text(family, numbers))
     target.oracle.close()
-    return Wish(target.text, target.label, seed, budget, rate or 1.0)
+    # Behind noise `auto` takes a box for a head, and cannot find out that it is none.
+    method = family if numbers.get("noise") and family != "single-head" else "auto"
+    return Wish(target.text, target.label, seed, budget, rate or 1.0, method)
 
 
 def _number(given: Any, knob: Knob) -> float | None:

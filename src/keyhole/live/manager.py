@@ -20,12 +20,14 @@ from keyhole.live.run import Finished, Run, carry_out
 from keyhole.model import distance
 from keyhole.model.matrices import matrices_of
 from keyhole.progress import Observer
+from keyhole.recovery import Outcome
 from keyhole.runs import FORMAT, RUN, VERSION, Settings, plain, prepare_folder
 
 LIVE, JOURNAL = "live.json", "journal.db"  # beside what `keyhole recover --out` writes
 LIVE_FORMAT, LIVE_VERSION = "keyhole-live", 1
 MOST_ACTIVE = 4
 IDENTITY = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
+FIGURES = ("queries", "counting_bound", "ratio", "worst_error", "worst_ratio", "seconds")  # of a result
 STOP_SECONDS = 8.0  # for batches at hand, when the server ends
 
 
@@ -70,7 +72,9 @@ class Runs:
 
     def _made(self, identity: str, wish: Wish) -> Run:
         folder = self.folder / identity
-        settings = Settings(wish.target, seed=wish.seed, budget=wish.budget, journal=folder / JOURNAL, out=folder)
+        settings = Settings(
+            wish.target, wish.method, seed=wish.seed, budget=wish.budget, journal=folder / JOURNAL, out=folder
+        )
         return Run(identity, wish.label, settings, partial(carry_out, rate=wish.rate), self._changed)
 
     def watch(self, label: str, settings: Settings, work: Callable[[Settings, Observer], Finished]) -> Run:
@@ -162,7 +166,7 @@ class Runs:
     def _found(self, identity: str, path: Path) -> Run:
         try:
             about = _read(path, LIVE_FORMAT, LIVE_VERSION)
-            wish = Wish(*(about[name] for name in ("target", "label", "seed", "budget", "rate")))
+            wish = Wish.of(about)
             own = wish.target.startswith("demo:") or (self.served is not None and wish.target == self.served.target)
             if not own:
                 # A folder may come from anywhere, and a target may name code to run.
@@ -171,9 +175,7 @@ class Runs:
             run.state = "stopped"
             run.started = path.stat().st_mtime
             if (path.parent / RUN).exists():
-                ending = _read(path.parent / RUN, FORMAT, VERSION)
-                run.ending = {name: ending[name] for name in ("result", "distance", "heldout")}
-                run.ending["result"]["outcome"], run.ending["heldout"]["answers"]
+                run.ending = _ending(path.parent / RUN)
                 run.state = "done"
                 run.record.draw(pictures(matrices_of(run.params())))
         except (KeyholeError, OSError, KeyError, TypeError, ValueError, AttributeError) as error:
@@ -185,6 +187,20 @@ class Runs:
 
 def _unreadable(settings: Settings, observer: Observer) -> Finished:  # noqa: ARG001 - what any run is given
     raise FileError("a run that cannot be read cannot be resumed")
+
+
+def _ending(path: Path) -> dict[str, Any]:
+    """How a run ended, with everything in it that a page shows."""
+    found = _read(path, FORMAT, VERSION)
+    ending = {name: found[name] for name in ("result", "distance", "heldout")}
+    Outcome[ending["result"]["outcome"]]  # a KeyError where there is none of this name
+    numbers = [ending["heldout"][name] for name in ("predictions", "answers")]
+    if not all(isinstance(each, list) for each in numbers) or len(numbers[0]) != len(numbers[1]):
+        raise ValueError("predictions and answers do not belong together")
+    numbers.append([ending["distance"], *(ending["result"][name] for name in FIGURES)])
+    if not all(each is None or isinstance(each, int | float) for some in numbers for each in some):
+        raise TypeError("a figure is no number")
+    return ending
 
 
 def _read(path: Path, form: str, version: int) -> dict[str, Any]:
