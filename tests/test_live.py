@@ -329,6 +329,15 @@ def test_a_spent_budget_is_resumed_with_a_larger_one(server: LiveServer) -> None
     assert "--budget 500" in found["command"]
 
 
+def test_a_folder_that_takes_no_files_is_named(tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("a file")
+    with serving(tmp_path / "runs") as server, client(server) as browser:
+        reply = browser.post("/api/runs", json=QUICK)
+        assert reply.status_code == 507
+        assert "--runs" in reply.json()["error"]
+        assert browser.get("/api/runs").json()["runs"] == []
+
+
 def test_too_many_runs_at_once_are_refused(server: LiveServer) -> None:
     for _ in range(4):
         start(server, {**SLOW, "rate": "10"})
@@ -576,7 +585,43 @@ def test_serve_ui_beside_a_box(tmp_path: Path) -> None:
     assert (tmp_path / "runs" / made.json()["id"] / "journal.db").exists()
 
 
+def test_serve_ui_alone_ends_cleanly_and_says_what_is_left(tmp_path: Path) -> None:
+    with command(tmp_path, "serve", "--ui", "--runs", "kept") as process:
+        assert process.stdout is not None
+        page = process.stdout.readline().split()[1]
+        with httpx.Client(base_url=page, trust_env=False, timeout=PATIENCE, headers={"Origin": page}) as browser:
+            made = browser.post("/api/runs", json=SLOW).json()["id"]
+            with browser.stream("GET", f"/api/events?run={made}") as stream:  # a page that is open does not keep it
+                lines = stream.iter_lines()
+                next(lines)
+                process.send_signal(signal.SIGTERM)
+                told = list(lines)
+        out, err = process.communicate(timeout=PATIENCE)
+    assert "event: end" in told
+    assert (process.returncode, err) == (0, "")
+    assert "1 runs in kept; 1 unfinished, to be resumed on the page" in out
+    (found,) = Runs(tmp_path / "kept").all()
+    assert (found.id, found.state) == (made, "stopped")
+
+
+def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(sys.modules, "fastapi", None)
+    for command in (["serve", "--ui"], ["recover", "demo:single-head?width=3", "--watch"]):
+        with pytest.raises(SystemExit) as ended:
+            main(command)
+        assert ended.value.code == 2
+        assert "pip install 'keyhole[serve]'" in capsys.readouterr().err
+
+
 # --- the page in a browser --------------------------------------------------------------------------------------------
+
+
+def test_a_browser_that_cannot_be_had_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("browsers.shutil.which", lambda _: None)
+    with pytest.raises(
+        pytest.fail.Exception, match="need chromium, and could not install it: apt-get install chromium"
+    ):
+        chromium()
 
 
 @pytest.fixture(scope="module")

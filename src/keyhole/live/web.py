@@ -111,10 +111,10 @@ def add_page(app: "FastAPI", runs: Runs, closing: Callable[[], bool]) -> None:
             return JSONResponse({"error": "this is no JSON"}, 400)
         try:
             run = await _in_thread(act, given)
+        except (FileError, OSError) as error:
+            return JSONResponse({"error": f"{error}; the folder for runs is named by --runs"}, 507)
         except KeyholeError as error:
             return refuse(error)
-        except OSError as error:
-            return JSONResponse({"error": f"cannot write to {runs.folder}: {error.strerror or error}"}, 507)
         return JSONResponse(run.brief(), 201 if request.url.path == "/api/runs" else 200)
 
     @router.post("/api/runs")

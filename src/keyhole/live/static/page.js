@@ -70,7 +70,7 @@ function connect() {
   source = new EventSource(`/api/events?run=${encodeURIComponent(selected ?? "")}`);
   source.addEventListener("open", () => connection("live", "live"));
   source.addEventListener("error", () => { if (!ended) connection("waiting", "connection lost, trying again"); });
-  source.addEventListener("runs", (event) => { list = JSON.parse(event.data).runs; showList(); });
+  source.addEventListener("runs", (event) => { list = JSON.parse(event.data).runs; showList(); if (comparing) showCompare(); });
   source.addEventListener("run", (event) => { run = JSON.parse(event.data); if (run.id === selected) showRun(); });
   source.addEventListener("missing", () => {  // a run of another server, perhaps from an old address
     selected = null;
@@ -131,7 +131,6 @@ function showList() {
     if ($("runs").children[place] !== item) $("runs").insertBefore(item, $("runs").children[place] ?? null);
   });
   for (const item of old.values()) item.remove();
-  if (comparing) fillChoices();
 }
 
 // --- one run -------------------------------------------------------------------------------------------------------
