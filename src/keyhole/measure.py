@@ -234,6 +234,7 @@ class Sketch:
     matrices: Mapping[str, Array]  # by name; zero where nothing is known yet
     known: float  # the part of what is to be read that has been, 0 to 1
     error: float = math.nan  # largest error bar over the largest entry; nan where that is not known
+    heldout: Sequence[float] = ()  # |prediction − answer| of the fresh answers that have come
 
 
 @dataclass(frozen=True, eq=False)

@@ -78,6 +78,7 @@ class Count:
         self.stage = ""
         self.planned_queries = self.new = self.old = 0
         self.error = math.nan  # error bar of what was read so far, relative
+        self.heldout = math.nan  # largest error of a fresh answer so far
         self._looks = Looks()
         self._began: float | None = None
 
@@ -98,12 +99,13 @@ class Count:
     def sketched(self, so_far: Callable[[], Sketch | None]) -> None:
         """Keep the error."""
         found = self._looks.look(so_far)
-        if found is not None and not math.isnan(found.error):
-            self.error = found.error
+        if found is not None:
+            self.error = self.error if math.isnan(found.error) else found.error
+            self.heldout = max(found.heldout, default=math.nan)
 
     def discarded(self) -> None:
         """That was the error of something else."""
-        self.error = math.nan
+        self.error = self.heldout = math.nan
 
     @property
     def asked(self) -> int:
@@ -124,7 +126,9 @@ class Count:
 
     @property
     def error_in_words(self) -> str:
-        """The error so far."""
+        """The error so far: of fresh answers, where some have come."""
+        if not math.isnan(self.heldout):
+            return f"held-out error {self.heldout:.0e}"
         return "" if math.isnan(self.error) else f"error so far ± {self.error:.0e}"
 
     @property

@@ -322,7 +322,6 @@ def _recover(
             estimate.params,
             _unchecked(estimate),
         )
-        session.show(estimate.sketch)
         used = session.queries
         judgement = _certified(session, estimate, seed, heldout)
         outcome, message, certificate = judgement.outcome, judgement.message, judgement.certificate

@@ -38,6 +38,7 @@ class Record:
         self._pause = POINT_SECONDS
         self._recent: list[tuple[float, int]] = [(0.0, 0)]
         self._known = self._error = math.nan
+        self._heldout: list[float] = []
         self._looks = Looks()
         self._pictures: list[dict[str, Any]] = []
         self._told_to_stop = False
@@ -95,7 +96,8 @@ class Record:
             return
         drawn = pictures(found.matrices)
         with self._lock:
-            self._known, self._error = found.known, found.error
+            self._known, self._heldout = found.known, list(found.heldout)
+            self._error = self._error if math.isnan(found.error) else found.error
         self.draw(drawn)
 
     def discarded(self) -> None:
@@ -103,6 +105,7 @@ class Record:
         with self._lock:
             self._attempt += 1
             self._known = self._error = math.nan
+            self._heldout = []
             self._looks = Looks()
         self.draw([])
 
@@ -144,6 +147,7 @@ class Record:
                 "points": [[round(at, 3), new, old] for at, new, old in self._points],
                 "known": self._known,
                 "error": self._error,
+                "heldout": self._heldout,
             }
 
     def _rate(self) -> float:

@@ -244,14 +244,14 @@ function showCurve(now) {
 
 function showHeldout() {
   const told = run.ending?.heldout, result = run.ending?.result;
-  if (!told || !told.answers.length) {
+  const errors = told ? told.answers.map((answer, n) => Math.abs(answer - told.predictions[n])) : run.progress.heldout;
+  if (!errors.length) {
     say("heldout-note", result ? "No fresh question was asked." : "The certificate comes last: fresh questions, whose answers must be predicted within their error bars.");
     $("heldout").replaceChildren();
     return;
   }
-  const errors = told.answers.map((answer, n) => Math.abs(answer - told.predictions[n]));
-  const share = result.worst_ratio === null ? "" : `, at most ${figure(100 * result.worst_ratio)} % of the error bar`;
-  say("heldout-note", `${whole(errors.length)} fresh answers, largest error ${figure(Math.max(...errors))}${share}.`);
+  const share = !result || result.worst_ratio === null ? "" : `, at most ${figure(100 * result.worst_ratio)} % of the error bar`;
+  say("heldout-note", `${whole(errors.length)} fresh answers${result ? "" : " so far"}, largest error ${figure(Math.max(...errors))}${share}.`);
   const seen = errors.filter((error) => error > 0), high = Math.ceil(Math.log10(Math.max(...seen, 1e-300))), low = Math.min(high - 1, Math.floor(Math.log10(Math.min(...seen, 1e300))));
   const width = 420, height = 130, left = 46, step = (width - left) / errors.length;
   const y = (error) => (error > 0 && seen.length ? 6 + ((high - Math.log10(error)) / (high - low)) * (height - 12) : height);
