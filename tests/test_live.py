@@ -31,6 +31,7 @@ from keyhole.live.picture import MOST_CELLS, pictures
 from keyhole.live.run import carry_out
 from keyhole.measure import Sketch
 from keyhole.progress import Silent
+from keyhole.runs import Settings
 
 QUICK = {"family": "single-head", "width": "6", "rate": "1000000"}
 # 274 questions and 32 for the certificate, seven seconds: time enough to stop it on a busy machine. `hurry` ends that.
@@ -337,6 +338,18 @@ def test_a_folder_that_takes_no_files_is_named(tmp_path: Path) -> None:
         assert reply.status_code == 507
         assert "--runs" in reply.json()["error"]
         assert browser.get("/api/runs").json()["runs"] == []
+
+
+def test_a_box_that_raises_whatever_ends_its_run_in_words(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def work(*_: object) -> Any:
+        raise ZeroDivisionError("of the box's own making")
+
+    run = Runs(tmp_path).watch("a box", Settings("python:box.py:make"), work)
+    run.begin()
+    assert run.wait(PATIENCE)
+    assert (run.state, run.message) == ("failed", "ZeroDivisionError: of the box's own making")
+    assert isinstance(run.error, ZeroDivisionError)
+    assert "Traceback" in caplog.text  # whoever runs the server can find out where
 
 
 def test_too_many_runs_at_once_are_refused(server: LiveServer) -> None:

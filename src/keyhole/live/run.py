@@ -168,7 +168,9 @@ class Run:
         state, message = "failed", ""
         record = self.record
         try:
-            self.finished = self._work(self.settings, record)
+            finished = self._work(self.settings, record)
+            self.ending = ending_of(finished)
+            record.draw(pictures(matrices_of(finished.result.params)))
         except Stopped:
             state = "stopped"
         except KeyholeError as error:
@@ -178,8 +180,7 @@ class Run:
             self.error, message = error, f"{type(error).__name__}: {error}"
             log.exception("the run %s failed", self.id)
         else:
-            state, self.ending = "done", ending_of(self.finished)
-            record.draw(pictures(matrices_of(self.finished.result.params)))
+            state, self.finished = "done", finished
         record.end()
         with self._lock:
             self.state, self.message = state, message
