@@ -94,7 +94,7 @@ def test_recover_writes_what_can_be_loaded_and_recovered_again(run: Run) -> None
     assert said["certified"]
     assert said["target"] == "file:first/params.safetensors"
     assert said["distance"] < 1e-13
-    assert set(said["files"]) == {"params", "radius", "run"}
+    assert set(said["files"]) == {"params", "radius", "truth", "run", "report"}
     assert kh.distance(kh.load("first/params.safetensors"), kh.load("second/params.safetensors")) < 1e-13
     record = json.loads(Path("second/run.json").read_text())
     assert (record["format"], record["version"]) == ("keyhole-run", 1)
@@ -175,7 +175,8 @@ def test_a_box_that_cannot_be_recovered_exits_with_1(run: Run, factory: str, out
 def test_a_failed_run_leaves_nothing_of_an_earlier_one(run: Run) -> None:
     run("recover", SMALL, "--out", "run", "-q")
     run("recover", "python:box.py:mute", "--out", "run", "-q")
-    assert [path.name for path in Path("run").iterdir()] == ["run.json"]
+    assert sorted(path.name for path in Path("run").iterdir()) == ["report.html", "run.json"]
+    assert "Not identifiable" in Path("run/report.html").read_text()
 
 
 @pytest.mark.parametrize(

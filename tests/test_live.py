@@ -41,7 +41,7 @@ PATIENCE = 20.0
 
 @contextmanager
 def serving(folder: Path) -> Iterator[LiveServer]:
-    with LiveServer(Runs(folder)) as server:
+    with LiveServer(Runs(folder, reports=False)) as server:  # which take longer than these runs
         yield server
 
 
@@ -414,7 +414,7 @@ def test_a_folder_that_makes_no_sense_is_named_and_left_alone(
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run that has ended."""
-    runs = Runs(tmp_path_factory.mktemp("finished"))
+    runs = Runs(tmp_path_factory.mktemp("finished"), reports=False)
     run = runs.start(QUICK)
     assert run.wait(PATIENCE)
     assert run.state == "done", run.message
@@ -895,6 +895,20 @@ def test_what_is_shown_stays_text(browser: Browser, finished: Path, tmp_path: Pa
         assert tab.said == []
         server.stop()
         expect(tab.page.locator("#connection")).to_have_text("the server has ended")
+        tab.context.close()
+
+
+def test_a_report_follows_and_opens(browser: Browser, tmp_path: Path) -> None:
+    with LiveServer(Runs(tmp_path)) as server:
+        tab = Tab(browser, server.address)
+        tab.begin(QUICK)
+        expect(tab.page.locator("#run-state")).to_have_text("certified")
+        tab.page.click("#files a:text('report.html')")
+        expect(tab.page.locator("h1")).to_be_visible()
+        assert tab.page.url.endswith("/files/report.html")
+        assert tab.page.locator("img, svg").count() > 2
+        tab.picture("report")
+        assert tab.said == []
         tab.context.close()
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from keyhole.errors import FileError, KeyholeError, UsageError
 from keyhole.live.form import Served, Wish, read_form
 from keyhole.live.picture import pictures
-from keyhole.live.run import Finished, Run, carry_out
+from keyhole.live.run import Finished, Run, add_report, carry_out
 from keyhole.model import distance
 from keyhole.model.matrices import matrices_of
 from keyhole.progress import Observer
@@ -42,8 +42,9 @@ class Busy(KeyholeError):
 class Runs:
     """The runs of a page. Those it starts live in folders of their own below `folder`."""
 
-    def __init__(self, folder: Path, served: Served | None = None) -> None:
+    def __init__(self, folder: Path, served: Served | None = None, *, reports: bool = True) -> None:
         self.folder, self.served = folder, served
+        self._after = add_report if reports else None
         self.version = 0  # changes whenever the list does
         self._runs: dict[str, Run] = {}
         self._lock = Lock()
@@ -75,7 +76,7 @@ class Runs:
         settings = Settings(
             wish.target, wish.method, seed=wish.seed, budget=wish.budget, journal=folder / JOURNAL, out=folder
         )
-        return Run(identity, wish.label, settings, partial(carry_out, rate=wish.rate), self._changed)
+        return Run(identity, wish.label, settings, partial(carry_out, rate=wish.rate), self._changed, self._after)
 
     def watch(self, label: str, settings: Settings, work: Callable[[Settings, Observer], Finished]) -> Run:
         """A run of the command line, to be begun by it."""

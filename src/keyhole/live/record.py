@@ -49,10 +49,11 @@ class Record:
         self._told_to_stop = True
 
     def end(self) -> None:
-        """The clock stops."""
+        """The clock stops; said again, pages look again."""
         with self._lock:
-            self._ended = monotonic()
-            self._point(self._seconds())
+            if self._ended is None:
+                self._ended = monotonic()
+                self._point(self._seconds())
             self.version += 1
 
     def draw(self, drawn: list[dict[str, Any]]) -> None:

@@ -18,6 +18,7 @@ from keyhole.model.matrices import matrices_of
 from keyhole.oracles import Oracle, Wrapper
 from keyhole.progress import Observer
 from keyhole.recovery import Recovery
+from keyhole.report.build import try_report
 from keyhole.runs import PARAMS, RESUMABLE, Settings, plain, prepare_folder, write_run
 from keyhole.session import recover
 from keyhole.targets import open_target
@@ -85,7 +86,7 @@ def carry_out(settings: Settings, observer: Observer, *, rate: float | None = No
     known = target.truth is not None and isinstance(result.params, type(target.truth))
     apart = distance(result.params, target.truth) if known else None
     if settings.out is not None:
-        write_run(settings.out, result, settings, target.oracle.name, apart)
+        write_run(settings.out, result, settings, target.oracle.name, apart, label=target.label, truth=target.truth)
     return Ended(result, apart)
 
 
@@ -99,6 +100,16 @@ def ending_of(finished: Finished) -> dict[str, Any]:
     }
     found: dict[str, Any] = plain(told)
     return found
+
+
+def add_report(settings: Settings) -> None:
+    """Add the report to the folder of a run that has ended; one that cannot be made is no loss of the result."""
+    if settings.out is not None:
+        with _drawing:
+            try_report(settings.out)
+
+
+_drawing = threading.Lock()  # matplotlib is not made for several threads
 
 
 class Run:
@@ -115,6 +126,7 @@ class Run:
         settings: Settings,
         work: Callable[[Settings, Observer], Finished],
         changed: Callable[[], None] = lambda: None,  # called when its state changes
+        after: Callable[[Settings], None] | None = None,  # done when it has ended, while pages show that it has
     ) -> None:
         self.id, self.label, self.settings = identity, label, settings
         self.started = time()
@@ -124,7 +136,7 @@ class Run:
         self.ending: dict[str, Any] | None = None
         self.finished: Finished | None = None
         self.error: BaseException | None = None
-        self._work, self._changed = work, changed
+        self._work, self._changed, self._after = work, changed, after
         # Not the thread is waited for: of one whose join was interrupted Python 3.11 says that it has ended.
         self._idle = threading.Event()
         self._idle.set()
@@ -186,6 +198,9 @@ class Run:
             self.state, self.message = state, message
             self._idle.set()
         self._changed()
+        if state == "done" and self._after is not None:
+            self._after(self.settings)
+            record.end()  # there are more files now
 
     # --- what pages read --------------------------------------------------------------------------------------
 
