@@ -265,8 +265,9 @@ class _Asking:
         yield from self._residual()
         if self.residual:
             self._say("attention", "yes", "another token before the last one moves the answer")
-            yield from self._count(self._active(answers))
-            return self._told("attention with a residual", None)
+            heads = yield from self._count(self._active(answers))
+            method = "residual" if self.outputs == self.signature.width else None
+            return self._told("attention with a residual", method, **({"heads": 1} if method and heads == "1" else {}))
         flat = np.linalg.norm(answers - 0.5 * (a + x), axis=1)
         if np.max(flat / self._error(size)) <= 1.0:
             self._say("attention", "a plain average", "two tokens weigh the same at every norm")
