@@ -7,7 +7,7 @@ import importlib
 from pathlib import Path
 
 HERE = Path(__file__).parent
-SKIPPED = {"__init__", "__main__", "tables", "heads", "minilm", "strange_boxes"}
+SKIPPED = {"__init__", "__main__", "figures", "heads", "minilm", "strange_boxes", "summaries", "tables"}
 
 
 def main() -> None:

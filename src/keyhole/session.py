@@ -352,7 +352,11 @@ def _recover_diagnosed(
         found = session.run(diagnose(session.signature, stream(seed, "diagnosis")))
     except (BudgetExhausted, OracleError):
         return first, cause
-    known = {"diagnosis": found.family, "tried_first": first.method}
+    known = {
+        "diagnosis": found.family,
+        "diagnosis_findings": found.summary()["findings"],
+        "tried_first": first.method,
+    }
     if found.method is None or found.method == first.method:
         stats = replace(first.stats, queries=session.queries, heldout_queries=0, stages=dict(session.stages))
         stats = replace(stats, new_queries=session.new_queries, details={**stats.details, **known})
