@@ -24,7 +24,7 @@ LAYERS = (
     {"convert"},
     {"oracles", "journal", "progress"},
     {"session"},
-    {"report", "runs", "targets", "datasets", "verify", "audit", "serve", "testing", "whole_model"},
+    {"report", "runs", "targets", "datasets", "verify", "audit", "live", "serve", "testing", "whole_model"},
     {"cli", "cli_bench", "cli_learn", "cli_model"},
     {"__main__", "__init__"},
 )

@@ -8,7 +8,8 @@ import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import redirect_stdout
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, cast
 
@@ -23,8 +24,10 @@ from keyhole.cli_bench import bench
 from keyhole.cli_learn import learn
 from keyhole.cli_model import names_all_layers, recover_all_layers
 from keyhole.errors import KeyholeError, RecoveryFailed, UsageError
+from keyhole.live.watching import WatchPage
 from keyhole.measure import Noise
 from keyhole.model import SingleHead, distance, load
+from keyhole.progress import Observer, on_terminal
 from keyhole.recovery import Recovery
 from keyhole.report import describe
 from keyhole.report.build import try_report, write_pictures, write_report
@@ -53,6 +56,7 @@ from keyhole.verify import QUERIES, Verdict
 from keyhole.verify import verify as run_verify
 
 DONE, FAILED, WRONG_USE, INTERRUPTED = 0, 1, 2, 130
+JOURNAL = "answers.db"  # a name for a journal, where one is suggested
 # What the parser of the command line raises; its home differs between versions of typer.
 Misuse = cast(type[typer.BadParameter], typer.BadParameter.__bases__[0])
 
@@ -88,6 +92,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         code = _complain(f"{error.format_message().rstrip('.')}. See keyhole --help.")
     except KeyholeError as error:
         code = _complain(str(error))
+    except (KeyboardInterrupt, typer.Abort):  # outside of what can be resumed
+        code = _complain("interrupted", INTERRUPTED)
     sys.exit(code)
 
 
@@ -158,21 +164,37 @@ def recover(
         ),
     ] = None,
     option: Annotated[list[str] | None, typer.Option(help="NAME=VALUE for the method; repeatable.")] = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Show the run on a page of this machine while it goes on.")
+    ] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of that page; 0 takes any that is free.")] = 0,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> int:
     """Recover what is inside a black box, and certify it with fresh queries.
 
+    Ctrl-C ends it with exit code 130; with --journal the same command goes on from there.
+
     Example: `keyhole recover python:box.py:make --journal run.db --budget 5000 --out run`
     """
+    if port and not watch:
+        raise UsageError("--port is for the page of --watch: leave it out, or ask for that")
     options = dict(parse_option(text) for text in option or [])
     settings = Settings(target, method, budget, journal, seed, heldout, max_norm, noise, options, out)
     if names_all_layers(target):
+        if watch:
+            raise UsageError("--watch is for one box, not for all layers of a model: name one, #layer=0")
         try:
             return DONE if recover_all_layers(settings, as_json=as_json, quiet=quiet) else FAILED
         except KeyboardInterrupt:
             return _complain(_interrupted(settings), INTERRUPTED)
-    return _carry_out(settings, as_json=as_json, quiet=quiet)
+    if not watch:
+        return _carry_out(settings, as_json=as_json, quiet=quiet)
+    with WatchPage(port) as page:
+        code = _carry_out(settings, as_json=as_json, quiet=quiet, page=page)
+        if code != INTERRUPTED:
+            page.linger()
+        return code
 
 
 app.command()(learn)
@@ -438,11 +460,17 @@ def _say(console: Console, word: str, said: str, room: int) -> None:
         console.print(Text.assemble((f"{'' if number else word:>8}  ", "cyan"), row), soft_wrap=True)
 
 
-def _carry_out(settings: Settings, *, as_json: bool, quiet: bool, picture: bool = False) -> int:
+def _carry_out(
+    settings: Settings, *, as_json: bool, quiet: bool, picture: bool = False, page: WatchPage | None = None
+) -> int:
     try:
         # Standard output is for the report: what the code of a box prints goes elsewhere.
         with redirect_stdout(sys.stderr):
-            ending = _run(settings, picture=picture, progress=False if quiet else None)
+            if page is not None:
+                ending = page.watch(settings.target, settings, partial(_run, picture=picture), quiet=quiet)
+            else:
+                with on_terminal(settings.budget, quiet=quiet) as observer:
+                    ending = _run(settings, observer, picture=picture)
     except KeyboardInterrupt:
         return _complain(_interrupted(settings), INTERRUPTED)
     if as_json:
@@ -454,7 +482,7 @@ def _carry_out(settings: Settings, *, as_json: bool, quiet: bool, picture: bool 
     return DONE if ending.result.certified else FAILED
 
 
-def _run(settings: Settings, *, picture: bool, progress: bool | None) -> Ending:
+def _run(settings: Settings, observer: Observer, *, picture: bool) -> Ending:
     target = open_target(settings.target)
     try:
         target = target.told(settings.max_norm, None if settings.noise is None else Noise.parse(settings.noise))
@@ -468,7 +496,7 @@ def _run(settings: Settings, *, picture: bool, progress: bool | None) -> Ending:
             settings.seed,
             throw=False,
             heldout=settings.heldout,
-            progress=progress,
+            observer=observer,
             **settings.options,
         )
     finally:
@@ -543,7 +571,8 @@ def _failure(ending: Ending) -> str:
 
 def _interrupted(settings: Settings) -> str:
     if settings.journal is None:
-        return "interrupted; nothing was kept: with --journal FILE a run can be resumed"
+        again = replace(settings, journal=Path(JOURNAL)).command(settings.budget)
+        return f"interrupted; nothing was kept: with --journal FILE a run can be resumed, for example {again}"
     kept = f"interrupted; the answers so far are kept in {settings.journal}"
     return f"{kept}. To resume: {settings.command(settings.budget)}"
 

@@ -16,14 +16,15 @@ import numpy as np
 from keyhole.arrays import Array, to_numpy
 from keyhole.errors import BudgetExhausted, OracleError, RecoveryFailed, UsageError, WrongShape
 from keyhole.journal import Journal
-from keyhole.measure import Measurements, Plan, Signature
+from keyhole.measure import Measurements, Plan, Signature, Sketch
 from keyhole.methods import AUTO, METHODS, Estimate, Method, Steps, Unrecoverable, noisy
 from keyhole.methods.base import Found
 from keyhole.methods.certify import Judgement, certify
 from keyhole.methods.diagnose import Diagnosis, diagnose
 from keyhole.methods.noise import measure_noise
+from keyhole.model import MultiHead, SingleHead
 from keyhole.oracles import Oracle
-from keyhole.progress import Bar, Observer, Silent, wants_bar
+from keyhole.progress import Bar, Observer, Silent, Watcher, wants_bar
 from keyhole.recovery import Certificate, Outcome, Recovery, Stats
 
 HELDOUT_QUERIES = 32
@@ -54,6 +55,7 @@ class Session:
         self.budget = budget
         self.journal = journal
         self.observer = observer or Silent()
+        self.watcher = observer if isinstance(observer, Watcher) else None
         self.stages: dict[str, int] = {}
         self.new_queries = 0
         self.oracle_seconds = 0.0
@@ -116,6 +118,8 @@ class Session:
 
     def measure(self, plan: Plan) -> Measurements:
         """The answers to a plan, from the journal where it has them, else from the oracle."""
+        if plan.so_far is not None:
+            self.show(plan.so_far)
         self.observer.planned(plan.stage, plan.count * plan.repeats)
         repeats = range(plan.first_repeat, plan.first_repeat + plan.repeats)
         values = self._answers(plan, repeats[0])
@@ -125,6 +129,11 @@ class Session:
         noise = self.signature.noise
         shrink = plan.repeats**0.5 if noise.kind == "gaussian" else 1.0
         return Measurements(values, noise.radius / shrink)
+
+    def show(self, so_far: Callable[[], Sketch | None]) -> None:
+        """Offer what is known so far to whoever watches."""
+        if self.watcher is not None:
+            self.watcher.sketched(so_far)
 
     def _answers(self, plan: Plan, repeat: int, count: int | None = None) -> Array:
         """All answers to one repeat of a plan, or the first `count` of them."""
@@ -208,6 +217,11 @@ class Session:
         self.new_queries += queries if new else 0
         self.observer.answered(queries, new=new)
 
+    @property
+    def several_outputs(self) -> bool:
+        """Whether an answer, as far as any has come, is more than one number."""
+        return bool(self._outputs)
+
     def _same_shape(self, answers: Array, plan: Plan) -> Array:
         leading = 1 if self.signature.positions == "last" else 2
         outputs = tuple(answers.shape[leading:])
@@ -256,15 +270,19 @@ def recover(
     _whole("heldout", heldout, 1)
     with ExitStack() as stack:
         if observer is None:
-            observer = stack.enter_context(Bar()) if wants_bar(progress) else Silent()
+            observer = stack.enter_context(Bar(budget=budget)) if wants_bar(progress) else Silent()
         book = None
         if journal is not None:
             book = stack.enter_context(Journal(journal, box_of(oracle)))
         session = Session(oracle, budget=budget, journal=book, observer=observer)
         result, cause = _recover(session, choose, seed, heldout, options)
         exact = session.signature.noise.kind == "exact"
-        if method == "auto" and not options and exact and result.outcome in MAY_BE_ANOTHER_FAMILY:
-            result, cause = _recover_diagnosed(session, result, cause, seed, heldout)
+        if method == "auto" and not options and exact:
+            if result.outcome in MAY_BE_ANOTHER_FAMILY:
+                result, cause = _recover_diagnosed(session, result, cause, seed, heldout)
+            elif _is_coarse(result) and _tells_more(session, result):
+                _set_aside(session, result)
+                result, cause = _recover_from_outputs(session, result, cause, seed, heldout)
     if throw and not result.certified:
         raise RecoveryFailed(result) from cause
     return result
@@ -342,12 +360,49 @@ def _recover(
     return Recovery(outcome, message, params, certificate, stats, method.name), cause
 
 
+def _is_coarse(result: Recovery) -> bool:
+    """Whether something was recovered and compared with fresh answers, but with bars as wide as these."""
+    return result.outcome is Outcome.UNCERTIFIED and result.certificate.heldout_queries > 0
+
+
+def _tells_more(session: Session, result: Recovery) -> bool:
+    """Whether one head was read logit by logit though its answers have several outputs each."""
+    return result.method == "single-head" and session.several_outputs
+
+
+def _recover_from_outputs(
+    session: Session, first: Recovery, cause: Exception | None, seed: int, heldout: int
+) -> tuple[Recovery, Exception | None]:
+    """Read one head as if there were several: from all outputs of an answer at once, which errors blur less."""
+    second, second_cause = _recover(session, lambda _: METHODS["multi-head"], seed, heldout, {})
+    if not second.certified:
+        spent = replace(first.stats, queries=second.stats.queries, new_queries=second.stats.new_queries)
+        return replace(first, stats=replace(spent, stages=second.stats.stages)), cause
+    seconds = first.stats.seconds + second.stats.seconds
+    details = {**second.stats.details, "tried_first": first.method}
+    second = replace(second, stats=replace(second.stats, seconds=seconds, details=details))
+    if len(second.params.heads) == 1:
+        certificate = replace(second.certificate, radius=_only_head(second.certificate.radius))
+        second = replace(second, params=_only_head(second.params), certificate=certificate)
+    return second, second_cause
+
+
+def _only_head(layer: MultiHead) -> SingleHead:
+    return replace(layer.heads[0], output_bias=layer.output_bias)
+
+
+def _set_aside(session: Session, first: Recovery) -> None:
+    """Count the fresh questions of a first attempt as its own: the certificate will ask others."""
+    session.stages[f"check of {first.method}"] = session.stages.pop("held-out", 0)
+    if session.watcher is not None:
+        session.watcher.discarded()
+
+
 def _recover_diagnosed(
     session: Session, first: Recovery, cause: Exception | None, seed: int, heldout: int
 ) -> tuple[Recovery, Exception | None]:
     """Find out what the box is, once it is not what it was taken for, and recover that if there is a method."""
-    # Its fresh questions belong to the first attempt: the certificate will ask others.
-    session.stages[f"check of {first.method}"] = session.stages.pop("held-out", 0)
+    _set_aside(session, first)
     try:
         found = session.run(diagnose(session.signature, stream(seed, "diagnosis")))
     except (BudgetExhausted, OracleError):
@@ -357,6 +412,10 @@ def _recover_diagnosed(
         "diagnosis_findings": found.summary()["findings"],
         "tried_first": first.method,
     }
+    if found.method == first.method and _tells_more(session, first):
+        second, second_cause = _recover_from_outputs(session, first, cause, seed, heldout)
+        details = {**second.stats.details, **known}
+        return replace(second, stats=replace(second.stats, details=details)), second_cause
     if found.method is None or found.method == first.method:
         stats = replace(first.stats, queries=session.queries, heldout_queries=0, stages=dict(session.stages))
         stats = replace(stats, new_queries=session.new_queries, details={**stats.details, **known})

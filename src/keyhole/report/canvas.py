@@ -64,6 +64,7 @@ def canvas(width: float, height: float, *, own_text: bool = False) -> Iterator[A
 
     with mpl.rc_context(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph")  # a name in letters that the font of pictures lacks
+        warnings.filterwarnings("ignore", message="Attempting to set identical")  # a ruler for one number is widened
         mpl.rcdefaults()
         mpl.rcParams.update(STYLE)
         mpl.rcParams.update({"svg.fonttype": "none" if own_text else "path", "svg.hashsalt": "keyhole"})

@@ -78,7 +78,7 @@ def kind_of(params: Any) -> str:
     if isinstance(params, AttentionLayer):
         return f"A layer of {params.heads} attention head{'s' * (params.heads != 1)} of width {params.width}"
     if isinstance(params, ReluNet):
-        return f"A net of {params.neurons} neurons on tokens of width {params.width}"
+        return f"A net of {params.neurons} neuron{'s' * (params.neurons != 1)} on tokens of width {params.width}"
     if isinstance(params, OneLayer):
         neurons = f" with {params.ffn.neurons} neurons" if isinstance(params.ffn, ReluNet) else ""
         return f"One layer of a Transformer of width {params.width}{neurons}"
