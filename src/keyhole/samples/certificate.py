@@ -131,7 +131,9 @@ def _radii(
 ) -> tuple[AttentionLayer, AttentionLayer | None]:
     errors = [label_error * each for each in (spreads.scores, spreads.projections)]
     if exact:
-        wide = ROUNDING_SAFETY * (1.0 if spreads.entrywise else POOLED)
+        # What the descent left undone lies in the flattest directions: by its norm it is within unsettled·error.
+        pooling = 1.0 if spreads.entrywise else POOLED
+        wide = pooling * (ROUNDING_SAFETY + CURVED * spreads.unsettled / label_error)
         tiny = ROUNDING_UNITS * np.finfo(float).eps
         sizes = [np.max(np.abs(each)) for each in (point.scores, point.projections)]
         return AttentionLayer(*(wide * each + tiny * size for each, size in zip(errors, sizes, strict=True))), None

@@ -30,6 +30,9 @@ WORTH_TAKING = 1e-4
 STALLED, STALL_STEPS = 0.05, 10
 # So is one whose steps promise less than this part of the variance of one residual: far below any error bar.
 IRRELEVANT = 1e-4
+# A start that is good enough goes on as long as steps promise more than this many variances of one residual: with the
+# residual small and spread over many numbers, what is left of it may all lie along one direction of the scores.
+SETTLED = 25.0
 
 
 class Chart(Protocol):
@@ -110,7 +113,7 @@ class Factored:
 class Limits:
     """When a start ends."""
 
-    rss: float  # good enough: rounding, or nothing where there is noise
+    rss: float  # good enough: rounding, or nothing where there is noise; below it a start only settles
     steps: int = 100
     products: int = 5_000  # with the Jacobian, in all
 
@@ -135,13 +138,14 @@ def descend(
     history = [point.rss]
     kronecker = point.preconditioner(rng)
     damping = FIRST_DAMPING * kronecker.level
-    while steps < limits.steps and products < limits.products and point.rss > limits.rss:
+    while steps < limits.steps and products < limits.products and point.rss > 0.0:
         steps += 1
+        good = point.rss <= limits.rss
         gradient = chart.pull(numbers, -point.backward(point.residual))
-        accuracy = min(LOOSE, point.relative)
+        accuracy = LOOSE if good else min(LOOSE, point.relative)
         move, promised, used = _step(point, chart, numbers, gradient, damping, kronecker, accuracy)
         products += used
-        if promised < IRRELEVANT * point.rss / problem.labels.size:
+        if promised < (SETTLED if good else IRRELEVANT) * point.rss / problem.labels.size:
             break
         trial = problem.at(chart.scores(numbers + move))
         gain = (point.rss - trial.rss) / promised
@@ -152,6 +156,8 @@ def descend(
             if len(history) > STALL_STEPS and history[-1] > (1 - STALLED) * history[-1 - STALL_STEPS]:
                 break
             kronecker = point.preconditioner(rng)
+        elif good:
+            break
         else:
             rejected += 1
             damping, growth = damping * growth, growth * 2
