@@ -66,9 +66,7 @@ def _errors(case: tuple[int, int, int], sigma: float, count: int, theirs: str) -
         rounds.append(found.figures["1 crude sum"]["rounds"])
         total = np.sum(truth.projections, axis=0)
         function = function_error(kh.AttentionLayer(found.scores, found.projections), truth, k, rng)
-        figures.append(
-            [relative(np.sum(found.projections, axis=0), total), found.hull.distance(truth.scores), function]
-        )
+        figures.append([relative(found.total, total), found.hull.distance(truth.scores), function])
         polished.append(function_error(polish(inputs, outputs, found.scores), truth, k, rng))
     middle = ", ".join(f"{number:.3f}" for number in np.median(figures, axis=0))
     last = f"{np.median(polished):.0e}, {max(polished):.0e}"

@@ -21,8 +21,12 @@ class Kept:
 
     def __init__(self, path: Path, only: str | None = None, *, resume: bool = False) -> None:
         self.path, self.only = path, only
-        known = path.is_file() and (resume or only is not None)
-        self.rows: dict[str, list[str]] = json.loads(path.read_text()) if known else {}
+        self.going_on = resume or only is not None
+        self.rows = self._known()
+
+    def _known(self) -> dict[str, list[str]]:
+        known: dict[str, list[str]] = json.loads(self.path.read_text()) if self.path.is_file() and self.going_on else {}
+        return known
 
     def rows_of(self, name: str, measured: dict[str, Callable[[], Row]]) -> list[list[str]]:
         """The rows of one table, by their names; those that are neither known nor asked for are left out."""
@@ -36,6 +40,7 @@ class Kept:
         if name not in self.rows or asked:
             self.rows[name] = [str(cell) for cell in measure()]
             self.path.parent.mkdir(exist_ok=True)
-            self.path.write_text(json.dumps(self.rows, indent=1))
+            # Another run may have measured other rows meanwhile.
+            self.path.write_text(json.dumps({**self._known(), **self.rows}, indent=1))
             print(f"{name}: {' | '.join(self.rows[name])}", file=sys.stderr, flush=True)
         return self.rows[name]

@@ -38,6 +38,18 @@ def test_phase_1_is_better_where_tokens_are_alike(two_heads: tuple[kh.AttentionL
     assert relative(chosen, total) < relative(all_of_them, total)
 
 
+def test_phase_1_is_exact_where_all_tokens_are_alike(rng: np.random.Generator) -> None:
+    layer = layer_of(rng, 4, 2, 1.0)
+    inputs = signs(rng, 1000, 2, 4)
+    total = np.sum(layer.projections, axis=0)
+    assert phases.all_alike(inputs) is not None
+    assert relative(phases.crude_sum(inputs, layer(inputs)), total) < 1e-12
+    assert phases.all_alike(inputs[:3]) is None
+    found = six_phase(inputs, layer(inputs), 2)
+    assert relative(found.total, total) < 1e-12
+    assert found.figures["1 crude sum"]["exact"]
+
+
 def test_phase_2_certifies_rows_on_which_heads_attend_alike(
     two_heads: tuple[kh.AttentionLayer, np.ndarray, np.ndarray],
 ) -> None:
@@ -184,6 +196,19 @@ def test_all_phases_report_and_lead_to_the_truth(
     assert kh.distance(rough.params, layer) < 0.2
     started = kh.learn(inputs[:400], outputs[:400], heads=2, init="six-phase")
     assert kh.distance(started.params, layer) < 1e-9
+
+
+def test_later_rounds_are_kept_where_they_explain_more(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer = layer_of(rng, 5, 3, 0.7)
+    inputs = rng.standard_normal((10_000, 2, 5))
+    found = six_phase(inputs, layer(inputs), 3)
+    monkeypatch.setattr(phases, "RETURNS", ())
+    once = six_phase(inputs, layer(inputs), 3)
+    assert once.figures["1 crude sum"]["rounds"] == 1
+    assert found.error <= once.error
+    assert (found.figures["1 crude sum"]["rounds"] > 1) == (found.error < once.error)
 
 
 def test_more_examples_sharpen_the_hull(rng: np.random.Generator) -> None:

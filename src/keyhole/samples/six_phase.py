@@ -36,15 +36,15 @@ MOST_HEADS = 4
 CRUDE_EXAMPLES = 300
 # Phase 2: rows are rejected whose smallest weight is below this, or whose tokens nearly coincide.
 LEAST_WEIGHT, NEARLY_EQUAL = 0.02, 1e-2
-# Rows that are kept, first and last in each cycle; the last a part of all, from 4·d² to 25·d² for each pair of tokens.
-FIRST_ROWS, LEAST_ROWS, MOST_ROWS, LAST_PART = 100, 4, 25, 1 / 16
+# Rows that are kept, first and last in each cycle; the last a part of all, from 4·d² to 60·d² for each pair of tokens.
+FIRST_ROWS, LEAST_ROWS, MOST_ROWS, LAST_PART = 100, 4, 60, 1 / 16
 CYCLES, ROUNDS = 3, 4
 # Rows that stay in sight within a cycle, in units of those kept at its end.
 POOL = 8
 # Examples that are scored at a time.
 CHUNK = 20_000
-# Later rounds through the phases at most, what part of the rows they keep, and from how many times as many.
-RETURNS, RETURN_PART, RETURN_POOL = 3, 1 / 3, 4
+# Later rounds through the phases: what part of the rows each keeps, and from how many times as many.
+RETURNS, RETURN_POOL = (1 / 2, 1 / 4, 1 / 8), 8
 # Phase 3: Gauss–Newton steps on the certified rows.
 PROXY_STEPS = 3
 # Phase 6: examples that projections are fitted to, or 20 numbers per parameter if that is more.
@@ -91,20 +91,19 @@ class SixPhase:
 def six_phase(inputs: Floats, outputs: Floats, heads: int, seed: int = 0, solver: str = "least-squares") -> SixPhase:
     """All phases, one after the other; then again from the second on, with the sum and the heads that came out.
 
-    S, rows and proxy are gone through several times before the first net; later rounds are kept while they explain the
-    examples better.
+    S, rows and proxy are gone through several times before the first net. Later rounds know more and need fewer rows,
+    half as many each; they are kept where they explain the examples better.
     """
     if not 1 <= heads <= MOST_HEADS:
         raise UsageError(f"the six phases are made for 1 to {MOST_HEADS} heads, not {heads}")
     rng = np.random.default_rng([seed, 0x516])
     distinct = _distinct(inputs)
-    run = _Run(inputs, outputs, inputs[distinct], outputs[distinct], heads, solver, rng)
+    exact_sum = all_alike(inputs) is not None
+    run = _Run(inputs, outputs, inputs[distinct], outputs[distinct], heads, solver, rng, exact_sum)
     found = run.first(crude_sum(inputs, outputs))
-    for _ in range(RETURNS if heads > 1 else 0):
-        again = run.again(found)
-        if again.error >= found.error:
-            break
-        found = again
+    for part in RETURNS if heads > 1 else ():
+        again = run.again(found, part)
+        found = again if again.error < found.error else found
     return found
 
 
@@ -119,6 +118,7 @@ class _Run:
     heads: int
     solver: str
     rng: np.random.Generator
+    exact_sum: bool  # phase 1 found S exactly
 
     @property
     def last(self) -> int:
@@ -134,16 +134,16 @@ class _Run:
             for count in _annealed(min(self.last, max(2, len(pool.scores) // 2)), ROUNDS):
                 rows = _rescored(pool, total).best(count)
                 use = self.solver if cycle == CYCLES - 1 and count == self.last else "least-squares"
-                point, total = proxy(rows, total, self.heads, use)
-        crude = {"examples": min(CRUDE_EXAMPLES, len(self.inputs)), "norm": started}
+                point, total = proxy(rows, total, self.heads, use, refine=not self.exact_sum)
+        crude = {"examples": min(CRUDE_EXAMPLES, len(self.inputs)), "norm": started, "exact": self.exact_sum}
         return self._ended(rows, total, point, None, crude | {"rounds": 1})
 
-    def again(self, before: SixPhase) -> SixPhase:
+    def again(self, before: SixPhase, part: float) -> SixPhase:
         """Phases 2 to 6 from the sum of the projections that were found, on rows that the heads found agree on too."""
-        total = np.sum(before.projections, axis=0)
-        pool = sculpt(self.different_inputs, self.different_outputs, total, RETURN_POOL * self.last)
-        least = LEAST_ROWS * self.inputs.shape[2] ** 2
-        rows = alike(pool, before.scores).best(max(least, int(RETURN_PART * self.last)))
+        total = before.total if self.exact_sum else np.sum(before.projections, axis=0)
+        count = max(LEAST_ROWS * self.inputs.shape[2] ** 2, int(part * self.last))
+        pool = sculpt(self.different_inputs, self.different_outputs, total, RETURN_POOL * count)
+        rows = alike(pool, before.scores).best(count)
         point, total = proxy(rows, total, self.heads, self.solver, refine=False)
         crude = before.figures["1 crude sum"]
         return self._ended(rows, total, point, before.scores, crude | {"rounds": crude["rounds"] + 1})
@@ -173,14 +173,24 @@ class _Run:
 def crude_sum(inputs: Floats, outputs: Floats, count: int = CRUDE_EXAMPLES) -> Floats:  # -> (d, d_out)
     """Phase 1: least squares of the mean output on the mean token, where tokens differ least.
 
-    If all tokens were the same x, each row of the output would be xᵀS whatever the scores are.
+    If all tokens were the same x, each row of the output would be xᵀS whatever the scores are. Signs of few tokens are
+    now and then: where such examples span everything, S is exact.
     """
     centre = np.mean(inputs, axis=1)
-    variance = np.mean((inputs - centre[:, None]) ** 2, axis=(1, 2))
-    # By chance all tokens may be nothing but small: what counts is the spread over the size.
-    chosen = np.argsort(variance / np.maximum(np.mean(centre**2, axis=1), 1e-12), kind="stable")[:count]
+    chosen = all_alike(inputs)
+    if chosen is None:
+        variance = np.mean((inputs - centre[:, None]) ** 2, axis=(1, 2))
+        # By chance all tokens may be nothing but small: what counts is the spread over the size.
+        chosen = np.argsort(variance / np.maximum(np.mean(centre**2, axis=1), 1e-12), kind="stable")[:count]
     found: Floats = np.linalg.lstsq(centre[chosen], np.mean(outputs[chosen], axis=1), rcond=None)[0]
     return found
+
+
+def all_alike(inputs: Floats) -> Any:  # (n, k, d) -> (some,) or None
+    """Examples whose tokens are all the same, if they span everything."""
+    chosen = np.flatnonzero(np.all(inputs == inputs[:, :1], axis=(1, 2)))
+    spanned = len(chosen) and np.linalg.matrix_rank(inputs[chosen, 0]) == inputs.shape[2]
+    return chosen if spanned else None
 
 
 def sculpt(inputs: Floats, outputs: Floats, total: Floats, keep: int) -> Rows:
