@@ -1,12 +1,13 @@
 # Two commands do everything on a fresh machine with Python 3.11 and make:
 #   make demo   sets up an environment, recovers a target and shows the result
 #   make test   sets up an environment and runs lint, types and tests
+# Besides: make docs builds the documentation in site/.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test lint types check bench clean
+.PHONY: demo test lint types check bench docs clean
 
 demo: $(VENV)/.core
 	@$(BIN)/keyhole demo --out demo-run
@@ -26,8 +27,13 @@ check: $(VENV)/.dev
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks
 
+# Every warning is an error, unless --quiet keeps it from being counted; the banner of the theme about another version of MkDocs is none of ours.
+docs: $(VENV)/.dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "site/index.html is the documentation; it opens from disk"
+
 clean:
-	rm -rf $(VENV) demo-run
+	rm -rf $(VENV) demo-run site
 
 $(VENV)/bin/python:
 	@echo "creating the environment in $(VENV) with $(PYTHON)"

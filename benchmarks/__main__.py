@@ -14,7 +14,7 @@ from pathlib import Path
 from benchmarks.tables import Kept
 
 HERE = Path(__file__).parent
-SKIPPED = {"__init__", "__main__", "tables", "heads", "minilm", "strange_boxes"}
+SKIPPED = {"__init__", "__main__", "figures", "heads", "minilm", "strange_boxes", "summaries", "tables"}
 
 
 def main() -> None:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 import keyhole as kh
+from benchmarks.multi_vector import covered
 from benchmarks.tables import markdown
 from keyhole.arrays import to_numpy
 from keyhole.convert import attention_in, heads_of
@@ -26,6 +27,7 @@ from keyhole.whole_model import ModelRecovery, load_weights
 
 WIDTH, HEADS, LENGTHS, FRESH = 64, (1, 4, 8), range(1, 41), 4
 BIASES = (0.0, 0.1)
+HONESTY_SIZES, HONESTY_SEEDS = ((16, 2), (16, 4), (32, 4), (32, 8), (48, 6), (64, 1), (64, 4), (64, 8)), 5
 SENTENCES = [
     "A keyhole shows little, and yet enough.",
     "How many questions does it take to know a layer?",
@@ -53,6 +55,12 @@ def table() -> str:
                 "seconds",
             ),
             _torch_rows(),
+        ),
+        f"Layers of PyTorch in float32, {HONESTY_SEEDS} of each size: biases of size 0, 0.1 or 0.5, queries and keys"
+        " by a factor between 0.5 and 2. Certified and the truth within all radii, certified and not, not certified:",
+        markdown(
+            ("width, heads", "positions", "right", "wrong", "admitted", "queries, most", "function, most"),
+            _honesty_rows(),
         ),
         "The same layer exported to ONNX with dynamic batch and length, float64:",
         markdown(("heads", "outcome", "queries", "distance from the result of PyTorch"), _onnx_rows()),
@@ -83,6 +91,34 @@ def _torch_rows() -> Iterator[tuple[object, ...]]:
         result = kh.recover(oracle, _method(), throw=False)
         figures = _figures(result, heads_of(oracle.module))
         yield (heads, dtype, f"{biases:g}", positions, result.outcome.name, *figures)
+
+
+def _honesty_rows() -> Iterator[tuple[object, ...]]:
+    for size, positions in product(HONESTY_SIZES, ("last", "all")):
+        counts, queries, errors = {"right": 0, "wrong": 0, "admitted": 0}, [], []
+        for seed in range(HONESTY_SEEDS):
+            oracle = kh.TorchOracle(_drawn_attention(*size, seed), dtype="float32", positions=positions)
+            result, truth = kh.recover(oracle, _method(), seed=seed, throw=False), heads_of(oracle.module)
+            right = result.certified and covered(result, truth)
+            counts["right" if right else "wrong" if result.certified else "admitted"] += 1
+            queries.append(result.stats.queries)
+            if isinstance(result.params, kh.MultiHead):
+                errors.append(_function_error(result.params, truth))
+        yield (f"{size[0]}, {size[1]}", positions, *counts.values(), f"{max(queries):,}", f"{max(errors):.1e}")
+
+
+def _drawn_attention(width: int, heads: int, seed: int) -> Any:
+    import torch
+
+    torch.manual_seed(seed)
+    rng = np.random.default_rng([seed, width, heads])
+    layer = torch.nn.MultiheadAttention(width, heads, batch_first=True).eval()
+    biases, factor = rng.choice([0.0, 0.1, 0.5]), float(np.exp(rng.uniform(-0.7, 0.7)))
+    for bias in (layer.in_proj_bias, layer.out_proj.bias):
+        torch.nn.init.normal_(bias, std=float(biases))
+    with torch.no_grad():
+        layer.in_proj_weight[: 2 * width] *= factor
+    return layer
 
 
 def _figures(result: kh.Recovery, truth: kh.MultiHead) -> tuple[object, ...]:

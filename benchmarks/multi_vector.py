@@ -10,6 +10,7 @@ from scipy.optimize import linear_sum_assignment
 import keyhole as kh
 from benchmarks import minilm
 from benchmarks.tables import markdown
+from keyhole.arrays import floats
 from keyhole.model.gauge_heads import canonical_heads
 
 CASES = ((8, 32, 32), (16, 64, 64), (8, 32, 8))
@@ -117,20 +118,20 @@ def degenerate_pairs() -> str:
 
 
 def covered(result: kh.Recovery, truth: kh.MultiHead) -> bool:
-    """Whether all scores and values lie within their radii, heads matched."""
+    """Whether all scores, values and score biases lie within their radii, heads matched."""
+
+    def parts(head: kh.SingleHead) -> list[np.ndarray]:
+        bias = np.zeros(truth.width) if head.score_bias is None else floats(head.score_bias)
+        return [floats(head.score), floats(head.value), bias]
+
+    def excess(one: kh.SingleHead, wide: kh.SingleHead, two: kh.SingleHead) -> float:
+        bars = zip(parts(one), parts(wide), parts(two), strict=True)
+        return max(float(np.max(np.abs(a - b) / w)) for a, w, b in bars)
+
     pairs_of = [(a, w) for a, w in zip(result.params.heads, result.certificate.radius.heads, strict=True)]
     if len(pairs_of) != len(truth.heads):
         return False
-    cost = [
-        [
-            max(
-                float(np.max(np.abs(one.score - two.score) / wide.score)),
-                float(np.max(np.abs(one.value - two.value) / wide.value)),
-            )
-            for two in truth.heads
-        ]
-        for one, wide in pairs_of
-    ]
+    cost = [[excess(one, wide, two) for two in truth.heads] for one, wide in pairs_of]
     rows, columns = linear_sum_assignment(cost)
     return max(cost[i][j] for i, j in zip(rows, columns, strict=True)) <= 1
 

@@ -59,7 +59,7 @@ def test_the_command_says_writes_and_resumes(run: Run) -> None:
     assert said["new_queries"] == 0
     assert said["counting_bound"] == 20
     assert said["rows"][1]["error"] < 1e-12
-    assert set(said["files"]) == {"json", "png"}
+    assert set(said["files"]) == {"json", "png", "report"}
     assert run("audit", SMALL, "--defence", "clip:1", "--multiples", "2", "-q") == (0, "", "")
 
 

@@ -94,7 +94,7 @@ def test_recover_writes_what_can_be_loaded_and_recovered_again(run: Run) -> None
     assert said["certified"]
     assert said["target"] == "file:first/params.safetensors"
     assert said["distance"] < 1e-13
-    assert set(said["files"]) == {"params", "radius", "run"}
+    assert set(said["files"]) == {"params", "radius", "truth", "run", "report"}
     assert kh.distance(kh.load("first/params.safetensors"), kh.load("second/params.safetensors")) < 1e-13
     record = json.loads(Path("second/run.json").read_text())
     assert (record["format"], record["version"]) == ("keyhole-run", 1)
@@ -175,7 +175,8 @@ def test_a_box_that_cannot_be_recovered_exits_with_1(run: Run, factory: str, out
 def test_a_failed_run_leaves_nothing_of_an_earlier_one(run: Run) -> None:
     run("recover", SMALL, "--out", "run", "-q")
     run("recover", "python:box.py:mute", "--out", "run", "-q")
-    assert [path.name for path in Path("run").iterdir()] == ["run.json"]
+    assert sorted(path.name for path in Path("run").iterdir()) == ["report.html", "run.json"]
+    assert "Not identifiable" in Path("run/report.html").read_text()
 
 
 @pytest.mark.parametrize(
@@ -380,3 +381,29 @@ def test_diagnose(run: Run, layer: Path, tmp_path: Path) -> None:
     assert found["same"] == [[0, 1]]
     assert found["logits_show"] is False
     assert found["witness"]["kind"] == "silent logits"
+
+
+def test_bench_prints_what_recoveries_cost(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    boxes = ["demo:single-head?width=4", "demo:relu-net?width=3&neurons=2"]
+    code, said, _ = run("bench", *boxes, "--runs", "2", "--json", "--out", "bench.json")
+    assert code == 0
+    rows = json.loads(said)["benchmarks"]
+    assert json.loads(Path("bench.json").read_text())["benchmarks"] == rows
+    assert [row["target"] for row in rows] == boxes
+    for row in rows:
+        assert row["certified"] == row["runs"] == 2
+        assert row["worst_distance"] < 1e-9
+        assert row["ratio"] == row["queries"] / row["counting_bound"] >= 1
+    monkeypatch.setenv("COLUMNS", "40")
+    code, said, _ = run("bench", *boxes, "--runs", "1")
+    assert code == 0
+    assert "relu-net" in said
+    assert "…" not in said  # nothing is cut, however narrow the terminal
+
+
+def test_bench_says_where_a_box_was_not_recovered(run: Run) -> None:
+    code, said, _ = run("bench", "demo:single-head?width=4&norm=0&noise=10", "--runs", "1", "--json")
+    (row,) = json.loads(said)["benchmarks"]
+    assert (code, row["certified"]) == ((0, 1) if row["outcomes"] == ["CERTIFIED"] else (1, 0))
+    assert run("bench", "nothing", "--json")[0] == 2
+    assert run("bench", "demo:single-head?width=2", "--runs", "1", "--out", "no/folder/x.json")[0] == 2

@@ -242,7 +242,8 @@ def test_proportional_heads_are_right_or_admitted(name: str, fresh_seed: int) ->
     result = recover(truth, 10)
     if result.certified:
         errors(result, truth)
-    assert result.outcome in {kh.Outcome.CERTIFIED, kh.Outcome.WRONG_FAMILY}
+    else:
+        assert result.outcome in {kh.Outcome.WRONG_FAMILY, kh.Outcome.SATURATED}
 
 
 @pytest.mark.parametrize("digits", range(1, 13))

@@ -29,8 +29,9 @@ def layer(heads, width, outputs, rng, *, rank=None, bias=True, value_rank=None):
     return kh.MultiHead(made, rng.standard_normal(outputs) if bias else None)
 
 
-def recovered(truth, seed=0, **limits):
-    oracle = kh.FunctionOracle(truth, width=truth.width, **limits)
+def recovered(truth, seed=0, positions="last", **limits):
+    box = truth if positions == "last" else truth.at_all_positions
+    oracle = kh.FunctionOracle(box, width=truth.width, positions=positions, **limits)
     return kh.recover(oracle, "multi-head", seed=seed, throw=False)
 
 
@@ -105,12 +106,70 @@ def test_norm_bound_and_length():
     assert max(lengths) <= 4
 
 
-def test_all_positions_reads_the_last():
-    truth = layer(2, 6, 4, np.random.default_rng(7))
-    oracle = kh.FunctionOracle(truth.at_all_positions, width=6, positions="all")
+@pytest.mark.parametrize(
+    ("heads", "width", "outputs", "queries"),
+    [(8, 32, 32, 460), (8, 32, 8, 1410), (1, 8, 8, 45), (1, 32, 32, 66), (2, 8, 4, 95), (3, 6, 3, 90), (4, 16, 9, 250)],
+)
+def test_all_positions_cost_less(heads, width, outputs, queries):
+    truth = layer(heads, width, outputs, np.random.default_rng([heads, width]))
+    result = recovered(truth, positions="all")
+    assert result.certified, result.message
+    assert kh.distance(result.params, truth) < 1e-9
+    assert covered(result, truth)
+    assert result.stats.details["positions"] == "all"
+    assert result.stats.counting_bound <= result.stats.queries <= queries
+
+
+def test_low_rank_at_all_positions():
+    truth = layer(4, 32, 32, np.random.default_rng(5), rank=3, value_rank=4)
+    result = recovered(truth, positions="all")
+    assert result.certified, result.message
+    assert covered(result, truth)
+    assert kh.distance(result.params, truth) < 1e-8
+    # 33 for the sum, 4 for each of few tokens, and for the logits 3 groups of 3 tokens beside 11
+    assert result.stats.queries <= 33 + 30 + 8 + 4 * 7 + 3 * 11
+
+
+def test_limits_hold_at_all_positions():
+    truth = layer(3, 10, 12, np.random.default_rng(6))
+    lengths, norms = [], []
+
+    def box(tokens):
+        lengths.append(tokens.shape[1])
+        norms.append(np.max(np.linalg.norm(tokens, axis=-1)))
+        return truth.at_all_positions(tokens)
+
+    oracle = kh.FunctionOracle(box, width=10, max_norm=4.0, max_length=4, positions="all")
+    result = kh.recover(oracle, "multi-head", throw=False)
+    assert result.certified, result.message
+    assert covered(result, truth)
+    assert max(norms) <= 4.0
+    assert max(lengths) <= 4
+
+
+def masked(truth):
+    """Every position sees itself and those before it."""
+    return lambda x: np.stack([truth(x[:, : place + 1]) for place in range(x.shape[1])], axis=1)
+
+
+def skewed(truth):
+    """Positions but the last are off by a little, each by something else."""
+
+    def box(tokens):
+        answers = truth.at_all_positions(tokens)
+        return answers + 1e-6 * np.arange(tokens.shape[1])[::-1][None, :, None]
+
+    return box
+
+
+@pytest.mark.parametrize("changed", [masked, skewed])
+def test_positions_that_see_less_are_not_read(changed):
+    truth = layer(2, 6, 6, np.random.default_rng(7))
+    oracle = kh.FunctionOracle(changed(truth), width=6, positions="all")
     result = kh.recover(oracle, "multi-head", throw=False)
     assert result.certified, result.message
     assert kh.distance(result.params, truth) < 1e-9
+    assert "positions" not in result.stats.details
 
 
 @pytest.mark.parametrize("longest", [1, 2])
@@ -185,13 +244,15 @@ def test_degenerate_pairs(name):
         assert 0 < result.stats.details["merged_below"] < 1e-12
 
 
+@pytest.mark.parametrize("positions", ["last", "all"])
 @pytest.mark.parametrize("name", RIGHT + ADMITTED + NEAR)
-def test_degenerate_pairs_are_never_wrong_and_certified(name):
+def test_degenerate_pairs_are_never_wrong_and_certified(name, positions):
     truth = degenerate(name, np.random.default_rng([SEED, 1]))
-    honest(recovered(truth, seed=SEED % 1000), truth)
+    honest(recovered(truth, seed=SEED % 1000, positions=positions), truth)
 
 
-def test_fresh_layers_are_right_or_admitted():
+@pytest.mark.parametrize("positions", ["last", "all"])
+def test_fresh_layers_are_right_or_admitted(positions):
     rng = np.random.default_rng([SEED, 2])
     right = 0
     for number in range(12):
@@ -200,7 +261,7 @@ def test_fresh_layers_are_right_or_admitted():
         truth = layer(heads, width, outputs, rng, rank=int(rng.integers(1, width + 1)), bias=bool(rng.integers(2)))
         if outputs == 1:
             continue
-        right += honest(recovered(truth, seed=number), truth)
+        right += honest(recovered(truth, seed=number, positions=positions), truth)
     assert right >= 6
 
 
@@ -234,6 +295,37 @@ def test_float32_is_honest():
     assert result.certified, result.message
     assert kh.distance(result.params, truth) < 1e-2
     assert covered(result, truth)
+
+
+def low_rank_in_float32(rng, heads, width):
+    """Heads as those of a layer of PyTorch, and their numbers after rounding."""
+    rounded = layer(heads, width, width, rng, rank=width // heads, value_rank=width // heads)
+    rounded = rounded.like(np.zeros(1, np.float32))
+    return rounded, rounded.like(np.zeros(1))
+
+
+def recovered_in_float32(rounded, positions, seed=0):
+    box = rounded if positions == "last" else rounded.at_all_positions
+    oracle = kh.FunctionOracle(box, width=rounded.width, like=np.zeros(1, np.float32), positions=positions)
+    return kh.recover(oracle, "multi-head", seed=seed, throw=False)
+
+
+@pytest.mark.parametrize("positions", ["last", "all"])
+def test_heads_of_low_rank_are_certified_in_float32(positions):
+    rounded, truth = low_rank_in_float32(np.random.default_rng(17), 4, 32)
+    result = recovered_in_float32(rounded, positions)
+    assert result.certified, result.message
+    assert kh.distance(result.params, truth) < 1e-3
+    assert covered(result, truth)
+
+
+@pytest.mark.parametrize("positions", ["last", "all"])
+def test_fresh_layers_in_float32_are_right_or_admitted(positions):
+    rng = np.random.default_rng([SEED, 4])
+    for number in range(6):
+        heads = int(rng.integers(1, 5))
+        rounded, truth = low_rank_in_float32(rng, heads, heads * int(rng.integers(3, 7)))
+        honest(recovered_in_float32(rounded, positions, number), truth)
 
 
 def test_pencil_tells_heads_of_weights():

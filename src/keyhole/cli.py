@@ -8,7 +8,8 @@ import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import redirect_stdout
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, cast
 
@@ -19,18 +20,35 @@ from rich.text import Text
 from keyhole import session
 from keyhole.audit import MULTIPLES, Audit
 from keyhole.audit import audit as run_audit
+from keyhole.cli_bench import bench
 from keyhole.cli_learn import learn
 from keyhole.cli_model import names_all_layers, recover_all_layers
-from keyhole.errors import FileError, KeyholeError, RecoveryFailed, UsageError
+from keyhole.errors import KeyholeError, RecoveryFailed, UsageError
+from keyhole.live.watching import WatchPage
 from keyhole.measure import Noise
 from keyhole.model import SingleHead, distance, load
+from keyhole.progress import Observer, on_terminal
 from keyhole.recovery import Recovery
 from keyhole.report import describe
+from keyhole.report.build import try_report, write_pictures, write_report
+from keyhole.report.canvas import INSTALL
 from keyhole.report.curves import draw_curves
 from keyhole.report.diagnosis import describe_diagnosis, describe_params, of_family, of_params, table_of_claims
-from keyhole.report.picture import INSTALL, draw
+from keyhole.report.folder import AUDIT, DIAGNOSIS, FORMATS, VERIFICATION
+from keyhole.report.picture import draw
+from keyhole.report.tables import print_whole
 from keyhole.report.verdict import describe_verdict
-from keyhole.runs import Settings, keyhole_version, parse_option, plain, prepare_folder, write_run
+from keyhole.runs import (
+    VERSION,
+    Settings,
+    keyhole_version,
+    parse_option,
+    plain,
+    prepare_folder,
+    write_file,
+    write_record,
+    write_run,
+)
 from keyhole.serve.command import serve
 from keyhole.session import HELDOUT_QUERIES, diagnose_box
 from keyhole.targets import Target, demo_text, open_target
@@ -38,6 +56,7 @@ from keyhole.verify import QUERIES, Verdict
 from keyhole.verify import verify as run_verify
 
 DONE, FAILED, WRONG_USE, INTERRUPTED = 0, 1, 2, 130
+JOURNAL = "answers.db"  # a name for a journal, where one is suggested
 # What the parser of the command line raises; its home differs between versions of typer.
 Misuse = cast(type[typer.BadParameter], typer.BadParameter.__bases__[0])
 
@@ -73,6 +92,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         code = _complain(f"{error.format_message().rstrip('.')}. See keyhole --help.")
     except KeyholeError as error:
         code = _complain(str(error))
+    except (KeyboardInterrupt, typer.Abort):  # outside of what can be resumed
+        code = _complain("interrupted", INTERRUPTED)
     sys.exit(code)
 
 
@@ -100,7 +121,7 @@ def demo(
     norm: Annotated[float, typer.Option(help="Spectral norm of the score matrix.")] = 1.0,
     seed: Seed = 0,
     out: Annotated[
-        Path, typer.Option(help="Folder for params, radius (.safetensors), run.json and recovery.png.")
+        Path, typer.Option(help="Folder for params, radius (.safetensors), run.json, report.html and recovery.png.")
     ] = Path("demo-run"),
     as_json: Json = False,
     quiet: Quiet = False,
@@ -131,7 +152,7 @@ def recover(
     journal: Annotated[Path | None, typer.Option(help="File that keeps every answer, to resume from.")] = None,
     seed: Seed = 0,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for params.safetensors, radius.safetensors and run.json.")
+        Path | None, typer.Option(help="Folder for params.safetensors, radius.safetensors, run.json and report.html.")
     ] = None,
     heldout: Annotated[int, typer.Option(min=1, help="Fresh queries for the certificate.")] = HELDOUT_QUERIES,
     max_norm: Annotated[float | None, typer.Option(help="Send no token longer than this.")] = None,
@@ -143,21 +164,37 @@ def recover(
         ),
     ] = None,
     option: Annotated[list[str] | None, typer.Option(help="NAME=VALUE for the method; repeatable.")] = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Show the run on a page of this machine while it goes on.")
+    ] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of that page; 0 takes any that is free.")] = 0,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> int:
     """Recover what is inside a black box, and certify it with fresh queries.
 
+    Ctrl-C ends it with exit code 130; with --journal the same command goes on from there.
+
     Example: `keyhole recover python:box.py:make --journal run.db --budget 5000 --out run`
     """
+    if port and not watch:
+        raise UsageError("--port is for the page of --watch: leave it out, or ask for that")
     options = dict(parse_option(text) for text in option or [])
     settings = Settings(target, method, budget, journal, seed, heldout, max_norm, noise, options, out)
     if names_all_layers(target):
+        if watch:
+            raise UsageError("--watch is for one box, not for all layers of a model: name one, #layer=0")
         try:
             return DONE if recover_all_layers(settings, as_json=as_json, quiet=quiet) else FAILED
         except KeyboardInterrupt:
             return _complain(_interrupted(settings), INTERRUPTED)
-    return _carry_out(settings, as_json=as_json, quiet=quiet)
+    if not watch:
+        return _carry_out(settings, as_json=as_json, quiet=quiet)
+    with WatchPage(port) as page:
+        code = _carry_out(settings, as_json=as_json, quiet=quiet, page=page)
+        if code != INTERRUPTED:
+            page.linger()
+        return code
 
 
 app.command()(learn)
@@ -181,7 +218,7 @@ def audit(
     jobs: Annotated[int, typer.Option(min=1, help="Processes that share the defences.")] = 1,
     seed: Seed = 0,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for audit.json, audit.png and all answers, to resume from.")
+        Path | None, typer.Option(help="Folder for audit.json, report.html, audit.png and all answers, to resume from.")
     ] = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -225,6 +262,7 @@ def verify(
     seed: Seed = 0,
     max_norm: Annotated[float | None, typer.Option(help="Send no token longer than this.")] = None,
     noise: Annotated[str | None, typer.Option(help="How answers err, as for `keyhole recover`.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for verify.json and report.html.")] = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> int:
@@ -235,6 +273,8 @@ def verify(
     claimed = load(params.removeprefix("file:"))
     said = f"the {claimed.family} of width {claimed.width} in {params.removeprefix('file:')}"
     with redirect_stdout(sys.stderr):
+        if out is not None:
+            prepare_folder(out)
         box = open_target(target)
         try:
             box = box.told(max_norm, None if noise is None else Noise.parse(noise))
@@ -243,10 +283,12 @@ def verify(
             return _complain("interrupted; with --journal FILE what was answered is not asked again", INTERRUPTED)
         finally:
             box.oracle.close()
+    data = {**found.summary(), "target": box.text, "box": box.label}
+    files, notes = _kept(out, VERIFICATION, {**data, "claimed": said, "seed": seed})
     if as_json:
-        typer.echo(json.dumps(plain({**found.summary(), "target": box.text, "box": box.label}), allow_nan=False))
+        typer.echo(json.dumps(plain({**data, "files": files, "notes": notes}), allow_nan=False))
     elif not quiet:
-        _show_lines(describe_verdict(found, box.label, said), good=found.same)
+        _show_lines([*describe_verdict(found, box.label, said), *_file_lines(files, notes)], good=found.same)
     elif not found.same:
         _complain(_verdict_in_short(found))
     return DONE if found.same else FAILED
@@ -269,6 +311,7 @@ def diagnose(
     inputs: Annotated[str, typer.Option(help="`unrestricted`, `one-hot` or `mean-zero` tokens.")] = "unrestricted",
     max_length: Annotated[int | None, typer.Option(min=1, help="Tokens per sequence at most.")] = None,
     seed: Seed = 0,
+    out: Annotated[Path | None, typer.Option(help="Of a box: folder for diagnosis.json and report.html.")] = None,
     as_json: Json = False,
 ) -> int:
     """Say what of a family or of given parameters can be known from answers, or what family a box is of.
@@ -276,7 +319,9 @@ def diagnose(
     Example: `keyhole diagnose multi-head --max-length 2`, `keyhole diagnose 'demo:one-layer?residual=1'`
     """
     if ":" in subject and not subject.startswith("file:"):
-        return _diagnose_box(subject, seed, as_json)
+        return _diagnose_box(subject, seed, out, as_json)
+    if out is not None:
+        raise UsageError("--out is for boxes: there is no run to keep of a family or a file")
     if subject.startswith("file:"):
         if inputs != "unrestricted" or max_length is not None:
             raise UsageError("--inputs and --max-length are for families: a file is diagnosed for inputs of all kinds")
@@ -294,21 +339,71 @@ def diagnose(
     return DONE
 
 
-def _diagnose_box(text: str, seed: int, as_json: bool) -> int:
+def _diagnose_box(text: str, seed: int, out: Path | None, as_json: bool) -> int:
     with redirect_stdout(sys.stderr):
+        if out is not None:
+            prepare_folder(out)
         box = open_target(text)
         try:
             found = diagnose_box(box.oracle, seed=seed)
         finally:
             box.oracle.close()
+    data = {**found.summary(), "target": box.text, "box": box.label}
+    files, notes = _kept(out, DIAGNOSIS, {**data, "seed": seed})
     if as_json:
-        typer.echo(json.dumps(plain({**found.summary(), "target": box.text, "box": box.label}), allow_nan=False))
+        typer.echo(json.dumps(plain({**data, "files": files, "notes": notes}), allow_nan=False))
     else:
-        _show_lines(describe_diagnosis(found, text))
+        _show_lines([*describe_diagnosis(found, text), *_file_lines(files, notes)])
     return DONE if found.method else FAILED
 
 
+@app.command()
+def report(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A folder that a command wrote with --out.")],
+    png: Annotated[bool, typer.Option("--png", help="Write every picture as a file too, into RUN/pictures.")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> int:
+    """Make report.html of a run folder again: one page with everything, that opens from disk without a network.
+
+    Example: `keyhole report demo-run --png`
+    """
+    try:
+        path, found = write_report(folder)
+        pictures = write_pictures(folder, found) if png else {}
+    except ImportError as error:
+        return _complain(f"no report can be made: {error}; get it with {INSTALL}")
+    if as_json:
+        typer.echo(json.dumps(plain({**found.as_data(), "report": path, "pictures": pictures}), allow_nan=False))
+    elif not quiet:
+        head = found.headline
+        files = {"report": path, **pictures}
+        _show_lines([("verdict", f"{head.word}: {head.title}"), ("", head.said), *_file_lines(files, [])],
+                    good=head.tone != "bad")  # fmt: skip
+    return DONE
+
+
+def _kept(out: Path | None, name: str, data: Mapping[str, Any]) -> tuple[dict[str, Path], list[str]]:
+    """Write a record and its report, if there is a folder for them; the paths, and notes on what is missing."""
+    if out is None:
+        return {}, []
+    about = {"format": FORMATS[name], "version": VERSION, "keyhole": keyhole_version()}
+    files, notes = {"run": write_record(out, name, {**about, **data})}, []
+    path, note = try_report(out)
+    if path is not None:
+        files["report"] = path
+    if note is not None:
+        notes.append(note)
+    return files, notes
+
+
+def _file_lines(files: Mapping[str, Path], notes: Sequence[str]) -> list[tuple[str, str]]:
+    lines = [("" if number else "files", str(path)) for number, path in enumerate(files.values())]
+    return lines + [("note", note) for note in notes]
+
+
 app.command()(serve)
+app.command()(bench)
 
 
 def _words(options: Mapping[str, Sequence[Any]]) -> list[str]:
@@ -331,18 +426,13 @@ def _numbers(text: str) -> list[float]:
 
 def _keep_audit(found: Audit, folder: Path) -> tuple[dict[str, Path], list[str]]:
     """Write figures and picture; the paths, and notes on what is missing."""
-    text = json.dumps(plain(found.as_data()), indent=2, allow_nan=False) + "\n"
-    contents, notes = {"audit.json": text.encode()}, []
+    kept, notes = _kept(folder, AUDIT, found.as_data())
+    files = {"json": kept.pop("run")}
     try:
-        contents["audit.png"] = draw_curves(found)
+        files["png"] = write_file(folder, "audit.png", draw_curves(found))
     except ImportError as error:
         notes.append(f"no picture: {error}; get it with {INSTALL}")
-    try:
-        for name, content in contents.items():
-            (folder / name).write_bytes(content)
-    except OSError as error:
-        raise FileError(f"cannot write to the folder {folder}: {error.strerror or error}") from error
-    return {Path(name).suffix[1:]: folder / name for name in contents}, notes
+    return {**files, **kept}, notes
 
 
 def _show_audit(found: Audit, files: dict[str, Path], notes: list[str]) -> None:
@@ -352,9 +442,7 @@ def _show_audit(found: Audit, files: dict[str, Path], notes: list[str]) -> None:
     _say(console, "errors", f"relative, against {found.reference}; 1 is what a guess of nothing has", room)
     _say(console, "budgets", f"in multiples of the counting bound, {found.bound:,} queries", room)
     console.print()
-    table = found.table()
-    # In one piece, so that no figure is cut where the terminal is narrow.
-    console.print(table, width=max(console.width, console.measure(table).maximum), crop=False)
+    print_whole(found.table())
     console.print()
     for sentence in found.sentences:
         for number, row in enumerate(textwrap.wrap(sentence, room - 2, break_long_words=False)):
@@ -372,11 +460,17 @@ def _say(console: Console, word: str, said: str, room: int) -> None:
         console.print(Text.assemble((f"{'' if number else word:>8}  ", "cyan"), row), soft_wrap=True)
 
 
-def _carry_out(settings: Settings, *, as_json: bool, quiet: bool, picture: bool = False) -> int:
+def _carry_out(
+    settings: Settings, *, as_json: bool, quiet: bool, picture: bool = False, page: WatchPage | None = None
+) -> int:
     try:
         # Standard output is for the report: what the code of a box prints goes elsewhere.
         with redirect_stdout(sys.stderr):
-            ending = _run(settings, picture=picture, progress=False if quiet else None)
+            if page is not None:
+                ending = page.watch(settings.target, settings, partial(_run, picture=picture), quiet=quiet)
+            else:
+                with on_terminal(settings.budget, quiet=quiet) as observer:
+                    ending = _run(settings, observer, picture=picture)
     except KeyboardInterrupt:
         return _complain(_interrupted(settings), INTERRUPTED)
     if as_json:
@@ -388,7 +482,7 @@ def _carry_out(settings: Settings, *, as_json: bool, quiet: bool, picture: bool 
     return DONE if ending.result.certified else FAILED
 
 
-def _run(settings: Settings, *, picture: bool, progress: bool | None) -> Ending:
+def _run(settings: Settings, observer: Observer, *, picture: bool) -> Ending:
     target = open_target(settings.target)
     try:
         target = target.told(settings.max_norm, None if settings.noise is None else Noise.parse(settings.noise))
@@ -402,7 +496,7 @@ def _run(settings: Settings, *, picture: bool, progress: bool | None) -> Ending:
             settings.seed,
             throw=False,
             heldout=settings.heldout,
-            progress=progress,
+            observer=observer,
             **settings.options,
         )
     finally:
@@ -412,7 +506,11 @@ def _run(settings: Settings, *, picture: bool, progress: bool | None) -> Ending:
     if settings.out is not None:
         image = _picture(ending) if picture else None
         box = target.oracle.name
-        ending.files.update(write_run(settings.out, result, settings, box, ending.distance, image))
+        about = {"label": target.label, "truth": target.truth}
+        ending.files.update(write_run(settings.out, result, settings, box, ending.distance, image, **about))
+        path, note = try_report(settings.out)
+        ending.files.update({} if path is None else {"report": path})
+        ending.notes.extend([] if note is None else [note])
     return ending
 
 
@@ -446,8 +544,7 @@ def _lines(ending: Ending) -> list[tuple[str, str]]:
         lines.append(("resume", ending.resume))
     if ending.result.params is not None and not ending.files:
         lines.append(("files", "none: --out FOLDER keeps the parameters"))
-    lines += [("" if number else "files", str(path)) for number, path in enumerate(ending.files.values())]
-    return lines + [("note", note) for note in ending.notes]
+    return lines + _file_lines(ending.files, ending.notes)
 
 
 def _show(ending: Ending) -> None:
@@ -474,7 +571,8 @@ def _failure(ending: Ending) -> str:
 
 def _interrupted(settings: Settings) -> str:
     if settings.journal is None:
-        return "interrupted; nothing was kept: with --journal FILE a run can be resumed"
+        again = replace(settings, journal=Path(JOURNAL)).command(settings.budget)
+        return f"interrupted; nothing was kept: with --journal FILE a run can be resumed, for example {again}"
     kept = f"interrupted; the answers so far are kept in {settings.journal}"
     return f"{kept}. To resume: {settings.command(settings.budget)}"
 

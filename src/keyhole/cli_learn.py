@@ -21,6 +21,7 @@ from keyhole.measure import Noise
 from keyhole.model import distance
 from keyhole.progress import wants_bar
 from keyhole.recovery import Recovery
+from keyhole.report.build import try_report
 from keyhole.report.learned import describe_learned
 from keyhole.runs import plain, prepare_folder, write_learned
 from keyhole.samples import learn as learn_layer
@@ -53,7 +54,7 @@ def learn(
     jobs: Annotated[int, typer.Option(min=1, help="Processes that share the starts.")] = 1,
     seed: Annotated[int, typer.Option(min=0, help="Determines every random number.")] = 0,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for params.safetensors, radius.safetensors, run.json.")
+        Path | None, typer.Option(help="Folder for params.safetensors, radius.safetensors, run.json, report.html.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
@@ -86,9 +87,13 @@ def learn(
     known = given.truth is not None and result.params is not None
     apart = distance(result.params, given.truth) if known else None
     files: dict[str, Path] = {}
+    note: str | None = None
     if out is not None:
-        files = write_learned(out, result, {"data": data, "heads": heads, "noise": noise, **settings}, apart)
-    _report(result, given, apart, files, as_json=as_json, quiet=quiet)
+        asked = {"data": data, "heads": heads, "noise": noise, **settings}
+        files = write_learned(out, result, asked, apart, label=given.label, truth=given.truth)
+        path, note = try_report(out)
+        files |= {} if path is None else {"report": path}
+    _report(result, given, apart, files, note, as_json=as_json, quiet=quiet)
     return DONE if result.certified else FAILED
 
 
@@ -102,10 +107,18 @@ def _heads(text: str) -> int | str:
 
 
 def _report(
-    result: Recovery, given: Data, apart: float | None, files: dict[str, Path], *, as_json: bool, quiet: bool
+    result: Recovery,
+    given: Data,
+    apart: float | None,
+    files: dict[str, Path],
+    note: str | None,
+    *,
+    as_json: bool,
+    quiet: bool,
 ) -> None:
     if as_json:
-        extras = {"target": given.text, "box": given.label, "distance": apart, "files": files}
+        extras: dict[str, Any] = {"target": given.text, "box": given.label, "distance": apart, "files": files}
+        extras["notes"] = [] if note is None else [note]
         typer.echo(json.dumps(plain({**result.summary(), **extras}), allow_nan=False))
         return
     if quiet:
@@ -118,6 +131,7 @@ def _report(
     if result.params is not None and not files:
         lines.append(("files", "none: --out FOLDER keeps the parameters"))
     lines += [("" if number else "files", str(path)) for number, path in enumerate(files.values())]
+    lines += [] if note is None else [("note", note)]
     for word, said in lines:
         rows = [said] if word in {"files", ""} else textwrap.wrap(said, room, break_long_words=False)
         style = ("bold green" if result.certified else "bold red") if word == "outcome" else ""

@@ -11,17 +11,18 @@ from typing import Any
 import typer
 
 from keyhole.convert import Place, attention_in, heads_of
-from keyhole.errors import FileError, UsageError
+from keyhole.errors import UsageError
 from keyhole.measure import Noise
 from keyhole.model import distance
 from keyhole.oracles.named import TRANSFORMERS_EXAMPLE, TRANSFORMERS_KEYS, split
 from keyhole.oracles.transformers_layer import open_model
 from keyhole.recovery import Recovery
-from keyhole.runs import Settings, plain, prepare_folder
+from keyhole.report.build import try_report
+from keyhole.report.folder import FORMATS, HEADS, LAYERS
+from keyhole.runs import VERSION, Settings, keyhole_version, plain, prepare_folder, write_record
 from keyhole.whole_model import ModelRecovery, recover_model
 
 PREFIX = "transformers:"
-LAYERS, RUN = "layers.safetensors", "layers.json"
 
 
 def names_all_layers(target: str) -> bool:
@@ -72,13 +73,17 @@ def recover_all_layers(settings: Settings, *, as_json: bool, quiet: bool) -> boo
             for name, result in found.layers.items()
         },
     }
-    files = {} if settings.out is None else _keep(found, data, settings.out)
+    files, note = ({}, None) if settings.out is None else _keep(found, data, settings.out)
     if as_json:
-        typer.echo(json.dumps(plain({**data, "files": files}), allow_nan=False))
+        typer.echo(
+            json.dumps(plain({**data, "files": files, "notes": [] if note is None else [note]}), allow_nan=False)
+        )
     elif not quiet:
         for name, reason in found.left_out.items():
             typer.echo(f"{name}: no weights: {reason}")
         typer.echo("\n".join(map(str, files.values())) or "nothing was kept: --out FOLDER keeps the heads and weights")
+        if note is not None:
+            typer.echo(note)
     return found.certified
 
 
@@ -102,11 +107,16 @@ def _line(name: str, result: Recovery, apart: float | None) -> str:
     return f"{name}: CERTIFIED, {len(heads)} head{'s' * (len(heads) > 1)}{truth}; {cost}"
 
 
-def _keep(found: ModelRecovery, data: dict[str, Any], folder: Path) -> dict[str, Path]:
-    files = {"layers": folder / LAYERS, "run": folder / RUN}
+def _keep(found: ModelRecovery, data: dict[str, Any], folder: Path) -> tuple[dict[str, Path], str | None]:
+    """Write heads, figures and report; the paths, and why there is no report where there is none."""
+    files = {"layers": folder / HEADS}
     found.save(files["layers"])
-    try:
-        files["run"].write_text(json.dumps(plain(data), indent=2, allow_nan=False) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise FileError(f"cannot write to the folder {folder}: {error.strerror or error}") from error
-    return files
+    about = {"format": FORMATS[LAYERS], "version": VERSION, "keyhole": keyhole_version()}
+    layers = {name: {**data["layers"][name], "heldout": _heldout(result)} for name, result in found.layers.items()}
+    files["run"] = write_record(folder, LAYERS, {**about, **data, "layers": layers})
+    path, note = try_report(folder)
+    return files | ({} if path is None else {"report": path}), note
+
+
+def _heldout(result: Recovery) -> dict[str, Any]:
+    return {"predictions": result.certificate.predictions, "answers": result.certificate.answers}

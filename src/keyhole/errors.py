@@ -1,28 +1,28 @@
 """Everything Keyhole raises.
 
-::
-
-    KeyholeError
-    ├── UsageError (ValueError)     an argument that cannot be meant: names it and the values that can
-    ├── FileError                   a parameter file that is missing, damaged, foreign or from a newer version
-    ├── JournalError                a journal that is broken, in use, or belongs to another box
-    ├── OracleError                 the black box misbehaved
-    │   ├── OracleRaised            it raised an exception (chained as the cause)
-    │   ├── WrongShape              it answered with a shape or type that does not fit the question
-    │   ├── NonFiniteAnswer         it answered nan or inf
-    │   └── ServerError             a server could not be asked, or did not answer as its protocol says
-    │       ├── ServerUnreachable   no connection: wrong host or port, nobody listening, or a proxy in the way
-    │       ├── ServerUntrusted     no secure connection: its certificate was not accepted, or it speaks no TLS
-    │       ├── ConnectionLost      the connection ended before the answer did
-    │       ├── ServerTimeout       no answer in time
-    │       ├── ServerBusy          it asks to wait (429, 503) for longer than allowed, or is not ready
-    │       ├── AccessDenied        it wants other credentials (401, 403)
-    │       ├── UnknownModel        it has no such model
-    │       ├── QuestionRefused     it says that the question is wrong (other 4xx)
-    │       ├── ServerFailed        it says that it failed (5xx)
-    │       └── BadAnswer           no answer of the protocol: no JSON, cut short, or that of another question
-    ├── BudgetExhausted             the next question would exceed the budget
-    └── RecoveryFailed              a recovery ended without a certificate; `.result` holds what was found
+```text
+KeyholeError
+├── UsageError (ValueError)     an argument that cannot be meant: names it and the values that can
+├── FileError                   a parameter file that is missing, damaged, foreign or from a newer version
+├── JournalError                a journal that is broken, in use, or belongs to another box
+├── OracleError                 the black box misbehaved
+│   ├── OracleRaised            it raised an exception (chained as the cause)
+│   ├── WrongShape              it answered with a shape or type that does not fit the question
+│   ├── NonFiniteAnswer         it answered nan or inf
+│   └── ServerError             a server could not be asked, or did not answer as its protocol says
+│       ├── ServerUnreachable   no connection: wrong host or port, nobody listening, or a proxy in the way
+│       ├── ServerUntrusted     no secure connection: its certificate was not accepted, or it speaks no TLS
+│       ├── ConnectionLost      the connection ended before the answer did
+│       ├── ServerTimeout       no answer in time
+│       ├── ServerBusy          it asks to wait (429, 503) for longer than allowed, or is not ready
+│       ├── AccessDenied        it wants other credentials (401, 403)
+│       ├── UnknownModel        it has no such model
+│       ├── QuestionRefused     it says that the question is wrong (other 4xx)
+│       ├── ServerFailed        it says that it failed (5xx)
+│       └── BadAnswer           no answer of the protocol: no JSON, cut short, or that of another question
+├── BudgetExhausted             the next question would exceed the budget
+└── RecoveryFailed              a recovery ended without a certificate; `.result` holds what was found
+```
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -228,6 +228,16 @@ Position = Sequence[Term]
 
 
 @dataclass(frozen=True, eq=False)
+class Sketch:
+    """What a method knows before its end, for people who watch. Nothing is concluded from it."""
+
+    matrices: Mapping[str, Array]  # by name; zero where nothing is known yet
+    known: float  # the part of what is to be read that has been, 0 to 1
+    error: float = math.nan  # largest error bar over the largest entry; nan where that is not known
+    heldout: Sequence[float] = ()  # |prediction − answer| of the fresh answers that have come
+
+
+@dataclass(frozen=True, eq=False)
 class Plan:
     """A description of `count` sequences of one length, which makes its tokens slice by slice.
 
@@ -241,6 +251,8 @@ class Plan:
     positions: Sequence[Position]  # one entry per token of a sequence
     repeats: int = 1  # how often each sequence is asked; answers are averaged
     first_repeat: int = 0  # more than 0: ask again what was asked before
+    # What is known when this is asked, worked out only if somebody watches; no part of the digest.
+    so_far: Callable[[], Sketch | None] | None = None
 
     @property
     def length(self) -> int:

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import math
+import os
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from time import perf_counter
 from types import TracebackType
-from typing import Protocol
+from typing import IO, Protocol, runtime_checkable
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from keyhole.measure import Sketch
+
+# Between two plain lines, in seconds; what ends sooner says nothing on its way.
+LINE_SECONDS = 5.0
+# Between two looks at a sketch, which cost some arithmetic: so many seconds, and no more than this part of the time.
+LOOK_SECONDS, LOOK_SHARE = 0.2, 0.05
 
 
 class Observer(Protocol):
@@ -21,6 +32,17 @@ class Observer(Protocol):
         """So many queries were answered, now or from the journal."""
 
 
+@runtime_checkable
+class Watcher(Observer, Protocol):
+    """An observer that is also offered what is known so far, where a method can tell."""
+
+    def sketched(self, so_far: Callable[[], Sketch | None]) -> None:
+        """`so_far()` works it out; it may be left alone."""
+
+    def discarded(self) -> None:
+        """The box is not what it was taken for: what was known so far says nothing, and another method begins."""
+
+
 class Silent:
     """Shows nothing."""
 
@@ -31,22 +53,105 @@ class Silent:
         """Ignore."""
 
 
-class Bar:
-    """A progress line on the terminal: stage, queries asked of those planned so far, rate and time."""
+class Looks:
+    """Looks at sketches now and then, so that watching costs little beside the recovery itself."""
 
-    def __init__(self, console: Console | None = None) -> None:
+    def __init__(self) -> None:
+        self._next = 0.0
+
+    def look(self, so_far: Callable[[], Sketch | None]) -> Sketch | None:
+        """The sketch, or None where it is too early for another one."""
+        began = perf_counter()
+        if began < self._next:
+            return None
+        found = so_far()
+        ended = perf_counter()
+        self._next = ended + max(LOOK_SECONDS, (ended - began) / LOOK_SHARE)
+        return found
+
+
+class Count:
+    """Adds up what a session says, for those who show it."""
+
+    def __init__(self, budget: int | None = None) -> None:
+        self.budget = budget
+        self.stage = ""
+        self.planned_queries = self.new = self.old = 0
+        self.error = math.nan  # error bar of what was read so far, relative
+        self.heldout = math.nan  # largest error of a fresh answer so far
+        self._looks = Looks()
+        self._began: float | None = None
+
+    def planned(self, stage: str, queries: int) -> None:
+        """Another stage, and more to ask."""
+        self.stage = stage
+        self.planned_queries += queries
+        if self._began is None:
+            self._began = perf_counter()
+
+    def answered(self, queries: int, *, new: bool) -> None:
+        """Count them apart."""
+        if new:
+            self.new += queries
+        else:
+            self.old += queries
+
+    def sketched(self, so_far: Callable[[], Sketch | None]) -> None:
+        """Keep the error."""
+        found = self._looks.look(so_far)
+        if found is not None:
+            self.error = self.error if math.isnan(found.error) else found.error
+            self.heldout = max(found.heldout, default=math.nan)
+
+    def discarded(self) -> None:
+        """That was the error of something else."""
+        self.error = self.heldout = math.nan
+
+    @property
+    def asked(self) -> int:
+        """Queries answered, now or from the journal."""
+        return self.new + self.old
+
+    @property
+    def rate(self) -> float:
+        """Queries per second that reached the box, since the first."""
+        return self.new / max(perf_counter() - self._began, 1e-9) if self._began is not None else 0.0
+
+    @property
+    def remaining(self) -> str:
+        """What the budget still allows, or what is planned so far: methods do not know all of it before."""
+        if self.budget is not None:
+            return f"{max(0, self.budget - self.asked):,} of {self.budget:,} left"
+        return f"{max(0, self.planned_queries - self.asked):,} to go"
+
+    @property
+    def error_in_words(self) -> str:
+        """The error so far: of fresh answers, where some have come."""
+        if not math.isnan(self.heldout):
+            return f"held-out error {self.heldout:.0e}"
+        return "" if math.isnan(self.error) else f"error so far ± {self.error:.0e}"
+
+    @property
+    def rate_in_words(self) -> str:
+        """The rate, and what was not asked again."""
+        journal = f" + {self.old:,} from the journal" if self.old else ""
+        return f"{self.rate:,.0f}/s{journal}"
+
+
+class Bar(Count):
+    """A progress line on the terminal: stage, queries asked of those planned so far, rate, what is left, error."""
+
+    def __init__(self, console: Console | None = None, budget: int | None = None) -> None:
+        super().__init__(budget)
         self._progress = Progress(
             TextColumn("{task.description:>12}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("queries  {task.fields[rate]}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[said]}"),
             TimeElapsedColumn(),
             console=console or Console(stderr=True),
             transient=True,
         )
-        self._task = self._progress.add_task("", total=0, rate="")
-        self._began = perf_counter()
-        self._new = 0
+        self._task = self._progress.add_task("", total=0, said="")
 
     def __enter__(self) -> Bar:
         self._progress.start()
@@ -59,16 +164,72 @@ class Bar:
 
     def planned(self, stage: str, queries: int) -> None:
         """Show the stage and extend the bar."""
-        task = self._progress.tasks[0]
-        self._progress.update(self._task, description=stage, total=(task.total or 0) + queries)
+        super().planned(stage, queries)
+        self._progress.update(self._task, description=stage, total=self.planned_queries)
 
     def answered(self, queries: int, *, new: bool) -> None:
         """Advance the bar."""
-        rate = "from journal"
-        if new:
-            self._new += queries
-            rate = f"{self._new / max(perf_counter() - self._began, 1e-9):,.0f}/s"
-        self._progress.update(self._task, advance=queries, rate=rate)
+        super().answered(queries, new=new)
+        words = (f"{self.asked:,} queries", self.rate_in_words, self.remaining, self.error_in_words)
+        self._progress.update(self._task, completed=self.asked, said=" · ".join(filter(None, words)))
+
+
+class Lines(Count):
+    """The same as plain lines now and then, where there is no terminal to draw on."""
+
+    def __init__(self, file: IO[str] | None = None, budget: int | None = None, every: float = LINE_SECONDS) -> None:
+        super().__init__(budget)
+        self._file, self._every = file, every
+        self._next = perf_counter() + every
+
+    def answered(self, queries: int, *, new: bool) -> None:
+        """Say where things stand, if it is time."""
+        super().answered(queries, new=new)
+        if perf_counter() >= self._next:
+            words = (f"{self.asked:,} queries", self.rate_in_words, self.remaining, self.error_in_words)
+            print(f"keyhole: {self.stage}: {', '.join(filter(None, words))}", file=self._file or sys.stderr, flush=True)
+            self._next = perf_counter() + self._every
+
+
+class Both:
+    """Tells two observers the same."""
+
+    def __init__(self, first: Observer, second: Observer) -> None:
+        self._all = (first, second)
+
+    def planned(self, stage: str, queries: int) -> None:
+        """Pass it on."""
+        for each in self._all:
+            each.planned(stage, queries)
+
+    def answered(self, queries: int, *, new: bool) -> None:
+        """Pass it on."""
+        for each in self._all:
+            each.answered(queries, new=new)
+
+    def sketched(self, so_far: Callable[[], Sketch | None]) -> None:
+        """Pass it on to those who look."""
+        for each in self._all:
+            if isinstance(each, Watcher):
+                each.sketched(so_far)
+
+    def discarded(self) -> None:
+        """Pass it on to those who look."""
+        for each in self._all:
+            if isinstance(each, Watcher):
+                each.discarded()
+
+
+@contextmanager
+def on_terminal(budget: int | None = None, *, quiet: bool = False) -> Iterator[Observer]:
+    """What a command shows on standard error: a bar where that is a terminal, else plain lines, or nothing."""
+    if quiet:
+        yield Silent()
+    elif sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
+        with Bar(budget=budget) as bar:
+            yield bar
+    else:
+        yield Lines(budget=budget)
 
 
 def wants_bar(progress: bool | None) -> bool:

@@ -20,7 +20,9 @@ from keyhole.session import HELDOUT_QUERIES, recover
 
 FORMAT, VERSION = "keyhole-run", 1
 PARAMS, RADIUS, ERRORS = "params.safetensors", "radius.safetensors", "standard_error.safetensors"
-PICTURE, RUN = "recovery.png", "run.json"
+TRUTH = "truth.safetensors"
+PICTURE, RUN, REPORT = "recovery.png", "run.json", "report.html"
+OWN_FILES = {PARAMS, RADIUS, ERRORS, TRUTH, PICTURE, REPORT}  # beside run.json
 RESUMABLE = (Outcome.BUDGET_EXHAUSTED, Outcome.UNCERTIFIED, Outcome.ORACLE_FAILED)
 
 
@@ -117,29 +119,40 @@ def write_run(
     box: str,  # the name a journal of this run is bound to
     distance: float | None = None,  # from the truth, where it is known
     picture: bytes | None = None,
+    *,
+    label: str | None = None,  # what the box is, in words
+    truth: Any = None,  # its parameters, where they are known
 ) -> dict[str, Path]:
     """Write parameters, radii, picture and `run.json`; the paths written, by what they are.
 
     All files are made under other names first and then renamed, `run.json` last: a folder that has one is
     complete. What an earlier run left there and this one lacks is removed, so that no two runs mix.
     """
-    return _write(folder, result, asdict(settings), box, distance, picture)
+    about = {"box": box, "label": label or box, "settings": asdict(settings)}
+    return _write(folder, result, about, distance, picture, truth)
 
 
 def write_learned(
-    folder: Path, result: Recovery, settings: Mapping[str, Any], distance: float | None = None
+    folder: Path,
+    result: Recovery,
+    settings: Mapping[str, Any],
+    distance: float | None = None,
+    *,
+    label: str | None = None,
+    truth: Any = None,
 ) -> dict[str, Path]:
     """The same for a layer learned from examples."""
-    return _write(folder, result, settings, str(settings.get("data")), distance, None)
+    data = str(settings.get("data"))
+    return _write(folder, result, {"box": data, "label": label or data, "settings": settings}, distance, None, truth)
 
 
 def _write(
     folder: Path,
     result: Recovery,
-    settings: Mapping[str, Any],
-    box: str,
+    about: Mapping[str, Any],
     distance: float | None,
     picture: bytes | None,
+    truth: Any,
 ) -> dict[str, Path]:
     makers: dict[str, tuple[str, Callable[[Path], Any]]] = {}
     if result.params is not None:
@@ -148,28 +161,30 @@ def _write(
         makers["radius"] = (RADIUS, result.certificate.radius.save)
     if result.certificate.standard_error is not None:
         makers["standard_error"] = (ERRORS, result.certificate.standard_error.save)
+    if truth is not None:
+        makers["truth"] = (TRUTH, truth.save)
     if picture is not None:
         makers["picture"] = (PICTURE, lambda path: path.write_bytes(picture))
     files = {kind: name for kind, (name, _) in makers.items()}
-    text = json.dumps(plain(_record(result, settings, box, distance, files)), indent=2, allow_nan=False) + "\n"
+    text = json.dumps(plain(_record(result, about, distance, files)), indent=2, allow_nan=False) + "\n"
     makers["run"] = (RUN, lambda path: path.write_text(text, encoding="utf-8"))
     try:
-        _replace_all(folder, dict(makers.values()))
+        files_made = dict(makers.values())
+        _replace_all(folder, files_made, stale=(RUN, *sorted(OWN_FILES - files_made.keys())))
     except OSError as error:
         raise _unwritable(folder, error) from error
     return {kind: folder / name for kind, (name, _) in makers.items()}
 
 
 def _record(
-    result: Recovery, settings: Mapping[str, Any], box: str, distance: float | None, files: Mapping[str, str]
+    result: Recovery, about: Mapping[str, Any], distance: float | None, files: Mapping[str, str]
 ) -> dict[str, Any]:
     certificate = result.certificate
     return {
         "format": FORMAT,
         "version": VERSION,
         "keyhole": keyhole_version(),
-        "box": box,
-        "settings": settings,
+        **about,
         "result": result.summary(),
         "distance": distance,
         "heldout": {"predictions": certificate.predictions, "answers": certificate.answers},
@@ -177,11 +192,35 @@ def _record(
     }
 
 
-def _replace_all(folder: Path, makers: Mapping[str, Callable[[Path], Any]]) -> None:
+def write_record(folder: Path, name: str, data: Mapping[str, Any]) -> Path:
+    """Write one JSON object into a folder, whole or not at all; what an earlier report said of it is removed."""
+    path, text = folder / name, json.dumps(plain(data), indent=2, allow_nan=False) + "\n"
+    try:
+        _replace_all(folder, {name: lambda made: made.write_text(text, encoding="utf-8")}, stale=(REPORT,))
+    except OSError as error:
+        raise _unwritable(folder, error) from error
+    return path
+
+
+def write_file(folder: Path, name: str, content: bytes) -> Path:
+    """Write one file into a folder, whole or not at all."""
+    try:
+        _replace_all(folder, {name: lambda made: made.write_bytes(content)}, stale=())
+    except OSError as error:
+        cause = error.strerror or error
+        raise FileError(f"cannot write {folder / name}: {cause}; copy the folder to where it can be") from error
+    return folder / name
+
+
+def _replace_all(
+    folder: Path,
+    makers: Mapping[str, Callable[[Path], Any]],
+    stale: tuple[str, ...],  # what goes before the others come, in this order
+) -> None:
     try:
         for name, make in makers.items():
             make(_temporary(folder, name))
-        for name in (RUN, *sorted({PARAMS, RADIUS, ERRORS, PICTURE} - makers.keys())):
+        for name in stale:
             (folder / name).unlink(missing_ok=True)
         for name in makers:
             os.replace(_temporary(folder, name), folder / name)

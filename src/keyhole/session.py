@@ -16,14 +16,14 @@ import numpy as np
 from keyhole.arrays import Array, to_numpy
 from keyhole.errors import BudgetExhausted, OracleError, RecoveryFailed, UsageError, WrongShape
 from keyhole.journal import Journal
-from keyhole.measure import Measurements, Plan, Signature
+from keyhole.measure import Measurements, Plan, Signature, Sketch
 from keyhole.methods import AUTO, METHODS, Estimate, Method, Steps, Unrecoverable, noisy
 from keyhole.methods.base import Found
 from keyhole.methods.certify import Judgement, certify
 from keyhole.methods.diagnose import Diagnosis, diagnose
 from keyhole.methods.noise import measure_noise
 from keyhole.oracles import Oracle
-from keyhole.progress import Bar, Observer, Silent, wants_bar
+from keyhole.progress import Bar, Observer, Silent, Watcher, wants_bar
 from keyhole.recovery import Certificate, Outcome, Recovery, Stats
 
 HELDOUT_QUERIES = 32
@@ -54,6 +54,7 @@ class Session:
         self.budget = budget
         self.journal = journal
         self.observer = observer or Silent()
+        self.watcher = observer if isinstance(observer, Watcher) else None
         self.stages: dict[str, int] = {}
         self.new_queries = 0
         self.oracle_seconds = 0.0
@@ -116,6 +117,8 @@ class Session:
 
     def measure(self, plan: Plan) -> Measurements:
         """The answers to a plan, from the journal where it has them, else from the oracle."""
+        if plan.so_far is not None:
+            self.show(plan.so_far)
         self.observer.planned(plan.stage, plan.count * plan.repeats)
         repeats = range(plan.first_repeat, plan.first_repeat + plan.repeats)
         values = self._answers(plan, repeats[0])
@@ -125,6 +128,11 @@ class Session:
         noise = self.signature.noise
         shrink = plan.repeats**0.5 if noise.kind == "gaussian" else 1.0
         return Measurements(values, noise.radius / shrink)
+
+    def show(self, so_far: Callable[[], Sketch | None]) -> None:
+        """Offer what is known so far to whoever watches."""
+        if self.watcher is not None:
+            self.watcher.sketched(so_far)
 
     def _answers(self, plan: Plan, repeat: int, count: int | None = None) -> Array:
         """All answers to one repeat of a plan, or the first `count` of them."""
@@ -256,7 +264,7 @@ def recover(
     _whole("heldout", heldout, 1)
     with ExitStack() as stack:
         if observer is None:
-            observer = stack.enter_context(Bar()) if wants_bar(progress) else Silent()
+            observer = stack.enter_context(Bar(budget=budget)) if wants_bar(progress) else Silent()
         book = None
         if journal is not None:
             book = stack.enter_context(Journal(journal, box_of(oracle)))
@@ -348,11 +356,17 @@ def _recover_diagnosed(
     """Find out what the box is, once it is not what it was taken for, and recover that if there is a method."""
     # Its fresh questions belong to the first attempt: the certificate will ask others.
     session.stages[f"check of {first.method}"] = session.stages.pop("held-out", 0)
+    if session.watcher is not None:
+        session.watcher.discarded()
     try:
         found = session.run(diagnose(session.signature, stream(seed, "diagnosis")))
     except (BudgetExhausted, OracleError):
         return first, cause
-    known = {"diagnosis": found.family, "tried_first": first.method}
+    known = {
+        "diagnosis": found.family,
+        "diagnosis_findings": found.summary()["findings"],
+        "tried_first": first.method,
+    }
     if found.method is None or found.method == first.method:
         stats = replace(first.stats, queries=session.queries, heldout_queries=0, stages=dict(session.stages))
         stats = replace(stats, new_queries=session.new_queries, details={**stats.details, **known})

@@ -32,6 +32,7 @@ from keyhole.targets import Target, open_target
 MULTIPLES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 # How often several processes are looked at, in seconds.
 LOOK = 0.2
+CAN_PUT_OFF = hasattr(signal, "pthread_sigmask")  # a system without signal masks cannot
 
 
 def audit(
@@ -153,6 +154,22 @@ def _begin(stop: Any) -> None:
     global _stop  # noqa: PLW0603 - one per process, set once
     _stop = stop
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if CAN_PUT_OFF:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # what a box starts finds things as usual
+
+
+@contextmanager
+def _put_off_interrupts() -> Iterator[None]:
+    """Ctrl-C reaches this process only afterwards, and those that it starts meanwhile not before they are prepared.
+
+    A new process imports for a second or so, and would otherwise say where it was interrupted.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if CAN_PUT_OFF else ()
+    try:
+        yield
+    finally:
+        if CAN_PUT_OFF:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _carry_out(order: Order) -> Filled:
@@ -170,7 +187,8 @@ def _in_processes(columns: Sequence[Column], box: Target, reference: SingleHead,
     files = [column.file(box.oracle.name, budget) for column in columns for _, budget in column.budgets()]
     with ProcessPoolExecutor(min(jobs, len(columns)), context, _begin, (stop,)) as pool:
         try:
-            futures = [pool.submit(_carry_out, Order(column, box.text, reference)) for column in columns]
+            with _put_off_interrupts():
+                futures = [pool.submit(_carry_out, Order(column, box.text, reference)) for column in columns]
             pending = set(futures)
             while pending:
                 finished, pending = wait(pending, timeout=LOOK)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import numpy as np
 
 from keyhole.errors import KeyholeError
-from keyhole.measure import Measurements, Plan, Signature
+from keyhole.measure import Measurements, Plan, Signature, Sketch
+from keyhole.model.matrices import matrices_of
 from keyhole.recovery import Outcome
 
 Found = TypeVar("Found")
@@ -44,6 +45,10 @@ class Estimate:
     assumptions: tuple[str, ...] = ()
     details: Mapping[str, Any] = field(default_factory=dict)
 
+    def sketch(self) -> Sketch:
+        """The same for people who watch, before it is checked."""
+        return Sketch(matrices_of(self.params), 1.0)
+
 
 @dataclass(frozen=True)
 class Method:
@@ -75,6 +80,27 @@ def retold(steps: Steps[Found], change: Callable[[Measurements], Measurements]) 
         while True:
             reply = yield request
             request = steps.send(change(reply) if isinstance(reply, Measurements) else [change(each) for each in reply])
+    except StopIteration as stop:
+        found: Found = stop.value
+        return found
+
+
+def showing(steps: Steps[Found], so_far: Callable[[], Sketch | None]) -> Steps[Found]:
+    """The same questions, each with what is known when it is asked, for people who watch."""
+
+    def shown(plan: Plan) -> Plan:
+        return replace(plan, so_far=so_far)
+
+    try:
+        request = next(steps)
+        while True:
+            told = shown(request) if isinstance(request, Plan) else [shown(plan) for plan in request]
+            try:
+                reply = yield told
+            except KeyholeError as error:
+                request = steps.throw(error)
+            else:
+                request = steps.send(reply)
     except StopIteration as stop:
         found: Found = stop.value
         return found

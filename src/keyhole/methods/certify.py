@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from keyhole.arrays import Array, to_numpy
 from keyhole.errors import BudgetExhausted
-from keyhole.measure import GAUSSIAN_DEVIATIONS, Measurements, Plan, Signature, sequences
+from keyhole.measure import GAUSSIAN_DEVIATIONS, Measurements, Plan, Signature, Sketch, sequences
 from keyhole.methods.base import Estimate, Steps
 from keyhole.numerics.logit import rounding
 from keyhole.recovery import Certificate, Outcome
@@ -48,8 +49,10 @@ def certify(estimate: Estimate, signature: Signature, rng: np.random.Generator, 
     """Ask `count` fresh random sequences and compare the answers with predictions."""
     usual, long = heldout_plans(estimate, signature, rng, count)
     plans = usual + long
-    answers: list[Measurements] = yield plans
-    answers = [_at_last(answer, signature) for answer in answers]
+    answers: list[Measurements] = []
+    for plan in plans:
+        answer: Measurements = yield replace(plan, so_far=partial(_so_far, estimate, signature, plans, answers))
+        answers.append(_at_last(answer, signature))
     # Normal errors are looked at all together too, and their standard errors say more than radii that hold for each.
     normal = signature.noise.kind == "gaussian" and estimate.standard_error is not None
     predictions, known = _predict(estimate, signature, plans, normal)
@@ -108,6 +111,15 @@ def certify(estimate: Estimate, signature: Signature, rng: np.random.Generator, 
         outcome = Outcome.CERTIFIED
         message = f"{count} fresh answers predicted within {certificate.worst_error:.2g}"
     return Judgement(outcome, message, certificate)
+
+
+def _so_far(estimate: Estimate, signature: Signature, plans: list[Plan], answers: list[Measurements]) -> Sketch:
+    """The estimate, and how far it is from the fresh answers that have come, for people who watch."""
+    if not answers:
+        return estimate.sketch()
+    predictions, _ = _predict(estimate, signature, plans[: len(answers)], normal=False)
+    errors = np.abs(predictions - _joined([answer.values for answer in answers]))
+    return replace(estimate.sketch(), heldout=[float(error) for error in errors])
 
 
 def _coarsest(params: Any, signature: Signature) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -9,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from keyhole.arrays import Array, Space, namespace
-from keyhole.measure import Rows
-from keyhole.methods.base import Steps
+from keyhole.measure import Rows, Sketch
+from keyhole.methods.base import Steps, showing
 from keyhole.methods.reading import FormReader, Forms
 from keyhole.numerics.cross import CrossBasis
 from keyhole.numerics.logit import rounding
@@ -58,6 +59,7 @@ class Draft:
     inverse: Array | None = None  # (width, width) takes left-coordinates back
     right: Array | None = None  # (width, width) rows p_j
     columns: list[tuple[Array, Array]] = field(default_factory=list)  # (direction numbers, left-coordinates)
+    radius: float = 0.0  # the largest of those of the columns: first readings are timid
 
     def matrix(self) -> Array | None:
         """The score on the directions that are complete, zero on the others."""
@@ -67,6 +69,16 @@ class Draft:
         for numbers, columns in self.columns:
             total = total + self.inverse @ (columns @ namespace(numbers).take(self.right, numbers, axis=0))
         return total
+
+    def sketch(self) -> Sketch | None:
+        """The same for people who watch; its error is that of what was read."""
+        matrix = self.matrix()
+        if matrix is None or self.right is None or not self.columns:
+            return None
+        read = sum(int(numbers.shape[0]) for numbers, _ in self.columns)
+        largest = max(float(namespace(columns).max(abs(columns))) for _, columns in self.columns)
+        error = self.radius / largest if largest > 0 else math.nan
+        return Sketch({"score": matrix}, read / self.right.shape[0], error)
 
 
 @dataclass(frozen=True)
@@ -129,7 +141,9 @@ def read_score(
     of the whole, relatively, counts as nothing. `bases` are rows, the inverse of their matrix and orthonormal
     directions where the reader has its own, of either only some if it knows the others.
     """
-    return (yield from _ScoreReading(reader, rng, draft, tolerance, bases).run())
+    reading = _ScoreReading(reader, rng, draft, tolerance, bases)
+    # In the bases of a reader columns are of its own making, which nobody who watches would know.
+    return (yield from (showing(reading.run(), draft.sketch) if bases is None else reading.run()))
 
 
 class _ScoreReading:
@@ -154,7 +168,6 @@ class _ScoreReading:
         self.cross = CrossBasis(self.space, self.width)
         draft.inverse, draft.right = self.inverse, right
         self.radii: list[Array] = []  # beside draft.columns
-        self.column_radius = 0.0  # the largest of them: first readings are timid
         self.consistent = 0  # directions in a row that were consistent with the columns so far
         self.hidden_bias = 0.0
         self.tail = 0.0  # how large forms may be that were taken for zero
@@ -260,7 +273,7 @@ class _ScoreReading:
         spread = xp.sqrt(1 + xp.sum((factors @ self.cross.inverse) ** 2, axis=1))
         # The columns behind the factors carry errors too, by as much as they are used.
         used = 1 + xp.sqrt(xp.sum((solution.coefficients / self.cross.heights[:, None]) ** 2, axis=0))
-        largest = max(float(xp.max(table.radius)), self.column_radius)
+        largest = max(float(xp.max(table.radius)), self.draft.radius)
         bar = largest * spread[:, None] * (used / solution.damping)[None, :] + self._negligible
         return table.values[rank:, :] - predicted, bar, solution.damping
 
@@ -298,7 +311,7 @@ class _ScoreReading:
         """Keep complete columns; `new` ones enlarge the column space."""
         self.draft.columns.append((self.space.indices(directions), columns))
         self.radii.append(radius)
-        self.column_radius = max(self.column_radius, float(self.space.xp.max(radius)))
+        self.draft.radius = max(self.draft.radius, float(self.space.xp.max(radius)))
         if new:
             bars = self.space.xp.max(radius, axis=0) + self._negligible
             self.cross.add(columns, [float(bar) for bar in bars])

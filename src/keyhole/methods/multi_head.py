@@ -9,11 +9,10 @@ from keyhole.methods.base import Estimate, Method, Steps, Unrecoverable
 from keyhole.methods.multi_scalar import read_scalar_heads
 from keyhole.methods.multi_vector import read_vector_heads
 from keyhole.methods.multi_vector_box import HeadsHidden
-from keyhole.methods.positions import at_last_position
+from keyhole.methods.positions import last_only
 from keyhole.methods.value import read_value, refuse_single_tokens
 
 
-@at_last_position
 def multi_head(signature: Signature, rng: np.random.Generator) -> Steps[Estimate]:
     """Number, scores, values and biases of heads whose answers are added up.
 
@@ -22,7 +21,9 @@ def multi_head(signature: Signature, rng: np.random.Generator) -> Steps[Estimate
     apart they are read one by one (`read_scalar_heads`).
     """
     refuse_single_tokens(signature)
-    value = yield from read_value(signature)
+    last = signature.but(positions="last")
+    everywhere = signature.positions == "all"
+    value = yield from (last_only(read_value(last)) if everywhere else read_value(last))
     hidden: HeadsHidden | None = None
     if value.vector.ndim == 2:
         try:
@@ -30,7 +31,8 @@ def multi_head(signature: Signature, rng: np.random.Generator) -> Steps[Estimate
         except HeadsHidden as error:
             hidden = error
     try:
-        return (yield from read_scalar_heads(signature, rng, value))
+        one_by_one = read_scalar_heads(last, rng, value)
+        return (yield from (last_only(one_by_one) if everywhere else one_by_one))
     except Unrecoverable as error:
         if hidden is not None:
             raise Unrecoverable(error.outcome, f"{hidden}; and one by one: {error}") from error

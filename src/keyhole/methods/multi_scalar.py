@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from keyhole.arrays import Floats
-from keyhole.measure import Signature
-from keyhole.methods.base import Estimate, Steps, Unrecoverable
+from keyhole.measure import Signature, Sketch
+from keyhole.methods.base import Estimate, Steps, Unrecoverable, showing
 from keyhole.methods.directions import Draft
 from keyhole.methods.multi_scalar_local import Values, read_normals, read_values, unexplained
 from keyhole.methods.multi_scalar_read import Columns, GatedReader, HeadReader, ReadHead
@@ -148,7 +149,8 @@ def _read_all(found: _Found, rng: np.random.Generator) -> Steps[tuple[Values, li
     lever, lean = DECIDED * float(np.max(search.jumps.levers)), 1.0
     for _ in range(MOST_READINGS):
         values = yield from read_values(search.scope, normals, found.uniform, lever, lean, rng)
-        heads = yield from _read_heads(HeadReader(search.scope, normals, found.doubts, values, rng), normals.shape[0])
+        reader, read = HeadReader(search.scope, normals, found.doubts, values, rng), dict[int, Columns]()
+        heads = yield from showing(_read_heads(reader, read), partial(_sketch, read, normals.shape[0]))
         if heads is not None and not values.disturbed(np.stack([head.score for head in heads]), normals):
             return values, heads
         lean /= ROOMIER**2
@@ -157,10 +159,20 @@ def _read_all(found: _Found, rng: np.random.Generator) -> Steps[tuple[Values, li
     )
 
 
-def _read_heads(reader: HeadReader, count: int) -> Steps[list[ReadHead] | None]:
+def _sketch(columns: dict[int, Columns], heads: int) -> Sketch | None:
+    """The scores of the heads so far on their hyperplanes, for people who watch."""
+    matrices = {
+        f"score of head {number + 1}": (read.forms @ np.linalg.pinv(read.points.T))[:, : read.forms.shape[0]]
+        for number, read in sorted(columns.items())
+    }
+    known = sum(read.points.shape[0] / read.points.shape[1] for read in columns.values()) / heads
+    return Sketch(matrices, known) if matrices else None
+
+
+def _read_heads(reader: HeadReader, columns: dict[int, Columns]) -> Steps[list[ReadHead] | None]:
     """The scores of all heads; None when some change their minds however much room they are given."""
+    count = reader.normals.shape[0]
     room = np.ones(count)
-    columns: dict[int, Columns] = {}
     checks: dict[int, GatedReader] = {}
     for _ in range(MOST_READINGS):
         for number in range(count):

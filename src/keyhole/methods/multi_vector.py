@@ -9,8 +9,10 @@ import numpy as np
 from keyhole.arrays import Array, Floats, floats
 from keyhole.measure import Signature
 from keyhole.methods.base import Estimate, Steps, Unrecoverable
+from keyhole.methods.multi_vector_blocks import read_blocks
 from keyhole.methods.multi_vector_box import VectorBox
-from keyhole.methods.multi_vector_scores import Scores, read_scores
+from keyhole.methods.multi_vector_forms import Scores
+from keyhole.methods.multi_vector_scores import read_scores
 from keyhole.methods.multi_vector_start import Start, read_start
 from keyhole.methods.multi_vector_values import Values, read_values
 from keyhole.methods.value import Value
@@ -23,6 +25,7 @@ ASSUMPTIONS = (
     "heads whose logits differ by less than their answers show are one head",
     "answers are right up to the rounding of their dtype and the declared noise",
 )
+EVERYWHERE = ("the box adds up softmax heads over its raw tokens, all of which every position sees", *ASSUMPTIONS[1:])
 
 
 # Heads nearer than so many radii of their scores may have traded what a low rank has left out.
@@ -38,15 +41,21 @@ def read_vector_heads(signature: Signature, rng: np.random.Generator, value: Val
     up to at most p and d elsewhere, and (d + 1)·d/k for the logits, k ≤ p/H tokens a query, or (d + 1)·⌈r/k⌉ + r·d/k
     for rank r.
 
-    Assumes what `ASSUMPTIONS` says. Raises HeadsHidden where p numbers do not tell the heads apart: more heads than
-    outputs, or dependent values.
+    Where all positions are seen, those of the first stages tell twice as much, and logits come from `read_blocks`: H
+    queries for each token whose values are read, and 4·r·d/k² for the logits, 2·d²/k² where the rank is full.
+
+    Assumes what `ASSUMPTIONS` says, or `EVERYWHERE`. Raises HeadsHidden where p numbers do not tell the heads apart:
+    more heads than outputs, or dependent values.
     """
     box = VectorBox(signature, value, rng)
     yield from box.find_scale()
     yield from box.measure_precision()
+    yield from box.look_around()
     start = yield from read_start(box)
     values = yield from read_values(box, start)
-    scores = yield from read_scores(box, start, values)
+    scores = yield from read_blocks(box, start, values)
+    if scores is None:
+        scores = yield from read_scores(box, start, values)
     return _estimate(box, value, start, values, scores)
 
 
@@ -82,8 +91,8 @@ def _estimate(box: VectorBox, value: Value, start: Start, values: Values, scores
         params=found,
         radius=MultiHead(radii, value.bias_radius),
         counting_bound=_bound(box, values, scores, biased, value.biased),
-        assumptions=ASSUMPTIONS,
-        details=_details(start, values, scores, biased, value),
+        assumptions=EVERYWHERE if box.everywhere else ASSUMPTIONS,
+        details=_details(start, values, scores, biased, value) | ({"positions": "all"} if box.everywhere else {}),
     )
 
 
@@ -109,13 +118,13 @@ def _radius(space: Any, entries: Floats, bar: Floats | float) -> Array:
 
 
 def _bound(box: VectorBox, values: Values, scores: Scores, biased: list[bool], offset: bool) -> int:
-    """Numbers that determine the heads, over numbers per answer."""
+    """Numbers that determine the heads, over numbers per answer: of all positions of the longest question."""
     width, outputs = box.width, box.outputs
     numbers = outputs if offset else 0
     for head, shows in enumerate(biased):
         rank, inner = int(scores.ranks[head]), int(values.ranks[head])
         numbers += rank * (2 * width + int(shows) - rank) + inner * (width + outputs - inner)
-    return -(-numbers // outputs)
+    return -(-numbers // (outputs * (box.asked if box.everywhere else 1)))
 
 
 def _details(start: Start, values: Values, scores: Scores, biased: list[bool], value: Value) -> dict[str, Any]:

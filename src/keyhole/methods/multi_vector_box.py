@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from keyhole.arrays import Floats, to_numpy
+from keyhole.arrays import Floats, floats, to_numpy
 from keyhole.measure import Measurements, Plan, Position, Rows, Signature, Term
 from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.scale import floor_power
 from keyhole.methods.value import Value
+from keyhole.numerics.token_fit import TokenFit
 from keyhole.recovery import Outcome
 
 Integers = npt.NDArray[np.int64]
@@ -23,6 +24,8 @@ AFFINE = 2.0**8
 PRECISION_QUERIES = 3
 # Relative errors of 10 to this are as small as they come; each that many decades more asks for once more as much.
 PRECISE, LESS = -15.0, 2.0
+# Answers are coarse from this patience on: a relative error of 1e-13.
+COARSE = 2.0
 # Bits of a token's entries that are left for sums of two tokens.
 SPARE_BITS = 4
 # The scale is looked for with this many pairs of tokens, in steps of this factor ...
@@ -34,6 +37,8 @@ MOST_RUNGS = 40
 
 # Sequences of so many tokens decide everything; of fewer they do not.
 FEWEST_TOKENS = 3
+# Residuals of so many degrees of freedom tell errors, and errors are taken for so many times as much.
+TOLD_BY, SHOWN = 64, 2.0
 
 
 class HeadsHidden(Unrecoverable):
@@ -50,6 +55,8 @@ class VectorBox:
     scale: float = 1.0  # norm of tokens
     noise: float = 0.0  # deviation of one number of an answer at that norm
     patience: float = 1.0  # how many times more to ask, for errors to average out
+    everywhere: bool = False  # whether answers at all positions are seen, and are those of the last one
+    asked: int = 1  # tokens of the longest sequence
     linear: Floats = field(init=False)  # (width, outputs) the sum of all heads' values
     bias: Floats = field(init=False)  # (outputs,)
 
@@ -66,6 +73,11 @@ class VectorBox:
     def outputs(self) -> int:
         """Numbers per answer."""
         return int(self.bias.shape[0])
+
+    @property
+    def coarse(self) -> bool:
+        """Whether answers have few digits, as those of float32: errors decide what can be read at once."""
+        return self.patience > COARSE
 
     @property
     def longest(self) -> float:
@@ -96,22 +108,63 @@ class VectorBox:
         plain: int = 1,  # copies of the last token
     ) -> Steps[Floats]:  # (n, outputs)
         """Answers of [added_1 + g; …; g; …; g], less the share g has of them."""
+        return (yield from self.ask_at((-1,), stage, last, index, added, plain))[:, 0]
+
+    def ask_at(
+        self,
+        places: tuple[int, ...],  # positions whose answers are wanted: any where all are seen, else the last
+        stage: str,
+        last: Floats,
+        index: Integers,
+        added: list[tuple[Floats, Integers, Floats]],
+        plain: int = 1,
+    ) -> Steps[Floats]:  # (n, places, outputs)
+        """The same at several positions."""
         space = self.signature.space
         ends = Term(Rows(space.asarray(last)), space.indices(index))
         positions: list[Position] = [
             [Term(Rows(space.asarray(rows)), space.indices(which), space.asarray(scale)), ends]
             for rows, which, scale in added
         ]
+        self.asked = max(self.asked, len(positions) + plain)
         answers: Measurements = yield Plan(stage, index.size, [*positions, *([[ends]] * plain)])
-        values = np.asarray(to_numpy(answers.values), dtype=np.float64)
-        return values - (last @ self.linear + self.bias)[index]
+        return self.seen(answers, places) - (last @ self.linear + self.bias)[index][:, None]
+
+    def seen(self, answers: Measurements, places: tuple[int, ...] | None = None) -> Floats:  # (n, places, outputs)
+        """Answers at some positions, or at all of them, as plain numbers."""
+        values = floats(answers.values)
+        if self.signature.positions == "last":
+            return values[:, None]
+        return values if places is None else values[:, list(places)]
+
+    @property
+    def views(self) -> tuple[int, ...]:
+        """Positions that tell of one token beside a last one: also its own, where that one sees as much."""
+        return (-1, 0) if self.everywhere else (-1,)
 
     def pairs(self, stage: str, last: Floats, token: Floats, copies: tuple[int, int]) -> Steps[Floats]:
-        """[copies × (token + g); copies × g] for each last token g."""
+        """[copies × (token + g); copies × g] for each last token g, as g sees it, and as token + g does."""
         count = last.shape[0]
         rows = (token[None, :], np.zeros(count, dtype=np.int64), np.ones(count))
         every = np.arange(count, dtype=np.int64)
-        return (yield from self.ask(stage, last, every, [rows] * copies[0], copies[1]))
+        return (yield from self.ask_at(self.views, stage, last, every, [rows] * copies[0], copies[1]))
+
+    def look_around(self) -> Steps[None]:
+        """Whether every position answers as the last one does: three tokens in two orders.
+
+        A causal mask or encoded positions show; then only the last position is read.
+        """
+        if self.signature.positions == "last":
+            return
+        space = self.signature.space
+        tokens = space.asarray(self.gridded(self.scale * self.directions(FEWEST_TOKENS)))
+        turned = np.arange(FEWEST_TOKENS)[None, :] - np.arange(2)[:, None]  # in the second, each moves up by one
+        order = turned % FEWEST_TOKENS
+        plan = Plan("precision", 2, [[Term(Rows(tokens), space.indices(column))] for column in order.T])
+        answers = self.seen((yield plan))
+        apart = float(np.sqrt(np.mean((answers[0] - np.roll(answers[1], -1, axis=0)) ** 2)))
+        size = float(np.sqrt(np.mean(answers**2)))
+        self.everywhere = apart <= AFFINE * self.signature.space.eps * size + 2 * SPARE_BITS * self.noise
 
     def measure_precision(self) -> Steps[None]:
         """Errors at tokens of the chosen norm: one-token answers are affine but for those."""
@@ -197,6 +250,12 @@ class VectorBox:
         """Deviation of an answer: its own rounding, and that of the logits behind its weights."""
         spread = self.signature.space.eps * self.width**0.5 * float(np.sqrt(np.mean(np.minimum(logits**2, 100.0))))
         return float(self.noise + spread * float(np.sqrt(np.mean(values**2))))
+
+    def scatter(self, fit: TokenFit, logits: Floats, values: Floats) -> float:
+        """Deviation of an answer that a fit shows, or that it may have where the fit has little to tell it by."""
+        if fit.freedom < TOLD_BY:
+            return fit.residual + self.errors(logits, values)
+        return SHOWN * max(fit.residual, self.noise)
 
     def nothing(self, norm: float) -> float:
         """What rounding makes of an effect that is not there."""

@@ -2,60 +2,41 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from keyhole.arrays import Floats
 from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.multi_vector_box import Integers, VectorBox
+from keyhole.methods.multi_vector_forms import (
+    INSIDE,
+    KNOWN,
+    SHARPEST,
+    Scores,
+    affordable,
+    crossed_scores,
+    inverse_of,
+    ranks_above,
+    rms,
+    scores_of,
+    spectral,
+    within_errors,
+    worst_of,
+)
 from keyhole.methods.multi_vector_start import CLEAR, Start
 from keyhole.methods.multi_vector_values import LARGEST, Values
-from keyhole.numerics.head_cross import choose_columns, crossed, outside, ranks_of, steepness
+from keyhole.numerics.head_cross import choose_columns, outside, steepness
 from keyhole.recovery import Outcome
 
 # Logits of tokens are aimed at this size in the sharpest head.
 AIM = 0.7
-# Weights are read where their error is at most this part of them and this many times the usual one; tokens of others
-# are halved, so often.
-SHARPEST, UNUSUAL, HALVINGS = 0.1, 64.0, 30
-# So many tokens a query that logits are known to √eps over this, but not fewer than this part of the most possible.
-FINE, FEWEST = 16.0, 4
-# Columns beyond the rank: one shows that they suffice where logits are known this well, more where they are not.
-KNOWN, SPARE_COLUMNS = 1e-6, 8
+# Weights are read where their error is at most this many times the usual one; tokens of others are halved, so often.
+UNUSUAL, HALVINGS = 64.0, 30
 # A further block tells that rows suffice if what it may err by is at most this part of it.
 TELLING = 0.1
 # Rows tell further ones where that enlarges their errors by no more than this; else these are read.
 STEEPEST = 32.0
-# A score that is nowhere more than so many deviations of what was read does not show.
-UNSEEN = 8.0
-# Errors among the values of tokens, over those seen outside of them: values are as wrong there, and logits round.
-INSIDE = 4.0
 # Numbers to spare for each correction of a value.
 SPARE = 4
-
-
-@dataclass(frozen=True)
-class Scores:
-    """The affine maps into logits of all heads."""
-
-    matrices: Floats  # (heads, width, width)
-    values: Floats  # (heads, width, outputs) mended
-    biases: Floats  # (heads, width)
-    bars: Floats  # (heads,) deviation of one entry of a score over a unit token and a unit last token
-    dropped: Floats  # (heads,) what a low rank may have left out of such an entry
-    bias_bars: Floats  # (heads,)
-    shows: list[bool]  # whether any entry of a score is more than what was read may err by
-    ranks: Integers  # (heads,) of score and bias together
-    per_query: int  # tokens
-    condition: float  # errors of answers over errors of logits
-
-
-def _spectral(bars: Floats) -> Floats:  # (heads, m, n) -> (heads,)
-    """What independent errors of these deviations make of the largest singular value, a few of them large or not."""
-    squares = bars**2
-    found: Floats = np.sqrt(np.max(np.sum(squares, axis=2), axis=1)) + np.sqrt(np.max(np.sum(squares, axis=1), axis=1))
-    return found
 
 
 def read_scores(box: VectorBox, start: Start, values: Values) -> Steps[Scores]:
@@ -65,20 +46,20 @@ def read_scores(box: VectorBox, start: Start, values: Values) -> Steps[Scores]:
     every = np.arange(whole, dtype=np.int64)
     rows, bars = yield from reader.read(0, every)
     for block in range(1, len(reader.blocks)):
-        ranks = _ranks(rows, bars)
+        ranks = ranks_above(rows, bars)
         rank = int(np.max(ranks))
         coarse = bool(np.median(bars) > KNOWN * np.median(np.abs(rows)))
-        enough = rank + (SPARE_COLUMNS if coarse else 1)
+        enough = whole if coarse else rank + 1
         chosen = choose_columns(rows, ranks, enough) if enough < whole - 1 else every
         more, wide = yield from reader.read(block, chosen)
         if enough < whole - 1:
-            allowed = _allowed(rows[:, :, chosen], more, wide, ranks)
+            allowed = within_errors(rows[:, :, chosen], more, wide, ranks)
             sizes = np.sqrt(np.mean(more**2, axis=(1, 2)))
             telling = rank < rows.shape[1] or bool(np.all(allowed <= TELLING * sizes))
             telling = telling and bool(np.all(steepness(rows[:, :, chosen], more, ranks) <= STEEPEST))
             if telling and np.all(outside(rows[:, :, chosen], more, ranks) <= allowed):
-                chosen = chosen if coarse else chosen[:rank]
-                dropped = allowed + CLEAR * _spectral(bars)  # what rank and span may have left out
+                chosen = chosen[:rank]
+                dropped = allowed + CLEAR * spectral(bars)  # what rank and span may have left out
                 return (yield from reader.crossed(rows, bars, ranks, chosen, block, more, wide, dropped))
             others = np.setdiff1d(every, chosen)
             rest, wide_rest = yield from reader.read(block, others)
@@ -86,58 +67,27 @@ def read_scores(box: VectorBox, start: Start, values: Values) -> Steps[Scores]:
             more = np.concatenate([more, rest], axis=2)[:, :, order]
             wide = np.concatenate([wide, wide_rest], axis=2)[:, :, order]
         rows, bars = np.concatenate([rows, more], axis=1), np.concatenate([bars, wide], axis=1)
-    return reader.solved(rows, _ranks(rows, bars), _rms(bars), _rms(bars))
-
-
-def _ranks(rows: Floats, bars: Floats) -> Integers:  # (heads, m, n)
-    return np.maximum(ranks_of(rows, CLEAR * _spectral(bars)), 1)
-
-
-def _rms(bars: Floats) -> Floats:  # (heads, m, n) -> (heads,)
-    found: Floats = np.sqrt(np.mean(bars**2, axis=(1, 2)))
-    return found
-
-
-def _allowed(rows: Floats, more: Floats, bars: Floats, ranks: Integers) -> Floats:  # (heads,)
-    """What lies outside a span by errors alone: those of the new rows, and those of the span that they use."""
-    found = []
-    for head, rank in enumerate(ranks):
-        singular = np.linalg.svd(rows[head], compute_uv=False)
-        used = float(np.sqrt(np.mean(more[head] ** 2))) * rows.shape[2] ** 0.5 / max(singular[rank - 1], 1e-300)
-        found.append(1 + used)
-    allowed: Floats = 2 * CLEAR * _rms(bars) * np.array(found)
-    return allowed
+    return reader.solved(rows, ranks_above(rows, bars), rms(bars), rms(bars))
 
 
 class _ScoreReader:
     def __init__(self, box: VectorBox, start: Start, values: Values) -> None:
         self.box, self.start, self.values = box, start, values
         self.width, self.heads = box.width, start.heads
-        most = min(box.outputs // self.heads, int(np.min(values.ranks)), int(min(box.longest - 1, box.width)))
         self.last = box.gridded(np.vstack([box.scale * box.directions(self.width), np.zeros((1, self.width))]))
         sizes = np.sqrt(np.mean(np.minimum(start.logits**2, LARGEST**2), axis=0))
         self.size = box.scale * min(1.0, AIM / max(float(np.max(sizes)), 1e-300))
         self.tokens = box.gridded(self.size * box.directions(self.width))
-        self.per_query = self._affordable(max(most, 1))
+        self.per_query = affordable(box, values, self.tokens, 1.0)
         starts = range(0, self.width, self.per_query)
         self.blocks = [np.arange(first, min(first + self.per_query, self.width)) for first in starts]
         self.own = [tokens_of @ values.matrices for tokens_of in (self.tokens[block] for block in self.blocks)]
-        self.inverses = [_inverse(own) for own in self.own]
+        self.inverses = [inverse_of(own) for own in self.own]
         self.mended: list[Floats | None] = [None] * len(self.blocks)
-        self.condition = max(_worst(inverse) for inverse in self.inverses) * self.size
+        self.condition = max(worst_of(inverse) for inverse in self.inverses) * self.size
         # What answers are off by: their rounding, what start and values explain no further, and the values' errors.
         mixed = values.error * self.size * (self.heads / self.per_query) ** 0.5
         self.noise = float(np.hypot(values.noise, mixed))
-
-    def _affordable(self, most: int) -> int:
-        """Tokens per query: as many as outputs allow, but for those that cost too much accuracy."""
-        values, least = self.values, max(1, most // FEWEST)
-        wanted = self.box.signature.space.eps**0.5 / FINE
-        for count in range(most, least, -1):
-            noise = float(np.hypot(values.noise, values.error * self.size * (self.heads / count) ** 0.5))
-            if noise * _worst(_inverse(self.tokens[:count] @ values.matrices)) * (count + 1) <= wanted:
-                return count
-        return least
 
     def _mend(self, block: int, answers: Floats) -> None:
         """Correct the values of a block along the weak directions, by what its answers leave over."""
@@ -156,7 +106,7 @@ class _ScoreReader:
         change = found.reshape(count, -1)
         self.mended[block] = change
         self.own[block] = own + np.einsum("kb,bho->hko", change, weak)
-        self.inverses[block] = _inverse(self.own[block])
+        self.inverses[block] = inverse_of(self.own[block])
 
     def mended_values(self) -> Floats:  # (heads, width, outputs)
         """The values of all heads with the corrections of all blocks."""
@@ -209,7 +159,7 @@ class _ScoreReader:
             weights = (answers @ inverse / scale[left][:, None]).reshape(left.size, heads, members.size)
             rest = 1 - np.sum(weights, axis=2, keepdims=True)
             errors = np.hypot(noise * reach[None], self._traded(block, weights)) / scale[left][:, None, None]
-            bar = errors / np.abs(weights) + np.linalg.norm(errors, axis=2, keepdims=True) / np.abs(rest)
+            bar = np.hypot(errors / weights, np.linalg.norm(errors, axis=2, keepdims=True) / rest)
             usual = np.maximum(usual, np.median(bar, axis=(0, 2)))
             if np.any(usual > SHARPEST):
                 raise Unrecoverable(
@@ -249,11 +199,10 @@ class _ScoreReader:
             forms, errors = yield from self.read(number, kept)
             columns.append(forms)
             wide.append(errors)
-        whole, of_rows, of_columns = crossed(rows, kept, np.concatenate(columns, axis=1), ranks)
-        # C·U⁻¹·R with errors in each of the three.
-        core = _rms(bars[:, :, kept])
-        errors = _rms(bars) * of_rows + _rms(np.concatenate(wide, axis=1)) * of_columns + core * of_rows * of_columns
-        return self.solved(whole, ranks, errors, _rms(bars), dropped * (1 + of_rows))
+        whole, errors, left_out = crossed_scores(
+            rows, bars, kept, np.concatenate(columns, axis=1), np.concatenate(wide, axis=1), ranks, dropped
+        )
+        return self.solved(whole, ranks, errors, rms(bars), left_out)
 
     def solved(
         self,
@@ -264,35 +213,5 @@ class _ScoreReader:
         dropped: Floats | float = 0.0,
     ) -> Scores:
         """Scores and biases from forms: the last of the last tokens is zero."""
-        biases = np.asarray(np.linalg.solve(self.tokens, forms[:, :, -1].T).T)
-        linear = forms[:, :, :-1] - forms[:, :, -1:]
-        half = np.linalg.solve(self.tokens, linear)  # (heads, width, last tokens)
-        matrices = np.asarray(np.linalg.solve(self.last[:-1], half.transpose(0, 2, 1)).transpose(0, 2, 1))
-        scale = 2**0.5 / self.box.scale
-        return Scores(
-            matrices,
-            self.mended_values(),
-            biases,
-            scale * bars / self.size,
-            scale * dropped / self.size + 0.0 * bars,
-            bars / self.size,
-            [
-                bool(np.any(np.abs(m) > UNSEEN * b))
-                for m, b in zip(matrices, scale * read_bars / self.size, strict=True)
-            ],
-            ranks,
-            self.per_query,
-            self.condition,
-        )
-
-
-def _inverse(values: Floats) -> Floats:  # (heads, k, outputs) -> (outputs, heads·k)
-    """What takes answers to weights."""
-    basis, triangle = np.linalg.qr(values.reshape(-1, values.shape[2]).T)
-    inverse: Floats = basis @ np.linalg.inv(triangle).T
-    return inverse
-
-
-def _worst(inverse: Floats) -> float:
-    """Errors of a weight over those of an answer."""
-    return float(np.max(np.linalg.norm(inverse, axis=0)))
+        shown, known = (self.per_query, self.condition), self.mended_values()
+        return scores_of(forms, self.tokens, self.last[:-1], known, ranks, bars, read_bars, shown, dropped)

@@ -35,7 +35,9 @@ class Start:
     """One token in all heads."""
 
     token: Floats  # (width,)
-    last: Floats  # (n, width) last tokens it was read beside
+    last: (
+        Floats  # (n, width) last tokens it was read beside: each g, followed by token + g where all positions are seen
+    )
     logits: Floats  # (n, heads) of the token against each of them
     values: Floats  # (heads, outputs)
     singular: Floats  # values of the answers, the heads first
@@ -67,13 +69,16 @@ def read_start(box: VectorBox) -> Steps[Start]:
     wanted, spare = FIRST_ROUND, SPARE_EQUATIONS * box.patience
     for _ in range(ATTEMPTS):
         while wanted > last.shape[0]:
-            fresh = box.scale * box.directions(wanted - last.shape[0])
+            fresh = box.scale * box.directions(-(-(wanted - last.shape[0]) // len(box.views)))
             fresh[1::2] *= SHORTER
             fresh = box.gridded(fresh)
             columns = []
             for pair in copies:
                 columns += [(yield from box.pairs("heads", fresh, token, pair))]
-            answers, last = np.concatenate([answers, np.stack(columns, axis=1)]), np.concatenate([last, fresh])
+            found = np.stack(columns, axis=2)  # (n, views, multiplicities, outputs)
+            ends = np.stack([fresh, fresh + token][: len(box.views)], axis=1)
+            answers = np.concatenate([answers, found.reshape(-1, *found.shape[2:])])
+            last = np.concatenate([last, ends.reshape(-1, box.width)])
             heads, _ = _count(box, answers)
             wanted = _enough(heads, len(copies), spare, box)
         start = _solved(box, token, last, answers, copies)
@@ -147,7 +152,7 @@ def _solved(
     fit: TokenFit = fit_token(asked, guess, ENOUGH * box.noise)
     if not fit.residual <= MISFIT * box.errors(fit.logits, fit.values):
         return None
-    size = fit.residual + box.errors(fit.logits, fit.values)
+    size = box.scatter(fit, fit.logits, fit.values)
     draws = fit.respond(size * box.rng.standard_normal((DRAWS, flat.shape[0] + 1, box.outputs)))
     _refuse_near(fit.values, draws[1])
     return Start(token, last, fit.logits, fit.values, singular, pencil, fit.residual, floor, *draws)

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from keyhole.arrays import Floats
+from keyhole.arrays import Floats, floats
 from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.multi_vector_box import HeadsHidden, Integers, VectorBox
 from keyhole.methods.multi_vector_start import CLEAR, ENOUGH, MISFIT, Start
+from keyhole.numerics.logit import ROUNDING_DEVIATIONS
 from keyhole.numerics.token_fit import Asked, TokenFit, fit_token
 from keyhole.numerics.token_guess import guess_logits
 from keyhole.recovery import Outcome
@@ -41,6 +42,8 @@ SPARE_TOKENS = 1 / 8
 WEAK, MOST_WEAK = 0.05, 6
 # Errors that heads trade are taken for this many times those drawn: a fit of near-equal heads rounds as well.
 STRESS = 4.0
+# Values from spans that may be off by more than this part of them are not used: all tokens are read instead.
+BLURRED = 1e-4
 # Queries that test whether a few tokens told the values of all.
 TESTS = 2
 
@@ -59,10 +62,18 @@ class Values:
     weak: Floats  # (n, heads, outputs) what heads can exchange at little cost to the sum: told worst by spans
     traded: float  # deviation of one value of a unit token by what heads may trade, where there are no draws of it
 
+    @property
+    def sharp(self) -> bool:
+        """Whether values are known so well that what they are off by cannot be taken for what heads do."""
+        sizes = np.sqrt(np.mean(self.matrices**2, axis=(1, 2)))
+        return bool(np.all(np.sqrt(np.mean(self.spread**2, axis=1)) <= BLURRED * sizes))
+
 
 def read_values(box: VectorBox, start: Start) -> Steps[Values]:
     """Values of tokens until their spans are complete; then those of all tokens from the sum over heads."""
     reader = _ValueReader(box, start)
+    if start.heads == 1:
+        return reader.alone()
     filled = box.outputs // start.heads
     limit, filled = box.width, filled + int(np.ceil(SPARE_TOKENS * reader.more * filled))
     while True:
@@ -70,7 +81,7 @@ def read_values(box: VectorBox, start: Start) -> Steps[Values]:
         if known >= limit:
             return reader.plainly()
         found = reader.spanned()
-        if found is not None and (yield from reader.holds(found)):
+        if found is not None and found.sharp and (yield from reader.holds(found)):
             return found
         count = min(known, limit - known)
         if known < filled:
@@ -110,16 +121,23 @@ class _ValueReader:
         start, heads = self.start, self.start.heads
         # Without a guess of the logits, as many as make values and logits determined to first order.
         count = int(heads * self.more) if self.roomy else -(-(heads + 1) // (len(self.copies) - 1))
-        calm = np.max(np.abs(start.logits), axis=1)
+        views = len(self.box.views)
+        count = -(-count // views)
+        calm = np.max(np.abs(start.logits).reshape(-1, views * start.heads), axis=1)
         order = np.argsort(np.maximum(calm, LARGEST), kind="stable")
         pool = order[: max(count, int(np.sum(calm <= LARGEST)))]
-        best, chosen = np.inf, pool[:count]
+        best, chosen = np.inf, self._viewed(pool[:count])
         for _ in range(DRAWN if pool.size > count else 1):
-            some = self.box.rng.permutation(pool)[:count]
+            some = self._viewed(self.box.rng.permutation(pool)[:count])
             worst = self._condition(some)
             if worst < best:
                 best, chosen = worst, some
         return np.sort(chosen)
+
+    def _viewed(self, ends: Integers) -> Integers:
+        """The last tokens among all that were read beside: each g, and token + g where that sees as much."""
+        views = np.arange(len(self.box.views), dtype=np.int64)
+        return (ends[:, None] * views.size + views).ravel()
 
     def _condition(self, some: Integers) -> float:
         """Of the linear problem for small tokens: values and logits of one head along the known value."""
@@ -179,15 +197,16 @@ class _ValueReader:
             self.draws.append(found[number][2])
 
     def _ask(self, tokens: Floats) -> Steps[Floats]:  # (n, width) -> (n, groups, copies, outputs)
-        box, count, groups = self.box, tokens.shape[0], self.chosen.size
-        new = np.repeat(np.arange(count, dtype=np.int64), groups)
-        last = np.tile(self.chosen, count)
+        box, count, views = self.box, tokens.shape[0], len(self.box.views)
+        plain = self.chosen[::views]
+        new = np.repeat(np.arange(count, dtype=np.int64), plain.size)
+        last = np.tile(plain, count)
         ones, zeros = np.ones(last.size), np.zeros(last.size, dtype=np.int64)
         columns = []
         for held, copies, ends in self.copies:
             added = [(self.start.token[None, :], zeros, ones)] * held + [(tokens, new, ones)] * copies
-            columns.append((yield from box.ask("values", self.start.last, last, added, ends)))
-        return np.stack(columns, axis=1).reshape(count, groups, len(self.copies), box.outputs)
+            columns.append((yield from box.ask_at(box.views, "values", self.start.last, last, added, ends)))
+        return np.stack(columns, axis=2).reshape(count, self.chosen.size, len(self.copies), box.outputs)
 
     def _fit(self, answers: Floats, token: Floats) -> TokenFit:  # (groups, copies, outputs)
         groups, many, outputs = answers.shape
@@ -217,13 +236,31 @@ class _ValueReader:
         """Errors that values may have: by those of the answers, and by those of what is known of the other token."""
         start, draws = self.start, self.start.value_draws
         group = np.repeat(np.arange(shape[0]), shape[1])
-        size = fit.residual + self.box.errors(start.logits[self.chosen], start.values)
+        size = self.box.scatter(fit, start.logits[self.chosen], start.values)
         changes = size * self.box.rng.standard_normal((draws.shape[0], group.size + 1, self.box.outputs))
         logits = start.logit_draws[:, self.chosen][:, group]  # (draws, J, heads)
         changes[:, :-1] -= fit.others @ draws
         own = (fit.others * (1 - fit.others) * logits) @ start.values - (fit.others * fit.weights * logits) @ fit.values
         changes[:, :-1] -= own
         return fit.respond(changes)[1]
+
+    def alone(self) -> Values:
+        """The values of a single head, which are those of the sum."""
+        matrices = self.box.linear[None]
+        singular = np.linalg.svd(matrices, compute_uv=False)
+        error = float(np.max(floats(self.box.value.radius))) / ROUNDING_DEVIATIONS
+        floor = CLEAR * error * (self.box.width**0.5 + self.box.outputs**0.5)
+        return Values(
+            matrices=matrices,
+            ranks=np.maximum(np.sum(singular > floor, axis=1), 1),
+            tokens=0,
+            error=error,
+            spread=np.full((1, self.box.outputs), error),
+            noise=self.noise,
+            draws=matrices[None][:0],
+            weak=np.zeros((0, 1, self.box.outputs)),
+            traded=0.0,
+        )
 
     def plainly(self) -> Values:
         """All tokens of a basis were read."""
@@ -299,7 +336,8 @@ class _ValueReader:
             return False
         tokens = box.gridded(box.scale * box.directions(TESTS))
         every = np.arange(TESTS, dtype=np.int64)
-        last = self.chosen[every % self.chosen.size]
+        plain = self.chosen[:: len(box.views)]
+        last = plain[every % plain.size]
         answers = yield from box.ask("values", self.start.last, last, [(tokens, every, np.ones(TESTS))])
         rests = []
         for token, answer in zip(tokens, answers, strict=True):

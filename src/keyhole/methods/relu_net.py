@@ -8,7 +8,7 @@ import numpy as np
 
 from keyhole.errors import UsageError
 from keyhole.measure import Signature
-from keyhole.methods.base import Estimate, Steps, Unrecoverable
+from keyhole.methods.base import Estimate, Steps, Unrecoverable, showing
 from keyhole.methods.relu_asking import Box
 from keyhole.methods.relu_checks import FULL, LEAN, WITHOUT_FRESH, checked
 from keyhole.methods.relu_estimate import estimated
@@ -64,7 +64,7 @@ def relu_net(
         except NotPiecewiseLinear as error:
             reason = str(error)
             continue
-        estimate, reason = yield from checked(box, estimate, scale, rng, depth)
+        estimate, reason = yield from showing(checked(box, estimate, scale, rng, depth), estimate.sketch)
         if not reason:
             return estimate
         # What was refuted once is looked at closely: a box of another kind must not get through by trying again.

@@ -72,7 +72,9 @@ def learn_several(box: Box, line: Line, kinked: Kinked, rng: np.random.Generator
     base = level * float(cells.error[0])
     if not polish:
         far = scale * box.width**0.5
-        bars = Bars(level * bar, level * bar * (far + line.unit), base, base * far)
+        # The affine map is read in the first cell, whose centre may lie much farther out than the kinks.
+        lever = far + float(np.linalg.norm(cells.centre[0]))
+        bars = Bars(level * bar, level * bar * (far + line.unit), base, base * lever)
         return Several(pieces, bars, scale)
     x = fresh_wide_tokens(box, pieces, scale, rng)
     answers = yield from box.ask("polish", x)

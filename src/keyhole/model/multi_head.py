@@ -21,7 +21,7 @@ SMALL_LOGITS, LARGE_LOGITS = 1.0, 6.0
 
 @dataclass(frozen=True, eq=False)
 class MultiHead:
-    """f(X) = Σ_h heads[h](X) + output_bias: heads of one width and as many outputs, none with a bias of its own.
+    """f(X) = Σ_h head_h(X) + output_bias: heads of one width and as many outputs, none with a bias of its own.
 
     Value biases of the heads add up to one constant, and output projections belong to the values, so the value of a
     head is the product of its value and output matrices.

@@ -42,6 +42,7 @@ class TokenFit:
     values: Floats  # (heads, outputs)
     logits: Floats  # (n, heads)
     residual: float  # root mean square per degree of freedom
+    freedom: int  # degrees of freedom that it was told by
     condition: float  # of the weights: errors of answers over errors of values
     weights: Floats  # (J, heads) of the new token
     others: Floats  # (J, heads) of the known one
@@ -102,6 +103,7 @@ def fit_token(asked: Asked, logits: Floats, enough: float) -> TokenFit:
         values=state.values @ frame.T,
         logits=logits,
         residual=residual,
+        freedom=freedom,
         condition=state.condition,
         weights=state.weights,
         others=state.others,

@@ -13,6 +13,8 @@ from keyhole.recovery import Outcome, Recovery
 
 __all__ = ["describe"]
 
+# Details that have lines of their own, or are too long for one.
+UNTOLD = ("noise", "server", "diagnosis_")
 # Outcomes whose error bars no answer has contradicted.
 PROVEN = (Outcome.CERTIFIED, Outcome.UNCERTIFIED)
 
@@ -48,7 +50,7 @@ def _noise(result: Recovery) -> str:
 
 
 def _method(result: Recovery) -> str:
-    found = {name: value for name, value in result.stats.details.items() if not name.startswith(("noise", "server"))}
+    found = {name: value for name, value in result.stats.details.items() if not name.startswith(UNTOLD)}
     return ", ".join([result.method, *filter(None, starmap(_detail, found.items()))])
 
 

@@ -83,7 +83,8 @@ def describe_params(params: Any) -> Iterator[tuple[str, str]]:
 
 def _canonical(found: Structure) -> str:
     if found.minimal:
-        return f"all {found.given} {found.units} can be known" if found.given else f"there are no {found.units}"
+        many = f"all {found.given} {found.units}" if found.given > 1 else f"the one {found.units[:-1]}"
+        return f"{many} can be known" if found.given else f"there are no {found.units}"
     return f"{found.shown} of {found.given} {found.units} can be known"
 
 

@@ -2,76 +2,40 @@
 
 from __future__ import annotations
 
-from io import BytesIO
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from keyhole.arrays import floats
+from keyhole.arrays import Floats, floats
 from keyhole.errors import UsageError
 from keyhole.model import SingleHead
 from keyhole.recovery import Recovery
+from keyhole.report.canvas import FAINT, FOUND, INK, TRUE, canvas, power, powers_of_ten, through_zero, tidy, to_png
 
-DPI = 150
-INK, FOUND, TRUE, FAINT = "#22303c", "#1f5fa8", "#e07b39", "#9aa5b1"
-STYLE: dict[Any, Any] = {
-    "font.size": 10,
-    "axes.titlesize": 11.5,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.titlepad": 9,
-    "axes.labelsize": 10,
-    "axes.edgecolor": FAINT,
-    "axes.labelcolor": INK,
-    "axes.titlecolor": INK,
-    "text.color": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "legend.fontsize": 9,
-    "legend.framealpha": 0.9,
-    "legend.edgecolor": "none",
-}
 SQUARE: Any = [["true", "found"], ["spectrum", "heldout"]]
 WIDE: Any = [["found", "spectrum", "heldout"]]
 # Answers whose largest is so many times the usual one are drawn on a logarithmic scale.
 FAR_APART = 100.0
-RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
-INSTALL = "pip install 'keyhole[report]'"
-
-Matrix = npt.NDArray[np.float64]
 
 
 def draw(result: Recovery, truth: SingleHead | None = None, distance: float | None = None) -> bytes:
-    """The picture as PNG. ImportError when matplotlib is missing: `INSTALL` says how to get it."""
-    # Here and not above: most uses of Keyhole draw nothing.
-    import matplotlib as mpl  # noqa: PLC0415
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415
-    from matplotlib.figure import Figure  # noqa: PLC0415
-
+    """The picture as PNG. ImportError when matplotlib is missing: `canvas.INSTALL` says how to get it."""
     if not isinstance(result.params, SingleHead):
         raise UsageError(f"can draw a recovered single head, not {type(result.params).__name__}")
     found = _matrix(result.params)
     true = None if truth is None else _matrix(truth)
     panels, size = (WIDE, (15.6, 5.4)) if true is None else (SQUARE, (10.6, 9.8))
-    # A context, so that nobody else's figures change; starting from the defaults, whatever a user's file says.
-    with mpl.rc_context():
-        mpl.rcdefaults()
-        mpl.rcParams.update(STYLE)
-        figure = Figure(figsize=size, dpi=DPI, layout="constrained")
-        FigureCanvasAgg(figure)
+    with canvas(*size) as figure:
         figure.set_layout_engine("constrained", w_pad=0.13, h_pad=0.13, wspace=0.03, hspace=0.03)
         figure.suptitle(_headline(result), fontsize=14.5, fontweight="bold", x=0.012, ha="left")
         axes = figure.subplot_mosaic(panels)
         _heat_maps(figure, axes, found, true, distance)
         _spectrum(axes["spectrum"], found, true, result.stats.details.get("rank"))
         _heldout(axes["heldout"], result)
-        file = BytesIO()
-        figure.savefig(file, format="png", facecolor="white")
-    return file.getvalue()
+        return to_png(figure)
 
 
-def _matrix(head: SingleHead) -> Matrix:
+def _matrix(head: SingleHead) -> Floats:
     return floats(head.score)
 
 
@@ -84,20 +48,12 @@ def _headline(result: Recovery) -> str:
     return f"One attention head of width {result.params.width}, {verdict}: {cost}"
 
 
-def _power(number: float) -> str:
-    """A number as mathematics writes it: 2.9 × 10⁻¹⁴, in letters that can be bold."""
-    if not number:
-        return "0"
-    digits, exponent = f"{number:.1e}".split("e")
-    return f"{digits} × 10{str(int(exponent)).translate(RAISED)}"
-
-
-def _heat_maps(figure: Any, axes: Any, found: Matrix, true: Matrix | None, distance: float | None) -> None:
+def _heat_maps(figure: Any, axes: Any, found: Floats, true: Floats | None, distance: float | None) -> None:
     """Both matrices on one colour scale that is symmetric around zero."""
     maps = {"found": found} if true is None else {"true": true, "found": found}
     titles = {"true": "True score matrix", "found": "Recovered score matrix"}
     if distance is not None:
-        titles["found"] = f"Recovered: {_power(distance)} from the truth"
+        titles["found"] = f"Recovered: {power(distance)} from the truth"
     limit = max(float(np.max(np.abs(matrix))) for matrix in maps.values()) or 1.0
     for name, matrix in maps.items():
         axis = axes[name]
@@ -112,7 +68,7 @@ def _heat_maps(figure: Any, axes: Any, found: Matrix, true: Matrix | None, dista
     bar.outline.set_visible(False)
 
 
-def _spectrum(axis: Any, found: Matrix, true: Matrix | None, rank: int | None) -> None:
+def _spectrum(axis: Any, found: Floats, true: Floats | None, rank: int | None) -> None:
     """Singular values on a log scale, those beyond the detected rank greyed."""
     order = np.arange(1, len(found) + 1)
     size = float(np.clip(260 / len(found), 2.0, 7.0))
@@ -128,6 +84,7 @@ def _spectrum(axis: Any, found: Matrix, true: Matrix | None, rank: int | None) -
         axis.plot(order[seen], values[seen], linestyle="none", label=label, **look)
     if drawn:
         axis.set_yscale("log")
+        powers_of_ten(axis.yaxis)
         low, high = axis.get_ylim()
         axis.set_ylim(min(low, high * 1e-3), high * 3)
     else:
@@ -143,7 +100,7 @@ def _spectrum(axis: Any, found: Matrix, true: Matrix | None, rank: int | None) -
     axis.set_ylabel("singular value of the score matrix")
     axis.locator_params(axis="x", integer=True, min_n_ticks=1)
     axis.legend(loc="best")
-    _tidy(axis)
+    tidy(axis)
 
 
 def _heldout(axis: Any, result: Recovery) -> None:
@@ -158,21 +115,13 @@ def _heldout(axis: Any, result: Recovery) -> None:
         axis.plot(answers, predictions, "o", color=FOUND, alpha=0.75, markersize=6, label="fresh sequence", zorder=2)
         usual = float(np.median(np.abs(answers)))
         if 0 < FAR_APART * usual < np.max(np.abs(answers)):  # tokens of very different lengths: all should show
-            axis.set_xscale("symlog", linthresh=usual)
-            axis.set_yscale("symlog", linthresh=usual)
-            for ruler in (axis.xaxis, axis.yaxis):
-                ruler.get_major_locator().set_params(numticks=7)
+            through_zero(axis, usual, float(np.max(np.abs(answers))))
+            ends *= 2.0  # room for the outermost, which a few per cent are not on this scale
         axis.set_xlim(*ends)
         axis.set_ylim(*ends)
         axis.legend(loc="upper left")
-        axis.set_title(f"{answers.size} fresh answers within {_power(certificate.worst_error)}")
+        axis.set_title(f"{answers.size} fresh answers within {power(certificate.worst_error)}")
     axis.set_aspect("equal")
     axis.set_xlabel("answer of the box")
     axis.set_ylabel("prediction from the recovered head")
-    _tidy(axis)
-
-
-def _tidy(axis: Any) -> None:
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.grid(visible=True, color=FAINT, alpha=0.25, linewidth=0.7)
-    axis.set_axisbelow(True)
+    tidy(axis)

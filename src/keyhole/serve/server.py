@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from keyhole.errors import UsageError
 from keyhole.serve.box import ServedBox
@@ -18,20 +18,16 @@ GRACE_SECONDS = 10  # for answers under way, once the server is told to stop
 IDLE_SECONDS = 75  # a connection that is not used is kept for so long
 
 
-class Server:
-    """A box at an address. The port is taken when it is made; 0 takes any that is free.
+class WebServer:
+    """A web application at an address. The port is taken when it is made; 0 takes any that is free.
 
     `run` serves until a signal or `stop`; as a context manager it serves from another thread.
     """
 
-    def __init__(self, box: ServedBox, host: str = "127.0.0.1", port: int = 8000, token: str | None = None) -> None:
-        try:
-            import uvicorn  # noqa: PLC0415 - in the extra serve
-        except ImportError as error:
-            raise UsageError(f"serving needs {error.name}: {INSTALL}") from error
-        self.box = box
+    def __init__(self, app: Any, host: str, port: int) -> None:
+        uvicorn = _uvicorn()
         config = uvicorn.Config(
-            make_app(box, token),
+            app,
             log_config=None,
             log_level="warning",
             access_log=False,
@@ -48,10 +44,15 @@ class Server:
         self.host, self.port = host, int(self._socket.getsockname()[1])
 
     @property
-    def url(self) -> str:
-        """The address of the model."""
+    def address(self) -> str:
+        """Where it is."""
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"http://{host}:{self.port}/v2/models/{self.box.name}"
+        return f"http://{host}:{self.port}"
+
+    @property
+    def stopping(self) -> bool:
+        """Whether it was told to end."""
+        return bool(self._server.should_exit)
 
     def run(self) -> None:
         """Serve until a signal comes or `stop` is called."""
@@ -64,8 +65,8 @@ class Server:
         """Take no more requests, answer those under way, and end."""
         self._server.should_exit = True
 
-    def __enter__(self) -> Server:
-        self._thread = threading.Thread(target=self.run, name="keyhole-serve", daemon=True)
+    def __enter__(self) -> Self:
+        self._thread = threading.Thread(target=WebServer.run, args=(self,), name="keyhole-serve", daemon=True)
         self._thread.start()
         return self
 
@@ -75,6 +76,28 @@ class Server:
         self.stop()
         if self._thread is not None:
             self._thread.join()
+
+
+class Server(WebServer):
+    """A box at an address."""
+
+    def __init__(self, box: ServedBox, host: str = "127.0.0.1", port: int = 8000, token: str | None = None) -> None:
+        _uvicorn()
+        self.box = box
+        super().__init__(make_app(box, token), host, port)
+
+    @property
+    def url(self) -> str:
+        """The address of the model."""
+        return f"{self.address}/v2/models/{self.box.name}"
+
+
+def _uvicorn() -> Any:
+    try:
+        import uvicorn  # noqa: PLC0415 - in the extra serve
+    except ImportError as error:
+        raise UsageError(f"serving needs {error.name}: {INSTALL}") from error
+    return uvicorn
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -1,0 +1,123 @@
+"""Tables of the README and the documentation that repeat committed results: `python -m benchmarks.summaries`.
+
+A page has `<!-- table: NAME -->` and `<!-- end of table -->`; what stands between them is replaced. With --check
+nothing is written, and the exit code is 1 where a page is stale.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from benchmarks.tables import markdown
+
+ROOT = Path(__file__).parents[1]
+TABLE = re.compile(r"(?P<begin><!-- table: (?P<name>[\w-]+) -->\n).*?(?P<end><!-- end of table -->)", re.DOTALL)
+
+Row = dict[str, str]
+
+
+def result_rows(name: str, column: str) -> Iterator[Row]:
+    """Rows of the table in benchmarks/results/NAME.md that has the column."""
+    header: list[str] = []
+    for line in (ROOT / "benchmarks" / "results" / f"{name}.md").read_text(encoding="utf-8").splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")] if line.startswith("|") else []
+        if not cells:
+            header = []
+        elif not header:
+            header = cells
+        elif column in header and not set(line) <= set("|-: "):
+            yield dict(zip(header, cells, strict=True))
+
+
+def first_number(text: str) -> float:
+    """The first number of a cell, in which figures may stand beside each other."""
+    found = re.search(r"\d[\d.,]*(?:e[+-]?\d+)?", text)
+    if found is None:
+        raise ValueError(f"no number in {text!r}")
+    return float(found[0].rstrip(",").replace(",", ""))
+
+
+def comparison() -> str:
+    """Distillation beside Keyhole, for the same boxes and as many queries."""
+    wanted = [
+        ("exact", "16", "1 ×"),
+        ("exact", "32", "1 ×"),
+        ("exact", "32", "2 ×"),
+        ("normal errors of 0.001, norms ≤ 1", "16", "10 ×"),
+        ("rounded to 3 decimals, norms ≤ 1", "16", "10 ×"),
+    ]
+    found = {
+        (row["answers"], row["d"], row["queries"].partition("(")[2].rstrip(")")): row
+        for row in result_rows("distillation", "Adam error")
+    }
+    rows = []
+    for key in wanted:
+        row = found[key]
+        asked, seconds = (
+            row["queries"].split()[0],
+            [float(each) for each in row["seconds: Adam, L-BFGS, Keyhole"].split(",")],
+        )
+        errors = [f"{first_number(row[f'{learner} error']):.0e}" for learner in ("Adam", "L-BFGS", "Keyhole")]
+        used = sum(int(each) for each in row["Keyhole queries"].split("+"))
+        times = [f"{each:.0f} s" if each >= 1 else f"{each:.2f} s" for each in seconds]
+        cells = [f"{error}, {time}" for error, time in zip(errors, times, strict=True)]
+        rows.append([key[0], key[1], f"{int(asked):,}", *cells[:2], f"**{errors[2]}**, {times[2]}", f"{used:,}"])
+    columns = ["answers", "width", "queries", "distillation, Adam", "distillation, L-BFGS", "Keyhole", "its queries"]
+    return markdown(columns, rows)
+
+
+def picked(name: str, columns: list[str], keep: Callable[[Row], bool]) -> str:
+    """Some rows and columns of a committed table, as they stand there."""
+    rows = [row for row in result_rows(name, columns[0]) if keep(row)]
+    return markdown(columns, [[row[column] for column in columns] for row in rows])
+
+
+def single_head() -> str:
+    columns = ["target", "d", "runs", "queries − bound: median, most", "relative error: median, worst", "uncertified"]
+    return picked("single_head", [*columns, "radius misses"], lambda row: row["d"] in ("32", "256"))
+
+
+def low_rank() -> str:
+    columns = ["(d, r)", "runs", "queries − (r(2d − r) + d): median, 99 %, most", "error: median, worst", "rank right"]
+    return picked("low_rank", [*columns, "certified"], lambda _: True)
+
+
+def sensing() -> str:
+    ratio = "measurements / r(2d − r)"
+    columns = ["solver", "d", "r", ratio, "certified and exact (≤ 1e-8)", "certified but wrong"]
+    columns.append("relative error: median, worst")
+    return picked("sensing", columns, lambda row: row["r"] == "4" and row[ratio] in ("1.00", "1.10", "1.25", "2.00"))
+
+
+TABLES = {each.__name__.replace("_", "-"): each for each in (comparison, single_head, low_rank, sensing)}
+
+
+def refreshed(text: str) -> str:
+    """A page with its tables as the committed results are now."""
+    return TABLE.sub(lambda found: f"{found['begin']}\n{TABLES[found['name']]()}\n\n{found['end']}", text)
+
+
+def pages() -> list[Path]:
+    return sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.summaries", description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 where a page is stale")
+    check = parser.parse_args().check
+    stale = [
+        page for page in pages() if refreshed(page.read_text(encoding="utf-8")) != page.read_text(encoding="utf-8")
+    ]
+    for page in stale:
+        print(page.relative_to(ROOT))
+        if not check:
+            page.write_text(refreshed(page.read_text(encoding="utf-8")), encoding="utf-8")
+    sys.exit(bool(check and stale))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,213 @@
+"""All runs of a page: started, stopped, resumed and compared; found again in their folders by a later server."""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from threading import Lock
+from time import monotonic
+from typing import Any
+
+from keyhole.errors import FileError, KeyholeError, UsageError
+from keyhole.live.form import Served, Wish, read_form
+from keyhole.live.picture import pictures
+from keyhole.live.run import Finished, Run, add_report, carry_out
+from keyhole.model import distance
+from keyhole.model.matrices import matrices_of
+from keyhole.progress import Observer
+from keyhole.recovery import Outcome
+from keyhole.runs import FORMAT, RUN, VERSION, Settings, plain, prepare_folder
+
+LIVE, JOURNAL = "live.json", "journal.db"  # beside what `keyhole recover --out` writes
+LIVE_FORMAT, LIVE_VERSION = "keyhole-live", 1
+MOST_ACTIVE = 4
+IDENTITY = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
+FIGURES = ("queries", "counting_bound", "ratio", "worst_error", "worst_ratio", "seconds")  # of a result
+STOP_SECONDS = 8.0  # for batches at hand, when the server ends
+
+
+class NoSuchRun(KeyholeError):
+    """A name that no run has."""
+
+
+class Busy(KeyholeError):
+    """Too much at once."""
+
+
+class Runs:
+    """The runs of a page. Those it starts live in folders of their own below `folder`."""
+
+    def __init__(self, folder: Path, served: Served | None = None, *, reports: bool = True) -> None:
+        self.folder, self.served = folder, served
+        self._after = add_report if reports else None
+        self.version = 0  # changes whenever the list does
+        self._runs: dict[str, Run] = {}
+        self._lock = Lock()
+        self._find()
+
+    def _changed(self) -> None:
+        with self._lock:
+            self.version += 1
+
+    # --- starting and stopping --------------------------------------------------------------------------------
+
+    def start(self, form: Any) -> Run:
+        """A new run of what a form asks for; Nonsense says what is wrong with it."""
+        wish = read_form(form, self.served)
+        self._make_room()
+        name = re.sub(r"[^a-z0-9]+", "-", wish.target.partition(":")[2].partition("?")[0].lower()).strip("-")[-24:]
+        identity = f"{name.strip('-') or 'run'}-{secrets.token_hex(3)}"
+        folder = self.folder / identity
+        prepare_folder(folder)
+        about = {"format": LIVE_FORMAT, "version": LIVE_VERSION, **asdict(wish)}
+        (folder / LIVE).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+        run = self._made(identity, wish)
+        self._add(run)
+        run.begin()
+        return run
+
+    def _made(self, identity: str, wish: Wish) -> Run:
+        folder = self.folder / identity
+        settings = Settings(
+            wish.target, wish.method, seed=wish.seed, budget=wish.budget, journal=folder / JOURNAL, out=folder
+        )
+        return Run(identity, wish.label, settings, partial(carry_out, rate=wish.rate), self._changed, self._after)
+
+    def watch(self, label: str, settings: Settings, work: Callable[[Settings, Observer], Finished]) -> Run:
+        """A run of the command line, to be begun by it."""
+        run = Run(f"watched-{secrets.token_hex(3)}", label, settings, work, self._changed)
+        self._add(run)
+        return run
+
+    def _add(self, run: Run) -> None:
+        with self._lock:
+            self._runs[run.id] = run
+            self.version += 1
+
+    def resume(self, identity: str, budget: int | None = None) -> Run:
+        """Go on with a run, with another budget where the last one is spent."""
+        run = self.get(identity)
+        self._make_room()
+        run.begin(budget)
+        return run
+
+    def stop(self, identity: str) -> Run:
+        """Stop a run after the batch at hand."""
+        run = self.get(identity)
+        run.stop()
+        return run
+
+    def _make_room(self) -> None:
+        active = sum(run.active for run in self.all())
+        if active >= MOST_ACTIVE:
+            raise Busy(f"{active} runs are under way, which is as many as may be: stop one, or wait for it")
+
+    def close(self) -> None:
+        """Stop all runs, and wait for the batches at hand: journals keep what was answered."""
+        running = [run for run in self.all() if run.active]
+        for run in running:
+            if run.state == "running":
+                run.stop()
+        deadline = monotonic() + STOP_SECONDS
+        for run in running:
+            run.wait(max(0.0, deadline - monotonic()))
+
+    # --- looking ----------------------------------------------------------------------------------------------
+
+    def get(self, identity: str) -> Run:
+        """The run of this name, which is looked up among those known: no path is made of it."""
+        run = self._runs.get(identity)
+        if run is None:
+            raise NoSuchRun("there is no such run")
+        return run
+
+    def all(self) -> list[Run]:
+        """All of them, the latest first."""
+        with self._lock:
+            return sorted(self._runs.values(), key=lambda run: run.started, reverse=True)
+
+    def brief(self) -> dict[str, Any]:
+        """The list of runs."""
+        version = self.version
+        return {"version": version, "runs": [run.brief() for run in self.all()]}
+
+    def compare(self, first: str, second: str) -> dict[str, Any]:
+        """Two runs side by side, and how far apart what they found is, modulo what no query can tell apart."""
+        both = [self.get(first), self.get(second)]
+        found = [run.params() for run in both]
+        apart, note = None, ""
+        missing = [run.id for run, params in zip(both, found, strict=True) if params is None]
+        if missing:
+            note = f"no distance: {' and '.join(missing)} recovered nothing so far"
+        else:
+            try:
+                apart = distance(*found)
+            except UsageError as error:
+                note = f"no distance: {error}"
+        told: dict[str, Any] = plain({"distance": apart, "note": note, "runs": [run.snapshot() for run in both]})
+        drawn = [pictures(matrices_of(params)) if params is not None else [] for params in found]
+        return {**told, "pictures": drawn}
+
+    # --- finding again ----------------------------------------------------------------------------------------
+
+    def _find(self) -> None:
+        """Runs that an earlier server left in the folder; what cannot be read is listed with the reason."""
+        if not self.folder.is_dir():
+            return
+        for path in sorted(self.folder.glob(f"*/{LIVE}")):
+            identity = path.parent.name
+            if IDENTITY.fullmatch(identity) and not path.parent.is_symlink():
+                self._runs[identity] = self._found(identity, path)
+
+    def _found(self, identity: str, path: Path) -> Run:
+        try:
+            about = _read(path, LIVE_FORMAT, LIVE_VERSION)
+            wish = Wish.of(about)
+            own = wish.target.startswith("demo:") or (self.served is not None and wish.target == self.served.target)
+            if not own:
+                # A folder may come from anywhere, and a target may name code to run.
+                raise FileError(f"it is a run of {wish.target}, which this page does not open")
+            run = self._made(identity, wish)
+            run.state = "stopped"
+            run.started = path.stat().st_mtime
+            if (path.parent / RUN).exists():
+                run.ending = _ending(path.parent / RUN)
+                run.state = "done"
+                run.record.draw(pictures(matrices_of(run.params())))
+        except (KeyholeError, OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+            reason = str(error) if isinstance(error, KeyholeError) else f"its files are damaged ({error})"
+            run = Run(identity, "a run that cannot be read", Settings("unknown"), _unreadable)
+            run.state, run.message = "unreadable", f"{path.parent} cannot be read: {reason}. Nothing in it was changed."
+        return run
+
+
+def _unreadable(settings: Settings, observer: Observer) -> Finished:  # noqa: ARG001 - what any run is given
+    raise FileError("a run that cannot be read cannot be resumed")
+
+
+def _ending(path: Path) -> dict[str, Any]:
+    """How a run ended, with everything in it that a page shows."""
+    found = _read(path, FORMAT, VERSION)
+    ending = {name: found[name] for name in ("result", "distance", "heldout")}
+    Outcome[ending["result"]["outcome"]]  # a KeyError where there is none of this name
+    numbers = [ending["heldout"][name] for name in ("predictions", "answers")]
+    if not all(isinstance(each, list) for each in numbers) or len(numbers[0]) != len(numbers[1]):
+        raise ValueError("predictions and answers do not belong together")
+    numbers.append([ending["distance"], *(ending["result"][name] for name in FIGURES)])
+    if not all(each is None or isinstance(each, int | float) for some in numbers for each in some):
+        raise TypeError("a figure is no number")
+    return ending
+
+
+def _read(path: Path, form: str, version: int) -> dict[str, Any]:
+    found = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(found, dict) or found.get("format") != form:
+        raise FileError(f"{path.name} is no {form} file")
+    if not isinstance(found.get("version"), int) or found["version"] > version:
+        raise FileError(f"{path.name} was written by a newer version of Keyhole: update this one")
+    return found

@@ -1,0 +1,298 @@
+"""One run of a page: a recovery in a thread of its own, that can be stopped and resumed."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from time import sleep, time
+from typing import Any, Protocol
+
+from keyhole.errors import FileError, KeyholeError, UsageError
+from keyhole.live.picture import pictures
+from keyhole.live.record import Record, Stopped
+from keyhole.measure import Noise
+from keyhole.model import distance, load
+from keyhole.model.matrices import matrices_of
+from keyhole.oracles import Oracle, Wrapper
+from keyhole.progress import Observer
+from keyhole.recovery import Recovery
+from keyhole.report.build import try_report
+from keyhole.runs import PARAMS, RESUMABLE, Settings, plain, prepare_folder, write_run
+from keyhole.session import recover
+from keyhole.targets import open_target
+
+MOST_HELDOUT = 512  # numbers that a page draws
+BATCHES_PER_SECOND = 20.0  # of a box that is asked slowly, so that a page sees it go on and a stop need not wait
+log = logging.getLogger("keyhole.live")
+
+
+class Finished(Protocol):
+    """What a run ends with."""
+
+    @property
+    def result(self) -> Recovery:
+        """How it ended."""
+
+    @property
+    def distance(self) -> float | None:
+        """From the truth, where that is known."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The plainest of them."""
+
+    result: Recovery
+    distance: float | None
+
+
+class Paced(Wrapper):
+    """Answers so many sequences per second at most, as a box at a distance does; its answers are the same."""
+
+    def __init__(self, inner: Oracle, rate: float) -> None:
+        own = inner.signature.batch_limit
+        batch = max(1, int(rate / BATCHES_PER_SECOND))
+        super().__init__(inner, inner.signature.but(batch_limit=batch if own is None else min(batch, own)))
+        self._rate = rate
+
+    def answer(self, tokens: Any) -> Any:
+        """Wait, then pass on."""
+        sleep(tokens.shape[0] / self._rate)
+        return super().answer(tokens)
+
+
+def carry_out(settings: Settings, observer: Observer, *, rate: float | None = None) -> Ended:
+    """Recover what the settings name, and keep it in their folder."""
+    target = open_target(settings.target)
+    try:
+        target = target.told(settings.max_norm, None if settings.noise is None else Noise.parse(settings.noise))
+        if settings.out is not None:
+            prepare_folder(settings.out)
+        result = recover(
+            target.oracle if rate is None else Paced(target.oracle, rate),
+            settings.method,
+            settings.budget,
+            settings.journal,
+            settings.seed,
+            throw=False,
+            heldout=settings.heldout,
+            observer=observer,
+            **settings.options,
+        )
+    finally:
+        target.oracle.close()
+    known = target.truth is not None and isinstance(result.params, type(target.truth))
+    apart = distance(result.params, target.truth) if known else None
+    if settings.out is not None:
+        write_run(settings.out, result, settings, target.oracle.name, apart, label=target.label, truth=target.truth)
+    return Ended(result, apart)
+
+
+def ending_of(finished: Finished) -> dict[str, Any]:
+    """How a run ended, as `run.json` has it."""
+    certificate = finished.result.certificate
+    told = {
+        "result": finished.result.summary(),
+        "distance": finished.distance,
+        "heldout": {"predictions": certificate.predictions, "answers": certificate.answers},
+    }
+    found: dict[str, Any] = plain(told)
+    return found
+
+
+def add_report(settings: Settings) -> None:
+    """Add the report to the folder of a run that has ended; one that cannot be made is no loss of the result."""
+    if settings.out is not None:
+        with _drawing:
+            try_report(settings.out)
+
+
+_drawing = threading.Lock()  # matplotlib is not made for several threads
+
+
+class Run:
+    """A recovery, where it stands, and what came of it.
+
+    States: new, running, stopping (told to, and waiting for the batch at hand), stopped, done, failed (no outcome at
+    all: the message says why), unreadable (found in a folder that makes no sense).
+    """
+
+    def __init__(
+        self,
+        identity: str,
+        label: str,  # what the box is, in words
+        settings: Settings,
+        work: Callable[[Settings, Observer], Finished],
+        changed: Callable[[], None] = lambda: None,  # called when its state changes
+        after: Callable[[Settings], None] | None = None,  # done when it has ended, while pages show that it has
+    ) -> None:
+        self.id, self.label, self.settings = identity, label, settings
+        self.started = time()
+        self.state, self.message = "new", ""
+        self.attempts = 0
+        self.record = Record(settings.budget)
+        self.ending: dict[str, Any] | None = None
+        self.finished: Finished | None = None
+        self.error: BaseException | None = None
+        self._work, self._changed, self._after = work, changed, after
+        # Not the thread is waited for: of one whose join was interrupted Python 3.11 says that it has ended.
+        self._idle = threading.Event()
+        self._idle.set()
+        self._lock = threading.Lock()
+
+    # --- what can be done with it -----------------------------------------------------------------------------
+
+    def begin(self, budget: int | None = None) -> None:
+        """Run, or run again, with another budget where the last one is spent; the journal answers what it can."""
+        with self._lock:
+            if self.state != "new" and self.why_not_resumable:
+                raise KeyholeError(self.why_not_resumable)
+            least = self.least_budget
+            if least is not None:
+                if budget is not None and budget < least:
+                    raise UsageError(f"the budget is spent: a larger one is needed, at least {least:,}")
+                self.settings = replace(self.settings, budget=budget)
+            self.state, self.message = "running", ""
+            self.attempts += 1
+            self.started = time()
+            self.record = Record(self.settings.budget)
+            self.ending = self.finished = self.error = None
+            self._idle.clear()
+            threading.Thread(target=self._go, name=f"keyhole-run-{self.id}", daemon=True).start()
+        self._changed()
+
+    def stop(self) -> None:
+        """Stop after the batch at hand."""
+        with self._lock:
+            if self.state != "running":
+                raise KeyholeError(f"this run is {self.state}: there is nothing to stop")
+            self.state = "stopping"
+            self.record.stop()
+        self._changed()
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait for its end; whether it has come."""
+        return self._idle.wait(seconds)
+
+    def _go(self) -> None:
+        state, message = "failed", ""
+        record = self.record
+        try:
+            finished = self._work(self.settings, record)
+            self.ending = ending_of(finished)
+            record.draw(pictures(matrices_of(finished.result.params)))
+        except Stopped:
+            state = "stopped"
+        except KeyholeError as error:
+            self.error, message = error, str(error)
+        except BaseException as error:
+            # A stranger's box may raise anything; whoever waits for the run gets it, and the page says so.
+            self.error, message = error, f"{type(error).__name__}: {error}"
+            log.exception("the run %s failed", self.id)
+        else:
+            state, self.finished = "done", finished
+        record.end()
+        with self._lock:
+            self.state, self.message = state, message
+            self._idle.set()
+        self._changed()
+        if state == "done" and self._after is not None:
+            self._after(self.settings)
+            record.end()  # there are more files now
+
+    # --- what pages read --------------------------------------------------------------------------------------
+
+    @property
+    def active(self) -> bool:
+        """Whether its thread is at work."""
+        return self.state in ("running", "stopping")
+
+    @property
+    def why_not_resumable(self) -> str:
+        """Why going on from here leads no further, in words, or nothing where it may."""
+        if self.active:
+            return "this run is under way"
+        if self.state == "unreadable":
+            return "this run cannot be read"
+        if self.state == "done" and self._outcome != "ORACLE_FAILED" and self.least_budget is None:
+            return "this run has ended: to ask the same again would change nothing"
+        if self.settings.journal is None:
+            return "this run keeps no journal: with --journal FILE it could be resumed"
+        return ""
+
+    @property
+    def least_budget(self) -> int | None:
+        """The least budget to go on with, where the last one is spent."""
+        spent = self._outcome in {outcome.name for outcome in RESUMABLE} and self._outcome != "ORACLE_FAILED"
+        return self.settings.budget + 1 if spent and self.settings.budget is not None else None
+
+    @property
+    def _outcome(self) -> str | None:
+        return None if self.ending is None else self.ending["result"]["outcome"]
+
+    def params(self) -> Any:
+        """What was recovered; FileError where nothing is left of it."""
+        if self.finished is not None:
+            return self.finished.result.params
+        if self.ending is not None and self.settings.out is not None and (self.settings.out / PARAMS).exists():
+            return load(self.settings.out / PARAMS)
+        return None
+
+    def brief(self) -> dict[str, Any]:
+        """What a list of runs shows."""
+        return {
+            "id": self.id,
+            "label": self.label,
+            "target": self.settings.target,
+            "state": self.state,
+            "outcome": self._outcome,
+            "started": self.started,
+        }
+
+    def snapshot(self) -> dict[str, Any]:
+        """Everything but the pictures, as plain data."""
+        ending = self.ending
+        if ending is not None:
+            heldout = {name: numbers[:MOST_HELDOUT] for name, numbers in ending["heldout"].items()}
+            ending = {**ending, "heldout": heldout}
+        told: dict[str, Any] = plain(
+            {
+                **self.brief(),
+                "message": self.message,
+                "attempts": self.attempts,
+                "method": self.settings.method,
+                "seed": self.settings.seed,
+                "why_not_resumable": self.why_not_resumable,
+                "least_budget": self.least_budget,
+                "command": self.settings.command(self.settings.budget),
+                "files": self.files(),
+                "progress": self.record.snapshot(),
+                "ending": ending,
+            }
+        )
+        return told
+
+    def files(self) -> list[str]:
+        """Names of those files of its folder that a page may offer."""
+        folder = self.settings.out
+        return [] if folder is None or self.active else [name for name in FILES if (folder / name).is_file()]
+
+    def read(self, name: str) -> bytes:
+        """One of those files; FileError where there is none of this name."""
+        if name not in self.files() or self.settings.out is None:
+            raise FileError("there is no such file in the folder of this run")
+        folder = self.settings.out.resolve()
+        path = (folder / name).resolve()
+        if path.parent != folder:  # a link that leads elsewhere
+            raise FileError("this file lies outside the folder of the run")
+        return path.read_bytes()
+
+
+FILES: dict[str, str] = {
+    "report.html": "text/html; charset=utf-8",
+    "run.json": "application/json",
+    PARAMS: "application/octet-stream",
+    "radius.safetensors": "application/octet-stream",
+}

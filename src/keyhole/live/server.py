@@ -1,0 +1,44 @@
+"""The page at an address of this machine, alone or beside a served box."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from keyhole.live.gate import Gate
+from keyhole.live.manager import Runs
+from keyhole.live.web import add_page, make_empty_app
+from keyhole.serve.box import ServedBox
+from keyhole.serve.server import WebServer
+from keyhole.serve.web import make_app
+
+BESIDE = ("/v2", "/openapi.json")  # paths of a served box, which has clients of other kinds
+
+
+class LiveServer(WebServer):
+    """The page of some runs. When it ends they are stopped, and their journals keep what was answered."""
+
+    def __init__(
+        self,
+        runs: Runs,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        box: ServedBox | None = None,
+        token: str | None = None,  # that clients of the box must know
+    ) -> None:
+        self.runs, self.box = runs, box
+        app = make_empty_app() if box is None else make_app(box, token)
+        add_page(app, runs, closing=lambda: self.stopping)
+        super().__init__(Gate(app, lambda: (self.host, self.port), BESIDE if box is not None else ()), host, port)
+
+    def run(self) -> None:
+        """Serve until a signal comes or `stop` is called; then stop the runs."""
+        try:
+            super().run()
+        finally:
+            self.runs.close()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.runs.close()  # first, so that pages see how it ends
+        super().__exit__(kind, error, trace)
