@@ -521,13 +521,13 @@ def test_what_cannot_be_meant_is_refused(changed: dict[str, Any], says: str, rng
 # --- the barrier --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("m", [1, 3, 5])
+@pytest.mark.parametrize("m", [1, 2, 3, 4, 5])
 def test_the_hard_family_is_a_parity(m: int, rng: np.random.Generator) -> None:
     layer, chosen = parity_layer(9, m, rng)
     inputs = signs(rng, 600, 2, 9)
     found, correlation = find_parity(inputs, layer(inputs), m)
     assert found == chosen
-    assert correlation > 0.99
+    assert correlation > (0.99 if m % 2 else 0.6)  # an even one has something linear beside it
     with pytest.raises(UsageError, match="needs tokens of width"):
         parity_layer(4, 3, rng)
 
