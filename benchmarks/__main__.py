@@ -1,10 +1,17 @@
-"""`python -m benchmarks NAME [--save]`: print a table; with --save also keep it in benchmarks/results."""
+"""`python -m benchmarks NAME [--save]`: print a table; with --save also keep it in benchmarks/results.
+
+Tables that take long are made row by row. Every row is kept as soon as it is measured: `--resume` takes the rows that
+an earlier run kept, and `--only TEXT` measures those whose name has TEXT in it, again if need be, and no others.
+"""
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import inspect
 from pathlib import Path
+
+from benchmarks.tables import Kept
 
 HERE = Path(__file__).parent
 SKIPPED = {"__init__", "__main__", "figures", "heads", "minilm", "strange_boxes", "summaries", "tables"}
@@ -12,11 +19,21 @@ SKIPPED = {"__init__", "__main__", "figures", "heads", "minilm", "strange_boxes"
 
 def main() -> None:
     names = sorted(path.stem for path in HERE.glob("*.py") if path.stem not in SKIPPED)
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("name", choices=names)
     parser.add_argument("--save", action="store_true", help="keep the table in benchmarks/results")
+    parser.add_argument("--resume", action="store_true", help="do not measure again what an earlier run kept")
+    parser.add_argument("--only", metavar="TEXT", help="measure only rows whose name has TEXT")
     arguments = parser.parse_args()
-    text = importlib.import_module(f"benchmarks.{arguments.name}").table()
+    table = importlib.import_module(f"benchmarks.{arguments.name}").table
+    if inspect.signature(table).parameters:
+        text = table(Kept(HERE / ".rows" / f"{arguments.name}.json", arguments.only, resume=arguments.resume))
+    elif arguments.resume or arguments.only:
+        parser.error(f"{arguments.name} is measured as a whole")
+    else:
+        text = table()
     print(text)
     if arguments.save:
         (HERE / "results" / f"{arguments.name}.md").write_text(

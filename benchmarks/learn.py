@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import resource
-from time import process_time
+from functools import partial
+from time import perf_counter, process_time
 
 import numpy as np
 
 import keyhole as kh
-from benchmarks.tables import markdown
+from benchmarks.tables import Kept, Row, markdown
 from keyhole.datasets import random_layer, signs
 from keyhole.samples.examples import Count
 from keyhole.samples.projection import Problem
@@ -26,7 +27,12 @@ PROTOTYPE = {
     (16, 8, 4): "18 of 18",
     (32, 8, 4): "6, 6, 5 of 6, 3 of 4",
 }
-LARGE = (((32, 8, 4), 0.5), ((32, 8, 4), 1.0), ((64, 8, 4), 0.5), ((64, 8, 8), 0.5), ((128, 8, 2), 0.5))
+LARGE = (
+    *(((32, 8, 4), size) for size in (0.5, 1.0, 2.0)),
+    *(((64, 8, 4), size) for size in (0.5, 1.0)),
+    *(((64, 8, 8), size) for size in (0.5, 1.0)),
+    ((128, 8, 2), 0.5),
+)
 SOLVED = 1e-9
 
 
@@ -45,126 +51,129 @@ def test_error(found: kh.AttentionLayer, truth: kh.AttentionLayer, k: int, rng: 
     return float(np.sqrt(np.mean((found(fresh) - truth(fresh)) ** 2)))
 
 
-def table() -> str:
+def table(kept: Kept) -> str:
     parts = {
         "Instances solved within 10 restarts (certified, error of function and of parameters ≤ 1e-9), 10 numbers per "
-        "parameter (8 for d = 32), entries of scores .1, .5, 1, 2 over √d": solved,
-        "The same at 4 numbers per parameter, single starts": at_ratio_4,
+        "parameter (8 for d = 32), entries of scores of size/√d": solved,
+        "The same at 4 numbers per parameter, size .5": at_ratio_4,
         'Heads found, `heads="auto"`, d = 8, k = 4, 10 numbers per parameter': heads_found,
-        "One start of large layers, processor seconds of one thread": large,
+        "One start of large layers": large,
         "Normal errors of outputs, (8, 4, 2), 20 instances": noise,
         "What is not there to be learned": refused,
     }
-    return "\n\n".join(f"### {title}\n\n{make()}" for title, make in parts.items())
+    return "\n\n".join(f"### {title}\n\n{make(kept)}" for title, make in parts.items())
 
 
-def solved() -> str:
-    rows = []
-    for case, count in CASES.items():
-        cells, starts, spent, made, wrong = [], [], [], 0, 0
-        for size in SIZES:
-            good = 0
-            for seed in range(count):
-                truth, inputs, outputs, rng = instance(*case, size, RATIO.get(case, 10.0), seed)
-                began = process_time()
-                result = kh.learn(inputs, outputs, heads=case[2], seed=seed, throw=False)
-                spent.append(process_time() - began)
-                right = result.params is not None and kh.distance(result.params, truth) <= SOLVED
-                right = right and test_error(result.params, truth, case[1], rng) <= SOLVED
-                good += right and result.certified
-                wrong += result.certified and not right
-                starts.append(result.stats.details["restarts"]["made"])
-            cells.append(good)
-            made += count
-        rows.append(
-            [
-                f"({', '.join(map(str, case))})",
-                f"{', '.join(map(str, cells))} of {count}",
-                f"{sum(cells)} of {sum(starts)}",
-                PROTOTYPE[case],
-                wrong,
-                f"{np.median(spent):.2f}, {max(spent):.1f}",
-            ]
-        )
-    columns = ["(d, k, m)", "solved", "starts that succeeded", "prototype's starts", "certified and wrong"]
-    return markdown([*columns, "s: median, worst"], rows)
+def name_of(case: tuple[int, ...]) -> str:
+    return f"({', '.join(map(str, case))})"
 
 
-def at_ratio_4() -> str:
-    rows = []
-    for case in ((4, 4, 2), (8, 4, 2), (8, 6, 3), (16, 8, 2)):
-        good, wrong, within = 0, 0, 0
-        for seed in range(20):
-            truth, inputs, outputs, _ = instance(*case, 0.5, 4.0, 100 + seed)
-            once = kh.learn(inputs, outputs, heads=case[2], seed=seed, restarts=1, throw=False)
-            result = once if once.certified else kh.learn(inputs, outputs, heads=case[2], seed=seed, throw=False)
-            good += once.certified
-            within += result.certified
-            wrong += result.certified and kh.distance(result.params, truth) > SOLVED
-        rows.append([f"({', '.join(map(str, case))})", f"{good} of 20", f"{within} of 20", wrong])
-    return markdown(["(d, k, m)", "first starts that succeed", "within 10 restarts", "certified and wrong"], rows)
+def solved(kept: Kept) -> str:
+    measured = {
+        f"{name_of(case)} {size:g}": partial(_solved, case, size, count)
+        for case, count in CASES.items()
+        for size in SIZES
+    }
+    columns = ["(d, k, m)", "size", "solved", "starts that succeeded", "prototype's starts, sizes .1, .5, 1, 2"]
+    columns += ["certified and wrong", "processor s of one thread: median, worst"]
+    return markdown(columns, kept.rows_of("solved", measured))
 
 
-def heads_found() -> str:
-    rows = []
-    for search in ("grow", "prune"):
-        for m in (1, 2, 3, 4):
-            found, spent = [], []
-            for seed in range(20):
-                _, inputs, outputs, _ = instance(8, 4, m, 0.5, 10.0, 200 + seed)
-                began = process_time()
-                result = kh.learn(inputs, outputs, heads="auto", search=search, max_heads=6, seed=seed, throw=False)
-                spent.append(process_time() - began)
-                found.append(result.params.heads if result.certified else 0)
-            rows.append([search, m, f"{found.count(m)} of 20", f"{found.count(0)}", f"{np.median(spent):.2f}"])
-    return markdown(["search", "heads", "found and certified", "admitted failures", "s"], rows)
-
-
-def large() -> str:
-    rows = []
-    for (d, k, m), size in LARGE:
-        truth, inputs, outputs, rng = instance(d, k, m, size, 10.0, 0)
-        train = slice(0, int(0.9 * len(inputs)))
-        problem = Problem(inputs[train], outputs[train])
+def _solved(case: tuple[int, int, int], size: float, count: int) -> Row:
+    good, wrong, starts, spent = 0, 0, 0, []
+    for seed in range(count):
+        truth, inputs, outputs, rng = instance(*case, size, RATIO.get(case, 10.0), seed)
         began = process_time()
-        trace = Fit(problem, m, 576 * np.finfo(float).eps, steps=60).start(0, 0)
-        spent = process_time() - began
-        point = problem.at(trace.scores)
-        error = test_error(kh.AttentionLayer(point.scores, point.projections), truth, k, rng)
-        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-        rows.append(
-            [f"({d}, {k}, {m})", size, len(inputs), trace.steps, trace.products, f"{error:.1e}", f"{spent:.1f}"]
-        )
-        rows[-1].append(f"{memory:.1f}")
-    columns = ["(d, k, m)", "size", "examples", "steps", "products", "test error", "s", "peak memory so far, GiB"]
-    return markdown(columns, rows)
+        result = kh.learn(inputs, outputs, heads=case[2], seed=seed, throw=False)
+        spent.append(process_time() - began)
+        right = result.params is not None and kh.distance(result.params, truth) <= SOLVED
+        right = right and test_error(result.params, truth, case[1], rng) <= SOLVED
+        good += right and result.certified
+        wrong += result.certified and not right
+        starts += result.stats.details["restarts"]["made"]
+    seconds = f"{np.median(spent):.2f}, {max(spent):.1f}"
+    return [name_of(case), f"{size:g}", f"{good} of {count}", f"{good} of {starts}", PROTOTYPE[case], wrong, seconds]
 
 
-def noise() -> str:
-    rows = []
-    for level in (1e-3, 1e-2, 1e-1):
-        for declared in (True, False):
-            errors, certified, covered = [], 0, 0
-            for seed in range(20):
-                truth, inputs, outputs, rng = instance(8, 4, 2, 0.5, 10.0, 300 + seed)
-                noisy = outputs + level * rng.standard_normal(outputs.shape)
-                ask = kh.Noise.gaussian(level) if declared else "measure"
-                result = kh.learn(inputs, noisy, heads=2, noise=ask, seed=seed, throw=False)
-                ratio = result.stats.details["samples"]["ratio"]
-                errors.append(test_error(result.params, truth, 4, rng) / (level / np.sqrt(ratio)))
-                certified += result.certified
-                covered += result.certified and _covered(result, truth)
-            bars = f"{covered} of {certified}"
-            rows.append(
-                [level, "declared" if declared else "unknown", f"{np.median(errors):.2f}, {max(errors):.2f}", bars]
-            )
-    columns = [
-        "noise ε",
-        "which is",
-        "test error over ε/√ratio: median, worst",
-        "truth within all error bars, of certified",
-    ]
-    return markdown(columns, rows)
+def at_ratio_4(kept: Kept) -> str:
+    measured = {name_of(case): partial(_at_ratio_4, case) for case in ((4, 4, 2), (8, 4, 2), (8, 6, 3), (16, 8, 2))}
+    columns = ["(d, k, m)", "first starts that succeed", "within 10 restarts", "certified and wrong"]
+    return markdown(columns, kept.rows_of("ratio 4", measured))
+
+
+def _at_ratio_4(case: tuple[int, int, int]) -> Row:
+    good, wrong, within = 0, 0, 0
+    for seed in range(20):
+        truth, inputs, outputs, _ = instance(*case, 0.5, 4.0, 100 + seed)
+        once = kh.learn(inputs, outputs, heads=case[2], seed=seed, restarts=1, throw=False)
+        result = once if once.certified else kh.learn(inputs, outputs, heads=case[2], seed=seed, throw=False)
+        good += once.certified
+        within += result.certified
+        wrong += result.certified and kh.distance(result.params, truth) > SOLVED
+    return [name_of(case), f"{good} of 20", f"{within} of 20", wrong]
+
+
+def heads_found(kept: Kept) -> str:
+    measured = {f"{search} {m}": partial(_heads_found, search, m) for search in ("grow", "prune") for m in (1, 2, 3, 4)}
+    columns = ["search", "heads", "found and certified", "admitted failures", "s"]
+    return markdown(columns, kept.rows_of("heads", measured))
+
+
+def _heads_found(search: str, m: int) -> Row:
+    found, spent = [], []
+    for seed in range(20):
+        _, inputs, outputs, _ = instance(8, 4, m, 0.5, 10.0, 200 + seed)
+        began = process_time()
+        result = kh.learn(inputs, outputs, heads="auto", search=search, max_heads=6, seed=seed, throw=False)
+        spent.append(process_time() - began)
+        found.append(result.params.heads if result.certified else 0)
+    return [search, m, f"{found.count(m)} of 20", f"{found.count(0)}", f"{np.median(spent):.2f}"]
+
+
+def large(kept: Kept) -> str:
+    measured = {f"{name_of(case)} {size:g}": partial(_large, case, size) for case, size in LARGE}
+    columns = ["(d, k, m)", "size", "examples", "steps", "products", "test error"]
+    columns += ["processor s of all threads", "s by the clock", "peak memory of the process, GiB"]
+    return markdown(columns, kept.rows_of("large", measured))
+
+
+def _large(case: tuple[int, int, int], size: float) -> Row:
+    truth, inputs, outputs, rng = instance(*case, size, RATIO.get(case, 10.0), 0)
+    train = slice(0, int(0.9 * len(inputs)))
+    problem = Problem(inputs[train], outputs[train])
+    began, clock = process_time(), perf_counter()
+    trace = Fit(problem, case[2], 576 * np.finfo(float).eps).start(0, 0)
+    spent, clock = process_time() - began, perf_counter() - clock
+    point = problem.at(trace.scores)
+    error = test_error(kh.AttentionLayer(point.scores, point.projections), truth, case[1], rng)
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    row = [name_of(case), f"{size:g}", len(inputs), trace.steps, trace.products, f"{error:.1e}"]
+    return [*row, f"{spent:.1f}", f"{clock:.1f}", f"{memory:.1f}"]
+
+
+def noise(kept: Kept) -> str:
+    measured = {
+        f"{level:g} {'declared' if declared else 'unknown'}": partial(_noise, level, declared=declared)
+        for level in (1e-3, 1e-2, 1e-1)
+        for declared in (True, False)
+    }
+    columns = ["noise ε", "which is", "test error over ε/√ratio: median, worst"]
+    return markdown([*columns, "truth within all error bars, of certified"], kept.rows_of("noise", measured))
+
+
+def _noise(level: float, *, declared: bool) -> Row:
+    errors, certified, covered = [], 0, 0
+    for seed in range(20):
+        truth, inputs, outputs, rng = instance(8, 4, 2, 0.5, 10.0, 300 + seed)
+        noisy = outputs + level * rng.standard_normal(outputs.shape)
+        ask = kh.Noise.gaussian(level) if declared else "measure"
+        result = kh.learn(inputs, noisy, heads=2, noise=ask, seed=seed, throw=False)
+        ratio = result.stats.details["samples"]["ratio"]
+        errors.append(test_error(result.params, truth, 4, rng) / (level / np.sqrt(ratio)))
+        certified += result.certified
+        covered += result.certified and _covered(result, truth)
+    middle = f"{np.median(errors):.2f}, {max(errors):.2f}"
+    return [level, "declared" if declared else "unknown", middle, f"{covered} of {certified}"]
 
 
 def _covered(result: kh.Recovery, truth: kh.AttentionLayer) -> bool:
@@ -174,7 +183,7 @@ def _covered(result: kh.Recovery, truth: kh.AttentionLayer) -> bool:
     return bool(np.all(scores) and np.all(np.abs(found.projections - truth.projections[order]) <= radius.projections))
 
 
-def refused() -> str:
+def refused(kept: Kept) -> str:
     rng = np.random.default_rng(7)
     layer = random_layer(6, 2, 6, 0.5, rng)
     inputs = signs(rng, 80, 4, 6)
@@ -190,13 +199,16 @@ def refused() -> str:
         "outputs of a ReLU net": (inputs, net),
         "undeclared noise of .001": (inputs, outputs + 1e-3 * rng.standard_normal(outputs.shape)),
         "5 examples": (inputs[:5], outputs[:5]),
+        "5 examples, each 50 times": (np.repeat(inputs[:5], 50, axis=0), np.repeat(outputs[:5], 50, axis=0)),
         "examples of one token": (inputs[:, :1], layer(inputs[:, :1])),
     }
-    rows = []
-    for name, (one, two) in cases.items():
-        try:
-            result = kh.learn(one, two, heads=2, throw=False)
-            rows.append([name, result.outcome.name, result.message])
-        except kh.KeyholeError as error:
-            rows.append([name, type(error).__name__, str(error)])
-    return markdown(["case", "ends as", "message"], rows)
+    measured = {name: partial(_refused, name, *arrays) for name, arrays in cases.items()}
+    return markdown(["case", "ends as", "message"], kept.rows_of("refused", measured))
+
+
+def _refused(name: str, inputs: np.ndarray, outputs: np.ndarray) -> Row:
+    try:
+        result = kh.learn(inputs, outputs, heads=2, throw=False)
+    except kh.KeyholeError as error:
+        return [name, type(error).__name__, error]
+    return [name, result.outcome.name, result.message]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from time import process_time
 
 import numpy as np
 
 import keyhole as kh
-from benchmarks.tables import markdown
+from benchmarks.tables import Kept, Row, markdown
 from keyhole.datasets import random_layer, signs
 from keyhole.samples.levenberg import Limits, descend
 from keyhole.samples.projection import Problem
@@ -33,48 +34,44 @@ def layer_of(d: int, m: int, sigma: float, rng: np.random.Generator) -> kh.Atten
     return kh.AttentionLayer(layer.scores * (sigma / sizes), layer.projections)
 
 
-def table() -> str:
+def table(kept: Kept) -> str:
+    boolean, gaussian = errors(kept), growth(kept)
     return (
-        f"### Boolean inputs, medians of {SEEDS} seeds\n\n{errors()}\n\n### Hull errors, Gaussian inputs\n\n{growth()}"
+        f"### Boolean inputs, medians of {SEEDS} seeds\n\n{boolean}\n\n### Hull errors, Gaussian inputs\n\n{gaussian}"
     )
 
 
-def errors() -> str:
-    rows = []
-    for (d, k, m), (count, before) in CASES.items():
-        for sigma, theirs in zip((0.5, 1.0), before, strict=True):
-            figures, polished, spent = [], [], []
-            for seed in range(SEEDS):
-                rng = np.random.default_rng([seed, d, k, m])
-                truth = layer_of(d, m, sigma, rng)
-                inputs = signs(rng, count, k, d)
-                outputs = truth(inputs)
-                began = process_time()
-                found = six_phase(inputs, outputs, m, seed=seed)
-                spent.append(process_time() - began)
-                total = np.sum(truth.projections, axis=0)
-                figures.append(
-                    [
-                        relative(np.sum(found.projections, axis=0), total),
-                        found.hull.distance(truth.scores),
-                        function_error(kh.AttentionLayer(found.scores, found.projections), truth, k, rng),
-                    ]
-                )
-                result = polish(inputs, outputs, found.scores)
-                polished.append(function_error(result, truth, k, rng))
-            middle = ", ".join(f"{number:.3f}" for number in np.median(figures, axis=0))
-            last = f"{np.median(polished):.0e}, {max(polished):.0e}"
-            rows.append([f"({d}, {k}, {m})", sigma, f"{count:,}", middle, theirs, last, f"{np.median(spent):.1f}"])
-    columns = [
-        "(d, k, m)",
-        "σ",
-        "examples",
-        "errors of S, hull, F",
-        "prototype's",
-        "F after polish: median, worst",
-        "s",
-    ]
-    return markdown(columns, rows)
+def errors(kept: Kept) -> str:
+    measured = {
+        f"({', '.join(map(str, case))}) {sigma:g}": partial(_errors, case, sigma, count, theirs)
+        for case, (count, before) in CASES.items()
+        for sigma, theirs in zip((0.5, 1.0), before, strict=True)
+    }
+    columns = ["(d, k, m)", "σ", "examples", "errors of S, hull, F", "prototype's", "rounds"]
+    columns += ["F after polish: median, worst", "s"]
+    return markdown(columns, kept.rows_of("errors", measured))
+
+
+def _errors(case: tuple[int, int, int], sigma: float, count: int, theirs: str) -> Row:
+    d, k, m = case
+    figures, polished, spent, rounds = [], [], [], []
+    for seed in range(SEEDS):
+        rng = np.random.default_rng([seed, d, k, m])
+        truth = layer_of(d, m, sigma, rng)
+        inputs = signs(rng, count, k, d)
+        outputs = truth(inputs)
+        began = process_time()
+        found = six_phase(inputs, outputs, m, seed=seed)
+        spent.append(process_time() - began)
+        rounds.append(found.figures["1 crude sum"]["rounds"])
+        total = np.sum(truth.projections, axis=0)
+        function = function_error(kh.AttentionLayer(found.scores, found.projections), truth, k, rng)
+        figures.append([relative(found.total, total), found.hull.distance(truth.scores), function])
+        polished.append(function_error(polish(inputs, outputs, found.scores), truth, k, rng))
+    middle = ", ".join(f"{number:.3f}" for number in np.median(figures, axis=0))
+    last = f"{np.median(polished):.0e}, {max(polished):.0e}"
+    row = [f"({d}, {k}, {m})", f"{sigma:g}", f"{count:,}", middle, theirs, ", ".join(map(str, rounds)), last]
+    return [*row, f"{np.median(spent):.1f}"]
 
 
 def polish(inputs: np.ndarray, outputs: np.ndarray, scores: np.ndarray) -> kh.AttentionLayer:
@@ -85,20 +82,29 @@ def polish(inputs: np.ndarray, outputs: np.ndarray, scores: np.ndarray) -> kh.At
     return kh.AttentionLayer(point.scores, point.projections)
 
 
-def growth() -> str:
-    rows = []
-    for count in COUNTS:
-        cells: list[object] = [f"{count:,}"]
-        for m, theirs in PROTOTYPE.items():
-            found = []
-            for seed in range(GROWTH_SEEDS[count]):
-                rng = np.random.default_rng([seed, m, 77])
-                truth = layer_of(8, m, 1.0, rng)
-                inputs = rng.standard_normal((count, 2, 8))
-                found.append(six_phase(inputs, truth(inputs), m, seed=seed).hull.distance(truth.scores))
-            cells.append(f"{np.median(found):.2g} ({theirs[COUNTS.index(count)]:g})")
-        rows.append(cells)
-    return markdown(["examples", "m = 2 (prototype)", "m = 3", "m = 4"], rows)
+def growth(kept: Kept) -> str:
+    measured = {
+        f"{count} m = {m}": partial(_growth, count, m, theirs)
+        for position, count in enumerate(COUNTS)
+        for m, theirs in ((m, PROTOTYPE[m][position]) for m in PROTOTYPE)
+    }
+    columns = ["examples", "m", "error of the hull, median", "prototype's", "ratio", "seeds", "s"]
+    return markdown(columns, kept.rows_of("growth", measured))
+
+
+def _growth(count: int, m: int, theirs: float) -> Row:
+    found, spent = [], []
+    for seed in range(GROWTH_SEEDS[count]):
+        rng = np.random.default_rng([seed, m, 77])
+        truth = layer_of(8, m, 1.0, rng)
+        inputs = rng.standard_normal((count, 2, 8))
+        outputs = truth(inputs)
+        began = process_time()
+        found.append(six_phase(inputs, outputs, m, seed=seed).hull.distance(truth.scores))
+        spent.append(process_time() - began)
+    middle = float(np.median(found))
+    row = [f"{count:,}", m, f"{middle:.2g}", f"{theirs:g}", f"{middle / theirs:.2f}", len(found)]
+    return [*row, f"{np.median(spent):.1f}"]
 
 
 def relative(found: np.ndarray, truth: np.ndarray) -> float:

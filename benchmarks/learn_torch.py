@@ -2,40 +2,46 @@
 
 from __future__ import annotations
 
+from functools import partial
 from time import process_time
 
 import numpy as np
 
 import keyhole as kh
 from benchmarks.learn import instance, test_error
-from benchmarks.tables import markdown
+from benchmarks.tables import Kept, Row, markdown
 
-CASES = ((4, 4, 2), (8, 4, 2))
+CASES = (((4, 4, 2), 0.5), ((4, 4, 2), 2.0), ((8, 4, 2), 0.5), ((8, 4, 2), 2.0), ((8, 6, 3), 0.5), ((16, 8, 2), 0.5))
 INSTANCES, RESTARTS, STEPS = 3, 3, 2000
 RATES = (0.03, 1e-4)  # first and last
 SOLVED = 1e-3  # relative test error that counts as a success of training
 
 
-def table() -> str:
-    rows = []
-    for case in CASES:
-        ours, theirs = [], []
-        for seed in range(INSTANCES):
-            truth, inputs, outputs, rng = instance(*case, 0.5, 10.0, 400 + seed)
-            began = process_time()
+def table(kept: Kept) -> str:
+    measured = {
+        f"({', '.join(map(str, case))}) {size:g} {learner}": partial(_compared, case, size, learner)
+        for case, size in CASES
+        for learner in ("varpro", "PyTorch")
+    }
+    columns = ["(d, k, m)", "size", "learner", f"test error < {SOLVED:g}", "test error: median, worst", "s"]
+    return markdown(columns, kept.rows_of("torch", measured))
+
+
+def _compared(case: tuple[int, int, int], size: float, learner: str) -> Row:
+    errors, spent = [], []
+    for seed in range(INSTANCES):
+        truth, inputs, outputs, rng = instance(*case, size, 10.0, 400 + seed)
+        began = process_time()
+        if learner == "varpro":
             found = kh.learn(inputs, outputs, heads=case[2], seed=seed, throw=False).params
-            ours.append((test_error(found, truth, case[1], rng), process_time() - began))
-            began = process_time()
+        else:
             found = trained(inputs, outputs, case[2], seed)
-            theirs.append((test_error(found, truth, case[1], rng), process_time() - began))
-        for name, results in (("varpro", ours), ("PyTorch, Adam", theirs)):
-            errors, seconds = np.array(results).T
-            good = int(np.sum(errors < SOLVED))
-            error = f"{np.median(errors):.1e}, {max(errors):.1e}"
-            rows.append(
-                [f"({', '.join(map(str, case))})", name, f"{good} of {INSTANCES}", error, f"{np.median(seconds):.2f}"]
-            )
-    return markdown(["(d, k, m)", "learner", f"test error < {SOLVED:g}", "test error: median, worst", "s"], rows)
+        spent.append(process_time() - began)
+        errors.append(test_error(found, truth, case[1], rng))
+    good = sum(error < SOLVED for error in errors)
+    name = "varpro" if learner == "varpro" else "PyTorch, Adam"
+    row = [f"({', '.join(map(str, case))})", f"{size:g}", name, f"{good} of {INSTANCES}"]
+    return [*row, f"{np.median(errors):.1e}, {max(errors):.1e}", f"{np.median(spent):.2f}"]
 
 
 def trained(inputs: np.ndarray, outputs: np.ndarray, heads: int, seed: int) -> kh.AttentionLayer:

@@ -400,6 +400,70 @@ def test_few_examples_are_refused_or_judged_rightly(ratio: float, fresh_seed: in
         assert "are needed" in result.message
 
 
+@pytest.mark.parametrize("heads", [1, 2, "auto"])
+@pytest.mark.parametrize("shuffled", [False, True], ids=["repeated", "tokens in other orders"])
+def test_repeated_examples_count_once(heads: int | str, shuffled: bool, rng: np.random.Generator) -> None:
+    truth, inputs, _ = examples(rng, 5, 4, 2)
+    order = (lambda: rng.permutation(4)) if shuffled else (lambda: np.arange(4))
+    many = np.concatenate([inputs[:3, order()] for _ in range(100)])
+    result = kh.learn(many, truth(many), heads=heads, throw=False)
+    assert result.outcome is Outcome.TOO_FEW_EXAMPLES
+    assert "3 different examples" in result.message
+    assert "are needed" in result.message
+    enough = np.repeat(inputs[:20], 5, axis=0)
+    found = kh.learn(enough, truth(enough), heads=2)
+    assert covered(found, truth)
+    assert found.stats.details["samples"]["different"] == 18  # two are held out
+
+
+def test_small_scores_lie_within_their_radii(fresh_seed: int) -> None:
+    """Nearly flat directions: what the descent leaves undone there is part of the radii."""
+    rng = np.random.default_rng(fresh_seed)
+    for d, k, m in ((5, 4, 2), (8, 4, 2), (6, 3, 1)):
+        base, inputs, _ = examples(rng, d, k, m, ratio=20)
+        truth = kh.AttentionLayer(1e-3 * base.scores, base.projections)
+        result = kh.learn(inputs, truth(inputs), heads="auto", restarts=3, throw=False)
+        assert not result.certified or covered(result, truth)
+
+
+def test_a_descent_cut_short_widens_the_radii(rng: np.random.Generator) -> None:
+    truth, inputs, outputs = examples(rng, 5, 4, 2)
+    problem = Problem(inputs, outputs)
+    direction = rng.standard_normal(truth.scores.shape)
+    near = problem.at(truth.scores + 1e-9 * direction / np.linalg.norm(direction))
+    found = spread(near, rng)
+    assert np.all(np.abs(near.scores - truth.scores) <= 1.01 * found.unsettled * found.scores)
+    assert found.unsettled > 1e3 * spread(problem.at(truth.scores), rng).unsettled
+
+
+def linear(rng: np.random.Generator, inputs: np.ndarray) -> np.ndarray:
+    return inputs @ rng.standard_normal((inputs.shape[2], inputs.shape[2]))
+
+
+def linear_and_mean(rng: np.random.Generator, inputs: np.ndarray) -> np.ndarray:
+    return linear(rng, inputs) + linear(rng, np.mean(inputs, axis=1, keepdims=True))
+
+
+def first_token(rng: np.random.Generator, inputs: np.ndarray) -> np.ndarray:
+    return np.repeat(linear(rng, inputs[:, :1]), inputs.shape[1], axis=1)
+
+
+@pytest.mark.parametrize("labels", [linear, linear_and_mean, first_token])
+@pytest.mark.parametrize("gaussian", [False, True])
+def test_linear_maps_of_tokens_are_never_certified(labels: Any, gaussian: bool, fresh_seed: int) -> None:
+    rng = np.random.default_rng(fresh_seed)
+    inputs = rng.standard_normal((150, 3, 4)) if gaussian else signs(rng, 150, 3, 4)
+    result = kh.learn(inputs, labels(rng, inputs), heads=1, restarts=2, throw=False)
+    assert not result.certified
+
+
+def test_a_plain_mean_is_a_head_without_scores(rng: np.random.Generator) -> None:
+    inputs = signs(rng, 100, 4, 5)
+    truth = kh.AttentionLayer(np.zeros((1, 5, 5)), rng.standard_normal((1, 5, 5)))
+    result = kh.learn(inputs, truth(inputs), heads=2, throw=False)
+    assert not result.certified or covered(result, truth)
+
+
 def test_too_few_pairs_of_tokens_are_refused() -> None:
     rng = np.random.default_rng(1)
     truth = random_layer(20, 1, 400, 0.5, rng)
@@ -457,13 +521,13 @@ def test_what_cannot_be_meant_is_refused(changed: dict[str, Any], says: str, rng
 # --- the barrier --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("m", [1, 3, 5])
+@pytest.mark.parametrize("m", [1, 2, 3, 4, 5])
 def test_the_hard_family_is_a_parity(m: int, rng: np.random.Generator) -> None:
     layer, chosen = parity_layer(9, m, rng)
     inputs = signs(rng, 600, 2, 9)
     found, correlation = find_parity(inputs, layer(inputs), m)
     assert found == chosen
-    assert correlation > 0.99
+    assert correlation > (0.99 if m % 2 else 0.6)  # an even one has something linear beside it
     with pytest.raises(UsageError, match="needs tokens of width"):
         parity_layer(4, 3, rng)
 

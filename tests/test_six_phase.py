@@ -38,6 +38,18 @@ def test_phase_1_is_better_where_tokens_are_alike(two_heads: tuple[kh.AttentionL
     assert relative(chosen, total) < relative(all_of_them, total)
 
 
+def test_phase_1_is_exact_where_all_tokens_are_alike(rng: np.random.Generator) -> None:
+    layer = layer_of(rng, 4, 2, 1.0)
+    inputs = signs(rng, 1000, 2, 4)
+    total = np.sum(layer.projections, axis=0)
+    assert phases.all_alike(inputs) is not None
+    assert relative(phases.crude_sum(inputs, layer(inputs)), total) < 1e-12
+    assert phases.all_alike(inputs[:3]) is None
+    found = six_phase(inputs, layer(inputs), 2)
+    assert relative(found.total, total) < 1e-12
+    assert found.figures["1 crude sum"]["exact"]
+
+
 def test_phase_2_certifies_rows_on_which_heads_attend_alike(
     two_heads: tuple[kh.AttentionLayer, np.ndarray, np.ndarray],
 ) -> None:
@@ -60,20 +72,77 @@ def test_phase_2_constrains_every_head(two_heads: tuple[kh.AttentionLayer, np.nd
         assert np.linalg.norm(matrix @ score.reshape(-1) - right) < 0.05 * np.linalg.norm(right)
 
 
+def nearest_to_zero(scores: np.ndarray) -> np.ndarray:  # (2, d, d) -> (d·d,): the point of least norm on their line
+    along = (scores[0] - scores[1]).reshape(-1) / np.linalg.norm(scores[0] - scores[1])
+    point: np.ndarray = scores[0].reshape(-1) - (scores[0].reshape(-1) @ along) * along
+    return point
+
+
 @pytest.mark.parametrize("solver", ["least-squares", "l1"])
-def test_phases_3_and_4_find_the_hull(solver: str, two_heads: tuple[kh.AttentionLayer, np.ndarray, np.ndarray]) -> None:
+def test_phase_3_finds_the_point_of_least_norm(
+    solver: str, two_heads: tuple[kh.AttentionLayer, np.ndarray, np.ndarray]
+) -> None:
     layer, inputs, outputs = two_heads
     total = np.sum(layer.projections, axis=0)
     rows = phases.sculpt(inputs, outputs, total, 200)
-    hull, _ = phases.proxy(rows, total, 2, solver)
-    assert hull.distance(layer.scores) < 0.05
+    point, refined = phases.proxy(rows, total, 2, solver)
+    assert relative(point.reshape(-1), nearest_to_zero(layer.scores)) < 0.1
+    assert relative(refined, total) < 0.05
+    assert phases.proxy(rows, total, 2, refine=False)[1] is total
+
+
+def test_phase_3_mends_a_sum_that_is_off(two_heads: tuple[kh.AttentionLayer, np.ndarray, np.ndarray]) -> None:
+    layer, inputs, outputs = two_heads
+    total = np.sum(layer.projections, axis=0)
+    rows = phases.sculpt(inputs, outputs, total, 200)
+    assert relative(phases.proxy(rows, 1.1 * total, 2)[1], total) < 0.05
+
+
+def test_phase_4_finds_the_span_of_differences(
+    two_heads: tuple[kh.AttentionLayer, np.ndarray, np.ndarray],
+) -> None:
+    layer, inputs, outputs = two_heads
+    total = np.sum(layer.projections, axis=0)
+    rows = phases.sculpt(inputs, outputs, total, 200)
+    point = nearest_to_zero(layer.scores).reshape(5, 5)
+    found = phases.span(rows, total, point, 2)
     line = (layer.scores[0] - layer.scores[1]).reshape(-1)
-    assert abs(hull.directions.reshape(-1) @ line) > 0.99 * np.linalg.norm(line)
-    # The point of least norm on the line through both.
-    along = line / np.linalg.norm(line)
-    nearest = layer.scores[0].reshape(-1) - (layer.scores[0].reshape(-1) @ along) * along
-    assert relative(hull.proxy.reshape(-1), nearest) < 0.1
-    assert phases.span_figures(hull, 2)["heads_by_gap"] == 2
+    assert abs(found.directions.reshape(-1) @ line) > 0.99 * np.linalg.norm(line)
+    assert found.figures["directions"] == 1
+    assert found.figures["heads_by_gap"] == 2
+    assert found.figures["gap"] == pytest.approx(found.values[1] / found.values[0])
+    assert found.figures["gap"] > 3
+    hull = phases.Hull.through(point, found.directions)
+    assert hull.distance(layer.scores) < 0.05
+    assert abs(np.vdot(hull.proxy, found.directions[0])) < 1e-12
+    assert phases.span(rows, total, point, 1).directions.shape == (0, 5, 5)
+
+
+def test_phase_4_of_three_heads_is_a_plane(rng: np.random.Generator) -> None:
+    layer = layer_of(rng, 5, 3, 0.7)
+    inputs = rng.standard_normal((40_000, 2, 5))
+    total = np.sum(layer.projections, axis=0)
+    rows = phases.sculpt(inputs, layer(inputs), total, 200)
+    point, _ = phases.proxy(rows, total, 3)
+    found = phases.span(rows, total, point, 3)
+    flat = found.directions.reshape(2, -1)
+    assert np.allclose(flat @ flat.T, np.eye(2))
+    apart = (layer.scores[1:] - layer.scores[0]).reshape(2, -1)
+    assert relative((apart @ flat.T) @ flat, apart) < 0.3
+
+
+def test_later_rounds_choose_rows_that_heads_agree_on(
+    two_heads: tuple[kh.AttentionLayer, np.ndarray, np.ndarray],
+) -> None:
+    layer, inputs, outputs = two_heads
+    pool = phases.sculpt(inputs, outputs, np.sum(layer.projections, axis=0), 1000)
+
+    def apart(rows: phases.Rows) -> float:
+        logits = np.einsum("rd,mde,rke->mrk", rows.own, layer.scores, rows.inputs)
+        difference = (logits - np.mean(logits, axis=2, keepdims=True))[0]
+        return float(np.std(difference - (logits - np.mean(logits, axis=2, keepdims=True))[1]))
+
+    assert apart(phases.alike(pool, layer.scores).best(200)) < 0.9 * apart(pool.best(200))
 
 
 @pytest.mark.parametrize("m", [2, 3])
@@ -83,13 +152,17 @@ def test_phase_5_finds_the_heads_in_the_true_hull(m: int, rng: np.random.Generat
     flat = layer.scores.reshape(m, -1)
     basis = np.linalg.qr((flat[1:] - flat[0]).T)[0].T
     point = flat[0] - (flat[0] @ basis.T) @ basis
-    hull = phases.Hull(point.reshape(4, 4), basis.reshape(m - 1, 4, 4), np.zeros(16))
+    hull = phases.Hull.through(flat[-1].reshape(4, 4), basis.reshape(m - 1, 4, 4))
+    assert np.allclose(hull.proxy.reshape(-1), point)
     assert hull.distance(layer.scores) < 1e-12
     scores, figures = phases.net(inputs, layer(inputs), hull, m, rng)
     assert figures["points"] > 10
     projections, error = phases.projections(inputs, layer(inputs), scores)
     assert error < 0.05
     assert kh.distance(kh.AttentionLayer(scores, projections), layer) < 0.3
+    nearby, fewer = phases.net(inputs, layer(inputs), hull, m, rng, near=layer.scores)
+    assert fewer["points"] < figures["points"]
+    assert phases.projections(inputs, layer(inputs), nearby)[1] < 0.05
 
 
 def test_phase_6_is_least_squares(rng: np.random.Generator) -> None:
@@ -123,6 +196,19 @@ def test_all_phases_report_and_lead_to_the_truth(
     assert kh.distance(rough.params, layer) < 0.2
     started = kh.learn(inputs[:400], outputs[:400], heads=2, init="six-phase")
     assert kh.distance(started.params, layer) < 1e-9
+
+
+def test_later_rounds_are_kept_where_they_explain_more(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer = layer_of(rng, 5, 3, 0.7)
+    inputs = rng.standard_normal((10_000, 2, 5))
+    found = six_phase(inputs, layer(inputs), 3)
+    monkeypatch.setattr(phases, "RETURNS", ())
+    once = six_phase(inputs, layer(inputs), 3)
+    assert once.figures["1 crude sum"]["rounds"] == 1
+    assert found.error <= once.error
+    assert (found.figures["1 crude sum"]["rounds"] > 1) == (found.error < once.error)
 
 
 def test_more_examples_sharpen_the_hull(rng: np.random.Generator) -> None:

@@ -29,6 +29,8 @@ CURVED, POOLED = 1.5, 3.0
 RESOLVED = 0.3
 # Attention is saturated where scores this much larger change no output.
 SHARPER = 1.5
+# Logits of this standard deviation saturate nothing.
+BLUNT = 1.0
 # Repeated inputs must have at least so many degrees of freedom to tell the noise.
 ENOUGH_REPEATS = 30
 
@@ -92,7 +94,7 @@ def judge(
     elif not spreads.determined:
         outcome = Outcome.NOT_IDENTIFIABLE
         said += ", but the examples leave some direction of the parameters free: heads too many, or inputs too alike"
-    elif (free := _saturated(layer, radius, heldout, bars)) is not None:
+    elif (free := _saturated(layer, heldout, bars)) is not None:
         outcome = Outcome.NOT_IDENTIFIABLE
         said += (
             f", but on these inputs head {free} attends so sharply that scores {SHARPER:g} times as large would give "
@@ -112,11 +114,15 @@ def judge(
     return Judgement(outcome, said, certificate, details)
 
 
-def _saturated(layer: AttentionLayer, radius: AttentionLayer, heldout: Examples, bars: Floats) -> int | None:
-    """A head whose scores could be larger, beyond their radii, without a held-out output that shows it."""
+def _saturated(layer: AttentionLayer, heldout: Examples, bars: Floats) -> int | None:
+    """A sharp head whose scores could be larger without a held-out output that shows it.
+
+    Radii are no answer to that: they follow errors to first order, and this is far from it.
+    """
     answers = layer(heldout.inputs).reshape(bars.shape)
+    square = float(np.mean(heldout.inputs**2))
     for head in range(layer.heads):
-        if np.all((SHARPER - 1) * np.abs(layer.scores[head]) <= radius.scores[head]):
+        if square * np.linalg.norm(layer.scores[head]) <= BLUNT:
             continue
         scores = np.array(layer.scores)
         scores[head] *= SHARPER
@@ -131,7 +137,9 @@ def _radii(
 ) -> tuple[AttentionLayer, AttentionLayer | None]:
     errors = [label_error * each for each in (spreads.scores, spreads.projections)]
     if exact:
-        wide = ROUNDING_SAFETY * (1.0 if spreads.entrywise else POOLED)
+        # What the descent left undone lies in the flattest directions: by its norm it is within unsettled·error.
+        pooling = 1.0 if spreads.entrywise else POOLED
+        wide = pooling * (ROUNDING_SAFETY + CURVED * spreads.unsettled / label_error)
         tiny = ROUNDING_UNITS * np.finfo(float).eps
         sizes = [np.max(np.abs(each)) for each in (point.scores, point.projections)]
         return AttentionLayer(*(wide * each + tiny * size for each, size in zip(errors, sizes, strict=True))), None

@@ -53,6 +53,7 @@ def samples(count: Count) -> dict[str, Any]:
     """Both sample conditions and what is missing."""
     return {
         "examples": count.examples,
+        "different": count.once.examples,
         "ratio": count.ratio,
         "pairs": count.pairs,
         "holds": count.good,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import array_api_compat
@@ -90,9 +91,9 @@ class Examples:
         return Examples(self.inputs[chosen], self.outputs[chosen], self.eps)
 
     def split(self, heldout: int | None, rng: np.random.Generator) -> tuple[Examples, Examples]:
-        """Examples to learn from, and others to judge by. Equal inputs are never on both sides."""
+        """Examples to learn from, and others to judge by. Inputs of the same tokens are never on both sides."""
         wanted = min(max(LEAST_HELDOUT, self.count // 10), MOST_HELDOUT) if heldout is None else heldout
-        kinds = self.same_inputs()
+        kinds = self.same_inputs(in_any_order=True)
         order = rng.permutation(int(kinds.max()) + 1)
         sizes = np.bincount(kinds)[order]
         # As many kinds of inputs as make up the number wanted; at least one stays to learn from.
@@ -100,10 +101,17 @@ class Examples:
         held = np.isin(kinds, order[: min(needed, len(order) - 1)])
         return self.some(~held), self.some(held)
 
-    def same_inputs(self) -> np.ndarray[Any, np.dtype[np.int64]]:  # (n,)
+    @cached_property
+    def different(self) -> int:
+        """Examples of different tokens: the same ones, even in another order, say nothing new of a layer."""
+        return 1 + int(np.max(self.same_inputs(in_any_order=True), initial=-1))
+
+    def same_inputs(self, *, in_any_order: bool = False) -> np.ndarray[Any, np.dtype[np.int64]]:  # (n,)
         """For each example the number of its input: equal ones have the same."""
-        rows = np.ascontiguousarray(self.inputs.reshape(self.count, -1) + 0.0)  # no minus zeros
-        _, kinds = np.unique(rows.view(np.dtype((np.void, rows.dtype.itemsize * rows.shape[1]))), return_inverse=True)
+        inputs = np.ascontiguousarray(self.inputs + 0.0)  # no minus zeros
+        if in_any_order:
+            inputs = np.sort(_as_bytes(inputs), axis=1)
+        _, kinds = np.unique(_as_bytes(inputs.reshape(self.count, -1)), return_inverse=True)
         return np.asarray(kinds.reshape(-1), dtype=np.int64)
 
     def repeated_noise(self) -> tuple[float, int]:
@@ -118,6 +126,11 @@ class Examples:
         return float(np.sqrt(np.sum((flat - means[kinds]) ** 2) / max(1, freedom))), freedom
 
 
+def _as_bytes(array: Any) -> Any:  # (…, size) -> (…,)
+    """What is along the last axis as one item, to be compared as a whole."""
+    return array.view(np.dtype((np.void, array.dtype.itemsize * array.shape[-1])))[..., 0]
+
+
 @dataclass(frozen=True)
 class Count:
     """How many numbers the examples hold against how many the layer has."""
@@ -128,6 +141,7 @@ class Count:
     outputs: int
     heads: int
     rank: int | None = None  # of every score matrix; full if None
+    different: int | None = None  # examples of different tokens; all if None
 
     @property
     def score_numbers(self) -> int:
@@ -156,18 +170,24 @@ class Count:
         return int(np.ceil(max(enough, pairs * self.score_numbers / (self.length * max(1, self.length - 1)))))
 
     @property
+    def once(self) -> Count:
+        """The same with repeated examples counted once: they lessen noise, and determine nothing."""
+        return self if self.different is None else replace(self, examples=self.different, different=None)
+
+    @property
     def refused(self) -> bool:
         """Whether nothing could be learned."""
-        return self.ratio <= REFUSED_RATIO or self.pairs < REFUSED_PAIRS
+        return self.once.ratio <= REFUSED_RATIO or self.once.pairs < REFUSED_PAIRS
 
     @property
     def good(self) -> bool:
         """Whether both conditions are met."""
-        return self.ratio >= GOOD_RATIO and self.pairs >= GOOD_PAIRS
+        return self.once.ratio >= GOOD_RATIO and self.once.pairs >= GOOD_PAIRS
 
     def sentence(self) -> str:
         """Both conditions, and what is missing."""
-        said = f"{self.ratio:.3g} numbers per parameter ({GOOD_RATIO:g} wanted) and "
-        said += f"{self.pairs:.3g} × d²/(k(k − 1)) examples ({GOOD_PAIRS:g} wanted)"
-        missing = self.needed(GOOD_RATIO, GOOD_PAIRS) - self.examples
+        once = self.once
+        said = f"{once.ratio:.3g} numbers per parameter ({GOOD_RATIO:g} wanted) and "
+        said += f"{once.pairs:.3g} × d²/(k(k − 1)) examples ({GOOD_PAIRS:g} wanted)"
+        missing = self.needed(GOOD_RATIO, GOOD_PAIRS) - once.examples
         return said if missing <= 0 else f"{said}: {missing:,} more examples are missing"

@@ -2,8 +2,8 @@
 
 With S a set of m coordinates, Θ_i = β·(1_S − t_i·e_1)·e_0ᵀ and thresholds t_i = −(m − 1), …, m − 1 in steps of two,
 head i tells whether more coordinates of x_a in S agree with x_a1 than t_i says. Projections of alternating signs, ±e_0,
-leave of these steps the parity of x_a on S (for odd m), on pairs of tokens that differ in coordinate 0, and something
-linear else.
+leave of these steps the parity of x_a on S, on pairs of tokens that differ in coordinate 0, and something linear else;
+for even m it is the parity on S and coordinate 1, and x_a1 is added.
 Parities are what no statistical-query algorithm learns efficiently; with equal signs, the control, the same steps add
 up to a staircase, which is easy.
 """
@@ -43,7 +43,7 @@ def parity_layer(
 
 
 def find_parity(inputs: Floats, outputs: Floats, size: int) -> tuple[tuple[int, ...], float]:
-    """Brute force: the coordinates whose parity correlates most with the outputs, and that correlation.
+    """Brute force: the coordinates S whose parity correlates most with the outputs, and that correlation.
 
     All subsets are tried, which is what learning from statistics cannot avoid: C(d − 2, m) of them.
     """
@@ -51,6 +51,7 @@ def find_parity(inputs: Floats, outputs: Floats, size: int) -> tuple[tuple[int, 
     differ = token[:, 0] != other[:, 0]
     signs = outputs[differ, 0, 0]
     rows = token[differ]
+    signs = signs * rows[:, 1] ** (size + 1)  # which the parity of an even number has as a factor
     subsets = list(combinations(range(RESERVED, inputs.shape[2]), size))
     scores = np.array([np.mean(signs * np.prod(rows[:, list(subset)], axis=1)) for subset in subsets])
     best = int(np.argmax(np.abs(scores)))

@@ -197,19 +197,23 @@ class _Request:
         if examples.count > 1 and not np.any(examples.outputs - examples.outputs[:1, :1]):
             cause = "the outputs are the same for every token of every example, which no layer without biases gives"
             raise _Ended(Outcome.WRONG_FAMILY, cause)
-        if examples.count < 2 or int(np.max(examples.same_inputs())) == 0:
+        if examples.different < 2:
             cause = "all inputs are equal: different ones are needed, some to learn from and some to judge by"
             raise _Ended(Outcome.TOO_FEW_EXAMPLES, cause)
 
     def _enough(self, train: Examples) -> None:
+        """Whether there are examples enough; ends the request where there are not. Repeated ones count once."""
         count = count_of(train, self.heads or 1, self.settings.rank)
         self.details["samples"] = {"sentence": count.sentence()}
         if count.refused:
-            needed = count.needed(1.25 * REFUSED_RATIO, REFUSED_PAIRS) + self.examples.count - train.count
-            many = count.needed(GOOD_RATIO, GOOD_PAIRS) + self.examples.count - train.count
+            held = self.examples.different - train.different
+            needed = count.needed(1.25 * REFUSED_RATIO, REFUSED_PAIRS) + held
+            many = count.needed(GOOD_RATIO, GOOD_PAIRS) + held
+            different = "" if self.examples.different == self.examples.count else "different "
             raise _Ended(
                 Outcome.TOO_FEW_EXAMPLES,
-                f"{self.examples.count} examples of {train.length} tokens, {train.count} of them to learn from, "
+                f"{self.examples.different} {different}examples of {train.length} tokens, {train.different} of them to "
+                f"learn from, "
                 f"against {count.parameters:,} parameters of {count.heads} head{'s' * (count.heads > 1)}: "
                 f"{count.sentence()}. At least {needed:,} are needed, {many:,} for a good chance",
             )

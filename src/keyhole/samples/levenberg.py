@@ -18,6 +18,10 @@ FIRST_DAMPING = 1e-2
 LAST_DAMPING = 1e10
 # The linear systems of steps are solved to this part of the gradient, and better as the residual shrinks.
 LOOSE = 0.1
+# So exactly at most while products are made in single precision, whose rounding allows no more. It is given up for
+# double precision where a step brings less than PART of what it promises although the residual is as small as NEAR:
+# there steps are nearly right.
+SINGLE, PART, NEAR = 1e-3, 0.5, 1e-3
 # Products with the Jacobian that one step may take.
 MOST_PRODUCTS = 300
 # Below this many output numbers times entries of the scores, writing JᵀJ down is faster than products with it.
@@ -30,6 +34,9 @@ WORTH_TAKING = 1e-4
 STALLED, STALL_STEPS = 0.05, 10
 # So is one whose steps promise less than this part of the variance of one residual: far below any error bar.
 IRRELEVANT = 1e-4
+# A start that is good enough goes on as long as steps promise more than this many variances of one residual: with the
+# residual small and spread over many numbers, what is left of it may all lie along one direction of the scores.
+SETTLED = 25.0
 
 
 class Chart(Protocol):
@@ -110,7 +117,7 @@ class Factored:
 class Limits:
     """When a start ends."""
 
-    rss: float  # good enough: rounding, or nothing where there is noise
+    rss: float  # good enough: rounding, or nothing where there is noise; below it a start only settles
     steps: int = 100
     products: int = 5_000  # with the Jacobian, in all
 
@@ -131,20 +138,23 @@ def descend(
     chart = chart or Full()
     numbers = chart.begin(scores)
     point = problem.at(chart.scores(numbers))
-    growth, rejected, products, steps = 2.0, 0, 0, 0
+    growth, rejected, products, steps, single = 2.0, 0, 0, 0, True
     history = [point.rss]
     kronecker = point.preconditioner(rng)
     damping = FIRST_DAMPING * kronecker.level
-    while steps < limits.steps and products < limits.products and point.rss > limits.rss:
+    while steps < limits.steps and products < limits.products and point.rss > 0.0:
         steps += 1
+        good = point.rss <= limits.rss
         gradient = chart.pull(numbers, -point.backward(point.residual))
-        accuracy = min(LOOSE, point.relative)
-        move, promised, used = _step(point, chart, numbers, gradient, damping, kronecker, accuracy)
+        accuracy = LOOSE if good else min(LOOSE, point.relative)
+        accuracy = max(accuracy, SINGLE) if single else accuracy
+        move, promised, used = _step(point, chart, numbers, gradient, damping, kronecker, accuracy, single=single)
         products += used
-        if promised < IRRELEVANT * point.rss / problem.labels.size:
+        if promised < (SETTLED if good else IRRELEVANT) * point.rss / problem.labels.size:
             break
         trial = problem.at(chart.scores(numbers + move))
         gain = (point.rss - trial.rss) / promised
+        single &= gain > PART or point.relative > NEAR
         if gain > WORTH_TAKING:
             numbers, point, rejected, growth = numbers + move, trial, 0, 2.0
             damping *= max(1 / 10, 1 - (2 * min(gain, 1.0) - 1) ** 3)
@@ -157,6 +167,8 @@ def descend(
             damping, growth = damping * growth, growth * 2
             if rejected > REJECTIONS or damping > LAST_DAMPING * kronecker.level:
                 break
+        if good and gain < PART:
+            break  # the rest is rounding
     return Descent(point, steps, products)
 
 
@@ -168,13 +180,17 @@ def _step(
     damping: float,
     kronecker: Kronecker,
     accuracy: float,
+    *,
+    single: bool,
 ) -> tuple[Floats, float, int]:
     """The move, the decrease of the sum of squares that it promises, and the products it took."""
     if isinstance(chart, Full) and point.scores.size * point.residual.shape[1] <= WRITTEN_DOWN:
         return _direct(point, gradient, damping)
 
     def bend(move: Floats) -> Floats:
-        return chart.pull(numbers, point.curvature(chart.push(numbers, move))) + damping * move
+        direction = chart.push(numbers, move)
+        bent = point.quick.curvature(direction.astype(np.float32)) if single else point.curvature(direction)
+        return chart.pull(numbers, bent.astype(np.float64)) + damping * move
 
     move, left, used = conjugate_gradients(
         bend, -gradient, lambda each: chart.soften(kronecker, each, damping), accuracy, MOST_PRODUCTS

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import scipy.linalg
@@ -54,6 +55,11 @@ class Problem:
         return np.ascontiguousarray(np.swapaxes(self.inputs, 1, 2))
 
     @cached_property
+    def single(self) -> tuple[Any, Any]:  # (n, k, d), (n, d, k)
+        """The examples and their transposes in single precision."""
+        return single(self.inputs), single(self.turned)
+
+    @cached_property
     def labels(self) -> Floats:  # (rows, d_out)
         """All outputs, one below the other."""
         return self.outputs.reshape(self.rows, -1)
@@ -71,17 +77,11 @@ class Problem:
 
     def weights(self, scores: Floats) -> Floats:  # (m, d, d) -> (n, k, m, k)
         """Softmax weights of every token in every head."""
-        return _softmax(self._logits(scores))
-
-    def _logits(self, scores: Floats) -> Floats:  # (m, d, d) -> (n, k, m, k)
-        (n, k, d), m = self.inputs.shape, scores.shape[0]
-        flat = np.ascontiguousarray(scores.transpose(1, 0, 2)).reshape(d, m * d)
-        return ((self.tokens @ flat).reshape(n, k * m, d) @ self.turned).reshape(n, k, m, k)
+        return _softmax(logits(self.inputs, self.turned, scores))
 
     def mix(self, weights: Floats) -> Floats:  # (n, k, m, k) -> (rows, m·d)
         """Tokens mixed with the given weights, the heads of one token side by side."""
-        n, k, m, _ = weights.shape
-        return (weights.reshape(n, k * m, k) @ self.inputs).reshape(n * k, m * self.width)
+        return mixture(self.inputs, weights)
 
     def at(self, scores: Floats) -> Point:
         """Everything about the fit with the given scores."""
@@ -120,33 +120,36 @@ class Point:
         """The projections of the heads."""
         return self.stacked.reshape(self.scores.shape[0], self.problem.width, -1)
 
+    @cached_property
+    def products(self) -> Products:
+        """Products with the Jacobian."""
+        n, k, m, _ = self.weights.shape
+        # Tokens through the projections: fewer numbers per example than tokens mixed by every token.
+        values = self.problem.tokens @ self.projections  # (m, rows, d_out)
+        values = values.reshape(m, n, k, -1).transpose(1, 0, 2, 3).reshape(n, m * k, -1)
+        return Products(self.problem.inputs, self.problem.turned, self.weights, values, self.basis)
+
+    @cached_property
+    def quick(self) -> Products:
+        """The same in single precision, in half the time."""
+        exact = self.products
+        return Products(*self.problem.single, *map(single, (exact.weights, exact.values, exact.basis)))
+
     def outside(self, labels: Floats) -> Floats:  # (rows, d_out) -> (rows, d_out)
         """What no projections can explain."""
-        left: Floats = labels - self.basis @ (self.basis.T @ labels)
-        return left
+        return self.products.outside(labels)
 
     def forward(self, direction: Floats) -> Floats:  # (m, d, d) -> (rows, d_out)
         """How the answers move with the scores, projections fixed."""
-        return self.problem.mix(self._through(self.problem._logits(direction))) @ self.stacked
+        return self.products.forward(direction)
 
     def backward(self, labels: Floats) -> Floats:  # (rows, d_out) -> (m, d, d)
         """The transpose of `forward`."""
-        m, d = self.scores.shape[:2]
-        gradient: Floats = (self.problem.tokens.T @ self._sensed(labels)).reshape(d, m, d).transpose(1, 0, 2)
-        return gradient
-
-    def _sensed(self, labels: Floats) -> Floats:  # (rows, d_out) -> (rows, m·d): Cov_p(X)·W_i·label
-        n, k, m, _ = self.weights.shape
-        pulled = (labels @ self.stacked.T).reshape(n, k * m, self.problem.width)
-        return self.problem.mix(self._through((pulled @ self.problem.turned).reshape(n, k, m, k)))
-
-    def _through(self, moved: Floats) -> Floats:  # derivative of the softmax, its own transpose
-        carried = self.weights * moved
-        return np.asarray(carried - self.weights * np.sum(carried, axis=-1, keepdims=True))
+        return self.products.backward(labels)
 
     def curvature(self, direction: Floats) -> Floats:  # (m, d, d) -> (m, d, d)
         """Product with JᵀJ."""
-        return self.backward(self.outside(self.forward(direction)))
+        return self.products.curvature(direction)
 
     @cached_property
     def written_down(self) -> tuple[Floats, Floats]:  # (c, c), (m·d·d_out, c), c entries (j, i, l) of the scores
@@ -178,9 +181,52 @@ class Point:
     def preconditioner(self, rng: np.random.Generator) -> Kronecker:
         """JᵀJ as if tokens and covariances were independent: A ⊗ B, B from one random sign per label."""
         signs = rng.choice([-1.0, 1.0], size=self.problem.labels.shape)
-        sensed = self._sensed(signs)
+        sensed = self.products.sensed(signs)
         values, vectors = np.linalg.eigh(sensed.T @ sensed / self.problem.rows)
         return Kronecker(*self.problem.token_moments, np.maximum(values, 0.0), vectors)
+
+
+@dataclass(frozen=True, eq=False)
+class Products:
+    """Products with the Jacobian of the residual in the scores, in the precision of its arrays."""
+
+    inputs: Floats  # (n, k, d)
+    turned: Floats  # (n, d, k)
+    weights: Floats  # (n, k, m, k)
+    values: Floats  # (n, m·k, d_out): tokens times projections
+    basis: Floats  # (rows, m·d) orthonormal
+
+    def outside(self, labels: Floats) -> Floats:  # (rows, d_out) -> (rows, d_out)
+        """What no projections can explain."""
+        left: Floats = labels - self.basis @ (self.basis.T @ labels)
+        return left
+
+    def forward(self, direction: Floats) -> Floats:  # (m, d, d) -> (rows, d_out)
+        """How the answers move with the scores, projections fixed."""
+        n, k, m, _ = self.weights.shape
+        moved = self._through(logits(self.inputs, self.turned, direction)).reshape(n, k, m * k)
+        return np.asarray((moved @ self.values).reshape(n * k, -1))
+
+    def backward(self, labels: Floats) -> Floats:  # (rows, d_out) -> (m, d, d)
+        """The transpose of `forward`."""
+        (n, k, m, _), d = self.weights.shape, self.inputs.shape[2]
+        gradient: Floats = (self.inputs.reshape(n * k, d).T @ self.sensed(labels)).reshape(d, m, d).transpose(1, 0, 2)
+        return gradient
+
+    def sensed(self, labels: Floats) -> Floats:  # (rows, d_out) -> (rows, m·d): Cov_p(X)·W_i·label
+        """How a change of logits' gradients along each token shows in labels."""
+        n, k, m, _ = self.weights.shape
+        pulled = labels.reshape(n, k, -1) @ np.swapaxes(self.values, 1, 2)
+        return mixture(self.inputs, self._through(pulled.reshape(n, k, m, k)))
+
+    def curvature(self, direction: Floats) -> Floats:  # (m, d, d) -> (m, d, d)
+        """Product with JᵀJ."""
+        return self.backward(self.outside(self.forward(direction)))
+
+    def _through(self, moved: Floats) -> Floats:  # derivative of the softmax, its own transpose
+        carried = self.weights * moved
+        carried -= self.weights * np.sum(carried, axis=-1, keepdims=True)
+        return np.asarray(carried)
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,8 +253,26 @@ class Kronecker:
         return solution
 
 
-def _softmax(logits: Floats) -> Floats:
-    weights = logits - np.max(logits, axis=-1, keepdims=True)
+def single(array: Floats) -> Any:
+    """The same in single precision."""
+    return array.astype(np.float32)
+
+
+def logits(inputs: Floats, turned: Floats, scores: Floats) -> Floats:  # (n, k, d), (n, d, k), (m, d, d) -> (n, k, m, k)
+    """What every token gives to every other, in every head."""
+    (n, k, d), m = inputs.shape, scores.shape[0]
+    flat = np.ascontiguousarray(scores.transpose(1, 0, 2)).reshape(d, m * d)
+    return ((inputs.reshape(n * k, d) @ flat).reshape(n, k * m, d) @ turned).reshape(n, k, m, k)
+
+
+def mixture(inputs: Floats, weights: Floats) -> Floats:  # (n, k, d), (n, k, m, k) -> (rows, m·d)
+    """Tokens mixed with the given weights, the heads of one token side by side."""
+    n, k, m, _ = weights.shape
+    return (weights.reshape(n, k * m, k) @ inputs).reshape(n * k, m * inputs.shape[2])
+
+
+def _softmax(given: Floats) -> Floats:
+    weights = given - np.max(given, axis=-1, keepdims=True)
     np.exp(weights, out=weights)
     weights /= np.sum(weights, axis=-1, keepdims=True)
     return np.asarray(weights)

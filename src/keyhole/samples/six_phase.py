@@ -2,22 +2,21 @@
 
 1. `crude_sum`: the sum S of the projections, from examples whose tokens are nearly the same.
 2. `sculpt`: rows on which all heads attend alike, certified by F_a = SᵀXᵀp; each is a linear constraint on every score
-   matrix, and together they leave an affine hull.
+   matrix (`constraints`), and together they leave an affine hull.
 3. `proxy`: the point of least norm in the hull.
 4. `span`: the directions Θ_i − Θ_j, in which the constraints are flat.
 5. `net`: points of the hull, chosen by how well the layers they make explain the examples.
 6. `projections`: the projections by least squares.
 
 The order, the certified rows, the hull, the point of least norm, the net with its certification and the least squares
-are the paper's; the scores by which rows are chosen, the annealing, the Gauss–Newton steps of phase 3 and the
-exchange in phase 5 are ours. Theorem 1.2 of the paper: (dk)^O(m³) time and (kd)^Θ(m) examples
-for non-degenerate layers.
+are the paper's; the scores by which rows are chosen, the annealing, the Gauss–Newton steps of phase 3, the
+exchange in phase 5 and the later rounds, in which rows must also be `alike` in the heads found before, are ours.
+Theorem 1.2 of the paper: (dk)^O(m³) time and (kd)^Θ(m) examples for non-degenerate layers.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from itertools import combinations
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,7 @@ from scipy.optimize import linprog
 
 from keyhole.arrays import Floats
 from keyhole.errors import UsageError
+from keyhole.samples.hull import Hull, net
 from keyhole.samples.projection import Problem
 
 ASSUMPTIONS = (
@@ -36,24 +36,19 @@ MOST_HEADS = 4
 CRUDE_EXAMPLES = 300
 # Phase 2: rows are rejected whose smallest weight is below this, or whose tokens nearly coincide.
 LEAST_WEIGHT, NEARLY_EQUAL = 0.02, 1e-2
-# Rows that are kept, first and last in each cycle; the last a part of all, from 4·d² to 25·d² for each pair of tokens.
-FIRST_ROWS, LEAST_ROWS, MOST_ROWS, LAST_PART = 100, 4, 25, 1 / 16
+# Rows that are kept, first and last in each cycle; the last a part of all, from 4·d² to 60·d² for each pair of tokens.
+FIRST_ROWS, LEAST_ROWS, MOST_ROWS, LAST_PART = 100, 4, 60, 1 / 16
 CYCLES, ROUNDS = 3, 4
 # Rows that stay in sight within a cycle, in units of those kept at its end.
 POOL = 8
 # Examples that are scored at a time.
 CHUNK = 20_000
+# Later rounds through the phases: what part of the rows each keeps, and from how many times as many.
+RETURNS, RETURN_POOL = (1 / 2, 1 / 4, 1 / 8), 8
 # Phase 3: Gauss–Newton steps on the certified rows.
 PROXY_STEPS = 3
-# Phase 5: points of the net along each direction, its radius over that of the proxy, and how often it is refined.
-POINTS = {1: 41, 2: 15, 3: 9}
-RADIUS, REFINEMENTS = 2.2, 5
-# Examples by which points of the net are compared, and the random sets that exchanges begin with.
-NET_EXAMPLES, EXCHANGES = 1000, 12
 # Phase 6: examples that projections are fitted to, or 20 numbers per parameter if that is more.
 LAST_EXAMPLES = 4000
-# Relative ridge of the least squares inside the net: points of it may coincide.
-NET_RIDGE = 1e-9
 
 
 @dataclass(frozen=True)
@@ -82,26 +77,6 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Hull:
-    """The affine hull of the score matrices: a point and directions."""
-
-    proxy: Floats  # (d, d): the point of least norm
-    directions: Floats  # (m − 1, d, d), orthonormal
-    values: Floats  # (d²,): curvatures of the constraints, ascending
-
-    def at(self, coefficients: Floats) -> Floats:  # (points, m − 1) -> (points, d, d)
-        """Points of the hull."""
-        return self.proxy + np.tensordot(coefficients, self.directions, axes=(1, 0))
-
-    def distance(self, scores: Floats) -> float:  # (m, d, d)
-        """How far score matrices are from the hull, over their size, root mean squares."""
-        apart = (scores - self.proxy).reshape(len(scores), -1)
-        flat = self.directions.reshape(len(self.directions), self.proxy.size)
-        apart = apart - (apart @ flat.T) @ flat
-        return float(np.linalg.norm(apart) / np.linalg.norm(scores))
-
-
-@dataclass(frozen=True)
 class SixPhase:
     """What the six phases found."""
 
@@ -109,52 +84,113 @@ class SixPhase:
     projections: Floats  # (m, d, d_out)
     total: Floats  # (d, d_out): S
     hull: Hull
+    error: float  # relative, of the outputs
     figures: dict[str, dict[str, Any]]  # per phase
 
 
 def six_phase(inputs: Floats, outputs: Floats, heads: int, seed: int = 0, solver: str = "least-squares") -> SixPhase:
-    """All phases, one after the other; S, rows and hull are gone through several times."""
+    """All phases, one after the other; then again from the second on, with the sum and the heads that came out.
+
+    S, rows and proxy are gone through several times before the first net. Later rounds know more and need fewer rows,
+    half as many each; they are kept where they explain the examples better.
+    """
     if not 1 <= heads <= MOST_HEADS:
         raise UsageError(f"the six phases are made for 1 to {MOST_HEADS} heads, not {heads}")
     rng = np.random.default_rng([seed, 0x516])
-    figures: dict[str, dict[str, Any]] = {}
-    total = crude_sum(inputs, outputs)
-    figures["1 crude sum"] = {"examples": min(CRUDE_EXAMPLES, len(inputs)), "norm": float(np.linalg.norm(total))}
     distinct = _distinct(inputs)
-    k, d = inputs.shape[1:]
-    last = int(np.clip(LAST_PART * len(distinct) * k, LEAST_ROWS * d**2, MOST_ROWS * d**2 * (k - 1)))
-    for cycle in range(CYCLES):
-        pool = sculpt(inputs[distinct], outputs[distinct], total, POOL * last)
-        for count in _annealed(min(last, max(2, len(pool.scores) // 2)), ROUNDS):
-            rows = _rescored(pool, total).best(count)
-            use = solver if cycle == CYCLES - 1 and count == last else "least-squares"
-            hull, total = proxy(rows, total, heads, use)
-    figures["2 sculpt"] = {
-        "rows": len(rows.scores),
-        "of": int(len(distinct) * inputs.shape[1]),
-        "worst_score": float(rows.scores[-1]),
-        "solver": solver,
-    }
-    figures["3 proxy"] = {"norm": float(np.linalg.norm(hull.proxy)), "sum_norm": float(np.linalg.norm(total))}
-    figures["4 span"] = span_figures(hull, heads)
-    scores, figures["5 net"] = net(inputs, outputs, hull, heads, rng)
-    weights, error = projections(inputs, outputs, scores)
-    norms = [float(np.linalg.norm(each)) for each in weights]
-    figures["6 projections"] = {"relative_error": error, "norms": norms}
-    return SixPhase(scores, weights, total, hull, figures)
+    exact_sum = all_alike(inputs) is not None
+    run = _Run(inputs, outputs, inputs[distinct], outputs[distinct], heads, solver, rng, exact_sum)
+    found = run.first(crude_sum(inputs, outputs))
+    for part in RETURNS if heads > 1 else ():
+        again = run.again(found, part)
+        found = again if again.error < found.error else found
+    return found
+
+
+@dataclass(frozen=True)
+class _Run:
+    """One call of the six phases."""
+
+    inputs: Floats  # (n, k, d)
+    outputs: Floats  # (n, k, d_out)
+    different_inputs: Floats  # (some, k, d): each input once
+    different_outputs: Floats  # (some, k, d_out)
+    heads: int
+    solver: str
+    rng: np.random.Generator
+    exact_sum: bool  # phase 1 found S exactly
+
+    @property
+    def last(self) -> int:
+        """Rows that are kept at the end of a cycle."""
+        count, k, d = self.different_inputs.shape
+        return int(np.clip(LAST_PART * count * k, LEAST_ROWS * d**2, MOST_ROWS * d**2 * (k - 1)))
+
+    def first(self, total: Floats) -> SixPhase:
+        """Phases 2 to 6 from a crude S: cycles of ever more rows."""
+        started = float(np.linalg.norm(total))
+        for cycle in range(CYCLES):
+            pool = sculpt(self.different_inputs, self.different_outputs, total, POOL * self.last)
+            for count in _annealed(min(self.last, max(2, len(pool.scores) // 2)), ROUNDS):
+                rows = _rescored(pool, total).best(count)
+                use = self.solver if cycle == CYCLES - 1 and count == self.last else "least-squares"
+                point, total = proxy(rows, total, self.heads, use, refine=not self.exact_sum)
+        crude = {"examples": min(CRUDE_EXAMPLES, len(self.inputs)), "norm": started, "exact": self.exact_sum}
+        return self._ended(rows, total, point, None, crude | {"rounds": 1})
+
+    def again(self, before: SixPhase, part: float) -> SixPhase:
+        """Phases 2 to 6 from the sum of the projections that were found, on rows that the heads found agree on too."""
+        total = before.total if self.exact_sum else np.sum(before.projections, axis=0)
+        count = max(LEAST_ROWS * self.inputs.shape[2] ** 2, int(part * self.last))
+        pool = sculpt(self.different_inputs, self.different_outputs, total, RETURN_POOL * count)
+        rows = alike(pool, before.scores).best(count)
+        point, total = proxy(rows, total, self.heads, self.solver, refine=False)
+        crude = before.figures["1 crude sum"]
+        return self._ended(rows, total, point, before.scores, crude | {"rounds": crude["rounds"] + 1})
+
+    def _ended(self, rows: Rows, total: Floats, point: Floats, near: Floats | None, crude: dict[str, Any]) -> SixPhase:
+        """Phases 4 to 6, and the figures of all."""
+        flat = span(rows, total, point, self.heads)
+        hull = Hull.through(point, flat.directions)
+        scores, tried = net(self.inputs, self.outputs, hull, self.heads, self.rng, near)
+        weights, error = projections(self.inputs, self.outputs, scores)
+        figures = {
+            "1 crude sum": crude,
+            "2 sculpt": {
+                "rows": len(rows.scores),
+                "of": self.different_inputs.shape[0] * self.different_inputs.shape[1],
+                "worst_score": float(rows.scores[-1]),
+                "solver": self.solver,
+            },
+            "3 proxy": {"norm": float(np.linalg.norm(hull.proxy)), "sum_norm": float(np.linalg.norm(total))},
+            "4 span": flat.figures,
+            "5 net": tried,
+            "6 projections": {"relative_error": error, "norms": [float(np.linalg.norm(each)) for each in weights]},
+        }
+        return SixPhase(scores, weights, total, hull, error, figures)
 
 
 def crude_sum(inputs: Floats, outputs: Floats, count: int = CRUDE_EXAMPLES) -> Floats:  # -> (d, d_out)
     """Phase 1: least squares of the mean output on the mean token, where tokens differ least.
 
-    If all tokens were the same x, each row of the output would be xᵀS whatever the scores are.
+    If all tokens were the same x, each row of the output would be xᵀS whatever the scores are. Signs of few tokens are
+    now and then: where such examples span everything, S is exact.
     """
     centre = np.mean(inputs, axis=1)
-    variance = np.mean((inputs - centre[:, None]) ** 2, axis=(1, 2))
-    # By chance all tokens may be nothing but small: what counts is the spread over the size.
-    chosen = np.argsort(variance / np.maximum(np.mean(centre**2, axis=1), 1e-12), kind="stable")[:count]
+    chosen = all_alike(inputs)
+    if chosen is None:
+        variance = np.mean((inputs - centre[:, None]) ** 2, axis=(1, 2))
+        # By chance all tokens may be nothing but small: what counts is the spread over the size.
+        chosen = np.argsort(variance / np.maximum(np.mean(centre**2, axis=1), 1e-12), kind="stable")[:count]
     found: Floats = np.linalg.lstsq(centre[chosen], np.mean(outputs[chosen], axis=1), rcond=None)[0]
     return found
+
+
+def all_alike(inputs: Floats) -> Any:  # (n, k, d) -> (some,) or None
+    """Examples whose tokens are all the same, if they span everything."""
+    chosen = np.flatnonzero(np.all(inputs == inputs[:, :1], axis=(1, 2)))
+    spanned = len(chosen) and np.linalg.matrix_rank(inputs[chosen, 0]) == inputs.shape[2]
+    return chosen if spanned else None
 
 
 def sculpt(inputs: Floats, outputs: Floats, total: Floats, keep: int) -> Rows:
@@ -212,6 +248,15 @@ def _rescored(rows: Rows, total: Floats) -> Rows:
     return Rows(rows.inputs[fine], rows.own[fine], rows.outputs[fine], weights[fine], scores[fine])
 
 
+def alike(rows: Rows, scores: Floats) -> Rows:  # (m, d, d)
+    """Phase 2, later rounds: rows scored by how much the heads found so far differ on them as well."""
+    logits = np.stack([(rows.inputs @ (rows.own @ each)[:, :, None])[..., 0] for each in scores])  # (m, rows, k)
+    logits -= np.mean(logits, axis=2, keepdims=True)  # softmax does not show it
+    apart = np.sqrt(np.mean((logits - np.mean(logits, axis=0)) ** 2, axis=(0, 2)))
+    both = [each / max(float(np.median(each)), np.finfo(float).tiny) for each in (rows.scores, apart)]
+    return replace(rows, scores=both[0] + both[1])
+
+
 def constraints(rows: Rows) -> tuple[Floats, Floats]:  # (rows·k, d²), (rows·k,)
     """Phase 2: what certified rows say of every score matrix, (diag p − ppᵀ)·(X·Θᵀ·x_a − log p) = 0, weighed."""
     k, d = rows.inputs.shape[1:]
@@ -224,37 +269,46 @@ def constraints(rows: Rows) -> tuple[Floats, Floats]:  # (rows·k, d²), (rows·
     return (matrix * trust[..., None, None]).reshape(-1, d * d), (right * trust).reshape(-1)
 
 
-def proxy(rows: Rows, total: Floats, heads: int, solver: str = "least-squares") -> tuple[Hull, Floats]:
-    """Phases 3 and 4: the point of least norm in the hull, its flat directions, and S from the same rows.
+def proxy(
+    rows: Rows, total: Floats, heads: int, solver: str = "least-squares", *, refine: bool = True
+) -> tuple[Floats, Floats]:  # -> (d, d), (d, d_out)
+    """Phase 3: the point Θ* of least norm in the hull, and S from the same rows.
 
     The constraints are solved without their m − 1 flattest directions, by least squares or by a linear program
     (`solver="l1"`), which leaves S as it is. After least squares, Gauss–Newton steps fit one head with projection S to
-    the certified rows.
+    the certified rows; S is fitted with it, unless `refine=False`.
     """
     matrix, right = constraints(rows)
-    hull = _least_norm(matrix.T @ matrix, matrix.T @ right, heads, rows.own.shape[1])
+    d = rows.own.shape[1]
+    point, flat = _least_norm(matrix.T @ matrix, matrix.T @ right, heads, np.zeros((d, d)))
     if solver == "l1":
-        return Hull(_linear_program(matrix, right, hull), hull.directions, hull.values), total
+        return _linear_program(matrix, right, point, flat), total
     for _ in range(PROXY_STEPS):
-        hull, total = _single_head_step(rows, hull, heads)
-    return hull, total
+        jacobian, residual, total = _one_head(rows, point, total, refine=refine)
+        point, _ = _least_norm(jacobian.T @ jacobian, jacobian.T @ residual, heads, point)
+    return point, total
 
 
-def _least_norm(curvature: Floats, gradient: Floats, heads: int, d: int, centre: Floats | None = None) -> Hull:
+def _least_norm(
+    curvature: Floats, gradient: Floats, heads: int, centre: Floats
+) -> tuple[Floats, Floats]:  # (d, d), (m − 1, d²): the point, and the directions that were left out
     values, vectors = np.linalg.eigh(curvature)
     kept = vectors[:, heads - 1 :]
     sizes = values[heads - 1 :]
     inverse = np.where(sizes > 1e-12 * values[-1], 1.0 / np.maximum(sizes, np.finfo(float).tiny), 0.0)
-    point = np.zeros(d * d) if centre is None else centre.reshape(-1)
-    moved = point + kept @ (inverse * (kept.T @ gradient))
+    moved = centre.reshape(-1) + kept @ (inverse * (kept.T @ gradient))
     moved = kept @ (kept.T @ moved)  # no part along the flat directions: least norm
-    return Hull(moved.reshape(d, d), vectors[:, : heads - 1].T.reshape(heads - 1, d, d), values)
+    return moved.reshape(centre.shape), vectors[:, : heads - 1].T
 
 
-def _single_head_step(rows: Rows, hull: Hull, heads: int) -> tuple[Hull, Floats]:
-    """One Gauss–Newton step of a single head on the certified rows, S eliminated."""
-    d = hull.proxy.shape[0]
-    logits = (rows.inputs @ (rows.own @ hull.proxy)[:, :, None])[..., 0]
+def _one_head(
+    rows: Rows, point: Floats, total: Floats, *, refine: bool
+) -> tuple[Floats, Floats, Floats]:  # (rows·d_out, d²), (rows·d_out,), (d, d_out)
+    """Jacobian and residual of one head with scores Θ* and projection S on the certified rows.
+
+    With `refine`, S is what fits the rows best, and is eliminated from the Jacobian.
+    """
+    logits = (rows.inputs @ (rows.own @ point)[:, :, None])[..., 0]
     weights = np.exp(logits - np.max(logits, axis=1, keepdims=True))
     weights /= np.sum(weights, axis=1, keepdims=True)
     # Scores are over √λ and min p; what the rows' residuals are weighed by must not hold those.
@@ -262,23 +316,21 @@ def _single_head_step(rows: Rows, hull: Hull, heads: int) -> tuple[Hull, Floats]
     mixed = (weights[:, None, :] @ rows.inputs)[:, 0] * trust  # (rows, d)
     labels = rows.outputs * trust
     basis, triangle = np.linalg.qr(mixed)
-    total: Floats = np.linalg.lstsq(triangle, basis.T @ labels, rcond=None)[0]
-    residual = labels - basis @ (basis.T @ labels)
+    if refine:
+        total = np.linalg.lstsq(triangle, basis.T @ labels, rcond=None)[0]
     spread = weights[:, :, None] * (np.eye(weights.shape[1]) - weights[:, None, :])
     covariance = np.swapaxes(rows.inputs, 1, 2) @ spread @ rows.inputs  # (rows, d, d)
     sensed = (covariance @ total) * trust[:, :, None]  # (rows, l, d_out)
     jacobian = rows.own[:, :, None, None] * sensed[:, None]  # (rows, j, l, d_out)
-    jacobian = jacobian.transpose(0, 3, 1, 2).reshape(len(rows.scores), -1, d * d)
-    inside = np.tensordot(basis, jacobian, axes=(0, 0))  # (d, d_out, d²)
-    outer = jacobian - np.tensordot(basis, inside, axes=(1, 0))
-    flat = outer.reshape(-1, d * d)
-    return _least_norm(flat.T @ flat, flat.T @ residual.reshape(-1), heads, d, hull.proxy), total
+    jacobian = jacobian.transpose(0, 3, 1, 2).reshape(len(rows.scores), -1, point.size)
+    if refine:
+        jacobian = jacobian - np.tensordot(basis, np.tensordot(basis, jacobian, axes=(0, 0)), axes=(1, 0))
+    return jacobian.reshape(-1, point.size), (labels - mixed @ total).reshape(-1), total
 
 
-def _linear_program(matrix: Floats, right: Floats, hull: Hull) -> Floats:
-    """The point of the hull with the least sum of absolute violations."""
+def _linear_program(matrix: Floats, right: Floats, point: Floats, flat: Floats) -> Floats:
+    """The point with the least sum of absolute violations that has no part along the flat directions."""
     count, size = matrix.shape
-    flat = hull.directions.reshape(-1, size)
     goal = np.concatenate([np.zeros(size), np.ones(count)])
     above = np.hstack([matrix, -np.eye(count)])
     below = np.hstack([-matrix, -np.eye(count)])
@@ -293,100 +345,35 @@ def _linear_program(matrix: Floats, right: Floats, hull: Hull) -> Floats:
         bounds=bounds,
         method="highs",
     )
-    return hull.proxy if solved.x is None else np.asarray(solved.x[:size]).reshape(hull.proxy.shape)
+    return point if solved.x is None else np.asarray(solved.x[:size]).reshape(point.shape)
 
 
-def span_figures(hull: Hull, heads: int) -> dict[str, Any]:
-    """Phase 4: how flat the directions are, and how many heads the largest gap of curvatures would say."""
-    values = np.sqrt(np.maximum(hull.values, np.finfo(float).tiny))
-    gaps = values[1 : MOST_HEADS + 1] / values[:MOST_HEADS]
-    gap = float(gaps[heads - 2]) if heads > 1 else float("inf")
-    return {"directions": heads - 1, "gap": gap, "heads_by_gap": int(np.argmax(gaps)) + 2}
+@dataclass(frozen=True)
+class Span:
+    """What phase 4 finds."""
+
+    directions: Floats  # (m − 1, d, d), orthonormal: nearly those of Θ_i − Θ_j
+    values: Floats  # (d²,): how much the certified rows determine each direction, singular values, ascending
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """How far the values rise after the directions, and how many heads the largest rise would say."""
+        gaps = self.values[1 : MOST_HEADS + 1] / np.maximum(self.values[:MOST_HEADS], np.finfo(float).tiny)
+        heads = len(self.directions) + 1
+        gap = float(gaps[heads - 2]) if heads > 1 else float("inf")
+        return {"directions": heads - 1, "gap": gap, "heads_by_gap": int(np.argmax(gaps)) + 2}
 
 
-def net(
-    inputs: Floats, outputs: Floats, hull: Hull, heads: int, rng: np.random.Generator
-) -> tuple[Floats, dict[str, Any]]:
-    """Phase 5: the points of the hull whose heads together explain the examples best.
+def span(rows: Rows, total: Floats, point: Floats, heads: int) -> Span:
+    """Phase 4: span{Θ_i − Θ_j}, the m − 1 directions in which the certified rows are flattest.
 
-    A net of points is laid over the hull; all pairs are compared, or heads are exchanged one by one for better points.
-    Around the best set finer nets follow.
+    On rows that all heads attend to alike, moving from one head's scores to another's changes nothing: Θ_i − Θ_j is
+    flat there, for the linear constraints as for one head of scores Θ* and projection S, whose Jacobian is taken here.
     """
-    free = heads - 1
-    if free == 0:
-        return hull.proxy[None], {"points": 1}
-    some = slice(0, NET_EXAMPLES)
-    problem = Problem(inputs[some], outputs[some])
-    radius = RADIUS * float(np.linalg.norm(hull.proxy)) * free**0.5
-    points = _ball(POINTS[free], free) * radius
-    table = _Table(problem, hull.at(points))
-    if heads == 2:
-        sets = np.array(list(combinations(range(len(points)), 2)))
-        chosen = sets[int(np.argmin(table.errors(sets)))]
-    else:
-        chosen = _exchanged(table, heads, rng)
-    found, width = points[chosen], 2 * radius / (POINTS[free] - 1)
-    tried = len(points)
-    for _ in range(REFINEMENTS):
-        around = _ball(5, free) * width
-        near = np.concatenate([each + around for each in found])
-        finer = _Table(problem, hull.at(near))
-        start = np.array([head * len(around) + int(np.argmin(np.sum(around**2, axis=1))) for head in range(heads)])
-        found, width, tried = near[finer.improve(start)], width / 2, tried + len(near)
-    return hull.at(found), {"points": tried, "radius": radius}
-
-
-def _ball(points: int, free: int) -> Floats:  # (some, free)
-    axis = np.linspace(-1.0, 1.0, points)
-    grid = np.stack(np.meshgrid(*[axis] * free, indexing="ij"), axis=-1).reshape(-1, free)
-    return np.asarray(grid[np.linalg.norm(grid, axis=1) <= 1.0 + 1e-9])
-
-
-class _Table:
-    """Inner products of the mixed tokens of all points of a net, so that any set of them is judged by a small solve."""
-
-    def __init__(self, problem: Problem, scores: Floats) -> None:
-        self.width = problem.width
-        mixed = np.concatenate(
-            [problem.mix(problem.weights(scores[start : start + 32])) for start in range(0, len(scores), 32)], axis=1
-        )
-        self.products = (mixed.T @ mixed).reshape(len(scores), self.width, len(scores), self.width)
-        self.right = (mixed.T @ problem.labels).reshape(len(scores), self.width, -1)
-        self.energy = problem.energy
-
-    def errors(self, sets: Floats) -> Floats:  # (sets, m) -> (sets,)
-        """Residual sums of squares of sets of points."""
-        found: list[Floats] = [self._errors(sets[start : start + 2000]) for start in range(0, len(sets), 2000)]
-        return np.concatenate(found)
-
-    def _errors(self, sets: Any) -> Floats:
-        count, m = sets.shape
-        blocks = self.products[sets[:, :, None], :, sets[:, None, :], :]  # (sets, m, m, d, d)
-        matrix = blocks.transpose(0, 1, 3, 2, 4).reshape(count, m * self.width, m * self.width)
-        right = self.right[sets].reshape(count, m * self.width, -1)
-        ridge = NET_RIDGE * np.trace(matrix, axis1=1, axis2=2)[:, None, None] / matrix.shape[1]
-        solution = np.linalg.solve(matrix + ridge * np.eye(matrix.shape[1]), right)
-        return np.asarray(self.energy - np.sum(right * solution, axis=(1, 2)))
-
-    def improve(self, chosen: Any) -> Any:  # (m,) -> (m,)
-        """Exchange one point at a time for the best, until none is better."""
-        chosen, best = np.array(chosen), float(self.errors(np.array(chosen)[None])[0])
-        better = True
-        while better:
-            better = False
-            for head in range(len(chosen)):
-                sets = np.repeat(chosen[None], len(self.right), axis=0)
-                sets[:, head] = np.arange(len(self.right))
-                errors = self.errors(sets)
-                found = int(np.argmin(errors))
-                if errors[found] < best * (1 - 1e-9):
-                    chosen, best, better = sets[found], float(errors[found]), True
-        return chosen
-
-
-def _exchanged(table: _Table, heads: int, rng: np.random.Generator) -> Any:
-    sets = [table.improve(rng.choice(len(table.right), heads, replace=False)) for _ in range(EXCHANGES)]
-    return min(sets, key=lambda each: float(table.errors(each[None])[0]))
+    jacobian, _, _ = _one_head(rows, point, total, refine=False)
+    values, vectors = np.linalg.eigh(jacobian.T @ jacobian)
+    directions = vectors[:, : heads - 1].T.reshape(heads - 1, *point.shape)
+    return Span(directions, np.sqrt(np.maximum(values, 0.0)))
 
 
 def projections(inputs: Floats, outputs: Floats, scores: Floats) -> tuple[Floats, float]:

@@ -26,6 +26,7 @@ class Spread:
     projections: Floats  # (m, d, d_out)
     entrywise: bool  # each entry has its own; else all entries of a head have their root mean square
     determined: bool  # no direction is flat
+    unsettled: float  # root of the sum of squares that the scores, to first order, could still take off the residual
 
 
 def spread(point: Point, rng: np.random.Generator) -> Spread:
@@ -40,6 +41,7 @@ def _dense(point: Point) -> Spread:
     curvature, inside = point.written_down
     values, vectors = np.linalg.eigh(curvature)
     determined = bool(values[0] > FLAT * values[-1])
+    gradient = point.backward(point.residual).transpose(1, 0, 2).reshape(-1)
     root = vectors / np.sqrt(np.maximum(values, FLAT * max(values[-1], np.finfo(float).tiny)))
     scores = np.sqrt(np.sum(root**2, axis=1)).reshape(d, m, d).transpose(1, 0, 2)
     # dW = Z⁺·(label errors − J·dΘ)
@@ -47,7 +49,9 @@ def _dense(point: Point) -> Spread:
     own = np.sum(inverse**2, axis=1)
     carried = (inverse @ point.basis) @ inside.reshape(m * d, -1)
     through = np.sum((carried.reshape(-1, count) @ root) ** 2, axis=1).reshape(m, d, outputs)
-    return Spread(scores, np.sqrt(through + own.reshape(m, d, 1)), entrywise=True, determined=determined)
+    return Spread(
+        scores, np.sqrt(through + own.reshape(m, d, 1)), True, determined, float(np.linalg.norm(gradient @ root))
+    )
 
 
 def _sampled(point: Point, rng: np.random.Generator) -> Spread:
@@ -55,15 +59,19 @@ def _sampled(point: Point, rng: np.random.Generator) -> Spread:
     least = FLAT * kronecker.level
     scores = np.zeros(point.scores.shape)
     projections = np.zeros(point.projections.shape)
-    for _ in range(SAMPLES):
-        labels = rng.standard_normal(point.problem.labels.shape)
-        moved, _, _ = conjugate_gradients(
+
+    def solved(gradient: Floats) -> Floats:
+        return conjugate_gradients(
             lambda move: point.curvature(move) + least * move,
-            point.backward(point.outside(labels)),
+            gradient,
             lambda each: kronecker.solve(each, least),
             SAMPLE_ACCURACY,
             SAMPLE_PRODUCTS,
-        )
+        )[0]
+
+    for _ in range(SAMPLES):
+        labels = rng.standard_normal(point.problem.labels.shape)
+        moved = solved(point.backward(point.outside(labels)))
         left = point.basis.T @ (labels - point.forward(moved))
         projections += (np.linalg.lstsq(point.basis.T @ point.mixed, left, rcond=None)[0] ** 2).reshape(
             projections.shape
@@ -74,4 +82,6 @@ def _sampled(point: Point, rng: np.random.Generator) -> Spread:
         level = np.sqrt(np.mean(squares, axis=(1, 2), keepdims=True) / SAMPLES)
         return np.broadcast_to(level, squares.shape).copy()
 
-    return Spread(pooled(scores), pooled(projections), entrywise=False, determined=True)
+    gradient = point.backward(point.residual)
+    unsettled = max(0.0, float(np.vdot(gradient, solved(gradient)))) ** 0.5
+    return Spread(pooled(scores), pooled(projections), False, True, unsettled)

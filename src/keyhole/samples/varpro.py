@@ -106,12 +106,13 @@ def fit_layer(
 
 def count_of(examples: Examples, heads: int, rank: int | None = None) -> Count:
     """Examples against parameters."""
-    return Count(examples.count, examples.length, examples.width, examples.outputs_per_token, heads, rank)
+    shape = examples.length, examples.width, examples.outputs_per_token
+    return Count(examples.count, *shape, heads, rank, examples.different)
 
 
 def _most_heads(examples: Examples, settings: Settings) -> int:
     possible = [
-        m for m in range(1, settings.max_heads + 1) if count_of(examples, m, settings.rank).ratio >= TRIED_RATIO
+        m for m in range(1, settings.max_heads + 1) if count_of(examples, m, settings.rank).once.ratio >= TRIED_RATIO
     ]
     return max(possible, default=1)
 
