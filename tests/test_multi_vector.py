@@ -12,6 +12,7 @@ import keyhole as kh
 from keyhole.model.gauge_heads import canonical_heads
 from keyhole.numerics.odds_pencil import solve_pencil
 from keyhole.recovery import Outcome
+from keyhole.targets import open_target
 
 SEED = int(os.environ.get("KEYHOLE_TEST_SEED", np.random.SeedSequence().entropy % 2**32))
 
@@ -366,3 +367,11 @@ def test_heads_that_cancel_among_two_tokens_are_not_taken_for_none(scale, output
             assert np.all(np.abs(score) <= radius.score), method
     verdict = kh.verify(oracle, kh.SingleHead(0 * score, 2 * value))
     assert not verdict.same
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_values_that_leave_an_output_unused(seed: int) -> None:
+    """Values of rank nine in 64 outputs: what answers have in the 64th is rounding, which must not mend any value."""
+    target = open_target(f"demo:multi-head?heads=7&width=64&outputs=64&value_rank=9&seed={seed}")
+    result = kh.recover(target.oracle, method="multi-head")
+    assert kh.distance(result.params, target.truth) <= 1e-9

@@ -102,7 +102,10 @@ class _ScoreReader:
         effects = np.einsum("nhk,bhs->nskb", weights, weak @ outside, optimize=True).reshape(
             answers.shape[0] * spare, -1
         )
-        found = np.linalg.lstsq(effects.T @ effects, effects.T @ (answers @ outside).ravel(), rcond=None)[0]
+        # As much as values may be off by, no more: where nothing of them shows outside, answers tell nothing of it.
+        likely = self.size * float(np.max(self.values.spread))
+        held = (self.noise / likely) ** 2 * np.eye(effects.shape[1])
+        found = np.linalg.solve(effects.T @ effects + held, effects.T @ (answers @ outside).ravel())
         change = found.reshape(count, -1)
         self.mended[block] = change
         self.own[block] = own + np.einsum("kb,bho->hko", change, weak)
