@@ -19,6 +19,7 @@ from matplotlib.figure import Figure
 from scipy.special import expit
 
 import keyhole as kh
+from benchmarks.residual import heads_of, matched_scores
 from benchmarks.summaries import first_number, result_rows
 from keyhole.oracles import Cast, Noisy, Rounded
 from keyhole.targets import random_multi_head
@@ -302,6 +303,26 @@ def multi_head_scalar(figure: Figure) -> None:
         ylabel="answer over T",
         title="Long first token: each head jumps once",
     )
+
+
+@picture
+def residual(figure: Figure) -> None:
+    """How many digits of attention are left where tokens are larger."""
+    figure.set_size_inches(7.6, 3.7)
+    axes = figure.subplots()
+    sizes = [1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5]
+    errors, bars = [], []
+    for size in sizes:
+        truth = heads_of(heads=3, width=12, size=size, seed=0)
+        result = kh.recover(kh.FunctionOracle(kh.Residual(truth), width=12, max_norm=20.0), "residual", throw=False)
+        matched = matched_scores(truth, result)
+        errors.append(max(np.max(np.abs(found - head)) for head, found, _ in matched))
+        bars.append(max(np.max(radius) for *_, radius in matched))
+    axes.loglog(sizes, bars, "v-", color=ORANGE, label="largest error bar")
+    axes.loglog(sizes, errors, "o-", color=BLUE, label="largest error of a score entry")
+    axes.invert_xaxis()
+    axes.set(xlabel="size of attention beside its tokens", ylabel="error", title="x_N + attention: 3 heads, d = 12")
+    axes.legend()
 
 
 @picture

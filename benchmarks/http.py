@@ -67,11 +67,12 @@ def table() -> str:
         rows += [recovery(served, binary=binary, connections=each) for binary in (True, False) for each in (1, 4)]
     columns = ["what", "connections", "queries", "requests", "queries/s", "bare load generator", "share"]
     load = f"Load average at the end: {os.getloadavg()[1]:.1f} on {os.cpu_count()} cores; idle, it would be below 2."
-    return markdown([*columns, "share by processor time", "parameters found in process"], rows) + f"\n\n{load}"
+    columns += ["share by processor time", "share in the oracle", "parameters found in process"]
+    return markdown(columns, rows) + f"\n\n{load}"
 
 
 def recovery(served: Served, *, binary: bool, connections: int) -> list[object]:
-    """Recoveries, the learner's mathematics included; the time is that in the oracle."""
+    """Recoveries, the learner's mathematics included: the share is of all their time, and of that in the oracle."""
     oracle = kh.HttpOracle(served.url, binary=binary, connections=connections, batch=1024)
     spy = Spy(oracle)
     found = kh.recover(spy)
@@ -80,8 +81,11 @@ def recovery(served: Served, *, binary: bool, connections: int) -> list[object]:
         [message(served.url, tokens[start:end], binary=binary) for start, end in oracle._slices(tokens)]
         for tokens in spy.asked
     ]
-    mine, bare = compare(
-        served, lambda: kh.recover(oracle).stats.oracle_seconds, lambda: replay(served.url, bodies, connections)
+    mine, asking, bare = compare(
+        served,
+        lambda: kh.recover(oracle).stats.seconds,
+        lambda: kh.recover(oracle).stats.oracle_seconds,
+        lambda: replay(served.url, bodies, connections),
     )
     oracle.close()
     queries = found.stats.queries + found.stats.heldout_queries
@@ -89,7 +93,8 @@ def recovery(served: Served, *, binary: bool, connections: int) -> list[object]:
     same = [np.array_equal(getattr(found.params, name), getattr(here.params, name)) for name in ("score", "value")]
     equal = "bit-equal" if all(same) else f"relative distance {kh.distance(found.params, here.params):.1e}"
     what = f"recovery, d = {WIDTH}, {'binary' if binary else 'JSON'}"
-    return [what, connections, queries, requests, *rates(queries, mine, bare), equal]
+    inside = f"{bare.seconds / asking.seconds:.0%}"
+    return [what, connections, queries, requests, *rates(queries, mine, bare), inside, equal]
 
 
 def batches(served: Served, size: int, connections: int) -> list[object]:
@@ -108,15 +113,16 @@ def batches(served: Served, size: int, connections: int) -> list[object]:
     mine, bare = compare(served, run, lambda: replay(served.url, bodies, connections))
     oracle.close()
     asked, queries = oracle.requests // (RUNS + 1), size * connections * rounds
-    return [f"batches of {size}, binary", connections, queries, asked, *rates(queries, mine, bare), ""]
+    return [f"batches of {size}, binary", connections, queries, asked, *rates(queries, mine, bare), "", ""]
 
 
-def compare(served: Served, mine: Callable[[], float], bare: Callable[[], float]) -> tuple[Cost, Cost]:
-    """What each costs, in turns, so that both see the same machine."""
-    mine(), bare()
-    costs = Cost(), Cost()
+def compare(served: Served, *runs: Callable[[], float]) -> list[Cost]:
+    """What each costs, in turns, so that all see the same machine."""
+    for run in runs:
+        run()
+    costs = [Cost() for _ in runs]
     for _ in range(RUNS):
-        for cost, run in zip(costs, (mine, bare), strict=True):
+        for cost, run in zip(costs, runs, strict=True):
             cost.of(run, served)
     return costs
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 import keyhole as kh
+from keyhole.methods.diagnose import Diagnosis
 from keyhole.targets import random_multi_head, random_net, random_single_head
 
 Random = np.random.Generator
@@ -40,10 +42,15 @@ def _layer(rng: Random, width: int, residual: bool) -> kh.OneLayer:
     return kh.OneLayer(head, random_net(width, 2 * width, None, rng), residual=residual)
 
 
-def _smooth(rng: Random, width: int) -> kh.ReluNet:
+def _smooth(rng: Random, width: int, activation: str) -> kh.ReluNet:
     net = random_net(width, 2 * width, None, rng)
-    activation = str(rng.choice(["gelu", "silu"]))
     return kh.ReluNet(net.weights_in, net.bias_in, net.weights_out, net.bias_out, activation=activation)
+
+
+def _smooth_layer(rng: Random, width: int) -> kh.OneLayer:
+    layer = _layer(rng, width, residual=bool(rng.integers(2)))
+    activation = str(rng.choice(["gelu", "gelu_tanh", "silu"]))
+    return kh.OneLayer(layer.attention, replace(layer.ffn, activation=activation), residual=layer.residual)
 
 
 def _linear(rng: Random, width: int) -> Box:
@@ -93,8 +100,18 @@ KINDS: dict[str, tuple[str, Callable[[Random, int], Box]]] = {
     "heads, then a normalisation": ("normalised", _normalised_after),
     "heads behind a normalisation": ("normalised", _normalised_before),
     "ReLU net": ("relu-net", lambda rng, d: random_net(d, 2 * d, None, rng)),
-    "GELU or SiLU net": ("relu-net", _smooth),
+    "GELU net": ("relu-net", lambda rng, d: _smooth(rng, d, "gelu")),
+    "GELU net, tanh form": ("relu-net", lambda rng, d: _smooth(rng, d, "gelu_tanh")),
+    "SiLU net": ("relu-net", lambda rng, d: _smooth(rng, d, "silu")),
     "head, then a net": ("one-layer", lambda rng, d: _layer(rng, d, residual=False)),
     "head with a residual, then a net": ("one-layer", lambda rng, d: _layer(rng, d, residual=True)),
+    "head, then a GELU or SiLU net": ("one-layer", _smooth_layer),
     "positions count": ("positional", _positional),
 }
+
+
+def right(found: Diagnosis, kind: str, box: Any) -> bool:
+    """Whether the family was named, and of a net its activation."""
+    net = box.ffn if isinstance(box, kh.OneLayer) else box
+    named = not isinstance(net, kh.ReluNet) or found.found("activation") == net.activation
+    return found.family == KINDS[kind][0] and named

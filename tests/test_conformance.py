@@ -107,7 +107,11 @@ class OverHttp(OracleConformance):
 
 
 class TestHttpOracle(OverHttp):
-    pass
+    options = {"binary": True}  # noqa: RUF012
+
+
+class TestHttpOracleInJson(OverHttp):
+    options = {"binary": False}  # noqa: RUF012
 
 
 class TestHttpOracleInSmallPieces(OverHttp):

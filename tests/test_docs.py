@@ -6,6 +6,7 @@ import doctest
 import io
 import os
 import re
+import runpy
 import shlex
 import signal
 import subprocess
@@ -97,17 +98,36 @@ def keyhole(words: list[str]) -> tuple[int, str, str]:
     return int(ended.value.code or 0), out.getvalue(), errors.getvalue()
 
 
-def process(words: list[str], cwd: Path) -> tuple[int, str, str]:
+def script(words: list[str]) -> tuple[int, str, str]:
+    """A script of the project, run in this process, where the reader is."""
+    out, errors = io.StringIO(), io.StringIO()
+    code: object = 0
+    with redirect_stdout(out), redirect_stderr(errors), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", words)
+        try:
+            runpy.run_path(str(ROOT / words[0]), run_name="__main__")
+        except SystemExit as ended:
+            code = ended.code
+    return int(code or 0) if isinstance(code, int | None) else 1, out.getvalue(), errors.getvalue()
+
+
+def process(words: list[str]) -> tuple[int, str, str]:
     path = os.pathsep.join([str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
-        words, cwd=cwd, capture_output=True, text=True, timeout=120, env={**os.environ, "PYTHONPATH": path}, check=False
+        words,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": path},
+        check=False,
     )
     return done.returncode, done.stdout, done.stderr
 
 
 def make(goals: list[str]) -> tuple[int, str, str]:
     """What make would run must be known to it; of that, commands of Keyhole are run."""
-    code, out, errors = process(["make", "--dry-run", *goals], ROOT)
+    code, out, errors = process(["make", "--dry-run", *goals])
     found = [line for line in out.splitlines() if "/keyhole " in line]
     for line in found:
         code, out, errors = keyhole(shlex.split(line.partition("/keyhole ")[2]))
@@ -121,9 +141,9 @@ def run(command: Command) -> tuple[int, str, str]:
     if name == "make":
         return make(words)
     if name == "python" and words[0] == "-m":
-        return process([sys.executable, *words], ROOT)
-    if name == "python":  # a script of the project, run where the reader is
-        return process([sys.executable, str(ROOT / words[0]), *words[1:]], Path.cwd())
+        return process([sys.executable, *words])
+    if name == "python":
+        return script(words)
     pytest.fail(f"nobody knows how to run {command.line!r} here: say <!-- not run: REASON -->")
 
 

@@ -46,6 +46,7 @@ PUBLIC = [
     "Recovery",
     "RecoveryFailed",
     "ReluNet",
+    "Residual",
     "SingleHead",
     "TorchOracle",
     "TransformersOracle",

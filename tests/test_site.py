@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 METHOD_PAGES = sorted(page for page in DOCS.glob("methods/*.md") if page.stem != "index")
 
-# Where each page's assumptions stand in the code. `robust` has one set for each kind of error.
+# Where each page's assumptions stand in the code. `robust` and `residual` hand on to others.
 ASSUMPTIONS = {
     "single-head": ["methods.single_head"],
     "low-rank": ["methods.single_head"],
@@ -29,6 +29,7 @@ ASSUMPTIONS = {
     "robust": [],
     "multi-head": ["methods.multi_vector"],
     "multi-head-scalar": ["methods.multi_scalar"],
+    "residual": [],
     "relu-net": ["methods.relu_estimate"],
     "one-layer": ["methods.one_layer"],
     "learn": ["samples.varpro"],

@@ -186,6 +186,19 @@ def test_error_bars_cover_layers_that_store_factors(width: int, biases: float, p
             assert np.all(np.abs(to_numpy(found) - array) <= to_numpy(radius)), name
 
 
+@pytest.mark.parametrize("positions", ["last", "all"])
+def test_one_head_of_float32_is_read_from_all_its_outputs(positions: Any) -> None:
+    """What is read logit by logit has bars as wide as the answers; all outputs together tell more."""
+    layer = attention(1, width=32, seed=1).float()
+    result = kh.recover(kh.TorchOracle(layer, positions=positions))
+    assert isinstance(result.params, kh.SingleHead)
+    assert isinstance(result.certificate.radius, kh.SingleHead)
+    tokens = question(20, 30, 32)
+    with torch.no_grad():
+        exact = to_numpy(layer.double()(tokens, tokens, tokens)[0][:, -1])
+    assert np.max(np.abs(result.params(to_numpy(tokens)) - exact)) <= 1e-3 * np.max(np.abs(exact))
+
+
 def test_two_heads_are_not_taken_for_one() -> None:
     assert not kh.recover(kh.TorchOracle(attention(2)), throw=False, method="single-head").certified
 

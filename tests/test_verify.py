@@ -53,15 +53,22 @@ def test_the_same_box_in_another_arithmetic_is_no_alarm(family: str, dtype: str,
         assert dtype == "float32" or verdict.same, verdict.message
 
 
-def test_a_small_change_of_one_part_is_found_and_placed(fresh_seed: int) -> None:
-    rng, placed = np.random.default_rng(fresh_seed), 0
+def test_a_small_change_of_one_part_is_found(fresh_seed: int) -> None:
+    rng = np.random.default_rng(fresh_seed)
     for number in range(CHANGED):
-        oracle, params, _, head = changed(1e-6, rng)
+        oracle, params, _, _ = changed(1e-6, rng)
         counted = Counted(oracle)
         verdict = kh.verify(counted, params, seed=number)
         assert verdict.conclusion == "different", verdict.message
         assert counted.queries == verdict.queries == verdict.new_queries <= 64
-        for difference in verdict.differing:
+
+
+def test_most_changes_are_placed(rng: np.random.Generator) -> None:
+    """How many is a matter of luck, so the seed is fixed; the benchmark verify counts them among 2000."""
+    placed = 0
+    for number in range(CHANGED):
+        oracle, params, _, head = changed(1e-6, rng)
+        for difference in kh.verify(oracle, params, seed=number).differing:
             placed += difference.head in (head, None)
             assert 1e-8 < difference.size < 1e-4
     assert placed >= 0.9 * CHANGED

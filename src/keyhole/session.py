@@ -22,6 +22,7 @@ from keyhole.methods.base import Found
 from keyhole.methods.certify import Judgement, certify
 from keyhole.methods.diagnose import Diagnosis, diagnose
 from keyhole.methods.noise import measure_noise
+from keyhole.model import MultiHead, SingleHead
 from keyhole.oracles import Oracle
 from keyhole.progress import Bar, Observer, Silent, Watcher, wants_bar
 from keyhole.recovery import Certificate, Outcome, Recovery, Stats
@@ -216,6 +217,11 @@ class Session:
         self.new_queries += queries if new else 0
         self.observer.answered(queries, new=new)
 
+    @property
+    def several_outputs(self) -> bool:
+        """Whether an answer, as far as any has come, is more than one number."""
+        return bool(self._outputs)
+
     def _same_shape(self, answers: Array, plan: Plan) -> Array:
         leading = 1 if self.signature.positions == "last" else 2
         outputs = tuple(answers.shape[leading:])
@@ -271,8 +277,12 @@ def recover(
         session = Session(oracle, budget=budget, journal=book, observer=observer)
         result, cause = _recover(session, choose, seed, heldout, options)
         exact = session.signature.noise.kind == "exact"
-        if method == "auto" and not options and exact and result.outcome in MAY_BE_ANOTHER_FAMILY:
-            result, cause = _recover_diagnosed(session, result, cause, seed, heldout)
+        if method == "auto" and not options and exact:
+            if result.outcome in MAY_BE_ANOTHER_FAMILY:
+                result, cause = _recover_diagnosed(session, result, cause, seed, heldout)
+            elif _is_coarse(result) and _tells_more(session, result):
+                _set_aside(session, result)
+                result, cause = _recover_from_outputs(session, result, cause, seed, heldout)
     if throw and not result.certified:
         raise RecoveryFailed(result) from cause
     return result
@@ -350,14 +360,49 @@ def _recover(
     return Recovery(outcome, message, params, certificate, stats, method.name), cause
 
 
+def _is_coarse(result: Recovery) -> bool:
+    """Whether something was recovered and compared with fresh answers, but with bars as wide as these."""
+    return result.outcome is Outcome.UNCERTIFIED and result.certificate.heldout_queries > 0
+
+
+def _tells_more(session: Session, result: Recovery) -> bool:
+    """Whether one head was read logit by logit though its answers have several outputs each."""
+    return result.method == "single-head" and session.several_outputs
+
+
+def _recover_from_outputs(
+    session: Session, first: Recovery, cause: Exception | None, seed: int, heldout: int
+) -> tuple[Recovery, Exception | None]:
+    """Read one head as if there were several: from all outputs of an answer at once, which errors blur less."""
+    second, second_cause = _recover(session, lambda _: METHODS["multi-head"], seed, heldout, {})
+    if not second.certified:
+        spent = replace(first.stats, queries=second.stats.queries, new_queries=second.stats.new_queries)
+        return replace(first, stats=replace(spent, stages=second.stats.stages)), cause
+    seconds = first.stats.seconds + second.stats.seconds
+    details = {**second.stats.details, "tried_first": first.method}
+    second = replace(second, stats=replace(second.stats, seconds=seconds, details=details))
+    if len(second.params.heads) == 1:
+        certificate = replace(second.certificate, radius=_only_head(second.certificate.radius))
+        second = replace(second, params=_only_head(second.params), certificate=certificate)
+    return second, second_cause
+
+
+def _only_head(layer: MultiHead) -> SingleHead:
+    return replace(layer.heads[0], output_bias=layer.output_bias)
+
+
+def _set_aside(session: Session, first: Recovery) -> None:
+    """Count the fresh questions of a first attempt as its own: the certificate will ask others."""
+    session.stages[f"check of {first.method}"] = session.stages.pop("held-out", 0)
+    if session.watcher is not None:
+        session.watcher.discarded()
+
+
 def _recover_diagnosed(
     session: Session, first: Recovery, cause: Exception | None, seed: int, heldout: int
 ) -> tuple[Recovery, Exception | None]:
     """Find out what the box is, once it is not what it was taken for, and recover that if there is a method."""
-    # Its fresh questions belong to the first attempt: the certificate will ask others.
-    session.stages[f"check of {first.method}"] = session.stages.pop("held-out", 0)
-    if session.watcher is not None:
-        session.watcher.discarded()
+    _set_aside(session, first)
     try:
         found = session.run(diagnose(session.signature, stream(seed, "diagnosis")))
     except (BudgetExhausted, OracleError):
@@ -367,6 +412,10 @@ def _recover_diagnosed(
         "diagnosis_findings": found.summary()["findings"],
         "tried_first": first.method,
     }
+    if found.method == first.method and _tells_more(session, first):
+        second, second_cause = _recover_from_outputs(session, first, cause, seed, heldout)
+        details = {**second.stats.details, **known}
+        return replace(second, stats=replace(second.stats, details=details)), second_cause
     if found.method is None or found.method == first.method:
         stats = replace(first.stats, queries=session.queries, heldout_queries=0, stages=dict(session.stages))
         stats = replace(stats, new_queries=session.new_queries, details={**stats.details, **known})

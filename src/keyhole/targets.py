@@ -17,7 +17,7 @@ import numpy as np
 
 from keyhole.errors import FileError, KeyholeError, UsageError
 from keyhole.measure import Noise
-from keyhole.model import MultiHead, OneLayer, ReluNet, SingleHead, load
+from keyhole.model import MultiHead, OneLayer, ReluNet, Residual, SingleHead, load
 from keyhole.oracles import FunctionOracle, HttpOracle, Noisy, Oracle, Rounded, TorchOracle, Wrapper
 from keyhole.oracles.http_text import read_http
 from keyhole.oracles.named import ONNX_EXAMPLE, TRANSFORMERS_EXAMPLE, onnx_box, transformers_box
@@ -176,6 +176,7 @@ HEADS_KNOBS = {
     "value_rank": Knob(int, None, 1),  # of every value matrix; full if left out
     "score_bias": Knob(float, None, 0.0),  # sizes of the entries of random biases
     "output_bias": Knob(float, None, 0.0),
+    "residual": Knob(int, None, 0, 1),  # 1: the last token is added to the answer
 }
 
 
@@ -191,10 +192,18 @@ def _heads_demo(text: str, given: Mapping[str, float]) -> Target:
         score_bias=given.get("score_bias", 0.0),
         output_bias=given.get("output_bias", 0.0),
     )
-    oracle = FunctionOracle(layer, width=layer.width, max_norm=given.get("max_norm"), name=text)
+    residual = bool(given.get("residual"))
+    if residual and layer.outputs != layer.width:
+        raise UsageError(f"residual=1 adds tokens of width {layer.width} to answers: set outputs={layer.width}")
+    box = Residual(layer) if residual else layer
+    oracle = FunctionOracle(box, width=layer.width, max_norm=given.get("max_norm"), name=text)
     label = f"{len(layer.heads)} random softmax heads of width {layer.width}"
-    outputs = f", {layer.outputs} outputs" if layer.outputs else ""
-    return Target(text, oracle, label + outputs + (", biases" if layer.output_bias is not None else ""), layer)
+    extras = [
+        f"{layer.outputs} outputs" if layer.outputs else "",
+        "biases" if layer.output_bias is not None else "",
+        "with a residual" if residual else "",
+    ]
+    return Target(text, oracle, ", ".join([label, *filter(None, extras)]), box)
 
 
 def random_multi_head(

@@ -6,12 +6,13 @@ from keyhole.methods.low_rank import LOW_RANK
 from keyhole.methods.multi_head import MULTI_HEAD
 from keyhole.methods.nets import NET
 from keyhole.methods.one_layer import ONE_LAYER
+from keyhole.methods.residual import RESIDUAL
 from keyhole.methods.robust import ROBUST
 from keyhole.methods.sensing import SENSING
 from keyhole.methods.single_head import SINGLE_HEAD
 
 METHODS: dict[str, Method] = {
-    method.name: method for method in (SINGLE_HEAD, LOW_RANK, SENSING, ROBUST, NET, ONE_LAYER, MULTI_HEAD)
+    method.name: method for method in (SINGLE_HEAD, LOW_RANK, SENSING, ROBUST, NET, ONE_LAYER, MULTI_HEAD, RESIDUAL)
 }
 # What "auto" chooses from: the robust one where answers carry noise, else the first that has the options asked for.
 AUTO = (SINGLE_HEAD, ROBUST)

@@ -15,6 +15,7 @@ import numpy as np
 
 from keyhole.arrays import Floats, floats
 from keyhole.measure import Measurements, Noise, Plan, Signature, sequences
+from keyhole.methods.activation import CANDIDATES, name_activation
 from keyhole.methods.base import Steps
 from keyhole.methods.noise import coarseness, measure_noise
 from keyhole.numerics.telling import affine_misfit, odds_rank, rank_above
@@ -27,6 +28,9 @@ ACTIVE = 0.15
 # Steps between tokens over their norm: small beside the pieces of a net, large beside rounding.
 STEP = 2.0**-10
 FAR = 2.0**16
+# Norms from which the bends of smooth neurons are looked at, over the square root of the width: where they are wide, or
+# many, from farther away. It takes answers of so many digits.
+FARTHER, FINE = (2.0**16, 2.0**26, 2.0**36), 1e-14
 # Times rounding: what sums inside a box make of it, and of differences of answers.
 ROUNDING = 256.0
 # What is normalised does not grow with its tokens, but for this part.
@@ -42,6 +46,7 @@ LONGER = 3.0
 SHORT = 0.25
 # Rows that ranks are looked for in: first a few, then more while the rank is full.
 FIRST_ROWS, MOST_ROWS = 6, 96
+FEW_ROWS = 4  # behind several outputs, where a head is recovered from so few queries that a rank is soon dearer
 
 
 @dataclass(frozen=True)
@@ -219,6 +224,16 @@ class _Asking:
         )
         return self.affine
 
+    def _in_plane(self, count: int) -> tuple[Floats, Floats]:  # (count, width) tokens, (count, outputs)
+        """Random tokens of norm one at most in the plane of the two rays, and what they add to the zero token's answer.
+
+        That need not be asked where single tokens are answered by an affine map.
+        """
+        plane = self.rng.standard_normal((count, 2))
+        plane /= np.sum(np.abs(plane), axis=1, keepdims=True)
+        slopes = (self.on_rays[:, -1] - self.at_zero) / self.ladder[-1]
+        return plane @ np.stack([self.first, self.second]), plane @ slopes
+
     def _residual(self) -> Steps[None]:
         """Tokens near one point weigh the same: then only a residual tells the last from the others."""
         self.residual = False
@@ -226,18 +241,27 @@ class _Asking:
             self._say("residual", "unknown", "noise hides what short steps do")
             return
         # So near that logits cannot differ, and not so near that rounding hides what is left.
-        near = self.signature.space.eps**0.45
-        base = 0.5 * self.norm * self._directions(SPOTS)
-        steps = near * self.norm * self._directions(2 * SPOTS).reshape(SPOTS, 2, -1)
-        questions = []
-        for point, (a, x) in zip(base, steps, strict=True):
-            questions += [[point + a, point + x], [point + a], [point + x]]
-        answers = (yield from self._ask(questions)).reshape(SPOTS, 3, -1)
+        near = self.signature.space.eps**0.45 * self.norm
+        if self.affine:
+            base, there = (0.5 * self.norm * each for each in self._in_plane(SPOTS))
+            steps, moves = (near * each for each in self._in_plane(SPOTS))
+            inner = yield from self._ask(
+                [[point - step, point + step] for point, step in zip(base, steps, strict=True)]
+            )
+            middle = self.at_zero + there
+            answers = np.stack([inner, middle - moves, middle + moves], axis=1)
+        else:
+            base = 0.5 * self.norm * self._directions(SPOTS)
+            both = near * self._directions(2 * SPOTS).reshape(SPOTS, 2, -1)
+            questions = []
+            for point, (a, x) in zip(base, both, strict=True):
+                questions += [[point + a, point + x], [point + a], [point + x]]
+            answers = (yield from self._ask(questions)).reshape(SPOTS, 3, -1)
         tilt = np.abs(answers[:, 0] - 0.5 * (answers[:, 1] + answers[:, 2]))
         slope = np.abs(answers[:, 1] - answers[:, 2])
         part = np.linalg.norm(tilt, axis=1) / (np.linalg.norm(slope, axis=1) + 1e-300)
         noticed = np.linalg.norm(tilt, axis=1) > self._error(np.linalg.norm(answers[:, 0], axis=1))
-        residual = bool(np.median(np.where(noticed, part, 0.0)) > near**0.5)
+        residual = bool(np.median(np.where(noticed, part, 0.0)) > self.signature.space.eps**0.225)
         self.residual = residual
         self._say(
             "residual",
@@ -265,8 +289,9 @@ class _Asking:
         yield from self._residual()
         if self.residual:
             self._say("attention", "yes", "another token before the last one moves the answer")
-            yield from self._count(self._active(answers))
-            return self._told("attention with a residual", None)
+            heads = yield from self._count(self._active(answers))
+            method = "residual" if self.outputs == self.signature.width else None
+            return self._told("attention with a residual", method, **({"heads": 1} if method and heads == "1" else {}))
         flat = np.linalg.norm(answers - 0.5 * (a + x), axis=1)
         if np.max(flat / self._error(size)) <= 1.0:
             self._say("attention", "a plain average", "two tokens weigh the same at every norm")
@@ -289,11 +314,10 @@ class _Asking:
 
     def _score_bias(self, norm: float) -> Steps[None]:
         """Beside a zero last token logits are what the score bias makes them."""
-        tokens = norm * self._directions(SPOTS)
-        questions: list[list[Floats]] = [[token, self.zero] for token in tokens] + [[token] for token in tokens]
-        answers = yield from self._ask(questions)
-        tilt = np.abs(answers[:SPOTS] - 0.5 * (answers[SPOTS:] + self.at_zero))
-        bar = self._error(np.max(np.abs(answers)))
+        tokens, alone = (norm * each for each in self._in_plane(SPOTS))
+        answers = yield from self._ask([[token, self.zero] for token in tokens])
+        tilt = np.abs(answers - self.at_zero - 0.5 * alone)
+        bar = self._error(np.max(np.abs(answers)) + np.max(np.abs(alone)))
         shows = bool(np.max(tilt) > bar)
         self._say(
             "score bias",
@@ -310,11 +334,13 @@ class _Asking:
             rows, added = 0, np.empty((0, outputs))
             while rows < MOST_ROWS:
                 more = max(FIRST_ROWS, rows)
-                g = norm * self._directions(more) * self.rng.choice([0.5, 1.0, 1.5], (more, 1))
-                g *= np.minimum(1.0, 0.5 * self.signature.norm_limit / np.linalg.norm(g, axis=1, keepdims=True))
+                g, alone = self._in_plane(more)
+                sizes = norm * self.rng.choice([0.7, 1.5, 2.0], (more, 1))
+                sizes = np.minimum(sizes, 0.5 * self.signature.norm_limit)
+                g, alone = sizes * g, self.at_zero + sizes * alone
                 scale = min(1.0, 0.5 * self.signature.norm_limit / norm)
-                answers = yield from self._ask([[scale * u + each, each] for each in g] + [[each] for each in g])
-                added = np.vstack([added, answers[:more] - answers[more:]])
+                answers = yield from self._ask([[scale * u + each, each] for each in g])
+                added = np.vstack([added, answers - alone])
                 rows += more
                 found, gap = rank_above(added, float(self._error(np.max(np.abs(answers)))))
                 if found < rows:
@@ -342,44 +368,60 @@ class _Asking:
     def _odds(self, norm: float, copies: Sequence[int]) -> Steps[list[int]]:
         """Ranks of what copies of a token add, at a few places."""
         scale = min(1.0, 0.5 * self.signature.norm_limit / norm)
-        places = norm * scale * self._directions(2 * SPOTS).reshape(SPOTS, 2, -1)
-        places[1::2] *= max(1.0, min(LONGER, 0.5 * self.signature.norm_limit / (norm * scale)))
-        questions = []
-        for u, g in places:
-            questions += [[g], *([u + g] * count + [g] for count in copies)]
-        answers = (yield from self._ask(questions)).reshape(SPOTS, 1 + len(copies), -1)
+        sizes = np.full((SPOTS, 1), norm * scale)
+        sizes[1::2] *= max(1.0, min(LONGER, 0.5 * self.signature.norm_limit / (norm * scale)))
+        u, (g, alone) = sizes * self._directions(SPOTS), (sizes * each for each in self._in_plane(SPOTS))
+        questions = [[u[spot] + g[spot]] * count + [g[spot]] for spot in range(SPOTS) for count in copies]
+        answers = (yield from self._ask(questions)).reshape(SPOTS, len(copies), -1)
         ranks = []
-        for each in answers:
-            added = each[1:] - each[0]
+        for each, single in zip(answers, self.at_zero + alone, strict=True):
+            added = each - single
             strongest = np.linalg.svd(added, full_matrices=False)[2][0]
-            ranks.append(odds_rank(np.array(copies), added @ strongest, float(self._error(np.max(np.abs(each))))))
+            error = float(self._error(max(np.max(np.abs(each)), np.max(np.abs(single)))))
+            ranks.append(odds_rank(np.array(copies), added @ strongest, error))
         return ranks
 
     def _score_rank(self, norm: float) -> Steps[None]:
         """The rank of the score matrix, if it is very small: of a few logits."""
         if self.noise.kind != "exact" or self.signature.width <= 2 * FIRST_ROWS:
             return
-        count = FIRST_ROWS
         scale = min(SHORT, 0.5 * self.signature.norm_limit / norm)  # so that no logit saturates
-        u, g = norm * scale * self._directions(2 * count).reshape(2, count, -1)
-        answers = yield from self._ask([[each, last] for each in u for last in g] + [[e] for e in u] + [[e] for e in g])
-        inner = answers[: count**2].reshape(count, count, -1)
-        ends = answers[count**2 : count**2 + count, None] - answers[None, count**2 + count :]
-        along = answers[count**2 + count :][None]
-        loud = int(np.argmax(np.min(np.abs(ends), axis=(0, 1))))  # the output that tells most
-        weight = (inner - along)[..., loud] / ends[..., loud]
+        tokens = norm * scale * self._directions(FIRST_ROWS)
+        most = FIRST_ROWS if self.outputs == 1 else FEW_ROWS
+        alone, pairs = np.empty((0, self.outputs)), np.empty((0, 0, self.outputs))
+        for count in range(2, most + 1):  # each token as the first and as the last one of a pair with all before it
+            fresh, done = tokens[len(alone) : count], len(alone)
+            before = [(i, j) for i in range(count) for j in range(count) if i != j and max(i, j) >= done]
+            answers = yield from self._ask([[token] for token in fresh] + [[tokens[i], tokens[j]] for i, j in before])
+            alone = np.vstack([alone, answers[: len(fresh)]])
+            wider = np.zeros((count, count, self.outputs))
+            wider[:done, :done] = pairs
+            for (i, j), answer in zip(before, answers[len(fresh) :], strict=True):
+                wider[i, j] = answer
+            pairs = wider
+            if count > 2 and not self._full_rank(alone, pairs, last=count == most):
+                return
+
+    def _full_rank(self, alone: Floats, pairs: Floats, *, last: bool) -> bool:  # (n, outputs), (n, n, outputs)
+        """Whether logits of n tokens have the rank n − 1, which the score's may exceed; said where it is settled."""
+        count = len(alone)
+        off = ~np.eye(count, dtype=bool)
+        ends = alone[:, None] - alone[None, :]
+        loud = int(np.argmax(np.min(np.abs(ends[off]), axis=0)))  # the output that tells most
+        weight = np.full((count, count), 0.5)  # of a token beside itself
+        weight[off] = ((pairs - alone[None, :])[..., loud][off]) / ends[..., loud][off]
         if not np.all((weight > 0) & (weight < 1)):
-            return
+            return False
         logits = np.log(weight / (1 - weight))  # u·W·g + u·c − g·W·g − g·c: a row and a column more than the score
         plain = logits - logits.mean(axis=0) - logits.mean(axis=1, keepdims=True) + logits.mean()
-        bar = float(np.max(self._error(np.abs(answers).max()) / np.abs(ends[..., loud]) / (weight * (1 - weight))))
+        error = self._error(max(np.abs(alone).max(), np.abs(pairs).max()))
+        bar = float(np.max(error / np.abs(ends[..., loud][off]) / (weight * (1 - weight))[off]))
         rank, gap = rank_above(plain, bar)
         full = rank >= count - 1
-        self._say(
-            "score rank",
-            f"at least {rank}" if full else str(rank),
-            f"{count**2} logits have rank {rank}" + ("" if full else f", gap {gap:.1g}"),
-        )
+        if last or not full:
+            said = f"{count * (count - 1)} logits have rank {rank}" + ("" if full else f", gap {gap:.1g}")
+            self._say("score rank", f"at least {rank}" if full else str(rank), said)
+        return full
 
     # --- what is bent
 
@@ -411,10 +453,10 @@ class _Asking:
         if attends:
             yield from self._residual()
         activation = yield from self._activation()
-        if not attends:
-            name = {"relu": "relu", "smooth": "auto"}[activation]
-            return self._told("relu-net", "relu-net", **({} if name == "relu" else {"activation": name}))
-        return self._told("one-layer", "one-layer")
+        if attends:
+            return self._told("one-layer", "one-layer" if activation == "relu" else None)
+        options = {} if activation == "relu" else {"activation": "auto" if activation == "smooth" else activation}
+        return self._told("relu-net", "relu-net", **options)
 
     def _activation(self) -> Steps[str]:
         """Nets of ReLU are affine over short steps, smooth ones are not."""
@@ -426,10 +468,31 @@ class _Asking:
         answers = (yield from self._ask(questions)).reshape(SPOTS, 3, -1)
         bend = np.linalg.norm(answers[:, 0] - 2 * answers[:, 1] + answers[:, 2], axis=1)
         bar = self._error(np.linalg.norm(answers[:, 1], axis=1))
-        smooth = bool(np.median(bend / bar) > 1.0)
-        self._say(
-            "activation",
-            "smooth" if smooth else "relu",
-            f"over short steps answers bend by {np.median(bend / bar):.2g} times what rounding explains",
-        )
-        return "smooth" if smooth else "relu"
+        curves = float(np.median(bend / bar))
+        if curves > 1.0:
+            return (yield from self._smooth_activation())
+        self._say("activation", "relu", f"over short steps answers bend by {curves:.2g} times what rounding explains")
+        return "relu"
+
+    def _smooth_activation(self) -> Steps[str]:
+        """From far away the bends of neurons lie far apart, and one of them tells the activation."""
+        if self.signature.max_norm is not None or self.signature.space.eps > FINE:
+            self._say(
+                "activation", "smooth", "answers bend everywhere; which it is only long tokens and many digits tell"
+            )
+            return "smooth"
+
+        def ask(points: Floats) -> Steps[Floats]:
+            return (yield from self._ask([[point] for point in points]))
+
+        for far in FARTHER:
+            reach = far * self.signature.width**0.5
+            along, beside = self._directions(2)
+            beside = beside - (beside @ along) * along  # nothing where tokens are single numbers
+            found = yield from name_activation(ask, reach * beside, along, reach)
+            if found is not None:
+                said = f"the bend of a neuron is off {found.name} by {found.misfit:.1g} of it, off {found.next_best}"
+                self._say("activation", found.name, f"{said} by {found.next_misfit:.1g}")
+                return found.name
+        self._say("activation", "smooth", f"no neuron was found that bends as {', '.join(CANDIDATES)} do")
+        return "smooth"

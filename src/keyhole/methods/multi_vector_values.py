@@ -122,7 +122,7 @@ class _ValueReader:
         # Without a guess of the logits, as many as make values and logits determined to first order.
         count = int(heads * self.more) if self.roomy else -(-(heads + 1) // (len(self.copies) - 1))
         views = len(self.box.views)
-        count = -(-count // views)
+        count = max(-(-count // views), 1 if self.roomy else 2)  # both views of one last token are much alike
         calm = np.max(np.abs(start.logits).reshape(-1, views * start.heads), axis=1)
         order = np.argsort(np.maximum(calm, LARGEST), kind="stable")
         pool = order[: max(count, int(np.sum(calm <= LARGEST)))]

@@ -7,6 +7,7 @@ from keyhole.model.layer import AttentionLayer
 from keyhole.model.multi_head import MultiHead
 from keyhole.model.one_layer import OneLayer
 from keyhole.model.relu_net import ReluNet
+from keyhole.model.residual import Residual
 from keyhole.model.witness import Witness, kinds, witness
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "MultiHead",
     "OneLayer",
     "ReluNet",
+    "Residual",
     "SingleHead",
     "Witness",
     "canonical",

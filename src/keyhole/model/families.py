@@ -12,9 +12,10 @@ from keyhole.model.layer import AttentionLayer
 from keyhole.model.multi_head import MultiHead
 from keyhole.model.one_layer import OneLayer
 from keyhole.model.relu_net import ReluNet
+from keyhole.model.residual import Residual
 
 FAMILIES: dict[str, Any] = {family.family: family for family in (SingleHead, ReluNet, AttentionLayer)}
-FAMILIES |= {family.family: family.of_arrays for family in (MultiHead, OneLayer)}
+FAMILIES |= {family.family: family.of_arrays for family in (MultiHead, OneLayer, Residual)}
 
 
 def load(path: str | PathLike[str]) -> Any:

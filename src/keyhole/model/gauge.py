@@ -23,6 +23,7 @@ from keyhole.model.multi_head import MultiHead
 from keyhole.model.numbers import refuse_odd_numbers, rounding_of
 from keyhole.model.one_layer import OneLayer
 from keyhole.model.relu_net import ReluNet
+from keyhole.model.residual import Residual
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,11 @@ COMPARISONS: dict[type, Comparison] = {
     ReluNet: Comparison(canonical_net, equivalent_nets, distance_of_nets),
     OneLayer: Comparison(canonical_layer, equivalent_layers, distance_of_layers),
     AttentionLayer: Comparison(canonical_attention, equivalent_attention, distance_of_attention),
+    Residual: Comparison(
+        lambda params, tolerance: Residual(canonical_heads(params.attention, tolerance)),
+        lambda one, two, *limits: equivalent_heads(one.attention, two.attention, *limits),
+        lambda one, two: distance_of_heads(one.attention, two.attention),
+    ),
 }
 
 
@@ -89,6 +95,8 @@ def distance(first: Any, second: Any) -> float:
     where the net does not depend on the mixture.
 
     Whole-sequence layers: the larger of that of scores and that of projections, heads matched one to one.
+
+    Attention with a residual: that of the attention.
     """
     return _common(first, second).distance(first, second)
 

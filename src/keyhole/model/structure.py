@@ -18,6 +18,7 @@ from keyhole.model.multi_head import MultiHead
 from keyhole.model.numbers import relative, rounding_of, size
 from keyhole.model.one_layer import OneLayer
 from keyhole.model.relu_net import ReluNet
+from keyhole.model.residual import Residual
 
 # Heads or kinks no further apart than this, relatively, are nearly alike: answers show what each of them is only at
 # second order of their distance.
@@ -57,6 +58,8 @@ class Structure:
 
 def structure(params: Any) -> Structure:
     """What of given parameters cannot be told apart."""
+    if isinstance(params, Residual):  # the last token is known, and says nothing
+        return replace(structure(params.attention), family=params.family)
     if not isinstance(params, SingleHead | MultiHead | ReluNet | OneLayer):
         raise UsageError(f"nothing is known of the structure of a {type(params).__name__}")
     tolerance = rounding_of(params)

@@ -16,6 +16,7 @@ from keyhole.model.multi_head import MultiHead
 from keyhole.model.numbers import refuse_odd_numbers
 from keyhole.model.one_layer import OneLayer
 from keyhole.model.relu_net import ReluNet
+from keyhole.model.residual import Residual
 from keyhole.model.witness_heads import HEAD_KINDS
 from keyhole.model.witness_nets import LAYER_KINDS, NET_KINDS
 
@@ -35,6 +36,16 @@ def _at_every_position(make: Callable[..., tuple[Any, str] | None]) -> Callable[
     return made
 
 
+def _beside_the_last_token(make: Callable[..., tuple[Any, str] | None]) -> Callable[..., tuple[Any, str] | None]:
+    """What makes a witness of heads, for those with a residual."""
+
+    def made(layer: Residual, rng: np.random.Generator) -> tuple[Any, str] | None:
+        found = make(layer.attention, rng)
+        return None if found is None else (Residual(found[0]), found[1])
+
+    return made
+
+
 KINDS: dict[type, Makers] = {
     SingleHead: HEAD_KINDS,
     MultiHead: HEAD_KINDS,
@@ -42,6 +53,7 @@ KINDS: dict[type, Makers] = {
     OneLayer: LAYER_KINDS,
     # Its factors have no container of their own.
     AttentionLayer: {kind: _at_every_position(make) for kind, make in HEAD_KINDS.items() if kind != "factor gauge"},
+    Residual: {kind: _beside_the_last_token(make) for kind, make in HEAD_KINDS.items() if kind != "factor gauge"},
 }
 
 

@@ -30,7 +30,8 @@ from keyhole.errors import (
     UnknownModel,
 )
 from keyhole.oracles.inference import Malformed, parse
-from keyhole.oracles.lines import Body, Lines, Reply, Trouble
+from keyhole.oracles.lines import Body, Lines, Trouble
+from keyhole.oracles.replies import Reply
 
 Result = TypeVar("Result")
 

@@ -22,16 +22,17 @@ from keyhole.measure import Noise, Signature
 from keyhole.oracles.base import Oracle
 from keyhole.oracles.exchange import Exchange
 from keyhole.oracles.inference import HEADER_LENGTH, Malformed, Tensor, decode, encode_pieces
-from keyhole.oracles.lines import Body, Lines, Reply, Trouble
+from keyhole.oracles.lines import Body, Lines, Trouble
 from keyhole.oracles.model_card import EXAMPLE, is_ready, look
+from keyhole.oracles.replies import Reply
 
 URL = re.compile(r"(?P<server>https?://.+?)/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[^/]+))?(?:/infer)?/?")
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 BATCH = 512  # sequences per request, unless the server takes fewer
 # A batch is split over the connections as far as a request still holds so many bytes of tokens: below that, what a
-# request costs outweighs what a second connection gains.
-WORTHWHILE = 2**17
+# request costs outweighs what a second connection gains. Where a server computes for long, a small `batch` splits more.
+WORTHWHILE = 2**20
 
 
 class HttpOracle(Oracle):

@@ -10,7 +10,8 @@ from keyhole.errors import BadAnswer, QuestionRefused, ServerBusy, ServerError, 
 from keyhole.measure import Noise
 from keyhole.oracles.exchange import Exchange
 from keyhole.oracles.inference import BINARY_EXTENSION, DATATYPES, Malformed, TensorInfo, parse
-from keyhole.oracles.lines import Reply, Trouble
+from keyhole.oracles.lines import Trouble
+from keyhole.oracles.replies import Reply
 
 EXAMPLE = "http://127.0.0.1:8000/v2/models/name"
 # Datatypes that tokens can be sent in, and the dtype they have here.

@@ -92,7 +92,7 @@ class TorchOracle(Oracle):
 
     def _outputs(self, tokens: Array, batch_first: bool) -> Any:
         """What the module returns for tokens (batch, length, width), its batch in front."""
-        tokens = tokens.to(self._dtype)
+        tokens = tokens.to(self._dtype).contiguous()  # layers such as GPT-2's take no slices of a tensor
         with self._torch.no_grad():
             outputs = self._call(self.module, tokens if batch_first else tokens.transpose(0, 1))
         each = (tokens.shape[1], tokens.shape[0])  # rows of outputs per token; those per sequence are in order already

@@ -14,7 +14,7 @@ from keyhole.errors import OracleError, UsageError
 from keyhole.journal import Journal
 from keyhole.measure import Measurements, Plan, Signature, sequences
 from keyhole.methods import Steps
-from keyhole.model import MultiHead, OneLayer, ReluNet, SingleHead
+from keyhole.model import MultiHead, OneLayer, ReluNet, Residual, SingleHead
 from keyhole.model.numbers import refuse_odd_numbers
 from keyhole.oracles import Oracle
 from keyhole.progress import Observer
@@ -75,7 +75,7 @@ def _check(oracle: Oracle, params: Any, queries: int, seed: int, tolerance: floa
         raise UsageError(
             f"oracle must be an Oracle, not {kind}: FunctionOracle(function, width=d) makes one of a function"
         )
-    if not isinstance(params, SingleHead | MultiHead | ReluNet | OneLayer):
+    if not isinstance(params, SingleHead | MultiHead | ReluNet | OneLayer | Residual):
         raise UsageError(f"params must be parameters such as a SingleHead, not {type(params).__name__}")
     for name, number, least in (("queries", queries, 1), ("seed", seed, 0)):
         if isinstance(number, bool) or not isinstance(number, int | np.integer) or number < least:
@@ -95,7 +95,7 @@ def compare(
 ) -> Steps[Verdict]:
     """Ask, compare with predictions, and after an alarm ask the worst questions again."""
     first = queries - REPEATS if queries >= FEW else queries
-    plans = plans_for(params, signature, rng, first)
+    plans = plans_for(params.attention if isinstance(params, Residual) else params, signature, rng, first)
     outputs = params.outputs or 1
     looked_at = np.sort(rng.permutation(outputs)[:LOOKED_AT])
     with np.errstate(all="ignore"):

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from keyhole.arrays import Floats, to_numpy
-from keyhole.model import MultiHead, OneLayer, ReluNet, SingleHead
+from keyhole.model import MultiHead, OneLayer, ReluNet, Residual, SingleHead
 from keyhole.model.one_layer import passed_through
 from keyhole.model.relu_net import activate, activate_slope
 
@@ -73,6 +73,9 @@ def view(params: Any, tokens: Floats, eps: float, looked_at: Floats) -> View:  #
         return _view_of_heads(params, tokens, unit, looked_at)
     if isinstance(params, ReluNet):
         return _view_of_net(params, tokens, unit, looked_at)
+    if isinstance(params, Residual):
+        seen, last = _view_of_heads(params.attention, tokens, unit, looked_at), tokens[:, -1, :]
+        return View(seen.answers + last, seen.rounding + unit * np.abs(last), seen.parts)
     return _view_of_layer(params, tokens, unit, looked_at)
 
 
