@@ -38,9 +38,10 @@ class Kept:
         if self.only is not None and not asked:
             return self.rows.get(name)
         if name not in self.rows or asked:
-            self.rows[name] = [str(cell) for cell in measure()]
+            row = [str(cell) for cell in measure()]
             self.path.parent.mkdir(exist_ok=True)
             # Another run may have measured other rows meanwhile.
-            self.path.write_text(json.dumps({**self._known(), **self.rows}, indent=1))
+            self.rows = {**self.rows, **self._known(), name: row}
+            self.path.write_text(json.dumps(self.rows, indent=1))
             print(f"{name}: {' | '.join(self.rows[name])}", file=sys.stderr, flush=True)
         return self.rows[name]

@@ -306,6 +306,14 @@ def test_declared_noise(noise: float, fresh_seed: int) -> None:
         assert result.stats.details["predicted_error"] == pytest.approx(noise / np.sqrt(15), rel=0.2)
 
 
+def test_loud_noise_is_certified_within_its_bars(rng: np.random.Generator) -> None:
+    truth, inputs, outputs = examples(rng, 8, 4, 2)
+    noisy = outputs + 0.1 * rng.standard_normal(outputs.shape)
+    result = kh.learn(inputs, noisy, heads=2, noise=0.1, throw=False)
+    assert result.certified, result.message
+    assert covered(result, truth)
+
+
 def test_heads_that_only_fit_the_noise_are_not_certified(fresh_seed: int) -> None:
     rng = np.random.default_rng(fresh_seed)
     truth, inputs, outputs = examples(rng, 5, 4, 2, ratio=30, size=1.0)

@@ -29,8 +29,8 @@ CURVED, POOLED = 1.5, 3.0
 RESOLVED = 0.3
 # Attention is saturated where scores this much larger change no output.
 SHARPER = 1.5
-# Logits of this standard deviation saturate nothing.
-BLUNT = 1.0
+# Radii within which logits change by less than this, root mean square, are believed to cover that.
+FIRST_ORDER = 5.0
 # Repeated inputs must have at least so many degrees of freedom to tell the noise.
 ENOUGH_REPEATS = 30
 
@@ -94,7 +94,7 @@ def judge(
     elif not spreads.determined:
         outcome = Outcome.NOT_IDENTIFIABLE
         said += ", but the examples leave some direction of the parameters free: heads too many, or inputs too alike"
-    elif (free := _saturated(layer, heldout, bars)) is not None:
+    elif (free := _saturated(layer, radius, heldout, bars, exact=exact)) is not None:
         outcome = Outcome.NOT_IDENTIFIABLE
         said += (
             f", but on these inputs head {free} attends so sharply that scores {SHARPER:g} times as large would give "
@@ -114,20 +114,25 @@ def judge(
     return Judgement(outcome, said, certificate, details)
 
 
-def _saturated(layer: AttentionLayer, heldout: Examples, bars: Floats) -> int | None:
-    """A sharp head whose scores could be larger without a held-out output that shows it.
+def _saturated(
+    layer: AttentionLayer, radius: AttentionLayer, heldout: Examples, bars: Floats, *, exact: bool
+) -> int | None:
+    """A head whose scores could be larger, beyond their radii, without a held-out output that shows it.
 
-    Radii are no answer to that: they follow errors to first order, and this is far from it.
+    Radii of many logits are no answer to that: they follow errors to first order, and this is far from it.
     """
     answers = layer(heldout.inputs).reshape(bars.shape)
     square = float(np.mean(heldout.inputs**2))
     for head in range(layer.heads):
-        if square * np.linalg.norm(layer.scores[head]) <= BLUNT:
+        within = np.all((SHARPER - 1) * np.abs(layer.scores[head]) <= radius.scores[head])
+        if within and square * np.linalg.norm(radius.scores[head]) <= FIRST_ORDER:
             continue
         scores = np.array(layer.scores)
         scores[head] *= SHARPER
         moved = AttentionLayer(scores, layer.projections)(heldout.inputs).reshape(bars.shape)
-        if np.all(np.abs(moved - answers) <= bars):
+        shown = np.abs(moved - answers) / bars
+        # Rounding adds up against us; independent errors do not, and what all outputs show together counts.
+        if (np.max(shown) if exact else np.linalg.norm(shown)) <= 1:
             return head
     return None
 
