@@ -25,7 +25,7 @@ check: $(VENV)/.dev
 	$(BIN)/pytest -n 2 --cov --cov-report=term
 
 bench: $(VENV)/.dev
-	$(BIN)/python -m benchmarks
+	$(BIN)/keyhole bench
 
 # Every warning is an error, unless --quiet keeps it from being counted; the banner of the theme about another version of MkDocs is none of ours.
 docs: $(VENV)/.dev

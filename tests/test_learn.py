@@ -408,6 +408,15 @@ def test_few_examples_are_refused_or_judged_rightly(ratio: float, fresh_seed: in
         assert "are needed" in result.message
 
 
+@pytest.mark.parametrize("level", [1e-3, 1e-1])
+def test_heads_are_counted_behind_noise(level: float) -> None:
+    """A head that may choose what it attends to explains twice as much of noise as its parameters say."""
+    truth, inputs, outputs = examples(np.random.default_rng(3), 6, 4, 2)
+    noise = level * np.random.default_rng(4).standard_normal(outputs.shape)
+    result = kh.learn(inputs, outputs + noise, heads="auto", noise=level)
+    assert covered(result, truth)
+
+
 @pytest.mark.parametrize("heads", [1, 2, "auto"])
 @pytest.mark.parametrize("shuffled", [False, True], ids=["repeated", "tokens in other orders"])
 def test_repeated_examples_count_once(heads: int | str, shuffled: bool, rng: np.random.Generator) -> None:

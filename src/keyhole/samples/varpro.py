@@ -9,11 +9,12 @@ Examples: at least one number per parameter, with n ≥ d²/(k(k − 1)); both c
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from keyhole.arrays import Floats
+from keyhole.model import AttentionLayer
 from keyhole.samples.examples import Count, Examples
 from keyhole.samples.projection import Point
 from keyhole.samples.restarts import Fit, Search, search
@@ -35,6 +36,8 @@ NOISE_DEVIATIONS = 5.0
 AGREEING = 3
 # When the number of heads is looked for: heads tried at most, and starts for each of them.
 MOST_HEADS, STARTS_PER_COUNT = 6, 3
+# Data sets drawn from a fit to see what a further head explains of noise.
+REPLICAS = 2
 # Numbers per parameter that a count of heads needs to be tried.
 TRIED_RATIO = 1.5
 # Heads that contribute less than this part of the strongest, or whose scores are this near, may be one too many.
@@ -143,6 +146,7 @@ class _Fits:
     seed: int
     progress: Progress | None
     starts: int = 0
+    of_noise: dict[tuple[int, int], float] = field(default_factory=dict)  # by heads, and how many there truly are
 
     def __post_init__(self) -> None:
         self.problem = self.examples.problem()
@@ -204,13 +208,30 @@ class _Fits:
         return explained[-1] if explained else min(searches, key=self._cost), tried
 
     def better(self, more: Search, fewer: Search) -> bool:
-        """Whether more heads explain more than their parameters would of pure noise."""
+        """Whether more heads explain more than they would of pure noise."""
         if not self.noise:
             return not self.solved(fewer)
         counts = [count_of(self.examples, each.fit.heads, self.settings.rank).parameters for each in (more, fewer)]
-        free = counts[0] - counts[1]
-        slack = self.noise**2 * (free + NOISE_DEVIATIONS * np.sqrt(2 * free))
-        return bool(fewer.best.rss - more.best.rss > slack)
+        explained = (fewer.best.rss - more.best.rss) / self.noise**2
+        if explained <= _at_most(counts[0] - counts[1]):
+            return False
+        # A head may choose what it attends to, and so explains more of noise than as many fixed functions would.
+        pair = more.fit.heads, fewer.fit.heads
+        if pair not in self.of_noise:
+            self.of_noise[pair] = max(self._of_noise(more.fit.heads, fewer, number) for number in range(REPLICAS))
+        return bool(explained > _at_most(self.of_noise[pair]))
+
+    def _of_noise(self, heads: int, truth: Search, number: int) -> float:
+        """What so many heads explain, in squared deviations of the noise, where the truth is known to have fewer."""
+        assert self.noise is not None
+        inputs, layer = self.examples.inputs, AttentionLayer(truth.point.scores, truth.point.projections)
+        rng = np.random.default_rng([self.seed, 0x2E91, heads, truth.fit.heads, number])
+        drawn = np.asarray(layer(inputs)) + self.noise * rng.standard_normal(self.examples.outputs.shape)
+        replica = replace(self, examples=Examples.of(inputs, drawn), progress=None, of_noise={})
+        fewer = replica.search(truth.fit.heads, 1, truth.point.scores)
+        more = replica.search(heads, min(STARTS_PER_COUNT, self.settings.restarts))
+        self.starts = replica.starts
+        return float(fewer.best.rss - more.best.rss) / self.noise**2
 
     def _cost(self, found: Search) -> float:
         """What a fit costs to write down, residual and parameters (the Bayesian information criterion)."""
@@ -237,6 +258,11 @@ class _Fits:
             if self.solved(fewer) and not self.better(found, fewer):
                 return fewer
         return None
+
+
+def _at_most(usual: float) -> float:
+    """What a sum of squares of deviations is not expected to exceed, given what it usually is."""
+    return float(usual + NOISE_DEVIATIONS * np.sqrt(2 * max(usual, 0.0)))
 
 
 def _candidates(point: Point) -> Sequence[int]:
