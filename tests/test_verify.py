@@ -92,6 +92,26 @@ def test_every_part_of_every_family(name: str) -> None:
         assert kh.verify(oracle_of(other), params).conclusion == "different", array_name
 
 
+@pytest.mark.parametrize("name", BOXES)
+def test_a_recovery_is_verified_by_its_own_error_bars(name: str, fresh_seed: int) -> None:
+    params = BOXES[name]
+    method = "one-layer" if isinstance(params, kh.OneLayer) else "auto"
+    result = kh.recover(oracle_of(params), method=method, throw=False)
+    verdict = kh.verify(oracle_of(params), result.params, radius=result.certificate.radius, seed=fresh_seed)
+    assert verdict.same, verdict.message
+    assert verdict.resolution < 1e-4
+    array_name, array = next(iter(result.params.arrays().items()))
+    other = rebuilt(result.params, {array_name: np.asarray(array) * (1 + 1e-3)})
+    assert kh.verify(oracle_of(other), result.params, radius=result.certificate.radius).conclusion == "different"
+
+
+def test_error_bars_of_others_are_refused() -> None:
+    params, others = BOXES["single-head"], random_single_head(7, rank=7, norm=1.0, seed=0)
+    for radius in (others, BOXES["relu-net"], rebuilt(params, {"score": -np.asarray(params.score)})):
+        with pytest.raises(UsageError, match="radius"):
+            kh.verify(oracle_of(params), params, radius=radius)
+
+
 def label(array_name: str) -> str:
     words = array_name.split(".")
     if words[0] == "heads":

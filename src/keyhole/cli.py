@@ -39,6 +39,8 @@ from keyhole.report.picture import draw
 from keyhole.report.tables import print_whole
 from keyhole.report.verdict import describe_verdict
 from keyhole.runs import (
+    PARAMS,
+    RADIUS,
     VERSION,
     Settings,
     keyhole_version,
@@ -262,6 +264,12 @@ def verify(
     seed: Seed = 0,
     max_norm: Annotated[float | None, typer.Option(help="Send no token longer than this.")] = None,
     noise: Annotated[str | None, typer.Option(help="How answers err, as for `keyhole recover`.")] = None,
+    radius: Annotated[
+        bool,
+        typer.Option(
+            "--radius/--no-radius", help="Allow for the error bars in radius.safetensors, where it lies beside PARAMS."
+        ),
+    ] = True,
     out: Annotated[Path | None, typer.Option(help="Folder for verify.json and report.html.")] = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -270,15 +278,18 @@ def verify(
 
     Example: `keyhole verify python:box.py:make file:params.safetensors --tolerance 1e-4`
     """
-    claimed = load(params.removeprefix("file:"))
-    said = f"the {claimed.family} of width {claimed.width} in {params.removeprefix('file:')}"
+    path = Path(params.removeprefix("file:"))
+    claimed = load(path)
+    bars = _beside(path) if radius else None
+    said = f"the {claimed.family} of width {claimed.width} in {path}"
+    said += "" if bars is None else f", with the error bars in {path.with_name(RADIUS)}"
     with redirect_stdout(sys.stderr):
         if out is not None:
             prepare_folder(out)
         box = open_target(target)
         try:
             box = box.told(max_norm, None if noise is None else Noise.parse(noise))
-            found = run_verify(box.oracle, claimed, queries, seed, tolerance, journal=journal)
+            found = run_verify(box.oracle, claimed, queries, seed, tolerance, radius=bars, journal=journal)
         except KeyboardInterrupt:
             return _complain("interrupted; with --journal FILE what was answered is not asked again", INTERRUPTED)
         finally:
@@ -292,6 +303,12 @@ def verify(
     elif not found.same:
         _complain(_verdict_in_short(found))
     return DONE if found.same else FAILED
+
+
+def _beside(path: Path) -> Any:
+    """The error bars that a run wrote beside the parameters; None where it is no such file."""
+    bars = path.with_name(RADIUS)
+    return load(bars) if path.name == PARAMS and bars.is_file() else None
 
 
 def _verdict_in_short(found: Verdict) -> str:

@@ -48,28 +48,30 @@ def verify(
     seed: int = 0,
     tolerance: float | None = None,
     *,
+    radius: Any = None,
     journal: str | PathLike[str] | None = None,
     observer: Observer | None = None,
 ) -> Verdict:
     """Find out from `queries` questions at most whether an oracle answers like `params`, and if not, where it differs.
 
     With a `tolerance` every part (the score, value or bias of a head, an array of a net) may differ by this much,
-    relatively and in the Frobenius norm; without one, by what rounding in the oracle's dtype explains.
+    relatively and in the Frobenius norm; without one, by what rounding in the oracle's dtype explains. A `radius`, the
+    parameters' own error bars such as a recovery's `certificate.radius`, is allowed for besides.
     """
-    _check(oracle, params, queries, seed, tolerance)
+    _check(oracle, params, queries, seed, tolerance, radius)
     with ExitStack() as stack:
         book = None if journal is None else stack.enter_context(Journal(journal, box_of(oracle)))
         session = Session(oracle, budget=queries, journal=book, observer=observer)
         rng = stream(seed, "verify")
         try:
-            found = session.run(compare(params, session.signature, rng, queries, tolerance or 0.0))
+            found = session.run(compare(params, session.signature, rng, queries, tolerance or 0.0, radius))
         except OracleError as error:
             message = f"the box failed, so nothing can be said: {error}"
             found = Verdict("inconclusive", message, session.queries)
         return replace(found, queries=session.queries, new_queries=session.new_queries, tolerance=tolerance)
 
 
-def _check(oracle: Oracle, params: Any, queries: int, seed: int, tolerance: float | None) -> None:
+def _check(oracle: Oracle, params: Any, queries: int, seed: int, tolerance: float | None, radius: Any) -> None:
     if not isinstance(oracle, Oracle):
         kind = type(oracle).__name__
         raise UsageError(
@@ -81,6 +83,8 @@ def _check(oracle: Oracle, params: Any, queries: int, seed: int, tolerance: floa
         if isinstance(number, bool) or not isinstance(number, int | np.integer) or number < least:
             raise UsageError(f"{name} must be a whole number of at least {least}, not {number!r}")
     refuse_odd_numbers(params)
+    if radius is not None:
+        _check_radius(params, radius)
     number = isinstance(tolerance, int | float | np.number) and not isinstance(tolerance, bool)
     if tolerance is not None and not (number and 0 <= tolerance < 1):
         raise UsageError(f"tolerance must be a number from 0 to less than 1, not {tolerance!r}")
@@ -90,8 +94,23 @@ def _check(oracle: Oracle, params: Any, queries: int, seed: int, tolerance: floa
         raise UsageError("verify must be told how answers err: declare the noise, or have `recover` measure it first")
 
 
+def _check_radius(params: Any, radius: Any) -> None:
+    if not isinstance(radius, params.__class__) and not isinstance(params, radius.__class__):
+        raise UsageError(f"radius must be a {type(params).__name__} like the parameters, not {type(radius).__name__}")
+    shapes = [{name: np.shape(array) for name, array in each.arrays().items()} for each in (params, radius)]
+    if not shapes[0].items() <= shapes[1].items():  # biases that were found to be none have an error bar too
+        raise UsageError("radius must have the shapes of the parameters: it belongs to others, or to an older run")
+    if not all(np.all(np.asarray(array) >= 0) for array in radius.arrays().values()):
+        raise UsageError("radius holds negative numbers or NaN, which no error bar is")
+
+
 def compare(
-    params: Any, signature: Signature, rng: np.random.Generator, queries: int, tolerance: float
+    params: Any,
+    signature: Signature,
+    rng: np.random.Generator,
+    queries: int,
+    tolerance: float,
+    radius: Any = None,
 ) -> Steps[Verdict]:
     """Ask, compare with predictions, and after an alarm ask the worst questions again."""
     first = queries - REPEATS if queries >= FEW else queries
@@ -102,6 +121,9 @@ def compare(
         eps = signature.space.eps
         seen = joined([view(params, _tokens(plan, signature), eps, looked_at) for plan in plans])
         limits = bars_of(seen, signature, tolerance)
+        if radius is not None:
+            own = np.concatenate([_own_bars(params, radius, _tokens(plan, signature)) for plan in plans])
+            limits = replace(limits, bars=limits.bars + own, known=limits.known + own)
     answers: list[Measurements] = yield plans
     values = [_at_last(answer, signature) for answer in answers]
     if values[0].shape[1:] != (() if params.outputs is None else (params.outputs,)):
@@ -213,6 +235,12 @@ def _tokens(plan: Plan, signature: Signature) -> Floats:
     """The very numbers that are sent, in float64."""
     tokens = plan.tokens(0, plan.count, signature.space, signature.width)
     return np.asarray(to_numpy(tokens), dtype=np.float64)
+
+
+def _own_bars(params: Any, radius: Any, tokens: Floats) -> Floats:  # -> (count, outputs)
+    """How far predictions may be off because the parameters are."""
+    bars = np.asarray(to_numpy(params.error_bar(radius, tokens, 0.0)), dtype=np.float64)
+    return bars.reshape(tokens.shape[0], -1)
 
 
 def _at_last(answers: Measurements, signature: Signature) -> Floats:
