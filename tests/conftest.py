@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import signal
 import sys
 from pathlib import Path
 
@@ -14,6 +15,9 @@ from hypothesis import settings
 from commands import Run
 from keyhole.cli import main
 from targets import example
+
+# A shell that starts the tests in the background has them ignore Ctrl-C, and so would the commands that they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The same examples in every run, so that a failure is never a matter of luck; `fresh_seed` looks for new ones.
 settings.register_profile("keyhole", deadline=None, derandomize=True, print_blob=True)
