@@ -493,3 +493,18 @@ def test_deeper_nets_are_admitted_to_be_others(polish: bool, fresh_seed: int) ->
         net_is_honest(
             lambda tokens, a=first, b=second: b(np.maximum(a(tokens), 0)[:, None, :]), width, seed, polish=polish
         )
+
+
+# --- what only long sequences show ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("outputs", [None, 8])
+@pytest.mark.parametrize("window", [4, 9, 20, 50])
+def test_attention_to_the_last_few_tokens_is_not_taken_for_attention_to_all(window: int, outputs: int | None) -> None:
+    rng = np.random.default_rng(window)
+    shape = (8,) if outputs is None else (8, outputs)
+    head = kh.SingleHead(rng.standard_normal((8, 8)) / 3, rng.standard_normal(shape))
+    box = kh.FunctionOracle(lambda tokens: head(tokens[:, -window:]), width=8)
+    assert not kh.recover(box, throw=False).certified
+    short = kh.FunctionOracle(lambda tokens: head(tokens[:, -window:]), width=8, max_length=window)
+    assert kh.recover(short, throw=False).certified

@@ -239,7 +239,7 @@ def test_a_value_that_the_net_does_not_see_is_of_least_norm() -> None:
     rng = np.random.default_rng(0)
     inner, value = rng.standard_normal((3, 5)), rng.standard_normal((5, 5))
     bar = np.full((3, 5), 1e-14)
-    found, _, missed, unique = value_behind(inner, bar, inner @ value.T, bar)
+    found, _, missed, _, unique = value_behind(inner, bar, inner @ value.T, bar)
     assert not unique
     assert np.max(missed) < 1e-13
     assert pytest.approx(np.linalg.pinv(inner) @ inner @ value.T) == found.T
@@ -638,3 +638,21 @@ def test_folds_hidden_by_errors_are_said_to_be(error: str) -> None:
     result = kh.recover(wrapped.get(error, lambda: oracle)(), method="one-layer", throw=False)
     assert result.outcome is kh.Outcome.TOO_NOISY
     assert "exact float64" in result.message
+
+
+def test_a_net_behind_attention_beside_a_residual_is_another_family(fresh_seed: int) -> None:
+    """x_N + a + small net(a): the neurons see no common value behind x_N, however small they are."""
+    for seed in range(fresh_seed, fresh_seed + 4):
+        rng = np.random.default_rng(seed)
+        head = kh.SingleHead(rng.standard_normal((6, 6)), rng.standard_normal((6, 6)))
+        inner = rng.standard_normal((6, 6)) / 3
+
+        def box(tokens: np.ndarray, head: kh.SingleHead = head, inner: np.ndarray = inner) -> np.ndarray:
+            seen = head(tokens)
+            return tokens[:, -1] + seen + 1e-3 * np.maximum(seen @ inner, 0)
+
+        result = kh.recover(kh.FunctionOracle(box, width=6), method="one-layer", residual=True, throw=False)
+        if result.certified:
+            tokens = rng.standard_normal((500, 6, 6))
+            bars = result.params.error_bar(result.certificate.radius, tokens, 1e-14)
+            assert np.all(np.abs(result.params(tokens) - box(tokens)) <= bars)

@@ -423,6 +423,9 @@ def _recover_diagnosed(
         return replace(first, message=said, stats=stats), cause
     method = METHODS[found.method]
     second, cause = _recover(session, lambda _: method, seed, heldout, found.options)
+    if found.options.get("heads") == 1 and not second.certified:  # told from few answers: there may be more of them
+        _set_aside(session, second)
+        second, cause = _recover(session, lambda _: method, seed, heldout, {**found.options, "heads": None})
     stats = replace(
         second.stats,
         seconds=first.stats.seconds + second.stats.seconds,

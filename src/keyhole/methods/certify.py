@@ -18,6 +18,8 @@ from keyhole.recovery import Certificate, Outcome
 # Fresh sequences have these lengths and logits of about these sizes, from flat to nearly saturated attention, or (None)
 # tokens of a norm that does not depend on what was recovered: a wrong result must not choose its own questions.
 LENGTHS = (1, 2, 3, 5, 8)
+# The longest of them are in turn longer still: what sees a few last tokens only, or changes with the length, shows.
+LONGER = (8, 16, 64, 32)
 LOGIT_SIZES = (0.5, 2.0, 6.0, None)
 # Every so many questions have tokens as long as a logit stays known to this, or shorter by one of these: heads that
 # cancel among short tokens, or whose scores were taken for zero, do not there.
@@ -180,9 +182,7 @@ def heldout_plans(
 ) -> tuple[list[Plan], list[Plan]]:
     """Random sequences of several lengths and sizes, `count` in all, a plan per length, those of long tokens apart."""
     space, params = signature.space, estimate.params
-    lengths = [n for n in LENGTHS if signature.max_length is None or n <= signature.max_length]
-    # Longer ones first: they see more of the box when only a few can be afforded.
-    lengths = [lengths[-1 - number % len(lengths)] for number in range(count)]
+    lengths = _lengths(signature.max_length, count)
     sizes = LOGIT_SIZES if hasattr(params, "without_attention") else NET_SIZES
     norms = [_norm(params, signature, sizes[number % len(sizes)]) for number in range(count)]
     longest = _longest_predictable(estimate, signature)
@@ -206,6 +206,16 @@ def heldout_plans(
             tokens[::2, -1, :] = params.onto_kinks(tokens[::2, -1, :], rng)
         plans[long].append(sequences("held-out", space.asarray(tokens)))
     return plans
+
+
+def _lengths(most: int | None, count: int) -> list[int]:
+    """Longer ones first: they see more of the box when only a few can be afforded."""
+    limit = max(LONGER) if most is None else most
+    usual = [length for length in LENGTHS if length <= limit]
+    lengths = [usual[-1 - number % len(usual)] for number in range(count)]
+    for place, number in enumerate(range(0, count, len(usual))):
+        lengths[number] = max(usual[-1], min(LONGER[place % len(LONGER)], limit))
+    return lengths
 
 
 def _constant(params: Any, plans: list[Plan]) -> Any:

@@ -277,7 +277,11 @@ class _Reading:
         if passed is not None:
             own = skip - passed
             stack.append((own, own_radius, passed, passed_radius))
-        value, value_radius, missed, unique = value_behind(*(np.vstack(parts) for parts in zip(*stack, strict=True)))
+        value, value_radius, missed, explained, unique = value_behind(
+            *(np.vstack(parts) for parts in zip(*stack, strict=True))
+        )
+        if np.any(missed > explained):  # not one value for all neurons
+            raise Unrecoverable(Outcome.WRONG_FAMILY, CONTRADICTION)
         inner_radius, own_radius = inner_radius + missed[: len(inner)], own_radius + _below(missed, len(inner))
         asarray, shape = self.space.asarray, self.original.weights_out.shape[:-1]
 

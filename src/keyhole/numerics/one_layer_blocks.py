@@ -70,8 +70,8 @@ def value_behind(
     inner_radius: Floats,
     product: Floats,  # (n, width) A·Vᵀ
     product_radius: Floats,
-) -> tuple[Floats, Floats, Floats, bool]:
-    """V (width, width) of least norm, its radius, |A·Vᵀ| of it less the product, and whether it is the only one."""
+) -> tuple[Floats, Floats, Floats, Floats, bool]:
+    """V (width, width) of least norm, its radius, |A·Vᵀ − product|, what errors explain of it, whether V is unique."""
     both = np.linalg.norm(np.hstack([inner, product]), axis=1)
     errors = np.linalg.norm(np.hstack([inner_radius, product_radius]), axis=1)
     errors = np.maximum(errors, np.finfo(np.float64).eps * both)
@@ -85,4 +85,6 @@ def value_behind(
     inverse = (right[known].T / values[known]) @ left[:, known].T * scale.T  # (width, n)
     turned = inverse @ product  # Vᵀ
     spread = np.sqrt(inverse**2 @ (product_radius**2 + inner_radius**2 @ turned**2))
-    return turned.T, spread.T, np.abs(inner @ turned - product), int(np.sum(known)) == inner.shape[1]
+    explained = np.sqrt(product_radius**2 + inner_radius**2 @ turned**2) + np.abs(inner) @ spread + errors[:, None]
+    missed = np.abs(inner @ turned - product)
+    return turned.T, spread.T, missed, explained, int(np.sum(known)) == inner.shape[1]

@@ -100,7 +100,8 @@ def _serve_page(server: LiveServer, *, as_json: bool) -> int:
         server.run()
     if not as_json:
         stopped = [run for run in server.runs.all() if run.state in ("stopped", "stopping")]
-        kept = f"; {len(stopped)} unfinished, to be resumed on the page: keyhole serve --ui" if stopped else ""
+        again = shlex.join(["keyhole", "serve", "--ui", "--runs", str(server.runs.folder)])
+        kept = f"; {len(stopped)} unfinished, to be resumed on the page: {again}" if stopped else ""
         typer.echo(f"    stopped  {len(server.runs.all())} runs in {server.runs.folder}{kept}")
     return 0
 
