@@ -245,6 +245,15 @@ def test_a_value_that_the_net_does_not_see_is_of_least_norm() -> None:
     assert pytest.approx(np.linalg.pinv(inner) @ inner @ value.T) == found.T
 
 
+def test_products_of_no_common_value_are_not_explained_by_errors(rng: np.random.Generator) -> None:
+    inner, value = rng.standard_normal((9, 5)), rng.standard_normal((5, 5))
+    bar, product = np.full((9, 5), 1e-14), inner @ value.T
+    _, _, missed, explained, _ = value_behind(inner, bar, product, bar)
+    assert np.all(missed <= explained)
+    _, _, missed, explained, _ = value_behind(inner, bar, product + 1e-9 * rng.standard_normal((9, 5)), bar)
+    assert np.any(missed > 1e3 * explained)
+
+
 # --- attention, behind nets that are known --------------------------------------------------------------------
 
 SHAPES = [(8, 16, None), (8, 5, 3), (6, 0, 6), (1, 3, None), (2, 12, 2)]

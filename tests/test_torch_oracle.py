@@ -199,6 +199,16 @@ def test_one_head_of_float32_is_read_from_all_its_outputs(positions: Any) -> Non
     assert np.max(np.abs(result.params(to_numpy(tokens)) - exact)) <= 1e-3 * np.max(np.abs(exact))
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_all_attempts_are_counted(seed: int) -> None:
+    """However many methods were tried, what was asked is what is said to have been asked."""
+    layer = attention(1 + seed % 2, width=8, seed=seed).float()
+    counted = Counted(kh.TorchOracle(layer))
+    stats = kh.recover(counted, throw=False).stats
+    assert counted.queries == stats.queries + stats.heldout_queries == stats.new_queries
+    assert sum(stats.stages.values()) == stats.queries
+
+
 def test_two_heads_are_not_taken_for_one() -> None:
     assert not kh.recover(kh.TorchOracle(attention(2)), throw=False, method="single-head").certified
 

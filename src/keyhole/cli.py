@@ -17,7 +17,6 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from keyhole import session
 from keyhole.audit import MULTIPLES, Audit
 from keyhole.audit import audit as run_audit
 from keyhole.cli_bench import bench
@@ -26,7 +25,7 @@ from keyhole.cli_model import names_all_layers, recover_all_layers
 from keyhole.errors import KeyholeError, RecoveryFailed, UsageError
 from keyhole.live.watching import WatchPage
 from keyhole.measure import Noise
-from keyhole.model import SingleHead, distance, load
+from keyhole.model import SingleHead, load
 from keyhole.progress import Observer, on_terminal
 from keyhole.recovery import Recovery
 from keyhole.report import describe
@@ -500,26 +499,8 @@ def _carry_out(
 
 
 def _run(settings: Settings, observer: Observer, *, picture: bool) -> Ending:
-    target = open_target(settings.target)
-    try:
-        target = target.told(settings.max_norm, None if settings.noise is None else Noise.parse(settings.noise))
-        if settings.out is not None:
-            prepare_folder(settings.out)
-        result = session.recover(
-            target.oracle,
-            settings.method,
-            settings.budget,
-            settings.journal,
-            settings.seed,
-            throw=False,
-            heldout=settings.heldout,
-            observer=observer,
-            **settings.options,
-        )
-    finally:
-        target.oracle.close()
-    known = target.truth is not None and isinstance(result.params, type(target.truth))
-    ending = Ending(result, target, settings, distance(result.params, target.truth) if known else None)
+    target, result = settings.recover(observer)
+    ending = Ending(result, target, settings, target.distance(result.params))
     if settings.out is not None:
         image = _picture(ending) if picture else None
         box = target.oracle.name

@@ -18,7 +18,6 @@ from rich.table import Table
 
 from keyhole import session
 from keyhole.errors import UsageError
-from keyhole.model import distance
 from keyhole.progress import wants_bar
 from keyhole.recovery import Recovery
 from keyhole.report.tables import print_whole
@@ -132,9 +131,8 @@ def _costs(name: str, method: str, seeds: Sequence[int], options: dict[str, Any]
                 result = session.recover(box.oracle, method, seed=seed, throw=False, progress=False, **options)
             finally:
                 box.oracle.close()
-        known = box.truth is not None and isinstance(result.params, type(box.truth))
         results.append(result)
-        distances.append(distance(result.params, box.truth) if known else None)
+        distances.append(box.distance(result.params))
     return Costs(name, tuple(results), tuple(distances))
 
 

@@ -15,8 +15,12 @@ from typing import Any
 import numpy as np
 
 from keyhole.errors import FileError, UsageError
+from keyhole.measure import Noise
+from keyhole.oracles import Oracle
+from keyhole.progress import Observer
 from keyhole.recovery import Outcome, Recovery
 from keyhole.session import HELDOUT_QUERIES, recover
+from keyhole.targets import Target, open_target
 
 FORMAT, VERSION = "keyhole-run", 1
 PARAMS, RADIUS, ERRORS = "params.safetensors", "radius.safetensors", "standard_error.safetensors"
@@ -40,6 +44,28 @@ class Settings:
     noise: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     out: Path | None = None
+
+    def recover(self, observer: Observer, around: Callable[[Oracle], Oracle] | None = None) -> tuple[Target, Recovery]:
+        """Open the box, perhaps with something around it, and recover it; the folder is made ready before."""
+        target = open_target(self.target)
+        try:
+            target = target.told(self.max_norm, None if self.noise is None else Noise.parse(self.noise))
+            if self.out is not None:
+                prepare_folder(self.out)
+            result = recover(
+                target.oracle if around is None else around(target.oracle),
+                self.method,
+                self.budget,
+                self.journal,
+                self.seed,
+                throw=False,
+                heldout=self.heldout,
+                observer=observer,
+                **self.options,
+            )
+        finally:
+            target.oracle.close()
+        return target, result
 
     def command(self, budget: int | None) -> str:
         """The command line that asks the same questions with another budget."""

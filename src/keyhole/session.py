@@ -376,8 +376,16 @@ def _recover_from_outputs(
     """Read one head as if there were several: from all outputs of an answer at once, which errors blur less."""
     second, second_cause = _recover(session, lambda _: METHODS["multi-head"], seed, heldout, {})
     if not second.certified:
-        spent = replace(first.stats, queries=second.stats.queries, new_queries=second.stats.new_queries)
-        return replace(first, stats=replace(spent, stages=second.stats.stages)), cause
+        stats = replace(
+            first.stats,
+            queries=second.stats.queries,
+            heldout_queries=second.stats.heldout_queries,
+            new_queries=second.stats.new_queries,
+            seconds=first.stats.seconds + second.stats.seconds,
+            oracle_seconds=second.stats.oracle_seconds,
+            stages=second.stats.stages,
+        )
+        return replace(first, stats=stats), cause
     seconds = first.stats.seconds + second.stats.seconds
     details = {**second.stats.details, "tried_first": first.method}
     second = replace(second, stats=replace(second.stats, seconds=seconds, details=details))
@@ -421,14 +429,15 @@ def _recover_diagnosed(
         stats = replace(stats, new_queries=session.new_queries, details={**stats.details, **known})
         said = f"{first.message}; {found.in_words()}, which no method here recovers"
         return replace(first, message=said, stats=stats), cause
-    method = METHODS[found.method]
+    method, seconds = METHODS[found.method], first.stats.seconds
     second, cause = _recover(session, lambda _: method, seed, heldout, found.options)
     if found.options.get("heads") == 1 and not second.certified:  # told from few answers: there may be more of them
         _set_aside(session, second)
+        seconds += second.stats.seconds
         second, cause = _recover(session, lambda _: method, seed, heldout, {**found.options, "heads": None})
     stats = replace(
         second.stats,
-        seconds=first.stats.seconds + second.stats.seconds,
+        seconds=seconds + second.stats.seconds,
         details={**second.stats.details, **known},
     )
     message = second.message if second.certified else f"{second.message}; {found.in_words()}"

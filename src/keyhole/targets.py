@@ -17,7 +17,7 @@ import numpy as np
 
 from keyhole.errors import FileError, KeyholeError, UsageError
 from keyhole.measure import Noise
-from keyhole.model import MultiHead, OneLayer, ReluNet, Residual, SingleHead, load
+from keyhole.model import MultiHead, OneLayer, ReluNet, Residual, SingleHead, distance, load
 from keyhole.oracles import FunctionOracle, HttpOracle, Noisy, Oracle, Rounded, TorchOracle, Wrapper
 from keyhole.oracles.http_text import read_http
 from keyhole.oracles.named import ONNX_EXAMPLE, TRANSFORMERS_EXAMPLE, onnx_box, transformers_box
@@ -50,6 +50,11 @@ class Target:
         if noise is not None:
             signature = signature.but(noise=noise)
         return self if signature is self.oracle.signature else replace(self, oracle=Wrapper(self.oracle, signature))
+
+    def distance(self, params: Any) -> float | None:
+        """How far parameters are from the truth; None where it is not known, or they are of another family."""
+        known = self.truth is not None and isinstance(params, type(self.truth))
+        return distance(params, self.truth) if known else None
 
 
 def open_target(text: str) -> Target:

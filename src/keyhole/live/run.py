@@ -12,16 +12,13 @@ from typing import Any, Protocol
 from keyhole.errors import FileError, KeyholeError, UsageError
 from keyhole.live.picture import pictures
 from keyhole.live.record import Record, Stopped
-from keyhole.measure import Noise
-from keyhole.model import distance, load
+from keyhole.model import load
 from keyhole.model.matrices import matrices_of
 from keyhole.oracles import Oracle, Wrapper
 from keyhole.progress import Observer
 from keyhole.recovery import Recovery
 from keyhole.report.build import try_report
-from keyhole.runs import PARAMS, RESUMABLE, Settings, plain, prepare_folder, write_run
-from keyhole.session import recover
-from keyhole.targets import open_target
+from keyhole.runs import PARAMS, RESUMABLE, Settings, plain, write_run
 
 MOST_HELDOUT = 512  # numbers that a page draws
 BATCHES_PER_SECOND = 20.0  # of a box that is asked slowly, so that a page sees it go on and a stop need not wait
@@ -65,26 +62,8 @@ class Paced(Wrapper):
 
 def carry_out(settings: Settings, observer: Observer, *, rate: float | None = None) -> Ended:
     """Recover what the settings name, and keep it in their folder."""
-    target = open_target(settings.target)
-    try:
-        target = target.told(settings.max_norm, None if settings.noise is None else Noise.parse(settings.noise))
-        if settings.out is not None:
-            prepare_folder(settings.out)
-        result = recover(
-            target.oracle if rate is None else Paced(target.oracle, rate),
-            settings.method,
-            settings.budget,
-            settings.journal,
-            settings.seed,
-            throw=False,
-            heldout=settings.heldout,
-            observer=observer,
-            **settings.options,
-        )
-    finally:
-        target.oracle.close()
-    known = target.truth is not None and isinstance(result.params, type(target.truth))
-    apart = distance(result.params, target.truth) if known else None
+    target, result = settings.recover(observer, None if rate is None else partial(Paced, rate=rate))
+    apart = target.distance(result.params)
     if settings.out is not None:
         write_run(settings.out, result, settings, target.oracle.name, apart, label=target.label, truth=target.truth)
     return Ended(result, apart)
