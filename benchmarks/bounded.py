@@ -10,9 +10,9 @@ import numpy as np
 import keyhole as kh
 from benchmarks.heads import gaussian, low_rank
 from benchmarks.tables import markdown
-from keyhole.measure import Noise
 from keyhole.methods import Estimate
-from keyhole.methods.bounded import bounded
+from keyhole.methods.robust.bounded.method import bounded
+from keyhole.queries import Noise
 from keyhole.session import Session
 
 WIDTHS = (16, 32)

@@ -21,9 +21,9 @@ import keyhole as kh
 from benchmarks.multi_vector import covered
 from benchmarks.tables import markdown
 from keyhole.arrays import to_numpy
-from keyhole.convert import attention_in, heads_of
+from keyhole.families.torch_layouts import attention_in, heads_of
 from keyhole.methods import METHODS
-from keyhole.whole_model import ModelRecovery, load_weights
+from keyhole.recover_model import ModelRecovery, load_weights
 
 WIDTH, HEADS, LENGTHS, FRESH = 64, (1, 4, 8), range(1, 41), 4
 BIASES = (0.0, 0.1)
@@ -199,7 +199,7 @@ def _model_parts(folder: Path) -> list[str]:
 
 
 def _refactored(place: Any) -> dict[str, Any]:
-    from keyhole.convert import weights_of
+    from keyhole.families.torch_layouts import weights_of
 
     found = weights_of(heads_of(place.module), place.module)
     return {f"{place.name}.{name}": array for name, array in found.items()}

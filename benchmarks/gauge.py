@@ -10,8 +10,8 @@ import numpy as np
 
 import keyhole as kh
 from benchmarks.tables import markdown
-from keyhole.model.factored import Factored
-from keyhole.model.relu_net import ACTIVATIONS
+from keyhole.families.factored import Factored
+from keyhole.families.relu_net import ACTIVATIONS
 
 PAIRS = 1000
 LENGTHS = (1, 2, 3, 4, 5, 6)

@@ -26,8 +26,8 @@ import numpy as np
 
 import keyhole as kh
 from benchmarks.tables import markdown
+from keyhole.inference_protocol import HEADER_LENGTH, Tensor, encode
 from keyhole.oracles import Wrapper
-from keyhole.oracles.inference import HEADER_LENGTH, Tensor, encode
 from keyhole.targets import open_target
 
 TARGET = "demo:single-head?width=64"

@@ -10,10 +10,10 @@ import numpy as np
 
 import keyhole as kh
 from benchmarks.tables import Kept, Row, markdown
-from keyhole.datasets import random_layer, signs
 from keyhole.samples.examples import Count
-from keyhole.samples.projection import Problem
 from keyhole.samples.restarts import Fit
+from keyhole.samples.variable_projection import Problem
+from keyhole.targets.datasets import random_layer, signs
 
 SIZES = (0.1, 0.5, 1.0, 2.0)  # entries of scores times √d: logits of standard deviation size·√d
 CASES = {(4, 4, 2): 20, (8, 4, 2): 20, (8, 6, 3): 20, (16, 8, 2): 20, (16, 8, 4): 20, (32, 8, 4): 5}

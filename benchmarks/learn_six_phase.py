@@ -9,10 +9,10 @@ import numpy as np
 
 import keyhole as kh
 from benchmarks.tables import Kept, Row, markdown
-from keyhole.datasets import random_layer, signs
-from keyhole.samples.levenberg import Limits, descend
-from keyhole.samples.projection import Problem
-from keyhole.samples.six_phase import six_phase
+from keyhole.samples.levenberg_marquardt import Limits, descend
+from keyhole.samples.six_phase.method import six_phase
+from keyhole.samples.variable_projection import Problem
+from keyhole.targets.datasets import random_layer, signs
 
 # (d, k, m): examples, and medians of a prototype for σ = .5 and 1: S, hull, F
 CASES = {

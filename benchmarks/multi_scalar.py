@@ -12,8 +12,8 @@ from scipy.optimize import linear_sum_assignment
 import keyhole as kh
 from benchmarks.tables import markdown
 from keyhole.arrays import floats
-from keyhole.model.gauge_heads import canonical_heads, into_logits
-from keyhole.model.numbers import relative
+from keyhole.gauge.heads import canonical_heads, into_logits
+from keyhole.gauge.tolerance import relative
 
 # (heads, width, rank): seeds, and queries per parameter of sink gating, the method before.
 SIZES: dict[tuple[int, int, int | None], tuple[int, float | None]] = {

@@ -11,7 +11,7 @@ import keyhole as kh
 from benchmarks import minilm
 from benchmarks.tables import markdown
 from keyhole.arrays import floats
-from keyhole.model.gauge_heads import canonical_heads
+from keyhole.gauge.heads import canonical_heads
 
 CASES = ((8, 32, 32), (16, 64, 64), (8, 32, 8))
 SEEDS = 3

@@ -9,9 +9,9 @@ import numpy as np
 import keyhole as kh
 from benchmarks.tables import markdown
 from keyhole.arrays import Array
-from keyhole.measure import Noise
-from keyhole.methods.noise import measure_noise
+from keyhole.methods.noise_estimation.measure import measure_noise
 from keyhole.oracles import Cast, Noisy, Oracle, Rounded, Wrapper
+from keyhole.queries import Noise
 from keyhole.session import Session
 
 RUNS = 200

@@ -8,8 +8,8 @@ import numpy as np
 
 import keyhole as kh
 from benchmarks.tables import markdown
-from keyhole.model.one_layer import OneLayer
-from keyhole.model.relu_net import ReluNet
+from keyhole.families.one_layer import OneLayer
+from keyhole.families.relu_net import ReluNet
 
 # (width, neurons, outputs): runs
 CASES = {(8, 16, 1): 50, (16, 32, 1): 20, (32, 64, 1): 5, (16, 8, 1): 50, (32, 128, 32): 5}

@@ -8,14 +8,14 @@ import numpy as np
 
 import keyhole as kh
 from benchmarks.tables import markdown
-from keyhole.measure import Signature
 from keyhole.methods import Estimate, Steps
-from keyhole.methods.bit_exact import bit_exact
-from keyhole.methods.certify import certify
-from keyhole.methods.floating import by_null_queries
-from keyhole.methods.rounded import by_thresholds
-from keyhole.numerics.dtypes import grid_of
+from keyhole.methods.certificate import certify
+from keyhole.methods.robust.dtypes import grid_of
+from keyhole.methods.robust.quantised.decimals import by_thresholds
+from keyhole.methods.robust.quantised.floats import by_null_queries
+from keyhole.methods.robust.stored_bits import bit_exact
 from keyhole.oracles import Cast, Oracle, Rounded
+from keyhole.queries import Signature
 from keyhole.recovery import Outcome
 from keyhole.session import Session
 

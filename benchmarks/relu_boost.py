@@ -9,10 +9,10 @@ import numpy as np
 
 import keyhole as kh
 from benchmarks.tables import markdown
+from keyhole.families.relu_net import ReluNet
 from keyhole.methods import Unrecoverable
-from keyhole.methods.certify import certify
-from keyhole.methods.relu_boost import relu_boost
-from keyhole.model.relu_net import ReluNet
+from keyhole.methods.certificate import certify
+from keyhole.methods.relu_net.noisy.method import relu_boost
 from keyhole.oracles import Cast, Noisy, Oracle, Rounded
 from keyhole.recovery import Outcome
 from keyhole.session import Session

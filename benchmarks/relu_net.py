@@ -10,10 +10,10 @@ import numpy as np
 
 import keyhole as kh
 from benchmarks.tables import markdown
+from keyhole.families.relu_net import ReluNet
 from keyhole.methods.base import Unrecoverable
-from keyhole.methods.certify import certify
-from keyhole.methods.relu_net import relu_net
-from keyhole.model.relu_net import ReluNet
+from keyhole.methods.certificate import certify
+from keyhole.methods.relu_net.exact.method import relu_net
 from keyhole.recovery import Outcome
 from keyhole.session import Session
 

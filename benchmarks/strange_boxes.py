@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 import keyhole as kh
-from keyhole.methods.diagnose import Diagnosis
+from keyhole.methods.diagnosis.diagnose import Diagnosis
 from keyhole.targets import random_multi_head, random_net, random_single_head
 
 Random = np.random.Generator

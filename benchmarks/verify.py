@@ -13,7 +13,7 @@ import numpy as np
 import keyhole as kh
 from benchmarks.gauge import layer, net
 from benchmarks.tables import markdown
-from keyhole.model.factored import Factored, Factors
+from keyhole.families.factored import Factored, Factors
 
 RUNS = 2000
 CHANGE = 1e-6

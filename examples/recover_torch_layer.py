@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 import keyhole as kh
-from keyhole.convert import heads_of, weights_of
+from keyhole.families.torch_layouts import heads_of, weights_of
 
 WIDTH, HEADS = 24, 4
 

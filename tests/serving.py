@@ -19,8 +19,8 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
+from keyhole.inference_protocol import HEADER_LENGTH, Tensor, decode, encode
 from keyhole.oracles import Oracle
-from keyhole.oracles.inference import HEADER_LENGTH, Tensor, decode, encode
 from keyhole.serve import Limits, ServedBox, Server
 
 

@@ -15,7 +15,7 @@ from keyhole.audit import Audit, Defence, Row, audit, parse_defence
 from keyhole.audit.cells import Column
 from keyhole.errors import OracleError, UsageError
 from keyhole.oracles import FunctionOracle
-from keyhole.report.curves import draw_curves
+from keyhole.report.html.audit_curves import draw_curves
 from targets import small_oracle
 
 SMALL = "demo:single-head?width=4"

@@ -13,12 +13,12 @@ import keyhole as kh
 import targets as t
 from keyhole.arrays import Array, Space, to_numpy
 from keyhole.errors import UsageError
-from keyhole.measure import Noise
 from keyhole.methods import Estimate, Unrecoverable
-from keyhole.methods.bounded import ASSUMPTIONS, ASSUMPTIONS_COVERED, bounded
-from keyhole.methods.bounded_reader import LEAST_MARGIN
-from keyhole.methods.bounded_sheet import leaning_rows
-from keyhole.numerics.interval import Interval, Layout
+from keyhole.methods.robust.bounded.design import leaning_rows
+from keyhole.methods.robust.bounded.interval import Interval, Layout
+from keyhole.methods.robust.bounded.method import ASSUMPTIONS, ASSUMPTIONS_COVERED, bounded
+from keyhole.methods.robust.bounded.reader import LEAST_MARGIN
+from keyhole.queries import Noise
 from keyhole.recovery import Outcome
 from keyhole.session import Session
 

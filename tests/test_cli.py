@@ -11,9 +11,9 @@ import pytest
 
 import keyhole as kh
 from commands import Run, one_line
-from keyhole import runs
 from keyhole.recovery import Outcome
-from keyhole.runs import Settings, parse_option, plain
+from keyhole.runs.store import Settings, parse_option, plain
+from keyhole.runs.store import store as runs
 from keyhole.targets import random_multi_head
 
 SMALL = "demo:single-head?width=8"

@@ -8,8 +8,8 @@ import pytest
 import keyhole as kh
 from keyhole.audit import Defence, audit, default_defences, parse_defence
 from keyhole.errors import UsageError
-from keyhole.measure import Noise, Signature
 from keyhole.oracles import FunctionOracle
+from keyhole.queries import Noise, Signature
 from keyhole.targets import open_target
 from targets import Random, small_oracle
 

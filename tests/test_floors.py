@@ -10,7 +10,7 @@ import pytest
 
 import keyhole as kh
 from keyhole.audit import audit
-from keyhole.audit.floors import (
+from keyhole.audit.lower_bounds import (
     Geometry,
     bounded_floor,
     counting_bound,
@@ -19,7 +19,7 @@ from keyhole.audit.floors import (
     gaussian_floor,
     rounding_floor,
 )
-from keyhole.measure import Noise, Signature
+from keyhole.queries import Noise, Signature
 from keyhole.targets import open_target
 
 

@@ -11,9 +11,9 @@ from benchmarks.gauge import MAKERS, SAME_ANSWERS, answers_apart, layer, net, pa
 
 import keyhole as kh
 from keyhole.errors import UsageError
-from keyhole.model.factored import Factored
-from keyhole.model.gauge import COMPARISONS
-from keyhole.model.witness import KINDS
+from keyhole.families.factored import Factored
+from keyhole.gauge.compare import COMPARISONS
+from keyhole.gauge.witness import KINDS
 
 PAIRS = 80  # a slice of what the benchmark `gauge` asks
 

@@ -41,13 +41,14 @@ from keyhole.errors import (
     UsageError,
     WrongShape,
 )
-from keyhole.measure import Noise
-from keyhole.oracles import Counted, HttpOracle, Noisy, Oracle, Rounded, Wrapper, lines
-from keyhole.oracles import exchange as x
-from keyhole.oracles.http_text import OPTIONS, read_http
-from keyhole.oracles.inference import HEADER_LENGTH, Malformed, Tensor, decode, encode
+from keyhole.inference_protocol import HEADER_LENGTH, Malformed, Tensor, decode, encode
+from keyhole.oracles import Counted, HttpOracle, Noisy, Oracle, Rounded, Wrapper
+from keyhole.oracles.http import connections as lines
+from keyhole.oracles.http import retries as x
+from keyhole.queries import Noise
 from keyhole.serve import Server
 from keyhole.targets import open_target
+from keyhole.targets.http_text import OPTIONS, read_http
 from serving import Said, as_json, description, digest, faking, havoc, honest, serving
 
 pytest.importorskip("orjson")

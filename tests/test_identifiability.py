@@ -10,8 +10,8 @@ import pytest
 
 import keyhole as kh
 from keyhole.errors import UsageError
-from keyhole.model.identifiability import CLAIMS, FAMILIES, INPUTS, Claim, claims
-from keyhole.model.structure import structure
+from keyhole.gauge.identifiability import CLAIMS, FAMILIES, INPUTS, Claim, claims
+from keyhole.gauge.redundancy import structure
 
 WIDTH, LONGEST = 5, 6
 Random = np.random.Generator

@@ -74,7 +74,7 @@ def name_of(path: Path) -> str:
 
 
 def part_of(module: str) -> str:
-    """keyhole.methods.reading -> methods; keyhole -> __init__."""
+    """keyhole.methods.forms.reader -> methods; keyhole -> __init__."""
     return module.split(".")[1] if "." in module else "__init__"
 
 

@@ -14,16 +14,16 @@ from scipy.optimize import linear_sum_assignment
 import keyhole as kh
 from keyhole.arrays import Space
 from keyhole.cli import main
-from keyhole.datasets import open_data, random_layer, signs
 from keyhole.errors import FileError, UsageError
 from keyhole.recovery import Outcome
 from keyhole.samples.diagnostics import low_orders
 from keyhole.samples.examples import Count, Examples
-from keyhole.samples.hard import find_parity, parity_layer
-from keyhole.samples.levenberg import Factored
-from keyhole.samples.projection import Point, Problem, orthonormal
+from keyhole.samples.levenberg_marquardt import Factored
+from keyhole.samples.parity import find_parity, parity_layer
+from keyhole.samples.standard_errors import spread
 from keyhole.samples.starts import moment
-from keyhole.samples.uncertainty import spread
+from keyhole.samples.variable_projection import Point, Problem, orthonormal
+from keyhole.targets.datasets import open_data, random_layer, signs
 
 
 def examples(
@@ -162,7 +162,7 @@ def test_sampled_errors_are_like_those_of_the_matrix(
     point: Point, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entrywise = spread(point, rng)
-    monkeypatch.setattr("keyhole.samples.uncertainty.DENSE", 0)
+    monkeypatch.setattr("keyhole.samples.standard_errors.DENSE", 0)
     pooled = spread(point, rng)
     assert entrywise.entrywise
     assert not pooled.entrywise

@@ -25,13 +25,13 @@ import keyhole as kh
 from browsers import ARGUMENTS, ARTEFACTS, chromium
 from keyhole.cli import main
 from keyhole.live import LiveServer, Runs
+from keyhole.live.access import refused
 from keyhole.live.form import Nonsense, read_form
-from keyhole.live.gate import refused
-from keyhole.live.picture import MOST_CELLS, pictures
+from keyhole.live.heatmap import MOST_CELLS, pictures
 from keyhole.live.run import carry_out
-from keyhole.measure import Sketch
 from keyhole.progress import Silent
-from keyhole.runs import Settings
+from keyhole.queries import Sketch
+from keyhole.runs.store import Settings
 
 QUICK = {"family": "single-head", "width": "6", "rate": "1000000"}
 # 274 questions and 32 for the certificate, seven seconds: time enough to stop it on a busy machine. `hurry` ends that.

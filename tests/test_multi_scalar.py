@@ -12,10 +12,10 @@ from scipy.optimize import linear_sum_assignment
 
 import keyhole as kh
 from keyhole.arrays import Array, Floats, floats, to_numpy
-from keyhole.model.gauge_heads import canonical_heads, into_logits
-from keyhole.model.numbers import relative
-from keyhole.numerics.circle import HalfCircle, next_guess
-from keyhole.numerics.gates import crossing, gate, shares, weights_of
+from keyhole.gauge.heads import canonical_heads, into_logits
+from keyhole.gauge.tolerance import relative
+from keyhole.methods.multi_head.scalar.gates import crossing, gate, shares, weights_of
+from keyhole.methods.multi_head.scalar.half_circle import HalfCircle, next_guess
 from targets import example
 
 

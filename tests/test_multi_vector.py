@@ -9,8 +9,8 @@ import pytest
 from scipy.optimize import linear_sum_assignment
 
 import keyhole as kh
-from keyhole.model.gauge_heads import canonical_heads
-from keyhole.numerics.odds_pencil import solve_pencil
+from keyhole.gauge.heads import canonical_heads
+from keyhole.methods.multi_head.vector.odds_pencil import solve_pencil
 from keyhole.recovery import Outcome
 from keyhole.targets import open_target
 

@@ -10,11 +10,11 @@ import pytest
 
 import keyhole as kh
 from keyhole.arrays import Array, namespace, to_numpy
-from keyhole.measure import Noise, Signature
-from keyhole.methods.noise import QUESTIONS, REPEATS, FoundNoise, measure_noise
-from keyhole.numerics.digits import binary_digits, decimals
-from keyhole.numerics.roughness import distance_from_polynomials
+from keyhole.methods.noise_estimation.digits import binary_digits, decimals
+from keyhole.methods.noise_estimation.measure import QUESTIONS, REPEATS, FoundNoise, measure_noise
+from keyhole.methods.noise_estimation.roughness import distance_from_polynomials
 from keyhole.oracles import Cast, Counted, Noisy, Oracle, Rounded
+from keyhole.queries import Noise, Signature
 from keyhole.session import Session
 from targets import Random, of_norm
 

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 import targets as t
 from keyhole.arrays import Array, Space, to_numpy
-from keyhole.numerics.cross import CrossBasis
+from keyhole.methods.forms.cross_basis import CrossBasis
+from keyhole.methods.forms.outputs import choose_outputs, window_rows
+from keyhole.methods.forms.shifted import solve_shifted
 from keyhole.numerics.logit import logit_with_radius, rounding
-from keyhole.numerics.outputs import choose_outputs, window_rows
-from keyhole.numerics.rotation import equal_overlap, random_orthogonal, split_along
-from keyhole.numerics.shifted import solve_shifted
+from keyhole.numerics.orthogonal import equal_overlap, random_orthogonal, split_along
 
 EXAMPLES = settings(max_examples=40)
 SEEDS = st.integers(0, 2**32 - 1)

@@ -16,17 +16,17 @@ import targets as t
 from keyhole.arrays import Array, numpy_space, to_numpy
 from keyhole.cli import main
 from keyhole.errors import UsageError
-from keyhole.measure import Signature
+from keyhole.families.files import load_arrays
+from keyhole.families.one_layer import OneLayer
+from keyhole.families.relu_net import ACTIVATIONS, ReluNet
+from keyhole.gauge.compare import distance
 from keyhole.methods import METHODS
 from keyhole.methods.base import Estimate, Steps
-from keyhole.methods.one_layer import ONE_LAYER, FfnLearner
-from keyhole.model.files import load_arrays
-from keyhole.model.gauge import distance
-from keyhole.model.one_layer import OneLayer
-from keyhole.model.relu_net import ACTIVATIONS, ReluNet
-from keyhole.numerics.one_layer_blocks import choose_blocks, value_behind
-from keyhole.numerics.one_layer_roots import monotone_roots
+from keyhole.methods.one_layer.block_solve import choose_blocks, value_behind
+from keyhole.methods.one_layer.method import ONE_LAYER, FfnLearner
+from keyhole.methods.one_layer.roots import monotone_roots
 from keyhole.oracles import Noisy, Rounded
+from keyhole.queries import Signature
 from keyhole.recovery import Outcome
 
 

@@ -140,7 +140,7 @@ def test_an_onnx_head_is_recovered(path: Path, positions: Any) -> None:
 
 def test_the_same_result_as_the_layer_in_torch(path: Path) -> None:
     torch = pytest.importorskip("torch")
-    from keyhole.convert import heads_of  # noqa: PLC0415
+    from keyhole.families.torch_layouts import heads_of  # noqa: PLC0415
 
     torch.manual_seed(0)
     layer = torch.nn.MultiheadAttention(WIDTH, 1).double().eval()

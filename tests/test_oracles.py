@@ -19,8 +19,8 @@ from keyhole.errors import (
     UsageError,
     WrongShape,
 )
-from keyhole.measure import Noise
 from keyhole.oracles import Batched, Budgeted, Counted, FunctionOracle, Noisy, Oracle, Rounded, Wrapper
+from keyhole.queries import Noise
 
 WIDTH = 3
 

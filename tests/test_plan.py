@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import keyhole.measure as measure
+import keyhole.queries as measure
 from keyhole.arrays import Space, numpy_space, to_numpy
 from keyhole.errors import UsageError
-from keyhole.measure import Noise, Plan, Rows, Signature, Term, sequences
+from keyhole.queries import Noise, Plan, Rows, Signature, Term, sequences
 
 
 def simple(**changes: Any) -> Plan:

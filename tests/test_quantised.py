@@ -12,15 +12,15 @@ import keyhole as kh
 import targets as t
 from keyhole.arrays import Space
 from keyhole.errors import UsageError
-from keyhole.measure import Noise, Signature
 from keyhole.methods import Estimate, Method, Steps, Unrecoverable
-from keyhole.methods.bit_exact import bit_exact
-from keyhole.methods.certify import certify
-from keyhole.methods.floating import by_null_queries
-from keyhole.methods.robust import ROBUST
-from keyhole.methods.rounded import by_thresholds
-from keyhole.numerics.dtypes import GRIDS, grid_of
+from keyhole.methods.certificate import certify
+from keyhole.methods.robust.dtypes import GRIDS, grid_of
+from keyhole.methods.robust.method import ROBUST
+from keyhole.methods.robust.quantised.decimals import by_thresholds
+from keyhole.methods.robust.quantised.floats import by_null_queries
+from keyhole.methods.robust.stored_bits import bit_exact
 from keyhole.oracles import Cast, Oracle, Rounded
+from keyhole.queries import Noise, Signature
 from keyhole.recovery import Outcome
 from keyhole.session import Session
 

@@ -9,15 +9,15 @@ import pytest
 
 import keyhole as kh
 from keyhole.errors import UsageError
-from keyhole.measure import Noise
+from keyhole.families.relu_net import ReluNet
 from keyhole.methods import Estimate, Unrecoverable
-from keyhole.methods.certify import certify
-from keyhole.methods.relu_boost import IN_THE_END, relu_boost
-from keyhole.model.relu_net import ReluNet
-from keyhole.numerics.relu_boosting import Problem, descended, fitted, unit
-from keyhole.numerics.relu_orientation import oriented, unfolded
-from keyhole.numerics.relu_spread import Spread
+from keyhole.methods.certificate import certify
+from keyhole.methods.relu_net.noisy.covariance import Spread
+from keyhole.methods.relu_net.noisy.least_squares import Problem, descended, fitted, unit
+from keyhole.methods.relu_net.noisy.method import IN_THE_END, relu_boost
+from keyhole.methods.relu_net.noisy.orientation import oriented, unfolded
 from keyhole.oracles import Cast, Counted, Noisy, Oracle, Rounded
+from keyhole.queries import Noise
 from keyhole.recovery import Outcome
 from keyhole.session import Session
 

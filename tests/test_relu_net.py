@@ -13,17 +13,17 @@ import pytest
 import keyhole as kh
 from keyhole.arrays import Space, to_numpy
 from keyhole.errors import UsageError
-from keyhole.measure import Noise
+from keyhole.families.load import load
+from keyhole.families.relu_net import ACTIVATIONS, ReluNet, activate, activate_slope
+from keyhole.gauge.compare import distance
 from keyhole.methods import Unrecoverable
-from keyhole.methods.certify import certify
-from keyhole.methods.relu_net import relu_net
-from keyhole.model.families import load
-from keyhole.model.gauge import distance
-from keyhole.model.relu_net import ACTIVATIONS, ReluNet, activate, activate_slope
-from keyhole.numerics.kinks import KinkSearch
-from keyhole.numerics.lattice import reduced, subset_with_sum
-from keyhole.numerics.relu_rings import ring_tokens
-from keyhole.numerics.relu_signs import flipped
+from keyhole.methods.certificate import certify
+from keyhole.methods.relu_net.exact.kink_search import KinkSearch
+from keyhole.methods.relu_net.exact.lattice import reduced, subset_with_sum
+from keyhole.methods.relu_net.exact.method import relu_net
+from keyhole.methods.relu_net.exact.orientation import flipped
+from keyhole.methods.relu_net.exact.rings import ring_tokens
+from keyhole.queries import Noise
 from keyhole.recovery import Outcome
 from keyhole.session import Session
 

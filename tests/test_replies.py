@@ -10,8 +10,8 @@ from http import client
 
 import pytest
 
-from keyhole.oracles import replies
-from keyhole.oracles.replies import AnswerTooLong, Deadline, Reply, read_reply, request_head
+from keyhole.oracles.http import replies
+from keyhole.oracles.http.replies import AnswerTooLong, Deadline, Reply, read_reply, request_head
 
 PLAIN = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nX-Kind: plain\r\n\r\nhello"
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"

@@ -18,17 +18,17 @@ import pytest
 
 import keyhole as kh
 from commands import Run, one_line
-from keyhole import cli_model
 from keyhole.cli import main
+from keyhole.cli import recover_model as cli_model
 from keyhole.errors import FileError
+from keyhole.recover_model import ModelRecovery
 from keyhole.recovery import Certificate, Outcome, Recovery, Stats
-from keyhole.report import build
-from keyhole.report.build import as_html, read_report, write_report
-from keyhole.report.canvas import canvas, power, short, through_zero
-from keyhole.report.charts import thin
-from keyhole.runs import Settings, write_run
+from keyhole.report.html import build
+from keyhole.report.html.build import as_html, read_report, write_report
+from keyhole.report.html.canvas import canvas, power, short, through_zero
+from keyhole.report.html.charts import thin
+from keyhole.runs.store import Settings, write_run
 from keyhole.targets import open_target, random_multi_head
-from keyhole.whole_model import ModelRecovery
 
 BOX = ""
 VOID = {"meta", "input", "img", "br", "hr", "link"}

@@ -10,7 +10,7 @@ import pytest
 
 import keyhole as kh
 from keyhole.arrays import floats
-from keyhole.model.structure import structure
+from keyhole.gauge.redundancy import structure
 from keyhole.session import diagnose_box
 from keyhole.targets import open_target
 from targets import example

@@ -12,8 +12,14 @@ import keyhole as kh
 import targets as t
 from keyhole.arrays import Array, to_numpy
 from keyhole.errors import UsageError
-from keyhole.numerics.balance import best_pairs, pair_answers, pair_rows, tilted_rows, universal_floor
-from keyhole.numerics.likelihood import Frame, Pairs, Point, fit, predicted
+from keyhole.methods.robust.gaussian.likelihood import Frame, Pairs, Point, fit, predicted
+from keyhole.methods.robust.gaussian.pair_design import (
+    best_pairs,
+    pair_answers,
+    pair_rows,
+    tilted_rows,
+    universal_floor,
+)
 from keyhole.oracles import Counted, Noisy, Oracle
 
 

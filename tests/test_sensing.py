@@ -13,8 +13,8 @@ import targets as t
 from keyhole.arrays import Space
 from keyhole.errors import UsageError
 from keyhole.methods import METHODS
-from keyhole.methods.sensing import ASSUMPTIONS, PILOT, SENSING
-from keyhole.numerics.sensing import error_spread, factored, parameter_count, recommended_measurements
+from keyhole.methods.sensing.method import ASSUMPTIONS, PILOT, SENSING
+from keyhole.methods.sensing.solvers import error_spread, factored, parameter_count, recommended_measurements
 from keyhole.recovery import Outcome
 from test_honesty import Kind, Situation, drawn
 

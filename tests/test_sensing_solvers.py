@@ -7,7 +7,7 @@ import secrets
 import numpy as np
 import pytest
 
-from keyhole.numerics.sensing import (
+from keyhole.methods.sensing.solvers import (
     Floats,
     SensingSolution,
     factored,

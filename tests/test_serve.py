@@ -21,12 +21,12 @@ import keyhole as kh
 import targets as t
 from keyhole.arrays import Array
 from keyhole.cli import main
+from keyhole.cli.serve import model_name
 from keyhole.errors import OracleError, UsageError
+from keyhole.inference_protocol import HEADER_LENGTH, Tensor, encode
 from keyhole.oracles import Budgeted, Oracle
-from keyhole.oracles.inference import HEADER_LENGTH, Tensor, encode
 from keyhole.serve import Limits, ServedBox, Server
-from keyhole.serve.box import Rate
-from keyhole.serve.command import model_name
+from keyhole.serve.served_oracle import Rate
 from serving import serving
 
 httpx = pytest.importorskip("httpx")

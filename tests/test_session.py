@@ -16,8 +16,8 @@ import targets as t
 from keyhole.arrays import Array, Space, numpy_space, to_numpy
 from keyhole.errors import BudgetExhausted, OracleRaised, RecoveryFailed, UsageError, WrongShape
 from keyhole.journal import Journal
-from keyhole.measure import Measurements, Noise, Plan, Rows, Term, sequences
 from keyhole.oracles import Batched, Budgeted, Counted, Noisy
+from keyhole.queries import Measurements, Noise, Plan, Rows, Term, sequences
 from keyhole.recovery import Outcome
 from keyhole.session import CPU_BATCH_BYTES, Session
 

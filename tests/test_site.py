@@ -163,7 +163,7 @@ def test_every_method_has_a_page() -> None:
 
 @pytest.mark.parametrize("page", [DOCS / "theorems.md", *METHOD_PAGES], ids=lambda page: page.stem)
 def test_code_that_is_named_is_there(page: Path) -> None:
-    """A name such as keyhole.methods.sensing is a module, or something in one."""
+    """A name such as keyhole.methods.sensing.method is a module, or something in one."""
     for name in set(re.findall(r"`(keyhole(?:\.\w+)+)`", text_of(page))):
         try:
             importlib.import_module(name)

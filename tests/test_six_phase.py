@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import keyhole as kh
-from keyhole.datasets import random_layer, signs
 from keyhole.errors import UsageError
-from keyhole.samples import six_phase as phases
-from keyhole.samples.six_phase import six_phase
+from keyhole.samples.six_phase import method as phases
+from keyhole.samples.six_phase.method import six_phase
+from keyhole.targets.datasets import random_layer, signs
 
 
 def layer_of(rng: np.random.Generator, d: int, m: int, sigma: float) -> kh.AttentionLayer:

@@ -18,8 +18,8 @@ import pexpect
 import pytest
 
 from keyhole.cli import main
-from keyhole.measure import Sketch
 from keyhole.progress import Bar, Both, Lines, Looks, Silent, on_terminal
+from keyhole.queries import Sketch
 
 BOX = """
 import time

@@ -11,10 +11,10 @@ import pytest
 
 import keyhole as kh
 from keyhole.arrays import Array, to_numpy
-from keyhole.convert import heads_of
 from keyhole.errors import NonFiniteAnswer, OracleRaised, UsageError, WrongShape
-from keyhole.measure import Noise
+from keyhole.families.torch_layouts import heads_of
 from keyhole.oracles import Counted
+from keyhole.queries import Noise
 from keyhole.targets import open_target
 
 torch = pytest.importorskip("torch")

@@ -14,12 +14,12 @@ import pytest
 import keyhole as kh
 from keyhole.arrays import to_numpy
 from keyhole.cli import main
-from keyhole.convert import attention_in, heads_of, weights_of
 from keyhole.errors import FileError, UsageError
+from keyhole.families.projections import factored
+from keyhole.families.torch_layouts import attention_in, heads_of, weights_of
 from keyhole.methods import METHODS
-from keyhole.model.projections import factored
+from keyhole.recover_model import load_layers, load_weights
 from keyhole.targets import open_target
-from keyhole.whole_model import load_layers, load_weights
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

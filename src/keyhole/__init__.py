@@ -2,28 +2,15 @@
 
 from keyhole.audit import audit
 from keyhole.errors import KeyholeError, RecoveryFailed
-from keyhole.measure import Noise
-from keyhole.model import (
-    AttentionLayer,
-    MultiHead,
-    OneLayer,
-    ReluNet,
-    Residual,
-    SingleHead,
-    Witness,
-    canonical,
-    distance,
-    equivalent,
-    kinds,
-    load,
-    witness,
-)
+from keyhole.families import AttentionLayer, MultiHead, OneLayer, ReluNet, Residual, SingleHead, load
+from keyhole.gauge import Witness, canonical, distance, equivalent, kinds, witness
 from keyhole.oracles import FunctionOracle, HttpOracle, OnnxOracle, TorchOracle, TransformersOracle
+from keyhole.queries import Noise
+from keyhole.recover_model import recover_model
 from keyhole.recovery import Outcome, Recovery
 from keyhole.samples import learn
 from keyhole.session import recover
 from keyhole.verify import Verdict, verify
-from keyhole.whole_model import recover_model
 
 __all__ = [
     "AttentionLayer",

@@ -14,7 +14,7 @@ from typing import IO, Protocol, runtime_checkable
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from keyhole.measure import Sketch
+from keyhole.queries import Sketch
 
 # Between two plain lines, in seconds; what ends sooner says nothing on its way.
 LINE_SECONDS = 5.0

@@ -15,16 +15,16 @@ import numpy as np
 
 from keyhole.arrays import Array, to_numpy
 from keyhole.errors import BudgetExhausted, OracleError, RecoveryFailed, UsageError, WrongShape
+from keyhole.families import MultiHead, SingleHead
 from keyhole.journal import Journal
-from keyhole.measure import Measurements, Plan, Signature, Sketch
 from keyhole.methods import AUTO, METHODS, Estimate, Method, Steps, Unrecoverable, noisy
 from keyhole.methods.base import Found
-from keyhole.methods.certify import Judgement, certify
-from keyhole.methods.diagnose import Diagnosis, diagnose
-from keyhole.methods.noise import measure_noise
-from keyhole.model import MultiHead, SingleHead
+from keyhole.methods.certificate import Judgement, certify
+from keyhole.methods.diagnosis.diagnose import Diagnosis, diagnose
+from keyhole.methods.noise_estimation.measure import measure_noise
 from keyhole.oracles import Oracle
 from keyhole.progress import Bar, Observer, Silent, Watcher, wants_bar
+from keyhole.queries import Measurements, Plan, Signature, Sketch
 from keyhole.recovery import Certificate, Outcome, Recovery, Stats
 
 HELDOUT_QUERIES = 32

@@ -21,8 +21,8 @@ import numpy as np
 
 from keyhole.arrays import Array, Space, to_numpy
 from keyhole.errors import UsageError
-from keyhole.measure import Noise, Signature
 from keyhole.oracles import Oracle
+from keyhole.queries import Noise, Signature
 
 __all__ = ["OracleConformance", "check_oracle"]
 
@@ -50,7 +50,7 @@ class OracleConformance:
         """Name and signature are set, and the name says the same each time: a journal is found by it."""
         with self._made() as oracle, self._made() as again:
             _require(isinstance(oracle, Oracle), f"{type(oracle).__name__} is no Oracle: derive it from keyhole's")
-            _require(isinstance(oracle.signature, Signature), "signature must be a keyhole.measure.Signature")
+            _require(isinstance(oracle.signature, Signature), "signature must be a keyhole.queries.Signature")
             _require(isinstance(oracle.name, str) and bool(oracle.name.strip()), "name must be text that names the box")
             _require(
                 " at 0x" not in oracle.name, f"the name {oracle.name!r} holds an address: it changes with each run"

@@ -13,14 +13,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from keyhole.audit.defences import Defence
-from keyhole.audit.floors import NOTHING, Geometry, floor
+from keyhole.audit.lower_bounds import NOTHING, Geometry, floor
 from keyhole.audit.result import Row
 from keyhole.errors import FileError, OracleError
-from keyhole.model import SingleHead, distance
+from keyhole.families import SingleHead
+from keyhole.gauge import distance
 from keyhole.oracles import Oracle
 from keyhole.progress import Observer, Silent
 from keyhole.recovery import Outcome, Recovery
-from keyhole.runs import keyhole_version
+from keyhole.runs.store import keyhole_version
 from keyhole.session import recover
 
 # Part of every key: raise it whenever the same settings start to mean another cell.

@@ -9,8 +9,8 @@ from typing import Any, cast
 
 from keyhole.arrays import Array
 from keyhole.errors import UsageError
-from keyhole.measure import DIGITS, Noise
 from keyhole.oracles import Budgeted, Cast, Noisy, Oracle, Rounded, Wrapper
+from keyhole.queries import DIGITS, Noise
 
 NONE = "none"
 POSSIBLE = (

@@ -14,14 +14,14 @@ from time import monotonic
 from typing import Any
 
 from keyhole.errors import FileError, KeyholeError, UsageError
+from keyhole.families.matrices import matrices_of
+from keyhole.gauge import distance
 from keyhole.live.form import Served, Wish, read_form
-from keyhole.live.picture import pictures
+from keyhole.live.heatmap import pictures
 from keyhole.live.run import Finished, Run, add_report, carry_out
-from keyhole.model import distance
-from keyhole.model.matrices import matrices_of
 from keyhole.progress import Observer
 from keyhole.recovery import Outcome
-from keyhole.runs import FORMAT, RUN, VERSION, Settings, plain, prepare_folder
+from keyhole.runs.store import FORMAT, RUN, VERSION, Settings, plain, prepare_folder
 
 LIVE, JOURNAL = "live.json", "journal.db"  # beside what `keyhole recover --out` writes
 LIVE_FORMAT, LIVE_VERSION = "keyhole-live", 1

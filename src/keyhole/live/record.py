@@ -8,9 +8,9 @@ from threading import Lock
 from time import monotonic
 from typing import Any
 
-from keyhole.live.picture import pictures
-from keyhole.measure import Sketch
+from keyhole.live.heatmap import pictures
 from keyhole.progress import Looks
+from keyhole.queries import Sketch
 
 # Between two points of the curve of queries over time, at first; when there are too many, every other one goes.
 POINT_SECONDS, MOST_POINTS = 0.1, 200

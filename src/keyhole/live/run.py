@@ -6,19 +6,20 @@ import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from time import sleep, time
 from typing import Any, Protocol
 
 from keyhole.errors import FileError, KeyholeError, UsageError
-from keyhole.live.picture import pictures
+from keyhole.families import load
+from keyhole.families.matrices import matrices_of
+from keyhole.live.heatmap import pictures
 from keyhole.live.record import Record, Stopped
-from keyhole.model import load
-from keyhole.model.matrices import matrices_of
 from keyhole.oracles import Oracle, Wrapper
 from keyhole.progress import Observer
 from keyhole.recovery import Recovery
-from keyhole.report.build import try_report
-from keyhole.runs import PARAMS, RESUMABLE, Settings, plain, write_run
+from keyhole.report.html.build import try_report
+from keyhole.runs.store import PARAMS, RESUMABLE, Settings, plain, write_run
 
 MOST_HELDOUT = 512  # numbers that a page draws
 BATCHES_PER_SECOND = 20.0  # of a box that is asked slowly, so that a page sees it go on and a stop need not wait

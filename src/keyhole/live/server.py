@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from types import TracebackType
 
-from keyhole.live.gate import Gate
+from keyhole.live.access import Gate
 from keyhole.live.manager import Runs
-from keyhole.live.web import add_page, make_empty_app
-from keyhole.serve.box import ServedBox
+from keyhole.live.routes import add_page, make_empty_app
+from keyhole.serve.routes import make_app
+from keyhole.serve.served_oracle import ServedBox
 from keyhole.serve.server import WebServer
-from keyhole.serve.web import make_app
 
 BESIDE = ("/v2", "/openapi.json")  # paths of a served box, which has clients of other kinds
 

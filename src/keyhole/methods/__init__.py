@@ -1,15 +1,15 @@
 """Learners: one per file, each a pure generator. None of them touches an oracle."""
 
-from keyhole.measure import Signature
 from keyhole.methods.base import Estimate, Method, Steps, Unrecoverable
-from keyhole.methods.low_rank import LOW_RANK
-from keyhole.methods.multi_head import MULTI_HEAD
-from keyhole.methods.nets import NET
-from keyhole.methods.one_layer import ONE_LAYER
+from keyhole.methods.multi_head.method import MULTI_HEAD
+from keyhole.methods.one_layer.method import ONE_LAYER
+from keyhole.methods.relu_net.method import NET
 from keyhole.methods.residual import RESIDUAL
-from keyhole.methods.robust import ROBUST
-from keyhole.methods.sensing import SENSING
-from keyhole.methods.single_head import SINGLE_HEAD
+from keyhole.methods.robust.method import ROBUST
+from keyhole.methods.sensing.method import SENSING
+from keyhole.methods.single_head.low_rank import LOW_RANK
+from keyhole.methods.single_head.method import SINGLE_HEAD
+from keyhole.queries import Signature
 
 METHODS: dict[str, Method] = {
     method.name: method for method in (SINGLE_HEAD, LOW_RANK, SENSING, ROBUST, NET, ONE_LAYER, MULTI_HEAD, RESIDUAL)

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from keyhole.errors import KeyholeError
-from keyhole.measure import Measurements, Plan, Signature, Sketch
-from keyhole.model.matrices import matrices_of
+from keyhole.families.matrices import matrices_of
+from keyhole.queries import Measurements, Plan, Signature, Sketch
 from keyhole.recovery import Outcome
 
 Found = TypeVar("Found")

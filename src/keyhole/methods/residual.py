@@ -13,11 +13,11 @@ import numpy as np
 
 from keyhole.arrays import Array, floats
 from keyhole.errors import KeyholeError, UsageError
-from keyhole.measure import Measurements, Plan, Signature, sequences
+from keyhole.families import MultiHead, Residual, SingleHead
 from keyhole.methods.base import Estimate, Method, Steps, Unrecoverable
-from keyhole.methods.multi_head import multi_head
-from keyhole.methods.single_head import single_head
-from keyhole.model import MultiHead, Residual, SingleHead
+from keyhole.methods.multi_head.method import multi_head
+from keyhole.methods.single_head.method import single_head
+from keyhole.queries import Measurements, Plan, Signature, sequences
 from keyhole.recovery import Outcome
 
 ASSUMPTION = "the box adds its last token to what attention makes of the sequence"

@@ -2,10 +2,10 @@
 
 from keyhole.oracles.base import Oracle
 from keyhole.oracles.function import FunctionOracle
-from keyhole.oracles.http import HttpOracle
-from keyhole.oracles.onnx_file import OnnxOracle
-from keyhole.oracles.torch_module import TorchOracle
-from keyhole.oracles.transformers_layer import TransformersOracle
+from keyhole.oracles.http.oracle import HttpOracle
+from keyhole.oracles.onnx import OnnxOracle
+from keyhole.oracles.torch import TorchOracle
+from keyhole.oracles.transformers import TransformersOracle
 from keyhole.oracles.wrappers import Batched, Budgeted, Cast, Counted, Noisy, Rounded, Wrapper
 
 __all__ = [

@@ -9,7 +9,7 @@ import array_api_compat
 
 from keyhole.arrays import Array, is_real
 from keyhole.errors import KeyholeError, NonFiniteAnswer, OracleRaised, UsageError, WrongShape
-from keyhole.measure import Signature
+from keyhole.queries import Signature
 
 
 class Oracle(ABC):

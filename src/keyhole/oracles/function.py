@@ -8,8 +8,8 @@ from typing import Literal
 
 from keyhole.arrays import Array, Space, numpy_space
 from keyhole.errors import UsageError
-from keyhole.measure import Noise, Signature, digest
 from keyhole.oracles.base import Oracle
+from keyhole.queries import Noise, Signature, digest
 
 
 class FunctionOracle(Oracle):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from keyhole.errors import FileError
-from keyhole.oracles.extras import extra
+from keyhole.optional import extra
 
 SAFE = ("model.safetensors", "model.safetensors.index.json")
 PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")

@@ -8,8 +8,8 @@ import numpy as np
 
 from keyhole.arrays import Array, to_numpy
 from keyhole.errors import BudgetExhausted, OracleError, UsageError
-from keyhole.measure import Noise, Signature
 from keyhole.oracles.base import Oracle
+from keyhole.queries import Noise, Signature
 
 
 class Wrapper(Oracle):

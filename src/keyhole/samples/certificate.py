@@ -9,11 +9,11 @@ import numpy as np
 from scipy.stats import norm
 
 from keyhole.arrays import Floats
-from keyhole.model.layer import AttentionLayer
+from keyhole.families.attention_layer import AttentionLayer
 from keyhole.recovery import Certificate, Outcome
 from keyhole.samples.examples import Count, Examples
-from keyhole.samples.projection import Point, Problem
-from keyhole.samples.uncertainty import Spread, spread
+from keyhole.samples.standard_errors import Spread, spread
+from keyhole.samples.variable_projection import Point, Problem
 from keyhole.samples.varpro import ASSUMPTIONS, Fitted
 
 # Rounding errors are neither normal nor independent: error bars are this much wider than if they were.

@@ -8,8 +8,8 @@ import numpy as np
 
 from keyhole.arrays import Floats
 from keyhole.samples.examples import GOOD_PAIRS, GOOD_RATIO, Count, Examples
-from keyhole.samples.projection import Point
 from keyhole.samples.starts import moment
+from keyhole.samples.variable_projection import Point
 from keyhole.samples.varpro import Fitted
 
 # Rows that the model of first order is fitted to, and judged by, at most.

@@ -11,7 +11,7 @@ import numpy as np
 
 from keyhole.arrays import Floats, is_real, to_numpy
 from keyhole.errors import UsageError
-from keyhole.samples.projection import Problem
+from keyhole.samples.variable_projection import Problem
 
 # Examples that the certificate holds back: a tenth, within these numbers.
 LEAST_HELDOUT, MOST_HELDOUT = 2, 256

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 
 from keyhole.errors import RecoveryFailed, UsageError
-from keyhole.measure import Noise
-from keyhole.model.layer import AttentionLayer
+from keyhole.families.attention_layer import AttentionLayer
+from keyhole.queries import Noise
 from keyhole.recovery import Certificate, Outcome, Recovery, Stats
 from keyhole.samples.certificate import ENOUGH_REPEATS, judge
 from keyhole.samples.diagnostics import PARITY_LIKE, diagnose, enough_for_low_orders, low_orders
 from keyhole.samples.examples import GOOD_PAIRS, GOOD_RATIO, REFUSED_PAIRS, REFUSED_RATIO, Count, Examples
-from keyhole.samples.six_phase import MOST_HEADS as SIX_PHASE_HEADS
-from keyhole.samples.six_phase import six_phase
+from keyhole.samples.six_phase.method import MOST_HEADS as SIX_PHASE_HEADS
+from keyhole.samples.six_phase.method import six_phase
 from keyhole.samples.varpro import (
     INITS,
     MOST_HEADS,

@@ -15,9 +15,9 @@ import numpy as np
 
 from keyhole.arrays import Floats
 from keyhole.errors import KeyholeError
-from keyhole.samples.levenberg import Chart, Descent, Factored, Full, Limits, descend
-from keyhole.samples.projection import Point, Problem
+from keyhole.samples.levenberg_marquardt import Chart, Descent, Factored, Full, Limits, descend
 from keyhole.samples.starts import Moment, random_start, spectral_start
+from keyhole.samples.variable_projection import Point, Problem
 
 # Starts agree whose root mean square residuals differ by less than this part, or are all rounding.
 AGREE = 1e-3

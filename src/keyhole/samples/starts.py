@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from keyhole.arrays import Floats
-from keyhole.samples.projection import Problem
+from keyhole.samples.variable_projection import Problem
 
 # Standard deviation of the entries of a random start, times the width: logits of about a third.
 RANDOM_SIZE = 0.3

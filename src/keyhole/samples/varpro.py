@@ -14,11 +14,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from keyhole.arrays import Floats
-from keyhole.model import AttentionLayer
+from keyhole.families import AttentionLayer
 from keyhole.samples.examples import Count, Examples
-from keyhole.samples.projection import Point
 from keyhole.samples.restarts import Fit, Search, search
 from keyhole.samples.starts import moment
+from keyhole.samples.variable_projection import Point
 
 ASSUMPTIONS = (
     "the outputs are those of one multi-head softmax layer over whole sequences, without biases, with the number of "

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from keyhole.oracles.inference import DATATYPES, HEADER_LENGTH, TensorInfo
-from keyhole.serve.box import ANSWERS, TOKENS
+from keyhole.inference_protocol import DATATYPES, HEADER_LENGTH, TensorInfo
+from keyhole.serve.served_oracle import ANSWERS, TOKENS
 
 _SIDE = {"type": "integer", "minimum": 0}
 _PARAMETERS = {"type": "object"}

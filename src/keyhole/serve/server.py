@@ -11,8 +11,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from keyhole.errors import UsageError
-from keyhole.serve.box import ServedBox
-from keyhole.serve.web import INSTALL, make_app
+from keyhole.serve.routes import INSTALL, make_app
+from keyhole.serve.served_oracle import ServedBox
 
 GRACE_SECONDS = 10  # for answers under way, once the server is told to stop
 IDLE_SECONDS = 75  # a connection that is not used is kept for so long

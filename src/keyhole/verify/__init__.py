@@ -1,6 +1,6 @@
 """Whether a box is the one that parameters describe, from a handful of questions."""
 
-from keyhole.verify.run import QUERIES, verify
 from keyhole.verify.verdict import Difference, Verdict
+from keyhole.verify.verify import QUERIES, verify
 
 __all__ = ["QUERIES", "Difference", "Verdict", "verify"]

@@ -10,9 +10,9 @@ from scipy.linalg import cho_factor, cho_solve
 from scipy.stats import chi2, norm
 
 from keyhole.arrays import Floats
-from keyhole.measure import Signature
+from keyhole.queries import Signature
+from keyhole.verify.sensitivity import Part, View
 from keyhole.verify.verdict import Difference
-from keyhole.verify.views import Part, View
 
 # Probability of an alarm for a box that is the same, where errors of answers are random.
 FALSE_ALARM = 1e-6

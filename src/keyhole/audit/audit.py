@@ -1,0 +1,244 @@
+"""Runs an audit: opens the box, fills the columns, in this process or in several, and puts them together."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from keyhole.audit.cells import METHOD, Column, Filled, digest, fill
+from keyhole.audit.defences import NONE, Defence, default_defences, parse_defence
+from keyhole.audit.lower_bounds import counting_bound
+from keyhole.audit.result import Audit
+from keyhole.errors import KeyholeError, UsageError
+from keyhole.families import SingleHead
+from keyhole.oracles import Oracle
+from keyhole.progress import Observer, Silent, wants_bar
+from keyhole.runs.store import prepare_folder
+from keyhole.session import recover
+from keyhole.targets import Target, open_target
+
+MULTIPLES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
+# How often several processes are looked at, in seconds.
+LOOK = 0.2
+CAN_PUT_OFF = hasattr(signal, "pthread_sigmask")  # a system without signal masks cannot
+
+
+def audit(
+    target: str | Oracle,
+    defences: Sequence[str | Defence] | None = None,
+    budgets: Sequence[float] = MULTIPLES,
+    seed: int = 0,
+    jobs: int = 1,
+    folder: str | PathLike[str] | None = None,
+    progress: bool | None = None,
+    *,
+    most: int | None = None,
+    truth: SingleHead | None = None,
+) -> Audit:
+    """Recover a box behind each defence within each budget, and see how far from the truth that is.
+
+    `target` is a text as on the command line, or an oracle. `budgets` are multiples of the counting bound;
+    those above `most` queries are left out. The undefended box is always among the defences. Without a known
+    `truth` (an oracle, a `python:` target) errors are measured against what its owner recovers of it without
+    a defence, which must be certified. With a `folder`, finished cells and all answers are kept there, and
+    running again does only what is missing. `jobs` processes share the defences; they open the target again
+    from its text, so an oracle allows one only.
+    """
+    with ExitStack() as stack:
+        box = _opened(target, truth, jobs)
+        if not isinstance(target, Oracle):
+            stack.callback(box.oracle.close)
+        where = Path(stack.enter_context(TemporaryDirectory(prefix="keyhole-audit-")) if folder is None else folder)
+        for each in (where, where / "cells", where / "journals"):
+            prepare_folder(each)
+        with _bar(progress) as bar:
+            reference, asked = _reference(box, where, seed)
+            if not isinstance(reference, SingleHead):
+                raise UsageError(f"an audit is of one attention head; this box is a {type(reference).__name__}")
+            bound = counting_bound(reference)
+            multiples = _multiples(budgets, bound, most)
+            columns = [Column(each, multiples, bound, seed, where) for each in _defences(defences, bound)]
+            bar.total(sum(len(list(column.budgets())) for column in columns))
+            if jobs == 1:
+                filled = [fill(column, box.oracle, reference, done=bar.advance) for column in columns]
+            else:
+                filled = _in_processes(columns, box, reference, jobs, bar)
+    known = "the true parameters" if box.truth is not None else "what its owner recovers of it without a defence"
+    rows = tuple(row for each in filled for row in each.rows)
+    new_queries = asked + sum(each.new_queries for each in filled)
+    return Audit(box.text, box.label, bound, known, seed, rows, new_queries)
+
+
+def _opened(target: str | Oracle, truth: SingleHead | None, jobs: int) -> Target:
+    if isinstance(jobs, bool) or not isinstance(jobs, int) or jobs < 1:
+        raise UsageError(f"jobs must be a whole number of at least 1, not {jobs!r}")
+    if not isinstance(target, Oracle):
+        box = open_target(target)
+        return box if truth is None else Target(box.text, box.oracle, box.label, truth)
+    if jobs > 1:
+        raise UsageError(
+            "jobs above 1 need a target named by text, which other processes can open: python:path.py:make"
+        )
+    return Target(target.name, target, f"{target.name}, of width {target.signature.width}", truth)
+
+
+def _reference(box: Target, folder: Path, seed: int) -> tuple[SingleHead, int]:
+    """The truth, or what its owner recovers of the box; and the queries that took."""
+    if box.truth is not None:
+        return box.truth, 0
+    # With another seed: from the same questions the bare box would differ from itself by nothing at all.
+    seed, journal = seed + 1, folder / "journals" / f"reference-{digest(box.oracle.name, str(seed))[:8]}.db"
+    result = recover(box.oracle, METHOD, journal=journal, seed=seed, observer=Silent())
+    return result.params, result.stats.new_queries
+
+
+def _multiples(budgets: Sequence[float], bound: int, most: int | None) -> tuple[float, ...]:
+    if not budgets or not all(0 < multiple < float("inf") for multiple in budgets):
+        raise UsageError(f"budgets are positive multiples of the counting bound, for example 1, 2, 4; not {budgets!r}")
+    allowed = sorted({float(multiple) for multiple in budgets if most is None or multiple * bound <= most})
+    if not allowed:
+        raise UsageError(f"{most} queries are fewer than the least budget, {min(budgets):g} × {bound}: allow more")
+    return tuple(allowed)
+
+
+def _defences(given: Sequence[str | Defence] | None, bound: int) -> list[Defence]:
+    """Each once, the bare box first."""
+    if isinstance(given, str):
+        raise UsageError(f"defences is a list of texts, not one text: write [{given!r}]")
+    wanted = default_defences(bound) if given is None else [_read(each) for each in given]
+    return list(dict.fromkeys([parse_defence(NONE), *wanted]))
+
+
+def _read(defence: str | Defence) -> Defence:
+    return defence if isinstance(defence, Defence) else parse_defence(defence)
+
+
+# Several processes.
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a worker needs to know; the box itself cannot travel."""
+
+    column: Column
+    target: str
+    reference: SingleHead
+
+
+_stop: Any = None  # in a worker: an event that says the audit was interrupted
+
+
+class Stopping(Silent):
+    """Ends a worker's recovery after the batch at hand, which the journal has kept by then."""
+
+    def answered(self, queries: int, *, new: bool) -> None:  # noqa: ARG002 - what it is told does not matter
+        """Look whether the audit was interrupted."""
+        if _stop.is_set():
+            raise KeyboardInterrupt
+
+
+def _begin(stop: Any) -> None:
+    """Prepare a worker: Ctrl-C reaches every process of a terminal, but only the first one acts on it."""
+    global _stop  # noqa: PLW0603 - one per process, set once
+    _stop = stop
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if CAN_PUT_OFF:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # what a box starts finds things as usual
+
+
+@contextmanager
+def _put_off_interrupts() -> Iterator[None]:
+    """Ctrl-C reaches this process only afterwards, and those that it starts meanwhile not before they are prepared.
+
+    A new process imports for a second or so, and would otherwise say where it was interrupted.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if CAN_PUT_OFF else ()
+    try:
+        yield
+    finally:
+        if CAN_PUT_OFF:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _carry_out(order: Order) -> Filled:
+    target = open_target(order.target)
+    observer: Observer = Stopping()
+    try:
+        return fill(order.column, target.oracle, order.reference, observer)
+    finally:
+        target.oracle.close()
+
+
+def _in_processes(columns: Sequence[Column], box: Target, reference: SingleHead, jobs: int, bar: Bar) -> list[Filled]:
+    context = multiprocessing.get_context("spawn")  # threads of BLAS and CUDA do not survive a fork
+    stop = context.Event()
+    files = [column.file(box.oracle.name, budget) for column in columns for _, budget in column.budgets()]
+    with ProcessPoolExecutor(min(jobs, len(columns)), context, _begin, (stop,)) as pool:
+        try:
+            with _put_off_interrupts():
+                futures = [pool.submit(_carry_out, Order(column, box.text, reference)) for column in columns]
+            pending = set(futures)
+            while pending:
+                finished, pending = wait(pending, timeout=LOOK)
+                bar.reached(sum(file.exists() for file in files))
+                for each in finished:
+                    each.result()  # raises what went wrong there
+            return [future.result() for future in futures]
+        except BrokenProcessPool as error:
+            raise KeyholeError(
+                "a process of the audit died, maybe for want of memory: run again with fewer jobs; "
+                "with a folder, finished cells are kept"
+            ) from error
+        except BaseException:
+            stop.set()
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
+
+
+# What a person sees.
+
+
+class Bar:
+    """Cells done of all."""
+
+    def __init__(self, shown: Progress | None) -> None:
+        self._shown = shown
+        self._task = None if shown is None else shown.add_task("cells", total=None)
+
+    def total(self, cells: int) -> None:
+        """So many cells are to be filled."""
+        self._update(total=cells)
+
+    def advance(self) -> None:
+        """One more is done."""
+        self._update(advance=1)
+
+    def reached(self, cells: int) -> None:
+        """So many are done."""
+        self._update(completed=cells)
+
+    def _update(self, **changes: Any) -> None:
+        if self._shown is not None and self._task is not None:
+            self._shown.update(self._task, **changes)
+
+
+@contextmanager
+def _bar(progress: bool | None) -> Iterator[Bar]:
+    if not wants_bar(progress):
+        yield Bar(None)
+        return
+    columns = (TextColumn("{task.description:>12}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
+        yield Bar(shown)

@@ -1,0 +1,116 @@
+"""What no attacker can do better than: floors under the relative error of a recovered head, by kind of defence.
+
+All are of the size that `keyhole.distance` measures. They bound what answers reveal, not what is known of a box
+besides, and say nothing of a head without attention.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from keyhole.arrays import floats
+from keyhole.families import SingleHead
+from keyhole.methods.robust.gaussian.pair_design import universal_floor
+from keyhole.queries import Noise, Signature
+
+# An attacker who guesses nothing is off by the whole, so no floor is higher.
+NOTHING = 1.0
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """What floors depend on."""
+
+    width: int
+    bound: int  # the counting bound
+    spacing: float  # of the numbers the box computes with
+    max_norm: float  # of a token; inf where there is no limit
+    value_norm: float  # the largest of any output
+    score_norm: float  # Frobenius
+    outputs: int  # numbers per answer
+    positions: float  # answers per query
+
+    @classmethod
+    def of(cls, head: SingleHead, signature: Signature) -> Geometry:
+        """That of a head behind a defence."""
+        values = floats(head.value).reshape(head.width, -1)
+        return cls(
+            width=head.width,
+            bound=counting_bound(head),
+            spacing=signature.space.spacing,
+            max_norm=math.inf if signature.max_norm is None else signature.max_norm,
+            value_norm=float(np.max(np.linalg.norm(values, axis=0))),
+            score_norm=float(np.linalg.norm(floats(head.score))),
+            outputs=values.shape[1],
+            # Observed everywhere, a sequence of any length answers any number of times.
+            positions=1.0 if signature.positions == "last" else float(signature.max_length or math.inf),
+        )
+
+    @property
+    def reach(self) -> float:
+        """How far an answer moves at most when the score matrix changes by its own size: B³|v|·‖W‖/2."""
+        return self.max_norm**3 * self.value_norm * self.score_norm / 2
+
+
+def counting_bound(head: SingleHead) -> int:
+    """Queries below which a head of this rank has more unknown numbers than answers: d² + d at full rank."""
+    width = head.width
+    rank = int(np.linalg.matrix_rank(floats(head.score)))
+    values = floats(head.value).reshape(width, -1)
+    numbers = rank * (2 * width - rank) + (0 if head.score_bias is None else width)
+    return -(-numbers // max(1, int(np.linalg.matrix_rank(values)))) + width + (0 if head.output_bias is None else 1)
+
+
+def machine_floor(spacing: float) -> float:
+    """The rounding of the numbers that a box computes with.
+
+    All that is left of defences without a norm limit, since long tokens make any fixed error small, and of
+    answers in a short dtype: a question whose answer is nearly zero is rounded by nearly nothing.
+    """
+    return spacing
+
+
+def counting_floor(queries: float, bound: int) -> float:
+    """Fewer answers than unknown numbers: of a box without any pattern, the share that was not asked remains."""
+    return math.sqrt(max(0.0, 1 - queries / bound))
+
+
+def gaussian_floor(deviation: float, queries: float, geometry: Geometry) -> float:
+    """Cramér–Rao for any design, for unbiased estimates. Outputs count as further queries of the largest."""
+    if not 0 < geometry.reach < math.inf:
+        return 0.0
+    answers = queries * geometry.positions * geometry.outputs
+    entry = universal_floor(geometry.width, geometry.value_norm, geometry.max_norm, deviation, answers)
+    return entry * geometry.width / geometry.score_norm
+
+
+def bounded_floor(tolerance: float, geometry: Geometry) -> float:
+    """An adversary who errs by at most τ hides ‖ΔW‖ ≤ 2τ/(B³|v|) however often he is asked."""
+    return tolerance / geometry.reach if geometry.reach > 0 else 0.0
+
+
+def rounding_floor(half_unit: float, queries: float, geometry: Geometry) -> float:
+    """What half a unit hides, halved by every further query per number.
+
+    Not proven: rounding is no adversary, and who bisects for the steps gains a bit per query. That is the best
+    attack known, so this is what it leaves.
+    """
+    return bounded_floor(half_unit, geometry) * math.exp2(-max(0.0, queries / geometry.bound - 1))
+
+
+def floor(noise: Noise, queries: float, geometry: Geometry) -> float:
+    """The highest floor that applies to these errors after so many queries."""
+    if not queries:
+        return NOTHING
+    own = 0.0
+    if noise.kind == "gaussian":
+        own = gaussian_floor(noise.scale, queries, geometry)
+    elif noise.kind == "bounded":
+        own = bounded_floor(noise.scale, geometry)
+    elif noise.kind == "rounded":
+        own = rounding_floor(noise.scale, queries, geometry)
+    counted = counting_floor(queries * geometry.positions, geometry.bound)
+    return min(NOTHING, max(machine_floor(geometry.spacing), counted, own))

@@ -1,0 +1,169 @@
+"""The command `keyhole bench`: what recoveries of given boxes cost on this machine, in queries and in time."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from keyhole import session
+from keyhole.cli.tables import print_whole
+from keyhole.errors import UsageError
+from keyhole.progress import wants_bar
+from keyhole.recovery import Recovery
+from keyhole.runs.store import parse_option, plain
+from keyhole.targets import open_target
+
+DONE, FAILED, INTERRUPTED = 0, 1, 130
+# One box of each family, seconds in all.
+USUAL = (
+    "demo:single-head?width=64",
+    "demo:single-head?width=256&rank=8",
+    "demo:single-head?width=16&noise=1e-3",
+    "demo:multi-head?heads=4&width=16",
+    "demo:multi-head?heads=8&width=32&outputs=32",
+    "demo:relu-net?width=16&neurons=32",
+    "demo:one-layer?width=8&neurons=16",
+)
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Several recoveries of one box, which differ in the seed of the method."""
+
+    target: str
+    results: tuple[Recovery, ...]
+    distances: tuple[float | None, ...]  # from the truth, where it is known
+
+    @property
+    def certified(self) -> int:
+        """How many recoveries were."""
+        return sum(result.certified for result in self.results)
+
+    def summary(self) -> dict[str, Any]:
+        """Medians of what it cost, and the worst distance of a certified result from the truth, as plain data."""
+        stats = [result.stats for result in self.results]
+        own = [stat.seconds / stat.oracle_seconds for stat in stats if stat.oracle_seconds > 0]
+        known = [
+            d for d, result in zip(self.distances, self.results, strict=True) if d is not None and result.certified
+        ]
+        return {
+            "target": self.target,
+            "method": self.results[0].method,
+            "runs": len(self.results),
+            "certified": self.certified,
+            "outcomes": [result.outcome.name for result in self.results],
+            "queries": median(stat.queries for stat in stats),
+            "counting_bound": stats[0].counting_bound,
+            "ratio": median(stat.ratio for stat in stats) if stats[0].counting_bound else None,
+            "heldout_queries": median(stat.heldout_queries for stat in stats),
+            "seconds": median(stat.seconds for stat in stats),
+            "oracle_seconds": median(stat.oracle_seconds for stat in stats),
+            "seconds_over_oracle": median(own) if own else None,
+            "worst_distance": max(known) if known else None,
+        }
+
+
+def bench(
+    targets: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[TARGET]...", help="Boxes, named as for `keyhole recover`; one of each family if none."
+        ),
+    ] = None,
+    method: Annotated[str, typer.Option(help="The learner.")] = "auto",
+    runs: Annotated[int, typer.Option(min=1, help="Recoveries of each box, with seeds that follow one another.")] = 3,
+    seed: Annotated[int, typer.Option(min=0, help="The first seed of the method.")] = 0,
+    option: Annotated[list[str] | None, typer.Option(help="NAME=VALUE for the method; repeatable.")] = None,
+    out: Annotated[Path | None, typer.Option(help="File to keep the figures in, as JSON.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+) -> int:
+    """Recover boxes several times and print what it costs: queries over the counting bound, time over the box's own.
+
+    Example: `keyhole bench 'demo:single-head?width=128' 'demo:relu-net?width=16&neurons=32' --runs 5`
+    """
+    options = dict(parse_option(text) for text in option or [])
+    names = targets or list(USUAL)
+    found = []
+    try:
+        for name in track(
+            names,
+            "recovering",
+            console=Console(stderr=True),
+            transient=True,
+            disable=not wants_bar(False if quiet or as_json else None),
+        ):
+            found.append(_costs(name, method, range(seed, seed + runs), options))  # noqa: PERF401 kept if interrupted
+    except KeyboardInterrupt:
+        typer.echo(f"keyhole: interrupted after {len(found)} of {len(names)} boxes", err=True)
+        if not found:
+            return INTERRUPTED
+    data = plain({"benchmarks": [costs.summary() for costs in found]})
+    if out is not None:
+        _keep(data, out)
+    if as_json:
+        typer.echo(json.dumps(data, allow_nan=False))
+    elif not quiet:
+        _show(found)
+    if len(found) < len(names):
+        return INTERRUPTED
+    return DONE if all(costs.certified == runs for costs in found) else FAILED
+
+
+def _costs(name: str, method: str, seeds: Sequence[int], options: dict[str, Any]) -> Costs:
+    results, distances = [], []
+    for seed in seeds:
+        # What the code of a box prints is not part of the table.
+        with redirect_stdout(sys.stderr):
+            box = open_target(name)
+            try:
+                result = session.recover(box.oracle, method, seed=seed, throw=False, progress=False, **options)
+            finally:
+                box.oracle.close()
+        results.append(result)
+        distances.append(box.distance(result.params))
+    return Costs(name, tuple(results), tuple(distances))
+
+
+def _keep(data: Any, path: Path) -> None:
+    try:
+        path.write_text(json.dumps(data, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UsageError(
+            f"cannot write {path}: {error.strerror or error}; name a file in a folder that exists"
+        ) from error
+
+
+def _show(found: Sequence[Costs]) -> None:
+    table = Table("box", "method", "certified", box=None, pad_edge=False, header_style="cyan")
+    for title in ("queries", "bound", "ratio", "error", "seconds", "over the box's own"):
+        table.add_column(title, justify="right")
+    for costs in found:
+        row = costs.summary()
+        table.add_row(
+            row["target"],
+            row["method"],
+            f"{row['certified']} of {row['runs']}",
+            f"{row['queries']:,.0f}",
+            f"{row['counting_bound']:,}",
+            _figure(row["ratio"], ".3f"),
+            _figure(row["worst_distance"], ".1e"),
+            f"{row['seconds']:.2f}",
+            _figure(row["seconds_over_oracle"], ".1f"),
+        )
+    print_whole(table)
+
+
+def _figure(number: float | None, form: str) -> str:
+    return "" if number is None else format(number, form)

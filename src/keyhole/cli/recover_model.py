@@ -1,0 +1,122 @@
+"""`keyhole recover transformers:PATH#layer=all`: every attention layer of a model, one after another."""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from keyhole.errors import UsageError
+from keyhole.families.torch_layouts import Place, attention_in, heads_of
+from keyhole.gauge import distance
+from keyhole.oracles.transformers import open_model
+from keyhole.queries import Noise
+from keyhole.recover_model import ModelRecovery, recover_model
+from keyhole.recovery import Recovery
+from keyhole.report.html.build import try_report
+from keyhole.runs.reader import FORMATS, HEADS, LAYERS
+from keyhole.runs.store import VERSION, Settings, keyhole_version, plain, prepare_folder, write_record
+from keyhole.targets.models import TRANSFORMERS_EXAMPLE, TRANSFORMERS_KEYS, split
+
+PREFIX = "transformers:"
+
+
+def names_all_layers(target: str) -> bool:
+    """Whether a target is a whole model, not one box."""
+    return target.startswith(PREFIX) and "layer=all" in target.partition("#")[2].split("&")
+
+
+def recover_all_layers(settings: Settings, *, as_json: bool, quiet: bool) -> bool:
+    """Recover them, say how each ended as soon as it has, and keep one file; whether all were certified."""
+    path, given = split(settings.target.removeprefix(PREFIX), TRANSFORMERS_EXAMPLE, TRANSFORMERS_KEYS)
+    if given.pop("layer") != "all" or given.pop("part", "attention") != "attention":
+        raise UsageError("all layers are recovered as their attention alone: leave part out")
+    if {"max_length", "batch_limit"} & given.keys():
+        raise UsageError("max_length and batch_limit are for one layer: leave them out")
+    if settings.max_norm is not None:
+        given["max_norm"] = settings.max_norm
+    if settings.out is not None:
+        prepare_folder(settings.out)
+    distances: dict[str, float | None] = {}
+    with redirect_stdout(sys.stderr):
+        model = open_model(path, "recover_model")
+    places = {place.name: place for place in attention_in(model)}
+
+    def done(name: str, result: Recovery) -> None:
+        distances[name] = _distance(result, places[name])
+        if not (as_json or quiet):
+            typer.echo(_line(name, result, distances[name]))
+
+    found = recover_model(
+        model,
+        method="multi-head" if settings.method == "auto" else settings.method,
+        budget=settings.budget,
+        journal=settings.journal,
+        seed=settings.seed,
+        throw=False,
+        noise=None if settings.noise is None else Noise.parse(settings.noise),
+        heldout=settings.heldout,
+        progress=False if quiet or as_json else None,
+        done=done,
+        **given,
+        **settings.options,
+    )
+    data = {
+        "target": settings.target,
+        "certified": found.certified,
+        "layers": {
+            name: {**result.summary(), "distance": distances[name], "left_out": found.left_out.get(name)}
+            for name, result in found.layers.items()
+        },
+    }
+    files, note = ({}, None) if settings.out is None else _keep(found, data, settings.out)
+    if as_json:
+        typer.echo(
+            json.dumps(plain({**data, "files": files, "notes": [] if note is None else [note]}), allow_nan=False)
+        )
+    elif not quiet:
+        for name, reason in found.left_out.items():
+            typer.echo(f"{name}: no weights: {reason}")
+        typer.echo("\n".join(map(str, files.values())) or "nothing was kept: --out FOLDER keeps the heads and weights")
+        if note is not None:
+            typer.echo(note)
+    return found.certified
+
+
+def _distance(result: Recovery, place: Place) -> float | None:
+    """How far the heads found are from those in the file, which only those who have it can know."""
+    if result.params is None or place.layout.rotary:
+        return None
+    try:
+        return distance(result.params, heads_of(place.module))
+    except UsageError:  # not heads, or of other shapes
+        return None
+
+
+def _line(name: str, result: Recovery, apart: float | None) -> str:
+    stats = result.stats
+    cost = f"{stats.queries:,} queries and {stats.heldout_queries} for the certificate, {stats.seconds:.1f} s"
+    if not result.certified:
+        return f"{name}: {result.outcome.name}: {result.message} ({cost}). {result.outcome.value}"
+    heads = getattr(result.params, "heads", (result.params,))
+    truth = "" if apart is None else f", relative distance {apart:.1e} from the weights in the file"
+    return f"{name}: CERTIFIED, {len(heads)} head{'s' * (len(heads) > 1)}{truth}; {cost}"
+
+
+def _keep(found: ModelRecovery, data: dict[str, Any], folder: Path) -> tuple[dict[str, Path], str | None]:
+    """Write heads, figures and report; the paths, and why there is no report where there is none."""
+    files = {"layers": folder / HEADS}
+    found.save(files["layers"])
+    about = {"format": FORMATS[LAYERS], "version": VERSION, "keyhole": keyhole_version()}
+    layers = {name: {**data["layers"][name], "heldout": _heldout(result)} for name, result in found.layers.items()}
+    files["run"] = write_record(folder, LAYERS, {**about, **data, "layers": layers})
+    path, note = try_report(folder)
+    return files | ({} if path is None else {"report": path}), note
+
+
+def _heldout(result: Recovery) -> dict[str, Any]:
+    return {"predictions": result.certificate.predictions, "answers": result.certificate.answers}

@@ -1,0 +1,176 @@
+"""`keyhole serve`: any target behind the Open Inference Protocol v2."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from keyhole.errors import UsageError
+from keyhole.live.form import Served
+from keyhole.live.manager import Runs
+from keyhole.live.server import LiveServer
+from keyhole.live.watch_page import RUNS, open_page
+from keyhole.oracles import Noisy, Oracle, Rounded
+from keyhole.oracles.http.oracle import LOOPBACK
+from keyhole.serve.served_oracle import Limits, ServedBox
+from keyhole.serve.server import Server
+from keyhole.targets import Target, open_target
+
+
+def serve(
+    target: Annotated[
+        str | None,
+        typer.Argument(metavar="TARGET", help="The box, named as for `keyhole recover`; may be left out with --ui."),
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
+    port: Annotated[
+        int | None,
+        typer.Option(min=0, max=65535, help="Port to listen at; 0 takes any that is free. 8000, with --ui 0."),
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the model; made of the target if left out.")] = None,
+    decimals: Annotated[int | None, typer.Option(help="Round answers to so many decimals.")] = None,
+    noise: Annotated[float | None, typer.Option(help="Add normal errors of this standard deviation.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Determines the noise.")] = 0,
+    rate_limit: Annotated[float | None, typer.Option(help="Most queries (sequences) per second.")] = None,
+    max_batch: Annotated[int, typer.Option(min=1, help="Most sequences per request.")] = Limits.batch,
+    max_length: Annotated[int, typer.Option(min=1, help="Most tokens per sequence.")] = Limits.length,
+    token_env: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Environment variable with a token that clients must send.")
+    ] = None,
+    ui: Annotated[bool, typer.Option("--ui", help="A page that starts, shows, stops and compares recoveries.")] = False,
+    runs: Annotated[Path, typer.Option(help="Folder for the runs of that page, and to find earlier ones.")] = RUNS,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> int:
+    """Serve a box over the Open Inference Protocol v2, to rehearse an audit on your own machine; or a page to watch.
+
+    Example: `keyhole serve file:params.safetensors --decimals 4 --rate-limit 1000`, `keyhole serve --ui`
+    """
+    if target is None:
+        if not ui:
+            raise UsageError("name the box to serve, or ask for the page alone: keyhole serve --ui")
+        return _serve_page(LiveServer(Runs(runs), host, port or 0), as_json=as_json)
+    token = _token(token_env)
+    limits = Limits(batch=max_batch, length=max_length, rate=rate_limit)
+    with redirect_stdout(sys.stderr):  # what the code of a box prints is no part of the report
+        found = open_target(target)
+        try:
+            oracle = _defended(found.oracle, noise, decimals, seed)
+            box = ServedBox(oracle, name or model_name(found.text), limits)
+            server: Server | LiveServer
+            if ui:
+                server = LiveServer(Runs(runs, Served(found.text, found.label)), host, port or 0, box, token)
+            else:
+                server = Server(box, host, 8000 if port is None else port, token)
+        except BaseException:
+            found.oracle.close()
+            raise
+    _announce(server, box, found, as_json=as_json, token_env=token_env)
+    try:
+        with redirect_stdout(sys.stderr):
+            server.run()
+    finally:
+        found.oracle.close()
+    if not as_json:
+        typer.echo(
+            f"    stopped  {box.queries:,} queries answered in {box.requests:,} requests, {box.refused:,} refused"
+        )
+    return 0
+
+
+def _serve_page(server: LiveServer, *, as_json: bool) -> int:
+    """The page alone."""
+    _warn_of_others(server)
+    if as_json:
+        typer.echo(json.dumps({"page": server.address, "runs": str(server.runs.folder)}))
+    else:
+        for word, said in {"page": server.address, "runs": str(server.runs.folder), "stop": "Ctrl-C"}.items():
+            typer.echo(f"{word:>11}  {said}")
+        sys.stdout.flush()
+        open_page(server.address)
+    sys.stdout.flush()
+    with redirect_stdout(sys.stderr):
+        server.run()
+    if not as_json:
+        stopped = [run for run in server.runs.all() if run.state in ("stopped", "stopping")]
+        again = shlex.join(["keyhole", "serve", "--ui", "--runs", str(server.runs.folder)])
+        kept = f"; {len(stopped)} unfinished, to be resumed on the page: {again}" if stopped else ""
+        typer.echo(f"    stopped  {len(server.runs.all())} runs in {server.runs.folder}{kept}")
+    return 0
+
+
+def _warn_of_others(server: LiveServer) -> None:
+    if server.host not in LOOPBACK:
+        typer.echo(f"keyhole: whoever can reach {server.host} can start and stop runs on this page", err=True)
+
+
+def model_name(text: str) -> str:
+    """A name for the model that a target's text names: `demo:single-head?width=8` is `single-head`."""
+    kind, _, rest = text.partition(":")
+    last = re.split(r"[?#]", rest, maxsplit=1)[0].rstrip("/").rpartition("/")[2]
+    stem = last.removesuffix(".safetensors").replace(".py:", "-")
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", stem).strip("-.") or kind
+
+
+def _defended(oracle: Oracle, noise: float | None, decimals: int | None, seed: int) -> Oracle:
+    if noise is not None:
+        oracle = Noisy(oracle, noise, seed=seed)
+    return oracle if decimals is None else Rounded(oracle, decimals)
+
+
+def _token(name: str | None) -> str | None:
+    if name is None:
+        return None
+    token = os.environ.get(name)
+    if not token:
+        raise UsageError(f"the environment variable {name!r} is not set: put the token there, or leave out --token-env")
+    return token
+
+
+def _announce(
+    server: Server | LiveServer, box: ServedBox, target: Target, *, as_json: bool, token_env: str | None
+) -> None:
+    limits, url = box.limits, f"{server.address}/v2/models/{box.name}"
+    page = server.address if isinstance(server, LiveServer) else None
+    if isinstance(server, LiveServer):
+        _warn_of_others(server)
+    if server.host not in LOOPBACK and token_env is None:
+        typer.echo(
+            f"keyhole: whoever can reach {server.host} can ask this box: --token-env NAME wants a token", err=True
+        )
+    if as_json:
+        about = {
+            "url": url,
+            **({} if page is None else {"page": page}),
+            "model": box.metadata(),
+            "box": target.label,
+            "max_batch": limits.batch,
+            "max_length": limits.length,
+            "rate_limit": limits.rate,
+        }
+        typer.echo(json.dumps(about))
+    else:
+        options = f"#token_env={token_env}" if token_env else ""
+        rate = "" if limits.rate is None else f", {limits.rate:g} queries per second"
+        lines = {
+            "box": target.label,
+            **({} if page is None else {"page": page}),
+            "model": url,
+            "tokens": f"{box.tokens.datatype} (batch, length, {box.tokens.shape[2]})",
+            "answers": f"{box.answers.datatype} {list(box.answers.shape)}",
+            "limits": f"{limits.batch:,} sequences per request, {limits.length:,} tokens per sequence{rate}",
+            "ask": f"keyhole recover {shlex.quote(url + options)}",
+            "stop": "Ctrl-C",
+        }
+        for word, said in lines.items():
+            typer.echo(f"{word:>11}  {said}")
+    sys.stdout.flush()
+    if page is not None and not as_json:
+        open_page(page)

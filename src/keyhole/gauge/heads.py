@@ -1,0 +1,180 @@
+"""Attention heads modulo what no query can tell: their order, heads of equal logits, heads that say nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from scipy.optimize import linear_sum_assignment
+
+from keyhole.arrays import Floats, floats
+from keyhole.errors import UsageError
+from keyhole.families.multi_head import MultiHead
+from keyhole.families.single_head import SingleHead
+from keyhole.gauge.tolerance import relative, rounding_of, size
+
+Heads = SingleHead | MultiHead
+# Longer sequences tell nothing more of heads than those of three tokens do; two tokens tell no sign.
+TWO_TOKENS = 2
+# Digits by which heads are ordered: fewer than rounding leaves, more than other heads share.
+LOUDNESS_DIGITS = 9
+
+
+def as_multi_head(params: Heads) -> MultiHead:
+    """One head as several of number one."""
+    if isinstance(params, MultiHead):
+        return params
+    return MultiHead([SingleHead(params.score, params.value, params.score_bias)], params.output_bias)
+
+
+def into_logits(head: SingleHead) -> Floats:  # (width, width + 1)
+    """The affine map of the last token whose product with a token is its logit."""
+    bias = np.zeros(head.width) if head.score_bias is None else floats(head.score_bias)
+    return np.column_stack([floats(head.score), bias])
+
+
+def output_bias_of(params: Heads) -> Floats:  # () or (outputs,)
+    """The output bias, zero where there is none."""
+    shape = () if params.outputs is None else (params.outputs,)
+    return np.zeros(shape) if params.output_bias is None else floats(params.output_bias)
+
+
+def same_logits(first: Floats, second: Floats, tolerance: float) -> bool:
+    """Whether two affine maps into logits agree: score and bias each for itself, since their units differ."""
+    return relative(first[:, :-1], second[:, :-1]) <= tolerance and relative(first[:, -1], second[:, -1]) <= tolerance
+
+
+def groups_of(logits: Sequence[Floats], tolerance: float) -> list[list[int]]:
+    """Which heads have the same logits, each group in order."""
+    groups: list[list[int]] = []
+    for number, own in enumerate(logits):
+        known = next((group for group in groups if same_logits(logits[group[0]], own, tolerance)), None)
+        if known is None:
+            groups.append([number])
+        else:
+            known.append(number)
+    return groups
+
+
+def merged_heads(params: Heads, tolerance: float) -> Iterator[tuple[list[int], Floats, Floats]]:
+    """Groups of heads with equal logits: (numbers, logits, value), the value zero where it cancels up to rounding."""
+    heads = as_multi_head(params).heads
+    logits = [into_logits(head) for head in heads]
+    for group in groups_of(logits, tolerance):
+        values = [floats(heads[number].value) for number in group]
+        total = np.sum(values, axis=0)
+        if size(total) <= tolerance * sum(size(value) for value in values):
+            total = np.zeros_like(total)
+        yield group, logits[group[0]], total
+
+
+def canonical_heads(params: Heads, tolerance: float | None = None) -> MultiHead:
+    """Heads of equal logits merged, those without a value dropped, the loudest first: the same for the same map."""
+    tolerance = rounding_of(params) if tolerance is None else tolerance
+    merged = [(logits, value) for _, logits, value in merged_heads(params, tolerance) if np.any(value)]
+    # Heads that are equally loud, but for rounding, are told apart by their logits.
+    merged.sort(key=lambda head: (-float(f"{size(head[1]):.{LOUDNESS_DIGITS}g}"), tuple(head[0].ravel())))
+    nothing = (np.zeros((params.width, params.width + 1)), 0.0 * floats(as_multi_head(params).heads[0].value))
+    heads = [
+        SingleHead(logits[:, :-1], value, logits[:, -1] if np.any(logits[:, -1]) else None)
+        for logits, value in merged or [nothing]
+    ]
+    bias = output_bias_of(params)
+    return MultiHead(heads, bias if np.any(bias) else None)
+
+
+# --- the same map -----------------------------------------------------------------------------------------------
+
+
+def equivalent_heads(first: Heads, second: Heads, tolerance: float, max_length: int | None = None) -> bool:
+    """Whether two sets of heads define the same map, on sequences of up to `max_length` tokens.
+
+    Their difference is a set of heads too, those of the second with their values negated: it is nothing iff the values
+    of every group of equal logits cancel. On two tokens a head of negated logits and value differs from the head itself
+    by an average, so groups are made up to that, and the sum of all values is compared by itself; one token shows no
+    more than this sum.
+    """
+    check_shapes(first, second)
+    if not _cancels([output_bias_of(first), -output_bias_of(second)], tolerance):
+        return False
+    pairs = [(into_logits(head), floats(head.value)) for head in as_multi_head(first).heads]
+    pairs += [(into_logits(head), -floats(head.value)) for head in as_multi_head(second).heads]
+    if max_length is not None and max_length <= TWO_TOKENS:
+        if not _cancels([value for _, value in pairs], tolerance):
+            return False
+        if max_length < TWO_TOKENS:
+            return True
+        pairs = [_upright(logits, value, pairs, tolerance) for logits, value in pairs if np.any(logits)]
+    groups = groups_of([logits for logits, _ in pairs], tolerance)
+    return all(_cancels([pairs[number][1] for number in group], tolerance) for group in groups)
+
+
+def _upright(
+    logits: Floats, value: Floats, pairs: list[tuple[Floats, Floats]], tolerance: float
+) -> tuple[Floats, Floats]:
+    """The head, or its negative where that is how the first of its kind looks."""
+    for known, _ in pairs:
+        if same_logits(known, logits, tolerance):
+            return logits, value
+        if same_logits(known, -logits, tolerance):
+            return -logits, -value
+    return logits, value
+
+
+def _cancels(parts: Sequence[Floats], tolerance: float) -> bool:
+    """Whether the parts add up to nothing, but for the rounding of each."""
+    return size(np.sum(parts, axis=0)) <= tolerance * sum(size(part) for part in parts)
+
+
+# --- distance ---------------------------------------------------------------------------------------------------
+
+
+def check_shapes(first: Heads, second: Heads) -> None:
+    """UsageError where heads take or give other numbers of numbers."""
+    if first.width != second.width or first.outputs != second.outputs:
+        raise UsageError(
+            f"cannot compare heads of width {first.width} with outputs {first.outputs} "
+            f"and width {second.width} with outputs {second.outputs}"
+        )
+
+
+def distance_of_heads(first: Heads, second: Heads) -> float:
+    """The largest relative distance of two matched heads, of logits or of values, and of the output biases.
+
+    1 when the numbers of heads differ: no head of one then corresponds to some head of the other.
+    """
+    check_shapes(first, second)
+    if isinstance(first, SingleHead) and isinstance(second, SingleHead):
+        return _distance_of_single_heads(first, second)
+    tolerance = rounding_of(first, second)
+    one, two = canonical_heads(first, tolerance), canonical_heads(second, tolerance)
+    biases = [output_bias_of(each) for each in (one, two)]
+    # A bias is small or large beside what the values are.
+    loudness = max(float(np.max(np.abs(floats(head.value)))) for head in (*one.heads, *two.heads))
+    offset = float(np.max(np.abs(biases[0] - biases[1]), initial=0.0))
+    scale = max(loudness, *(float(np.max(np.abs(bias), initial=0.0)) for bias in biases))
+    apart = offset / scale if scale else 0.0
+    if len(one.heads) != len(two.heads):
+        return 1.0
+    costs = np.array([[_apart(a, b) for b in two.heads] for a in one.heads])
+    rows, columns = linear_sum_assignment(costs)
+    return max(apart, float(np.max(costs[rows, columns])))
+
+
+def _apart(first: SingleHead, second: SingleHead) -> float:
+    values = relative(floats(first.value), floats(second.value))
+    if not np.any(floats(first.value)) and not np.any(floats(second.value)):
+        return values
+    return max(values, relative(into_logits(first), into_logits(second)))
+
+
+def _distance_of_single_heads(first: SingleHead, second: SingleHead) -> float:
+    """The larger relative distance of the affine maps into logits and into values."""
+
+    def into_values(head: SingleHead) -> Floats:  # (width + 1, outputs)
+        return np.vstack([floats(head.value).reshape(head.width, -1), output_bias_of(head).ravel()])
+
+    values = relative(into_values(first), into_values(second))
+    if not np.any(floats(first.value)) and not np.any(floats(second.value)):
+        return values
+    return max(values, relative(into_logits(first), into_logits(second)))

@@ -1,0 +1,222 @@
+"""What can be known of a family and what cannot, by the inputs that a box accepts, with a change to test each claim.
+
+A claim that something cannot be known comes with a change of it that no answer shows; one that it can be known, with a
+change that answers do show. Tests apply them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from keyhole.errors import UsageError
+from keyhole.gauge import perturbations as change
+
+INPUTS = {
+    "unrestricted": "tokens are any vectors",
+    "one-hot": "tokens are unit vectors e_1, …, e_d, words of a vocabulary",
+    "mean-zero": "the entries of every token add up to zero, as behind a layer norm without its bias",
+}
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One thing about a family that can or cannot be known."""
+
+    quantity: str
+    known: bool
+    reason: str
+    change: Callable[[Any, np.random.Generator], Any]  # (params, rng) -> what answers like them, or does not
+    since: int = 1  # known: where sequences have up to so many tokens, or more
+    until: int | None = None  # not known: where they have at most so many; None: ever
+
+    def holds(self, max_length: int | None) -> bool:
+        """Whether the claim is one about sequences of up to `max_length` tokens."""
+        if self.known:
+            return max_length is None or max_length >= self.since
+        return self.until is None or (max_length is not None and max_length <= self.until)
+
+
+def known(quantity: str, reason: str, how: Callable[..., Any], since: int = 1) -> Claim:
+    """Something that answers show."""
+    return Claim(quantity, True, reason, how, since=since)
+
+
+def hidden(quantity: str, reason: str, how: Callable[..., Any], until: int | None = None) -> Claim:
+    """Something that no answer shows."""
+    return Claim(quantity, False, reason, how, until=until)
+
+
+ALONE = "a token alone has all the weight, whatever its logit"
+SUMS = "weights add up to one"
+_FACTORS = (
+    hidden("key and query matrices beyond their product W", "only the product makes logits", change.key_and_query),
+    hidden("value and output matrices beyond their product", "only the product makes answers", change.value_and_output),
+    hidden("a key bias", "it moves the logits of all tokens alike", change.key_bias),
+    hidden("how biases are shared by values and output", SUMS, change.value_bias),
+)
+_LENGTH_ONE = hidden("W and c", ALONE, change.logits, until=1)
+# Of one-hot and mean-zero tokens: what is added to all entries of a row or column.
+_ONE_HOT = (
+    hidden("a row added to all rows of W", "it moves the logits of all tokens alike: x·1 = 1", change.equal_rows),
+    hidden("W·1 against c", "x_N·1 = 1, so a score bias is a column added to all", change.column_for_bias),
+    hidden("a number added to c", "it moves all logits alike: x·1 = 1", change.bias_constant),
+    hidden("a number added to the entries of v, against b", f"x·1 = 1 and {SUMS}", change.value_for_bias),
+)
+_MEAN_ZERO = (
+    hidden("a row added to all rows of W", "x·1 = 0", change.equal_rows),
+    hidden("a column added to all columns of W", "x_N·1 = 0", change.equal_columns),
+    hidden("a number added to c", "x·1 = 0", change.bias_constant),
+    hidden("a number added to the entries of v", "x·1 = 0", change.value_constant),
+)
+_HEADS_APART = (
+    hidden("the order of heads", "answers are added up", change.of_kind("permutation")),
+    hidden("how heads of equal logits share a value", "only the sum shows", change.of_kind("split")),
+    hidden("logits of a head without a value", "it says nothing", change.of_kind("zero head")),
+    hidden(
+        "the sign of a head, against an average",
+        "of two tokens the weight of one is one minus that of the other: (W, v) is (−W, −v) and an average of 2v",
+        change.of_kind("length-2-only"),
+        until=2,
+    ),
+)
+_SIGNED = "two tokens show Σ v_h·tanh of half a logit, which is odd"
+_HEADS = "the answer along a line has a pole for every head, of which position and residue show"
+_NEURONS = (
+    hidden("the order of neurons", "answers are added up", change.of_kind("permutation")),
+    hidden(
+        "the scale of a ReLU neuron", "act(s·z) = s·act(z) for s > 0; smooth ones have a scale", change.neuron_scale
+    ),
+    hidden("which way a neuron looks, against the skip", "act(z) = z + act(−z)", change.of_kind("sign trade")),
+    hidden("how neurons of one kink share their weights", "only the sum shows", change.of_kind("split")),
+    hidden("a neuron that nobody hears", "its weights outwards are zero", change.of_kind("dead neuron")),
+    hidden("a neuron that sees nothing, against the bias", "it is a constant", change.of_kind("constant neuron")),
+)
+_NET = "kinks are where the slope changes"
+_LAYER_NET = "every pair of last token and mixture can be asked for"
+_BIASES = hidden("the bias of attention, against those of the net", "only sums show", change.of_kind("bias trade"))
+_VALUES = (
+    hidden(
+        "V beyond its products with the net (no residual)", "only the products show", change.of_kind("factor gauge")
+    ),
+    hidden("V where the net does not look (with a residual)", "nobody sees it", change.unseen_value),
+)
+
+CLAIMS: dict[tuple[str, str], tuple[Claim, ...]] = {
+    ("single-head", "unrestricted"): (
+        known("value v", "the answer to one token is x·v + b", change.value),
+        known("output bias b", "the answer to the zero token", change.output_bias),
+        known("score matrix W", "two tokens show the logit uᵀ(W·g + c), unless v = 0", change.score, since=2),
+        known("score bias c", "the same at g = 0", change.score_bias, since=2),
+        _LENGTH_ONE,
+        *_FACTORS,
+    ),
+    ("single-head", "one-hot"): (
+        known("differences of entries of v", "one token shows v_a + b", change.value),
+        known(
+            "W and c together, but for what follows", "two tokens show W_ab − W_bb + c_a − c_b", change.score, since=2
+        ),
+        _LENGTH_ONE,
+        *_ONE_HOT,
+        *_FACTORS,
+    ),
+    ("single-head", "mean-zero"): (
+        known("v on tokens of mean zero", "the answer to one token is x·v + b", change.value),
+        known("output bias b", "the answer to the zero token", change.output_bias),
+        known("W between tokens of mean zero", "two tokens show the logit", change.score, since=2),
+        known("c on tokens of mean zero", "two tokens show the logit", change.score_bias, since=2),
+        _LENGTH_ONE,
+        *_MEAN_ZERO,
+        *_FACTORS,
+    ),
+    ("multi-head", "unrestricted"): (
+        known("the sum of all values, and b", "the answer to one token", change.value),
+        known("v of W less v of −W, for every W", _SIGNED, change.score, since=2),
+        known("score, score bias and value of every head whose logits differ from all others'", _HEADS, change.sign, 3),
+        _LENGTH_ONE,
+        *_HEADS_APART,
+        *_FACTORS,
+    ),
+    ("multi-head", "one-hot"): (
+        known("differences of entries of the sum of all values", "the answer to one token", change.value),
+        known(
+            "for every last token, the columns of W (but for what follows) and their values", _HEADS, change.score, 3
+        ),
+        _LENGTH_ONE,
+        hidden(
+            "which column belongs to which of two heads of equal value",
+            "every last token shows columns of W with values, and heads are told apart by values alone",
+            change.columns_exchanged,
+        ),
+        *_ONE_HOT,
+        *_HEADS_APART,
+        *_FACTORS,
+    ),
+    ("multi-head", "mean-zero"): (
+        known("the sum of all values on tokens of mean zero, and b", "the answer to one token", change.value),
+        known("every head on tokens of mean zero, where logits differ there", _HEADS, change.sign, since=3),
+        _LENGTH_ONE,
+        *_MEAN_ZERO,
+        *_HEADS_APART,
+        *_FACTORS,
+    ),
+    ("relu-net", "unrestricted"): (
+        known("the kink of every neuron", _NET, change.kink),
+        known("the weight of every kink", "it is how much the slope changes", change.weight),
+        known("the affine map beside the kinks", "it is what remains", change.affine),
+        *_NEURONS,
+    ),
+    ("relu-net", "one-hot"): (
+        known("the answers to the d tokens", "they can be asked", change.affine),
+        hidden("everything else, kinks and weights", "there are d tokens only", change.neuron_by_table),
+    ),
+    ("relu-net", "mean-zero"): (
+        known("kinks and affine map on tokens of mean zero", _NET, change.kink),
+        hidden("a number added to a row of weights_in or skip", "x·1 = 0", change.equal_weights),
+        *_NEURONS,
+    ),
+    ("one-layer", "unrestricted"): (
+        known("the net on a token that is its own mixture", "the answer to one token", change.affine),
+        known("W and c", "mixtures of other weights are others, unless the net does not look", change.score, since=2),
+        known("the net as a function of last token and mixture", _LAYER_NET, change.value_of_layer, since=2),
+        hidden("W and c", ALONE, change.logits, until=1),
+        _BIASES,
+        *_VALUES,
+        *_NEURONS,
+    ),
+    ("one-layer", "one-hot"): (
+        known("the answers to the d tokens alone", "they can be asked", change.affine),
+        known("W and c together, but for what follows", "mixtures of other weights are others", change.score, since=2),
+        hidden("W and c", ALONE, change.logits, until=1),
+        *_ONE_HOT[:3],
+        hidden("a row added to all rows of V, against the biases", f"x·1 = 1 and {SUMS}", change.value_row_for_bias),
+        _BIASES,
+        *_VALUES,
+        *_NEURONS,
+    ),
+    ("one-layer", "mean-zero"): (
+        known("the net on a token that is its own mixture", "the answer to one token", change.affine),
+        known("W and c on tokens of mean zero", "mixtures of other weights are others", change.score, since=2),
+        hidden("W and c", ALONE, change.logits, until=1),
+        *_MEAN_ZERO[:3],
+        hidden("a row added to all rows of V", "x·1 = 0", change.value_row),
+        _BIASES,
+        *_VALUES,
+        *_NEURONS,
+    ),
+}
+FAMILIES = tuple(dict.fromkeys(family for family, _ in CLAIMS))
+
+
+def claims(family: str, inputs: str = "unrestricted", max_length: int | None = None) -> list[Claim]:
+    """What can and what cannot be known of a family from such inputs, in sequences of up to so many tokens."""
+    if family not in FAMILIES:
+        raise UsageError(f"unknown family {family!r}; known: {', '.join(FAMILIES)}")
+    if inputs not in INPUTS:
+        raise UsageError(f"unknown inputs {inputs!r}; known: {', '.join(INPUTS)}")
+    if max_length is not None and max_length < 1:
+        raise UsageError(f"max_length must be at least 1, not {max_length}")
+    return [claim for claim in CLAIMS[family, inputs] if claim.holds(max_length)]

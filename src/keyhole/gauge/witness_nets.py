@@ -1,0 +1,243 @@
+"""Witnesses of nets and of layers: other weights with the same map."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from keyhole.arrays import Floats
+from keyhole.families.one_layer import OneLayer
+from keyhole.families.relu_net import ReluNet, activate
+from keyhole.families.single_head import SingleHead
+from keyhole.gauge.nets import kinks_of
+from keyhole.gauge.one_layer import kinks_of_layer, plain_layer, sees_mixture
+from keyhole.gauge.tolerance import rounding_of, size
+
+FoundNet = tuple[ReluNet, str] | None
+FoundLayer = tuple[OneLayer, str] | None
+Random = np.random.Generator
+
+
+def _plain(net: ReluNet) -> ReluNet:
+    return net.like(np.zeros(1))
+
+
+def _with(net: ReluNet, inner: Floats, bias: Floats, outer: Floats) -> ReluNet:
+    return replace(net, weights_in=inner, bias_in=bias, weights_out=outer)
+
+
+def _kinked(net: ReluNet) -> npt.NDArray[np.intp]:
+    """The numbers of neurons that bend and are heard."""
+    heard = np.any(np.atleast_2d(net.weights_out), axis=0)
+    return np.flatnonzero(heard & np.any(net.weights_in, axis=1))
+
+
+def merge(params: ReluNet, _: Random) -> FoundNet:
+    """Neurons of the same kink as one."""
+    net = _plain(params)
+    kinks = kinks_of(net, rounding_of(params))
+    if kinks.offset.size == _kinked(net).size:
+        return None
+    length = np.exp(kinks.sharpness)
+    inner, bias = length[:, None] * kinks.normal, length * kinks.offset
+    outer = (kinks.weight / length[:, None]).T
+    skip, constant = kinks.linear - 0.5 * outer @ inner, kinks.constant - 0.5 * outer @ bias
+    if net.outputs is None:
+        outer, skip, constant = outer[0], skip[0], constant[0]
+    fewer = ReluNet(inner, bias, outer, np.asarray(constant), skip, net.activation)
+    return fewer, "neurons of the same kink are one, and what remains of them is affine and goes into skip and bias"
+
+
+def sign_trade(params: ReluNet, _: Random) -> FoundNet:
+    """One neuron turned round, at the expense of the skip."""
+    net = _plain(params)
+    if not _kinked(net).size:
+        return None
+    number = int(_kinked(net)[0])
+    turned = np.where(np.arange(net.neurons) == number, -1.0, 1.0)
+    row, shift, weight = net.weights_in[number], net.bias_in[number], net.weights_out[..., number]
+    skip = np.zeros((*np.shape(weight), net.width)) if net.skip is None else net.skip
+    other = replace(
+        _with(net, turned[:, None] * net.weights_in, turned * net.bias_in, net.weights_out),
+        skip=skip + np.multiply.outer(weight, row),
+        bias_out=np.asarray(net.bias_out + weight * shift),
+    )
+    said = f"neuron {number} looks the other way; act(z) = z + act(−z), and z is affine, so the skip makes up for it"
+    return other, said
+
+
+def scaling(params: ReluNet, rng: Random) -> FoundNet:
+    """Weights into ReLU neurons times a factor, weights out of them over it."""
+    net = _plain(params)
+    if net.activation != "relu" or not _kinked(net).size:
+        return None
+    factor = np.exp(rng.uniform(0.1, 1.0, net.neurons) * rng.choice([-1, 1], net.neurons))
+    other = _with(net, factor[:, None] * net.weights_in, factor * net.bias_in, net.weights_out / factor)
+    return other, "weights into every neuron are multiplied by a positive number, those out of it divided by it"
+
+
+def permutation(params: ReluNet, rng: Random) -> FoundNet:
+    """The neurons in another order."""
+    net = _plain(params)
+    if net.neurons < 2:
+        return None
+    order = (np.arange(net.neurons) + rng.integers(1, net.neurons)) % net.neurons
+    other = _with(net, net.weights_in[order], net.bias_in[order], net.weights_out[..., order])
+    return other, "the neurons are in another order"
+
+
+def split(params: ReluNet, rng: Random) -> FoundNet:
+    """One neuron as two."""
+    net = _plain(params)
+    if not _kinked(net).size:
+        return None
+    number = int(_kinked(net)[0])
+    weight = net.weights_out[..., number]
+    part = weight * rng.uniform(0.2, 0.8)
+    outer = net.weights_out.copy()
+    outer[..., number] = weight - part
+    other = _with(
+        net,
+        np.vstack([net.weights_in, net.weights_in[number]]),
+        np.append(net.bias_in, net.bias_in[number]),
+        np.concatenate([outer, part[..., None]], axis=-1),
+    )
+    return other, f"neuron {number} is two, whose weights outwards add up to its own"
+
+
+def dead_neuron(params: ReluNet, rng: Random) -> FoundNet:
+    """A neuron that nobody hears."""
+    net = _plain(params)
+    other = _with(
+        net,
+        np.vstack([net.weights_in, rng.standard_normal(net.width)]),
+        np.append(net.bias_in, rng.standard_normal()),
+        np.concatenate([net.weights_out, np.zeros((*net.weights_out.shape[:-1], 1))], axis=-1),
+    )
+    return other, "there is one neuron more, whose weights outwards are zero"
+
+
+def constant_neuron(params: ReluNet, rng: Random) -> FoundNet:
+    """A neuron that sees nothing but its bias, at the expense of the output bias."""
+    net = _plain(params)
+    level, weight = np.asarray(rng.uniform(0.5, 2.0)), np.asarray(rng.standard_normal(net.weights_out.shape[:-1]))
+    other = replace(
+        _with(
+            net,
+            np.vstack([net.weights_in, np.zeros(net.width)]),
+            np.append(net.bias_in, level),
+            np.concatenate([net.weights_out, weight[..., None]], axis=-1),
+        ),
+        bias_out=np.asarray(net.bias_out - weight * activate(net.activation, level)),
+    )
+    return other, "there is one neuron more, which sees nothing but its bias; the output bias makes up for it"
+
+
+NET_KINDS: dict[str, Callable[[ReluNet, Random], FoundNet]] = {
+    "merge": merge,
+    "sign trade": sign_trade,
+    "scaling": scaling,
+    "permutation": permutation,
+    "split": split,
+    "dead neuron": dead_neuron,
+    "constant neuron": constant_neuron,
+}
+
+
+# --- layers -----------------------------------------------------------------------------------------------------
+
+
+def silent_logits(params: OneLayer, rng: Random) -> FoundLayer:
+    """Other logits where the net does not see the mixture."""
+    layer, tolerance = plain_layer(params), rounding_of(params)
+    if sees_mixture(kinks_of_layer(params, tolerance), tolerance):
+        return None
+    other = replace(layer.attention, score=rng.standard_normal(layer.attention.score.shape))
+    return replace(layer, attention=other), "the net does not depend on what attention makes, so logits can be anything"
+
+
+def value_basis(params: OneLayer, rng: Random) -> FoundLayer:
+    """Another basis between value matrix and net."""
+    layer = plain_layer(params)
+    inner = layer.ffn.width
+    if layer.residual:
+        return None
+    turn, _ = np.linalg.qr(rng.standard_normal((inner, inner)))
+    turn = turn * rng.uniform(0.5, 2.0, inner)
+    back = np.linalg.inv(turn).T
+    net = layer.ffn
+    changed = replace(net, weights_in=net.weights_in @ back, skip=None if net.skip is None else net.skip @ back)
+    attention = replace(layer.attention, value=layer.attention.value @ turn)
+    said = "the value matrix is multiplied by a matrix and the weights behind it by its inverse: only the products show"
+    return OneLayer(attention, changed, residual=False), said
+
+
+def unseen_value(params: OneLayer, rng: Random) -> FoundLayer:
+    """Another value matrix where the net does not look."""
+    layer = plain_layer(params)
+    net = layer.ffn
+    heard = net.weights_in[np.any(np.atleast_2d(net.weights_out), axis=0)]
+    rows = heard if net.skip is None else np.vstack([heard, np.atleast_2d(net.skip)])
+    _, sizes, basis = np.linalg.svd(np.vstack([rows, np.zeros((net.width, net.width))]), full_matrices=False)
+    blind = basis[sizes <= rounding_of(params) * max(sizes[0], np.finfo(float).tiny)]
+    if not blind.shape[0]:
+        return None
+    entry = size(layer.attention.value) / layer.attention.value.size**0.5 or 1.0
+    moved = layer.attention.value + entry * rng.standard_normal((layer.width, blind.shape[0])) @ blind
+    said = f"the net does not look in {blind.shape[0]} of {net.width} directions, and there values can be anything"
+    return replace(layer, attention=replace(layer.attention, value=moved)), said
+
+
+def bias_trade(params: OneLayer, rng: Random) -> FoundLayer:
+    """The bias of attention, at the expense of those of the net."""
+    layer = plain_layer(params)
+    net = layer.ffn
+    # About as large as the biases it makes up for.
+    weights, biases = size(net.weights_in), size(net.bias_in)
+    if not weights and net.skip is not None:
+        weights, biases = size(net.skip), size(np.asarray(net.bias_out))
+    entry = biases / (weights or 1.0) or 1.0
+    bias = entry * rng.standard_normal(net.width)
+    changed = replace(
+        net,
+        bias_in=net.bias_in - net.weights_in @ bias,
+        bias_out=net.bias_out if net.skip is None else np.asarray(net.bias_out - net.skip @ bias),
+    )
+    attention = replace(layer.attention, output_bias=bias)
+    said = "attention has another output bias, and the biases of the net make up for it"
+    return replace(layer, attention=attention, ffn=changed), said
+
+
+def length_one(params: OneLayer, rng: Random) -> FoundLayer:
+    """Other logits: a token alone has all the weight."""
+    layer, tolerance = plain_layer(params), rounding_of(params)
+    if not sees_mixture(kinks_of_layer(params, tolerance), tolerance):
+        return None
+    width = layer.width
+    score = rng.standard_normal((width, width)) * (size(layer.attention.score) / width or 1.0)
+    attention = SingleHead(score, layer.attention.value, layer.attention.score_bias)
+    return replace(layer, attention=attention), "attention has other logits: a token alone has all the weight"
+
+
+def _behind(make: Callable[[ReluNet, Random], FoundNet]) -> Callable[[OneLayer, Random], FoundLayer]:
+    """A witness of the net as one of the layer."""
+
+    def made(params: OneLayer, rng: Random) -> FoundLayer:
+        layer = plain_layer(params)
+        found = make(layer.ffn, rng)
+        return None if found is None else (replace(layer, ffn=found[0]), found[1])
+
+    return made
+
+
+LAYER_KINDS: dict[str, Callable[[OneLayer, Random], FoundLayer]] = {
+    "silent logits": silent_logits,
+    "factor gauge": value_basis,
+    "unseen value": unseen_value,
+    "bias trade": bias_trade,
+    **{kind: _behind(make) for kind, make in NET_KINDS.items()},
+    "length-1-only": length_one,
+}

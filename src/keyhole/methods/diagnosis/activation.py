@@ -1,0 +1,110 @@
+"""Which smooth activation a net has: the bend of one neuron, seen where all others are straight.
+
+From far away the bends of a net lie far apart on a line: halving it finds one of them, and what the answer does there
+is an affine map and one neuron, c·act(s·(t − t₀)). The activation that fits it to the last digits is the net's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from keyhole.arrays import Floats
+from keyhole.methods.base import Steps
+from keyhole.methods.diagnosis.family_tests import BendFit, bend_fit
+
+# (count, width) points -> answers (count, outputs) to single tokens
+Ask = Callable[[Floats], Steps[Floats]]
+
+CANDIDATES = ("gelu", "gelu_tanh", "silu")
+# A slope is taken over this part of an interval, at its ends and in its middle.
+PART = 1 / 64
+# In the middle of a bend the slope is between those of both ends by more than this part.
+BETWEEN = 0.02
+# Halves without a bend that must have been seen before: an interval with many bends looks like one with a wide one.
+LEAST_SHARP = 2
+MOST_HALVINGS = 60
+# A first look at an interval takes so many points, and fits any smooth activation; so many looks are made on a line.
+FIRST_POINTS, FIRST, MOST_LOOKS = 12, "silu", 8
+# The second look takes more, over so many widths of the bend to either side.
+POINTS, SPREAD = 24, 8.0
+# The activation is named where it fits so much better than every other, others miss this part of the bend, and it
+# itself no more than that: of the nearest pair, the two forms of GELU, one misses 2e-4 of the other.
+CLEARLY, APART, WELL = 20.0, 5e-5, 1e-5
+# A bend over fewer points than this leaves of them may be that of anything, and is looked at more closely.
+WIDEST, MOST_NEARER = 30.0, 4
+# An interval of a smaller part of its place has too few numbers in it.
+NARROWEST = 1e-10
+# Fits that a first look at an interval makes worth another look.
+PROMISING = 0.1
+
+
+@dataclass(frozen=True)
+class Named:
+    """The activation that fits the bend of a neuron."""
+
+    name: str
+    misfit: float  # of the bend
+    next_best: str
+    next_misfit: float
+
+
+def name_activation(ask: Ask, origin: Floats, direction: Floats, reach: float) -> Steps[Named | None]:
+    """The activation of a net from one bend on origin + t·direction, |t| ≤ reach; None where no bend tells it."""
+
+    def along(t: Floats) -> Steps[Floats]:
+        return (yield from ask(origin + t[:, None] * direction))
+
+    low, high = -reach, reach
+    left, right = yield from _slopes(along, np.array([low, high]), PART * (high - low))
+    looks = sharp = 0
+    for _ in range(MOST_HALVINGS):
+        middle, step = 0.5 * (low + high), PART * (high - low)
+        (here,) = yield from _slopes(along, np.array([middle]), step)
+        jump = right - left
+        size = float(jump @ jump)
+        if size == 0.0 or step <= NARROWEST * reach:
+            return None
+        share = float((here - left) @ jump) / size
+        between = BETWEEN < share < 1 - BETWEEN
+        if between and sharp >= LEAST_SHARP:
+            found, looks = (yield from _looked_at(along, low, high)), looks + 1
+            if found is not None or looks == MOST_LOOKS:
+                return found
+        sharp += not between
+        if np.linalg.norm(here - left) >= np.linalg.norm(right - here):
+            high, right = middle, here
+        else:
+            low, left = middle, here
+    return None
+
+
+def _slopes(along: Ask, at: Floats, step: float) -> Steps[list[Floats]]:
+    answers = yield from along(np.concatenate([at - 0.5 * step, at + 0.5 * step]))
+    return list((answers[at.size :] - answers[: at.size]) / step)
+
+
+def _looked_at(along: Ask, low: float, high: float) -> Steps[Named | None]:
+    """A first fit to the whole interval, and others nearer and nearer to the bend where there seems to be one."""
+    (best,) = yield from _fits(along, low, high, FIRST_POINTS, (FIRST,))
+    for _ in range(MOST_NEARER):
+        if not (best.misfit < PROMISING and low < best.centre < high):
+            return None
+        width = SPREAD / best.sharpness
+        low, high = best.centre - width, best.centre + width
+        if not high - low > NARROWEST * max(abs(low), abs(high)):
+            return None
+        fits = yield from _fits(along, low, high, POINTS, CANDIDATES)
+        best, second = sorted(fits, key=lambda fit: fit.misfit)[:2]
+        if best.sharpness * (high - low) <= WIDEST:
+            clear = best.misfit <= WELL and second.misfit >= max(APART, CLEARLY * best.misfit)
+            return Named(best.name, best.misfit, second.name, second.misfit) if clear else None
+    return None
+
+
+def _fits(along: Ask, low: float, high: float, count: int, names: tuple[str, ...]) -> Steps[list[BendFit]]:
+    t = np.linspace(low, high, count)
+    answers = yield from along(t)
+    return [bend_fit(name, t, answers) for name in names]

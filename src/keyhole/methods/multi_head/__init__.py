@@ -1,0 +1,1 @@
+"""Several heads added up."""

@@ -1,0 +1,44 @@
+"""The method `multi-head`: from many outputs at natural norms, from few ones with long tokens, head by head."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from keyhole.methods.base import Estimate, Method, Steps, Unrecoverable
+from keyhole.methods.forms.value import read_value, refuse_single_tokens
+from keyhole.methods.multi_head.scalar.method import read_scalar_heads
+from keyhole.methods.multi_head.vector.method import read_vector_heads
+from keyhole.methods.multi_head.vector.probe import HeadsHidden
+from keyhole.methods.single_head.all_positions import last_only
+from keyhole.queries import Signature
+
+
+def multi_head(signature: Signature, rng: np.random.Generator) -> Steps[Estimate]:
+    """Number, scores, values and biases of heads whose answers are added up.
+
+    They are determined by sequences of three tokens, up to their order, if heads of equal scores count as one. With at
+    least as many outputs as heads a query tells many numbers (`read_vector_heads`); where it does not tell the heads
+    apart they are read one by one (`read_scalar_heads`).
+    """
+    refuse_single_tokens(signature)
+    last = signature.but(positions="last")
+    everywhere = signature.positions == "all"
+    value = yield from (last_only(read_value(last)) if everywhere else read_value(last))
+    hidden: HeadsHidden | None = None
+    if value.vector.ndim == 2:
+        try:
+            return (yield from read_vector_heads(signature, rng, value))
+        except HeadsHidden as error:
+            hidden = error
+    try:
+        one_by_one = read_scalar_heads(last, rng, value)
+        return (yield from (last_only(one_by_one) if everywhere else one_by_one))
+    except Unrecoverable as error:
+        if hidden is not None:
+            raise Unrecoverable(error.outcome, f"{hidden}; and one by one: {error}") from error
+        raise
+
+
+MULTI_HEAD = Method(
+    name="multi-head", summary="several softmax heads added up, their number unknown, biases included", run=multi_head
+)

@@ -1,0 +1,1 @@
+"""Several heads behind fewer outputs than heads."""

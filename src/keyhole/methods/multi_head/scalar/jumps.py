@@ -1,0 +1,184 @@
+"""Jumps of single heads: where exactly they are, and the certificate that each is one head."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+
+import numpy as np
+import numpy.typing as npt
+
+from keyhole.arrays import Floats
+from keyhole.methods.base import Steps
+from keyhole.methods.multi_head.scalar.half_circle import HalfCircle, next_guess
+from keyhole.methods.multi_head.scalar.queries import Scope
+from keyhole.numerics.logit import rounding
+from keyhole.queries import Measurements
+
+Integers = npt.NDArray[np.int64]
+Booleans = npt.NDArray[np.bool_]
+
+# In units of one over the gap to the next jump, the lever at which all but one head are saturated in its interval,
+# over that which saturates all heads at one point.
+OPEN = 4.0
+# Logits within CENTRE locate a jump, those at ±PROBE certify it: at zero, proportional heads would pass for one.
+CENTRE, PROBE = 1.0, 1.5
+# A weight is taken for zero or one within this many times its error.
+SATURATED = 2.0**8
+# A certified shift may differ from ln 2 by this many times the errors of its logits.
+SHIFT_ERRORS = 4.0
+MOST_ROUNDS = 100
+
+
+@dataclass(frozen=True)
+class Jumps:
+    """Jumps of single heads, one entry each."""
+
+    ranges: Floats  # (n, 2) angles that enclose them
+    points: Floats  # (n, size) where the logit is small
+    logits: Floats  # (n,) the logits there, of the first token
+    slopes: Floats  # (n,) of the logit along the half-circle
+    levers: Floats  # (n,) the levers they were read at: every other head is saturated
+    shares: Floats  # (n,) u₀·v in the combination of outputs
+    base: Floats  # (n,) what all other heads say there
+    errors: Floats  # (n,) radius of a logit near zero
+
+    def __len__(self) -> int:
+        return int(self.shares.size)
+
+    def take(self, index: Integers) -> Jumps:
+        """Some of them."""
+        return Jumps(*(getattr(self, field.name)[index] for field in fields(self)))
+
+    def and_(self, other: Jumps) -> Jumps:
+        """These, then others."""
+        pairs = ((getattr(self, field.name), getattr(other, field.name)) for field in fields(self))
+        return Jumps(*(np.concatenate(pair) for pair in pairs))
+
+    def read(self, levels: Floats, which: Integers) -> tuple[Floats, Floats]:  # (n,), (n,) -> (n,), (n,)
+        """Logits of the first token behind levels near some jumps, and their radii; infinite ones where saturated."""
+        weights = (levels - self.base[which]) / self.shares[which]
+        return logits_of(weights, self.errors[which] / 4)
+
+
+def logits_of(weights: Floats, blur: Floats) -> tuple[Floats, Floats]:  # (n,), (n,) -> (n,), (n,)
+    """Logits of weights and their radii; ±inf where the weight is 0 or 1 within its error."""
+    inside = (weights > SATURATED * blur) & (1 - weights > SATURATED * blur)
+    safe = np.where(inside, weights, 0.5)
+    logits = np.where(inside, np.log(safe / (1 - safe)), np.where(weights < 0.5, -np.inf, np.inf))
+    return logits, np.where(inside, blur / (safe * (1 - safe)), np.inf)
+
+
+class JumpReader:
+    """Reads the jumps of a half-circle; may be run again after more of its points are known."""
+
+    def __init__(self, scope: Scope, lever: float, circle: HalfCircle, at: Callable[[Floats], Floats]) -> None:
+        self.scope, self.lever, self.circle, self.at = scope, lever, circle, at
+        self.found: Jumps | None = None
+        self.doubtful: Floats = np.zeros((0, 2))  # ranges of jumps that are not those of one head
+
+    def jumps(self) -> Jumps:
+        """All that are certified, in order."""
+        if self.found is None:
+            nothing = np.zeros(0)
+            return Jumps(np.zeros((0, 2)), np.zeros((0, self.scope.size)), *(nothing,) * 6)
+        return self.found.take(np.argsort(self.found.ranges[:, 0]))
+
+    def run(self) -> Steps[None]:
+        """Locate and certify the jumps that are not certified yet."""
+        circle = self.circle
+        before, after = circle.jumps()
+        gaps = circle.gaps()
+        if self.found is not None:
+            known = self.found.ranges
+            inside = (circle.angles[before, None] >= known[:, 0]) & (circle.angles[after, None] <= known[:, 1])
+            fresh = ~np.any(inside, axis=1)
+            before, after, gaps = before[fresh], after[fresh], gaps[fresh]
+        if not before.size:
+            self.doubtful = np.zeros((0, 2))
+            return
+        batch = _Batch(self, before, after, OPEN * self.lever / gaps)
+        found, good = yield from batch.read()
+        self.doubtful = found.ranges[~good]
+        certified = found.take(np.flatnonzero(good))
+        self.found = certified if self.found is None else self.found.and_(certified)
+
+
+class _Batch:
+    """Some jumps, all read at once."""
+
+    def __init__(self, reader: JumpReader, before: Integers, after: Integers, levers: Floats) -> None:
+        circle = reader.circle
+        self.scope, self.at, self.levers = reader.scope, reader.at, levers
+        self.left, self.right = circle.angles[before], circle.angles[after]
+        self.ranges = np.stack([self.left, self.right], axis=1)
+        self.before = circle.levels[before]
+        self.step = circle.levels[after] - self.before
+        self.blur = (4 * self.scope.blur + self.scope.known_error(levers, self.scope.mix)) / np.abs(self.step)
+
+    def _weights(self, levels: Floats, which: Integers) -> tuple[Floats, Floats]:
+        weights = (levels - self.before[which]) / self.step[which]
+        return logits_of(weights, self.blur[which])
+
+    def _locate(self) -> Steps[tuple[Floats, Floats, Floats, Booleans]]:
+        """Angles with small logits, the logits, the slopes, and whether they were found."""
+        count = self.levers.size
+        low, high = np.full(count, -np.inf), np.full(count, np.inf)
+        angle, logit = np.zeros(count), np.full(count, np.inf)
+        left, right = self.left.copy(), self.right.copy()
+        open_ = np.arange(count)
+        for _ in range(MOST_ROUNDS):
+            if not open_.size:
+                break
+            guess = next_guess(left[open_], right[open_], low[open_], high[open_])
+            levels = (yield from self.scope.ask("jumps", self.levers[open_], self.at(guess))) @ self.scope.mix
+            found, _ = self._weights(levels, open_)
+            below = found < 0
+            left[open_[below]], low[open_[below]] = guess[below], found[below]
+            right[open_[~below]], high[open_[~below]] = guess[~below], found[~below]
+            better = np.abs(found) < np.abs(logit[open_])
+            angle[open_[better]], logit[open_[better]] = guess[better], found[better]
+            sloped = np.isfinite(low[open_]) & np.isfinite(high[open_])
+            narrow = right[open_] - left[open_] < 8 * self.scope.signature.space.eps
+            open_ = open_[~((np.abs(logit[open_]) <= CENTRE) & sloped) & ~narrow]
+        good = np.isfinite(low) & np.isfinite(high) & (np.abs(logit) <= CENTRE)
+        slopes = np.where(good, (high - low) / (right - left), 1.0)
+        return angle, logit, slopes, good
+
+    def read(self) -> Steps[tuple[Jumps, Booleans]]:
+        """The jumps, and which are those of one head."""
+        angle, logit, slopes, good = yield from self._locate()
+        angle, logit = np.where(good, angle, self.left), np.where(good, logit, 0.0)
+        above, below = angle + (PROBE - logit) / slopes, angle - (PROBE + logit) / slopes
+        scope, levers = self.scope, self.levers
+        high, low = self.at(above), self.at(below)
+        plans = [
+            scope.plan("one head", levers, high),
+            scope.plan("one head", levers, low),
+            scope.plan("one head", levers, high, copies=(2, 1)),
+            scope.plan("one head", levers, low, copies=(1, 2)),
+        ]
+        answers: list[Measurements] = yield plans
+        every = np.arange(levers.size)
+        # Heads of equal weights give two thirds to a token that is doubled, and one to the other.
+        extra = np.array([0.0, 0.0, 1.0, -1.0]) * scope.uniform / 6
+        (up, up_bar), (down, down_bar), (first, first_bar), (last, last_bar) = (
+            self._weights(scope.levels(answer, levers, points) @ scope.mix - more, every)
+            for answer, points, more in zip(answers, (high, low, high, low), extra, strict=True)
+        )
+        width = scope.signature.width
+        # The oracle's product behind a logit is rounded at the size of its factors, of which a slope shows its share.
+        long, short = scope.norms(levers)
+        own = rounding(scope.signature.space) * np.abs(slopes) * width**0.5 * (1 + 2 * short / long)
+        turn, back = first - up, down - last
+        bar = SHIFT_ERRORS * (up_bar + down_bar + first_bar + last_bar + 2 * own)
+        sign = np.sign(turn)
+        good &= np.abs(turn - sign * math.log(2)) <= bar
+        good &= np.abs(back - sign * math.log(2)) <= bar
+        good &= bar < 0.1  # false for nan
+        shares = sign * self.step
+        base = np.where(sign > 0, self.before, self.before + self.step)
+        errors = 4 * self.blur + own
+        jumps = Jumps(self.ranges, self.at(angle), sign * logit, sign * slopes, levers, shares, base, errors)
+        return jumps, good

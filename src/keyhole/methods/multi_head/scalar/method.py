@@ -1,0 +1,258 @@
+"""Several heads whose answers are added up to fewer numbers than there are heads, one number included."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from keyhole.arrays import Floats
+from keyhole.families import MultiHead, SingleHead
+from keyhole.methods.base import Estimate, Steps, Unrecoverable, showing
+from keyhole.methods.forms.outputs import choose_outputs
+from keyhole.methods.forms.score_matrix import Draft
+from keyhole.methods.forms.value import Value, refuse_zero_value
+from keyhole.methods.multi_head.scalar.normals_and_values import Values, read_normals, read_values, unexplained
+from keyhole.methods.multi_head.scalar.queries import Scope, columns, plain
+from keyhole.methods.multi_head.scalar.scores import Columns, GatedReader, HeadReader, ReadHead
+from keyhole.methods.multi_head.scalar.search import Search, find_jumps, look_for_bias
+from keyhole.methods.single_head.method import estimated, read_logits, read_logits_along
+from keyhole.queries import Signature, Sketch
+from keyhole.recovery import Outcome
+
+ASSUMPTIONS = (
+    "the box adds up softmax heads over its raw tokens, read at the last position",
+    "answers are right up to the rounding of their dtype",
+    "no two heads have proportional logits, but equal ones count as one",
+    "no head is so quiet beside the others that its share of an answer is lost in their rounding",
+)
+# Other rows and half-circles are tried when heads do not show one by one.
+ATTEMPTS = 3
+# Values are read at this many times the lever that saturates all heads but one near each jump.
+DECIDED = 2.0**6
+# Heads that fail are said to be near each other if their jumps are nearer than this; most others can be read.
+NEAR = 1e-4
+# Where heads turn out to be larger than thought, they are read again, with this much more room.
+ROOMIER, MOST_READINGS = 8.0, 3
+
+PROPORTIONAL = (
+    "some heads have proportional logits, or are nearer to each other than answers can tell: they change their minds "
+    "at the very same tokens and cannot be read one by one"
+)
+HIDDEN = (
+    "the heads found do not explain all answers: others do not show because they cancel, e.g. two with opposite logits "
+    "and the same value, or the box is no sum of softmax heads"
+)
+
+
+@dataclass(frozen=True)
+class _Found:
+    """Heads as jumps: their hyperplanes, and how many heads weigh all tokens the same."""
+
+    search: Search
+    normals: Floats  # (heads, size)
+    doubts: Floats  # (heads,) their relative errors
+    uniform: int
+
+
+def read_scalar_heads(signature: Signature, rng: np.random.Generator, total: Value) -> Steps[Estimate]:
+    """Score matrices, values and biases of f(X) = Σ_h Σ_i softmax_i(x_iᵀ·W_h·x_N + x_iᵀ·c_h) · x_iᵀ·V_h + b.
+
+    With a long row u₀ in the first token every head but one is saturated near the hyperplane u₀ᵀ(W_h·g + c_h) = 0 of
+    that one, and there it is read as a single head is. A half-circle of g meets every hyperplane once, which counts
+    the heads; doubling a token moves the logit of a jump by ln 2 if and only if it is one head. Takes some
+    H·(d² + 3d + 25) queries, for scores of rank r about H·(r(2d − r) + 3d + 25).
+
+    Assumes what `ASSUMPTIONS` says.
+    """
+    _refuse(signature)
+    if signature.width == 1:  # all heads are proportional there: if they are several, the certificate will say so
+        refuse_zero_value(signature, total)
+        return (yield from _read_one(signature, total, rng))
+    found = yield from _find(signature, total, rng)
+    if found is None:
+        refuse_zero_value(signature, total)
+        return (yield from _read_one(signature, total, rng))
+    if found.normals.shape[0] == 1 and not found.uniform:
+        return (yield from _read_one(signature, total, rng))
+    try:
+        values, heads = yield from _read_all(found, rng)
+    except (Unrecoverable, np.linalg.LinAlgError) as error:
+        closest = found.search.closest
+        if closest > NEAR and isinstance(error, Unrecoverable):
+            raise
+        cause = error if isinstance(error, Unrecoverable) else "some heads answer alike wherever they can be asked"
+        near = f"{cause}; the nearest two change their minds {closest:.1g} of a radian apart, which is too near to read"
+        raise Unrecoverable(Outcome.SATURATED, near) from error
+    return _estimate(found, values, heads)
+
+
+def _refuse(signature: Signature) -> None:
+    if signature.max_length is not None and signature.max_length < 3:
+        raise Unrecoverable(
+            Outcome.NOT_IDENTIFIABLE,
+            "sequences of two tokens do not determine several heads: allow sequences of three (max_length)",
+        )
+    if signature.max_norm is not None:
+        raise Unrecoverable(
+            Outcome.SATURATED,
+            "heads that share an output are told apart by tokens long enough to saturate them: leave out max_norm",
+        )
+    if signature.noise.kind != "exact":
+        raise Unrecoverable(
+            Outcome.TOO_NOISY, f"heads that share an output need exact answers, and these are {signature.noise}"
+        )
+
+
+def _find(signature: Signature, total: Value, rng: np.random.Generator) -> Steps[_Found | None]:
+    """The heads, from one half-circle or, where that shows them badly, another; None when nothing ever responds."""
+    trouble: Unrecoverable | None = None
+    for _ in range(ATTEMPTS):
+        scope = yield from look_for_bias(_scope(signature, total, rng), rng)
+        search = yield from find_jumps(scope, rng)
+        if search is None:
+            continue
+        if search.joint:
+            trouble = Unrecoverable(Outcome.WRONG_FAMILY, PROPORTIONAL)
+            continue
+        scope, jumps = search.scope, search.jumps
+        uniform = int(scope.uniform != 0)
+        own = np.append(jumps.shares, [scope.uniform] * uniform)
+        rest = float(scope.row @ scope.vector @ scope.mix) - float(np.sum(own))
+        trouble = Unrecoverable(Outcome.WRONG_FAMILY, HIDDEN)
+        if abs(rest) > 24 * own.size**0.5 * scope.blur or not len(jumps):
+            continue
+        if own.size == 1:
+            return _Found(search, np.zeros((1, scope.size)), np.zeros(1), 0)
+        normals, doubts = yield from read_normals(scope, jumps, rng)
+        lever = DECIDED * float(np.max(jumps.levers))
+        if (yield from unexplained(scope, normals, own, lever, rng)) <= 1:
+            return _Found(search, normals, doubts, uniform)
+    if trouble is not None:
+        raise trouble
+    return None
+
+
+def _scope(signature: Signature, total: Value, rng: np.random.Generator) -> Scope:
+    """A random row, and a random combination of the outputs, each brought to about one size."""
+    row = rng.standard_normal(signature.width)
+    sizes = np.linalg.norm(columns(plain(total.vector)), axis=0)
+    mix = rng.standard_normal(sizes.size) / np.where(sizes > 0, sizes, np.max(sizes, initial=1.0))
+    return Scope(signature, total, row / np.linalg.norm(row), mix / np.linalg.norm(mix))
+
+
+def _read_all(found: _Found, rng: np.random.Generator) -> Steps[tuple[Values, list[ReadHead]]]:
+    """Values and scores of all heads; again, with more room, where some turn out to be larger than thought."""
+    search, normals = found.search, found.normals
+    lever, lean = DECIDED * float(np.max(search.jumps.levers)), 1.0
+    for _ in range(MOST_READINGS):
+        values = yield from read_values(search.scope, normals, found.uniform, lever, lean, rng)
+        reader, read = HeadReader(search.scope, normals, found.doubts, values, rng), dict[int, Columns]()
+        heads = yield from showing(_read_heads(reader, read), partial(_sketch, read, normals.shape[0]))
+        if heads is not None and not values.disturbed(np.stack([head.score for head in heads]), normals):
+            return values, heads
+        lean /= ROOMIER**2
+    raise Unrecoverable(
+        Outcome.SATURATED, "some heads are so much larger than others that they cannot be held while those are read"
+    )
+
+
+def _sketch(columns: dict[int, Columns], heads: int) -> Sketch | None:
+    """The scores of the heads so far on their hyperplanes, for people who watch."""
+    matrices = {
+        f"score of head {number + 1}": (read.forms @ np.linalg.pinv(read.points.T))[:, : read.forms.shape[0]]
+        for number, read in sorted(columns.items())
+    }
+    known = sum(read.points.shape[0] / read.points.shape[1] for read in columns.values()) / heads
+    return Sketch(matrices, known) if matrices else None
+
+
+def _read_heads(reader: HeadReader, columns: dict[int, Columns]) -> Steps[list[ReadHead] | None]:
+    """The scores of all heads; None when some change their minds however much room they are given."""
+    count = reader.normals.shape[0]
+    room = np.ones(count)
+    checks: dict[int, GatedReader] = {}
+    for _ in range(MOST_READINGS):
+        for number in range(count):
+            if number not in columns:
+                columns[number], checks[number] = yield from reader.on_hyperplane(number, room[number])
+        heads, last = [], []
+        for number in range(count):
+            head, check = yield from reader.off_hyperplane(
+                number, [columns[other] for other in range(count)], checks[number], room[number]
+            )
+            heads.append(head)
+            last.append(check)
+        scores, radii = (np.stack([getattr(head, name) for head in heads]) for name in ("score", "radius"))
+        stolen = [
+            number for number in range(count) if any(each[number].stolen(scores, radii) for each in (checks, last))
+        ]
+        if not stolen:
+            return heads
+        for number in stolen:
+            room[number] *= ROOMIER
+            del columns[number]
+    return None
+
+
+def _estimate(found: _Found, values: Values, heads: list[ReadHead]) -> Estimate:
+    scope = found.search.scope
+    space, width = scope.signature.space, scope.signature.width
+    flat = scope.total.vector.ndim == 1
+    params, radii = [], []
+    for number in range(values.vectors.shape[0]):
+        vector, bars = values.vectors[number], values.radius[number]
+        value, value_radius = (space.asarray(part[:, 0] if flat else part) for part in (vector, bars))
+        if number == len(heads):  # the head of equal weights
+            params.append(SingleHead(space.zeros(width, width), value))
+            radii.append(SingleHead(space.zeros(width, width), value_radius))
+            continue
+        score, radius = heads[number].score, heads[number].radius
+        biases = [None, None]
+        if scope.radius is not None:
+            biases = [space.asarray(scope.radius * part[:, width]) for part in (score, radius)]
+        params.append(SingleHead(space.asarray(score[:, :width]), value, biases[0]))
+        radii.append(SingleHead(space.asarray(radius[:, :width]), value_radius, biases[1]))
+    ranks = [head.rank for head in heads]
+    outputs = values.vectors.shape[2]
+    numbers = sum(rank * (2 * width - rank) for rank in ranks) + width * len(heads) * (scope.radius is not None)
+    bound = -(-(numbers + outputs * (width * len(params) + scope.total.biased)) // outputs)
+    jumps = found.search.jumps
+    details = {
+        "heads": len(params),
+        "ranks": ranks,
+        "uniform_heads": found.uniform,
+        "score_bias": scope.radius is not None,
+        "output_bias": scope.total.biased,
+        "closest": found.search.closest,
+        "told_apart": float(np.max(np.sqrt(8 * jumps.errors) / np.abs(jumps.slopes))),
+    }
+    return _with_output_bias(scope.total, params, radii, bound, details)
+
+
+def _with_output_bias(
+    total: Value, params: list[SingleHead], radii: list[SingleHead], bound: int, details: dict[str, Any]
+) -> Estimate:
+    return Estimate(
+        params=MultiHead(params, total.bias if total.biased else None),
+        radius=MultiHead(radii, total.bias_radius if bool((total.bias_radius > 0).any()) else None),
+        counting_bound=bound,
+        assumptions=ASSUMPTIONS,
+        details=details,
+    )
+
+
+def _read_one(signature: Signature, total: Value, rng: np.random.Generator) -> Steps[Estimate]:
+    """The only head there is, as a single head."""
+    draft = Draft()
+    if total.vector.ndim == 1:
+        bias, score = yield from read_logits(signature, total, rng, draft)
+    else:
+        outputs = choose_outputs(signature.space, total.vector, even=True)
+        bias, score = yield from read_logits_along(signature, total, rng, draft, outputs)
+    estimate = estimated(signature, total, bias, score, {})
+    head, radius = (SingleHead(p.score, p.value, p.score_bias) for p in (estimate.params, estimate.radius))
+    details = {**estimate.details, "heads": 1, "ranks": [score.rank]}
+    return _with_output_bias(total, [head], [radius], estimate.counting_bound, details)

@@ -1,0 +1,172 @@
+"""What is read around jumps: the hyperplanes of all heads, then their values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from keyhole.arrays import Floats
+from keyhole.methods.base import Steps, Unrecoverable
+from keyhole.methods.multi_head.scalar.gates import Gate, shares, spread_points, weights_of
+from keyhole.methods.multi_head.scalar.jumps import Jumps
+from keyhole.methods.multi_head.scalar.queries import Scope, columns, plain
+from keyhole.numerics.logit import rounding
+from keyhole.numerics.orthogonal import random_orthogonal
+from keyhole.queries import Measurements
+from keyhole.recovery import Outcome
+
+# Steps away from a jump change its logit by about STEP; where it becomes larger than LARGEST they are made smaller.
+STEP, LARGEST, SHRINK = 1.5, 5.0, 0.125
+MOST_ROUNDS = 20
+# Rows move logits by typically this part of the margin of the worst head.
+LEAN = 2.0**-6
+# Fresh points that all heads found so far must explain.
+FRESH_POINTS = 6
+
+
+@dataclass(frozen=True)
+class Values:
+    """Values of all heads; with a head of equal weights the last one is its."""
+
+    vectors: Floats  # (heads, width, outputs)
+    radius: Floats  # of the same shape
+    row_radius: Floats  # (heads, outputs) of what they give the common row
+    leans: Floats  # (n,) how long rows were beside the common one
+    points: Floats  # (n, size) where they were read
+    rows: Floats  # (width − 1, width)
+
+    def disturbed(self, scores: Floats, normals: Floats) -> bool:  # (heads, width, size)
+        """Whether a row may have changed the mind of a head."""
+        forms = np.abs(self.rows @ (scores @ self.points.T))  # (heads, rows, points)
+        return bool(np.any(2 * self.leans * forms > np.abs(normals @ self.points.T)[:, None, :]))
+
+
+@dataclass(frozen=True)
+class Decided:
+    """What saturated heads answer at the points of a gate, in the combination of outputs that shows one head best."""
+
+    mix: Floats  # (outputs,)
+    own: Floats  # (width,) value of the head
+    others: Floats  # (size, width) values of the heads that choose the first token, added up, at each point
+    row_radius: float  # error of what such a sum gives the common row
+    radius: float  # and any other row of unit length
+    loudness: float  # norm of all values together
+
+
+def read_normals(scope: Scope, jumps: Jumps, rng: np.random.Generator) -> Steps[tuple[Floats, Floats]]:
+    """(heads, size) normals u₀ᵀ·[W c] and their relative errors: a step along each of a basis from every jump."""
+    width, count = scope.signature.width, len(jumps)
+    basis = plain(random_orthogonal(scope.signature.space, rng, width))
+    lengths = np.repeat((STEP / np.abs(jumps.slopes))[:, None], width, axis=1)
+    logits, bars = np.full((count, width), np.inf), np.zeros((count, width))
+    for _ in range(MOST_ROUNDS):
+        head, step = np.nonzero(~(np.abs(logits - jumps.logits[:, None]) <= LARGEST))
+        if not head.size:
+            break
+        points = jumps.points[head].copy()
+        points[:, :width] += lengths[head, step][:, None] * basis[step]
+        levels = (yield from scope.ask("hyperplanes", jumps.levers[head], points)) @ scope.mix
+        logits[head, step], bars[head, step] = jumps.read(levels, head)
+        large = ~(np.abs(logits[head, step] - jumps.logits[head]) <= LARGEST)
+        lengths[head[large], step[large]] *= SHRINK
+    else:
+        raise Unrecoverable(Outcome.SATURATED, "a jump stayed sharp however near it was looked at")
+    slopes = (logits - jumps.logits[:, None]) / (jumps.levers[:, None] * lengths)
+    normals = slopes @ basis
+    errors = (bars + 2 * jumps.errors[:, None]) / (jumps.levers[:, None] * lengths)
+    doubts = np.linalg.norm(errors, axis=1) / np.linalg.norm(normals, axis=1)
+    if scope.radius is None:
+        return normals, doubts
+    offsets = jumps.logits / jumps.levers - np.sum(normals * jumps.points[:, :width], axis=1)
+    return np.column_stack([normals, offsets]), doubts
+
+
+def unexplained(scope: Scope, normals: Floats, own: Floats, lever: float, rng: np.random.Generator) -> Steps[float]:
+    """How far levels at fresh points are from what the heads found explain, over their error.
+
+    Heads beyond those with a hyperplane weigh all tokens the same.
+    """
+    points = spread_points(rng, normals, scope.signature.width, 1.0)
+    margins = np.min(np.abs(points @ normals.T) / np.linalg.norm(normals, axis=1), axis=1, initial=np.inf)
+    points = points[margins >= np.quantile(margins, 0.5)][: 2 * FRESH_POINTS]  # clear of all hyperplanes
+    levers, half = np.full(FRESH_POINTS, lever), FRESH_POINTS
+    plans = [
+        scope.plan("fresh points", levers, points[:half]),
+        scope.plan("fresh points", levers, points[half:], copies=(2, 1)),
+    ]
+    answers: list[Measurements] = yield plans
+    levels = np.concatenate(
+        [scope.levels(a, levers, p) @ scope.mix for a, p in zip(answers, (points[:half], points[half:]), strict=True)]
+    )
+    uniform = own.size - normals.shape[0]
+    weights = weights_of(points, normals, uniform)
+    weights[half:, normals.shape[0] :] = 2 / 3
+    return float(np.max(np.abs(levels - weights @ own)) / (8 * own.size**0.5 * scope.blur))
+
+
+def read_values(
+    scope: Scope, normals: Floats, uniform: int, lever: float, lean: float, rng: np.random.Generator
+) -> Steps[Values]:
+    """The values of all heads from saturated queries at as many points as there are heads but one.
+
+    At a point where some heads choose the first token, its value for all of them together is the answer.
+    """
+    width = scope.signature.width
+    heads = normals.shape[0] + uniform
+    basis = plain(random_orthogonal(scope.signature.space, rng, width))
+    basis = _beginning_with(scope.row, basis)
+    points, margins = shares(rng, normals, width, 1.0, heads - 1, uniform)
+    leans = lean * LEAN * np.minimum(margins, 1.0)  # (points,)
+    count = heads - 1
+    # All queries of a point: the common row alone, then with a part of each other row.
+    reach = np.outer(leans * lever, np.append(0.0, np.ones(width - 1))).ravel()
+    levels = yield from scope.ask(
+        "values",
+        np.full(count * width, lever),
+        np.repeat(points, width, axis=0),
+        reach,
+        np.tile(basis, (count, 1)),
+    )
+    levels = levels.reshape(count, width, -1)
+    # In the basis: the common row's share as it is, the others' from what they add to it.
+    parts = np.concatenate([levels[:, :1, :], (levels[:, 1:, :] - levels[:, :1, :]) / leans[:, None, None]], axis=1)
+    total = basis @ scope.vector  # (width, outputs)
+    parts = np.concatenate([parts, total[None, :, :]])
+    design = np.vstack([weights_of(points, normals, uniform), np.ones(heads)])
+    solve = np.linalg.inv(design)
+    inside = np.tensordot(solve, parts, axes=1)  # (heads, width, outputs)
+    loud = np.sqrt(np.sum(np.linalg.norm(inside, axis=1) ** 2, axis=0))  # (outputs,)
+    blur = rounding(scope.signature.space) * loud
+    total_bars = np.sqrt((basis**2) @ columns(plain(scope.total.radius)) ** 2) + blur
+    bars = np.concatenate([np.ones((count, width)) * 2 / leans[:, None], np.zeros((1, width))])
+    bars[:-1, 0] = 1.0  # of the common row alone
+    outputs = np.eye(blur.size)
+    known = np.array([scope.known_error(np.full(1, lever), each)[0] for each in outputs])
+    bars = bars[:, :, None] * (blur + known)
+    bars[-1] = total_bars
+    variance = np.tensordot(solve**2, bars**2, axes=1)
+    vectors = basis.T @ inside
+    radius = np.sqrt((basis.T) ** 2 @ variance)
+    return Values(vectors, radius + blur, np.sqrt(variance[:, 0, :]) + blur, leans, points, basis[1:])
+
+
+def _beginning_with(row: Floats, basis: Floats) -> Floats:  # (width,), (width, width)
+    """The basis reflected so that it begins with the unit vector `row`."""
+    mirror = basis[0] - row
+    size = mirror @ mirror
+    turned = basis if size == 0 else basis - np.outer(basis @ mirror, mirror) * (2 / size)
+    return np.vstack([row, turned[1:]])
+
+
+def decided_at(gate: Gate, head: int, values: Values, row: Floats, row_radius: Floats) -> Decided:
+    """What all but one head answer at the points of its gate; heads without a hyperplane answer by half."""
+    share = row @ values.vectors[head]  # (outputs,)
+    mix = share / np.linalg.norm(share)
+    seen = values.vectors @ mix  # (heads, width)
+    halves = seen.shape[0] - gate.first.shape[1]
+    first = np.column_stack([gate.first, np.full((gate.first.shape[0], halves), 0.5)])
+    first[:, head] = 0.0
+    radius = float(np.linalg.norm(np.max(values.radius @ np.abs(mix), axis=1)))
+    own = float(np.linalg.norm(row_radius @ np.abs(mix)))
+    return Decided(mix, seen[head], first @ seen, own, radius, float(np.linalg.norm(seen)))

@@ -1,0 +1,1 @@
+"""Several heads behind as many outputs as heads, or more."""

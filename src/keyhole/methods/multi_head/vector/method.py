@@ -1,0 +1,141 @@
+"""Several heads with several outputs, from tokens of natural norms."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from keyhole.arrays import Array, Floats, floats
+from keyhole.families import MultiHead, SingleHead
+from keyhole.methods.base import Estimate, Steps, Unrecoverable
+from keyhole.methods.forms.value import Value
+from keyhole.methods.multi_head.vector.first_token import Start, read_start
+from keyhole.methods.multi_head.vector.probe import VectorBox
+from keyhole.methods.multi_head.vector.scores import Scores
+from keyhole.methods.multi_head.vector.scores_all import read_blocks
+from keyhole.methods.multi_head.vector.scores_last import read_scores
+from keyhole.methods.multi_head.vector.values import Values, read_values
+from keyhole.numerics.logit import ROUNDING_DEVIATIONS
+from keyhole.queries import Signature
+from keyhole.recovery import Outcome
+
+ASSUMPTIONS = (
+    "the box adds up softmax heads over its raw tokens, read at the last position",
+    "heads whose logits differ by less than their answers show are one head",
+    "answers are right up to the rounding of their dtype and the declared noise",
+)
+EVERYWHERE = ("the box adds up softmax heads over its raw tokens, all of which every position sees", *ASSUMPTIONS[1:])
+
+
+# Heads nearer than so many radii of their scores may have traded what a low rank has left out.
+TRADED = 1e2
+
+
+def read_vector_heads(signature: Signature, rng: np.random.Generator, value: Value) -> Steps[Estimate]:
+    """All heads of f(X) = Σ_h Σ_i softmax_i(x_iᵀ·(M_h·x_N + c_h))·x_iᵀ·V_h + b, for p ≥ H outputs.
+
+    The odds pencil: one token in several multiplicities tells the heads apart without saturating any (`read_start`),
+    other tokens beside it tell their values (`read_values`), and then many tokens a query the logits (`read_scores`).
+    About d + 1 + H²/2 + 6H queries, 2H for each token whose values are read, of which there are r + r/8 where ranks add
+    up to at most p and d elsewhere, and (d + 1)·d/k for the logits, k ≤ p/H tokens a query, or (d + 1)·⌈r/k⌉ + r·d/k
+    for rank r.
+
+    Where all positions are seen, those of the first stages tell twice as much, and logits come from `read_blocks`: H
+    queries for each token whose values are read, and 4·r·d/k² for the logits, 2·d²/k² where the rank is full.
+
+    Assumes what `ASSUMPTIONS` says, or `EVERYWHERE`. Raises HeadsHidden where p numbers do not tell the heads apart:
+    more heads than outputs, or dependent values.
+    """
+    box = VectorBox(signature, value, rng)
+    yield from box.find_scale()
+    yield from box.measure_precision()
+    yield from box.look_around()
+    start = yield from read_start(box)
+    values = yield from read_values(box, start)
+    scores = yield from read_blocks(box, start, values)
+    if scores is None:
+        scores = yield from read_scores(box, start, values)
+    return _estimate(box, value, start, values, scores)
+
+
+def _estimate(box: VectorBox, value: Value, start: Start, values: Values, scores: Scores) -> Estimate:
+    """Parameters and radii, without the biases that do not show."""
+    space, heads = box.signature.space, start.heads
+    bars = ROUNDING_DEVIATIONS * np.stack([scores.bars, scores.bias_bars])
+    biased = [bool(np.any(np.abs(scores.biases[h]) > bars[1, h])) for h in range(heads)]
+    mended = np.abs(scores.values - values.matrices)
+    params, radii = [], []
+    for head in range(heads):
+        if not scores.shows[head]:  # as much as it may be is its radius
+            bars[0, head] += np.max(np.abs(scores.matrices[head]))
+            scores.matrices[head] = 0.0
+        bias = space.asarray(scores.biases[head]) if biased[head] else None
+        params.append(SingleHead(space.asarray(scores.matrices[head]), space.asarray(scores.values[head]), bias))
+        wide = (
+            bars[1, head]
+            + ROUNDING_DEVIATIONS * scores.dropped[head] * box.scale
+            + (0.0 if biased[head] else np.abs(scores.biases[head]))
+        )
+        radii.append(
+            SingleHead(
+                _radius(space, scores.matrices[head], bars[0, head] + ROUNDING_DEVIATIONS * scores.dropped[head]),
+                # What mending changed may be an error of its own.
+                _radius(space, scores.values[head], ROUNDING_DEVIATIONS * values.spread[head] + mended[head]),
+                _radius(space, scores.biases[head], wide),
+            )
+        )
+    found = MultiHead(params, value.bias if value.biased else None)
+    _refuse_near(found, scores, radii)
+    return Estimate(
+        params=found,
+        radius=MultiHead(radii, value.bias_radius),
+        counting_bound=_bound(box, values, scores, biased, value.biased),
+        assumptions=EVERYWHERE if box.everywhere else ASSUMPTIONS,
+        details=_details(start, values, scores, biased, value) | ({"positions": "all"} if box.everywhere else {}),
+    )
+
+
+def _refuse_near(found: MultiHead, scores: Scores, radii: list[SingleHead]) -> None:
+    """End where two heads differ by little more than what a low rank may have left out: they may have traded it."""
+    for one in range(len(radii)):
+        for two in range(one):
+            apart = float(np.sqrt(np.mean((scores.matrices[one] - scores.matrices[two]) ** 2)))
+            unknown = max(float(np.max(floats(radii[head].score))) for head in (one, two))
+            if max(scores.dropped[one], scores.dropped[two]) > 0 and apart <= TRADED * unknown:
+                error = Unrecoverable(
+                    Outcome.TOO_NOISY,
+                    f"two heads of low rank differ by {apart:.2g} where their scores are known to {unknown:.2g}: too "
+                    "near to each other for the precision of the answers",
+                )
+                error.partial = found
+                raise error
+
+
+def _radius(space: Any, entries: Floats, bar: Floats | float) -> Array:
+    """The error bar of each entry, and its rounding."""
+    return space.asarray(bar + space.spacing * np.abs(entries))
+
+
+def _bound(box: VectorBox, values: Values, scores: Scores, biased: list[bool], offset: bool) -> int:
+    """Numbers that determine the heads, over numbers per answer: of all positions of the longest question."""
+    width, outputs = box.width, box.outputs
+    numbers = outputs if offset else 0
+    for head, shows in enumerate(biased):
+        rank, inner = int(scores.ranks[head]), int(values.ranks[head])
+        numbers += rank * (2 * width + int(shows) - rank) + inner * (width + outputs - inner)
+    return -(-numbers // (outputs * (box.asked if box.everywhere else 1)))
+
+
+def _details(start: Start, values: Values, scores: Scores, biased: list[bool], value: Value) -> dict[str, Any]:
+    return {
+        "heads": start.heads,
+        "score_ranks": [int(rank) for rank in scores.ranks],
+        "value_ranks": [int(rank) for rank in values.ranks],
+        "score_bias": any(biased),
+        "output_bias": value.biased,
+        "tokens_per_query": scores.per_query,
+        "pencil_condition": start.pencil.condition,
+        "logit_condition": scores.condition,
+        "merged_below": start.told_apart,
+    }

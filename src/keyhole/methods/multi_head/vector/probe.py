@@ -1,0 +1,263 @@
+"""A box of several heads with several outputs, asked at tokens of natural norms."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from keyhole.arrays import Floats, floats, to_numpy
+from keyhole.methods.base import Steps, Unrecoverable
+from keyhole.methods.forms.scale import floor_power
+from keyhole.methods.forms.value import Value
+from keyhole.methods.multi_head.vector.token_fit import TokenFit
+from keyhole.queries import Measurements, Plan, Position, Rows, Signature, Term
+from keyhole.recovery import Outcome
+
+Integers = npt.NDArray[np.int64]
+
+# One-token answers are affine up to errors of this many roundings of their size, root mean square.
+AFFINE = 2.0**8
+# Random tokens that precision is measured with.
+PRECISION_QUERIES = 3
+# Relative errors of 10 to this are as small as they come; each that many decades more asks for once more as much.
+PRECISE, LESS = -15.0, 2.0
+# Answers are coarse from this patience on: a relative error of 1e-13.
+COARSE = 2.0
+# Bits of a token's entries that are left for sums of two tokens.
+SPARE_BITS = 4
+# The scale is looked for with this many pairs of tokens, in steps of this factor ...
+PAIRS, LADDER = 3, 4.0
+# ... until attention does no more than this much more at the next; tokens are chosen where it does this part of it.
+PLATEAU, PART = 1.15, 0.6
+MOST_RUNGS = 40
+
+
+# Sequences of so many tokens decide everything; of fewer they do not.
+FEWEST_TOKENS = 3
+# Residuals of so many degrees of freedom tell errors, and errors are taken for so many times as much.
+TOLD_BY, SHOWN = 64, 2.0
+
+
+class HeadsHidden(Unrecoverable):
+    """Raised where vectors of answers do not tell the heads apart: single outputs and long tokens still may."""
+
+
+@dataclass
+class VectorBox:
+    """The box, and what is known of it: its affine part and the size of its errors."""
+
+    signature: Signature
+    value: Value
+    rng: np.random.Generator
+    scale: float = 1.0  # norm of tokens
+    noise: float = 0.0  # deviation of one number of an answer at that norm
+    patience: float = 1.0  # how many times more to ask, for errors to average out
+    everywhere: bool = False  # whether answers at all positions are seen, and are those of the last one
+    asked: int = 1  # tokens of the longest sequence
+    linear: Floats = field(init=False)  # (width, outputs) the sum of all heads' values
+    bias: Floats = field(init=False)  # (outputs,)
+
+    def __post_init__(self) -> None:
+        self.linear = np.asarray(to_numpy(self.value.vector), dtype=np.float64)
+        self.bias = np.asarray(to_numpy(self.value.bias), dtype=np.float64)
+
+    @property
+    def width(self) -> int:
+        """Numbers per token."""
+        return self.signature.width
+
+    @property
+    def outputs(self) -> int:
+        """Numbers per answer."""
+        return int(self.bias.shape[0])
+
+    @property
+    def coarse(self) -> bool:
+        """Whether answers have few digits, as those of float32: errors decide what can be read at once."""
+        return self.patience > COARSE
+
+    @property
+    def longest(self) -> float:
+        """Most tokens per sequence."""
+        return self.signature.max_length or float("inf")
+
+    def gridded(self, tokens: Floats) -> Floats:
+        """Tokens with so few digits that sums of two of them, and their halves, are exact in the box's dtype."""
+        unit = floor_power(2 * self.scale) * self.signature.space.spacing * 2.0**SPARE_BITS
+        rounded: Floats = np.round(tokens / unit) * unit
+        return rounded
+
+    def directions(self, count: int) -> Floats:  # (count, width)
+        """Random unit vectors, orthogonal as far as that goes."""
+        drawn = self.rng.standard_normal((count, self.width))
+        if count <= self.width:
+            basis: Floats = np.linalg.qr(drawn.T)[0].T
+            return basis
+        unit: Floats = drawn / np.linalg.norm(drawn, axis=1, keepdims=True)
+        return unit
+
+    def ask(
+        self,
+        stage: str,
+        last: Floats,  # (m, width) last tokens
+        index: Integers,  # (n,) which of them ends sequence n
+        added: list[tuple[Floats, Integers, Floats]],  # (rows, index, scale): tokens before it, less the last one
+        plain: int = 1,  # copies of the last token
+    ) -> Steps[Floats]:  # (n, outputs)
+        """Answers of [added_1 + g; …; g; …; g], less the share g has of them."""
+        return (yield from self.ask_at((-1,), stage, last, index, added, plain))[:, 0]
+
+    def ask_at(
+        self,
+        places: tuple[int, ...],  # positions whose answers are wanted: any where all are seen, else the last
+        stage: str,
+        last: Floats,
+        index: Integers,
+        added: list[tuple[Floats, Integers, Floats]],
+        plain: int = 1,
+    ) -> Steps[Floats]:  # (n, places, outputs)
+        """The same at several positions."""
+        space = self.signature.space
+        ends = Term(Rows(space.asarray(last)), space.indices(index))
+        positions: list[Position] = [
+            [Term(Rows(space.asarray(rows)), space.indices(which), space.asarray(scale)), ends]
+            for rows, which, scale in added
+        ]
+        self.asked = max(self.asked, len(positions) + plain)
+        answers: Measurements = yield Plan(stage, index.size, [*positions, *([[ends]] * plain)])
+        return self.seen(answers, places) - (last @ self.linear + self.bias)[index][:, None]
+
+    def seen(self, answers: Measurements, places: tuple[int, ...] | None = None) -> Floats:  # (n, places, outputs)
+        """Answers at some positions, or at all of them, as plain numbers."""
+        values = floats(answers.values)
+        if self.signature.positions == "last":
+            return values[:, None]
+        return values if places is None else values[:, list(places)]
+
+    @property
+    def views(self) -> tuple[int, ...]:
+        """Positions that tell of one token beside a last one: also its own, where that one sees as much."""
+        return (-1, 0) if self.everywhere else (-1,)
+
+    def pairs(self, stage: str, last: Floats, token: Floats, copies: tuple[int, int]) -> Steps[Floats]:
+        """[copies × (token + g); copies × g] for each last token g, as g sees it, and as token + g does."""
+        count = last.shape[0]
+        rows = (token[None, :], np.zeros(count, dtype=np.int64), np.ones(count))
+        every = np.arange(count, dtype=np.int64)
+        return (yield from self.ask_at(self.views, stage, last, every, [rows] * copies[0], copies[1]))
+
+    def look_around(self) -> Steps[None]:
+        """Whether every position answers as the last one does: three tokens in two orders.
+
+        A causal mask or encoded positions show; then only the last position is read.
+        """
+        if self.signature.positions == "last":
+            return
+        space = self.signature.space
+        tokens = space.asarray(self.gridded(self.scale * self.directions(FEWEST_TOKENS)))
+        turned = np.arange(FEWEST_TOKENS)[None, :] - np.arange(2)[:, None]  # in the second, each moves up by one
+        order = turned % FEWEST_TOKENS
+        plan = Plan("precision", 2, [[Term(Rows(tokens), space.indices(column))] for column in order.T])
+        answers = self.seen((yield plan))
+        apart = float(np.sqrt(np.mean((answers[0] - np.roll(answers[1], -1, axis=0)) ** 2)))
+        size = float(np.sqrt(np.mean(answers**2)))
+        self.everywhere = apart <= AFFINE * self.signature.space.eps * size + 2 * SPARE_BITS * self.noise
+
+    def measure_precision(self) -> Steps[None]:
+        """Errors at tokens of the chosen norm: one-token answers are affine but for those."""
+        last = self.gridded(self.scale * self.directions(PRECISION_QUERIES))
+        rest = yield from self.ask("precision", last, np.arange(last.shape[0], dtype=np.int64), [])
+        size = float(np.sqrt(np.mean((last @ self.linear) ** 2) + np.mean(self.bias**2)))
+        error = float(np.sqrt(np.mean(rest**2)))
+        declared, rounded = self.signature.noise.deviation, self.signature.space.eps * size
+        if self.signature.noise.kind == "exact" and not error <= AFFINE * rounded:
+            raise Unrecoverable(
+                Outcome.WRONG_FAMILY,
+                f"answers to single tokens are not affine: {error:.2g} off where they are {size:.2g}, so there is more "
+                f"in the box than heads and biases, or noise that was not declared",
+            )
+        self.noise = max(error, declared, rounded)
+        self.patience = max(1.0, 1 + (math.log10(self.noise / size) - PRECISE) / LESS if size > 0 else 1.0)
+
+    def _refuse_cancelling(self, ways: Floats, norms: list[float]) -> Steps[None]:
+        """End where heads of opposite logits and equal values cancel beside one last token, but not beside two."""
+        every = np.arange(PAIRS, dtype=np.int64)
+        for norm in norms:
+            self.scale = norm
+            tokens = self.gridded(norm * ways)
+            rows = (tokens[:PAIRS], every, np.ones(PAIRS))
+            found = yield from self.ask("scale", tokens[PAIRS:], every, [rows], 2)
+            if np.linalg.norm(found - tokens[:PAIRS] @ self.linear / 3) > norm * self.nothing(norm):
+                raise HeadsHidden(Outcome.WRONG_FAMILY, "heads cancel wherever two tokens are asked, but not three")
+
+    def find_scale(self) -> Steps[None]:
+        """The norm of tokens at which attention chooses, without being decided."""
+        if self.longest < FEWEST_TOKENS:
+            raise Unrecoverable(
+                Outcome.NOT_IDENTIFIABLE,
+                "sequences of two tokens do not tell heads apart: allow sequences of three (max_length)",
+            )
+        limit = float(min(self.signature.norm_limit / 2, self.signature.space.huge**0.25))
+        pairs = self.directions(2 * PAIRS)
+        seen: dict[float, float] = {}
+
+        def effect(norm: float) -> Steps[float]:
+            if norm not in seen:
+                self.scale = norm
+                tokens = self.gridded(norm * pairs)
+                every = np.arange(PAIRS, dtype=np.int64)
+                rows = (tokens[:PAIRS], every, np.ones(PAIRS))
+                found = yield from self.ask("scale", tokens[PAIRS:], every, [rows])
+                seen[norm] = float(np.linalg.norm(found - 0.5 * tokens[:PAIRS] @ self.linear)) / norm
+            return seen[norm]
+
+        norm = limit if self.signature.max_norm is not None else min(1.0, limit)
+        top = yield from effect(norm)
+        for _ in range(MOST_RUNGS):  # up, as long as attention does more there
+            if norm >= limit:
+                break
+            higher = yield from effect(min(norm * LADDER, limit))
+            if higher <= PLATEAU * top and higher > self.nothing(norm):
+                break
+            norm, top = min(norm * LADDER, limit), max(top, higher)
+        floor = self.nothing(norm)
+        if top <= floor:  # no attention at all, or one that cancels beside a single last token
+            yield from self._refuse_cancelling(self.directions(2 * PAIRS), list(seen))
+            self.scale = min(1.0, limit)
+            return
+        for _ in range(MOST_RUNGS):  # down, until it does less
+            if seen[norm] <= PART * top:
+                break
+            norm /= LADDER
+            yield from effect(norm)
+            if self.nothing(norm) > PART * top:
+                break
+        if not seen[norm] <= PART * top:  # also when nan
+            raise Unrecoverable(
+                Outcome.WRONG_FAMILY,
+                f"attention does the same to tokens of norms from {norm:.1g} to {max(seen):.1g}, which no softmax does",
+            )
+        above = norm * LADDER
+        if above in seen and seen[above] > PART * top > seen[norm] > 0:  # between two rungs
+            share = np.log(PART * top / seen[norm]) / np.log(seen[above] / seen[norm])
+            norm *= LADDER**share
+        self.scale = float(min(norm, limit))
+
+    def errors(self, logits: Floats, values: Floats) -> float:
+        """Deviation of an answer: its own rounding, and that of the logits behind its weights."""
+        spread = self.signature.space.eps * self.width**0.5 * float(np.sqrt(np.mean(np.minimum(logits**2, 100.0))))
+        return float(self.noise + spread * float(np.sqrt(np.mean(values**2))))
+
+    def scatter(self, fit: TokenFit, logits: Floats, values: Floats) -> float:
+        """Deviation of an answer that a fit shows, or that it may have where the fit has little to tell it by."""
+        if fit.freedom < TOLD_BY:
+            return fit.residual + self.errors(logits, values)
+        return SHOWN * max(fit.residual, self.noise)
+
+    def nothing(self, norm: float) -> float:
+        """What rounding makes of an effect that is not there."""
+        size = float(np.linalg.norm(self.linear)) + float(np.linalg.norm(self.bias)) / norm
+        return float(2.0**SPARE_BITS * self.signature.space.eps * size + self.signature.noise.deviation / norm)

@@ -1,0 +1,149 @@
+"""What reading scores at the last position and at all of them have in common: forms, their error bars, their ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from keyhole.arrays import Floats
+from keyhole.methods.multi_head.vector.cross import crossed, ranks_of
+from keyhole.methods.multi_head.vector.first_token import CLEAR
+from keyhole.methods.multi_head.vector.probe import Integers, VectorBox
+from keyhole.methods.multi_head.vector.values import Values
+
+# Weights are read where their error is at most this part of them.
+SHARPEST = 0.1
+# So many tokens a query that logits are known to √eps over this, but not fewer than fill this part of the outputs, nor
+# more where answers are coarse.
+FINE, COARSELY_FILLED = 16.0, 0.5
+# Few rows and columns tell the others where logits are known this well: elsewhere too much may hide below the rank.
+KNOWN = 1e-6
+# A score that is nowhere more than so many deviations of what was read does not show.
+UNSEEN = 8.0
+# Errors among the values of tokens, over those seen outside of them: values are as wrong there, and logits round.
+INSIDE = 4.0
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The affine maps into logits of all heads."""
+
+    matrices: Floats  # (heads, width, width)
+    values: Floats  # (heads, width, outputs) mended
+    biases: Floats  # (heads, width)
+    bars: Floats  # (heads,) deviation of one entry of a score over a unit token and a unit last token
+    dropped: Floats  # (heads,) what a low rank may have left out of such an entry
+    bias_bars: Floats  # (heads,)
+    shows: list[bool]  # whether any entry of a score is more than what was read may err by
+    ranks: Integers  # (heads,) of score and bias together
+    per_query: int  # tokens
+    condition: float  # errors of answers over errors of logits
+
+
+def spectral(bars: Floats) -> Floats:  # (heads, m, n) -> (heads,)
+    """What independent errors of these deviations make of the largest singular value, a few of them large or not."""
+    squares = bars**2
+    found: Floats = np.sqrt(np.max(np.sum(squares, axis=2), axis=1)) + np.sqrt(np.max(np.sum(squares, axis=1), axis=1))
+    return found
+
+
+def ranks_above(rows: Floats, bars: Floats) -> Integers:  # (heads, m, n)
+    """Singular values that errors do not make, one at least."""
+    return np.maximum(ranks_of(rows, CLEAR * spectral(bars)), 1)
+
+
+def rms(bars: Floats) -> Floats:  # (heads, m, n) -> (heads,)
+    """Over all forms of a head."""
+    found: Floats = np.sqrt(np.mean(bars**2, axis=(1, 2)))
+    return found
+
+
+def within_errors(rows: Floats, more: Floats, bars: Floats, ranks: Integers) -> Floats:  # (heads,)
+    """What lies outside a span by errors alone: those of the new rows, and those of the span that they use."""
+    found = []
+    for head, rank in enumerate(ranks):
+        singular = np.linalg.svd(rows[head], compute_uv=False)
+        used = float(np.sqrt(np.mean(more[head] ** 2))) * rows.shape[2] ** 0.5 / max(singular[rank - 1], 1e-300)
+        found.append(1 + used)
+    allowed: Floats = 2 * CLEAR * rms(bars) * np.array(found)
+    return allowed
+
+
+def inverse_of(values: Floats) -> Floats:  # (heads, k, outputs) -> (outputs, heads·k)
+    """What takes answers to weights."""
+    basis, triangle = np.linalg.qr(values.reshape(-1, values.shape[2]).T)
+    inverse: Floats = basis @ np.linalg.inv(triangle).T
+    return inverse
+
+
+def worst_of(inverse: Floats) -> float:
+    """Errors of a weight over those of an answer."""
+    return float(np.max(np.linalg.norm(inverse, axis=0)))
+
+
+def most_tokens(box: VectorBox, values: Values, filled: float) -> int:
+    """Tokens per query that this part of the outputs tells apart, and that a sequence has room for beside another."""
+    each = filled * box.outputs // values.matrices.shape[0]
+    return max(1, int(min(each, np.min(values.ranks), box.longest - 1, box.width)))
+
+
+def affordable(box: VectorBox, values: Values, tokens: Floats, filled: float) -> int:  # (width, width)
+    """Tokens per query: as many as that part of the outputs allows, but for those that cost too much accuracy."""
+    size, heads = float(np.linalg.norm(tokens[0])), values.matrices.shape[0]
+    least = most_tokens(box, values, COARSELY_FILLED)
+    most = least if box.coarse else most_tokens(box, values, filled)
+    wanted = box.signature.space.eps**0.5 / FINE
+    for count in range(most, least, -1):
+        noise = float(np.hypot(values.noise, values.error * size * (heads / count) ** 0.5))
+        if noise * worst_of(inverse_of(tokens[:count] @ values.matrices)) * (count + 1) <= wanted:
+            return count
+    return least
+
+
+def crossed_scores(
+    rows: Floats,  # (heads, m, width + 1)
+    bars: Floats,
+    kept: Integers,  # (k,) columns
+    columns: Floats,  # (heads, width, k)
+    wide: Floats,
+    ranks: Integers,
+    dropped: Floats,  # (heads,)
+) -> tuple[Floats, Floats, Floats]:
+    """All forms of low rank, their error bars, and what may have been left out of them."""
+    whole, of_rows, of_columns = crossed(rows, kept, columns, ranks)
+    # C·U⁻¹·R with errors in each of the three.
+    core = rms(bars[:, :, kept])
+    errors = rms(bars) * of_rows + rms(wide) * of_columns + core * of_rows * of_columns
+    return whole, errors, dropped * (1 + of_rows)
+
+
+def scores_of(
+    forms: Floats,  # (heads, width, width + 1) of tokens with last tokens and, at the end, the zero token
+    tokens: Floats,  # (width, width)
+    last: Floats,  # (width, width)
+    values: Floats,
+    ranks: Integers,
+    bars: Floats,  # (heads,)
+    read_bars: Floats,  # (heads,) of what was read
+    shown: tuple[int, float],  # tokens per query, condition
+    dropped: Floats | float = 0.0,
+) -> Scores:
+    """Scores and biases from forms."""
+    biases = np.asarray(np.linalg.solve(tokens, forms[:, :, -1].T).T)
+    linear = forms[:, :, :-1] - forms[:, :, -1:]
+    half = np.linalg.solve(tokens, linear)  # (heads, width, last tokens)
+    matrices = np.asarray(np.linalg.solve(last, half.transpose(0, 2, 1)).transpose(0, 2, 1))
+    size, far = float(np.linalg.norm(tokens[0])), float(np.linalg.norm(last[0]))
+    scale = 2**0.5 / far
+    return Scores(
+        matrices,
+        values,
+        biases,
+        scale * bars / size,
+        scale * dropped / size + 0.0 * bars,
+        bars / size,
+        [bool(np.any(np.abs(m) > UNSEEN * b)) for m, b in zip(matrices, scale * read_bars / size, strict=True)],
+        ranks,
+        *shown,
+    )

@@ -1,0 +1,220 @@
+"""The score matrices of all heads, several tokens a query, from as many rows and columns as their rank needs."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from keyhole.arrays import Floats
+from keyhole.methods.base import Steps, Unrecoverable
+from keyhole.methods.multi_head.vector.cross import choose_columns, outside, steepness
+from keyhole.methods.multi_head.vector.first_token import CLEAR, Start
+from keyhole.methods.multi_head.vector.probe import Integers, VectorBox
+from keyhole.methods.multi_head.vector.scores import (
+    INSIDE,
+    KNOWN,
+    SHARPEST,
+    Scores,
+    affordable,
+    crossed_scores,
+    inverse_of,
+    ranks_above,
+    rms,
+    scores_of,
+    spectral,
+    within_errors,
+    worst_of,
+)
+from keyhole.methods.multi_head.vector.values import LARGEST, Values
+from keyhole.recovery import Outcome
+
+# Logits of tokens are aimed at this size in the sharpest head.
+AIM = 0.7
+# Weights are read where their error is at most this many times the usual one; tokens of others are halved, so often.
+UNUSUAL, HALVINGS = 64.0, 30
+# A further block tells that rows suffice if what it may err by is at most this part of it.
+TELLING = 0.1
+# Rows tell further ones where that enlarges their errors by no more than this; else these are read.
+STEEPEST = 32.0
+# Numbers to spare for each correction of a value.
+SPARE = 4
+
+
+def read_scores(box: VectorBox, start: Start, values: Values) -> Steps[Scores]:
+    """Rows for all last tokens, block by block, until further blocks lie in their span; then columns."""
+    reader = _ScoreReader(box, start, values)
+    whole = reader.width + 1
+    every = np.arange(whole, dtype=np.int64)
+    rows, bars = yield from reader.read(0, every)
+    for block in range(1, len(reader.blocks)):
+        ranks = ranks_above(rows, bars)
+        rank = int(np.max(ranks))
+        coarse = bool(np.median(bars) > KNOWN * np.median(np.abs(rows)))
+        enough = whole if coarse else rank + 1
+        chosen = choose_columns(rows, ranks, enough) if enough < whole - 1 else every
+        more, wide = yield from reader.read(block, chosen)
+        if enough < whole - 1:
+            allowed = within_errors(rows[:, :, chosen], more, wide, ranks)
+            sizes = np.sqrt(np.mean(more**2, axis=(1, 2)))
+            telling = rank < rows.shape[1] or bool(np.all(allowed <= TELLING * sizes))
+            telling = telling and bool(np.all(steepness(rows[:, :, chosen], more, ranks) <= STEEPEST))
+            if telling and np.all(outside(rows[:, :, chosen], more, ranks) <= allowed):
+                chosen = chosen[:rank]
+                dropped = allowed + CLEAR * spectral(bars)  # what rank and span may have left out
+                return (yield from reader.crossed(rows, bars, ranks, chosen, block, more, wide, dropped))
+            others = np.setdiff1d(every, chosen)
+            rest, wide_rest = yield from reader.read(block, others)
+            order = np.argsort(np.concatenate([chosen, others]))
+            more = np.concatenate([more, rest], axis=2)[:, :, order]
+            wide = np.concatenate([wide, wide_rest], axis=2)[:, :, order]
+        rows, bars = np.concatenate([rows, more], axis=1), np.concatenate([bars, wide], axis=1)
+    return reader.solved(rows, ranks_above(rows, bars), rms(bars), rms(bars))
+
+
+class _ScoreReader:
+    def __init__(self, box: VectorBox, start: Start, values: Values) -> None:
+        self.box, self.start, self.values = box, start, values
+        self.width, self.heads = box.width, start.heads
+        self.last = box.gridded(np.vstack([box.scale * box.directions(self.width), np.zeros((1, self.width))]))
+        sizes = np.sqrt(np.mean(np.minimum(start.logits**2, LARGEST**2), axis=0))
+        self.size = box.scale * min(1.0, AIM / max(float(np.max(sizes)), 1e-300))
+        self.tokens = box.gridded(self.size * box.directions(self.width))
+        self.per_query = affordable(box, values, self.tokens, 1.0)
+        starts = range(0, self.width, self.per_query)
+        self.blocks = [np.arange(first, min(first + self.per_query, self.width)) for first in starts]
+        self.own = [tokens_of @ values.matrices for tokens_of in (self.tokens[block] for block in self.blocks)]
+        self.inverses = [inverse_of(own) for own in self.own]
+        self.mended: list[Floats | None] = [None] * len(self.blocks)
+        self.condition = max(worst_of(inverse) for inverse in self.inverses) * self.size
+        # What answers are off by: their rounding, what start and values explain no further, and the values' errors.
+        mixed = values.error * self.size * (self.heads / self.per_query) ** 0.5
+        self.noise = float(np.hypot(values.noise, mixed))
+
+    def _mend(self, block: int, answers: Floats) -> None:
+        """Correct the values of a block along the weak directions, by what its answers leave over."""
+        own, weak = self.own[block], self.values.weak
+        heads, count, outputs = own.shape
+        flat, spare = own.reshape(-1, outputs), outputs - heads * count
+        self.mended[block] = np.zeros((count, weak.shape[0]))
+        if weak.shape[0] == 0 or spare * answers.shape[0] < SPARE * count * weak.shape[0]:
+            return
+        outside = np.linalg.qr(flat.T, mode="complete")[0][:, heads * count :]  # (outputs, spare)
+        weights = (answers @ self.inverses[block]).reshape(-1, heads, count)
+        effects = np.einsum("nhk,bhs->nskb", weights, weak @ outside, optimize=True).reshape(
+            answers.shape[0] * spare, -1
+        )
+        # As much as values may be off by, no more: where nothing of them shows outside, answers tell nothing of it.
+        likely = self.size * float(np.max(self.values.spread))
+        held = (self.noise / likely) ** 2 * np.eye(effects.shape[1])
+        found = np.linalg.solve(effects.T @ effects + held, effects.T @ (answers @ outside).ravel())
+        change = found.reshape(count, -1)
+        self.mended[block] = change
+        self.own[block] = own + np.einsum("kb,bho->hko", change, weak)
+        self.inverses[block] = inverse_of(self.own[block])
+
+    def mended_values(self) -> Floats:  # (heads, width, outputs)
+        """The values of all heads with the corrections of all blocks."""
+        changes = [change for change in self.mended if change is not None]
+        if len(changes) < len(self.blocks) or self.values.weak.shape[0] == 0:
+            return self.values.matrices
+        shares = np.linalg.solve(self.tokens, np.concatenate(changes))  # (width, n)
+        matrices: Floats = self.values.matrices + np.einsum("db,bho->hdo", shares, self.values.weak)
+        return matrices
+
+    def _traded(self, block: int, weights: Floats) -> Floats | float:  # (n, heads, k) -> the same
+        """Errors of weights by errors that values have together, as drawn."""
+        draws = self.tokens[self.blocks[block]] @ self.values.draws  # (draws, heads, k, outputs)
+        if draws.shape[0] == 0:
+            return 0.0
+        moved = np.einsum("nhk,rhko->rno", weights, draws, optimize=True) @ self.inverses[block]
+        errors: Floats = np.sqrt(np.mean(moved**2, axis=0)).reshape(weights.shape)
+        return errors
+
+    def _noise(self, block: int, answers: Floats) -> float:
+        """Errors of answers as far as values explain them, measured where there are answers to spare."""
+        heads, count, outputs = self.own[block].shape
+        flat, spare = self.own[block].reshape(-1, outputs), outputs - heads * count
+        traded = self.values.traded * self.size * (heads / count) ** 0.5
+        if spare < heads:
+            return float(np.hypot(self.noise, traded))
+        rest = answers - (answers @ self.inverses[block]) @ flat
+        seen = INSIDE * max(self.box.noise, float(np.sqrt(np.mean(rest**2) * outputs / spare)))
+        return float(np.hypot(seen, traded))
+
+    def read(self, block: int, columns: Integers) -> Steps[tuple[Floats, Floats]]:  # -> twice (heads, k, columns)
+        """Forms u·(M·g + c) of a block of tokens with some of the last tokens, and their error bars."""
+        box, heads = self.box, self.heads
+        members = self.blocks[block]
+        forms, bars = np.zeros((2, heads, members.size, columns.size))
+        scale = np.ones(columns.size)
+        left, usual = np.arange(columns.size, dtype=np.int64), np.zeros(heads)
+        noise = self.noise
+        for _ in range(HALVINGS):
+            zeros = np.zeros(left.size, dtype=np.int64)
+            added = [(self.tokens[[member]], zeros, scale[left]) for member in members]
+            answers = yield from box.ask("scores", self.last, columns[left], added)
+            if self.mended[block] is None:
+                self._mend(block, answers)
+            if np.all(scale == 1.0):
+                noise = self._noise(block, answers)
+            inverse = self.inverses[block]
+            # Errors of weights over those of answers.
+            reach = np.linalg.norm(inverse, axis=0).reshape(heads, members.size)
+            weights = (answers @ inverse / scale[left][:, None]).reshape(left.size, heads, members.size)
+            rest = 1 - np.sum(weights, axis=2, keepdims=True)
+            errors = np.hypot(noise * reach[None], self._traded(block, weights)) / scale[left][:, None, None]
+            bar = np.hypot(errors / weights, np.linalg.norm(errors, axis=2, keepdims=True) / rest)
+            usual = np.maximum(usual, np.median(bar, axis=(0, 2)))
+            if np.any(usual > SHARPEST):
+                raise Unrecoverable(
+                    Outcome.TOO_NOISY,
+                    f"{int(np.sum(usual > SHARPEST))} of {heads} heads answer too faintly beside the others for their "
+                    f"weights to be read: use an oracle of higher precision",
+                )
+            most = np.minimum(SHARPEST, UNUSUAL * usual)[:, None]
+            good = np.all((weights > 0) & (rest > 0) & (bar < most), axis=(1, 2))
+            taken = left[good]
+            if taken.size:
+                logits = np.log(weights[good] / rest[good])
+                forms[:, :, taken] = (logits / scale[taken][:, None, None]).transpose(1, 2, 0)
+                bars[:, :, taken] = (bar[good] / scale[taken][:, None, None]).transpose(1, 2, 0)
+            left = left[~good]
+            if not left.size:
+                return forms, bars
+            scale[left] /= 2
+        raise Unrecoverable(
+            Outcome.SATURATED, f"the weights of {left.size} queries stayed at 0 or 1 however short the tokens were"
+        )
+
+    def crossed(
+        self,
+        rows: Floats,
+        bars: Floats,
+        ranks: Integers,
+        kept: Integers,
+        block: int,
+        more: Floats,
+        more_bars: Floats,
+        dropped: Floats,
+    ) -> Steps[Scores]:
+        """All other tokens at the last ones that are kept."""
+        columns, wide = [rows[:, :, kept], more[:, :, : kept.size]], [bars[:, :, kept], more_bars[:, :, : kept.size]]
+        for number in range(block + 1, len(self.blocks)):
+            forms, errors = yield from self.read(number, kept)
+            columns.append(forms)
+            wide.append(errors)
+        whole, errors, left_out = crossed_scores(
+            rows, bars, kept, np.concatenate(columns, axis=1), np.concatenate(wide, axis=1), ranks, dropped
+        )
+        return self.solved(whole, ranks, errors, rms(bars), left_out)
+
+    def solved(
+        self,
+        forms: Floats,  # (heads, width, width + 1)
+        ranks: Integers,
+        bars: Floats,
+        read_bars: Floats,  # (heads,) of what was read
+        dropped: Floats | float = 0.0,
+    ) -> Scores:
+        """Scores and biases from forms: the last of the last tokens is zero."""
+        shown, known = (self.per_query, self.condition), self.mended_values()
+        return scores_of(forms, self.tokens, self.last[:-1], known, ranks, bars, read_bars, shown, dropped)

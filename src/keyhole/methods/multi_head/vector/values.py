@@ -1,0 +1,347 @@
+"""The value matrices of all heads: tokens beside one that is known, a few queries each whatever the heads' number."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from keyhole.arrays import Floats, floats
+from keyhole.methods.base import Steps, Unrecoverable
+from keyhole.methods.multi_head.vector.first_token import CLEAR, ENOUGH, MISFIT, Start
+from keyhole.methods.multi_head.vector.probe import HeadsHidden, Integers, VectorBox
+from keyhole.methods.multi_head.vector.token_fit import Asked, TokenFit, fit_token
+from keyhole.methods.multi_head.vector.token_guess import guess_logits
+from keyhole.numerics.logit import ROUNDING_DEVIATIONS
+from keyhole.recovery import Outcome
+
+# Copies of the known token, of the new one and of the last, by the length they need.
+COPIES = {
+    10: ((1, 2, 2), (2, 1, 1), (8, 1, 1)),
+    6: ((1, 2, 2), (1, 1, 1), (4, 1, 1)),
+    4: ((1, 1, 2), (1, 1, 1), (2, 1, 1)),
+}
+# Where outputs are twice as many as heads logits need not be guessed, so that tokens have natural norms and two
+# multiplicities do.
+ROOMY = {6: ((1, 1, 1), (4, 1, 1)), 4: ((1, 1, 1), (2, 1, 1))}
+# Elsewhere new tokens have logits of about this size in the sharpest head: large ones are not found from a guess of
+# zero, small ones lose digits.
+AIM = 0.1
+# A token that is not found is asked again at this part of its size, so often.
+AGAIN, ATTEMPTS = 0.2, 4
+# Known logits beyond this say too little.
+LARGEST = 7.0
+# Sets of last tokens that are compared.
+DRAWN = 32
+# Values need less patience than the first token, which all others are read beside: this part of it.
+MILDER = 8
+# Tokens read beyond those that span all values, as a part of those: spans of just enough have errors in some direction.
+SPARE_TOKENS = 1 / 8
+# Combinations of all spans that nearly vanish are those of singular values below this part of the median, and so many
+# at most: values along them are mended later.
+WEAK, MOST_WEAK = 0.05, 6
+# Errors that heads trade are taken for this many times those drawn: a fit of near-equal heads rounds as well.
+STRESS = 4.0
+# Values from spans that may be off by more than this part of them are not used: all tokens are read instead.
+BLURRED = 1e-4
+# Queries that test whether a few tokens told the values of all.
+TESTS = 2
+
+
+@dataclass(frozen=True)
+class Values:
+    """The values of all heads."""
+
+    matrices: Floats  # (heads, width, outputs)
+    ranks: Integers  # (heads,)
+    tokens: int  # read
+    error: float  # deviation of one value of a unit token, as far as answers tell
+    spread: Floats  # (heads, outputs) the same, with what heads may trade for each other
+    noise: float  # deviation of an answer that values and start explain no further
+    draws: Floats  # (draws, heads, width, outputs) errors that values may have together; none where spans tell values
+    weak: Floats  # (n, heads, outputs) what heads can exchange at little cost to the sum: told worst by spans
+    traded: float  # deviation of one value of a unit token by what heads may trade, where there are no draws of it
+
+    @property
+    def sharp(self) -> bool:
+        """Whether values are known so well that what they are off by cannot be taken for what heads do."""
+        sizes = np.sqrt(np.mean(self.matrices**2, axis=(1, 2)))
+        return bool(np.all(np.sqrt(np.mean(self.spread**2, axis=1)) <= BLURRED * sizes))
+
+
+def read_values(box: VectorBox, start: Start) -> Steps[Values]:
+    """Values of tokens until their spans are complete; then those of all tokens from the sum over heads."""
+    reader = _ValueReader(box, start)
+    if start.heads == 1:
+        return reader.alone()
+    filled = box.outputs // start.heads
+    limit, filled = box.width, filled + int(np.ceil(SPARE_TOKENS * reader.more * filled))
+    while True:
+        known = len(reader.values)
+        if known >= limit:
+            return reader.plainly()
+        found = reader.spanned()
+        if found is not None and found.sharp and (yield from reader.holds(found)):
+            return found
+        count = min(known, limit - known)
+        if known < filled:
+            count = min(count, filled - known)
+        yield from reader.read(count)
+
+
+class _ValueReader:
+    def __init__(self, box: VectorBox, start: Start) -> None:
+        if box.longest < min(COPIES):
+            raise HeadsHidden(
+                Outcome.WRONG_FAMILY,
+                "telling the values of heads apart takes sequences of four tokens: allow those (max_length)",
+            )
+        self.box, self.start = box, start
+        self.more = 1 + (box.patience - 1) / MILDER
+        self.roomy = box.outputs >= 2 * start.heads
+        table = ROOMY if self.roomy else COPIES
+        self.copies = next(copies for length, copies in table.items() if box.longest >= length)
+        drawn = box.rng.standard_normal((box.width, box.width))
+        drawn[0] = start.token
+        self.basis = np.linalg.qr(drawn.T)[0].T  # the first is that of the known token
+        self.basis[0] = start.token / np.linalg.norm(start.token)
+        self.values: list[Floats] = [
+            start.values / np.linalg.norm(start.token)
+        ]  # of each basis token, (heads, outputs)
+        self.tokens: list[Floats] = [self.basis[0]]
+        self.draws: list[Floats] = [start.value_draws / np.linalg.norm(start.token)]  # (draws, heads, outputs)
+        sizes = np.sqrt(np.mean(np.minimum(start.logits**2, LARGEST**2), axis=0))
+        self.size = box.scale * min(1.0, (1.0 if self.roomy else AIM) / max(float(np.max(sizes)), 1e-300))
+        self.shrink = 1.0
+        self.chosen = self._choose()
+        self.noise, self.error = max(box.noise, start.residual), start.residual / box.scale
+
+    def _choose(self) -> Integers:
+        """Last tokens whose known logits make the weights of heads as different as they get."""
+        start, heads = self.start, self.start.heads
+        # Without a guess of the logits, as many as make values and logits determined to first order.
+        count = int(heads * self.more) if self.roomy else -(-(heads + 1) // (len(self.copies) - 1))
+        views = len(self.box.views)
+        count = max(-(-count // views), 1 if self.roomy else 2)  # both views of one last token are much alike
+        calm = np.max(np.abs(start.logits).reshape(-1, views * start.heads), axis=1)
+        order = np.argsort(np.maximum(calm, LARGEST), kind="stable")
+        pool = order[: max(count, int(np.sum(calm <= LARGEST)))]
+        best, chosen = np.inf, self._viewed(pool[:count])
+        for _ in range(DRAWN if pool.size > count else 1):
+            some = self._viewed(self.box.rng.permutation(pool)[:count])
+            worst = self._condition(some)
+            if worst < best:
+                best, chosen = worst, some
+        return np.sort(chosen)
+
+    def _viewed(self, ends: Integers) -> Integers:
+        """The last tokens among all that were read beside: each g, and token + g where that sees as much."""
+        views = np.arange(len(self.box.views), dtype=np.int64)
+        return (ends[:, None] * views.size + views).ravel()
+
+    def _condition(self, some: Integers) -> float:
+        """Of the linear problem for small tokens: values and logits of one head along the known value."""
+        odds = np.exp(np.clip(self.start.logits[some], -LARGEST, LARGEST))
+        weights, others = [], []
+        for known, new, last in self.copies:
+            whole = known * odds + new + last
+            weights.append(new / whole)
+            others.append(known * odds / whole)
+        weight, other = np.stack(weights, axis=1), np.stack(others, axis=1)  # (n, copies, heads)
+        count, many, heads = weight.shape
+        slopes = np.zeros((heads, count, many, count))
+        index = np.arange(count)
+        slopes[:, index, :, index] = (weight * other).transpose(0, 2, 1)
+        system = np.concatenate(
+            [
+                np.broadcast_to(weight.reshape(-1, heads), (heads, count * many, heads)),
+                slopes.reshape(heads, -1, count),
+            ],
+            axis=2,
+        )
+        total = np.concatenate([np.ones((heads, 1, heads)), np.zeros((heads, 1, count))], axis=2)
+        return float(np.max(np.linalg.cond(np.concatenate([system, total], axis=1))))
+
+    def read(self, count: int) -> Steps[None]:
+        """The values of the next tokens of the basis."""
+        known = len(self.values)
+        missing = list(range(known, known + count))
+        found: dict[int, tuple[Floats, Floats, Floats]] = {}
+        for _ in range(ATTEMPTS):
+            tokens = self.box.gridded(self.size * self.shrink * self.basis[missing])
+            answers = yield from self._ask(tokens)
+            failed = []
+            for place, number in enumerate(missing):
+                fit = self._fit(answers[place], tokens[place])
+                if fit.residual <= self._allowed():
+                    length = float(np.linalg.norm(tokens[place]))
+                    errors = self._errors(fit, answers[place].shape[:2])
+                    found[number] = (tokens[place] / length, fit.values / length, errors / length)
+                    self.noise = max(self.noise, fit.residual)
+                    self.error = max(self.error, fit.condition * max(fit.residual, self.box.noise) / length)
+                else:
+                    failed.append(number)
+            missing = failed
+            if not missing:
+                break
+            self.shrink *= AGAIN
+        else:
+            raise Unrecoverable(
+                Outcome.WRONG_FAMILY,
+                f"{len(missing)} tokens beside a known one were answered as no {self.start.heads} heads answer them: "
+                f"the box is no sum of heads, or its logits are too small at the norms allowed (max_norm)",
+            )
+        for number in sorted(found):
+            self.tokens.append(found[number][0])
+            self.values.append(found[number][1])
+            self.draws.append(found[number][2])
+
+    def _ask(self, tokens: Floats) -> Steps[Floats]:  # (n, width) -> (n, groups, copies, outputs)
+        box, count, views = self.box, tokens.shape[0], len(self.box.views)
+        plain = self.chosen[::views]
+        new = np.repeat(np.arange(count, dtype=np.int64), plain.size)
+        last = np.tile(plain, count)
+        ones, zeros = np.ones(last.size), np.zeros(last.size, dtype=np.int64)
+        columns = []
+        for held, copies, ends in self.copies:
+            added = [(self.start.token[None, :], zeros, ones)] * held + [(tokens, new, ones)] * copies
+            columns.append((yield from box.ask_at(box.views, "values", self.start.last, last, added, ends)))
+        return np.stack(columns, axis=2).reshape(count, self.chosen.size, len(self.copies), box.outputs)
+
+    def _fit(self, answers: Floats, token: Floats) -> TokenFit:  # (groups, copies, outputs)
+        groups, many, outputs = answers.shape
+        held, copies, ends = (np.tile(np.array(each, dtype=float), groups) for each in zip(*self.copies, strict=True))
+        group = np.repeat(np.arange(groups, dtype=np.int64), many)
+        odds = np.exp(self.start.logits[self.chosen][group]) * (held / ends)[:, None]
+        asked = Asked(
+            answers=answers.reshape(-1, outputs),
+            group=group,
+            odds=odds,
+            copies=copies / ends,
+            known=self.start.values,
+            total=token @ self.box.linear,
+        )
+        enough, nothing = ENOUGH * self.box.noise, np.zeros((groups, self.start.heads))
+        guess = guess_logits(asked, groups)
+        fit = fit_token(asked, nothing if guess is None else guess, enough)
+        if guess is None or fit.residual <= self._allowed():
+            return fit
+        other = fit_token(asked, nothing, enough)  # values that share a direction spoil the guess
+        return min(fit, other, key=lambda each: each.residual)
+
+    def _allowed(self) -> float:
+        return MISFIT * self.box.errors(self.start.logits[self.chosen], self.start.values)
+
+    def _errors(self, fit: TokenFit, shape: tuple[int, ...]) -> Floats:  # -> (draws, heads, outputs)
+        """Errors that values may have: by those of the answers, and by those of what is known of the other token."""
+        start, draws = self.start, self.start.value_draws
+        group = np.repeat(np.arange(shape[0]), shape[1])
+        size = self.box.scatter(fit, start.logits[self.chosen], start.values)
+        changes = size * self.box.rng.standard_normal((draws.shape[0], group.size + 1, self.box.outputs))
+        logits = start.logit_draws[:, self.chosen][:, group]  # (draws, J, heads)
+        changes[:, :-1] -= fit.others @ draws
+        own = (fit.others * (1 - fit.others) * logits) @ start.values - (fit.others * fit.weights * logits) @ fit.values
+        changes[:, :-1] -= own
+        return fit.respond(changes)[1]
+
+    def alone(self) -> Values:
+        """The values of a single head, which are those of the sum."""
+        matrices = self.box.linear[None]
+        singular = np.linalg.svd(matrices, compute_uv=False)
+        error = float(np.max(floats(self.box.value.radius))) / ROUNDING_DEVIATIONS
+        floor = CLEAR * error * (self.box.width**0.5 + self.box.outputs**0.5)
+        return Values(
+            matrices=matrices,
+            ranks=np.maximum(np.sum(singular > floor, axis=1), 1),
+            tokens=0,
+            error=error,
+            spread=np.full((1, self.box.outputs), error),
+            noise=self.noise,
+            draws=matrices[None][:0],
+            weak=np.zeros((0, 1, self.box.outputs)),
+            traded=0.0,
+        )
+
+    def plainly(self) -> Values:
+        """All tokens of a basis were read."""
+        tokens, values = np.stack(self.tokens), np.stack(self.values, axis=1)  # (heads, width, outputs)
+        matrices = np.asarray(np.linalg.solve(tokens, values))
+        singular = np.linalg.svd(matrices, compute_uv=False)
+        floor = CLEAR * self.error * (self.box.width**0.5 + self.box.outputs**0.5)
+        ranks = np.maximum(np.sum(singular > floor, axis=1), 1)
+        drawn = STRESS * np.asarray(
+            np.linalg.solve(tokens, np.stack(self.draws, axis=2))
+        )  # (draws, heads, width, outputs)
+        spread = np.sqrt(np.mean(drawn**2, axis=(0, 2)))
+        return Values(
+            matrices=matrices,
+            ranks=ranks,
+            tokens=len(self.tokens),
+            error=self.error,
+            spread=np.maximum(spread, self.error),
+            noise=self.noise,
+            draws=drawn,
+            weak=np.zeros((0, *spread.shape)),
+            traded=0.0,
+        )
+
+    def spanned(self) -> Values | None:
+        """Values of all tokens, where those read span all that heads answer and heads share no direction."""
+        values = np.stack(self.values, axis=1)  # (heads, tokens, outputs)
+        count, heads = values.shape[1], self.start.heads
+        floor = CLEAR * self.error * (count**0.5 + self.box.outputs**0.5)
+        spans, ranks, tilts = [], [], []
+        for head in range(heads):
+            _, singular, right = np.linalg.svd(values[head], full_matrices=False)
+            rank = max(int(np.sum(singular > floor)), 1)
+            spans.append(right[:rank])
+            ranks.append(rank)
+            tilts.append(self.error / max(float(singular[rank - 1]), 1e-300))
+        if max(ranks) == count or sum(ranks) > self.box.outputs:
+            return None
+        together = np.concatenate(spans)
+        inverse = np.linalg.pinv(together)
+        shares = self.box.linear @ inverse
+        # Spans that are tilted by errors of what was read move all shares, the more the nearer heads are to each other.
+        size = float(np.sqrt(np.mean(np.sum(shares**2, axis=1))))
+        moved = size * max(tilts) * (1 + float(np.linalg.norm(inverse, 2)))
+        ends = np.cumsum([0, *ranks])
+        matrices = [shares[:, ends[h] : ends[h + 1]] @ spans[h] for h in range(heads)]
+        found = np.stack(matrices)
+        told = np.stack(self.tokens) @ found
+        # Read once more from the sum over heads: what spans are wrong by, of which fitting them hides a part.
+        hides = 2 * count / (count - max(ranks))
+        apart = np.sqrt(np.mean((told - values) ** 2, axis=1)) * hides  # (heads, outputs)
+        drawn = np.sqrt(np.mean(np.stack(self.draws, axis=2) ** 2, axis=(0, 2)))
+        error = max(self.error, float(np.sqrt(np.mean(apart**2))))
+        turn, sizes, _ = np.linalg.svd(together, full_matrices=False)
+        low = turn[:, sizes < WEAK * np.median(sizes)][:, -MOST_WEAK:].T  # (n, all ranks)
+        weak = np.stack([low[:, ends[h] : ends[h + 1]] @ spans[h] for h in range(heads)], axis=1)
+        return Values(
+            matrices=found,
+            ranks=np.array(ranks),
+            tokens=count,
+            error=error,
+            spread=np.maximum(np.maximum(STRESS * drawn, apart), max(error, moved)),
+            noise=self.noise,
+            draws=found[None][:0],
+            weak=weak,
+            traded=float(np.sqrt(np.mean(drawn**2))),
+        )
+
+    def holds(self, found: Values) -> Steps[bool]:
+        """Whether fresh tokens have the values that a few tokens told."""
+        box, heads = self.box, self.start.heads
+        if box.outputs == heads:
+            return False
+        tokens = box.gridded(box.scale * box.directions(TESTS))
+        every = np.arange(TESTS, dtype=np.int64)
+        plain = self.chosen[:: len(box.views)]
+        last = plain[every % plain.size]
+        answers = yield from box.ask("values", self.start.last, last, [(tokens, every, np.ones(TESTS))])
+        rests = []
+        for token, answer in zip(tokens, answers, strict=True):
+            values = token @ found.matrices
+            rests.append(answer - values.T @ np.linalg.lstsq(values.T, answer, rcond=None)[0])
+        error = found.noise + found.error * box.scale * heads**0.5
+        return bool(np.sqrt(np.mean(np.square(rests))) <= MISFIT * error)

@@ -1,0 +1,1 @@
+"""How answers err, from few queries."""

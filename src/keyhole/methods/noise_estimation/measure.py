@@ -1,0 +1,276 @@
+"""How answers err, found out by asking: repeats, digits and neighbours.
+
+Repeats that differ show random errors, and by how much. Answers that all have few digits, binary or decimal, show
+rounding. Answers to neighbouring questions that follow no smooth curve show errors of any other kind: the same
+question brings the same error again, a nearly equal one does not. What no question can show is an error that changes
+as slowly as the answers themselves: a constant one is the same as an output bias.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from keyhole.arrays import Floats, floats
+from keyhole.methods.base import Steps
+from keyhole.methods.noise_estimation.digits import binary_digits, bits_lost_to_decimals, bits_lost_to_digits, decimals
+from keyhole.methods.noise_estimation.roughness import distance_from_polynomials
+from keyhole.queries import DIGITS, Measurements, Noise, Plan, Signature, sequences
+
+STAGE = "noise"
+# Random questions, half of them of one token. Their norms cover two decades, over which whole numbers and
+# numbers of few binary digits, which are the same at one size, come apart.
+QUESTIONS = 12
+DECADES = 2.0
+# Answers with fewer different numbers than this say too little: then tokens a thousand times as long are asked.
+DIFFERENT = 4
+LONGER, ATTEMPTS = 1e3, 4
+# How often each is asked once the first repeat differs: 12·27 = 324 degrees of freedom, from which a standard
+# deviation is known within 4 %, so that 20 % are five of those.
+REPEATS = 28
+# Questions or outputs whose deviations differ by more have errors of different sizes: with 27 degrees of freedom
+# each, equal ones never do.
+UNEQUAL = 4.0
+# Binary digits that must be missing in all answers together, before that is no coincidence.
+COINCIDENCE = 40.0
+# Neighbours per segment. Four segments find errors of at most τ, be they uniform or ±τ, to lie between 0.7 τ and τ
+# but for one time in a million, so the estimate is raised by ALLOWANCE.
+NEIGHBOURS = 18
+ALLOWANCE = 1.15
+# A smooth curve is a cubic so many times better than it is a line; what errs at random is neither.
+SMOOTH = 4.0
+LINE, CUBIC = 1, 3
+# Half a segment over the length of its tokens: long for single tokens, whose answers are linear if the box is a head.
+LONG = 2.0**-3
+# Times spacing·√width·(size of answers, and how they change with their tokens): what arithmetic does to an answer.
+ROUNDING = 8.0
+# Rounding moves an answer by half a unit; more than this many times that is another error.
+UNIT_MARGIN = 1.25
+OUTPUTS = 16  # outputs looked at for neighbours: more would take time, and no fewer questions
+
+
+@dataclass(frozen=True)
+class FoundNoise:
+    """What was found, and in words what it rests on."""
+
+    noise: Noise
+    evidence: str
+
+
+@dataclass(frozen=True)
+class Coarseness:
+    """What the digits of the answers say: rounded to decimals, to a dtype, or (exact) neither."""
+
+    noise: Noise
+    evidence: str = ""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Answers to neighbouring questions."""
+
+    points: Floats  # (NEIGHBOURS,) between −1 and 1
+    answers: Floats  # (NEIGHBOURS, outputs)
+    half: float  # half its length, over the length of its tokens
+
+    def distance(self, degree: int) -> Floats:  # (outputs,)
+        """How far each output is from polynomials."""
+        return distance_from_polynomials(self.points, self.answers, degree)
+
+    @property
+    def slope(self) -> Floats:  # (outputs,)
+        """By how much answers change when tokens change by their own length."""
+        centred = self.points - np.mean(self.points)
+        return np.asarray(np.abs(centred @ self.answers) / (centred @ centred) / self.half)
+
+
+def measure_noise(signature: Signature, rng: np.random.Generator) -> Steps[FoundNoise]:
+    """The kind and scale of an oracle's errors, from about 100 questions, or 336 where repeats differ.
+
+    Random errors are taken for normal ones; their standard deviation is found within 20 %, as is the largest
+    error of a deterministic kind. Of several kinds the largest is reported. A constant error cannot be told from
+    an output bias, nor one that changes as smoothly as the answers from the answers: both are taken for right.
+    """
+    plans, rounds, longest = yield from _telling_questions(signature, rng)
+    answers, first = np.concatenate([_flat(one) for one in rounds]), _rows(rounds[-1])
+    if len(np.unique(answers)) == 1:
+        return FoundNoise(
+            Noise.exact(),
+            f"all {len(answers)} answers are {answers[0]:.3g}, for tokens as long as {longest:.2g}: "
+            "nothing can be said of their errors, so they are taken for right",
+        )
+    again = _rows(_numbers((yield _repeated(plans, 1)), signature))
+    difference, largest = float(np.max(np.abs(first - again))), float(np.max(np.abs(first)))
+    if difference > _arithmetic(signature.space.eps, signature.width) * largest:
+        asked = yield [plan for repeat in range(2, REPEATS) for plan in _repeated(plans, repeat)]
+        more = _numbers(asked, signature)
+        pairs = [_rows(more[number : number + len(plans)]) for number in range(0, len(more), len(plans))]
+        return _random(np.stack([first, again, *pairs]), coarseness(answers, signature), largest)
+    segments = yield from _neighbours(signature, rng, longest)
+    answers = np.concatenate([answers, *(each.answers.ravel() for each in segments)])
+    found = _deterministic(segments, answers, signature)
+    same = f"within {difference:.2g}, which is rounding" if difference else "the same"
+    return replace(found, evidence=f"{QUESTIONS} questions asked twice were answered {same}; {found.evidence}")
+
+
+# Asking.
+
+
+def _telling_questions(
+    signature: Signature, rng: np.random.Generator
+) -> Steps[tuple[list[Plan], list[list[Floats]], float]]:
+    """Random questions whose answers differ enough to tell something; all answers so far; the longest token."""
+    # Typical tokens have entries of about one; the fourth root leaves room for the products in a logit.
+    most = min(signature.norm_limit, signature.space.huge**0.25)
+    longest = min(most, signature.width**0.5)
+    rounds: list[list[Floats]] = []
+    while True:
+        plans = [_random_plan(signature, rng, length, longest) for length in _lengths(signature)]
+        rounds.append(_numbers((yield plans), signature))
+        if len(np.unique(_flat(rounds[-1]))) >= DIFFERENT or longest >= most or len(rounds) == ATTEMPTS:
+            return plans, rounds, longest
+        longest = min(most, longest * LONGER)
+
+
+def _random_plan(signature: Signature, rng: np.random.Generator, length: int, longest: float) -> Plan:
+    directions = _unit(rng.standard_normal((QUESTIONS // 2, length, signature.width)))
+    norms = longest * 10.0 ** -rng.uniform(0, DECADES, (QUESTIONS // 2, length, 1))
+    return sequences(STAGE, signature.space.asarray(directions * norms))
+
+
+def _lengths(signature: Signature) -> tuple[int, int]:
+    """Half of the questions have one token, the others two where that is allowed."""
+    return 1, min(2, signature.max_length or 2)
+
+
+def _unit(vectors: Floats) -> Floats:
+    return np.asarray(vectors / np.linalg.norm(vectors, axis=-1, keepdims=True))
+
+
+def _repeated(plans: list[Plan], repeat: int) -> list[Plan]:
+    """The same questions once more: asked as `repeats` of a plan, answers would come averaged."""
+    return [replace(plan, first_repeat=repeat) for plan in plans]
+
+
+def _neighbours(signature: Signature, rng: np.random.Generator, longest: float) -> Steps[list[Segment]]:
+    """A long and a short segment around a single token, and two around a pair of tokens."""
+    spacing = signature.space.eps
+    # Beside another token answers are curved, over lengths that a large score makes small.
+    halves = ((LONG, spacing**0.5), (spacing**0.5, spacing ** (2 / 3)))
+    plans, shapes = [], []
+    for length, pair in zip(_lengths(signature), halves, strict=True):
+        base, direction = 0.5 * longest * _unit(rng.standard_normal((2, length, signature.width)))
+        for half in pair:
+            points = 2 * (np.arange(NEIGHBOURS) + rng.uniform(0, 1, NEIGHBOURS)) / NEIGHBOURS - 1
+            tokens = base + half * points[:, None, None] * direction
+            plans.append(sequences(STAGE, signature.space.asarray(tokens)))
+            shapes.append((points, half))
+    answers = _numbers((yield plans), signature)
+    return [Segment(points, _some(each[:, -1, :]), half) for (points, half), each in zip(shapes, answers, strict=True)]
+
+
+def _some(answers: Floats) -> Floats:  # (count, outputs) -> (count, at most OUTPUTS)
+    outputs = answers.shape[1]
+    return answers[:, np.unique(np.linspace(0, outputs - 1, min(outputs, OUTPUTS)).astype(int))]
+
+
+def _numbers(measured: list[Measurements], signature: Signature) -> list[Floats]:
+    """Answers as (count, positions, outputs) each."""
+    found = []
+    for each in measured:
+        values = floats(each.values)
+        values = values if signature.positions == "all" else values[:, None, ...]
+        found.append(values if values.ndim == 3 else values[..., None])
+    return found
+
+
+def _rows(answers: list[Floats]) -> Floats:  # -> (questions and positions, outputs)
+    return np.concatenate([each.reshape(-1, each.shape[-1]) for each in answers])
+
+
+def _flat(answers: list[Floats]) -> Floats:
+    return np.concatenate([each.ravel() for each in answers])
+
+
+# Judging.
+
+
+def _arithmetic(spacing: float, width: int) -> float:
+    """Relative error that the sums inside a box may make of the spacing of its numbers."""
+    return float(ROUNDING * spacing * width**0.5)
+
+
+def coarseness(answers: Floats, signature: Signature) -> Coarseness:
+    """Rounding that the digits of all answers betray: whichever explains more of the digits that are missing."""
+    spacing, different = signature.space.eps, np.unique(answers)
+    found, most = Coarseness(Noise.exact()), COINCIDENCE
+    digits = binary_digits(different)
+    fitting = [name for name in sorted(DIGITS, key=lambda name: DIGITS[name]) if digits <= DIGITS[name]]
+    if fitting and DIGITS[fitting[0]] < 1 - np.log2(spacing):
+        lost = bits_lost_to_digits(different, DIGITS[fitting[0]], spacing)
+        if lost > most:
+            said = f"all {len(different)} different answers have at most {digits} binary digits"
+            found, most = Coarseness(Noise.dtype(fitting[0]), said), lost
+    places = decimals(different, spacing)
+    if places is not None and bits_lost_to_decimals(different, places, spacing) > most:
+        unit = f"{places} decimals" if places >= 0 else f"{-places} zeros before the point"
+        at = "at most" if places >= 0 else "at least"
+        found = Coarseness(Noise.rounded(places), f"all {len(different)} different answers have {at} {unit}")
+    return found
+
+
+def _random(
+    answers: Floats,  # (repeats, questions, outputs)
+    coarse: Coarseness,
+    largest: float,
+) -> FoundNoise:
+    """Random errors, or the rounding beside them where that is larger."""
+    repeats, questions, outputs = answers.shape
+    variance = np.var(answers, axis=0, ddof=1)
+    deviation = float(np.mean(variance) ** 0.5)
+    said = (
+        f"{questions * outputs} answers asked {repeats} times each differ by a standard deviation of {deviation:.3g}, "
+        f"from {questions * outputs * (repeats - 1)} degrees of freedom"
+    )
+    rounding = coarse.noise.relative * largest / 3**0.5 if coarse.noise.kind == "dtype" else coarse.noise.deviation
+    if 2 * rounding**2 > deviation**2:  # rounding has made its own part of what repeats differ by
+        return FoundNoise(
+            coarse.noise, f"{coarse.evidence}, an error of {rounding:.2g}, which is more than that {said}"
+        )
+    if coarse.evidence:
+        said += f"; {coarse.evidence}, an error of {rounding:.2g}, which is less"
+    for what, axis in (("questions", 1), ("outputs", 0)):
+        each = np.mean(variance, axis=axis) ** 0.5
+        if UNEQUAL * np.min(each) < np.max(each):
+            said += f"; it differs between {what}, from {np.min(each):.2g} to {np.max(each):.2g}, the largest is taken"
+            deviation = max(deviation, float(np.max(each)))
+    return FoundNoise(Noise.gaussian(deviation), said)
+
+
+def _deterministic(segments: list[Segment], answers: Floats, signature: Signature) -> FoundNoise:
+    """Rounding, or errors that it cannot explain, or none."""
+    coarse = coarseness(answers, signature)
+    spacing = max(signature.space.eps, 2 * coarse.noise.relative)
+    # Of all answers and outputs: one alone may be small by chance where its rounding errors are not.
+    size = float(np.max(np.abs(answers)))
+    slope = max(float(np.max(each.slope)) for each in segments[::2])  # that of short segments shows mostly errors
+    explained = _arithmetic(spacing, signature.width) * (size + slope) + UNIT_MARGIN * coarse.noise.radius
+    strays, bends = 0.0, 0.0
+    for segment in segments:
+        line, cubic = segment.distance(LINE), segment.distance(CUBIC)
+        rough = SMOOTH * cubic > line
+        strays = max(strays, float(np.max(line[rough & (line > explained)], initial=0.0)))
+        bends = max(bends, float(np.max(line[~rough & (line > explained)], initial=0.0)) if segment.half == LONG else 0)
+    beyond = f"where rounding explains {explained:.2g}"
+    if strays:
+        noise = Noise.bounded(ALLOWANCE * strays)
+        said = f"neighbouring questions have answers up to {strays:.3g} off any smooth curve, {beyond}"
+        said += f"; {coarse.evidence}, which is less" if coarse.evidence else ""
+    elif coarse.evidence:
+        noise, said = coarse.noise, coarse.evidence
+    else:
+        noise, said = Noise.exact(), "neighbouring questions have answers on a smooth curve up to rounding"
+    if bends:
+        said += f"; answers to single tokens are curved by {bends:.2g}, {beyond}: those of one head are not"
+    return FoundNoise(noise, said)

@@ -1,0 +1,114 @@
+"""Linear cells of a net: points inside, and how far one may go from them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+import numpy.typing as npt
+
+from keyhole.arrays import Array, Floats, to_numpy
+from keyhole.families.relu_net import ReluNet
+
+Integers = npt.NDArray[np.int64]
+Booleans = npt.NDArray[np.bool_]
+
+# Smooth activations are straight, to the last digit, from this argument on.
+SMOOTH_BEND = 45.0
+# Points lie at least this many times as far out as the typical kink.
+NEAREST = 2.0**-1
+TINY = float(np.finfo(np.float64).tiny)
+
+
+def plain(array: Array) -> Floats:
+    """The array as one of NumPy."""
+    return np.asarray(to_numpy(array), dtype=np.float64)
+
+
+@dataclass(frozen=True)
+class PlainNet:
+    """A net in plain arrays; outputs are always a matrix."""
+
+    inner: Floats  # (k, width)
+    bias: Floats  # (k,)
+    outer: Floats  # (outputs, k)
+    skip: Floats | None  # (outputs, width)
+    bend: float  # its neurons are straight from this argument on
+    typical: float  # norm of tokens at which they bend
+
+    @classmethod
+    def of(cls, net: ReluNet) -> PlainNet:
+        """The same net; of radii only the arrays mean anything."""
+        inner, skip = plain(net.weights_in), None if net.skip is None else np.atleast_2d(plain(net.skip))
+        bend, typical = 0.0 if net.activation == "relu" else SMOOTH_BEND, net.token_norm(1.0)
+        norms = np.linalg.norm(inner, axis=1)
+        if bend and norms.size:
+            typical = max(typical, bend * norms.size * net.width**0.5 / float(np.median(norms)))
+        return cls(inner, plain(net.bias_in), np.atleast_2d(plain(net.weights_out)), skip, bend, typical)
+
+    @property
+    def norms(self) -> Floats:  # (k,)
+        """How steep neurons are."""
+        norms: Floats = np.linalg.norm(self.inner, axis=1)
+        return norms
+
+    def gradients(self, active: Floats) -> Floats:  # (n, k) -> (n, outputs, width)
+        """Slopes in linear cells."""
+        slopes: Floats = (active[:, None, :] * self.outer[None, :, :]) @ self.inner
+        return slopes if self.skip is None else slopes + self.skip
+
+
+@dataclass(frozen=True)
+class Cells:
+    """Points in linear cells of a net."""
+
+    points: Floats  # (n, width)
+    active: Floats  # (n, k) of 0 and 1
+    room: Floats  # (n, k) how far the argument of each neuron may move
+    width: Floats  # (n,) how far a point may move if neurons see as much of attention as of everything
+
+    @classmethod
+    def around(cls, net: PlainNet, points: Floats, most: float) -> Cells:
+        """The cells of points; of points in none the width is not positive."""
+        argument = points @ net.inner.T + net.bias
+        room = np.abs(argument) - net.bend
+        reach = room / np.where(net.norms > 0, net.norms, TINY)
+        return cls(points, np.where(argument > 0, 1.0, 0.0), room, np.min(reach, axis=1, initial=most))
+
+    def take(self, index: Integers | Booleans | slice) -> Cells:
+        """Some of them."""
+        return Cells(self.points[index], self.active[index], self.room[index], self.width[index])
+
+    @classmethod
+    def joined(cls, *parts: Cells) -> Cells:
+        """All of them."""
+        return cls(*(np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(cls)))
+
+
+def random_cells(net: PlainNet, rng: np.random.Generator, count: int, farthest: float) -> Cells:
+    """Cells to choose from, up to `farthest` times as far out as the typical kink, and some on both sides of each."""
+    width = net.inner.shape[1]
+    points = rng.standard_normal((count, width)) / width**0.5
+    points *= net.typical * np.exp(rng.uniform(np.log(NEAREST), np.log(farthest), (count, 1)))
+    if net.norms.size:
+        points = np.concatenate([points, *_across(net, rng)])
+    cells = Cells.around(net, points, net.typical * farthest)
+    return cells.take(cells.width > 0)
+
+
+def _across(net: PlainNet, rng: np.random.Generator) -> list[Floats]:
+    """Points on both sides of every kink, half-way to the next: cells that differ by one neuron only."""
+    steep = net.norms[:, None]
+    normal = net.inner / np.where(steep > 0, steep, 1.0)
+    foot = -net.bias[:, None] / np.where(steep > 0, steep, np.inf)
+    size = np.maximum(np.abs(foot), net.typical)
+    points = rng.standard_normal(net.inner.shape) / net.inner.shape[1] ** 0.5 * size
+    points += normal * (foot - np.sum(points * normal, axis=1, keepdims=True))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        away = -(points @ net.inner.T + net.bias) / (normal @ net.inner.T)  # (k, k) to all kinks, along the normal
+    np.fill_diagonal(away, np.nan)
+    sides = []
+    for side in (1.0, -1.0):
+        ahead = np.where(side * away > 0, side * away, np.inf)
+        sides.append(points + 0.5 * side * np.minimum(np.min(ahead, axis=1, keepdims=True), size) * normal)
+    return sides

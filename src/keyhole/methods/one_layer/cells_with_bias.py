@@ -1,0 +1,251 @@
+"""The score matrix beside a score bias, from linear cells of the net.
+
+In a linear cell around a last token g the answers to [g ± u; g] differ from that to [g] by σ(z)·D·u and −σ(−z)·D·u,
+where z = uᵀ(W·g + c). Whatever D is, the logarithm of their ratio is z. This takes two queries a form where no bias
+takes one, and short tokens: the long ones that read past the net saturate as soon as there is a bias.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+
+from keyhole.arrays import Floats
+from keyhole.families.one_layer import UNKNOWN_ARITHMETIC
+from keyhole.families.relu_net import ReluNet
+from keyhole.methods.base import Steps, Unrecoverable
+from keyhole.methods.forms.reader import ScoreBias
+from keyhole.methods.forms.score_matrix import Score
+from keyhole.methods.one_layer.block_solve import choose_blocks, solve_weighted
+from keyhole.methods.one_layer.cells import Booleans, Cells, Integers, PlainNet, plain, random_cells
+from keyhole.methods.one_layer.rays import Growth
+from keyhole.numerics.logit import rounding
+from keyhole.numerics.orthogonal import random_orthogonal
+from keyhole.queries import Measurements, Plan, Rows, Signature, Term
+from keyhole.recovery import Outcome
+
+STAGE = "score bias"
+# Last tokens beyond the d + 1 that W and c need, as a part of them; and how many there are to choose from, for each.
+SPARE, CANDIDATES = 0.1, 64
+# They lie up to this many times as far out as the typical kink: further out attention saturates.
+FARTHEST = 4.0
+# Logits beyond this are read again from shorter steps; steps are chosen such that few are half of it.
+LARGEST = 6.0
+# A cell that is left, or saturated, is asked again with steps so many times as short, at most so often.
+SHRINK, MOST_SHRINKS = 1 / 8, 16
+# A check goes only half as far, so that a kink does not meet both, and may miss by so many error bars.
+CHECK_STEP, CHECK = 0.5, 8.0
+# Where the net rises little along a direction, its logit is read again together with the one it rises most along.
+POOR = 16.0
+# A bias is looked for in so many directions, and is one if so many ever shorter steps show it: a kink would be past.
+SHOWN = 3
+# Slopes that agree with those of the learned net within this part of them belong to a layer without residual.
+SAME_SLOPE = 1e-6
+
+SILENT = "what attention adds does not change the answers, so that the score matrix cannot be known"
+NO_LOGITS = (
+    "the answers around a token are not those of a linear cell with a softmax in front of it, however little the token "
+    "is moved: the box is not a net of one hidden layer behind one softmax head"
+)
+
+
+@dataclass(frozen=True)
+class Biased:
+    """What was read beside a score bias."""
+
+    score: Score
+    bias: ScoreBias
+    residual: bool
+
+
+@dataclass(frozen=True)
+class _Logits:
+    """z = uᵀ(W·g + c) and D·u over the length of u, for cells and directions."""
+
+    keys: Floats  # (n, directions) qᵀ(W·g + c)
+    bars: Floats  # (n, directions)
+    slopes: Floats  # (n, directions, outputs) D·q
+    slope_bars: Floats  # (n, directions)
+
+    def take(self, index: Booleans) -> _Logits:
+        return _Logits(*(getattr(self, field.name)[index] for field in fields(self)))
+
+    @classmethod
+    def joined(cls, parts: list[_Logits]) -> _Logits:
+        return cls(*(np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(cls)))
+
+
+def score_bias_shows(signature: Signature, rng: np.random.Generator, net: ReluNet) -> Steps[bool]:
+    """Around a last token of zero both tokens weigh the same, whatever the other one is, unless there is a bias."""
+    reading = _Reading(signature, rng, net)
+    origin = Cells.around(reading.net, np.zeros((1, signature.width)), reading.net.typical)
+    if not origin.width[0] > 0:
+        return False
+    level = yield from reading.level(origin)
+    direction = np.arange(min(signature.width, SHOWN))
+    for _ in range(SHOWN):
+        found = yield from reading.ask(origin, level, 0 * direction, direction)
+        rises = np.linalg.norm(found.slopes[0], axis=1) > CHECK * found.slope_bars[0]
+        # A logit that cannot be read where the net rises is saturated.
+        off = ~(np.abs(found.keys[0]) <= CHECK * found.bars[0]) | np.isinf(found.bars[0])
+        if not np.any(rises & off):
+            return False
+        origin = replace(origin, width=origin.width * SHRINK)
+    return True
+
+
+def read_beside_score_bias(signature: Signature, rng: np.random.Generator, net: ReluNet) -> Steps[Biased]:
+    """The score matrix, the score bias, and whether something passes attention by."""
+    return (yield from _Reading(signature, rng, net).run())
+
+
+class _Reading:
+    def __init__(self, signature: Signature, rng: np.random.Generator, net: ReluNet) -> None:
+        self.signature, self.rng, self.space = signature, rng, signature.space
+        self.net, self.growth = PlainNet.of(net), Growth.of(signature.space, net)
+        self.rounding = UNKNOWN_ARITHMETIC * rounding(signature.space)
+        directions = plain(random_orthogonal(signature.space, rng, signature.width))
+        check = directions.T @ rng.choice([-1.0, 1.0], signature.width) / signature.width**0.5
+        self.directions: Floats = np.vstack([directions, CHECK_STEP * check])
+
+    def run(self) -> Steps[Biased]:
+        cells = self._choose()
+        first, logits = yield from self._measure(cells.take(slice(0, 1)))
+        # How far to go elsewhere, such that logits stay moderate.
+        size = float(np.sqrt(np.mean(logits.keys[:, :-1] ** 2)))
+        away = np.linalg.norm(cells.points, axis=1)
+        expected = size * np.maximum(1.0, away / max(float(away[0]), self.space.tiny))
+        rest = replace(cells, width=np.minimum(cells.width, LARGEST / 4 / np.maximum(expected, self.space.tiny)))
+        rest, more = yield from self._measure(rest.take(slice(1, None)))
+        cells, logits = Cells.joined(first, rest), _Logits.joined([logits, more])
+        logits = yield from self._mended(cells, logits)
+        return self._solve(cells, logits)
+
+    def _choose(self) -> Cells:
+        """Wide cells in which the net rises, whose points, with a one behind, are well conditioned."""
+        width = self.signature.width
+        count = width + 1 + int(np.ceil(SPARE * (width + 1)))
+        pool = random_cells(self.net, self.rng, CANDIDATES * count, FARTHEST)
+        rise = np.linalg.norm(self.net.gradients(pool.active), axis=(1, 2))
+        weight = rise * pool.width / (np.linalg.norm(pool.points, axis=1) + self.net.typical)
+        rows = np.hstack([pool.points / self.net.typical, np.ones((len(weight), 1))]) * weight[:, None]
+        chosen = choose_blocks(rows[:, None, :] / max(float(np.max(np.abs(rows))), self.space.tiny), count)
+        if chosen.size <= width:
+            raise Unrecoverable(Outcome.WRONG_FAMILY, NO_LOGITS)
+        return pool.take(chosen)
+
+    # --- questions --------------------------------------------------------------------------------------------
+
+    def level(self, cells: Cells) -> Steps[Floats]:
+        """The answers to the points themselves, (n, outputs)."""
+        count = len(cells.points)
+        base: Measurements = yield Plan(STAGE, count, [[Term(Rows(self.space.asarray(cells.points)))]])
+        return plain(base.values).reshape(count, -1)
+
+    def _measure(self, cells: Cells) -> Steps[tuple[Cells, _Logits]]:
+        """Logits in all cells, with shorter steps where one was left or saturated."""
+        done: list[tuple[Cells, _Logits]] = []
+        level = yield from self.level(cells)
+        for _ in range(MOST_SHRINKS):
+            count, directions = len(cells.points), len(self.directions)
+            cell, direction = np.divmod(np.arange(count * directions), directions)
+            found = yield from self.ask(cells, level, cell, direction)
+            if not np.any(np.linalg.norm(found.slopes, axis=2) > CHECK * found.slope_bars):
+                raise Unrecoverable(Outcome.NOT_IDENTIFIABLE, SILENT)  # shorter steps would show even less
+            good = self._agrees(cells, found)
+            done.append((cells.take(good), found.take(good)))
+            cells, level = cells.take(~good), level[~good]
+            cells = replace(cells, width=cells.width * SHRINK)
+            if not len(cells.points):
+                return Cells.joined(*(each for each, _ in done)), _Logits.joined([each for _, each in done])
+        raise Unrecoverable(Outcome.WRONG_FAMILY, NO_LOGITS)
+
+    def ask(
+        self, cells: Cells, level: Floats, cell: Integers, direction: Integers, beside: Integers | None = None
+    ) -> Steps[_Logits]:
+        """f([g ± u; g]) for cells and directions, as many for each cell; or, beside others, along the sum of two."""
+        space, count = self.space, len(cells.points)
+        points, rows = Rows(space.asarray(cells.points)), Rows(space.asarray(self.directions))
+        length = cells.width[cell]
+        plans = []
+        for sign in (1.0, -1.0):
+            along = [Term(rows, space.indices(direction), space.asarray(sign * length))]
+            if beside is not None:
+                along.append(Term(rows, space.indices(beside), space.asarray(sign * length)))
+            last = Term(points, space.indices(cell))
+            plans.append(Plan(STAGE, len(cell), [[last, *along], [last]]))
+        up, down = yield plans
+        values = [plain(each.values).reshape(len(cell), -1) - level[cell] for each in (up, down)]
+        size = self.growth.gain * (np.linalg.norm(cells.points, axis=1) + 2 * cells.width) + self.growth.level
+        bar = (2 * (self.rounding * size + up.radius))[cell]
+        whole = values[0] - values[1]  # D·u
+        norm = np.linalg.norm(whole, axis=1)
+        towards = whole / np.where(norm > 0, norm, 1.0)[:, None]
+        above, below = np.sum(values[0] * towards, axis=1), -np.sum(values[1] * towards, axis=1)
+        read = (above > 2 * bar) & (below > 2 * bar)
+        above, below = np.where(read, above, 1.0), np.where(read, below, 1.0)
+        logits = np.log(above / below)
+        bars = np.where(read, bar / above + bar / below + self.rounding * np.abs(logits), np.inf)
+        shape = (count, -1) if beside is None else (-1, 1)
+        return _Logits(
+            (logits / length).reshape(shape),
+            (bars / length).reshape(shape),
+            (whole / length[:, None]).reshape(*shape, whole.shape[1]),
+            (2 * bar / length).reshape(shape),
+        )
+
+    def _agrees(self, cells: Cells, found: _Logits) -> Booleans:  # (n,)
+        """Whether logits are moderate, and the last direction is what the others say."""
+        share = self.directions[:-1] @ self.directions[-1]
+        moderate = np.all(np.abs(found.keys) * cells.width[:, None] <= LARGEST, axis=1)
+        key_bar = np.sqrt(found.bars[:, :-1] ** 2 @ share**2) + found.bars[:, -1]
+        keys = np.abs(found.keys[:, :-1] @ share - found.keys[:, -1]) <= CHECK * key_bar
+        slope_bar = np.sqrt(found.slope_bars[:, :-1] ** 2 @ share**2) + found.slope_bars[:, -1]
+        missed = np.abs(np.einsum("j,njo->no", share, found.slopes[:, :-1]) - found.slopes[:, -1])
+        read = np.isfinite(np.median(found.bars, axis=1))
+        agrees: Booleans = read & moderate & keys & np.all(missed <= CHECK * slope_bar[:, None], axis=1)
+        return agrees
+
+    def _mended(self, cells: Cells, found: _Logits) -> Steps[_Logits]:
+        """Directions along which the net hardly rises read again together with the one it rises most along."""
+        bars = found.bars[:, :-1]
+        cell, direction = np.nonzero(~(bars <= POOR * np.median(bars, axis=1, keepdims=True)))
+        if not cell.size:
+            return found
+        best = np.argmin(bars, axis=1)[cell]
+        level = yield from self.level(cells.take(np.unique(cell)))
+        levels = np.zeros((len(cells.points), level.shape[1]))
+        levels[np.unique(cell)] = level
+        # Half as far along both: the cell is convex, so that it is not left.
+        again = yield from self.ask(replace(cells, width=0.5 * cells.width), levels, cell, direction, best)
+        keys, spread = found.keys.copy(), found.bars.copy()
+        new = again.bars[:, 0] + bars[cell, best]
+        better = new < spread[cell, direction]
+        keys[cell[better], direction[better]] = (again.keys[:, 0] - found.keys[cell, best])[better]
+        spread[cell[better], direction[better]] = new[better]
+        return replace(found, keys=keys, bars=spread)
+
+    # --- answers ----------------------------------------------------------------------------------------------
+
+    def _solve(self, cells: Cells, found: _Logits) -> Biased:
+        space, width, turn = self.space, self.signature.width, self.directions[:-1]
+        system = np.hstack([cells.points, np.ones((len(cells.points), 1))])
+        bars = found.bars[:, :-1]
+        solved = solve_weighted(system, found.keys[:, :-1], bars)
+        allowed = np.sqrt(bars**2 + system**2 @ (solved.inverse**2 @ bars**2))
+        misfit = float(np.max(solved.residual / allowed, initial=0.0))
+        if not misfit <= 1.0:
+            raise Unrecoverable(Outcome.WRONG_FAMILY, NO_LOGITS)
+        both = solved.values @ turn  # (width + 1, width): Wᵀ above cᵀ
+        spread = np.sqrt(solved.inverse**2 @ bars**2 @ turn**2)
+        spread += rounding(space) * (np.linalg.norm(both, axis=1, keepdims=True) + np.linalg.norm(both, axis=0))
+        matrix, radius = both[:width].T, spread[:width].T
+        rank = int(np.sum(np.linalg.svd(matrix, compute_uv=False) > np.linalg.norm(radius)))
+        expected = np.einsum("now,jw->njo", self.net.gradients(cells.active), turn)
+        bar = SAME_SLOPE * np.max(np.abs(expected)) + CHECK * found.slope_bars[:, :-1, None]
+        return Biased(
+            Score(space.asarray(matrix), space.asarray(radius), rank),
+            ScoreBias(space.asarray(both[width]), space.asarray(spread[width])),
+            bool(np.any(np.abs(found.slopes[:, :-1] - expected) > bar)),
+        )

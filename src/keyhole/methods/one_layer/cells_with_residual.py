@@ -1,0 +1,309 @@
+"""What the neurons of a net see of attention, beside the residual that passes it by.
+
+Single tokens tell a net F(x_N + Vᵀ·mixture) as one of weights B = A·(I + Vᵀ). In a linear cell of it, around a last
+token g,
+
+    f([g + u; g]) − f([g]) = s·D(g)·u   with s = σ(uᵀ·W·g) known and   D(g) = Σ_active w_i·M_i + Λ,
+
+where M = A·Vᵀ is what neurons see of attention and Λ what a skip does. Which neurons are active is known, so that cells
+of different patterns give M and Λ by least squares, and A = B − M.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+
+from keyhole.arrays import Array, Floats
+from keyhole.families import SingleHead
+from keyhole.families.one_layer import UNKNOWN_ARITHMETIC, OneLayer
+from keyhole.families.relu_net import ReluNet
+from keyhole.methods.base import Steps, Unrecoverable
+from keyhole.methods.forms.reader import ScoreBias
+from keyhole.methods.forms.score_matrix import Score
+from keyhole.methods.one_layer.block_solve import choose_blocks, solve_weighted, value_behind
+from keyhole.methods.one_layer.cells import Booleans, Cells, PlainNet, plain, random_cells
+from keyhole.methods.one_layer.rays import Growth
+from keyhole.numerics.logit import rounding
+from keyhole.numerics.orthogonal import random_orthogonal
+from keyhole.queries import Measurements, Plan, Rows, Signature, Term
+from keyhole.recovery import Outcome
+
+STAGE = "attention cells"
+
+# Cells asked over those that have as many equations as unknowns: the more, the better conditioned.
+SPARE = 1.1
+# Cells to choose from, for each that is needed, and at least.
+CANDIDATES, LEAST_CANDIDATES = 16, 64
+# Cells lie up to this many times as far out as the typical kink: further out they are wider.
+FARTHEST = 2.0**8
+# The first cells find out how far one may go in them; then all others.
+PILOT = 4
+# A cell that is left is asked again with steps so many times as short, at most so often.
+SHRINK, MOST_SHRINKS = 1 / 8, 12
+# A check goes only half as far, so that a kink does not meet both.
+CHECK_STEP = 0.5
+# A check may miss by so many error bars.
+CHECK = 8.0
+
+NOT_LINEAR = (
+    "what attention adds does not change the answers linearly, however little it is: the box is not a net of one "
+    "hidden layer behind one softmax head"
+)
+CONTRADICTION = (
+    "what attention adds in some linear cells of the net contradicts what it adds in others: the box is not a net of "
+    "one hidden layer behind one softmax head"
+)
+
+
+@dataclass(frozen=True)
+class _Slopes:
+    """D(g)·q for the directions q, in each cell."""
+
+    values: Floats  # (n, directions, outputs)
+    bars: Floats  # (n, directions, outputs)
+    reach: Floats  # (n, directions) length of what was added to attention
+
+    def take(self, index: Booleans) -> _Slopes:
+        return _Slopes(self.values[index], self.bars[index], self.reach[index])
+
+    @classmethod
+    def none(cls, directions: int, outputs: int) -> _Slopes:
+        nothing = np.zeros((0, directions, outputs))
+        return cls(nothing, nothing, np.zeros((0, directions)))
+
+    @classmethod
+    def joined(cls, *parts: _Slopes) -> _Slopes:
+        return cls(*(np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(cls)))
+
+
+@dataclass(frozen=True)
+class Behind:
+    """What lies behind the residual."""
+
+    params: OneLayer
+    radius: OneLayer
+    details: dict[str, Any]
+
+
+def read_behind_residual(
+    signature: Signature,
+    rng: np.random.Generator,
+    net: ReluNet,
+    net_radius: ReluNet,
+    score: Score,
+    bias: ScoreBias | None,
+) -> Steps[Behind]:
+    """The net and the value matrix, apart as far as they can be told apart."""
+    return (yield from _Reading(signature, rng, net, net_radius, score, bias).run())
+
+
+class _Reading:
+    def __init__(
+        self,
+        signature: Signature,
+        rng: np.random.Generator,
+        net: ReluNet,
+        net_radius: ReluNet,
+        score: Score,
+        bias: ScoreBias | None,
+    ) -> None:
+        self.signature, self.rng, self.space = signature, rng, signature.space
+        self.original, self.original_radius = net, net_radius
+        self.net, self.radius = PlainNet.of(net), PlainNet.of(net_radius)
+        self.head = SingleHead(score.matrix, signature.space.eye(signature.width), bias.vector if bias else None)
+        self.head_radius = replace(
+            self.head, score=score.radius, value=0 * self.head.value, score_bias=bias.radius if bias else None
+        )
+        nothing = np.zeros(signature.width)
+        self.score, self.score_radius = plain(score.matrix), plain(score.radius)
+        self.bias, self.bias_radius = (plain(bias.vector), plain(bias.radius)) if bias else (nothing, nothing)
+        self.growth = Growth.of(signature.space, net)
+        self.rounding = UNKNOWN_ARITHMETIC * rounding(signature.space)
+        # Directions in which cells are left, and one more to check that they are not left.
+        directions = plain(random_orthogonal(signature.space, rng, signature.width))
+        check = directions.T @ rng.choice([-1.0, 1.0], signature.width) / signature.width**0.5
+        self.directions: Floats = np.vstack([directions, check])
+
+    def run(self) -> Steps[Behind]:
+        cells = self._choose()
+        pilot, slopes = yield from self._measure(cells.take(slice(0, PILOT)))
+        shrunk = float(np.min(pilot.width / cells.width[: len(pilot.width)]))
+        rest = cells.take(slice(PILOT, None))
+        rest, more = yield from self._measure(replace(rest, width=rest.width * shrunk))
+        cells, slopes = Cells.joined(pilot, rest), _Slopes.joined(slopes, more)
+        for _ in range(MOST_SHRINKS):
+            inner, inner_radius, skip, skip_radius, misfit = self._solve(cells, slopes)
+            # A cell that was left by less than the check could see is left all the same.
+            moves = slopes.reach[:, :, None] * np.abs(self.directions @ inner.T)[None, :, :]  # (n, directions, k)
+            left = np.any(moves > cells.room[:, None, :], axis=(1, 2))
+            if not np.any(left):
+                break
+            again = cells.take(left)
+            again, more = yield from self._measure(replace(again, width=again.width * SHRINK))
+            cells, slopes = Cells.joined(cells.take(~left), again), _Slopes.joined(slopes.take(~left), more)
+        if not misfit <= 1.0:
+            raise Unrecoverable(Outcome.WRONG_FAMILY, CONTRADICTION)
+        return self._assembled(inner, inner_radius, skip, skip_radius, misfit)
+
+    # --- cells ------------------------------------------------------------------------------------------------
+
+    def _choose(self) -> Cells:
+        """Cells whose patterns tell all neurons apart, wide ones first."""
+        outputs, neurons = self.net.outer.shape
+        needed = -(-(neurons + outputs) // outputs)
+        pool = random_cells(self.net, self.rng, CANDIDATES * needed + LEAST_CANDIDATES, FARTHEST)
+        away = np.linalg.norm(pool.points, axis=1) + self.growth.level / max(self.growth.gain, self.space.tiny)
+        weight = pool.width / np.where(away > 0, away, 1.0)
+        blocks = self._equations(pool) * weight[:, None, None]
+        chosen = choose_blocks(
+            blocks / max(float(np.max(np.abs(blocks), initial=0.0)), self.space.tiny),
+            int(np.ceil(SPARE * (neurons + outputs) / outputs)),
+        )
+        return pool.take(chosen)
+
+    def _equations(self, cells: Cells) -> Floats:  # (n, outputs, k + outputs)
+        """D(g) of a cell as a combination of what neurons see and what a skip does."""
+        seen = cells.active[:, None, :] * self.net.outer[None, :, :]
+        outputs = self.net.outer.shape[0]
+        return np.concatenate([seen, np.broadcast_to(np.eye(outputs), (len(seen), outputs, outputs))], axis=2)
+
+    # --- questions --------------------------------------------------------------------------------------------
+
+    def _measure(self, cells: Cells) -> Steps[tuple[Cells, _Slopes]]:
+        """Slopes in all cells, with shorter steps where a check shows that a cell was left."""
+        count = len(cells.points)
+        if count == 0:
+            return cells, _Slopes.none(len(self.directions), len(self.net.outer))
+        base: Measurements = yield Plan(STAGE, count, [[Term(Rows(self.space.asarray(cells.points)))]])
+        level = plain(base.values).reshape(count, -1)
+        done: list[tuple[Cells, _Slopes]] = []
+        for _ in range(MOST_SHRINKS):
+            if not len(cells.points):
+                break
+            slopes = yield from self._ask(cells, level)
+            good = self._agrees(slopes)
+            done.append((cells.take(good), slopes.take(good)))
+            cells, level = cells.take(~good), level[~good]
+            cells = replace(cells, width=cells.width * SHRINK)
+        if len(cells.points):
+            raise Unrecoverable(Outcome.WRONG_FAMILY, NOT_LINEAR)
+        return Cells.joined(*(each for each, _ in done)), _Slopes.joined(*(each for _, each in done))
+
+    def _ask(self, cells: Cells, level: Floats) -> Steps[_Slopes]:
+        """f([g + u; g]) for all directions, the sign of u such that attention prefers it."""
+        space, (count, directions) = self.space, (len(cells.points), len(self.directions))
+        keys = cells.points @ self.score.T + self.bias  # (n, width): W·g + c
+        attraction = keys @ self.directions.T  # (n, directions)
+        length = cells.width[:, None] * np.append(np.ones(directions - 1), CHECK_STEP)  # (n, directions)
+        step = np.where(attraction < 0, -1.0, 1.0) * length
+        cell, direction = (space.indices(each) for each in np.divmod(np.arange(count * directions), directions))
+        points, rows = Rows(space.asarray(cells.points)), Rows(space.asarray(self.directions))
+        positions = [
+            [Term(points, cell), Term(rows, direction, space.asarray(step.reshape(-1)))],
+            [Term(points, cell)],
+        ]
+        answers: Measurements = yield Plan(STAGE, count * directions, positions)
+        values = plain(answers.values).reshape(count, directions, -1) - level[:, None, :]
+        logits = step * attraction
+        weight = 1 / (1 + np.exp(-logits))
+        key_variance = cells.points**2 @ (self.score_radius**2).T + self.bias_radius**2  # (n, width)
+        sure = np.sqrt(key_variance @ (self.directions**2).T)  # (n, directions)
+        lengths = np.linalg.norm(keys, axis=1)[:, None] * rounding(space)
+        logit_bar = length * (sure + lengths)
+        size = self.growth.gain * (np.linalg.norm(cells.points, axis=1) + cells.width) + self.growth.level
+        slopes = values / (weight * step)[:, :, None]
+        bars = (2 * (self.rounding * size + answers.radius))[:, None] / (weight * length)
+        return _Slopes(
+            slopes, bars[:, :, None] + np.abs(slopes) * ((1 - weight) * logit_bar)[:, :, None], np.abs(weight * step)
+        )
+
+    def _agrees(self, slopes: _Slopes) -> Booleans:  # (n,)
+        """Whether the slope in the last direction is what those in the others say."""
+        share = self.directions[:-1] @ self.directions[-1]
+        predicted = np.einsum("j,njo->no", share, slopes.values[:, :-1])
+        bar = np.sqrt(np.einsum("j,njo->no", share**2, slopes.bars[:, :-1] ** 2)) + slopes.bars[:, -1]
+        agrees: Booleans = np.all(np.abs(slopes.values[:, -1] - predicted) <= CHECK * bar, axis=1)
+        return agrees
+
+    # --- answers ----------------------------------------------------------------------------------------------
+
+    def _solve(self, cells: Cells, slopes: _Slopes) -> tuple[Floats, Floats, Floats | None, Floats, float]:
+        """M and Λ with their radii; Λ is None where the net has no skip and none shows."""
+        inner, inner_radius, skip, skip_radius, misfit = self._solve_with(cells, slopes, self._equations(cells))
+        if self.net.skip is None and np.all(np.abs(skip) <= skip_radius):
+            fewer = self._equations(cells)[:, :, : len(self.net.inner)]
+            inner, inner_radius, _, _, misfit = self._solve_with(cells, slopes, fewer)
+            return inner, inner_radius, None, skip_radius, misfit
+        return inner, inner_radius, skip, skip_radius, misfit
+
+    def _solve_with(
+        self, cells: Cells, slopes: _Slopes, equations: Floats
+    ) -> tuple[Floats, Floats, Floats, Floats, float]:
+        count, outputs, unknowns = equations.shape
+        neurons, width = self.net.inner.shape
+        turn = self.directions[:width]
+
+        def flat(array: Floats) -> Floats:  # (n, directions, outputs) -> (n·outputs, width)
+            return array[:, :width].transpose(0, 2, 1).reshape(count * outputs, width)
+
+        bars = flat(slopes.bars)
+        system = equations.reshape(count * outputs, unknowns)
+        solved = solve_weighted(system, flat(slopes.values), bars)
+        values = solved.values @ turn
+        # The weights behind the neurons are only known within their own radius.
+        seen = (cells.active[:, None, :] * self.radius.outer[None, :, :] ** 2).reshape(count * outputs, neurons)
+        unsure = seen @ values[:neurons] ** 2
+        # Beyond that, equations that are too many by some must agree.
+        allowed = np.sqrt(bars**2 + seen @ solved.values[:neurons] ** 2 + system**2 @ (solved.inverse**2 @ bars**2))
+        misfit = float(np.max(solved.residual / np.maximum(allowed, self.space.tiny), initial=0.0))
+        spread = np.sqrt(solved.inverse**2 @ (bars**2 @ turn**2 + unsure))
+        spread += rounding(self.space) * np.linalg.norm(values, axis=1, keepdims=True)
+        return values[:neurons], spread[:neurons], values[neurons:], spread[neurons:], misfit
+
+    def _assembled(
+        self, seen: Floats, seen_radius: Floats, passed: Floats | None, passed_radius: Floats, misfit: float
+    ) -> Behind:
+        """A = B − M and V from A·Vᵀ = M, with a skip S = (S + Λ) − Λ beside it."""
+        net, outputs, width = self.net, self.net.outer.shape[0], self.signature.width
+        inner, inner_radius = net.inner - seen, np.hypot(self.radius.inner, seen_radius)
+        skip = net.skip if net.skip is not None else np.zeros((outputs, width))
+        whole_radius = self.radius.skip if self.radius.skip is not None else np.zeros((outputs, width))
+        stack = [(inner, inner_radius, seen, seen_radius)]
+        own: Floats | None = None
+        own_radius = np.hypot(whole_radius, passed_radius)
+        if passed is not None:
+            own = skip - passed
+            stack.append((own, own_radius, passed, passed_radius))
+        value, value_radius, missed, explained, unique = value_behind(
+            *(np.vstack(parts) for parts in zip(*stack, strict=True))
+        )
+        if np.any(missed > explained):  # not one value for all neurons
+            raise Unrecoverable(Outcome.WRONG_FAMILY, CONTRADICTION)
+        inner_radius, own_radius = inner_radius + missed[: len(inner)], own_radius + _below(missed, len(inner))
+        asarray, shape = self.space.asarray, self.original.weights_out.shape[:-1]
+
+        def outer(array: Floats | None) -> Array | None:
+            return None if array is None else asarray(array.reshape(*shape, width))
+
+        params = replace(self.original, weights_in=asarray(inner), skip=outer(own))
+        return Behind(
+            OneLayer(replace(self.head, value=asarray(value)), params, residual=True),
+            OneLayer(
+                replace(self.head_radius, value=asarray(value_radius)),
+                replace(
+                    self.original_radius,
+                    weights_in=asarray(inner_radius),
+                    skip=outer(own_radius) if own is not None else None,
+                ),
+                residual=True,
+            ),
+            {"value": "identified" if unique else "of least norm", "misfit": misfit},
+        )
+
+
+def _below(array: Floats, row: int) -> Floats | float:
+    """The rows from one on, or nothing where there are none."""
+    return array[row:] if len(array) > row else 0.0

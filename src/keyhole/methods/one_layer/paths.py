@@ -1,0 +1,185 @@
+"""The score matrix read through a net that was learned, whatever its shape.
+
+A query [g + u; g] answers φ(g + s·u) with s = σ(uᵀ·W·g). Where s ↦ φ(g + s·u) is strictly monotone, which is looked
+up in the learned net before anything is asked, its inverse takes the answer back to s, and the logit of s is uᵀ·W·g.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from keyhole.arrays import Array, Space
+from keyhole.families.one_layer import UNKNOWN_ARITHMETIC
+from keyhole.methods.base import Steps, Unrecoverable
+from keyhole.methods.forms.reader import CLEAR_ENOUGH, FormReader, Forms, Probe
+from keyhole.methods.forms.value import Value
+from keyhole.methods.one_layer.roots import monotone_roots
+from keyhole.numerics.logit import rounding
+from keyhole.queries import Measurements, Plan, Rows, Signature, Term
+from keyhole.recovery import Outcome
+
+# Lengths of u that are looked at, over the typical length at which the net bends.
+LENGTHS = tuple(2.0**power for power in range(-12, 13, 2))
+# A net that is flat at the scale of moderate logits may rise at that of smaller ones.
+SHARES = (1.0, 2.0**-3, 2.0**-6)
+# Softmax weights at which a path must rise: more of them cost only arithmetic.
+GRID = tuple(np.linspace(0.0, 1.0, 17))
+# Pairs of tokens whose paths are looked at together: limits memory.
+CHUNK = 256
+# Weights nearer than this to 0 or 1 are read again from a shorter last token.
+SATURATED = 1 / 400
+
+
+@dataclass(frozen=True)
+class Net:
+    """A net that was learned, as one function of single tokens to single numbers or several."""
+
+    params: Any  # called with (n, 1, width)
+    radius: Any  # what its error_bar takes
+
+    def __call__(self, x: Array) -> Array:  # (n, width) -> (n, outputs)
+        """Answer single tokens."""
+        answers = self.params(x[:, None, :])
+        return answers if answers.ndim == 2 else answers[:, None]
+
+    def bar(self, x: Array, rounding: float) -> Array:  # (n, width) -> (n, outputs)
+        """Error bar of the answers."""
+        bar = self.params.error_bar(self.radius, x[:, None, :], rounding)
+        return bar if bar.ndim == 2 else bar[:, None]
+
+
+@dataclass(frozen=True)
+class _Paths:
+    """For pairs of tokens the first that reads best: g + sign·length·row."""
+
+    step: Array  # (n,) sign times length
+    direction: Array  # (n, outputs) of the answer that is looked at
+    last: Array  # (n,) norm of g
+    slope: Array  # (n,) the least of the path
+    sharpness: Array  # (n,) how well it tells a form: slope times |u|·|g| over error bar
+
+
+class PathReader(FormReader):
+    """Reads bilinear forms rowᵀ·score·column through a learned net, one query each."""
+
+    def __init__(self, signature: Signature, guide: Array, net: Net, length: float) -> None:
+        nothing = signature.space.zeros(1)[0]
+        super().__init__(signature, Value(guide, 0 * guide, nothing, nothing))
+        self.levered = True  # the last token adds nothing by itself: u is what the first has beyond it
+        self.net = net
+        self.most = signature.norm_limit / 2
+        self.lengths = [length * each for each in LENGTHS if length * each <= self.most] or [self.most]
+        self.largest_scale = min(self.lengths[-1] ** 2 * 2.0**40, self.lengths[-1] * self.most)
+
+    def _first_norm(self, scale: float) -> float:  # noqa: ARG002 - it is chosen for each pair
+        return self.lengths[len(self.lengths) // 2]
+
+    def _balanced_radius(self, scale: float) -> float:  # noqa: ARG002 - it is known for each pair
+        return CLEAR_ENOUGH
+
+    def unseen_bias(self, probe: Probe, again: Forms) -> float:
+        """How large a score bias may be whose part in a form, read at two scales, is within the errors of both."""
+        parts = [self._first_norm(scale) / scale for scale in (self._probed, self._latest)]
+        errors = float(probe.forms.radius[0]) + float(again.radius[0])
+        return 32 * math.sqrt(self.signature.width) * errors / abs(parts[0] - parts[1])
+
+    def _ask(
+        self, stage: str, rows: Rows, columns: Rows, row_index: Array, column_index: Array, scale: float
+    ) -> Steps[Forms]:
+        space, xp = self.signature.space, self.signature.space.xp
+        row, column = xp.take(rows.vectors, row_index, axis=0), xp.take(columns.vectors, column_index, axis=0)
+        paths = self._best(row, column, scale)
+        last = paths.last
+        positions = [
+            [Term(columns, column_index, last), Term(rows, row_index, paths.step)],
+            [Term(columns, column_index, last)],
+        ]
+        answers: Measurements = yield Plan(stage, int(row_index.shape[0]), positions)
+        values = answers.values if answers.values.ndim == 2 else answers.values[:, None]
+        values = xp.sum(values * paths.direction, axis=1)
+        begin, along = last[:, None] * column, paths.step[:, None] * row
+
+        def path(weight: Array) -> Array:  # (n,) -> (n,)
+            return xp.sum(self.net(begin + weight[:, None] * along) * paths.direction, axis=1)
+
+        low, high = path(xp.zeros_like(values)), path(xp.ones_like(values))
+        weight = monotone_roots(space, path, low, high, values)
+        bar = xp.sum(self.net.bar(begin + weight[:, None] * along, self._rounding) * xp.abs(paths.direction), axis=1)
+        bar = bar + answers.radius * xp.sum(xp.abs(paths.direction), axis=1)
+        beyond = xp.maximum(values - xp.maximum(low, high), xp.minimum(low, high) - values)
+        if bool(xp.any(beyond > 64 * bar)):
+            raise Unrecoverable(
+                Outcome.WRONG_FAMILY,
+                "an answer to two tokens is not what the learned net makes of any mixture of them: "
+                "the box is not a net behind one softmax head",
+            )
+        inside = xp.clip(weight, SATURATED, 1 - SATURATED)
+        spread = inside * (1 - inside)
+        logits = xp.log(inside / (1 - inside))
+        radius = bar / (paths.slope * spread)
+        radius = radius + rounding(space) * xp.abs(logits)
+        saturated = (weight < SATURATED) | (weight > 1 - SATURATED)
+        strain = xp.where(saturated, xp.full_like(weight, xp.inf), xp.ones_like(weight))
+        own = rounding(space) * self.size * self.signature.width**0.5
+        unit = paths.step * last
+        return Forms(logits / unit, radius / xp.abs(unit) + own, 0 * values, strain)
+
+    @property
+    def _rounding(self) -> float:
+        return UNKNOWN_ARITHMETIC * rounding(self.signature.space)
+
+    def _best(self, row: Array, column: Array, scale: float) -> _Paths:  # (n, width), (n, width)
+        """Sign and length of u for each pair, so that the least slope of the path is large against its error bar."""
+        xp, pieces = self.signature.space.xp, []
+        for start in range(0, row.shape[0], CHUNK):
+            best: _Paths | None = None
+            part = slice(start, start + CHUNK)
+            for length in self.lengths:
+                for sign, share in product((1.0, -1.0), SHARES):
+                    tried = self._tried(row[part, :], column[part, :], sign * length, share * scale)
+                    best = tried if best is None else _better(self.signature.space, tried, best)
+            assert best is not None  # there is a length
+            pieces.append(best)
+        names = ("step", "direction", "last", "slope", "sharpness")
+        best = _Paths(*(xp.concat([getattr(piece, name) for piece in pieces]) for name in names))
+        if not bool(xp.all(best.sharpness > 0)):
+            raise Unrecoverable(
+                Outcome.TOO_NOISY,
+                "the learned net is flat, or turns, along every mixture of two tokens that was looked at, so that its "
+                "answers do not tell the weights of attention",
+            )
+        return best
+
+    def _tried(self, row: Array, column: Array, step: float, scale: float) -> _Paths:
+        xp, count = self.signature.space.xp, row.shape[0]
+        last = min(scale / abs(step), self.most)
+        begin = last * column
+        points = xp.concat([begin + weight * step * row for weight in GRID])
+        answers = xp.reshape(self.net(points), (len(GRID), count, -1))
+        whole = answers[-1, :, :] - answers[0, :, :]
+        size = xp.linalg.vector_norm(whole, axis=1)
+        direction = whole / xp.where(size > 0, size, xp.ones_like(size))[:, None]
+        line = xp.sum(answers * direction, axis=2)
+        slope = xp.min((line[1:, :] - line[:-1, :]), axis=0) * (len(GRID) - 1)
+        ends = xp.concat([points[:count, :], points[-count:, :]])
+        bars = xp.reshape(self.net.bar(ends, self._rounding), (2, count, -1))
+        bar = xp.max(xp.sum(bars * xp.abs(direction), axis=2), axis=0)
+        sharpness = abs(step) * last * slope / xp.where(bar > 0, bar, xp.ones_like(bar))
+        return _Paths(0 * slope + step, direction, 0 * slope + last, slope, sharpness)
+
+
+def _better(space: Space, one: _Paths, two: _Paths) -> _Paths:
+    xp = space.xp
+    first = one.sharpness > two.sharpness
+    return _Paths(
+        xp.where(first, one.step, two.step),
+        xp.where(first[:, None], one.direction, two.direction),
+        xp.where(first, one.last, two.last),
+        xp.where(first, one.slope, two.slope),
+        xp.where(first, one.sharpness, two.sharpness),
+    )

@@ -1,0 +1,1 @@
+"""Nets of one hidden layer from exact answers."""

@@ -1,0 +1,77 @@
+"""Whether a box is the net that was read from it: fresh tokens, and tokens beside its folds far out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from keyhole.arrays import Floats, to_numpy
+from keyhole.methods.base import Estimate, Steps
+from keyhole.methods.relu_net.exact.estimate import fresh_tokens, within_bars
+from keyhole.methods.relu_net.exact.queries import Box
+from keyhole.methods.relu_net.exact.rings import ring_tokens
+
+# Fresh tokens near the kinks.
+CHECKS = 6
+# Tokens of any length, in units of the typical distance of a kink: the shortest and the longest.
+ANY_LENGTH = (1e-2, 4e3)
+# With a norm bound rings have this part of it as their radius.
+OUTERMOST = 0.99
+
+
+@dataclass(frozen=True)
+class Depth:
+    """How closely a result is looked at."""
+
+    # Radii of circles beside all folds, in units of the typical distance of a kink: what a box bends elsewhere than on
+    # the line that was read, as deeper nets do, mostly shows far out. A nearer one sees folds that end and begin again.
+    rings: tuple[float, ...]
+    arcs: int  # of a circle that are looked at from both ends, not one
+    fresh: int  # tokens of any length
+    at_least: int  # of those and of the tokens beside folds together
+
+
+WITHOUT_FRESH = Depth((1000.0,), 0, 0, 0)  # for callers that ask fresh tokens themselves
+LEAN = Depth((1000.0,), 20, 0, 24)
+FULL = Depth((1000.0, 3.0), 1_000_000, 48, 0)
+
+
+def checked(
+    box: Box, estimate: Estimate, scale: float, rng: np.random.Generator, depth: Depth
+) -> Steps[tuple[Estimate, str]]:
+    """The estimate, with wider radii where they were too narrow, and what is wrong with it, if anything is.
+
+    Six tokens, and 2k beside the folds of k neurons; LEAN: up to 20 more, at least 24; FULL: 8k, or 4k with several
+    outputs, and 48 fresh ones.
+    """
+    estimate, reason = yield from within_bars(box, estimate, fresh_tokens(box, scale, CHECKS, rng))
+    if reason:
+        return estimate, reason
+    unit = scale * box.width**0.5
+    # A fold that ends would have to end in every output at once: of several one circle is enough.
+    radii = depth.rings if estimate.params.outputs is None else depth.rings[:1]
+    rings = np.concatenate([_ring(box, estimate, far * unit, depth.arcs, rng) for far in radii])
+    fresh = max(depth.fresh, depth.at_least - rings.shape[0])
+    tokens = np.concatenate([rings, _of_any_length(box, unit, fresh, rng)])
+    if tokens.shape[0] == 0:
+        return estimate, ""
+    return (yield from within_bars(box, estimate, tokens, strict=True))
+
+
+def _of_any_length(box: Box, unit: float, count: int, rng: np.random.Generator) -> Floats:  # (count, width)
+    x = rng.standard_normal((count, box.width))
+    shortest, longest = np.log(ANY_LENGTH)
+    lengths = unit * np.exp(rng.uniform(shortest, longest, count))
+    lengths = np.minimum(lengths, OUTERMOST * box.signature.norm_limit)
+    return np.asarray(x * (lengths / np.linalg.norm(x, axis=1))[:, None])
+
+
+def _ring(box: Box, estimate: Estimate, radius: float, arcs: int, rng: np.random.Generator) -> Floats:
+    """Tokens beside all folds that a circle of this radius, or what the box allows of it, crosses."""
+    weights = to_numpy(estimate.params.weights_in).astype(np.float64)
+    length = np.linalg.norm(weights, axis=1)
+    used = length > 0
+    offset = to_numpy(estimate.params.bias_in).astype(np.float64)[used] / length[used]
+    radius = min(radius, OUTERMOST * box.signature.norm_limit)
+    return ring_tokens(weights[used] / length[used, None], offset, radius, arcs, rng)

@@ -1,0 +1,169 @@
+"""Networks of several outputs: an answer tells p numbers at a time, so few cells are measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from keyhole.arrays import Floats
+from keyhole.methods.base import Steps
+from keyhole.methods.relu_net.exact.cells import typical_distance
+from keyhole.methods.relu_net.exact.estimate import Bars
+from keyhole.methods.relu_net.exact.kink_search import Kinked, NotPiecewiseLinear
+from keyhole.methods.relu_net.exact.line import Indices, read_cells
+from keyhole.methods.relu_net.exact.queries import Box, Line, Pieces
+from keyhole.methods.relu_net.exact.refit import Fitted, Net, refitted
+from keyhole.methods.relu_net.exact.token_design import moved_beside, telling_rows, wide_tokens
+
+# Between two measured cells lie at most this part of as many kinks as outputs are independent: then their slopes are.
+KINKS_PER_CELL = 0.7
+# Slopes whose combinations are smaller than this, in parts of the largest, do not tell neurons apart.
+DEPENDENT = 1e-3
+# Fresh equations per unknown.
+EQUATIONS = 2.0
+# Tokens to choose each fresh one from; those nearer to a kink than this part of the typical distance are left out.
+CANDIDATES, FLAT = 5, 1e-4
+# Tokens on either side of every kink, for each number of its normal and offset: fewer would leave some of them open.
+BOTH_SIDES = 1.3
+# Variance of what is not known yet, that of a measurement being one.
+VAGUE = 1e4
+
+
+@dataclass(frozen=True)
+class Several:
+    """Pieces, their bars, and the typical distance of a kink."""
+
+    pieces: Pieces
+    bars: Bars
+    scale: float
+
+
+def learn_several(box: Box, line: Line, kinked: Kinked, rng: np.random.Generator, polish: bool) -> Steps[Several]:
+    """Neurons from the slopes along the line, which are their weights, and from a few cells: their normals.
+
+    Two cells differ by the neurons whose kinks lie between them, Σ weight_i ⊗ normal_i: p·d equations, for the normals
+    of up to p neurons at once. Then all parameters are fitted together to fresh answers in wide cells.
+    """
+    count = kinked.kinks.size
+    steps = np.diff(kinked.slope, axis=0)  # (k, outputs): weight · (normal·direction)
+    unit = np.where(kinked.level > 0, kinked.level, 1.0)
+    scaled = steps / unit
+    chosen = _chosen_cells(kinked, scaled)
+    cells = yield from read_cells(box, line, kinked, chosen, rng)
+    normal, bar = np.zeros((count, box.width)), np.zeros(count)
+    for number in range(chosen.size - 1):
+        group = np.arange(chosen[number], chosen[number + 1])
+        change = (cells.gradient[number + 1] - cells.gradient[number]) / unit[:, None]
+        normal[group] = np.linalg.lstsq(scaled[group].T, change, rcond=None)[0]
+        smallest = np.linalg.svd(scaled[group], compute_uv=False)[-1]
+        bar[group] = (cells.error[number + 1] + cells.error[number]) * np.linalg.norm(scaled[group], axis=1) / smallest
+    length = np.linalg.norm(normal, axis=1)
+    if not np.all(length > 0):
+        raise NotPiecewiseLinear("slopes on both sides of a kink do not belong to one neuron")
+    normal /= length[:, None]
+    offset = -np.einsum("kd,kd->k", normal, line.at(kinked.kinks))
+    gradient = cells.gradient[0]
+    affine = np.column_stack([gradient, cells.value[0] - gradient @ cells.centre[0]])
+    pieces = Pieces(normal, offset, steps * length[:, None], affine)
+    scale = typical_distance(pieces, line.unit)
+    level = float(np.max(kinked.level))
+    base = level * float(cells.error[0])
+    if not polish:
+        far = scale * box.width**0.5
+        # The affine map is read in the first cell, whose centre may lie much farther out than the kinks.
+        lever = far + float(np.linalg.norm(cells.centre[0]))
+        bars = Bars(level * bar, level * bar * (far + line.unit), base, base * lever)
+        return Several(pieces, bars, scale)
+    x = fresh_wide_tokens(box, pieces, scale, rng)
+    answers = yield from box.ask("polish", x)
+    errors = box.rounding * pieces.size(np.linalg.norm(x, axis=1)) + box.noise
+    fit = refitted(Net(pieces.normal, pieces.offset, pieces.weight, pieces.affine), x, answers, errors, "relu", rng)
+    return Several(*pieces_of_fit(fit), scale)
+
+
+def pieces_of_fit(fit: Fitted) -> tuple[Pieces, Bars]:
+    """Normals of unit length, and bars: random errors of the answers, spread over the entries of each neuron."""
+    length = np.linalg.norm(fit.net.inner, axis=1)
+    weight = fit.net.outer * length[:, None]
+    load = np.linalg.norm(fit.net.outer, axis=1)
+    pieces = Pieces(fit.net.inner / length[:, None], fit.net.bias / length, weight, fit.net.affine)
+    slope = load * fit.inner_bar + length * fit.outer_bar
+    level = load * fit.bias_bar + np.abs(fit.net.bias) * fit.outer_bar
+    wider = max(1.0, fit.worst)
+    return pieces, Bars(slope, level, fit.affine_slope_bar, fit.affine_level_bar).times(wider)
+
+
+def _chosen_cells(kinked: Kinked, scaled: Floats) -> Indices:
+    """The first and the last cell, and between them wide ones with not too many kinks from one to the next."""
+    count = kinked.kinks.size
+    if count == 0:
+        return np.zeros(1, dtype=np.int64)
+    values = np.linalg.svd(scaled / np.linalg.norm(scaled, axis=1, keepdims=True), compute_uv=False)
+    rank = int(np.sum(values > DEPENDENT * values[0]))
+    low, high = kinked.ends
+    gap = (high - low) / kinked.growth(0.5 * (low + high))
+    chosen, most = [0], max(1, int(KINKS_PER_CELL * rank))
+    while chosen[-1] < count:
+        here, size = chosen[-1], most
+        while size > 1 and not _independent(scaled[here : here + size]):
+            size = -(-size // 2)
+        reach = np.arange(here + max(1, size // 2), min(here + size, count) + 1)
+        chosen.append(count if reach.size == 0 or here + size >= count else int(reach[np.argmax(gap[reach])]))
+    return np.asarray(chosen, dtype=np.int64)
+
+
+def _independent(slopes: Floats) -> bool:
+    """Whether no combination of slopes, each of unit length, nearly vanishes."""
+    values = np.linalg.svd(slopes / np.linalg.norm(slopes, axis=1, keepdims=True), compute_uv=False)
+    return bool(values.size == slopes.shape[0] and values[-1] > DEPENDENT * values[0])
+
+
+def fresh_wide_tokens(box: Box, pieces: Pieces, scale: float, rng: np.random.Generator) -> Floats:  # (n, width)
+    """Tokens far from kinks, whose answers are enough equations for all parameters."""
+    outputs, width = pieces.weight.shape[1], box.width
+    unknowns = pieces.count * (width + outputs) + outputs * (width + 1)
+    count = int(np.ceil(EQUATIONS * unknowns / outputs)) + 2
+    limit = min(box.signature.norm_limit, np.finfo(float).max ** 0.25)
+    x, margin = wide_tokens(pieces.normal, pieces.offset, scale, limit, CANDIDATES * count, rng)
+    # Patterns as different as possible; about their widths nothing is said but that they must have one.
+    x = x[margin > FLAT * scale]
+    active = np.column_stack([pieces.heights(x) > 0, np.ones(x.shape[0])]).astype(np.float64)
+    chosen, _ = telling_rows(VAGUE * np.eye(pieces.count + 1), active, np.ones(x.shape[0]), count)
+    need = int(np.ceil(BOTH_SIDES * (width + 1)))
+    more = _beside_kinks(pieces, x[chosen], scale, limit, need, rng)
+    x = np.concatenate([x, more])
+    return np.asarray(x[_on_both_sides(pieces.heights(x) > 0, chosen, need)])
+
+
+def _beside_kinks(
+    pieces: Pieces, x: Floats, scale: float, limit: float, need: int, rng: np.random.Generator
+) -> Floats:  # (n, width)
+    """Tokens on the sides of kinks where less than `need` are, some to choose from."""
+    on = np.sum(pieces.heights(x) > 0, axis=0)
+    short = CANDIDATES * np.concatenate([np.maximum(need - on, 0), np.maximum(need - (x.shape[0] - on), 0)])
+    kink = np.repeat(np.tile(np.arange(pieces.count), 2), short)
+    side = np.repeat(np.repeat([1.0, -1.0], pieces.count), short)
+    more = scale * rng.standard_normal((kink.size, x.shape[1]))
+    more = moved_beside(more, pieces.normal[kink], pieces.offset[kink], scale * side, rng)
+    clear = np.min(np.abs(pieces.heights(more)), axis=1, initial=np.inf) > FLAT * scale
+    return np.asarray(more[clear & (np.linalg.norm(more, axis=1) < limit)])
+
+
+def _on_both_sides(active: npt.NDArray[np.bool_], chosen: Indices, need: int) -> Indices:  # (n, k)
+    """More tokens, until so many lie on either side of every kink, as far as there are such."""
+    free = np.ones(active.shape[0], dtype=bool)
+    free[chosen] = False
+    short_on = need - np.sum(active[chosen], axis=0)
+    short_off = need - np.sum(~active[chosen], axis=0)
+    more: list[int] = []
+    for _ in range(int(np.sum(free))):
+        serves = active @ (short_on > 0).astype(np.int64) + ~active @ (short_off > 0).astype(np.int64)
+        best = int(np.argmax(np.where(free, serves, -1)))
+        if serves[best] == 0:
+            break
+        free[best] = False
+        more.append(best)
+        short_on, short_off = short_on - active[best], short_off - ~active[best]
+    return np.concatenate([chosen, np.asarray(more, dtype=np.int64)])

@@ -1,0 +1,188 @@
+"""Networks of GELU or SiLU neurons: from far away their kinks are sharp, from nearby each tells how sharp it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from keyhole.arrays import Floats
+from keyhole.families.relu_net import activate
+from keyhole.methods.base import Estimate, Steps
+from keyhole.methods.relu_net.exact.cells import jumps_of, measure_wide, pieces_of
+from keyhole.methods.relu_net.exact.estimate import estimated, fresh_tokens
+from keyhole.methods.relu_net.exact.kink_search import NotPiecewiseLinear
+from keyhole.methods.relu_net.exact.learn import EXTRA_CELLS, learn
+from keyhole.methods.relu_net.exact.queries import Box, FarBox, Pieces
+from keyhole.methods.relu_net.exact.refit import Fitted, Net, answers_of, refitted
+from keyhole.methods.relu_net.exact.several_outputs import fresh_wide_tokens, pieces_of_fit
+
+# Tokens this much longer than usual see kinks that are sharp to the last digits of a window around them.
+FARTHEST = 1e12
+# At this length offsets are known to many digits and neurons off their kinks are still on or off for good; the second
+# for neurons that bend slowly.
+FAR = (1e5, 1e8)
+# Variance of what is not known yet, in units of the answers.
+VAGUE = 1e6
+# How far a neuron is from its kink is guessed until it is neither on for good nor half on: these parts of a slope.
+LEAST_BEND, MOST_BEND = 0.02, 0.42
+GUESSES, GUESS = 12, 6.0
+# Places on a kink among which the one furthest from other kinks is taken.
+PLACES = 200
+# A fit is one of the right activation when residuals are below this part of the answers.
+ANOTHER_FUNCTION = 1e-6
+# In a fit answers near kinks tell most: equations for each unknown.
+EQUATIONS_NEAR = 1.5
+
+
+@dataclass(frozen=True)
+class _Start:
+    """Kinks, and how much a neuron bends at some distance from its own."""
+
+    pieces: Pieces
+    distance: Floats  # (k,)
+    bend: Floats  # (k,) 1 − act(z)/z at z = |a|·distance: half at the kink, none far away
+
+
+def learn_smooth(
+    box: Box, rng: np.random.Generator, names: tuple[str, ...], skip: bool | None
+) -> Steps[tuple[Estimate, float]]:
+    """The net of one of these activations that fits, and the typical distance of its kinks.
+
+    act(z) = z + act(−z) as for ReLU. Far away the net is one of ReLU neurons, which tells all but the lengths |a_i|;
+    1 − act(z)/z of an answer beside a kink tells those; then all parameters are fitted together to fresh answers.
+    NotPiecewiseLinear where nothing fits.
+    """
+    far = yield from learn(FarBox(box.signature, FARTHEST), rng, polish=False)
+    failure: NotPiecewiseLinear | None = None
+    for length in FAR:
+        try:
+            start = yield from _nearer(FarBox(box.signature, length), far.pieces, rng)
+            fit, name, scale = yield from _fitted(box, start, names, rng)
+        except NotPiecewiseLinear as error:
+            failure = error
+            continue
+        pieces, bars = pieces_of_fit(fit)
+        sharpness = np.linalg.norm(fit.net.inner, axis=1)
+        details: dict[str, Any] = {"lines": far.lines, "polished": True}
+        return estimated(box, pieces, bars, skip, details, name, sharpness), scale
+    assert failure is not None
+    raise failure
+
+
+def _nearer(far: FarBox, rough: Pieces, rng: np.random.Generator) -> Steps[_Start]:
+    """Kinks with their offsets, and how the neurons bend there, in tokens of length one."""
+    seen = Pieces(rough.normal, rough.offset * (FARTHEST / far.length), rough.weight, rough.affine.copy())
+    seen.affine[:, -1] *= FARTHEST / far.length
+    if seen.weight.shape[1] == 1:
+        count = seen.count + 2 + int(EXTRA_CELLS * seen.count)
+        vague = VAGUE * float(seen.size(np.asarray(far.width**0.5))) ** 2 * np.eye(seen.count + 1)
+        rows = yield from measure_wide(far, seen, vague, 1.0, count, rng, "polish")
+        if np.linalg.matrix_rank(rows.active) < seen.count + 1:
+            raise NotPiecewiseLinear("the cells of a smooth network could not be told apart")
+        seen = pieces_of(jumps_of(rows), rough.normal)
+    else:
+        x = fresh_wide_tokens(far, seen, 1.0, rng)
+        answers = yield from far.ask("polish", x)
+        errors = far.rounding * seen.size(np.linalg.norm(x, axis=1)) + far.noise
+        start = Net(seen.normal, seen.offset, seen.weight, seen.affine)
+        seen = pieces_of_fit(refitted(start, x, answers, errors, "relu", rng))[0]
+    return (yield from _bends(far, seen, rng))
+
+
+def _bends(far: FarBox, pieces: Pieces, rng: np.random.Generator) -> Steps[_Start]:
+    """How much each neuron bends at some distance from its kink, where it neither bends fully nor hardly."""
+    count = pieces.count
+    places = _on_kinks(pieces, rng)
+    load = np.einsum("ko,ko->k", pieces.weight, pieces.weight)
+    distance, bend = np.full(count, 1.0 / far.length), np.full(count, np.nan)
+    low, high = np.zeros(count), np.full(count, np.inf)
+    todo = np.arange(count)
+    for _ in range(GUESSES):
+        x = places[todo] + distance[todo, None] * pieces.normal[todo]
+        answers = yield from far.ask("bends", x)
+        short = np.einsum("no,no->n", pieces(x) - answers, pieces.weight[todo]) / load[todo]
+        bend[todo] = short / distance[todo]
+        near, away = bend[todo] > MOST_BEND, bend[todo] < LEAST_BEND
+        low[todo[near]], high[todo[away]] = distance[todo[near]], distance[todo[away]]
+        todo = todo[near | away]
+        if todo.size == 0:
+            return _Start(_natural(pieces, far.length), distance * far.length, bend)
+        # Longer or shorter by a factor until both sides are known, then in between.
+        guess = np.where(low[todo] > 0, np.sqrt(low[todo] * high[todo]), high[todo] / GUESS)
+        distance[todo] = np.where(np.isinf(high[todo]), low[todo] * GUESS, guess)
+    raise NotPiecewiseLinear("kinks of the box are sharp, or no kinks of smooth neurons")
+
+
+def _natural(pieces: Pieces, length: float) -> Pieces:
+    affine = pieces.affine.copy()
+    affine[:, -1] *= length
+    return Pieces(pieces.normal, pieces.offset * length, pieces.weight, affine)
+
+
+def _on_kinks(pieces: Pieces, rng: np.random.Generator) -> Floats:  # (k, width)
+    """A token on every kink, far from all the others."""
+    x = rng.standard_normal((PLACES, pieces.normal.shape[1]))
+    heights, nearness = pieces.heights(x), pieces.normal @ pieces.normal.T
+    places = np.empty_like(pieces.normal)
+    for kink in range(pieces.count):
+        others = np.abs(heights - heights[:, kink : kink + 1] * nearness[kink])
+        others[:, kink] = np.inf
+        best = int(np.argmax(np.min(others, axis=1)))
+        places[kink] = x[best] - heights[best, kink] * pieces.normal[kink]
+    return places
+
+
+def _fitted(
+    box: Box, start: _Start, names: tuple[str, ...], rng: np.random.Generator
+) -> Steps[tuple[Fitted, str, float]]:
+    """All parameters fitted to fresh answers, with the activation that is nearest to them at first."""
+    pieces = start.pieces
+    outputs, width = pieces.weight.shape[1], box.width
+    offsets = np.abs(pieces.offset)
+    scale = float(np.median(offsets)) if np.any(offsets > 0) else 1.0
+    lengths = {name: _sharpness(name, start.bend) / start.distance for name in names}
+    # Neurons bend over 1/|a|: where that is wider than their distance from the origin, tokens must be longer.
+    scale = max(scale, float(np.median(1 / lengths[names[0]])) if pieces.count else 1.0)
+    unknowns = pieces.count * (width + 1 + outputs) + outputs * (width + 1)
+    count = int(np.ceil(EQUATIONS_NEAR * unknowns / outputs)) + 4
+    x = _tokens(box, pieces, scale, count, rng)
+    answers = yield from box.ask("polish", x)
+    errors = box.rounding * pieces.size(np.linalg.norm(x, axis=1)) + box.noise
+    nets = {name: _net(pieces, lengths[name]) for name in names}
+    misses = {name: float(np.linalg.norm(answers - answers_of(net, x, name))) for name, net in nets.items()}
+    best = min(misses, key=lambda name: misses[name])
+    fit = refitted(nets[best], x, answers, errors, best, rng)
+    left = np.max(np.abs(answers - answers_of(fit.net, x, best)))
+    if not left <= ANOTHER_FUNCTION * np.max(np.abs(answers)):
+        raise NotPiecewiseLinear(f"no smooth activation fits: the best, {best}, misses answers by {left:.2g}")
+    return fit, best, scale
+
+
+def _net(pieces: Pieces, length: Floats) -> Net:
+    return Net(
+        pieces.normal * length[:, None], pieces.offset * length, pieces.weight / length[:, None], pieces.affine.copy()
+    )
+
+
+def _tokens(box: Box, pieces: Pieces, scale: float, count: int, rng: np.random.Generator) -> Floats:
+    """Half of them anywhere, half beside a kink."""
+    x = fresh_tokens(box, scale, count, rng)
+    if pieces.count:
+        some = np.arange(0, count, 2)
+        kink = np.resize(rng.permutation(pieces.count), some.size)
+        height = scale * rng.uniform(-1.5, 1.5, some.size)
+        now = np.einsum("nd,nd->n", x[some], pieces.normal[kink]) + pieces.offset[kink]
+        x[some] += (height - now)[:, None] * pieces.normal[kink]
+    return x
+
+
+def _sharpness(name: str, bend: Floats) -> Floats:
+    """Where 1 − act(z)/z is `bend`, z > 0, by bisection."""
+    low, high = np.zeros_like(bend), np.full_like(bend, 40.0)
+    for _ in range(60):
+        middle = 0.5 * (low + high)
+        flat = 1 - activate(name, middle) / middle > bend
+        low, high = np.where(flat, middle, low), np.where(flat, high, middle)
+    return np.asarray(0.5 * (low + high))

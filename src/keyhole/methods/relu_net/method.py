@@ -1,0 +1,63 @@
+"""The method `relu-net`: from exact answers kink by kink, from noisy ones by a fit to random samples."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from keyhole.errors import UsageError
+from keyhole.families.relu_net import ACTIVATIONS
+from keyhole.methods.base import Estimate, Method, Steps, Unrecoverable
+from keyhole.methods.relu_net.exact.method import relu_net
+from keyhole.methods.relu_net.exact.queries import answers_exactly
+from keyhole.methods.relu_net.noisy.method import relu_boost
+from keyhole.methods.single_head.all_positions import at_last_position
+from keyhole.queries import Signature
+from keyhole.recovery import Outcome
+
+
+@at_last_position
+def net(
+    signature: Signature,
+    rng: np.random.Generator,
+    *,
+    budget: float = math.inf,
+    polish: bool = True,
+    activation: str = "relu",
+    skip: bool | None = None,
+    target_error: float | None = None,
+    neurons: int | None = None,
+) -> Steps[Estimate]:
+    """A net of one hidden layer from queries of single tokens; how it is asked depends on what answers are worth."""
+    options: dict[str, Any] = {"skip": skip}
+    exact = answers_exactly(signature)
+    if exact and (target_error is not None or neurons is not None):
+        raise UsageError("target_error and neurons are for noisy or float32 boxes: exact answers need neither")
+    if not exact and activation != "relu":
+        raise UsageError(f"behind noise only relu neurons are fitted, not {activation}")
+    try:
+        if exact:
+            return (yield from relu_net(signature, rng, polish=polish, activation=activation, **options))
+        options |= {"budget": budget, "target_error": target_error, "neurons": neurons}
+        return (yield from relu_boost(signature, rng, **options))
+    except (np.linalg.LinAlgError, ValueError) as error:  # answers of another family may defeat the linear algebra
+        raise Unrecoverable(
+            Outcome.WRONG_FAMILY, f"the answers cannot be fitted by a net of one hidden layer ({error})"
+        ) from error
+
+
+NET = Method(
+    name="relu-net",
+    summary="one hidden layer of ReLU (GELU, SiLU) neurons, width unknown",
+    run=net,
+    options={
+        "polish": "measure again in wide cells: twice the queries, four digits more (default: true)",
+        "activation": f"one of {', '.join(ACTIVATIONS)}, or auto to find out (default: relu)",
+        "skip": "whether the box has an affine way past its neurons (default: find out)",
+        "target_error": "behind noise: wanted error of the function, root mean square",
+        "neurons": "behind noise: most neurons the net can have",
+    },
+    robust=True,
+)

@@ -1,0 +1,115 @@
+"""How sure a fitted net is: the Fisher information of its planes and output layer, and what follows for predictions."""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy.linalg import cho_factor, cho_solve, solve_triangular
+
+from keyhole.arrays import Floats
+from keyhole.methods.relu_net.noisy.least_squares import Fit, unit
+
+# Rows taken at a time: their Jacobian is the largest array there is.
+CHUNK = 2048
+# Curvature added where there is none, relative to the mean one: a neuron hardly seen gets a wide bar, not an error.
+RIDGE = 1e-12
+# The scale of a plane is free: this holds it, and the length of the weights with it, fixed.
+HELD = 1.0
+# A neuron this many standard deviations from its kink may be on either side of it.
+KINK_DEVIATIONS = 5.0
+
+
+class Spread:
+    """Covariance of a fit with ReLU neurons whose weights (the planes without their offset) have fixed lengths.
+
+    The output layer is eliminated, so that what is inverted is as large as the planes, whatever the outputs.
+    """
+
+    def __init__(self, fit: Fit) -> None:
+        self.fit, self.raw = fit, fit.raw_planes()
+        neurons, size = fit.planes.shape
+        weights, slopes, rows = fit.weights, fit.slopes(), fit.problem.white
+        products = np.zeros((neurons * size, neurons * size))
+        self.mixed = np.zeros((fit.scale.size, neurons * size))  # features with what moves the planes
+        for start in range(0, rows.shape[0], CHUNK):
+            part = slice(start, start + CHUNK)
+            moving = (slopes[part, :, None] * rows[part, None, :]).reshape(rows[part].shape[0], neurons * size)
+            products += moving.T @ moving
+            self.mixed += fit.features[part].T @ moving
+        seen = solve_triangular(fit.factor, self.mixed / fit.scale[:, None], lower=True)
+        each = np.repeat(weights, size, axis=0)  # (neurons · (width + 1), outputs)
+        information = (products - seen.T @ seen) * (each @ each.T)
+        self.covariance = self._inverted(information) if neurons else information
+
+    def _inverted(self, information: Floats) -> Floats:
+        neurons, size = self.fit.planes.shape
+        scaled = np.sqrt(np.maximum(np.diag(information), np.mean(np.diag(information)) * RIDGE))
+        scaled = np.where(scaled > 0, scaled, 1.0)
+        information = information / scaled / scaled[:, None]
+        # In whitened coordinates the length of a plane's weights changes along these directions.
+        lengthwise = self.raw.copy()
+        lengthwise[:, -1] = 0.0
+        lengthwise = solve_triangular(self.fit.problem.mixing, lengthwise.T, trans="T").T
+        for neuron in range(neurons):
+            own = slice(neuron * size, (neuron + 1) * size)
+            held = unit((lengthwise[neuron] / scaled[own])[None, :])
+            information[own, own] += HELD * held.T @ held
+        information[np.diag_indices_from(information)] += RIDGE
+        ridge = RIDGE
+        while True:
+            try:
+                factor = cho_factor(information, lower=True)
+                break
+            except np.linalg.LinAlgError:
+                information[np.diag_indices_from(information)] += ridge
+                ridge *= 10
+        inverse = cho_solve(factor, np.eye(information.shape[0]))
+        return np.asarray(inverse / scaled / scaled[:, None])
+
+    def planes(self) -> Floats:
+        """Standard errors of planes whose weights have length one, (neurons, width + 1)."""
+        neurons, size = self.fit.planes.shape
+        blocks = self.covariance.reshape(neurons, size, neurons, size)
+        own = np.stack([blocks[i, :, i, :] for i in range(neurons)]) if neurons else np.zeros((0, size, size))
+        back = solve_triangular(self.fit.problem.mixing, np.eye(size))
+        variances = np.einsum("ij,njk,ik->ni", back, own, back)
+        lengths = np.linalg.norm(self.raw[:, :-1], axis=1, keepdims=True)
+        return np.asarray(np.sqrt(np.maximum(variances, 0.0)) / np.where(lengths > 0, lengths, 1.0))
+
+    def output(self) -> Floats:
+        """Standard errors of the output layer, weights for planes of length one, (neurons + beside, outputs)."""
+        neurons = self.fit.neurons
+        plain = (
+            cho_solve((self.fit.factor, True), np.eye(self.fit.scale.size)) / self.fit.scale / self.fit.scale[:, None]
+        )
+        errors = []
+        for column in range(self.fit.output.shape[1]):
+            follow = plain @ (self.mixed * self._each(column))
+            errors.append(np.diag(plain) + np.einsum("ij,jk,ik->i", follow, self.covariance, follow, optimize=True))
+        lengths = np.concatenate([np.linalg.norm(self.raw[:, :-1], axis=1), np.ones(self.fit.scale.size - neurons)])
+        return np.asarray(np.sqrt(np.maximum(np.stack(errors, axis=1), 0.0)) * lengths[:, None])
+
+    def _each(self, column: int) -> Floats:  # -> (neurons · (width + 1),)
+        return np.repeat(self.fit.weights[:, column], self.fit.planes.shape[1])
+
+    def predictions(self, rows: Floats) -> Floats:  # (m, width + 1) -> (m, outputs)
+        """Standard errors of what the net says at rows (x, 1)."""
+        fit = self.fit
+        neurons, size = fit.planes.shape
+        white = solve_triangular(fit.problem.mixing, rows.T, trans="T").T
+        before = white @ fit.planes.T
+        blocks = self.covariance.reshape(neurons, size, neurons, size)
+        unsure = np.stack(
+            [np.sum((white @ blocks[i, :, i, :]) * white, axis=1) for i in range(neurons)]
+            or [before[:, 0:0].sum(axis=1)]
+        )
+        near = before > -KINK_DEVIATIONS * np.sqrt(np.maximum(unsure[:neurons].T, 0.0)) if neurons else before > 0
+        beside = rows if fit.problem.affine else rows[:, -1:]
+        features = np.concatenate([np.maximum(before, 0.0), beside], axis=1)
+        known = cho_solve((fit.factor, True), (features / fit.scale).T).T / fit.scale
+        plain = np.sum(known * features, axis=1)
+        moving = (near[:, :, None] * white[:, None, :]).reshape(white.shape[0], neurons * size) - known @ self.mixed
+        squares = []
+        for column in range(fit.output.shape[1]):
+            own = moving * self._each(column)
+            squares.append(plain + np.sum((own @ self.covariance) * own, axis=1))
+        return np.asarray(np.sqrt(np.maximum(np.stack(squares, axis=1), 0.0)))

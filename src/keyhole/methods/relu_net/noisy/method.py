@@ -1,0 +1,299 @@
+"""A net of one hidden layer behind noise: random samples, neurons grown on their residual, least squares over all."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from scipy.special import ndtri
+
+from keyhole.arrays import Floats
+from keyhole.errors import UsageError
+from keyhole.families.relu_net import ReluNet
+from keyhole.methods.base import Estimate, Steps, Unrecoverable
+from keyhole.methods.relu_net.noisy.covariance import Spread
+from keyhole.methods.relu_net.noisy.errors import CorrelatedErrors, FittedNet
+from keyhole.methods.relu_net.noisy.least_squares import Fit, Problem, descended, enlarged, fitted, parameters, unit
+from keyhole.methods.relu_net.noisy.orientation import oriented, unfolded
+from keyhole.methods.relu_net.noisy.samples import Samples
+from keyhole.methods.relu_net.noisy.search import LAST_STEPS, at_noise, explained, finished, noise_ceiling
+from keyhole.methods.single_head.all_positions import last_only
+from keyhole.queries import Signature
+from keyhole.recovery import Outcome
+
+ASSUMPTIONS = (
+    "the box is a net of one hidden layer of ReLU neurons on its last token",
+    "errors of answers to different questions are independent, of the declared size",
+    "neurons that bend only beyond the norms asked, or by less than the noise, are not seen",
+)
+
+# Questions for each number to be found: before a fit is believed, and in the end.
+FITTED_FROM = 3.0
+IN_THE_END = 5.0
+# With fewer than this a fit is not tried.
+FEWEST = 1.5
+# The first guess of the number of neurons, how guesses grow, and how many more than needed make descent easy.
+FIRST_GUESS = 6
+GROWTH = 1.5
+SPARE = 1.4
+# Where guesses end unless `neurons` is given.
+MOST_NEURONS = 256
+MOST_PARAMETERS = 20_000
+# Rounds of enlarging at one guess, and at the last.
+ROUNDS = 4
+LAST_ROUNDS = 12
+# Far samples that contradict the fit are first explained as if errors were these fractions of the answers.
+SOFTENINGS = (1e-2, 1e-4)
+# Rounds of further questions until the wanted error is reached, and the most of them for each number to be found.
+MOST_ROUNDS = 3
+MOST_PER_PARAMETER = 40.0
+# How often, in how many recoveries, any entry at all may lie outside its radius.
+MISSES = 1e-9
+
+
+def relu_boost(
+    signature: Signature,
+    rng: np.random.Generator,
+    *,
+    budget: float = math.inf,
+    target_error: float | None = None,
+    neurons: int | None = None,
+    skip: bool | None = None,
+) -> Steps[Estimate]:
+    """A net of one hidden layer from answers that err, near the statistical limit.
+
+    Random single tokens are asked at norms at which answers bend, about three for each parameter of a first guess of
+    the width, and neurons beside an affine part are fitted to them by variable projection: more than needed, because
+    that leaves hardly any false minima, then as few as noise allows; a larger guess follows where they do not do.
+    Farther samples, five for each parameter in all, confirm or refute the fit and sharpen it; `budget` or
+    `target_error` (root mean square of the function's standard error at the samples) may ask for more. `neurons` says
+    how many there are at most. Unless there is a `skip`, neurons are turned so that none is needed, where that is
+    possible. Standard errors are those of the Fisher information.
+    """
+    if neurons is not None and neurons < 0:
+        raise UsageError(f"neurons must be at least 0, not {neurons}")
+    if target_error is not None and not target_error > 0:
+        raise UsageError(f"target_error must be positive, not {target_error}")
+    steps = _Boosting(signature.but(positions="last"), rng, budget, neurons).run(target_error, skip)
+    return (yield from (last_only(steps) if signature.positions == "all" else steps))
+
+
+class _Boosting:
+    """Samples, and the fit that explains them."""
+
+    def __init__(self, signature: Signature, rng: np.random.Generator, budget: float, neurons: int | None) -> None:
+        self.signature, self.rng, self.budget, self.neurons = signature, rng, budget, neurons
+        self.samples = Samples(signature, rng)
+        self.bounded = signature.noise.kind == "bounded"
+
+    def run(self, target_error: float | None, skip: bool | None) -> Steps[Estimate]:
+        """Ask, fit, confirm, sharpen."""
+        yield from self.samples.probe()
+        fit = yield from self._grown()
+        fit = yield from self._confirmed(fit)
+        spread = Spread(self._turned(fit, skip))
+        for _ in range(MOST_ROUNDS):
+            more = self._wanted(spread, target_error)
+            if more < 1:
+                break
+            yield from self._ask(more, far=True)
+            fit = self._refined(fit, self.samples.problem())
+            spread = Spread(self._turned(fit, skip))
+        return self._estimate(spread, target_error)
+
+    # --- what is asked -----------------------------------------------------------------------------------------
+
+    def _queries(self, neurons: int, per_parameter: float) -> int:
+        """Questions that make so many answers for each parameter."""
+        outputs = self.samples.outputs
+        wanted = per_parameter * parameters(neurons, self.signature.width, outputs, True) / outputs
+        # However many outputs, planes show only in different questions.
+        return math.ceil(max(wanted, per_parameter * (self.signature.width + 1)))
+
+    def _ask(self, count: int, *, far: bool) -> Steps[None]:
+        """So many more, or what is left of the budget."""
+        count = int(min(count, self.budget - self.samples.count))
+        if count > 0:
+            yield from self.samples.ask("samples", self.samples.draw(count, far=far))
+
+    def _wanted(self, spread: Spread, target_error: float | None) -> int:
+        """Further questions that target or budget ask for."""
+        asked = self.samples.count
+        most = self._queries(spread.fit.neurons, MOST_PER_PARAMETER)
+        left = min(self.budget, max(most, asked)) - asked
+        if target_error is None:
+            return int(left) if self.budget < math.inf else 0
+        error = self._error(spread)
+        return 0 if error <= target_error else int(min(left, math.ceil(asked * ((error / target_error) ** 2 - 1))))
+
+    # --- what explains it --------------------------------------------------------------------------------------
+
+    def _most(self) -> int:
+        """The largest guess that makes sense."""
+        if self.neurons is not None:
+            return max(1, math.ceil(SPARE * self.neurons))
+        return max(1, min(MOST_NEURONS, MOST_PARAMETERS // (self.signature.width + 1)))
+
+    def _grown(self) -> Steps[Fit]:
+        """A fit that explains near samples, with as many of them as its size needs."""
+        most = self._most()
+        guess, planes = min(FIRST_GUESS if self.neurons is None else most, most), None
+        while True:
+            wanted = self._queries(guess, FITTED_FROM if self.neurons is None else IN_THE_END / SPARE)
+            yield from self._ask(wanted - self.samples.near, far=False)
+            self._refuse_few(guess)
+            problem = self.samples.problem()
+            if planes is None:
+                self._refuse_silence(problem)
+            flat = fitted(problem, np.zeros((0, problem.white.shape[1])))
+            if at_noise(flat, self.bounded):
+                return flat
+            fit = self._explained(problem, flat, planes, guess, last=guess == most)
+            if at_noise(fit, self.bounded):
+                return fit
+            if guess == most:
+                raise self._refused(fit)
+            guess, planes = min(most, math.ceil(GROWTH * guess)), fit.raw_planes()
+
+    def _explained(self, problem: Problem, flat: Fit, planes: Floats | None, guess: int, *, last: bool) -> Fit:
+        """The best fit of about a number of neurons, begun where the last one ended."""
+        room = max(guess, self._room(problem))
+        rounds = LAST_ROUNDS if last else ROUNDS
+        limits: dict[str, Any] = {"rounds": rounds, "most_neurons": room, "bounded": self.bounded, "flat": flat.squares}
+        if planes is None or not planes.size:
+            start = unit(self.rng.standard_normal((guess, self.signature.width + 1)))
+            return explained(problem, start, self.rng, **limits)
+        before = fitted(problem, problem.to_white(planes))
+        start = enlarged(before, max(1, guess - before.neurons), self.rng)
+        return explained(problem, start, self.rng, **limits)
+
+    def _room(self, problem: Problem) -> int:
+        """Neurons that leave half of the answers free."""
+        return int(problem.answers.size / 2 / (self.signature.width + self.samples.outputs))
+
+    def _confirmed(self, fit: Fit) -> Steps[Fit]:
+        """The fit with farther samples, which it must explain too; where it does not, neurons are added."""
+        fit = finished(fit, self.rng, most_neurons=self._room(fit.problem), bounded=self.bounded)
+        for _ in range(MOST_ROUNDS):
+            wanted = max(self._queries(fit.neurons, IN_THE_END), math.ceil(self.samples.count * (1 + 1 / IN_THE_END)))
+            yield from self._ask(wanted - self.samples.count, far=True)
+            self._refuse_few(fit.neurons)
+            before, fit = fit, self._refined(fit, self.samples.problem())
+            if at_noise(fit, self.bounded):
+                return finished(fit, self.rng, most_neurons=self._room(fit.problem), bounded=self.bounded)
+            fit = self._again(before)
+            if at_noise(fit, self.bounded):
+                fit = finished(fit, self.rng, most_neurons=self._room(fit.problem), bounded=self.bounded)
+                if self._queries(fit.neurons, IN_THE_END) <= self.samples.count:
+                    return fit
+        raise self._refused(fit)
+
+    def _again(self, fit: Fit) -> Fit:
+        """Explain all samples, first coarsely: those far out would drown the others."""
+        planes = fit.raw_planes()
+        for softened in (*SOFTENINGS, 0.0):
+            problem = self.samples.problem(softened)
+            most = max(min(self._room(problem), self._most()), planes.shape[0])
+            start = problem.to_white(planes)
+            fit = explained(problem, start, self.rng, rounds=LAST_ROUNDS, most_neurons=most, bounded=self.bounded)
+            planes = fit.raw_planes()
+        return fit
+
+    @staticmethod
+    def _refined(fit: Fit, problem: Problem) -> Fit:
+        return descended(fitted(problem, problem.to_white(fit.raw_planes())), LAST_STEPS)
+
+    def _turned(self, fit: Fit, skip: bool | None) -> Fit:
+        """The same with ReLU neurons, and without a skip where none is declared and none is needed."""
+        if not skip:
+            turned = oriented(fit)
+            if turned is not None and at_noise(turned, self.bounded):
+                return turned
+        return unfolded(fit)
+
+    # --- what is refused ---------------------------------------------------------------------------------------
+
+    def _refuse_few(self, neurons: int) -> None:
+        needed = self._queries(neurons, FEWEST)
+        if self.samples.count < needed:
+            raise Unrecoverable(
+                Outcome.BUDGET_EXHAUSTED,
+                f"the budget of {self.budget:.0f} questions ended before a net explained the answers: "
+                f"more than {neurons} neurons need {needed} at least",
+            )
+
+    def _refuse_silence(self, problem: Problem) -> None:
+        """Answers that noise explains without any net."""
+        if self.signature.noise.kind == "exact":
+            return
+        constant = problem.rows[:, -1:]
+        level = constant.T @ problem.answers / np.sum(constant**2)
+        if float(np.sum((problem.answers - constant @ level) ** 2)) <= noise_ceiling(problem, 0, self.bounded):
+            raise Unrecoverable(Outcome.TOO_NOISY, "the answers cannot be told from a constant in the declared noise")
+
+    def _refused(self, fit: Fit) -> Unrecoverable:
+        ratio = math.sqrt(fit.squares / fit.problem.answers.size)
+        why = "noise" if self.signature.noise.kind != "exact" else "rounding"
+        return Unrecoverable(
+            Outcome.WRONG_FAMILY,
+            f"{fit.neurons} neurons leave {ratio:.3g} times the {why} of {self.samples.count} answers unexplained: the "
+            "box is no net of one hidden layer, or has more neurons (neurons=), or the descent is stuck (another seed)",
+        )
+
+    # --- what comes back ---------------------------------------------------------------------------------------
+
+    def _error(self, spread: Spread) -> float:
+        """Root mean square of the function's standard error at near samples."""
+        tokens = self.samples.draw(4 * self.signature.width, far=False)
+        rows = np.concatenate([tokens, np.ones((tokens.shape[0], 1))], axis=1)
+        return float(np.sqrt(np.mean(spread.predictions(rows) ** 2)))
+
+    def _estimate(self, spread: Spread, target_error: float | None) -> Estimate:
+        fit, samples = spread.fit, self.samples
+        raw = spread.raw
+        lengths = np.linalg.norm(raw[:, :-1], axis=1)
+        lengths = np.where(lengths > 0, lengths, 1.0)
+        output = fit.output * np.concatenate([lengths, np.ones(fit.output.shape[0] - fit.neurons)])[:, None]
+        params = FittedNet(**self._arrays(raw / lengths[:, None], output, fit.problem.affine))
+        errors = self._arrays(spread.planes(), spread.output(), fit.problem.affine)
+        # Errors that are only bounded may all conspire; random ones add up in quadrature.
+        deviations = -float(ndtri(MISSES / 2 / max(1, sum(array.size for array in errors.values()))))
+        widened = math.sqrt(fit.problem.answers.size) if self.bounded else deviations
+        radius = ReluNet(**{name: widened * array for name, array in errors.items()})
+        normal = self.signature.noise.kind == "gaussian"
+        count = parameters(fit.neurons, self.signature.width, samples.outputs, fit.problem.affine)
+        error = self._error(spread)
+        details = {
+            "neurons": fit.neurons,
+            "orientation": "not settled: a skip makes up for it" if fit.problem.affine else "settled",
+            "misfit": math.sqrt(fit.excess),
+            "standard_error": error,
+            "kinks_from_norm": samples.kinks,
+            "valid_to_norm": samples.reach,
+            "per_parameter": samples.count * samples.outputs / count,
+        }
+        if target_error is not None:
+            details |= {"target_error": target_error, "target_reached": error <= target_error}
+        return Estimate(
+            params=params,
+            radius=CorrelatedErrors.of(radius, spread, widened),
+            counting_bound=math.ceil(count / samples.outputs),
+            standard_error=CorrelatedErrors.of(ReluNet(**errors), spread, 1.0) if normal else None,
+            assumptions=(*ASSUMPTIONS, f"what is said holds for tokens of norm up to {samples.reach:.3g}"),
+            details=details,
+        )
+
+    def _arrays(self, planes: Floats, output: Floats, affine: bool) -> dict[str, Any]:
+        """Planes and output layer by the names a net has for them."""
+        space, neurons = self.signature.space, planes.shape[0]
+        across = output[:, 0] if self.samples.scalar else output.T  # neurons last, as a net has them
+        named = {
+            "weights_in": planes[:, :-1],
+            "bias_in": planes[:, -1],
+            "weights_out": across[..., :neurons],
+            "bias_out": across[..., -1],
+        }
+        if affine:
+            named["skip"] = across[..., neurons:-1]
+        return {name: space.asarray(array) for name, array in named.items()}

@@ -1,0 +1,115 @@
+"""The search for a net of one hidden layer that explains answers to within their noise: descend, slim, enlarge."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from keyhole.arrays import Floats
+from keyhole.methods.relu_net.noisy.least_squares import Fit, Problem, descended, enlarged, fitted, slimmed
+
+# Squares may exceed what noise leaves by this many standard deviations.
+MISFIT_DEVIATIONS = 4.0
+# A neuron stays if it explains this many standard deviations more than one fitted to noise would.
+NEURON_DEVIATIONS = 4.0
+# Steps of a descent, and rounds of slimming and of enlarging.
+STEPS = 40
+SLIM_ROUNDS = 4
+LAST_STEPS = 60
+# New neurons of a round, as a fraction of those there are.
+ENLARGED_BY = 1 / 6
+# While far from the noise, fewer neurons may do if squares grow by no more than this factor.
+SLIM_LOSS = 1.05
+# A fit is given up while it leaves this fraction of what an affine map leaves, unless noise is nearly as large.
+HOPELESS = 0.05**2
+NEAR_NOISE = 4.0
+# While far from the noise, neurons are dropped that are worth less than this fraction of the squares.
+WORTHLESS = 0.5
+
+
+def noise_ceiling(problem: Problem, neurons: int, bounded: bool) -> float:
+    """Squares that noise alone hardly ever exceeds; bounded errors may all be as large as they can."""
+    if bounded:
+        return float(problem.answers.size)
+    freedom = max(problem.freedom(neurons), 1)
+    return float(freedom + MISFIT_DEVIATIONS * math.sqrt(2 * freedom))
+
+
+def at_noise(fit: Fit, bounded: bool) -> bool:
+    """Whether noise explains what is left."""
+    return fit.squares <= noise_ceiling(fit.problem, fit.neurons, bounded)
+
+
+def fewest(problem: Problem) -> float:
+    """By how much squares must grow for a lost neuron to be missed."""
+    own = problem.rows.shape[1] - 1 + problem.answers.shape[1]
+    return float(own + NEURON_DEVIATIONS * math.sqrt(2 * own))
+
+
+def explained(
+    problem: Problem,
+    planes: Floats,  # (neurons, width + 1): where to start, in whitened coordinates
+    rng: np.random.Generator,
+    *,
+    rounds: int,
+    most_neurons: int,
+    bounded: bool,
+    flat: float = math.inf,  # squares that an affine map leaves
+) -> Fit:
+    """Descend, slim, and enlarge where the residual asks for it, until noise explains the rest or rounds are over."""
+    fit = fitted(problem, planes)
+    best = fit
+    for number in range(rounds):
+        if number > 0:
+            room = min(max(2, int(ENLARGED_BY * fit.neurons)), most_neurons - fit.neurons)
+            if room < 1:
+                break
+            fit = fitted(problem, enlarged(fit, room, rng))
+        fit = descended(fit, STEPS, problem.freedom(fit.neurons))
+        if not hopeless(fit, flat, bounded):
+            fit = _slim(fit, bounded)
+        best = fit if fit.squares < best.squares else best
+        if at_noise(fit, bounded):
+            return fit
+        if hopeless(fit, flat, bounded):
+            break
+    return best
+
+
+def hopeless(fit: Fit, flat: float, bounded: bool) -> bool:
+    """Whether so much is left that a few more neurons will not do."""
+    return fit.squares > max(HOPELESS * flat, NEAR_NOISE * noise_ceiling(fit.problem, fit.neurons, bounded))
+
+
+def _slim(fit: Fit, bounded: bool) -> Fit:
+    """As few neurons as explain the answers as well."""
+    for _ in range(SLIM_ROUNDS):
+        smaller = slimmed(fit, WORTHLESS * max(fit.squares, fit.problem.freedom(fit.neurons)))
+        if smaller.neurons == fit.neurons:
+            break
+        smaller = descended(smaller, STEPS, fit.problem.freedom(smaller.neurons))
+        if smaller.squares > SLIM_LOSS * fit.squares and not at_noise(smaller, bounded):
+            break
+        fit = smaller
+    return fit
+
+
+def finished(fit: Fit, rng: np.random.Generator, *, most_neurons: int, bounded: bool) -> Fit:
+    """At the noise already: to the bottom; neurons that are missed come back, those that are not go."""
+    fit = descended(fit, LAST_STEPS)
+    need = fewest(fit.problem)
+    for _ in range(fit.neurons):
+        if fit.neurons == 0 or fit.squares > noise_ceiling(fit.problem, fit.neurons, bounded):
+            break
+        weakest = int(np.argmin(fit.worth()))
+        smaller = descended(fitted(fit.problem, np.delete(fit.planes, weakest, axis=0)), LAST_STEPS)
+        if smaller.squares > fit.squares + need:
+            break
+        fit = smaller
+    while fit.neurons < most_neurons:
+        larger = descended(fitted(fit.problem, enlarged(fit, 1, rng)), LAST_STEPS)
+        if larger.squares > fit.squares - need:
+            break
+        fit = larger
+    return fit

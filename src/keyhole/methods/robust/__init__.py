@@ -1,0 +1,1 @@
+"""One head behind noise, a tolerance, decimals or a dtype."""

@@ -1,0 +1,120 @@
+"""One head from answers with any errors of at most τ: every entry with a radius that no adversary can leave."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from keyhole.arrays import Floats, Space
+from keyhole.families import SingleHead
+from keyhole.methods.base import Estimate, Steps
+from keyhole.methods.forms.value import refuse_single_tokens
+from keyhole.methods.robust.bounded.design import Sheet
+from keyhole.methods.robust.bounded.interval import Interval
+from keyhole.methods.robust.bounded.reader import Reader
+from keyhole.methods.robust.bounded.score import ScoreReader
+from keyhole.queries import Signature
+
+FAMILY = (
+    "the box computes one softmax head over its raw tokens, read at the last position",
+    "every answer is right up to the rounding of its dtype and an error of at most the declared tolerance",
+)
+ASSUMPTIONS = (
+    *FAMILY,
+    "the head has no biases: one that the tolerance hides (details say how large it may be) is not within the radii",
+)
+ASSUMPTIONS_COVERED = (*FAMILY, "biases did not show: those that the tolerance hides are within the radii")
+
+# Copies of each token of a pair, where none are asked for: more gain little.
+COPIES = 16
+
+
+def bounded(
+    signature: Signature, rng: np.random.Generator, *, copies: int = COPIES, cover_biases: bool = False
+) -> Steps[Estimate]:
+    """Score matrix and value of f(X) = Σ_i softmax_i(x_iᵀ·W·x_N) · x_iᵀ·V from answers with any errors |e| ≤ τ.
+
+    The robust version of theorem 4.1 of *Provably Learning Attention with Queries* (arXiv 2601.16873): ε-accuracy
+    under additive tolerance, given margin and norm conditions, which are checked and reported. Sequences hold
+    `copies` tokens x, as many −x, and one g = s·e_b; with x_a = p·v̂ + r·e_a an entry of W takes two of them,
+    x_a and x_0 ∥ v, and its radius is 2√2·τ/(B³|v|) for tokens of norm B: √2 times the spectral norm that errors of
+    τ hide from any questions. d² + 3d + 8 queries, a few more where logits are large; d² + 2d + 11
+    where norms are free, and then rounding is all that is left of the radius.
+
+    Biases that show are refused. With `cover_biases` the radii, three to six times as wide and for d − 2 queries more,
+    also hold for heads whose biases hide in the tolerance. Assumes what `ASSUMPTIONS` says.
+    """
+    refuse_single_tokens(signature)
+    reader = Reader(signature, copies, cover_biases)
+    value, shape = yield from reader.read_value()
+    design = yield from reader.read_overlap(value)
+    if cover_biases:
+        design = yield from reader.bound_score_bias(value, design)
+        hidden: float | None = float(np.max(design.bias.size))
+    else:
+        hidden = yield from reader.refuse_score_bias(value, design, rng)
+    scale = yield from reader.pilot(value, design, rng)
+    sheet = Sheet(value, design, reader.layout, signature.space.eps)
+    entries = ScoreReader(reader, sheet)
+    yield from entries.read_diagonal(scale)
+    yield from entries.read_rest(rng)
+    score, forms = entries.solved()
+    if reader.free:
+        yield from entries.refuse_other_forms(score, rng)
+    return _estimated(reader, sheet, score, forms, shape, hidden)
+
+
+def _estimated(
+    reader: Reader, sheet: Sheet, score: Interval, forms: Interval, shape: tuple[int, ...], hidden: float | None
+) -> Estimate:
+    """Parameters, radii, and the conditions they rest on."""
+    space, value, design = reader.space, sheet.value, sheet.design
+    vector, around = (part.reshape((reader.width, *shape)) for part in (value.vector, value.radius))
+    # What cannot be told from nothing is taken for nothing: tokens made for its logits would be of any length.
+    silent = bool(np.all(np.abs(score.middle) <= score.radius))
+    matrix, reach = (0 * score.middle, score.size) if silent else (score.middle, score.radius)
+    radius = SingleHead(_radius(space, matrix, reach), _radius(space, vector, around))
+    if reader.cover_biases:
+        biases = _radius(space, 0.0, design.bias.size), _radius(space, 0.0, value.hidden_bias.reshape(shape))
+        radius = replace(radius, score_bias=biases[0], output_bias=biases[1])
+    return Estimate(
+        params=SingleHead(space.asarray(matrix), space.asarray(vector)),
+        radius=radius,
+        counting_bound=reader.width**2 + reader.width,
+        assumptions=ASSUMPTIONS_COVERED if reader.cover_biases else ASSUMPTIONS,
+        details=_details(reader, sheet, score, forms, hidden),
+    )
+
+
+def _radius(space: Space, centre: Floats | float, radius: Floats) -> Any:
+    """Radii that also cover the rounding of centre and radius to the oracle's dtype."""
+    eps = space.spacing
+    return space.asarray((radius + eps * np.abs(centre)) * (1 + 4 * eps) + space.tiny)
+
+
+def _details(reader: Reader, sheet: Sheet, score: Interval, forms: Interval, hidden: float | None) -> dict[str, Any]:
+    """Conditions of the theorem in plain numbers."""
+    value, design, asked = sheet.value, sheet.design, slice(reader.width + 1)
+    logits = np.abs(forms.middle) * sheet.scale[asked]
+    # The logit at which the answer comes within its own errors of the value of the first token.
+    overlap = design.overlap[asked]
+    gap = (overlap.radius[:, None] + sheet.radius[asked]) / overlap.middle[:, None]
+    strain = float(np.max(logits / np.arctanh(1 - gap)))
+    floor = 0.0 if reader.free else 2 * reader.signature.noise.radius / (reader.longest**3 * value.norm)
+    return {
+        "margin": design.margin,
+        "norm": strain,
+        "floor": floor,
+        "largest_radius": float(np.max(score.radius)),
+        "largest_logit": float(np.max(logits)),
+        "copies": reader.layout.plus,
+        "output": value.output,
+        "hidden_output_bias": float(np.max(value.hidden_bias)),
+        "hidden_score_bias": hidden,
+        "conditions": {
+            "margin": {"value": design.margin, "needed": reader.least_margin, "holds": True},
+            "norm": {"value": strain, "needed": 1.0, "holds": strain <= 1.0},
+        },
+    }

@@ -1,0 +1,174 @@
+"""Answers with any errors of at most τ: the score matrix, entry by entry, each at the length that reads it best."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from keyhole.arrays import Floats, Integers
+from keyhole.methods.base import Steps, Unrecoverable
+from keyhole.methods.robust.bounded.design import CONTRACTION, EPS, Sheet
+from keyhole.methods.robust.bounded.interval import Interval
+from keyhole.methods.robust.bounded.reader import (
+    BEST_LOGIT,
+    MOST_ROUNDS,
+    PILOT_QUERIES,
+    SHOWS,
+    SHRINK,
+    Reader,
+    saturated,
+)
+from keyhole.queries import Measurements, Term
+from keyhole.recovery import Outcome
+
+# Where norms are free, questions that compare random forms with the result.
+CHECK_QUERIES = 3
+# The radius of a form is least at BEST_LOGIT; at this one it is twice that, and then asking again pays.
+WORST_LOGIT = 1.5
+# Mean logit aimed at: one in forty normal ones is then beyond the worst.
+MEAN_LOGIT = 0.5
+# While logits cannot be read, the factor by which a token is shortened grows by this power every further time.
+STRIDE = 1.5
+# A last token is no longer than that the rounding of its logit may be this large.
+MOST_ROUNDING = 0.01
+
+
+class ScoreReader:
+    """Fills a sheet with answers."""
+
+    def __init__(self, reader: Reader, sheet: Sheet) -> None:
+        self.reader, self.sheet, self.space, self.width = reader, sheet, reader.space, reader.width
+
+    def _ask(self, row: Integers, column: Integers, scale: Floats) -> Steps[None]:
+        """Ask rows and columns, (n,) each, at their scales; what was answered before is forgotten."""
+        reader, sheet = self.reader, self.sheet
+        rows, units = reader.vectors(sheet.design.rows)[0], reader.vectors(np.eye(self.width))[0]
+        lengths, exact = reader.vectors(scale)
+        first = Term(rows, self.space.indices(row))
+        last = Term(units, self.space.indices(column), lengths.vectors)
+        answers: Measurements = yield reader.sequences("score", first, [last], len(row))
+        centre, radius = reader.answered(answers, sheet.value, reader.layout.length)
+        sheet.answers[row, column], sheet.radius[row, column], sheet.scale[row, column] = centre, radius, exact
+        largest = np.maximum(sheet.design.overlap[row].high, sheet.value.used[column].times(exact).size)
+        if np.any(np.abs(centre) - radius > largest):
+            raise Unrecoverable(
+                Outcome.WRONG_FAMILY,
+                "an answer does not lie between the values of its tokens: the box is not a softmax average of x·v, "
+                "or its errors exceed the tolerance",
+            )
+
+    def read_diagonal(self, scale: float) -> Steps[None]:
+        """Row x_0 and the diagonal, with a steeper row besides where that alone makes the contraction."""
+        every, scales, design = np.arange(self.width), np.full(self.width, scale), self.sheet.design
+        weight = (np.abs(design.own) + np.abs(design.first))[: self.width]
+        asking = every
+        for _ in range(MOST_ROUNDS):
+            steep = asking[weight[asking] * scales[asking] > CONTRACTION]
+            self.sheet.scale[asking + 1 + self.width, asking] = np.nan
+            row = np.concatenate([0 * asking, asking + 1, steep + 1 + self.width])
+            column = np.concatenate([asking, asking, steep])
+            lengths = [scales[asking], scales[asking], design.shorter[steep] * scales[steep]]
+            yield from self._ask(row, column, np.concatenate(lengths))
+            diagonal = self.sheet.diagonal()
+            forms = self.sheet.forms(np.stack([0 * every, every + 1]), every, diagonal)
+            logits, own = np.max(np.abs(forms.middle), axis=0) * scales, np.maximum(diagonal.middle, 0.0) * scales**2
+            unread = ~np.isfinite(np.max(forms.size, axis=0) + diagonal.size)
+            again = unread | (logits > WORST_LOGIT) | (own > 2 * self.reader.most_own)
+            asking = every[again]
+            if len(asking) == 0:
+                return
+            shorter = np.fmin(np.fmin(BEST_LOGIT / logits, np.sqrt(self.reader.most_own / own)), 0.5)
+            scales[again] *= np.where(unread, SHRINK, shorter)[again]
+        raise saturated(len(asking))
+
+    def read_rest(self, rng: np.random.Generator) -> Steps[None]:
+        """All other entries, a few rows first that tell how long the last token of a column should be."""
+        order, few = 1 + rng.permutation(self.width), min(PILOT_QUERIES, self.width)
+        for some in (order[:few], order[few:]):
+            row, column = (each.ravel() for each in np.meshgrid(some, np.arange(self.width), indexing="ij"))
+            other = row != column + 1
+            if np.any(other):
+                yield from self._ask(row[other], column[other], self._lengths()[column[other]])
+                yield from self._settle()
+        for _ in range(MOST_ROUNDS):
+            # Beside entries that were read at another scale by far, the rounding of a long last token drowns all.
+            limit = MOST_ROUNDING / self.sheet.logit_rounding
+            row, column = self.sheet.asked()
+            late = self.sheet.scale[row, column] > limit[column]
+            if not np.any(late):
+                return
+            yield from self._ask(row[late], column[late], SHRINK * limit[column[late]])
+            yield from self._settle()
+
+    def _lengths(self) -> Floats:  # (width,)
+        """Lengths of last tokens from the forms read so far, of a column and of all."""
+        row, column = self.sheet.asked()
+        diagonal = self.sheet.diagonal()
+        forms = self.sheet.forms(row, column, diagonal)
+        # A form that cannot be told from zero may be as large as its radius is; a third of it is a fair guess.
+        sizes = np.maximum(np.abs(forms.middle), forms.radius / 3)
+        count, total = np.bincount(column, minlength=self.width), np.bincount(column, sizes, self.width)
+        typical = (total + 2 * np.mean(sizes)) / (count + 2)
+        own = np.sqrt(self.reader.most_own / np.maximum(diagonal.middle, 0.0))
+        return np.asarray(np.fmin(np.fmin(MEAN_LOGIT / typical, own), self.reader.longest_last))
+
+    def _settle(self) -> Steps[None]:
+        """Ask again, with a shorter last token, what saturates or is read badly."""
+        row, column = self.sheet.asked()
+        shrink, ceiling = np.full(len(row), SHRINK), np.full(len(row), self.reader.longest_last)
+        for _ in range(MOST_ROUNDS):
+            forms, scale = self.sheet.forms(row, column, self.sheet.diagonal()), self.sheet.scale[row, column]
+            unread = ~np.isfinite(forms.size)
+            logits = np.where(unread, np.inf, np.abs(forms.middle) * scale)
+            ceiling = np.where(unread, np.minimum(ceiling, scale / 2), ceiling)
+            # Every time in the dark the step is larger, so that no scale is far away ...
+            better = np.where(unread, scale * shrink, np.minimum(scale * BEST_LOGIT / logits, ceiling))
+            # ... but then a token may have become too short to be read well.
+            faint = (shrink < SHRINK) & (better * SHRINK > scale) & (np.abs(forms.middle) > SHOWS * forms.radius)
+            again = unread | faint | (logits > WORST_LOGIT)
+            if not np.any(again):
+                return
+            shrink = np.where(unread, shrink**STRIDE, np.where(faint, SHRINK, shrink))
+            yield from self._ask(row[again], column[again], better[again])
+        raise saturated(int(np.sum(again)))
+
+    def refuse_other_forms(self, score: Interval, rng: np.random.Generator) -> Steps[None]:
+        """Random forms at the norms that the score was read at: no held-out answer is as sharp as those radii are."""
+        reader, sheet = self.reader, self.sheet
+        rows, first, overlap = reader.random_rows(sheet.value, sheet.design, rng, CHECK_QUERIES)
+        directions = rng.standard_normal((CHECK_QUERIES, self.width))
+        directions /= np.linalg.norm(directions, axis=1, keepdims=True)
+        typical = float(np.sqrt(np.mean(np.sum(first @ score.middle * directions, axis=1) ** 2)))
+        limit = np.min(MOST_ROUNDING / sheet.logit_rounding) / self.width
+        scale = min(BEST_LOGIT / max(typical, self.space.tiny), reader.longest_last, float(limit))
+        lasts, last = reader.vectors(scale * directions)
+        plan = reader.sequences("score", Term(rows), [Term(lasts)], CHECK_QUERIES)
+        seen = Interval.around(*reader.answered((yield plan), sheet.value, reader.layout.length))
+        rounding = 2 * sheet.rounding * np.linalg.norm(score.size) * np.linalg.norm(last, axis=1)
+
+        def form(vectors: Floats) -> Interval:
+            centre = np.sum(vectors @ score.middle * last, axis=1)
+            radius = np.sum(np.abs(vectors) @ score.radius * np.abs(last), axis=1)
+            tilt = np.abs(vectors) @ sheet.design.bias.size
+            return Interval.around(centre, radius + rounding * np.linalg.norm(vectors, axis=1) + tilt)
+
+        spread = np.abs(last) @ sheet.value.used.radius + 4 * self.width * EPS * scale * sheet.value.norm
+        logits = reader.layout.logit(seen, form(last), overlap, Interval.around(last @ sheet.value.used.middle, spread))
+        if np.any(logits.within(form(first)).empty):
+            raise Unrecoverable(
+                Outcome.WRONG_FAMILY,
+                "random tokens have other logits than the score matrix that was read: the box is no softmax head, or "
+                "its errors exceed the tolerance",
+            )
+
+    def solved(self) -> tuple[Interval, Interval]:
+        """The score matrix and the forms behind it, if there is one."""
+        score, forms = self.sheet.solve()
+        if np.any(score.empty):
+            raise Unrecoverable(
+                Outcome.WRONG_FAMILY,
+                "answers at two lengths of the last token contradict each other by more than the tolerance: the box "
+                "has a score bias, or is no softmax head",
+            )
+        if not np.all(np.isfinite(score.size)):
+            raise saturated(int(np.sum(~np.isfinite(score.size))))
+        return score, forms

@@ -1,0 +1,283 @@
+"""What noisy answers about pairs ±x beside a last token say: fits, parameters and their errors."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from scipy.special import ndtri
+
+from keyhole.arrays import Floats, Space
+from keyhole.families import SingleHead
+from keyhole.methods.base import Estimate, Unrecoverable, target_details
+from keyhole.methods.robust.gaussian.likelihood import Fit, Frame, Pairs, Point, fit
+from keyhole.methods.robust.gaussian.pair_design import universal_floor
+from keyhole.queries import Signature
+from keyhole.recovery import Outcome
+
+ASSUMPTIONS = (
+    "the box computes one softmax head over its raw tokens, read at the last position",
+    "errors of answers are independent and normal, of the declared standard deviation",
+)
+
+# Beyond this, a response is no more than a sign.
+LARGEST_READ = 0.9
+# How often, in how many recoveries, any entry at all may lie outside its radius.
+MISSES = 1e-9
+# Squared residuals may exceed what is expected by this many standard deviations.
+MISFIT_DEVIATIONS = 6.0
+# Singular values below this fraction of the largest are rounding errors.
+ROUNDED_OFF = 1e-14
+# What keeps the covariance of nearly equal pairs invertible, relative to its diagonal.
+JITTER = 1e-9
+
+
+class Evidence(ABC):
+    """Answers so far and what they say. A subclass asks, and keeps the tables of tokens that were asked."""
+
+    rank: int | None = None  # of the score matrix, where it is known
+    assumptions: tuple[str, ...] = ASSUMPTIONS
+    noise: float  # standard deviation of an answer, the rounding of the oracle included
+    many: bool  # whether answers are rows of outputs
+    scalar: bool  # whether there is but one of them
+    biased: bool  # whether an output bias shows
+    rows: Floats  # (rows, width) unit vectors x
+    looks: Floats  # (rows, outputs) the combination of outputs that each is looked at along
+    columns: Floats  # (columns, width) directions of last tokens
+    _beside: Floats  # (width,) logits of the first rows beside a zero token
+
+    def __init__(self, signature: Signature, copies: int) -> None:
+        self.signature, self.width, self.max_norm = signature, signature.width, signature.norm_limit
+        room = (signature.max_length or math.inf) - 1
+        self.copies = int(min(2 * copies, room - room % 2 if room > 1 else 1)) if room < math.inf else 2 * copies
+        self.asked = 0
+        self.value_repeats = 0
+        self.answers: Floats = np.zeros(0)
+        self.parts: list[Pairs] = []
+        self.fitted: Fit | None = None
+        self.score_bias = False
+        self.parts_of_first_pass = 0
+
+    @abstractmethod
+    def start(self, frame: Frame) -> Point:
+        """Near enough to the best fit of the first pass for Gauss–Newton."""
+
+    @property
+    @abstractmethod
+    def pass_size(self) -> int:
+        """Pairs of a pass."""
+
+    @property
+    @abstractmethod
+    def counting_bound(self) -> int:
+        """Numbers that determine score matrix and value."""
+
+    # --- what single answers say ------------------------------------------------------------------------------
+
+    def value(self, biased: bool) -> Floats:  # (width, outputs)
+        """The value as the one-token queries have it."""
+        bias = self.answers[0] if biased else np.zeros_like(self.answers[0])
+        return np.asarray((self.answers[1:] - bias) / self.max_norm)
+
+    def score_bias_read(self) -> Floats:  # (width,)
+        """The score bias as the null column has it."""
+        return np.asarray(np.linalg.inv(self.max_norm * self.rows[: self.width]) @ self._beside)
+
+    def _worth(self) -> Floats:  # (rows,)
+        """What each pair is worth along the outputs it is looked at."""
+        return np.asarray(np.sum((self.rows @ self.value(self.biased)) * self.looks, axis=1))
+
+    def _looked_at(self) -> Floats:  # (biases, outputs)
+        """Orthonormal combinations of the outputs that pairs are looked at along: never more than there are pairs."""
+        _, sizes, right = np.linalg.svd(self.looks, full_matrices=False)
+        # However rarely an output is looked at, its bias may be large.
+        return np.asarray(right[sizes > sizes[0] * ROUNDED_OFF])
+
+    def _without_bias(self, pairs: Pairs) -> Floats:  # (n,)
+        """Answers less the output bias, where one shows."""
+        return np.asarray(pairs.answer - (self.looks @ self.answers[0])[pairs.row] * self.biased)
+
+    def _logits(self, pairs: Pairs) -> Floats:  # (n,)
+        """Logits of pairs one by one, as if a last token were worth nothing and had none."""
+        response = self._without_bias(pairs) / (self.max_norm * self._worth()[pairs.row])
+        if self.copies == 1:  # [x; g]: a share between nothing and all
+            share = np.clip(response, 0.5 - LARGEST_READ / 2, 0.5 + LARGEST_READ / 2)
+            return np.asarray(np.log(share / (1 - share)))
+        response = np.clip(response * (1 + 1 / self.copies), -LARGEST_READ, LARGEST_READ)
+        minus = np.maximum(pairs.minus, 0.5)  # none at all where a question was about the last token alone
+        return np.asarray(np.arctanh(response) - np.log(pairs.plus / minus) / 2)
+
+    # --- what all of them say ---------------------------------------------------------------------------------
+
+    def frame(self, *, wide: bool) -> Frame:
+        """What is fixed in a fit; the wide one has biases even where none shows."""
+        biased = wide or self.biased
+        value = self.value(biased)
+        # Fitted is the value itself, or, of several outputs, what each pair is worth along those it is looked at.
+        tokens, looks = (np.eye(self.width), np.ones((self.width, 1))) if self.scalar else (self.rows, self.looks)
+        known, same = np.sum((tokens @ value) * looks, axis=1), looks @ looks.T
+        sure, sums = self.noise**2 / self.value_repeats, np.sum(tokens, axis=1)
+        covariance = (tokens @ tokens.T) * same / self.max_norm**2
+        covariance = covariance + JITTER * np.diag(np.diag(covariance))
+        bias_map = np.zeros((self.rows.shape[0], 0))
+        if biased:  # the error of the zero token's answer is in every value
+            axes = self._looked_at()
+            bias_map = self.looks @ axes.T
+            covariance = covariance + np.outer(sums, sums) * same / self.max_norm**2
+            cross = -sums[:, None] * (looks @ axes.T) / self.max_norm
+            covariance = np.block([[covariance, cross], [cross.T, np.eye(axes.shape[0])]])
+            known = np.concatenate([known, axes @ self.answers[0]])
+        return Frame(
+            rows=self.rows,
+            columns=self.columns,
+            max_norm=self.max_norm,
+            noise=self.noise,
+            row_map=self.rows if self.scalar else np.eye(self.rows.shape[0]),
+            last_values=(0.0 if self.scalar else 1.0) * (self.columns @ value @ self.looks.T),
+            last_map=self.columns if self.scalar else np.zeros((self.columns.shape[0], self.rows.shape[0])),
+            bias_map=bias_map,
+            known=known,
+            covariance=sure * covariance,
+            score_bias=wide or self.score_bias,
+        )
+
+    def fit(self) -> None:
+        """Fit all parameters to all answers."""
+        frame, pairs = self.frame(wide=False), Pairs.joined(self.parts)
+        start = self.start(frame) if self.fitted is None else replace(self.fitted.point, shared=frame.known)
+        self.parts_of_first_pass = self.parts_of_first_pass or len(self.parts)
+        self.fitted = self._fit(frame, start, pairs)
+
+    def _fit(self, frame: Frame, start: Point, pairs: Pairs) -> Fit:
+        try:
+            return fit(frame, start, pairs, self.rank)
+        except np.linalg.LinAlgError as error:
+            raise Unrecoverable(Outcome.SATURATED, "the answers do not determine the score matrix") from error
+
+    def best(self) -> Fit:
+        """The fit to all that was asked before the last pass."""
+        assert self.fitted is not None  # every use is behind the first fit
+        return self.fitted
+
+    def _passes(self) -> float:
+        """Passes so far."""
+        return (sum(float(np.sum(part.repeats)) for part in self.parts) - self.width) / self.pass_size
+
+    def standard_error(self) -> float:
+        """Root mean square of the standard errors of score entries."""
+        return float(np.sqrt(np.mean(self.best().score_variance)))
+
+    def partial(self) -> SingleHead | None:
+        """What the forms read so far say, those that are missing taken for zero; None before there are any."""
+        if self.fitted is not None:
+            return self._head(self.frame(wide=False), self.fitted)
+        if not any(np.any(part.norm) for part in self.parts):
+            return None
+        pairs = Pairs.joined(self.parts)
+        pairs = pairs.picked((pairs.norm != 0) & (pairs.row < self.width) & (pairs.column < self.width))
+        beside = self.score_bias_read()
+        logits = self._logits(pairs) - self.max_norm * (self.rows @ beside)[pairs.row]
+        matrix = np.zeros((self.width, self.width))
+        matrix[pairs.row, pairs.column] = logits / (self.max_norm * pairs.norm)
+        score = np.linalg.inv(self.rows[: self.width]) @ matrix @ self.columns[: self.width]
+        return self._shaped(score, self.value(self.biased), beside, self.answers[0] * self.biased)
+
+    # --- the result -------------------------------------------------------------------------------------------
+
+    def estimate(self, target_error: float | None) -> Estimate:
+        """Parameters, standard errors and radii."""
+        frame, pairs, narrow = self.frame(wide=False), Pairs.joined(self.parts), self.best()
+        self._refuse_misfit(pairs, narrow)
+        # Radii allow for biases that did not show: they are those of a fit that has them, and reach as far as that is.
+        broad = self.frame(wide=True)
+        wide = self._fit(broad, replace(narrow.point, shared=broad.known), pairs)
+        params = self._head(frame, narrow)
+        errors = self._errors(frame, narrow)
+        other, others = self._head(broad, wide), self._errors(broad, wide)
+        deviations = -float(ndtri(MISSES / 2 / (self.width * (self.width + self.answers.shape[1] + 2))))
+        radius = SingleHead(
+            *(
+                deviations * spread + np.abs(theirs - mine)
+                for mine, theirs, spread in zip(_parts(params), _parts(other), _parts(others), strict=True)
+            )
+        )
+        if not self.score_bias:
+            params, errors = replace(params, score_bias=None), replace(errors, score_bias=None)
+        if not self.biased:
+            params, errors = replace(params, output_bias=None), replace(errors, output_bias=None)
+        space = self.signature.space
+        return Estimate(
+            params=_moved(space, params),
+            radius=_moved(space, radius),
+            standard_error=_moved(space, errors),
+            counting_bound=self.counting_bound + self.width * self.score_bias + self.biased,
+            assumptions=self.assumptions,
+            details=self._details(target_error),
+        )
+
+    def _head(self, frame: Frame, fitted: Fit) -> SingleHead:
+        """The fit as parameters, with all biases."""
+        point, biased = fitted.point, bool(frame.bias_map.shape[1])
+        value = self.value(biased)
+        bias = self.answers[0] if biased else np.zeros_like(self.answers[0])
+        if self.scalar:
+            value = point.shared[: self.width, None]
+            bias = frame.bias_map[0] * point.shared[self.width :] if biased else bias
+        return self._shaped(point.score, value, point.score_bias, bias)
+
+    def _errors(self, frame: Frame, fitted: Fit) -> SingleHead:
+        """Standard errors of all parameters."""
+        own, biased = self.noise / math.sqrt(self.value_repeats), bool(frame.bias_map.shape[1])
+        value = np.full(self.answers[1:].shape, own / self.max_norm * (math.sqrt(2) if biased else 1.0))
+        bias = np.full(self.answers[0].shape, own if biased else 0.0)
+        if self.scalar:
+            shared = np.sqrt(np.diag(fitted.shared_covariance))
+            value, bias = shared[: self.width, None], shared[self.width :] if biased else bias
+        return self._shaped(np.sqrt(fitted.score_variance), value, np.sqrt(fitted.score_bias_variance), bias)
+
+    def _shaped(self, score: Floats, value: Floats, score_bias: Floats, bias: Floats) -> SingleHead:
+        """As the oracle's answers are shaped: one number, or a row of outputs."""
+        return SingleHead(score, value if self.many else value[:, 0], score_bias, bias if self.many else bias[0])
+
+    def _refuse_misfit(self, pairs: Pairs, fitted: Fit) -> None:
+        """End where answers scatter more than their noise explains."""
+        parameters = self.counting_bound - self.width + self.width * self.score_bias
+        freedom = pairs.answer.size - parameters
+        most = freedom + MISFIT_DEVIATIONS * math.sqrt(2 * max(freedom, 1)) + MISFIT_DEVIATIONS**2
+        if fitted.misfit > most:
+            raise Unrecoverable(
+                Outcome.WRONG_FAMILY,
+                f"answers scatter {math.sqrt(fitted.misfit / max(freedom, 1)):.2g} times as much around the best fit "
+                f"as the declared noise of {self.noise:.2g}: the box is no single head, errs more than declared, or "
+                "its logits are too large for a fit to be found (lower max_norm)",
+            )
+
+    def _details(self, target_error: float | None) -> dict[str, Any]:
+        error = self.standard_error()
+        score = self.best().point.score
+        noise_level = 2 * math.sqrt(self.width) * error  # of the largest singular value of noise alone
+        details = {
+            "standard_error": error,
+            "passes": round(self._passes(), 3),
+            "copies": max(1, self.copies // 2),
+            "score_bias": self.score_bias,
+            "output_bias": self.biased,
+            "rank_above_noise": int(np.sum(np.linalg.svd(score, compute_uv=False) > noise_level)),
+        }
+        if not self.many and self.rank is None:  # the floor is that of a matrix of any rank
+            norm = float(np.linalg.norm(self.value(self.biased)))
+            floor = universal_floor(self.width, norm, self.max_norm, self.noise, self.asked)
+            details |= {"floor": floor, "over_floor": error / floor}
+        return details | target_details(target_error, error)
+
+
+def _parts(head: SingleHead) -> tuple[Any, ...]:
+    return head.score, head.value, head.score_bias, head.output_bias
+
+
+def _moved(space: Space, head: SingleHead) -> SingleHead:
+    """The same in the oracle's library, dtype and device."""
+    return SingleHead(*(None if part is None else space.asarray(part) for part in _parts(head)))

@@ -1,0 +1,121 @@
+"""A head behind noise: for each kind of error the way of asking that suffers least from it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from keyhole.errors import UsageError
+from keyhole.methods.base import BiasShows, Estimate, Method, Steps, Unrecoverable
+from keyhole.methods.robust.bounded.method import bounded
+from keyhole.methods.robust.gaussian.method import gaussian
+from keyhole.methods.robust.quantised.decimals import by_thresholds
+from keyhole.methods.robust.quantised.floats import by_null_queries
+from keyhole.methods.robust.quantised.pair_queries import SHORTEST
+from keyhole.methods.robust.stored_bits import bit_exact
+from keyhole.methods.single_head.all_positions import at_last_position
+from keyhole.methods.single_head.method import single_head
+from keyhole.queries import DIGITS, Signature
+from keyhole.recovery import Outcome
+
+# Queries for every entry of the value that thresholds need before they pay; with fewer, roundings are averaged.
+VALUE_QUERIES = 16
+
+
+@at_last_position
+def robust(
+    signature: Signature,
+    rng: np.random.Generator,
+    *,
+    budget: float = math.inf,
+    target_error: float | None = None,
+    rank: int | None = None,
+    copies: int | None = None,
+    bits: str | None = None,
+    cover_biases: bool = False,
+) -> Steps[Estimate]:
+    """Score and value from answers that err, as accurate as the errors and the queries allow.
+
+    *Provably Learning Attention with Queries* (arXiv 2601.16873) learns ε-accurate parameters from answers within an
+    additive tolerance, under norm and margin conditions. Here normal errors are averaged near the statistical limit,
+    bounded ones are carried through in intervals that hold whatever the errors are, answers rounded to decimals are
+    steered to thresholds, and answers rounded to a dtype to zero, where relative errors vanish. Where tokens may have
+    any norm, long ones drown errors that do not grow with them. `bits` reads stored weights to the last bit.
+    """
+    _check(signature, target_error, rank, copies, bits, cover_biases)
+    limits: dict[str, Any] = {"target_error": target_error, "budget": budget}
+    sequences = {} if copies is None else {"copies": copies}
+    if bits is not None:
+        return (yield from bit_exact(signature, rng, dtype=bits))
+    if signature.noise.kind == "bounded":
+        return (yield from bounded(signature, rng, cover_biases=cover_biases, **sequences))
+    try:
+        quantised = _quantised(signature, rng, limits)
+        if quantised is not None:
+            return (yield from quantised)
+        biased = False
+    except BiasShows:  # beside which those methods do not read
+        biased = True
+    if signature.max_norm is None:
+        try:
+            return (yield from single_head(signature.as_coarse(), rng))
+        except Unrecoverable as error:
+            if biased and error.outcome is Outcome.WRONG_FAMILY:
+                raise Unrecoverable(
+                    Outcome.TOO_NOISY,
+                    f"the box has a bias, beside which answers {signature.noise} say too little, or is no single head",
+                ) from error
+            raise
+    return (yield from gaussian(signature.as_coarse(), rng, rank=rank, **sequences, **limits))
+
+
+def _quantised(signature: Signature, rng: np.random.Generator, limits: dict[str, Any]) -> Steps[Estimate] | None:
+    """The method for answers on a grid, where there is one: rounding to decimals vanishes beside long tokens."""
+    if (signature.max_length or math.inf) < SHORTEST:
+        return None
+    if signature.noise.kind == "dtype":
+        return by_null_queries(signature, rng, **limits)
+    least = signature.width**2 + VALUE_QUERIES * signature.width
+    if signature.noise.kind == "rounded" and signature.max_norm is not None and limits["budget"] >= least:
+        return by_thresholds(signature, rng, **limits)
+    return None
+
+
+def _check(
+    signature: Signature,
+    target_error: float | None,
+    rank: int | None,
+    copies: int | None,
+    bits: str | None,
+    cover_biases: bool,
+) -> None:
+    if target_error is not None and not (isinstance(target_error, int | float) and 0 < target_error < math.inf):
+        raise UsageError(f"target_error must be a positive number, not {target_error!r}")
+    for name, number, most in (("rank", rank, signature.width), ("copies", copies, 10**6)):
+        if number is not None and (isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= most):
+            raise UsageError(f"{name} must be a whole number from 1 to {most}, not {number!r}")
+    if target_error is not None and (bits is not None or signature.noise.kind == "bounded"):
+        raise UsageError("target_error decides how often to ask, which changes nothing for bounded errors or bits")
+    if rank is not None and (signature.noise.kind not in ("exact", "gaussian") or signature.max_norm is None):
+        raise UsageError("rank serves normal errors under a norm bound only: leave it out, or use method low-rank")
+    if not isinstance(cover_biases, bool):
+        raise UsageError(f"cover_biases must be true or false, not {cover_biases!r}")
+    if bits is not None and bits not in DIGITS:
+        raise UsageError(f"bits must be one of {', '.join(DIGITS)}, not {bits!r}")
+
+
+ROBUST = Method(
+    name="robust",
+    summary="one softmax head behind noise, near the limit of what its answers reveal, with error bars",
+    run=robust,
+    options={
+        "target_error": "wanted error of a score entry, root mean square; decides how often to ask",
+        "rank": "largest rank the score matrix can have, where that is known: fewer questions, smaller errors",
+        "copies": "copies of each token of a pair; sequences have twice as many tokens and one more",
+        "bits": "dtype the weights are stored in (float32, bfloat16, float16): every bit is read and proven",
+        "cover_biases": "bounded errors: radii that also hold for biases too small to be seen, 3 to 6 times as wide",
+    },
+    robust=True,
+)

@@ -1,0 +1,1 @@
+"""One head from answers rounded to decimals or to a dtype."""

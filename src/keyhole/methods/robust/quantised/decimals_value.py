@@ -1,0 +1,118 @@
+"""The value of a head whose answers are rounded to decimals: intervals that thresholds halve."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from keyhole.arrays import Floats, Integers
+from keyhole.methods.base import BiasShows, Steps, Unrecoverable
+from keyhole.methods.robust.quantised.single_tokens import TokenValues
+from keyhole.numerics.logit import rounding
+from keyhole.queries import Signature, Term
+from keyhole.recovery import Outcome
+
+# Intervals are divided at a random place this far from their middle, so that those of equal forms do not stay equal.
+DITHER = 0.05
+# Answers must span this many half units for a threshold to be within reach.
+AUDIBLE = 4.0
+# An interval that shrinks less than this has met the precision of the box's arithmetic.
+STUCK = 0.75
+
+BIASED = "the head has {} bias, which thresholds do not read: allow tokens of any norm and use method single-head"
+
+
+class ValueIntervals(TokenValues):
+    """Intervals of the entries of the value. Items are entries, and the largest of each output once more from behind.
+
+    The largest entry is read with both signs of its token: an output bias moves the two apart.
+    """
+
+    def __init__(self, signature: Signature, rng: np.random.Generator) -> None:
+        super().__init__(signature)
+        self.rng = rng
+        self.half = signature.noise.scale
+        self.norm = signature.norm_limit
+
+    def read(self) -> Steps[None]:
+        """One-token queries, the zero token among them."""
+        answers = yield from self.ask_units(self.norm)
+        if np.any(np.abs(answers[0]) > self.half):
+            raise BiasShows(BIASED.format("an output"))
+        read = answers[1:]
+        self.choose(read)
+        each = np.arange(self.outputs)
+        self.audible = np.abs(read[self.place, each]) >= AUDIBLE * self.half
+        if not self.audible[self.main]:
+            raise Unrecoverable(
+                Outcome.TOO_NOISY,
+                f"values of tokens are at most {np.max(np.abs(read)):.2g}, answers are rounded by up to "
+                f"{self.half:.2g}: no threshold is within reach",
+            )
+        row, output = np.divmod(np.arange(read.size), self.outputs)
+        self.row, self.output = np.concatenate([row, self.place]), np.concatenate([output, each])
+        self.sign = np.concatenate([np.ones(read.size), -np.ones(self.outputs)])
+        centre = self.sign * read[self.row, self.output] / self.norm
+        slack = self.half / self.norm + rounding(self.space) * np.abs(centre)
+        # From behind nothing was asked yet: an output bias within the rounding may hide.
+        slack[read.size :] *= 4
+        self.low, self.high = centre - slack, centre + slack
+
+    @property
+    def entries(self) -> tuple[Floats, Floats]:  # (width, outputs) twice
+        """Entries and radii."""
+        shape, count = (self.signature.width, self.outputs), self.signature.width * self.outputs
+        low, high = self.low[:count].reshape(shape), self.high[:count].reshape(shape)
+        return (low + high) / 2, (high - low) / 2
+
+    def cost(self, goal: Floats) -> float:  # (outputs,) widths
+        """Queries that `narrow` takes, about."""
+        bits = np.log2((self.high - self.low) / goal[self.output])
+        return float(np.sum(np.ceil(np.maximum(bits, 0.0))[self.audible[self.output]]))
+
+    def narrow(self, goal: Floats) -> Steps[None]:  # (outputs,) widths
+        """Halve intervals until none is wider than its goal."""
+        open_ = np.nonzero(self.audible[self.output])[0]
+        while True:
+            open_ = open_[(self.high - self.low)[open_] > goal[self.output[open_]]]
+            if not open_.size:
+                break
+            before = (self.high - self.low)[open_]
+            yield from self._halve(open_)
+            open_ = open_[(self.high - self.low)[open_] < STUCK * before]
+        largest, behind = self.place * self.outputs + np.arange(self.outputs), slice(-self.outputs, None)
+        apart = np.maximum(self.low[largest] + self.low[behind], -self.high[largest] - self.high[behind])
+        if np.any(apart > 0):
+            raise BiasShows(BIASED.format("an output"))
+
+    def _halve(self, items: Integers) -> Steps[None]:
+        """a·e_i + β·e_k: the largest entry k, hardly used, brings the middle of an interval to a threshold."""
+        row, output, low, high = self.row[items], self.output[items], self.low[items], self.high[items]
+        middle = low + (high - low) * (0.5 + self.rng.uniform(-DITHER, DITHER, items.size))
+        place = self.place[output] * self.outputs + output  # the item of the largest entry
+        largest, largest_radius = (self.low + self.high)[place] / 2, (self.high - self.low)[place] / 2
+        direct = row == self.place[output]  # the largest entry itself, brought there by its length
+        reach = self.half / np.abs(largest)
+        length = np.where(direct, self.norm, np.sqrt(np.maximum(self.norm**2 - reach**2, 0.0)))
+        aim = np.where(direct, (self.norm * np.abs(middle) / self.half - 1) / 2, (length * middle / self.half - 1) / 2)
+        # Thresholds are the odd multiples of half a unit.
+        threshold = self.half * (2 * np.where(direct, np.floor(aim), np.round(aim)) + 1)
+        threshold = np.where(direct, np.sign(middle) * threshold, threshold)
+        length = np.where(direct, threshold / middle, length)
+        lent = np.where(direct, 0.0, (threshold - length * middle) / largest)
+        lent = np.clip(lent, -reach, reach)
+        index = self.space.indices
+        token = [
+            Term(self.units, index(row), self.space.asarray(self.sign[items] * length)),
+            Term(self.units, index(self.place[output]), self.space.asarray(lent)),
+        ]
+        answers = (yield from self.ask(token, items.size))[np.arange(items.size), output]
+        slack = 2 * rounding(self.space) * (np.abs(length * middle) + np.abs(lent * largest) + np.abs(threshold))
+        point = (threshold - lent * largest) / length
+        bar = (np.abs(lent) * largest_radius + slack) / np.abs(length)
+        above = answers > threshold
+        self.low[items] = np.where(above, np.maximum(low, point - bar), low)
+        self.high[items] = np.where(above, high, np.minimum(high, point + bar))
+        if np.any(self.low > self.high):
+            raise Unrecoverable(
+                Outcome.WRONG_FAMILY, "answers to one token are not linear in it: no head without biases"
+            )

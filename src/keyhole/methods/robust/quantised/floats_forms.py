@@ -1,0 +1,218 @@
+"""The score matrix of a head whose answers are rounded to a dtype: forms that null queries sharpen."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from keyhole.arrays import Floats, Integers
+from keyhole.families import SingleHead
+from keyhole.methods.base import BiasShows, Steps, Unrecoverable
+from keyhole.methods.forms.scale import LEVER, floor_power
+from keyhole.methods.robust.quantised.floats_value import ValueRatios
+from keyhole.methods.robust.quantised.pair_model import SECOND_ORDER, Design, Pairs
+from keyhole.methods.robust.quantised.pair_queries import (
+    ALONG,
+    BIAS_ROWS,
+    SHRINK_COLUMN,
+    OwnForms,
+    pair_plan,
+    read_own_forms,
+)
+from keyhole.numerics.logit import rounding
+from keyhole.queries import Measurements, Signature
+from keyhole.recovery import Outcome
+
+CONTRADICTION = (
+    "two readings of a form contradict each other: the box is no single head without biases, or its answers are "
+    "rounded otherwise than declared; try method single-head"
+)
+
+# The largest logit of a column is brought to this size: large against rounding, small against saturation.
+AIM = 0.5
+# The first probe of a scale where norms are free, and how many forms are probed.
+FIRST_PROBE, PROBES = 2.0**-20, 8
+MOST_PROBES = 80
+# Largest value that may be answered where numbers beyond 65504 do not exist, with room for what is unknown.
+HALF_PRECISION_LIMIT = 2.0**14
+
+
+class NullForms:
+    """Forms x_kᵀ·W·g_j of a design, in units in which the largest entry of the value is one."""
+
+    def __init__(self, signature: Signature, rng: np.random.Generator, value: ValueRatios) -> None:
+        self.signature, self.space, self.rng, self.value = signature, signature.space, rng, value
+        self.width = signature.width
+        self.design = Design(self.space, rng, value.ratio[:, value.main])
+        self._learn_value()
+        limit = signature.norm_limit
+        if signature.noise.name == "float16":  # longer tokens may be answered by infinity
+            limit = min(limit, HALF_PRECISION_LIMIT / (abs(value.largest[value.main]) * self.design.norm))
+        self.free = math.isinf(limit)
+        self.limit = limit
+        shape = (self.width, self.width + 1)  # a column for the zero token, which stays empty
+        self.forms, self.radius, self.common = np.zeros(shape), np.full(shape, np.inf), np.zeros(shape)
+        self.norm = np.full(self.width + 1, 1.0 if self.free else limit)  # of the pair, by column
+        self.last = self.norm.copy()
+        self.bias_rows = rng.permutation(self.width)  # those that are still to be read
+        self.spent = 0
+        self.started = self.silent = False
+        self.probed: OwnForms | None = None
+
+    def _learn_value(self) -> None:
+        self.design.learn_value(self.value.ratio[:, self.value.main], self.value.radius[:, self.value.main])
+
+    def told(self, measured: Measurements) -> tuple[Floats, Floats]:
+        """Answers of the main output and their radii, over the largest entry of the value."""
+        value = self.value
+        answers, radius = (part[:, value.main] for part in value.told(measured.by_output))
+        largest = value.largest[value.main]
+        self.spent += answers.size
+        answers, radius = answers / largest, radius / abs(largest)
+        return answers, SECOND_ORDER * (radius + value.relative * np.abs(answers))
+
+    def cost(self) -> int:
+        """Queries of a round."""
+        return self.width**2 + min(BIAS_ROWS, self.width)
+
+    def read_first(self) -> Steps[None]:
+        """Norms, then every form from a pair of equal lengths; columns with saturated ones again, shorter."""
+        if self.free:
+            yield from self._probe()
+        else:
+            last = self.last.copy()
+            last[-2] *= ALONG
+            found = yield from read_own_forms(self.design, self.rng, self.limit, last, 1, self.told)
+            self.last, self.probed = found.last, found
+        columns = np.arange(self.width)
+        for number in range(MOST_PROBES):
+            large = yield from self._ask(columns, bias=number == 0, steer=False)
+            columns = columns[large]
+            if not columns.size:
+                break
+            self.last[columns] *= SHRINK_COLUMN
+        else:
+            raise Unrecoverable(Outcome.SATURATED, f"{columns.size} columns saturate however short the tokens")
+        self.started = True
+
+    def _probe(self) -> Steps[None]:
+        """Where norms are free: their product that brings logits to their aim, and a lever that hides the last."""
+        few = np.arange(min(PROBES, self.width))
+        scale, norm = FIRST_PROBE, 1.0
+        quiet, loud = 0.0, math.inf  # scales that are too small and too large
+        for _ in range(MOST_PROBES):
+            norm = LEVER * floor_power(math.sqrt(scale))
+            self.norm[:], self.last[:] = norm, scale / norm
+            pairs = self._pairs(few, few, steer=False)
+            answers, _ = self.told((yield pair_plan(self.design, "scale", pairs)))
+            share = np.abs(answers / (norm * self.design.row_values[few]))  # (2/3)·logit where that is small
+            size = float(np.max(share))
+            if size > 0.5:
+                loud = scale
+                scale = scale * 2.0**-36 if quiet == 0 else math.sqrt(quiet * loud)
+                continue
+            if size > 64 * rounding(self.space):
+                wanted = scale * AIM / (3 * size)  # the largest of all forms is some times the largest of a few
+                self.norm[:] = LEVER * floor_power(math.sqrt(wanted))
+                self.last[:] = wanted / self.norm
+                return
+            quiet = scale
+            scale = scale * 2.0**36 if math.isinf(loud) else math.sqrt(quiet * loud)
+            if scale > self.space.huge**0.4:
+                self.silent = True  # the score matrix is zero, and its radius will say so
+                return
+        raise Unrecoverable(
+            Outcome.WRONG_FAMILY, "the answers respond at no scale of the tokens as a softmax head's do"
+        )
+
+    def refine(self) -> Steps[None]:
+        """A round of null queries."""
+        self._learn_value()
+        self._choose_norms()
+        yield from self._ask(np.arange(self.width), bias=True, steer=True)
+
+    def _ask(self, columns: Integers, *, bias: bool, steer: bool) -> Steps[npt.NDArray[np.bool_]]:  # (columns,)
+        """Read whole columns, and a few rows with the zero token; tell which columns have saturated forms."""
+        row = np.repeat(np.arange(self.width), columns.size)
+        column = np.tile(columns, self.width)
+        grid = self._pairs(row, column, steer=steer)
+        plans = [pair_plan(self.design, "forms", grid)]
+        bias = bias and bool(self.bias_rows.size)
+        some, self.bias_rows = np.split(self.bias_rows, [BIAS_ROWS if bias else 0])  # others in every round
+        few = self._pairs(some, 0 * some + self.width, steer=False)
+        if bias:
+            plans.append(pair_plan(self.design, "score bias", few))
+        measured: list[Measurements] = yield plans
+        if bias:
+            self._refuse_bias(few, *self.told(measured[1]))
+        answers, error = self.told(measured[0])
+        known = self.forms[row, column]
+        read = self.design.read_columns(grid, answers, SECOND_ORDER * error, known)
+        again = read.saturated
+        if self.probed is not None:
+            again = again | self.probed.contradict(columns, read)
+        usable = ~np.tile(again, self.width)
+        parts = (part[usable] for part in (read.form, read.radius, read.common))
+        self._keep(row[usable], column[usable], *parts)
+        return again
+
+    def _pairs(self, row: Integers, column: Integers, *, steer: bool) -> Pairs:
+        norm, last = self.norm[column], self.last[column]
+        if not steer:
+            return Pairs(row, column, norm, norm, last, 1)
+        own = self.design.own_forms(self.forms)
+        pairs, _ = self.design.steered(row, column, norm, last, 1, self.forms[row, column], own[column], 0.0)
+        return pairs
+
+    def _keep(self, row: Integers, column: Integers, form: Floats, radius: Floats, common: Floats) -> None:
+        """Keep forms that are better known than before."""
+        old = self.radius[row, column] + self.common[row, column]
+        if np.any(np.abs(form - self.forms[row, column]) > radius + common + old):
+            raise Unrecoverable(Outcome.WRONG_FAMILY, CONTRADICTION)
+        better = radius + common < old
+        row, column = row[better], column[better]
+        self.forms[row, column] = form[better]
+        self.radius[row, column], self.common[row, column] = radius[better], common[better]
+
+    def _choose_norms(self) -> None:
+        """Bring the largest logit of every column to its aim, as far as norms allow."""
+        sizes = np.abs(self.forms)
+        largest = np.max(np.where(sizes > self.radius + self.common, sizes, 0.0), axis=0)
+        known = largest > 0  # a column of zeros is left as it is
+        wanted = AIM / np.where(known, largest, 1.0)
+        if self.free:
+            norm = LEVER * np.exp2(np.floor(np.log2(wanted) / 2))
+            self.norm, self.last = np.where(known, norm, self.norm), np.where(known, wanted / norm, self.last)
+            return
+        most = np.full(self.width + 1, self.limit)
+        most[-2] *= ALONG
+        own = np.maximum(np.abs(self.design.own_forms(self.forms)), self.space.tiny)
+        self.last = np.minimum(np.minimum(most, wanted / self.limit), np.sqrt(AIM / own))
+
+    def _refuse_bias(self, pairs: Pairs, answers: Floats, error: Floats) -> None:
+        """Opposite tokens before a zero token answer zero, unless a score bias prefers one of them."""
+        if np.any(np.abs(answers) > error + self.design.slack(pairs)):
+            raise BiasShows("the head has a score bias, which null queries do not read: use single-head")
+
+    def error(self) -> float:
+        """Root-mean-square error of an entry of W, if every form is off by its radius."""
+        return self.design.matrix_error(self.radius + self.common)
+
+    @property
+    def _zero(self) -> bool:
+        """Whether no form can be told from zero: then the score matrix is taken for zero."""
+        return bool(np.all(np.abs(self.forms[:, :-1]) <= (self.radius + self.common)[:, :-1]))
+
+    def head(self) -> SingleHead:
+        """What is known now."""
+        matrix = self.design.matrix(0 * self.forms if self._zero else self.forms)
+        return SingleHead(self.space.asarray(matrix), self.value.vector())
+
+    def radius_head(self) -> SingleHead:
+        """Radii of that."""
+        radius = self.radius + np.abs(self.forms) if self._zero else self.radius
+        whole = self.design.matrix_radius(radius, self.common)
+        whole = whole + 4 * rounding(self.space) * np.linalg.norm(self.design.matrix(self.forms))
+        return SingleHead(self.space.asarray(whole), self.value.vector_radius())

@@ -1,0 +1,122 @@
+"""Questions of opposite pairs, and what their last tokens g do by themselves: gᵀ·W·g, from two questions for each.
+
+[m × x; g] and [m × −x; g] have the logits ±xᵀWg − gᵀWg, whose sum is the form wanted; g is made shorter where they
+saturate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from keyhole.arrays import Floats, Integers
+from keyhole.errors import UsageError
+from keyhole.methods.base import Steps, Unrecoverable
+from keyhole.methods.forms.value import refuse_single_tokens
+from keyhole.methods.robust.quantised.pair_model import Design, Pairs, Reading
+from keyhole.queries import Measurements, Plan, Position, Rows, Signature, Term
+from keyhole.recovery import Outcome
+
+# Tokens of a pair and its last token.
+SHORTEST = 3
+# Logits at which a column is read: beyond them its last token is made shorter by SHRINK.
+LARGEST, SHRINK = 1.5, 0.25
+# A whole column that saturates is read again with a last token shorter by this.
+SHRINK_COLUMN = 1 / 16
+# The last token along the value vector is so much shorter than others, so that its value can be balanced.
+ALONG = 0.25
+# Rows that are also read with a zero last token, where only a score bias has a form.
+BIAS_ROWS = 3
+# More rounds than the whole range of norms needs.
+MOST_ROUNDS = 200
+# A logit that is not known better than this is lost in rounding.
+BLURRED = 0.5
+
+
+def refuse_short_sequences(signature: Signature) -> None:
+    """End where a pair and a last token are too long a sequence."""
+    refuse_single_tokens(signature)
+    if (signature.max_length or SHORTEST) < SHORTEST:
+        raise UsageError(f"questions of pairs need sequences of {SHORTEST} tokens: raise max_length")
+
+
+def pair_plan(design: Design, stage: str, pairs: Pairs) -> Plan:
+    """The questions; a side of norm zero is left out, where all of them have it."""
+    space = design.space
+    rows, columns = Rows(space.asarray(design.rows)), Rows(space.asarray(design.columns))
+    row, column = space.indices(pairs.row), space.indices(pairs.column)
+    sides: list[Position] = [
+        [Term(rows, row, space.asarray(scale))] for scale in (pairs.plus, -pairs.minus) if np.any(scale != 0)
+    ]
+    last: Position = [Term(columns, column, space.asarray(pairs.last))]
+    return Plan(stage, pairs.row.size, [side for side in sides for _ in range(pairs.copies)] + [last])
+
+
+@dataclass(frozen=True)
+class OwnForms:
+    """The last tokens' norms and own forms, (columns,) each."""
+
+    last: Floats
+    form: Floats  # S_j
+    radius: Floats
+
+    def contradict(self, columns: Integers, read: Reading) -> npt.NDArray[np.bool_]:  # (columns,)
+        """Whether forms read together have another sum: answers that hardly move have several explanations."""
+        apart = np.abs(self.form[columns] - read.own)
+        return np.asarray(~(apart <= self.radius[columns] + read.own_radius))
+
+
+def read_own_forms(
+    design: Design,
+    rng: np.random.Generator,
+    norm: float,
+    last: Floats,  # (columns,) norms of last tokens to start from
+    copies: int,
+    told: Callable[[Measurements], tuple[Floats, Floats]],  # -> answers and their radii, (n,) each
+) -> Steps[OwnForms]:
+    """Shorten last tokens until two logits of each are moderate; the zero column has no form."""
+    width = last.size - 1
+    last, form, radius = last.copy(), np.zeros(width + 1), np.zeros(width + 1)
+    open_: Integers = np.arange(width)
+    rows = rng.integers(width, size=width)
+    for _ in range(MOST_ROUNDS):
+        if not open_.size:
+            return OwnForms(last, form, radius)
+        row, count = rows[open_], open_.size
+        sides = np.repeat([norm, -norm], count)
+        pairs = Pairs(np.tile(row, 2), np.tile(open_, 2), sides, 0 * sides, np.tile(last[open_], 2), copies)
+        values, errors = told((yield pair_plan(design, "own forms", pairs)))
+        logits, bars = _logits(design, pairs, values, errors)
+        first, second = logits[:count], logits[count:]
+        own, other = -(first + second) / 2, (first - second) / 2
+        bar = (bars[:count] + bars[count:]) / 2
+        moderate = np.isfinite(bar) & (np.maximum(np.abs(own), np.abs(other)) <= LARGEST)
+        if np.any(moderate & (bar > BLURRED)):
+            raise Unrecoverable(
+                Outcome.TOO_NOISY, "answers are rounded by as much as one token's logit changes them: allow longer ones"
+            )
+        settled = open_[moderate]
+        form[settled] = (own / last[open_] ** 2)[moderate]
+        radius[settled] = (bar / last[open_] ** 2)[moderate]
+        last[open_[~moderate]] *= SHRINK
+        open_ = open_[~moderate]
+    raise Unrecoverable(
+        Outcome.SATURATED, f"{open_.size} columns have softmax weights of 0 or 1 however short the last token is"
+    )
+
+
+def _logits(design: Design, pairs: Pairs, values: Floats, errors: Floats) -> tuple[Floats, Floats]:
+    """Logits of the first tokens against the last, and their radii; infinite ones where saturated."""
+    c = pairs.last * design.column_values[pairs.column]
+    c_radius = pairs.last * design.column_radius[pairs.column]
+    high = pairs.plus * design.row_values[pairs.row]
+    high_radius = np.abs(pairs.plus) * design.row_radius[pairs.row]
+    share = (values - c) / (high - c)
+    inside = (share > 0) & (share < 1)
+    share = np.where(inside, share, 0.5)
+    error = errors + design.slack(pairs) + (1 - share) * c_radius + share * high_radius
+    bar = error / (np.abs(high - c) * share * (1 - share))
+    return np.log(share / (1 - share) / pairs.copies), np.where(inside & (bar < 1), bar, np.inf)

@@ -1,0 +1,1 @@
+"""One head of low rank from random queries."""

@@ -1,0 +1,290 @@
+"""A score matrix of low rank from one batch of random measurements: the non-adaptive way to learn a head."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from keyhole.arrays import Array, namespace
+from keyhole.errors import UsageError
+from keyhole.families import SingleHead
+from keyhole.methods.base import Estimate, Method, Steps, Unrecoverable
+from keyhole.methods.forms.reader import FormReader, ScoreBias
+from keyhole.methods.forms.score_bias import bias_that_shows, read_score_bias
+from keyhole.methods.forms.value import Value, read_value, refuse_single_tokens, refuse_zero_value
+from keyhole.methods.sensing.request import Readings, Request
+from keyhole.methods.sensing.solvers import (
+    Floats,
+    SensingSolution,
+    error_spread,
+    factored,
+    nuclear_norm,
+    parameter_count,
+)
+from keyhole.methods.single_head.all_positions import at_last_position
+from keyhole.queries import Rows, Signature
+from keyhole.recovery import Outcome
+
+ASSUMPTIONS = (
+    "the box computes one softmax head over its raw tokens, read at the last position",
+    "answers are right up to the rounding of their dtype and the declared noise",
+    "what the random measurements do not explain of the score matrix is no larger than they show",
+)
+# What ends a recovery whose measurements do not determine the score matrix.
+UNDETERMINED = Outcome.TOO_FEW_MEASUREMENTS
+# The first of the measurements are asked before the others, in four small rounds, to find the scale of all.
+PILOT = 15
+# Up to so many measurements reweighted least squares is cheap; it takes the cube of their number.
+FEW = 1500
+# So many times as many as recommended make a local search succeed, also when the rank is lower than it assumes.
+EASE = 1.5
+# Steps of the nuclear-norm solver while there may be more measurements to come.
+BRIEF_ITERATIONS = 500
+# Residuals are errors too: so many standard deviations of them are added to the error bar of a measurement ...
+RESIDUAL_DEVIATIONS = 4.0
+# ... and a part of the score matrix that hides in them is at most so many times as large as they suggest.
+HIDDEN_FACTOR = 2.0
+
+
+@dataclass(frozen=True)
+class Sensed:
+    """The score matrix as found."""
+
+    matrix: Floats  # (d, d)
+    radius: Floats  # (d, d)
+    rank: int
+    residual: float
+    readings: int
+    batches: int
+
+
+@at_last_position
+def sensing(
+    signature: Signature,
+    rng: np.random.Generator,
+    *,
+    rank: int | None = None,
+    solver: str = "factored",
+    measurements: int | None = None,
+) -> Steps[Estimate]:
+    """Score matrix of rank r and value vector of f(X) = Σ softmax(X·W·x_N)_i (x_i·v), by low-rank sensing.
+
+    The randomised, non-adaptive route of *Provably Learning Attention with Queries* (arXiv 2601.16873), low-rank
+    section: O(r·d) random rank-one measurements uᵀWg, one query each, determine W by compressed sensing.
+    Here d + 1 queries for v, a probe or a few for the scale, and m measurements: m = r(2d − r) + d + 16 for a given
+    rank and the factored solver. Of these the first `PILOT` come in small rounds that settle the scale, all others
+    in one batch. An unknown rank doubles the batch until the solution predicts measurements it was not fitted to,
+    never beyond d² (30 where d ≤ 5) nor the larger of 4096 and four times the first batch. A saturated
+    measurement is read again: stage "measurements" less `details["measurements"]` says how often. A score bias
+    that shows costs d and a few queries more.
+
+    Assumes what `ASSUMPTIONS` says; v = 0 is reported as not identifiable.
+    """
+    request = Request(rank, solver, measurements)
+    if rank is not None and rank > signature.width:
+        raise UsageError(f"rank must be at most the width {signature.width}, not {rank}")
+    refuse_single_tokens(signature)
+    value = yield from read_value(signature)
+    _refuse_several_outputs(value)
+    refuse_zero_value(signature, value)
+    bias, sensed = yield from _Sensing(signature, value, rng, request).run()
+    return _estimate(signature, request, value, bias, sensed)
+
+
+@dataclass(frozen=True)
+class _Pilot:
+    readings: Readings
+    responds: bool  # otherwise the score matrix is zero
+    bilinear: bool  # otherwise there is a score bias
+
+
+class _Sensing:
+    def __init__(self, signature: Signature, value: Value, rng: np.random.Generator, request: Request) -> None:
+        self.signature = signature
+        self.value = value
+        self.rng = rng
+        self.solver_rng = np.random.default_rng(rng.integers(2**63))
+        self.request = request
+
+    def run(self) -> Steps[tuple[ScoreBias, Sensed]]:
+        totals = self.request.totals(self.signature.width)
+        bias, reader, pilot = yield from self._start(min(PILOT, totals[0]))
+        readings = pilot.readings
+        if not pilot.responds:
+            return bias, _zero(readings, 0)
+        for number, total in enumerate(totals):
+            if total > readings.count:
+                readings = readings.and_also((yield from self._batch(reader, total - readings.count)))
+            if readings.silent:
+                return bias, _zero(readings, number + 1)
+            solution = self._solution(readings, only=len(totals) == 1)
+            if solution.converged:
+                return bias, _sensed(readings, solution, number + 1)
+        raise self._undetermined(readings, solution)
+
+    def _start(self, count: int) -> Steps[tuple[ScoreBias, FormReader, _Pilot]]:
+        """The score bias where one shows, a reader that knows the scale, and the first measurements."""
+        signature, value = self.signature, self.value
+        shows, hidden = yield from bias_that_shows(signature, value, self.rng)
+        if not shows:
+            reader = FormReader(signature, value, hidden_bias=hidden)
+            pilot = yield from self._pilot(reader, count)
+            if pilot.bilinear:
+                nothing = signature.space.zeros(signature.width)
+                return ScoreBias(nothing, nothing + hidden), reader, pilot
+        bias = yield from read_score_bias(signature, value, self.rng)
+        reader = FormReader(signature, value, bias)
+        return bias, reader, (yield from self._pilot(reader, count))
+
+    def _pilot(self, reader: FormReader, count: int) -> Steps[_Pilot]:
+        """The first measurements, the first of them twice: at another scale it shows a score bias."""
+        space = self.signature.space
+        rows, columns = self._pairs(count)
+        probe = yield from reader.probe(rows, columns)
+        order = space.indices([probe.number, *(n for n in range(count) if n != probe.number)])
+        order = order if probe.responds else order[:1]
+        first, second = (space.xp.take(side.vectors, order, axis=0) for side in (rows, columns))
+        if not probe.responds:
+            return _Pilot(Readings.of(first, second, probe.forms), responds=False, bilinear=True)
+        forms = yield from reader.read("measurements", rows, columns, order, order)
+        bilinear = not reader.levered or probe.agrees(forms)
+        return _Pilot(Readings.of(first, second, forms), responds=True, bilinear=bilinear)
+
+    def _batch(self, reader: FormReader, count: int) -> Steps[Readings]:
+        rows, columns = self._pairs(count)
+        forms = yield from reader.read_batch("measurements", rows, columns)
+        return Readings.of(rows.vectors, columns.vectors, forms)
+
+    def _pairs(self, count: int) -> tuple[Rows, Rows]:  # (count, width) each
+        """Random unit vectors; of the first all share the value evenly, of the second none leans its way.
+
+        A first vector has the overlap |v|/√d with v, as a random one has on average, so that its query shows the
+        softmax weight well. The sign of the second keeps the values of the two tokens apart.
+        """
+        space, xp, width = self.signature.space, self.signature.space.xp, self.signature.width
+        value = self.value.vector / xp.max(xp.abs(self.value.vector))  # so that squares neither overflow nor vanish
+        value = value / xp.linalg.vector_norm(value)
+        rows, columns = (_units(space.normal(self.rng, count, width)) for _ in range(2))
+        if width > 1:
+            rows = _units(rows - (rows @ value)[:, None] * value[None, :])
+        rows = _units(rows * (1 - 1 / width) ** 0.5 + value[None, :] * width**-0.5)
+        columns = xp.where((columns @ value > 0)[:, None], -columns, columns)
+        return Rows(rows), Rows(columns)
+
+    def _solution(self, readings: Readings, *, only: bool) -> SensingSolution:
+        """What the measurements say; a thorough search where there is no other batch to come."""
+        even, request, width = readings.even(), self.request, self.signature.width
+        data: dict[str, Any] = {"U": even.left, "G": even.right, "b": even.values}
+        data |= {"noise": even.noise, "rng": self.solver_rng}
+        if request.solver == "nuclear-norm":
+            if only:
+                return nuclear_norm(**data, max_rank=request.rank)
+            most = max(1, request.largest_rank(width, readings.count))
+            return nuclear_norm(**data, max_rank=most, max_iterations=BRIEF_ITERATIONS)
+        if only:
+            return factored(**data, rank=request.rank)
+        if readings.count <= FEW:
+            return factored(**data, max_rank=max(1, request.largest_rank(width, readings.count)), starts=1)
+        # One local search at the largest rank that so many settle with ease also finds the lower ones.
+        return factored(**data, rank=max(1, request.largest_rank(width, int(readings.count / EASE))), starts=0)
+
+    def _undetermined(self, readings: Readings, solution: SensingSolution) -> Unrecoverable:
+        """Says how many measurements are recommended, and what else may be wrong."""
+        error = Unrecoverable(UNDETERMINED, self._advice(readings, solution))
+        error.partial = SingleHead(self.signature.space.asarray(solution.matrix), self.value.vector)
+        return error
+
+    def _advice(self, readings: Readings, solution: SensingSolution) -> str:
+        request, width, count = self.request, self.signature.width, readings.count
+        enough = request.largest_rank(width, count)
+        rank = request.rank or min(enough + 1, width)
+        wanted = request.recommended(width, rank)
+        if request.rank is None and request.measurements is None:
+            cause = f"as many as the batches may grow to at width {width}, and enough up to rank {enough}"
+        elif count < wanted:
+            cause = f"for width {width} and rank {rank}, {wanted} are recommended"
+            cause += f"; so many are enough up to rank {enough}" if request.rank is None and enough else ""
+        else:
+            cause = f"{wanted} are recommended for width {width} and rank {rank}, so the rank is higher"
+        return (
+            f"{count} measurements did not determine the score matrix: {cause}. They are uncertain by "
+            f"{readings.noise:.1g} of their size, and the best fit leaves {solution.residual:.1g} of it; if neither "
+            "number nor noise is to blame, the box is not one softmax head. Ask for more `measurements`, or "
+            f"use single-head, which does with {width**2 + width + 2} queries whatever the rank"
+        )
+
+
+def _units(vectors: Array) -> Array:  # (n, width) -> (n, width)
+    """The vectors scaled to length one."""
+    return vectors / namespace(vectors).linalg.vector_norm(vectors, axis=1)[:, None]
+
+
+def _sensed(readings: Readings, solution: SensingSolution, batches: int) -> Sensed:
+    """The solution with its radius: errors of the measurements, and what may hide in what they do not explain."""
+    even, width = readings.even(), readings.left.shape[1]
+    miss = ((even.left @ solution.matrix) * even.right).sum(axis=1) - even.values
+    spare = readings.count - parameter_count(width, solution.rank)
+    deviation = float(np.linalg.norm(miss)) / max(spare, 1) ** 0.5
+    bar = even.radius.min() + RESIDUAL_DEVIATIONS * deviation
+    spread = error_spread(even.left, even.right, solution.matrix, solution.rank)
+    # Random unit vectors see a matrix as its Frobenius norm over the width; at worst it is a single entry.
+    seen = float(np.sqrt(np.mean(np.sum(even.left**2, axis=1))))
+    hidden = HIDDEN_FACTOR * width * deviation / seen
+    return Sensed(solution.matrix, bar * spread + hidden, solution.rank, solution.residual, readings.count, batches)
+
+
+def _zero(readings: Readings, batches: int) -> Sensed:
+    """No measurement can be told from zero: neither can the score matrix."""
+    width = readings.left.shape[1]
+    nothing = np.zeros((width, width))
+    most = float(np.sqrt(np.mean((np.abs(readings.values) + readings.radius) ** 2)))
+    return Sensed(nothing, nothing + 4 * width * most, 0, 0.0, readings.count, batches)
+
+
+def _estimate(signature: Signature, request: Request, value: Value, bias: ScoreBias, sensed: Sensed) -> Estimate:
+    space, width, rank = signature.space, signature.width, sensed.rank
+    biased = bool(space.xp.any(bias.vector != 0))
+    score = space.asarray(sensed.matrix)
+    # The matrix was found in double precision and is handed back in that of the box.
+    radius = space.asarray(sensed.radius) + space.eps * space.xp.abs(score)
+    params = SingleHead(score, value.vector, bias.vector if biased else None, value.bias if value.biased else None)
+    bars = SingleHead(radius, value.radius, bias.radius, value.bias_radius if value.biased else None)
+    return Estimate(
+        params=params,
+        radius=bars,
+        counting_bound=parameter_count(width, rank) + width * (1 + biased) + value.biased,
+        assumptions=ASSUMPTIONS,
+        details={
+            "rank": rank,
+            "measurements": sensed.readings,
+            "recommended": request.recommended(width, max(rank, 1)),
+            "batches": sensed.batches,
+            "solver": request.solver,
+            "residual": sensed.residual,
+            "score_bias": biased,
+            "output_bias": value.biased,
+        },
+    )
+
+
+def _refuse_several_outputs(value: Value) -> None:
+    if value.vector.ndim != 1:
+        raise Unrecoverable(
+            Outcome.WRONG_FAMILY,
+            f"the box answers {tuple(value.vector.shape[1:])} numbers per sequence, this method reads one: "
+            "let the oracle return one of them, or a fixed combination",
+        )
+
+
+SENSING = Method(
+    name="sensing",
+    summary="one softmax head of low rank, from one batch of random measurements",
+    run=sensing,
+    options={
+        "rank": "rank of the score matrix; found where it is not given, by doubling the batch",
+        "solver": "factored (default) or nuclear-norm",
+        "measurements": "how many, in one batch; as many as are recommended where it is not given",
+    },
+)

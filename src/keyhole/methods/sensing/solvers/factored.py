@@ -1,0 +1,128 @@
+"""Low-rank sensing by W = L R^T: a local search from the spectral start, reweighted least squares where that fails."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+
+import numpy as np
+from scipy.linalg import cho_solve
+
+from keyhole.arrays import Floats
+from keyhole.methods.sensing.solvers.problem import (
+    EPS,
+    Problem,
+    SensingSolution,
+    checked,
+    cholesky,
+    gap_rank,
+    gram_part,
+    largest_rank,
+    leading_left,
+    linear,
+    parameter_count,
+    split,
+)
+from keyhole.methods.sensing.solvers.validation import all_zero, finish, validated
+from keyhole.methods.sensing.solvers.variable_projection import fit
+
+_LOCAL_RANKS = 8  # ranks tried one by one; beyond, letting the reweighted iteration name the rank is cheaper
+
+
+def _reweighted(problem: Problem, shrink: float, start: Floats | None) -> Iterator[tuple[Floats, Floats]]:
+    """Iterates (W, spectrum) of harmonic-mean reweighted least squares for the log-det surrogate of the rank.
+
+    Each step minimises <X, H X> subject to A(X) = b, H^-1 X = (M1 X + X M2) / 2 with M1 = W W^T + s^2 and
+    M2 = W^T W + s^2, while s shrinks. Needs no rank, and gets far closer to the counting bound than a local
+    search, at the price of an (m, m) Cholesky factor per step.
+    """
+    left_gram, right_gram = problem.left @ problem.left.T, problem.right @ problem.right.T
+    matrix = problem.adjoint(cho_solve(cholesky(left_gram * right_gram), problem.values, check_finite=False))
+    if start is not None:
+        matrix = matrix + start * float(np.linalg.norm(matrix))
+    smoothing = float(np.linalg.norm(matrix, 2))
+    last = np.sqrt(EPS) * smoothing
+    while smoothing > last:
+        u, spectrum, vt = np.linalg.svd(matrix)
+        smoothing *= shrink
+        weights = (spectrum**2 + smoothing**2) / 2.0
+        a, c = problem.left @ u, problem.right @ vt.T
+        gram = ((a * weights) @ a.T) * right_gram + left_gram * ((c * weights) @ c.T)
+        dual = problem.adjoint(cho_solve(cholesky(gram), problem.values, check_finite=False))
+        matrix = (u * weights) @ (u.T @ dual) + (dual @ vt.T * weights) @ vt
+        yield matrix, spectrum
+
+
+def _first_pass(search: Problem, ranks: range) -> Iterator[tuple[Floats, int]]:
+    """Local searches from the spectral start, ranks upwards, on no more measurements than the rank needs."""
+    d = search.width
+    for rank in ranks:
+        part = search.rows(slice(0, 4 * parameter_count(d, rank) + 4 * d))
+        yield fit(part, leading_left(part.adjoint(part.values), rank))
+
+
+def _second_pass(
+    search: Problem, rank: int | None, limit: int, starts: int, rng: np.random.Generator
+) -> Iterator[tuple[Floats, int]]:
+    """Reweighted starts, each polished whenever its spectral gap has grown enough to name a rank."""
+    d = search.width
+    part = gram_part(search)
+    for attempt in range(starts):
+        start = rng.standard_normal((d, d)) / d if attempt else None
+        shrink = 0.85 if attempt == 0 else 0.9  # slower is safer and dearer
+        wanted, waited = 100.0, 0
+        for matrix, spectrum in _reweighted(part, shrink, start):
+            waited += 1
+            guess, ratio = gap_rank(spectrum, rank or limit)
+            if rank and _gap_at(spectrum, rank) > wanted:
+                guess, ratio = rank, _gap_at(spectrum, rank)
+            if guess and ratio > wanted:
+                wanted *= 30.0
+                found, used = fit(part, leading_left(matrix, guess))
+                yield found, used + waited
+                waited = 0
+
+
+def _gap_at(spectrum: Floats, rank: int) -> float:
+    if rank >= len(spectrum):
+        return 1.0
+    return float(spectrum[rank - 1] / max(float(spectrum[rank]), EPS * float(spectrum[0])))
+
+
+def factored(
+    U: Floats,  # (m, d)
+    G: Floats,  # (m, d)
+    b: Floats,  # (m,)
+    rank: int | None = None,
+    *,
+    rng: np.random.Generator | None = None,
+    noise: float = 0.0,
+    max_rank: int | None = None,
+    starts: int = 4,  # of reweighted least squares; 0: the local search alone
+) -> SensingSolution:
+    """Low-rank W from ``b[k] = U[k] @ W @ G[k]``, rank given or found.
+
+    Ranks are tried upwards by Levenberg-Marquardt with the right factor eliminated; if none validates,
+    reweighted least squares proposes rank and start. A rank that is given is tried first, and may turn out
+    lower. A rank with as many parameters as measurements is never accepted. ``noise`` is the relative error
+    ||e|| / ||b|| of the values; without it only a fit down to rounding counts.
+
+    Measured from the same spectral start at 2 x the parameter count, d = 64, r = 2, each 6 of 6 exact:
+    variable projection 0.011 s, alternating least squares 0.087 s, ``scipy.optimize.least_squares`` 0.55 s.
+    The time is bounded by ``max_rank`` and ``starts``.
+    """
+    problem = checked(U, G, b, noise)
+    if (silent := all_zero(problem, "factored")) is not None:
+        return silent
+    rng = np.random.default_rng(0) if rng is None else rng
+    search, held = split(problem, rng)
+    limit = min(largest_rank(search), max_rank or problem.width)
+    ranks = range(1, min(limit, _LOCAL_RANKS) + 1) if rank is None else range(rank, min(rank, limit) + 1)
+    best, used = np.zeros((problem.width, problem.width)), 0
+    reweighted = _second_pass(search, rank, limit, starts, rng) if ranks else ()
+    for found, steps in chain(_first_pass(search, ranks), linear(search), reweighted):
+        used += steps
+        if (proven := validated(problem, search, held, found)) is not None:
+            return finish(problem, proven, used, True, "factored")
+        best = min(best, found, key=problem.residual)
+    return finish(problem, best, used, False, "factored")

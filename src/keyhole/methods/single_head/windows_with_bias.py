@@ -1,0 +1,197 @@
+"""A score bias, and the score matrix beside it, from several logits per query."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from keyhole.arrays import Array, Integers
+from keyhole.methods.base import Steps, Unrecoverable
+from keyhole.methods.forms.reader import ScoreBias, within_reach
+from keyhole.methods.forms.scale import AIM, FIRST_PROBE, MOST_PROBES, NO_RESPONSE, floor_power
+from keyhole.methods.forms.score_bias import NO_BIAS
+from keyhole.methods.forms.score_matrix import Score, turned_back
+from keyhole.methods.single_head.window_reader import LARGEST, SHRINK, BundleReader, Weights, windows
+from keyhole.numerics.logit import rounding
+from keyhole.numerics.orthogonal import random_orthogonal, split_along
+from keyhole.queries import Rows
+from keyhole.recovery import Outcome
+
+# Norms at which a score bias is looked for.
+SHORTEST, LONGEST = 2.0**-100, 2.0**100
+# Steps of Newton's method for the last tokens' own forms; they converge in a handful or not at all.
+NEWTON_STEPS = 50
+
+
+def read_bundled_bias(reader: BundleReader) -> Steps[ScoreBias]:
+    """The score bias from queries whose last token is zero, so that the score matrix is silent."""
+    space, xp, width = reader.space, reader.space.xp, reader.signature.width
+    offsets = windows(reader)
+    vector, bars = space.zeros(width), space.zeros(width)
+    norm = yield from _bias_norm(reader)
+    open_ = offsets
+    while open_.size and norm > SHORTEST:
+        logits, radius = yield from _ask_bias(reader, open_, norm)
+        lost = []
+        for number, offset in enumerate(int(each) for each in open_):
+            if not float(xp.max(xp.abs(logits[number, :]))) <= LARGEST:
+                lost.append(offset)
+                continue
+            vector[offset : offset + reader.used] = logits[number, :] / norm
+            bars[offset : offset + reader.used] = radius[number, :] / norm
+        open_, norm = np.asarray(lost, dtype=np.int64), norm * SHRINK
+    found = reader.inverse @ vector
+    if open_.size or float(xp.linalg.vector_norm(found)) == 0.0:
+        raise Unrecoverable(Outcome.WRONG_FAMILY, NO_BIAS)
+    spread = xp.sqrt(reader.inverse**2 @ bars**2) + rounding(space) * xp.linalg.vector_norm(found)
+    return ScoreBias(found, spread)
+
+
+def _ask_bias(reader: BundleReader, offsets: Integers, norm: float) -> Steps[tuple[Array, Array]]:
+    space, width = reader.space, reader.signature.width
+    nothing, ends = Rows(space.zeros(1, width)), space.zeros(offsets.size)
+    weights = yield from reader.ask("score bias", offsets, nothing, 0 * offsets, space.full((width,), norm), ends)
+    logits, _, radius = weights.logits(ends, reader.zeros - 1)
+    return logits, radius + rounding(space) * space.xp.abs(logits)
+
+
+def _bias_norm(reader: BundleReader) -> Steps[float]:
+    """The norm that brings logits of the score bias to order one, from the first window."""
+    xp, zero = reader.space.xp, np.zeros(1, dtype=np.int64)
+    norm, silent, saturated = 2.0**-10, 0.0, math.inf
+    for _ in range(MOST_PROBES):
+        # A bias that takes tokens of any other size to show is none.
+        if not SHORTEST < norm < LONGEST:
+            break
+        logits, radius = yield from _ask_bias(reader, zero, norm)
+        size = float(xp.max(xp.abs(logits)))
+        if not size <= LARGEST:
+            saturated = norm
+            norm = norm * 2.0**-30 if silent == 0.0 else math.sqrt(silent * saturated)
+        elif size > 4 * float(xp.max(radius)):
+            return floor_power(norm / size)
+        else:
+            silent = norm
+            norm = norm * 2.0**30 if math.isinf(saturated) else math.sqrt(silent * saturated)
+    raise Unrecoverable(Outcome.WRONG_FAMILY, NO_BIAS)
+
+
+def read_beside_bias(reader: BundleReader, rng: np.random.Generator) -> Steps[Score]:
+    """The score matrix beside a score bias that the reader knows."""
+    return (yield from _BesideBias(reader, rng).run())
+
+
+class _BesideBias:
+    """The score matrix beside a score bias: ⌈d/ρ⌉ queries a direction.
+
+    The last token is no longer too short to matter: its own logit γ²·s + γ·p·c, with s = pᵀ·W·p, is solved for, one
+    unknown for each direction.
+    """
+
+    def __init__(self, reader: BundleReader, rng: np.random.Generator) -> None:
+        assert reader.bias is not None
+        space, xp, width = reader.space, reader.space.xp, reader.signature.width
+        self.reader, self.space, self.width, self.bias = reader, space, width, reader.bias
+        self.right = random_orthogonal(space, rng, width)
+        if width > 1:
+            across, along = split_along(space, self.right, reader.bias.vector)
+            self.right = xp.concat([across, -along[None, :]])
+        self.offsets = windows(reader)
+        rows = ((self.offsets[:, None] + np.arange(reader.used)) % width).reshape(-1)
+        # Where in the readings of all windows each row stands.
+        self.place = space.indices([int(np.nonzero(rows == row)[0][-1]) for row in range(width)])
+        self.rows_bias = reader.rows.vectors @ reader.bias.vector
+        self.forms, self.radius = space.zeros(width, width), space.zeros(width, width)  # (directions, rows)
+
+    def run(self) -> Steps[Score]:
+        """Find the scale, read all directions, assemble."""
+        yield from self._find_scale()
+        done = 0
+        while done < self.width:
+            stop = min(max(1, 2 * done), self.width)
+            yield from self._read(np.arange(done, stop, dtype=np.int64))
+            done = stop
+        return turned_back(self.space, self.reader.inverse, self.forms.T, self.radius.T, self.right)
+
+    def _find_scale(self) -> Steps[None]:
+        """The size of the forms, from the first direction; where nothing responds, the largest scale one can read."""
+        xp, scale, silent = self.space.xp, FIRST_PROBE, None
+        for _ in range(MOST_PROBES):
+            if scale < self.space.tiny**0.5:
+                break
+            good, forms, radius = yield from self._try("scale", np.zeros(1, dtype=np.int64), scale)
+            size, bar = float(xp.max(xp.abs(forms))), float(xp.max(radius))
+            if not bool(good[0]):
+                if silent is not None:
+                    self.reader.learn(*silent)
+                    return
+                scale = scale * 2.0**-10
+            elif size > 4 * bar or bar * scale > 0.1:
+                self.reader.learn(xp.reshape(forms, (-1,)), scale)
+                return
+            else:
+                silent = (AIM / scale + 0 * xp.reshape(forms, (-1,)), scale)
+                scale = scale * min(2.0**20, 0.5 / (bar * scale))
+        raise Unrecoverable(Outcome.WRONG_FAMILY, NO_RESPONSE)
+
+    def _read(self, directions: Integers) -> Steps[None]:
+        xp, scale, open_ = self.space.xp, self.reader.scale, directions
+        while open_.size:
+            if scale < self.space.tiny**0.5:
+                raise Unrecoverable(Outcome.SATURATED, f"{open_.size} queries stayed saturated at every token norm")
+            good, forms, radius = yield from self._try("forms", open_, scale)
+            (kept,), (lost,) = xp.nonzero(good), xp.nonzero(~good)
+            self.forms[self.space.indices(open_)[kept], :] = forms[kept, :]
+            self.radius[self.space.indices(open_)[kept], :] = radius[kept, :]
+            self.reader.learn(xp.reshape(forms[kept, :], (-1,)), scale)
+            open_ = open_[np.asarray([int(number) for number in lost], dtype=np.int64)]
+            scale = scale * SHRINK
+
+    def _try(self, stage: str, directions: Integers, scale: float) -> Steps[tuple[Array, Array, Array]]:
+        """Which directions were read well at this scale (n,), their forms and radii (n, rows)."""
+        xp, reader = self.space.xp, self.reader
+        first = reader.first_norms(scale)
+        right = xp.take(self.right, self.space.indices(directions), axis=0)
+        attraction = right @ self.bias.vector
+        wanted = scale / float(xp.max(first))
+        last = within_reach(wanted, attraction)
+        windows = self.offsets.size
+        weights = yield from reader.ask(
+            stage,
+            np.tile(self.offsets, directions.size),
+            Rows(self.right),
+            np.repeat(directions, windows),
+            first,
+            xp.repeat(last, windows),
+        )
+        return self._solve(weights, first, last, right)
+
+    def _solve(self, weights: Weights, first: Array, last: Array, right: Array) -> tuple[Array, Array, Array]:
+        """Newton's method for the directions' own forms s, all at once."""
+        xp, count = self.space.xp, right.shape[0]
+        meeting = (self.reader.inverse.T @ right.T).T  # (n, rows): p in row-coordinates
+        attraction = last * (right @ self.bias.vector)
+        own = self.space.zeros(count)
+        settled = own
+        for _ in range(NEWTON_STEPS):
+            logits, slopes, radius = (self._by_row(a, count) for a in self._logits(weights, last**2 * own + attraction))
+            forms = (logits / first - self.rows_bias) / last[:, None]
+            miss = xp.sum(meeting * forms, axis=1) - own
+            slope = last * xp.sum(meeting * slopes / first, axis=1)
+            settled = xp.abs(last**2 * miss)
+            step = miss / xp.maximum(1 - slope, self.space.full((count,), 0.1))
+            own = own + xp.where(xp.isfinite(step), step, xp.zeros_like(step))
+            if not bool(xp.any(settled > 4 * self.space.eps)):
+                break
+        bias_bar = rounding(self.space) * self.reader.bias_norm + xp.linalg.vector_norm(self.bias.radius)
+        bars = (radius + rounding(self.space) * xp.abs(logits) + settled[:, None]) / first + bias_bar
+        good = xp.all(xp.abs(logits) <= LARGEST, axis=1) & (settled < self.space.eps**0.5)
+        return good, forms, bars / last[:, None]
+
+    def _logits(self, weights: Weights, own: Array) -> tuple[Array, Array, Array]:
+        return weights.logits(self.space.xp.repeat(own, self.offsets.size), self.reader.zeros - 1)
+
+    def _by_row(self, array: Array, count: int) -> Array:  # (n·windows, used) -> (n, rows)
+        xp = self.space.xp
+        return xp.take(xp.reshape(array, (count, -1)), self.place, axis=1)

@@ -1,0 +1,1 @@
+"""Oracles behind the Open Inference Protocol v2."""

@@ -1,0 +1,247 @@
+"""Connections to one server, kept open between requests, and names for everything that goes wrong on them.
+
+They are made by the standard library's `http.client`; what travels on them is written and read in `replies`. No
+cookies, no redirects (a token must not travel to another server), and no proxy or certificate that only an environment
+variable knows of.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import ssl
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from http import client
+from threading import Lock
+from time import monotonic
+from urllib.parse import urlsplit
+
+from keyhole.errors import (
+    BadAnswer,
+    ConnectionLost,
+    KeyholeError,
+    QuestionRefused,
+    ServerTimeout,
+    ServerUnreachable,
+    ServerUntrusted,
+    UsageError,
+)
+from keyhole.oracles.http.replies import AnswerTooLong, Deadline, Reply, read_reply, request_head
+
+CONNECT_SECONDS = 10.0  # to make a connection, where `timeout` allows longer
+IDLE_SECONDS = 3.0  # a connection unused for longer is not used again: many servers close it after 5
+
+Body = Sequence[bytes | memoryview]  # of a request, in pieces
+
+# What can be raised -> (what it is here, whether to ask again, what to say); the first that fits counts.
+NAMES: tuple[tuple[type[Exception], type[KeyholeError], bool, str], ...] = (
+    (ssl.SSLZeroReturnError, ConnectionLost, True, "the connection ended before the answer did"),
+    (ssl.SSLEOFError, ConnectionLost, True, "the connection ended before the answer did"),
+    (ssl.SSLError, ServerUntrusted, False, "no secure connection"),
+    (TimeoutError, ServerTimeout, True, "no answer in time: raise timeout, or lower batch"),
+    (socket.gaierror, ServerUnreachable, True, "no such host: is the address right?"),
+    (ConnectionRefusedError, ServerUnreachable, True, "no connection: is the server running? are host and port right?"),
+    (client.RemoteDisconnected, ConnectionLost, True, "the connection ended before an answer came"),
+    (ConnectionError, ConnectionLost, True, "the connection was lost"),
+    (client.IncompleteRead, ConnectionLost, True, "the connection ended before the answer did"),
+    (AnswerTooLong, BadAnswer, False, "an answer longer than any should be"),
+    (client.BadStatusLine, BadAnswer, True, "it does not speak HTTP"),
+    (client.LineTooLong, BadAnswer, True, "it does not speak HTTP"),
+    (client.UnknownProtocol, BadAnswer, True, "it does not speak HTTP"),
+    (client.UnknownTransferEncoding, BadAnswer, False, "its answer cannot be read"),
+    (client.UnimplementedFileMode, BadAnswer, False, "its answer cannot be read"),
+    (client.InvalidURL, UsageError, False, "that is no address"),
+    (client.NotConnected, ConnectionLost, True, "the connection was lost"),
+    (client.ImproperConnectionState, ConnectionLost, True, "the connection was lost"),
+    (client.HTTPException, BadAnswer, True, "its answer cannot be read"),
+    (OSError, ConnectionLost, True, "the connection was lost"),
+    (ValueError, QuestionRefused, False, "the request is no valid HTTP"),
+)
+
+
+class Trouble(Exception):
+    """An attempt that failed: the error it is, whether to try again, and when if the server said so."""
+
+    def __init__(self, error: KeyholeError, *, again: bool, after: float | None = None) -> None:
+        super().__init__(str(error))
+        self.error = error
+        self.again = again
+        self.after = after
+
+
+class Line(client.HTTPConnection):
+    """A connection on which head and body of a request leave together, so that a server wakes up once for both."""
+
+    used = 0.0  # when
+
+    def ask(self, method: str, path: str, body: Body, headers: Mapping[str, str], deadline: Deadline) -> Reply:
+        """One request and its reply."""
+        size = {"Content-Length": str(sum(map(len, body)))} if body else {}
+        head = request_head(method, path, {"Accept-Encoding": "identity", **headers, **size})
+        try:
+            _send(self.sock, [head, *body])
+        except (BrokenPipeError, ConnectionResetError) as error:
+            with suppress(Exception):  # a server may answer before it has read everything, and close
+                return self._reply(method, deadline)
+            raise error from None
+        return self._reply(method, deadline)
+
+    def _reply(self, method: str, deadline: Deadline) -> Reply:
+        reply, again = read_reply(self.sock, method, deadline)
+        if not again:
+            self.close()
+        return reply
+
+    @property
+    def stale(self) -> bool:
+        """Whether it was closed, or something has come that nobody asked for."""
+        if self.sock is None or monotonic() - self.used > IDLE_SECONDS:
+            return True
+        return bool(select.select([self.sock], [], [], 0)[0])
+
+
+def _send(connection: socket.socket, pieces: Body) -> None:
+    """All pieces in as few calls as possible, without a copy where the system can do that."""
+    if isinstance(connection, ssl.SSLSocket) or not hasattr(connection, "sendmsg"):
+        connection.sendall(b"".join(pieces))
+        return
+    left = [memoryview(piece) for piece in pieces]
+    while left:
+        sent = connection.sendmsg(left)
+        while left and sent >= len(left[0]):
+            sent -= len(left.pop(0))
+        if left:
+            left[0] = left[0][sent:]
+
+
+class SecureLine(Line, client.HTTPSConnection):
+    """The same over TLS."""
+
+
+class Lines:
+    """Connections to the server of one address, one for each request under way."""
+
+    def __init__(self, server: str, timeout: float, ca: str | None = None, proxy: str | None = None) -> None:
+        parts = urlsplit(server)
+        self.timeout = timeout
+        self._host, self._port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+        trusted = None if ca is None and parts.scheme != "https" else _trust(ca)
+        self._secure = trusted if parts.scheme == "https" else None
+        self._proxy = _proxy(proxy)
+        self._netloc = parts.netloc
+        self._idle: list[Line] = []
+        self._busy: set[Line] = set()
+        self._lock = Lock()
+        self._closed = False
+
+    def close(self) -> None:
+        """Close every connection, those in use too."""
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+            for line in self._busy:
+                if line.sock is not None:
+                    with suppress(OSError):
+                        line.sock.shutdown(socket.SHUT_RDWR)
+        for line in idle:
+            line.close()
+
+    def take(self, url: str) -> Line:
+        """A connection that is open."""
+        while True:
+            with self._lock:
+                if self._closed:
+                    raise Trouble(ConnectionLost(f"{url}: the oracle was closed"), again=False)
+                line = self._idle.pop() if self._idle else None
+                if line is not None:
+                    self._busy.add(line)
+            if line is None:
+                return self._opened(url)
+            if not line.stale:
+                return line
+            self.drop(line)
+
+    def give(self, line: Line) -> None:
+        """Back for the next request."""
+        line.used = monotonic()
+        with self._lock:
+            self._busy.discard(line)
+            if not self._closed:
+                self._idle.append(line)
+                return
+        line.close()
+
+    def drop(self, line: Line) -> None:
+        """Not to be used again."""
+        with self._lock:
+            self._busy.discard(line)
+        line.close()
+
+    def _opened(self, url: str) -> Line:
+        host, port = self._proxy or (self._host, self._port)
+        seconds = min(self.timeout, CONNECT_SECONDS)
+        line = (
+            Line(host, port, timeout=seconds)
+            if self._secure is None
+            else SecureLine(host, port, timeout=seconds, context=self._secure)
+        )
+        if self._proxy and self._secure is not None:
+            line.set_tunnel(self._host, self._port)
+        try:
+            line.connect()
+            line.sock.settimeout(self.timeout)
+        except TimeoutError as error:
+            line.close()
+            said = "no connection in time: is the address right? is a firewall in the way?"
+            raise Trouble(ServerTimeout(f"{url}: {said}"), again=True) from error
+        except OSError as error:
+            line.close()
+            raise named(error, url, connecting=True) from error
+        with self._lock:
+            self._busy.add(line)
+        return line
+
+    def ask(self, line: Line, method: str, url: str, body: Body, headers: Mapping[str, str]) -> Reply:
+        """One request and its reply on a connection."""
+        path = url.partition(self._netloc)[2]
+        if self._proxy and self._secure is None:
+            path = url  # a proxy wants all of it
+        try:
+            return line.ask(method, path, body, {"Host": self._netloc, **headers}, Deadline.after(self.timeout))
+        except (OSError, client.HTTPException, ValueError) as error:
+            raise named(error, url) from error
+
+
+def named(error: Exception, url: str, *, connecting: bool = False) -> Trouble:
+    """The error of ours that an exception is."""
+    kind, again, said = next((kind, again, said) for each, kind, again, said in NAMES if isinstance(error, each))
+    if connecting and kind is ConnectionLost:
+        kind, said = ServerUnreachable, "no connection: are host and port right?"
+    detail = str(error)
+    if kind is ServerUntrusted:
+        detail = str(getattr(error, "verify_message", "") or getattr(error, "reason", "") or error)
+        plain = "WRONG_VERSION" in detail or "HTTP_REQUEST" in detail
+        said += ": it may speak plain http://" if plain else ": if you trust its certificate, give the file, ca="
+    made = kind(f"{url}: {said}" + (f" ({detail})" if detail else ""))
+    made.__cause__ = error
+    return Trouble(made, again=again)
+
+
+def _trust(ca: str | None) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=ca)
+    except (OSError, ssl.SSLError) as error:
+        raise UsageError(f"ca={ca!r} is no file of certificates ({error}): name one in PEM format") from error
+
+
+def _proxy(address: str | None) -> tuple[str, int] | None:
+    if address is None:
+        return None
+    try:
+        parts = urlsplit(address)
+        if parts.scheme == "http" and parts.hostname and parts.path in ("", "/") and parts.username is None:
+            return parts.hostname, parts.port or 80
+    except ValueError:
+        pass
+    raise UsageError(f"proxy={address!r} is no address of a proxy: write http://host:port")

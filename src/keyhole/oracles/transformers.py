@@ -1,0 +1,206 @@
+"""One layer of a transformers model as a black box that takes vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from os import PathLike
+from typing import Any, Literal
+
+from keyhole.arrays import Array
+from keyhole.errors import UsageError
+from keyhole.families import MultiHead
+from keyhole.families.torch_layouts import Albert, Bert, Gpt2, Llama, Place, attention_in, heads_of
+from keyhole.optional import extra
+from keyhole.oracles.positions import Positions
+from keyhole.oracles.pretrained import read_model
+from keyhole.oracles.torch import TorchOracle, identity
+from keyhole.queries import Noise, digest
+
+Part = Literal["attention", "attention-block", "layer"]
+PARTS = ("attention", "attention-block", "layer")
+
+# (the part's module, tokens, what else the model's own code would give it) -> outputs
+Ask = Callable[[Any, Array, dict[str, Any]], Any]
+
+
+class TransformersOracle(TorchOracle):
+    """One layer of a model of BERT, RoBERTa, MiniLM, ALBERT, GPT-2 or Llama kind, asked with vectors.
+
+    `model` is a transformers model in eval mode, or a folder that holds one; nothing is ever fetched, and no code of
+    the folder runs. `layer` counts from 0, from the end if negative; layers that a model shares count once. `part` is
+
+    - "attention": heads and output projection, without residual and normalisation;
+    - "attention-block": the same with the residual and the normalisation that the model has, before or behind;
+    - "layer": the whole layer, the feed-forward part included.
+
+    Causal models keep their mask, rotary models their positions. The other arguments are those of `TorchOracle`; the
+    dtype is that of the stored weights unless given.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        layer: int | Literal["all"],
+        part: Part = "attention",
+        *,
+        positions: Positions = "last",
+        dtype: Any = None,
+        device: Any = None,
+        max_norm: float | None = None,
+        max_length: int | None = None,
+        noise: Noise | str | None = None,
+        batch_limit: int | None = None,
+        name: str | None = None,
+    ) -> None:
+        if part not in PARTS:
+            raise UsageError(f"part must be one of {', '.join(PARTS)}, not {part!r}")
+        if layer == "all":
+            raise UsageError("one oracle is one layer: keyhole.recover_model(model) recovers all of them")
+        model = open_model(model, type(self).__name__)
+        self.place = place_in(model, layer)
+        self.part = part
+        whole = part == "layer" or (part == "attention-block" and not isinstance(self.place.layout, Bert))
+        module, ask = (self.place.layer if whole else self.place.module), _ask(self.place, part)
+        surroundings = _Surroundings(model, self.place)
+        super().__init__(
+            module,
+            _width(self.place),
+            positions=positions,
+            dtype=dtype,
+            device=device,
+            batch_first=True,
+            call=lambda module, tokens: ask(module, tokens, surroundings.of(tokens)),
+            max_norm=max_norm,
+            max_length=max_length,
+            noise=noise,
+            batch_limit=batch_limit,
+            name=name,
+        )
+        if name is None:
+            where = "" if isinstance(positions, str) else f" at position {positions}"
+            self.name = f"{identity(self.module)} {part}{surroundings.words}{where}"
+
+    def heads(self) -> MultiHead:
+        """The heads inside, to compare a recovery with; only of the part "attention", and not of rotary models."""
+        if self.part != "attention":
+            raise UsageError(f"the part {self.part!r} is more than its heads: ask the part 'attention' for them")
+        return heads_of(self.module)
+
+
+def open_model(model: Any, user: str) -> Any:
+    """The model itself, or the one in the folder that was given."""
+    torch = extra("torch", "transformers", user)
+    if isinstance(model, str | PathLike):
+        return read_model(model, user)
+    if not isinstance(model, torch.nn.Module):
+        raise UsageError(f"model must be a transformers model or a folder with one, not {type(model).__name__}")
+    return model
+
+
+def place_in(model: Any, layer: int) -> Place:
+    """The attention module of a layer; UsageError says how many layers there are."""
+    places = [place for place in attention_in(model) if type(place.layout) in ASKS]
+    if not places:
+        raise UsageError(
+            f"{type(model).__name__} has no attention layer of a kind that Keyhole can ask; known are those of BERT, "
+            "RoBERTa, MiniLM, ALBERT, GPT-2 and Llama: ask another module with TorchOracle(module, width=..., call=...)"
+        )
+    if isinstance(layer, bool) or not isinstance(layer, int) or not -len(places) <= layer < len(places):
+        raise UsageError(
+            f"{type(model).__name__} has no layer {layer!r}: its {len(places)} attention layers are counted from 0 to "
+            f"{len(places) - 1} (layers that it shares count once)"
+        )
+    return places[layer]
+
+
+class _Surroundings:
+    """What a model's own code gives its layers besides tokens: a mask, and rotary positions."""
+
+    def __init__(self, model: Any, place: Place) -> None:
+        self._torch = extra("torch", "torch", "TransformersOracle")
+        self._causal = place.layout.causal(place.module)
+        self._rotary = _rotary(model) if place.layout.rotary else None
+        self.words = ", causal" if self._causal else ""
+        if self._rotary is not None:
+            self.words += f", rotary {digest(self._rotary.inv_freq.float()).hex()[:16]}"
+
+    def of(self, tokens: Array) -> dict[str, Any]:
+        """Arguments for tokens (batch, length, width).
+
+        The mask is given in full: attention that is not given one may take it that all is in sight.
+        """
+        torch, length = self._torch, tokens.shape[1]
+        mask = None
+        if self._causal:
+            blocked = torch.ones(length, length, dtype=torch.bool, device=tokens.device).triu(1)
+            mask = torch.zeros(1, 1, length, length, dtype=tokens.dtype, device=tokens.device)
+            mask = mask.masked_fill(blocked, -torch.inf)
+        given: dict[str, Any] = {"attention_mask": mask}
+        if self._rotary is not None:
+            places = torch.arange(length, device=tokens.device)[None, :]
+            given |= {"position_ids": places, "position_embeddings": self._rotary(tokens, places)}
+        return given
+
+
+def _rotary(model: Any) -> Any:
+    for module in model.modules():
+        if hasattr(module, "inv_freq") and hasattr(module, "rope_init_fn"):
+            return module
+    rotary = getattr(model, "rotary_emb", None) or getattr(getattr(model, "model", None), "rotary_emb", None)
+    if rotary is None:
+        raise UsageError(
+            f"{type(model).__name__} does not show its rotary positions (rotary_emb): give the whole model"
+        )
+    return rotary
+
+
+def _width(place: Place) -> int:
+    config = getattr(place.module, "config", None) or getattr(getattr(place.module, "self", None), "config", None)
+    if config is None:
+        raise UsageError(f"{type(place.module).__name__} does not say how many numbers a token has")
+    return int(config.hidden_size)
+
+
+def _first(outputs: Any) -> Any:
+    return outputs[0] if isinstance(outputs, tuple) else outputs
+
+
+def _ask(place: Place, part: Part) -> Ask:
+    if part == "layer":
+        return lambda module, tokens, given: _first(module(tokens, **given))
+    return ASKS[type(place.layout)][part]
+
+
+def _bert(module: Any, tokens: Array, given: dict[str, Any]) -> Any:
+    return module.output.dense(_first(module.self(tokens, **given)))
+
+
+def _whole_module(module: Any, tokens: Array, given: dict[str, Any]) -> Any:
+    return _first(module(tokens, **given))
+
+
+def _albert(module: Any, tokens: Array, given: dict[str, Any]) -> Any:
+    """Its module normalises at once; what its output projection gave is caught on the way."""
+    caught: list[Any] = []
+    hook = module.dense.register_forward_hook(lambda _module, _given, outputs: caught.append(outputs))
+    try:
+        module(tokens, **given)
+    finally:
+        hook.remove()
+    return caught[-1]
+
+
+def _gpt2_block(layer: Any, tokens: Array, given: dict[str, Any]) -> Any:
+    return tokens + _first(layer.attn(layer.ln_1(tokens), **given))
+
+
+def _llama_block(layer: Any, tokens: Array, given: dict[str, Any]) -> Any:
+    return tokens + _first(layer.self_attn(layer.input_layernorm(tokens), **given))
+
+
+ASKS: dict[type, dict[str, Ask]] = {
+    Bert: {"attention": _bert, "attention-block": _whole_module},
+    Albert: {"attention": _albert, "attention-block": _whole_module},
+    Gpt2: {"attention": _whole_module, "attention-block": _gpt2_block},
+    Llama: {"attention": _whole_module, "attention-block": _llama_block},
+}

@@ -1,0 +1,165 @@
+"""All attention layers of a model, recovered one by one and put together again under the model's own names."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from keyhole.arrays import Array
+from keyhole.errors import FileError, RecoveryFailed, UsageError
+from keyhole.families import MultiHead, SingleHead
+from keyhole.families.files import load_arrays, save_arrays
+from keyhole.families.torch_layouts import attention_in, weights_of
+from keyhole.oracles import TransformersOracle
+from keyhole.oracles.positions import Positions
+from keyhole.oracles.transformers import open_model
+from keyhole.queries import Noise
+from keyhole.recovery import Recovery
+from keyhole.session import HELDOUT_QUERIES, recover
+
+FAMILY = "attention-of-a-model"
+
+
+@dataclass(frozen=True)
+class ModelRecovery:
+    """What was recovered of a model, layer by layer."""
+
+    layers: Mapping[str, Recovery]  # by the name of the attention module in the model
+    weights: Mapping[str, Array]  # tensors by the model's own names, of the layers that were certified
+    left_out: Mapping[str, str] = field(default_factory=dict)  # certified, but without weights: why
+
+    @property
+    def certified(self) -> bool:
+        """Whether every layer was recovered with a certificate."""
+        return all(result.certified for result in self.layers.values())
+
+    def arrays(self) -> dict[str, Array]:
+        """The products of every certified head, and the weights: everything that a file holds."""
+        products = {
+            f"{name}.{part}": array
+            for name, result in self.layers.items()
+            if result.certified
+            for part, array in _heads(result.params).arrays().items()
+        }
+        return {**products, **self.weights}
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write one safetensors file: heads such as NAME.heads.0.score, and weights by the model's own names."""
+        certified = [name for name, result in self.layers.items() if result.certified]
+        save_arrays(path, FAMILY, self.arrays(), {"layers": json.dumps(certified)})
+
+    def load_into(self, model: Any) -> None:
+        """Give a model the weights that were found, in its own dtype and on its device."""
+        load_weights(model, self.weights)
+
+
+def load_weights(model: Any, weights: Mapping[str, Array]) -> None:
+    """Write tensors into a PyTorch model by their names; those that it does not have are an error."""
+    own = dict(model.named_parameters())
+    unknown = [name for name in weights if name not in own]
+    if unknown:
+        raise UsageError(f"{type(model).__name__} has no {unknown[0]!r}: the weights belong to another model")
+    for name, array in weights.items():
+        if tuple(own[name].shape) != tuple(array.shape):
+            raise UsageError(f"{name} has shape {tuple(own[name].shape)} in {type(model).__name__}, not {array.shape}")
+    for name, array in weights.items():
+        own[name].data.copy_(own[name].new_tensor(array))
+
+
+def load_layers(path: str | PathLike[str]) -> tuple[dict[str, MultiHead], dict[str, Array]]:
+    """What `ModelRecovery.save` wrote: heads by the names of their modules, and weights by the model's own."""
+    family, arrays = load_arrays(path)
+    if family != FAMILY:
+        raise FileError(f"{path} holds a {family}, not the layers of a model")
+    try:
+        names = json.loads(str(arrays.pop("layers")))
+        parts: dict[str, dict[str, Any]] = {name: {} for name in names}
+        for name in list(arrays):
+            inner = next((each for each in names if _is_product(name, each)), None)
+            if inner is not None:
+                parts[inner][name[len(inner) + 1 :]] = arrays.pop(name)
+        heads = {name: MultiHead.of_arrays(**found) for name, found in parts.items()}
+    except (KeyError, TypeError, ValueError) as error:
+        raise FileError(f"{path} does not hold valid layers of a model: {error}") from error
+    return heads, arrays
+
+
+def _is_product(name: str, module: str) -> bool:
+    return name.startswith(f"{module}.heads.") or name == f"{module}.output_bias"
+
+
+def recover_model(
+    model: Any,
+    layers: Sequence[int] | None = None,
+    method: str = "multi-head",
+    budget: int | None = None,
+    journal: str | PathLike[str] | None = None,
+    seed: int = 0,
+    throw: bool = True,
+    *,
+    positions: Positions = "last",
+    dtype: Any = None,
+    device: Any = None,
+    max_norm: float | None = None,
+    noise: Noise | str | None = None,
+    heldout: int = HELDOUT_QUERIES,
+    progress: bool | None = None,
+    done: Callable[[str, Recovery], None] | None = None,
+    **options: Any,
+) -> ModelRecovery:
+    """Recover the attention of a transformers model, given as such or as its folder, layer by layer.
+
+    All layers unless some are named, each as a black box of its own with a certificate of its own. `budget` is for
+    one layer; `journal` is a folder, with a journal for every layer. Where a layer fails the others are still
+    recovered; `throw` then raises `RecoveryFailed` with the first failure, and everything found as its `partial`.
+    `done` is called after every layer. Other arguments are those of `TransformersOracle` and `recover`.
+    """
+    model = open_model(model, "recover_model")
+    numbers = range(len(attention_in(model))) if layers is None else layers
+    results: dict[str, Recovery] = {}
+    weights: dict[str, Array] = {}
+    left_out: dict[str, str] = {}
+    for number in numbers or [0]:  # of a model without layers, the oracle says so
+        oracle = TransformersOracle(
+            model, number, positions=positions, dtype=dtype, device=device, max_norm=max_norm, noise=noise
+        )
+        name = oracle.place.name
+        book = None if journal is None else _book(Path(journal), name)
+        result = recover(oracle, method, budget, book, seed, throw=False, heldout=heldout, progress=progress, **options)
+        results[name] = result
+        if result.certified:
+            try:
+                found = weights_of(_heads(result.params), oracle.place.module)
+            except UsageError as error:
+                left_out[name] = str(error)
+            else:
+                weights |= {f"{name}.{part}": array for part, array in found.items()}
+        if done is not None:
+            done(name, result)
+    whole = ModelRecovery(results, weights, left_out)
+    failed = [result for result in results.values() if not result.certified]
+    if throw and failed:
+        failure = RecoveryFailed(failed[0])
+        failure.partial = whole
+        raise failure
+    return whole
+
+
+def _heads(params: Any) -> MultiHead:
+    if isinstance(params, SingleHead):
+        return MultiHead([SingleHead(params.score, params.value, params.score_bias)], params.output_bias)
+    if not isinstance(params, MultiHead):
+        raise UsageError(f"the method found a {type(params).__name__}, no heads: use the method multi-head")
+    return params
+
+
+def _book(folder: Path, name: str) -> Path:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FileError(f"cannot make the folder {folder} for journals: {error.strerror}") from error
+    return folder / f"{name}.db"

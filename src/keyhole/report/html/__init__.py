@@ -1,0 +1,1 @@
+"""Pages: plain data drawn as SVG and put into a template."""

@@ -1,0 +1,109 @@
+"""A run folder in, `report.html` out. Needs the `report` extra; `INSTALL` says how to get it."""
+
+from __future__ import annotations
+
+import json
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from keyhole.errors import FileError, KeyholeError
+from keyhole.report.html.canvas import INSTALL
+from keyhole.report.html.content import Report
+from keyhole.report.html.drawing import as_element, as_png
+from keyhole.report.sections.other_kinds import report_of_audit, report_of_diagnosis, report_of_model, report_of_verdict
+from keyhole.report.sections.run import report_of_run
+from keyhole.runs.reader import (
+    AGAIN,
+    Saved,
+    SavedAudit,
+    SavedDiagnosis,
+    SavedModel,
+    SavedRun,
+    read_folder,
+)
+from keyhole.runs.store import REPORT, keyhole_version, plain, prepare_folder, write_file
+
+PICTURES = "pictures"
+# A record larger than this is embedded without its held-out answers, which the pictures show.
+MOST_BYTES = 1_500_000
+
+
+def read_report(folder: Path) -> Report:
+    """What there is to say of a run folder; FileError says what is wrong with one."""
+    saved = read_folder(folder)
+    try:
+        with np.errstate(all="ignore"):
+            return _report(saved)
+    except KeyholeError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError) as error:
+        raise FileError(f"what {folder} holds is damaged ({type(error).__name__}: {error}): {AGAIN}") from error
+
+
+def _report(saved: Saved) -> Report:
+    if isinstance(saved, SavedRun):
+        return report_of_run(saved)
+    if isinstance(saved, SavedAudit):
+        return report_of_audit(saved)
+    if isinstance(saved, SavedModel):
+        return report_of_model(saved)
+    return report_of_diagnosis(saved) if isinstance(saved, SavedDiagnosis) else report_of_verdict(saved)
+
+
+def write_report(folder: Path) -> tuple[Path, Report]:
+    """Make the report of a run folder, whole or not at all. ImportError where the `report` extra is missing."""
+    report = read_report(folder)
+    return write_file(folder, REPORT, as_html(report).encode("utf-8", errors="replace")), report
+
+
+def write_pictures(folder: Path, report: Report) -> dict[str, Path]:
+    """Every picture of a report as a PNG file on white, by its name."""
+    target = folder / PICTURES
+    prepare_folder(target)
+    return {chart.name: write_file(target, f"{chart.name}.png", as_png(chart)) for chart in report.charts}
+
+
+def try_report(folder: Path) -> tuple[Path | None, str | None]:
+    """The report, or a note that says why there is none: a result without a report is still a result."""
+    try:
+        return write_report(folder)[0], None
+    except ImportError as error:
+        return None, f"no report: {error}; get it with {INSTALL}, then keyhole report {folder}"
+    except KeyboardInterrupt:
+        return None, f"no report: interrupted; the result is complete, and keyhole report {folder} makes it"
+    except Exception as error:
+        return None, f"no report: {type(error).__name__}: {error}; the result itself is complete"
+
+
+def as_html(report: Report) -> str:
+    """The report as one page that needs nothing but itself."""
+    from jinja2 import Environment, StrictUndefined  # noqa: PLC0415 - most uses of Keyhole write no page
+    from markupsafe import Markup  # noqa: PLC0415
+
+    folder = files("keyhole.report") / "templates"
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    template = environment.from_string((folder / "report.html").read_text(encoding="utf-8"))
+    return template.render(
+        report=report,
+        style=Markup((folder / "report.css").read_text(encoding="utf-8")),
+        picture=lambda chart: Markup(as_element(chart)),
+        record=_embedded(report),
+        made_by=keyhole_version(),
+    )
+
+
+def _embedded(report: Report) -> dict[str, Any]:
+    """The whole record, or all but the longest lists where it is too long for a page."""
+    record: dict[str, Any] = plain(report.record)
+    return record if len(json.dumps(record)) <= MOST_BYTES else _shortened(record)
+
+
+def _shortened(record: Any) -> Any:
+    """The same without held-out answers, of a run or of every layer of a model."""
+    if not isinstance(record, dict):
+        return record
+    told = "left out of this page for their number: they are in the run folder"
+    return {name: told if name == "heldout" else _shortened(value) for name, value in record.items()}

@@ -1,0 +1,116 @@
+"""What a report says, as plain data: a verdict, figures, sections with words, tables and charts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from keyhole.report.html.charts import Chart, plain_chart
+
+# good: proven; bad: admitted failure; plain: neither is the question.
+Tone = Literal["good", "bad", "plain"]
+
+
+@dataclass(frozen=True)
+class Headline:
+    """The first thing to read."""
+
+    tone: Tone
+    word: str  # one or two: "Certified"
+    title: str  # what was found, or not
+    said: str  # a sentence with the particulars
+    remedy: str | None = None
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One figure in large letters."""
+
+    figure: str
+    label: str
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of words under their columns."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Something of which there are many: a head, with its pictures and a few words."""
+
+    title: str
+    said: tuple[str, ...]
+    charts: tuple[Chart, ...]
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of a report."""
+
+    title: str
+    said: tuple[str, ...] = ()  # paragraphs
+    facts: tuple[tuple[str, str], ...] = ()  # (word, sentence)
+    steps: tuple[tuple[str, str], ...] = ()  # the same where order matters
+    table: Table | None = None
+    charts: tuple[Chart, ...] = ()
+    panels: tuple[Panel, ...] = ()
+
+
+@dataclass(frozen=True)
+class Report:
+    """A whole report."""
+
+    kind: str  # recovery, layer from examples, audit, ...
+    label: str  # what it is about
+    headline: Headline
+    tiles: tuple[Tile, ...]
+    sections: tuple[Section, ...]
+    record: Mapping[str, Any] = field(repr=False)  # everything, as the run folder has it
+    version: str = ""  # of Keyhole that made the run
+
+    @property
+    def charts(self) -> tuple[Chart, ...]:
+        """All pictures, in order."""
+        return tuple(
+            chart
+            for section in self.sections
+            for charts in (section.charts, *(panel.charts for panel in section.panels))
+            for chart in charts
+        )
+
+    def as_data(self) -> dict[str, Any]:
+        """What it says as plain data for JSON, without the numbers that pictures are made of."""
+        return {
+            "kind": self.kind,
+            "label": self.label,
+            "headline": vars(self.headline),
+            "tiles": [vars(tile) for tile in self.tiles],
+            "sections": [_plain(section) for section in self.sections],
+        }
+
+
+def _plain(section: Section) -> dict[str, Any]:
+    return {
+        "title": section.title,
+        "said": section.said,
+        "facts": dict(section.facts),
+        "steps": dict(section.steps),
+        "table": None if section.table is None else vars(section.table),
+        "charts": [plain_chart(chart) for chart in section.charts],
+        "panels": [
+            {"title": panel.title, "said": panel.said, "charts": [plain_chart(chart) for chart in panel.charts]}
+            for panel in section.panels
+        ],
+    }
+
+
+def sentence(message: str) -> str:
+    """A message with a capital letter and a full stop."""
+    said = message[:1].upper() + message[1:]
+    return said if said.endswith((".", "!", "?")) else f"{said}."

@@ -1,0 +1,89 @@
+"""The section about error bars, beside actual errors where the truth is known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from keyhole.arrays import Floats, floats
+from keyhole.families import AttentionLayer, OneLayer, SingleHead
+from keyhole.report.html.canvas import short
+from keyhole.report.html.charts import LEAST, Histogram, clean, largest, within
+from keyhole.report.html.content import Section, Table
+from keyhole.report.sections.parameters import heads_of, matched
+
+
+def error_section(params: Any, radius: Any, errors: Any, truth: Any, proven: bool) -> Section | None:
+    """How sure every entry is, and how wrong it is where the truth is known."""
+    if params is None or radius is None:
+        return None
+    bars = {name: floats(array) for name, array in radius.arrays().items()}
+    standard = {} if errors is None else {name: floats(array) for name, array in errors.arrays().items()}
+    values = {name: floats(array) for name, array in params.arrays().items()}
+    actual = _actual(params, truth)
+    rows = tuple(
+        (
+            name.replace("_", " "),
+            "\u00a0×\u00a0".join(map(str, bar.shape)) or "1",
+            short(largest(clean(values[name]))) if name in values else "0",
+            short(largest(bar)),
+            *([short(largest(standard[name])) if name in standard else ""] if standard else []),
+            *([short(largest(actual[name])) if name in actual else ""] if actual else []),
+        )
+        for name, bar in bars.items()
+    )
+    columns: tuple[str, ...] = ("part", "entries", "largest entry", "largest error bar")
+    columns += ("largest standard error",) * bool(standard) + ("largest error, from the truth",) * bool(actual)
+    said = "Every entry has an error bar of its own, carried from the answers to the result."
+    if not proven:
+        said += " The outcome is not certified, so these bars are not proven."
+    return Section("Error bars", (said,), table=Table(columns, rows), charts=tuple(_bar_chart(bars, actual)))
+
+
+def _bar_chart(bars: Mapping[str, Floats], actual: Mapping[str, Floats]) -> Iterator[Histogram]:
+    sizes = np.concatenate([bar.ravel() for bar in bars.values()])
+    sizes = sizes[within(sizes) & (sizes >= LEAST)]
+    if not sizes.size:
+        return
+    groups = [("error bars", sizes)]
+    words = (
+        f"Histogram of {sizes.size} error bars on a logarithmic scale: from {short(float(np.min(sizes)))} to "
+        f"{short(float(np.max(sizes)))}, median {short(float(np.median(sizes)))}."
+    )
+    if actual:
+        errors = np.concatenate([np.abs(each).ravel() for each in actual.values()])
+        wrong = errors[errors >= LEAST]
+        words += f" The actual errors are at most {short(float(np.max(errors)))}; {errors.size - wrong.size} are zero."
+        if wrong.size:
+            groups.append(("actual errors", wrong))
+    yield Histogram("error-bars", "Error bars of all entries", words, tuple(groups), "size")
+
+
+def _actual(params: Any, truth: Any) -> dict[str, Floats]:
+    """Entrywise errors, where entries of parameters and truth correspond; of nets they do not."""
+    if truth is None or type(truth) is not type(params):
+        return {}
+    if isinstance(params, OneLayer):
+        if params.width != truth.width:
+            return {}
+        return {"attention.score": clean(params.attention.score) - clean(truth.attention.score)}
+    if isinstance(params, SingleHead):
+        pairs = [("", params, truth)]
+    else:
+        order = matched(heads_of(params), heads_of(truth)) or ()
+        pairs = [(f"heads.{n}.", a, b) for n, (a, b) in enumerate(zip(heads_of(params), order, strict=False))]
+    found = {
+        f"{prefix}{name}": clean(array) - clean(other)
+        for prefix, own, true in pairs
+        for name, array in own.arrays().items()
+        if (other := true.arrays().get(name)) is not None and other.shape == array.shape
+    }
+    if isinstance(params, AttentionLayer) and found:  # whose heads lie in one array each
+        parts = {"scores": "score", "projections": "value"}
+        return {
+            name: np.stack([found[f"heads.{number}.{part}"] for number in range(params.heads)])
+            for name, part in parts.items()
+        }
+    return found

@@ -1,0 +1,101 @@
+"""The section about the held-out check: predictions against answers, their errors, and the certificate in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from keyhole.arrays import Floats
+from keyhole.recovery import Recovery
+from keyhole.report.html.canvas import short
+from keyhole.report.html.charts import LEAST, MOST, Chart, Histogram, Mark, Plot, Series, largest, within
+from keyhole.report.html.content import Section
+from keyhole.report.html.demo_picture import FAR_APART
+
+MOST_POINTS = 4000  # that are drawn
+
+
+def heldout_section(result: Recovery, unit: str, prefix: str = "") -> Section:
+    """The held-out check, and the certificate in words."""
+    certificate = result.certificate
+    if not certificate.answers.size:
+        return Section("Held-out check", ("No fresh answers were compared with predictions: there is no certificate.",))
+    answers, predictions = certificate.answers, certificate.predictions
+    seen = within(answers) & within(predictions)
+    answers, predictions = answers[seen], predictions[seen]
+    said = tuple(_in_words(result, unit))
+    charts: list[Chart] = []
+    if answers.size:
+        charts = [
+            _agreement(answers, predictions, prefix),
+            *_errors(answers, predictions, certificate.worst_error, prefix),
+        ]
+    facts = tuple(("" if number else "assuming", each) for number, each in enumerate(certificate.assumptions))
+    return Section("Held-out check", said, facts, charts=tuple(charts))
+
+
+def _in_words(result: Recovery, unit: str) -> Iterator[str]:
+    certificate = result.certificate
+    count, ratio = certificate.heldout_queries, certificate.worst_ratio
+    fresh = f"{count:,} fresh random {unit}" if unit == "sequences" else f"{count:,} {unit} held back"
+    numbers = f", {certificate.answers.size:,} numbers in all," if certificate.answers.size != count else ""
+    yield (
+        f"After the parameters were fixed, {fresh}{numbers} were compared with what the parameters predict. The "
+        f"largest error is {short(certificate.worst_error)} where answers reach {short(largest(certificate.answers))}."
+    )
+    if result.certified:
+        yield (
+            f"Certified: every answer lies within the error bar of its prediction, the worst at {100 * ratio:.2g} % of "
+            "it. This rests on the assumptions below and on a finite number of questions; it does not rule out a box "
+            "that behaves differently on questions it was never asked."
+        )
+    elif np.isfinite(ratio):
+        inside = f"at most {100 * ratio:.2g} % of" if ratio <= 1 else f"up to {ratio:.2g} ×"
+        yield f"Not certified: {result.message}. Errors are {inside} the error bar."
+    else:
+        yield f"Not certified: {result.message}."
+
+
+def _agreement(answers: Floats, predictions: Floats, prefix: str) -> Plot:
+    shown = _some(answers.size)
+    ends = np.array([min(answers.min(), predictions.min()), max(answers.max(), predictions.max())])
+    usual = float(np.median(np.abs(answers)))
+    far = bool(0 < FAR_APART * usual < np.max(np.abs(answers)))
+    both = np.corrcoef(answers, predictions)[0, 1] if np.ptp(answers) and np.ptp(predictions) else 1.0
+    words = (
+        f"Scatter of {answers.size:,} predictions against answers, from {short(float(ends[0]))} to "
+        f"{short(float(ends[1]))}: they lie on the line where both agree, correlation {both:.6f}."
+    )
+    if both < 0.999:
+        words = words.replace("they lie on the line where both agree", "not all lie on the line where both agree")
+    series = (
+        Series("prediction = answer", ends, ends, "faint"),
+        Series("fresh answer", answers[shown], predictions[shown]),
+    )
+    scale: Any = "through zero" if far else "linear"
+    title = f"{answers.size:,} predictions against answers"
+    name = f"{prefix}heldout"
+    return Plot(name, title, words, series, "answer of the box", "prediction", scale, scale, square=True)
+
+
+def _some(count: int) -> Any:
+    """All of few numbers, evenly chosen ones of many."""
+    return slice(None) if count <= MOST_POINTS else np.linspace(0, count - 1, MOST_POINTS).astype(int)
+
+
+def _errors(answers: Floats, predictions: Floats, worst: float, prefix: str) -> Iterator[Histogram]:
+    errors = np.abs(predictions - answers)
+    wrong = errors[errors >= LEAST]
+    if not wrong.size:
+        return
+    exact = errors.size - wrong.size
+    words = (
+        f"Histogram of the errors of {errors.size:,} predictions on a logarithmic scale: {exact:,} are zero, the "
+        f"others from {short(float(np.min(wrong)))} to {short(float(np.max(wrong)))}, median "
+        f"{short(float(np.median(wrong)))}."
+    )
+    title = "Errors of predictions" + (f", {exact:,} more are exactly 0" if exact else "")
+    mark = Mark(worst, "largest") if LEAST <= worst <= MOST else None
+    yield Histogram(f"{prefix}errors", title, words, (("errors", wrong),), "|prediction − answer|", mark)

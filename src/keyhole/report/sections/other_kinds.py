@@ -1,0 +1,210 @@
+"""Reports of what is no single recovery: an audit, a verification, a diagnosis, all layers of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from keyhole.audit.defences import NONE, parse_defence
+from keyhole.audit.result import Audit
+from keyhole.recovery import Recovery
+from keyhole.report.html.canvas import short
+from keyhole.report.html.charts import LEAST, MOST, Bars, Curves
+from keyhole.report.html.content import Headline, Report, Section, Table, Tile, sentence
+from keyhole.report.sections.heldout import heldout_section
+from keyhole.report.sections.parameters import heads_of, many_heads
+from keyhole.report.text.diagnosis import describe_diagnosis
+from keyhole.report.text.verdict import describe_verdict
+from keyhole.runs.reader import SavedAudit, SavedDiagnosis, SavedModel, SavedVerdict
+
+MOST_PARTS = 16  # of a verification that are drawn
+
+
+# --- audit ------------------------------------------------------------------------------------------------------
+
+
+def report_of_audit(saved: SavedAudit) -> Report:
+    """What defences cost an attacker."""
+    audit = saved.audit
+    others = [defence for defence in audit.defences if defence != NONE]
+    best = {defence: min(row.error for row in audit.of(defence)) for defence in audit.defences}
+    strongest = max(others or [NONE], key=lambda defence: best[defence])
+    said = audit.sentences[0] if not others else audit.sentences[audit.defences.index(strongest)]
+    title = (
+        f"{len(others)} defence{'s' * (len(others) != 1)} against {len({row.multiple for row in audit.rows})} budgets"
+    )
+    tiles = (
+        Tile(f"{audit.bound:,}", "queries: the counting bound", "budgets are multiples of it"),
+        Tile(short(best.get(NONE, float("nan"))), "error without a defence", "relative, at best"),
+        Tile(short(best[strongest]), "error left by the strongest", parse_defence(strongest).words),
+        Tile(f"{sum(row.queries for row in audit.rows):,}", "queries in all", f"{audit.new_queries:,} of them now"),
+    )
+    facts = (("target", audit.target), ("box", audit.label), ("errors", f"relative, against {audit.reference}"))
+    sentences = tuple(zip(audit.defences, audit.sentences, strict=True))
+    sections = (
+        Section("The box", facts=facts),
+        Section("What each defence achieves", facts=sentences, charts=(_curves(audit),)),
+        Section("All figures", ("Relative errors by budget; 1 is what a guess of nothing has.",), table=_cells(audit)),
+    )
+    headline = Headline("plain", "Audit", title, said)
+    return Report("audit", audit.label, headline, tiles, sections, saved.record, str(saved.record.get("keyhole", "")))
+
+
+def _curves(audit: Audit) -> Curves:
+    ends = "; ".join(
+        f"{parse_defence(defence).words}: {short(audit.of(defence)[-1].error)} after "
+        f"{audit.of(defence)[-1].budget:,} queries, floor {short(audit.of(defence)[-1].floor)}"
+        for defence in audit.defences
+    )
+    words = f"Curves of the attacker's relative error against queries sent, both logarithmic, one per defence. {ends}."
+    return Curves("curves", "Error against queries", words, audit)
+
+
+def _cells(audit: Audit) -> Table:
+    columns = ("defence", "budget", "queries", "error", "floor", "outcome")
+    rows = tuple(
+        (
+            row.defence,
+            f"{row.multiple:g} ×",
+            f"{row.queries:,}",
+            short(row.error),
+            short(row.floor),
+            row.outcome.lower().replace("_", " "),
+        )
+        for row in audit.rows
+    )
+    return Table(columns, rows)
+
+
+# --- verification -----------------------------------------------------------------------------------------------
+
+
+def report_of_verdict(saved: SavedVerdict) -> Report:
+    """Whether a box is the one that parameters describe."""
+    verdict = saved.verdict
+    titles = {
+        "same": "The box answers like the parameters",
+        "different": "The box is not the one that the parameters describe",
+        "inconclusive": "It could not be decided whether they are the same",
+    }
+    said = sentence(verdict.message)
+    tone = "good" if verdict.same else "bad"
+    headline = Headline(tone, verdict.conclusion.capitalize(), titles[verdict.conclusion], said)  # type: ignore[arg-type]
+    tiles = [Tile(f"{verdict.queries:,}", "queries", f"{verdict.new_queries:,} of them now")]
+    if np.isfinite(verdict.worst_error):
+        ratio = verdict.worst_ratio
+        note = f"{100 * ratio:.2g} % of its error bar" if ratio <= 1 else f"{ratio:.2g} × its error bar"
+        tiles.append(Tile(short(verdict.worst_error), "largest error of an answer", note))
+    if np.isfinite(verdict.resolution):
+        tiles.append(Tile(short(verdict.resolution), "change of any part that is noticed", f"but for {verdict.miss:g}"))
+    tiles.append(Tile(f"{100 * verdict.confidence:.6g} %", "confidence"))
+    lines = tuple(line for line in describe_verdict(verdict, saved.label, saved.claimed) if line[0] != "verdict")
+    sections = [Section("The box and the parameters", facts=lines)]
+    if verdict.differing:
+        rows = tuple(
+            ("" if each.head is None else f"head {each.head}", (each.part or "").replace("_", " "), short(each.size))
+            for each in verdict.differing
+        )
+        sections.append(Section("Where they differ", table=Table(("head", "part", "relative change, about"), rows)))
+    sections += _noticed(saved)
+    version = str(saved.record.get("keyhole", ""))
+    return Report("verification", saved.label, headline, tuple(tiles), tuple(sections), saved.record, version)
+
+
+def _noticed(saved: SavedVerdict) -> Iterator[Section]:
+    sizes = {name: size for name, size in saved.verdict.parts.items() if LEAST <= size <= MOST}
+    coarsest = dict(sorted(sizes.items(), key=lambda item: -item[1])[:MOST_PARTS])
+    if not coarsest:
+        return
+    listed = ", ".join(f"{name} {short(size)}" for name, size in coarsest.items())
+    words = f"Bars of the smallest relative change that would be noticed, by part, logarithmic: {listed}."
+    lengths = (("change", tuple(coarsest.values())),)
+    title = "Smallest change that is noticed"
+    chart = Bars("noticed", title, words, tuple(coarsest), lengths, "relative change of the part", "log")
+    said = (
+        f"A random change of one part is noticed from these sizes on, but for a probability of {saved.verdict.miss:g}."
+    )
+    left = len(sizes) - len(coarsest)
+    yield Section(title, (said,) + ((f"{left} finer parts are left out.",) if left else ()), charts=(chart,))
+
+
+# --- diagnosis --------------------------------------------------------------------------------------------------
+
+
+def report_of_diagnosis(saved: SavedDiagnosis) -> Report:
+    """What kind of box it is, and why."""
+    found = saved.diagnosis
+    said = (
+        "No method here recovers such a box."
+        if found.method is None
+        else f"The method {found.method} recovers such a box."
+    )
+    tone = "good" if found.method else "bad"
+    headline = Headline(tone, "Diagnosis", f"It looks like: {found.family}", said)  # type: ignore[arg-type]
+    tiles = (Tile(f"{found.queries:,}", "queries"), Tile(found.method or "none", "method"))
+    lines = dict(describe_diagnosis(found, saved.target))
+    facts = (("target", saved.target), ("box", saved.label), ("next", lines["next"]))
+    rows = tuple((each.what, each.found, each.evidence) for each in found.findings)
+    sections = (
+        Section("The box", facts=facts),
+        Section("Evidence", table=Table(("property", "found", "evidence"), rows)),
+    )
+    version = str(saved.record.get("keyhole", ""))
+    return Report("diagnosis", saved.label, headline, tiles, sections, saved.record, version)
+
+
+# --- all layers of a model --------------------------------------------------------------------------------------
+
+
+def report_of_model(saved: SavedModel) -> Report:
+    """Every layer, its heads and how it ended."""
+    results = {name: each.result for name, each in saved.layers.items()}
+    certified = sum(result.certified for result in results.values())
+    everything = certified == len(results)
+    queries = sum(result.stats.queries for result in results.values())
+    title = f"{certified} of {len(results)} attention layers recovered"
+    failed = [f"{name}: {each.outcome.name}, {each.message}" for name, each in results.items() if not each.certified]
+    said = "Every layer has a certificate of its own." if everything else "; ".join(failed) + "."
+    headline = Headline(
+        "good" if everything else "bad", "Certified" if everything else "Not all certified", title, said
+    )
+    worst = max((each.distance for each in saved.layers.values() if each.distance is not None), default=None)
+    tiles = [
+        Tile(f"{queries:,}", "queries in all", f"for {len(results)} layers"),
+        Tile(f"{sum(len(heads_of(each.params)) for each in results.values())}", "heads"),
+    ]
+    if worst is not None:
+        tiles.append(Tile(short(worst), "from the weights in the file", "relatively, the worst layer"))
+    tiles.append(Tile(f"{sum(each.stats.seconds for each in results.values()):.1f} s", "time"))
+    rows = tuple(_layer_row(name, result, saved.layers[name].distance) for name, result in results.items())
+    columns = ("layer", "outcome", "heads", "queries", "fewest possible", "largest held-out error", "from the file")
+    sections = [Section("The layers", facts=(("target", saved.target),), table=Table(columns, rows))]
+    for number, (name, result) in enumerate(results.items()):
+        sections += _layer(name, result, f"layer-{number}-")
+    version = str(saved.record.get("keyhole", ""))
+    return Report("model", saved.target, headline, tuple(tiles), tuple(sections), saved.record, version)
+
+
+def _layer_row(name: str, result: Recovery, distance: float | None) -> tuple[str, ...]:
+    stats = result.stats
+    return (
+        name,
+        result.outcome.name.lower().replace("_", " "),
+        str(len(heads_of(result.params))),
+        f"{stats.queries:,}",
+        f"{stats.counting_bound:,}" if stats.counting_bound else "",
+        short(result.certificate.worst_error) if np.isfinite(result.certificate.worst_error) else "",
+        "" if distance is None else short(distance),
+    )
+
+
+def _layer(name: str, result: Recovery, prefix: str) -> Iterator[Section]:
+    heads = heads_of(result.params)
+    if not heads:
+        return
+    found = many_heads(heads, (), (), prefix)
+    check = heldout_section(result, "sequences", prefix)
+    yield Section(
+        f"Layer {name}", found.said + check.said[:1], charts=(*found.charts, *check.charts), panels=found.panels
+    )

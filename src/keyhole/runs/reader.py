@@ -1,0 +1,389 @@
+"""Run folders read back: whatever a command wrote with --out, or a FileError that says what is wrong with it.
+
+Everything in a folder is taken for damaged until it has been looked at, and only files that Keyhole
+writes are read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from keyhole.arrays import Floats
+from keyhole.audit.result import Audit, Row
+from keyhole.errors import FileError, KeyholeError
+from keyhole.methods.diagnosis.diagnose import Diagnosis, Finding
+from keyhole.families import MultiHead, load
+from keyhole.recovery import Certificate, Outcome, Recovery, Stats
+from keyhole.report.html.charts import MOST
+from keyhole.runs.store import ERRORS, PARAMS, RADIUS, RUN, TRUTH, VERSION
+from keyhole.verify.verdict import Difference, Verdict
+from keyhole.recover_model import load_layers
+
+AUDIT, LAYERS, VERIFICATION, DIAGNOSIS = "audit.json", "layers.json", "verify.json", "diagnosis.json"
+HEADS = "layers.safetensors"
+FORMATS = {
+    RUN: "keyhole-run",
+    AUDIT: "keyhole-audit",
+    LAYERS: "keyhole-layers",
+    VERIFICATION: "keyhole-verification",
+    DIAGNOSIS: "keyhole-diagnosis",
+}
+AGAIN = "restore it, or run the command again"
+
+
+@dataclass(frozen=True)
+class SavedRun:
+    """A recovery, by queries or from examples."""
+
+    record: Mapping[str, Any]
+    result: Recovery
+    label: str  # what the box is, in words
+    distance: float | None = None  # from the truth
+    truth: Any = None
+
+    @property
+    def learned(self) -> bool:
+        """Whether it was learned from examples."""
+        return "data" in self.record["settings"]
+
+
+@dataclass(frozen=True)
+class SavedModel:
+    """All layers of a model."""
+
+    record: Mapping[str, Any]
+    target: str
+    layers: Mapping[str, SavedRun]
+
+
+@dataclass(frozen=True)
+class SavedAudit:
+    """An audit."""
+
+    record: Mapping[str, Any]
+    audit: Audit
+
+
+@dataclass(frozen=True)
+class SavedVerdict:
+    """A verification."""
+
+    record: Mapping[str, Any]
+    verdict: Verdict
+    label: str
+    claimed: str  # what it was compared with, in words
+
+
+@dataclass(frozen=True)
+class SavedDiagnosis:
+    """What family a box is of."""
+
+    record: Mapping[str, Any]
+    diagnosis: Diagnosis
+    label: str
+    target: str
+
+
+Saved = SavedRun | SavedModel | SavedAudit | SavedVerdict | SavedDiagnosis
+
+
+def read_folder(folder: Path) -> Saved:
+    """What a command has written there; where several have, what the last of them wrote."""
+    if not folder.exists():
+        raise FileError(f"{folder}: no such folder; name one that a command wrote with --out")
+    if not folder.is_dir():
+        raise FileError(f"{folder} is a file: name the folder that a command wrote with --out")
+    try:
+        there = [folder / name for name in FORMATS if (folder / name).is_file()]
+        there.sort(key=lambda path: path.stat().st_mtime_ns)
+        if not there:
+            raise FileError(_nothing(folder))
+    except OSError as error:
+        raise FileError(f"cannot read {folder}: {error.strerror or error}") from error
+    page = Page(there[-1], _opened(there[-1]))
+    try:
+        return READERS[there[-1].name](page, folder)
+    except KeyholeError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
+        raise page.damaged(f"{type(error).__name__}: {error}") from error
+
+
+def _nothing(folder: Path) -> str:
+    begun = [*folder.glob(".*.tmp"), *(folder / name for name in (PARAMS, HEADS, "cells") if (folder / name).exists())]
+    if begun:
+        return f"{folder} is incomplete: the run that wrote {begun[0].name} did not come to its end; run it again"
+    return f"{folder} is no run folder: it has none of {', '.join(FORMATS)}; name one that a command wrote with --out"
+
+
+def _opened(path: Path) -> dict[str, Any]:
+    try:
+        record = json.loads(path.read_bytes())
+    except OSError as error:
+        raise FileError(f"cannot read {path}: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise FileError(f"{path} is damaged, it holds no JSON ({error}): {AGAIN}") from error
+    kind = FORMATS[path.name]
+    if not isinstance(record, dict) or record.get("format", kind) != kind:
+        raise FileError(f"{path} is no {kind} file of Keyhole's: {AGAIN}")
+    version = record.get("version", VERSION)
+    if isinstance(version, bool) or not isinstance(version, int) or version < 1:
+        raise FileError(f"{path} is damaged, its version is {version!r}: {AGAIN}")
+    if version > VERSION:
+        by = f", by Keyhole {record['keyhole']}" if isinstance(record.get("keyhole"), str) else ""
+        raise FileError(
+            f"{path} was written in format version {version}{by}; this Keyhole reads up to {VERSION}: upgrade it"
+        )
+    return record
+
+
+@dataclass(frozen=True)
+class Page:
+    """A JSON object of which nothing is taken on trust."""
+
+    path: Path
+    data: Mapping[str, Any] = field(repr=False)
+
+    def damaged(self, what: str) -> FileError:
+        """What to raise."""
+        return FileError(f"{self.path} is damaged ({what}): {AGAIN}")
+
+    def inner(self, name: str) -> Page:
+        """An object inside."""
+        return Page(self.path, self._typed(name, dict, "an object"))
+
+    def text(self, name: str, default: str | None = None) -> str:
+        """A text."""
+        found: str = self._typed(name, str, "a text", default)
+        return found
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        """A list of texts."""
+        found = self._typed(name, list, "a list")
+        if not all(isinstance(each, str) for each in found):
+            raise self.damaged(f"{name} is no list of texts")
+        return tuple(found)
+
+    def count(self, name: str, default: int | None = None) -> int:
+        """A whole number of at least 0."""
+        found: int = self._typed(name, int, "a whole number", default)
+        if not 0 <= found < 2**63:
+            raise self.damaged(f"{name} is {'negative' if found < 0 else 'absurdly large'}")
+        return found
+
+    def number(self, name: str) -> float:
+        """A number, nan where it is null: what is not finite is written so."""
+        found = self.data.get(name)
+        if found is None:
+            return float("nan")
+        return float(self._typed(name, (int, float), "a number"))
+
+    def maybe(self, name: str) -> float | None:
+        """A number, or None where there is none."""
+        return None if self.data.get(name) is None else self.number(name)
+
+    def numbers(self, name: str) -> Floats:  # (n,)
+        """A list of numbers."""
+        found = self._typed(name, list, "a list")
+        if not all(isinstance(each, int | float) for each in found):
+            raise self.damaged(f"{name} is no list of numbers")
+        return np.asarray(found, dtype=np.float64)
+
+    def _typed(self, name: str, kind: Any, words: str, default: Any = None) -> Any:
+        found = self.data.get(name, default)
+        if not isinstance(found, kind) or (isinstance(found, bool) and kind is not bool):
+            raise self.damaged(f"{name} is missing" if found is None else f"{name} is not {words}")
+        return found
+
+
+# What each file holds.
+
+
+def _run(page: Page, folder: Path) -> SavedRun:
+    files = page.inner("files").data
+    params = _params(folder, PARAMS, "params" in files)
+    radius, errors = (_like(params, folder, name, kind in files) for kind, name in _BARS.items())
+    truth = _params(folder, TRUTH, "truth" in files)
+    heldout = page.inner("heldout")
+    page.inner("settings")
+    result = _recovery(page.inner("result"), heldout, params, radius, errors)
+    label = page.text("label", page.text("box"))
+    return SavedRun(page.data, result, label, page.maybe("distance"), truth)
+
+
+_BARS = {"radius": RADIUS, "standard_error": ERRORS}
+
+
+def _params(folder: Path, name: str, listed: bool) -> Any:
+    """Parameters, if the run wrote any."""
+    if not listed:
+        return None
+    if not (folder / name).is_file():
+        raise FileError(f"{folder} is incomplete: {name} is missing; {AGAIN}")
+    try:
+        return load(folder / name)
+    except FileError as error:
+        raise FileError(str(error) if "upgrade" in str(error) else f"{error}: {AGAIN}") from error
+
+
+def _like(params: Any, folder: Path, name: str, listed: bool) -> Any:
+    """Error bars, which have the shapes of the parameters."""
+    found = _params(folder, name, listed)
+    if found is None or params is None:
+        return None
+    own, other = ({key: array.shape for key, array in each.arrays().items()} for each in (params, found))
+    # A bias may have an error bar although it is zero and left out.
+    if type(found) is not type(params) or any(other.get(key, shape) != shape for key, shape in own.items()):
+        raise FileError(f"{folder / name} does not belong to {PARAMS} beside it: {AGAIN}")
+    return found
+
+
+def _recovery(page: Page, heldout: Page | None, params: Any, radius: Any, errors: Any) -> Recovery:
+    outcome = page.text("outcome")
+    if outcome not in Outcome.__members__:
+        raise page.damaged(f"there is no outcome {outcome!r}")
+    answers = np.empty(0) if heldout is None else heldout.numbers("answers")
+    predictions = np.empty(0) if heldout is None else heldout.numbers("predictions")
+    if answers.shape != predictions.shape:
+        raise page.damaged(f"{answers.size} held-out answers but {predictions.size} predictions")
+    certificate = Certificate(
+        radius,
+        errors,
+        page.count("heldout_queries"),
+        page.number("worst_error"),
+        page.number("worst_ratio"),
+        page.number("resolution"),
+        page.texts("assumptions"),
+        predictions,
+        answers,
+    )
+    stages = page.inner("stages")
+    stats = Stats(
+        page.count("queries"),
+        page.count("new_queries"),
+        page.count("heldout_queries"),
+        page.count("counting_bound"),
+        page.number("seconds"),
+        page.number("oracle_seconds"),
+        {name: stages.count(name) for name in stages.data},
+        page.inner("details").data,
+    )
+    return Recovery(Outcome[outcome], page.text("message"), params, certificate, stats, page.text("method"))
+
+
+def _audit(page: Page, _: Path) -> SavedAudit:
+    rows = page.data.get("rows")
+    if not isinstance(rows, list) or not rows:
+        raise page.damaged("it has no rows")
+    cells = []
+    for each in rows:
+        row = Page(page.path, each if isinstance(each, dict) else {})
+        cells.append(
+            Row(
+                row.text("defence"),
+                row.number("multiple"),
+                row.count("budget"),
+                row.count("queries"),
+                row.number("error"),
+                row.number("floor"),
+                row.text("outcome"),
+                row.text("method"),
+                row.number("seconds"),
+            )
+        )
+    audit = Audit(
+        page.text("target"),
+        page.text("box"),
+        page.count("counting_bound"),
+        page.text("reference"),
+        page.count("seed"),
+        tuple(cells),
+        page.count("new_queries"),
+    )
+    if not all(0 <= row.error <= MOST and 0 <= row.floor <= MOST and row.multiple > 0 for row in cells):
+        raise page.damaged("its errors, floors or multiples are no numbers that can be meant")
+    if not audit.bound or not all(row.budget for row in cells):
+        raise page.damaged("its budgets are no positive numbers")
+    try:
+        audit.sentences  # noqa: B018 - reads every defence
+    except (KeyholeError, ValueError, ZeroDivisionError) as error:
+        raise page.damaged(str(error)) from error
+    return SavedAudit(page.data, audit)
+
+
+def _layers(page: Page, folder: Path) -> SavedModel:
+    found = page.inner("layers")
+    heads: Mapping[str, MultiHead] = {}
+    if any(found.inner(name).data.get("certified") for name in found.data):
+        if not (folder / HEADS).is_file():
+            raise FileError(f"{folder} is incomplete: {HEADS} is missing; {AGAIN}")
+        heads, _ = load_layers(folder / HEADS)
+    layers = {}
+    for name in found.data:
+        each = found.inner(name)
+        held = each.inner("heldout") if "heldout" in each.data else None
+        result = _recovery(each, held, heads.get(name), None, None)
+        layers[name] = SavedRun({"settings": {}, **each.data}, result, name, each.maybe("distance"))
+    return SavedModel(page.data, page.text("target"), layers)
+
+
+def _verification(page: Page, _: Path) -> SavedVerdict:
+    conclusion = page.text("conclusion")
+    if conclusion not in {"same", "different", "inconclusive"}:
+        raise page.damaged(f"there is no conclusion {conclusion!r}")
+    parts = page.inner("parts")
+    listed = page.data.get("differing", [])
+    differing = []
+    for each in listed if isinstance(listed, list) else []:
+        one = Page(page.path, each if isinstance(each, dict) else {})
+        head, part = one.data.get("head"), one.data.get("part")
+        differing.append(
+            Difference(None if head is None else one.count("head"), None if part is None else one.text("part"),
+                       one.number("size"))
+        )  # fmt: skip
+    verdict = Verdict(
+        conclusion,  # type: ignore[arg-type]  # one of the three
+        page.text("message"),
+        page.count("queries"),
+        page.count("new_queries"),
+        page.number("worst_error"),
+        page.number("worst_ratio"),
+        page.maybe("tolerance"),
+        page.number("false_alarm"),
+        page.number("miss"),
+        page.number("resolution"),
+        {name: parts.number(name) for name in parts.data},
+        tuple(differing),
+    )
+    return SavedVerdict(page.data, verdict, page.text("box"), page.text("claimed"))
+
+
+def _diagnosis(page: Page, _: Path) -> SavedDiagnosis:
+    findings = page.data.get("findings")
+    if not isinstance(findings, list):
+        raise page.damaged("it has no findings")
+    pages = [Page(page.path, each if isinstance(each, dict) else {}) for each in findings]
+    method = None if page.data.get("method") is None else page.text("method")
+    found = Diagnosis(
+        page.text("family"),
+        method,
+        tuple(Finding(each.text("what"), each.text("found"), each.text("evidence")) for each in pages),
+        dict(page.inner("options").data),
+        queries=page.count("queries"),
+    )
+    return SavedDiagnosis(page.data, found, page.text("box"), page.text("target"))
+
+
+READERS: dict[str, Callable[[Page, Path], Saved]] = {
+    RUN: _run,
+    AUDIT: _audit,
+    LAYERS: _layers,
+    VERIFICATION: _verification,
+    DIAGNOSIS: _diagnosis,
+}

@@ -1,0 +1,142 @@
+"""The affine hull of the score matrices, and phase 5 of the six: a net of points over it, certified by the examples."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+
+from keyhole.arrays import Floats
+from keyhole.samples.variable_projection import Problem
+
+# Points of the net along each direction, its radius over that of the proxy, and how often it is refined.
+POINTS = {1: 41, 2: 15, 3: 9}
+RADIUS, REFINEMENTS = 2.2, 5
+# Examples by which points of the net are compared, and the random sets that exchanges begin with.
+NET_EXAMPLES, EXCHANGES = 1000, 12
+# Relative ridge of the least squares inside the net: points of it may coincide.
+NET_RIDGE = 1e-9
+
+
+@dataclass(frozen=True)
+class Hull:
+    """The affine hull of the score matrices: a point and directions."""
+
+    proxy: Floats  # (d, d): the point of least norm
+    directions: Floats  # (m − 1, d, d), orthonormal
+
+    @classmethod
+    def through(cls, point: Floats, directions: Floats) -> Hull:  # (d, d), (m − 1, d, d)
+        """The hull through a point: the part of it along the directions is taken off, which leaves the least norm."""
+        flat = directions.reshape(len(directions), point.size)
+        return cls(point - ((flat @ point.reshape(-1)) @ flat).reshape(point.shape), directions)
+
+    def at(self, coefficients: Floats) -> Floats:  # (points, m − 1) -> (points, d, d)
+        """Points of the hull."""
+        return self.proxy + np.tensordot(coefficients, self.directions, axes=(1, 0))
+
+    def coefficients(self, scores: Floats) -> Floats:  # (points, d, d) -> (points, m − 1)
+        """Of the points of the hull that are nearest to score matrices."""
+        flat = self.directions.reshape(len(self.directions), self.proxy.size)
+        return np.asarray((scores - self.proxy).reshape(len(scores), -1) @ flat.T)
+
+    def distance(self, scores: Floats) -> float:  # (m, d, d)
+        """How far score matrices are from the hull, over their size, root mean squares."""
+        apart = (scores - self.proxy).reshape(len(scores), -1)
+        flat = self.directions.reshape(len(self.directions), self.proxy.size)
+        apart = apart - (apart @ flat.T) @ flat
+        return float(np.linalg.norm(apart) / np.linalg.norm(scores))
+
+
+def net(
+    inputs: Floats,
+    outputs: Floats,
+    hull: Hull,
+    heads: int,
+    rng: np.random.Generator,
+    near: Floats | None = None,  # (heads, d, d): where to look, if that is known
+) -> tuple[Floats, dict[str, Any]]:
+    """Phase 5: the points of the hull whose heads together explain the examples best.
+
+    A net of points is laid over the hull; all pairs are compared, or heads are exchanged one by one for better points.
+    Around the best set finer nets follow.
+    """
+    free = heads - 1
+    if free == 0:
+        return hull.proxy[None], {"points": 1}
+    some = slice(0, NET_EXAMPLES)
+    problem = Problem(inputs[some], outputs[some])
+    radius = RADIUS * float(np.linalg.norm(hull.proxy)) * free**0.5
+    found = None if near is None else hull.coefficients(near)
+    width, tried = 2 * radius / (POINTS[free] - 1), 0
+    if found is None:
+        points = _ball(POINTS[free], free) * radius
+        table = _Table(problem, hull.at(points))
+        if heads == 2:
+            sets = np.array(list(combinations(range(len(points)), 2)))
+            chosen = sets[int(np.argmin(table.errors(sets)))]
+        else:
+            chosen = _exchanged(table, heads, rng)
+        found, tried = points[chosen], len(points)
+    for _ in range(REFINEMENTS):
+        around = _ball(5, free) * width
+        near = np.concatenate([each + around for each in found])
+        finer = _Table(problem, hull.at(near))
+        start = np.array([head * len(around) + int(np.argmin(np.sum(around**2, axis=1))) for head in range(heads)])
+        found, width, tried = near[finer.improve(start)], width / 2, tried + len(near)
+    return hull.at(found), {"points": tried, "radius": radius}
+
+
+def _ball(points: int, free: int) -> Floats:  # (some, free)
+    axis = np.linspace(-1.0, 1.0, points)
+    grid = np.stack(np.meshgrid(*[axis] * free, indexing="ij"), axis=-1).reshape(-1, free)
+    return np.asarray(grid[np.linalg.norm(grid, axis=1) <= 1.0 + 1e-9])
+
+
+class _Table:
+    """Inner products of the mixed tokens of all points of a net, so that any set of them is judged by a small solve."""
+
+    def __init__(self, problem: Problem, scores: Floats) -> None:
+        self.width = problem.width
+        mixed = np.concatenate(
+            [problem.mix(problem.weights(scores[start : start + 32])) for start in range(0, len(scores), 32)], axis=1
+        )
+        self.products = (mixed.T @ mixed).reshape(len(scores), self.width, len(scores), self.width)
+        self.right = (mixed.T @ problem.labels).reshape(len(scores), self.width, -1)
+        self.energy = problem.energy
+
+    def errors(self, sets: Floats) -> Floats:  # (sets, m) -> (sets,)
+        """Residual sums of squares of sets of points."""
+        found: list[Floats] = [self._errors(sets[start : start + 2000]) for start in range(0, len(sets), 2000)]
+        return np.concatenate(found)
+
+    def _errors(self, sets: Any) -> Floats:
+        count, m = sets.shape
+        blocks = self.products[sets[:, :, None], :, sets[:, None, :], :]  # (sets, m, m, d, d)
+        matrix = blocks.transpose(0, 1, 3, 2, 4).reshape(count, m * self.width, m * self.width)
+        right = self.right[sets].reshape(count, m * self.width, -1)
+        ridge = NET_RIDGE * np.trace(matrix, axis1=1, axis2=2)[:, None, None] / matrix.shape[1]
+        solution = np.linalg.solve(matrix + ridge * np.eye(matrix.shape[1]), right)
+        return np.asarray(self.energy - np.sum(right * solution, axis=(1, 2)))
+
+    def improve(self, chosen: Any) -> Any:  # (m,) -> (m,)
+        """Exchange one point at a time for the best, until none is better."""
+        chosen, best = np.array(chosen), float(self.errors(np.array(chosen)[None])[0])
+        better = True
+        while better:
+            better = False
+            for head in range(len(chosen)):
+                sets = np.repeat(chosen[None], len(self.right), axis=0)
+                sets[:, head] = np.arange(len(self.right))
+                errors = self.errors(sets)
+                found = int(np.argmin(errors))
+                if errors[found] < best * (1 - 1e-9):
+                    chosen, best, better = sets[found], float(errors[found]), True
+        return chosen
+
+
+def _exchanged(table: _Table, heads: int, rng: np.random.Generator) -> Any:
+    sets = [table.improve(rng.choice(len(table.right), heads, replace=False)) for _ in range(EXCHANGES)]
+    return min(sets, key=lambda each: float(table.errors(each[None])[0]))

@@ -1,0 +1,87 @@
+"""How far the parameters of a fit may be from the truth, given how far each label may be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from keyhole.arrays import Floats
+from keyhole.samples.levenberg_marquardt import conjugate_gradients
+from keyhole.samples.variable_projection import Point
+
+# Curvature matrices up to this many entries of the scores are written down; beyond, errors are sampled.
+DENSE = 1100
+# Random labels by which errors are sampled, the accuracy of what they lead to, and the products each may take.
+SAMPLES, SAMPLE_ACCURACY, SAMPLE_PRODUCTS = 4, 1e-2, 300
+# Curvatures below this part of the largest are rounding: such directions are not determined.
+FLAT = 1e-13
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Standard errors of the parameters for labels with independent errors of standard deviation one."""
+
+    scores: Floats  # (m, d, d)
+    projections: Floats  # (m, d, d_out)
+    entrywise: bool  # each entry has its own; else all entries of a head have their root mean square
+    determined: bool  # no direction is flat
+    unsettled: float  # root of the sum of squares that the scores, to first order, could still take off the residual
+
+
+def spread(point: Point, rng: np.random.Generator) -> Spread:
+    """Standard errors, by the covariance of least squares; sampled where that would be too large."""
+    return _dense(point) if point.scores.size <= DENSE else _sampled(point, rng)
+
+
+def _dense(point: Point) -> Spread:
+    problem = point.problem
+    (m, d, _), outputs = point.scores.shape, problem.labels.shape[1]
+    count = m * d * d
+    curvature, inside = point.written_down
+    values, vectors = np.linalg.eigh(curvature)
+    determined = bool(values[0] > FLAT * values[-1])
+    gradient = point.backward(point.residual).transpose(1, 0, 2).reshape(-1)
+    root = vectors / np.sqrt(np.maximum(values, FLAT * max(values[-1], np.finfo(float).tiny)))
+    scores = np.sqrt(np.sum(root**2, axis=1)).reshape(d, m, d).transpose(1, 0, 2)
+    # dW = Z⁺·(label errors − J·dΘ)
+    inverse = np.linalg.pinv(point.mixed)  # (m·d, rows)
+    own = np.sum(inverse**2, axis=1)
+    carried = (inverse @ point.basis) @ inside.reshape(m * d, -1)
+    through = np.sum((carried.reshape(-1, count) @ root) ** 2, axis=1).reshape(m, d, outputs)
+    return Spread(
+        scores, np.sqrt(through + own.reshape(m, d, 1)), True, determined, float(np.linalg.norm(gradient @ root))
+    )
+
+
+def _sampled(point: Point, rng: np.random.Generator) -> Spread:
+    kronecker = point.preconditioner(rng)
+    least = FLAT * kronecker.level
+    scores = np.zeros(point.scores.shape)
+    projections = np.zeros(point.projections.shape)
+
+    def solved(gradient: Floats) -> Floats:
+        return conjugate_gradients(
+            lambda move: point.curvature(move) + least * move,
+            gradient,
+            lambda each: kronecker.solve(each, least),
+            SAMPLE_ACCURACY,
+            SAMPLE_PRODUCTS,
+        )[0]
+
+    for _ in range(SAMPLES):
+        labels = rng.standard_normal(point.problem.labels.shape)
+        moved = solved(point.backward(point.outside(labels)))
+        left = point.basis.T @ (labels - point.forward(moved))
+        projections += (np.linalg.lstsq(point.basis.T @ point.mixed, left, rcond=None)[0] ** 2).reshape(
+            projections.shape
+        )
+        scores += moved**2
+
+    def pooled(squares: Floats) -> Floats:
+        level = np.sqrt(np.mean(squares, axis=(1, 2), keepdims=True) / SAMPLES)
+        return np.broadcast_to(level, squares.shape).copy()
+
+    gradient = point.backward(point.residual)
+    unsettled = max(0.0, float(np.vdot(gradient, solved(gradient)))) ** 0.5
+    return Spread(pooled(scores), pooled(projections), False, True, unsettled)

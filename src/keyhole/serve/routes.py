@@ -1,0 +1,170 @@
+"""The pages of a server: health, metadata and inference of the Open Inference Protocol v2."""
+# No `from __future__ import annotations`: FastAPI reads the annotations of functions whose types are imported late.
+
+import asyncio
+import hmac
+import logging
+import math
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from keyhole.errors import UsageError
+from keyhole.inference_protocol import BINARY_EXTENSION, HEADER_LENGTH
+from keyhole.runs.store import keyhole_version
+from keyhole.serve.openapi import ANSWERED, LENGTH, path_parameters, question, refusals
+from keyhole.serve.served_oracle import Refusal, ServedBox
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+INSTALL = "pip install 'keyhole[serve]'"
+EXTENSIONS = [BINARY_EXTENSION, "model_configuration"]
+log = logging.getLogger("keyhole.serve")
+
+
+@dataclass(frozen=True)
+class Gate:
+    """Who may ask what: raises a Refusal, or lets a request pass."""
+
+    box: ServedBox
+    token: str | None
+
+    def allow(self, request: Any) -> None:
+        """Refuse whoever does not know the token."""
+        given = request.headers.get("authorization", "")
+        if self.token is not None and not hmac.compare_digest(given.encode(), f"Bearer {self.token}".encode()):
+            raise Refusal(401, "a token is needed: Authorization: Bearer TOKEN")
+
+    def find(self, request: Any) -> None:
+        """Refuse a model that is not here."""
+        self.allow(request)
+        model, version = request.path_params["model"], request.path_params.get("version")
+        if model != self.box.name:
+            raise Refusal(404, f"unknown model {model[:80]!r}; this server has {self.box.name!r}")
+        if version not in (None, self.box.version):
+            raise Refusal(404, f"unknown version {version[:80]!r} of {model!r}; this server has {self.box.version!r}")
+
+    async def read(self, request: Any) -> bytes:
+        """The body of a request, unless it is too long."""
+        most = self.box.limits.body
+        length = request.headers.get("content-length", "0")
+        if not length.isdecimal() or int(length) > most:
+            raise Refusal(413, f"a request has at most {most} bytes")
+        if request.headers.get("content-encoding", "identity") != "identity":
+            raise Refusal(415, "requests are not compressed here: send them as they are")
+        pieces, size = [], 0
+        async for piece in request.stream():
+            pieces.append(piece)
+            size += len(piece)
+            if size > most:
+                raise Refusal(413, f"a request has at most {most} bytes")
+        return b"".join(pieces)
+
+
+def make_app(box: ServedBox, token: str | None = None) -> Any:  # a FastAPI application
+    """The web application that serves a box, to clients that know the token where there is one."""
+    try:
+        import orjson  # noqa: F401, PLC0415 - in the extra serve, like the next two
+        from fastapi import FastAPI, Request  # noqa: PLC0415
+        from fastapi.responses import Response  # noqa: PLC0415
+    except ImportError as error:
+        raise UsageError(f"serving needs {error.name}: {INSTALL}") from error
+    worker = ThreadPoolExecutor(1, thread_name_prefix="keyhole-box")  # the loop stays free for health checks
+    app = FastAPI(
+        title=f"Keyhole: {box.name}",
+        version=keyhole_version(),
+        description="A box behind the Open Inference Protocol v2, served to rehearse an audit.",
+        docs_url=None,  # those pages load scripts from other servers
+        redoc_url=None,
+    )
+
+    gate = Gate(box, token)
+    _say_errors(app, box)
+
+    @app.get("/v2", responses=refusals(401))
+    async def server_metadata(request: Request) -> dict[str, Any]:
+        """Name, version and extensions of the server."""
+        gate.allow(request)
+        return {"name": "keyhole", "version": keyhole_version(), "extensions": EXTENSIONS}
+
+    @app.get("/v2/health/live")
+    async def live() -> dict[str, bool]:
+        """Whether the server runs."""
+        return {"live": True}
+
+    @app.get("/v2/health/ready")
+    async def ready() -> dict[str, bool]:
+        """Whether the server can be asked."""
+        return {"ready": True}
+
+    async def metadata(request: Request) -> dict[str, Any]:
+        """Inputs and outputs of the model."""
+        gate.find(request)
+        return box.metadata()
+
+    async def model_ready(request: Request) -> dict[str, Any]:
+        """Whether the model can be asked."""
+        gate.find(request)
+        return {"name": box.name, "ready": True}
+
+    async def config(request: Request) -> dict[str, Any]:
+        """Batch limit and tensors, as Triton's extension has them."""
+        gate.find(request)
+        return box.config()
+
+    async def infer(request: Request) -> Response:
+        """Answer a batch of sequences."""
+        gate.find(request)
+        body, size = await gate.read(request), request.headers.get(HEADER_LENGTH)
+        answer, headers = await asyncio.get_running_loop().run_in_executor(worker, box.infer, body, size)
+        return Response(answer, headers=headers)
+
+    for page, names in (
+        ("/v2/models/{model}", {"model": box.name}),
+        ("/v2/models/{model}/versions/{version}", {"model": box.name, "version": box.version}),
+    ):
+        kind = " of a version" if "version" in names else ""
+        for path, endpoint in (("", metadata), ("/ready", model_ready), ("/config", config)):
+            app.get(
+                page + path,
+                name=endpoint.__name__ + kind,
+                responses=refusals(401, 404),
+                openapi_extra={"parameters": path_parameters(names)},
+            )(endpoint)
+        app.post(
+            f"{page}/infer",
+            name=infer.__name__ + kind,
+            response_class=Response,
+            responses={**ANSWERED, **refusals(400, 401, 404, 413, 415, 422, 429)},
+            openapi_extra={"requestBody": question(box.tokens), "parameters": [*path_parameters(names), LENGTH]},
+        )(infer)
+    return app
+
+
+def _say_errors(app: "FastAPI", box: ServedBox) -> None:
+    """Every error as the protocol has it: {"error": words}."""
+    from fastapi import Request  # noqa: PLC0415
+    from fastapi.responses import JSONResponse  # noqa: PLC0415
+    from starlette.exceptions import HTTPException  # noqa: PLC0415
+
+    @app.exception_handler(Refusal)
+    async def refused(_: Request, refusal: Refusal) -> JSONResponse:
+        box.refused += 1
+        headers = {"WWW-Authenticate": "Bearer"} if refusal.status == 401 else {}
+        if refusal.after is not None:  # in whole seconds, as HTTP has it, and as exactly as it is known
+            headers = {
+                "Retry-After": str(math.ceil(refusal.after)),
+                "Retry-After-Ms": str(math.ceil(1000 * refusal.after)),
+            }
+        if refusal.status >= 500:
+            log.error("%s", refusal)
+        return JSONResponse({"error": str(refusal)}, refusal.status, headers)
+
+    @app.exception_handler(HTTPException)
+    async def unknown(_: Request, error: HTTPException) -> JSONResponse:
+        return JSONResponse({"error": str(error.detail)}, error.status_code, error.headers)
+
+    @app.exception_handler(Exception)
+    async def failed(_: Request, error: Exception) -> JSONResponse:
+        return JSONResponse({"error": f"the server failed: {type(error).__name__}; see its log"}, 500)

@@ -1,0 +1,139 @@
+"""Labelled examples named by one line of text, as the command line does: files and demos."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from keyhole.errors import FileError, UsageError
+from keyhole.families import AttentionLayer
+from keyhole.samples.parity import SHARPNESS, parity_layer
+from keyhole.targets import DEMO_STREAM, Knob, read_knobs
+
+EXAMPLES = "examples.safetensors, examples.npz, demo:layer?d=8&k=4&m=2&n=4000&seed=0, demo:layer-hard?d=10&m=3"
+NAMES = ("inputs", "outputs")
+
+
+@dataclass(frozen=True)
+class Data:
+    """Examples to learn from."""
+
+    text: str
+    label: str  # what they are, in words
+    inputs: Any  # (n, k, d)
+    outputs: Any  # (n, k, d_out)
+    truth: AttentionLayer | None = None  # where it is known
+    noise: float = 0.0  # standard deviation of the outputs' errors, where it is known
+
+
+def open_data(text: str) -> Data:
+    """The examples that `text` names; UsageError or FileError says what is wrong and what is possible."""
+    kind, colon, rest = text.partition(":")
+    if colon and kind == "demo":
+        family, _, query = rest.partition("?")
+        if family not in DEMOS:
+            raise UsageError(f"unknown demo {family!r} of examples; known: {', '.join(DEMOS)}")
+        knobs, make = DEMOS[family]
+        return make(text, read_knobs(family, query, knobs))
+    path = Path(rest if colon and kind == "file" else text).expanduser()
+    if path.suffix not in READERS:
+        raise UsageError(f"cannot tell what {text!r} is; examples are named like: {EXAMPLES}")
+    if not path.is_file():
+        raise FileError(f"{path}: no such file")
+    arrays = READERS[path.suffix](path)
+    missing = [name for name in NAMES if name not in arrays]
+    if missing:
+        held = ", ".join(sorted(arrays)) or "nothing"
+        raise FileError(
+            f"{path} has no array {missing[0]!r}: it must hold inputs (n, k, d) and outputs (n, k, d_out), not {held}"
+        )
+    inputs, outputs = (arrays[name] for name in NAMES)
+    return Data(text, f"{len(inputs) if inputs.ndim else 0:,} examples in {path}", inputs, outputs)
+
+
+def _safetensors(path: Path) -> dict[str, Any]:
+    try:
+        with safe_open(path, framework="numpy") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError, TypeError) as error:
+        raise FileError(f"{path} is not a readable safetensors file: {error}") from error
+
+
+def _npz(path: Path) -> dict[str, Any]:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return {name: file[name] for name in file.files}
+    except (OSError, ValueError, EOFError, AttributeError, zipfile.BadZipFile) as error:
+        raise FileError(f"{path} is not a readable .npz file of plain arrays: {error}") from error
+
+
+READERS: dict[str, Callable[[Path], dict[str, Any]]] = {".safetensors": _safetensors, ".npz": _npz}
+
+
+# Demos: random layers and inputs, known to whoever judges the result, never to the learner.
+
+LAYER_KNOBS = {
+    "d": Knob(int, 8, 1, 1024),
+    "k": Knob(int, 4, 1, 1024),
+    "m": Knob(int, 2, 1, 64),
+    "n": Knob(int, 4000, 1, 10**7),
+    "out": Knob(int, None, 1, 1024),  # outputs per token; as many as inputs if left out
+    "size": Knob(float, 0.5, 0.0),  # entries of scores, times √d
+    "noise": Knob(float, None, 0.0),  # standard deviation of the outputs' errors, which is declared
+    "gaussian": Knob(int, 0, 0, 1),  # 1: normal inputs and not signs
+    "seed": Knob(int, 0, 0),
+}
+HARD_KNOBS = {
+    "d": Knob(int, 10, 3, 64),
+    "m": Knob(int, 3, 1, 16),
+    "n": Knob(int, 1000, 1, 10**7),
+    "sharpness": Knob(float, SHARPNESS, 0.0),
+    "control": Knob(int, 0, 0, 1),  # 1: the same scores with equal projections, which is easy
+    "seed": Knob(int, 0, 0),
+}
+
+
+def random_layer(width: int, heads: int, outputs: int, size: float, rng: np.random.Generator) -> AttentionLayer:
+    """Gaussian scores whose logits have a standard deviation of size·√width, and Gaussian projections."""
+    scores = rng.standard_normal((heads, width, width)) * (size / width**0.5)
+    return AttentionLayer(scores, rng.standard_normal((heads, width, outputs)) / width**0.5)
+
+
+def signs(rng: np.random.Generator, *shape: int) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Uniform on ±1."""
+    return rng.choice([-1.0, 1.0], size=shape)
+
+
+def _layer(text: str, given: Mapping[str, float]) -> Data:
+    d, k, m, n = (int(given[name]) for name in "dkmn")
+    rng = np.random.default_rng([int(given["seed"]), DEMO_STREAM])
+    layer = random_layer(d, m, int(given.get("out", d)), given["size"], rng)
+    inputs = rng.standard_normal((n, k, d)) if given["gaussian"] else signs(rng, n, k, d)
+    outputs, noise = layer(inputs), given.get("noise", 0.0)
+    label = f"{n:,} examples of {k} tokens from a random layer of {m} head{'s' * (m > 1)} of width {d}"
+    if noise:
+        outputs = outputs + noise * rng.standard_normal(outputs.shape)
+        label += f", outputs with normal errors of {noise:g}"
+    return Data(text, label, inputs, outputs, layer, noise)
+
+
+def _hard(text: str, given: Mapping[str, float]) -> Data:
+    d, m, n = (int(given[name]) for name in "dmn")
+    rng = np.random.default_rng([int(given["seed"]), DEMO_STREAM])
+    layer, chosen = parity_layer(d, m, rng, given["sharpness"], control=bool(given["control"]))
+    inputs = signs(rng, n, 2, d)
+    kind = "staircase" if given["control"] else "parity"
+    label = f"{n:,} examples of 2 tokens from a layer of {m} heads that make a {kind} of coordinates "
+    return Data(text, label + ", ".join(map(str, chosen)), inputs, layer(inputs), layer)
+
+
+DEMOS: dict[str, tuple[Mapping[str, Knob], Callable[[str, Mapping[str, float]], Data]]] = {
+    "layer": (LAYER_KNOBS, _layer),
+    "layer-hard": (HARD_KNOBS, _hard),
+}

@@ -1,0 +1,249 @@
+"""`keyhole.verify`: ask a box a few questions that parameters have answers to, and compare."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import replace
+from os import PathLike
+from typing import Any
+
+import numpy as np
+
+from keyhole.arrays import Floats, to_numpy
+from keyhole.errors import OracleError, UsageError
+from keyhole.families import MultiHead, OneLayer, ReluNet, Residual, SingleHead
+from keyhole.gauge.tolerance import refuse_odd_numbers
+from keyhole.journal import Journal
+from keyhole.methods import Steps
+from keyhole.oracles import Oracle
+from keyhole.progress import Observer
+from keyhole.queries import Measurements, Plan, Signature, sequences
+from keyhole.session import Session, box_of, stream
+from keyhole.verify.judge import MISS, bars_of, explained_by, parts_noticed, scatters
+from keyhole.verify.queries import plans_for
+from keyhole.verify.sensitivity import joined, view
+from keyhole.verify.verdict import Verdict
+
+QUERIES = 64
+# Questions kept back to be asked again after an alarm: a box that contradicts itself is not another one.
+REPEATS = 2
+# Answers to the same question that differ by less than this part of their error do not explain it.
+CONTRADICTS = 0.1
+# Fewer questions than this keep none back.
+FEW = 8
+# A part of which only larger changes than this would be noticed has not been verified.
+COARSEST = 0.3
+# Of answers of many numbers so many are looked at when it comes to what would be noticed, and where differences lie.
+LOOKED_AT = 2
+# Bars below this part of the largest in an answer are taken for so large when it comes to what they hide.
+FINEST = 1e-12
+# Parts that a message names before it counts.
+FEW_NAMES = 3
+
+
+def verify(
+    oracle: Oracle,
+    params: Any,
+    queries: int = QUERIES,
+    seed: int = 0,
+    tolerance: float | None = None,
+    *,
+    radius: Any = None,
+    journal: str | PathLike[str] | None = None,
+    observer: Observer | None = None,
+) -> Verdict:
+    """Find out from `queries` questions at most whether an oracle answers like `params`, and if not, where it differs.
+
+    With a `tolerance` every part (the score, value or bias of a head, an array of a net) may differ by this much,
+    relatively and in the Frobenius norm; without one, by what rounding in the oracle's dtype explains. A `radius`, the
+    parameters' own error bars such as a recovery's `certificate.radius`, is allowed for besides.
+    """
+    _check(oracle, params, queries, seed, tolerance, radius)
+    with ExitStack() as stack:
+        book = None if journal is None else stack.enter_context(Journal(journal, box_of(oracle)))
+        session = Session(oracle, budget=queries, journal=book, observer=observer)
+        rng = stream(seed, "verify")
+        try:
+            found = session.run(compare(params, session.signature, rng, queries, tolerance or 0.0, radius))
+        except OracleError as error:
+            message = f"the box failed, so nothing can be said: {error}"
+            found = Verdict("inconclusive", message, session.queries)
+        return replace(found, queries=session.queries, new_queries=session.new_queries, tolerance=tolerance)
+
+
+def _check(oracle: Oracle, params: Any, queries: int, seed: int, tolerance: float | None, radius: Any) -> None:
+    if not isinstance(oracle, Oracle):
+        kind = type(oracle).__name__
+        raise UsageError(
+            f"oracle must be an Oracle, not {kind}: FunctionOracle(function, width=d) makes one of a function"
+        )
+    if not isinstance(params, SingleHead | MultiHead | ReluNet | OneLayer | Residual):
+        raise UsageError(f"params must be parameters such as a SingleHead, not {type(params).__name__}")
+    for name, number, least in (("queries", queries, 1), ("seed", seed, 0)):
+        if isinstance(number, bool) or not isinstance(number, int | np.integer) or number < least:
+            raise UsageError(f"{name} must be a whole number of at least {least}, not {number!r}")
+    refuse_odd_numbers(params)
+    if radius is not None:
+        _check_radius(params, radius)
+    number = isinstance(tolerance, int | float | np.number) and not isinstance(tolerance, bool)
+    if tolerance is not None and not (number and 0 <= tolerance < 1):
+        raise UsageError(f"tolerance must be a number from 0 to less than 1, not {tolerance!r}")
+    if params.width != oracle.signature.width:
+        raise UsageError(f"the box takes tokens of width {oracle.signature.width}, the parameters of {params.width}")
+    if oracle.signature.noise.kind == "measure":
+        raise UsageError("verify must be told how answers err: declare the noise, or have `recover` measure it first")
+
+
+def _check_radius(params: Any, radius: Any) -> None:
+    if not isinstance(radius, params.__class__) and not isinstance(params, radius.__class__):
+        raise UsageError(f"radius must be a {type(params).__name__} like the parameters, not {type(radius).__name__}")
+    shapes = [{name: np.shape(array) for name, array in each.arrays().items()} for each in (params, radius)]
+    if not shapes[0].items() <= shapes[1].items():  # biases that were found to be none have an error bar too
+        raise UsageError("radius must have the shapes of the parameters: it belongs to others, or to an older run")
+    if not all(np.all(np.asarray(array) >= 0) for array in radius.arrays().values()):
+        raise UsageError("radius holds negative numbers or NaN, which no error bar is")
+
+
+def compare(
+    params: Any,
+    signature: Signature,
+    rng: np.random.Generator,
+    queries: int,
+    tolerance: float,
+    radius: Any = None,
+) -> Steps[Verdict]:
+    """Ask, compare with predictions, and after an alarm ask the worst questions again."""
+    first = queries - REPEATS if queries >= FEW else queries
+    plans = plans_for(params.attention if isinstance(params, Residual) else params, signature, rng, first)
+    outputs = params.outputs or 1
+    looked_at = np.sort(rng.permutation(outputs)[:LOOKED_AT])
+    with np.errstate(all="ignore"):
+        eps = signature.space.eps
+        seen = joined([view(params, _tokens(plan, signature), eps, looked_at) for plan in plans])
+        limits = bars_of(seen, signature, tolerance)
+        if radius is not None:
+            own = np.concatenate([_own_bars(params, radius, _tokens(plan, signature)) for plan in plans])
+            limits = replace(limits, bars=limits.bars + own, known=limits.known + own)
+    answers: list[Measurements] = yield plans
+    values = [_at_last(answer, signature) for answer in answers]
+    if values[0].shape[1:] != (() if params.outputs is None else (params.outputs,)):
+        given = "one number" if values[0].ndim == 1 else f"{values[0].shape[1]} numbers"
+        expected = "one number" if params.outputs is None else f"{params.outputs} numbers"
+        return Verdict("different", f"the box answers {given} per sequence, the parameters {expected}", queries)
+    answered = np.concatenate([each.reshape(each.shape[0], -1) for each in values])
+    errors = answered - seen.answers
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratios = np.where(errors == 0, 0.0, np.abs(errors) / limits.bars)
+    figures: dict[str, Any] = {
+        "queries": queries,
+        "worst_error": float(np.max(np.abs(errors))),
+        "worst_ratio": float(np.max(ratios)),
+        "false_alarm": limits.false_alarm,
+    }
+    noise = signature.noise
+    wide = noise.kind == "gaussian" and scatters(errors, limits.known, noise.scale)
+    rows = np.ix_(np.arange(len(errors)), looked_at)
+    largest = np.max(limits.bars, axis=1, keepdims=True)  # of a question; a number that is always zero has no bar
+    hidden = 2 * np.maximum(limits.bars, np.where(largest > 0, FINEST * largest, 1.0))
+    allowed = hidden[rows].ravel()
+    parts, mattering = parts_noticed(seen, allowed, hidden)
+    figures |= {"miss": MISS, "resolution": max(parts.values(), default=float("nan")), "parts": parts}
+    if not wide and np.max(ratios) <= 1.0:  # not so when a bar is nan
+        return Verdict(*_agreement(parts, mattering, figures, signature), **figures)
+    contradiction = yield from _asked_again(plans, values, errors, limits.bars, signature, queries - first)
+    if contradiction:
+        return Verdict("inconclusive", contradiction, **figures)
+    with np.errstate(all="ignore"):
+        differing = explained_by(seen, errors[rows].ravel(), allowed / 2)
+    message = f"answers differ from their predictions by up to {figures['worst_error']:.2g}, {_times(ratios, wide)}"
+    where = f"; what differs is {', '.join(map(str, differing))}" if differing else ""
+    return Verdict("different", message + where, differing=differing, **figures)
+
+
+def _times(ratios: Floats, wide: bool) -> str:
+    worst = float(np.max(ratios))
+    if wide and worst <= 1:
+        return "all together more than the declared noise explains"
+    return f"{worst:.2g} × what the error bar allows"
+
+
+def _agreement(
+    parts: dict[str, float], mattering: list[str], figures: dict[str, Any], signature: Signature
+) -> tuple[Any, str]:
+    """`same`, unless there is a part that matters to the answers and of which large changes would not be noticed."""
+    agree = f"all answers were predicted within {figures['worst_error']:.2g}"
+    short = "" if signature.max_length is None else f", on sequences of up to {signature.max_length} tokens"
+    if not parts:
+        return "same", f"{agree}{short}; what changes would be noticed is not known for such parameters"
+    worst, name = max((parts[name], name) for name in mattering or parts)
+    if not worst <= COARSEST:
+        seen = f"a change of {100 * worst:.2g} %" if worst < 1 else "any change"
+        return (
+            "inconclusive",
+            f"{agree}, but even {seen} in the {name} might go unnoticed: ask more queries, or allow longer tokens or "
+            "more digits",
+        )
+    return (
+        "same",
+        f"{agree}{short}; a random change of any part by {_rounded_up(parts, worst)} of its size is missed with a "
+        f"probability of at most {MISS:g}{_faint(parts)}",
+    )
+
+
+def _rounded_up(parts: dict[str, float], worst: float) -> str:
+    seen = max([each for each in parts.values() if each <= COARSEST], default=worst)
+    return f"{1.05 * seen:.1e}"
+
+
+def _faint(parts: dict[str, float]) -> str:
+    """What hardly shows in any answer, and so was not verified."""
+    unseen = [name for name, each in parts.items() if not each <= COARSEST]
+    if not unseen:
+        return ""
+    more = f" and {len(unseen) - FEW_NAMES} more" if len(unseen) > FEW_NAMES else ""
+    return f", except for what hardly shows in any answer: {', '.join(unseen[:FEW_NAMES])}{more}"
+
+
+def _asked_again(
+    plans: list[Plan], values: list[Floats], errors: Floats, bars: Floats, signature: Signature, count: int
+) -> Steps[str | None]:
+    """Ask the worst questions again: what to say of a box that contradicts itself by as much as it was wrong."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        worst = np.argsort(-np.max(np.abs(errors) / bars, axis=1), kind="stable")[:count]
+    if not worst.size:
+        return None
+    starts = np.cumsum([0] + [plan.count for plan in plans])
+    places = np.searchsorted(starts, worst, side="right") - 1
+    again = [
+        sequences("asked again", plans[place].tokens(one, one + 1, signature.space, signature.width))
+        for place, one in zip(places, worst - starts[places], strict=True)
+    ]
+    # As repeats of questions of their own, so that a journal does not answer with what it knows.
+    answers: list[Measurements] = yield [replace(plan, first_repeat=1) for plan in again]
+    answered = np.concatenate([each.reshape(each.shape[0], -1) for each in values])
+    for number, answer in zip(worst, answers, strict=True):
+        apart = np.abs(_at_last(answer, signature).ravel() - answered[number])
+        if np.any(apart > np.maximum(2 * bars[number], CONTRADICTS * np.abs(errors[number]))):
+            return (
+                f"the box contradicts itself: the same question was answered {np.max(apart):.2g} apart; declare its "
+                "noise, or switch off dropout and sampling in it"
+            )
+    return None
+
+
+def _tokens(plan: Plan, signature: Signature) -> Floats:
+    """The very numbers that are sent, in float64."""
+    tokens = plan.tokens(0, plan.count, signature.space, signature.width)
+    return np.asarray(to_numpy(tokens), dtype=np.float64)
+
+
+def _own_bars(params: Any, radius: Any, tokens: Floats) -> Floats:  # -> (count, outputs)
+    """How far predictions may be off because the parameters are."""
+    bars = np.asarray(to_numpy(params.error_bar(radius, tokens, 0.0)), dtype=np.float64)
+    return bars.reshape(tokens.shape[0], -1)
+
+
+def _at_last(answers: Measurements, signature: Signature) -> Floats:
+    """What was answered at the last position."""
+    values = np.asarray(to_numpy(answers.values), dtype=np.float64)
+    return values if signature.positions == "last" else values[:, -1, ...]
