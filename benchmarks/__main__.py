@@ -11,14 +11,13 @@ import importlib
 import inspect
 from pathlib import Path
 
-from benchmarks.tables import Kept
+from benchmarks.support.rows import Kept
 
 HERE = Path(__file__).parent
-SKIPPED = {"__init__", "__main__", "figures", "heads", "minilm", "strange_boxes", "summaries", "tables"}
 
 
 def main() -> None:
-    names = sorted(path.stem for path in HERE.glob("*.py") if path.stem not in SKIPPED)
+    names = sorted(path.stem for path in (HERE / "tables").glob("*.py") if path.stem != "__init__")
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -27,7 +26,7 @@ def main() -> None:
     parser.add_argument("--resume", action="store_true", help="do not measure again what an earlier run kept")
     parser.add_argument("--only", metavar="TEXT", help="measure only rows whose name has TEXT")
     arguments = parser.parse_args()
-    table = importlib.import_module(f"benchmarks.{arguments.name}").table
+    table = importlib.import_module(f"benchmarks.tables.{arguments.name}").table
     if inspect.signature(table).parameters:
         text = table(Kept(HERE / ".rows" / f"{arguments.name}.json", arguments.only, resume=arguments.resume))
     elif arguments.resume or arguments.only:

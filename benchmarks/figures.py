@@ -19,8 +19,8 @@ from matplotlib.figure import Figure
 from scipy.special import expit
 
 import keyhole as kh
-from benchmarks.residual import heads_of, matched_scores
 from benchmarks.summaries import first_number, result_rows
+from benchmarks.tables.residual import heads_of, matched_scores
 from keyhole.oracles import Cast, Noisy, Rounded
 from keyhole.targets import random_multi_head
 

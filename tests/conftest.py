@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
-from commands import Run
 from keyhole.cli import main
-from targets import example
+from support.commands import Run
+from support.targets import example
 
 # A shell that starts the tests in the background has them ignore Ctrl-C, and so would the commands that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -11,9 +11,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import keyhole as kh
-import targets as t
 from keyhole.arrays import Array, Space, to_numpy
 from keyhole.oracles import Cast, Noisy, Oracle, Rounded, Wrapper
+from support import targets as t
 
 Kind = Literal["exact", "rounded", "gaussian", "bounded", "float32", "float16", "bfloat16"]
 # Decades of the faintest noise. Where it is hidden, it is never so faint beside the smallest entry of the value that

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 import keyhole as kh
-import targets as t
 from keyhole.arrays import Space
 from keyhole.errors import JournalError
 from keyhole.journal import Journal
 from keyhole.oracles import Counted, Noisy, Rounded
 from keyhole.recovery import Outcome
+from support import targets as t
 
 WIDTH = 6
 

@@ -17,10 +17,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kill_oracle import BATCH_LIMIT, WIDTH, target
+from support.kill_oracle import BATCH_LIMIT, WIDTH, target
 
 KILLS = 10
-SCRIPT = Path(__file__).with_name("kill_oracle.py")
+SCRIPT = Path(__file__).parent / "support" / "kill_oracle.py"
 ENVIRONMENT = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
 
 

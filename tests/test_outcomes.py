@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 
 import keyhole as kh
-import targets as t
-from cases import Case
-from cases_recoverable import QUICK, RECOVERABLE
-from cases_wrong import BROKEN, MISFITS, WRONG
 from keyhole.arrays import Array, Space
 from keyhole.errors import OracleError, RecoveryFailed, UsageError
 from keyhole.journal import Journal
 from keyhole.oracles import Wrapper
 from keyhole.recovery import Outcome
+from support import targets as t
+from support.cases import Case
+from support.cases_recoverable import QUICK, RECOVERABLE
+from support.cases_wrong import BROKEN, MISFITS, WRONG
 
 # Of 4270 recoveries with fresh seeds 8 took more queries than the fixed ones, by 3 at most.
 READ_TWICE = 8

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 import keyhole as kh
-import targets as t
 from keyhole.arrays import Array, Space, numpy_space, to_numpy
 from keyhole.errors import BudgetExhausted, OracleRaised, RecoveryFailed, UsageError, WrongShape
 from keyhole.journal import Journal
@@ -20,6 +19,7 @@ from keyhole.oracles import Batched, Budgeted, Counted, Noisy
 from keyhole.queries import Measurements, Noise, Plan, Rows, Term, sequences
 from keyhole.recovery import Outcome
 from keyhole.session import CPU_BATCH_BYTES, Session
+from support import targets as t
 
 WIDTH = 8
 HELDOUT = 32

@@ -13,8 +13,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from benchmarks import summaries
 
+from benchmarks import summaries
 from keyhole.methods import METHODS
 
 ROOT = Path(__file__).parents[1]
@@ -170,7 +170,7 @@ def test_code_that_is_named_is_there(page: Path) -> None:
         except ModuleNotFoundError:
             module, _, last = name.rpartition(".")
             assert hasattr(importlib.import_module(module), last), name
-    for name in set(re.findall(r"`(tests/\w+\.py)`", text_of(page))):
+    for name in set(re.findall(r"`(tests/[\w/]+\.py)`", text_of(page))):
         assert (ROOT / name).is_file(), name
 
 

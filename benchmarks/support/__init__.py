@@ -1,0 +1,1 @@
+"""What tables share: random heads, oracles of other kinds, real weights, rows kept on disk."""

@@ -1,0 +1,1 @@
+"""One module per table that `python -m benchmarks NAME` prints."""

@@ -1,0 +1,410 @@
+"""The commands as people and scripts meet them: words, JSON, files and exit codes."""
+
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import keyhole as kh
+from keyhole.recovery import Outcome
+from keyhole.runs import store as runs
+from keyhole.runs.store import Settings, parse_option, plain
+from keyhole.targets import random_multi_head
+from support.commands import Run, one_line
+
+SMALL = "demo:single-head?width=8"
+BOX = """
+import numpy as np
+import keyhole as kh
+
+print("a box that talks")
+rng = np.random.default_rng(3)
+HEAD = kh.SingleHead(rng.standard_normal((8, 8)), rng.standard_normal(8))
+asked = 0
+
+def head():
+    return HEAD
+
+def placed():
+    return kh.FunctionOracle(lambda x: HEAD(x * (1.0 + np.arange(x.shape[1])[:, None])), width=8)
+
+def mute():
+    return kh.SingleHead(np.eye(8), np.zeros(8))
+
+def failing():
+    return kh.FunctionOracle(lambda x: x[:, 0, 0] * np.nan, width=8)
+
+def stopped():
+    def answer(tokens):
+        global asked
+        asked += len(tokens)
+        if asked > 40:
+            raise KeyboardInterrupt
+        return HEAD(tokens)
+    return kh.FunctionOracle(answer, width=8, batch_limit=8, name="stopped")
+"""
+
+
+def test_demo_says_what_it_found_and_where_it_lies(run: Run) -> None:
+    code, out, err = run("demo", "--width", "8")
+    assert (code, err) == (0, "")
+    for said in (
+        "width 8",
+        "CERTIFIED",
+        "74 where 72 is the fewest possible (1.028 ×)",
+        "32 fresh answers",
+        "distance",
+    ):
+        assert said in out
+    for name in ("params.safetensors", "radius.safetensors", "run.json", "recovery.png"):
+        assert str(Path("demo-run", name)) in out
+        assert Path("demo-run", name).stat().st_size > 0
+    assert Path("demo-run/recovery.png").read_bytes().startswith(b"\x89PNG")
+    assert "\x1b" not in out
+
+
+def test_demo_without_matplotlib_says_how_to_get_it(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    run("demo", "--width", "4")
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    code, out, _ = run("demo", "--width", "4")
+    assert code == 0
+    assert "pip install 'keyhole[report]'" in out
+    assert Path("demo-run/params.safetensors").exists()
+    assert not Path("demo-run/recovery.png").exists()  # the earlier run's is not left beside other parameters
+
+
+@pytest.mark.parametrize("options", [["--rank", "2"], ["--norm", "0"], ["--width", "1"], ["--norm", "1e-9"]])
+def test_demo_draws_special_heads(run: Run, options: list[str]) -> None:
+    code, out, _ = run("demo", "--width", "6", "--seed", "3", "--out", "else/where", "--json", *options)
+    assert code == 0
+    said = json.loads(out)
+    assert said["distance"] < 1e-12
+    assert Path(said["files"]["picture"]).stat().st_size > 10_000
+
+
+def test_recover_writes_what_can_be_loaded_and_recovered_again(run: Run) -> None:
+    assert run("recover", SMALL, "--out", "first", "-q") == (0, "", "")
+    code, out, err = run("recover", "file:first/params.safetensors", "--out", "second", "--json")
+    assert (code, err) == (0, "")
+    said = json.loads(out)
+    assert said["certified"]
+    assert said["target"] == "file:first/params.safetensors"
+    assert said["distance"] < 1e-13
+    assert set(said["files"]) == {"params", "radius", "truth", "run", "report"}
+    assert kh.distance(kh.load("first/params.safetensors"), kh.load("second/params.safetensors")) < 1e-13
+    record = json.loads(Path("second/run.json").read_text())
+    assert (record["format"], record["version"]) == ("keyhole-run", 1)
+    assert record["result"]["queries"] == said["queries"] == 74
+    assert record["box"].startswith("file:sha256:")
+    np.testing.assert_allclose(record["heldout"]["answers"], record["heldout"]["predictions"], atol=1e-12)
+    assert not list(Path("second").glob(".*"))
+
+
+def test_recover_without_a_folder_says_so(run: Run) -> None:
+    code, out, _ = run("recover", SMALL)
+    assert code == 0
+    assert "--out FOLDER keeps the parameters" in out
+    assert [path.name for path in Path().iterdir()] == ["box.py"]
+
+
+def test_what_a_box_prints_stays_off_standard_output(run: Run) -> None:
+    code, out, err = run("recover", "python:box.py:head", "--json")
+    assert code == 0
+    assert json.loads(out)["box"].startswith("the box of width 8")
+    assert err == "a box that talks\n"
+
+
+def test_options_reach_the_method_and_the_oracle(run: Run) -> None:
+    code, out, _ = run(
+        "recover", SMALL, "--max-norm", "1", "--heldout", "5", "--method", "single-head",
+        "--option", "entrywise=false", "--seed", "9", "--json",
+    )  # fmt: skip
+    assert code == 0
+    assert json.loads(out)["heldout_queries"] == 5
+
+
+def test_a_spent_budget_resumes_with_the_command_it_names(run: Run) -> None:
+    code, out, err = run("recover", SMALL, "--budget", "40", "--journal", "run.db", "--out", "run", "--json")
+    assert (code, err) == (1, "")
+    first = json.loads(out)
+    assert (first["outcome"], first["queries"], first["new_queries"]) == ("BUDGET_EXHAUSTED", 40, 40)
+    assert first["remedy"] == Outcome.BUDGET_EXHAUSTED.value
+    resume = shlex.split(first["resume"])
+    assert resume[-2:] == ["--budget", "80"]
+    code, out, _ = run(*resume[1:-2], "--budget", "200", "--json")
+    assert code == 0
+    second = json.loads(out)
+    assert second["queries"] + second["heldout_queries"] - second["new_queries"] == 40
+    assert second["resume"] is None
+    assert run("recover", SMALL, "--out", "plain", "-q")[0] == 0
+    # Not bit for bit: a cut batch reaches the box in two pieces, and BLAS rounds rows by where they stand.
+    assert kh.distance(kh.load("run/params.safetensors"), kh.load("plain/params.safetensors")) < 1e-13
+
+
+def test_a_failure_is_told_to_people_too(run: Run) -> None:
+    code, out, err = run("recover", SMALL, "--budget", "40", "--journal", "run.db")
+    assert (code, err) == (1, "")
+    assert "BUDGET_EXHAUSTED: the budget of 40 queries" in out
+    assert "Raise it and run again" in out
+    assert f"keyhole recover '{SMALL}' --journal run.db --budget 80\n" in out
+    code, out, err = run("recover", SMALL, "--budget", "40", "-q")
+    assert (code, out) == (1, "")
+    assert one_line(err)
+
+
+@pytest.mark.parametrize(
+    ("factory", "outcome"), [("placed", "WRONG_FAMILY"), ("mute", "NOT_IDENTIFIABLE"), ("failing", "ORACLE_FAILED")]
+)
+def test_a_box_that_cannot_be_recovered_exits_with_1(run: Run, factory: str, outcome: str) -> None:
+    code, out, _ = run("recover", f"python:box.py:{factory}", "--json", "--out", "run")
+    assert code == 1
+    said = json.loads(out)
+    assert said["outcome"] == outcome
+    assert said["remedy"] == Outcome[outcome].value
+    assert json.loads(Path("run/run.json").read_text())["result"]["outcome"] == outcome
+    code, out, _ = run("recover", f"python:box.py:{factory}")
+    assert code == 1
+    assert outcome in out
+    assert "remedy" in out
+
+
+def test_a_failed_run_leaves_nothing_of_an_earlier_one(run: Run) -> None:
+    run("recover", SMALL, "--out", "run", "-q")
+    run("recover", "python:box.py:mute", "--out", "run", "-q")
+    assert sorted(path.name for path in Path("run").iterdir()) == ["report.html", "run.json"]
+    assert "Not identifiable" in Path("run/report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["recover", "demo:single-head?witdh=3"], "possible: width"),
+        (["recover", "nonsense"], "a target looks like"),
+        (["recover", "file:none.safetensors"], "No such file"),
+        (["recover", "file:box.py"], "not a readable safetensors file"),
+        (["recover", SMALL, "--method", "guess"], "known: auto"),
+        (["recover", SMALL, "--option", "sped=3"], "entrywise"),
+        (["recover", SMALL, "--option", "entrywise"], "NAME=VALUE"),
+        (["recover", SMALL, "--option", "seed=3"], "no option of a method"),
+        (["recover", SMALL, "--budget", "-1"], "--budget"),
+        (["recover", SMALL, "--budget", "many"], "--budget"),
+        (["recover", SMALL, "--heldout", "0"], "--heldout"),
+        (["recover", SMALL, "--max-norm", "-1"], "max_norm"),
+        (["recover", SMALL, "--journal", "none/run.db"], "journal"),
+        (["recover", SMALL, "--journal", "box.py"], "name another file"),
+        (["recover", SMALL, "--out", "box.py"], "name another one with --out"),
+        (["recover", SMALL, "--out", "/proc/run"], "name another one with --out"),
+        (["recover", SMALL, "--nonsense"], "--help"),
+        (["recover"], "TARGET"),
+        (["frobnicate"], "frobnicate"),
+        (["demo", "--width", "0"], "from 1 to 8192"),
+        (["demo", "--norm", "nan"], "norm is a number"),
+        (["demo", "--rank", "99"], "rank=99"),
+    ],
+)
+def test_wrong_use_is_one_line_and_exit_2(run: Run, arguments: list[str], said: str) -> None:
+    code, out, err = run(*arguments)
+    assert (code, out) == (2, "")
+    assert one_line(err)
+    assert said in err
+    assert Path("box.py").read_text() == BOX
+
+
+def test_a_journal_of_another_box_is_refused_and_kept(run: Run) -> None:
+    run("recover", SMALL, "--journal", "run.db", "-q")
+    before = Path("run.db").read_bytes()
+    code, _, err = run("recover", f"{SMALL}&seed=1", "--journal", "run.db")
+    assert code == 2
+    assert one_line(err)
+    assert "another box" in err
+    assert Path("run.db").read_bytes() == before
+
+
+def test_a_disk_that_fills_up_is_told_in_words(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    run("recover", SMALL, "--out", "run", "-q")
+    before = {path.name: path.read_bytes() for path in Path("run").iterdir()}
+    monkeypatch.setattr(runs.os, "replace", full)
+    code, _, err = run("recover", SMALL, "--out", "other")
+    assert code == 2
+    assert one_line(err)
+    assert "No space left" in err
+    assert list(Path("other").iterdir()) == []
+    monkeypatch.setattr(Path, "write_text", full)
+    run("recover", f"{SMALL}&seed=1", "--out", "run")
+    assert {path.name: path.read_bytes() for path in Path("run").iterdir()} == before
+
+
+def test_an_interrupt_says_what_is_kept_and_how_to_go_on(run: Run) -> None:
+    target = "python:box.py:stopped"
+    code, out, err = run("recover", target, "--journal", "run.db", "--seed", "4")
+    assert (code, out) == (130, "")
+    assert err.endswith(f"kept in run.db. To resume: keyhole recover {target} --journal run.db --seed 4\n")
+    for _ in range(5):
+        code, out, _ = run("recover", target, "--journal", "run.db", "--seed", "4", "--json")
+        if code != 130:
+            break
+    assert code == 0
+    said = json.loads(out)
+    assert said["queries"] + said["heldout_queries"] > said["new_queries"]
+    code, _, err = run("recover", target)
+    assert code == 130
+    assert "--journal FILE" in err
+
+
+def test_version_and_help(run: Run) -> None:
+    assert run("--version") == (0, f"keyhole {runs.keyhole_version()}\n", "")
+    for arguments, said in [(["--help"], "keyhole demo"), (["demo", "--help"], "keyhole demo --width 64 --rank 4")]:
+        code, out, _ = run(*arguments)
+        assert code == 0
+        assert said in out
+    code, out, _ = run("recover", "--help")
+    assert "keyhole recover python:box.py:make" in out
+    code, out, _ = run()
+    assert code == 2
+    assert "recover" in out
+
+
+def test_the_module_runs_as_a_program(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "keyhole", "recover", SMALL, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert json.loads(done.stdout)["certified"]
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("a=true", True),
+        ("a=False", False),
+        ("a=3", 3),
+        ("a=1e-3", 1e-3),
+        ("a=fast", "fast"),
+        ("a=b=c", "b=c"),
+        ("a=", ""),
+    ],
+)
+def test_options_are_read_as_what_they_look_like(text: str, value: object) -> None:
+    name, read = parse_option(text)
+    assert name == "a"
+    assert read == value
+    assert type(read) is type(value)
+
+
+def test_a_resume_command_names_everything_that_matters() -> None:
+    settings = Settings("file:a b", "single-head", 9, Path("j"), 2, 3, 0.5, "rounded:3", {"entrywise": True}, Path("o"))
+    words = shlex.split(settings.command(18))
+    assert words[:3] == ["keyhole", "recover", "file:a b"]
+    assert " ".join(words[3:]) == (
+        "--method single-head --journal j --seed 2 --heldout 3 --max-norm 0.5 --noise rounded:3 --out o "
+        "--option entrywise=true --budget 18"
+    )
+
+
+def test_anything_becomes_plain_data() -> None:
+    value = {"a": np.float64("nan"), 1: (np.arange(2), np.bool_(True)), "p": Path("x"), "n": None}
+    assert plain(value) == {"a": None, "1": [[0, 1], True], "p": "x", "n": None}
+
+
+# --- verify and diagnose ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def layer(tmp_path: Path) -> Path:
+    random_multi_head(4, 8, seed=0).save(tmp_path / "layer.safetensors")
+    return tmp_path / "layer.safetensors"
+
+
+def test_verify_same_and_different(run: Run, layer: Path, tmp_path: Path) -> None:
+    code, out, _ = run("verify", "demo:multi-head?heads=4&width=8", f"file:{layer}")
+    assert code == 0
+    assert "SAME" in out
+    code, out, err = run("verify", "demo:multi-head?heads=4&width=8&seed=1", str(layer))
+    assert code == 1
+    assert "DIFFERENT" in out
+    code, out, err = run("verify", "demo:multi-head?heads=4&width=8&seed=1", str(layer), "-q")
+    assert (code, out) == (1, "")
+    assert "DIFFERENT" in err
+    journal = str(tmp_path / "answers.db")
+    for new in (True, False):
+        code, out, _ = run("verify", f"file:{layer}", str(layer), "--journal", journal, "--json", "--queries", "20")
+        said = json.loads(out)
+        assert code == 0
+        assert said["conclusion"] == "same"
+        assert said["queries"] <= 20
+        assert (said["new_queries"] > 0) is new
+    code, out, _ = run("verify", f"file:{layer}", str(layer), "--tolerance", "1e-3", "--noise", "rounded:6")
+    assert "0.001 of its norm" in out
+
+
+def test_verify_wrong_use(run: Run, layer: Path) -> None:
+    for words in (
+        ["verify", SMALL, "nothing.safetensors"],
+        ["verify", "demo:multi-head?width=9", str(layer)],
+        ["verify", SMALL, str(layer), "--tolerance", "3"],
+        ["diagnose", "magic"],
+        ["diagnose", "single-head", "--inputs", "magic"],
+        ["diagnose", f"file:{layer}", "--max-length", "2"],
+    ):
+        code, out, err = run(*words)
+        assert code == 2
+        assert out == ""
+        assert err.startswith("keyhole: ")
+
+
+def test_diagnose(run: Run, layer: Path, tmp_path: Path) -> None:
+    code, out, _ = run("diagnose", "single-head", "--inputs", "one-hot", "--max-length", "1")
+    assert code == 0
+    assert "hidden" in out
+    code, out, _ = run("diagnose", "one-layer", "--json")
+    assert all(set(claim) == {"quantity", "known", "reason"} for claim in json.loads(out)["claims"])
+    code, out, _ = run("diagnose", f"file:{layer}")
+    assert "all 4 heads can be known" in out
+    rng = np.random.default_rng(0)
+    inner = rng.standard_normal((4, 8))
+    inner[1], inner[2] = -2 * inner[0], 0
+    bias, score, value = rng.standard_normal(4), np.eye(8), np.zeros((8, 8))
+    bias[1] = -2 * bias[0]
+    net = kh.ReluNet(inner, bias, np.ones(4), np.asarray(0.0))
+    kh.OneLayer(kh.SingleHead(score, value), net, residual=True).save(tmp_path / "whole.safetensors")
+    code, out, _ = run("diagnose", f"file:{tmp_path / 'whole.safetensors'}")
+    for said in ("2 of 4 neurons", "neurons 0 and 1 have the same kink", "neuron 2 has no kink", "do not show"):
+        assert said in out
+    code, out, _ = run("diagnose", f"file:{tmp_path / 'whole.safetensors'}", "--json")
+    found = json.loads(out)
+    assert found["same"] == [[0, 1]]
+    assert found["logits_show"] is False
+    assert found["witness"]["kind"] == "silent logits"
+
+
+def test_bench_prints_what_recoveries_cost(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    boxes = ["demo:single-head?width=4", "demo:relu-net?width=3&neurons=2"]
+    code, said, _ = run("bench", *boxes, "--runs", "2", "--json", "--out", "bench.json")
+    assert code == 0
+    rows = json.loads(said)["benchmarks"]
+    assert json.loads(Path("bench.json").read_text())["benchmarks"] == rows
+    assert [row["target"] for row in rows] == boxes
+    for row in rows:
+        assert row["certified"] == row["runs"] == 2
+        assert row["worst_distance"] < 1e-9
+        assert row["ratio"] == row["queries"] / row["counting_bound"] >= 1
+    monkeypatch.setenv("COLUMNS", "40")
+    code, said, _ = run("bench", *boxes, "--runs", "1")
+    assert code == 0
+    assert "relu-net" in said
+    assert "…" not in said  # nothing is cut, however narrow the terminal
+
+
+def test_bench_says_where_a_box_was_not_recovered(run: Run) -> None:
+    code, said, _ = run("bench", "demo:single-head?width=4&norm=0&noise=10", "--runs", "1", "--json")
+    (row,) = json.loads(said)["benchmarks"]
+    assert (code, row["certified"]) == (1, 0)
+    assert row["outcomes"] != ["CERTIFIED"]
+    assert run("bench", "nothing", "--json")[0] == 2
+    assert run("bench", "demo:single-head?width=2", "--runs", "1", "--out", "no/folder/x.json")[0] == 2

@@ -1,0 +1,341 @@
+"""Several heads with several outputs: accuracy, counts, degenerate pairs, and honesty on fresh seeds."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+
+import keyhole as kh
+from keyhole.methods.multi_head.vector.odds_pencil import solve_pencil
+from keyhole.recovery import Outcome
+from keyhole.targets import open_target
+from support.heads import covered, layer
+
+SEED = int(os.environ.get("KEYHOLE_TEST_SEED", np.random.SeedSequence().entropy % 2**32))
+
+
+def recovered(truth, seed=0, positions="last", **limits):
+    box = truth if positions == "last" else truth.at_all_positions
+    oracle = kh.FunctionOracle(box, width=truth.width, positions=positions, **limits)
+    return kh.recover(oracle, "multi-head", seed=seed, throw=False)
+
+
+def honest(result, truth):
+    assert not result.certified or covered(result, truth), f"KEYHOLE_TEST_SEED={SEED}: {result.message}"
+    return result.certified
+
+
+@pytest.mark.parametrize(
+    ("heads", "width", "outputs", "queries"),
+    [(8, 32, 32, 1000), (8, 32, 8, 1650), (1, 8, 8, 80), (2, 8, 4, 150), (3, 6, 3, 130), (4, 16, 9, 450)],
+)
+def test_accuracy_and_count(heads, width, outputs, queries):
+    truth = layer(heads, width, outputs, np.random.default_rng([heads, width]))
+    result = recovered(truth)
+    assert result.certified, result.message
+    assert kh.distance(result.params, truth) < 1e-9
+    assert covered(result, truth)
+    assert result.stats.details["heads"] == heads
+    assert result.stats.queries <= queries
+    assert result.stats.details["score_bias"]
+    assert result.stats.details["output_bias"]
+
+
+def test_low_rank_costs_less():
+    truth = layer(4, 32, 32, np.random.default_rng(5), rank=3, value_rank=4)
+    result = recovered(truth)
+    assert result.certified, result.message
+    assert kh.distance(result.params, truth) < 1e-8
+    assert result.stats.details["value_ranks"] == [4] * 4
+    assert result.stats.details["score_ranks"] == [4] * 4  # score and bias together
+    # 33 for the sum, few tokens for the values, and far from 32·33/8 for the logits
+    assert result.stats.queries < 33 + 30 + 9 * 10 + 33 + 4 * 8 + 60
+
+
+def test_norm_bound_and_length():
+    truth = layer(3, 10, 8, np.random.default_rng(6))
+    lengths, norms = [], []
+
+    def box(tokens):
+        lengths.append(tokens.shape[1])
+        norms.append(np.max(np.linalg.norm(tokens, axis=-1)))
+        return truth(tokens)
+
+    oracle = kh.FunctionOracle(box, width=10, max_norm=4.0, max_length=4)
+    result = kh.recover(oracle, "multi-head", throw=False)
+    assert result.certified, result.message
+    assert kh.distance(result.params, truth) < 1e-7
+    assert max(norms) <= 4.0
+    assert max(lengths) <= 4
+
+
+@pytest.mark.parametrize(
+    ("heads", "width", "outputs", "queries"),
+    [
+        (8, 32, 32, 460),
+        (8, 32, 8, 1410),
+        (1, 8, 8, 45),
+        (1, 32, 32, 66),
+        (2, 8, 4, 95),
+        (3, 6, 3, 110),
+        (4, 16, 9, 250),
+    ],
+)
+def test_all_positions_cost_less(heads, width, outputs, queries):
+    truth = layer(heads, width, outputs, np.random.default_rng([heads, width]))
+    result = recovered(truth, positions="all")
+    assert result.certified, result.message
+    assert kh.distance(result.params, truth) < 1e-9
+    assert covered(result, truth)
+    assert result.stats.details["positions"] == "all"
+    assert result.stats.counting_bound <= result.stats.queries <= queries
+
+
+def test_low_rank_at_all_positions():
+    truth = layer(4, 32, 32, np.random.default_rng(5), rank=3, value_rank=4)
+    result = recovered(truth, positions="all")
+    assert result.certified, result.message
+    assert covered(result, truth)
+    assert kh.distance(result.params, truth) < 1e-8
+    # 33 for the sum, 4 for each of few tokens, and for the logits 3 groups of 3 tokens beside 11
+    assert result.stats.queries <= 33 + 30 + 8 + 4 * 7 + 3 * 11
+
+
+def test_limits_hold_at_all_positions():
+    truth = layer(3, 10, 12, np.random.default_rng(6))
+    lengths, norms = [], []
+
+    def box(tokens):
+        lengths.append(tokens.shape[1])
+        norms.append(np.max(np.linalg.norm(tokens, axis=-1)))
+        return truth.at_all_positions(tokens)
+
+    oracle = kh.FunctionOracle(box, width=10, max_norm=4.0, max_length=4, positions="all")
+    result = kh.recover(oracle, "multi-head", throw=False)
+    assert result.certified, result.message
+    assert covered(result, truth)
+    assert max(norms) <= 4.0
+    assert max(lengths) <= 4
+
+
+def masked(truth):
+    """Every position sees itself and those before it."""
+    return lambda x: np.stack([truth(x[:, : place + 1]) for place in range(x.shape[1])], axis=1)
+
+
+def skewed(truth):
+    """Positions but the last are off by a little, each by something else."""
+
+    def box(tokens):
+        answers = truth.at_all_positions(tokens)
+        return answers + 1e-6 * np.arange(tokens.shape[1])[::-1][None, :, None]
+
+    return box
+
+
+@pytest.mark.parametrize("changed", [masked, skewed])
+def test_positions_that_see_less_are_not_read(changed):
+    truth = layer(2, 6, 6, np.random.default_rng(7))
+    oracle = kh.FunctionOracle(changed(truth), width=6, positions="all")
+    result = kh.recover(oracle, "multi-head", throw=False)
+    assert result.certified, result.message
+    assert kh.distance(result.params, truth) < 1e-9
+    assert "positions" not in result.stats.details
+
+
+@pytest.mark.parametrize("longest", [1, 2])
+def test_short_sequences_are_admitted(longest):
+    truth = layer(2, 6, 4, np.random.default_rng(8))
+    result = recovered(truth, max_length=longest)
+    assert not result.certified
+    assert "max_length" in result.message
+
+
+def test_three_tokens_are_enough():
+    truth = layer(2, 6, 4, np.random.default_rng(8))
+    assert honest(recovered(truth, max_length=3), truth)
+
+
+def degenerate(name, rng):
+    first, second, third = layer(3, 10, 8, rng).heads
+    bias = rng.standard_normal(8)
+    single = kh.SingleHead
+    like = {
+        "duplicate": [first, second, single(first.score, third.value, first.score_bias)],
+        "zero value": [first, second, single(third.score, 0 * third.value)],
+        "zero score": [first, second, single(0 * third.score, third.value)],
+        "W2 = -W1": [first, single(-first.score, second.value, -first.score_bias)],
+        "W2 = 2 W1": [first, single(2 * first.score, second.value, 2 * first.score_bias)],
+        "W2 = W1, other bias": [first, single(first.score, second.value, second.score_bias)],
+        "OV2 = OV1": [first, single(second.score, first.value, second.score_bias)],
+        "OV2 = -OV1": [first, single(second.score, -first.value, second.score_bias)],
+        "rank one": [
+            single(h.score, np.outer(rng.standard_normal(10), rng.standard_normal(8)), h.score_bias)
+            for h in (first, second, third)
+        ],
+        "faint": [first, second, single(third.score, 1e-13 * third.value, third.score_bias)],
+    }
+    if name in like:
+        return kh.MultiHead(like[name], bias)
+    size = float(name.removeprefix("near "))
+    off = size * np.linalg.norm(first.score) / 10
+    return kh.MultiHead(
+        [
+            first,
+            single(
+                first.score + off * rng.standard_normal((10, 10)), first.value + size * second.value, first.score_bias
+            ),
+        ],
+        bias,
+    )
+
+
+RIGHT = (
+    "duplicate",
+    "zero value",
+    "zero score",
+    "W2 = -W1",
+    "W2 = 2 W1",
+    "W2 = W1, other bias",
+    "rank one",
+    "near 1e-1",
+    "OV2 = OV1",  # one by one
+)
+ADMITTED = ("OV2 = -OV1", "faint", "near 1e-6")
+NEAR = tuple(f"near 1e-{digits}" for digits in (2, 3, 4, 5))
+
+
+@pytest.mark.parametrize("name", RIGHT + ADMITTED)
+def test_degenerate_pairs(name):
+    truth = degenerate(name, np.random.default_rng(11))
+    result = recovered(truth)
+    assert honest(result, truth) == (name in RIGHT), result.message
+    if name == "duplicate":  # one head of the same map, and the distance below which heads are one
+        assert result.stats.details["heads"] == 2
+        assert 0 < result.stats.details["merged_below"] < 1e-12
+
+
+@pytest.mark.parametrize("positions", ["last", "all"])
+@pytest.mark.parametrize("name", RIGHT + ADMITTED + NEAR)
+def test_degenerate_pairs_are_never_wrong_and_certified(name, positions):
+    truth = degenerate(name, np.random.default_rng([SEED, 1]))
+    honest(recovered(truth, seed=SEED % 1000, positions=positions), truth)
+
+
+@pytest.mark.parametrize("positions", ["last", "all"])
+def test_fresh_layers_are_right_or_admitted(positions):
+    rng = np.random.default_rng([SEED, 2])
+    right = 0
+    for number in range(12):
+        heads = int(rng.integers(1, 5))
+        outputs, width = int(rng.integers(heads, 3 * heads + 2)), int(rng.integers(3, 12))
+        truth = layer(heads, width, outputs, rng, rank=int(rng.integers(1, width + 1)), bias=bool(rng.integers(2)))
+        if outputs == 1:
+            continue
+        right += honest(recovered(truth, seed=number, positions=positions), truth)
+    assert right >= 6
+
+
+def test_other_families_are_found_out():
+    rng = np.random.default_rng(13)
+    truth = layer(2, 6, 6, rng)
+    weights = rng.standard_normal((6, 12)), rng.standard_normal((12, 6))
+    boxes = {
+        "net behind": lambda x: np.maximum(truth(x) @ weights[0], 0) @ weights[1],
+        "residual": lambda x: truth(x) + x[:, -1, :],
+        "norm": lambda x: truth(x) / np.linalg.norm(truth(x), axis=-1, keepdims=True),
+        "maximum": lambda x: np.max(x, axis=1),
+    }
+    for name, box in boxes.items():
+        result = kh.recover(kh.FunctionOracle(box, width=6), "multi-head", throw=False)
+        assert not result.certified, name
+        assert result.outcome in (Outcome.WRONG_FAMILY, Outcome.TOO_NOISY), name
+
+
+def test_more_heads_than_outputs_are_read_one_by_one():
+    truth = layer(3, 6, 2, np.random.default_rng(14))
+    result = recovered(truth)
+    assert honest(result, truth), result.message
+    assert result.stats.details["heads"] == 3
+
+
+def test_float32_is_honest():
+    truth = layer(2, 8, 8, np.random.default_rng(15))
+    small = truth.like(np.zeros(1, dtype=np.float32))
+    result = kh.recover(kh.FunctionOracle(small, width=8, like=np.zeros(1, np.float32)), "multi-head", throw=False)
+    assert result.certified, result.message
+    assert kh.distance(result.params, truth) < 1e-2
+    assert covered(result, truth)
+
+
+def low_rank_in_float32(rng, heads, width):
+    """Heads as those of a layer of PyTorch, and their numbers after rounding."""
+    rounded = layer(heads, width, width, rng, rank=width // heads, value_rank=width // heads)
+    rounded = rounded.like(np.zeros(1, np.float32))
+    return rounded, rounded.like(np.zeros(1))
+
+
+def recovered_in_float32(rounded, positions, seed=0):
+    box = rounded if positions == "last" else rounded.at_all_positions
+    oracle = kh.FunctionOracle(box, width=rounded.width, like=np.zeros(1, np.float32), positions=positions)
+    return kh.recover(oracle, "multi-head", seed=seed, throw=False)
+
+
+@pytest.mark.parametrize("positions", ["last", "all"])
+def test_heads_of_low_rank_are_certified_in_float32(positions):
+    rounded, truth = low_rank_in_float32(np.random.default_rng(17), 4, 32)
+    result = recovered_in_float32(rounded, positions)
+    assert result.certified, result.message
+    assert kh.distance(result.params, truth) < 1e-3
+    assert covered(result, truth)
+
+
+@pytest.mark.parametrize("positions", ["last", "all"])
+def test_fresh_layers_in_float32_are_right_or_admitted(positions):
+    rng = np.random.default_rng([SEED, 4])
+    for number in range(6):
+        heads = int(rng.integers(1, 5))
+        rounded, truth = low_rank_in_float32(rng, heads, heads * int(rng.integers(3, 7)))
+        honest(recovered_in_float32(rounded, positions, number), truth)
+
+
+def test_pencil_tells_heads_of_weights():
+    rng = np.random.default_rng(16)
+    odds, copies = np.exp(rng.standard_normal((12, 3))), np.array([0.125, 0.5, 2.0, 8.0])
+    weights = copies[:, None] * odds[:, None, :] / (1 + copies[:, None] * odds[:, None, :])
+    mixing = rng.standard_normal((3, 3))
+    pencil = solve_pencil(weights @ mixing, copies, rng)
+    found = pencil.functionals @ mixing.T
+    assert np.allclose(np.sort(np.abs(found), axis=1), [[0, 0, 1]] * 3, atol=1e-9)
+    assert pencil.null < 1e-12 < pencil.gap
+
+
+@pytest.mark.parametrize("scale", [1e-8, 1e-4, 1e-2, 1.0])
+@pytest.mark.parametrize("outputs", [None, 4])
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_heads_that_cancel_among_two_tokens_are_not_taken_for_none(scale, outputs, dtype):
+    """With W and -W of the same value every pair of tokens weighs the same, at every norm."""
+    rng = np.random.default_rng([SEED, 3])
+    score, value = (
+        scale * rng.standard_normal((6, 6)),
+        rng.standard_normal((6, *([] if outputs is None else [outputs]))),
+    )
+    truth = kh.MultiHead([kh.SingleHead(score, value), kh.SingleHead(-score, value)]).like(np.zeros(1, dtype))
+    oracle = kh.FunctionOracle(truth, width=6, like=np.zeros(1, dtype))
+    for method in ("multi-head", "auto"):
+        result = kh.recover(oracle, method, throw=False)
+        if result.certified and len(getattr(result.params, "heads", [0])) == 1:  # one head, which may be either
+            radius = getattr(result.certificate.radius, "heads", [result.certificate.radius])[0]
+            assert np.all(np.abs(score) <= radius.score), method
+    verdict = kh.verify(oracle, kh.SingleHead(0 * score, 2 * value))
+    assert not verdict.same
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_values_that_leave_an_output_unused(seed: int) -> None:
+    """Values of rank nine in 64 outputs: what answers have in the 64th is rounding, which must not mend any value."""
+    target = open_target(f"demo:multi-head?heads=7&width=64&outputs=64&value_rank=9&seed={seed}")
+    result = kh.recover(target.oracle, method="multi-head")
+    assert kh.distance(result.params, target.truth) <= 1e-9
