@@ -110,7 +110,7 @@ class Situation:
         elif self.noise != "exact":
             oracle = Cast(oracle, self.noise)
         if self.measured:
-            oracle = Wrapper(oracle, oracle.signature.but(noise=kh.Noise.of("measure")))
+            oracle = Wrapper(oracle, oracle.signature.with_changes(noise=kh.Noise.of("measure")))
         return oracle
 
     def recovered(self, truth: kh.SingleHead) -> kh.Recovery:
@@ -124,7 +124,7 @@ class Shaken(Wrapper):
     """Errors of up to a tolerance, often all of it, to either side."""
 
     def __init__(self, inner: Oracle, tolerance: float, seed: int) -> None:
-        super().__init__(inner, inner.signature.but(noise=kh.Noise.bounded(tolerance)))
+        super().__init__(inner, inner.signature.with_changes(noise=kh.Noise.bounded(tolerance)))
         self.name, self.tolerance, self._rng = f"{inner.name} | shaken", tolerance, np.random.default_rng(seed)
 
     def answer(self, tokens: Array) -> Array:

@@ -13,14 +13,15 @@ from hypothesis import strategies as st
 import keyhole.queries as measure
 from keyhole.arrays import Space, numpy_space, to_numpy
 from keyhole.errors import UsageError
-from keyhole.queries import Noise, Plan, Rows, Signature, Term, sequences
+from keyhole.noise import Noise
+from keyhole.queries import Plan, Signature, Term, TokenRows, sequences
 
 
 def simple(**changes: Any) -> Plan:
     """Two positions: a looked-up row, and a sum of two terms."""
     base = {"rows": np.arange(12.0).reshape(4, 3), "index": np.array([0, 2, 1, 3, 3]), "scale": 2.0} | changes
-    term = Term(Rows(base["rows"]), base["index"], base["scale"])
-    own = Term(Rows(np.ones((5, 3))))
+    term = Term(TokenRows(base["rows"]), base["index"], base["scale"])
+    own = Term(TokenRows(np.ones((5, 3))))
     positions = base.get("positions", [[term], [own, term]])
     return Plan(base.get("stage", "stage"), base.get("count", 5), positions)
 
@@ -33,8 +34,8 @@ def test_equal_descriptions_have_equal_digests() -> None:
     assert replace(simple(), repeats=3, first_repeat=2).digest == simple().digest
 
 
-TERM = Term(Rows(np.arange(12.0).reshape(4, 3)), np.array([0, 2, 1, 3, 3]), 2.0)
-OTHER = Term(Rows(np.ones((5, 3))))
+TERM = Term(TokenRows(np.arange(12.0).reshape(4, 3)), np.array([0, 2, 1, 3, 3]), 2.0)
+OTHER = Term(TokenRows(np.ones((5, 3))))
 
 
 @pytest.mark.parametrize(
@@ -72,9 +73,9 @@ def test_all_these_digests_differ() -> None:
         simple(positions=[[TERM, OTHER], []]),
         simple(positions=[[], [TERM, OTHER]]),
         simple(positions=[[TERM], [OTHER], []]),
-        simple(positions=[[Term(Rows(zero))]]),
-        simple(positions=[[Term(Rows(-zero))]]),  # −0.0 is another token to a box that looks at bits
-        simple(positions=[[Term(Rows(zero.T.reshape(3, 5)))]]),
+        simple(positions=[[Term(TokenRows(zero))]]),
+        simple(positions=[[Term(TokenRows(-zero))]]),  # −0.0 is another token to a box that looks at bits
+        simple(positions=[[Term(TokenRows(zero.T.reshape(3, 5)))]]),
     ]
     assert len({plan.digest for plan in plans}) == len(plans)
 
@@ -87,7 +88,7 @@ def test_the_version_is_part_of_the_digest(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_digest_is_the_same_in_every_run() -> None:
     """A journal of today must be readable tomorrow: raise PLAN_VERSION when this changes on purpose."""
-    plan = Plan("value", 2, [[Term(Rows(np.eye(2)), np.array([0, 1]), 0.5)]])
+    plan = Plan("value", 2, [[Term(TokenRows(np.eye(2)), np.array([0, 1]), 0.5)]])
     assert measure.PLAN_VERSION == 1
     assert plan.digest == DIGEST
 
@@ -99,7 +100,9 @@ def test_libraries_agree_on_digests() -> None:
     """The journal is opened by box, and a box has one library; equal numbers still have equal keys."""
     torch = pytest.importorskip("torch")
     rows, index = np.arange(6.0).reshape(3, 2), np.array([2, 0, 1, 1])
-    plans = [Plan("", 4, [[Term(Rows(convert(rows)), convert(index), 0.5)]]) for convert in (np.asarray, torch.asarray)]
+    plans = [
+        Plan("", 4, [[Term(TokenRows(convert(rows)), convert(index), 0.5)]]) for convert in (np.asarray, torch.asarray)
+    ]
     assert plans[0].digest == plans[1].digest
 
 
@@ -114,7 +117,7 @@ def plans(draw: st.DrawFn) -> tuple[Plan, int]:
         index = rng.integers(0, size, count) if draw(st.booleans()) else None
         rows = rng.standard_normal((count if index is None else size, width))
         scale = draw(st.sampled_from([1.0, 0.3, "each"]))
-        return Term(Rows(rows), index, rng.standard_normal(count) if scale == "each" else scale)
+        return Term(TokenRows(rows), index, rng.standard_normal(count) if scale == "each" else scale)
 
     lengths = draw(st.lists(st.integers(0, 3), min_size=1, max_size=4))
     return Plan("any", count, [[term() for _ in range(length)] for length in lengths]), width
@@ -154,7 +157,11 @@ def test_tokens_are_made_where_the_oracle_lives(like: object) -> None:
     plan = Plan(
         "",
         6,
-        [[Term(Rows(rows), space.indices([0, 1, 2, 3, 0, 1]), 0.5)], [], [Term(Rows(rows), space.indices([3] * 6))]],
+        [
+            [Term(TokenRows(rows), space.indices([0, 1, 2, 3, 0, 1]), 0.5)],
+            [],
+            [Term(TokenRows(rows), space.indices([3] * 6))],
+        ],
     )
     tokens = plan.tokens(1, 5, space, 3)
     assert Space.of(tokens) == space

@@ -15,8 +15,9 @@ import keyhole as kh
 from keyhole.arrays import Array, Space, numpy_space, to_numpy
 from keyhole.errors import BudgetExhausted, OracleRaised, RecoveryFailed, UsageError, WrongShape
 from keyhole.journal import Journal
+from keyhole.noise import Noise
 from keyhole.oracles import Batched, Budgeted, Counted, Noisy
-from keyhole.queries import Measurements, Noise, Plan, Rows, Term, sequences
+from keyhole.queries import Measurements, Plan, Term, TokenRows, sequences
 from keyhole.recovery import Outcome
 from keyhole.session import CPU_BATCH_BYTES, Session
 from support import targets as t
@@ -46,7 +47,7 @@ def first_number(tokens: Array) -> Array:
 def counting(count: int, stage: str = "counting", **more: Any) -> Plan:
     """A plan whose n-th sequence is the token (n, 0)."""
     rows = np.stack([np.arange(count, dtype=float), np.zeros(count)], axis=1)
-    return Plan(stage, count, [[Term(Rows(rows))]], **more)
+    return Plan(stage, count, [[Term(TokenRows(rows))]], **more)
 
 
 # --- budget ---------------------------------------------------------------------------------------------------
@@ -151,7 +152,7 @@ def test_the_same_seed_is_the_same_run_and_another_is_not(head: kh.SingleHead) -
 def million(kind: str) -> Plan:
     """A million sequences of two tokens of width 64: a gibibyte of tokens, described by a few megabytes."""
     count, rng = 10**6, np.random.default_rng(0)
-    rows = Rows(rng.standard_normal((64, 64)))
+    rows = TokenRows(rng.standard_normal((64, 64)))
     first, last = (rng.integers(0, 64, count) for _ in range(2))
     scale: Any = 0.5 if kind == "looked up" else rng.standard_normal(count)
     return Plan("million", count, [[Term(rows, first, scale)], [Term(rows, last, 2.0)]])
@@ -198,7 +199,7 @@ def test_a_box_that_keeps_its_questions_does_not_see_them_change(like: object) -
         return tokens[:, 0, 0] * 1.0
 
     rows = space.asarray(np.random.default_rng(0).standard_normal((40, 3)))
-    plan = Plan("kept", 40, [[Term(Rows(rows))], [Term(Rows(2 * rows))]])
+    plan = Plan("kept", 40, [[Term(TokenRows(rows))], [Term(TokenRows(2 * rows))]])
     Session(kh.FunctionOracle(box, width=3, like=like, batch_limit=6)).measure(plan)
     for tokens, copy in zip(kept, copies, strict=True):
         np.testing.assert_array_equal(to_numpy(tokens), copy)
@@ -209,7 +210,7 @@ def test_a_box_that_answers_with_a_view_of_its_question(like: object) -> None:
     space = Space.of(like)
     rows = space.asarray(np.arange(60.0).reshape(20, 3))
     oracle = kh.FunctionOracle(lambda tokens: tokens[:, 0, 0], width=3, like=like, batch_limit=6)
-    answers = Session(oracle).measure(Plan("views", 20, [[Term(Rows(rows))]]))
+    answers = Session(oracle).measure(Plan("views", 20, [[Term(TokenRows(rows))]]))
     np.testing.assert_array_equal(to_numpy(answers.values), np.arange(0.0, 60.0, 3))
 
 
@@ -222,7 +223,7 @@ def test_a_box_that_writes_to_its_question_harms_itself_only(like: object) -> No
         tokens[...] = -1.0
         return answers
 
-    plan = Plan("vandal", 20, [[Term(Rows(rows))]])
+    plan = Plan("vandal", 20, [[Term(TokenRows(rows))]])
     session = Session(kh.FunctionOracle(vandal, width=3, like=like, batch_limit=20))
     for _ in range(2):
         np.testing.assert_array_equal(to_numpy(session.measure(plan).values), np.arange(0.0, 60.0, 3))

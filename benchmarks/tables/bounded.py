@@ -12,7 +12,7 @@ from benchmarks.support.heads import gaussian, low_rank
 from benchmarks.support.rows import markdown
 from keyhole.methods import Estimate
 from keyhole.methods.robust.bounded.method import bounded
-from keyhole.queries import Noise
+from keyhole.noise import Noise
 from keyhole.session import Session
 
 WIDTHS = (16, 32)

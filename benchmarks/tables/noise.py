@@ -10,8 +10,8 @@ import keyhole as kh
 from benchmarks.support.rows import markdown
 from keyhole.arrays import Array
 from keyhole.methods.noise_estimation.measure import measure_noise
+from keyhole.noise import Noise
 from keyhole.oracles import Cast, Noisy, Oracle, Rounded, Wrapper
-from keyhole.queries import Noise
 from keyhole.session import Session
 
 RUNS = 200
@@ -84,7 +84,7 @@ def _row(name: str, make: Make) -> list[object]:
         truth = kh.SingleHead(score, rng.standard_normal(width))
         oracle, noise = make(kh.FunctionOracle(truth, width=width, max_norm=1.0), rng)
         session = Session(oracle)
-        found = session.run(measure_noise(oracle.signature.but(noise=Noise.of("measure")), rng)).noise
+        found = session.run(measure_noise(oracle.signature.with_changes(noise=Noise.of("measure")), rng)).noise
         right += (found.kind, found.name) == (noise.kind, noise.name)
         queries.append(session.queries)
         if noise.scale:

@@ -4,8 +4,8 @@ from keyhole.audit import audit
 from keyhole.errors import KeyholeError, RecoveryFailed
 from keyhole.families import AttentionLayer, MultiHead, OneLayer, ReluNet, Residual, SingleHead, load
 from keyhole.gauge import Witness, canonical, distance, equivalent, kinds, witness
+from keyhole.noise import Noise
 from keyhole.oracles import FunctionOracle, HttpOracle, OnnxOracle, TorchOracle, TransformersOracle
-from keyhole.queries import Noise
 from keyhole.recover_model import recover_model
 from keyhole.recovery import Outcome, Recovery
 from keyhole.samples import learn

@@ -1,4 +1,4 @@
-"""Questions and answers: what an oracle is (Signature), how it errs (Noise), what is asked (Plan), what comes back."""
+"""What an oracle is (Signature), what is asked (Plan) and what comes back (Measurements)."""
 
 from __future__ import annotations
 
@@ -13,135 +13,10 @@ import numpy as np
 
 from keyhole.arrays import Array, Floats, Space, floats, gather_into, namespace, numpy_space, to_numpy
 from keyhole.errors import UsageError
+from keyhole.noise import Noise
 
 # Part of every journal key: raise it whenever the same description starts to mean other tokens.
 PLAN_VERSION = 1
-
-# A Gaussian answer lies within this many standard deviations of the truth, but for one in 1.7 million.
-GAUSSIAN_DEVIATIONS = 5.0
-# Decimals that a number can be rounded to.
-MOST_DECIMALS = 300
-# Binary digits of the dtypes that answers may be rounded to.
-DIGITS = {"float32": 24, "float16": 11, "bfloat16": 8}
-
-
-@dataclass(frozen=True)
-class Noise:
-    """How an answer may differ from the true value, beyond the rounding of the oracle's own arithmetic."""
-
-    kind: Literal["exact", "gaussian", "bounded", "rounded", "dtype", "measure"]
-    scale: float = 0.0  # standard deviation, tolerance, half a unit of the last decimal, or half a relative spacing
-    name: str = ""  # of the dtype answers are rounded to
-
-    @classmethod
-    def exact(cls) -> Noise:
-        """Answers are right up to the rounding of the dtype."""
-        return cls("exact")
-
-    @classmethod
-    def gaussian(cls, s: float) -> Noise:
-        """Independent normal errors of standard deviation `s`."""
-        return cls("gaussian", _positive("s", s))
-
-    @classmethod
-    def bounded(cls, tau: float) -> Noise:
-        """Any error of at most `tau`."""
-        return cls("bounded", _positive("tau", tau))
-
-    @classmethod
-    def rounded(cls, decimals: int) -> Noise:
-        """Answers are rounded to this many decimals; negative ones are tens, hundreds and so on."""
-        if isinstance(decimals, bool) or not isinstance(decimals, int | np.integer) or abs(decimals) > MOST_DECIMALS:
-            raise UsageError(f"decimals must be a whole number within ±{MOST_DECIMALS}, not {decimals!r}")
-        return cls("rounded", 0.5 * 10.0 ** -int(decimals))
-
-    @classmethod
-    def dtype(cls, name: str) -> Noise:
-        """Answers are rounded to the nearest number of a floating-point dtype, whatever they were computed in."""
-        if name not in DIGITS:
-            raise UsageError(f"unknown dtype {name!r} for noise; known: {', '.join(DIGITS)}")
-        return cls("dtype", 2.0 ** -DIGITS[name], name)
-
-    @classmethod
-    def of(cls, noise: Noise | str | None) -> Noise:
-        """What users may write: a Noise, None for exact answers, or "measure" to find out first."""
-        if noise is None:
-            return cls.exact()
-        if noise == "measure":
-            return cls("measure")
-        if not isinstance(noise, cls):
-            raise UsageError(f"noise must be a Noise such as Noise.gaussian(0.1), or 'measure', not {noise!r}")
-        return noise
-
-    @classmethod
-    def parse(cls, text: str) -> Noise:
-        """What users write on a command line: exact, measure, gaussian:S, bounded:TAU, rounded:DECIMALS or a dtype."""
-        word, colon, number = text.partition(":")
-        try:
-            if word in READ and colon:
-                return READ[word](number)
-            if word in DIGITS and not colon:
-                return cls.dtype(word)
-            if word in ("exact", "measure") and not colon:
-                return cls.of(None if word == "exact" else word)
-        except ValueError:
-            pass
-        possible = f"exact, measure, gaussian:1e-3, bounded:1e-3, rounded:3, {', '.join(DIGITS)}"
-        raise UsageError(f"cannot read the noise {text!r}; possible: {possible}")
-
-    @property
-    def decimals(self) -> int:
-        """Decimals kept, of rounded answers."""
-        return round(-math.log10(2 * self.scale))
-
-    @property
-    def relative(self) -> float:
-        """Largest error over the size of the answer."""
-        return self.scale if self.kind == "dtype" else 0.0
-
-    @property
-    def radius(self) -> float:
-        """Half-width of an interval around an answer that holds the true value, whatever its size."""
-        if self.kind == "dtype":
-            return 0.0
-        return GAUSSIAN_DEVIATIONS * self.scale if self.kind == "gaussian" else self.scale
-
-    def __str__(self) -> str:
-        return {
-            "exact": "exact",
-            "gaussian": f"normal errors of standard deviation {self.scale:.3g}",
-            "bounded": f"errors of at most {self.scale:.3g}",
-            "rounded": f"rounded to {self.decimals if self.kind == 'rounded' else 0} decimals",
-            "dtype": f"rounded to {self.name}",
-            "measure": "to be measured",
-        }[self.kind]
-
-    @property
-    def spread(self) -> float:
-        """Half-width to use where errors of many answers are added in quadrature as independent ones.
-
-        Rounding errors are uniform, so that their bound is only √3 standard deviations.
-        """
-        return self.radius if self.kind in ("bounded", "dtype") else GAUSSIAN_DEVIATIONS * self.deviation
-
-    @property
-    def deviation(self) -> float:
-        """Standard deviation of an error; of a bounded one at most."""
-        return self.scale / 3**0.5 if self.kind == "rounded" else self.scale
-
-
-# Kinds of noise that have a number, and how to make them of its text.
-READ: dict[str, Callable[[str], Noise]] = {
-    "gaussian": lambda text: Noise.gaussian(float(text)),
-    "bounded": lambda text: Noise.bounded(float(text)),
-    "rounded": lambda text: Noise.rounded(int(text)),
-}
-
-
-def _positive(name: str, number: float) -> float:
-    if not (np.isfinite(number) and number > 0):
-        raise UsageError(f"{name} must be a positive number, not {number}; use Noise.exact() for none")
-    return float(number)
 
 
 @dataclass(frozen=True)
@@ -172,7 +47,7 @@ class Signature:
         """Longest token that may be made: `max_norm` with room for the rounding of its making."""
         return np.inf if self.max_norm is None else self.max_norm * (1 - 64 * self.space.spacing)
 
-    def but(self, **changes: Any) -> Signature:
+    def with_changes(self, **changes: Any) -> Signature:
         """The same signature with some fields changed."""
         return replace(self, **changes)
 
@@ -180,7 +55,7 @@ class Signature:
         """The same for a method that knows no rounding but that of the dtype: answers have fewer digits."""
         if self.noise.kind != "dtype":
             return self
-        return self.but(space=replace(self.space, coarse=2 * self.noise.scale), noise=Noise.exact())
+        return self.with_changes(space=replace(self.space, coarse=2 * self.noise.scale), noise=Noise.exact())
 
 
 def _at_least_one(name: str, number: int) -> None:
@@ -189,7 +64,7 @@ def _at_least_one(name: str, number: int) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class TokenRows:
     """Vectors that tokens are made of, with a digest that is worked out at most once."""
 
     vectors: Array  # (count, width)
@@ -204,7 +79,7 @@ class Rows:
 class Term:
     """scale[n] · rows[index[n]] for sequence n of a plan."""
 
-    rows: Rows
+    rows: TokenRows
     index: Array | None = None  # (count,) integers; None: sequence n takes row n
     scale: float | Array = 1.0  # one number, or (count,)
 
@@ -305,7 +180,7 @@ class Plan:
 
 def sequences(stage: str, tokens: Array) -> Plan:  # (count, length, width)
     """A plan that asks exactly these sequences."""
-    positions = [[Term(Rows(tokens[:, place, :]))] for place in range(tokens.shape[1])]
+    positions = [[Term(TokenRows(tokens[:, place, :]))] for place in range(tokens.shape[1])]
     return Plan(stage, tokens.shape[0], positions)
 
 

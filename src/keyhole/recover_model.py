@@ -14,10 +14,10 @@ from keyhole.errors import FileError, RecoveryFailed, UsageError
 from keyhole.families import MultiHead, SingleHead
 from keyhole.families.files import load_arrays, save_arrays
 from keyhole.families.torch_layouts import attention_in, weights_of
+from keyhole.noise import Noise
 from keyhole.oracles import TransformersOracle
 from keyhole.oracles.positions import Positions
 from keyhole.oracles.transformers import open_model
-from keyhole.queries import Noise
 from keyhole.recovery import Recovery
 from keyhole.session import HELDOUT_QUERIES, recover
 

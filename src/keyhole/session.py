@@ -467,7 +467,7 @@ def _unchecked(estimate: Estimate) -> Certificate:
 def _measure_noise(session: Session, seed: int) -> dict[str, Any]:
     """Find out how answers err, and from then on count on it."""
     found = session.run(measure_noise(session.signature, stream(seed, "noise")))
-    session.signature = session.signature.but(noise=found.noise)
+    session.signature = session.signature.with_changes(noise=found.noise)
     return {"noise": str(found.noise), "noise_evidence": found.evidence, "noise_queries": session.queries}
 
 

@@ -21,8 +21,9 @@ import numpy as np
 
 from keyhole.arrays import Array, Space, to_numpy
 from keyhole.errors import UsageError
+from keyhole.noise import Noise
 from keyhole.oracles import Oracle
-from keyhole.queries import Noise, Signature
+from keyhole.queries import Signature
 
 __all__ = ["OracleConformance", "check_oracle"]
 

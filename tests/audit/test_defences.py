@@ -8,8 +8,9 @@ import pytest
 import keyhole as kh
 from keyhole.audit import Defence, audit, default_defences, parse_defence
 from keyhole.errors import UsageError
+from keyhole.noise import Noise
 from keyhole.oracles import FunctionOracle
-from keyhole.queries import Noise, Signature
+from keyhole.queries import Signature
 from keyhole.targets import open_target
 from support.targets import Random, small_oracle
 

@@ -19,7 +19,8 @@ from keyhole.audit.lower_bounds import (
     gaussian_floor,
     rounding_floor,
 )
-from keyhole.queries import Noise, Signature
+from keyhole.noise import Noise
+from keyhole.queries import Signature
 from keyhole.targets import open_target
 
 

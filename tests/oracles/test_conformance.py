@@ -11,8 +11,9 @@ import pytest
 import keyhole as kh
 from keyhole.arrays import Array
 from keyhole.audit.defences import parse_defence
+from keyhole.noise import Noise
 from keyhole.oracles import Batched, Budgeted, Cast, Counted, Noisy, Oracle, Rounded, Wrapper
-from keyhole.queries import Noise, Signature
+from keyhole.queries import Signature
 from keyhole.targets import open_target
 from keyhole.testing import OracleConformance, check_oracle
 from support.serving import serving

@@ -18,8 +18,8 @@ from keyhole.errors import (
     UsageError,
     WrongShape,
 )
+from keyhole.noise import Noise
 from keyhole.oracles import Batched, Budgeted, Counted, FunctionOracle, Noisy, Oracle, Rounded, Wrapper
-from keyhole.queries import Noise
 from support import targets as t
 
 WIDTH = 3

@@ -13,8 +13,8 @@ import keyhole as kh
 from keyhole.arrays import Array, to_numpy
 from keyhole.errors import NonFiniteAnswer, OracleRaised, UsageError, WrongShape
 from keyhole.families.torch_layouts import heads_of
+from keyhole.noise import Noise
 from keyhole.oracles import Counted
-from keyhole.queries import Noise
 from keyhole.targets import open_target
 
 torch = pytest.importorskip("torch")

@@ -263,7 +263,12 @@ def behind_noise() -> list[Case]:
         case("gaussian", lambda oracle: Noisy(oracle, 1e-4), 1.13, 2e-3),
         case("gaussian-budget", lambda oracle: Noisy(oracle, 1e-4), 16.0, 5e-4, budget=16 * 272),
         case("rounded", lambda oracle: Rounded(oracle, 3), 16.0, 3e-6),
-        case("bounded", lambda oracle: Wrapper(oracle, oracle.signature.but(noise=kh.Noise.bounded(1e-5))), 1.4, 1e-3),
+        case(
+            "bounded",
+            lambda oracle: Wrapper(oracle, oracle.signature.with_changes(noise=kh.Noise.bounded(1e-5))),
+            1.4,
+            1e-3,
+        ),
         case("float32", lambda oracle: Cast(oracle, "float32"), 6.0, 1e-9),
         case("bfloat16", lambda oracle: Cast(oracle, "bfloat16"), 7.0, 1e-9),
     ]

@@ -9,8 +9,8 @@ from typing import Any, cast
 
 from keyhole.arrays import Array
 from keyhole.errors import UsageError
+from keyhole.noise import DIGITS, Noise
 from keyhole.oracles import Budgeted, Cast, Noisy, Oracle, Rounded, Wrapper
-from keyhole.queries import DIGITS, Noise
 
 NONE = "none"
 POSSIBLE = (
@@ -77,7 +77,7 @@ class Defence:
         name = f"{oracle.name} | {self.text}"
         if self.clip is not None:
             limit = min(self.clip, oracle.signature.max_norm or math.inf)
-            oracle = Wrapper(Clipped(oracle, limit), oracle.signature.but(max_norm=limit))
+            oracle = Wrapper(Clipped(oracle, limit), oracle.signature.with_changes(max_norm=limit))
         if self.noise is not None:
             oracle = Noisy(oracle, self.noise, seed=seed)
         if self.dtype is not None:
@@ -86,7 +86,7 @@ class Defence:
             oracle = Rounded(oracle, self.decimals)
         if self.limit is not None:
             oracle = Budgeted(oracle, self.limit)
-        declared = oracle.signature if self.errors is None else oracle.signature.but(noise=self.errors)
+        declared = oracle.signature if self.errors is None else oracle.signature.with_changes(noise=self.errors)
         defended = Wrapper(oracle, declared)
         defended.name = name  # noise of another seed is the same defence: its answers share a journal
         return defended
@@ -96,7 +96,7 @@ class Clipped(Wrapper):
     """Scales tokens that are longer than `norm` down to it, as a server does that trusts no client."""
 
     def __init__(self, inner: Oracle, norm: float) -> None:
-        super().__init__(inner, inner.signature.but(max_norm=None))
+        super().__init__(inner, inner.signature.with_changes(max_norm=None))
         self.name = f"{inner.name} | clipped to norm {norm:g}"
         self.norm = norm
 

@@ -27,8 +27,8 @@ from keyhole.cli.tables import print_whole
 from keyhole.errors import KeyholeError, RecoveryFailed, UsageError
 from keyhole.families import SingleHead, load
 from keyhole.live.watch_page import WatchPage
+from keyhole.noise import Noise
 from keyhole.progress import Observer, on_terminal
-from keyhole.queries import Noise
 from keyhole.recovery import Recovery
 from keyhole.report.html.audit_curves import draw_curves
 from keyhole.report.html.build import try_report, write_pictures, write_report

@@ -17,8 +17,8 @@ from rich.text import Text
 
 from keyhole.errors import UsageError
 from keyhole.gauge import distance
+from keyhole.noise import Noise
 from keyhole.progress import wants_bar
-from keyhole.queries import Noise
 from keyhole.recovery import Recovery
 from keyhole.report.html.build import try_report
 from keyhole.report.text.learned import describe_learned

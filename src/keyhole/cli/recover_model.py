@@ -13,8 +13,8 @@ import typer
 from keyhole.errors import UsageError
 from keyhole.families.torch_layouts import Place, attention_in, heads_of
 from keyhole.gauge import distance
+from keyhole.noise import Noise
 from keyhole.oracles.transformers import open_model
-from keyhole.queries import Noise
 from keyhole.recover_model import ModelRecovery, recover_model
 from keyhole.recovery import Recovery
 from keyhole.report.html.build import try_report

@@ -52,7 +52,7 @@ class Paced(Wrapper):
     def __init__(self, inner: Oracle, rate: float) -> None:
         own = inner.signature.batch_limit
         batch = max(1, int(rate / BATCHES_PER_SECOND))
-        super().__init__(inner, inner.signature.but(batch_limit=batch if own is None else min(batch, own)))
+        super().__init__(inner, inner.signature.with_changes(batch_limit=batch if own is None else min(batch, own)))
         self._rate = rate
 
     def answer(self, tokens: Any) -> Any:

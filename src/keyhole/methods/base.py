@@ -27,7 +27,7 @@ class Unrecoverable(KeyholeError):
         self.outcome = outcome
 
 
-class BiasShows(Unrecoverable):
+class BiasDetected(Unrecoverable):
     """Raised by a method that reads heads without biases, when it meets one."""
 
     def __init__(self, message: str) -> None:
@@ -73,7 +73,7 @@ def target_details(target_error: float | None, error: float) -> dict[str, Any]:
     return {} if target_error is None else {"target_error": target_error, "target_reached": error <= target_error}
 
 
-def retold(steps: Steps[Found], change: Callable[[Measurements], Measurements]) -> Steps[Found]:
+def map_measurements(steps: Steps[Found], change: Callable[[Measurements], Measurements]) -> Steps[Found]:
     """Run a method that is told something else than what was measured, e.g. one output of several."""
     try:
         request = next(steps)
@@ -85,7 +85,7 @@ def retold(steps: Steps[Found], change: Callable[[Measurements], Measurements]) 
         return found
 
 
-def showing(steps: Steps[Found], so_far: Callable[[], Sketch | None]) -> Steps[Found]:
+def with_sketch(steps: Steps[Found], so_far: Callable[[], Sketch | None]) -> Steps[Found]:
     """The same questions, each with what is known when it is asked, for people who watch."""
 
     def shown(plan: Plan) -> Plan:

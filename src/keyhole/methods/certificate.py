@@ -11,8 +11,9 @@ import numpy as np
 from keyhole.arrays import Array, to_numpy
 from keyhole.errors import BudgetExhausted
 from keyhole.methods.base import Estimate, Steps
+from keyhole.noise import GAUSSIAN_DEVIATIONS
 from keyhole.numerics.logit import rounding
-from keyhole.queries import GAUSSIAN_DEVIATIONS, Measurements, Plan, Signature, Sketch, sequences
+from keyhole.queries import Measurements, Plan, Signature, Sketch, sequences
 from keyhole.recovery import Certificate, Outcome
 
 # Fresh sequences have these lengths and logits of about these sizes, from flat to nearly saturated attention, or (None)

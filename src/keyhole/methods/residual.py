@@ -38,7 +38,7 @@ def residual(signature: Signature, rng: np.random.Generator, *, heads: int | Non
     share = yield from _share(signature, rng)
     space = replace(signature.space, coarse=min(1.0, LESS * signature.space.eps / share))
     try:
-        found = yield from _taken_off(read(signature.but(space=space), rng), signature)
+        found = yield from _taken_off(read(signature.with_changes(space=space), rng), signature)
     except KeyholeError as error:
         if isinstance(error.partial, SingleHead | MultiHead):
             error.partial = Residual(error.partial)

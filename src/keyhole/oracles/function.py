@@ -8,8 +8,9 @@ from typing import Literal
 
 from keyhole.arrays import Array, Space, numpy_space
 from keyhole.errors import UsageError
+from keyhole.noise import Noise
 from keyhole.oracles.base import Oracle
-from keyhole.queries import Noise, Signature, digest
+from keyhole.queries import Signature, digest
 
 
 class FunctionOracle(Oracle):

@@ -14,10 +14,11 @@ import numpy as np
 
 from keyhole.arrays import Array, Space, to_numpy
 from keyhole.errors import FileError, UsageError, WrongShape
+from keyhole.noise import Noise
 from keyhole.optional import extra
 from keyhole.oracles.base import Oracle
 from keyhole.oracles.positions import TRIAL_LENGTHS, Positions, observe, place_of
-from keyhole.queries import Noise, Signature
+from keyhole.queries import Signature
 
 DTYPES = {"tensor(double)": np.float64, "tensor(float)": np.float32, "tensor(float16)": np.float16}
 REMEDY = (

@@ -13,10 +13,11 @@ from typing import Any
 
 from keyhole.arrays import Array, Space
 from keyhole.errors import KeyholeError, UsageError
+from keyhole.noise import Noise
 from keyhole.optional import extra
 from keyhole.oracles.base import Oracle
 from keyhole.oracles.positions import Observed, Positions, observe, place_of
-from keyhole.queries import Noise, Signature, digest
+from keyhole.queries import Signature, digest
 
 FLOATS = ("float64", "float32", "float16", "bfloat16")
 

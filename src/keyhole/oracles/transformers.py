@@ -10,11 +10,12 @@ from keyhole.arrays import Array
 from keyhole.errors import UsageError
 from keyhole.families import MultiHead
 from keyhole.families.torch_layouts import Albert, Bert, Gpt2, Llama, Place, attention_in, heads_of
+from keyhole.noise import Noise
 from keyhole.optional import extra
 from keyhole.oracles.positions import Positions
 from keyhole.oracles.pretrained import read_model
 from keyhole.oracles.torch import TorchOracle, identity
-from keyhole.queries import Noise, digest
+from keyhole.queries import digest
 
 Part = Literal["attention", "attention-block", "layer"]
 PARTS = ("attention", "attention-block", "layer")

@@ -8,8 +8,9 @@ import numpy as np
 
 from keyhole.arrays import Array, to_numpy
 from keyhole.errors import BudgetExhausted, OracleError, UsageError
+from keyhole.noise import Noise
 from keyhole.oracles.base import Oracle
-from keyhole.queries import Noise, Signature
+from keyhole.queries import Signature
 
 
 class Wrapper(Oracle):
@@ -81,7 +82,7 @@ class Batched(Wrapper):
     """Takes at most `limit` sequences per call."""
 
     def __init__(self, inner: Oracle, limit: int) -> None:
-        super().__init__(inner, inner.signature.but(batch_limit=limit))
+        super().__init__(inner, inner.signature.with_changes(batch_limit=limit))
 
     def answer(self, tokens: Array) -> Array:
         """Pass on a batch within the limit."""
@@ -96,7 +97,7 @@ class Rounded(Wrapper):
 
     def __init__(self, inner: Oracle, decimals: int, *, declared: bool = True) -> None:
         noise = Noise.rounded(decimals) if declared else inner.signature.noise
-        super().__init__(inner, inner.signature.but(noise=noise))
+        super().__init__(inner, inner.signature.with_changes(noise=noise))
         self.name = f"{inner.name} | rounded to {decimals} decimals"
         self.decimals = decimals
 
@@ -118,7 +119,7 @@ class Cast(Wrapper):
 
     def __init__(self, inner: Oracle, dtype: str, *, declared: bool = True) -> None:
         noise = Noise.dtype(dtype)
-        super().__init__(inner, inner.signature.but(noise=noise if declared else inner.signature.noise))
+        super().__init__(inner, inner.signature.with_changes(noise=noise if declared else inner.signature.noise))
         self.name = f"{inner.name} | cast to {dtype}"
         self._unit = 0.5 / noise.scale
 
@@ -134,7 +135,7 @@ class Noisy(Wrapper):
 
     def __init__(self, inner: Oracle, scale: float, *, seed: int = 0, declared: bool = True) -> None:
         noise = Noise.gaussian(scale) if declared else inner.signature.noise
-        super().__init__(inner, inner.signature.but(noise=noise))
+        super().__init__(inner, inner.signature.with_changes(noise=noise))
         self.name = f"{inner.name} | noise {scale:g} seed {seed}"
         self.scale = scale
         self._rng = np.random.default_rng(seed)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from keyhole.errors import FileError, UsageError
-from keyhole.queries import Noise
+from keyhole.noise import Noise
 from keyhole.oracles import Oracle
 from keyhole.progress import Observer
 from keyhole.recovery import Outcome, Recovery

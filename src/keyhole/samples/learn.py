@@ -10,7 +10,7 @@ import numpy as np
 
 from keyhole.errors import RecoveryFailed, UsageError
 from keyhole.families.attention_layer import AttentionLayer
-from keyhole.queries import Noise
+from keyhole.noise import Noise
 from keyhole.recovery import Certificate, Outcome, Recovery, Stats
 from keyhole.samples.certificate import ENOUGH_REPEATS, judge
 from keyhole.samples.diagnostics import PARITY_LIKE, diagnose, enough_for_low_orders, low_orders

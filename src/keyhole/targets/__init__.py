@@ -18,9 +18,9 @@ import numpy as np
 from keyhole.errors import FileError, KeyholeError, UsageError
 from keyhole.families import MultiHead, OneLayer, ReluNet, Residual, SingleHead, load
 from keyhole.gauge import distance
+from keyhole.noise import Noise
 from keyhole.oracles import FunctionOracle, HttpOracle, Noisy, Oracle, Rounded, TorchOracle, Wrapper
 from keyhole.oracles.torch import is_module
-from keyhole.queries import Noise
 from keyhole.targets.http_text import read_http
 from keyhole.targets.models import ONNX_EXAMPLE, TRANSFORMERS_EXAMPLE, onnx_box, transformers_box
 
@@ -47,9 +47,9 @@ class Target:
             own = signature.max_norm
             if own is not None and max_norm > own:
                 raise UsageError(f"max_norm {max_norm} exceeds the {own} that the target {self.text} allows")
-            signature = signature.but(max_norm=max_norm)
+            signature = signature.with_changes(max_norm=max_norm)
         if noise is not None:
-            signature = signature.but(noise=noise)
+            signature = signature.with_changes(noise=noise)
         return self if signature is self.oracle.signature else replace(self, oracle=Wrapper(self.oracle, signature))
 
     def distance(self, params: Any) -> float | None:

@@ -13,8 +13,9 @@ from keyhole.arrays import Array, namespace, to_numpy
 from keyhole.methods.noise_estimation.digits import binary_digits, decimals
 from keyhole.methods.noise_estimation.measure import QUESTIONS, REPEATS, FoundNoise, measure_noise
 from keyhole.methods.noise_estimation.roughness import distance_from_polynomials
+from keyhole.noise import Noise
 from keyhole.oracles import Cast, Counted, Noisy, Oracle, Rounded
-from keyhole.queries import Noise, Signature
+from keyhole.queries import Signature
 from keyhole.session import Session
 from support.targets import Random, of_norm
 

@@ -23,7 +23,7 @@ from keyhole.methods.relu_net.exact.lattice import reduced, subset_with_sum
 from keyhole.methods.relu_net.exact.method import relu_net
 from keyhole.methods.relu_net.exact.orientation import flipped
 from keyhole.methods.relu_net.exact.rings import ring_tokens
-from keyhole.queries import Noise
+from keyhole.noise import Noise
 from keyhole.recovery import Outcome
 from keyhole.session import Session
 

@@ -16,8 +16,8 @@ from keyhole.methods.relu_net.noisy.covariance import Spread
 from keyhole.methods.relu_net.noisy.least_squares import Problem, descended, fitted, unit
 from keyhole.methods.relu_net.noisy.method import IN_THE_END, relu_boost
 from keyhole.methods.relu_net.noisy.orientation import oriented, unfolded
+from keyhole.noise import Noise
 from keyhole.oracles import Cast, Counted, Noisy, Oracle, Rounded
-from keyhole.queries import Noise
 from keyhole.recovery import Outcome
 from keyhole.session import Session
 

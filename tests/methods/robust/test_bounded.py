@@ -17,7 +17,7 @@ from keyhole.methods.robust.bounded.design import leaning_rows
 from keyhole.methods.robust.bounded.interval import Interval, Layout
 from keyhole.methods.robust.bounded.method import ASSUMPTIONS, ASSUMPTIONS_COVERED, bounded
 from keyhole.methods.robust.bounded.reader import LEAST_MARGIN
-from keyhole.queries import Noise
+from keyhole.noise import Noise
 from keyhole.recovery import Outcome
 from keyhole.session import Session
 from support import targets as t

@@ -18,8 +18,9 @@ from keyhole.methods.robust.method import ROBUST
 from keyhole.methods.robust.quantised.decimals import by_thresholds
 from keyhole.methods.robust.quantised.floats import by_null_queries
 from keyhole.methods.robust.stored_bits import bit_exact
+from keyhole.noise import Noise
 from keyhole.oracles import Cast, Oracle, Rounded
-from keyhole.queries import Noise, Signature
+from keyhole.queries import Signature
 from keyhole.recovery import Outcome
 from keyhole.session import Session
 from support import targets as t
@@ -202,7 +203,7 @@ class Half(Rounded):
 
     def __init__(self, inner: Oracle) -> None:
         super().__init__(inner, 3)
-        self.signature = inner.signature.but(noise=Noise.dtype("float16"))
+        self.signature = inner.signature.with_changes(noise=Noise.dtype("float16"))
 
     def answer(self, tokens: Any) -> Any:
         return np.asarray(self.inner(tokens)).astype(np.float16).astype(np.float64)
@@ -383,12 +384,12 @@ def test_what_cannot_be_meant_is_refused() -> None:
     decimals, half = Noise.rounded(3), Noise.dtype("float16")
     plain = Signature(width=2)
     assert "decimals" in refused(THRESHOLDS, plain)
-    assert "max_norm" in refused(THRESHOLDS, plain.but(noise=decimals))
-    assert "max_length" in refused(THRESHOLDS, plain.but(noise=decimals, max_norm=1.0, max_length=2))
-    assert "target_error" in refused(ROBUST, plain.but(noise=decimals, max_norm=1.0), target_error=0.0)
+    assert "max_norm" in refused(THRESHOLDS, plain.with_changes(noise=decimals))
+    assert "max_length" in refused(THRESHOLDS, plain.with_changes(noise=decimals, max_norm=1.0, max_length=2))
+    assert "target_error" in refused(ROBUST, plain.with_changes(noise=decimals, max_norm=1.0), target_error=0.0)
     assert "dtype" in refused(NULL, plain)
-    assert "max_length" in refused(NULL, plain.but(noise=half, max_length=2))
-    assert "target_error" in refused(ROBUST, plain.but(noise=half), target_error=-1.0)
+    assert "max_length" in refused(NULL, plain.with_changes(noise=half, max_length=2))
+    assert "target_error" in refused(ROBUST, plain.with_changes(noise=half), target_error=-1.0)
     assert "unknown dtype" in refused(BITS, plain, dtype="float8")
-    assert "float64" in refused(BITS, plain.but(noise=half), dtype="float32")
-    assert "max_norm" in refused(BITS, plain.but(max_norm=1.0), dtype="float32")
+    assert "float64" in refused(BITS, plain.with_changes(noise=half), dtype="float32")
+    assert "max_norm" in refused(BITS, plain.with_changes(max_norm=1.0), dtype="float32")

@@ -41,10 +41,10 @@ from keyhole.errors import (
     WrongShape,
 )
 from keyhole.inference_protocol import HEADER_LENGTH, Malformed, Tensor, decode, encode
+from keyhole.noise import Noise
 from keyhole.oracles import Counted, HttpOracle, Noisy, Oracle, Rounded, Wrapper
 from keyhole.oracles.http import connections as lines
 from keyhole.oracles.http import retries as x
-from keyhole.queries import Noise
 from keyhole.serve import Server
 from keyhole.targets import open_target
 from keyhole.targets.http_text import OPTIONS, read_http

@@ -18,7 +18,8 @@ from keyhole.methods.base import Steps
 from keyhole.methods.diagnosis.activation import CANDIDATES, name_activation
 from keyhole.methods.diagnosis.family_tests import affine_misfit, odds_rank, rank_above
 from keyhole.methods.noise_estimation.measure import coarseness, measure_noise
-from keyhole.queries import Measurements, Noise, Plan, Signature, sequences
+from keyhole.noise import Noise
+from keyhole.queries import Measurements, Plan, Signature, sequences
 
 STAGE = "diagnosis"
 # Norms that tokens are tried at, over the square root of the width: logits go with their square.

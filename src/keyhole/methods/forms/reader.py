@@ -10,7 +10,7 @@ from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.forms.scale import FIRST_PROBE, LEVER, MOST_PROBES, NO_RESPONSE, ScaleKeeper, floor_power
 from keyhole.methods.forms.value import Value
 from keyhole.numerics.logit import logit_with_radius, rounding
-from keyhole.queries import Measurements, Plan, Rows, Signature, Term
+from keyhole.queries import Measurements, Plan, Signature, Term, TokenRows
 from keyhole.recovery import Outcome
 
 # A first probe is made larger, where that helps, until a logit of this size could be seen.
@@ -128,7 +128,7 @@ class FormReader(ScaleKeeper):
             return first, last
         return within_reach(first, rows_bias), within_reach(last, columns_bias)
 
-    def probe(self, rows: Rows, columns: Rows) -> Steps[Probe]:
+    def probe(self, rows: TokenRows, columns: TokenRows) -> Steps[Probe]:
         """Find the scale. Without a response at any scale the score matrix is zero."""
         space = self.signature.space
         scale = min(FIRST_PROBE, self.largest_scale)
@@ -165,7 +165,9 @@ class FormReader(ScaleKeeper):
             scale = min(scale * step, self.largest_scale) if math.isinf(saturated) else math.sqrt(silent * saturated)
         raise Unrecoverable(Outcome.WRONG_FAMILY, NO_RESPONSE)
 
-    def read(self, stage: str, rows: Rows, columns: Rows, row_index: Array, column_index: Array) -> Steps[Forms]:
+    def read(
+        self, stage: str, rows: TokenRows, columns: TokenRows, row_index: Array, column_index: Array
+    ) -> Steps[Forms]:
         """Read the forms of the given pairs (n,), re-reading saturated ones at smaller scales."""
         xp = self.signature.space.xp
         pieces: list[Forms] = []
@@ -184,13 +186,13 @@ class FormReader(ScaleKeeper):
             return pieces[0]
         return Forms(*(xp.concat(parts) for parts in zip(*(piece.parts() for piece in pieces), strict=True)))
 
-    def read_batch(self, stage: str, rows: Rows, columns: Rows) -> Steps[Forms]:
+    def read_batch(self, stage: str, rows: TokenRows, columns: TokenRows) -> Steps[Forms]:
         """The forms of row k and column k for all k, in one plan whatever is known of the scale."""
         every = self.signature.space.indices(range(rows.vectors.shape[0]))
         return (yield from self._read_all(stage, rows, columns, every, every, self.scale))
 
     def _read_all(
-        self, stage: str, rows: Rows, columns: Rows, row_index: Array, column_index: Array, scale: float
+        self, stage: str, rows: TokenRows, columns: TokenRows, row_index: Array, column_index: Array, scale: float
     ) -> Steps[Forms]:
         xp = self.signature.space.xp
         forms = yield from self._ask(stage, rows, columns, row_index, column_index, scale)
@@ -239,7 +241,7 @@ class FormReader(ScaleKeeper):
         return float(own + self.offset_radius * self.signature.width**0.5)
 
     def _ask(
-        self, stage: str, rows: Rows, columns: Rows, row_index: Array, column_index: Array, scale: float
+        self, stage: str, rows: TokenRows, columns: TokenRows, row_index: Array, column_index: Array, scale: float
     ) -> Steps[Forms]:
         """One query per pair, at one scale."""
         space, xp = self.signature.space, self.signature.space.xp

@@ -10,7 +10,7 @@ from keyhole.methods.forms.reader import WORST_STRAIN, FormReader, ScoreBias
 from keyhole.methods.forms.value import Value
 from keyhole.numerics.logit import ROUNDING_DEVIATIONS, rounding
 from keyhole.numerics.orthogonal import equal_overlap, random_orthogonal
-from keyhole.queries import Rows, Signature
+from keyhole.queries import Signature, TokenRows
 from keyhole.recovery import Outcome
 
 # The norm at which any score bias shows, whatever the noise.
@@ -52,9 +52,9 @@ def look_for_score_bias(signature: Signature, value: Value, rng: np.random.Gener
     Whether one shows, and if not, how large it may still be.
     """
     space = signature.space
-    rows = Rows(equal_overlap(space, random_orthogonal(space, rng, signature.width), value.vector))
+    rows = TokenRows(equal_overlap(space, random_orthogonal(space, rng, signature.width), value.vector))
     reader, zero = BiasReader(signature, value), space.indices([0])
-    nothing = Rows(space.zeros(1, signature.width))
+    nothing = TokenRows(space.zeros(1, signature.width))
     forms = yield from reader._ask("scale", rows, nothing, zero, zero, min(reader.largest_scale, VERY_LONG))
     form, radius = abs(float(forms.values[0])), float(forms.radius[0])
     shows = float(forms.strain[0]) > WORST_STRAIN or form > radius
@@ -65,9 +65,9 @@ def look_for_score_bias(signature: Signature, value: Value, rng: np.random.Gener
 def read_score_bias(signature: Signature, value: Value, rng: np.random.Generator) -> Steps[ScoreBias]:
     """The score bias in an orthonormal basis: the last token is zero, so that the score matrix is silent."""
     space, xp = signature.space, signature.space.xp
-    rows = Rows(equal_overlap(space, random_orthogonal(space, rng, signature.width), value.vector))
+    rows = TokenRows(equal_overlap(space, random_orthogonal(space, rng, signature.width), value.vector))
     reader = BiasReader(signature, value)
-    nothing = Rows(space.zeros(signature.width, signature.width))
+    nothing = TokenRows(space.zeros(signature.width, signature.width))
     yield from reader.probe(rows, nothing)
     every = space.indices(range(signature.width))
     forms = yield from reader.read("score bias", rows, nothing, every, every)

@@ -10,13 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from keyhole.arrays import Array, Space, namespace
-from keyhole.methods.base import Steps, showing
+from keyhole.methods.base import Steps, with_sketch
 from keyhole.methods.forms.cross_basis import CrossBasis
 from keyhole.methods.forms.reader import FormReader, Forms
 from keyhole.methods.forms.shifted import ShiftedSolution, solve_shifted
 from keyhole.numerics.logit import rounding
 from keyhole.numerics.orthogonal import equal_overlap, random_orthogonal, split_along
-from keyhole.queries import Rows, Sketch
+from keyhole.queries import Sketch, TokenRows
 
 # Directions that must be consistent with the columns so far before the rank is believed.
 CONSISTENT_DIRECTIONS = 4
@@ -143,7 +143,7 @@ def read_score(
     """
     reading = _ScoreReading(reader, rng, draft, tolerance, bases)
     # In the bases of a reader columns are of its own making, which nobody who watches would know.
-    return (yield from (showing(reading.run(), draft.sketch) if bases is None else reading.run()))
+    return (yield from (with_sketch(reading.run(), draft.sketch) if bases is None else reading.run()))
 
 
 class _ScoreReading:
@@ -162,7 +162,7 @@ class _ScoreReading:
         self.space = reader.signature.space
         left, self.inverse, right = _bases(reader, rng) if bases is None else bases
         self.width = int(left.shape[0])  # rows to read
-        self.left, self.right = Rows(left), Rows(right)
+        self.left, self.right = TokenRows(left), TokenRows(right)
         # (rows, directions): p_j in left-coordinates, for last tokens that are not short against the first
         self.meeting = None if reader.levered else self.inverse.T @ right.T
         self.cross = CrossBasis(self.space, self.width)
@@ -334,7 +334,7 @@ class _ScoreReading:
             numbers, others = _pairs(range(self.cross.rank), directions)
             forms = yield from self.reader.read(
                 "rest",
-                Rows(rows @ self.left.vectors),
+                TokenRows(rows @ self.left.vectors),
                 self.right,
                 self.space.indices(numbers),
                 self.space.indices(others),

@@ -21,7 +21,7 @@ def multi_head(signature: Signature, rng: np.random.Generator) -> Steps[Estimate
     apart they are read one by one (`read_scalar_heads`).
     """
     refuse_single_tokens(signature)
-    last = signature.but(positions="last")
+    last = signature.with_changes(positions="last")
     everywhere = signature.positions == "all"
     value = yield from (last_only(read_value(last)) if everywhere else read_value(last))
     hidden: HeadsHidden | None = None

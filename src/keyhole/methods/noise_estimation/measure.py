@@ -16,7 +16,8 @@ from keyhole.arrays import Floats, floats
 from keyhole.methods.base import Steps
 from keyhole.methods.noise_estimation.digits import binary_digits, bits_lost_to_decimals, bits_lost_to_digits, decimals
 from keyhole.methods.noise_estimation.roughness import distance_from_polynomials
-from keyhole.queries import DIGITS, Measurements, Noise, Plan, Signature, sequences
+from keyhole.noise import DIGITS, Noise
+from keyhole.queries import Measurements, Plan, Signature, sequences
 
 STAGE = "noise"
 # Random questions, half of them of one token. Their norms cover two decades, over which whole numbers and

@@ -22,7 +22,7 @@ from keyhole.methods.one_layer.cells import Booleans, Cells, Integers, PlainNet,
 from keyhole.methods.one_layer.rays import Growth
 from keyhole.numerics.logit import rounding
 from keyhole.numerics.orthogonal import random_orthogonal
-from keyhole.queries import Measurements, Plan, Rows, Signature, Term
+from keyhole.queries import Measurements, Plan, Signature, Term, TokenRows
 from keyhole.recovery import Outcome
 
 STAGE = "score bias"
@@ -140,7 +140,7 @@ class _Reading:
     def level(self, cells: Cells) -> Steps[Floats]:
         """The answers to the points themselves, (n, outputs)."""
         count = len(cells.points)
-        base: Measurements = yield Plan(STAGE, count, [[Term(Rows(self.space.asarray(cells.points)))]])
+        base: Measurements = yield Plan(STAGE, count, [[Term(TokenRows(self.space.asarray(cells.points)))]])
         return plain(base.values).reshape(count, -1)
 
     def _measure(self, cells: Cells) -> Steps[tuple[Cells, _Logits]]:
@@ -166,7 +166,7 @@ class _Reading:
     ) -> Steps[_Logits]:
         """f([g ± u; g]) for cells and directions, as many for each cell; or, beside others, along the sum of two."""
         space, count = self.space, len(cells.points)
-        points, rows = Rows(space.asarray(cells.points)), Rows(space.asarray(self.directions))
+        points, rows = TokenRows(space.asarray(cells.points)), TokenRows(space.asarray(self.directions))
         length = cells.width[cell]
         plans = []
         for sign in (1.0, -1.0):

@@ -28,7 +28,7 @@ from keyhole.methods.one_layer.cells import Booleans, Cells, PlainNet, plain, ra
 from keyhole.methods.one_layer.rays import Growth
 from keyhole.numerics.logit import rounding
 from keyhole.numerics.orthogonal import random_orthogonal
-from keyhole.queries import Measurements, Plan, Rows, Signature, Term
+from keyhole.queries import Measurements, Plan, Signature, Term, TokenRows
 from keyhole.recovery import Outcome
 
 STAGE = "attention cells"
@@ -177,7 +177,7 @@ class _Reading:
         count = len(cells.points)
         if count == 0:
             return cells, _Slopes.none(len(self.directions), len(self.net.outer))
-        base: Measurements = yield Plan(STAGE, count, [[Term(Rows(self.space.asarray(cells.points)))]])
+        base: Measurements = yield Plan(STAGE, count, [[Term(TokenRows(self.space.asarray(cells.points)))]])
         level = plain(base.values).reshape(count, -1)
         done: list[tuple[Cells, _Slopes]] = []
         for _ in range(MOST_SHRINKS):
@@ -200,7 +200,7 @@ class _Reading:
         length = cells.width[:, None] * np.append(np.ones(directions - 1), CHECK_STEP)  # (n, directions)
         step = np.where(attraction < 0, -1.0, 1.0) * length
         cell, direction = (space.indices(each) for each in np.divmod(np.arange(count * directions), directions))
-        points, rows = Rows(space.asarray(cells.points)), Rows(space.asarray(self.directions))
+        points, rows = TokenRows(space.asarray(cells.points)), TokenRows(space.asarray(self.directions))
         positions = [
             [Term(points, cell), Term(rows, direction, space.asarray(step.reshape(-1)))],
             [Term(points, cell)],

@@ -36,7 +36,7 @@ from keyhole.methods.relu_net.exact.queries import answers_exactly
 from keyhole.methods.single_head.all_positions import last_only
 from keyhole.numerics.logit import rounding
 from keyhole.numerics.orthogonal import random_orthogonal
-from keyhole.queries import Measurements, Plan, Rows, Signature, Term
+from keyhole.queries import Measurements, Plan, Signature, Term, TokenRows
 from keyhole.recovery import Outcome
 
 ASSUMPTIONS = (
@@ -110,7 +110,7 @@ def one_layer(
         raise UsageError(f"ffn_learner must be a function of signature and rng, not {type(ffn_learner).__name__}")
     refuse_single_tokens(signature)
     if signature.positions == "all":
-        inner = one_layer(signature.but(positions="last"), rng, residual=residual, ffn_learner=ffn_learner)
+        inner = one_layer(signature.with_changes(positions="last"), rng, residual=residual, ffn_learner=ffn_learner)
         return (yield from last_only(inner))
     # Checks far out are made below, of whatever net comes back.
     learn = ffn_learner or partial(relu_net, far_checks=False)
@@ -154,7 +154,7 @@ def _check_net(signature: Signature, rng: np.random.Generator, net: Net) -> Step
         ends = xp.concat([order[:quarter], order[-quarter:]])
         chosen += [rows[: 2 * quarter, :], xp.take(rows, ends, axis=0)]
     tokens = xp.concat(chosen)
-    asked: Measurements = yield Plan("checks", int(tokens.shape[0]), [[Term(Rows(tokens))]])
+    asked: Measurements = yield Plan("checks", int(tokens.shape[0]), [[Term(TokenRows(tokens))]])
     if _differ(signature, net, tokens, asked):
         raise Unrecoverable(Outcome.WRONG_FAMILY, OTHER_NET)
 
@@ -223,7 +223,7 @@ def _has_residual(signature: Signature, rng: np.random.Generator, net: Net) -> S
         changes = xp.linalg.vector_norm(net(float(norm) * rows) - net(0 * rows), axis=1)
         telling.append(float(norm) * rows[int(xp.argmax(changes)), :])
     halves = xp.stack(telling)
-    answers: Measurements = yield Plan("residual", int(norms.size), [[Term(Rows(halves), None, 2.0)], []])
+    answers: Measurements = yield Plan("residual", int(norms.size), [[Term(TokenRows(halves), None, 2.0)], []])
     return _differ(signature, net, halves, answers)
 
 

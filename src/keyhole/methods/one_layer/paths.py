@@ -20,7 +20,7 @@ from keyhole.methods.forms.reader import CLEAR_ENOUGH, FormReader, Forms, Probe
 from keyhole.methods.forms.value import Value
 from keyhole.methods.one_layer.roots import monotone_roots
 from keyhole.numerics.logit import rounding
-from keyhole.queries import Measurements, Plan, Rows, Signature, Term
+from keyhole.queries import Measurements, Plan, Signature, Term, TokenRows
 from keyhole.recovery import Outcome
 
 # Lengths of u that are looked at, over the typical length at which the net bends.
@@ -89,7 +89,7 @@ class PathReader(FormReader):
         return 32 * math.sqrt(self.signature.width) * errors / abs(parts[0] - parts[1])
 
     def _ask(
-        self, stage: str, rows: Rows, columns: Rows, row_index: Array, column_index: Array, scale: float
+        self, stage: str, rows: TokenRows, columns: TokenRows, row_index: Array, column_index: Array, scale: float
     ) -> Steps[Forms]:
         space, xp = self.signature.space, self.signature.space.xp
         row, column = xp.take(rows.vectors, row_index, axis=0), xp.take(columns.vectors, column_index, axis=0)

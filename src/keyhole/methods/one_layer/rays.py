@@ -24,7 +24,7 @@ from keyhole.methods.forms.scale import LEVER, floor_power
 from keyhole.methods.forms.value import Value
 from keyhole.methods.one_layer.cells import SMOOTH_BEND
 from keyhole.numerics.logit import logit_with_radius, rounding
-from keyhole.queries import Measurements, Plan, Rows, Signature, Term
+from keyhole.queries import Measurements, Plan, Signature, Term, TokenRows
 from keyhole.recovery import Outcome
 
 # First tokens are longer by this than where biases drop below the last digit, so that slopes may cancel this far
@@ -66,13 +66,13 @@ class Growth:
 
 
 # Asks for the far answers of rows: signs (n,), such that sign·row grows more than its opposite, and φ(sign·length·row).
-Rays = Callable[[Rows], Steps[tuple[Array, Array]]]
+Rays = Callable[[TokenRows], Steps[tuple[Array, Array]]]
 
 
 def rays_of_net(signature: Signature, net: ReluNet, growth: Growth) -> Rays:
     """Rays of a layer without residual: one token each, its sign chosen with the net that was learned."""
 
-    def ask(rows: Rows) -> Steps[tuple[Array, Array]]:
+    def ask(rows: TokenRows) -> Steps[tuple[Array, Array]]:
         xp, far = signature.space.xp, growth.length * rows.vectors
         signs = _larger(net.on_vectors(far), net.on_vectors(-far))
         plan = Plan("rays", rows.vectors.shape[0], [[Term(rows, None, growth.length * signs)]])
@@ -92,7 +92,7 @@ def rays_past_residual(signature: Signature, odd: Array, growth: Growth) -> Rays
     `odd` is the linear part of the growth: what a row and its opposite differ by.
     """
 
-    def ask(rows: Rows) -> Steps[tuple[Array, Array]]:
+    def ask(rows: TokenRows) -> Steps[tuple[Array, Array]]:
         there = yield from ask_past_residual(rows, growth.length)
         back = there - 2 * growth.length * (rows.vectors @ odd)
         signs = _larger(there, back)
@@ -103,7 +103,7 @@ def rays_past_residual(signature: Signature, odd: Array, growth: Growth) -> Rays
     return ask
 
 
-def ask_past_residual(rows: Rows, length: float) -> Steps[Array]:
+def ask_past_residual(rows: TokenRows, length: float) -> Steps[Array]:
     """What the net makes of attention of length·row beside a last token of zero, which passes nothing by."""
     answers: Measurements = yield Plan("rays", rows.vectors.shape[0], [[Term(rows, None, 2 * length)], []])
     return answers.values
@@ -141,7 +141,7 @@ def _same_growth(xp: Any, answers: Array) -> float:
 def growth_past_residual(signature: Signature, growth: Growth) -> Steps[Far]:
     """The same of what the net makes of attention alone, measured."""
     xp, unit = signature.space.xp, signature.space.eye(signature.width)
-    answers = yield from ask_past_residual(Rows(xp.concat([unit, -unit])), growth.length)
+    answers = yield from ask_past_residual(TokenRows(xp.concat([unit, -unit])), growth.length)
     odd = (answers[: signature.width, ...] - answers[signature.width :, ...]) / (2 * growth.length)
     return Far(answers, odd, float(xp.max(xp.abs(answers))) / growth.length)
 
@@ -190,7 +190,7 @@ class RayReader(FormReader):
         errors = float(probe.forms.radius[0]) + float(again.radius[0])
         return 32 * math.sqrt(self.signature.width) * errors / abs(parts[0] - parts[1])
 
-    def _ray(self, rows: Rows) -> Steps[tuple[Array, Array, Array]]:
+    def _ray(self, rows: TokenRows) -> Steps[tuple[Array, Array, Array]]:
         """Signs (n,), directions of the answer (n, outputs), and slopes (n,) of rows, asked once for all of them."""
         if rows.digest not in self._known:
             xp = self.signature.space.xp
@@ -202,7 +202,7 @@ class RayReader(FormReader):
         return self._known[rows.digest]
 
     def _ask(
-        self, stage: str, rows: Rows, columns: Rows, row_index: Array, column_index: Array, scale: float
+        self, stage: str, rows: TokenRows, columns: TokenRows, row_index: Array, column_index: Array, scale: float
     ) -> Steps[Forms]:
         space, xp = self.signature.space, self.signature.space.xp
         signs, directions, slopes = (xp.take(each, row_index, axis=0) for each in (yield from self._ray(rows)))

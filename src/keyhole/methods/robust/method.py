@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from keyhole.errors import UsageError
-from keyhole.methods.base import BiasShows, Estimate, Method, Steps, Unrecoverable
+from keyhole.methods.base import BiasDetected, Estimate, Method, Steps, Unrecoverable
 from keyhole.methods.robust.bounded.method import bounded
 from keyhole.methods.robust.gaussian.method import gaussian
 from keyhole.methods.robust.quantised.decimals import by_thresholds
@@ -17,7 +17,8 @@ from keyhole.methods.robust.quantised.pair_queries import SHORTEST
 from keyhole.methods.robust.stored_bits import bit_exact
 from keyhole.methods.single_head.all_positions import at_last_position
 from keyhole.methods.single_head.method import single_head
-from keyhole.queries import DIGITS, Signature
+from keyhole.noise import DIGITS
+from keyhole.queries import Signature
 from keyhole.recovery import Outcome
 
 # Queries for every entry of the value that thresholds need before they pay; with fewer, roundings are averaged.
@@ -56,7 +57,7 @@ def robust(
         if quantised is not None:
             return (yield from quantised)
         biased = False
-    except BiasShows:  # beside which those methods do not read
+    except BiasDetected:  # beside which those methods do not read
         biased = True
     if signature.max_norm is None:
         try:

@@ -17,7 +17,7 @@ from keyhole.methods.base import Estimate, Steps, Unrecoverable
 from keyhole.methods.forms.value import Value, read_value, refuse_single_tokens, refuse_zero_value
 from keyhole.methods.robust.dtypes import Grid, grid_of
 from keyhole.numerics.logit import logit_with_radius, rounding
-from keyhole.queries import Measurements, Plan, Rows, Signature, Term
+from keyhole.queries import Measurements, Plan, Signature, Term, TokenRows
 from keyhole.recovery import Outcome
 
 ASSUMPTIONS = (
@@ -110,7 +110,7 @@ class _Weights:
         self.output = None if value.ndim == 1 else int(np.argmax(np.max(np.abs(value), axis=0)))
         self.value: Floats = value if self.output is None else value[:, self.output]  # (width,)
         self.largest = int(np.argmax(np.abs(self.value)))
-        self.units = Rows(self.space.eye(signature.width))
+        self.units = TokenRows(self.space.eye(signature.width))
         self.matrix: Floats = np.full((signature.width, signature.width), np.nan)
 
     def head(self) -> SingleHead:
@@ -125,7 +125,7 @@ class _Weights:
         # Every entry takes the sign of its value, so that what is halved does not cancel.
         signs = np.where(self.value == 0, rng.choice([-1.0, 1.0], self.value.size), np.sign(self.value))
         signs = signs * rng.uniform(1, 2, (BIAS_ROWS, self.value.size))
-        rows = Rows(self.space.asarray(BIAS_NORM * signs))
+        rows = TokenRows(self.space.asarray(BIAS_NORM * signs))
         answers = yield Plan("score bias", BIAS_ROWS, [[Term(rows)], []])
         whole = BIAS_NORM * signs @ self.value
         error = np.abs(floats(self._answers(answers)) - 0.5 * whole)

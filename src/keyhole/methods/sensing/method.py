@@ -24,7 +24,7 @@ from keyhole.methods.sensing.solvers import (
     parameter_count,
 )
 from keyhole.methods.single_head.all_positions import at_last_position
-from keyhole.queries import Rows, Signature
+from keyhole.queries import Signature, TokenRows
 from keyhole.recovery import Outcome
 
 ASSUMPTIONS = (
@@ -157,7 +157,7 @@ class _Sensing:
         forms = yield from reader.read_batch("measurements", rows, columns)
         return Readings.of(rows.vectors, columns.vectors, forms)
 
-    def _pairs(self, count: int) -> tuple[Rows, Rows]:  # (count, width) each
+    def _pairs(self, count: int) -> tuple[TokenRows, TokenRows]:  # (count, width) each
         """Random unit vectors; of the first all share the value evenly, of the second none leans its way.
 
         A first vector has the overlap |v|/√d with v, as a random one has on average, so that its query shows the
@@ -171,7 +171,7 @@ class _Sensing:
             rows = _units(rows - (rows @ value)[:, None] * value[None, :])
         rows = _units(rows * (1 - 1 / width) ** 0.5 + value[None, :] * width**-0.5)
         columns = xp.where((columns @ value > 0)[:, None], -columns, columns)
-        return Rows(rows), Rows(columns)
+        return TokenRows(rows), TokenRows(columns)
 
     def _solution(self, readings: Readings, *, only: bool) -> SensingSolution:
         """What the measurements say; a thorough search where there is no other batch to come."""

@@ -15,13 +15,13 @@ from typing import Concatenate, ParamSpec
 import numpy as np
 
 from keyhole.arrays import Array
-from keyhole.methods.base import Found, Steps, retold
+from keyhole.methods.base import Found, Steps, map_measurements
 from keyhole.methods.forms.scale import LEVER, floor_power
 from keyhole.methods.forms.score_matrix import Score, turned_back
 from keyhole.methods.forms.value import LOUD, Value
 from keyhole.numerics.logit import rounding
 from keyhole.numerics.orthogonal import random_orthogonal
-from keyhole.queries import Measurements, Plan, Position, Rows, Signature, Term
+from keyhole.queries import Measurements, Plan, Position, Signature, Term, TokenRows
 
 # Every direction appears at these sizes, so that heavy tails cost no query: the largest that does not saturate counts.
 SIZES = (1.0, 2.0**-4, 2.0**-8)
@@ -45,7 +45,7 @@ class Observed:
 
 def last_only(steps: Steps[Found]) -> Steps[Found]:
     """Run a method that reads the last position on an oracle that shows all of them."""
-    return retold(steps, lambda answers: Measurements(answers.values[:, -1, ...], answers.radius))
+    return map_measurements(steps, lambda answers: Measurements(answers.values[:, -1, ...], answers.radius))
 
 
 def at_last_position(
@@ -58,7 +58,7 @@ def at_last_position(
         signature: Signature, rng: np.random.Generator, /, *args: Options.args, **options: Options.kwargs
     ) -> Steps[Found]:
         if signature.positions == "all":
-            return last_only(run(signature.but(positions="last"), rng, *args, **options))
+            return last_only(run(signature.with_changes(positions="last"), rng, *args, **options))
         return run(signature, rng, *args, **options)
 
     return steps
@@ -79,7 +79,7 @@ def read_positions(signature: Signature, rng: np.random.Generator) -> Steps[Obse
     if scale is None:
         return None
     first = LEVER * floor_power(math.sqrt(scale))
-    ends = [Rows(reading.right * (size * scale / first)) for size in SIZES]
+    ends = [TokenRows(reading.right * (size * scale / first)) for size in SIZES]
     every = space.indices(range(width))
     tails: list[Position] = [[Term(rows, every * 0 + place)] for rows in ends for place in range(width)]
     answers: Measurements = yield Plan("forms", width, [[Term(reading.left, every, first)], [], *tails])
@@ -92,7 +92,7 @@ class _Positions:
         width = signature.width
         # Twice mixed, so that no row has less than its share of an unknown value but by bad luck.
         mixed = random_orthogonal(self.space, rng, width) @ random_orthogonal(self.space, rng, width)
-        self.left = Rows(mixed)
+        self.left = TokenRows(mixed)
         self.right = random_orthogonal(self.space, rng, width)
         self.scalar = False
         self.bias: Array = self.space.zeros(1)
@@ -128,7 +128,7 @@ class _Positions:
         one = space.indices([0])
         positions: list[Position] = [[Term(self.left, one, PROBE_NORM)], []]
         for decade in PROBE_DECADES:
-            ends = Rows(self.right[:count, :] * (10.0**decade / PROBE_NORM))
+            ends = TokenRows(self.right[:count, :] * (10.0**decade / PROBE_NORM))
             positions += [[Term(ends, one + place)] for place in range(count)]
         answers: Measurements = yield Plan("scale", 1, positions)
         logits, _ = self._logits(self.flat(answers), PROBE_NORM)

@@ -21,7 +21,7 @@ from keyhole.methods.forms.score_bias import look_for_score_bias
 from keyhole.methods.forms.score_matrix import Score
 from keyhole.methods.forms.value import Value
 from keyhole.numerics.logit import logit_with_radius, rounding
-from keyhole.queries import Measurements, Plan, Rows, Signature, Term
+from keyhole.queries import Measurements, Plan, Signature, Term, TokenRows
 from keyhole.recovery import Outcome
 
 # Logits between these are read with nearly full relative accuracy; they are aimed at AIM.
@@ -72,8 +72,8 @@ class _Entries:
         self.bias_radius = float(value.bias_radius) + 2 * self.space.eps * abs(self.bias)
         self.value_norm = float(self.space.xp.linalg.vector_norm(value.vector))
         self.value_radius = float(self.space.xp.linalg.vector_norm(value.radius))
-        self.units = Rows(self.space.eye(signature.width))
-        self.contrast = Rows((value.vector / self.value_norm)[None, :])  # v̂
+        self.units = TokenRows(self.space.eye(signature.width))
+        self.contrast = TokenRows((value.vector / self.value_norm)[None, :])  # v̂
         self.matrix = np.zeros((signature.width, signature.width))
         self.radius = np.zeros((signature.width, signature.width))
         self.forms = np.zeros(signature.width)  # v̂ᵀ·W·e_j

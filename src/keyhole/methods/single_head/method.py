@@ -10,7 +10,7 @@ import numpy as np
 
 from keyhole.errors import KeyholeError, UsageError
 from keyhole.families import SingleHead
-from keyhole.methods.base import Estimate, Method, Steps, retold
+from keyhole.methods.base import Estimate, Method, Steps, map_measurements
 from keyhole.methods.forms.outputs import Outputs, choose_outputs
 from keyhole.methods.forms.reader import FormReader, ScoreBias
 from keyhole.methods.forms.score_bias import bias_that_shows, read_score_bias
@@ -64,7 +64,7 @@ def _observe_all(signature: Signature, rng: np.random.Generator, entrywise: bool
     """Read every position where that works, else the last one only."""
     observed = None if entrywise else (yield from read_positions(signature, rng))
     if observed is None:
-        return (yield from last_only(single_head(signature.but(positions="last"), rng, entrywise=entrywise)))
+        return (yield from last_only(single_head(signature.with_changes(positions="last"), rng, entrywise=entrywise)))
     refuse_zero_value(signature, observed.value)
     width = signature.width
     outputs = observed.value.vector.shape[1] if observed.value.vector.ndim == 2 else 1
@@ -99,10 +99,12 @@ def read_logits_along(
     # Noise that is not independent between outputs may add up.
     total = float(signature.space.xp.sum(signature.space.xp.abs(direction)))
     stretch = 1.0 if signature.noise.kind == "gaussian" else total
-    plain = signature.but(noise=replace(signature.noise, scale=stretch * signature.noise.scale))
+    plain = signature.with_changes(noise=replace(signature.noise, scale=stretch * signature.noise.scale))
     steps = read_logits(plain, value.along(direction), rng, draft, **options)
     return (
-        yield from retold(steps, lambda answers: Measurements(answers.values @ direction, stretch * answers.radius))
+        yield from map_measurements(
+            steps, lambda answers: Measurements(answers.values @ direction, stretch * answers.radius)
+        )
     )
 
 

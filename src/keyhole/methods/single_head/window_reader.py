@@ -19,7 +19,7 @@ from keyhole.methods.forms.scale import LEVER, ScaleKeeper, floor_power
 from keyhole.methods.forms.value import Value
 from keyhole.numerics.logit import rounding
 from keyhole.numerics.orthogonal import random_orthogonal, split_along
-from keyhole.queries import Measurements, Plan, Rows, Signature, Term
+from keyhole.queries import Measurements, Plan, Signature, Term, TokenRows
 
 # A logit beyond this is read again with a shorter last token.
 LARGEST = 8.0
@@ -67,7 +67,7 @@ class BundleReader(ScaleKeeper):
         self.value = value
         self.outputs: Outputs = choose_outputs(space, value.vector, even=True)
         self.used = self.outputs.used
-        self.rows = Rows(window_rows(space, rng, self.outputs.basis))
+        self.rows = TokenRows(window_rows(space, rng, self.outputs.basis))
         self.inverse = self.rows.vectors.T
         # About √ρ zero tokens keep the error of their weight below that of the others.
         self.zeros = max(1, round(math.sqrt(self.used)))
@@ -85,7 +85,7 @@ class BundleReader(ScaleKeeper):
         if self.used == self.signature.width > 1:
             # With one window for all rows they are free: all but one orthogonal to the bias may be long.
             across, along = split_along(self.space, random_orthogonal(self.space, rng, self.used), bias.vector)
-            self.rows = Rows(self.space.xp.concat([across, along[None, :]]))
+            self.rows = TokenRows(self.space.xp.concat([across, along[None, :]]))
             self.inverse = self.rows.vectors.T
 
     def first_norms(self, scale: float) -> Array:  # (width,)
@@ -116,7 +116,7 @@ class BundleReader(ScaleKeeper):
         self,
         stage: str,
         offsets: Integers,  # (n,) the first row of each query's window
-        directions: Rows,
+        directions: TokenRows,
         index: Integers,  # (n,) which direction the last token takes
         first: Array,  # (width,) norms of the long tokens by row
         last: Array,  # (n,) norms of the last tokens

@@ -16,7 +16,7 @@ from keyhole.methods.single_head.window_reader import LARGEST, SHRINK, BundleRea
 from keyhole.methods.single_head.windows_with_bias import read_beside_bias, read_bundled_bias
 from keyhole.numerics.logit import rounding
 from keyhole.numerics.orthogonal import random_orthogonal
-from keyhole.queries import Rows, Signature
+from keyhole.queries import Signature, TokenRows
 from keyhole.recovery import Outcome
 
 
@@ -25,7 +25,7 @@ def read_bundled(signature: Signature, value: Value, rng: np.random.Generator) -
     reader = BundleReader(signature, value, rng)
     right = random_orthogonal(signature.space, rng, signature.width)
     try:
-        responds, shown = yield from _probe(reader, Rows(right))
+        responds, shown = yield from _probe(reader, TokenRows(right))
         if not responds:
             return None, _zero(signature, reader)
         reading = _PackedReading(reader, right)
@@ -45,7 +45,7 @@ def _zero(signature: Signature, reader: BundleReader) -> Score:
     return Score(zero, zero + 1 / reader.largest_scale, 0)
 
 
-def _probe(reader: BundleReader, directions: Rows) -> Steps[tuple[bool, tuple[Array, Array]]]:
+def _probe(reader: BundleReader, directions: TokenRows) -> Steps[tuple[bool, tuple[Array, Array]]]:
     """Find the scale from the first window and direction; False when nothing responds at any scale."""
     space, xp = reader.space, reader.space.xp
     scale, silent, saturated = FIRST_PROBE, 0.0, math.inf
@@ -91,7 +91,7 @@ class _PackedReading:
         xp, width, used = reader.space.xp, reader.signature.width, reader.used
         self.reader, self.right, self.width, self.used = reader, right, width, used
         sums = (right[:-1, :] + right[1:, :]) / 2**0.5 if width > 1 else right[:0, :]
-        self.directions = Rows(xp.concat([right, sums]))
+        self.directions = TokenRows(xp.concat([right, sums]))
         count = -(-width * width // used)
         start = np.arange(count, dtype=np.int64) * used
         start[-1] = width * width - used  # the last window ends with the last column

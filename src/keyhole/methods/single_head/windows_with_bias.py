@@ -15,7 +15,7 @@ from keyhole.methods.forms.score_matrix import Score, turned_back
 from keyhole.methods.single_head.window_reader import LARGEST, SHRINK, BundleReader, Weights, windows
 from keyhole.numerics.logit import rounding
 from keyhole.numerics.orthogonal import random_orthogonal, split_along
-from keyhole.queries import Rows
+from keyhole.queries import TokenRows
 from keyhole.recovery import Outcome
 
 # Norms at which a score bias is looked for.
@@ -50,7 +50,7 @@ def read_bundled_bias(reader: BundleReader) -> Steps[ScoreBias]:
 
 def _ask_bias(reader: BundleReader, offsets: Integers, norm: float) -> Steps[tuple[Array, Array]]:
     space, width = reader.space, reader.signature.width
-    nothing, ends = Rows(space.zeros(1, width)), space.zeros(offsets.size)
+    nothing, ends = TokenRows(space.zeros(1, width)), space.zeros(offsets.size)
     weights = yield from reader.ask("score bias", offsets, nothing, 0 * offsets, space.full((width,), norm), ends)
     logits, _, radius = weights.logits(ends, reader.zeros - 1)
     return logits, radius + rounding(space) * space.xp.abs(logits)
@@ -160,7 +160,7 @@ class _BesideBias:
         weights = yield from reader.ask(
             stage,
             np.tile(self.offsets, directions.size),
-            Rows(self.right),
+            TokenRows(self.right),
             np.repeat(directions, windows),
             first,
             xp.repeat(last, windows),

@@ -8,10 +8,10 @@ from typing import Any, Literal, TypeVar
 
 from keyhole.errors import BadAnswer, QuestionRefused, ServerBusy, ServerError, ServerFailed, UnknownModel, UsageError
 from keyhole.inference_protocol import BINARY_EXTENSION, DATATYPES, Malformed, TensorInfo, parse
+from keyhole.noise import Noise
 from keyhole.oracles.http.connections import Trouble
 from keyhole.oracles.http.replies import Reply
 from keyhole.oracles.http.retries import Exchange
-from keyhole.queries import Noise
 
 EXAMPLE = "http://127.0.0.1:8000/v2/models/name"
 # Datatypes that tokens can be sent in, and the dtype they have here.

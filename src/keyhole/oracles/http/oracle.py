@@ -19,12 +19,13 @@ import numpy as np
 from keyhole.arrays import Array, Space, to_numpy
 from keyhole.errors import BadAnswer, NonFiniteAnswer, OracleError, UsageError, WrongShape
 from keyhole.inference_protocol import HEADER_LENGTH, Malformed, Tensor, decode, encode_pieces
+from keyhole.noise import Noise
 from keyhole.oracles.base import Oracle
 from keyhole.oracles.http.connections import Body, Lines, Trouble
 from keyhole.oracles.http.metadata import EXAMPLE, is_ready, look
 from keyhole.oracles.http.replies import Reply
 from keyhole.oracles.http.retries import Exchange
-from keyhole.queries import Noise, Signature
+from keyhole.queries import Signature
 
 URL = re.compile(r"(?P<server>https?://.+?)/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[^/]+))?(?:/infer)?/?")
 LOOPBACK = ("localhost", "127.0.0.1", "::1")

@@ -10,7 +10,7 @@ import numpy as np
 
 from keyhole.arrays import Floats
 from keyhole.families import MultiHead, SingleHead
-from keyhole.methods.base import Estimate, Steps, Unrecoverable, showing
+from keyhole.methods.base import Estimate, Steps, Unrecoverable, with_sketch
 from keyhole.methods.forms.outputs import choose_outputs
 from keyhole.methods.forms.score_matrix import Draft
 from keyhole.methods.forms.value import Value, refuse_zero_value
@@ -150,7 +150,7 @@ def _read_all(found: _Found, rng: np.random.Generator) -> Steps[tuple[Values, li
     for _ in range(MOST_READINGS):
         values = yield from read_values(search.scope, normals, found.uniform, lever, lean, rng)
         reader, read = HeadReader(search.scope, normals, found.doubts, values, rng), dict[int, Columns]()
-        heads = yield from showing(_read_heads(reader, read), partial(_sketch, read, normals.shape[0]))
+        heads = yield from with_sketch(_read_heads(reader, read), partial(_sketch, read, normals.shape[0]))
         if heads is not None and not values.disturbed(np.stack([head.score for head in heads]), normals):
             return values, heads
         lean /= ROOMIER**2

@@ -17,7 +17,7 @@ from keyhole.arrays import Floats, to_numpy
 from keyhole.methods.base import Steps
 from keyhole.methods.forms.value import Value
 from keyhole.numerics.logit import rounding
-from keyhole.queries import Measurements, Plan, Position, Rows, Signature, Term
+from keyhole.queries import Measurements, Plan, Position, Signature, Term, TokenRows
 
 Booleans = npt.NDArray[np.bool_]
 
@@ -70,11 +70,11 @@ class Scope:
         """The queries, with the first or the last token repeated."""
         space = self.signature.space
         long, short = self.norms(lever)
-        base = Rows(space.asarray(self.row[None, :]))
-        last = [Term(Rows(space.asarray(points[:, : self.signature.width])), None, space.asarray(short))]
+        base = TokenRows(space.asarray(self.row[None, :]))
+        last = [Term(TokenRows(space.asarray(points[:, : self.signature.width])), None, space.asarray(short))]
         first = [Term(base, space.indices(np.zeros(lever.size)), space.asarray(long)), *last]
         if rows is not None and reach is not None:
-            first.insert(1, Term(Rows(space.asarray(rows)), None, space.asarray(reach / short)))
+            first.insert(1, Term(TokenRows(space.asarray(rows)), None, space.asarray(reach / short)))
         positions: Sequence[Position] = [first] * copies[0] + [last] * copies[1]
         return Plan(stage, int(lever.size), positions)
 

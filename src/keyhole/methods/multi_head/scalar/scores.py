@@ -18,7 +18,7 @@ from keyhole.methods.multi_head.scalar.gates import Gate, crossing, gate
 from keyhole.methods.multi_head.scalar.normals_and_values import Decided, Values, decided_at
 from keyhole.methods.multi_head.scalar.queries import Scope, plain
 from keyhole.numerics.logit import logit_with_radius, rounding
-from keyhole.queries import Measurements, Plan, Position, Rows, Term
+from keyhole.queries import Measurements, Plan, Position, Term, TokenRows
 from keyhole.recovery import Outcome
 
 Integers = npt.NDArray[np.int64]
@@ -57,7 +57,7 @@ class GatedReader(FormReader):
         self.levered = True
         self.scope, self.gate, self.decided, self.number, self.row = scope, gate, decided, number, row
         self.largest_scale = math.inf
-        self.points = Rows(space.asarray(gate.points[:, : scope.signature.width]))
+        self.points = TokenRows(space.asarray(gate.points[:, : scope.signature.width]))
         self.base = np.zeros(gate.levers.size)
         self.base_radius = np.zeros(gate.levers.size)
         self.asked: list[tuple[Floats, Integers, Integers, float]] = []  # rows, their and the points' numbers, reach
@@ -96,7 +96,7 @@ class GatedReader(FormReader):
             moved[rest] = np.where(lost, np.where(np.isfinite(half), half, far), moved[rest] + self.base[rest])
             self.base[exact] = 0.0
             self.gate.points[:, :width] = start[:, :width] - (moved / self.gate.levers)[:, None] * step
-            self.points = Rows(self.signature.space.asarray(self.gate.points[:, :width]))
+            self.points = TokenRows(self.signature.space.asarray(self.gate.points[:, :width]))
             open_ = rest
             if not open_.size:
                 return
@@ -117,7 +117,7 @@ class GatedReader(FormReader):
                 return True
         return False
 
-    def probe(self, rows: Rows, columns: Rows) -> Steps[Probe]:
+    def probe(self, rows: TokenRows, columns: TokenRows) -> Steps[Probe]:
         """The scale is known; a head of rank one has no forms but those off its hyperplane."""
         space = self.signature.space
         zero = space.zeros(1)
@@ -140,8 +140,8 @@ class GatedReader(FormReader):
     def _ask(
         self,
         stage: str,
-        rows: Rows,
-        columns: Rows,  # noqa: ARG002
+        rows: TokenRows,
+        columns: TokenRows,  # noqa: ARG002
         row_index: Array,
         column_index: Array,
         scale: float,
@@ -165,10 +165,12 @@ class GatedReader(FormReader):
         levers = self.gate.levers[place]
         long, short = scope.norms(levers)
         last: Position = [Term(self.points, space.indices(place), space.asarray(short))]
-        common = Rows(space.asarray(self.row[None, :]))
+        common = TokenRows(space.asarray(self.row[None, :]))
         first = [Term(common, space.indices(0 * place), space.asarray(long)), *last]
         if reach > 0:
-            first.insert(1, Term(Rows(space.asarray(vectors)), space.indices(number), space.asarray(reach / short)))
+            first.insert(
+                1, Term(TokenRows(space.asarray(vectors)), space.indices(number), space.asarray(reach / short))
+            )
         answers: Measurements = yield Plan(stage, int(place.size), [first, last])
         levels = scope.levels(answers, levers, self.gate.points[place]) @ decided.mix
         part = (reach / levers)[:, None] * vectors[number] if reach > 0 else 0.0
@@ -230,7 +232,7 @@ class HeadReader:
         score = yield from read_score(reader, self.rng, Draft(), bases=(self.rows, self.rows.T, space.eye(size - 1)))
         assert score is not None  # forms that cannot disagree with themselves
         one = space.indices([0])
-        off = yield from reader.read("columns", Rows(self.rows), reader.points, one, one + size - 1)
+        off = yield from reader.read("columns", TokenRows(self.rows), reader.points, one, one + size - 1)
         common = (reader.base / doors.levers)[: size - 1]
         forms = plain(score.matrix) + scope.row[:, None] * common
         radius = np.hypot(plain(score.radius), np.abs(scope.row)[:, None] * (reader.base_radius / doors.levers)[:-1])
@@ -256,11 +258,11 @@ class HeadReader:
         try:
             yield from reader.read_base(found.mix @ both[:, number], 0.0, off=1)
         except Unrecoverable:  # a neighbour is so near that the second row is not known well enough
-            last = yield from near.read("columns", Rows(self.rows), near.points, every, 0 * every + scope.size - 1)
+            last = yield from near.read("columns", TokenRows(self.rows), near.points, every, 0 * every + scope.size - 1)
             common, bar = (array[-1] / near.gate.levers[-1] for array in (near.base, near.base_radius))
             return self._assembled(own, near.gate.points[-1], common, bar, last), near
         reader.learn(space.asarray(np.linalg.norm(own.forms, axis=0) / width**0.5), 1.0)
-        last = yield from reader.read("columns", Rows(self.rows), reader.points, every, 0 * every)
+        last = yield from reader.read("columns", TokenRows(self.rows), reader.points, every, 0 * every)
         # What the combination of rows says, less the second row's part, is the common row's.
         second, second_bar = float(last.values[0]), float(last.radius[0])
         common = (reader.base[0] / found.lever - found.mix[1] * second) / found.mix[0]

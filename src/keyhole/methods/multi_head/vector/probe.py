@@ -13,7 +13,7 @@ from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.forms.scale import floor_power
 from keyhole.methods.forms.value import Value
 from keyhole.methods.multi_head.vector.token_fit import TokenFit
-from keyhole.queries import Measurements, Plan, Position, Rows, Signature, Term
+from keyhole.queries import Measurements, Plan, Position, Signature, Term, TokenRows
 from keyhole.recovery import Outcome
 
 Integers = npt.NDArray[np.int64]
@@ -121,9 +121,9 @@ class VectorBox:
     ) -> Steps[Floats]:  # (n, places, outputs)
         """The same at several positions."""
         space = self.signature.space
-        ends = Term(Rows(space.asarray(last)), space.indices(index))
+        ends = Term(TokenRows(space.asarray(last)), space.indices(index))
         positions: list[Position] = [
-            [Term(Rows(space.asarray(rows)), space.indices(which), space.asarray(scale)), ends]
+            [Term(TokenRows(space.asarray(rows)), space.indices(which), space.asarray(scale)), ends]
             for rows, which, scale in added
         ]
         self.asked = max(self.asked, len(positions) + plain)
@@ -160,7 +160,7 @@ class VectorBox:
         tokens = space.asarray(self.gridded(self.scale * self.directions(FEWEST_TOKENS)))
         turned = np.arange(FEWEST_TOKENS)[None, :] - np.arange(2)[:, None]  # in the second, each moves up by one
         order = turned % FEWEST_TOKENS
-        plan = Plan("precision", 2, [[Term(Rows(tokens), space.indices(column))] for column in order.T])
+        plan = Plan("precision", 2, [[Term(TokenRows(tokens), space.indices(column))] for column in order.T])
         answers = self.seen((yield plan))
         apart = float(np.sqrt(np.mean((answers[0] - np.roll(answers[1], -1, axis=0)) ** 2)))
         size = float(np.sqrt(np.mean(answers**2)))

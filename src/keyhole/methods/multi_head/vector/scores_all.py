@@ -33,7 +33,7 @@ from keyhole.methods.multi_head.vector.scores import (
     worst_of,
 )
 from keyhole.methods.multi_head.vector.values import LARGEST, Values
-from keyhole.queries import Measurements, Plan, Position, Rows, Term
+from keyhole.queries import Measurements, Plan, Position, Term, TokenRows
 
 # Tokens of this part of their size are tried as long as that tells more, so often at most.
 SMALLER, MOST_SIZES = 0.7, 12
@@ -163,7 +163,7 @@ class _BlockReader:
     def _ask(self, members: Integers) -> Steps[_Read | None]:  # (queries, n)
         """Forms and their error bars; None where a weight is not between 0 and 1."""
         box, space, count = self.box, self.box.signature.space, members.shape[1]
-        rows = Rows(space.asarray(self.tokens))
+        rows = TokenRows(space.asarray(self.tokens))
         positions: list[Position] = [[Term(rows, space.indices(column))] for column in members.T]
         box.asked = max(box.asked, count + 1)
         answers: Measurements = yield Plan("scores", members.shape[0], [*positions, []])

@@ -8,7 +8,7 @@ import numpy as np
 
 from keyhole.errors import UsageError
 from keyhole.families.relu_net import ACTIVATIONS
-from keyhole.methods.base import Estimate, Steps, Unrecoverable, showing
+from keyhole.methods.base import Estimate, Steps, Unrecoverable, with_sketch
 from keyhole.methods.relu_net.exact.checks import FULL, LEAN, WITHOUT_FRESH, checked
 from keyhole.methods.relu_net.exact.estimate import estimated
 from keyhole.methods.relu_net.exact.kink_search import OPEN_AT_FIRST, NotPiecewiseLinear
@@ -64,7 +64,7 @@ def relu_net(
         except NotPiecewiseLinear as error:
             reason = str(error)
             continue
-        estimate, reason = yield from showing(checked(box, estimate, scale, rng, depth), estimate.sketch)
+        estimate, reason = yield from with_sketch(checked(box, estimate, scale, rng, depth), estimate.sketch)
         if not reason:
             return estimate
         # What was refuted once is looked at closely: a box of another kind must not get through by trying again.

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from keyhole.arrays import Floats, to_numpy
 from keyhole.methods.base import Steps
-from keyhole.queries import Measurements, Plan, Rows, Signature, Term
+from keyhole.queries import Measurements, Plan, Signature, Term, TokenRows
 
 # An answer errs by this many times the spacing of its dtype, and by the random walk of sums over its inputs: most of
 # the sums behind it are larger than itself.
@@ -50,9 +50,9 @@ class Box:
         """The answers at centre + step · direction, described without making all of the tokens."""
         space = self.signature.space
         index = None if centre_of is None else space.indices(centre_of)
-        terms = [Term(Rows(space.asarray(centres)), index)]
+        terms = [Term(TokenRows(space.asarray(centres)), index)]
         if directions is not None:
-            terms.append(Term(Rows(space.asarray(directions)), space.indices(direction_of), space.asarray(steps)))
+            terms.append(Term(TokenRows(space.asarray(directions)), space.indices(direction_of), space.asarray(steps)))
         count = centres.shape[0] if centre_of is None else centre_of.size
         answers: Measurements = yield Plan(stage, count, [terms])
         values = np.asarray(to_numpy(answers.values), dtype=np.float64)

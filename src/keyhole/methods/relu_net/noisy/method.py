@@ -75,7 +75,7 @@ def relu_boost(
         raise UsageError(f"neurons must be at least 0, not {neurons}")
     if target_error is not None and not target_error > 0:
         raise UsageError(f"target_error must be positive, not {target_error}")
-    steps = _Boosting(signature.but(positions="last"), rng, budget, neurons).run(target_error, skip)
+    steps = _Boosting(signature.with_changes(positions="last"), rng, budget, neurons).run(target_error, skip)
     return (yield from (last_only(steps) if signature.positions == "all" else steps))
 
 

@@ -13,7 +13,7 @@ from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.forms.scale import floor_power
 from keyhole.methods.robust.bounded.design import EPS, EXTRA_ROUNDINGS, Design, Value, leaning_rows
 from keyhole.methods.robust.bounded.interval import Interval, Layout
-from keyhole.queries import Measurements, Plan, Rows, Signature, Term
+from keyhole.queries import Measurements, Plan, Signature, Term, TokenRows
 from keyhole.recovery import Outcome
 
 # Where norms are free, tokens are this long: no tolerance is left beside rounding, and squares do not overflow.
@@ -55,10 +55,10 @@ class Reader:
         self.most_own = math.log(max(2.0, self.layout.plus / 2))
         self.least_margin = LEAST_MARGIN if self.layout.minus else LEAST_MARGIN_UNPAIRED
 
-    def vectors(self, vectors: Any) -> tuple[Rows, Floats]:
+    def vectors(self, vectors: Any) -> tuple[TokenRows, Floats]:
         """Vectors as the oracle gets them, and as exact numbers."""
         there = self.space.asarray(vectors)
-        return Rows(there), floats(there)
+        return TokenRows(there), floats(there)
 
     def sequences(self, stage: str, first: Term, last: list[Term], count: int) -> Plan:
         """Copies of a first token and of its opposite, then a last token."""
@@ -137,7 +137,7 @@ class Reader:
 
     def random_rows(
         self, value: Value, design: Design, rng: np.random.Generator, count: int
-    ) -> tuple[Rows, Floats, Interval]:
+    ) -> tuple[TokenRows, Floats, Interval]:
         """Random first tokens at 45° to the value, (count, width), and their values."""
         along, across = design.rows[0] / self.longest, rng.standard_normal((count, self.width))
         across -= (across @ along)[:, None] * along
@@ -160,7 +160,7 @@ class Reader:
         steep = (bias + tilt[:1].times(-design.first[width:])).over(design.own[width:])
         return replace(design, tilt=tilt.beside(steep.widened(rounding * self.longest)), bias=bias)
 
-    def _before_zero(self, value: Value, rows: Rows, overlap: Interval) -> Steps[Interval]:
+    def _before_zero(self, value: Value, rows: TokenRows, overlap: Interval) -> Steps[Interval]:
         """Logits of rows before a zero last token; refused where they are not zero."""
         count = int(rows.vectors.shape[0])
         answers: Measurements = yield self.sequences("score bias", Term(rows), [], count)

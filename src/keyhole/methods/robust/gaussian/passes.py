@@ -15,8 +15,9 @@ from keyhole.methods.forms.value import unit_plan
 from keyhole.methods.robust.gaussian.estimation import LARGEST_READ, Evidence
 from keyhole.methods.robust.gaussian.likelihood import Pairs, Point, predicted
 from keyhole.methods.robust.gaussian.pair_design import best_pairs, pair_rows, settled_logits
+from keyhole.noise import GAUSSIAN_DEVIATIONS
 from keyhole.numerics.orthogonal import random_orthogonal, split_along
-from keyhole.queries import GAUSSIAN_DEVIATIONS, Measurements, Plan, Rows, Signature, Term
+from keyhole.queries import Measurements, Plan, Signature, Term, TokenRows
 from keyhole.recovery import Outcome
 
 # The first questions of the first pass show how large logits are; the others are adapted to that.
@@ -321,7 +322,7 @@ class Campaign(Evidence):
     def _ask(self, stage: str, pairs: Pairs, repeats: int, first_repeat: int) -> Steps[None]:
         """Ask pairs, and keep what was answered along the outputs they are looked at."""
         space = self.signature.space
-        long, columns = Rows(space.asarray(self.max_norm * self.rows)), Rows(space.asarray(self.columns))
+        long, columns = TokenRows(space.asarray(self.max_norm * self.rows)), TokenRows(space.asarray(self.columns))
         row = space.indices(pairs.row)
         positions = []
         for place in range(self.copies):

@@ -8,7 +8,7 @@ import numpy as np
 
 from keyhole.arrays import Floats, Integers
 from keyhole.families import SingleHead
-from keyhole.methods.base import BiasShows, Steps, Unrecoverable
+from keyhole.methods.base import BiasDetected, Steps, Unrecoverable
 from keyhole.methods.robust.quantised.decimals_value import AUDIBLE, BIASED, DITHER, STUCK, ValueIntervals
 from keyhole.methods.robust.quantised.pair_model import SECOND_ORDER, Design, Pairs
 from keyhole.methods.robust.quantised.pair_queries import (
@@ -127,7 +127,7 @@ class FormIntervals:
         pairs = Pairs(row, column, norm, norm, norm, self.copies)
         answers, error = self.told((yield pair_plan(self.design, "score bias", pairs)))
         if np.any(np.abs(answers) > error):
-            raise BiasShows(BIASED.format("a score"))
+            raise BiasDetected(BIASED.format("a score"))
         slope = self.design.answer(pairs, np.zeros(row.size), np.zeros(row.size)).by_form
         reach = SECOND_ORDER**2 * (self.half + self.design.slack(pairs)) / slope
         self.low[row, -1], self.high[row, -1] = -reach, reach
@@ -215,7 +215,7 @@ class FormIntervals:
             )
         bias = self.asked[:, -1]
         if np.any(self.low[bias, -1] > 0) or np.any(self.high[bias, -1] < 0):
-            raise BiasShows(BIASED.format("a score"))
+            raise BiasDetected(BIASED.format("a score"))
 
     def _middle(self) -> Floats:  # (width, width + 1)
         return np.where(self.asked & np.isfinite(self.high - self.low), (self.low + self.high) / 2, 0.0)

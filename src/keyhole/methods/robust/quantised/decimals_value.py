@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from keyhole.arrays import Floats, Integers
-from keyhole.methods.base import BiasShows, Steps, Unrecoverable
+from keyhole.methods.base import BiasDetected, Steps, Unrecoverable
 from keyhole.methods.robust.quantised.single_tokens import TokenValues
 from keyhole.numerics.logit import rounding
 from keyhole.queries import Signature, Term
@@ -37,7 +37,7 @@ class ValueIntervals(TokenValues):
         """One-token queries, the zero token among them."""
         answers = yield from self.ask_units(self.norm)
         if np.any(np.abs(answers[0]) > self.half):
-            raise BiasShows(BIASED.format("an output"))
+            raise BiasDetected(BIASED.format("an output"))
         read = answers[1:]
         self.choose(read)
         each = np.arange(self.outputs)
@@ -82,7 +82,7 @@ class ValueIntervals(TokenValues):
         largest, behind = self.place * self.outputs + np.arange(self.outputs), slice(-self.outputs, None)
         apart = np.maximum(self.low[largest] + self.low[behind], -self.high[largest] - self.high[behind])
         if np.any(apart > 0):
-            raise BiasShows(BIASED.format("an output"))
+            raise BiasDetected(BIASED.format("an output"))
 
     def _halve(self, items: Integers) -> Steps[None]:
         """a·e_i + β·e_k: the largest entry k, hardly used, brings the middle of an interval to a threshold."""

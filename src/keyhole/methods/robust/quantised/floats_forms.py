@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from keyhole.arrays import Floats, Integers
 from keyhole.families import SingleHead
-from keyhole.methods.base import BiasShows, Steps, Unrecoverable
+from keyhole.methods.base import BiasDetected, Steps, Unrecoverable
 from keyhole.methods.forms.scale import LEVER, floor_power
 from keyhole.methods.robust.quantised.floats_value import ValueRatios
 from keyhole.methods.robust.quantised.pair_model import SECOND_ORDER, Design, Pairs
@@ -194,7 +194,7 @@ class NullForms:
     def _refuse_bias(self, pairs: Pairs, answers: Floats, error: Floats) -> None:
         """Opposite tokens before a zero token answer zero, unless a score bias prefers one of them."""
         if np.any(np.abs(answers) > error + self.design.slack(pairs)):
-            raise BiasShows("the head has a score bias, which null queries do not read: use single-head")
+            raise BiasDetected("the head has a score bias, which null queries do not read: use single-head")
 
     def error(self) -> float:
         """Root-mean-square error of an entry of W, if every form is off by its radius."""

@@ -7,13 +7,14 @@ import math
 import numpy as np
 
 from keyhole.arrays import Array, Floats
-from keyhole.methods.base import BiasShows, Steps, Unrecoverable
+from keyhole.methods.base import BiasDetected, Steps, Unrecoverable
 from keyhole.methods.forms.scale import floor_power
 from keyhole.methods.robust.dtypes import grid_of
 from keyhole.methods.robust.quantised.pair_model import SECOND_ORDER
 from keyhole.methods.robust.quantised.single_tokens import TokenValues
+from keyhole.noise import DIGITS
 from keyhole.numerics.logit import rounding
-from keyhole.queries import DIGITS, Signature, Term
+from keyhole.queries import Signature, Term
 from keyhole.recovery import Outcome
 
 # Questions that show whether answers are rounded to the nearest number and not, say, towards zero.
@@ -46,7 +47,7 @@ class ValueRatios(TokenValues):
         """One-token queries, the zero token among them, which shows an output bias."""
         answers, radius = self.told((yield from self.ask_units(self.norm)))
         if np.any(np.abs(answers[0]) > radius[0]):
-            raise BiasShows("the head has an output bias, which null queries do not read: use single-head")
+            raise BiasDetected("the head has an output bias, which null queries do not read: use single-head")
         read, error = answers[1:] / self.norm, radius[1:] / self.norm
         self.choose(read)
         each = np.arange(self.outputs)

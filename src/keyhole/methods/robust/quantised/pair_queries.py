@@ -17,7 +17,7 @@ from keyhole.errors import UsageError
 from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.forms.value import refuse_single_tokens
 from keyhole.methods.robust.quantised.pair_model import Design, Pairs, Reading
-from keyhole.queries import Measurements, Plan, Position, Rows, Signature, Term
+from keyhole.queries import Measurements, Plan, Position, Signature, Term, TokenRows
 from keyhole.recovery import Outcome
 
 # Tokens of a pair and its last token.
@@ -46,7 +46,7 @@ def refuse_short_sequences(signature: Signature) -> None:
 def pair_plan(design: Design, stage: str, pairs: Pairs) -> Plan:
     """The questions; a side of norm zero is left out, where all of them have it."""
     space = design.space
-    rows, columns = Rows(space.asarray(design.rows)), Rows(space.asarray(design.columns))
+    rows, columns = TokenRows(space.asarray(design.rows)), TokenRows(space.asarray(design.columns))
     row, column = space.indices(pairs.row), space.indices(pairs.column)
     sides: list[Position] = [
         [Term(rows, row, space.asarray(scale))] for scale in (pairs.plus, -pairs.minus) if np.any(scale != 0)

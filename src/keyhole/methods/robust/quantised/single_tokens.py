@@ -7,7 +7,7 @@ import numpy as np
 from keyhole.arrays import Array, Floats
 from keyhole.methods.base import Steps
 from keyhole.methods.forms.value import unit_plan
-from keyhole.queries import Measurements, Plan, Position, Rows, Signature
+from keyhole.queries import Measurements, Plan, Position, Signature, TokenRows
 
 
 class TokenValues:
@@ -15,7 +15,7 @@ class TokenValues:
 
     def __init__(self, signature: Signature) -> None:
         self.signature, self.space = signature, signature.space
-        self.units = Rows(self.space.eye(signature.width))
+        self.units = TokenRows(self.space.eye(signature.width))
         self.spent = 0
 
     def ask_units(self, norm: float) -> Steps[Floats]:  # (width + 1, outputs)

@@ -12,7 +12,7 @@ from scipy.linalg import cho_factor, cho_solve
 
 from keyhole.arrays import Floats
 
-Rows = npt.NDArray[np.intp]
+TokenRows = npt.NDArray[np.intp]
 
 
 EPS = float(np.finfo(np.float64).eps)
@@ -69,7 +69,7 @@ class Problem:
         """Rows and columns of the matrix."""
         return int(self.left.shape[1])
 
-    def rows(self, rows: Rows | slice) -> Problem:
+    def rows(self, rows: TokenRows | slice) -> Problem:
         """Some of the measurements."""
         return Problem(self.left[rows], self.right[rows], self.values[rows], self.noise, self.unit)
 
