@@ -1,0 +1,1 @@
+"""Run folders: settings carried out, written and read."""
