@@ -243,7 +243,7 @@ def test_a_method_may_yield_several_plans_at_once() -> None:
     assert isinstance(first, Measurements)
     assert first.values.tolist() == [0.0, 1.0, 2.0]
     assert [m.values.tolist() for m in several] == [[0.0, 1.0], [0.0, 1.0, 2.0, 3.0], [0.0]]
-    assert session.stages == {"counting": 3, "a": 3, "b": 4}
+    assert session.stages == {(0, "counting"): 3, (0, "a"): 3, (0, "b"): 4}
     assert session.queries == session.new_queries == 10
 
 

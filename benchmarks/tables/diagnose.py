@@ -7,7 +7,7 @@ import numpy as np
 import keyhole as kh
 from benchmarks.support.rows import markdown
 from benchmarks.support.strange_boxes import KINDS, right
-from keyhole.session import diagnose_box
+from keyhole.recover import diagnose_box
 
 RUNS = 20
 WIDTHS = (8, 16, 32, 64)

@@ -6,10 +6,10 @@ from keyhole.families import AttentionLayer, MultiHead, OneLayer, ReluNet, Resid
 from keyhole.gauge import Witness, canonical, distance, equivalent, kinds, witness
 from keyhole.noise import Noise
 from keyhole.oracles import FunctionOracle, HttpOracle, OnnxOracle, TorchOracle, TransformersOracle
+from keyhole.recover import recover
 from keyhole.recover_model import recover_model
 from keyhole.recovery import Outcome, Recovery
 from keyhole.samples import learn
-from keyhole.session import recover
 from keyhole.verify import Verdict, verify
 
 __all__ = [

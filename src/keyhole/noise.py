@@ -100,6 +100,13 @@ class Noise:
             return 0.0
         return GAUSSIAN_DEVIATIONS * self.scale if self.kind == "gaussian" else self.scale
 
+    @property
+    def text(self) -> str:
+        """What `parse` reads, as on a command line."""
+        if self.kind == "rounded":
+            return f"rounded:{self.decimals}"
+        return self.name or (self.kind if self.kind in ("exact", "measure") else f"{self.kind}:{self.scale!r}")
+
     def __str__(self) -> str:
         return {
             "exact": "exact",
@@ -109,6 +116,10 @@ class Noise:
             "dtype": f"rounded to {self.name}",
             "measure": "to be measured",
         }[self.kind]
+
+    def radius_of_mean(self, repeats: int) -> float:
+        """The radius of the mean of so many answers to one query: only independent errors average out."""
+        return self.radius / repeats**0.5 if self.kind == "gaussian" else self.radius
 
     @property
     def spread(self) -> float:

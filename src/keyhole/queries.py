@@ -129,10 +129,16 @@ class Plan:
     # What is known when this is asked, worked out only if somebody watches; no part of the digest.
     so_far: Callable[[], Sketch | None] | None = None
 
+    attempt: int = 0  # which of several attempts at an oracle asks this; no part of the digest
+
     @property
     def length(self) -> int:
         """Tokens per sequence."""
         return len(self.positions)
+
+    def again(self, count: int, stage: str) -> Plan:
+        """A plan that asks the first `count` sequences once more, for a stage of its own."""
+        return replace(self, stage=stage, count=count, repeats=1, first_repeat=self.first_repeat + self.repeats)
 
     @cached_property
     def digest(self) -> str:

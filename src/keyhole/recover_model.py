@@ -18,8 +18,8 @@ from keyhole.noise import Noise
 from keyhole.oracles import TransformersOracle
 from keyhole.oracles.positions import Positions
 from keyhole.oracles.transformers import open_model
+from keyhole.recover import HELDOUT_QUERIES, recover
 from keyhole.recovery import Recovery
-from keyhole.session import HELDOUT_QUERIES, recover
 
 FAMILY = "attention-of-a-model"
 

@@ -11,7 +11,7 @@ import pytest
 import keyhole as kh
 from keyhole.arrays import floats
 from keyhole.gauge.redundancy import structure
-from keyhole.session import diagnose_box
+from keyhole.recover import diagnose_box
 from keyhole.targets import open_target
 from support.heads import covered, layer
 from support.targets import example
@@ -82,7 +82,7 @@ def test_auto_finds_out() -> None:
     truth = box(2, 8, 3)
     result = kh.recover(kh.FunctionOracle(truth, width=8))
     assert result.method == "residual"
-    assert result.stats.details["diagnosis"] == "attention with a residual"
+    assert result.stats.details["diagnosis"] == "residual"
     assert kh.distance(result.params, truth) < 1e-9
 
 

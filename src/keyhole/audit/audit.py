@@ -25,8 +25,8 @@ from keyhole.errors import KeyholeError, UsageError
 from keyhole.families import SingleHead
 from keyhole.oracles import Oracle
 from keyhole.progress import Observer, Silent, wants_bar
+from keyhole.recover import recover
 from keyhole.runs.store import prepare_folder
-from keyhole.session import recover
 from keyhole.targets import Target, open_target
 
 MULTIPLES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)

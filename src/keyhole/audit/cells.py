@@ -20,9 +20,9 @@ from keyhole.families import SingleHead
 from keyhole.gauge import distance
 from keyhole.oracles import Oracle
 from keyhole.progress import Observer, Silent
+from keyhole.recover import recover
 from keyhole.recovery import Outcome, Recovery
 from keyhole.runs.store import keyhole_version
-from keyhole.session import recover
 
 # Part of every key: raise it whenever the same settings start to mean another cell.
 CELL_VERSION = 1

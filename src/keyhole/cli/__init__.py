@@ -29,6 +29,7 @@ from keyhole.families import SingleHead, load
 from keyhole.live.watch_page import WatchPage
 from keyhole.noise import Noise
 from keyhole.progress import Observer, on_terminal
+from keyhole.recover import HELDOUT_QUERIES, diagnose_box
 from keyhole.recovery import Recovery
 from keyhole.report.html.audit_curves import draw_curves
 from keyhole.report.html.build import try_report, write_pictures, write_report
@@ -51,7 +52,6 @@ from keyhole.runs.store import (
     write_record,
     write_run,
 )
-from keyhole.session import HELDOUT_QUERIES, diagnose_box
 from keyhole.targets import Target, demo_text, open_target
 from keyhole.verify import QUERIES, Verdict
 from keyhole.verify import verify as run_verify

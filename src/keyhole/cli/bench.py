@@ -16,10 +16,10 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from keyhole import session
 from keyhole.cli.tables import print_whole
 from keyhole.errors import UsageError
 from keyhole.progress import wants_bar
+from keyhole.recover import recover
 from keyhole.recovery import Recovery
 from keyhole.runs.store import parse_option, plain
 from keyhole.targets import open_target
@@ -128,7 +128,7 @@ def _costs(name: str, method: str, seeds: Sequence[int], options: dict[str, Any]
         with redirect_stdout(sys.stderr):
             box = open_target(name)
             try:
-                result = session.recover(box.oracle, method, seed=seed, throw=False, progress=False, **options)
+                result = recover(box.oracle, method, seed=seed, throw=False, progress=False, **options)
             finally:
                 box.oracle.close()
         results.append(result)

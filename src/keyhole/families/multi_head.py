@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import reduce
 from operator import add
 from os import PathLike
@@ -67,6 +67,10 @@ class MultiHead:
     def at_all_positions(self, tokens: Array) -> Array:  # (batch, length, width) -> (batch, length[, outputs])
         """The answer with each token in turn as the last one, all tokens staying in sight of it."""
         return self.like(tokens)._added(lambda head: head.at_all_positions(tokens))
+
+    def simplest(self) -> SingleHead | MultiHead:
+        """The parameters in the smallest family that holds them: one head is a SingleHead."""
+        return self if len(self.heads) > 1 else replace(self.heads[0], output_bias=self.output_bias)
 
     def without_attention(self) -> MultiHead:
         """The same heads with all tokens weighing the same."""

@@ -148,6 +148,10 @@ class OneLayer:
         own = self.ffn.error_bar(radius.ffn, entering[:, None, :], rounding)
         return own + passed_through(self.ffn, entering, moved)
 
+    def simplest(self) -> OneLayer:
+        """The parameters in the smallest family that holds them: these."""
+        return self
+
     def token_norm(self, logit_size: float) -> float:
         """The norm at which random tokens have logits of about `logit_size` (inf when none has any).
 

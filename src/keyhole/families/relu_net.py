@@ -190,6 +190,10 @@ class ReluNet:
         heights = np.sum(x * weights[chosen], axis=1) + np.asarray(to_numpy(self.bias_in), dtype=np.float64)[chosen]
         return x - (heights / squares[chosen])[:, None] * weights[chosen]
 
+    def simplest(self) -> ReluNet:
+        """The parameters in the smallest family that holds them: these."""
+        return self
+
     def token_norm(self, size: float) -> float:
         """The norm at which random tokens lie `size` times as far out as the typical kink of a neuron."""
         offsets = self._offsets()

@@ -59,6 +59,10 @@ class Residual:
         """The answer with each token in turn as the last one, all tokens staying in sight of it."""
         return self.attention.at_all_positions(tokens) + tokens
 
+    def simplest(self) -> Residual:
+        """The parameters in the smallest family that holds them: one head inside is a SingleHead."""
+        return Residual(self.attention.simplest())
+
     def without_attention(self) -> Residual:
         """The same layer with all tokens weighing the same."""
         return Residual(self.attention.without_attention())

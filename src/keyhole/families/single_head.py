@@ -59,6 +59,10 @@ class SingleHead:
         """Numbers per answer; None when the answer is a plain number."""
         return int(self.value.shape[1]) if self.value.ndim == 2 else None
 
+    def simplest(self) -> SingleHead:
+        """The parameters in the smallest family that holds them: these."""
+        return self
+
     def without_attention(self) -> SingleHead:
         """The same head with all tokens weighing the same."""
         return SingleHead(0 * self.score, self.value, None, self.output_bias)

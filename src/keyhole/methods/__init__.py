@@ -1,26 +1,24 @@
-"""Learners: one per file, each a pure generator. None of them touches an oracle."""
+"""Learners: a folder each, all of them pure generators. None of them touches an oracle."""
 
+from keyhole.errors import UsageError
+from keyhole.methods.attempt import Attempt, Task, attempt, stream
+from keyhole.methods.auto import NAME, auto, check_options
 from keyhole.methods.base import Estimate, Method, Steps, Unrecoverable
-from keyhole.methods.multi_head.method import MULTI_HEAD
-from keyhole.methods.one_layer.method import ONE_LAYER
-from keyhole.methods.relu_net.method import NET
-from keyhole.methods.residual import RESIDUAL
-from keyhole.methods.robust.method import ROBUST
-from keyhole.methods.sensing.method import SENSING
-from keyhole.methods.single_head.low_rank import LOW_RANK
-from keyhole.methods.single_head.method import SINGLE_HEAD
-from keyhole.queries import Signature
+from keyhole.methods.registry import METHODS
 
-METHODS: dict[str, Method] = {
-    method.name: method for method in (SINGLE_HEAD, LOW_RANK, SENSING, ROBUST, NET, ONE_LAYER, MULTI_HEAD, RESIDUAL)
-}
-# What "auto" chooses from: the robust one where answers carry noise, else the first that has the options asked for.
-AUTO = (SINGLE_HEAD, ROBUST)
+__all__ = ["METHODS", "Attempt", "Estimate", "Method", "Steps", "Task", "Unrecoverable", "recovery_steps", "stream"]
 
 
-def noisy(signature: Signature) -> bool:
-    """Whether answers are known to err by more than the arithmetic behind them."""
-    return signature.noise.kind not in ("exact", "measure")
-
-
-__all__ = ["AUTO", "METHODS", "Estimate", "Method", "Steps", "Unrecoverable", "noisy"]
+def recovery_steps(name: str, task: Task) -> Steps[Attempt]:
+    """The generator of a recovery by a named method; UsageError where name or options are unknown."""
+    if name == NAME:
+        check_options(task.options)
+        return auto(task)
+    if name not in METHODS:
+        raise UsageError(f"unknown method {name!r}; known: {NAME}, {', '.join(METHODS)}")
+    method = METHODS[name]
+    unknown = sorted(set(task.options) - set(method.options))
+    if unknown:
+        known = ", ".join(method.options) or "none"
+        raise UsageError(f"method {name!r} has no option {unknown[0]!r}; its options: {known}")
+    return attempt(method, task)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
 from keyhole.errors import KeyholeError
 from keyhole.families.matrices import matrices_of
+from keyhole.noise import Noise
 from keyhole.queries import Measurements, Plan, Signature, Sketch
 from keyhole.recovery import Outcome
 
 Found = TypeVar("Found")
+Options = ParamSpec("Options")
 
 # Yield a plan and receive its Measurements, or yield several independent plans and receive a list of them.
 Steps = Generator[Plan | Sequence[Plan], Any, Found]
@@ -46,24 +49,33 @@ class Estimate:
     details: Mapping[str, Any] = field(default_factory=dict)
 
     def sketch(self) -> Sketch:
-        """The same for people who watch, before it is checked."""
+        """The estimate for people who watch, before it is checked."""
         return Sketch(matrices_of(self.params), 1.0)
 
 
 @dataclass(frozen=True)
 class Method:
-    """A named learner. `run(signature, rng, **options)` is its generator; options are its keyword arguments."""
+    """A named learner. `run(signature, rng, **options)` is its generator; options are its keyword arguments.
+
+    `auto` considers a method for the families and the kinds of noise that it declares, from that alone.
+    """
 
     name: str
     summary: str
     run: Callable[..., Steps[Estimate]]
     options: Mapping[str, str] = field(default_factory=dict)  # name -> what it does
-    # Robust learners are told what the noise is, dtype included, and how many queries they may spend.
-    robust: bool = False
+    families: tuple[str, ...] = ()  # whose parameters it recovers
+    # Kinds of noise that it allows for. A method that takes more than exact answers also receives, as `budget=`, how
+    # many queries it may spend; to one that does not, answers rounded to a dtype are exact ones of fewer digits.
+    takes_noise: tuple[str, ...] = ("exact",)
+
+    def takes(self, noise: Noise) -> bool:
+        """Whether it recovers its families behind such errors; the rounding of a dtype is taken by every method."""
+        return noise.kind in (*self.takes_noise, "dtype")
 
     def steps(self, signature: Signature, rng: np.random.Generator, budget: float, **options: Any) -> Steps[Estimate]:
-        """The generator, told what it needs to know."""
-        if self.robust:
+        """The generator of one run, at most `budget` queries long where the method can limit itself."""
+        if self.takes_noise != ("exact",):
             return self.run(signature, rng, budget=budget, **options)
         return self.run(signature.as_coarse(), rng, **options)
 
@@ -73,34 +85,65 @@ def target_details(target_error: float | None, error: float) -> dict[str, Any]:
     return {} if target_error is None else {"target_error": target_error, "target_reached": error <= target_error}
 
 
-def map_measurements(steps: Steps[Found], change: Callable[[Measurements], Measurements]) -> Steps[Found]:
-    """Run a method that is told something else than what was measured, e.g. one output of several."""
+def adapt(
+    steps: Steps[Found],
+    outgoing: Callable[[Plan], Plan] | None = None,
+    incoming: Callable[[Plan, Measurements], Measurements] | None = None,
+) -> Steps[Found]:
+    """Run a generator with its plans changed on the way out and their measurements on the way in.
+
+    `incoming` receives the plan as the inner generator made it. What goes wrong outside is raised inside it.
+    """
+
+    def sent(plan: Plan) -> Plan:
+        return plan if outgoing is None else outgoing(plan)
+
+    def received(plan: Plan, answers: Measurements) -> Measurements:
+        return answers if incoming is None else incoming(plan, answers)
+
     try:
         request = next(steps)
         while True:
-            reply = yield request
-            request = steps.send(change(reply) if isinstance(reply, Measurements) else [change(each) for each in reply])
+            try:
+                reply = yield sent(request) if isinstance(request, Plan) else [sent(plan) for plan in request]
+            except KeyholeError as error:
+                request = steps.throw(error)
+                continue
+            if isinstance(request, Plan):
+                request = steps.send(received(request, reply))
+            else:
+                request = steps.send([received(plan, each) for plan, each in zip(request, reply, strict=True)])
     except StopIteration as stop:
         found: Found = stop.value
         return found
+
+
+def map_measurements(steps: Steps[Found], change: Callable[[Measurements], Measurements]) -> Steps[Found]:
+    """Run a generator on a function of the measurements, e.g. on one output of several."""
+    return adapt(steps, incoming=lambda _, answers: change(answers))
 
 
 def with_sketch(steps: Steps[Found], so_far: Callable[[], Sketch | None]) -> Steps[Found]:
-    """The same questions, each with what is known when it is asked, for people who watch."""
+    """Offer what is known with every plan, for people who watch."""
+    return adapt(steps, outgoing=lambda plan: replace(plan, so_far=so_far))
 
-    def shown(plan: Plan) -> Plan:
-        return replace(plan, so_far=so_far)
 
-    try:
-        request = next(steps)
-        while True:
-            told = shown(request) if isinstance(request, Plan) else [shown(plan) for plan in request]
-            try:
-                reply = yield told
-            except KeyholeError as error:
-                request = steps.throw(error)
-            else:
-                request = steps.send(reply)
-    except StopIteration as stop:
-        found: Found = stop.value
-        return found
+def last_only(steps: Steps[Found]) -> Steps[Found]:
+    """Run a generator that reads the last position on an oracle that shows all of them."""
+    return map_measurements(steps, lambda answers: Measurements(answers.values[:, -1, ...], answers.radius))
+
+
+def at_last_position(
+    run: Callable[Concatenate[Signature, np.random.Generator, Options], Steps[Found]],
+) -> Callable[Concatenate[Signature, np.random.Generator, Options], Steps[Found]]:
+    """A method that knows only oracles that show the last position, for those that show all of them as well."""
+
+    @wraps(run)
+    def steps(
+        signature: Signature, rng: np.random.Generator, /, *args: Options.args, **options: Options.kwargs
+    ) -> Steps[Found]:
+        if signature.positions == "all":
+            return last_only(run(signature.with_changes(positions="last"), rng, *args, **options))
+        return run(signature, rng, *args, **options)
+
+    return steps

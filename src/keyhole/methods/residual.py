@@ -6,7 +6,6 @@ attention to fewer digits the smaller it is beside its tokens.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +13,7 @@ import numpy as np
 from keyhole.arrays import Array, floats
 from keyhole.errors import KeyholeError, UsageError
 from keyhole.families import MultiHead, Residual, SingleHead
-from keyhole.methods.base import Estimate, Method, Steps, Unrecoverable
+from keyhole.methods.base import Estimate, Method, Steps, Unrecoverable, adapt
 from keyhole.methods.multi_head.method import multi_head
 from keyhole.methods.single_head.method import single_head
 from keyhole.queries import Measurements, Plan, Signature, sequences
@@ -38,7 +37,10 @@ def residual(signature: Signature, rng: np.random.Generator, *, heads: int | Non
     share = yield from _share(signature, rng)
     space = replace(signature.space, coarse=min(1.0, LESS * signature.space.eps / share))
     try:
-        found = yield from _taken_off(read(signature.with_changes(space=space), rng), signature)
+        found = yield from adapt(
+            read(signature.with_changes(space=space), rng),
+            incoming=lambda plan, answers: _attention_alone(plan, answers, signature),
+        )
     except KeyholeError as error:
         if isinstance(error.partial, SingleHead | MultiHead):
             error.partial = Residual(error.partial)
@@ -58,38 +60,15 @@ def _share(signature: Signature, rng: np.random.Generator) -> Steps[float]:
     tokens *= min(1.0, signature.norm_limit / float(np.max(np.linalg.norm(tokens, axis=-1))))
     plan = sequences("residual", signature.space.asarray(tokens))
     answers: Measurements = yield plan
-    (left,) = _attention_alone([plan], [answers], signature)
+    left = _attention_alone(plan, answers, signature)
     last = left.values if signature.positions == "last" else left.values[:, -1, ...]
     attention, token = np.linalg.norm(floats(last), axis=1), np.linalg.norm(tokens[:, 0], axis=1)
     return float(max(np.min(attention / (attention + token)), signature.space.eps))
 
 
-def _taken_off(steps: Steps[Estimate], signature: Signature) -> Steps[Estimate]:
-    """Run a method that is told what attention makes of its questions, where the box adds the last token to it."""
-    try:
-        request = next(steps)
-        while True:
-            alone = isinstance(request, Plan)
-            try:
-                reply = yield request
-            except KeyholeError as error:
-                request = steps.throw(error)
-                continue
-            plans: Sequence[Plan] = [request] if isinstance(request, Plan) else request
-            left = _attention_alone(plans, [reply] if alone else reply, signature)
-            request = steps.send(left[0] if alone else left)
-    except StopIteration as stop:
-        found: Estimate = stop.value
-        return found
-
-
-def _attention_alone(
-    plans: Sequence[Plan], answers: Sequence[Measurements], signature: Signature
-) -> list[Measurements]:
-    return [
-        replace(each, values=each.values - _added(plan, each.values, signature))
-        for plan, each in zip(plans, answers, strict=True)
-    ]
+def _attention_alone(plan: Plan, answers: Measurements, signature: Signature) -> Measurements:
+    """What attention makes of the queries: answers without their last tokens."""
+    return replace(answers, values=answers.values - _added(plan, answers.values, signature))
 
 
 def _added(plan: Plan, values: Array, signature: Signature) -> Array:
@@ -111,5 +90,6 @@ RESIDUAL = Method(
     name="residual",
     summary="softmax heads added to the last token",
     run=residual,
+    families=("residual",),
     options={"heads": "1: there is one head only, which takes fewer queries"},
 )

@@ -18,8 +18,8 @@ from keyhole.errors import FileError, UsageError
 from keyhole.noise import Noise
 from keyhole.oracles import Oracle
 from keyhole.progress import Observer
+from keyhole.recover import HELDOUT_QUERIES, recover
 from keyhole.recovery import Outcome, Recovery
-from keyhole.session import HELDOUT_QUERIES, recover
 from keyhole.targets import Target, open_target
 
 FORMAT, VERSION = "keyhole-run", 1

@@ -14,11 +14,11 @@ from keyhole.errors import OracleError, UsageError
 from keyhole.families import MultiHead, OneLayer, ReluNet, Residual, SingleHead
 from keyhole.gauge.tolerance import refuse_odd_numbers
 from keyhole.journal import Journal
-from keyhole.methods import Steps
+from keyhole.methods import Steps, stream
 from keyhole.oracles import Oracle
 from keyhole.progress import Observer
 from keyhole.queries import Measurements, Plan, Signature, sequences
-from keyhole.session import Session, box_of, stream
+from keyhole.session import Session, box_of
 from keyhole.verify.judge import MISS, bars_of, explained_by, parts_noticed, scatters
 from keyhole.verify.queries import plans_for
 from keyhole.verify.sensitivity import joined, view

@@ -25,8 +25,8 @@ from keyhole.recovery import Outcome
 from keyhole.session import Session
 from support import targets as t
 
-THRESHOLDS = Method("thresholds", "rounded to decimals", by_thresholds, robust=True)
-NULL = Method("null", "rounded to a dtype", by_null_queries, robust=True)
+THRESHOLDS = Method("thresholds", "rounded to decimals", by_thresholds, takes_noise=("rounded", "dtype"))
+NULL = Method("null", "rounded to a dtype", by_null_queries, takes_noise=("rounded", "dtype"))
 Floats = t.Floats
 
 
@@ -232,7 +232,7 @@ def every_bit(signature: Signature, rng: np.random.Generator, budget: float, dty
     return bit_exact(signature, rng, dtype=dtype)
 
 
-BITS = Method("bits", "every bit", every_bit, robust=True)
+BITS = Method("bits", "every bit", every_bit, takes_noise=("rounded", "dtype"))
 
 
 def same_bits(estimate: Estimate, truth: kh.SingleHead) -> bool:

@@ -13,11 +13,17 @@ import numpy as np
 
 from keyhole.arrays import Floats
 from keyhole.methods.base import Steps
+from keyhole.methods.diagnosis.examination import Examination
 from keyhole.methods.diagnosis.family_tests import BendFit, bend_fit
 
 # (count, width) points -> answers (count, outputs) to single tokens
 Ask = Callable[[Floats], Steps[Floats]]
 
+# Steps between tokens over their norm: small beside the pieces of a net, large beside rounding.
+STEP = 2.0**-10
+# Norms from which the bends of smooth neurons are looked at, over the square root of the width: where they are wide, or
+# many, from farther away. It takes answers of so many digits.
+FARTHER, FINE = (2.0**16, 2.0**26, 2.0**36), 1e-14
 CANDIDATES = ("gelu", "gelu_tanh", "silu")
 # A slope is taken over this part of an interval, at its ends and in its middle.
 PART = 1 / 64
@@ -108,3 +114,42 @@ def _fits(along: Ask, low: float, high: float, count: int, names: tuple[str, ...
     t = np.linspace(low, high, count)
     answers = yield from along(t)
     return [bend_fit(name, t, answers) for name in names]
+
+
+def ask_activation(exam: Examination, spots: int = 4) -> Steps[str]:
+    """Nets of ReLU are affine over short steps, smooth ones are not."""
+    if exam.noise.kind != "exact":
+        exam.say("activation", "unknown", "noise hides how the map bends")
+        return "relu"
+    points, ways = (1 - 2 * STEP) * exam.norm * exam.directions(2 * spots).reshape(2, spots, -1)
+    queries = [[point + step * STEP * way] for point, way in zip(points, ways, strict=True) for step in (-1, 0, 1)]
+    answers = (yield from exam.ask(queries)).reshape(spots, 3, -1)
+    bend = np.linalg.norm(answers[:, 0] - 2 * answers[:, 1] + answers[:, 2], axis=1)
+    bar = exam.error(np.linalg.norm(answers[:, 1], axis=1))
+    curves = float(np.median(bend / bar))
+    if curves > 1.0:
+        return (yield from ask_smooth_activation(exam))
+    exam.say("activation", "relu", f"over short steps answers bend by {curves:.2g} times what rounding explains")
+    return "relu"
+
+
+def ask_smooth_activation(exam: Examination) -> Steps[str]:
+    """From far away the bends of neurons lie far apart, and one of them tells the activation."""
+    if exam.signature.max_norm is not None or exam.signature.space.eps > FINE:
+        exam.say("activation", "smooth", "answers bend everywhere; which it is only long tokens and many digits tell")
+        return "smooth"
+
+    def ask(points: Floats) -> Steps[Floats]:
+        return (yield from exam.ask([[point] for point in points]))
+
+    for far in FARTHER:
+        reach = far * exam.signature.width**0.5
+        along, beside = exam.directions(2)
+        beside = beside - (beside @ along) * along  # nothing where tokens are single numbers
+        found = yield from name_activation(ask, reach * beside, along, reach)
+        if found is not None:
+            said = f"the bend of a neuron is off {found.name} by {found.misfit:.1g} of it, off {found.next_best}"
+            exam.say("activation", found.name, f"{said} by {found.next_misfit:.1g}")
+            return found.name
+    exam.say("activation", "smooth", f"no neuron was found that bends as {', '.join(CANDIDATES)} do")
+    return "smooth"

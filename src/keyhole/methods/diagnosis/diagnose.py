@@ -13,27 +13,21 @@ from typing import Any
 
 import numpy as np
 
-from keyhole.arrays import Floats, floats
+from keyhole.arrays import Floats
 from keyhole.methods.base import Steps
-from keyhole.methods.diagnosis.activation import CANDIDATES, name_activation
+from keyhole.methods.diagnosis.activation import ask_activation
+from keyhole.methods.diagnosis.examination import Examination, Finding
 from keyhole.methods.diagnosis.family_tests import affine_misfit, odds_rank, rank_above
-from keyhole.methods.noise_estimation.measure import coarseness, measure_noise
+from keyhole.methods.registry import methods_for
 from keyhole.noise import Noise
-from keyhole.queries import Measurements, Plan, Signature, sequences
+from keyhole.queries import Signature
 
-STAGE = "diagnosis"
+# Families that a diagnosis can name for which there are methods.
+FAMILIES = ("single-head", "multi-head", "residual", "relu-net", "one-layer")
 # Norms that tokens are tried at, over the square root of the width: logits go with their square.
 LADDER = 2.0 ** np.arange(-6, 7, 2)
 # Attention that does this part of what it does when it is saturated is neither flat nor saturated.
 ACTIVE = 0.15
-# Steps between tokens over their norm: small beside the pieces of a net, large beside rounding.
-STEP = 2.0**-10
-FAR = 2.0**16
-# Norms from which the bends of smooth neurons are looked at, over the square root of the width: where they are wide, or
-# many, from farther away. It takes answers of so many digits.
-FARTHER, FINE = (2.0**16, 2.0**26, 2.0**36), 1e-14
-# Times rounding: what sums inside a box make of it, and of differences of answers.
-ROUNDING = 256.0
 # What is normalised does not grow with its tokens, but for this part.
 STILL = 1e-3
 # Copies of a token whose odds they multiply.
@@ -51,15 +45,6 @@ FEW_ROWS = 4  # behind several outputs, where a head is recovered from so few qu
 
 
 @dataclass(frozen=True)
-class Finding:
-    """One property of a box, and the figures it rests on."""
-
-    what: str
-    found: str
-    evidence: str
-
-
-@dataclass(frozen=True)
 class Diagnosis:
     """The family of a box, the method that recovers it (None: none does), and why."""
 
@@ -69,6 +54,7 @@ class Diagnosis:
     options: dict[str, Any] = field(default_factory=dict)
     noise: Noise = field(default_factory=Noise.exact)
     queries: int = 0  # that it took
+    recovers: str | None = None  # the family whose methods recover it, of which `method` is the preferred one
 
     def in_words(self) -> str:
         """One sentence, without the evidence."""
@@ -93,7 +79,7 @@ class Diagnosis:
 
 def diagnose(signature: Signature, rng: np.random.Generator) -> Steps[Diagnosis]:
     """Name the family of a box from about a hundred questions; a few hundred where answers are noisy."""
-    asking = _Asking(signature, rng)
+    asking = _Diagnosing(signature, rng)
     steady = yield from asking.steadiness()
     if steady is not None:
         return steady
@@ -102,123 +88,70 @@ def diagnose(signature: Signature, rng: np.random.Generator) -> Steps[Diagnosis]
     return (yield from asking.bent())
 
 
-class _Asking:
-    """Asks, and keeps what was found."""
+class _Diagnosing:
+    """Asks for one property after the other."""
 
     def __init__(self, signature: Signature, rng: np.random.Generator) -> None:
-        self.signature, self.rng = signature, rng
-        self.findings: list[Finding] = []
-        self.noise = signature.noise
-        self.outputs = 1  # until an answer has come
-        most = min(signature.norm_limit, signature.space.huge**0.25)
-        self.norm = min(most, signature.width**0.5)
-        self.longest = signature.max_length or 64
-        # On a norm-bounded box the ladder ends at the bound.
-        self.ladder = np.unique(np.minimum(LADDER * signature.width**0.5, most))
-        self.far = min(most, FAR * signature.width**0.5)
-        self.first, self.second = self._directions(2)  # the rays that single tokens are asked along
+        self.exam = Examination(signature, rng, "diagnosis")
+        # Of an oracle of bounded norm the ladder ends at the bound.
+        self.ladder = np.unique(np.minimum(LADDER * signature.width**0.5, self.exam.most))
+        self.first, self.second = self.exam.directions(2)  # the rays that single tokens are asked along
         self.zero = np.zeros(signature.width)
 
-    # --- asking
-
-    def _directions(self, count: int) -> Floats:  # (count, width)
-        vectors = self.rng.standard_normal((count, self.signature.width))
-        return np.asarray(vectors / np.linalg.norm(vectors, axis=1, keepdims=True))
-
-    def _ask(self, questions: Sequence[Sequence[Floats]], repeat: int = 0) -> Steps[Floats]:  # -> (count, outputs)
-        """Answers to sequences of any lengths, one plan per length."""
-        lengths = sorted({len(question) for question in questions})
-        plans, places = [], []
-        for length in lengths:
-            place = [number for number, question in enumerate(questions) if len(question) == length]
-            tokens = self.signature.space.asarray(np.array([questions[number] for number in place]))
-            made = sequences(STAGE, tokens)
-            plans.append(Plan(STAGE, made.count, made.positions, first_repeat=repeat))
-            places.append(place)
-        answers: list[Measurements] = yield plans
-        found: Floats | None = None
-        for place, each in zip(places, answers, strict=True):
-            values = floats(each.values)
-            values = values[:, -1, ...] if self.signature.positions == "all" else values
-            values = values.reshape(len(place), -1)
-            found = np.empty((len(questions), values.shape[1])) if found is None else found
-            found[place] = values
-            self.outputs = values.shape[1]
-        assert found is not None
-        return found
-
-    def _say(self, what: str, found: str, evidence: str) -> None:
-        self.findings.append(Finding(what, found, evidence))
-
-    def _told(self, family: str, method: str | None, **options: Any) -> Diagnosis:
-        return Diagnosis(family, method, tuple(self.findings), options, self.noise)
-
-    def _error(self, size: float | Floats) -> Any:
-        """What rounding and noise make of a difference of answers of this size."""
-        space = self.signature.space
-        relative = ROUNDING * space.eps + 4 * self.noise.relative
-        return relative * size + 4 * self.outputs**0.5 * self.noise.radius
+    def _diagnosis(self, family: str, recovers: str | None, **options: Any) -> Diagnosis:
+        exam = self.exam
+        methods = methods_for(recovers, exam.noise, options) if recovers is not None else []
+        method = methods[0].name if methods else None
+        return Diagnosis(family, method, tuple(exam.findings), options, exam.noise, recovers=recovers)
 
     # --- properties
 
     def steadiness(self) -> Steps[Diagnosis | None]:
         """Whether answers repeat, and depend on nothing but the last token and the set of the others."""
-        a, b, x = self.norm * self._directions(3)
-        questions = [[a, x], [a, a, x, x], [x]] if self.longest >= 4 else [[x], [x], [x]]
-        if self.longest >= 3:
+        a, b, x = self.exam.norm * self.exam.directions(3)
+        questions = [[a, x], [a, a, x, x], [x]] if self.exam.longest >= 4 else [[x], [x], [x]]
+        if self.exam.longest >= 3:
             questions += [[a, b, x], [b, a, x]]
-        answers = yield from self._ask(questions)
-        again = yield from self._ask(questions[:1], repeat=1)
+        answers = yield from self.exam.ask(questions)
+        again = yield from self.exam.ask(questions[:1], repeat=1)
         size = float(np.max(np.abs(answers)))
         apart = float(np.max(np.abs(again - answers[:1])))
-        if self.noise.kind in ("exact", "measure"):
-            yield from self._noise(answers, apart)
-        if self.longest >= 3:
+        if self.exam.noise.kind in ("exact", "measure"):
+            yield from self.exam.ask_noise(answers, apart)
+        if self.exam.longest >= 3:
             swapped = float(np.max(np.abs(answers[-1] - answers[-2])))
-            if swapped > self._error(size):
-                self._say("positions", "count", f"two tokens exchanged move the answer by {swapped:.2g}")
-                return self._told("positional", None)
-            self._say("positions", "do not count", f"two tokens exchanged move the answer by {swapped:.2g}")
-        if self.longest >= 4:
+            if swapped > self.exam.error(size):
+                self.exam.say("positions", "count", f"two tokens exchanged move the answer by {swapped:.2g}")
+                return self._diagnosis("positional", None)
+            self.exam.say("positions", "do not count", f"two tokens exchanged move the answer by {swapped:.2g}")
+        if self.exam.longest >= 4:
             doubled = float(np.max(np.abs(answers[1] - answers[0])))
-            if doubled > self._error(size):
-                self._say("average", "no", f"every token doubled moves the answer by {doubled:.2g}")
-                return self._told("unknown", None)
+            if doubled > self.exam.error(size):
+                self.exam.say("average", "no", f"every token doubled moves the answer by {doubled:.2g}")
+                return self._diagnosis("unknown", None)
         return None
-
-    def _noise(self, answers: Floats, apart: float) -> Steps[None]:
-        """Measure noise where answers do not repeat or have few digits."""
-        digits = coarseness(answers.ravel(), self.signature)
-        coarse = digits.noise.kind != "exact"
-        if self.noise.kind != "measure" and not coarse and apart <= self._error(float(np.max(np.abs(answers)))):
-            return
-        found = yield from measure_noise(self.signature, self.rng)
-        self.noise, evidence = found.noise, found.evidence
-        if coarse and found.noise.kind == "bounded":  # a net has kinks, which follow no smooth curve either
-            self.noise, evidence = digits.noise, digits.evidence
-        self._say("noise", str(self.noise), evidence)
 
     def single_tokens(self) -> Steps[bool]:
         """Whether single tokens are answered by an affine map."""
         rays = [[norm * direction] for direction in (self.first, self.second) for norm in self.ladder]
         inner = 0.5 * self.ladder[-1]
         rest = [[self.zero], [inner * (self.first + self.second)], [inner * self.first], [inner * self.second]]
-        answers = yield from self._ask(rays + rest)
-        if self.noise.kind == "exact":
-            yield from self._noise(answers, 0.0)
-            if self.noise.kind == "exact":
-                self._say("noise", "none", "a question asked twice was answered the same, with all digits")
+        answers = yield from self.exam.ask(rays + rest)
+        if self.exam.noise.kind == "exact":
+            yield from self.exam.ask_noise(answers, 0.0)
+            if self.exam.noise.kind == "exact":
+                self.exam.say("noise", "none", "a question asked twice was answered the same, with all digits")
         self.at_zero = answers[-4]
         self.on_rays = answers[:-4].reshape(2, self.ladder.size, -1)
         worst = 0.0
         sizes = np.max(np.abs(self.on_rays), axis=(0, 2))  # at each norm: along one ray answers may cancel
         for ray in self.on_rays:
-            misfit, bar = affine_misfit(self.ladder, ray, self.at_zero), self._error(sizes)
+            misfit, bar = affine_misfit(self.ladder, ray, self.at_zero), self.exam.error(sizes)
             worst = max(worst, float(np.max(misfit / bar)))
         added = answers[-3] + answers[-4] - answers[-2] - answers[-1]
-        worst = max(worst, float(np.max(np.abs(added)) / self._error(float(np.max(np.abs(answers))))))
+        worst = max(worst, float(np.max(np.abs(added)) / self.exam.error(float(np.max(np.abs(answers))))))
         self.affine = bool(worst <= 1.0)
-        self._say(
+        self.exam.say(
             "one token",
             "an affine map" if self.affine else "a bent map",
             f"off an affine map by {worst:.2g} times what rounding explains",
@@ -230,7 +163,7 @@ class _Asking:
 
         That need not be asked where single tokens are answered by an affine map.
         """
-        plane = self.rng.standard_normal((count, 2))
+        plane = self.exam.rng.standard_normal((count, 2))
         plane /= np.sum(np.abs(plane), axis=1, keepdims=True)
         slopes = (self.on_rays[:, -1] - self.at_zero) / self.ladder[-1]
         return plane @ np.stack([self.first, self.second]), plane @ slopes
@@ -238,33 +171,33 @@ class _Asking:
     def _residual(self) -> Steps[None]:
         """Tokens near one point weigh the same: then only a residual tells the last from the others."""
         self.residual = False
-        if self.noise.kind != "exact":
-            self._say("residual", "unknown", "noise hides what short steps do")
+        if self.exam.noise.kind != "exact":
+            self.exam.say("residual", "unknown", "noise hides what short steps do")
             return
         # So near that logits cannot differ, and not so near that rounding hides what is left.
-        near = self.signature.space.eps**0.45 * self.norm
+        near = self.exam.signature.space.eps**0.45 * self.exam.norm
         if self.affine:
-            base, there = (0.5 * self.norm * each for each in self._in_plane(SPOTS))
+            base, there = (0.5 * self.exam.norm * each for each in self._in_plane(SPOTS))
             steps, moves = (near * each for each in self._in_plane(SPOTS))
-            inner = yield from self._ask(
+            inner = yield from self.exam.ask(
                 [[point - step, point + step] for point, step in zip(base, steps, strict=True)]
             )
             middle = self.at_zero + there
             answers = np.stack([inner, middle - moves, middle + moves], axis=1)
         else:
-            base = 0.5 * self.norm * self._directions(SPOTS)
-            both = near * self._directions(2 * SPOTS).reshape(SPOTS, 2, -1)
+            base = 0.5 * self.exam.norm * self.exam.directions(SPOTS)
+            both = near * self.exam.directions(2 * SPOTS).reshape(SPOTS, 2, -1)
             questions = []
             for point, (a, x) in zip(base, both, strict=True):
                 questions += [[point + a, point + x], [point + a], [point + x]]
-            answers = (yield from self._ask(questions)).reshape(SPOTS, 3, -1)
+            answers = (yield from self.exam.ask(questions)).reshape(SPOTS, 3, -1)
         tilt = np.abs(answers[:, 0] - 0.5 * (answers[:, 1] + answers[:, 2]))
         slope = np.abs(answers[:, 1] - answers[:, 2])
         part = np.linalg.norm(tilt, axis=1) / (np.linalg.norm(slope, axis=1) + 1e-300)
-        noticed = np.linalg.norm(tilt, axis=1) > self._error(np.linalg.norm(answers[:, 0], axis=1))
-        residual = bool(np.median(np.where(noticed, part, 0.0)) > self.signature.space.eps**0.225)
+        noticed = np.linalg.norm(tilt, axis=1) > self.exam.error(np.linalg.norm(answers[:, 0], axis=1))
+        residual = bool(np.median(np.where(noticed, part, 0.0)) > self.exam.signature.space.eps**0.225)
         self.residual = residual
-        self._say(
+        self.exam.say(
             "residual",
             "yes" if residual else "no",
             f"of two tokens that weigh the same, the last tells {np.median(part):.2g} of the difference more",
@@ -275,52 +208,54 @@ class _Asking:
     def heads(self) -> Steps[Diagnosis]:
         """How many heads, and what biases they have."""
         pairs = [[norm * self.first, norm * self.second] for norm in self.ladder]
-        if self.longest < 2:
-            return self._told("linear", "single-head")
-        answers = yield from self._ask(pairs)
+        if self.exam.longest < 2:
+            return self._diagnosis("linear", "single-head")
+        answers = yield from self.exam.ask(pairs)
         a, x = self.on_rays
         size = np.linalg.norm(np.abs(a) + np.abs(x), axis=1)
-        alone = np.linalg.norm(answers - x, axis=1) / self._error(size)
+        alone = np.linalg.norm(answers - x, axis=1) / self.exam.error(size)
         offset = float(np.max(np.abs(self.at_zero)))
-        biased = offset > self._error(float(self.signature.space.tiny))
-        self._say("output bias", "yes" if biased else "no", f"a zero token is answered {offset:.2g}")
+        biased = offset > self.exam.error(float(self.exam.signature.space.tiny))
+        self.exam.say("output bias", "yes" if biased else "no", f"a zero token is answered {offset:.2g}")
         if np.max(alone) <= 1.0:
-            self._say("attention", "none", "another token before the last one moves no answer")
-            return self._told("linear in the last token", None)
+            self.exam.say("attention", "none", "another token before the last one moves no answer")
+            return self._diagnosis("linear in the last token", None)
         yield from self._residual()
         if self.residual:
-            self._say("attention", "yes", "another token before the last one moves the answer")
+            self.exam.say("attention", "yes", "another token before the last one moves the answer")
             heads = yield from self._count(self._active(answers))
-            method = "residual" if self.outputs == self.signature.width else None
-            return self._told("attention with a residual", method, **({"heads": 1} if method and heads == "1" else {}))
+            method = "residual" if self.exam.outputs == self.exam.signature.width else None
+            return self._diagnosis(
+                "attention with a residual", method, **({"heads": 1} if method and heads == "1" else {})
+            )
         flat = np.linalg.norm(answers - 0.5 * (a + x), axis=1)
-        if np.max(flat / self._error(size)) <= 1.0:
-            self._say("attention", "a plain average", "two tokens weigh the same at every norm")
-            return self._told("average", "single-head")
-        self._say("attention", "yes", "tokens weigh differently")
+        if np.max(flat / self.exam.error(size)) <= 1.0:
+            self.exam.say("attention", "a plain average", "two tokens weigh the same at every norm")
+            return self._diagnosis("average", "single-head")
+        self.exam.say("attention", "yes", "tokens weigh differently")
         norm = self._active(answers)
         yield from self._score_bias(norm)
         heads = yield from self._count(norm)
         if heads == "1":
             yield from self._score_rank(norm)
-            return self._told("single-head", "robust" if self.noise.kind != "exact" else "single-head")
-        return self._told("multi-head", "multi-head")
+            return self._diagnosis("single-head", "single-head")
+        return self._diagnosis("multi-head", "multi-head")
 
     def _active(self, pairs: Floats) -> float:
         """The least norm at which attention does a fair part of what it does to the longest tokens."""
         a, x = self.on_rays
-        whole = np.linalg.norm(a - x, axis=1) + self.signature.space.tiny
+        whole = np.linalg.norm(a - x, axis=1) + self.exam.signature.space.tiny
         away = np.linalg.norm(pairs - 0.5 * (a + x), axis=1) / whole
         return float(self.ladder[int(np.argmax(away >= ACTIVE * np.max(away)))])
 
     def _score_bias(self, norm: float) -> Steps[None]:
         """Beside a zero last token logits are what the score bias makes them."""
         tokens, alone = (norm * each for each in self._in_plane(SPOTS))
-        answers = yield from self._ask([[token, self.zero] for token in tokens])
+        answers = yield from self.exam.ask([[token, self.zero] for token in tokens])
         tilt = np.abs(answers - self.at_zero - 0.5 * alone)
-        bar = self._error(np.max(np.abs(answers)) + np.max(np.abs(alone)))
+        bar = self.exam.error(np.max(np.abs(answers)) + np.max(np.abs(alone)))
         shows = bool(np.max(tilt) > bar)
-        self._say(
+        self.exam.say(
             "score bias",
             "yes" if shows else "no",
             f"beside a zero token others weigh a half, up to {np.max(tilt):.2g}",
@@ -328,30 +263,30 @@ class _Asking:
 
     def _count(self, norm: float) -> Steps[str]:
         """The number of heads: from the rank of what one token adds, or from how its copies add up."""
-        outputs = self.outputs
-        u = norm * self._directions(1)[0]
+        outputs = self.exam.outputs
+        u = norm * self.exam.directions(1)[0]
         found = 1
         if outputs > 1:
             rows, added = 0, np.empty((0, outputs))
             while rows < MOST_ROWS:
                 more = max(FIRST_ROWS, rows)
                 g, alone = self._in_plane(more)
-                sizes = norm * self.rng.choice([0.7, 1.5, 2.0], (more, 1))
-                sizes = np.minimum(sizes, 0.5 * self.signature.norm_limit)
+                sizes = norm * self.exam.rng.choice([0.7, 1.5, 2.0], (more, 1))
+                sizes = np.minimum(sizes, 0.5 * self.exam.signature.norm_limit)
                 g, alone = sizes * g, self.at_zero + sizes * alone
-                scale = min(1.0, 0.5 * self.signature.norm_limit / norm)
-                answers = yield from self._ask([[scale * u + each, each] for each in g])
+                scale = min(1.0, 0.5 * self.exam.signature.norm_limit / norm)
+                answers = yield from self.exam.ask([[scale * u + each, each] for each in g])
                 added = np.vstack([added, answers - alone])
                 rows += more
-                found, gap = rank_above(added, float(self._error(np.max(np.abs(answers)))))
+                found, gap = rank_above(added, float(self.exam.error(np.max(np.abs(answers)))))
                 if found < rows:
                     break
             if found > 1:
                 least = "" if found < min(rows, outputs) else "at least "
-                self._say("heads", f"{least}{found}", f"what one token adds has rank {found}, gap {gap:.1g}")
+                self.exam.say("heads", f"{least}{found}", f"what one token adds has rank {found}, gap {gap:.1g}")
                 return f"{least}{found}"
-        if self.longest <= COPIES[-1]:
-            self._say("heads", "1 or more", f"sequences of {self.longest} tokens are too short to count them")
+        if self.exam.longest <= COPIES[-1]:
+            self.exam.say("heads", "1 or more", f"sequences of {self.exam.longest} tokens are too short to count them")
             return "1"
         # Where all copies add the same, or nothing, shorter tokens tell more.
         for shorter in (1.0, 0.25, 0.0625):
@@ -359,43 +294,45 @@ class _Asking:
             if max(ranks) > 1 or sum(ranks) >= MOST_SPOTS:
                 break
         if max(ranks) <= 1:
-            self._say("heads", "1", "copies of a token multiply its odds as one head does")
+            self.exam.say("heads", "1", "copies of a token multiply its odds as one head does")
             return "1"
-        most = max((yield from self._odds(shorter * norm, MANY_COPIES))) if self.longest > MANY_COPIES[-1] else 2
+        most = max((yield from self._odds(shorter * norm, MANY_COPIES))) if self.exam.longest > MANY_COPIES[-1] else 2
         least = "" if 2 < most < len(MANY_COPIES) // 2 else "at least "
-        self._say("heads", f"{least}{max(2, most)}", f"copies of a token add up like {max(2, most)} heads")
+        self.exam.say("heads", f"{least}{max(2, most)}", f"copies of a token add up like {max(2, most)} heads")
         return f"{least}{max(2, most)}"
 
     def _odds(self, norm: float, copies: Sequence[int]) -> Steps[list[int]]:
         """Ranks of what copies of a token add, at a few places."""
-        scale = min(1.0, 0.5 * self.signature.norm_limit / norm)
+        scale = min(1.0, 0.5 * self.exam.signature.norm_limit / norm)
         sizes = np.full((SPOTS, 1), norm * scale)
-        sizes[1::2] *= max(1.0, min(LONGER, 0.5 * self.signature.norm_limit / (norm * scale)))
-        u, (g, alone) = sizes * self._directions(SPOTS), (sizes * each for each in self._in_plane(SPOTS))
+        sizes[1::2] *= max(1.0, min(LONGER, 0.5 * self.exam.signature.norm_limit / (norm * scale)))
+        u, (g, alone) = sizes * self.exam.directions(SPOTS), (sizes * each for each in self._in_plane(SPOTS))
         questions = [[u[spot] + g[spot]] * count + [g[spot]] for spot in range(SPOTS) for count in copies]
-        answers = (yield from self._ask(questions)).reshape(SPOTS, len(copies), -1)
+        answers = (yield from self.exam.ask(questions)).reshape(SPOTS, len(copies), -1)
         ranks = []
         for each, single in zip(answers, self.at_zero + alone, strict=True):
             added = each - single
             strongest = np.linalg.svd(added, full_matrices=False)[2][0]
-            error = float(self._error(max(np.max(np.abs(each)), np.max(np.abs(single)))))
+            error = float(self.exam.error(max(np.max(np.abs(each)), np.max(np.abs(single)))))
             ranks.append(odds_rank(np.array(copies), added @ strongest, error))
         return ranks
 
     def _score_rank(self, norm: float) -> Steps[None]:
         """The rank of the score matrix, if it is very small: of a few logits."""
-        if self.noise.kind != "exact" or self.signature.width <= 2 * FIRST_ROWS:
+        if self.exam.noise.kind != "exact" or self.exam.signature.width <= 2 * FIRST_ROWS:
             return
-        scale = min(SHORT, 0.5 * self.signature.norm_limit / norm)  # so that no logit saturates
-        tokens = norm * scale * self._directions(FIRST_ROWS)
-        most = FIRST_ROWS if self.outputs == 1 else FEW_ROWS
-        alone, pairs = np.empty((0, self.outputs)), np.empty((0, 0, self.outputs))
+        scale = min(SHORT, 0.5 * self.exam.signature.norm_limit / norm)  # so that no logit saturates
+        tokens = norm * scale * self.exam.directions(FIRST_ROWS)
+        most = FIRST_ROWS if self.exam.outputs == 1 else FEW_ROWS
+        alone, pairs = np.empty((0, self.exam.outputs)), np.empty((0, 0, self.exam.outputs))
         for count in range(2, most + 1):  # each token as the first and as the last one of a pair with all before it
             fresh, done = tokens[len(alone) : count], len(alone)
             before = [(i, j) for i in range(count) for j in range(count) if i != j and max(i, j) >= done]
-            answers = yield from self._ask([[token] for token in fresh] + [[tokens[i], tokens[j]] for i, j in before])
+            answers = yield from self.exam.ask(
+                [[token] for token in fresh] + [[tokens[i], tokens[j]] for i, j in before]
+            )
             alone = np.vstack([alone, answers[: len(fresh)]])
-            wider = np.zeros((count, count, self.outputs))
+            wider = np.zeros((count, count, self.exam.outputs))
             wider[:done, :done] = pairs
             for (i, j), answer in zip(before, answers[len(fresh) :], strict=True):
                 wider[i, j] = answer
@@ -415,85 +352,50 @@ class _Asking:
             return False
         logits = np.log(weight / (1 - weight))  # u·W·g + u·c − g·W·g − g·c: a row and a column more than the score
         plain = logits - logits.mean(axis=0) - logits.mean(axis=1, keepdims=True) + logits.mean()
-        error = self._error(max(np.abs(alone).max(), np.abs(pairs).max()))
+        error = self.exam.error(max(np.abs(alone).max(), np.abs(pairs).max()))
         bar = float(np.max(error / np.abs(ends[..., loud][off]) / (weight * (1 - weight))[off]))
         rank, gap = rank_above(plain, bar)
         full = rank >= count - 1
         if last or not full:
             said = f"{count * (count - 1)} logits have rank {rank}" + ("" if full else f", gap {gap:.1g}")
-            self._say("score rank", f"at least {rank}" if full else str(rank), said)
+            self.exam.say("score rank", f"at least {rank}" if full else str(rank), said)
         return full
 
     # --- what is bent
 
     def bent(self) -> Steps[Diagnosis]:
         """A net, behind attention or alone, or normalisation."""
-        pair = [[norm * self.first, norm * self.second] for norm in self.ladder] if self.longest >= 2 else []
+        pair = [[norm * self.first, norm * self.second] for norm in self.ladder] if self.exam.longest >= 2 else []
         ways = [self.first, self.second, -self.first]
-        far = [[times * self.far * way] for times in (1, 2) for way in ways] if self.signature.max_norm is None else []
-        answers = yield from self._ask(pair + far) if pair + far else self._ask([[self.first]])
+        far = (
+            [[times * self.exam.far * way] for times in (1, 2) for way in ways]
+            if self.exam.signature.max_norm is None
+            else []
+        )
+        answers = yield from self.exam.ask(pair + far) if pair + far else self.exam.ask([[self.first]])
         x = self.on_rays[1]
         moved = 0.0
         if pair:
             sizes = np.maximum.accumulate(np.max(np.linalg.norm(self.on_rays, axis=2), axis=0))
-            moved = float(np.max(np.linalg.norm(answers[: len(pair)] - x, axis=1) / self._error(sizes)))
+            moved = float(np.max(np.linalg.norm(answers[: len(pair)] - x, axis=1) / self.exam.error(sizes)))
         attends = moved > 1.0
         moves = "moves the answer" if attends else "moves no answer"
-        self._say("attention", "yes" if attends else "none", f"another token before the last one {moves}")
+        self.exam.say("attention", "yes" if attends else "none", f"another token before the last one {moves}")
         if far:
             once, twice = answers[-6:-3], answers[-3:]
             growth = float(np.max(np.linalg.norm(twice - once, axis=1) / np.linalg.norm(once, axis=1)))
             identity = False
-            if self.outputs == self.signature.width:
-                slope = (twice - once) / self.far
+            if self.exam.outputs == self.exam.signature.width:
+                slope = (twice - once) / self.exam.far
                 identity = bool(np.linalg.norm(slope - np.array(ways)) <= STILL)
             if growth < STILL or identity:
-                self._say("normalised", "yes", f"a token twice as long moves the answer by {growth:.2g} of it")
-                return self._told("normalised", None)
-            self._say("normalised", "no", f"a token twice as long moves the answer by {growth:.2g} of it")
+                self.exam.say("normalised", "yes", f"a token twice as long moves the answer by {growth:.2g} of it")
+                return self._diagnosis("normalised", None)
+            self.exam.say("normalised", "no", f"a token twice as long moves the answer by {growth:.2g} of it")
         if attends:
             yield from self._residual()
-        activation = yield from self._activation()
+        activation = yield from ask_activation(self.exam)
         if attends:
-            return self._told("one-layer", "one-layer" if activation == "relu" else None)
+            return self._diagnosis("one-layer", "one-layer" if activation == "relu" else None)
         options = {} if activation == "relu" else {"activation": "auto" if activation == "smooth" else activation}
-        return self._told("relu-net", "relu-net", **options)
-
-    def _activation(self) -> Steps[str]:
-        """Nets of ReLU are affine over short steps, smooth ones are not."""
-        if self.noise.kind != "exact":
-            self._say("activation", "unknown", "noise hides how the map bends")
-            return "relu"
-        spots, ways = (1 - 2 * STEP) * self.norm * self._directions(2 * SPOTS).reshape(2, SPOTS, -1)
-        questions = [[spot + step * STEP * way] for spot, way in zip(spots, ways, strict=True) for step in (-1, 0, 1)]
-        answers = (yield from self._ask(questions)).reshape(SPOTS, 3, -1)
-        bend = np.linalg.norm(answers[:, 0] - 2 * answers[:, 1] + answers[:, 2], axis=1)
-        bar = self._error(np.linalg.norm(answers[:, 1], axis=1))
-        curves = float(np.median(bend / bar))
-        if curves > 1.0:
-            return (yield from self._smooth_activation())
-        self._say("activation", "relu", f"over short steps answers bend by {curves:.2g} times what rounding explains")
-        return "relu"
-
-    def _smooth_activation(self) -> Steps[str]:
-        """From far away the bends of neurons lie far apart, and one of them tells the activation."""
-        if self.signature.max_norm is not None or self.signature.space.eps > FINE:
-            self._say(
-                "activation", "smooth", "answers bend everywhere; which it is only long tokens and many digits tell"
-            )
-            return "smooth"
-
-        def ask(points: Floats) -> Steps[Floats]:
-            return (yield from self._ask([[point] for point in points]))
-
-        for far in FARTHER:
-            reach = far * self.signature.width**0.5
-            along, beside = self._directions(2)
-            beside = beside - (beside @ along) * along  # nothing where tokens are single numbers
-            found = yield from name_activation(ask, reach * beside, along, reach)
-            if found is not None:
-                said = f"the bend of a neuron is off {found.name} by {found.misfit:.1g} of it, off {found.next_best}"
-                self._say("activation", found.name, f"{said} by {found.next_misfit:.1g}")
-                return found.name
-        self._say("activation", "smooth", f"no neuron was found that bends as {', '.join(CANDIDATES)} do")
-        return "smooth"
+        return self._diagnosis("relu-net", "relu-net", **options)

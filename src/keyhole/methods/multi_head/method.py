@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from keyhole.methods.base import Estimate, Method, Steps, Unrecoverable
+from keyhole.methods.base import Estimate, Method, Steps, Unrecoverable, last_only
 from keyhole.methods.forms.value import read_value, refuse_single_tokens
 from keyhole.methods.multi_head.scalar.method import read_scalar_heads
 from keyhole.methods.multi_head.vector.method import read_vector_heads
 from keyhole.methods.multi_head.vector.probe import HeadsHidden
-from keyhole.methods.single_head.all_positions import last_only
 from keyhole.queries import Signature
 
 
@@ -40,5 +39,8 @@ def multi_head(signature: Signature, rng: np.random.Generator) -> Steps[Estimate
 
 
 MULTI_HEAD = Method(
-    name="multi-head", summary="several softmax heads added up, their number unknown, biases included", run=multi_head
+    name="multi-head",
+    summary="several softmax heads added up, their number unknown, biases included",
+    run=multi_head,
+    families=("multi-head",),
 )

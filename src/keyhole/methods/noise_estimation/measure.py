@@ -202,10 +202,10 @@ def _arithmetic(spacing: float, width: int) -> float:
     return float(ROUNDING * spacing * width**0.5)
 
 
-def coarseness(answers: Floats, signature: Signature) -> Coarseness:
+def coarseness(answers: Floats, signature: Signature, coincidence: float = COINCIDENCE) -> Coarseness:
     """Rounding that the digits of all answers betray: whichever explains more of the digits that are missing."""
     spacing, different = signature.space.eps, np.unique(answers)
-    found, most = Coarseness(Noise.exact()), COINCIDENCE
+    found, most = Coarseness(Noise.exact()), coincidence
     digits = binary_digits(different)
     fitting = [name for name in sorted(DIGITS, key=lambda name: DIGITS[name]) if digits <= DIGITS[name]]
     if fitting and DIGITS[fitting[0]] < 1 - np.log2(spacing):

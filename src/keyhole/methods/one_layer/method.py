@@ -14,7 +14,7 @@ from keyhole.errors import KeyholeError, UsageError
 from keyhole.families import SingleHead
 from keyhole.families.one_layer import UNKNOWN_ARITHMETIC, OneLayer
 from keyhole.families.relu_net import ReluNet
-from keyhole.methods.base import Estimate, Method, Steps, Unrecoverable
+from keyhole.methods.base import Estimate, Method, Steps, Unrecoverable, last_only
 from keyhole.methods.forms.reader import FormReader, ScoreBias
 from keyhole.methods.forms.score_matrix import Draft, Score, read_score
 from keyhole.methods.forms.value import refuse_single_tokens
@@ -33,7 +33,6 @@ from keyhole.methods.one_layer.rays import (
 )
 from keyhole.methods.relu_net.exact.method import relu_net
 from keyhole.methods.relu_net.exact.queries import answers_exactly
-from keyhole.methods.single_head.all_positions import last_only
 from keyhole.numerics.logit import rounding
 from keyhole.numerics.orthogonal import random_orthogonal
 from keyhole.queries import Measurements, Plan, Signature, Term, TokenRows
@@ -370,6 +369,7 @@ ONE_LAYER = Method(
     name="one-layer",
     summary="a softmax head and a net of one hidden layer behind it, with or without a residual",
     run=one_layer,
+    families=("one-layer",),
     options={
         "residual": "whether the last token passes attention by; found out where it is left out",
         "ffn_learner": "learns the net from single tokens in place of relu-net",

@@ -9,11 +9,10 @@ import numpy as np
 
 from keyhole.errors import UsageError
 from keyhole.families.relu_net import ACTIVATIONS
-from keyhole.methods.base import Estimate, Method, Steps, Unrecoverable
+from keyhole.methods.base import Estimate, Method, Steps, Unrecoverable, at_last_position
 from keyhole.methods.relu_net.exact.method import relu_net
 from keyhole.methods.relu_net.exact.queries import answers_exactly
 from keyhole.methods.relu_net.noisy.method import relu_boost
-from keyhole.methods.single_head.all_positions import at_last_position
 from keyhole.queries import Signature
 from keyhole.recovery import Outcome
 
@@ -52,6 +51,8 @@ NET = Method(
     name="relu-net",
     summary="one hidden layer of ReLU (GELU, SiLU) neurons, width unknown",
     run=net,
+    families=("relu-net",),
+    takes_noise=("exact", "gaussian", "bounded", "rounded", "dtype"),
     options={
         "polish": "measure again in wide cells: twice the queries, four digits more (default: true)",
         "activation": f"one of {', '.join(ACTIVATIONS)}, or auto to find out (default: relu)",
@@ -59,5 +60,4 @@ NET = Method(
         "target_error": "behind noise: wanted error of the function, root mean square",
         "neurons": "behind noise: most neurons the net can have",
     },
-    robust=True,
 )

@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 
 from keyhole.errors import UsageError
-from keyhole.methods.base import BiasDetected, Estimate, Method, Steps, Unrecoverable
+from keyhole.methods.base import BiasDetected, Estimate, Method, Steps, Unrecoverable, at_last_position
 from keyhole.methods.robust.bounded.method import bounded
 from keyhole.methods.robust.gaussian.method import gaussian
 from keyhole.methods.robust.quantised.decimals import by_thresholds
 from keyhole.methods.robust.quantised.floats import by_null_queries
 from keyhole.methods.robust.quantised.pair_queries import SHORTEST
 from keyhole.methods.robust.stored_bits import bit_exact
-from keyhole.methods.single_head.all_positions import at_last_position
 from keyhole.methods.single_head.method import single_head
 from keyhole.noise import DIGITS
 from keyhole.queries import Signature
@@ -111,6 +110,8 @@ ROBUST = Method(
     name="robust",
     summary="one softmax head behind noise, near the limit of what its answers reveal, with error bars",
     run=robust,
+    families=("single-head",),
+    takes_noise=("exact", "gaussian", "bounded", "rounded", "dtype"),
     options={
         "target_error": "wanted error of a score entry, root mean square; decides how often to ask",
         "rank": "largest rank the score matrix can have, where that is known: fewer questions, smaller errors",
@@ -118,5 +119,4 @@ ROBUST = Method(
         "bits": "dtype the weights are stored in (float32, bfloat16, float16): every bit is read and proven",
         "cover_biases": "bounded errors: radii that also hold for biases too small to be seen, 3 to 6 times as wide",
     },
-    robust=True,
 )

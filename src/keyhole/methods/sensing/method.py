@@ -10,7 +10,7 @@ import numpy as np
 from keyhole.arrays import Array, namespace
 from keyhole.errors import UsageError
 from keyhole.families import SingleHead
-from keyhole.methods.base import Estimate, Method, Steps, Unrecoverable
+from keyhole.methods.base import Estimate, Method, Steps, Unrecoverable, at_last_position
 from keyhole.methods.forms.reader import FormReader, ScoreBias
 from keyhole.methods.forms.score_bias import bias_that_shows, read_score_bias
 from keyhole.methods.forms.value import Value, read_value, refuse_single_tokens, refuse_zero_value
@@ -23,7 +23,6 @@ from keyhole.methods.sensing.solvers import (
     nuclear_norm,
     parameter_count,
 )
-from keyhole.methods.single_head.all_positions import at_last_position
 from keyhole.queries import Signature, TokenRows
 from keyhole.recovery import Outcome
 
@@ -282,6 +281,7 @@ SENSING = Method(
     name="sensing",
     summary="one softmax head of low rank, from one batch of random measurements",
     run=sensing,
+    families=("single-head",),
     options={
         "rank": "rank of the score matrix; found where it is not given, by doubling the batch",
         "solver": "factored (default) or nuclear-norm",

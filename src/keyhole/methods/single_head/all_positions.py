@@ -7,15 +7,12 @@ A·q tells qᵀ·W·p_j, because the other tokens are too short to matter. d que
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import wraps
-from typing import Concatenate, ParamSpec
 
 import numpy as np
 
 from keyhole.arrays import Array
-from keyhole.methods.base import Found, Steps, map_measurements
+from keyhole.methods.base import Steps
 from keyhole.methods.forms.scale import LEVER, floor_power
 from keyhole.methods.forms.score_matrix import Score, turned_back
 from keyhole.methods.forms.value import LOUD, Value
@@ -31,8 +28,6 @@ PROBE_DECADES = range(-14, 15, 2)
 PROBE_DIRECTIONS = 4
 PROBE_NORM = 2.0**56
 
-Options = ParamSpec("Options")
-
 
 @dataclass(frozen=True)
 class Observed:
@@ -41,27 +36,6 @@ class Observed:
     value: Value
     score: Score
     longest: int  # tokens of the longest sequence
-
-
-def last_only(steps: Steps[Found]) -> Steps[Found]:
-    """Run a method that reads the last position on an oracle that shows all of them."""
-    return map_measurements(steps, lambda answers: Measurements(answers.values[:, -1, ...], answers.radius))
-
-
-def at_last_position(
-    run: Callable[Concatenate[Signature, np.random.Generator, Options], Steps[Found]],
-) -> Callable[Concatenate[Signature, np.random.Generator, Options], Steps[Found]]:
-    """A method that knows only oracles that show the last position, for those that show all of them as well."""
-
-    @wraps(run)
-    def steps(
-        signature: Signature, rng: np.random.Generator, /, *args: Options.args, **options: Options.kwargs
-    ) -> Steps[Found]:
-        if signature.positions == "all":
-            return last_only(run(signature.with_changes(positions="last"), rng, *args, **options))
-        return run(signature, rng, *args, **options)
-
-    return steps
 
 
 def read_positions(signature: Signature, rng: np.random.Generator) -> Steps[Observed | None]:

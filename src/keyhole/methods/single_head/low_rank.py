@@ -9,11 +9,10 @@ import numpy as np
 from keyhole.arrays import floats
 from keyhole.errors import KeyholeError, UsageError
 from keyhole.families import SingleHead
-from keyhole.methods.base import Estimate, Method, Steps
+from keyhole.methods.base import Estimate, Method, Steps, at_last_position
 from keyhole.methods.forms.outputs import choose_outputs
 from keyhole.methods.forms.score_matrix import Draft, Score
 from keyhole.methods.forms.value import read_value, refuse_single_tokens, refuse_zero_value
-from keyhole.methods.single_head.all_positions import at_last_position
 from keyhole.methods.single_head.method import estimated, read_logits, read_logits_along
 from keyhole.queries import Signature
 
@@ -66,5 +65,6 @@ LOW_RANK = Method(
     name="low-rank",
     summary="one softmax head, score of low rank, the rank found on the way",
     run=low_rank,
+    families=("single-head",),
     options={"tolerance": "leave out what is below this fraction of the score matrix; 0 leaves out nothing"},
 )

@@ -10,13 +10,13 @@ import numpy as np
 
 from keyhole.errors import KeyholeError, UsageError
 from keyhole.families import SingleHead
-from keyhole.methods.base import Estimate, Method, Steps, map_measurements
+from keyhole.methods.base import Estimate, Method, Steps, last_only, map_measurements
 from keyhole.methods.forms.outputs import Outputs, choose_outputs
 from keyhole.methods.forms.reader import FormReader, ScoreBias
 from keyhole.methods.forms.score_bias import bias_that_shows, read_score_bias
 from keyhole.methods.forms.score_matrix import Draft, Score, read_score
 from keyhole.methods.forms.value import Value, read_value, refuse_single_tokens, refuse_zero_value
-from keyhole.methods.single_head.all_positions import last_only, read_positions
+from keyhole.methods.single_head.all_positions import read_positions
 from keyhole.methods.single_head.entrywise import read_score_entrywise
 from keyhole.methods.single_head.windows import read_bundled
 from keyhole.queries import Measurements, Signature
@@ -166,6 +166,7 @@ SINGLE_HEAD = Method(
     name="single-head",
     summary="one softmax head, rank unknown, at the counting bound",
     run=single_head,
+    families=("single-head",),
     options={
         "entrywise": "relative accuracy for every entry of a graded score matrix, at one to three queries an entry"
     },

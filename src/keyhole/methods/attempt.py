@@ -1,0 +1,228 @@
+"""One attempt of a method on an oracle: queries, an estimate, and held-out queries that judge it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from keyhole.arrays import Array, Floats, floats
+from keyhole.errors import BudgetExhausted, KeyholeError, OracleError
+from keyhole.methods.base import Estimate, Found, Method, Steps, Unrecoverable, adapt
+from keyhole.methods.certificate import Judgement, certify
+from keyhole.methods.noise_estimation.measure import Coarseness, coarseness, measure_noise
+from keyhole.noise import Noise
+from keyhole.queries import Measurements, Plan, Signature
+from keyhole.recovery import Certificate, Outcome
+
+# Queries asked again to find out whether an oracle contradicts itself, once something else is wrong.
+CONTRADICTION_QUERIES = 8
+# Answers whose digits are looked at where something is wrong: of so many plans, so many each.
+SAMPLE_PLANS, SAMPLE_ANSWERS = 4, 16
+# Outcomes that undeclared noise has nothing to do with.
+NOT_FOR_NOISE = (Outcome.BUDGET_EXHAUSTED, Outcome.ORACLE_FAILED, Outcome.TOO_FEW_MEASUREMENTS)
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is to be recovered, and within which limits."""
+
+    signature: Signature
+    seed: int = 0
+    heldout: int = 32  # queries of the certificate
+    budget: float = math.inf  # queries in all
+    options: Mapping[str, Any] = field(default_factory=dict)  # of the method
+
+    def stream(self, purpose: str) -> np.random.Generator:
+        """Random numbers for one purpose, unrelated to those of any other use of the same seed."""
+        return stream(self.seed, purpose)
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """How an attempt ended."""
+
+    method: str
+    outcome: Outcome
+    message: str
+    params: Any = None  # an estimate, or a part of one where the attempt ended early
+    certificate: Certificate = field(default_factory=Certificate)
+    counting_bound: int = 0
+    details: Mapping[str, Any] = field(default_factory=dict)
+    cause: Exception | None = None
+    number: int = 0  # of this attempt, where several were made
+
+    @property
+    def certified(self) -> bool:
+        """True only if the held-out answers were predicted within their radius."""
+        return self.outcome is Outcome.CERTIFIED
+
+    def with_details(self, **details: Any) -> Attempt:
+        """A copy that says more of how it was made."""
+        return replace(self, details={**self.details, **details})
+
+
+class Ledger:
+    """What plans have cost, and some of what was answered."""
+
+    def __init__(self, budget: float) -> None:
+        self.budget = budget
+        self.spent = 0
+        self.first: tuple[Plan, Array] | None = None  # the first plan and its answers
+        self.sample: list[Floats] = []  # answers to the first plans
+
+    @property
+    def left(self) -> float:
+        """Queries that the budget still allows."""
+        return self.budget - self.spent
+
+    def count(self, steps: Steps[Found]) -> Steps[Found]:
+        """Run a generator and add up what its plans cost."""
+
+        def add(plan: Plan, answers: Measurements) -> Measurements:
+            self.spent += plan.count * plan.repeats
+            self.first = self.first or (plan, answers.values)
+            if len(self.sample) < SAMPLE_PLANS and plan.repeats == 1:
+                self.sample.append(np.array(floats(answers.values[:SAMPLE_ANSWERS, ...])).ravel())
+            return answers
+
+        return adapt(steps, incoming=add)
+
+    def digits(self, signature: Signature) -> Coarseness:
+        """The rounding that the digits of the first answers show, if any."""
+        return coarseness(np.concatenate(self.sample), signature) if self.sample else Coarseness(Noise.exact())
+
+
+def stream(seed: int, purpose: str) -> np.random.Generator:
+    """Random numbers for one purpose, unrelated to those of any other use of the same seed."""
+    return np.random.default_rng([seed, *f"keyhole {purpose}".encode()])
+
+
+def with_noise(steps: Steps[Found], noise: Noise) -> Steps[Found]:
+    """Run a generator on an oracle whose errors were found out, not declared: every answer has their radius."""
+
+    def measured(plan: Plan, answers: Measurements) -> Measurements:
+        return replace(answers, radius=noise.radius_of_mean(plan.repeats))
+
+    return adapt(steps, incoming=measured)
+
+
+def attempt(method: Method, task: Task) -> Steps[Attempt]:
+    """Run a method and judge its estimate; where answers turn out to err, run it again knowing how.
+
+    Rounding shows in the digits of the answers; errors of an oracle that contradicts itself are measured.
+    """
+    ledger = Ledger(task.budget)
+    first = yield from _attempt(method, task, ledger)
+    if first.certified or task.signature.noise.kind != "exact" or first.outcome in NOT_FOR_NOISE:
+        return first
+    digits = ledger.digits(task.signature)
+    known, details = task, noise_details(digits.noise, digits.evidence, 0)
+    if digits.noise.kind != "exact":
+        known = replace(task, signature=task.signature.with_changes(noise=digits.noise))
+    elif first.outcome is Outcome.INCONSISTENT and "gaussian" in method.takes_noise:
+        try:
+            known, details = yield from ask_noise(task, ledger)
+        except (BudgetExhausted, OracleError):
+            return first
+    noise = known.signature.noise
+    if noise.kind == "exact":
+        return first
+    if not method.takes(noise):
+        remedy = f"declare it (--noise {noise.text}) for a method that allows for it, or leave that to auto"
+        return replace(first, message=f"{first.message}; {details['noise_evidence']}: {remedy}")
+    known = replace(known, budget=ledger.left)
+    second = yield from numbered(_attempt(method, known, Ledger(known.budget)), first.number + 1)
+    assumptions = (*second.certificate.assumptions, found_noise(noise))
+    return replace(second, certificate=replace(second.certificate, assumptions=assumptions)).with_details(**details)
+
+
+def found_noise(noise: Noise) -> str:
+    """The assumption of a certificate for noise that was found, not declared."""
+    return f"answers err as was found, not declared: {noise}"
+
+
+def numbered(steps: Steps[Attempt], number: int) -> Steps[Attempt]:
+    """Run an attempt whose plans say which of several it is."""
+    ended = yield from adapt(steps, outgoing=lambda plan: replace(plan, attempt=number))
+    return replace(ended, number=number)
+
+
+def _attempt(method: Method, task: Task, ledger: Ledger) -> Steps[Attempt]:
+    """Run a method, then judge its estimate; every way it can end is an outcome."""
+    estimate: Estimate | None = None
+    certificate = Certificate()
+    details: dict[str, Any] = {}
+    try:
+        if task.signature.noise.kind == "measure":
+            task, details = yield from ask_noise(task, ledger)
+        steps = method.steps(task.signature, task.stream("method"), ledger.left - task.heldout, **task.options)
+        estimate = yield from ledger.count(with_noise(steps, task.signature.noise))
+        certificate = _unchecked(estimate)
+        judgement = yield from with_noise(_ask_heldout(estimate, task, ledger.left), task.signature.noise)
+        outcome, message, certificate = judgement.outcome, judgement.message, judgement.certificate
+        cause: KeyholeError | None = None
+    except Unrecoverable as error:
+        outcome, message, cause = error.outcome, str(error), error
+        if outcome is Outcome.WRONG_FAMILY:
+            difference = yield from _ask_again(ledger, task.signature)
+            if difference > 0:
+                outcome, message = Outcome.INCONSISTENT, f"a query asked twice was answered {difference:.2g} apart"
+    except (BudgetExhausted, OracleError) as error:
+        outcome, message, cause = ending(error), str(error), error
+    if estimate is None:
+        return Attempt(method.name, outcome, message, getattr(cause, "partial", None), details=details, cause=cause)
+    details |= estimate.details
+    bound = estimate.counting_bound
+    return Attempt(method.name, outcome, message, estimate.params, certificate, bound, details, cause)
+
+
+def ending(error: Exception) -> Outcome:
+    """The outcome that an error of the oracle or the end of the budget amounts to."""
+    return Outcome.BUDGET_EXHAUSTED if isinstance(error, BudgetExhausted) else Outcome.ORACLE_FAILED
+
+
+def ask_noise(task: Task, ledger: Ledger) -> Steps[tuple[Task, dict[str, Any]]]:
+    """Measure how answers err: the task with that noise, and what details say of it."""
+    before = ledger.spent
+    found = yield from ledger.count(measure_noise(task.signature, task.stream("noise")))
+    known = replace(task, signature=task.signature.with_changes(noise=found.noise))
+    return known, noise_details(found.noise, found.evidence, ledger.spent - before)
+
+
+def noise_details(noise: Noise, evidence: str, queries: int) -> dict[str, Any]:
+    """What details say of noise that was found out."""
+    return {"noise": str(noise), "noise_evidence": evidence, "noise_queries": queries}
+
+
+def _unchecked(estimate: Estimate) -> Certificate:
+    return Certificate(estimate.radius, estimate.standard_error, assumptions=estimate.assumptions)
+
+
+def _ask_heldout(estimate: Estimate, task: Task, left: float) -> Steps[Judgement]:
+    """Held-out queries, from random numbers the method has not seen, as many as wanted and affordable."""
+    count = int(min(task.heldout, left))
+    if count < 1:
+        message = "the budget left no queries for the certificate"
+        return Judgement(Outcome.UNCERTIFIED, message, _unchecked(estimate))
+    return (yield from certify(estimate, task.signature, task.stream("held-out"), count))
+
+
+def _ask_again(ledger: Ledger, signature: Signature) -> Steps[float]:
+    """How far a few answers are, beyond noise, from what they were when first asked; 0 when none is left to ask."""
+    if ledger.first is None or ledger.left < 1:
+        return 0.0
+    plan, answers = ledger.first
+    count = int(min(CONTRADICTION_QUERIES, plan.count, ledger.left))
+    try:
+        again: Measurements = yield plan.again(count, stage="held-out")
+    except (BudgetExhausted, OracleError):
+        return 0.0
+    xp, noise = signature.space.xp, signature.noise
+    difference = float(xp.max(xp.abs(again.values - answers[:count, ...])))
+    relative = 64 * signature.space.eps + 4 * noise.relative
+    allowed = 4 * noise.radius + relative * float(xp.max(xp.abs(answers)))
+    return difference if difference > allowed else 0.0

@@ -1,0 +1,231 @@
+"""The method `auto`: a few queries say which families are likely, their methods are tried in that order.
+
+Methods declare the families and the noise that they take; no method is named here. A head behind several outputs is
+also tried as several heads, which are read from all outputs at once. Answers that one attempt has paid for serve the
+next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from keyhole.errors import BudgetExhausted, OracleError, UsageError
+from keyhole.methods.attempt import (
+    Attempt,
+    Ledger,
+    Task,
+    ask_noise,
+    attempt,
+    ending,
+    found_noise,
+    noise_details,
+    numbered,
+)
+from keyhole.methods.base import Found, Method, Steps, adapt
+from keyhole.methods.diagnosis.diagnose import FAMILIES, Diagnosis, diagnose
+from keyhole.methods.diagnosis.triage import Evidence, triage
+from keyhole.methods.registry import METHODS, methods_for
+from keyhole.noise import Noise
+from keyhole.queries import Measurements, Plan
+from keyhole.recovery import Outcome
+
+NAME = "auto"
+# How a method ends on an oracle that may be of another family than it takes it for.
+MAY_BE_ANOTHER_FAMILY = (Outcome.WRONG_FAMILY, Outcome.TOO_NOISY, Outcome.SATURATED, Outcome.NOT_IDENTIFIABLE)
+# Answers are kept for the next attempt of plans that are no larger than this, over the width, and of so many of them.
+KEPT_QUERIES, KEPT_PLANS = 4, 32
+
+
+def auto(task: Task) -> Steps[Attempt]:
+    """Recover an oracle of unknown family: the method of each likely family in turn, until one is certified."""
+    return (yield from _Auto(task).steps())
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """UsageError where no method has all these options."""
+    if any(set(options) <= set(method.options) for method in METHODS.values()):
+        return
+    known = sorted({option for method in METHODS.values() for option in method.options})
+    unknown = sorted(set(options) - set(known)) or sorted(options)
+    raise UsageError(f"method {NAME!r} has no option {unknown[0]!r}; its options: {', '.join(known)}")
+
+
+class _Memory:
+    """Answers to plans, so that a later attempt that asks the same does not pay for it."""
+
+    def __init__(self) -> None:
+        self._kept: list[tuple[Plan, Measurements]] = []
+        self._known: dict[tuple[str, int, int], Measurements] = {}
+
+    def recall(self) -> None:
+        """Make what was answered so far known to the steps that follow."""
+        self._known |= {_key(plan): answers for plan, answers in self._kept}
+        self._kept = []
+
+    def serve(self, steps: Steps[Found], width: int) -> Steps[Found]:
+        """Run a generator whose plans are answered from memory where they can be."""
+        try:
+            request = next(steps)
+            while True:
+                plans = [request] if isinstance(request, Plan) else list(request)
+                answers = [self._known.get(_key(plan)) if self._known else None for plan in plans]
+                unknown = [plan for plan, answer in zip(plans, answers, strict=True) if answer is None]
+                try:
+                    asked: list[Measurements] = (yield unknown) if unknown else []
+                except (BudgetExhausted, OracleError) as error:
+                    request = steps.throw(error)
+                    continue
+                for plan, answer in zip(unknown, asked, strict=True):
+                    if plan.stage != "held-out" and plan.count <= KEPT_QUERIES * width and len(self._kept) < KEPT_PLANS:
+                        self._kept.append((plan, answer))
+                fresh = iter(asked)
+                replies = [next(fresh) if answer is None else answer for answer in answers]
+                request = steps.send(replies[0] if isinstance(request, Plan) else replies)
+        except StopIteration as stop:
+            found: Found = stop.value
+            return found
+
+
+def _key(plan: Plan) -> tuple[str, int, int]:
+    return plan.digest, plan.first_repeat, plan.repeats
+
+
+class _Auto:
+    """The attempts at one task."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.ledger = Ledger(task.budget)
+        self.memory = _Memory()
+        self.attempts: list[Attempt] = []
+        self.tried: list[tuple[Method, Mapping[str, Any]]] = []
+        self.known: dict[str, Any] = {}  # what details say, whichever attempt is the last
+
+    def steps(self) -> Steps[Attempt]:
+        """Triage, an attempt, and where that fails a diagnosis and further ones."""
+        fitting = [method for method in METHODS.values() if set(self.task.options) <= set(method.options)]
+        if len(fitting) == 1:
+            return (yield from self._attempt(fitting[0], {}))
+        try:
+            evidence = yield from self._ask(triage(self.task.signature, self.task.stream("triage")))
+        except (BudgetExhausted, OracleError) as error:
+            return Attempt(NAME, ending(error), str(error), cause=error)
+        self._allow_for(evidence)
+        last: Attempt | None = None
+        for method in self._methods(evidence.family)[:1]:
+            last = yield from self._attempt(method, evidence.options)
+        if last is not None and last.outcome is Outcome.INCONSISTENT and self.noise.kind == "exact":
+            last = yield from self._with_measured_noise(evidence.family, last)
+        if last is not None and not self._may_be_another(last):
+            return self._result(last)
+        if last is None or last.outcome in MAY_BE_ANOTHER_FAMILY:
+            try:
+                diagnosis = yield from self._ask(diagnose(self.task.signature, self.task.stream("diagnosis")))
+            except (BudgetExhausted, OracleError) as error:
+                return self._result(last or Attempt(NAME, ending(error), str(error), cause=error))
+            self.known |= {"diagnosis": diagnosis.family, "diagnosis_findings": diagnosis.summary()["findings"]}
+            return (yield from self._go_on(last, diagnosis))
+        return (yield from self._go_on(last, None))
+
+    def _with_measured_noise(self, family: str | None, last: Attempt) -> Steps[Attempt]:
+        """Measure the errors of an oracle that contradicts itself, and try the method that allows for them."""
+        try:
+            self.task, details = yield from ask_noise(self.task, self.ledger)
+        except (BudgetExhausted, OracleError):
+            return last
+        self.known |= details
+        for method in self._methods(family)[:1]:
+            return (yield from self._attempt(method, {}))
+        return last
+
+    def _go_on(self, first: Attempt | None, diagnosis: Diagnosis | None) -> Steps[Attempt]:
+        """Attempts with the methods that a diagnosis leaves, until one is certified."""
+        last = first
+        for method, options in self._further(first, diagnosis):
+            if (method, options) in self.tried:
+                continue
+            last = yield from self._attempt(method, options)
+            if last.certified or last.outcome in (Outcome.BUDGET_EXHAUSTED, Outcome.ORACLE_FAILED):
+                return self._result(last)
+        words = f"; {diagnosis.in_words()}" if diagnosis is not None else ""
+        if last is None or last is first:
+            ended = first or Attempt(NAME, Outcome.WRONG_FAMILY, "no method was tried")
+            words += ", which no method here recovers" if diagnosis is not None else ""
+            return self._result(replace(ended, message=ended.message + words))
+        if diagnosis is None and first is not None:
+            return self._result(replace(first, number=last.number))
+        return self._result(replace(last, message=last.message + words))
+
+    def _further(
+        self, first: Attempt | None, diagnosis: Diagnosis | None
+    ) -> Iterator[tuple[Method, Mapping[str, Any]]]:
+        """Methods and options that are worth trying after a first attempt, the likeliest first."""
+        if diagnosis is not None and diagnosis.recovers is not None:
+            for method in self._methods(diagnosis.recovers)[:1]:
+                yield method, diagnosis.options
+                yield method, {}  # options that few answers tell may be wrong
+        if first is not None and self.several_outputs and "single-head" in METHODS[first.method].families:
+            yield from ((method, {}) for method in self._methods("multi-head")[:1])
+        if diagnosis is not None and diagnosis.recovers is None:
+            for method in METHODS.values():
+                if method.families and not set(method.families) & set(FAMILIES) and method.takes(self.noise):
+                    yield method, {}
+
+    def _methods(self, family: str | None) -> list[Method]:
+        return methods_for(family, self.noise, self.task.options) if family is not None else []
+
+    @property
+    def noise(self) -> Noise:
+        """How answers err, as declared or as found."""
+        return self.task.signature.noise
+
+    @property
+    def several_outputs(self) -> bool:
+        """Whether an answer is more than one number."""
+        return self.ledger.first is not None and self.ledger.first[1].ndim > (
+            1 if self.task.signature.positions == "last" else 2
+        )
+
+    def _ask(self, steps: Steps[Found]) -> Steps[Found]:
+        """Run a generator as part of the attempt that comes next."""
+        number = len(self.attempts)
+        return self.ledger.count(adapt(steps, outgoing=lambda plan: replace(plan, attempt=number)))
+
+    def _allow_for(self, evidence: Evidence) -> None:
+        """Go on with what was found, noise included."""
+        self.known |= {"diagnosis": evidence.family, "diagnosis_findings": [vars(each) for each in evidence.findings]}
+        if evidence.noise_evidence:
+            self.known |= noise_details(evidence.noise, evidence.noise_evidence, evidence.noise_queries)
+        self.task = replace(self.task, signature=self.task.signature.with_changes(noise=evidence.noise))
+
+    def _attempt(self, method: Method, options: Mapping[str, Any]) -> Steps[Attempt]:
+        """Run a method within what is left of the budget."""
+        self.memory.recall()
+        self.tried.append((method, options))
+        task = replace(self.task, budget=self.ledger.left, options={**self.task.options, **options})
+        steps = self.memory.serve(numbered(attempt(method, task), len(self.attempts)), task.signature.width)
+        ended = yield from self.ledger.count(steps)
+        self.attempts.append(ended)
+        return ended
+
+    def _may_be_another(self, ended: Attempt) -> bool:
+        """Whether another method may do better than an attempt that was not certified."""
+        if self.noise.kind not in ("exact", "dtype") or self.task.options:
+            return False
+        coarse = ended.outcome is Outcome.UNCERTIFIED and ended.certificate.heldout_queries > 0
+        return ended.outcome in MAY_BE_ANOTHER_FAMILY or (coarse and self.several_outputs)
+
+    def _result(self, last: Attempt) -> Attempt:
+        """The last attempt with what the others told, in the simplest family that holds its parameters."""
+        first = self.attempts[0].method if self.attempts else last.method
+        details = {**self.known, **({"tried_first": first} if len(self.attempts) > 1 else {})}
+        if "noise" in self.known and self.noise.kind != "exact":
+            assumptions = (*last.certificate.assumptions, found_noise(self.noise))
+            certificate = replace(last.certificate, assumptions=assumptions)
+            last = replace(last, certificate=certificate)
+        if last.certified:
+            certificate = replace(last.certificate, radius=last.certificate.radius.simplest())
+            last = replace(last, params=last.params.simplest(), certificate=certificate)
+        return last.with_details(**details)

@@ -1,0 +1,95 @@
+"""Queries of any lengths, what errors explain of their answers, and what was found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from keyhole.arrays import Floats, floats
+from keyhole.methods.base import Steps
+from keyhole.methods.noise_estimation.measure import coarseness, measure_noise
+from keyhole.queries import Measurements, Plan, Signature, sequences
+
+# The longest tokens over the square root of the width, where norms are free.
+FAR = 2.0**16
+# Times rounding: what sums inside an oracle make of it, and of differences of answers.
+ROUNDING = 256.0
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One property of a box, and the figures it rests on."""
+
+    what: str
+    found: str
+    evidence: str
+
+
+class Examination:
+    """Asks queries of any lengths, and keeps what was found."""
+
+    def __init__(self, signature: Signature, rng: np.random.Generator, stage: str) -> None:
+        self.signature, self.rng, self.stage = signature, rng, stage
+        self.findings: list[Finding] = []
+        self.noise = signature.noise
+        self.outputs = 1  # until an answer has come
+        self.most = min(signature.norm_limit, signature.space.huge**0.25)  # the longest token that may be asked
+        self.norm = min(self.most, signature.width**0.5)
+        self.longest = signature.max_length or 64
+        self.far = min(self.most, FAR * signature.width**0.5)
+
+    def directions(self, count: int) -> Floats:  # (count, width)
+        """Random unit vectors."""
+        vectors = self.rng.standard_normal((count, self.signature.width))
+        return np.asarray(vectors / np.linalg.norm(vectors, axis=1, keepdims=True))
+
+    def ask(self, queries: Sequence[Sequence[Floats]], repeat: int = 0) -> Steps[Floats]:  # -> (count, outputs)
+        """Answers to sequences of any lengths, one plan per length."""
+        lengths = sorted({len(query) for query in queries})
+        plans, places = [], []
+        for length in lengths:
+            place = [number for number, query in enumerate(queries) if len(query) == length]
+            tokens = self.signature.space.asarray(np.array([queries[number] for number in place]))
+            made = sequences(self.stage, tokens)
+            plans.append(Plan(self.stage, made.count, made.positions, first_repeat=repeat))
+            places.append(place)
+        answers: list[Measurements] = yield plans
+        found: Floats | None = None
+        for place, each in zip(places, answers, strict=True):
+            values = floats(each.values)
+            values = values[:, -1, ...] if self.signature.positions == "all" else values
+            values = values.reshape(len(place), -1)
+            found = np.empty((len(queries), values.shape[1])) if found is None else found
+            found[place] = values
+            self.outputs = values.shape[1]
+        assert found is not None
+        return found
+
+    def say(self, what: str, found: str, evidence: str) -> None:
+        """Keep a property and its evidence."""
+        self.findings.append(Finding(what, found, evidence))
+
+    def error(self, size: float | Floats) -> Any:
+        """What rounding and noise make of a difference of answers of this size."""
+        space = self.signature.space
+        relative = ROUNDING * space.eps + 4 * self.noise.relative
+        return relative * size + 4 * self.outputs**0.5 * self.noise.radius
+
+    def ask_noise(self, answers: Floats, apart: float) -> Steps[None]:
+        """Measure noise where answers do not repeat or have few digits."""
+        digits = coarseness(answers.ravel(), self.signature)
+        coarse = digits.noise.kind != "exact"
+        if (
+            self.noise.kind != "measure"
+            and not coarse
+            and apart <= self.error(float(np.max(np.abs(answers), initial=0.0)))
+        ):
+            return
+        found = yield from measure_noise(self.signature, self.rng)
+        self.noise, evidence = found.noise, found.evidence
+        if coarse and found.noise.kind == "bounded":  # a net has kinks, which follow no smooth curve either
+            self.noise, evidence = digits.noise, digits.evidence
+        self.say("noise", str(self.noise), evidence)

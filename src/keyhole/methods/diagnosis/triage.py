@@ -1,0 +1,202 @@
+"""Which family an oracle is likely of, from 3 to 16 queries along one direction e.
+
+Single tokens 0, A·e and −0.7·A·e tell an affine map from a net: far out a neuron is active on one side only. Where the
+map is affine the answer to every single token t·e is known, and two tokens −t·e and t·e cost one query: one head
+answers between its two single tokens, and copies of one of them multiply its odds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from keyhole.arrays import Floats
+from keyhole.methods.attempt import Ledger
+from keyhole.methods.base import Steps
+from keyhole.methods.diagnosis.activation import ask_activation
+from keyhole.methods.diagnosis.examination import Examination, Finding
+from keyhole.methods.noise_estimation.measure import Coarseness, FoundNoise, coarseness, measure_noise
+from keyhole.noise import Noise
+from keyhole.queries import Signature
+
+# The token on the other side is shorter, so that its answer has digits of its own.
+OTHER = 0.7324081924
+# Binary digits that are missing in so few answers by coincidence less than once in 10⁷ oracles.
+COINCIDENCE = 30.0
+# A bend below this part of the answers may be an error that is the same whenever a query is repeated.
+SLIGHT = 1e-3
+# What is normalised does not grow with its tokens, but for this part.
+STILL = 1e-3
+# Logits between these tell heads apart; they grow with the square of the norm. So many norms are tried.
+LEAST_LOGIT, LOGIT, MOST_LOGIT, NORMS = 0.5, 1.5, 3.0, 6
+# Norms are changed by this factor where attention is flat or saturated.
+FACTOR = 16.0
+COPIES = 3
+# Steps at which two tokens weigh the same, over the norm.
+NEAR = 2.0**-16
+# Points at which an activation is looked at.
+SPOTS = 2
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What a few queries say of an oracle."""
+
+    family: str | None  # the likeliest; None where a diagnosis must tell
+    noise: Noise  # found, or as declared
+    findings: tuple[Finding, ...] = ()
+    noise_evidence: str = ""  # where it was found out
+    noise_queries: int = 0  # that this took
+    options: Mapping[str, Any] = field(default_factory=dict)  # of the method for the first family
+
+
+def triage(signature: Signature, rng: np.random.Generator) -> Steps[Evidence]:
+    """The likeliest family, and noise that was not declared."""
+    return (yield from _Triage(signature, rng).evidence())
+
+
+class _Triage:
+    """Asks along one direction."""
+
+    def __init__(self, signature: Signature, rng: np.random.Generator) -> None:
+        self.exam = Examination(signature, rng, "triage")
+        self.width = signature.width
+        (self.direction,) = self.exam.directions(1)
+        self.far = self.exam.far
+        self.noise_found = "", 0  # evidence, queries
+
+    def evidence(self) -> Steps[Evidence]:
+        """The three single tokens, and what follows from them."""
+        zero, up, down = yield from self._ask([0.0], [self.far], [-OTHER * self.far])
+        self.zero, self.slope = zero, (up - zero) / self.far
+        size = float(max(np.max(np.abs(each)) for each in (zero, up, down)))
+        bend = float(np.max(np.abs(zero - down - OTHER * (up - zero))))
+        if self.exam.noise.kind in ("exact", "measure"):
+            yield from self._noise(np.stack([zero, up, down]), bend, size)
+        bent = bend > 4 * self.exam.error(size)
+        off = f"off a line by {bend:.2g} where answers reach {size:.2g}"
+        self.exam.say("one token", "a bent map" if bent else "an affine map", off)
+        if bent:
+            return (yield from self._bent(up))
+        return (yield from self._heads())
+
+    def _ask(self, *sequences: list[float]) -> Steps[Floats]:  # -> (count, outputs)
+        """Answers to sequences of multiples of the direction."""
+        return (yield from self.exam.ask([[norm * self.direction for norm in each] for each in sequences]))
+
+    def _evidence(self, family: str | None, **options: Any) -> Evidence:
+        return Evidence(family, self.exam.noise, tuple(self.exam.findings), *self.noise_found, options)
+
+    def _noise(self, answers: Floats, bend: float, size: float) -> Steps[None]:
+        """Rounding shows in the digits of answers; where they bend or are rounded, one is asked again.
+
+        Noise is measured where that differs, and where a slight bend may be an error that repeats.
+        """
+        exam = self.exam
+        digits = coarseness(answers[answers != 0], exam.signature, COINCIDENCE)
+        measure = exam.noise.kind == "measure"
+        if not measure and (digits.evidence or bend > exam.error(size)):
+            again = yield from exam.ask([[self.far * self.direction]], repeat=1)
+            apart = float(np.max(np.abs(again[0] - answers[1])))
+            measure = apart > exam.error(size) or (not digits.evidence and bend <= SLIGHT * size)
+        found: FoundNoise | Coarseness = digits
+        ledger = Ledger(np.inf)
+        if measure:
+            found = yield from ledger.count(measure_noise(exam.signature, exam.rng))
+            if digits.evidence and found.noise.kind == "bounded":  # kinks follow no smooth curve either
+                found = digits
+        exam.noise, self.noise_found = found.noise, (found.evidence, ledger.spent)
+        if found.evidence:
+            exam.say("noise", str(found.noise), found.evidence)
+
+    # --- single tokens are answered by a bent map
+
+    def _bent(self, up: Floats) -> Steps[Evidence]:
+        """A net, alone or behind attention."""
+        if 2 * self.far <= self.exam.most:
+            (twice,) = yield from self._ask([2 * self.far])
+            growth = float(np.linalg.norm(twice - up) / np.linalg.norm(up))
+            if growth <= STILL:
+                self.exam.say("normalised", "yes", f"a token twice as long moves the answer by {growth:.2g} of it")
+                return self._evidence(None)
+        attends = False
+        if self.exam.longest >= 2:
+            for norm in (self.far, -self.far):
+                (beside,) = yield from self._ask([norm, 0.0])
+                attends = bool(np.max(np.abs(beside - self.zero)) > self.exam.error(np.max(np.abs(up))))
+                if attends:
+                    break
+        moves = "moves the answer" if attends else "moves no answer"
+        self.exam.say("attention", "yes" if attends else "none", f"another token before the last one {moves}")
+        activation = yield from ask_activation(self.exam, SPOTS)
+        if attends:
+            return self._evidence("one-layer" if activation == "relu" else None)
+        options = {} if activation == "relu" else {"activation": "auto" if activation == "smooth" else activation}
+        return self._evidence("relu-net", **options)
+
+    # --- single tokens are answered by an affine map
+
+    def _heads(self) -> Steps[Evidence]:
+        """One head or several, with a residual or without."""
+        exact = self.exam.noise.kind in ("exact", "dtype")
+        if self.exam.longest < 2 or not exact or not np.any(self.slope):
+            return self._evidence("single-head")
+        residual = self.exam.outputs == self.width and (yield from self._residual())
+        own = self.direction if residual else 0.0  # what the last token adds to its answer
+        one = yield from self._one_head(self.slope - own)
+        said = "two tokens and copies of one of them are answered as by one head"
+        self.exam.say("heads", "1" if one else "several", said if one else said.replace("as by", "not as by"))
+        if residual:
+            return self._evidence("residual", **({"heads": 1} if one else {}))
+        return self._evidence("single-head" if one else "multi-head")
+
+    def _residual(self) -> Steps[bool]:
+        """Whether the last of two tokens that weigh the same counts for more."""
+        step = NEAR * self.exam.norm
+        (answer,) = yield from self._ask([-step, step])
+        part = float((answer - self.zero) @ self.direction) / step
+        off = float(np.linalg.norm(answer - self.zero - step * self.direction)) / step
+        said = f"of two tokens that weigh the same, the last tells {part:.2g} of itself more"
+        self.exam.say("residual", "yes" if off < 0.5 else "no", said)
+        return off < 0.5
+
+    def _one_head(self, slope: Floats) -> Steps[bool]:
+        """Whether −t·e and t·e, and copies of the first, are answered as one head with these values would."""
+        norm = self.exam.norm
+        for _ in range(NORMS):
+            weight, radius, line = yield from self._weight(norm, 1, slope)
+            if not line or not -radius <= weight <= 1 + radius:
+                return False
+            smaller = min(weight, 1 - weight)
+            if smaller <= 8 * radius:  # saturated
+                norm /= FACTOR
+                continue
+            logit = abs(np.log(weight / (1 - weight)))
+            if LEAST_LOGIT <= logit <= MOST_LOGIT:
+                break
+            flat = abs(weight - 0.5) <= 8 * radius
+            longer = min(norm * (FACTOR if flat else (LOGIT / logit) ** 0.5), self.exam.most)
+            if longer == norm:
+                break
+            norm = longer
+        else:
+            return True  # attention is flat, or saturated, at every norm
+        if self.exam.longest <= COPIES:
+            return True
+        odds = COPIES * weight / (1 - weight)
+        more, more_radius, line = yield from self._weight(norm, COPIES, slope)
+        allowed = more_radius + radius * COPIES / ((1 - weight) * (1 + odds)) ** 2
+        return bool(line and abs(more - odds / (1 + odds)) <= 4 * allowed)
+
+    def _weight(self, norm: float, copies: int, slope: Floats) -> Steps[tuple[float, float, bool]]:
+        """The weight of copies of −t·e beside t·e, its radius, and whether the answer lies between single tokens."""
+        (answer,) = yield from self._ask([-norm] * copies + [norm])
+        last, apart = self.zero + norm * self.slope, -2 * norm * slope
+        moved = answer - last
+        length = float(np.linalg.norm(apart))
+        weight = float(moved @ apart) / length**2
+        error = float(self.exam.error(np.max(np.abs(answer)) + np.max(np.abs(last)) + length))
+        return weight, error / length, bool(np.linalg.norm(moved - weight * apart) <= 4 * error)

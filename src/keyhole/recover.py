@@ -1,0 +1,116 @@
+"""Recover and diagnose an oracle: what users call."""
+
+from __future__ import annotations
+
+import math
+from contextlib import ExitStack
+from dataclasses import replace
+from os import PathLike
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from keyhole.errors import RecoveryFailed, UsageError
+from keyhole.journal import Journal
+from keyhole.methods import Attempt, Task, recovery_steps, stream
+from keyhole.methods.diagnosis.diagnose import Diagnosis, diagnose
+from keyhole.oracles import Oracle
+from keyhole.progress import Bar, Observer, Silent, wants_bar
+from keyhole.recovery import Recovery, Stats
+from keyhole.session import Session, box_of
+
+HELDOUT_QUERIES = 32
+
+
+def recover(
+    oracle: Oracle,
+    method: str = "auto",
+    budget: int | None = None,
+    journal: str | PathLike[str] | None = None,
+    seed: int = 0,
+    throw: bool = True,
+    *,
+    heldout: int = HELDOUT_QUERIES,
+    progress: bool | None = None,
+    observer: Observer | None = None,
+    **options: Any,
+) -> Recovery:
+    """Recover what is inside an oracle and certify it with held-out queries.
+
+    `method="auto"` finds out from a few queries which family the oracle is likely of, and how its answers err where
+    that was not declared, and takes the method for that; where it turns out to be another, it goes on.
+
+    `budget` caps all queries of this recovery, answers from the journal and the certificate included.
+    With a `journal` file nothing is asked twice: run again with the same arguments to resume.
+    `throw=False` returns every outcome; otherwise one without a certificate raises `RecoveryFailed`, which
+    has the result attached. `options` go to the method.
+    """
+    if not isinstance(oracle, Oracle):
+        kind = type(oracle).__name__
+        raise UsageError(
+            f"oracle must be an Oracle, not {kind}: FunctionOracle(function, width=d) makes one of a function"
+        )
+    _check_whole("seed", seed, 0)
+    if budget is not None:
+        _check_whole("budget", budget, 0)
+    _check_whole("heldout", heldout, 1)
+    most = math.inf if budget is None else budget
+    steps = recovery_steps(method, Task(oracle.signature, seed, heldout, most, options))
+    began = perf_counter()
+    with ExitStack() as stack:
+        if observer is None:
+            observer = stack.enter_context(Bar(budget=budget)) if wants_bar(progress) else Silent()
+        book = None
+        if journal is not None:
+            book = stack.enter_context(Journal(journal, box_of(oracle)))
+        session = Session(oracle, budget=budget, journal=book, observer=observer)
+        ended = session.run(steps)
+    stats = _stats(session, ended, perf_counter() - began)
+    result = Recovery(ended.outcome, ended.message, ended.params, ended.certificate, stats, ended.method)
+    if throw and not result.certified:
+        raise RecoveryFailed(result) from ended.cause
+    return result
+
+
+def _check_whole(name: str, number: Any, least: int) -> None:
+    if isinstance(number, bool) or not isinstance(number, int | np.integer) or number < least:
+        raise UsageError(f"{name} must be a whole number of at least {least}, not {number!r}")
+
+
+def _stats(session: Session, ended: Attempt, seconds: float) -> Stats:
+    """What a recovery cost: held-out queries of the last attempt apart from all others."""
+    stages: dict[str, int] = {}
+    heldout = 0
+    for (number, stage), count in session.stages.items():
+        if stage == "held-out" and number == ended.number:
+            heldout += count
+            continue
+        name = f"held-out, attempt {number + 1}" if stage == "held-out" else stage
+        stages[name] = stages.get(name, 0) + count
+    return Stats(
+        queries=session.queries - heldout,
+        new_queries=session.new_queries,
+        heldout_queries=heldout,
+        counting_bound=ended.counting_bound,
+        seconds=seconds,
+        oracle_seconds=session.oracle_seconds,
+        stages=stages,
+        details={**ended.details, **session.oracle.facts()},
+    )
+
+
+def diagnose_box(
+    oracle: Oracle,
+    budget: int | None = None,
+    journal: str | PathLike[str] | None = None,
+    seed: int = 0,
+    *,
+    observer: Observer | None = None,
+) -> Diagnosis:
+    """Name the family of an oracle and the method that recovers it, with the evidence, from about a hundred queries."""
+    with ExitStack() as stack:
+        book = stack.enter_context(Journal(journal, box_of(oracle))) if journal is not None else None
+        session = Session(oracle, budget=budget, journal=book, observer=observer)
+        found = session.run(diagnose(session.signature, stream(seed, "diagnosis")))
+    return replace(found, queries=session.queries)
