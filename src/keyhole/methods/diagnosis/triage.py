@@ -161,7 +161,7 @@ class _Triage:
         off = float(np.linalg.norm(answer - self.zero - step * self.direction)) / step
         said = f"of two tokens that weigh the same, the last tells {part:.2g} of itself more"
         self.exam.say("residual", "yes" if off < 0.5 else "no", said)
-        return off < 0.5
+        return bool(off < 0.5)
 
     def _one_head(self, slope: Floats) -> Steps[bool]:
         """Whether −t·e and t·e, and copies of the first, are answered as one head with these values would."""
