@@ -19,6 +19,8 @@ from keyhole.methods.diagnosis.family_tests import BendFit, bend_fit
 # (count, width) points -> answers (count, outputs) to single tokens
 Ask = Callable[[Floats], Steps[Floats]]
 
+# Spots at which curvature is looked for.
+SPOTS = 4
 # Steps between tokens over their norm: small beside the pieces of a net, large beside rounding.
 STEP = 2.0**-10
 # Norms from which the bends of smooth neurons are looked at, over the square root of the width: where they are wide, or
@@ -116,21 +118,26 @@ def _fits(along: Ask, low: float, high: float, count: int, names: tuple[str, ...
     return [bend_fit(name, t, answers) for name in names]
 
 
-def ask_activation(exam: Examination, spots: int = 4) -> Steps[str]:
-    """Nets of ReLU are affine over short steps, smooth ones are not."""
+def ask_activation(exam: Examination) -> Steps[str]:
+    """The activation of a net: relu, one of `CANDIDATES`, or smooth where it cannot be named."""
+    curved = yield from ask_curvature(exam, SPOTS)
+    return (yield from ask_smooth_activation(exam)) if curved else "relu"
+
+
+def ask_curvature(exam: Examination, spots: int) -> Steps[bool]:
+    """Whether answers bend over short steps at most spots: nets of ReLU are affine there, smooth ones are not."""
     if exam.noise.kind != "exact":
         exam.say("activation", "unknown", "noise hides how the map bends")
-        return "relu"
+        return False
     points, ways = (1 - 2 * STEP) * exam.norm * exam.directions(2 * spots).reshape(2, spots, -1)
     queries = [[point + step * STEP * way] for point, way in zip(points, ways, strict=True) for step in (-1, 0, 1)]
     answers = (yield from exam.ask(queries)).reshape(spots, 3, -1)
     bend = np.linalg.norm(answers[:, 0] - 2 * answers[:, 1] + answers[:, 2], axis=1)
-    bar = exam.error(np.linalg.norm(answers[:, 1], axis=1))
-    curves = float(np.median(bend / bar))
-    if curves > 1.0:
-        return (yield from ask_smooth_activation(exam))
-    exam.say("activation", "relu", f"over short steps answers bend by {curves:.2g} times what rounding explains")
-    return "relu"
+    curves = float(np.median(bend / exam.error(np.linalg.norm(answers[:, 1], axis=1))))
+    said = f"over short steps answers bend by {curves:.2g} times what rounding explains"
+    if curves <= 1.0:
+        exam.say("activation", "relu", said)
+    return curves > 1.0
 
 
 def ask_smooth_activation(exam: Examination) -> Steps[str]:

@@ -397,5 +397,7 @@ class _Diagnosing:
         activation = yield from ask_activation(self.exam)
         if attends:
             return self._diagnosis("one-layer", "one-layer" if activation == "relu" else None)
-        options = {} if activation == "relu" else {"activation": "auto" if activation == "smooth" else activation}
+        if activation == "smooth" and self.exam.signature.max_norm is not None:
+            activation = "auto"
+        options = {} if activation == "relu" else {"activation": activation}
         return self._diagnosis("relu-net", "relu-net", **options)

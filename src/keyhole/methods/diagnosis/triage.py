@@ -16,7 +16,7 @@ import numpy as np
 from keyhole.arrays import Floats
 from keyhole.methods.attempt import Ledger
 from keyhole.methods.base import Steps
-from keyhole.methods.diagnosis.activation import ask_activation
+from keyhole.methods.diagnosis.activation import ask_curvature
 from keyhole.methods.diagnosis.examination import Examination, Finding
 from keyhole.methods.noise_estimation.measure import Coarseness, FoundNoise, coarseness, measure_noise
 from keyhole.noise import Noise
@@ -37,7 +37,7 @@ FACTOR = 16.0
 COPIES = 3
 # Steps at which two tokens weigh the same, over the norm.
 NEAR = 2.0**-16
-# Points at which an activation is looked at.
+# Spots at which curvature is looked for.
 SPOTS = 2
 
 
@@ -131,11 +131,11 @@ class _Triage:
                     break
         moves = "moves the answer" if attends else "moves no answer"
         self.exam.say("attention", "yes" if attends else "none", f"another token before the last one {moves}")
-        activation = yield from ask_activation(self.exam, SPOTS)
+        smooth = yield from ask_curvature(self.exam, SPOTS)
         if attends:
-            return self._evidence("one-layer" if activation == "relu" else None)
-        options = {} if activation == "relu" else {"activation": "auto" if activation == "smooth" else activation}
-        return self._evidence("relu-net", **options)
+            return self._evidence(None if smooth else "one-layer")
+        far = self.exam.signature.max_norm is None  # from where bends of smooth neurons are seen
+        return self._evidence("relu-net", **({"activation": "smooth" if far else "auto"} if smooth else {}))
 
     # --- single tokens are answered by an affine map
 

@@ -55,7 +55,7 @@ NET = Method(
     takes_noise=("exact", "gaussian", "bounded", "rounded", "dtype"),
     options={
         "polish": "measure again in wide cells: twice the queries, four digits more (default: true)",
-        "activation": f"one of {', '.join(ACTIVATIONS)}, or auto to find out (default: relu)",
+        "activation": f"one of {', '.join(ACTIVATIONS)}, smooth (any but relu), or auto to find out (default: relu)",
         "skip": "whether the box has an affine way past its neurons (default: find out)",
         "target_error": "behind noise: wanted error of the function, root mean square",
         "neurons": "behind noise: most neurons the net can have",

@@ -78,15 +78,17 @@ def _smooth(activation: str, attempt: int, signature: Signature) -> tuple[str, .
     """The smooth activations to try, none for ReLU; where it is to be found out, in turn."""
     if activation == "auto":
         return SMOOTH if attempt % 2 == 1 and signature.max_norm is None else ()
+    if activation == "smooth":
+        return SMOOTH
     return () if activation == "relu" else (activation,)
 
 
 def _refuse_options(polish: Any, activation: Any, skip: Any, signature: Signature) -> None:
     if not isinstance(polish, bool):
         raise UsageError(f"polish must be true or false, not {polish!r}")
-    if activation != "auto" and activation not in ACTIVATIONS:
-        raise UsageError(f"activation must be auto or one of {', '.join(ACTIVATIONS)}, not {activation!r}")
-    if activation in SMOOTH and signature.max_norm is not None:
+    if activation not in (*ACTIVATIONS, "smooth", "auto"):
+        raise UsageError(f"activation must be auto, smooth or one of {', '.join(ACTIVATIONS)}, not {activation!r}")
+    if activation in (*SMOOTH, "smooth") and signature.max_norm is not None:
         raise UsageError(f"{activation} neurons are seen from afar only: activation must be relu or auto with max_norm")
     if skip is not None and not isinstance(skip, bool):
         raise UsageError(f"skip must be true, false or None, not {skip!r}")
