@@ -1,0 +1,164 @@
+"""The method `auto`: what it asks beyond the right method, what it does about noise, which methods it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import keyhole as kh
+from benchmarks.tables.auto import CASES, QUERIES, SHARE, measure
+from keyhole.methods import METHODS, Estimate, Method, Steps
+from keyhole.methods.attempt import Task, attempt
+from keyhole.oracles import Cast, Counted, Noisy, Oracle, Rounded, Wrapper
+from keyhole.queries import Plan, Signature, Term, TokenRows, sequences
+from keyhole.targets import open_target
+
+
+def undeclared(oracle: Oracle) -> Oracle:
+    return Wrapper(oracle, oracle.signature.with_changes(noise=kh.Noise.exact()))
+
+
+def head(seed: int, width: int = 8, **options: Any) -> kh.SingleHead:
+    rng = np.random.default_rng(seed)
+    return kh.SingleHead(rng.standard_normal((width, width)) / width**0.5, rng.standard_normal(width), **options)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_auto_asks_little_more_than_the_right_method(name: str) -> None:
+    right, auto, certified, found, good = measure(name, 0)
+    assert certified
+    assert found
+    assert good
+    assert auto <= (1 + SHARE) * right + QUERIES
+
+
+@pytest.mark.parametrize("kind", ["single-head", "multi-head", "relu-net", "one-layer"])
+def test_a_resumed_run_of_auto_asks_nothing_twice(kind: str, tmp_path: Any) -> None:
+    def oracle() -> Counted:
+        return Counted(open_target(f"demo:{kind}?width=6&seed=3").oracle)
+
+    whole = oracle()
+    result = kh.recover(whole)
+    first, second = oracle(), oracle()
+    stopped = kh.recover(first, journal=tmp_path / "j", budget=result.stats.queries // 2, throw=False)
+    assert stopped.outcome is kh.Outcome.BUDGET_EXHAUSTED
+    resumed = kh.recover(second, journal=tmp_path / "j")
+    assert first.queries + second.queries == whole.queries
+    assert resumed.stats.stages == result.stats.stages
+
+
+# --- noise that nobody declared
+
+
+@pytest.mark.parametrize("limits", [{}, {"max_norm": 1.0}])
+@pytest.mark.parametrize(
+    ("wrap", "kind"),
+    [
+        (lambda oracle: Rounded(oracle, 4), "rounded to 4 decimals"),
+        (lambda oracle: Cast(oracle, "float32"), "rounded to float32"),
+        (lambda oracle: Noisy(oracle, 1e-3), "normal errors"),
+    ],
+)
+def test_noise_is_found_allowed_for_and_named(wrap: Any, kind: str, limits: dict[str, Any]) -> None:
+    truth = head(1)
+    oracle = undeclared(wrap(kh.FunctionOracle(truth, width=8, **limits)))
+    result = kh.recover(oracle)
+    assert result.method == "robust"
+    assert kind in result.stats.details["noise"]
+    assert any(kind in assumption for assumption in result.certificate.assumptions)
+    for name, array in truth.arrays().items():
+        error = np.abs(np.asarray(getattr(result.params, name)) - array)
+        assert np.all(error <= np.asarray(getattr(result.certificate.radius, name)))
+
+
+def test_noise_too_small_for_the_first_queries_is_measured_once_answers_contradict_each_other() -> None:
+    truth = head(2)
+    result = kh.recover(undeclared(Noisy(kh.FunctionOracle(truth, width=8, max_norm=100.0), 1e-9)), throw=False)
+    assert not result.certified or "normal errors" in result.stats.details["noise"]
+    if result.certified:
+        assert kh.distance(result.params, truth) < 1e-3
+
+
+def test_a_named_method_allows_for_rounding_that_shows_in_the_digits() -> None:
+    oracle = undeclared(Cast(kh.FunctionOracle(head(3), width=8), "float32"))
+    result = kh.recover(oracle, "single-head", throw=False)
+    assert result.stats.details["noise"] == "rounded to float32"
+    rounded = kh.recover(undeclared(Rounded(kh.FunctionOracle(head(3), width=8), 3)), "single-head", throw=False)
+    assert rounded.certified or "--noise rounded:3" in rounded.message
+
+
+@pytest.mark.parametrize("text", ["exact", "measure", "gaussian:0.001", "bounded:0.25", "rounded:-2", "float16"])
+def test_the_text_of_noise_is_what_is_read(text: str) -> None:
+    assert kh.Noise.parse(text).text == text
+
+
+# --- methods are taken by what they declare
+
+
+def last_value(signature: Signature, rng: np.random.Generator) -> Steps[Estimate]:
+    """The value of f(X) = x_N·v, which no method of Keyhole recovers."""
+    del rng
+    space, width = signature.space, signature.width
+    answers = yield Plan("value", width, [[Term(TokenRows(space.eye(width)))]])
+    radius = 1e-12 * np.ones(width)
+    return Estimate(_LastToken(answers.values), _LastToken(radius), counting_bound=width)
+
+
+class _LastToken(kh.ReluNet):
+    """f(X) = x_N·v, as a net without neurons."""
+
+    def __init__(self, value: Any) -> None:
+        width = len(value)
+        super().__init__(np.zeros((0, width)), np.zeros(0), np.zeros((1, 0)), np.zeros(1), np.asarray(value)[None])
+
+
+@pytest.fixture
+def added() -> Iterator[Method]:
+    method = Method("last-value", "a linear map of the last token", last_value, families=("last-token",))
+    METHODS[method.name] = method
+    yield method
+    del METHODS[method.name]
+
+
+def test_an_added_method_is_considered_from_its_declaration(added: Method) -> None:
+    value = np.arange(1.0, 9.0)
+    oracle = kh.FunctionOracle(lambda tokens: tokens[:, -1, :] @ value, width=8)
+    result = kh.recover(oracle, throw=False)
+    assert result.method == added.name
+    assert result.stats.stages["value"] > 0
+
+
+def test_an_option_chooses_among_the_methods_that_have_it() -> None:
+    oracle = kh.FunctionOracle(head(4), width=8)
+    assert kh.recover(oracle, tolerance=1e-6).method == "low-rank"
+    assert kh.recover(oracle, entrywise=True).method == "single-head"
+    with pytest.raises(kh.KeyholeError, match="no option 'nonsense'"):
+        kh.recover(oracle, nonsense=1)
+
+
+def test_answers_of_a_first_attempt_serve_the_next() -> None:
+    """Sequences of three tokens are too short to tell two heads from one before the certificate does."""
+    rng = np.random.default_rng(0)
+    heads = [kh.SingleHead(rng.standard_normal((4, 4)), rng.standard_normal((4, 4))) for _ in range(2)]
+    counted = Counted(kh.FunctionOracle(kh.MultiHead(heads), width=4, max_length=3))
+    result = kh.recover(counted, throw=False)
+    stats = result.stats
+    assert counted.queries == stats.queries + stats.heldout_queries == stats.new_queries
+    assert stats.stages.get("value", 0) <= 5
+
+
+def test_an_attempt_counts_what_it_may_spend() -> None:
+    """The budget of a method is what the certificate leaves it."""
+    seen = []
+
+    def run(signature: Signature, rng: np.random.Generator, *, budget: float) -> Steps[Estimate]:
+        seen.append(budget)
+        yield sequences("asks", signature.space.asarray(rng.standard_normal((2, 1, signature.width))))
+        raise AssertionError
+
+    method = Method("greedy", "asks", run, takes_noise=("exact", "gaussian"))
+    next(attempt(method, Task(Signature(width=2), heldout=7, budget=50)))
+    assert seen == [43]
