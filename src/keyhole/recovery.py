@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, Generic
 
 import numpy as np
 import numpy.typing as npt
+
+from keyhole.families import F
 
 
 class Outcome(Enum):
@@ -57,11 +59,11 @@ class Outcome(Enum):
 
 
 @dataclass(frozen=True)
-class Certificate:
+class Certificate(Generic[F]):
     """What was checked at the end, and how sure the parameters are."""
 
-    radius: Any = None  # container of the parameters' type holding entrywise radii; None where unknown
-    standard_error: Any = None  # the same for standard errors, where errors are random
+    radius: F | None = None  # entrywise radii, as parameters of the same family; None where unknown
+    standard_error: F | None = None  # standard errors, likewise, where errors are random
     heldout_queries: int = 0
     worst_error: float = float("nan")  # largest |prediction − answer|
     worst_ratio: float = float("nan")  # largest |prediction − answer| over its error bar; certified iff ≤ 1
@@ -91,13 +93,13 @@ class Stats:
 
 
 @dataclass(frozen=True)
-class Recovery:
+class Recovery(Generic[F]):
     """The result of `keyhole.recover`."""
 
     outcome: Outcome
     message: str  # the particulars: figures, cause, remedy
-    params: Any  # what was recovered; None, or a partial estimate, where the outcome is not CERTIFIED
-    certificate: Certificate
+    params: F | None  # what was recovered; None, or a partial estimate, where the outcome is not CERTIFIED
+    certificate: Certificate[F]
     stats: Stats
     method: str
 

@@ -3,60 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from os import PathLike
-from typing import Any, ClassVar
+from typing import ClassVar
 
-import array_api_compat
 import numpy as np
-from scipy.special import erf as scipy_erf
 
-from keyhole.arrays import Array, namespace, to_numpy
+from keyhole.arrays import Array, Floats, floats, namespace
 from keyhole.errors import UsageError
-from keyhole.families.files import save_arrays
+from keyhole.families.activations import ACTIVATIONS, STEEPEST, activate
+from keyhole.families.base import Anatomy, Family, Sensitivity, check_arrays, check_shapes, like
+from keyhole.families.files import register
+from keyhole.families.sensitivity import sensitivity_of_net
 
-# Largest slope of each activation, rounded up. All of them are z/2 plus an even function of z.
-STEEPEST = {"relu": 1.0, "gelu": 1.13, "gelu_tanh": 1.13, "silu": 1.1}
-ACTIVATIONS = tuple(STEEPEST)
-
-
-def activate(name: str, z: Array) -> Array:
-    """The activation of this name, entry by entry."""
-    xp = namespace(z)
-    if name == "relu":
-        return xp.where(z > 0, z, xp.zeros_like(z))
-    if name == "gelu":
-        return 0.5 * z * (1 + _erf(z * 0.5**0.5))
-    if name == "gelu_tanh":
-        return 0.5 * z * (1 + xp.tanh((2 / np.pi) ** 0.5 * z * (1 + 0.044715 * z * z)))
-    return 0.5 * z * (1 + xp.tanh(0.5 * z))  # silu: z·σ(z), in the form that does not overflow
-
-
-def activate_slope(name: str, z: Array) -> Array:
-    """The derivative of the activation, entry by entry; at a kink that of the right side is not promised."""
-    xp = namespace(z)
-    if name == "relu":
-        return xp.where(z > 0, xp.ones_like(z), xp.zeros_like(z))
-    if name == "gelu":
-        return 0.5 * (1 + _erf(z * 0.5**0.5)) + z * xp.exp(-0.5 * z * z) / (2 * np.pi) ** 0.5
-    if name == "gelu_tanh":
-        tanh = xp.tanh((2 / np.pi) ** 0.5 * z * (1 + 0.044715 * z * z))
-        return 0.5 * (1 + tanh) + 0.5 * z * (1 - tanh * tanh) * (2 / np.pi) ** 0.5 * (1 + 3 * 0.044715 * z * z)
-    gate = 0.5 * (1 + xp.tanh(0.5 * z))
-    return gate * (1 + z * (1 - gate))
-
-
-def _turned(array: Array) -> Array:  # (outputs, n) -> (n, outputs); (n,) stays
-    return array.T if array.ndim == 2 else array
-
-
-def _erf(z: Array) -> Array:
-    """The error function, which the array API has no word for."""
-    xp = namespace(z)
-    return scipy_erf(z) if array_api_compat.is_numpy_namespace(xp) else xp.erf(z)
-
-
+@register
 @dataclass(frozen=True, eq=False)
-class ReluNet:
+class ReluNet(Family):
     """f(X) = weights_out · act(weights_in · x + bias_in) + bias_out + skip · x, x the last token.
 
     `act` is ReLU unless `activation` says otherwise. Zero neurons make an affine map. Calling the net computes f
@@ -75,10 +35,8 @@ class ReluNet:
     def __post_init__(self) -> None:
         if self.activation not in ACTIVATIONS:
             raise UsageError(f"ReluNet.activation must be one of {', '.join(ACTIVATIONS)}, not {self.activation!r}")
-        for name in ("weights_in", "bias_in", "weights_out", "bias_out", "skip"):
-            array = getattr(self, name)
-            if not hasattr(array, "ndim") and not (name == "skip" and array is None):
-                raise UsageError(f"ReluNet.{name} must be an array, not {type(array).__name__}")
+        required = {name: getattr(self, name) for name in ("weights_in", "bias_in", "weights_out", "bias_out")}
+        check_arrays("ReluNet", required | self.arrays())
         if self.weights_in.ndim != 2 or self.weights_in.shape[1] == 0 or self.weights_out.ndim not in (1, 2):
             raise UsageError(
                 "ReluNet needs weights_in (neurons, width) and weights_out (neurons,) or (outputs, neurons), "
@@ -94,10 +52,7 @@ class ReluNet:
             "bias_out": outputs,
             "skip": (*outputs, width),
         }
-        for name, shape in expected.items():
-            array = getattr(self, name)
-            if array is not None and tuple(array.shape) != shape:
-                raise UsageError(f"ReluNet.{name} has shape {tuple(array.shape)}, expected {shape}")
+        check_shapes("ReluNet", self.arrays(), expected)
 
     @property
     def width(self) -> int:
@@ -136,28 +91,11 @@ class ReluNet:
         return answers if net.skip is None else answers + x @ _turned(net.skip)
 
     def like(self, tokens: Array) -> ReluNet:
-        """The same net with its parameters in the library, dtype and device of `tokens`."""
-        xp = namespace(tokens)
+        """A copy with all arrays in the library, dtype and device of `tokens`."""
+        return ReluNet(**{name: like(array, tokens) for name, array in self.arrays().items()}, **self.words)
 
-        def moved(array: Array | None) -> Any:
-            if array is None or (namespace(array) is xp and array.dtype == tokens.dtype):
-                return array if array is None or array.device == tokens.device else array.to(tokens.device)
-            return xp.asarray(to_numpy(array), dtype=tokens.dtype, device=tokens.device)
-
-        names = ("weights_in", "bias_in", "weights_out", "bias_out", "skip")
-        return ReluNet(**{name: moved(getattr(self, name)) for name in names}, activation=self.activation)
-
-    def error_bar(
-        self,
-        radius: ReluNet,  # entrywise radii of the parameters
-        tokens: Array,  # (batch, length, width)
-        rounding: float,  # relative error of one inner product of unit vectors
-    ) -> Array:  # (batch,) or (batch, outputs)
-        """First-order bar on |f_true − f_self| when the parameters are right within `radius`.
-
-        Errors of independent parameters add in quadrature; `rounding` covers the arithmetic of the oracle and of
-        this prediction.
-        """
+    def error_bar(self, radius: ReluNet, tokens: Array, rounding: float) -> Array:  # -> (batch,) or (batch, outputs)
+        """First-order bound on |f_true − f_self| for parameters right within `radius`: errors add in quadrature."""
         x = tokens[:, -1, :]
         xp = namespace(x)
         net, wide = self.like(x), radius.like(x)
@@ -179,30 +117,49 @@ class ReluNet:
             total = total + rounding * (size if net.outputs is None else size[:, None]) * lengths
         return xp.sqrt(squares) + total
 
-    def onto_kinks(self, x: Any, rng: np.random.Generator) -> Any:  # (n, width) -> (n, width), NumPy
-        """The points moved to the kink of one neuron each: where folds of deeper nets end, this net errs."""
-        weights = np.asarray(to_numpy(self.weights_in), dtype=np.float64)
+    def passed_through(self, x: Array, radius: Array) -> Array:  # (n, width), (n, width) -> (n,) or (n, outputs)
+        """How far answers may move when the entries of their argument move within `radius`, to first order."""
+        xp, net = namespace(x), self.like(x)
+        within = radius @ xp.abs(net.weights_in).T  # (n, neurons)
+        if net.activation == "relu":  # a neuron that is surely off passes nothing on
+            within = xp.where(x @ net.weights_in.T + net.bias_in > -within, within, xp.zeros_like(within))
+        out = STEEPEST[net.activation] * within @ _turned(xp.abs(net.weights_out))
+        return out if net.skip is None else out + radius @ _turned(xp.abs(net.skip))
+
+    def onto_kinks(self, x: Floats, rng: np.random.Generator) -> Floats:  # (n, width) -> (n, width)
+        """The points moved to the kink of one neuron each: where kinks of deeper nets end, this net errs."""
+        weights = floats(self.weights_in)
         squares = np.sum(weights**2, axis=1)
         (used,) = np.nonzero(squares > 0)
         if not used.size:
             return x
         chosen = rng.choice(used, x.shape[0])
-        heights = np.sum(x * weights[chosen], axis=1) + np.asarray(to_numpy(self.bias_in), dtype=np.float64)[chosen]
-        return x - (heights / squares[chosen])[:, None] * weights[chosen]
+        heights = np.sum(x * weights[chosen], axis=1) + floats(self.bias_in)[chosen]
+        return np.asarray(x - (heights / squares[chosen])[:, None] * weights[chosen])
 
     def token_norm(self, size: float) -> float:
         """The norm at which random tokens lie `size` times as far out as the typical kink of a neuron."""
-        offsets = self._offsets()
-        typical = float(np.median(offsets)) if offsets.size else 1.0
+        norms, biases = np.linalg.norm(floats(self.weights_in), axis=1), np.abs(floats(self.bias_in))
+        used = (norms > 0) & (biases > 0)
+        typical = float(np.median(biases[used] / norms[used])) if np.any(used) else 1.0
         return float(size * typical * self.width**0.5)
 
-    def _offsets(self) -> Any:
-        """Distances of the kinks from the origin, where they are neither zero nor infinite."""
-        norms = np.linalg.norm(to_numpy(self.weights_in).astype(np.float64), axis=1)
-        biases = np.abs(to_numpy(self.bias_in).astype(np.float64))
-        used = (norms > 0) & (biases > 0)
-        return biases[used] / norms[used]
+    @property
+    def anatomy(self) -> Anatomy:
+        """One net."""
+        many = f"{self.neurons} neuron{'s' * (self.neurons != 1)}"
+        return Anatomy(f"A net of {many} on tokens of width {self.width}", net=self)
 
-    def save(self, path: str | PathLike[str]) -> None:
-        """Write the parameters to a safetensors file that `keyhole.load` reads."""
-        save_arrays(path, self.family, self.arrays(), self.words)
+    @property
+    def counting_bound(self) -> int:
+        """The fewest queries whose answers hold as many numbers as the net has, less the scales of ReLU neurons."""
+        numbers = sum(int(np.prod(array.shape)) for array in self.arrays().values())
+        return -(-(numbers - self.neurons * (self.activation == "relu")) // (self.outputs or 1))
+
+    def sensitivity(self, tokens: Floats, unit: float, looked_at: Floats) -> Sensitivity:
+        """Predictions, their rounding, and the first-order effect of every array."""
+        return sensitivity_of_net(self, tokens, unit, looked_at)
+
+
+def _turned(array: Array) -> Array:  # (outputs, n) -> (n, outputs); (n,) stays
+    return array.T if array.ndim == 2 else array

@@ -8,9 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
 
 from keyhole.errors import UsageError
 from keyhole.gauge import perturbations as change
@@ -29,7 +26,7 @@ class Claim:
     quantity: str
     known: bool
     reason: str
-    change: Callable[[Any, np.random.Generator], Any]  # (params, rng) -> what answers like them, or does not
+    change: Callable[..., change.Changed]  # (params, rng) -> what answers like them, or does not
     since: int = 1  # known: where sequences have up to so many tokens, or more
     until: int | None = None  # not known: where they have at most so many; None: ever
 
@@ -40,12 +37,12 @@ class Claim:
         return self.until is None or (max_length is not None and max_length <= self.until)
 
 
-def known(quantity: str, reason: str, how: Callable[..., Any], since: int = 1) -> Claim:
+def known(quantity: str, reason: str, how: Callable[..., change.Changed], since: int = 1) -> Claim:
     """Something that answers show."""
     return Claim(quantity, True, reason, how, since=since)
 
 
-def hidden(quantity: str, reason: str, how: Callable[..., Any], until: int | None = None) -> Claim:
+def hidden(quantity: str, reason: str, how: Callable[..., change.Changed], until: int | None = None) -> Claim:
     """Something that no answer shows."""
     return Claim(quantity, False, reason, how, until=until)
 

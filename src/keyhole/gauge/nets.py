@@ -16,7 +16,8 @@ from scipy.optimize import linear_sum_assignment
 
 from keyhole.arrays import Floats, floats
 from keyhole.errors import UsageError
-from keyhole.families.relu_net import ReluNet, activate
+from keyhole.families.activations import activate
+from keyhole.families.relu_net import ReluNet
 from keyhole.gauge.tolerance import rounding_of
 
 # Pairs of neurons whose kinks have a cosine this near to one are looked at closely, entry by entry.

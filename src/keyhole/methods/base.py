@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from keyhole.errors import KeyholeError
-from keyhole.families.matrices import matrices_of
+from keyhole.families import F
 from keyhole.queries import Measurements, Plan, Signature, Sketch
 from keyhole.recovery import Outcome
 
@@ -35,33 +35,33 @@ class BiasDetected(Unrecoverable):
 
 
 @dataclass(frozen=True)
-class Estimate:
+class Estimate(Generic[F]):
     """What a method returns, before the certificate."""
 
-    params: Any
-    radius: Any  # container of the same type: entrywise radii
+    params: F
+    radius: F  # container of the same type: entrywise radii
     counting_bound: int
-    standard_error: Any = None  # of the same type, where errors are random and their size is known
+    standard_error: F | None = None  # of the same type, where errors are random and their size is known
     assumptions: tuple[str, ...] = ()
     details: Mapping[str, Any] = field(default_factory=dict)
 
     def sketch(self) -> Sketch:
         """The same for people who watch, before it is checked."""
-        return Sketch(matrices_of(self.params), 1.0)
+        return Sketch(self.params.matrices(), 1.0)
 
 
 @dataclass(frozen=True)
-class Method:
+class Method(Generic[F]):
     """A named learner. `run(signature, rng, **options)` is its generator; options are its keyword arguments."""
 
     name: str
     summary: str
-    run: Callable[..., Steps[Estimate]]
+    run: Callable[..., Steps[Estimate[F]]]
     options: Mapping[str, str] = field(default_factory=dict)  # name -> what it does
     # Robust learners are told what the noise is, dtype included, and how many queries they may spend.
     robust: bool = False
 
-    def steps(self, signature: Signature, rng: np.random.Generator, budget: float, **options: Any) -> Steps[Estimate]:
+    def steps(self, signature: Signature, rng: np.random.Generator, budget: float, **options: Any) -> Steps[Estimate[F]]:
         """The generator, told what it needs to know."""
         if self.robust:
             return self.run(signature, rng, budget=budget, **options)

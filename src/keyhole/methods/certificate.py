@@ -4,29 +4,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Generic
 
 import numpy as np
 
-from keyhole.arrays import Array, to_numpy
+from keyhole.arrays import Array, Floats, floats, to_numpy
 from keyhole.errors import BudgetExhausted
+from keyhole.families import F, Family
 from keyhole.methods.base import Estimate, Steps
 from keyhole.noise import GAUSSIAN_DEVIATIONS
 from keyhole.numerics.logit import rounding
 from keyhole.queries import Measurements, Plan, Signature, Sketch, sequences
 from keyhole.recovery import Certificate, Outcome
 
-# Fresh sequences have these lengths and logits of about these sizes, from flat to nearly saturated attention, or (None)
-# tokens of a norm that does not depend on what was recovered: a wrong result must not choose its own questions.
+# Lengths of held-out sequences; how long tokens are, the family says.
 LENGTHS = (1, 2, 3, 5, 8)
 # The longest of them are in turn longer still: what sees a few last tokens only, or changes with the length, shows.
 LONGER = (8, 16, 64, 32)
-LOGIT_SIZES = (0.5, 2.0, 6.0, None)
 # Every so many questions have tokens as long as a logit stays known to this, or shorter by one of these: heads that
 # cancel among short tokens, or whose scores were taken for zero, do not there.
 LONG_EVERY, LONG_PARTS, KNOWN_LOGIT = 8, (1.0, 2.0, 4.0, 16.0), 1.0
-# Of a family without attention sizes are norms over that of its kinks; far out every piece of a function is wide.
-NET_SIZES = (1.0, 30.0, 1000.0, None)
 # An error bar above this fraction of what attention does would certify anything; of a box known to be noisy less can
 # be asked, and the resolution says how much it was.
 COARSEST = 0.05
@@ -40,15 +37,17 @@ LOUD_EVERY = 2
 
 
 @dataclass(frozen=True)
-class Judgement:
+class Judgement(Generic[F]):
     """A certificate and the outcome it amounts to."""
 
     outcome: Outcome
     message: str
-    certificate: Certificate
+    certificate: Certificate[F]
 
 
-def certify(estimate: Estimate, signature: Signature, rng: np.random.Generator, count: int) -> Steps[Judgement]:
+def certify(
+    estimate: Estimate[F], signature: Signature, rng: np.random.Generator, count: int
+) -> Steps[Judgement[F]]:
     """Ask `count` fresh random sequences and compare the answers with predictions."""
     usual, long = heldout_plans(estimate, signature, rng, count)
     plans = usual + long
@@ -125,19 +124,19 @@ def _so_far(estimate: Estimate, signature: Signature, plans: list[Plan], answers
     return replace(estimate.sketch(), heldout=[float(error) for error in errors])
 
 
-def _coarsest(params: Any, signature: Signature) -> float:
+def _coarsest(params: Family, signature: Signature) -> float:
     """The largest resolution that proves something."""
     if signature.noise.kind != "exact":
         return COARSEST_NOISY
-    kinked = not hasattr(params, "without_attention") and signature.space.spacing < FLOAT32
+    kinked = params.without_attention() is None and signature.space.spacing < FLOAT32
     return COARSEST_NET if kinked else COARSEST
 
 
-def _doing(params: Any) -> str:
-    return "attention does" if hasattr(params, "without_attention") else "the questions do"
+def _doing(params: Family) -> str:
+    return "the questions do" if params.without_attention() is None else "attention does"
 
 
-def _scatters(errors: Any, bars: Any) -> bool:
+def _scatters(errors: Floats, bars: Floats | float) -> bool:
     """Whether errors within their bars, each for itself, are too large together to be normal."""
     squares = (errors * GAUSSIAN_DEVIATIONS / bars) ** 2
     return bool(np.sum(squares) > squares.size + SCATTER_DEVIATIONS * np.sqrt(2 * squares.size))
@@ -184,7 +183,8 @@ def heldout_plans(
     """Random sequences of several lengths and sizes, `count` in all, a plan per length, those of long tokens apart."""
     space, params = signature.space, estimate.params
     lengths = _lengths(signature.max_length, count)
-    sizes = LOGIT_SIZES if hasattr(params, "without_attention") else NET_SIZES
+    sizes = params.heldout_sizes
+    loudest = params.loudest() if signature.noise.kind != "exact" else None
     norms = [_norm(params, signature, sizes[number % len(sizes)]) for number in range(count)]
     longest = _longest_predictable(estimate, signature)
     far = [False] * count
@@ -197,13 +197,13 @@ def heldout_plans(
     for long, length in sorted(set(kinds)):
         scale = np.array([norm for norm, kind in zip(norms, kinds, strict=True) if kind == (long, length)])
         tokens = rng.standard_normal((scale.size, length, signature.width))
-        if signature.noise.kind != "exact" and hasattr(params, "loudest"):
+        if loudest is not None:
             signs = rng.choice([-1.0, 1.0], (scale.size, length, 1))
             signs[1::LOUD_EVERY] = 0.0
-            tokens += signature.width**0.5 * signs * to_numpy(params.loudest())
+            tokens += signature.width**0.5 * signs * to_numpy(loudest)
         tokens /= np.linalg.norm(tokens, axis=-1, keepdims=True)
         tokens *= scale[:, None, None] * rng.uniform(0.5, 1.0, (scale.size, length, 1))
-        if hasattr(params, "onto_kinks") and signature.max_norm is None:
+        if signature.max_norm is None:
             tokens[::2, -1, :] = params.onto_kinks(tokens[::2, -1, :], rng)
         plans[long].append(sequences("held-out", space.asarray(tokens)))
     return plans
@@ -219,22 +219,23 @@ def _lengths(most: int | None, count: int) -> list[int]:
     return lengths
 
 
-def _constant(params: Any, plans: list[Plan]) -> Any:
-    """What the answers are whatever the question: predicting that proves nothing."""
-    bias = getattr(params, "output_bias", None)
-    return 0.0 if bias is None else np.tile(np.ravel(to_numpy(bias)), sum(plan.count for plan in plans))
+def _constant(params: Family, plans: list[Plan]) -> Floats | float:
+    """What the answers are whatever the query: predicting that proves nothing."""
+    constant = params.constant
+    return 0.0 if constant is None else np.tile(np.ravel(floats(constant)), sum(plan.count for plan in plans))
 
 
-def _attention(params: Any, signature: Signature, plans: list[Plan], predictions: Any) -> float:
+def _attention(params: Family, signature: Signature, plans: list[Plan], predictions: Floats) -> float:
     """What attention contributes to the answers: error bars as large as that say nothing of the score matrix."""
-    if not hasattr(params, "without_attention"):
+    without = params.without_attention()
+    if without is None:
         return float("inf")
     tokens = [plan.tokens(0, plan.count, signature.space, signature.width) for plan in plans]
-    flat = _joined([params.without_attention()(each) for each in tokens])
+    flat = _joined([without(each) for each in tokens])
     return float(np.sqrt(np.mean((predictions - flat) ** 2)))
 
 
-def _norm(params: Any, signature: Signature, logit_size: float | None) -> float:
+def _norm(params: Family, signature: Signature, logit_size: float | None) -> float:
     if logit_size is None:
         return float(min(1.0, signature.norm_limit))
     norm = params.token_norm(logit_size)
@@ -243,7 +244,8 @@ def _norm(params: Any, signature: Signature, logit_size: float | None) -> float:
 
 def _longest_predictable(estimate: Estimate, signature: Signature) -> float:
     """The norm at which the radii of scores still leave logits known: attention that they miss shows there at last."""
-    radii = [head.score for head in getattr(estimate.radius, "heads", [estimate.radius]) if hasattr(head, "score")]
+    anatomy = estimate.radius.anatomy
+    radii = [] if anatomy.behind else [head.score for head in anatomy.heads]
     if signature.noise.kind != "exact" or not radii:
         return 0.0
     widest = max(float(np.linalg.norm(to_numpy(radius).astype(np.float64))) for radius in radii)
@@ -255,10 +257,10 @@ def _longest_predictable(estimate: Estimate, signature: Signature) -> float:
     return float(min((KNOWN_LOGIT * signature.width / widest) ** 0.5, signature.norm_limit, signature.space.huge**0.25))
 
 
-def _predict(estimate: Estimate, signature: Signature, plans: list[Plan], normal: bool) -> tuple[Array, Array]:
+def _predict(estimate: Estimate, signature: Signature, plans: list[Plan], normal: bool) -> tuple[Floats, Floats]:
     """Predictions, and what they are off by: bars, or standard errors where errors are normal."""
     predictions, bars = [], []
-    errors = estimate.standard_error if normal else estimate.radius
+    errors = estimate.standard_error if normal and estimate.standard_error is not None else estimate.radius
     for plan in plans:
         tokens = plan.tokens(0, plan.count, signature.space, signature.width)
         predictions.append(estimate.params(tokens))
@@ -266,5 +268,5 @@ def _predict(estimate: Estimate, signature: Signature, plans: list[Plan], normal
     return _joined(predictions), _joined(bars)
 
 
-def _joined(arrays: list[Array]) -> Any:
+def _joined(arrays: list[Array]) -> Floats:
     return np.concatenate([np.ravel(to_numpy(array)).astype(np.float64) for array in arrays])

@@ -10,8 +10,8 @@ from scipy.linalg import cho_factor, cho_solve
 from scipy.stats import chi2, norm
 
 from keyhole.arrays import Floats
+from keyhole.families.base import Part, Sensitivity
 from keyhole.queries import Signature
-from keyhole.verify.sensitivity import Part, View
 from keyhole.verify.verdict import Difference
 
 # Probability of an alarm for a box that is the same, where errors of answers are random.
@@ -49,7 +49,7 @@ class Bars:
     false_alarm: float
 
 
-def bars_of(seen: View, signature: Signature, tolerance: float) -> Bars:
+def bars_of(seen: Sensitivity, signature: Signature, tolerance: float) -> Bars:
     """Rounding, declared noise, and what changes within the tolerance may do."""
     noise = signature.noise
     known = seen.rounding + noise.relative * np.abs(seen.answers)
@@ -98,7 +98,7 @@ def resolution_of(part: Part, allowed: Floats) -> float:  # (rows,)
     return best
 
 
-def explained_by(seen: View, errors: Floats, allowed: Floats) -> tuple[Difference, ...]:  # (rows,), (rows,)
+def explained_by(seen: Sensitivity, errors: Floats, allowed: Floats) -> tuple[Difference, ...]:  # (rows,), (rows,)
     """The head, and if possible the part, whose change explains the errors, where no other head does.
 
     Under a random change of one part errors are normal with a known covariance, up to its size, which is fitted. The
@@ -169,7 +169,7 @@ def _likelihood(covariance: Floats, errors: Floats, allowed: Floats) -> tuple[fl
 
 
 def parts_noticed(
-    seen: View,
+    seen: Sensitivity,
     allowed: Floats,  # (rows,) what bars hide of each looked-at answer
     hidden: Floats,  # (questions, outputs) the same of all answers
 ) -> tuple[dict[str, float], list[str]]:

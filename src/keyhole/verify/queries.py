@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from keyhole.arrays import Floats, to_numpy
-from keyhole.families import MultiHead, OneLayer, SingleHead
+from keyhole.families import Family, SingleHead
 from keyhole.gauge.heads import into_logits
 from keyhole.queries import Plan, Signature, sequences
 
@@ -39,7 +37,7 @@ VANISHING = 1e-3
 WAYS = 9
 
 
-def plans_for(params: Any, signature: Signature, rng: np.random.Generator, count: int) -> list[Plan]:
+def plans_for(params: Family, signature: Signature, rng: np.random.Generator, count: int) -> list[Plan]:
     """`count` questions, one plan per length."""
     asked = gates(params, signature, rng, int(GATED * count))
     asked += [_random(params, signature, rng, number) for number in range(count - len(asked))]
@@ -50,34 +48,34 @@ def plans_for(params: Any, signature: Signature, rng: np.random.Generator, count
     return plans
 
 
-def _random(params: Any, signature: Signature, rng: np.random.Generator, number: int) -> Floats:
+def _random(params: Family, signature: Signature, rng: np.random.Generator, number: int) -> Floats:
     """Random tokens at a norm where one of the heads, each in turn, attends neither to all nor to one."""
-    heads = list(params.heads) if isinstance(params, MultiHead) else [params]
-    visit, place = divmod(number, len(heads))
-    head, turn = heads[place], visit + place  # so that every head meets every kind of question, in turn
-    attends = isinstance(params, SingleHead | MultiHead | OneLayer)
-    sizes = LOGITS if attends else KINKS
+    anatomy = params.anatomy
+    visit, place = divmod(number, max(1, len(anatomy.heads)))
+    turn = visit + place  # so that every head meets every kind of query, in turn
+    head = anatomy.heads[place] if anatomy.heads else None
+    sizes = KINKS if head is None else LOGITS
     lengths = [length for length in LENGTHS if signature.max_length is None or length <= signature.max_length]
-    length = lengths[(number + visit) % len(lengths)] if attends else 1
-    norm = float(head.token_norm(sizes[turn % len(sizes)]))
-    if isinstance(params, OneLayer) and turn % 3 == 0 and hasattr(params.ffn, "token_norm"):
-        norm = max(norm, float(params.ffn.token_norm(KINKS[turn % len(KINKS)])))
+    length = 1 if head is None else lengths[(number + visit) % len(lengths)]
+    norm = float((params if head is None else head).token_norm(sizes[turn % len(sizes)]))
+    if head is not None and anatomy.net is not None and turn % 3 == 0:
+        norm = max(norm, float(anatomy.net.token_norm(KINKS[turn % len(KINKS)])))
     if (number + visit) % INDEPENDENT == INDEPENDENT - 1:
         norm = float(np.exp(rng.uniform(*np.log(NORMS))))
-    own = head.attention if isinstance(head, OneLayer) else head
-    if getattr(own, "score_bias", None) is not None and length > 1 and turn % 2:
-        balanced = _balanced(own, signature, rng, length, sizes[turn // 2 % len(sizes)])
+    if head is not None and head.score_bias is not None and length > 1 and turn % 2:
+        balanced = _balanced(head, signature, rng, length, sizes[turn // 2 % len(sizes)])
         if balanced is not None:
             return balanced
-    if not (np.isfinite(norm) and norm > 0):  # a head without attention: long tokens show any that a box has
+    if not (np.isfinite(norm) and norm > 0):  # a head without attention: long tokens show any that the oracle has
         norm = float(np.exp(rng.uniform(0.0, np.log(signature.space.huge**0.125))))
     norm = min(norm, signature.norm_limit, signature.space.huge**0.25)
     tokens = rng.standard_normal((length, signature.width))
-    if signature.noise.kind != "exact" and hasattr(head, "loudest") and turn % LOUD_EVERY == 0:
+    loud = head is not None and not anatomy.behind and turn % LOUD_EVERY == 0
+    if loud and head is not None and signature.noise.kind != "exact":
         tokens += signature.width**0.5 * rng.choice([-1.0, 1.0], (length, 1)) * to_numpy(head.loudest())
     tokens /= np.linalg.norm(tokens, axis=-1, keepdims=True)
     tokens *= norm * rng.uniform(0.5, 1.0, (length, 1))
-    if hasattr(params, "onto_kinks") and turn % 4 == 3 and signature.max_norm is None:
+    if turn % 4 == 3 and signature.max_norm is None:
         tokens[-1:] = params.onto_kinks(tokens[-1:], rng)
     return tokens
 
@@ -109,15 +107,16 @@ def _balanced(
     return tokens if fits and np.any(last) else None
 
 
-def gates(params: Any, signature: Signature, rng: np.random.Generator, most: int) -> list[Floats]:
+def gates(params: Family, signature: Signature, rng: np.random.Generator, most: int) -> list[Floats]:
     """Questions that one head alone answers, so that it shows which head is another.
 
     Of the tokens u + g and g, last g, head h gives the first the logit u·(W_h g + c_h), linear in g. So g is solved
     for: all heads but one turn to g, which is short and shows little of their values.
     """
-    if not isinstance(params, MultiHead) or (signature.max_length or 2) < 2 or len(params.heads) < 2:
+    heads = params.anatomy.heads
+    if (signature.max_length or 2) < 2 or len(heads) < 2:
         return []
-    logits = np.stack([into_logits(head) for head in params.heads])  # (heads, width, width + 1)
+    logits = np.stack([into_logits(head) for head in heads])  # (heads, width, width + 1)
     levels = [AJAR, None] if 2 * len(logits) <= most else [AJAR] if len(logits) <= most else []
     shut = SHUT_SHORT if signature.space.eps >= FLOAT32 else SHUT
     made = [

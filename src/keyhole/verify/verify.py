@@ -11,7 +11,8 @@ import numpy as np
 
 from keyhole.arrays import Floats, to_numpy
 from keyhole.errors import OracleError, UsageError
-from keyhole.families import MultiHead, OneLayer, ReluNet, Residual, SingleHead
+from keyhole.families import F, Family
+from keyhole.families.base import is_family
 from keyhole.gauge.tolerance import refuse_odd_numbers
 from keyhole.journal import Journal
 from keyhole.methods import Steps
@@ -21,7 +22,7 @@ from keyhole.queries import Measurements, Plan, Signature, sequences
 from keyhole.session import Session, box_of, stream
 from keyhole.verify.judge import MISS, bars_of, explained_by, parts_noticed, scatters
 from keyhole.verify.queries import plans_for
-from keyhole.verify.sensitivity import joined, view
+from keyhole.verify.sensitivity import sensitivity_of
 from keyhole.verify.verdict import Verdict
 
 QUERIES = 64
@@ -43,12 +44,12 @@ FEW_NAMES = 3
 
 def verify(
     oracle: Oracle,
-    params: Any,
+    params: F,
     queries: int = QUERIES,
     seed: int = 0,
     tolerance: float | None = None,
     *,
-    radius: Any = None,
+    radius: F | None = None,
     journal: str | PathLike[str] | None = None,
     observer: Observer | None = None,
 ) -> Verdict:
@@ -71,13 +72,13 @@ def verify(
         return replace(found, queries=session.queries, new_queries=session.new_queries, tolerance=tolerance)
 
 
-def _check(oracle: Oracle, params: Any, queries: int, seed: int, tolerance: float | None, radius: Any) -> None:
+def _check(oracle: Oracle, params: F, queries: int, seed: int, tolerance: float | None, radius: F | None) -> None:
     if not isinstance(oracle, Oracle):
         kind = type(oracle).__name__
         raise UsageError(
             f"oracle must be an Oracle, not {kind}: FunctionOracle(function, width=d) makes one of a function"
         )
-    if not isinstance(params, SingleHead | MultiHead | ReluNet | OneLayer | Residual):
+    if not is_family(params) or params.positions != "last":
         raise UsageError(f"params must be parameters such as a SingleHead, not {type(params).__name__}")
     for name, number, least in (("queries", queries, 1), ("seed", seed, 0)):
         if isinstance(number, bool) or not isinstance(number, int | np.integer) or number < least:
@@ -94,7 +95,7 @@ def _check(oracle: Oracle, params: Any, queries: int, seed: int, tolerance: floa
         raise UsageError("verify must be told how answers err: declare the noise, or have `recover` measure it first")
 
 
-def _check_radius(params: Any, radius: Any) -> None:
+def _check_radius(params: Family, radius: Family) -> None:
     if not isinstance(radius, params.__class__) and not isinstance(params, radius.__class__):
         raise UsageError(f"radius must be a {type(params).__name__} like the parameters, not {type(radius).__name__}")
     shapes = [{name: np.shape(array) for name, array in each.arrays().items()} for each in (params, radius)]
@@ -105,24 +106,24 @@ def _check_radius(params: Any, radius: Any) -> None:
 
 
 def compare(
-    params: Any,
+    params: F,
     signature: Signature,
     rng: np.random.Generator,
     queries: int,
     tolerance: float,
-    radius: Any = None,
+    radius: F | None = None,
 ) -> Steps[Verdict]:
     """Ask, compare with predictions, and after an alarm ask the worst questions again."""
     first = queries - REPEATS if queries >= FEW else queries
-    plans = plans_for(params.attention if isinstance(params, Residual) else params, signature, rng, first)
+    plans = plans_for(params, signature, rng, first)
     outputs = params.outputs or 1
     looked_at = np.sort(rng.permutation(outputs)[:LOOKED_AT])
     with np.errstate(all="ignore"):
-        eps = signature.space.eps
-        seen = joined([view(params, _tokens(plan, signature), eps, looked_at) for plan in plans])
+        tokens = [_tokens(plan, signature) for plan in plans]
+        seen = sensitivity_of(params, tokens, signature.space.eps, looked_at)
         limits = bars_of(seen, signature, tolerance)
         if radius is not None:
-            own = np.concatenate([_own_bars(params, radius, _tokens(plan, signature)) for plan in plans])
+            own = np.concatenate([_own_bars(params, radius, each) for each in tokens])
             limits = replace(limits, bars=limits.bars + own, known=limits.known + own)
     answers: list[Measurements] = yield plans
     values = [_at_last(answer, signature) for answer in answers]
@@ -237,7 +238,7 @@ def _tokens(plan: Plan, signature: Signature) -> Floats:
     return np.asarray(to_numpy(tokens), dtype=np.float64)
 
 
-def _own_bars(params: Any, radius: Any, tokens: Floats) -> Floats:  # -> (count, outputs)
+def _own_bars(params: F, radius: F, tokens: Floats) -> Floats:  # -> (count, outputs)
     """How far predictions may be off because the parameters are."""
     bars = np.asarray(to_numpy(params.error_bar(radius, tokens, 0.0)), dtype=np.float64)
     return bars.reshape(tokens.shape[0], -1)

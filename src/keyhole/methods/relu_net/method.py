@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from keyhole.errors import UsageError
-from keyhole.families.relu_net import ACTIVATIONS
+from keyhole.families.activations import ACTIVATIONS
 from keyhole.methods.base import Estimate, Method, Steps, Unrecoverable
 from keyhole.methods.relu_net.exact.method import relu_net
 from keyhole.methods.relu_net.exact.queries import answers_exactly

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from keyhole.gauge import canonical, kinds, witness
 from keyhole.gauge.identifiability import INPUTS, claims
-from keyhole.gauge.redundancy import Structure, structure
+from keyhole.gauge.redundancy import Redundancy, redundancy
 from keyhole.methods.diagnosis.diagnose import Diagnosis
 
 FEW = 6  # pairs that are named one by one
@@ -40,7 +40,7 @@ def table_of_claims(found: dict[str, Any]) -> Table:
 
 def of_params(params: Any) -> dict[str, Any]:
     """What cannot be told apart in given parameters, as plain data."""
-    found = structure(params)
+    found = redundancy(params)
     other = witness(params)
     return {
         "family": found.family,
@@ -60,7 +60,7 @@ def of_params(params: Any) -> dict[str, Any]:
 
 def describe_params(params: Any) -> Iterator[tuple[str, str]]:
     """The same as (word, sentence) pairs."""
-    found, other = structure(params), witness(params)
+    found, other = redundancy(params), witness(params)
     yield "parameters", f"a {found.family} of width {params.width} with {found.given} {found.units}"
     yield "canonical", _canonical(found)
     unit = found.units[:-1]
@@ -81,7 +81,7 @@ def describe_params(params: Any) -> Iterator[tuple[str, str]]:
     yield "kinds", f"other parameters of the same map are of kind {', '.join(kinds(params))}"
 
 
-def _canonical(found: Structure) -> str:
+def _canonical(found: Redundancy) -> str:
     if found.minimal:
         many = f"all {found.given} {found.units}" if found.given > 1 else f"the one {found.units[:-1]}"
         return f"{many} can be known" if found.given else f"there are no {found.units}"

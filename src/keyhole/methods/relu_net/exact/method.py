@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from keyhole.errors import UsageError
-from keyhole.families.relu_net import ACTIVATIONS
+from keyhole.families.activations import ACTIVATIONS
 from keyhole.methods.base import Estimate, Steps, Unrecoverable, with_sketch
 from keyhole.methods.relu_net.exact.checks import FULL, LEAN, WITHOUT_FRESH, checked
 from keyhole.methods.relu_net.exact.estimate import estimated

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from keyhole.arrays import Floats
-from keyhole.families.relu_net import activate
+from keyhole.families.activations import activate
 from keyhole.methods.base import Estimate, Steps
 from keyhole.methods.relu_net.exact.cells import jumps_of, measure_wide, pieces_of
 from keyhole.methods.relu_net.exact.estimate import estimated, fresh_tokens
