@@ -10,7 +10,7 @@ from typing import Any, Generic
 import numpy as np
 import numpy.typing as npt
 
-from keyhole.families import F
+from keyhole.families import F_co
 
 
 class Outcome(Enum):
@@ -59,11 +59,11 @@ class Outcome(Enum):
 
 
 @dataclass(frozen=True)
-class Certificate(Generic[F]):
+class Certificate(Generic[F_co]):
     """What was checked at the end, and how sure the parameters are."""
 
-    radius: F | None = None  # entrywise radii, as parameters of the same family; None where unknown
-    standard_error: F | None = None  # standard errors, likewise, where errors are random
+    radius: F_co | None = None  # entrywise radii, as parameters of the same family; None where unknown
+    standard_error: F_co | None = None  # standard errors, likewise, where errors are random
     heldout_queries: int = 0
     worst_error: float = float("nan")  # largest |prediction − answer|
     worst_ratio: float = float("nan")  # largest |prediction − answer| over its error bar; certified iff ≤ 1
@@ -93,13 +93,13 @@ class Stats:
 
 
 @dataclass(frozen=True)
-class Recovery(Generic[F]):
+class Recovery(Generic[F_co]):
     """The result of `keyhole.recover`."""
 
     outcome: Outcome
     message: str  # the particulars: figures, cause, remedy
-    params: F | None  # what was recovered; None, or a partial estimate, where the outcome is not CERTIFIED
-    certificate: Certificate[F]
+    params: F_co | None  # what was recovered; None, or a partial estimate, where the outcome is not CERTIFIED
+    certificate: Certificate[F_co]
     stats: Stats
     method: str
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from keyhole.arrays import Array, to_numpy
 from keyhole.errors import BudgetExhausted, OracleError, RecoveryFailed, UsageError, WrongShape
-from keyhole.families import MultiHead, SingleHead
+from keyhole.families import Family, SingleHead
 from keyhole.journal import Journal
 from keyhole.methods import AUTO, METHODS, Estimate, Method, Steps, Unrecoverable, noisy
 from keyhole.methods.base import Found
@@ -315,7 +315,7 @@ def _recover(
     session: Session, choose: Callable[[Signature], Method], seed: int, heldout: int, options: dict[str, Any]
 ) -> tuple[Recovery, Exception | None]:
     began = perf_counter()
-    params: Any = None
+    params: Family | None = None
     estimate: Estimate | None = None
     certificate = Certificate()
     cause: Exception | None = None
@@ -389,14 +389,14 @@ def _recover_from_outputs(
     seconds = first.stats.seconds + second.stats.seconds
     details = {**second.stats.details, "tried_first": first.method}
     second = replace(second, stats=replace(second.stats, seconds=seconds, details=details))
-    if len(second.params.heads) == 1:
+    if second.params is not None and len(second.params.anatomy.heads) == 1:
         certificate = replace(second.certificate, radius=_only_head(second.certificate.radius))
         second = replace(second, params=_only_head(second.params), certificate=certificate)
     return second, second_cause
 
 
-def _only_head(layer: MultiHead) -> SingleHead:
-    return replace(layer.heads[0], output_bias=layer.output_bias)
+def _only_head(layer: Family | None) -> SingleHead | None:
+    return None if layer is None else replace(layer.anatomy.heads[0], output_bias=layer.constant)
 
 
 def _set_aside(session: Session, first: Recovery) -> None:

@@ -12,8 +12,7 @@ import keyhole as kh
 from benchmarks.tables.gauge import MAKERS, SAME_ANSWERS, answers_apart, layer, net, pairs, several, single
 from keyhole.errors import UsageError
 from keyhole.families.factored import Factored
-from keyhole.gauge.compare import COMPARISONS
-from keyhole.gauge.witness import KINDS
+from keyhole.gauge.base import GAUGES
 
 PAIRS = 80  # a slice of what the benchmark `gauge` asks
 
@@ -58,7 +57,7 @@ def test_every_kind_of_witness(family: str) -> None:
         if loudness < 1e-12:  # heads that cancel: there is nothing but rounding to compare
             continue
         found = kh.kinds(params)
-        assert set(found) <= set(KINDS[type(params)])
+        assert set(found) <= set(GAUGES[type(params)].witnesses)
         for kind in found:
             other = kh.witness(params, kind)
             assert other.kind == kind
@@ -73,7 +72,7 @@ def test_every_kind_of_witness(family: str) -> None:
             assert not alike(params, other.params), kind
             met.add(kind)
     lacking = {"merge", "permutation", "silent logits"} if family == "single-head" else set()
-    assert met == set(KINDS[type(params)]) - lacking
+    assert met == set(GAUGES[type(params)].witnesses) - lacking
     assert kh.witness(params).kind == kh.kinds(params)[0]
 
 
@@ -224,7 +223,7 @@ def test_what_cannot_be_compared() -> None:
     own = kh.OneLayer(wide, lambda tokens: tokens[:, -1, 0])
     with pytest.raises(UsageError, match="only with a ReluNet"):
         kh.canonical(own)
-    assert set(KINDS) == set(COMPARISONS)
+    assert all(gauge.witnesses for gauge in GAUGES.values())
 
 
 def test_whole_sequence_layers_are_compared_as_their_heads_are(fresh_seed: int) -> None:

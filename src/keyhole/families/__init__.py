@@ -4,7 +4,7 @@
 """
 
 from keyhole.families.attention_layer import AttentionLayer
-from keyhole.families.base import Anatomy, F, Family
+from keyhole.families.base import Anatomy, F, F_co, Family
 from keyhole.families.files import load, register
 from keyhole.families.multi_head import MultiHead
 from keyhole.families.one_layer import OneLayer
@@ -16,6 +16,7 @@ __all__ = [
     "Anatomy",
     "AttentionLayer",
     "F",
+    "F_co",
     "Family",
     "MultiHead",
     "OneLayer",

@@ -19,10 +19,11 @@ if TYPE_CHECKING:
     from keyhole.families.single_head import SingleHead
 
     F = TypeVar("F", bound="Family", default="Family")
+    F_co = TypeVar("F_co", bound="Family", default="Family", covariant=True)
 else:  # the default is for type checkers only: `typing` knows none before Python 3.13
     from typing import TypeVar
 
-    F = TypeVar("F")
+    F, F_co = TypeVar("F"), TypeVar("F_co", covariant=True)
 
 # Held-out tokens have logits of about these sizes, from flat to nearly saturated attention, or (None) a norm that does
 # not depend on what was recovered: a wrong recovery must not choose its own queries.
@@ -182,7 +183,7 @@ class Family(Protocol):
         found = named if self.anatomy.numbered else {"score": heads[0].score} if heads else {}
         return found if net is None else {**found, "weights into the neurons": net.weights_in}
 
-    def sensitivity(self, tokens: Floats, unit: float, looked_at: Floats) -> Sensitivity:  # noqa: ARG002
+    def sensitivity(self, tokens: Floats, unit: float, looked_at: Array) -> Sensitivity:  # noqa: ARG002
         """Predictions, rounding by arithmetic of inner products right within `unit`, and the effect of each part.
 
         `looked_at` numbers the outputs that parts are for. Of a map that is known as a function only there are none.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from operator import add
 from typing import ClassVar
@@ -17,8 +17,8 @@ from keyhole.families.files import register
 from keyhole.families.sensitivity import sensitivity_of_heads
 from keyhole.families.single_head import SingleHead
 
-# Heads may need tokens of very different norms. Held-out sequences of small logits have them in the sharpest head, those
-# of middling logits in the median one, and those of large logits in the flattest.
+# Heads may need tokens of very different norms. Held-out sequences of small logits have them in the sharpest head,
+# those of middling logits in the median one, and those of large logits in the flattest.
 SMALL_LOGITS, LARGE_LOGITS = 1.0, 6.0
 
 
@@ -53,7 +53,7 @@ class MultiHead(Family):
     def of(cls, params: Family) -> MultiHead:
         """One head or several as several; UsageError for anything else."""
         if isinstance(params, SingleHead):
-            return cls([SingleHead(params.score, params.value, params.score_bias, None, params.attention)], params.constant)
+            return cls([replace(params, output_bias=None)], params.output_bias)
         if not isinstance(params, MultiHead):
             raise UsageError(f"the method found a {type(params).__name__}, no heads: use the method multi-head")
         return params
@@ -168,6 +168,6 @@ class MultiHead(Family):
             numbers += rank * (sum(matrix.shape) - rank)
         return -(-numbers // (self.outputs or 1)) + (0 if self.output_bias is None else 1)
 
-    def sensitivity(self, tokens: Floats, unit: float, looked_at: Floats) -> Sensitivity:
+    def sensitivity(self, tokens: Floats, unit: float, looked_at: Array) -> Sensitivity:
         """Predictions, their rounding, and the first-order effect of every array of every head."""
         return sensitivity_of_heads(self.heads, self.output_bias, tokens, unit, looked_at, numbered=True)

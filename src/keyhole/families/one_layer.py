@@ -69,7 +69,7 @@ class OneLayer(Family):
         """The net; UsageError where it is known as a function only."""
         if not isinstance(self.ffn, ReluNet):
             kind = type(self.ffn.function).__name__
-            raise UsageError(f"the net of this layer is a {kind}, which is known as a function only: it must be a ReluNet")
+            raise UsageError(f"a layer whose net is a {kind} cannot be compared or saved, only with a ReluNet")
         return self.ffn
 
     def without_attention(self) -> OneLayer:
@@ -159,15 +159,13 @@ class OneLayer(Family):
         """The fewest queries that tell the forms of the head and the net behind it."""
         return -(-(self.attention.counting_bound - self.width) // (self.outputs or 1)) + self.ffn.counting_bound
 
-    def sensitivity(self, tokens: Floats, unit: float, looked_at: Floats) -> Sensitivity:
+    def sensitivity(self, tokens: Floats, unit: float, looked_at: Array) -> Sensitivity:
         """Predictions, their rounding, and the first-order effect of every array of head and net."""
         return sensitivity_of_layer(self, tokens, unit, looked_at)
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the parameters to a safetensors file that `keyhole.load` reads."""
-        if not isinstance(self.ffn, ReluNet):
-            kind = type(self.ffn.function).__name__
-            raise UsageError(f"a layer whose net is a {kind} cannot be saved, only with a ReluNet")
+        _ = self.net  # a function has no arrays that a file could hold
         super().save(path)
 
 

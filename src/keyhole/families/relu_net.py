@@ -14,6 +14,7 @@ from keyhole.families.base import Anatomy, Family, Sensitivity, check_arrays, ch
 from keyhole.families.files import register
 from keyhole.families.sensitivity import sensitivity_of_net
 
+
 @register
 @dataclass(frozen=True, eq=False)
 class ReluNet(Family):
@@ -156,7 +157,7 @@ class ReluNet(Family):
         numbers = sum(int(np.prod(array.shape)) for array in self.arrays().values())
         return -(-(numbers - self.neurons * (self.activation == "relu")) // (self.outputs or 1))
 
-    def sensitivity(self, tokens: Floats, unit: float, looked_at: Floats) -> Sensitivity:
+    def sensitivity(self, tokens: Floats, unit: float, looked_at: Array) -> Sensitivity:
         """Predictions, their rounding, and the first-order effect of every array."""
         return sensitivity_of_net(self, tokens, unit, looked_at)
 

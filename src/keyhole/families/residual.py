@@ -115,7 +115,7 @@ class Residual(Family):
         """That of the attention: the last token is known."""
         return self.attention.counting_bound
 
-    def sensitivity(self, tokens: Floats, unit: float, looked_at: Floats) -> Sensitivity:
+    def sensitivity(self, tokens: Floats, unit: float, looked_at: Array) -> Sensitivity:
         """That of the attention, the last token added to answers and their rounding."""
         inner, last = self.attention.sensitivity(tokens, unit, looked_at), tokens[:, -1, :]
         return replace(inner, answers=inner.answers + last, rounding=inner.rounding + unit * np.abs(last))

@@ -79,7 +79,13 @@ def _units(count: int, outputs: int) -> Floats:  # (n·outputs, outputs)
 
 
 def _part(
-    name: str, head: int | None, array: Array | None, left: Floats, right: Floats | None, reach: Floats, added: bool = False
+    name: str,
+    head: int | None,
+    array: Array | None,
+    left: Floats,
+    right: Floats | None,
+    reach: Floats,
+    added: bool = False,
 ) -> list[Part]:
     """The part, unless it is not there or all zero: then no relative change of it can be spoken of."""
     if array is None or not np.any(own := floats(array)):
@@ -93,7 +99,7 @@ def sensitivity_of_heads(
     output_bias: Array | None,
     tokens: Floats,  # (n, length, width)
     unit: float,
-    looked_at: Floats,  # numbers of outputs
+    looked_at: Array,  # numbers of outputs
     numbered: bool,
 ) -> Sensitivity:
     """Predictions of a sum of heads, their rounding, and the effect of every array."""
@@ -148,7 +154,7 @@ class _Net:
         found = self.gates(outputs) @ self.net.weights_in
         return np.asarray(found if self.skip is None else found + self.skip[outputs])
 
-    def parts(self, looked_at: Floats) -> list[Part]:
+    def parts(self, looked_at: Array) -> list[Part]:
         """What each array of the net does."""
         (count, _), looks, everything = self.x.shape, len(looked_at), slice(None)
         gates, units = self.gates(looked_at).reshape(count * looks, -1), _units(count, looks)
@@ -161,13 +167,13 @@ class _Net:
         return found + _part("skip", None, self.net.skip, _rows(self.x, looks), units, lengths)
 
 
-def sensitivity_of_net(net: ReluNet, tokens: Floats, unit: float, looked_at: Floats) -> Sensitivity:
+def sensitivity_of_net(net: ReluNet, tokens: Floats, unit: float, looked_at: Array) -> Sensitivity:
     """Predictions of a net, their rounding, and the effect of every array."""
     own = _Net(net.like(np.zeros(1)), tokens[:, -1, :])
     return Sensitivity(own.answers, own.rounding(unit), tuple(own.parts(looked_at)))
 
 
-def sensitivity_of_layer(params: OneLayer, tokens: Floats, unit: float, looked_at: Floats) -> Sensitivity:
+def sensitivity_of_layer(params: OneLayer, tokens: Floats, unit: float, looked_at: Array) -> Sensitivity:
     """Predictions of a head with a net behind it, their rounding, and the effect of every array."""
     layer = params.like(np.zeros(1))
     head, net, last = _Head(layer.attention, tokens, unit), layer.anatomy.net, tokens[:, -1, :]

@@ -99,6 +99,6 @@ class SingleHead(Head):
         shown = max(1, int(np.linalg.matrix_rank(floats(self.value_columns))))
         return -(-numbers // shown) + width + (0 if self.output_bias is None else 1)
 
-    def sensitivity(self, tokens: Floats, unit: float, looked_at: Floats) -> Sensitivity:
+    def sensitivity(self, tokens: Floats, unit: float, looked_at: Array) -> Sensitivity:
         """Predictions, their rounding, and the first-order effect of score, value and biases."""
         return sensitivity_of_heads((self,), self.output_bias, tokens, unit, looked_at, numbered=False)

@@ -10,15 +10,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from keyhole.families.factored import Factored
-from keyhole.families.multi_head import MultiHead
-from keyhole.families.one_layer import OneLayer
 from keyhole.arrays import Array
 from keyhole.families.activations import activate
 from keyhole.families.base import Family
+from keyhole.families.factored import Factored
+from keyhole.families.multi_head import MultiHead
+from keyhole.families.one_layer import OneLayer
 from keyhole.families.relu_net import ReluNet
 from keyhole.families.single_head import SingleHead
-from keyhole.gauge.heads import Heads, as_multi_head, output_bias_of
+from keyhole.gauge.heads import Heads, output_bias_of
 from keyhole.gauge.tolerance import size
 from keyhole.gauge.witness import kinds, witness
 
@@ -137,7 +137,7 @@ def value_constant(params: Family, rng: Random) -> Changed:
 def value_for_bias(params: Heads, rng: Random) -> Changed:
     """A number added to v of the first head and taken from b: v + α·1 and b − α."""
     params = params.like(np.zeros(1))
-    heads = as_multi_head(params)
+    heads = MultiHead.of(params)
     step = _like(heads.heads[0].value[0], rng)
     first = replace(heads.heads[0], value=heads.heads[0].value + step)
     return MultiHead([first, *heads.heads[1:]], np.asarray(output_bias_of(params) - step))

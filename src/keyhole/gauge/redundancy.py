@@ -10,11 +10,12 @@ import numpy as np
 from keyhole.arrays import Floats, floats
 from keyhole.errors import UsageError
 from keyhole.families.base import Family
+from keyhole.families.multi_head import MultiHead
 from keyhole.families.one_layer import OneLayer
 from keyhole.families.relu_net import ReluNet
 from keyhole.families.single_head import SingleHead
 from keyhole.gauge.base import find_gauge
-from keyhole.gauge.heads import Heads, as_multi_head, merged_heads
+from keyhole.gauge.heads import Heads, merged_heads
 from keyhole.gauge.nets import Kinks, kinks_of
 from keyhole.gauge.one_layer import kinks_of_layer, plain_layer, sees_mixture
 from keyhole.gauge.tolerance import relative, rounding_of, size
@@ -80,7 +81,7 @@ def redundancy_of_layer(layer: OneLayer) -> Redundancy:
 def redundancy_of_heads(params: Heads) -> Redundancy:
     """Heads of equal logits, silent ones, and those nearly alike."""
     tolerance = rounding_of(params)
-    heads = as_multi_head(params).like(np.zeros(1)).heads
+    heads = MultiHead.of(params).like(np.zeros(1)).heads
     groups = list(merged_heads(params, tolerance))
     silent = [number for group, _, value in groups if not np.any(value) for number in group]
     loud = [(group[0], logits, value) for group, logits, value in groups if np.any(value)]

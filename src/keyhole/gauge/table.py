@@ -62,13 +62,12 @@ def aligned_heads(params: Family, truth: Family) -> dict[str, Floats]:
     """The true heads in the order of those recovered, array by array, under the names that the parameters have."""
     heads, true = params.anatomy.heads, truth.anatomy.heads
     order = matched(heads, true) if params.anatomy.numbered else list(true)
-    found = {
+    return {
         f"heads.{number}.{name}" if params.anatomy.numbered else name: floats(other)
         for number, (own, one) in enumerate(zip(heads, order or (), strict=False))
         for name, array in own.arrays().items()
         if (other := one.arrays().get(name)) is not None and other.shape == array.shape
     }
-    return found
 
 
 def aligned_layers(params: AttentionLayer, truth: AttentionLayer) -> dict[str, Floats]:

@@ -10,7 +10,7 @@ from keyhole.arrays import Floats, floats
 from keyhole.families.factored import Factored, Factors
 from keyhole.families.multi_head import MultiHead
 from keyhole.families.single_head import SingleHead
-from keyhole.gauge.heads import Heads, as_multi_head, into_logits, merged_heads
+from keyhole.gauge.heads import Heads, into_logits, merged_heads
 from keyhole.gauge.tolerance import rounding_of, size
 
 Found = tuple[MultiHead | Factored, str] | None
@@ -18,7 +18,7 @@ Random = np.random.Generator
 
 
 def _plain(params: Heads) -> MultiHead:
-    return as_multi_head(params).like(np.zeros(1))
+    return MultiHead.of(params).like(np.zeros(1))
 
 
 def _loudest(heads: MultiHead) -> int | None:

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from keyhole.arrays import Floats
-from keyhole.families.one_layer import OneLayer
 from keyhole.families.activations import activate
+from keyhole.families.one_layer import OneLayer
 from keyhole.families.relu_net import ReluNet
 from keyhole.families.single_head import SingleHead
 from keyhole.gauge.nets import kinks_of

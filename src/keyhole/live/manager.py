@@ -141,11 +141,11 @@ class Runs:
         found = [run.params() for run in both]
         apart, note = None, ""
         missing = [run.id for run, params in zip(both, found, strict=True) if params is None]
-        if missing:
+        if found[0] is None or found[1] is None:
             note = f"no distance: {' and '.join(missing)} recovered nothing so far"
         else:
             try:
-                apart = distance(*found)
+                apart = distance(found[0], found[1])
             except UsageError as error:
                 note = f"no distance: {error}"
         told: dict[str, Any] = plain({"distance": apart, "note": note, "runs": [run.snapshot() for run in both]})

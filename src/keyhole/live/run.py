@@ -11,7 +11,7 @@ from time import sleep, time
 from typing import Any, Protocol
 
 from keyhole.errors import FileError, KeyholeError, UsageError
-from keyhole.families import load
+from keyhole.families import Family, load
 from keyhole.live.heatmap import pictures
 from keyhole.live.record import Record, Stopped
 from keyhole.oracles import Oracle, Wrapper

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from keyhole.errors import KeyholeError
-from keyhole.families import F
+from keyhole.families import F_co
 from keyhole.queries import Measurements, Plan, Signature, Sketch
 from keyhole.recovery import Outcome
 
@@ -35,13 +35,13 @@ class BiasDetected(Unrecoverable):
 
 
 @dataclass(frozen=True)
-class Estimate(Generic[F]):
+class Estimate(Generic[F_co]):
     """What a method returns, before the certificate."""
 
-    params: F
-    radius: F  # container of the same type: entrywise radii
+    params: F_co
+    radius: F_co  # container of the same type: entrywise radii
     counting_bound: int
-    standard_error: F | None = None  # of the same type, where errors are random and their size is known
+    standard_error: F_co | None = None  # of the same type, where errors are random and their size is known
     assumptions: tuple[str, ...] = ()
     details: Mapping[str, Any] = field(default_factory=dict)
 
@@ -51,17 +51,19 @@ class Estimate(Generic[F]):
 
 
 @dataclass(frozen=True)
-class Method(Generic[F]):
+class Method(Generic[F_co]):
     """A named learner. `run(signature, rng, **options)` is its generator; options are its keyword arguments."""
 
     name: str
     summary: str
-    run: Callable[..., Steps[Estimate[F]]]
+    run: Callable[..., Steps[Estimate[F_co]]]
     options: Mapping[str, str] = field(default_factory=dict)  # name -> what it does
     # Robust learners are told what the noise is, dtype included, and how many queries they may spend.
     robust: bool = False
 
-    def steps(self, signature: Signature, rng: np.random.Generator, budget: float, **options: Any) -> Steps[Estimate[F]]:
+    def steps(
+        self, signature: Signature, rng: np.random.Generator, budget: float, **options: Any
+    ) -> Steps[Estimate[F_co]]:
         """The generator, told what it needs to know."""
         if self.robust:
             return self.run(signature, rng, budget=budget, **options)

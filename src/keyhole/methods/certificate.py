@@ -10,7 +10,7 @@ import numpy as np
 
 from keyhole.arrays import Array, Floats, floats, to_numpy
 from keyhole.errors import BudgetExhausted
-from keyhole.families import F, Family
+from keyhole.families import F, F_co, Family
 from keyhole.methods.base import Estimate, Steps
 from keyhole.noise import GAUSSIAN_DEVIATIONS
 from keyhole.numerics.logit import rounding
@@ -37,17 +37,15 @@ LOUD_EVERY = 2
 
 
 @dataclass(frozen=True)
-class Judgement(Generic[F]):
+class Judgement(Generic[F_co]):
     """A certificate and the outcome it amounts to."""
 
     outcome: Outcome
     message: str
-    certificate: Certificate[F]
+    certificate: Certificate[F_co]
 
 
-def certify(
-    estimate: Estimate[F], signature: Signature, rng: np.random.Generator, count: int
-) -> Steps[Judgement[F]]:
+def certify(estimate: Estimate[F], signature: Signature, rng: np.random.Generator, count: int) -> Steps[Judgement[F]]:
     """Ask `count` fresh random sequences and compare the answers with predictions."""
     usual, long = heldout_plans(estimate, signature, rng, count)
     plans = usual + long

@@ -17,7 +17,7 @@ from keyhole.families.base import Sensitivity
 ARITHMETIC = 32.0
 
 
-def sensitivity_of(params: Family, batches: Sequence[Floats], eps: float, looked_at: Floats) -> Sensitivity:
+def sensitivity_of(params: Family, batches: Sequence[Floats], eps: float, looked_at: Array) -> Sensitivity:
     """The sensitivity of batches (n, length, width) as one, answered in arithmetic of relative spacing `eps`.
 
     Parts are for the outputs that `looked_at` numbers; those that no answer can show are left out.

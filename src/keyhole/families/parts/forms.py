@@ -16,7 +16,7 @@ class ScoreForm(Protocol):
         ...
 
     def radius(self, radius: Self, tokens: Array, queries: Array, rounding: float) -> Array:
-        """First-order bound on the error of each logit, (batch, queries, length), from entrywise radii of the arrays."""
+        """First-order bound on the error of each logit, (batch, queries, length), from entrywise radii."""
         ...
 
     def token_norm(self, logit_size: float) -> float:

@@ -66,7 +66,9 @@ class Head(Family):
         """The first-order bound of `error_bar` with each token in turn as the last one: (batch, length[, outputs])."""
         return self._bar(radius, tokens, tokens, rounding)
 
-    def _bar(self, radius: Self, tokens: Array, queries: Array, rounding: float) -> Array:  # (batch, queries[, outputs])
+    def _bar(
+        self, radius: Self, tokens: Array, queries: Array, rounding: float
+    ) -> Array:  # (batch, queries[, outputs])
         xp = namespace(tokens)
         head, wide = self.like(tokens), radius.like(tokens)
         logits = head.form.logits(tokens, queries)

@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
 
 import numpy as np
 
 from keyhole.arrays import Array, Space
 from keyhole.families.one_layer import UNKNOWN_ARITHMETIC
+from keyhole.families.opaque_net import OpaqueNet
+from keyhole.families.relu_net import ReluNet
 from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.forms.reader import CLEAR_ENOUGH, FormReader, Forms, Probe
 from keyhole.methods.forms.value import Value

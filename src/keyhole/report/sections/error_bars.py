@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import numpy as np
 
 from keyhole.arrays import Floats, floats
-from keyhole.families import AttentionLayer, OneLayer, SingleHead
+from keyhole.families import Family
+from keyhole.gauge import aligned
 from keyhole.report.html.canvas import short
 from keyhole.report.html.charts import LEAST, Histogram, clean, largest, within
 from keyhole.report.html.content import Section, Table
-from keyhole.report.sections.parameters import heads_of, matched
 
 
-def error_section(params: Any, radius: Any, errors: Any, truth: Any, proven: bool) -> Section | None:
+def error_section(
+    params: Family | None, radius: Family | None, errors: Family | None, truth: Family | None, proven: bool
+) -> Section | None:
     """How sure every entry is, and how wrong it is where the truth is known."""
     if params is None or radius is None:
         return None
     bars = {name: floats(array) for name, array in radius.arrays().items()}
     standard = {} if errors is None else {name: floats(array) for name, array in errors.arrays().items()}
     values = {name: floats(array) for name, array in params.arrays().items()}
-    actual = _actual(params, truth)
+    true = {} if truth is None else aligned(params, truth)
+    actual = {name: clean(values[name]) - clean(array) for name, array in true.items() if name in values}
     rows = tuple(
         (
             name.replace("_", " "),
@@ -59,31 +61,3 @@ def _bar_chart(bars: Mapping[str, Floats], actual: Mapping[str, Floats]) -> Iter
         if wrong.size:
             groups.append(("actual errors", wrong))
     yield Histogram("error-bars", "Error bars of all entries", words, tuple(groups), "size")
-
-
-def _actual(params: Any, truth: Any) -> dict[str, Floats]:
-    """Entrywise errors, where entries of parameters and truth correspond; of nets they do not."""
-    if truth is None or type(truth) is not type(params):
-        return {}
-    if isinstance(params, OneLayer):
-        if params.width != truth.width:
-            return {}
-        return {"attention.score": clean(params.attention.score) - clean(truth.attention.score)}
-    if isinstance(params, SingleHead):
-        pairs = [("", params, truth)]
-    else:
-        order = matched(heads_of(params), heads_of(truth)) or ()
-        pairs = [(f"heads.{n}.", a, b) for n, (a, b) in enumerate(zip(heads_of(params), order, strict=False))]
-    found = {
-        f"{prefix}{name}": clean(array) - clean(other)
-        for prefix, own, true in pairs
-        for name, array in own.arrays().items()
-        if (other := true.arrays().get(name)) is not None and other.shape == array.shape
-    }
-    if isinstance(params, AttentionLayer) and found:  # whose heads lie in one array each
-        parts = {"scores": "score", "projections": "value"}
-        return {
-            name: np.stack([found[f"heads.{number}.{part}"] for number in range(params.heads)])
-            for name, part in parts.items()
-        }
-    return found

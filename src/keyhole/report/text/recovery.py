@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from keyhole.arrays import to_numpy
+from keyhole.families import Family
 from keyhole.recovery import Outcome, Recovery
 
 __all__ = ["describe"]
@@ -93,6 +94,6 @@ def _heldout(result: Recovery) -> str:
     return f"{said}: at most {100 * certificate.worst_ratio:.2g} % of the error bar"
 
 
-def _radius(radius: Any) -> str:
+def _radius(radius: Family) -> str:
     largest = {name: float(np.max(to_numpy(array), initial=0.0)) for name, array in radius.arrays().items()}
     return "entries of " + ", ".join(f"{name} ± {size:.2g}" for name, size in largest.items()) + " at most"

@@ -33,7 +33,7 @@ COPIES = 16
 
 def bounded(
     signature: Signature, rng: np.random.Generator, *, copies: int = COPIES, cover_biases: bool = False
-) -> Steps[Estimate]:
+) -> Steps[Estimate[SingleHead]]:
     """Score matrix and value of f(X) = Σ_i softmax_i(x_iᵀ·W·x_N) · x_iᵀ·V from answers with any errors |e| ≤ τ.
 
     The robust version of theorem 4.1 of *Provably Learning Attention with Queries* (arXiv 2601.16873): ε-accuracy
@@ -68,7 +68,7 @@ def bounded(
 
 def _estimated(
     reader: Reader, sheet: Sheet, score: Interval, forms: Interval, shape: tuple[int, ...], hidden: float | None
-) -> Estimate:
+) -> Estimate[SingleHead]:
     """Parameters, radii, and the conditions they rest on."""
     space, value, design = reader.space, sheet.value, sheet.design
     vector, around = (part.reshape((reader.width, *shape)) for part in (value.vector, value.radius))
