@@ -25,7 +25,7 @@ from keyhole.cli.recover_model import names_all_layers, recover_all_layers
 from keyhole.cli.serve import serve
 from keyhole.cli.tables import print_whole
 from keyhole.errors import KeyholeError, RecoveryFailed, UsageError
-from keyhole.families import load
+from keyhole.families import Family, load
 from keyhole.live.watch_page import WatchPage
 from keyhole.noise import Noise
 from keyhole.progress import Observer, on_terminal
@@ -304,7 +304,7 @@ def verify(
     return DONE if found.same else FAILED
 
 
-def _beside(path: Path) -> Any:
+def _beside(path: Path) -> Family | None:
     """The error bars that a run wrote beside the parameters; None where it is no such file."""
     bars = path.with_name(RADIUS)
     return load(bars) if path.name == PARAMS and bars.is_file() else None

@@ -69,7 +69,9 @@ class OneLayer(Family):
         """The net; UsageError where it is known as a function only."""
         if not isinstance(self.ffn, ReluNet):
             kind = type(self.ffn.function).__name__
-            raise UsageError(f"a layer whose net is a {kind} cannot be compared or saved, only with a ReluNet")
+            raise UsageError(
+                f"a layer whose net is a {kind} cannot be compared and cannot be saved, only with a ReluNet"
+            )
         return self.ffn
 
     def without_attention(self) -> OneLayer:

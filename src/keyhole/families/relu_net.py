@@ -118,6 +118,10 @@ class ReluNet(Family):
             total = total + rounding * (size if net.outputs is None else size[:, None]) * lengths
         return xp.sqrt(squares) + total
 
+    def of_predictions(self, tokens: Array) -> Array | None:  # noqa: ARG002 - (batch, length, width) -> (batch, outputs)
+        """As a radius: errors of answers from what is known of all entries together; None where nothing is."""
+        return None
+
     def passed_through(self, x: Array, radius: Array) -> Array:  # (n, width), (n, width) -> (n,) or (n, outputs)
         """How far answers may move when the entries of their argument move within `radius`, to first order."""
         xp, net = namespace(x), self.like(x)

@@ -96,7 +96,7 @@ def _check(oracle: Oracle, params: F, queries: int, seed: int, tolerance: float 
 
 
 def _check_radius(params: Family, radius: Family) -> None:
-    if not isinstance(radius, params.__class__) and not isinstance(params, radius.__class__):
+    if not is_family(radius) or radius.family != params.family:
         raise UsageError(f"radius must be a {type(params).__name__} like the parameters, not {type(radius).__name__}")
     shapes = [{name: np.shape(array) for name, array in each.arrays().items()} for each in (params, radius)]
     if not shapes[0].items() <= shapes[1].items():  # biases that were found to be none have an error bar too

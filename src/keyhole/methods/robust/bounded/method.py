@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from keyhole.arrays import Floats, Space
+from keyhole.arrays import Array, Floats, Space
 from keyhole.families import SingleHead
 from keyhole.methods.base import Estimate, Steps
 from keyhole.methods.forms.value import refuse_single_tokens
@@ -88,7 +88,7 @@ def _estimated(
     )
 
 
-def _radius(space: Space, centre: Floats | float, radius: Floats) -> Any:
+def _radius(space: Space, centre: Floats | float, radius: Floats) -> Array:
     """Radii that also cover the rounding of centre and radius to the oracle's dtype."""
     eps = space.spacing
     return space.asarray((radius + eps * np.abs(centre)) * (1 + 4 * eps) + space.tiny)
