@@ -11,7 +11,7 @@ import numpy as np
 import keyhole as kh
 from benchmarks.support.rows import markdown
 from keyhole.families.activations import ACTIVATIONS
-from keyhole.families.factored import Factored
+from keyhole.gauge.factored import Factored
 
 PAIRS = 1000
 LENGTHS = (1, 2, 3, 4, 5, 6)

@@ -13,7 +13,7 @@ import numpy as np
 import keyhole as kh
 from benchmarks.support.rows import markdown
 from benchmarks.tables.gauge import layer, net
-from keyhole.families.factored import Factored, Factors
+from keyhole.gauge.factored import Factored, Factors
 
 RUNS = 2000
 CHANGE = 1e-6

@@ -16,7 +16,7 @@ from keyhole.arrays import Array, Space, namespace, to_numpy
 from keyhole.errors import FileError, UsageError
 from keyhole.families.files import FAMILIES
 from keyhole.families.parts import Attention, attention
-from keyhole.gauge.base import GAUGES
+from keyhole.gauge.compare import GAUGES
 from keyhole.methods.base import Estimate
 from keyhole.methods.certificate import certify
 from keyhole.recovery import Outcome

@@ -11,8 +11,8 @@ import pytest
 import keyhole as kh
 from benchmarks.tables.gauge import MAKERS, SAME_ANSWERS, answers_apart, layer, net, pairs, several, single
 from keyhole.errors import UsageError
-from keyhole.families.factored import Factored
-from keyhole.gauge.base import GAUGES
+from keyhole.gauge.compare import GAUGES
+from keyhole.gauge.factored import Factored
 
 PAIRS = 80  # a slice of what the benchmark `gauge` asks
 

@@ -27,7 +27,7 @@ class AttentionLayer(Family):
     family: ClassVar[str] = "attention-layer"
 
     def __post_init__(self) -> None:
-        check_arrays("AttentionLayer", self.arrays())
+        check_arrays(self, "scores", "projections")
         scores, projections = tuple(self.scores.shape), tuple(self.projections.shape)
         fitting = len(scores) == len(projections) == 3 and scores[1] == scores[2] and scores[:2] == projections[:2]
         if not fitting or 0 in scores[1:] + projections[1:]:
@@ -50,10 +50,6 @@ class AttentionLayer(Family):
     def outputs(self) -> int:
         """Numbers per answer and token."""
         return int(self.projections.shape[2])
-
-    def arrays(self) -> dict[str, Array]:
-        """The parameters, by name."""
-        return {"scores": self.scores, "projections": self.projections}
 
     def read_at_last(self) -> list[SingleHead]:
         """Heads whose answers at all positions add up to the layer's."""

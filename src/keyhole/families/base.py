@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from os import PathLike
 from typing import TYPE_CHECKING, ClassVar, Protocol, Self
 
@@ -101,10 +101,6 @@ class Family(Protocol):
         """Numbers per answer; None when the answer is a plain number."""
         ...
 
-    def arrays(self) -> dict[str, Array]:
-        """The parameters that are present, by name; those of an inner family by their path."""
-        ...
-
     def __call__(self, tokens: Array) -> Array:  # (batch, length, width) -> (batch,) or (batch, outputs)
         """Answer a batch of sequences, in the library and dtype and on the device of the tokens."""
         ...
@@ -130,9 +126,17 @@ class Family(Protocol):
         """What determines the map besides numbers."""
         return {}
 
+    def arrays(self) -> dict[str, Array]:
+        """The parameters that are present, by name; those of an inner family by their path."""
+        named = ((each.name, getattr(self, each.name)) for each in fields(self))  # type: ignore[arg-type]
+        return {name: array for name, array in named if hasattr(array, "ndim")}
+
     def like(self, tokens: Array) -> Self:
-        """A copy with all arrays in the library, dtype and device of `tokens`."""
-        return self.of_arrays(**{name: like(array, tokens) for name, array in self.arrays().items()}, **self.words)
+        """A copy with all arrays in the library, dtype and device of `tokens`; no copy where they are there."""
+        own = self.arrays()
+        moved = {name: like(array, tokens) for name, array in own.items()}
+        same = all(array is own[name] for name, array in moved.items())
+        return self if same else self.of_arrays(**moved, **self.words)
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the parameters to a safetensors file that `keyhole.load` reads."""
@@ -208,19 +212,20 @@ def like(array: Array, tokens: Array) -> Array:
     return xp.asarray(to_numpy(array), dtype=tokens.dtype, device=tokens.device)
 
 
-def check_arrays(kind: str, arrays: dict[str, Array]) -> None:
-    """UsageError for parameters that are no arrays."""
-    for name, array in arrays.items():
-        if not hasattr(array, "ndim"):
-            raise UsageError(f"{kind}.{name} must be an array, not {type(array).__name__}")
+def check_arrays(params: Family, *names: str) -> None:
+    """UsageError for parameters that are no arrays; None is one where it is the default."""
+    for name in names:
+        array = getattr(params, name)
+        if not hasattr(array, "ndim") and (array is not None or getattr(type(params), name, 0) is not None):
+            raise UsageError(f"{type(params).__name__}.{name} must be an array, not {type(array).__name__}")
 
 
-def check_shapes(kind: str, arrays: dict[str, Array], expected: dict[str, tuple[int, ...]]) -> None:
+def check_shapes(params: Family, **expected: tuple[int, ...]) -> None:
     """UsageError for arrays that are present and of another shape than expected."""
     for name, shape in expected.items():
-        array = arrays.get(name)
+        array = getattr(params, name)
         if array is not None and tuple(array.shape) != shape:
-            raise UsageError(f"{kind}.{name} has shape {tuple(array.shape)}, expected {shape}")
+            raise UsageError(f"{type(params).__name__}.{name} has shape {tuple(array.shape)}, expected {shape}")
 
 
 def under(prefix: str, named: dict[str, Array]) -> dict[str, Array]:

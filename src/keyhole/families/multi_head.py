@@ -12,7 +12,7 @@ import numpy as np
 
 from keyhole.arrays import Array, Floats, floats, namespace
 from keyhole.errors import UsageError
-from keyhole.families.base import Anatomy, Family, Sensitivity, like, under
+from keyhole.families.base import Anatomy, Family, Sensitivity, under
 from keyhole.families.files import register
 from keyhole.families.sensitivity import sensitivity_of_heads
 from keyhole.families.single_head import SingleHead
@@ -95,14 +95,6 @@ class MultiHead(Family):
     def constant(self) -> Array | None:
         """The output bias."""
         return self.output_bias
-
-    def like(self, tokens: Array) -> MultiHead:
-        """A copy with all arrays in the library, dtype and device of `tokens`; itself where they are."""
-        heads = [head.like(tokens) for head in self.heads]
-        bias = None if self.output_bias is None else like(self.output_bias, tokens)
-        if bias is self.output_bias and all(new is old for new, old in zip(heads, self.heads, strict=True)):
-            return self
-        return MultiHead(heads, bias)
 
     def error_bar(self, radius: MultiHead, tokens: Array, rounding: float) -> Array:  # -> (batch,) or (batch, outputs)
         """First-order bound on |f_true − f_self| for parameters right within `radius`, head by head."""

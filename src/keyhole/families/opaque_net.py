@@ -3,35 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import numpy as np
 
 from keyhole.arrays import Array, namespace
-from keyhole.errors import UsageError
 from keyhole.families.base import Family
 
 # Slopes are taken over this part of the length of the argument.
 SLOPE_STEP = 2.0**-16
 
 
-class PredictionBar(Protocol):
-    """What a function must have to stand for a net."""
-
-    def __call__(self, tokens: Array) -> Array:  # (batch, 1, width) -> (batch,) or (batch, outputs)
-        """Answer single tokens."""
-        ...
-
-    def error_bar(self, radius: object, tokens: Array, rounding: float) -> Array:
-        """Bound on |truth − answer|, given whatever the learner calls a radius."""
-        ...
-
-
 @dataclass(frozen=True, eq=False)
 class OpaqueNet(Family):
     """f(X) = function(x_N), x_N the last token; of radii, whatever the function's `error_bar` takes."""
 
-    function: PredictionBar
+    function: Family  # or anything that is called like one and has its `error_bar`
     inner: int = 0  # numbers per token
 
     family: ClassVar[str] = "opaque-net"
@@ -79,7 +66,3 @@ class OpaqueNet(Family):
             steepest = xp.maximum(*(xp.abs(self(end) - answers) for end in ends))
             total = total + steepest * (weight if answers.ndim == 1 else weight[:, None])
         return total
-
-    def save(self, path: object) -> None:  # noqa: ARG002
-        """Refused: a function has no arrays that a file could hold."""
-        raise UsageError(f"a net that is a {type(self.function).__name__} cannot be saved, only a ReluNet")

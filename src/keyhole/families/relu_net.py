@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from keyhole.arrays import Array, Floats, floats, namespace
 from keyhole.errors import UsageError
 from keyhole.families.activations import ACTIVATIONS, STEEPEST, activate
-from keyhole.families.base import Anatomy, Family, Sensitivity, check_arrays, check_shapes, like
+from keyhole.families.base import Anatomy, Family, Sensitivity, check_arrays, check_shapes
 from keyhole.families.files import register
 from keyhole.families.sensitivity import sensitivity_of_net
 
@@ -36,8 +36,7 @@ class ReluNet(Family):
     def __post_init__(self) -> None:
         if self.activation not in ACTIVATIONS:
             raise UsageError(f"ReluNet.activation must be one of {', '.join(ACTIVATIONS)}, not {self.activation!r}")
-        required = {name: getattr(self, name) for name in ("weights_in", "bias_in", "weights_out", "bias_out")}
-        check_arrays("ReluNet", required | self.arrays())
+        check_arrays(self, "weights_in", "bias_in", "weights_out", "bias_out", "skip")
         if self.weights_in.ndim != 2 or self.weights_in.shape[1] == 0 or self.weights_out.ndim not in (1, 2):
             raise UsageError(
                 "ReluNet needs weights_in (neurons, width) and weights_out (neurons,) or (outputs, neurons), "
@@ -47,13 +46,9 @@ class ReluNet(Family):
         outputs = tuple(self.weights_out.shape[:-1])
         if 0 in outputs:
             raise UsageError(f"ReluNet.weights_out has shape {tuple(self.weights_out.shape)}: there must be an output")
-        expected = {
-            "bias_in": (neurons,),
-            "weights_out": (*outputs, neurons),
-            "bias_out": outputs,
-            "skip": (*outputs, width),
-        }
-        check_shapes("ReluNet", self.arrays(), expected)
+        check_shapes(
+            self, bias_in=(neurons,), weights_out=(*outputs, neurons), bias_out=outputs, skip=(*outputs, width)
+        )
 
     @property
     def width(self) -> int:
@@ -75,11 +70,6 @@ class ReluNet(Family):
         """What determines the net besides numbers."""
         return {"activation": self.activation}
 
-    def arrays(self) -> dict[str, Array]:
-        """The parameters that are present, by name."""
-        named = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "activation"}
-        return {name: array for name, array in named.items() if array is not None}
-
     def __call__(self, tokens: Array) -> Array:  # (batch, length, width) -> (batch,) or (batch, outputs)
         """Answer a batch of sequences, which depends on their last tokens only."""
         return self.on_vectors(tokens[:, -1, :])
@@ -90,10 +80,6 @@ class ReluNet(Family):
         hidden = activate(self.activation, x @ net.weights_in.T + net.bias_in)
         answers = hidden @ _turned(net.weights_out) + net.bias_out
         return answers if net.skip is None else answers + x @ _turned(net.skip)
-
-    def like(self, tokens: Array) -> ReluNet:
-        """A copy with all arrays in the library, dtype and device of `tokens`."""
-        return ReluNet(**{name: like(array, tokens) for name, array in self.arrays().items()}, **self.words)
 
     def error_bar(self, radius: ReluNet, tokens: Array, rounding: float) -> Array:  # -> (batch,) or (batch, outputs)
         """First-order bound on |f_true − f_self| for parameters right within `radius`: errors add in quadrature."""

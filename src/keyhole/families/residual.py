@@ -79,10 +79,6 @@ class Residual(Family):
         """The unit token of the largest values."""
         return self.attention.loudest()
 
-    def like(self, tokens: Array) -> Residual:
-        """A copy with all arrays in the library, dtype and device of `tokens`."""
-        return Residual(self.attention.like(tokens))
-
     def error_bar(self, radius: Residual, tokens: Array, rounding: float) -> Array:  # -> (batch, width)
         """First-order bound on |f_true − f_self| for parameters right within `radius`."""
         bar = self.attention.error_bar(radius.attention, tokens, rounding)  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ import numpy as np
 
 from keyhole.arrays import Array, Floats, floats
 from keyhole.errors import UsageError
-from keyhole.families.base import Anatomy, Sensitivity, check_arrays, check_shapes, like
+from keyhole.families.base import Anatomy, Sensitivity, check_arrays, check_shapes
 from keyhole.families.files import register
 from keyhole.families.parts import SOFTMAX, Attention, Bilinear
 from keyhole.families.parts.head import Head
@@ -37,16 +37,14 @@ class SingleHead(Head):
     family: ClassVar[str] = "single-head"
 
     def __post_init__(self) -> None:
-        arrays = self.arrays()
-        check_arrays("SingleHead", {"score": self.score, "value": self.value} | arrays)
+        check_arrays(self, *NAMES)
         if self.score.ndim != 2 or self.value.ndim not in (1, 2) or 0 in self.score.shape + self.value.shape:
             raise UsageError(
                 f"SingleHead needs a score (width, width) and a value (width,) or (width, outputs), "
                 f"not {tuple(self.score.shape)} and {tuple(self.value.shape)}"
             )
         width, outputs = self.score.shape[0], tuple(self.value.shape[1:])
-        expected = {"score": (width, width), "value": (width, *outputs)}
-        check_shapes("SingleHead", arrays, {**expected, "score_bias": (width,), "output_bias": outputs})
+        check_shapes(self, score=(width, width), value=(width, *outputs), score_bias=(width,), output_bias=outputs)
 
     @property
     def width(self) -> int:
@@ -63,24 +61,11 @@ class SingleHead(Head):
         """The parts of attention that are not those of a softmax."""
         return self.attention.words
 
-    def arrays(self) -> dict[str, Array]:
-        """The parameters that are present, by name."""
-        named = {name: getattr(self, name) for name in NAMES}
-        return {name: array for name, array in named.items() if array is not None}
-
     @classmethod
     def of_arrays(cls, **arrays: Array) -> SingleHead:
         """The head of arrays by name, and of parts in words."""
         words = {name: arrays.pop(name) for name in list(arrays) if name not in NAMES and type(arrays[name]) is str}
         return cls(**arrays, attention=Attention.of_words(words))
-
-    def like(self, tokens: Array) -> SingleHead:
-        """A copy with all arrays in the library, dtype and device of `tokens`; the head itself where they are."""
-        own = (self.score, self.value, self.score_bias, self.output_bias)
-        moved = [None if array is None else like(array, tokens) for array in own]
-        if all(new is old for new, old in zip(moved, own, strict=True)):
-            return self
-        return SingleHead(moved[0], moved[1], moved[2], moved[3], self.attention)
 
     def without_attention(self) -> SingleHead:
         """A copy in which all tokens weigh the same."""

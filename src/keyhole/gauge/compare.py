@@ -1,14 +1,48 @@
-"""Comparison of parameters modulo what no query can tell apart. Nothing else compares parameters."""
+"""Comparison of parameters modulo what no query can tell apart, by the gauge of their family. Nothing else compares."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Generic
+
 import numpy as np
 
-from keyhole.arrays import Floats
+from keyhole.arrays import Array, Floats
 from keyhole.errors import UsageError
-from keyhole.families import Family
-from keyhole.gauge.base import Gauge, find_gauge, gauge_of
+from keyhole.families import F, Family
 from keyhole.gauge.tolerance import refuse_odd_numbers, rounding_of
+
+if TYPE_CHECKING:
+    from keyhole.gauge.redundancy import Redundancy
+
+# (parameters of the same map, why it is the same) of given parameters; None where there are none of that kind.
+MakeWitness = Callable[[F, np.random.Generator], "tuple[Callable[[Array], Array], str] | None"]
+
+
+@dataclass(frozen=True)
+class Gauge(Generic[F]):
+    """How parameters of families that can be compared with each other are, modulo what no query shows."""
+
+    canonical: Callable[[F, float], Family]  # (params, tolerance)
+    equivalent: Callable[[F, F, float, int | None], bool]  # (first, second, tolerance, max_length)
+    distance: Callable[[F, F], float]
+    witnesses: Mapping[str, MakeWitness[F]] = field(default_factory=dict)  # by kind
+    redundancy: Callable[[F], Redundancy] | None = None  # heads or neurons that are one, silent or nearly alike
+    aligned: Callable[[F, F], dict[str, Floats]] | None = None  # (params, truth): entries of it that correspond
+
+
+GAUGES: dict[type[Family], Gauge[Family]] = {}
+
+
+def register(kind: type[F], gauge: Gauge[F]) -> None:
+    """Say how the parameters of a family are compared; families that share a gauge compare with each other."""
+    GAUGES[kind] = gauge  # type: ignore[assignment]
+
+
+def find_gauge(params: object) -> Gauge[Family] | None:
+    """The gauge of parameters, those of a subclass as its family's; None where none is known."""
+    return next((GAUGES[kind] for kind in type(params).__mro__ if kind in GAUGES), None)
 
 
 def canonical(params: Family, tolerance: float | None = None) -> Family:
@@ -20,7 +54,10 @@ def canonical(params: Family, tolerance: float | None = None) -> Family:
     is left, no logits where none shows. `tolerance` says what counts as equal, relatively; left out, the
     rounding of the parameters' dtype.
     """
-    gauge = gauge_of(params)
+    gauge = find_gauge(params)
+    if gauge is None:
+        known = ", ".join(kind.__name__ for kind in GAUGES)
+        raise UsageError(f"cannot compare a {type(params).__name__}; known: {known}")
     refuse_odd_numbers(params)
     return gauge.canonical(params, _tolerance(tolerance, params))
 

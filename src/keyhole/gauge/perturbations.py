@@ -13,11 +13,11 @@ import numpy as np
 from keyhole.arrays import Array
 from keyhole.families.activations import activate
 from keyhole.families.base import Family
-from keyhole.families.factored import Factored
 from keyhole.families.multi_head import MultiHead
 from keyhole.families.one_layer import OneLayer
 from keyhole.families.relu_net import ReluNet
 from keyhole.families.single_head import SingleHead
+from keyhole.gauge.factored import Factored
 from keyhole.gauge.heads import Heads, output_bias_of
 from keyhole.gauge.tolerance import size
 from keyhole.gauge.witness import kinds, witness
@@ -89,11 +89,6 @@ def output_bias(params: Heads, rng: Random) -> Changed:
     return replace(params, output_bias=_moved(output_bias_of(params), rng))
 
 
-def sign(params: Family, rng: Random) -> Changed:
-    """A head of other signs and an average, as two tokens cannot tell it."""
-    return of_kind("length-2-only")(params, rng)
-
-
 # --- heads: what does not ----------------------------------------------------------------------------------------
 
 
@@ -158,25 +153,16 @@ def columns_exchanged(params: MultiHead, _: Random) -> Changed:
     return None
 
 
-def _factors(params: Family, rng: Random) -> Factored:
+def factors(params: Family, rng: Random) -> Factored:
+    """Other key and query, value and output matrices of the same products."""
     found = witness(params, "factor gauge", seed=int(rng.integers(2**31))).params
     assert isinstance(found, Factored)
     return found
 
 
-def key_and_query(params: Family, rng: Random) -> Changed:
-    """Other key and query matrices."""
-    return _factors(params, rng)
-
-
-def value_and_output(params: Family, rng: Random) -> Changed:
-    """Other value and output matrices."""
-    return _factors(params, rng)
-
-
 def key_bias(params: Family, rng: Random) -> Changed:
     """A key bias."""
-    found = _factors(params, rng)
+    found = factors(params, rng)
     return replace(
         found, heads=[replace(head, key_bias=rng.standard_normal(head.key.shape[1])) for head in found.heads]
     )
@@ -184,7 +170,7 @@ def key_bias(params: Family, rng: Random) -> Changed:
 
 def value_bias(params: Heads, rng: Random) -> Changed:
     """Value biases, and an output bias that makes up for them."""
-    found, bias, heads = _factors(params, rng), output_bias_of(params.like(np.zeros(1))), []
+    found, bias, heads = factors(params, rng), output_bias_of(params.like(np.zeros(1))), []
     for head in found.heads:
         heads.append(replace(head, value_bias=rng.standard_normal(head.value.shape[1])))
         bias = np.asarray(bias - heads[-1].value_bias @ head.output)
@@ -221,11 +207,6 @@ def affine(params: Family, rng: Random) -> Changed:
     return _net(params, lambda net: replace(net, bias_out=_moved(net.bias_out, rng)))
 
 
-def neuron_scale(params: Family, rng: Random) -> Changed:
-    """Other scales of ReLU neurons."""
-    return of_kind("scaling")(params, rng)
-
-
 def neuron_by_table(params: Family, _: Random) -> Changed:
     """The first neuron as a skip that has its values on the unit vectors."""
 
@@ -258,19 +239,9 @@ def equal_weights(params: Family, rng: Random) -> Changed:
 # --- layers ------------------------------------------------------------------------------------------------------
 
 
-def value_of_layer(params: OneLayer, rng: Random) -> Changed:
-    """Another value matrix, the net on single tokens being the same where there is a residual."""
-    return value(params, rng)
-
-
 def unseen_value(params: OneLayer, rng: Random) -> Changed:
     """Other values where the net does not look."""
     return of_kind("unseen value")(params, rng) if params.residual else None
-
-
-def value_row(params: OneLayer, rng: Random) -> Changed:
-    """V + 1·rᵀ."""
-    return value_constant(params, rng)
 
 
 def value_row_for_bias(params: OneLayer, rng: Random) -> Changed:

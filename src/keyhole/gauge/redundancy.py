@@ -14,7 +14,7 @@ from keyhole.families.multi_head import MultiHead
 from keyhole.families.one_layer import OneLayer
 from keyhole.families.relu_net import ReluNet
 from keyhole.families.single_head import SingleHead
-from keyhole.gauge.base import find_gauge
+from keyhole.gauge.compare import find_gauge
 from keyhole.gauge.heads import Heads, merged_heads
 from keyhole.gauge.nets import Kinks, kinks_of
 from keyhole.gauge.one_layer import kinks_of_layer, plain_layer, sees_mixture

@@ -11,7 +11,7 @@ from scipy.optimize import linear_sum_assignment
 from keyhole.arrays import Floats, floats
 from keyhole.families import AttentionLayer, F, Family, MultiHead, OneLayer, ReluNet, Residual, SingleHead
 from keyhole.gauge.attention_layer import as_heads, as_layer, distance_of_attention
-from keyhole.gauge.base import Gauge, MakeWitness, register
+from keyhole.gauge.compare import Gauge, MakeWitness, register
 from keyhole.gauge.heads import Heads, canonical_heads, distance_of_heads, equivalent_heads
 from keyhole.gauge.nets import canonical_net, distance_of_nets, equivalent_nets
 from keyhole.gauge.one_layer import canonical_layer, distance_of_layers, equivalent_layers

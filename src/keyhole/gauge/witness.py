@@ -10,7 +10,7 @@ import numpy as np
 from keyhole.arrays import Array
 from keyhole.errors import UsageError
 from keyhole.families import Family
-from keyhole.gauge.base import MakeWitness, find_gauge
+from keyhole.gauge.compare import MakeWitness, find_gauge
 from keyhole.gauge.tolerance import refuse_odd_numbers
 
 # Kinds whose parameters agree on sequences up to a length only.

@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 
 from keyhole.arrays import Floats, floats
-from keyhole.families.factored import Factored, Factors
 from keyhole.families.multi_head import MultiHead
 from keyhole.families.single_head import SingleHead
+from keyhole.gauge.factored import Factored, Factors
 from keyhole.gauge.heads import Heads, into_logits, merged_heads
 from keyhole.gauge.tolerance import rounding_of, size
 

@@ -13,22 +13,11 @@ from keyhole.errors import FileError, UsageError
 # then the tokens themselves in their order.
 
 
-class LengthLaw(Protocol):
-    """Logits scaled by what the length of the sequence says."""
-
-    name: ClassVar[str]
-
-    def __call__(self, logits: Array) -> Array:
-        """The scaled logits."""
-        ...
-
-    def slopes(self, logits: Array) -> Array | float:
-        """The derivative of each scaled logit by the logit itself."""
-        ...
-
-
 class Link(Protocol):
-    """Energies of tokens, the logarithms of what the normaliser weighs, from their logits, entry by entry."""
+    """Energies of tokens, the logarithms of what the normaliser weighs, from their logits, entry by entry.
+
+    A length law is of this kind too: logits from logits, by the length of the sequence.
+    """
 
     name: ClassVar[str]
 
@@ -66,21 +55,6 @@ class Normaliser(Protocol):
 
 
 @dataclass(frozen=True)
-class NoLengthLaw:
-    """Logits as they are, whatever the length."""
-
-    name: ClassVar[str] = "none"
-
-    def __call__(self, logits: Array) -> Array:
-        """The logits."""
-        return logits
-
-    def slopes(self, logits: Array) -> Array | float:  # noqa: ARG002
-        """One."""
-        return 1.0
-
-
-@dataclass(frozen=True)
 class Exp:
     """Weights in proportion to exp(logit): energies are logits."""
 
@@ -93,6 +67,13 @@ class Exp:
     def slopes(self, logits: Array) -> Array | float:  # noqa: ARG002
         """One."""
         return 1.0
+
+
+@dataclass(frozen=True)
+class NoLengthLaw(Exp):
+    """Logits as they are, whatever the length."""
+
+    name: ClassVar[str] = "none"
 
 
 @dataclass(frozen=True)
@@ -130,7 +111,7 @@ class Attention:
     link: Link = Exp()
     normaliser: Normaliser = Sum()
     position_bias: PositionBias = NoPositionBias()
-    length_law: LengthLaw = NoLengthLaw()
+    length_law: Link = NoLengthLaw()
 
     def weights(self, logits: Array) -> Array:
         """The weights of tokens, along the last axis."""
@@ -166,7 +147,7 @@ def register(kind: str, part: type) -> None:
     PARTS[kind, part.name] = part  # type: ignore[attr-defined]
 
 
-def _part(kind: str, text: str) -> Link | Normaliser | PositionBias | LengthLaw:
+def _part(kind: str, text: str) -> Link | Normaliser | PositionBias:
     try:
         name, numbers = json.loads(text)
     except ValueError as error:
@@ -177,5 +158,5 @@ def _part(kind: str, text: str) -> Link | Normaliser | PositionBias | LengthLaw:
             f"holds the unknown {kind.replace('_', ' ')} {name!r}; known: {known}: upgrade Keyhole, or register the "
             "part first where it is yours"
         )
-    made: Link | Normaliser | PositionBias | LengthLaw = PARTS[kind, name](**numbers)
+    made: Link | Normaliser | PositionBias = PARTS[kind, name](**numbers)
     return made

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from keyhole.families import AttentionLayer, Family
-from keyhole.gauge.base import find_gauge
+from keyhole.gauge.compare import find_gauge
 from keyhole.gauge.identifiability import FAMILIES, claims
 from keyhole.recovery import Recovery
 from keyhole.report.html.canvas import short
