@@ -66,8 +66,8 @@ class Certificate(Generic[F_co]):
     standard_error: F_co | None = None  # standard errors, likewise, where errors are random
     heldout_queries: int = 0
     worst_error: float = float("nan")  # largest |prediction − answer|
-    worst_ratio: float = float("nan")  # largest |prediction − answer| over its error bar; certified iff ≤ 1
-    resolution: float = float("nan")  # error bars over what the answers vary by, root mean squares
+    worst_ratio: float = float("nan")  # largest |prediction − answer| over its radius; certified iff ≤ 1
+    resolution: float = float("nan")  # radii over what the answers vary by, root mean squares
     assumptions: tuple[str, ...] = ()
     predictions: npt.NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
     answers: npt.NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
@@ -105,7 +105,7 @@ class Recovery(Generic[F_co]):
 
     @property
     def certified(self) -> bool:
-        """True only if the held-out answers were predicted within the error bar."""
+        """True only if the held-out answers were predicted within the radius."""
         return self.outcome is Outcome.CERTIFIED
 
     def summary(self) -> dict[str, Any]:

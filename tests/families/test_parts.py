@@ -161,6 +161,13 @@ def test_the_radius_of_a_whole_layer_covers_perturbed_parameters(fresh_seed: int
     assert np.all(np.abs(moved(tokens) - layer(tokens)) <= bar)
 
 
+def test_heads_of_other_parts_are_not_taken_for_equal(rng: np.random.Generator) -> None:
+    capped = random_head(rng, 4, None, Attention(link=Softcap(2.0)))
+    for compare in (kh.distance, kh.equivalent):
+        with pytest.raises(UsageError, match="no plain softmax"):
+            compare(capped, kh.SingleHead(**capped.arrays()))
+
+
 # --- files ----------------------------------------------------------------------------------------------------
 
 

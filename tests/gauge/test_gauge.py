@@ -12,13 +12,13 @@ import keyhole as kh
 from benchmarks.tables.gauge import MAKERS, SAME_ANSWERS, answers_apart, layer, net, pairs, several, single
 from keyhole.errors import UsageError
 from keyhole.gauge.compare import GAUGES
-from keyhole.gauge.factored import Factored
+from keyhole.gauge.factored import FactoredHeads
 
 PAIRS = 80  # a slice of what the benchmark `gauge` asks
 
 
 def callable_like(found: Any) -> Any:
-    return found.joined() if isinstance(found, Factored) else found
+    return found.joined() if isinstance(found, FactoredHeads) else found
 
 
 def test_equivalent_says_what_the_answers_say(fresh_seed: int) -> None:
@@ -86,7 +86,7 @@ def alike(first: Any, second: Any) -> bool:
 def test_factors_answer_like_their_products(rng: np.random.Generator) -> None:
     heads = several(np.random.default_rng(3))
     found = kh.witness(heads, "factor gauge")
-    assert isinstance(found.params, Factored)
+    assert isinstance(found.params, FactoredHeads)
     tokens = rng.standard_normal((9, 4, heads.width))
     np.testing.assert_allclose(found.params(tokens), heads(tokens), rtol=1e-11, atol=1e-11)
     assert found.params.width == heads.width

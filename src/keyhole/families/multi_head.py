@@ -99,14 +99,14 @@ class MultiHead(Family):
     def error_bar(self, radius: MultiHead, tokens: Array, rounding: float) -> Array:  # -> (batch,) or (batch, outputs)
         """First-order bound on |f_true − f_self| for parameters right within `radius`, head by head."""
         xp = namespace(tokens)
-        bars = [head.error_bar(wide, tokens, rounding) for head, wide in zip(self.heads, radius.heads, strict=True)]
+        bounds = [head.error_bar(wide, tokens, rounding) for head, wide in zip(self.heads, radius.heads, strict=True)]
         # The sum itself is rounded too, at the size of its parts.
-        bar = reduce(add, bars) + rounding * reduce(add, [xp.abs(head.like(tokens)(tokens)) for head in self.heads])
+        bound = reduce(add, bounds) + rounding * reduce(add, [xp.abs(head.like(tokens)(tokens)) for head in self.heads])
         wide = radius.like(tokens).output_bias
         own = self.like(tokens).output_bias
-        bar = bar if wide is None else bar + wide
+        bound = bound if wide is None else bound + wide
         # A small bias may be the sum of larger ones: value biases come through the output matrix.
-        return bar if own is None else bar + rounding * xp.max(xp.abs(own))
+        return bound if own is None else bound + rounding * xp.max(xp.abs(own))
 
     def token_norm(self, size: float) -> float:
         """The norm at which random tokens have logits of about `size` in one head; inf when none has any."""

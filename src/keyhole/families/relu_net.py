@@ -88,14 +88,16 @@ class ReluNet(Family):
         net, wide = self.like(x), radius.like(x)
         size = xp.linalg.vector_norm(x, axis=-1)  # (batch,)
         z = x @ net.weights_in.T + net.bias_in
-        z_bar = xp.sqrt((x**2) @ (wide.weights_in**2).T + wide.bias_in**2)
-        z_bar = z_bar + rounding * (size[:, None] * xp.linalg.vector_norm(net.weights_in, axis=1) + xp.abs(net.bias_in))
-        bar = STEEPEST[self.activation] * z_bar
+        z_radius = xp.sqrt((x**2) @ (wide.weights_in**2).T + wide.bias_in**2)
+        z_radius = z_radius + rounding * (
+            size[:, None] * xp.linalg.vector_norm(net.weights_in, axis=1) + xp.abs(net.bias_in)
+        )
+        bound = STEEPEST[self.activation] * z_radius
         if self.activation == "relu":  # a neuron that is surely off errs by nothing
-            bar = xp.where(z > -z_bar, bar, xp.zeros_like(bar))
+            bound = xp.where(z > -z_radius, bound, xp.zeros_like(bound))
         hidden = activate(self.activation, z)
         hidden_rounding = (rounding * hidden) ** 2
-        squares = (bar**2 + hidden_rounding) @ _turned(net.weights_out**2) + hidden**2 @ _turned(wide.weights_out**2)
+        squares = (bound**2 + hidden_rounding) @ _turned(net.weights_out**2) + hidden**2 @ _turned(wide.weights_out**2)
         total = wide.bias_out + rounding * xp.abs(net.bias_out)
         if wide.skip is not None:
             squares = squares + x**2 @ _turned(wide.skip**2)

@@ -81,8 +81,8 @@ class Residual(Family):
 
     def error_bar(self, radius: Residual, tokens: Array, rounding: float) -> Array:  # -> (batch, width)
         """First-order bound on |f_true − f_self| for parameters right within `radius`."""
-        bar = self.attention.error_bar(radius.attention, tokens, rounding)  # type: ignore[arg-type]
-        return bar + rounding * namespace(tokens).abs(tokens[:, -1, :])
+        bound = self.attention.error_bar(radius.attention, tokens, rounding)  # type: ignore[arg-type]
+        return bound + rounding * namespace(tokens).abs(tokens[:, -1, :])
 
     def token_norm(self, size: float) -> float:
         """The norm at which random tokens have logits of about `size`; inf when none has any."""

@@ -11,7 +11,7 @@ import numpy as np
 from keyhole.arrays import Array, Floats
 from keyhole.errors import UsageError
 from keyhole.families import F, Family
-from keyhole.gauge.tolerance import refuse_odd_numbers, rounding_of
+from keyhole.gauge.tolerance import check_comparable, rounding_of
 
 if TYPE_CHECKING:
     from keyhole.gauge.redundancy import Redundancy
@@ -58,7 +58,7 @@ def canonical(params: Family, tolerance: float | None = None) -> Family:
     if gauge is None:
         known = ", ".join(kind.__name__ for kind in GAUGES)
         raise UsageError(f"cannot compare a {type(params).__name__}; known: {known}")
-    refuse_odd_numbers(params)
+    check_comparable(params)
     return gauge.canonical(params, _tolerance(tolerance, params))
 
 
@@ -113,7 +113,7 @@ def _common(first: Family, second: Family) -> Gauge[Family]:
     one, two = find_gauge(first), find_gauge(second)
     if one is None or one is not two:
         raise UsageError(f"cannot compare a {type(first).__name__} with a {type(second).__name__}")
-    refuse_odd_numbers(first, second)
+    check_comparable(first, second)
     return one
 
 

@@ -31,17 +31,17 @@ class Factors:
     def __call__(self, tokens: Array) -> Array:  # (batch, length, width) -> (batch,) or (batch, outputs)
         """The answer, computed as a Transformer would."""
         xp = namespace(tokens)
-        asked = tokens[:, -1, :] @ self.query
-        asked = asked if self.query_bias is None else asked + self.query_bias
+        query = tokens[:, -1, :] @ self.query
+        query = query if self.query_bias is None else query + self.query_bias
         keys = tokens @ self.key if self.key_bias is None else tokens @ self.key + self.key_bias
-        logits = xp.sum(keys * asked[:, None, :], axis=-1)
+        logits = xp.sum(keys * query[:, None, :], axis=-1)
         weights = SOFTMAX.weights(logits)
         mixed = xp.sum(weights[:, :, None] * (tokens @ self.value), axis=1)
         return (mixed if self.value_bias is None else mixed + self.value_bias) @ self.output
 
 
 @dataclass(frozen=True, eq=False)
-class Factored:
+class FactoredHeads:
     """Several heads in factors, and the sum of their biases."""
 
     heads: Sequence[Factors]

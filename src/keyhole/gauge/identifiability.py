@@ -1,4 +1,4 @@
-"""What can be known of a family and what cannot, by the inputs that a box accepts, with a change to test each claim.
+"""What can be known of a family and what cannot, by the inputs of an oracle, with a change to test each claim.
 
 A claim that something cannot be known comes with a change of it that no answer shows; one that it can be known, with a
 change that answers do show. Tests apply them all.

@@ -60,8 +60,8 @@ def _sizes(layer: OneLayer, reach: float) -> Sizes:
 def sees_mixture(kinks: Kinks, tolerance: float) -> bool:
     """Whether G depends on the mixture, beyond rounding."""
     width = kinks.normal.shape[1] // 2
-    bent = np.linalg.norm(kinks.normal[:, width:], axis=1) > tolerance * kinks.normal_slack
-    sloped = np.linalg.norm(kinks.linear[:, width:], axis=1) > tolerance * kinks.linear_slack
+    bent = np.linalg.norm(kinks.normal[:, width:], axis=1) > tolerance * kinks.normal_radius
+    sloped = np.linalg.norm(kinks.linear[:, width:], axis=1) > tolerance * kinks.linear_radius
     return bool(np.any(bent) or np.any(sloped))
 
 

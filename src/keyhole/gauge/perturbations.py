@@ -17,7 +17,7 @@ from keyhole.families.multi_head import MultiHead
 from keyhole.families.one_layer import OneLayer
 from keyhole.families.relu_net import ReluNet
 from keyhole.families.single_head import SingleHead
-from keyhole.gauge.factored import Factored
+from keyhole.gauge.factored import FactoredHeads
 from keyhole.gauge.heads import Heads, output_bias_of
 from keyhole.gauge.tolerance import size
 from keyhole.gauge.witness import kinds, witness
@@ -153,10 +153,10 @@ def columns_exchanged(params: MultiHead, _: Random) -> Changed:
     return None
 
 
-def factors(params: Family, rng: Random) -> Factored:
+def factors(params: Family, rng: Random) -> FactoredHeads:
     """Other key and query, value and output matrices of the same products."""
     found = witness(params, "factor gauge", seed=int(rng.integers(2**31))).params
-    assert isinstance(found, Factored)
+    assert isinstance(found, FactoredHeads)
     return found
 
 

@@ -18,7 +18,7 @@ from keyhole.gauge.compare import find_gauge
 from keyhole.gauge.heads import Heads, merged_heads
 from keyhole.gauge.nets import Kinks, kinks_of
 from keyhole.gauge.one_layer import kinks_of_layer, plain_layer, sees_mixture
-from keyhole.gauge.tolerance import relative, rounding_of, size
+from keyhole.gauge.tolerance import check_comparable, relative, rounding_of, size
 
 # Heads or kinks no further apart than this, relatively, are nearly alike: answers show what each of them is only at
 # second order of their distance.
@@ -61,6 +61,7 @@ def redundancy(params: Family) -> Redundancy:
     gauge = find_gauge(params)
     if gauge is None or gauge.redundancy is None:
         raise UsageError(f"nothing is known of the structure of a {type(params).__name__}")
+    check_comparable(params)
     return gauge.redundancy(params)
 
 

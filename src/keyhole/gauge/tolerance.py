@@ -7,6 +7,7 @@ import numpy as np
 from keyhole.arrays import Floats, to_numpy
 from keyhole.errors import UsageError
 from keyhole.families import Family
+from keyhole.families.parts import SOFTMAX
 
 # Parameters that agree this many relative spacings of their dtype are the same: the rounding of a few products of
 # well-conditioned matrices. Larger, and parameters that differ are called the same; smaller, and a change of factors
@@ -46,3 +47,11 @@ def refuse_odd_numbers(*params: Family) -> None:
                 raise UsageError(f"{type(each).__name__}.{name} holds complex numbers: parameters are real")
             if not np.all(np.isfinite(numbers.astype(np.float64))):
                 raise UsageError(f"{type(each).__name__}.{name} holds nan or inf: such parameters define no map")
+
+
+def check_comparable(*params: Family) -> None:
+    """UsageError for parameters that define no map, or whose heads are no plain softmax, of which no gauge is known."""
+    refuse_odd_numbers(*params)
+    for each in params:
+        if any(head.attention != SOFTMAX for head in each.anatomy.heads):
+            raise UsageError(f"cannot compare a {type(each).__name__} whose attention is no plain softmax")

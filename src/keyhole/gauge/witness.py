@@ -11,7 +11,7 @@ from keyhole.arrays import Array
 from keyhole.errors import UsageError
 from keyhole.families import Family
 from keyhole.gauge.compare import MakeWitness, find_gauge
-from keyhole.gauge.tolerance import refuse_odd_numbers
+from keyhole.gauge.tolerance import check_comparable
 
 # Kinds whose parameters agree on sequences up to a length only.
 LENGTHS = {"length-1-only": 1, "length-2-only": 2}
@@ -53,7 +53,7 @@ def _makers(params: Family) -> Mapping[str, MakeWitness[Family]]:
     gauge = find_gauge(params)
     if gauge is None or not gauge.witnesses:
         raise UsageError(f"there are no witnesses for a {type(params).__name__}")
-    refuse_odd_numbers(params)
+    check_comparable(params)
     return gauge.witnesses
 
 

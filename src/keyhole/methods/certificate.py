@@ -1,4 +1,4 @@
-"""Held-out questions: the certificate nobody can argue with."""
+"""Held-out queries: the certificate nobody can argue with."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from keyhole.recovery import Certificate, Outcome
 LENGTHS = (1, 2, 3, 5, 8)
 # The longest of them are in turn longer still: what sees a few last tokens only, or changes with the length, shows.
 LONGER = (8, 16, 64, 32)
-# Every so many questions have tokens as long as a logit stays known to this, or shorter by one of these: heads that
+# Every so many queries have tokens as long as a logit stays known to this, or shorter by one of these: heads that
 # cancel among short tokens, or whose scores were taken for zero, do not there.
 LONG_EVERY, LONG_PARTS, KNOWN_LOGIT = 8, (1.0, 2.0, 4.0, 16.0), 1.0
-# An error bar above this fraction of what attention does would certify anything; of a box known to be noisy less can
+# A radius above this fraction of what attention does would certify anything; of an oracle known to be noisy less can
 # be asked, and the resolution says how much it was.
 COARSEST = 0.05
 COARSEST_NOISY = 0.3
@@ -32,7 +32,7 @@ COARSEST_NET = 1e-4  # of exact answers without attention, which kinks are read 
 FLOAT32 = 2.0**-23
 # Squared residuals behind normal errors may exceed what is expected by this many standard deviations.
 SCATTER_DEVIATIONS = 5.0
-# Behind noise every other question has tokens of strong and opposite values, so that attention shows.
+# Behind noise every other query has tokens of strong and opposite values, so that attention shows.
 LOUD_EVERY = 2
 
 
@@ -46,7 +46,7 @@ class Judgement(Generic[F_co]):
 
 
 def certify(estimate: Estimate[F], signature: Signature, rng: np.random.Generator, count: int) -> Steps[Judgement[F]]:
-    """Ask `count` fresh random sequences and compare the answers with predictions."""
+    """Ask `count` held-out random sequences and compare the answers with predictions."""
     usual, long = heldout_plans(estimate, signature, rng, count)
     plans = usual + long
     answers: list[Measurements] = []
@@ -56,24 +56,24 @@ def certify(estimate: Estimate[F], signature: Signature, rng: np.random.Generato
     # Normal errors are looked at all together too, and their standard errors say more than radii that hold for each.
     normal = signature.noise.kind == "gaussian" and estimate.standard_error is not None
     predictions, known = _predict(estimate, signature, plans, normal)
-    # How fine error bars are is told by usual tokens: among the long ones they are as wide as can be.
+    # How fine radii are is told by usual tokens: among the long ones they are as wide as can be.
     fine = slice(predictions.size * sum(plan.count for plan in usual) // count)
     noise = signature.noise.radius + signature.noise.relative * np.abs(predictions)
-    bars = known + noise
+    radii = known + noise
     if signature.noise.kind == "bounded":
-        # Radii hold whatever the errors are, which may conspire; fresh questions do not know them, so what they see
+        # Radii hold whatever the errors are, which may conspire; held-out queries do not know them, so what they see
         # of it is as random as they are.
         known = GAUSSIAN_DEVIATIONS * known
-        bars = known + noise
-    coarse = float(np.sqrt(np.mean(bars[fine] ** 2)))
+        radii = known + noise
+    coarse = float(np.sqrt(np.mean(radii[fine] ** 2)))
     if normal:
-        bars = np.hypot(GAUSSIAN_DEVIATIONS * known, noise)
+        radii = np.hypot(GAUSSIAN_DEVIATIONS * known, noise)
         coarse = float(np.sqrt(np.mean(known**2) + signature.noise.scale**2 / known.size))
     answered = _joined([a.values for a in answers])
     errors = np.abs(predictions - answered)
     size = float(np.sqrt(np.mean((answered - _constant(estimate.params, plans))[fine] ** 2)))
     with np.errstate(divide="ignore", invalid="ignore"):
-        ratios = np.where(errors == 0, 0.0, errors / bars)
+        ratios = np.where(errors == 0, 0.0, errors / radii)
         resolution = coarse / size if size > 0 else float("inf")
         attention = _attention(estimate.params, signature, usual, predictions[fine])
         if attention > 0 or signature.max_norm is not None:
@@ -89,13 +89,15 @@ def certify(estimate: Estimate[F], signature: Signature, rng: np.random.Generato
         predictions=predictions,
         answers=answered,
     )
-    scatters = normal and _scatters(errors, bars)
-    if scatters or not np.max(ratios) <= 1.0:  # also when a bar is nan
+    scatters = normal and _has_scatter(errors, radii)
+    if scatters or not np.max(ratios) <= 1.0:  # also when a radius is nan
         worst = int(np.argmax(np.where(np.isnan(ratios), np.inf, ratios)))
-        bar = f"{bars[worst]:.2g}"
-        miss = f"a fresh answer differs from its prediction by {errors[worst]:.2g}, where the error bar is {bar}"
+        miss = (
+            f"a fresh answer differs from its prediction by {errors[worst]:.2g}, "
+            f"where the error bar is {radii[worst]:.2g}"
+        )
         if scatters:
-            times = np.sqrt(np.mean((errors * GAUSSIAN_DEVIATIONS / bars) ** 2))
+            times = np.sqrt(np.mean((errors * GAUSSIAN_DEVIATIONS / radii) ** 2))
             miss = (
                 f"fresh answers scatter {times:.2g} times as much around their predictions as the declared noise allows"
             )
@@ -114,7 +116,7 @@ def certify(estimate: Estimate[F], signature: Signature, rng: np.random.Generato
 
 
 def _so_far(estimate: Estimate, signature: Signature, plans: list[Plan], answers: list[Measurements]) -> Sketch:
-    """The estimate, and how far it is from the fresh answers that have come, for people who watch."""
+    """The estimate, and how far it is from the held-out answers that have come, for people who watch."""
     if not answers:
         return estimate.sketch()
     predictions, _ = _predict(estimate, signature, plans[: len(answers)], normal=False)
@@ -134,9 +136,9 @@ def _doing(params: Family) -> str:
     return "the questions do" if params.without_attention() is None else "attention does"
 
 
-def _scatters(errors: Floats, bars: Floats | float) -> bool:
-    """Whether errors within their bars, each for itself, are too large together to be normal."""
-    squares = (errors * GAUSSIAN_DEVIATIONS / bars) ** 2
+def _has_scatter(errors: Floats, radii: Floats | float) -> bool:
+    """Whether errors within their radii, each for itself, are too large together to be normal."""
+    squares = (errors * GAUSSIAN_DEVIATIONS / radii) ** 2
     return bool(np.sum(squares) > squares.size + SCATTER_DEVIATIONS * np.sqrt(2 * squares.size))
 
 
@@ -146,7 +148,7 @@ def _explain_miss(
     miss: str,
     signature: Signature,
 ) -> Steps[tuple[Outcome, str]]:
-    """Ask the same questions again: an oracle that contradicts itself is not of another family."""
+    """Ask the same queries again: an oracle that contradicts itself is not of another family."""
     try:
         again: list[Measurements] = yield [replace(plan, first_repeat=1) for plan in plans]
     except BudgetExhausted:
@@ -154,7 +156,7 @@ def _explain_miss(
     again = [_at_last(answer, signature) for answer in again]
     first, second = _joined([a.values for a in answers]), _joined([a.values for a in again])
     difference = float(np.max(np.abs(first - second)))
-    if signature.noise.kind == "gaussian" and _scatters(np.abs(first - second), 2**0.5 * signature.noise.radius):
+    if signature.noise.kind == "gaussian" and _has_scatter(np.abs(first - second), 2**0.5 * signature.noise.radius):
         times = np.sqrt(np.mean((first - second) ** 2) / 2) / signature.noise.scale
         return (
             Outcome.INCONSISTENT,
@@ -208,7 +210,7 @@ def heldout_plans(
 
 
 def _lengths(most: int | None, count: int) -> list[int]:
-    """Longer ones first: they see more of the box when only a few can be afforded."""
+    """Longer ones first: they see more of the oracle when only a few can be afforded."""
     limit = max(LONGER) if most is None else most
     usual = [length for length in LENGTHS if length <= limit]
     lengths = [usual[-1 - number % len(usual)] for number in range(count)]
@@ -224,7 +226,7 @@ def _constant(params: Family, plans: list[Plan]) -> Floats | float:
 
 
 def _attention(params: Family, signature: Signature, plans: list[Plan], predictions: Floats) -> float:
-    """What attention contributes to the answers: error bars as large as that say nothing of the score matrix."""
+    """What attention contributes to the answers: radii as large as that say nothing of the score matrix."""
     without = params.without_attention()
     if without is None:
         return float("inf")
@@ -256,14 +258,14 @@ def _longest_predictable(estimate: Estimate, signature: Signature) -> float:
 
 
 def _predict(estimate: Estimate, signature: Signature, plans: list[Plan], normal: bool) -> tuple[Floats, Floats]:
-    """Predictions, and what they are off by: bars, or standard errors where errors are normal."""
-    predictions, bars = [], []
+    """Predictions, and what they are off by: radii, or standard errors where errors are normal."""
+    predictions, radii = [], []
     errors = estimate.standard_error if normal and estimate.standard_error is not None else estimate.radius
     for plan in plans:
         tokens = plan.tokens(0, plan.count, signature.space, signature.width)
         predictions.append(estimate.params(tokens))
-        bars.append(estimate.params.error_bar(errors, tokens, rounding(signature.space)))
-    return _joined(predictions), _joined(bars)
+        radii.append(estimate.params.error_bar(errors, tokens, rounding(signature.space)))
+    return _joined(predictions), _joined(radii)
 
 
 def _joined(arrays: list[Array]) -> Floats:

@@ -1,4 +1,4 @@
-"""Questions that show every part of given parameters, whatever the box holds."""
+"""Queries that show every part of given parameters, whatever the oracle holds."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from keyhole.queries import Plan, Signature, sequences
 
 # Lengths of sequences, in the order in which they are used: three tokens tell everything that longer ones do.
 LENGTHS = (3, 2, 5, 3, 8, 2, 1)
-# Logits of the head a question is made for, or the norm over that of the kinks of a net.
+# Logits of the head a query is made for, or the norm over that of the kinks of a net.
 LOGITS = (0.5, 2.0, 1.0, 5.0)
 KINKS = (1.0, 3.0, 30.0)
-# Every so many questions the norm is drawn from a range that the parameters have no part in.
+# Every so many queries the norm is drawn from a range that the parameters have no part in.
 INDEPENDENT = 5
 NORMS = (0.1, 10.0)
-# Behind noise every other question has tokens of strong and opposite values, so that attention shows.
+# Behind noise every other query has tokens of strong and opposite values, so that attention shows.
 LOUD_EVERY = 2
 # A gate leaves other heads this much less weight than the one it is for, as a logit; float32 has no use for more.
 SHUT, SHUT_SHORT = 24.0, 12.0
@@ -25,11 +25,11 @@ AJAR = 1.0
 # A gate's short token is this much shorter than its long one, so that only the long one's value shows.
 SHORTER = 1e-2
 # A gate whose logits miss their targets by more than this is none.
-GATE_SLACK = 0.5
+GATE_TOLERANCE = 0.5
 # A gate that needs a token this many times as long as one head alone would strains the digits of the answer.
-STRAINED = 1e3
+ILL_CONDITIONED = 1e3
 FLOAT32 = 2.0**-23
-# Gates take up to this part of all questions.
+# Gates take up to this part of all queries.
 GATED = 0.5
 # W·g + c is zero, but for rounding, below this part of c.
 VANISHING = 1e-3
@@ -38,12 +38,12 @@ WAYS = 9
 
 
 def plans_for(params: Family, signature: Signature, rng: np.random.Generator, count: int) -> list[Plan]:
-    """`count` questions, one plan per length."""
-    asked = gates(params, signature, rng, int(GATED * count))
-    asked += [_random(params, signature, rng, number) for number in range(count - len(asked))]
+    """`count` queries, one plan per length."""
+    chosen = gates(params, signature, rng, int(GATED * count))
+    chosen += [_random(params, signature, rng, number) for number in range(count - len(chosen))]
     plans = []
-    for length in sorted({tokens.shape[0] for tokens in asked}):
-        batch = np.stack([tokens for tokens in asked if tokens.shape[0] == length])
+    for length in sorted({tokens.shape[0] for tokens in chosen}):
+        batch = np.stack([tokens for tokens in chosen if tokens.shape[0] == length])
         plans.append(sequences("verify", signature.space.asarray(batch)))
     return plans
 
@@ -108,7 +108,7 @@ def _balanced(
 
 
 def gates(params: Family, signature: Signature, rng: np.random.Generator, most: int) -> list[Floats]:
-    """Questions that one head alone answers, so that it shows which head is another.
+    """Queries that one head alone answers, so that it shows which head is another.
 
     Of the tokens u + g and g, last g, head h gives the first the logit u·(W_h g + c_h), linear in g. So g is solved
     for: all heads but one turn to g, which is short and shows little of their values.
@@ -141,7 +141,7 @@ def _gate(
     if not np.all(sizes > 0):
         return None
     inverse = np.linalg.pinv(slopes / sizes[:, None])
-    if np.linalg.norm(inverse, 2) > STRAINED:
+    if np.linalg.norm(inverse, 2) > ILL_CONDITIONED:
         return None
     target = np.where(np.arange(len(logits)) == head, level, -shut)
     turning, standing = np.linalg.norm(inverse @ (target / sizes)), np.linalg.norm(inverse @ (shifts / sizes))
@@ -151,9 +151,9 @@ def _gate(
         return None
     short = inverse @ ((target / long - shifts) / sizes)
     reached = long * (slopes @ short + shifts)
-    open_enough = abs(reached[head] - level) <= GATE_SLACK
+    open_enough = abs(reached[head] - level) <= GATE_TOLERANCE
     others = np.delete(reached, head)
-    if not (open_enough and np.all(others <= GATE_SLACK - shut)) or np.linalg.norm(short) > 0.5 * long:
+    if not (open_enough and np.all(others <= GATE_TOLERANCE - shut)) or np.linalg.norm(short) > 0.5 * long:
         return None
     tokens = np.stack([long * way + short, short])
     return tokens if np.max(np.linalg.norm(tokens, axis=1)) <= limit else None

@@ -60,13 +60,13 @@ class Head(Family):
 
     def error_bar(self, radius: Self, tokens: Array, rounding: float) -> Array:  # -> (batch,) or (batch, outputs)
         """First-order bound on |f_true − f_self| for parameters right within `radius`: errors add in quadrature."""
-        return self._bar(radius, tokens, tokens[:, -1:, :], rounding)[:, 0, ...]
+        return self._bound(radius, tokens, tokens[:, -1:, :], rounding)[:, 0, ...]
 
     def error_bar_at_all_positions(self, radius: Self, tokens: Array, rounding: float) -> Array:
         """The first-order bound of `error_bar` with each token in turn as the last one: (batch, length[, outputs])."""
-        return self._bar(radius, tokens, tokens, rounding)
+        return self._bound(radius, tokens, tokens, rounding)
 
-    def _bar(
+    def _bound(
         self, radius: Self, tokens: Array, queries: Array, rounding: float
     ) -> Array:  # (batch, queries[, outputs])
         xp = namespace(tokens)
@@ -81,12 +81,12 @@ class Head(Family):
         value_radius = value_radius + rounding * norms * xp.linalg.vector_norm(head.value_columns, axis=0)
         answers = xp.sum(weights[..., None] * values, axis=2)
         pulls = head.attention.normaliser.pulls(weights, values, answers)
-        bar = weights @ value_radius + 2 * worst * xp.sum(xp.abs(pulls), axis=2)
-        bar = bar if head.value.ndim == 2 else bar[..., 0]
+        bound = weights @ value_radius + 2 * worst * xp.sum(xp.abs(pulls), axis=2)
+        bound = bound if head.value.ndim == 2 else bound[..., 0]
         if wide.output_bias is not None:
-            bar = bar + wide.output_bias
+            bound = bound + wide.output_bias
         # A small bias may be the sum of larger ones: value biases come through the output matrix.
-        return bar if head.output_bias is None else bar + rounding * xp.max(xp.abs(head.output_bias))
+        return bound if head.output_bias is None else bound + rounding * xp.max(xp.abs(head.output_bias))
 
     def token_norm(self, size: float) -> float:
         """The norm at which random tokens have logits of about `size`; inf when none has any."""

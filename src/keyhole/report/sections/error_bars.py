@@ -1,4 +1,4 @@
-"""The section about error bars, beside actual errors where the truth is known."""
+"""The section about radii of entries, beside actual errors where the truth is known."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def error_section(
     """How sure every entry is, and how wrong it is where the truth is known."""
     if params is None or radius is None:
         return None
-    bars = {name: floats(array) for name, array in radius.arrays().items()}
+    radii = {name: floats(array) for name, array in radius.arrays().items()}
     standard = {} if errors is None else {name: floats(array) for name, array in errors.arrays().items()}
     values = {name: floats(array) for name, array in params.arrays().items()}
     true = {} if truth is None else aligned(params, truth)
@@ -28,24 +28,24 @@ def error_section(
     rows = tuple(
         (
             name.replace("_", " "),
-            "\u00a0×\u00a0".join(map(str, bar.shape)) or "1",
+            "\u00a0×\u00a0".join(map(str, own.shape)) or "1",
             short(largest(clean(values[name]))) if name in values else "0",
-            short(largest(bar)),
+            short(largest(own)),
             *([short(largest(standard[name])) if name in standard else ""] if standard else []),
             *([short(largest(actual[name])) if name in actual else ""] if actual else []),
         )
-        for name, bar in bars.items()
+        for name, own in radii.items()
     )
     columns: tuple[str, ...] = ("part", "entries", "largest entry", "largest error bar")
     columns += ("largest standard error",) * bool(standard) + ("largest error, from the truth",) * bool(actual)
     said = "Every entry has an error bar of its own, carried from the answers to the result."
     if not proven:
         said += " The outcome is not certified, so these bars are not proven."
-    return Section("Error bars", (said,), table=Table(columns, rows), charts=tuple(_bar_chart(bars, actual)))
+    return Section("Error bars", (said,), table=Table(columns, rows), charts=tuple(_histogram(radii, actual)))
 
 
-def _bar_chart(bars: Mapping[str, Floats], actual: Mapping[str, Floats]) -> Iterator[Histogram]:
-    sizes = np.concatenate([bar.ravel() for bar in bars.values()])
+def _histogram(radii: Mapping[str, Floats], actual: Mapping[str, Floats]) -> Iterator[Histogram]:
+    sizes = np.concatenate([each.ravel() for each in radii.values()])
     sizes = sizes[within(sizes) & (sizes >= LEAST)]
     if not sizes.size:
         return

@@ -22,7 +22,7 @@ from keyhole.report.text.learned import describe_learned
 from keyhole.report.text.recovery import PROVEN, describe
 from keyhole.runs.reader import SavedRun
 
-# The families that methods take a box for, where nothing was found that says it.
+# The families that methods take an oracle for, where nothing was found that says it.
 FAMILY_OF = {"multi-head": "multi-head", "relu-net": "relu-net", "one-layer": "one-layer"}
 # Words that the headline and the tiles have said already.
 SAID_BEFORE = {"outcome", "remedy", "queries", "held-out", "error bars", "truth", "time", "assuming"}
@@ -43,9 +43,8 @@ def report_of_run(saved: SavedRun) -> Report:
     sections.append(examples_section(result) if saved.learned else None)
     sections += sections_of(result.params, result.certificate.radius, saved.truth, _rank(result))
     sections.append(heldout_section(result, "examples" if saved.learned else "sequences"))
-    bars = result.certificate
-    proven = result.outcome in PROVEN
-    sections.append(error_section(result.params, bars.radius, bars.standard_error, saved.truth, proven))
+    radius, errors = result.certificate.radius, result.certificate.standard_error
+    sections.append(error_section(result.params, radius, errors, saved.truth, result.outcome in PROVEN))
     sections.append(_diagnosis(result))
     return Report(
         kind="layer learned from examples" if saved.learned else "recovery",
@@ -105,7 +104,7 @@ def _share(ratio: float) -> str:
     return f", {100 * ratio:.2g} % of its bar" if ratio <= 1 else f", {ratio:.2g} × its bar"
 
 
-# --- what the box is --------------------------------------------------------------------------------------------
+# --- what the oracle is -----------------------------------------------------------------------------------------
 
 
 def _box(saved: SavedRun) -> Section:

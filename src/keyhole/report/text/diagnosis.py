@@ -106,7 +106,7 @@ def _units(unit: str, numbers: Sequence[int]) -> str:
 
 
 def describe_diagnosis(found: Diagnosis, target: str) -> Iterator[tuple[str, str]]:
-    """What a box is, as (word, sentence) pairs."""
+    """What an oracle is, as (word, sentence) pairs."""
     yield "family", f"{found.family}, from {found.queries} queries"
     for finding in found.findings:
         yield finding.what, f"{finding.found}: {finding.evidence}"

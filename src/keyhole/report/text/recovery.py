@@ -16,7 +16,7 @@ __all__ = ["describe"]
 
 # Details that have lines of their own, or are too long for one.
 UNTOLD = ("noise", "server", "diagnosis_")
-# Outcomes whose error bars no answer has contradicted.
+# Outcomes whose radii no answer has contradicted.
 PROVEN = (Outcome.CERTIFIED, Outcome.UNCERTIFIED)
 
 
