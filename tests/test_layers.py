@@ -193,3 +193,44 @@ def test_errors_are_drawn_in_their_docstring() -> None:
     }
     drawn = {line.replace("│", " ").replace("├──", " ").replace("└──", " ").split()[0] for line in tree.splitlines()}
     assert drawn == classes
+
+
+FAMILY_NAMES = {"Family", "Residual", "CorrelatedErrors", "FittedNet", "OpaqueNet"} | {
+    name for name in PUBLIC if name in {"AttentionLayer", "MultiHead", "OneLayer", "ReluNet", "SingleHead"}
+}
+# What may be asked for its attributes: systems, sockets, modules of PyTorch, and what a user's factory returns.
+PROBED = {"signal", "connection", "module", "box", "oracle"}
+PARAMETERS = {"params", "radius", "standard_error", "truth", "partial"}
+ELSEWHERE = [path for path in MODULES if path.relative_to(SOURCE).parts[0] not in {"families", "gauge"}]
+
+
+@pytest.mark.parametrize("path", ELSEWHERE, ids=name_of)
+def test_families_are_asked_and_never_guessed(path: Path) -> None:
+    """No `isinstance` on families and no `hasattr` outside families/ and gauge/: the Protocol has an answer."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in {"isinstance", "hasattr"}:
+            about, what = ast.unparse(node.args[0]), ast.unparse(node.args[1])
+            where = f"{name_of(path)}:{node.lineno}: {ast.unparse(node)}"
+            if node.func.id == "hasattr":
+                assert about in PROBED, where
+            else:
+                named = {each.id for each in ast.walk(node.args[1]) if isinstance(each, ast.Name)}
+                assert not named & FAMILY_NAMES, where
+                assert "__class__" not in what, where
+                assert "type(" not in what, where
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_parameters_have_a_type(path: Path) -> None:
+    """Nothing that holds parameters is declared as `Any`."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.arg):
+            name, annotation = node.arg, node.annotation
+        elif isinstance(node, ast.AnnAssign):
+            name, annotation = ast.unparse(node.target).removeprefix("self."), node.annotation
+        else:
+            continue
+        if name in PARAMETERS and annotation is not None:
+            assert "Any" not in {each.id for each in ast.walk(annotation) if isinstance(each, ast.Name)}, (
+                f"{name_of(path)}:{node.lineno}: {name} is Any"
+            )

@@ -10,8 +10,8 @@ import numpy as np
 
 import keyhole as kh
 from benchmarks.support.rows import markdown
-from keyhole.families.factored import Factored
-from keyhole.families.relu_net import ACTIVATIONS
+from keyhole.families.activations import ACTIVATIONS
+from keyhole.gauge.factored import FactoredHeads
 
 PAIRS = 1000
 LENGTHS = (1, 2, 3, 4, 5, 6)
@@ -88,7 +88,7 @@ def moved(params: Any, rng: Random) -> Any:
     for _ in range(rng.integers(0, 4)):
         possible = [kind for kind in kh.kinds(params) if not kind.startswith("length")]
         found = kh.witness(params, rng.choice(possible), seed=int(rng.integers(2**31))).params
-        params = found.joined() if isinstance(found, Factored) else found
+        params = found.joined() if isinstance(found, FactoredHeads) else found
     return params
 
 

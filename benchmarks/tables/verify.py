@@ -13,7 +13,7 @@ import numpy as np
 import keyhole as kh
 from benchmarks.support.rows import markdown
 from benchmarks.tables.gauge import layer, net
-from keyhole.families.factored import Factored, Factors
+from keyhole.gauge.factored import FactoredHeads, Factors
 
 RUNS = 2000
 CHANGE = 1e-6
@@ -116,7 +116,7 @@ def _scale(rng: Random) -> float:
     return float(10 ** rng.uniform(-3, 3))
 
 
-def factored_heads(rng: Random, spread: float = 1.0) -> Factored:
+def factored_heads(rng: Random, spread: float = 1.0) -> FactoredHeads:
     """Heads as implementations hold them, of scales from a thousandth to a thousand, spread over heads as well."""
     count, width = int(rng.integers(1, 13)), int(rng.integers(4, 33))
     inner, outputs = int(rng.integers(1, width + 1)), None if rng.random() < 0.5 else int(rng.integers(1, 17))
@@ -130,23 +130,23 @@ def factored_heads(rng: Random, spread: float = 1.0) -> Factored:
         bias = biases * rng.standard_normal(inner) if biases else None
         heads.append(Factors(key, query, value, output, bias))
     shape = () if outputs is None else (outputs,)
-    return Factored(tuple(heads), np.asarray(values * rng.standard_normal(shape)) if biases else None)
+    return FactoredHeads(tuple(heads), np.asarray(values * rng.standard_normal(shape)) if biases else None)
 
 
-def _cast(factored: Factored, dtype: str) -> Factored:
+def _cast(factored: FactoredHeads, dtype: str) -> FactoredHeads:
     def short(array: Any) -> Any:
         return None if array is None else np.asarray(array, dtype=dtype)
 
     names = ("key", "query", "value", "output", "query_bias")
     heads = [Factors(*(short(getattr(head, name)) for name in names)) for head in factored.heads]
-    return Factored(tuple(heads), short(factored.output_bias))
+    return FactoredHeads(tuple(heads), short(factored.output_bias))
 
 
-def _one_head(factored: Factored) -> Factored:
-    return Factored(factored.heads[:1], factored.output_bias)
+def _one_head(factored: FactoredHeads) -> FactoredHeads:
+    return FactoredHeads(factored.heads[:1], factored.output_bias)
 
 
-def _in_torch(factored: Factored, dtype: str) -> Callable[[Any], Any]:
+def _in_torch(factored: FactoredHeads, dtype: str) -> Callable[[Any], Any]:
     """The same as torch computes it, all heads in one product."""
     import torch
 

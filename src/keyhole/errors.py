@@ -30,13 +30,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from keyhole.families import Family
     from keyhole.recovery import Recovery
 
 
 class KeyholeError(Exception):
     """Base of every exception that Keyhole raises on purpose."""
 
-    partial: Any = None  # parameters found before it was raised, where a method could tell
+    partial: Family | None = None  # parameters found before it was raised, where a method could tell
 
 
 class UsageError(KeyholeError, ValueError):

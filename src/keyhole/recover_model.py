@@ -11,7 +11,7 @@ from typing import Any
 
 from keyhole.arrays import Array
 from keyhole.errors import FileError, RecoveryFailed, UsageError
-from keyhole.families import MultiHead, SingleHead
+from keyhole.families import MultiHead
 from keyhole.families.files import load_arrays, save_arrays
 from keyhole.families.torch_layouts import attention_in, weights_of
 from keyhole.noise import Noise
@@ -42,8 +42,8 @@ class ModelRecovery:
         products = {
             f"{name}.{part}": array
             for name, result in self.layers.items()
-            if result.certified
-            for part, array in _heads(result.params).arrays().items()
+            if result.certified and result.params is not None
+            for part, array in MultiHead.of(result.params).arrays().items()
         }
         return {**products, **self.weights}
 
@@ -77,7 +77,7 @@ def load_layers(path: str | PathLike[str]) -> tuple[dict[str, MultiHead], dict[s
         raise FileError(f"{path} holds a {family}, not the layers of a model")
     try:
         names = json.loads(str(arrays.pop("layers")))
-        parts: dict[str, dict[str, Any]] = {name: {} for name in names}
+        parts: dict[str, dict[str, Array]] = {name: {} for name in names}
         for name in list(arrays):
             inner = next((each for each in names if _is_product(name, each)), None)
             if inner is not None:
@@ -131,9 +131,9 @@ def recover_model(
         book = None if journal is None else _book(Path(journal), name)
         result = recover(oracle, method, budget, book, seed, throw=False, heldout=heldout, progress=progress, **options)
         results[name] = result
-        if result.certified:
+        if result.certified and result.params is not None:
             try:
-                found = weights_of(_heads(result.params), oracle.place.module)
+                found = weights_of(MultiHead.of(result.params), oracle.place.module)
             except UsageError as error:
                 left_out[name] = str(error)
             else:
@@ -144,17 +144,9 @@ def recover_model(
     failed = [result for result in results.values() if not result.certified]
     if throw and failed:
         failure = RecoveryFailed(failed[0])
-        failure.partial = whole
+        failure.partial = whole  # type: ignore[assignment]  # of several recoveries at once
         raise failure
     return whole
-
-
-def _heads(params: Any) -> MultiHead:
-    if isinstance(params, SingleHead):
-        return MultiHead([SingleHead(params.score, params.value, params.score_bias)], params.output_bias)
-    if not isinstance(params, MultiHead):
-        raise UsageError(f"the method found a {type(params).__name__}, no heads: use the method multi-head")
-    return params
 
 
 def _book(folder: Path, name: str) -> Path:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, Generic
 
 import numpy as np
 import numpy.typing as npt
+
+from keyhole.families import F_co
 
 
 class Outcome(Enum):
@@ -57,15 +59,15 @@ class Outcome(Enum):
 
 
 @dataclass(frozen=True)
-class Certificate:
+class Certificate(Generic[F_co]):
     """What was checked at the end, and how sure the parameters are."""
 
-    radius: Any = None  # container of the parameters' type holding entrywise radii; None where unknown
-    standard_error: Any = None  # the same for standard errors, where errors are random
+    radius: F_co | None = None  # entrywise radii, as parameters of the same family; None where unknown
+    standard_error: F_co | None = None  # standard errors, likewise, where errors are random
     heldout_queries: int = 0
     worst_error: float = float("nan")  # largest |prediction − answer|
-    worst_ratio: float = float("nan")  # largest |prediction − answer| over its error bar; certified iff ≤ 1
-    resolution: float = float("nan")  # error bars over what the answers vary by, root mean squares
+    worst_ratio: float = float("nan")  # largest |prediction − answer| over its radius; certified iff ≤ 1
+    resolution: float = float("nan")  # radii over what the answers vary by, root mean squares
     assumptions: tuple[str, ...] = ()
     predictions: npt.NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
     answers: npt.NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
@@ -91,19 +93,19 @@ class Stats:
 
 
 @dataclass(frozen=True)
-class Recovery:
+class Recovery(Generic[F_co]):
     """The result of `keyhole.recover`."""
 
     outcome: Outcome
     message: str  # the particulars: figures, cause, remedy
-    params: Any  # what was recovered; None, or a partial estimate, where the outcome is not CERTIFIED
-    certificate: Certificate
+    params: F_co | None  # what was recovered; None, or a partial estimate, where the outcome is not CERTIFIED
+    certificate: Certificate[F_co]
     stats: Stats
     method: str
 
     @property
     def certified(self) -> bool:
-        """True only if the held-out answers were predicted within the error bar."""
+        """True only if the held-out answers were predicted within the radius."""
         return self.outcome is Outcome.CERTIFIED
 
     def summary(self) -> dict[str, Any]:

@@ -13,7 +13,6 @@ from keyhole.audit import audit
 from keyhole.audit.lower_bounds import (
     Geometry,
     bounded_floor,
-    counting_bound,
     counting_floor,
     floor,
     gaussian_floor,
@@ -32,7 +31,7 @@ def geometry(d: int = 4, norm: float = 1.0) -> Geometry:
 def test_counting_bounds_are_those_of_a_recovery() -> None:
     for text in ("", "&rank=2", "&outputs=3", "&score_bias=1&output_bias=1", "&rank=1&outputs=2"):
         target = open_target(f"demo:single-head?width=6{text}")
-        assert counting_bound(target.truth) == kh.recover(target.oracle).stats.counting_bound
+        assert target.truth.counting_bound == kh.recover(target.oracle).stats.counting_bound
 
 
 def test_the_gaussian_floor_is_the_universal_bound() -> None:

@@ -11,15 +11,14 @@ import pytest
 import keyhole as kh
 from benchmarks.tables.gauge import MAKERS, SAME_ANSWERS, answers_apart, layer, net, pairs, several, single
 from keyhole.errors import UsageError
-from keyhole.families.factored import Factored
-from keyhole.gauge.compare import COMPARISONS
-from keyhole.gauge.witness import KINDS
+from keyhole.gauge.compare import GAUGES
+from keyhole.gauge.factored import FactoredHeads
 
 PAIRS = 80  # a slice of what the benchmark `gauge` asks
 
 
 def callable_like(found: Any) -> Any:
-    return found.joined() if isinstance(found, Factored) else found
+    return found.joined() if isinstance(found, FactoredHeads) else found
 
 
 def test_equivalent_says_what_the_answers_say(fresh_seed: int) -> None:
@@ -58,7 +57,7 @@ def test_every_kind_of_witness(family: str) -> None:
         if loudness < 1e-12:  # heads that cancel: there is nothing but rounding to compare
             continue
         found = kh.kinds(params)
-        assert set(found) <= set(KINDS[type(params)])
+        assert set(found) <= set(GAUGES[type(params)].witnesses)
         for kind in found:
             other = kh.witness(params, kind)
             assert other.kind == kind
@@ -73,7 +72,7 @@ def test_every_kind_of_witness(family: str) -> None:
             assert not alike(params, other.params), kind
             met.add(kind)
     lacking = {"merge", "permutation", "silent logits"} if family == "single-head" else set()
-    assert met == set(KINDS[type(params)]) - lacking
+    assert met == set(GAUGES[type(params)].witnesses) - lacking
     assert kh.witness(params).kind == kh.kinds(params)[0]
 
 
@@ -87,7 +86,7 @@ def alike(first: Any, second: Any) -> bool:
 def test_factors_answer_like_their_products(rng: np.random.Generator) -> None:
     heads = several(np.random.default_rng(3))
     found = kh.witness(heads, "factor gauge")
-    assert isinstance(found.params, Factored)
+    assert isinstance(found.params, FactoredHeads)
     tokens = rng.standard_normal((9, 4, heads.width))
     np.testing.assert_allclose(found.params(tokens), heads(tokens), rtol=1e-11, atol=1e-11)
     assert found.params.width == heads.width
@@ -224,7 +223,7 @@ def test_what_cannot_be_compared() -> None:
     own = kh.OneLayer(wide, lambda tokens: tokens[:, -1, 0])
     with pytest.raises(UsageError, match="only with a ReluNet"):
         kh.canonical(own)
-    assert set(KINDS) == set(COMPARISONS)
+    assert all(gauge.witnesses for gauge in GAUGES.values())
 
 
 def test_whole_sequence_layers_are_compared_as_their_heads_are(fresh_seed: int) -> None:

@@ -11,7 +11,7 @@ import pytest
 import keyhole as kh
 from keyhole.errors import UsageError
 from keyhole.gauge.identifiability import CLAIMS, FAMILIES, INPUTS, Claim, claims
-from keyhole.gauge.redundancy import structure
+from keyhole.gauge.redundancy import redundancy
 
 WIDTH, LONGEST = 5, 6
 Random = np.random.Generator
@@ -136,14 +136,14 @@ def test_heads_that_are_nearly_alike_show_at_second_order() -> None:
     value, shows = rng.standard_normal(WIDTH), []
     for size in (1e-2, 1e-3, 1e-4):
         pair = kh.MultiHead([kh.SingleHead(score, value), kh.SingleHead(score + size * step, 0.5 * value)])
-        found = structure(pair)
+        found = redundancy(pair)
         assert found.minimal
         assert found.near[0].distance == pytest.approx(size * np.linalg.norm(step) / np.linalg.norm(score), rel=0.1)
         shows.append(found.near[0].shows)
     assert shows[0] / shows[1] == pytest.approx(100, rel=0.2)
     assert shows[1] / shows[2] == pytest.approx(100, rel=0.2)
     opposite = kh.MultiHead([kh.SingleHead(score, value), kh.SingleHead(score + 1e-3 * step, -value)])
-    assert structure(opposite).near[0].shows is None
+    assert redundancy(opposite).near[0].shows is None
 
 
 def test_structure_of_other_families() -> None:
@@ -151,13 +151,13 @@ def test_structure_of_other_families() -> None:
     inner = rng.standard_normal((4, WIDTH))
     inner[3] = 1.01 * inner[0]
     plain_net = kh.ReluNet(inner, np.array([1.0, 2.0, 3.0, 1.02]), np.ones(4), np.asarray(0.0))
-    found = structure(plain_net)
+    found = redundancy(plain_net)
     assert [(pair.first, pair.second) for pair in found.near] == [(0, 3)]
     assert found.minimal
     smooth = kh.ReluNet(np.stack([inner[0], 2 * inner[0]]), np.zeros(2), np.ones(2), np.asarray(0.0), None, "gelu")
-    assert structure(smooth).shown == 2
-    assert not structure(smooth).near
+    assert redundancy(smooth).shown == 2
+    assert not redundancy(smooth).near
     empty = kh.ReluNet(np.zeros((0, 3)), np.zeros(0), np.zeros(0), np.asarray(0.0))
-    assert structure(empty).given == 0
+    assert redundancy(empty).given == 0
     with pytest.raises(UsageError):
-        structure("a head")
+        redundancy("a head")

@@ -10,7 +10,7 @@ import pytest
 
 import keyhole as kh
 from keyhole.arrays import floats
-from keyhole.gauge.redundancy import structure
+from keyhole.gauge.redundancy import redundancy
 from keyhole.recover import diagnose_box
 from keyhole.targets import open_target
 from support.heads import covered, layer
@@ -136,7 +136,7 @@ def test_it_is_kept_compared_and_verified(tmp_path: Path) -> None:
         np.testing.assert_allclose(params.at_all_positions(tokens)[:, -1], params(tokens), rtol=1e-12)
         assert kh.distance(again, params) == 0.0
         assert kh.equivalent(kh.canonical(params), params)
-        assert structure(params).family == "residual"
+        assert redundancy(params).family == "residual"
         for kind in kh.kinds(params):
             other = kh.witness(params, kind)
             short = tokens[:, : other.max_length]

@@ -19,10 +19,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from keyhole.audit.cells import METHOD, Column, Filled, digest, fill
 from keyhole.audit.defences import NONE, Defence, default_defences, parse_defence
-from keyhole.audit.lower_bounds import counting_bound
 from keyhole.audit.result import Audit
 from keyhole.errors import KeyholeError, UsageError
-from keyhole.families import SingleHead
+from keyhole.families import Family, SingleHead
 from keyhole.oracles import Oracle
 from keyhole.progress import Observer, Silent, wants_bar
 from keyhole.recover import recover
@@ -65,9 +64,7 @@ def audit(
             prepare_folder(each)
         with _bar(progress) as bar:
             reference, asked = _reference(box, where, seed)
-            if not isinstance(reference, SingleHead):
-                raise UsageError(f"an audit is of one attention head; this box is a {type(reference).__name__}")
-            bound = counting_bound(reference)
+            bound = reference.counting_bound
             multiples = _multiples(budgets, bound, most)
             columns = [Column(each, multiples, bound, seed, where) for each in _defences(defences, bound)]
             bar.total(sum(len(list(column.budgets())) for column in columns))
@@ -97,11 +94,18 @@ def _opened(target: str | Oracle, truth: SingleHead | None, jobs: int) -> Target
 def _reference(box: Target, folder: Path, seed: int) -> tuple[SingleHead, int]:
     """The truth, or what its owner recovers of the box; and the queries that took."""
     if box.truth is not None:
-        return box.truth, 0
+        return _one_head(box.truth), 0
     # With another seed: from the same questions the bare box would differ from itself by nothing at all.
     seed, journal = seed + 1, folder / "journals" / f"reference-{digest(box.oracle.name, str(seed))[:8]}.db"
     result = recover(box.oracle, METHOD, journal=journal, seed=seed, observer=Silent())
-    return result.params, result.stats.new_queries
+    return _one_head(result.params), result.stats.new_queries
+
+
+def _one_head(params: Family | None) -> SingleHead:
+    """The head that parameters are; UsageError where they are anything else."""
+    if params is None or params.family != SingleHead.family:
+        raise UsageError(f"an audit is of one attention head; this box is a {type(params).__name__}")
+    return params.anatomy.heads[0]
 
 
 def _multiples(budgets: Sequence[float], bound: int, most: int | None) -> tuple[float, ...]:

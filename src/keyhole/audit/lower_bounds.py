@@ -40,7 +40,7 @@ class Geometry:
         values = floats(head.value).reshape(head.width, -1)
         return cls(
             width=head.width,
-            bound=counting_bound(head),
+            bound=head.counting_bound,
             spacing=signature.space.spacing,
             max_norm=math.inf if signature.max_norm is None else signature.max_norm,
             value_norm=float(np.max(np.linalg.norm(values, axis=0))),
@@ -54,15 +54,6 @@ class Geometry:
     def reach(self) -> float:
         """How far an answer moves at most when the score matrix changes by its own size: B³|v|·‖W‖/2."""
         return self.max_norm**3 * self.value_norm * self.score_norm / 2
-
-
-def counting_bound(head: SingleHead) -> int:
-    """Queries below which a head of this rank has more unknown numbers than answers: d² + d at full rank."""
-    width = head.width
-    rank = int(np.linalg.matrix_rank(floats(head.score)))
-    values = floats(head.value).reshape(width, -1)
-    numbers = rank * (2 * width - rank) + (0 if head.score_bias is None else width)
-    return -(-numbers // max(1, int(np.linalg.matrix_rank(values)))) + width + (0 if head.output_bias is None else 1)
 
 
 def machine_floor(spacing: float) -> float:

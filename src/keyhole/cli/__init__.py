@@ -25,7 +25,7 @@ from keyhole.cli.recover_model import names_all_layers, recover_all_layers
 from keyhole.cli.serve import serve
 from keyhole.cli.tables import print_whole
 from keyhole.errors import KeyholeError, RecoveryFailed, UsageError
-from keyhole.families import SingleHead, load
+from keyhole.families import Family, load
 from keyhole.live.watch_page import WatchPage
 from keyhole.noise import Noise
 from keyhole.progress import Observer, on_terminal
@@ -34,7 +34,7 @@ from keyhole.recovery import Recovery
 from keyhole.report.html.audit_curves import draw_curves
 from keyhole.report.html.build import try_report, write_pictures, write_report
 from keyhole.report.html.canvas import INSTALL
-from keyhole.report.html.demo_picture import draw
+from keyhole.report.html.demo_picture import can_draw, draw
 from keyhole.report.text.diagnosis import describe_diagnosis, describe_params, of_family, of_params, table_of_claims
 from keyhole.report.text.recovery import describe
 from keyhole.report.text.verdict import describe_verdict
@@ -304,7 +304,7 @@ def verify(
     return DONE if found.same else FAILED
 
 
-def _beside(path: Path) -> Any:
+def _beside(path: Path) -> Family | None:
     """The error bars that a run wrote beside the parameters; None where it is no such file."""
     bars = path.with_name(RADIUS)
     return load(bars) if path.name == PARAMS and bars.is_file() else None
@@ -504,8 +504,10 @@ def _run(settings: Settings, observer: Observer, *, picture: bool) -> Ending:
     if settings.out is not None:
         image = _picture(ending) if picture else None
         box = target.oracle.name
-        about = {"label": target.label, "truth": target.truth}
-        ending.files.update(write_run(settings.out, result, settings, box, ending.distance, image, **about))
+        written = write_run(
+            settings.out, result, settings, box, ending.distance, image, label=target.label, truth=target.truth
+        )
+        ending.files.update(written)
         path, note = try_report(settings.out)
         ending.files.update({} if path is None else {"report": path})
         ending.notes.extend([] if note is None else [note])
@@ -514,7 +516,7 @@ def _run(settings: Settings, observer: Observer, *, picture: bool) -> Ending:
 
 def _picture(ending: Ending) -> bytes | None:
     """The picture, or None and a note: a result without a picture is still a result."""
-    if not isinstance(ending.result.params, SingleHead):
+    if not can_draw(ending.result.params):
         ending.notes.append("no picture: nothing was recovered that could be drawn")
         return None
     try:

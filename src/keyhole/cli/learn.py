@@ -84,8 +84,9 @@ def learn(
     except KeyboardInterrupt:
         typer.echo("keyhole: interrupted; nothing was kept", err=True)
         return INTERRUPTED
-    known = given.truth is not None and result.params is not None
-    apart = distance(result.params, given.truth) if known else None
+    apart = None
+    if given.truth is not None and result.params is not None:
+        apart = distance(result.params, given.truth)
     files: dict[str, Path] = {}
     note: str | None = None
     if out is not None:

@@ -102,7 +102,7 @@ def _line(name: str, result: Recovery, apart: float | None) -> str:
     cost = f"{stats.queries:,} queries and {stats.heldout_queries} for the certificate, {stats.seconds:.1f} s"
     if not result.certified:
         return f"{name}: {result.outcome.name}: {result.message} ({cost}). {result.outcome.value}"
-    heads = getattr(result.params, "heads", (result.params,))
+    heads = () if result.params is None else result.params.anatomy.heads
     truth = "" if apart is None else f", relative distance {apart:.1e} from the weights in the file"
     return f"{name}: CERTIFIED, {len(heads)} head{'s' * (len(heads) > 1)}{truth}; {cost}"
 

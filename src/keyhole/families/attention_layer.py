@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from os import PathLike
 from typing import ClassVar
 
-from keyhole.arrays import Array, namespace, to_numpy
+from keyhole.arrays import Array, namespace
 from keyhole.errors import UsageError
-from keyhole.families.files import save_arrays
+from keyhole.families.base import Anatomy, Family, check_arrays
+from keyhole.families.files import register
+from keyhole.families.single_head import SingleHead
 
 
+@register
 @dataclass(frozen=True, eq=False)
-class AttentionLayer:
+class AttentionLayer(Family):
     """F(X) = Σ_i softmax(X·Θ_i·Xᵀ)·X·W_i, the softmax taken along rows: every token attends to all tokens.
 
     Row a of the answer is what token a makes of the sequence. A scaling such as 1/√d_k belongs to the scores.
@@ -25,9 +27,7 @@ class AttentionLayer:
     family: ClassVar[str] = "attention-layer"
 
     def __post_init__(self) -> None:
-        for name in ("scores", "projections"):
-            if not hasattr(getattr(self, name), "ndim"):
-                raise UsageError(f"AttentionLayer.{name} must be an array, not {type(getattr(self, name)).__name__}")
+        check_arrays(self, "scores", "projections")
         scores, projections = tuple(self.scores.shape), tuple(self.projections.shape)
         fitting = len(scores) == len(projections) == 3 and scores[1] == scores[2] and scores[:2] == projections[:2]
         if not fitting or 0 in scores[1:] + projections[1:]:
@@ -51,34 +51,41 @@ class AttentionLayer:
         """Numbers per answer and token."""
         return int(self.projections.shape[2])
 
-    def arrays(self) -> dict[str, Array]:
-        """The parameters, by name."""
-        return {"scores": self.scores, "projections": self.projections}
+    def read_at_last(self) -> list[SingleHead]:
+        """Heads whose answers at all positions add up to the layer's."""
+        scores = namespace(self.scores).matrix_transpose(self.scores)
+        return [SingleHead(scores[n, ...], self.projections[n, ...]) for n in range(self.heads)]
 
     def __call__(self, tokens: Array) -> Array:  # (batch, length, width) -> (batch, length, outputs)
         """Answer a batch of sequences."""
-        xp = namespace(tokens)
-        layer = self.like(tokens)
-        turned = xp.matrix_transpose(tokens)
-        answers = xp.zeros((*tokens.shape[:2], self.outputs), dtype=tokens.dtype, device=tokens.device)
-        for head in range(self.heads):
-            logits = tokens @ layer.scores[head, ...] @ turned  # (batch, token, token it attends to)
-            weights = xp.exp(logits - xp.max(logits, axis=-1, keepdims=True))
-            weights = weights / xp.sum(weights, axis=-1, keepdims=True)
-            answers = answers + (weights @ tokens) @ layer.projections[head, ...]
-        return answers
+        total = self._nothing(tokens)
+        for head in self.like(tokens).read_at_last():
+            total = total + head.at_all_positions(tokens)
+        return total
 
-    def like(self, tokens: Array) -> AttentionLayer:
-        """The same layer with its parameters in the library, dtype and device of `tokens`."""
-        xp = namespace(tokens)
+    def error_bar(self, radius: AttentionLayer, tokens: Array, rounding: float) -> Array:  # -> (batch, length, outputs)
+        """First-order bound on |F_true − F_self| for parameters right within `radius`, head by head."""
+        total, xp = self._nothing(tokens), namespace(tokens)
+        for head, wide in zip(self.like(tokens).read_at_last(), radius.read_at_last(), strict=True):
+            total = total + head.error_bar_at_all_positions(wide, tokens, rounding)
+            total = total + rounding * xp.abs(head.at_all_positions(tokens))
+        return total
 
-        def moved(array: Array) -> Array:
-            if namespace(array) is xp and array.dtype == tokens.dtype:
-                return array if array.device == tokens.device else array.to(tokens.device)
-            return xp.asarray(to_numpy(array), dtype=tokens.dtype, device=tokens.device)
+    def _nothing(self, tokens: Array) -> Array:
+        return namespace(tokens).zeros((*tokens.shape[:2], self.outputs), dtype=tokens.dtype, device=tokens.device)
 
-        return AttentionLayer(moved(self.scores), moved(self.projections))
+    def token_norm(self, size: float) -> float:
+        """The norm at which random tokens have logits of about `size` in the sharpest head; inf when none has any."""
+        return min((head.token_norm(size) for head in self.read_at_last()), default=float("inf"))
 
-    def save(self, path: str | PathLike[str]) -> None:
-        """Write the parameters to a safetensors file that `keyhole.load` reads."""
-        save_arrays(path, self.family, self.arrays())
+    @property
+    def positions(self) -> str:
+        """All: there is an answer for every token."""
+        return "all"
+
+    @property
+    def anatomy(self) -> Anatomy:
+        """Heads by number, scores as the layer holds them: those of heads read at the last position are transposed."""
+        heads = (SingleHead(self.scores[n, ...], self.projections[n, ...]) for n in range(self.heads))
+        title = f"A layer of {self.heads} attention head{'s' * (self.heads != 1)} of width {self.width}"
+        return Anatomy(title, tuple(heads), numbered=True)

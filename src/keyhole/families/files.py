@@ -1,21 +1,49 @@
-"""Parameters on disk: safetensors with a format version. Reading never executes code."""
+"""Parameters on disk: safetensors with a format version, and the families they can hold. Reading executes no code."""
 
 from __future__ import annotations
 
 import json
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from keyhole.arrays import Array, to_numpy
-from keyhole.errors import FileError
+from keyhole.errors import FileError, UsageError
+
+if TYPE_CHECKING:
+    from keyhole.families.base import Family
 
 FORMAT_VERSION = 1
+FAMILIES: dict[str, type[Family]] = {}
+Kind = TypeVar("Kind", bound="type[Family]")
+
+
+def register(kind: Kind) -> Kind:
+    """Make a family one that `load` reads; a decorator. UsageError where another has its name."""
+    if FAMILIES.get(kind.family, kind).__qualname__ != kind.__qualname__:
+        raise UsageError(f"there is a family {kind.family!r} already: {FAMILIES[kind.family].__qualname__}")
+    FAMILIES[kind.family] = kind
+    return kind
+
+
+def load(path: str | PathLike[str]) -> Family:
+    """Read parameters saved with `.save(path)`: an object of the family that was saved."""
+    family, arrays = load_arrays(path)
+    if family not in FAMILIES:
+        raise FileError(
+            f"{path} holds the unknown family {family!r}; known: {', '.join(FAMILIES)}: upgrade Keyhole, or register "
+            "the family first where it is yours"
+        )
+    try:
+        return FAMILIES[family].of_arrays(**arrays)
+    except FileError as error:
+        raise FileError(f"{path} {error}") from error
+    except (TypeError, ValueError) as error:
+        raise FileError(f"{path} does not hold a valid {family}: {error}") from error
 
 
 def save_arrays(
@@ -32,14 +60,14 @@ def save_arrays(
         raise FileError(f"cannot write {path}: {error}") from error
 
 
-def load_arrays(path: str | PathLike[str]) -> tuple[str, dict[str, npt.NDArray[Any] | str]]:
-    """The family of a parameter file, its arrays and what it says in words."""
+def load_arrays(path: str | PathLike[str]) -> tuple[str, dict[str, Array]]:
+    """The family of a parameter file, its arrays and its words."""
     if not Path(path).is_file():
         raise FileError(f"{path}: no such file")
     try:
         with safe_open(Path(path), framework="numpy") as file:
             metadata = file.metadata() or {}
-            arrays: dict[str, Any] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            arrays: dict[str, Array] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
         raise FileError(f"{path} is not a readable safetensors file: {error}") from error
     try:

@@ -1,26 +1,30 @@
-"""Several softmax attention heads read at the last position, their answers added up."""
+"""Several attention heads read at the last position, their answers added up."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import reduce
 from operator import add
-from os import PathLike
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from keyhole.arrays import Array, namespace
+import numpy as np
+
+from keyhole.arrays import Array, Floats, floats, namespace
 from keyhole.errors import UsageError
-from keyhole.families.files import save_arrays
+from keyhole.families.base import Anatomy, Family, Sensitivity, under
+from keyhole.families.files import register
+from keyhole.families.sensitivity import sensitivity_of_heads
 from keyhole.families.single_head import SingleHead
 
-# Heads may need tokens of very different norms. Fresh sequences of small logits have them in the sharpest head, those
-# of middling logits in the median one, and those of large logits in the flattest.
+# Heads may need tokens of very different norms. Held-out sequences of small logits have them in the sharpest head,
+# those of middling logits in the median one, and those of large logits in the flattest.
 SMALL_LOGITS, LARGE_LOGITS = 1.0, 6.0
 
 
+@register
 @dataclass(frozen=True, eq=False)
-class MultiHead:
+class MultiHead(Family):
     """f(X) = Σ_h head_h(X) + output_bias: heads of one width and as many outputs, none with a bias of its own.
 
     Value biases of the heads add up to one constant, and output projections belong to the values, so the value of a
@@ -44,6 +48,15 @@ class MultiHead:
                 raise UsageError(f"head {number} has an output bias: only MultiHead itself has one, the sum of all")
         if self.output_bias is not None and tuple(self.output_bias.shape) != shape[1:]:
             raise UsageError(f"MultiHead.output_bias has shape {tuple(self.output_bias.shape)}, expected {shape[1:]}")
+
+    @classmethod
+    def of(cls, params: Family) -> MultiHead:
+        """One head or several as several; UsageError for anything else."""
+        if isinstance(params, SingleHead):
+            return cls([replace(params, output_bias=None)], params.output_bias)
+        if not isinstance(params, MultiHead):
+            raise UsageError(f"the method found a {type(params).__name__}, no heads: use the method multi-head")
+        return params
 
     @property
     def width(self) -> int:
@@ -73,67 +86,84 @@ class MultiHead:
         return self if len(self.heads) > 1 else replace(self.heads[0], output_bias=self.output_bias)
 
     def without_attention(self) -> MultiHead:
-        """The same heads with all tokens weighing the same."""
+        """A copy in which all tokens weigh the same."""
         return MultiHead([head.without_attention() for head in self.heads], self.output_bias)
 
     def loudest(self) -> Array:  # (width,)
         """The unit token of the largest values."""
         xp = namespace(self.heads[0].value)
-        values = [head.value.reshape((self.width, -1)) for head in self.heads]
+        values = [head.value_columns for head in self.heads]
         return xp.linalg.svd(xp.concat(values, axis=1), full_matrices=False)[0][:, 0]
 
-    def like(self, tokens: Array) -> MultiHead:
-        """The same heads with their parameters in the library, dtype and device of `tokens`."""
-        bias = self.output_bias
-        if bias is not None:  # moved as a head's is
-            bias = SingleHead(self.heads[0].score, self.heads[0].value, None, bias).like(tokens).output_bias
-        return MultiHead([head.like(tokens) for head in self.heads], bias)
+    @property
+    def constant(self) -> Array | None:
+        """The output bias."""
+        return self.output_bias
 
-    def error_bar(
-        self,
-        radius: MultiHead,  # entrywise radii of the parameters
-        tokens: Array,  # (batch, length, width)
-        rounding: float,  # relative error of one inner product of unit vectors
-    ) -> Array:  # (batch,) or (batch, outputs)
-        """First-order bar on |f_true − f_self| when the parameters are right within `radius`, head by head."""
+    def error_bar(self, radius: MultiHead, tokens: Array, rounding: float) -> Array:  # -> (batch,) or (batch, outputs)
+        """First-order bound on |f_true − f_self| for parameters right within `radius`, head by head."""
         xp = namespace(tokens)
-        bars = [head.error_bar(wide, tokens, rounding) for head, wide in zip(self.heads, radius.heads, strict=True)]
+        bounds = [head.error_bar(wide, tokens, rounding) for head, wide in zip(self.heads, radius.heads, strict=True)]
         # The sum itself is rounded too, at the size of its parts.
-        bar = reduce(add, bars) + rounding * reduce(add, [xp.abs(head.like(tokens)(tokens)) for head in self.heads])
+        bound = reduce(add, bounds) + rounding * reduce(add, [xp.abs(head.like(tokens)(tokens)) for head in self.heads])
         wide = radius.like(tokens).output_bias
         own = self.like(tokens).output_bias
-        bar = bar if wide is None else bar + wide
+        bound = bound if wide is None else bound + wide
         # A small bias may be the sum of larger ones: value biases come through the output matrix.
-        return bar if own is None else bar + rounding * xp.max(xp.abs(own))
+        return bound if own is None else bound + rounding * xp.max(xp.abs(own))
 
-    def token_norm(self, logit_size: float) -> float:
-        """The norm at which random tokens have logits of about `logit_size` in one head (inf when none has any)."""
-        norms = sorted(head.token_norm(logit_size) for head in self.heads)
+    def token_norm(self, size: float) -> float:
+        """The norm at which random tokens have logits of about `size` in one head; inf when none has any."""
+        norms = sorted(head.token_norm(size) for head in self.heads)
         finite = [norm for norm in norms if norm < float("inf")] or norms
-        if logit_size < SMALL_LOGITS:
+        if size < SMALL_LOGITS:
             return finite[0]
-        return finite[-1] if logit_size >= LARGE_LOGITS else finite[len(finite) // 2]
+        return finite[-1] if size >= LARGE_LOGITS else finite[len(finite) // 2]
 
     def arrays(self) -> dict[str, Array]:
         """The parameters that are present, by names such as heads.0.score."""
-        named = {f"heads.{n}.{name}": a for n, head in enumerate(self.heads) for name, a in head.arrays().items()}
+        named: dict[str, Array] = {}
+        for number, head in enumerate(self.heads):
+            named |= under(f"heads.{number}", head.arrays())
         return named if self.output_bias is None else {**named, "output_bias": self.output_bias}
 
+    @property
+    def words(self) -> dict[str, str]:
+        """The parts of attention that are not those of a softmax, by head."""
+        named: dict[str, str] = {}
+        for number, head in enumerate(self.heads):
+            named |= under(f"heads.{number}", head.words)
+        return named
+
     @classmethod
-    def of_arrays(cls, *, output_bias: Array | None = None, **arrays: Any) -> MultiHead:
-        """The heads of arrays named as `arrays` names them."""
-        known = {field.name for field in fields(SingleHead)}
-        parts: dict[int, dict[str, Any]] = {}
+    def of_arrays(cls, *, output_bias: Array | None = None, **arrays: Array) -> MultiHead:
+        """The heads of arrays named by their path."""
+        parts: dict[int, dict[str, Array]] = {}
         for name, array in arrays.items():
             word, _, rest = name.partition(".")
             number, _, inner = rest.partition(".")
-            if word != "heads" or not number.isdecimal() or inner not in known:
+            if word != "heads" or not number.isdecimal() or not inner:
                 raise TypeError(f"a multi-head has no {name!r}")
             parts.setdefault(int(number), {})[inner] = array
         if sorted(parts) != list(range(len(parts))):
             raise TypeError(f"heads are numbered {sorted(parts)}, some are missing")
-        return cls([SingleHead(**parts[number]) for number in sorted(parts)], output_bias)
+        return cls([SingleHead.of_arrays(**parts[number]) for number in sorted(parts)], output_bias)
 
-    def save(self, path: str | PathLike[str]) -> None:
-        """Write the parameters to a safetensors file that `keyhole.load` reads."""
-        save_arrays(path, self.family, self.arrays())
+    @property
+    def anatomy(self) -> Anatomy:
+        """Heads by number."""
+        return Anatomy(f"{len(self.heads)} attention heads of width {self.width}", tuple(self.heads), numbered=True)
+
+    @property
+    def counting_bound(self) -> int:
+        """The fewest queries whose answers hold as many numbers as heads of these ranks have."""
+        matrices = [matrix for head in self.heads for matrix in (head.score, head.value_columns)]
+        numbers = sum(int(array.shape[0]) for head in self.heads if (array := head.score_bias) is not None)
+        for matrix in map(floats, matrices):
+            rank = int(np.linalg.matrix_rank(matrix))
+            numbers += rank * (sum(matrix.shape) - rank)
+        return -(-numbers // (self.outputs or 1)) + (0 if self.output_bias is None else 1)
+
+    def sensitivity(self, tokens: Floats, unit: float, looked_at: Array) -> Sensitivity:
+        """Predictions, their rounding, and the first-order effect of every array of every head."""
+        return sensitivity_of_heads(self.heads, self.output_bias, tokens, unit, looked_at, numbered=True)

@@ -2,40 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from os import PathLike
-from typing import Any, ClassVar
+from typing import ClassVar
 
-import numpy as np
-
-from keyhole.arrays import Array, namespace
+from keyhole.arrays import Array, Floats, namespace
 from keyhole.errors import UsageError
-from keyhole.families.files import save_arrays
-from keyhole.families.relu_net import STEEPEST, ReluNet
+from keyhole.families.base import Anatomy, Family, Sensitivity, below, is_family, under
+from keyhole.families.files import register
+from keyhole.families.opaque_net import OpaqueNet
+from keyhole.families.relu_net import ReluNet
+from keyhole.families.sensitivity import sensitivity_of_layer
 from keyhole.families.single_head import SingleHead
 
-# The box may compute the net behind the value matrix in two steps where the recovered one takes one, or the other
+# The oracle may compute the net behind the value matrix in two steps where the recovered one takes one, or the other
 # way round: its roundings are a few times those of this prediction.
 UNKNOWN_ARITHMETIC = 4.0
 # Logits that leave one token most of the weight.
 NEARLY_SATURATED = 6.0
 # So many times as far out as the typical kink nearly all kinks are passed: a net that differs there is found out.
 FAR_OUT = 16.0
-# Slopes of a net that is only known as a function are taken over this part of the length of its argument.
-SLOPE_STEP = 2.0**-16
 
 
+@register
 @dataclass(frozen=True, eq=False)
-class OneLayer:
+class OneLayer(Family):
     """f(X) = ffn(attention(X)), or ffn(x_N + attention(X)) with a residual, x_N the last token.
 
     `ffn` is a `ReluNet`, or anything else that is called like one and has its `error_bar`: a net that a learner of
-    yours has found. Only those with a `ReluNet` can be saved.
+    yours has found, which becomes an `OpaqueNet`. Only layers with a `ReluNet` can be saved.
     """
 
     attention: SingleHead  # its value is (width, inner); with a residual inner = width
-    ffn: ReluNet  # takes tokens of width inner
+    ffn: ReluNet | OpaqueNet  # takes tokens of width inner
     residual: bool = False
 
     family: ClassVar[str] = "one-layer"
@@ -47,11 +46,12 @@ class OneLayer:
         if self.ffn is not None and not callable(self.ffn):
             raise UsageError(f"OneLayer.ffn must be a ReluNet, not {type(self.ffn).__name__}")
         inner = self.attention.outputs
+        object.__setattr__(self, "ffn", as_net(self.ffn, inner))
         if self.residual and inner != self.attention.width:
             raise UsageError(
                 f"a residual adds tokens of width {self.attention.width} to attention of width {inner}: they must agree"
             )
-        if isinstance(self.ffn, ReluNet) and self.ffn.width != inner:
+        if self.ffn.width != inner:
             raise UsageError(f"OneLayer.ffn takes tokens of width {self.ffn.width}, attention makes {inner}")
 
     @property
@@ -64,8 +64,18 @@ class OneLayer:
         """Numbers per answer; None when the answer is a plain number."""
         return self.ffn.outputs
 
+    @property
+    def net(self) -> ReluNet:
+        """The net; UsageError where it is known as a function only."""
+        if not isinstance(self.ffn, ReluNet):
+            kind = type(self.ffn.function).__name__
+            raise UsageError(
+                f"a layer whose net is a {kind} cannot be compared and cannot be saved, only with a ReluNet"
+            )
+        return self.ffn
+
     def without_attention(self) -> OneLayer:
-        """The same layer with all tokens weighing the same."""
+        """A copy in which all tokens weigh the same."""
         return OneLayer(self.attention.without_attention(), self.ffn, self.residual)
 
     def beside_attention(self) -> ReluNet:
@@ -74,7 +84,7 @@ class OneLayer:
         Apart from the score matrix this is all that queries can tell of the layer, whatever its value matrix and the
         weights behind it are.
         """
-        net, value = self.ffn, self.attention.value
+        net, value = self.net, self.attention.value
         xp = namespace(value)
 
         def seen(weights: Array) -> Array:  # (..., inner) -> (..., 2·width)
@@ -90,32 +100,20 @@ class OneLayer:
 
     @property
     def words(self) -> dict[str, str]:
-        """What determines the layer besides numbers."""
-        return {"residual": "true" if self.residual else "false", **self.ffn.words}
+        """Whether there is a residual, the activation, and the parts of attention that are not those of a softmax."""
+        own = {"residual": "true" if self.residual else "false", **self.ffn.words}
+        return own | under("attention", self.attention.words)
 
     def arrays(self) -> dict[str, Array]:
         """The parameters that are present, by names such as attention.score and ffn.weights_in."""
-        return dict(self._named())
-
-    def _named(self) -> Iterator[tuple[str, Array]]:
-        for part in ("attention", "ffn"):
-            for name, array in getattr(getattr(self, part), "arrays", dict)().items():
-                yield f"{part}.{name}", array
+        return under("attention", self.attention.arrays()) | under("ffn", self.ffn.arrays())
 
     @classmethod
-    def of_arrays(cls, *, residual: str = "false", activation: str = "relu", **arrays: Any) -> OneLayer:
-        """The layer of arrays named as `arrays` names them, and what a file says in words."""
-        known = {
-            "attention": {field.name for field in fields(SingleHead)},
-            "ffn": {field.name for field in fields(ReluNet)},
-        }
-        parts: dict[str, dict[str, Any]] = {part: {} for part in known}
-        for name, array in arrays.items():
-            part, _, inner = name.partition(".")
-            if inner not in known.get(part, ()):
-                raise TypeError(f"a one-layer has no {name!r}")
-            parts[part][inner] = array
-        return cls(SingleHead(**parts["attention"]), ReluNet(**parts["ffn"], activation=activation), residual == "true")
+    def of_arrays(cls, *, residual: str = "false", activation: str = "relu", **arrays: Array) -> OneLayer:
+        """The layer of arrays named by their path, and of its words."""
+        parts = below(cls.family, arrays, "attention", "ffn")
+        net = ReluNet(**parts["ffn"], activation=activation)
+        return cls(SingleHead.of_arrays(**parts["attention"]), net, residual == "true")
 
     def __call__(self, tokens: Array) -> Array:  # (batch, length, width) -> (batch,) or (batch, outputs)
         """Answer a batch of sequences."""
@@ -126,71 +124,53 @@ class OneLayer:
         return mixed + tokens[:, -1, :] if self.residual else mixed
 
     def like(self, tokens: Array) -> OneLayer:
-        """The same layer with its parameters in the library, dtype and device of `tokens`."""
-        ffn = self.ffn.like(tokens) if hasattr(self.ffn, "like") else self.ffn
-        return OneLayer(self.attention.like(tokens), ffn, self.residual)
+        """A copy with all arrays in the library, dtype and device of `tokens`."""
+        return OneLayer(self.attention.like(tokens), self.ffn.like(tokens), self.residual)
 
-    def error_bar(
-        self,
-        radius: OneLayer,  # entrywise radii of the parameters; of the net whatever its own error_bar takes
-        tokens: Array,  # (batch, length, width)
-        rounding: float,  # relative error of one inner product of unit vectors
-    ) -> Array:  # (batch,) or (batch, outputs)
-        """First-order bar on |f_true − f_self| when the parameters are right within `radius`.
+    def error_bar(self, radius: OneLayer, tokens: Array, rounding: float) -> Array:  # -> (batch,) or (batch, outputs)
+        """First-order bound on |f_true − f_self| for parameters right within `radius`.
 
-        The bar of attention passes through the net in the worst way that its weights allow.
+        The bound of attention passes through the net in the worst way that its weights allow.
         """
         rounding = UNKNOWN_ARITHMETIC * rounding
         entering = self._into_ffn(tokens)
         moved = self.attention.error_bar(radius.attention, tokens, rounding)
         if self.residual:
             moved = moved + rounding * namespace(tokens).abs(tokens[:, -1, :])
-        own = self.ffn.error_bar(radius.ffn, entering[:, None, :], rounding)
-        return own + passed_through(self.ffn, entering, moved)
+        own = self.ffn.error_bar(radius.ffn, entering[:, None, :], rounding)  # type: ignore[arg-type]
+        return own + self.ffn.passed_through(entering, moved)
 
-    def simplest(self) -> OneLayer:
-        """The parameters in the smallest family that holds them: these."""
-        return self
-
-    def token_norm(self, logit_size: float) -> float:
-        """The norm at which random tokens have logits of about `logit_size` (inf when none has any).
+    def token_norm(self, size: float) -> float:
+        """The norm at which random tokens have logits of about `size`; inf when none has any.
 
         Large logits may as well be larger: then tokens are so long that all neurons have kinks among them.
         """
-        norm = self.attention.token_norm(logit_size)
-        if logit_size < NEARLY_SATURATED or not hasattr(self.ffn, "token_norm"):
-            return norm
-        return max(norm, float(self.ffn.token_norm(FAR_OUT)))
+        norm = self.attention.token_norm(size)
+        return norm if size < NEARLY_SATURATED else max(norm, float(self.ffn.token_norm(FAR_OUT)))
+
+    @property
+    def anatomy(self) -> Anatomy:
+        """A head with a net behind it."""
+        net = self.ffn.anatomy.net
+        neurons = "" if net is None else f" with {net.neurons} neurons"
+        title = f"One layer of a Transformer of width {self.width}{neurons}"
+        return Anatomy(title, (self.attention,), net=net, behind=True)
+
+    @property
+    def counting_bound(self) -> int:
+        """The fewest queries that tell the forms of the head and the net behind it."""
+        return -(-(self.attention.counting_bound - self.width) // (self.outputs or 1)) + self.ffn.counting_bound
+
+    def sensitivity(self, tokens: Floats, unit: float, looked_at: Array) -> Sensitivity:
+        """Predictions, their rounding, and the first-order effect of every array of head and net."""
+        return sensitivity_of_layer(self, tokens, unit, looked_at)
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the parameters to a safetensors file that `keyhole.load` reads."""
-        if not isinstance(self.ffn, ReluNet):
-            raise UsageError(f"a layer whose net is a {type(self.ffn).__name__} cannot be saved, only with a ReluNet")
-        save_arrays(path, self.family, self.arrays(), self.words)
+        _ = self.net  # a function has no arrays that a file could hold
+        super().save(path)
 
 
-def passed_through(ffn: Any, x: Array, bar: Array) -> Array:  # (n, inner), (n, inner) -> (n,) or (n, outputs)
-    """How far the answers of a net may move when the entries of its argument move within `bar`, to first order."""
-    xp = namespace(x)
-    if isinstance(ffn, ReluNet):
-        net = ffn.like(x)
-        within = bar @ xp.abs(net.weights_in).T  # (n, neurons)
-        if net.activation == "relu":  # a neuron that is surely off passes nothing on
-            within = xp.where(x @ net.weights_in.T + net.bias_in > -within, within, xp.zeros_like(within))
-        out = STEEPEST[net.activation] * within @ _turned(xp.abs(net.weights_out))
-        return out if net.skip is None else out + bar @ _turned(xp.abs(net.skip))
-    # Differences in both directions of every entry.
-    (count, width), answers = x.shape, ffn(x[:, None, :])
-    step = SLOPE_STEP * (xp.linalg.vector_norm(x, axis=-1) + np.finfo(np.float32).tiny)  # (n,)
-    total = xp.zeros_like(answers)
-    unit = xp.eye(width, dtype=x.dtype, device=x.device)
-    for entry in range(width):
-        moves = [xp.abs(ffn((x + sign * step[:, None] * unit[entry, :])[:, None, :]) - answers) for sign in (1.0, -1.0)]
-        weight = bar[:, entry] / step
-        total = total + xp.maximum(*moves) * (weight if answers.ndim == 1 else weight[:, None])
-    assert total.shape[0] == count
-    return total
-
-
-def _turned(array: Array) -> Array:  # (outputs, n) -> (n, outputs); (n,) stays
-    return array.T if array.ndim == 2 else array
+def as_net(net: object, inner: int) -> ReluNet | OpaqueNet:
+    """A net as a family: one of neurons as it is, a function as an `OpaqueNet` on tokens of width `inner`."""
+    return net if is_family(net) else OpaqueNet(net, inner)  # type: ignore[return-value, arg-type]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from keyhole.arrays import Array, Floats, to_numpy
+from keyhole.arrays import Floats, floats
 from keyhole.errors import UsageError
 from keyhole.families.multi_head import MultiHead
 from keyhole.families.single_head import SingleHead
@@ -68,22 +68,22 @@ def factored(layer: SingleHead | MultiHead, heads: int, head_width: int, scale: 
 
     The factors of a product share its scale, keys and values have no bias, and heads that are missing are zero.
     """
-    found = [layer] if isinstance(layer, SingleHead) else list(layer.heads)
+    found = layer.anatomy.heads
     if layer.outputs is None:
         raise UsageError("a plain number per sequence has no output matrix: use heads of several outputs")
     if len(found) > heads:
         raise UsageError(f"{len(found)} heads do not fit in a layer of {heads}")
     width, outputs, size = layer.width, layer.outputs, heads * head_width
     matrices = [np.zeros(shape) for shape in (*[(size, width)] * 3, (outputs, size))]
-    last = np.zeros(outputs) if layer.output_bias is None else _plain(layer.output_bias)
+    last = np.zeros(outputs) if layer.output_bias is None else floats(layer.output_bias)
     made = Projections.of(heads, scale, matrices, [*np.zeros((3, size)), last])
     for number, head in enumerate(found):
         part = slice(number * head_width, (number + 1) * head_width)
-        bias = np.zeros(width) if head.score_bias is None else _plain(head.score_bias)
+        bias = np.zeros(width) if head.score_bias is None else floats(head.score_bias)
         # The bias belongs to the score: both come through the same keys.
-        keys, queries = _factors(np.column_stack([_plain(head.score), bias]) / scale, head_width, f"score {number}")
+        keys, queries = _factors(np.column_stack([floats(head.score), bias]) / scale, head_width, f"score {number}")
         made.key[part], made.query[part], made.query_bias[part] = keys.T, queries[:, :-1], queries[:, -1]
-        values, rows = _factors(_plain(head.value), head_width, f"value {number}")
+        values, rows = _factors(floats(head.value), head_width, f"value {number}")
         made.value[part], made.output[:, part] = values.T, rows.T
     return made
 
@@ -100,7 +100,3 @@ def _factors(product: Floats, rank: int, what: str) -> tuple[Floats, Floats]:  #
     first, second = np.zeros((product.shape[0], rank)), np.zeros((rank, product.shape[1]))
     first[:, : sizes.size], second[: sizes.size] = left[:, :rank], right[:rank]
     return first * root, root[:, None] * second
-
-
-def _plain(array: Array) -> Floats:
-    return np.asarray(to_numpy(array), dtype=np.float64)

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from os import PathLike
-from typing import Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
-from keyhole.arrays import Array, namespace
+import numpy as np
+
+from keyhole.arrays import Array, Floats, namespace
 from keyhole.errors import UsageError
-from keyhole.families.files import save_arrays
+from keyhole.families.base import Anatomy, Family, Sensitivity
+from keyhole.families.files import register
 from keyhole.families.multi_head import MultiHead
 from keyhole.families.single_head import SingleHead
 
 
+@register
 @dataclass(frozen=True, eq=False)
-class Residual:
+class Residual(Family):
     """f(X) = x_N + attention(X), x_N the last token: answers as wide as tokens are."""
 
     attention: SingleHead | MultiHead
@@ -25,6 +27,11 @@ class Residual:
     def __post_init__(self) -> None:
         if not isinstance(self.attention, SingleHead | MultiHead) or self.attention.outputs != self.attention.width:
             raise UsageError("Residual.attention must be a SingleHead or MultiHead with as many outputs as inputs")
+
+    @classmethod
+    def around(cls, attention: object) -> Residual | None:
+        """The layer of heads; None of anything else."""
+        return cls(attention) if isinstance(attention, SingleHead | MultiHead) else None
 
     @property
     def width(self) -> int:
@@ -37,9 +44,9 @@ class Residual:
         return self.attention.outputs
 
     @property
-    def heads(self) -> Sequence[SingleHead]:
+    def heads(self) -> tuple[SingleHead, ...]:
         """Those of the attention."""
-        return self.attention.heads if isinstance(self.attention, MultiHead) else (self.attention,)
+        return self.attention.anatomy.heads
 
     @property
     def output_bias(self) -> Array | None:
@@ -47,9 +54,14 @@ class Residual:
         return self.attention.output_bias
 
     @property
+    def constant(self) -> Array | None:
+        """That of the attention."""
+        return self.attention.constant
+
+    @property
     def words(self) -> dict[str, str]:
-        """What determines the layer besides numbers."""
-        return {"attention": self.attention.family}
+        """The family of the attention, and its words."""
+        return {"attention": self.attention.family, **self.attention.words}
 
     def __call__(self, tokens: Array) -> Array:  # (batch, length, width) -> (batch, width)
         """Answer a batch of sequences."""
@@ -64,42 +76,46 @@ class Residual:
         return Residual(self.attention.simplest())
 
     def without_attention(self) -> Residual:
-        """The same layer with all tokens weighing the same."""
+        """A copy in which all tokens weigh the same."""
         return Residual(self.attention.without_attention())
 
     def loudest(self) -> Array:  # (width,)
         """The unit token of the largest values."""
         return self.attention.loudest()
 
-    def like(self, tokens: Array) -> Residual:
-        """The same layer with its parameters in the library, dtype and device of `tokens`."""
-        return Residual(self.attention.like(tokens))
+    def error_bar(self, radius: Residual, tokens: Array, rounding: float) -> Array:  # -> (batch, width)
+        """First-order bound on |f_true − f_self| for parameters right within `radius`."""
+        bound = self.attention.error_bar(radius.attention, tokens, rounding)  # type: ignore[arg-type]
+        return bound + rounding * namespace(tokens).abs(tokens[:, -1, :])
 
-    def error_bar(
-        self,
-        radius: Residual,  # entrywise radii of the parameters
-        tokens: Array,  # (batch, length, width)
-        rounding: float,  # relative error of one inner product of unit vectors
-    ) -> Array:  # (batch, width)
-        """First-order bar on |f_true − f_self| when the parameters are right within `radius`."""
-        bar = self.attention.error_bar(radius.attention, tokens, rounding)  # type: ignore[arg-type]
-        return bar + rounding * namespace(tokens).abs(tokens[:, -1, :])
-
-    def token_norm(self, logit_size: float) -> float:
-        """The norm at which random tokens have logits of about `logit_size` (inf when none has any)."""
-        return self.attention.token_norm(logit_size)
+    def token_norm(self, size: float) -> float:
+        """The norm at which random tokens have logits of about `size`; inf when none has any."""
+        return self.attention.token_norm(size)
 
     def arrays(self) -> dict[str, Array]:
-        """The parameters that are present, as the attention names them."""
+        """The parameters that are present, as the attention names them: it is all that the layer has."""
         return self.attention.arrays()
 
     @classmethod
-    def of_arrays(cls, *, attention: str, **arrays: Any) -> Residual:
-        """The layer of arrays named as `arrays` names them, and the family of its attention."""
-        if attention not in (SingleHead.family, MultiHead.family):
+    def of_arrays(cls, *, attention: str = "", **arrays: Array) -> Residual:
+        """The layer of arrays named as the attention names them, and the family of that."""
+        kinds: dict[str, type[SingleHead | MultiHead]] = {each.family: each for each in (SingleHead, MultiHead)}
+        if attention not in kinds:
             raise TypeError(f"a residual has no attention of the family {attention!r}")
-        return cls(SingleHead(**arrays) if attention == SingleHead.family else MultiHead.of_arrays(**arrays))
+        return cls(kinds[attention].of_arrays(**arrays))
 
-    def save(self, path: str | PathLike[str]) -> None:
-        """Write the parameters to a safetensors file that `keyhole.load` reads."""
-        save_arrays(path, self.family, self.arrays(), self.words)
+    @property
+    def anatomy(self) -> Anatomy:
+        """The heads of the attention."""
+        inner = self.attention.anatomy
+        return replace(inner, title=f"{inner.title}, beside a residual")
+
+    @property
+    def counting_bound(self) -> int:
+        """That of the attention: the last token is known."""
+        return self.attention.counting_bound
+
+    def sensitivity(self, tokens: Floats, unit: float, looked_at: Array) -> Sensitivity:
+        """That of the attention, the last token added to answers and their rounding."""
+        inner, last = self.attention.sensitivity(tokens, unit, looked_at), tokens[:, -1, :]
+        return replace(inner, answers=inner.answers + last, rounding=inner.rounding + unit * np.abs(last))

@@ -42,7 +42,7 @@ def weights_of(heads: SingleHead | MultiHead, module: Any) -> dict[str, Floats]:
     return layout.write(factored(heads, own.heads, own.head_width, own.scale), module)
 
 
-def layout_of(module: Any) -> Layout:
+def layout_of(module: Any) -> ModuleLayout:
     """How a module stores its heads; UsageError where that is unknown."""
     for layout in LAYOUTS:
         if layout.matches(module):
@@ -58,7 +58,7 @@ class Place:
     name: str  # of the module, as the model's tensors begin
     module: Any
     layer: Any
-    layout: Layout
+    layout: ModuleLayout
 
 
 def attention_in(model: Any) -> list[Place]:
@@ -79,7 +79,7 @@ def _crosses(name: str, module: Any) -> bool:
     return bool(getattr(module, "is_cross_attention", False)) or "cross" in last or last == "encoder_attn"
 
 
-class Layout(ABC):
+class ModuleLayout(ABC):
     """How one kind of attention module stores its heads."""
 
     kind: str
@@ -102,7 +102,7 @@ class Layout(ABC):
         return bool(getattr(module, "is_causal", False))
 
 
-class Torch(Layout):
+class Torch(ModuleLayout):
     """One matrix for queries, keys and values, one below the other."""
 
     kind = "nn.MultiheadAttention"
@@ -138,7 +138,7 @@ class Torch(Layout):
         return tensors | _output_bias(made, module.out_proj, "out_proj", module)
 
 
-class Bert(Layout):
+class Bert(ModuleLayout):
     """Four linear maps; the last belongs to a part that also adds the residual and normalises."""
 
     kind = "BertAttention (also RoBERTa, MiniLM, ELECTRA)"
@@ -191,10 +191,10 @@ class Albert(Bert):
 
     def causal(self, module: Any) -> bool:
         """Whether a position sees only those before it and itself."""
-        return Layout.causal(self, module)
+        return ModuleLayout.causal(self, module)
 
 
-class Gpt2(Layout):
+class Gpt2(ModuleLayout):
     """Matrices are stored transposed, those of queries, keys and values side by side."""
 
     kind = "GPT2Attention"
@@ -229,7 +229,7 @@ class Gpt2(Layout):
         }
 
 
-class Llama(Layout):
+class Llama(ModuleLayout):
     """Queries and keys are turned by their position, so logits depend on distances too."""
 
     kind = "LlamaAttention"
@@ -255,7 +255,7 @@ class Llama(Layout):
         raise UsageError(f"{type(module).__name__} turns queries and keys by their position: heads do not fit in it")
 
 
-LAYOUTS: tuple[Layout, ...] = (Torch(), Bert(), Albert(), Gpt2(), Llama())
+LAYOUTS: tuple[ModuleLayout, ...] = (Torch(), Bert(), Albert(), Gpt2(), Llama())
 
 
 def plain(tensor: Any) -> Floats:

@@ -1,6 +1,17 @@
 """Changes of parameters that no query shows: the one place where parameters are compared."""
 
-from keyhole.gauge.compare import canonical, distance, equivalent
+from keyhole.gauge import table  # noqa: F401 - registers the gauges of all families
+from keyhole.gauge.compare import Gauge, aligned, canonical, distance, equivalent, register
 from keyhole.gauge.witness import Witness, kinds, witness
 
-__all__ = ["Witness", "canonical", "distance", "equivalent", "kinds", "witness"]
+__all__ = [
+    "Gauge",
+    "Witness",
+    "aligned",
+    "canonical",
+    "distance",
+    "equivalent",
+    "kinds",
+    "register",
+    "witness",
+]

@@ -10,7 +10,7 @@ from keyhole.errors import UsageError
 from keyhole.families.attention_layer import AttentionLayer
 from keyhole.families.multi_head import MultiHead
 from keyhole.families.single_head import SingleHead
-from keyhole.gauge.heads import canonical_heads, equivalent_heads
+from keyhole.gauge.heads import canonical_heads
 from keyhole.gauge.tolerance import rounding_of, size
 
 
@@ -28,18 +28,6 @@ def as_layer(params: MultiHead) -> AttentionLayer:
     return AttentionLayer(scores, np.stack([floats(head.value) for head in params.heads]))
 
 
-def canonical_attention(layer: AttentionLayer, tolerance: float) -> AttentionLayer:
-    """Heads of equal scores merged, those without a projection dropped, the loudest first."""
-    return as_layer(canonical_heads(as_heads(layer), tolerance))
-
-
-def equivalent_attention(
-    first: AttentionLayer, second: AttentionLayer, tolerance: float, max_length: int | None
-) -> bool:
-    """Whether two layers answer every sequence of up to `max_length` tokens alike."""
-    return equivalent_heads(as_heads(first), as_heads(second), tolerance, max_length)
-
-
 def distance_of_attention(first: AttentionLayer, second: AttentionLayer) -> float:
     """The larger of the relative Frobenius distances of scores and projections, over the best matching of heads.
 
@@ -50,7 +38,7 @@ def distance_of_attention(first: AttentionLayer, second: AttentionLayer) -> floa
             f"cannot compare layers of width {first.width} with {first.outputs} outputs "
             f"and of width {second.width} with {second.outputs} outputs"
         )
-    layers = [canonical_attention(each, rounding_of(each)) for each in (first, second)]
+    layers = [as_layer(canonical_heads(as_heads(each), rounding_of(each))) for each in (first, second)]
     heads = max(each.heads for each in layers)
     padded = [[_padded(array, heads) for array in (each.scores, each.projections)] for each in layers]
     scales = [max(size(padded[0][part]), size(padded[1][part])) or 1.0 for part in (0, 1)]

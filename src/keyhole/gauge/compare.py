@@ -1,56 +1,51 @@
-"""Comparison of parameters modulo what no query can tell apart. Nothing else compares parameters.
-
-Each family has its own module: `gauge_heads`, `gauge_nets`, `gauge_layers` and `gauge_attention`. A new family gets an
-entry in `COMPARISONS`.
-"""
+"""Comparison of parameters modulo what no query can tell apart, by the gauge of their family. Nothing else compares."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Generic
 
 import numpy as np
 
+from keyhole.arrays import Array, Floats
 from keyhole.errors import UsageError
-from keyhole.families.attention_layer import AttentionLayer
-from keyhole.families.multi_head import MultiHead
-from keyhole.families.one_layer import OneLayer
-from keyhole.families.relu_net import ReluNet
-from keyhole.families.residual import Residual
-from keyhole.families.single_head import SingleHead
-from keyhole.gauge.attention_layer import canonical_attention, distance_of_attention, equivalent_attention
-from keyhole.gauge.heads import canonical_heads, distance_of_heads, equivalent_heads
-from keyhole.gauge.nets import canonical_net, distance_of_nets, equivalent_nets
-from keyhole.gauge.one_layer import canonical_layer, distance_of_layers, equivalent_layers
-from keyhole.gauge.tolerance import refuse_odd_numbers, rounding_of
+from keyhole.families import F, Family
+from keyhole.gauge.tolerance import check_comparable, rounding_of
+
+if TYPE_CHECKING:
+    from keyhole.gauge.redundancy import Redundancy
+
+# (parameters of the same map, why it is the same) of given parameters; None where there are none of that kind.
+MakeWitness = Callable[[F, np.random.Generator], "tuple[Callable[[Array], Array], str] | None"]
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """How the parameters of families that can be compared with each other are."""
+class Gauge(Generic[F]):
+    """How parameters of families that can be compared with each other are, modulo what no query shows."""
 
-    canonical: Callable[[Any, float], Any]  # (params, tolerance)
-    equivalent: Callable[[Any, Any, float, int | None], bool]  # (first, second, tolerance, max_length)
-    distance: Callable[[Any, Any], float]
-
-
-HEADS = Comparison(canonical_heads, equivalent_heads, distance_of_heads)
-COMPARISONS: dict[type, Comparison] = {
-    SingleHead: HEADS,
-    MultiHead: HEADS,
-    ReluNet: Comparison(canonical_net, equivalent_nets, distance_of_nets),
-    OneLayer: Comparison(canonical_layer, equivalent_layers, distance_of_layers),
-    AttentionLayer: Comparison(canonical_attention, equivalent_attention, distance_of_attention),
-    Residual: Comparison(
-        lambda params, tolerance: Residual(canonical_heads(params.attention, tolerance)),
-        lambda one, two, *limits: equivalent_heads(one.attention, two.attention, *limits),
-        lambda one, two: distance_of_heads(one.attention, two.attention),
-    ),
-}
+    canonical: Callable[[F, float], Family]  # (params, tolerance)
+    equivalent: Callable[[F, F, float, int | None], bool]  # (first, second, tolerance, max_length)
+    distance: Callable[[F, F], float]
+    witnesses: Mapping[str, MakeWitness[F]] = field(default_factory=dict)  # by kind
+    redundancy: Callable[[F], Redundancy] | None = None  # heads or neurons that are one, silent or nearly alike
+    aligned: Callable[[F, F], dict[str, Floats]] | None = None  # (params, truth): entries of it that correspond
 
 
-def canonical(params: Any, tolerance: float | None = None) -> Any:
+GAUGES: dict[type[Family], Gauge[Family]] = {}
+
+
+def register(kind: type[F], gauge: Gauge[F]) -> None:
+    """Say how the parameters of a family are compared; families that share a gauge compare with each other."""
+    GAUGES[kind] = gauge  # type: ignore[assignment]
+
+
+def find_gauge(params: object) -> Gauge[Family] | None:
+    """The gauge of parameters, those of a subclass as its family's; None where none is known."""
+    return next((GAUGES[kind] for kind in type(params).__mro__ if kind in GAUGES), None)
+
+
+def canonical(params: Family, tolerance: float | None = None) -> Family:
     """The one representative of all parameters with the same map, up to rounding, in NumPy and float64.
 
     Heads, one or several, become a `MultiHead`: those of equal logits are one, whose value is the sum, those without a
@@ -59,10 +54,15 @@ def canonical(params: Any, tolerance: float | None = None) -> Any:
     is left, no logits where none shows. `tolerance` says what counts as equal, relatively; left out, the
     rounding of the parameters' dtype.
     """
-    return _comparison(params).canonical(params, _tolerance(tolerance, params))
+    gauge = find_gauge(params)
+    if gauge is None:
+        known = ", ".join(kind.__name__ for kind in GAUGES)
+        raise UsageError(f"cannot compare a {type(params).__name__}; known: {known}")
+    check_comparable(params)
+    return gauge.canonical(params, _tolerance(tolerance, params))
 
 
-def equivalent(first: Any, second: Any, tolerance: float | None = None, max_length: int | None = None) -> bool:
+def equivalent(first: Family, second: Family, tolerance: float | None = None, max_length: int | None = None) -> bool:
     """Whether two parameter sets define the same map, on sequences of up to `max_length` tokens if that is given.
 
     `tolerance` is the relative difference of matrices and vectors that does not count; left out, the rounding of their
@@ -74,7 +74,7 @@ def equivalent(first: Any, second: Any, tolerance: float | None = None, max_leng
     return _common(first, second).equivalent(first, second, _tolerance(tolerance, first, second), max_length)
 
 
-def distance(first: Any, second: Any) -> float:
+def distance(first: Family, second: Family) -> float:
     """Relative distance of two parameter sets modulo what no query can tell apart; 0 for the same map.
 
     Heads: the larger of two relative Frobenius distances, that of the affine map into logits (score and
@@ -101,29 +101,23 @@ def distance(first: Any, second: Any) -> float:
     return _common(first, second).distance(first, second)
 
 
-def _comparison_of(params: Any) -> Comparison | None:
-    """How parameters are compared; those of a family's subclasses as the family is."""
-    return next((COMPARISONS[kind] for kind in type(params).__mro__ if kind in COMPARISONS), None)
+def aligned(params: Family, truth: Family) -> dict[str, Floats]:
+    """Arrays of the truth by the names of the parameters whose entries they correspond to, as far as gauges allow."""
+    gauge = find_gauge(params)
+    if gauge is None or gauge.aligned is None or type(params) is not type(truth) or params.width != truth.width:
+        return {}
+    return gauge.aligned(params, truth)
 
 
-def _comparison(params: Any) -> Comparison:
-    found = _comparison_of(params)
-    if found is None:
-        known = ", ".join(kind.__name__ for kind in COMPARISONS)
-        raise UsageError(f"cannot compare a {type(params).__name__}; known: {known}")
-    refuse_odd_numbers(params)
-    return found
-
-
-def _common(first: Any, second: Any) -> Comparison:
-    one, two = _comparison_of(first), _comparison_of(second)
+def _common(first: Family, second: Family) -> Gauge[Family]:
+    one, two = find_gauge(first), find_gauge(second)
     if one is None or one is not two:
         raise UsageError(f"cannot compare a {type(first).__name__} with a {type(second).__name__}")
-    refuse_odd_numbers(first, second)
+    check_comparable(first, second)
     return one
 
 
-def _tolerance(given: float | None, *params: Any) -> float:
+def _tolerance(given: float | None, *params: Family) -> float:
     if given is None:
         return rounding_of(*params)
     if isinstance(given, bool) or not isinstance(given, int | float | np.number) or not 0 <= given < 1:

@@ -20,13 +20,6 @@ TWO_TOKENS = 2
 LOUDNESS_DIGITS = 9
 
 
-def as_multi_head(params: Heads) -> MultiHead:
-    """One head as several of number one."""
-    if isinstance(params, MultiHead):
-        return params
-    return MultiHead([SingleHead(params.score, params.value, params.score_bias)], params.output_bias)
-
-
 def into_logits(head: SingleHead) -> Floats:  # (width, width + 1)
     """The affine map of the last token whose product with a token is its logit."""
     bias = np.zeros(head.width) if head.score_bias is None else floats(head.score_bias)
@@ -58,7 +51,7 @@ def groups_of(logits: Sequence[Floats], tolerance: float) -> list[list[int]]:
 
 def merged_heads(params: Heads, tolerance: float) -> Iterator[tuple[list[int], Floats, Floats]]:
     """Groups of heads with equal logits: (numbers, logits, value), the value zero where it cancels up to rounding."""
-    heads = as_multi_head(params).heads
+    heads = MultiHead.of(params).heads
     logits = [into_logits(head) for head in heads]
     for group in groups_of(logits, tolerance):
         values = [floats(heads[number].value) for number in group]
@@ -74,7 +67,7 @@ def canonical_heads(params: Heads, tolerance: float | None = None) -> MultiHead:
     merged = [(logits, value) for _, logits, value in merged_heads(params, tolerance) if np.any(value)]
     # Heads that are equally loud, but for rounding, are told apart by their logits.
     merged.sort(key=lambda head: (-float(f"{size(head[1]):.{LOUDNESS_DIGITS}g}"), tuple(head[0].ravel())))
-    nothing = (np.zeros((params.width, params.width + 1)), 0.0 * floats(as_multi_head(params).heads[0].value))
+    nothing = (np.zeros((params.width, params.width + 1)), 0.0 * floats(MultiHead.of(params).heads[0].value))
     heads = [
         SingleHead(logits[:, :-1], value, logits[:, -1] if np.any(logits[:, -1]) else None)
         for logits, value in merged or [nothing]
@@ -97,8 +90,8 @@ def equivalent_heads(first: Heads, second: Heads, tolerance: float, max_length: 
     check_shapes(first, second)
     if not _cancels([output_bias_of(first), -output_bias_of(second)], tolerance):
         return False
-    pairs = [(into_logits(head), floats(head.value)) for head in as_multi_head(first).heads]
-    pairs += [(into_logits(head), -floats(head.value)) for head in as_multi_head(second).heads]
+    pairs = [(into_logits(head), floats(head.value)) for head in MultiHead.of(first).heads]
+    pairs += [(into_logits(head), -floats(head.value)) for head in MultiHead.of(second).heads]
     if max_length is not None and max_length <= TWO_TOKENS:
         if not _cancels([value for _, value in pairs], tolerance):
             return False

@@ -1,4 +1,4 @@
-"""What can be known of a family and what cannot, by the inputs that a box accepts, with a change to test each claim.
+"""What can be known of a family and what cannot, by the inputs of an oracle, with a change to test each claim.
 
 A claim that something cannot be known comes with a change of it that no answer shows; one that it can be known, with a
 change that answers do show. Tests apply them all.
@@ -8,9 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
 
 from keyhole.errors import UsageError
 from keyhole.gauge import perturbations as change
@@ -29,7 +26,7 @@ class Claim:
     quantity: str
     known: bool
     reason: str
-    change: Callable[[Any, np.random.Generator], Any]  # (params, rng) -> what answers like them, or does not
+    change: Callable[..., change.Changed]  # (params, rng) -> what answers like them, or does not
     since: int = 1  # known: where sequences have up to so many tokens, or more
     until: int | None = None  # not known: where they have at most so many; None: ever
 
@@ -40,21 +37,22 @@ class Claim:
         return self.until is None or (max_length is not None and max_length <= self.until)
 
 
-def known(quantity: str, reason: str, how: Callable[..., Any], since: int = 1) -> Claim:
+def known(quantity: str, reason: str, how: Callable[..., change.Changed], since: int = 1) -> Claim:
     """Something that answers show."""
     return Claim(quantity, True, reason, how, since=since)
 
 
-def hidden(quantity: str, reason: str, how: Callable[..., Any], until: int | None = None) -> Claim:
+def hidden(quantity: str, reason: str, how: Callable[..., change.Changed], until: int | None = None) -> Claim:
     """Something that no answer shows."""
     return Claim(quantity, False, reason, how, until=until)
 
 
+_SIGN = change.of_kind("length-2-only")  # as two tokens cannot tell it
 ALONE = "a token alone has all the weight, whatever its logit"
 SUMS = "weights add up to one"
 _FACTORS = (
-    hidden("key and query matrices beyond their product W", "only the product makes logits", change.key_and_query),
-    hidden("value and output matrices beyond their product", "only the product makes answers", change.value_and_output),
+    hidden("key and query matrices beyond their product W", "only the product makes logits", change.factors),
+    hidden("value and output matrices beyond their product", "only the product makes answers", change.factors),
     hidden("a key bias", "it moves the logits of all tokens alike", change.key_bias),
     hidden("how biases are shared by values and output", SUMS, change.value_bias),
 )
@@ -88,7 +86,9 @@ _HEADS = "the answer along a line has a pole for every head, of which position a
 _NEURONS = (
     hidden("the order of neurons", "answers are added up", change.of_kind("permutation")),
     hidden(
-        "the scale of a ReLU neuron", "act(s·z) = s·act(z) for s > 0; smooth ones have a scale", change.neuron_scale
+        "the scale of a ReLU neuron",
+        "act(s·z) = s·act(z) for s > 0; smooth ones have a scale",
+        change.of_kind("scaling"),
     ),
     hidden("which way a neuron looks, against the skip", "act(z) = z + act(−z)", change.of_kind("sign trade")),
     hidden("how neurons of one kink share their weights", "only the sum shows", change.of_kind("split")),
@@ -135,7 +135,7 @@ CLAIMS: dict[tuple[str, str], tuple[Claim, ...]] = {
     ("multi-head", "unrestricted"): (
         known("the sum of all values, and b", "the answer to one token", change.value),
         known("v of W less v of −W, for every W", _SIGNED, change.score, since=2),
-        known("score, score bias and value of every head whose logits differ from all others'", _HEADS, change.sign, 3),
+        known("score, score bias and value of every head whose logits differ from all others'", _HEADS, _SIGN, 3),
         _LENGTH_ONE,
         *_HEADS_APART,
         *_FACTORS,
@@ -157,7 +157,7 @@ CLAIMS: dict[tuple[str, str], tuple[Claim, ...]] = {
     ),
     ("multi-head", "mean-zero"): (
         known("the sum of all values on tokens of mean zero, and b", "the answer to one token", change.value),
-        known("every head on tokens of mean zero, where logits differ there", _HEADS, change.sign, since=3),
+        known("every head on tokens of mean zero, where logits differ there", _HEADS, _SIGN, since=3),
         _LENGTH_ONE,
         *_MEAN_ZERO,
         *_HEADS_APART,
@@ -181,7 +181,7 @@ CLAIMS: dict[tuple[str, str], tuple[Claim, ...]] = {
     ("one-layer", "unrestricted"): (
         known("the net on a token that is its own mixture", "the answer to one token", change.affine),
         known("W and c", "mixtures of other weights are others, unless the net does not look", change.score, since=2),
-        known("the net as a function of last token and mixture", _LAYER_NET, change.value_of_layer, since=2),
+        known("the net as a function of last token and mixture", _LAYER_NET, change.value, since=2),
         hidden("W and c", ALONE, change.logits, until=1),
         _BIASES,
         *_VALUES,
@@ -202,7 +202,7 @@ CLAIMS: dict[tuple[str, str], tuple[Claim, ...]] = {
         known("W and c on tokens of mean zero", "mixtures of other weights are others", change.score, since=2),
         hidden("W and c", ALONE, change.logits, until=1),
         *_MEAN_ZERO[:3],
-        hidden("a row added to all rows of V", "x·1 = 0", change.value_row),
+        hidden("a row added to all rows of V", "x·1 = 0", change.value_constant),
         _BIASES,
         *_VALUES,
         *_NEURONS,

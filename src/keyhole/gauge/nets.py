@@ -16,7 +16,8 @@ from scipy.optimize import linear_sum_assignment
 
 from keyhole.arrays import Floats, floats
 from keyhole.errors import UsageError
-from keyhole.families.relu_net import ReluNet, activate
+from keyhole.families.activations import activate
+from keyhole.families.relu_net import ReluNet
 from keyhole.gauge.tolerance import rounding_of
 
 # Pairs of neurons whose kinks have a cosine this near to one are looked at closely, entry by entry.
@@ -35,7 +36,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Kinks:
-    """A net as a sum of even functions of n·x + o and an affine map; `slack` times a tolerance is its rounding."""
+    """A net as a sum of even functions of n·x + o and an affine map; `radius` times a tolerance is its rounding."""
 
     normal: Floats  # (k, width) unit vectors, up to their signs
     offset: Floats  # (k,)
@@ -43,11 +44,11 @@ class Kinks:
     sharpness: Floats  # (k,) log |a_i|, zero for ReLU, which looks the same at every scale
     linear: Floats  # (outputs, width)
     constant: Floats  # (outputs,)
-    normal_slack: Floats  # (k,)
-    offset_slack: Floats  # (k,)
-    weight_slack: Floats  # (k,)
-    linear_slack: Floats  # (outputs,)
-    constant_slack: Floats  # (outputs,)
+    normal_radius: Floats  # (k,)
+    offset_radius: Floats  # (k,)
+    weight_radius: Floats  # (k,)
+    linear_radius: Floats  # (outputs,)
+    constant_radius: Floats  # (outputs,)
 
     def loads(self) -> Floats:  # (k,)
         """The size of each neuron's weights."""
@@ -63,21 +64,21 @@ class Kinks:
 
     def only(self, kept: Any) -> Kinks:
         """The same with some of the kinks."""
-        names = ("normal", "offset", "weight", "sharpness", "normal_slack", "offset_slack", "weight_slack")
+        names = ("normal", "offset", "weight", "sharpness", "normal_radius", "offset_radius", "weight_radius")
         return replace(self, **{name: getattr(self, name)[kept] for name in names})
 
     def minus(self, other: Kinks) -> Kinks:
         """The difference of two nets, kinks not yet merged."""
         joined = {
             name: np.concatenate([getattr(self, name), getattr(other, name)])
-            for name in ("normal", "offset", "sharpness", "normal_slack", "offset_slack", "weight_slack")
+            for name in ("normal", "offset", "sharpness", "normal_radius", "offset_radius", "weight_radius")
         }
         return Kinks(
             weight=np.concatenate([self.weight, -other.weight]),
             linear=self.linear - other.linear,
             constant=self.constant - other.constant,
-            linear_slack=self.linear_slack + other.linear_slack,
-            constant_slack=self.constant_slack + other.constant_slack,
+            linear_radius=self.linear_radius + other.linear_radius,
+            constant_radius=self.constant_radius + other.constant_radius,
             **joined,
         )
 
@@ -85,8 +86,8 @@ class Kinks:
         """Whether the net is zero everywhere, but for rounding."""
         return bool(
             not self.offset.size
-            and np.all(np.linalg.norm(self.linear, axis=1) <= tolerance * self.linear_slack)
-            and np.all(np.abs(self.constant) <= tolerance * self.constant_slack)
+            and np.all(np.linalg.norm(self.linear, axis=1) <= tolerance * self.linear_radius)
+            and np.all(np.abs(self.constant) <= tolerance * self.constant_radius)
         )
 
 
@@ -105,7 +106,7 @@ def kinks_of(net: ReluNet, tolerance: float | None = None, sizes: Sizes | None =
     levels = floats(activate(net.activation, bias))
     constant += outer[:, flat] @ levels[flat]
     share = np.where(kinked, 0.5, 1.0)  # of its bias that a neuron adds to the constant
-    constant_slack = sizes.constant + weights @ (share * sizes.bias)
+    constant_radius = sizes.constant + weights @ (share * sizes.bias)
     inner, bias, outer, norms = inner[kinked], bias[kinked], outer[:, kinked], norms[kinked]
     loads = np.linalg.norm(outer, axis=0) * norms
     kinks = Kinks(
@@ -115,11 +116,11 @@ def kinks_of(net: ReluNet, tolerance: float | None = None, sizes: Sizes | None =
         sharpness=np.zeros_like(norms) if net.activation == "relu" else np.log(norms),
         linear=linear + 0.5 * outer @ inner,
         constant=constant + 0.5 * outer @ bias,
-        normal_slack=sizes.inner[kinked] / norms,
-        offset_slack=sizes.bias[kinked] / norms,
-        weight_slack=loads,
-        linear_slack=sizes.skip + 0.5 * weights[:, kinked] @ sizes.inner[kinked],
-        constant_slack=constant_slack,
+        normal_radius=sizes.inner[kinked] / norms,
+        offset_radius=sizes.bias[kinked] / norms,
+        weight_radius=loads,
+        linear_radius=sizes.skip + 0.5 * weights[:, kinked] @ sizes.inner[kinked],
+        constant_radius=constant_radius,
     )
     return merged(kinks, tolerance)
 
@@ -134,12 +135,12 @@ def same_kinks(kinks: Kinks, tolerance: float) -> list[list[int]]:
         sign = np.where(cosines[rows, columns] < 0, -1.0, 1.0)
         tilt = np.linalg.norm(kinks.normal[rows] - sign[:, None] * kinks.normal[columns], axis=1)
         shift = np.abs(kinks.offset[rows] - sign * kinks.offset[columns])
-        blur = np.abs(kinks.sharpness[rows] - kinks.sharpness[columns])
-        room = tolerance * (kinks.normal_slack[rows] + kinks.normal_slack[columns])
-        far = tolerance * (kinks.offset_slack[rows] + kinks.offset_slack[columns])
+        stretch = np.abs(kinks.sharpness[rows] - kinks.sharpness[columns])
+        room = tolerance * (kinks.normal_radius[rows] + kinks.normal_radius[columns])
+        far = tolerance * (kinks.offset_radius[rows] + kinks.offset_radius[columns])
         # Where the direction is only known up to rounding, the offset is too.
         far = far + room * np.minimum(np.abs(kinks.offset[rows]), np.abs(kinks.offset[columns]))
-        same = (tilt <= room) & (blur <= room) & (shift <= far)
+        same = (tilt <= room) & (stretch <= room) & (shift <= far)
         for one, two in zip(rows[same], columns[same], strict=True):  # in the order of `one`: leaders are settled
             leaders[two] = min(leaders[two], leaders[one])
     return [list(np.flatnonzero(leaders == leader)) for leader in np.unique(leaders)]
@@ -148,12 +149,12 @@ def same_kinks(kinks: Kinks, tolerance: float) -> list[list[int]]:
 def merged(kinks: Kinks, tolerance: float) -> Kinks:
     """Neurons of the same kink, up to rounding, as one with the sum of their weights."""
     groups = same_kinks(kinks, tolerance)
-    weight, slack = kinks.weight.copy(), kinks.weight_slack.copy()
+    weight, radius = kinks.weight.copy(), kinks.weight_radius.copy()
     for group in groups:
-        weight[group[0]], slack[group[0]] = kinks.weight[group].sum(axis=0), kinks.weight_slack[group].sum()
+        weight[group[0]], radius[group[0]] = kinks.weight[group].sum(axis=0), kinks.weight_radius[group].sum()
     first = np.array([group[0] for group in groups], dtype=int)
-    left = np.linalg.norm(weight[first], axis=1) > tolerance * slack[first]
-    return replace(kinks, weight=weight, weight_slack=slack).only(first[left])
+    left = np.linalg.norm(weight[first], axis=1) > tolerance * radius[first]
+    return replace(kinks, weight=weight, weight_radius=radius).only(first[left])
 
 
 def canonical_net(net: ReluNet, tolerance: float | None = None, sizes: Sizes | None = None) -> ReluNet:
@@ -168,7 +169,7 @@ def canonical_net(net: ReluNet, tolerance: float | None = None, sizes: Sizes | N
     outer = (kinks.weight / length[:, None]).T  # (outputs, k)
     skip, constant = kinks.linear - 0.5 * outer @ inner, kinks.constant - 0.5 * outer @ bias
     tolerance = rounding_of(net) if tolerance is None else tolerance
-    straight = np.all(np.linalg.norm(skip, axis=1) <= tolerance * kinks.linear_slack)
+    straight = np.all(np.linalg.norm(skip, axis=1) <= tolerance * kinks.linear_radius)
     if net.outputs is None:
         outer, skip, constant = outer[0], skip[0], constant[0]
     return ReluNet(inner, bias, outer, np.asarray(constant), None if straight else skip, net.activation)

@@ -25,10 +25,8 @@ from keyhole.gauge.tolerance import relative, rounding_of
 
 def plain_layer(layer: OneLayer) -> OneLayer:
     """The same layer in NumPy and float64, the bias of attention moved into the net."""
-    if not isinstance(layer.ffn, ReluNet):
-        raise UsageError(f"a layer whose net is a {type(layer.ffn).__name__} cannot be compared, only with a ReluNet")
     example = np.zeros(1)
-    attention, net = layer.attention.like(example), layer.ffn.like(example)
+    attention, net = layer.attention.like(example), layer.net.like(example)
     bias_in, bias_out = net.bias_in, net.bias_out
     if attention.output_bias is not None:
         bias_in = bias_in + net.weights_in @ attention.output_bias
@@ -49,7 +47,7 @@ def _reach(layer: OneLayer) -> float:
 
 def _sizes(layer: OneLayer, reach: float) -> Sizes:
     """How large the terms are that the net is added up from, with what enters it `reach` times as long as a token."""
-    bias, net = layer.attention.output_bias, layer.ffn.like(np.zeros(1))
+    bias, net = layer.attention.output_bias, layer.net.like(np.zeros(1))
     far = 0.0 if bias is None else float(np.linalg.norm(floats(bias)))
     rows = np.linalg.norm(net.weights_in, axis=1)
     outputs = np.atleast_1d(net.bias_out).shape
@@ -62,15 +60,15 @@ def _sizes(layer: OneLayer, reach: float) -> Sizes:
 def sees_mixture(kinks: Kinks, tolerance: float) -> bool:
     """Whether G depends on the mixture, beyond rounding."""
     width = kinks.normal.shape[1] // 2
-    bent = np.linalg.norm(kinks.normal[:, width:], axis=1) > tolerance * kinks.normal_slack
-    sloped = np.linalg.norm(kinks.linear[:, width:], axis=1) > tolerance * kinks.linear_slack
+    bent = np.linalg.norm(kinks.normal[:, width:], axis=1) > tolerance * kinks.normal_radius
+    sloped = np.linalg.norm(kinks.linear[:, width:], axis=1) > tolerance * kinks.linear_radius
     return bool(np.any(bent) or np.any(sloped))
 
 
 def equivalent_layers(first: OneLayer, second: OneLayer, tolerance: float, max_length: int | None = None) -> bool:
     """Whether two layers are the same map, on sequences of up to `max_length` tokens; two tokens tell all."""
     _check(first, second)
-    comparable = first.ffn.activation == second.ffn.activation
+    comparable = first.net.activation == second.net.activation
     if max_length == 1:  # a token alone is its own mixture
         one, two = (kinks_of(_alone(layer), tolerance, _sizes(layer, _reach(layer))) for layer in (first, second))
         return equivalent_kinks(one, two, tolerance, comparable)
@@ -97,7 +95,7 @@ def distance_of_layers(first: OneLayer, second: OneLayer) -> float:
     _check(first, second)
     tolerance = rounding_of(first, second)
     one, two = kinks_of_layer(first, tolerance), kinks_of_layer(second, tolerance)
-    nets = distance_of_kinks(one, two, comparable=first.ffn.activation == second.ffn.activation)
+    nets = distance_of_kinks(one, two, comparable=first.net.activation == second.net.activation)
     if not (sees_mixture(one, tolerance) or sees_mixture(two, tolerance)):
         return nets
     return max(nets, relative(into_logits(first.attention), into_logits(second.attention)))
@@ -111,7 +109,7 @@ def canonical_layer(layer: OneLayer, tolerance: float | None = None) -> OneLayer
     """
     tolerance = rounding_of(layer) if tolerance is None else tolerance
     inner, width = plain_layer(layer), layer.width
-    value, net = inner.attention.value, inner.ffn
+    value, net = inner.attention.value, inner.net
     if layer.residual:
         net = canonical_net(net, tolerance, _sizes(layer, 1.0))
         seen = net.weights_in if net.skip is None else np.vstack([net.weights_in, np.atleast_2d(net.skip)])

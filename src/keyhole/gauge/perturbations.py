@@ -7,113 +7,109 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
-from keyhole.families.factored import Factored
+from keyhole.arrays import Array
+from keyhole.families.activations import activate
+from keyhole.families.base import Family
 from keyhole.families.multi_head import MultiHead
 from keyhole.families.one_layer import OneLayer
-from keyhole.families.relu_net import ReluNet, activate
+from keyhole.families.relu_net import ReluNet
 from keyhole.families.single_head import SingleHead
-from keyhole.gauge.heads import as_multi_head, output_bias_of
+from keyhole.gauge.factored import FactoredHeads
+from keyhole.gauge.heads import Heads, output_bias_of
 from keyhole.gauge.tolerance import size
 from keyhole.gauge.witness import kinds, witness
 
 Random = np.random.Generator
+# What answers like given parameters, or does not; None where the change does not apply to them.
+Changed = Callable[[Array], Array] | None
 # Relative size of changes that are to be seen.
 VISIBLE = 0.3
 
 
-def of_kind(kind: str) -> Callable[[Any, Random], Any]:
+def of_kind(kind: str) -> Callable[[Family, Random], Changed]:
     """The witness of some kind."""
 
-    def change(params: Any, rng: Random) -> Any:
+    def change(params: Family, rng: Random) -> Changed:
         return witness(params, kind, seed=int(rng.integers(2**31))).params if kind in kinds(params) else None
 
     return change
 
 
-def _plain(params: Any) -> Any:
-    return params.like(np.zeros(1))
-
-
-def _like(array: Any, rng: Random) -> Any:
+def _like(array: Array, rng: Random) -> Array:
     """Random numbers about as large as those of an array, or one where they are zero."""
     return np.asarray(
         rng.standard_normal(np.shape(array)) * (size(np.asarray(array)) / max(1, np.size(array)) ** 0.5 or 1)
     )
 
 
-def _moved(array: Any, rng: Random) -> Any:
+def _moved(array: Array, rng: Random) -> Array:
     return np.asarray(array + VISIBLE * _like(array, rng))
 
 
-def _heads(params: Any, how: Callable[[SingleHead], SingleHead], first_only: bool = True) -> Any:
+def _heads(params: Family, how: Callable[[SingleHead], SingleHead], first_only: bool = True) -> Changed:
     """Parameters with their head, their first head or all their heads changed."""
-    params = _plain(params)
+    params = params.like(np.zeros(1))
     if isinstance(params, OneLayer):
         return replace(params, attention=how(params.attention))
     if isinstance(params, SingleHead):
         return how(params)
+    params = MultiHead.of(params)
     changed = [how(head) if number == 0 or not first_only else head for number, head in enumerate(params.heads)]
     return MultiHead(changed, params.output_bias)
 
 
-def _bias(head: SingleHead) -> Any:
+def _bias(head: SingleHead) -> Array:
     return np.zeros(head.width) if head.score_bias is None else head.score_bias
 
 
 # --- heads: what shows -------------------------------------------------------------------------------------------
 
 
-def value(params: Any, rng: Random) -> Any:
+def value(params: Family, rng: Random) -> Changed:
     """Another value."""
     return _heads(params, lambda head: replace(head, value=_moved(head.value, rng)))
 
 
-def score(params: Any, rng: Random) -> Any:
+def score(params: Family, rng: Random) -> Changed:
     """Another score matrix."""
     return _heads(params, lambda head: replace(head, score=_moved(head.score, rng)))
 
 
-def score_bias(params: Any, rng: Random) -> Any:
+def score_bias(params: Family, rng: Random) -> Changed:
     """Another score bias."""
     return _heads(params, lambda head: replace(head, score_bias=_moved(_bias(head), rng)))
 
 
-def output_bias(params: Any, rng: Random) -> Any:
+def output_bias(params: Heads, rng: Random) -> Changed:
     """Another output bias."""
-    params = _plain(params)
+    params = params.like(np.zeros(1))
     return replace(params, output_bias=_moved(output_bias_of(params), rng))
-
-
-def sign(params: Any, rng: Random) -> Any:
-    """A head of other signs and an average, as two tokens cannot tell it."""
-    return of_kind("length-2-only")(params, rng)
 
 
 # --- heads: what does not ----------------------------------------------------------------------------------------
 
 
-def logits(params: Any, rng: Random) -> Any:
+def logits(params: Family, rng: Random) -> Changed:
     """Other logits altogether."""
     return _heads(
         params, lambda head: replace(head, score=_like(head.score, rng), score_bias=_like(_bias(head), rng)), False
     )
 
 
-def equal_rows(params: Any, rng: Random) -> Any:
+def equal_rows(params: Family, rng: Random) -> Changed:
     """W + 1·rᵀ."""
     return _heads(params, lambda head: replace(head, score=head.score + _like(head.score[0], rng)), False)
 
 
-def equal_columns(params: Any, rng: Random) -> Any:
+def equal_columns(params: Family, rng: Random) -> Changed:
     """W + s·1ᵀ."""
     return _heads(params, lambda head: replace(head, score=head.score + _like(head.score[:, :1], rng)), False)
 
 
-def column_for_bias(params: Any, rng: Random) -> Any:
+def column_for_bias(params: Family, rng: Random) -> Changed:
     """W + s·1ᵀ and c − s."""
 
     def change(head: SingleHead) -> SingleHead:
@@ -123,28 +119,28 @@ def column_for_bias(params: Any, rng: Random) -> Any:
     return _heads(params, change, False)
 
 
-def bias_constant(params: Any, rng: Random) -> Any:
+def bias_constant(params: Family, rng: Random) -> Changed:
     """A number added to c: c + α·1."""
     return _heads(params, lambda head: replace(head, score_bias=_bias(head) + rng.standard_normal()), False)
 
 
-def value_constant(params: Any, rng: Random) -> Any:
+def value_constant(params: Family, rng: Random) -> Changed:
     """Numbers added to v, one for every output: v + α·1."""
     return _heads(params, lambda head: replace(head, value=head.value + _like(head.value[:1], rng)), False)
 
 
-def value_for_bias(params: Any, rng: Random) -> Any:
+def value_for_bias(params: Heads, rng: Random) -> Changed:
     """A number added to v of the first head and taken from b: v + α·1 and b − α."""
-    params = _plain(params)
-    heads = as_multi_head(params)
+    params = params.like(np.zeros(1))
+    heads = MultiHead.of(params)
     step = _like(heads.heads[0].value[0], rng)
     first = replace(heads.heads[0], value=heads.heads[0].value + step)
     return MultiHead([first, *heads.heads[1:]], np.asarray(output_bias_of(params) - step))
 
 
-def columns_exchanged(params: Any, _: Random) -> Any:
+def columns_exchanged(params: MultiHead, _: Random) -> Changed:
     """One column of W exchanged between two heads of equal value, and with it what the score bias adds to it."""
-    params = _plain(params)
+    params = params.like(np.zeros(1))
     for one, first in enumerate(params.heads):
         for two, second in enumerate(params.heads[:one]):
             if np.array_equal(first.value, second.value):
@@ -157,33 +153,24 @@ def columns_exchanged(params: Any, _: Random) -> Any:
     return None
 
 
-def _factors(params: Any, rng: Random) -> Factored:
+def factors(params: Family, rng: Random) -> FactoredHeads:
+    """Other key and query, value and output matrices of the same products."""
     found = witness(params, "factor gauge", seed=int(rng.integers(2**31))).params
-    assert isinstance(found, Factored)
+    assert isinstance(found, FactoredHeads)
     return found
 
 
-def key_and_query(params: Any, rng: Random) -> Any:
-    """Other key and query matrices."""
-    return _factors(params, rng)
-
-
-def value_and_output(params: Any, rng: Random) -> Any:
-    """Other value and output matrices."""
-    return _factors(params, rng)
-
-
-def key_bias(params: Any, rng: Random) -> Any:
+def key_bias(params: Family, rng: Random) -> Changed:
     """A key bias."""
-    found = _factors(params, rng)
+    found = factors(params, rng)
     return replace(
         found, heads=[replace(head, key_bias=rng.standard_normal(head.key.shape[1])) for head in found.heads]
     )
 
 
-def value_bias(params: Any, rng: Random) -> Any:
+def value_bias(params: Heads, rng: Random) -> Changed:
     """Value biases, and an output bias that makes up for them."""
-    found, bias, heads = _factors(params, rng), output_bias_of(_plain(params)), []
+    found, bias, heads = factors(params, rng), output_bias_of(params.like(np.zeros(1))), []
     for head in found.heads:
         heads.append(replace(head, value_bias=rng.standard_normal(head.value.shape[1])))
         bias = np.asarray(bias - heads[-1].value_bias @ head.output)
@@ -193,38 +180,34 @@ def value_bias(params: Any, rng: Random) -> Any:
 # --- nets --------------------------------------------------------------------------------------------------------
 
 
-def _net(params: Any, how: Callable[[ReluNet], ReluNet | None]) -> Any:
+def _net(params: Family, how: Callable[[ReluNet], ReluNet | None]) -> Changed:
     """Parameters with their net changed."""
-    params = _plain(params)
-    changed = how(params.ffn if isinstance(params, OneLayer) else params)
+    params = params.like(np.zeros(1))
+    net = params.anatomy.net
+    changed = None if net is None else how(net)
     return replace(params, ffn=changed) if isinstance(params, OneLayer) and changed is not None else changed
 
 
-def _skip(net: ReluNet) -> Any:
+def _skip(net: ReluNet) -> Array:
     return np.zeros((*net.weights_out.shape[:-1], net.width)) if net.skip is None else net.skip
 
 
-def kink(params: Any, rng: Random) -> Any:
+def kink(params: Family, rng: Random) -> Changed:
     """Other kinks."""
     return _net(params, lambda net: replace(net, weights_in=_moved(net.weights_in, rng)))
 
 
-def weight(params: Any, rng: Random) -> Any:
+def weight(params: Family, rng: Random) -> Changed:
     """Other weights outwards."""
     return _net(params, lambda net: replace(net, weights_out=_moved(net.weights_out, rng)))
 
 
-def affine(params: Any, rng: Random) -> Any:
+def affine(params: Family, rng: Random) -> Changed:
     """Another constant."""
     return _net(params, lambda net: replace(net, bias_out=_moved(net.bias_out, rng)))
 
 
-def neuron_scale(params: Any, rng: Random) -> Any:
-    """Other scales of ReLU neurons."""
-    return of_kind("scaling")(params, rng)
-
-
-def neuron_by_table(params: Any, _: Random) -> Any:
+def neuron_by_table(params: Family, _: Random) -> Changed:
     """The first neuron as a skip that has its values on the unit vectors."""
 
     def change(net: ReluNet) -> ReluNet | None:
@@ -242,7 +225,7 @@ def neuron_by_table(params: Any, _: Random) -> Any:
     return _net(params, change)
 
 
-def equal_weights(params: Any, rng: Random) -> Any:
+def equal_weights(params: Family, rng: Random) -> Changed:
     """Numbers added to the rows of weights_in and skip."""
 
     def change(net: ReluNet) -> ReluNet:
@@ -256,22 +239,12 @@ def equal_weights(params: Any, rng: Random) -> Any:
 # --- layers ------------------------------------------------------------------------------------------------------
 
 
-def value_of_layer(params: OneLayer, rng: Random) -> Any:
-    """Another value matrix, the net on single tokens being the same where there is a residual."""
-    return value(params, rng)
-
-
-def unseen_value(params: OneLayer, rng: Random) -> Any:
+def unseen_value(params: OneLayer, rng: Random) -> Changed:
     """Other values where the net does not look."""
     return of_kind("unseen value")(params, rng) if params.residual else None
 
 
-def value_row(params: OneLayer, rng: Random) -> Any:
-    """V + 1·rᵀ."""
-    return value_constant(params, rng)
-
-
-def value_row_for_bias(params: OneLayer, rng: Random) -> Any:
+def value_row_for_bias(params: OneLayer, rng: Random) -> Changed:
     """V + 1·rᵀ, and the output bias of attention less r."""
 
     def change(head: SingleHead) -> SingleHead:

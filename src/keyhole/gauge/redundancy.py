@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
 from keyhole.arrays import Floats, floats
 from keyhole.errors import UsageError
+from keyhole.families.base import Family
 from keyhole.families.multi_head import MultiHead
 from keyhole.families.one_layer import OneLayer
 from keyhole.families.relu_net import ReluNet
-from keyhole.families.residual import Residual
 from keyhole.families.single_head import SingleHead
-from keyhole.gauge.heads import Heads, as_multi_head, merged_heads
+from keyhole.gauge.compare import find_gauge
+from keyhole.gauge.heads import Heads, merged_heads
 from keyhole.gauge.nets import Kinks, kinks_of
 from keyhole.gauge.one_layer import kinks_of_layer, plain_layer, sees_mixture
-from keyhole.gauge.tolerance import relative, rounding_of, size
+from keyhole.gauge.tolerance import check_comparable, relative, rounding_of, size
 
 # Heads or kinks no further apart than this, relatively, are nearly alike: answers show what each of them is only at
 # second order of their distance.
@@ -38,7 +38,7 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class Structure:
+class Redundancy:
     """What parameters have more than their map tells."""
 
     family: str
@@ -56,28 +56,37 @@ class Structure:
         return self.given == self.shown
 
 
-def structure(params: Any) -> Structure:
+def redundancy(params: Family) -> Redundancy:
     """What of given parameters cannot be told apart."""
-    if isinstance(params, Residual):  # the last token is known, and says nothing
-        return replace(structure(params.attention), family=params.family)
-    if not isinstance(params, SingleHead | MultiHead | ReluNet | OneLayer):
+    gauge = find_gauge(params)
+    if gauge is None or gauge.redundancy is None:
         raise UsageError(f"nothing is known of the structure of a {type(params).__name__}")
-    tolerance = rounding_of(params)
-    if isinstance(params, SingleHead | MultiHead):
-        return _of_heads(params, tolerance)
-    if isinstance(params, ReluNet):
-        return _of_net(params, kinks_of(params, tolerance), params.family, tolerance)
-    kinks = kinks_of_layer(params, tolerance)
-    found = _of_net(plain_layer(params).ffn, kinks, params.family, tolerance)
+    check_comparable(params)
+    return gauge.redundancy(params)
+
+
+def redundancy_of_net(net: ReluNet) -> Redundancy:
+    """Neurons of one kink, silent ones, and those nearly alike."""
+    tolerance = rounding_of(net)
+    return _of_net(net, kinks_of(net, tolerance), net.family, tolerance)
+
+
+def redundancy_of_layer(layer: OneLayer) -> Redundancy:
+    """Neurons of one kink as a function of last token and mixture, and whether logits show at all."""
+    tolerance = rounding_of(layer)
+    kinks = kinks_of_layer(layer, tolerance)
+    found = _of_net(plain_layer(layer).net, kinks, layer.family, tolerance)
     return replace(found, logits_show=sees_mixture(kinks, tolerance))
 
 
-def _of_heads(params: Heads, tolerance: float) -> Structure:
-    heads = as_multi_head(params).like(np.zeros(1)).heads
+def redundancy_of_heads(params: Heads) -> Redundancy:
+    """Heads of equal logits, silent ones, and those nearly alike."""
+    tolerance = rounding_of(params)
+    heads = MultiHead.of(params).like(np.zeros(1)).heads
     groups = list(merged_heads(params, tolerance))
     silent = [number for group, _, value in groups if not np.any(value) for number in group]
     loud = [(group[0], logits, value) for group, logits, value in groups if np.any(value)]
-    return Structure(
+    return Redundancy(
         params.family,
         "heads",
         len(heads),
@@ -115,7 +124,7 @@ def _replaced(one: Floats, first: Floats, two: Floats, second: Floats) -> float 
     return size(floats(both - merged)) / size(floats(both))
 
 
-def _of_net(net: ReluNet, shown: Kinks, family: str, tolerance: float) -> Structure:
+def _of_net(net: ReluNet, shown: Kinks, family: str, tolerance: float) -> Redundancy:
     inner, outer = floats(net.weights_in), np.atleast_2d(floats(net.weights_out))
     kinked = np.flatnonzero(np.any(inner, axis=1) & np.any(outer, axis=0))
     rows = np.column_stack([inner, floats(net.bias_in)])[kinked]
@@ -136,7 +145,7 @@ def _of_net(net: ReluNet, shown: Kinks, family: str, tolerance: float) -> Struct
     ]
     same = tuple(tuple(int(kinked[place]) for place in group) for group in groups if len(group) > 1)
     silent = tuple(int(number) for number in np.setdiff1d(np.arange(net.neurons), kinked))
-    return Structure(family, "neurons", net.neurons, shown.offset.size, same, silent, tuple(near))
+    return Redundancy(family, "neurons", net.neurons, shown.offset.size, same, silent, tuple(near))
 
 
 def _between_kinks(rows: Floats, scaleless: bool) -> Floats:  # (k, width + 1) -> (k, k)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from keyhole.arrays import Floats, to_numpy
 from keyhole.errors import UsageError
+from keyhole.families import Family
+from keyhole.families.parts import SOFTMAX
 
 # Parameters that agree this many relative spacings of their dtype are the same: the rounding of a few products of
 # well-conditioned matrices. Larger, and parameters that differ are called the same; smaller, and a change of factors
@@ -31,19 +31,27 @@ def size(array: Floats) -> float:
     return scale * float(np.linalg.norm(array / scale)) if scale else 0.0
 
 
-def rounding_of(*params: Any) -> float:
+def rounding_of(*params: Family) -> float:
     """How far parameters may differ, relatively, by the rounding of their dtype alone; the coarsest counts."""
     kinds = {to_numpy(array).dtype for each in params for array in each.arrays().values()}
     spacings = [float(np.finfo(kind).eps) for kind in kinds if kind.kind == "f"]
     return SAME_SPACINGS * max(spacings, default=float(np.finfo(np.float64).eps))
 
 
-def refuse_odd_numbers(*params: Any) -> None:
+def refuse_odd_numbers(*params: Family) -> None:
     """UsageError for parameters that define no map: nan, inf or complex numbers."""
     for each in params:
-        for name, array in getattr(each, "arrays", dict)().items():
+        for name, array in each.arrays().items():
             numbers = to_numpy(array)
             if np.iscomplexobj(numbers):
                 raise UsageError(f"{type(each).__name__}.{name} holds complex numbers: parameters are real")
             if not np.all(np.isfinite(numbers.astype(np.float64))):
                 raise UsageError(f"{type(each).__name__}.{name} holds nan or inf: such parameters define no map")
+
+
+def check_comparable(*params: Family) -> None:
+    """UsageError for parameters that define no map, or whose heads are no plain softmax, of which no gauge is known."""
+    refuse_odd_numbers(*params)
+    for each in params:
+        if any(head.attention != SOFTMAX for head in each.anatomy.heads):
+            raise UsageError(f"cannot compare a {type(each).__name__} whose attention is no plain softmax")

@@ -7,18 +7,18 @@ from dataclasses import replace
 import numpy as np
 
 from keyhole.arrays import Floats, floats
-from keyhole.families.factored import Factored, Factors
 from keyhole.families.multi_head import MultiHead
 from keyhole.families.single_head import SingleHead
-from keyhole.gauge.heads import Heads, as_multi_head, into_logits, merged_heads
+from keyhole.gauge.factored import FactoredHeads, Factors
+from keyhole.gauge.heads import Heads, into_logits, merged_heads
 from keyhole.gauge.tolerance import rounding_of, size
 
-Found = tuple[MultiHead | Factored, str] | None
+Found = tuple[MultiHead | FactoredHeads, str] | None
 Random = np.random.Generator
 
 
 def _plain(params: Heads) -> MultiHead:
-    return as_multi_head(params).like(np.zeros(1))
+    return MultiHead.of(params).like(np.zeros(1))
 
 
 def _loudest(heads: MultiHead) -> int | None:
@@ -121,7 +121,7 @@ def factor_gauge(params: Heads, rng: Random) -> Found:
         "key and query matrices are multiplied by a matrix and its inverse transposed, value and output matrices by "
         "one and its inverse: only the products show"
     )
-    return Factored(tuple(made), heads.output_bias), said
+    return FactoredHeads(tuple(made), heads.output_bias), said
 
 
 def length_two(params: Heads, _: Random) -> Found:

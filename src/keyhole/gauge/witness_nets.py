@@ -9,8 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from keyhole.arrays import Floats
+from keyhole.families.activations import activate
 from keyhole.families.one_layer import OneLayer
-from keyhole.families.relu_net import ReluNet, activate
+from keyhole.families.relu_net import ReluNet
 from keyhole.families.single_head import SingleHead
 from keyhole.gauge.nets import kinks_of
 from keyhole.gauge.one_layer import kinks_of_layer, plain_layer, sees_mixture
@@ -162,13 +163,13 @@ def silent_logits(params: OneLayer, rng: Random) -> FoundLayer:
 def value_basis(params: OneLayer, rng: Random) -> FoundLayer:
     """Another basis between value matrix and net."""
     layer = plain_layer(params)
-    inner = layer.ffn.width
+    inner = layer.net.width
     if layer.residual:
         return None
     turn, _ = np.linalg.qr(rng.standard_normal((inner, inner)))
     turn = turn * rng.uniform(0.5, 2.0, inner)
     back = np.linalg.inv(turn).T
-    net = layer.ffn
+    net = layer.net
     changed = replace(net, weights_in=net.weights_in @ back, skip=None if net.skip is None else net.skip @ back)
     attention = replace(layer.attention, value=layer.attention.value @ turn)
     said = "the value matrix is multiplied by a matrix and the weights behind it by its inverse: only the products show"
@@ -178,7 +179,7 @@ def value_basis(params: OneLayer, rng: Random) -> FoundLayer:
 def unseen_value(params: OneLayer, rng: Random) -> FoundLayer:
     """Another value matrix where the net does not look."""
     layer = plain_layer(params)
-    net = layer.ffn
+    net = layer.net
     heard = net.weights_in[np.any(np.atleast_2d(net.weights_out), axis=0)]
     rows = heard if net.skip is None else np.vstack([heard, np.atleast_2d(net.skip)])
     _, sizes, basis = np.linalg.svd(np.vstack([rows, np.zeros((net.width, net.width))]), full_matrices=False)
@@ -194,7 +195,7 @@ def unseen_value(params: OneLayer, rng: Random) -> FoundLayer:
 def bias_trade(params: OneLayer, rng: Random) -> FoundLayer:
     """The bias of attention, at the expense of those of the net."""
     layer = plain_layer(params)
-    net = layer.ffn
+    net = layer.net
     # About as large as the biases it makes up for.
     weights, biases = size(net.weights_in), size(net.bias_in)
     if not weights and net.skip is not None:
@@ -227,7 +228,7 @@ def _behind(make: Callable[[ReluNet, Random], FoundNet]) -> Callable[[OneLayer, 
 
     def made(params: OneLayer, rng: Random) -> FoundLayer:
         layer = plain_layer(params)
-        found = make(layer.ffn, rng)
+        found = make(layer.net, rng)
         return None if found is None else (replace(layer, ffn=found[0]), found[1])
 
     return made

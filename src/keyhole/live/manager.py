@@ -14,7 +14,6 @@ from time import monotonic
 from typing import Any
 
 from keyhole.errors import FileError, KeyholeError, UsageError
-from keyhole.families.matrices import matrices_of
 from keyhole.gauge import distance
 from keyhole.live.form import Served, Wish, read_form
 from keyhole.live.heatmap import pictures
@@ -142,15 +141,15 @@ class Runs:
         found = [run.params() for run in both]
         apart, note = None, ""
         missing = [run.id for run, params in zip(both, found, strict=True) if params is None]
-        if missing:
+        if found[0] is None or found[1] is None:
             note = f"no distance: {' and '.join(missing)} recovered nothing so far"
         else:
             try:
-                apart = distance(*found)
+                apart = distance(found[0], found[1])
             except UsageError as error:
                 note = f"no distance: {error}"
         told: dict[str, Any] = plain({"distance": apart, "note": note, "runs": [run.snapshot() for run in both]})
-        drawn = [pictures(matrices_of(params)) if params is not None else [] for params in found]
+        drawn = [pictures(params.matrices()) if params is not None else [] for params in found]
         return {**told, "pictures": drawn}
 
     # --- finding again ----------------------------------------------------------------------------------------
@@ -178,7 +177,8 @@ class Runs:
             if (path.parent / RUN).exists():
                 run.ending = _ending(path.parent / RUN)
                 run.state = "done"
-                run.record.draw(pictures(matrices_of(run.params())))
+                found = run.params()
+                run.record.draw([] if found is None else pictures(found.matrices()))
         except (KeyholeError, OSError, KeyError, TypeError, ValueError, AttributeError) as error:
             reason = str(error) if isinstance(error, KeyholeError) else f"its files are damaged ({error})"
             run = Run(identity, "a run that cannot be read", Settings("unknown"), _unreadable)

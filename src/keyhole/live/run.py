@@ -11,8 +11,7 @@ from time import sleep, time
 from typing import Any, Protocol
 
 from keyhole.errors import FileError, KeyholeError, UsageError
-from keyhole.families import load
-from keyhole.families.matrices import matrices_of
+from keyhole.families import Family, load
 from keyhole.live.heatmap import pictures
 from keyhole.live.record import Record, Stopped
 from keyhole.oracles import Oracle, Wrapper
@@ -162,7 +161,8 @@ class Run:
         try:
             finished = self._work(self.settings, record)
             self.ending = ending_of(finished)
-            record.draw(pictures(matrices_of(finished.result.params)))
+            params = finished.result.params
+            record.draw([] if params is None else pictures(params.matrices()))
         except Stopped:
             state = "stopped"
         except KeyholeError as error:
@@ -212,7 +212,7 @@ class Run:
     def _outcome(self) -> str | None:
         return None if self.ending is None else self.ending["result"]["outcome"]
 
-    def params(self) -> Any:
+    def params(self) -> Family | None:
         """What was recovered; FileError where nothing is left of it."""
         if self.finished is not None:
             return self.finished.result.params

@@ -11,6 +11,7 @@ import numpy as np
 
 from keyhole.arrays import Array, Floats, floats
 from keyhole.errors import BudgetExhausted, KeyholeError, OracleError
+from keyhole.families import Family
 from keyhole.methods.base import Estimate, Found, Method, Steps, Unrecoverable, adapt
 from keyhole.methods.certificate import Judgement, certify
 from keyhole.methods.noise_estimation.measure import Coarseness, coarseness, measure_noise
@@ -48,7 +49,7 @@ class Attempt:
     method: str
     outcome: Outcome
     message: str
-    params: Any = None  # an estimate, or a part of one where the attempt ended early
+    params: Family | None = None  # an estimate, or a part of one where the attempt ended early
     certificate: Certificate = field(default_factory=Certificate)
     counting_bound: int = 0
     details: Mapping[str, Any] = field(default_factory=dict)

@@ -225,7 +225,8 @@ class _Auto:
             assumptions = (*last.certificate.assumptions, found_noise(self.noise))
             certificate = replace(last.certificate, assumptions=assumptions)
             last = replace(last, certificate=certificate)
-        if last.certified:
-            certificate = replace(last.certificate, radius=last.certificate.radius.simplest())
-            last = replace(last, params=last.params.simplest(), certificate=certificate)
+        radius, params = last.certificate.radius, last.params
+        if last.certified and radius is not None and params is not None:
+            certificate = replace(last.certificate, radius=radius.simplest())
+            last = replace(last, params=params.simplest(), certificate=certificate)
         return last.with_details(**details)

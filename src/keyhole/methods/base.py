@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 import numpy as np
 
 from keyhole.errors import KeyholeError
-from keyhole.families.matrices import matrices_of
+from keyhole.families import F_co
 from keyhole.noise import Noise
 from keyhole.queries import Measurements, Plan, Signature, Sketch
 from keyhole.recovery import Outcome
@@ -38,23 +38,23 @@ class BiasDetected(Unrecoverable):
 
 
 @dataclass(frozen=True)
-class Estimate:
+class Estimate(Generic[F_co]):
     """What a method returns, before the certificate."""
 
-    params: Any
-    radius: Any  # container of the same type: entrywise radii
+    params: F_co
+    radius: F_co  # container of the same type: entrywise radii
     counting_bound: int
-    standard_error: Any = None  # of the same type, where errors are random and their size is known
+    standard_error: F_co | None = None  # of the same type, where errors are random and their size is known
     assumptions: tuple[str, ...] = ()
     details: Mapping[str, Any] = field(default_factory=dict)
 
     def sketch(self) -> Sketch:
         """The estimate for people who watch, before it is checked."""
-        return Sketch(matrices_of(self.params), 1.0)
+        return Sketch(self.params.matrices(), 1.0)
 
 
 @dataclass(frozen=True)
-class Method:
+class Method(Generic[F_co]):
     """A named learner. `run(signature, rng, **options)` is its generator; options are its keyword arguments.
 
     `auto` considers a method for the families and the kinds of noise that it declares, from that alone.
@@ -62,7 +62,7 @@ class Method:
 
     name: str
     summary: str
-    run: Callable[..., Steps[Estimate]]
+    run: Callable[..., Steps[Estimate[F_co]]]
     options: Mapping[str, str] = field(default_factory=dict)  # name -> what it does
     families: tuple[str, ...] = ()  # whose parameters it recovers
     # Kinds of noise that it allows for. A method that takes more than exact answers also receives, as `budget=`, how
@@ -73,7 +73,9 @@ class Method:
         """Whether it recovers its families behind such errors; the rounding of a dtype is taken by every method."""
         return noise.kind in (*self.takes_noise, "dtype")
 
-    def steps(self, signature: Signature, rng: np.random.Generator, budget: float, **options: Any) -> Steps[Estimate]:
+    def steps(
+        self, signature: Signature, rng: np.random.Generator, budget: float, **options: Any
+    ) -> Steps[Estimate[F_co]]:
         """The generator of one run, at most `budget` queries long where the method can limit itself."""
         if self.takes_noise != ("exact",):
             return self.run(signature, rng, budget=budget, **options)

@@ -1,33 +1,30 @@
-"""Held-out questions: the certificate nobody can argue with."""
+"""Held-out queries: the certificate nobody can argue with."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Generic
 
 import numpy as np
 
-from keyhole.arrays import Array, to_numpy
+from keyhole.arrays import Array, Floats, floats, to_numpy
 from keyhole.errors import BudgetExhausted
+from keyhole.families import F, F_co, Family
 from keyhole.methods.base import Estimate, Steps
 from keyhole.noise import GAUSSIAN_DEVIATIONS
 from keyhole.numerics.logit import rounding
 from keyhole.queries import Measurements, Plan, Signature, Sketch, sequences
 from keyhole.recovery import Certificate, Outcome
 
-# Fresh sequences have these lengths and logits of about these sizes, from flat to nearly saturated attention, or (None)
-# tokens of a norm that does not depend on what was recovered: a wrong result must not choose its own questions.
+# Lengths of held-out sequences; how long tokens are, the family says.
 LENGTHS = (1, 2, 3, 5, 8)
 # The longest of them are in turn longer still: what sees a few last tokens only, or changes with the length, shows.
 LONGER = (8, 16, 64, 32)
-LOGIT_SIZES = (0.5, 2.0, 6.0, None)
-# Every so many questions have tokens as long as a logit stays known to this, or shorter by one of these: heads that
+# Every so many queries have tokens as long as a logit stays known to this, or shorter by one of these: heads that
 # cancel among short tokens, or whose scores were taken for zero, do not there.
 LONG_EVERY, LONG_PARTS, KNOWN_LOGIT = 8, (1.0, 2.0, 4.0, 16.0), 1.0
-# Of a family without attention sizes are norms over that of its kinks; far out every piece of a function is wide.
-NET_SIZES = (1.0, 30.0, 1000.0, None)
-# An error bar above this fraction of what attention does would certify anything; of a box known to be noisy less can
+# A radius above this fraction of what attention does would certify anything; of an oracle known to be noisy less can
 # be asked, and the resolution says how much it was.
 COARSEST = 0.05
 COARSEST_NOISY = 0.3
@@ -35,21 +32,21 @@ COARSEST_NET = 1e-4  # of exact answers without attention, which kinks are read 
 FLOAT32 = 2.0**-23
 # Squared residuals behind normal errors may exceed what is expected by this many standard deviations.
 SCATTER_DEVIATIONS = 5.0
-# Behind noise every other question has tokens of strong and opposite values, so that attention shows.
+# Behind noise every other query has tokens of strong and opposite values, so that attention shows.
 LOUD_EVERY = 2
 
 
 @dataclass(frozen=True)
-class Judgement:
+class Judgement(Generic[F_co]):
     """A certificate and the outcome it amounts to."""
 
     outcome: Outcome
     message: str
-    certificate: Certificate
+    certificate: Certificate[F_co]
 
 
-def certify(estimate: Estimate, signature: Signature, rng: np.random.Generator, count: int) -> Steps[Judgement]:
-    """Ask `count` fresh random sequences and compare the answers with predictions."""
+def certify(estimate: Estimate[F], signature: Signature, rng: np.random.Generator, count: int) -> Steps[Judgement[F]]:
+    """Ask `count` held-out random sequences and compare the answers with predictions."""
     usual, long = heldout_plans(estimate, signature, rng, count)
     plans = usual + long
     answers: list[Measurements] = []
@@ -59,24 +56,24 @@ def certify(estimate: Estimate, signature: Signature, rng: np.random.Generator, 
     # Normal errors are looked at all together too, and their standard errors say more than radii that hold for each.
     normal = signature.noise.kind == "gaussian" and estimate.standard_error is not None
     predictions, known = _predict(estimate, signature, plans, normal)
-    # How fine error bars are is told by usual tokens: among the long ones they are as wide as can be.
+    # How fine radii are is told by usual tokens: among the long ones they are as wide as can be.
     fine = slice(predictions.size * sum(plan.count for plan in usual) // count)
     noise = signature.noise.radius + signature.noise.relative * np.abs(predictions)
-    bars = known + noise
+    radii = known + noise
     if signature.noise.kind == "bounded":
-        # Radii hold whatever the errors are, which may conspire; fresh questions do not know them, so what they see
+        # Radii hold whatever the errors are, which may conspire; held-out queries do not know them, so what they see
         # of it is as random as they are.
         known = GAUSSIAN_DEVIATIONS * known
-        bars = known + noise
-    coarse = float(np.sqrt(np.mean(bars[fine] ** 2)))
+        radii = known + noise
+    coarse = float(np.sqrt(np.mean(radii[fine] ** 2)))
     if normal:
-        bars = np.hypot(GAUSSIAN_DEVIATIONS * known, noise)
+        radii = np.hypot(GAUSSIAN_DEVIATIONS * known, noise)
         coarse = float(np.sqrt(np.mean(known**2) + signature.noise.scale**2 / known.size))
     answered = _joined([a.values for a in answers])
     errors = np.abs(predictions - answered)
     size = float(np.sqrt(np.mean((answered - _constant(estimate.params, plans))[fine] ** 2)))
     with np.errstate(divide="ignore", invalid="ignore"):
-        ratios = np.where(errors == 0, 0.0, errors / bars)
+        ratios = np.where(errors == 0, 0.0, errors / radii)
         resolution = coarse / size if size > 0 else float("inf")
         attention = _attention(estimate.params, signature, usual, predictions[fine])
         if attention > 0 or signature.max_norm is not None:
@@ -92,13 +89,15 @@ def certify(estimate: Estimate, signature: Signature, rng: np.random.Generator, 
         predictions=predictions,
         answers=answered,
     )
-    scatters = normal and _scatters(errors, bars)
-    if scatters or not np.max(ratios) <= 1.0:  # also when a bar is nan
+    scatters = normal and _has_scatter(errors, radii)
+    if scatters or not np.max(ratios) <= 1.0:  # also when a radius is nan
         worst = int(np.argmax(np.where(np.isnan(ratios), np.inf, ratios)))
-        bar = f"{bars[worst]:.2g}"
-        miss = f"a fresh answer differs from its prediction by {errors[worst]:.2g}, where the error bar is {bar}"
+        miss = (
+            f"a fresh answer differs from its prediction by {errors[worst]:.2g}, "
+            f"where the error bar is {radii[worst]:.2g}"
+        )
         if scatters:
-            times = np.sqrt(np.mean((errors * GAUSSIAN_DEVIATIONS / bars) ** 2))
+            times = np.sqrt(np.mean((errors * GAUSSIAN_DEVIATIONS / radii) ** 2))
             miss = (
                 f"fresh answers scatter {times:.2g} times as much around their predictions as the declared noise allows"
             )
@@ -117,7 +116,7 @@ def certify(estimate: Estimate, signature: Signature, rng: np.random.Generator, 
 
 
 def _so_far(estimate: Estimate, signature: Signature, plans: list[Plan], answers: list[Measurements]) -> Sketch:
-    """The estimate, and how far it is from the fresh answers that have come, for people who watch."""
+    """The estimate, and how far it is from the held-out answers that have come, for people who watch."""
     if not answers:
         return estimate.sketch()
     predictions, _ = _predict(estimate, signature, plans[: len(answers)], normal=False)
@@ -125,21 +124,21 @@ def _so_far(estimate: Estimate, signature: Signature, plans: list[Plan], answers
     return replace(estimate.sketch(), heldout=[float(error) for error in errors])
 
 
-def _coarsest(params: Any, signature: Signature) -> float:
+def _coarsest(params: Family, signature: Signature) -> float:
     """The largest resolution that proves something."""
     if signature.noise.kind != "exact":
         return COARSEST_NOISY
-    kinked = not hasattr(params, "without_attention") and signature.space.spacing < FLOAT32
+    kinked = params.without_attention() is None and signature.space.spacing < FLOAT32
     return COARSEST_NET if kinked else COARSEST
 
 
-def _doing(params: Any) -> str:
-    return "attention does" if hasattr(params, "without_attention") else "the questions do"
+def _doing(params: Family) -> str:
+    return "the questions do" if params.without_attention() is None else "attention does"
 
 
-def _scatters(errors: Any, bars: Any) -> bool:
-    """Whether errors within their bars, each for itself, are too large together to be normal."""
-    squares = (errors * GAUSSIAN_DEVIATIONS / bars) ** 2
+def _has_scatter(errors: Floats, radii: Floats | float) -> bool:
+    """Whether errors within their radii, each for itself, are too large together to be normal."""
+    squares = (errors * GAUSSIAN_DEVIATIONS / radii) ** 2
     return bool(np.sum(squares) > squares.size + SCATTER_DEVIATIONS * np.sqrt(2 * squares.size))
 
 
@@ -149,7 +148,7 @@ def _explain_miss(
     miss: str,
     signature: Signature,
 ) -> Steps[tuple[Outcome, str]]:
-    """Ask the same questions again: an oracle that contradicts itself is not of another family."""
+    """Ask the same queries again: an oracle that contradicts itself is not of another family."""
     try:
         again: list[Measurements] = yield [replace(plan, first_repeat=1) for plan in plans]
     except BudgetExhausted:
@@ -157,7 +156,7 @@ def _explain_miss(
     again = [_at_last(answer, signature) for answer in again]
     first, second = _joined([a.values for a in answers]), _joined([a.values for a in again])
     difference = float(np.max(np.abs(first - second)))
-    if signature.noise.kind == "gaussian" and _scatters(np.abs(first - second), 2**0.5 * signature.noise.radius):
+    if signature.noise.kind == "gaussian" and _has_scatter(np.abs(first - second), 2**0.5 * signature.noise.radius):
         times = np.sqrt(np.mean((first - second) ** 2) / 2) / signature.noise.scale
         return (
             Outcome.INCONSISTENT,
@@ -184,7 +183,8 @@ def heldout_plans(
     """Random sequences of several lengths and sizes, `count` in all, a plan per length, those of long tokens apart."""
     space, params = signature.space, estimate.params
     lengths = _lengths(signature.max_length, count)
-    sizes = LOGIT_SIZES if hasattr(params, "without_attention") else NET_SIZES
+    sizes = params.heldout_sizes
+    loudest = params.loudest() if signature.noise.kind != "exact" else None
     norms = [_norm(params, signature, sizes[number % len(sizes)]) for number in range(count)]
     longest = _longest_predictable(estimate, signature)
     far = [False] * count
@@ -197,20 +197,20 @@ def heldout_plans(
     for long, length in sorted(set(kinds)):
         scale = np.array([norm for norm, kind in zip(norms, kinds, strict=True) if kind == (long, length)])
         tokens = rng.standard_normal((scale.size, length, signature.width))
-        if signature.noise.kind != "exact" and hasattr(params, "loudest"):
+        if loudest is not None:
             signs = rng.choice([-1.0, 1.0], (scale.size, length, 1))
             signs[1::LOUD_EVERY] = 0.0
-            tokens += signature.width**0.5 * signs * to_numpy(params.loudest())
+            tokens += signature.width**0.5 * signs * to_numpy(loudest)
         tokens /= np.linalg.norm(tokens, axis=-1, keepdims=True)
         tokens *= scale[:, None, None] * rng.uniform(0.5, 1.0, (scale.size, length, 1))
-        if hasattr(params, "onto_kinks") and signature.max_norm is None:
+        if signature.max_norm is None:
             tokens[::2, -1, :] = params.onto_kinks(tokens[::2, -1, :], rng)
         plans[long].append(sequences("held-out", space.asarray(tokens)))
     return plans
 
 
 def _lengths(most: int | None, count: int) -> list[int]:
-    """Longer ones first: they see more of the box when only a few can be afforded."""
+    """Longer ones first: they see more of the oracle when only a few can be afforded."""
     limit = max(LONGER) if most is None else most
     usual = [length for length in LENGTHS if length <= limit]
     lengths = [usual[-1 - number % len(usual)] for number in range(count)]
@@ -219,22 +219,23 @@ def _lengths(most: int | None, count: int) -> list[int]:
     return lengths
 
 
-def _constant(params: Any, plans: list[Plan]) -> Any:
-    """What the answers are whatever the question: predicting that proves nothing."""
-    bias = getattr(params, "output_bias", None)
-    return 0.0 if bias is None else np.tile(np.ravel(to_numpy(bias)), sum(plan.count for plan in plans))
+def _constant(params: Family, plans: list[Plan]) -> Floats | float:
+    """What the answers are whatever the query: predicting that proves nothing."""
+    constant = params.constant
+    return 0.0 if constant is None else np.tile(np.ravel(floats(constant)), sum(plan.count for plan in plans))
 
 
-def _attention(params: Any, signature: Signature, plans: list[Plan], predictions: Any) -> float:
-    """What attention contributes to the answers: error bars as large as that say nothing of the score matrix."""
-    if not hasattr(params, "without_attention"):
+def _attention(params: Family, signature: Signature, plans: list[Plan], predictions: Floats) -> float:
+    """What attention contributes to the answers: radii as large as that say nothing of the score matrix."""
+    without = params.without_attention()
+    if without is None:
         return float("inf")
     tokens = [plan.tokens(0, plan.count, signature.space, signature.width) for plan in plans]
-    flat = _joined([params.without_attention()(each) for each in tokens])
+    flat = _joined([without(each) for each in tokens])
     return float(np.sqrt(np.mean((predictions - flat) ** 2)))
 
 
-def _norm(params: Any, signature: Signature, logit_size: float | None) -> float:
+def _norm(params: Family, signature: Signature, logit_size: float | None) -> float:
     if logit_size is None:
         return float(min(1.0, signature.norm_limit))
     norm = params.token_norm(logit_size)
@@ -243,7 +244,8 @@ def _norm(params: Any, signature: Signature, logit_size: float | None) -> float:
 
 def _longest_predictable(estimate: Estimate, signature: Signature) -> float:
     """The norm at which the radii of scores still leave logits known: attention that they miss shows there at last."""
-    radii = [head.score for head in getattr(estimate.radius, "heads", [estimate.radius]) if hasattr(head, "score")]
+    anatomy = estimate.radius.anatomy
+    radii = [] if anatomy.behind else [head.score for head in anatomy.heads]
     if signature.noise.kind != "exact" or not radii:
         return 0.0
     widest = max(float(np.linalg.norm(to_numpy(radius).astype(np.float64))) for radius in radii)
@@ -255,16 +257,16 @@ def _longest_predictable(estimate: Estimate, signature: Signature) -> float:
     return float(min((KNOWN_LOGIT * signature.width / widest) ** 0.5, signature.norm_limit, signature.space.huge**0.25))
 
 
-def _predict(estimate: Estimate, signature: Signature, plans: list[Plan], normal: bool) -> tuple[Array, Array]:
-    """Predictions, and what they are off by: bars, or standard errors where errors are normal."""
-    predictions, bars = [], []
-    errors = estimate.standard_error if normal else estimate.radius
+def _predict(estimate: Estimate, signature: Signature, plans: list[Plan], normal: bool) -> tuple[Floats, Floats]:
+    """Predictions, and what they are off by: radii, or standard errors where errors are normal."""
+    predictions, radii = [], []
+    errors = estimate.standard_error if normal and estimate.standard_error is not None else estimate.radius
     for plan in plans:
         tokens = plan.tokens(0, plan.count, signature.space, signature.width)
         predictions.append(estimate.params(tokens))
-        bars.append(estimate.params.error_bar(errors, tokens, rounding(signature.space)))
-    return _joined(predictions), _joined(bars)
+        radii.append(estimate.params.error_bar(errors, tokens, rounding(signature.space)))
+    return _joined(predictions), _joined(radii)
 
 
-def _joined(arrays: list[Array]) -> Any:
+def _joined(arrays: list[Array]) -> Floats:
     return np.concatenate([np.ravel(to_numpy(array)).astype(np.float64) for array in arrays])

@@ -12,7 +12,7 @@ import numpy as np
 
 from keyhole.arrays import Array, floats
 from keyhole.errors import KeyholeError, UsageError
-from keyhole.families import MultiHead, Residual, SingleHead
+from keyhole.families import F, MultiHead, Residual, SingleHead
 from keyhole.methods.base import Estimate, Method, Steps, Unrecoverable, adapt
 from keyhole.methods.multi_head.method import multi_head
 from keyhole.methods.single_head.method import single_head
@@ -25,7 +25,7 @@ SHOWN = 4
 LESS = 2.0
 
 
-def residual(signature: Signature, rng: np.random.Generator, *, heads: int | None = None) -> Steps[Estimate]:
+def residual(signature: Signature, rng: np.random.Generator, *, heads: int | None = None) -> Steps[Estimate[Residual]]:
     """Heads behind f(X) = x_N + Σ_h heads[h](X) + b, by what reads them without x_N.
 
     Identifiable as the heads alone are, since x_N is known. `SHOWN` queries more than `multi-head`, or than
@@ -33,22 +33,23 @@ def residual(signature: Signature, rng: np.random.Generator, *, heads: int | Non
     """
     if heads is not None and (isinstance(heads, bool) or not isinstance(heads, int) or heads < 1):
         raise UsageError(f"heads must be a whole number of at least 1, not {heads!r}")
-    read = single_head if heads == 1 else multi_head
     share = yield from _share(signature, rng)
     space = replace(signature.space, coarse=min(1.0, LESS * signature.space.eps / share))
     try:
-        found = yield from adapt(
-            read(signature.with_changes(space=space), rng),
-            incoming=lambda plan, answers: _attention_alone(plan, answers, signature),
-        )
+        inner = signature.with_changes(space=space)
+        found: Estimate[SingleHead] | Estimate[MultiHead]
+        if heads == 1:
+            found = yield from _without_residual(single_head(inner, rng), signature)
+        else:
+            found = yield from _without_residual(multi_head(inner, rng), signature)
     except KeyholeError as error:
-        if isinstance(error.partial, SingleHead | MultiHead):
-            error.partial = Residual(error.partial)
+        error.partial = Residual.around(error.partial)
         raise
-    return replace(
-        found,
+    return Estimate(
         params=Residual(found.params),
         radius=Residual(found.radius),
+        counting_bound=found.counting_bound,
+        standard_error=Residual.around(found.standard_error),
         assumptions=(*found.assumptions, ASSUMPTION),
         details={**found.details, "residual": True, "attention_share": share},
     )
@@ -64,6 +65,11 @@ def _share(signature: Signature, rng: np.random.Generator) -> Steps[float]:
     last = left.values if signature.positions == "last" else left.values[:, -1, ...]
     attention, token = np.linalg.norm(floats(last), axis=1), np.linalg.norm(tokens[:, 0], axis=1)
     return float(max(np.min(attention / (attention + token)), signature.space.eps))
+
+
+def _without_residual(steps: Steps[Estimate[F]], signature: Signature) -> Steps[Estimate[F]]:
+    """Run a method of attention on the answers of an oracle that adds the last token to it."""
+    return adapt(steps, incoming=lambda plan, answers: _attention_alone(plan, answers, signature))
 
 
 def _attention_alone(plan: Plan, answers: Measurements, signature: Signature) -> Measurements:

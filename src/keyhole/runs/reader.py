@@ -17,7 +17,7 @@ import numpy as np
 from keyhole.arrays import Floats
 from keyhole.audit.result import Audit, Row
 from keyhole.errors import FileError, KeyholeError
-from keyhole.families import MultiHead, load
+from keyhole.families import Family, MultiHead, load
 from keyhole.methods.diagnosis.diagnose import Diagnosis
 from keyhole.methods.diagnosis.examination import Finding
 from keyhole.recover_model import load_layers
@@ -46,7 +46,7 @@ class SavedRun:
     result: Recovery
     label: str  # what the box is, in words
     distance: float | None = None  # from the truth
-    truth: Any = None
+    truth: Family | None = None
 
     @property
     def learned(self) -> bool:
@@ -221,7 +221,7 @@ def _run(page: Page, folder: Path) -> SavedRun:
 _BARS = {"radius": RADIUS, "standard_error": ERRORS}
 
 
-def _params(folder: Path, name: str, listed: bool) -> Any:
+def _params(folder: Path, name: str, listed: bool) -> Family | None:
     """Parameters, if the run wrote any."""
     if not listed:
         return None
@@ -233,7 +233,7 @@ def _params(folder: Path, name: str, listed: bool) -> Any:
         raise FileError(str(error) if "upgrade" in str(error) else f"{error}: {AGAIN}") from error
 
 
-def _like(params: Any, folder: Path, name: str, listed: bool) -> Any:
+def _like(params: Family | None, folder: Path, name: str, listed: bool) -> Family | None:
     """Error bars, which have the shapes of the parameters."""
     found = _params(folder, name, listed)
     if found is None or params is None:
@@ -245,7 +245,9 @@ def _like(params: Any, folder: Path, name: str, listed: bool) -> Any:
     return found
 
 
-def _recovery(page: Page, heldout: Page | None, params: Any, radius: Any, errors: Any) -> Recovery:
+def _recovery(
+    page: Page, heldout: Page | None, params: Family | None, radius: Family | None, errors: Family | None
+) -> Recovery:
     outcome = page.text("outcome")
     if outcome not in Outcome.__members__:
         raise page.damaged(f"there is no outcome {outcome!r}")

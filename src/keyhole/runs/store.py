@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from keyhole.errors import FileError, UsageError
+from keyhole.families import Family
 from keyhole.noise import Noise
 from keyhole.oracles import Oracle
 from keyhole.progress import Observer
@@ -147,7 +148,7 @@ def write_run(
     picture: bytes | None = None,
     *,
     label: str | None = None,  # what the box is, in words
-    truth: Any = None,  # its parameters, where they are known
+    truth: Family | None = None,  # its parameters, where they are known
 ) -> dict[str, Path]:
     """Write parameters, radii, picture and `run.json`; the paths written, by what they are.
 
@@ -165,7 +166,7 @@ def write_learned(
     distance: float | None = None,
     *,
     label: str | None = None,
-    truth: Any = None,
+    truth: Family | None = None,
 ) -> dict[str, Path]:
     """The same for a layer learned from examples."""
     data = str(settings.get("data"))
@@ -178,7 +179,7 @@ def _write(
     about: Mapping[str, Any],
     distance: float | None,
     picture: bytes | None,
-    truth: Any,
+    truth: Family | None,
 ) -> dict[str, Path]:
     makers: dict[str, tuple[str, Callable[[Path], Any]]] = {}
     if result.params is not None:

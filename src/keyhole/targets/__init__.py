@@ -16,7 +16,7 @@ from urllib.parse import parse_qsl
 import numpy as np
 
 from keyhole.errors import FileError, KeyholeError, UsageError
-from keyhole.families import MultiHead, OneLayer, ReluNet, Residual, SingleHead, load
+from keyhole.families import Family, MultiHead, OneLayer, ReluNet, Residual, SingleHead, load
 from keyhole.gauge import distance
 from keyhole.noise import Noise
 from keyhole.oracles import FunctionOracle, HttpOracle, Noisy, Oracle, Rounded, TorchOracle, Wrapper
@@ -38,7 +38,7 @@ class Target:
     text: str  # names the box again
     oracle: Oracle
     label: str  # what the box is, in words
-    truth: Any = None  # its parameters, where they are known
+    truth: Family | None = None  # its parameters, where they are known
 
     def told(self, max_norm: float | None = None, noise: Noise | None = None) -> Target:
         """The same box asked with tokens of at most this norm, its answers known to err like this."""
@@ -52,10 +52,11 @@ class Target:
             signature = signature.with_changes(noise=noise)
         return self if signature is self.oracle.signature else replace(self, oracle=Wrapper(self.oracle, signature))
 
-    def distance(self, params: Any) -> float | None:
+    def distance(self, params: Family | None) -> float | None:
         """How far parameters are from the truth; None where it is not known, or they are of another family."""
-        known = self.truth is not None and isinstance(params, type(self.truth))
-        return distance(params, self.truth) if known else None
+        if self.truth is None or params is None or params.family != self.truth.family:
+            return None
+        return distance(params, self.truth)
 
 
 def open_target(text: str) -> Target:

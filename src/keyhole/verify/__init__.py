@@ -1,4 +1,4 @@
-"""Whether a box is the one that parameters describe, from a handful of questions."""
+"""Whether an oracle is the one that parameters describe, from a handful of queries."""
 
 from keyhole.verify.verdict import Difference, Verdict
 from keyhole.verify.verify import QUERIES, verify

@@ -1,4 +1,4 @@
-"""From answers to a verdict: bars, what would have been noticed, and which part explains a difference."""
+"""From answers to a verdict: radii, what would have been noticed, and which part explains a difference."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from scipy.linalg import cho_factor, cho_solve
 from scipy.stats import chi2, norm
 
 from keyhole.arrays import Floats
+from keyhole.families.base import Part, Sensitivity
 from keyhole.queries import Signature
-from keyhole.verify.sensitivity import Part, View
 from keyhole.verify.verdict import Difference
 
-# Probability of an alarm for a box that is the same, where errors of answers are random.
+# Probability of an alarm for an oracle that is the same, where errors of answers are random.
 FALSE_ALARM = 1e-6
 # Probability with which a change of the stated size goes unnoticed.
 MISS = 1e-6
@@ -41,15 +41,15 @@ ODDS = 1e3
 
 
 @dataclass(frozen=True)
-class Bars:
+class AnswerRadii:
     """How far answers may be off, and what follows."""
 
-    known: Floats  # (questions, outputs): by rounding, and by what the tolerance allows
-    bars: Floats  # (questions, outputs): with the noise
+    known: Floats  # (queries, outputs): by rounding, and by what the tolerance allows
+    radii: Floats  # (queries, outputs): with the noise
     false_alarm: float
 
 
-def bars_of(seen: View, signature: Signature, tolerance: float) -> Bars:
+def radii_of(seen: Sensitivity, signature: Signature, tolerance: float) -> AnswerRadii:
     """Rounding, declared noise, and what changes within the tolerance may do."""
     noise = signature.noise
     known = seen.rounding + noise.relative * np.abs(seen.answers)
@@ -57,11 +57,11 @@ def bars_of(seen: View, signature: Signature, tolerance: float) -> Bars:
         known = known + SECOND_ORDER * tolerance * part.size * part.reach
     if noise.kind == "gaussian":
         deviations = float(norm.isf(FALSE_ALARM / 4 / known.size))  # half of the probability is for all together
-        return Bars(known, known + deviations * noise.scale, FALSE_ALARM)
-    return Bars(known, known + noise.radius, 0.0)
+        return AnswerRadii(known, known + deviations * noise.scale, FALSE_ALARM)
+    return AnswerRadii(known, known + noise.radius, 0.0)
 
 
-def scatters(errors: Floats, known: Floats, scale: float) -> bool:
+def has_scatter(errors: Floats, known: Floats, scale: float) -> bool:
     """Whether normal errors are too large all together, beyond what is known of the predictions."""
     beyond = np.maximum(np.abs(errors) - known, 0.0) / scale
     return bool(np.sum(beyond**2) > chi2.isf(FALSE_ALARM / 2, errors.size))
@@ -71,7 +71,7 @@ def resolution_of(part: Part, allowed: Floats) -> float:  # (rows,)
     """The smallest relative change of a part, in a random direction, that is noticed but for the miss probability.
 
     A change δ of normal entries moves the answers by normal numbers. One after the other, each given those before has
-    the deviation r_i of a pivoted Cholesky factor, in units of what its bar hides, so it stays hidden with a
+    the deviation r_i of a pivoted Cholesky factor, in units of what its radius hides, so it stays hidden with a
     probability of at most √(2/π)/r_i; the product over any number of them bounds the miss.
     """
     left = part.gram() / np.outer(allowed, allowed)
@@ -98,7 +98,7 @@ def resolution_of(part: Part, allowed: Floats) -> float:  # (rows,)
     return best
 
 
-def explained_by(seen: View, errors: Floats, allowed: Floats) -> tuple[Difference, ...]:  # (rows,), (rows,)
+def explain(seen: Sensitivity, errors: Floats, allowed: Floats) -> tuple[Difference, ...]:  # (rows,), (rows,)
     """The head, and if possible the part, whose change explains the errors, where no other head does.
 
     Under a random change of one part errors are normal with a known covariance, up to its size, which is fitted. The
@@ -168,10 +168,10 @@ def _likelihood(covariance: Floats, errors: Floats, allowed: Floats) -> tuple[fl
     return best, typical / MEDIAN
 
 
-def parts_noticed(
-    seen: View,
-    allowed: Floats,  # (rows,) what bars hide of each looked-at answer
-    hidden: Floats,  # (questions, outputs) the same of all answers
+def resolutions(
+    seen: Sensitivity,
+    allowed: Floats,  # (rows,) what radii hide of each looked-at answer
+    hidden: Floats,  # (queries, outputs) the same of all answers
 ) -> tuple[dict[str, float], list[str]]:
     """For each part the smallest change that is noticed; and the parts that matter to some answer."""
     found = {part.label: resolution_of(part, allowed) for part in seen.parts}

@@ -1,25 +1,23 @@
-"""Questions that show every part of given parameters, whatever the box holds."""
+"""Queries that show every part of given parameters, whatever the oracle holds."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 
 from keyhole.arrays import Floats, to_numpy
-from keyhole.families import MultiHead, OneLayer, SingleHead
+from keyhole.families import Family, SingleHead
 from keyhole.gauge.heads import into_logits
 from keyhole.queries import Plan, Signature, sequences
 
 # Lengths of sequences, in the order in which they are used: three tokens tell everything that longer ones do.
 LENGTHS = (3, 2, 5, 3, 8, 2, 1)
-# Logits of the head a question is made for, or the norm over that of the kinks of a net.
+# Logits of the head a query is made for, or the norm over that of the kinks of a net.
 LOGITS = (0.5, 2.0, 1.0, 5.0)
 KINKS = (1.0, 3.0, 30.0)
-# Every so many questions the norm is drawn from a range that the parameters have no part in.
+# Every so many queries the norm is drawn from a range that the parameters have no part in.
 INDEPENDENT = 5
 NORMS = (0.1, 10.0)
-# Behind noise every other question has tokens of strong and opposite values, so that attention shows.
+# Behind noise every other query has tokens of strong and opposite values, so that attention shows.
 LOUD_EVERY = 2
 # A gate leaves other heads this much less weight than the one it is for, as a logit; float32 has no use for more.
 SHUT, SHUT_SHORT = 24.0, 12.0
@@ -27,11 +25,11 @@ AJAR = 1.0
 # A gate's short token is this much shorter than its long one, so that only the long one's value shows.
 SHORTER = 1e-2
 # A gate whose logits miss their targets by more than this is none.
-GATE_SLACK = 0.5
+GATE_TOLERANCE = 0.5
 # A gate that needs a token this many times as long as one head alone would strains the digits of the answer.
-STRAINED = 1e3
+ILL_CONDITIONED = 1e3
 FLOAT32 = 2.0**-23
-# Gates take up to this part of all questions.
+# Gates take up to this part of all queries.
 GATED = 0.5
 # W·g + c is zero, but for rounding, below this part of c.
 VANISHING = 1e-3
@@ -39,45 +37,45 @@ VANISHING = 1e-3
 WAYS = 9
 
 
-def plans_for(params: Any, signature: Signature, rng: np.random.Generator, count: int) -> list[Plan]:
-    """`count` questions, one plan per length."""
-    asked = gates(params, signature, rng, int(GATED * count))
-    asked += [_random(params, signature, rng, number) for number in range(count - len(asked))]
+def plans_for(params: Family, signature: Signature, rng: np.random.Generator, count: int) -> list[Plan]:
+    """`count` queries, one plan per length."""
+    chosen = gates(params, signature, rng, int(GATED * count))
+    chosen += [_random(params, signature, rng, number) for number in range(count - len(chosen))]
     plans = []
-    for length in sorted({tokens.shape[0] for tokens in asked}):
-        batch = np.stack([tokens for tokens in asked if tokens.shape[0] == length])
+    for length in sorted({tokens.shape[0] for tokens in chosen}):
+        batch = np.stack([tokens for tokens in chosen if tokens.shape[0] == length])
         plans.append(sequences("verify", signature.space.asarray(batch)))
     return plans
 
 
-def _random(params: Any, signature: Signature, rng: np.random.Generator, number: int) -> Floats:
+def _random(params: Family, signature: Signature, rng: np.random.Generator, number: int) -> Floats:
     """Random tokens at a norm where one of the heads, each in turn, attends neither to all nor to one."""
-    heads = list(params.heads) if isinstance(params, MultiHead) else [params]
-    visit, place = divmod(number, len(heads))
-    head, turn = heads[place], visit + place  # so that every head meets every kind of question, in turn
-    attends = isinstance(params, SingleHead | MultiHead | OneLayer)
-    sizes = LOGITS if attends else KINKS
+    anatomy = params.anatomy
+    visit, place = divmod(number, max(1, len(anatomy.heads)))
+    turn = visit + place  # so that every head meets every kind of query, in turn
+    head = anatomy.heads[place] if anatomy.heads else None
+    sizes = KINKS if head is None else LOGITS
     lengths = [length for length in LENGTHS if signature.max_length is None or length <= signature.max_length]
-    length = lengths[(number + visit) % len(lengths)] if attends else 1
-    norm = float(head.token_norm(sizes[turn % len(sizes)]))
-    if isinstance(params, OneLayer) and turn % 3 == 0 and hasattr(params.ffn, "token_norm"):
-        norm = max(norm, float(params.ffn.token_norm(KINKS[turn % len(KINKS)])))
+    length = 1 if head is None else lengths[(number + visit) % len(lengths)]
+    norm = float((params if head is None else head).token_norm(sizes[turn % len(sizes)]))
+    if head is not None and anatomy.net is not None and turn % 3 == 0:
+        norm = max(norm, float(anatomy.net.token_norm(KINKS[turn % len(KINKS)])))
     if (number + visit) % INDEPENDENT == INDEPENDENT - 1:
         norm = float(np.exp(rng.uniform(*np.log(NORMS))))
-    own = head.attention if isinstance(head, OneLayer) else head
-    if getattr(own, "score_bias", None) is not None and length > 1 and turn % 2:
-        balanced = _balanced(own, signature, rng, length, sizes[turn // 2 % len(sizes)])
+    if head is not None and head.score_bias is not None and length > 1 and turn % 2:
+        balanced = _balanced(head, signature, rng, length, sizes[turn // 2 % len(sizes)])
         if balanced is not None:
             return balanced
-    if not (np.isfinite(norm) and norm > 0):  # a head without attention: long tokens show any that a box has
+    if not (np.isfinite(norm) and norm > 0):  # a head without attention: long tokens show any that the oracle has
         norm = float(np.exp(rng.uniform(0.0, np.log(signature.space.huge**0.125))))
     norm = min(norm, signature.norm_limit, signature.space.huge**0.25)
     tokens = rng.standard_normal((length, signature.width))
-    if signature.noise.kind != "exact" and hasattr(head, "loudest") and turn % LOUD_EVERY == 0:
+    loud = head is not None and not anatomy.behind and turn % LOUD_EVERY == 0
+    if loud and head is not None and signature.noise.kind != "exact":
         tokens += signature.width**0.5 * rng.choice([-1.0, 1.0], (length, 1)) * to_numpy(head.loudest())
     tokens /= np.linalg.norm(tokens, axis=-1, keepdims=True)
     tokens *= norm * rng.uniform(0.5, 1.0, (length, 1))
-    if hasattr(params, "onto_kinks") and turn % 4 == 3 and signature.max_norm is None:
+    if turn % 4 == 3 and signature.max_norm is None:
         tokens[-1:] = params.onto_kinks(tokens[-1:], rng)
     return tokens
 
@@ -109,15 +107,16 @@ def _balanced(
     return tokens if fits and np.any(last) else None
 
 
-def gates(params: Any, signature: Signature, rng: np.random.Generator, most: int) -> list[Floats]:
-    """Questions that one head alone answers, so that it shows which head is another.
+def gates(params: Family, signature: Signature, rng: np.random.Generator, most: int) -> list[Floats]:
+    """Queries that one head alone answers, so that it shows which head is another.
 
     Of the tokens u + g and g, last g, head h gives the first the logit u·(W_h g + c_h), linear in g. So g is solved
     for: all heads but one turn to g, which is short and shows little of their values.
     """
-    if not isinstance(params, MultiHead) or (signature.max_length or 2) < 2 or len(params.heads) < 2:
+    heads = params.anatomy.heads
+    if (signature.max_length or 2) < 2 or len(heads) < 2:
         return []
-    logits = np.stack([into_logits(head) for head in params.heads])  # (heads, width, width + 1)
+    logits = np.stack([into_logits(head) for head in heads])  # (heads, width, width + 1)
     levels = [AJAR, None] if 2 * len(logits) <= most else [AJAR] if len(logits) <= most else []
     shut = SHUT_SHORT if signature.space.eps >= FLOAT32 else SHUT
     made = [
@@ -142,7 +141,7 @@ def _gate(
     if not np.all(sizes > 0):
         return None
     inverse = np.linalg.pinv(slopes / sizes[:, None])
-    if np.linalg.norm(inverse, 2) > STRAINED:
+    if np.linalg.norm(inverse, 2) > ILL_CONDITIONED:
         return None
     target = np.where(np.arange(len(logits)) == head, level, -shut)
     turning, standing = np.linalg.norm(inverse @ (target / sizes)), np.linalg.norm(inverse @ (shifts / sizes))
@@ -152,9 +151,9 @@ def _gate(
         return None
     short = inverse @ ((target / long - shifts) / sizes)
     reached = long * (slopes @ short + shifts)
-    open_enough = abs(reached[head] - level) <= GATE_SLACK
+    open_enough = abs(reached[head] - level) <= GATE_TOLERANCE
     others = np.delete(reached, head)
-    if not (open_enough and np.all(others <= GATE_SLACK - shut)) or np.linalg.norm(short) > 0.5 * long:
+    if not (open_enough and np.all(others <= GATE_TOLERANCE - shut)) or np.linalg.norm(short) > 0.5 * long:
         return None
     tokens = np.stack([long * way + short, short])
     return tokens if np.max(np.linalg.norm(tokens, axis=1)) <= limit else None

@@ -13,7 +13,7 @@ Conclusion = Literal["same", "different", "inconclusive"]
 
 @dataclass(frozen=True)
 class Difference:
-    """Where a box differs from the parameters, as far as its answers tell."""
+    """Where an oracle differs from the parameters, as far as its answers tell."""
 
     head: int | None  # the number of the head; None where there is one head only, or the part belongs to none
     part: str | None  # score, value, score_bias and so on; None: a head, but which of its parts cannot be said
@@ -27,20 +27,20 @@ class Difference:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a box answers like given parameters.
+    """Whether an oracle answers like given parameters.
 
-    `same` is a statement about the questions asked, and with the stated probabilities about changes of one part of the
-    parameters in a random direction. No finite number of questions excludes a box made to deceive.
+    `same` is a statement about the queries asked, and with the stated probabilities about changes of one part of the
+    parameters in a random direction. No finite number of queries excludes an oracle made to deceive.
     """
 
     conclusion: Conclusion
     message: str  # the particulars: figures, cause, remedy
     queries: int  # sequences asked, journal included
-    new_queries: int = 0  # those that reached the box now
+    new_queries: int = 0  # those that reached the oracle now
     worst_error: float = float("nan")  # largest |prediction − answer|
-    worst_ratio: float = float("nan")  # largest |prediction − answer| over its error bar; different iff above 1
+    worst_ratio: float = float("nan")  # largest |prediction − answer| over its radius; different iff above 1
     tolerance: float | None = None  # relative changes of parts up to this do not count
-    false_alarm: float = 0.0  # probability of `different` for a box that is the same and errs as declared
+    false_alarm: float = 0.0  # probability of `different` for an oracle that is the same and errs as declared
     miss: float = float("nan")  # probability that a change of `resolution` in one part goes unnoticed, at most
     resolution: float = float("nan")  # the smallest relative change of any part that is noticed but for `miss`
     parts: Mapping[str, float] = field(default_factory=dict)  # the same by part
@@ -48,7 +48,7 @@ class Verdict:
 
     @property
     def same(self) -> bool:
-        """Whether the box was found to be the same."""
+        """Whether the oracle was found to be the same."""
         return self.conclusion == "same"
 
     @property

@@ -1,4 +1,4 @@
-"""`keyhole.verify`: ask a box a few questions that parameters have answers to, and compare."""
+"""`keyhole.verify`: ask an oracle a few queries that parameters predict, and compare."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import numpy as np
 
 from keyhole.arrays import Floats, to_numpy
 from keyhole.errors import OracleError, UsageError
-from keyhole.families import MultiHead, OneLayer, ReluNet, Residual, SingleHead
+from keyhole.families import F, Family
+from keyhole.families.base import is_family
 from keyhole.gauge.tolerance import refuse_odd_numbers
 from keyhole.journal import Journal
 from keyhole.methods import Steps, stream
@@ -19,17 +20,23 @@ from keyhole.oracles import Oracle
 from keyhole.progress import Observer
 from keyhole.queries import Measurements, Plan, Signature, sequences
 from keyhole.session import Session, box_of
-from keyhole.verify.judge import MISS, bars_of, explained_by, parts_noticed, scatters
+from keyhole.verify.judge import (
+    MISS,
+    explain,
+    has_scatter,
+    radii_of,
+    resolutions,
+)
 from keyhole.verify.queries import plans_for
-from keyhole.verify.sensitivity import joined, view
+from keyhole.verify.sensitivity import sensitivity_of
 from keyhole.verify.verdict import Verdict
 
 QUERIES = 64
-# Questions kept back to be asked again after an alarm: a box that contradicts itself is not another one.
+# Queries kept back to be asked again after an alarm: an oracle that contradicts itself is not another one.
 REPEATS = 2
-# Answers to the same question that differ by less than this part of their error do not explain it.
+# Answers to the same query that differ by less than this part of their error do not explain it.
 CONTRADICTS = 0.1
-# Fewer questions than this keep none back.
+# Fewer queries than this keep none back.
 FEW = 8
 # A part of which only larger changes than this would be noticed has not been verified.
 COARSEST = 0.3
@@ -43,20 +50,20 @@ FEW_NAMES = 3
 
 def verify(
     oracle: Oracle,
-    params: Any,
+    params: F,
     queries: int = QUERIES,
     seed: int = 0,
     tolerance: float | None = None,
     *,
-    radius: Any = None,
+    radius: F | None = None,
     journal: str | PathLike[str] | None = None,
     observer: Observer | None = None,
 ) -> Verdict:
-    """Find out from `queries` questions at most whether an oracle answers like `params`, and if not, where it differs.
+    """Find out from at most `queries` sequences whether an oracle answers like `params`, and if not, where it differs.
 
     With a `tolerance` every part (the score, value or bias of a head, an array of a net) may differ by this much,
     relatively and in the Frobenius norm; without one, by what rounding in the oracle's dtype explains. A `radius`, the
-    parameters' own error bars such as a recovery's `certificate.radius`, is allowed for besides.
+    parameters' own radii such as a recovery's `certificate.radius`, is allowed for besides.
     """
     _check(oracle, params, queries, seed, tolerance, radius)
     with ExitStack() as stack:
@@ -71,13 +78,13 @@ def verify(
         return replace(found, queries=session.queries, new_queries=session.new_queries, tolerance=tolerance)
 
 
-def _check(oracle: Oracle, params: Any, queries: int, seed: int, tolerance: float | None, radius: Any) -> None:
+def _check(oracle: Oracle, params: F, queries: int, seed: int, tolerance: float | None, radius: F | None) -> None:
     if not isinstance(oracle, Oracle):
         kind = type(oracle).__name__
         raise UsageError(
             f"oracle must be an Oracle, not {kind}: FunctionOracle(function, width=d) makes one of a function"
         )
-    if not isinstance(params, SingleHead | MultiHead | ReluNet | OneLayer | Residual):
+    if not is_family(params) or params.positions != "last":
         raise UsageError(f"params must be parameters such as a SingleHead, not {type(params).__name__}")
     for name, number, least in (("queries", queries, 1), ("seed", seed, 0)):
         if isinstance(number, bool) or not isinstance(number, int | np.integer) or number < least:
@@ -94,36 +101,36 @@ def _check(oracle: Oracle, params: Any, queries: int, seed: int, tolerance: floa
         raise UsageError("verify must be told how answers err: declare the noise, or have `recover` measure it first")
 
 
-def _check_radius(params: Any, radius: Any) -> None:
-    if not isinstance(radius, params.__class__) and not isinstance(params, radius.__class__):
+def _check_radius(params: Family, radius: Family) -> None:
+    if not is_family(radius) or radius.family != params.family:
         raise UsageError(f"radius must be a {type(params).__name__} like the parameters, not {type(radius).__name__}")
     shapes = [{name: np.shape(array) for name, array in each.arrays().items()} for each in (params, radius)]
-    if not shapes[0].items() <= shapes[1].items():  # biases that were found to be none have an error bar too
+    if not shapes[0].items() <= shapes[1].items():  # a bias that is none has a radius too
         raise UsageError("radius must have the shapes of the parameters: it belongs to others, or to an older run")
     if not all(np.all(np.asarray(array) >= 0) for array in radius.arrays().values()):
         raise UsageError("radius holds negative numbers or NaN, which no error bar is")
 
 
 def compare(
-    params: Any,
+    params: F,
     signature: Signature,
     rng: np.random.Generator,
     queries: int,
     tolerance: float,
-    radius: Any = None,
+    radius: F | None = None,
 ) -> Steps[Verdict]:
-    """Ask, compare with predictions, and after an alarm ask the worst questions again."""
+    """Ask, compare with predictions, and after an alarm ask the worst queries again."""
     first = queries - REPEATS if queries >= FEW else queries
-    plans = plans_for(params.attention if isinstance(params, Residual) else params, signature, rng, first)
+    plans = plans_for(params, signature, rng, first)
     outputs = params.outputs or 1
     looked_at = np.sort(rng.permutation(outputs)[:LOOKED_AT])
     with np.errstate(all="ignore"):
-        eps = signature.space.eps
-        seen = joined([view(params, _tokens(plan, signature), eps, looked_at) for plan in plans])
-        limits = bars_of(seen, signature, tolerance)
+        tokens = [_tokens(plan, signature) for plan in plans]
+        seen = sensitivity_of(params, tokens, signature.space.eps, looked_at)
+        limits = radii_of(seen, signature, tolerance)
         if radius is not None:
-            own = np.concatenate([_own_bars(params, radius, _tokens(plan, signature)) for plan in plans])
-            limits = replace(limits, bars=limits.bars + own, known=limits.known + own)
+            own = np.concatenate([_own_radii(params, radius, each) for each in tokens])
+            limits = replace(limits, radii=limits.radii + own, known=limits.known + own)
     answers: list[Measurements] = yield plans
     values = [_at_last(answer, signature) for answer in answers]
     if values[0].shape[1:] != (() if params.outputs is None else (params.outputs,)):
@@ -133,7 +140,7 @@ def compare(
     answered = np.concatenate([each.reshape(each.shape[0], -1) for each in values])
     errors = answered - seen.answers
     with np.errstate(divide="ignore", invalid="ignore"):
-        ratios = np.where(errors == 0, 0.0, np.abs(errors) / limits.bars)
+        ratios = np.where(errors == 0, 0.0, np.abs(errors) / limits.radii)
     figures: dict[str, Any] = {
         "queries": queries,
         "worst_error": float(np.max(np.abs(errors))),
@@ -141,20 +148,20 @@ def compare(
         "false_alarm": limits.false_alarm,
     }
     noise = signature.noise
-    wide = noise.kind == "gaussian" and scatters(errors, limits.known, noise.scale)
+    wide = noise.kind == "gaussian" and has_scatter(errors, limits.known, noise.scale)
     rows = np.ix_(np.arange(len(errors)), looked_at)
-    largest = np.max(limits.bars, axis=1, keepdims=True)  # of a question; a number that is always zero has no bar
-    hidden = 2 * np.maximum(limits.bars, np.where(largest > 0, FINEST * largest, 1.0))
+    largest = np.max(limits.radii, axis=1, keepdims=True)  # of a query; a number that is always zero has none
+    hidden = 2 * np.maximum(limits.radii, np.where(largest > 0, FINEST * largest, 1.0))
     allowed = hidden[rows].ravel()
-    parts, mattering = parts_noticed(seen, allowed, hidden)
+    parts, mattering = resolutions(seen, allowed, hidden)
     figures |= {"miss": MISS, "resolution": max(parts.values(), default=float("nan")), "parts": parts}
-    if not wide and np.max(ratios) <= 1.0:  # not so when a bar is nan
+    if not wide and np.max(ratios) <= 1.0:  # not so when a radius is nan
         return Verdict(*_agreement(parts, mattering, figures, signature), **figures)
-    contradiction = yield from _asked_again(plans, values, errors, limits.bars, signature, queries - first)
+    contradiction = yield from _ask_again(plans, values, errors, limits.radii, signature, queries - first)
     if contradiction:
         return Verdict("inconclusive", contradiction, **figures)
     with np.errstate(all="ignore"):
-        differing = explained_by(seen, errors[rows].ravel(), allowed / 2)
+        differing = explain(seen, errors[rows].ravel(), allowed / 2)
     message = f"answers differ from their predictions by up to {figures['worst_error']:.2g}, {_times(ratios, wide)}"
     where = f"; what differs is {', '.join(map(str, differing))}" if differing else ""
     return Verdict("different", message + where, differing=differing, **figures)
@@ -204,12 +211,12 @@ def _faint(parts: dict[str, float]) -> str:
     return f", except for what hardly shows in any answer: {', '.join(unseen[:FEW_NAMES])}{more}"
 
 
-def _asked_again(
-    plans: list[Plan], values: list[Floats], errors: Floats, bars: Floats, signature: Signature, count: int
+def _ask_again(
+    plans: list[Plan], values: list[Floats], errors: Floats, radii: Floats, signature: Signature, count: int
 ) -> Steps[str | None]:
-    """Ask the worst questions again: what to say of a box that contradicts itself by as much as it was wrong."""
+    """Ask the worst queries again: what to say of an oracle that contradicts itself by as much as it was wrong."""
     with np.errstate(divide="ignore", invalid="ignore"):
-        worst = np.argsort(-np.max(np.abs(errors) / bars, axis=1), kind="stable")[:count]
+        worst = np.argsort(-np.max(np.abs(errors) / radii, axis=1), kind="stable")[:count]
     if not worst.size:
         return None
     starts = np.cumsum([0] + [plan.count for plan in plans])
@@ -218,12 +225,12 @@ def _asked_again(
         sequences("asked again", plans[place].tokens(one, one + 1, signature.space, signature.width))
         for place, one in zip(places, worst - starts[places], strict=True)
     ]
-    # As repeats of questions of their own, so that a journal does not answer with what it knows.
+    # As repeats of queries of their own, so that a journal does not answer with what it knows.
     answers: list[Measurements] = yield [replace(plan, first_repeat=1) for plan in again]
     answered = np.concatenate([each.reshape(each.shape[0], -1) for each in values])
     for number, answer in zip(worst, answers, strict=True):
         apart = np.abs(_at_last(answer, signature).ravel() - answered[number])
-        if np.any(apart > np.maximum(2 * bars[number], CONTRADICTS * np.abs(errors[number]))):
+        if np.any(apart > np.maximum(2 * radii[number], CONTRADICTS * np.abs(errors[number]))):
             return (
                 f"the box contradicts itself: the same question was answered {np.max(apart):.2g} apart; declare its "
                 "noise, or switch off dropout and sampling in it"
@@ -237,10 +244,10 @@ def _tokens(plan: Plan, signature: Signature) -> Floats:
     return np.asarray(to_numpy(tokens), dtype=np.float64)
 
 
-def _own_bars(params: Any, radius: Any, tokens: Floats) -> Floats:  # -> (count, outputs)
+def _own_radii(params: F, radius: F, tokens: Floats) -> Floats:  # -> (count, outputs)
     """How far predictions may be off because the parameters are."""
-    bars = np.asarray(to_numpy(params.error_bar(radius, tokens, 0.0)), dtype=np.float64)
-    return bars.reshape(tokens.shape[0], -1)
+    radii = np.asarray(to_numpy(params.error_bar(radius, tokens, 0.0)), dtype=np.float64)
+    return radii.reshape(tokens.shape[0], -1)
 
 
 def _at_last(answers: Measurements, signature: Signature) -> Floats:

@@ -15,9 +15,10 @@ import keyhole as kh
 from keyhole.arrays import Array, numpy_space, to_numpy
 from keyhole.cli import main
 from keyhole.errors import UsageError
+from keyhole.families.activations import ACTIVATIONS
 from keyhole.families.files import load_arrays
 from keyhole.families.one_layer import OneLayer
-from keyhole.families.relu_net import ACTIVATIONS, ReluNet
+from keyhole.families.relu_net import ReluNet
 from keyhole.gauge.compare import distance
 from keyhole.methods import METHODS
 from keyhole.methods.base import Estimate, Steps

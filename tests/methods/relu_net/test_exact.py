@@ -13,8 +13,9 @@ import pytest
 import keyhole as kh
 from keyhole.arrays import Space, to_numpy
 from keyhole.errors import UsageError
-from keyhole.families.load import load
-from keyhole.families.relu_net import ACTIVATIONS, ReluNet, activate, activate_slope
+from keyhole.families import load
+from keyhole.families.activations import ACTIVATIONS, activate, activate_slope
+from keyhole.families.relu_net import ReluNet
 from keyhole.gauge.compare import distance
 from keyhole.methods import Unrecoverable
 from keyhole.methods.certificate import certify

@@ -8,7 +8,7 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from keyhole.arrays import Floats, Integers
-from keyhole.families.relu_net import activate
+from keyhole.families.activations import activate
 
 # Where the fit of a bend begins: the best of these places in the interval and sharpnesses over it.
 BEND_PLACES, BEND_SHARPNESS, BEND_STARTS = np.linspace(-0.9, 0.9, 13), 2.0 ** np.arange(-1, 8), 2

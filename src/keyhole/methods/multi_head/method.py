@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from keyhole.families.multi_head import MultiHead
 from keyhole.methods.base import Estimate, Method, Steps, Unrecoverable, last_only
 from keyhole.methods.forms.value import read_value, refuse_single_tokens
 from keyhole.methods.multi_head.scalar.method import read_scalar_heads
@@ -12,7 +13,7 @@ from keyhole.methods.multi_head.vector.probe import HeadsHidden
 from keyhole.queries import Signature
 
 
-def multi_head(signature: Signature, rng: np.random.Generator) -> Steps[Estimate]:
+def multi_head(signature: Signature, rng: np.random.Generator) -> Steps[Estimate[MultiHead]]:
     """Number, scores, values and biases of heads whose answers are added up.
 
     They are determined by sequences of three tokens, up to their order, if heads of equal scores count as one. With at

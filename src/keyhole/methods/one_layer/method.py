@@ -12,7 +12,8 @@ import numpy as np
 from keyhole.arrays import Array, namespace
 from keyhole.errors import KeyholeError, UsageError
 from keyhole.families import SingleHead
-from keyhole.families.one_layer import UNKNOWN_ARITHMETIC, OneLayer
+from keyhole.families.one_layer import UNKNOWN_ARITHMETIC, OneLayer, as_net
+from keyhole.families.opaque_net import OpaqueNet
 from keyhole.families.relu_net import ReluNet
 from keyhole.methods.base import Estimate, Method, Steps, Unrecoverable, last_only
 from keyhole.methods.forms.reader import FormReader, ScoreBias
@@ -47,6 +48,8 @@ ASSUMPTIONS = (
 # (batch,) or (batch, outputs), and have error_bar(radius, tokens, rounding) like every family, the radius being the
 # estimate's own.
 FfnLearner = Callable[[Signature, np.random.Generator], Steps[Estimate]]
+# What it has learned, as a family.
+Learned = ReluNet | OpaqueNet
 
 # Tokens that tell whether something passes attention by, of norms so many times that of a typical kink.
 RESIDUAL_NORMS = (1.0, 4.0, 64.0)
@@ -92,7 +95,7 @@ def one_layer(
     *,
     residual: bool | None = None,
     ffn_learner: FfnLearner | None = None,
-) -> Steps[Estimate]:
+) -> Steps[Estimate[OneLayer]]:
     """All that can be told of f(X) = FFN(attn(X)), or FFN(x_N + attn(X)_N), attn one softmax head.
 
     *Provably Learning Attention with Queries* (arXiv 2601.16873) reduces this to any learner of feed-forward nets: one
@@ -114,7 +117,7 @@ def one_layer(
     # Checks far out are made below, of whatever net comes back.
     learn = ffn_learner or partial(relu_net, far_checks=False)
     try:
-        learned: Estimate = yield from learn(signature, rng)
+        learned = _as_nets((yield from learn(signature, rng)), signature.width)
     except Unrecoverable as error:
         if ffn_learner is not None or answers_exactly(signature) or error.outcome is not Outcome.WRONG_FAMILY:
             raise
@@ -135,6 +138,11 @@ def one_layer(
     except KeyholeError as error:
         error.partial = _unfinished(signature, learned, draft)
         raise
+
+
+def _as_nets(learned: Estimate, width: int) -> Estimate[Learned]:
+    """The estimate of a learner, its params and radius as families."""
+    return replace(learned, params=as_net(learned.params, width), radius=as_net(learned.radius, width))  # type: ignore
 
 
 def _check_net(signature: Signature, rng: np.random.Generator, net: Net) -> Steps[None]:
@@ -169,7 +177,7 @@ def _differ(signature: Signature, net: Net, tokens: Array, answers: Measurements
     return bool(xp.any(xp.linalg.vector_norm(values - expected, axis=1) > bar))
 
 
-def _otherwise(steps: Steps[Estimate], failure: Unrecoverable) -> Steps[Estimate]:
+def _otherwise(steps: Steps[Estimate[OneLayer]], failure: Unrecoverable) -> Steps[Estimate[OneLayer]]:
     """A second way to go; where it fails too, the first one says why, unless it saw nothing and the second did."""
     try:
         return (yield from steps)
@@ -179,21 +187,22 @@ def _otherwise(steps: Steps[Estimate], failure: Unrecoverable) -> Steps[Estimate
         raise failure from None
 
 
-def _may_be_biased(signature: Signature, learned: Estimate) -> bool:
+def _may_be_biased(signature: Signature, learned: Estimate[Learned]) -> bool:
     """Whether a score bias could be read: in linear cells, from tokens of any length."""
-    return isinstance(learned.params, ReluNet) and signature.max_norm is None
+    return learned.params.anatomy.net is not None and signature.max_norm is None
 
 
-def _has_score_bias(signature: Signature, rng: np.random.Generator, learned: Estimate) -> Steps[bool]:
+def _has_score_bias(signature: Signature, rng: np.random.Generator, learned: Estimate[Learned]) -> Steps[bool]:
     """Whether a score bias shows, where it can be read."""
-    if not _may_be_biased(signature, learned):
+    net = learned.params.anatomy.net
+    if net is None or not _may_be_biased(signature, learned):
         return False
-    return (yield from score_bias_shows(signature, rng, learned.params))
+    return (yield from score_bias_shows(signature, rng, net))
 
 
 def _without_score_bias(
-    signature: Signature, rng: np.random.Generator, learned: Estimate, residual: bool | None, draft: Draft
-) -> Steps[Estimate]:
+    signature: Signature, rng: np.random.Generator, learned: Estimate[Learned], residual: bool | None, draft: Draft
+) -> Steps[Estimate[OneLayer]]:
     if residual is None:
         residual = yield from _has_residual(signature, rng, Net(learned.params, learned.radius))
     read = _past_residual if residual else _through_net
@@ -201,10 +210,12 @@ def _without_score_bias(
 
 
 def _beside_score_bias(
-    signature: Signature, rng: np.random.Generator, learned: Estimate, residual: bool | None
-) -> Steps[Estimate]:
+    signature: Signature, rng: np.random.Generator, learned: Estimate[Learned], residual: bool | None
+) -> Steps[Estimate[OneLayer]]:
     """Everything, from short tokens in linear cells of the net."""
-    found = yield from read_beside_score_bias(signature, rng, learned.params)
+    net = learned.params.anatomy.net
+    assert net is not None  # a bias is looked for behind nets of neurons only
+    found = yield from read_beside_score_bias(signature, rng, net)
     residual = found.residual if residual is None else residual
     if residual:
         return (yield from _behind_residual(signature, rng, learned, found.score, found.bias))
@@ -228,19 +239,23 @@ def _has_residual(signature: Signature, rng: np.random.Generator, net: Net) -> S
 
 def _typical_norm(signature: Signature, net: Net) -> float:
     """A length of tokens at which the net bends, where it says so."""
-    norm = net.params.token_norm(1.0) if hasattr(net.params, "token_norm") else 1.0
+    norm = net.params.token_norm(1.0)
     norm = norm if np.isfinite(norm) and norm > 0 else 1.0
     return float(min(norm, signature.norm_limit))
 
 
-def _through_net(signature: Signature, rng: np.random.Generator, learned: Estimate, draft: Draft) -> Steps[Estimate]:
+def _through_net(
+    signature: Signature, rng: np.random.Generator, learned: Estimate[Learned], draft: Draft
+) -> Steps[Estimate[OneLayer]]:
     """The score matrix where nothing passes attention by."""
     reader = _reader(signature, rng, Net(learned.params, learned.radius))
     score = yield from _score(reader, rng, draft)
     return _in_front_of_net(signature, learned, score, None)
 
 
-def _in_front_of_net(signature: Signature, learned: Estimate, score: Score, bias: ScoreBias | None) -> Estimate:
+def _in_front_of_net(
+    signature: Signature, learned: Estimate[Learned], score: Score, bias: ScoreBias | None
+) -> Estimate[OneLayer]:
     """The layer without residual: its net has the value matrix inside."""
     space, width = signature.space, signature.width
     head = SingleHead(score.matrix, space.eye(width), bias.vector if bias else None)
@@ -253,8 +268,8 @@ def _in_front_of_net(signature: Signature, learned: Estimate, score: Score, bias
 
 def _reader(signature: Signature, rng: np.random.Generator, net: Net) -> FormReader:
     """How to read forms behind this net: far out where it grows evenly, else through its inverse."""
-    space, params = signature.space, net.params
-    if isinstance(params, ReluNet) and signature.max_norm is None:
+    space, params = signature.space, net.params.anatomy.net
+    if params is not None and signature.max_norm is None:
         growth = Growth.of(space, params)
         if growth.gain > 0:
             odd = odd_growth_of_net(space, params, growth)
@@ -294,13 +309,15 @@ def _score(reader: FormReader, rng: np.random.Generator, draft: Draft) -> Steps[
     return score
 
 
-def _past_residual(signature: Signature, rng: np.random.Generator, learned: Estimate, draft: Draft) -> Steps[Estimate]:
+def _past_residual(
+    signature: Signature, rng: np.random.Generator, learned: Estimate[Learned], draft: Draft
+) -> Steps[Estimate[OneLayer]]:
     """The score matrix, and what neurons see of attention, where the last token passes it by."""
-    net, space = learned.params, signature.space
-    if not isinstance(net, ReluNet):
+    net, space = learned.params.anatomy.net, signature.space
+    if net is None:
         raise UsageError(
-            f"behind a residual the net must be a ReluNet, not a {type(net).__name__}: what attention adds to it is "
-            "told apart neuron by neuron"
+            "behind a residual the net must be a ReluNet, not one that is known as a function only: what attention "
+            "adds to it is told apart neuron by neuron"
         )
     if signature.max_norm is not None:
         raise Unrecoverable(Outcome.TOO_NOISY, "behind a residual attention is read with long tokens: lift max_norm")
@@ -321,33 +338,36 @@ def _past_residual(signature: Signature, rng: np.random.Generator, learned: Esti
 
 
 def _behind_residual(
-    signature: Signature, rng: np.random.Generator, learned: Estimate, score: Score, bias: ScoreBias | None
-) -> Steps[Estimate]:
+    signature: Signature, rng: np.random.Generator, learned: Estimate[Learned], score: Score, bias: ScoreBias | None
+) -> Steps[Estimate[OneLayer]]:
     """The net and the value matrix, once attention is known."""
-    net = learned.params
-    behind = yield from read_behind_residual(signature, rng, net, learned.radius, score, bias)
+    net, radius = learned.params.anatomy.net, learned.radius.anatomy.net
+    assert net is not None
+    assert radius is not None
+    behind = yield from read_behind_residual(signature, rng, net, radius, score, bias)
     more = -(-net.neurons * signature.width // (net.outputs or 1))
     details = {"residual": True, **behind.details, **_found(learned, score, bias)}
     return _estimate(behind.params, behind.radius, learned, score, bias, more, details)
 
 
-def _found(learned: Estimate, score: Score, bias: ScoreBias | None) -> dict[str, Any]:
+def _found(learned: Estimate[Learned], score: Score, bias: ScoreBias | None) -> dict[str, Any]:
     """What was found out, by the learner of the net too; and the size of the net where it is one of neurons."""
-    own = {"neurons": learned.params.neurons} if isinstance(learned.params, ReluNet) else {}
+    net = learned.params.anatomy.net
+    own = {} if net is None else {"neurons": net.neurons}
     return {"rank": score.rank, "score_bias": bias is not None, **learned.details, **own}
 
 
 def _estimate(
     params: OneLayer,
     radius: OneLayer,
-    learned: Estimate,
+    learned: Estimate[Learned],
     score: Score,
     bias: ScoreBias | None,
     more: int,
     details: dict[str, Any],
-) -> Estimate:
+) -> Estimate[OneLayer]:
     """Parameters and radii, with the fewest queries that could tell so many numbers."""
-    outputs = getattr(learned.params, "outputs", None) or 1
+    outputs = learned.params.outputs or 1
     forms = score.rank * (2 * params.width - score.rank) + (params.width if bias else 0)
     return Estimate(
         params=params,
@@ -358,7 +378,7 @@ def _estimate(
     )
 
 
-def _unfinished(signature: Signature, learned: Estimate, draft: Draft) -> OneLayer:
+def _unfinished(signature: Signature, learned: Estimate[Learned], draft: Draft) -> OneLayer:
     """What is known when a run ends early: the net, and the score as far as it was read."""
     space, width = signature.space, signature.width
     score = draft.matrix()

@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
 
 import numpy as np
 
 from keyhole.arrays import Array, Space
 from keyhole.families.one_layer import UNKNOWN_ARITHMETIC
+from keyhole.families.opaque_net import OpaqueNet
+from keyhole.families.relu_net import ReluNet
 from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.forms.reader import CLEAR_ENOUGH, FormReader, Forms, Probe
 from keyhole.methods.forms.value import Value
@@ -39,8 +40,8 @@ SATURATED = 1 / 400
 class Net:
     """A net that was learned, as one function of single tokens to single numbers or several."""
 
-    params: Any  # called with (n, 1, width)
-    radius: Any  # what its error_bar takes
+    params: ReluNet | OpaqueNet  # called with (n, 1, width)
+    radius: ReluNet | OpaqueNet  # what its error_bar takes
 
     def __call__(self, x: Array) -> Array:  # (n, width) -> (n, outputs)
         """Answer single tokens."""
@@ -49,7 +50,7 @@ class Net:
 
     def bar(self, x: Array, rounding: float) -> Array:  # (n, width) -> (n, outputs)
         """Error bar of the answers."""
-        bar = self.params.error_bar(self.radius, x[:, None, :], rounding)
+        bar = self.params.error_bar(self.radius, x[:, None, :], rounding)  # type: ignore[arg-type]
         return bar if bar.ndim == 2 else bar[:, None]
 
 

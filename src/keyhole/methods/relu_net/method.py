@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from keyhole.errors import UsageError
-from keyhole.families.relu_net import ACTIVATIONS
+from keyhole.families.activations import ACTIVATIONS
+from keyhole.families.relu_net import ReluNet
 from keyhole.methods.base import Estimate, Method, Steps, Unrecoverable, at_last_position
 from keyhole.methods.relu_net.exact.method import relu_net
 from keyhole.methods.relu_net.exact.queries import answers_exactly
@@ -28,7 +29,7 @@ def net(
     skip: bool | None = None,
     target_error: float | None = None,
     neurons: int | None = None,
-) -> Steps[Estimate]:
+) -> Steps[Estimate[ReluNet]]:
     """A net of one hidden layer from queries of single tokens; how it is asked depends on what answers are worth."""
     options: dict[str, Any] = {"skip": skip}
     exact = answers_exactly(signature)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from keyhole.errors import UsageError
+from keyhole.families.single_head import SingleHead
 from keyhole.methods.base import BiasDetected, Estimate, Method, Steps, Unrecoverable, at_last_position
 from keyhole.methods.robust.bounded.method import bounded
 from keyhole.methods.robust.gaussian.method import gaussian
@@ -35,7 +36,7 @@ def robust(
     copies: int | None = None,
     bits: str | None = None,
     cover_biases: bool = False,
-) -> Steps[Estimate]:
+) -> Steps[Estimate[SingleHead]]:
     """Score and value from answers that err, as accurate as the errors and the queries allow.
 
     *Provably Learning Attention with Queries* (arXiv 2601.16873) learns ε-accurate parameters from answers within an
@@ -71,7 +72,9 @@ def robust(
     return (yield from gaussian(signature.as_coarse(), rng, rank=rank, **sequences, **limits))
 
 
-def _quantised(signature: Signature, rng: np.random.Generator, limits: dict[str, Any]) -> Steps[Estimate] | None:
+def _quantised(
+    signature: Signature, rng: np.random.Generator, limits: dict[str, Any]
+) -> Steps[Estimate[SingleHead]] | None:
     """The method for answers on a grid, where there is one: rounding to decimals vanishes beside long tokens."""
     if (signature.max_length or math.inf) < SHORTEST:
         return None

@@ -42,7 +42,7 @@ BIAS_ROWS, BIAS_NORM = 3, 2.0**360
 FLOAT64 = 2.0**-52
 
 
-def bit_exact(signature: Signature, rng: np.random.Generator, *, dtype: str) -> Steps[Estimate]:
+def bit_exact(signature: Signature, rng: np.random.Generator, *, dtype: str) -> Steps[Estimate[SingleHead]]:
     """Score matrix and value of a head whose weights are float32, bfloat16 or float16 numbers, bit by bit.
 
     An entry is proven where exactly one number of the dtype lies in its interval; a zero, where the interval holds no

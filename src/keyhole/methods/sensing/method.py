@@ -67,7 +67,7 @@ def sensing(
     rank: int | None = None,
     solver: str = "factored",
     measurements: int | None = None,
-) -> Steps[Estimate]:
+) -> Steps[Estimate[SingleHead]]:
     """Score matrix of rank r and value vector of f(X) = Σ softmax(X·W·x_N)_i (x_i·v), by low-rank sensing.
 
     The randomised, non-adaptive route of *Provably Learning Attention with Queries* (arXiv 2601.16873), low-rank
@@ -242,7 +242,9 @@ def _zero(readings: Readings, batches: int) -> Sensed:
     return Sensed(nothing, nothing + 4 * width * most, 0, 0.0, readings.count, batches)
 
 
-def _estimate(signature: Signature, request: Request, value: Value, bias: ScoreBias, sensed: Sensed) -> Estimate:
+def _estimate(
+    signature: Signature, request: Request, value: Value, bias: ScoreBias, sensed: Sensed
+) -> Estimate[SingleHead]:
     space, width, rank = signature.space, signature.width, sensed.rank
     biased = bool(space.xp.any(bias.vector != 0))
     score = space.asarray(sensed.matrix)

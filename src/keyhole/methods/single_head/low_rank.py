@@ -21,7 +21,7 @@ SHARP_DROP = 1e-2
 
 
 @at_last_position
-def low_rank(signature: Signature, rng: np.random.Generator, *, tolerance: float = 0.0) -> Steps[Estimate]:
+def low_rank(signature: Signature, rng: np.random.Generator, *, tolerance: float = 0.0) -> Steps[Estimate[SingleHead]]:
     """The same head as `single-head` reads, always by directions, so that the rank is found whatever the outputs.
 
     *Provably Learning Attention with Queries* (arXiv 2601.16873) learns a score of rank r from O(rd) random queries;

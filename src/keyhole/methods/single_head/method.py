@@ -27,7 +27,9 @@ ASSUMPTIONS = (
 )
 
 
-def single_head(signature: Signature, rng: np.random.Generator, *, entrywise: bool = False) -> Steps[Estimate]:
+def single_head(
+    signature: Signature, rng: np.random.Generator, *, entrywise: bool = False
+) -> Steps[Estimate[SingleHead]]:
     """Score matrix, value and biases of f(X) = Σ_i softmax_i(x_iᵀ·W·x_N + x_iᵀ·c) · x_iᵀ·V + b.
 
     Theorem 4.1 of *Provably Learning Attention with Queries* (arXiv 2601.16873): W and v are determined
@@ -60,7 +62,7 @@ def single_head(signature: Signature, rng: np.random.Generator, *, entrywise: bo
     return estimated(signature, value, bias, score, details)
 
 
-def _observe_all(signature: Signature, rng: np.random.Generator, entrywise: bool) -> Steps[Estimate]:
+def _observe_all(signature: Signature, rng: np.random.Generator, entrywise: bool) -> Steps[Estimate[SingleHead]]:
     """Read every position where that works, else the last one only."""
     observed = None if entrywise else (yield from read_positions(signature, rng))
     if observed is None:
@@ -134,7 +136,7 @@ def read_logits(
 
 def estimated(
     signature: Signature, value: Value, bias: ScoreBias | None, score: Score, details: dict[str, Any]
-) -> Estimate:
+) -> Estimate[SingleHead]:
     """Parameters and radii, without the biases that did not show."""
     width, rank = signature.width, score.rank
     per_query = details.get("output_rank", 1)

@@ -8,7 +8,7 @@ import numpy as np
 
 from keyhole.arrays import Floats, floats
 from keyhole.errors import UsageError
-from keyhole.families import SingleHead
+from keyhole.families import Family, SingleHead
 from keyhole.recovery import Recovery
 from keyhole.report.html.canvas import FAINT, FOUND, INK, TRUE, canvas, power, powers_of_ten, through_zero, tidy, to_png
 
@@ -18,12 +18,12 @@ WIDE: Any = [["found", "spectrum", "heldout"]]
 FAR_APART = 100.0
 
 
-def draw(result: Recovery, truth: SingleHead | None = None, distance: float | None = None) -> bytes:
+def draw(result: Recovery, truth: Family | None = None, distance: float | None = None) -> bytes:
     """The picture as PNG. ImportError when matplotlib is missing: `canvas.INSTALL` says how to get it."""
-    if not isinstance(result.params, SingleHead):
+    if not can_draw(result.params):
         raise UsageError(f"can draw a recovered single head, not {type(result.params).__name__}")
-    found = _matrix(result.params)
-    true = None if truth is None else _matrix(truth)
+    found, true = _matrix(result.params), _matrix(truth)
+    assert found is not None
     panels, size = (WIDE, (15.6, 5.4)) if true is None else (SQUARE, (10.6, 9.8))
     with canvas(*size) as figure:
         figure.set_layout_engine("constrained", w_pad=0.13, h_pad=0.13, wspace=0.03, hspace=0.03)
@@ -35,8 +35,13 @@ def draw(result: Recovery, truth: SingleHead | None = None, distance: float | No
         return to_png(figure)
 
 
-def _matrix(head: SingleHead) -> Floats:
-    return floats(head.score)
+def can_draw(params: Family | None) -> bool:
+    """Whether parameters are one head, which is what this picture is of."""
+    return params is not None and params.family == SingleHead.family
+
+
+def _matrix(params: Family | None) -> Floats | None:
+    return None if params is None else floats(params.anatomy.heads[0].score)
 
 
 def _headline(result: Recovery) -> str:
@@ -45,7 +50,7 @@ def _headline(result: Recovery) -> str:
     cost = f"{stats.queries:,} queries"
     if stats.counting_bound:
         cost += f", {stats.ratio:.3f} × the fewest possible"
-    return f"One attention head of width {result.params.width}, {verdict}: {cost}"
+    return f"{result.params.anatomy.title if result.params else 'Nothing'}, {verdict}: {cost}"
 
 
 def _heat_maps(figure: Any, axes: Any, found: Floats, true: Floats | None, distance: float | None) -> None:

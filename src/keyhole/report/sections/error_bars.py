@@ -1,49 +1,51 @@
-"""The section about error bars, beside actual errors where the truth is known."""
+"""The section about radii of entries, beside actual errors where the truth is known."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import numpy as np
 
 from keyhole.arrays import Floats, floats
-from keyhole.families import AttentionLayer, OneLayer, SingleHead
+from keyhole.families import Family
+from keyhole.gauge import aligned
 from keyhole.report.html.canvas import short
 from keyhole.report.html.charts import LEAST, Histogram, clean, largest, within
 from keyhole.report.html.content import Section, Table
-from keyhole.report.sections.parameters import heads_of, matched
 
 
-def error_section(params: Any, radius: Any, errors: Any, truth: Any, proven: bool) -> Section | None:
+def error_section(
+    params: Family | None, radius: Family | None, errors: Family | None, truth: Family | None, proven: bool
+) -> Section | None:
     """How sure every entry is, and how wrong it is where the truth is known."""
     if params is None or radius is None:
         return None
-    bars = {name: floats(array) for name, array in radius.arrays().items()}
+    radii = {name: floats(array) for name, array in radius.arrays().items()}
     standard = {} if errors is None else {name: floats(array) for name, array in errors.arrays().items()}
     values = {name: floats(array) for name, array in params.arrays().items()}
-    actual = _actual(params, truth)
+    true = {} if truth is None else aligned(params, truth)
+    actual = {name: clean(values[name]) - clean(array) for name, array in true.items() if name in values}
     rows = tuple(
         (
             name.replace("_", " "),
-            "\u00a0×\u00a0".join(map(str, bar.shape)) or "1",
+            "\u00a0×\u00a0".join(map(str, own.shape)) or "1",
             short(largest(clean(values[name]))) if name in values else "0",
-            short(largest(bar)),
+            short(largest(own)),
             *([short(largest(standard[name])) if name in standard else ""] if standard else []),
             *([short(largest(actual[name])) if name in actual else ""] if actual else []),
         )
-        for name, bar in bars.items()
+        for name, own in radii.items()
     )
     columns: tuple[str, ...] = ("part", "entries", "largest entry", "largest error bar")
     columns += ("largest standard error",) * bool(standard) + ("largest error, from the truth",) * bool(actual)
     said = "Every entry has an error bar of its own, carried from the answers to the result."
     if not proven:
         said += " The outcome is not certified, so these bars are not proven."
-    return Section("Error bars", (said,), table=Table(columns, rows), charts=tuple(_bar_chart(bars, actual)))
+    return Section("Error bars", (said,), table=Table(columns, rows), charts=tuple(_histogram(radii, actual)))
 
 
-def _bar_chart(bars: Mapping[str, Floats], actual: Mapping[str, Floats]) -> Iterator[Histogram]:
-    sizes = np.concatenate([bar.ravel() for bar in bars.values()])
+def _histogram(radii: Mapping[str, Floats], actual: Mapping[str, Floats]) -> Iterator[Histogram]:
+    sizes = np.concatenate([each.ravel() for each in radii.values()])
     sizes = sizes[within(sizes) & (sizes >= LEAST)]
     if not sizes.size:
         return
@@ -59,31 +61,3 @@ def _bar_chart(bars: Mapping[str, Floats], actual: Mapping[str, Floats]) -> Iter
         if wrong.size:
             groups.append(("actual errors", wrong))
     yield Histogram("error-bars", "Error bars of all entries", words, tuple(groups), "size")
-
-
-def _actual(params: Any, truth: Any) -> dict[str, Floats]:
-    """Entrywise errors, where entries of parameters and truth correspond; of nets they do not."""
-    if truth is None or type(truth) is not type(params):
-        return {}
-    if isinstance(params, OneLayer):
-        if params.width != truth.width:
-            return {}
-        return {"attention.score": clean(params.attention.score) - clean(truth.attention.score)}
-    if isinstance(params, SingleHead):
-        pairs = [("", params, truth)]
-    else:
-        order = matched(heads_of(params), heads_of(truth)) or ()
-        pairs = [(f"heads.{n}.", a, b) for n, (a, b) in enumerate(zip(heads_of(params), order, strict=False))]
-    found = {
-        f"{prefix}{name}": clean(array) - clean(other)
-        for prefix, own, true in pairs
-        for name, array in own.arrays().items()
-        if (other := true.arrays().get(name)) is not None and other.shape == array.shape
-    }
-    if isinstance(params, AttentionLayer) and found:  # whose heads lie in one array each
-        parts = {"scores": "score", "projections": "value"}
-        return {
-            name: np.stack([found[f"heads.{number}.{part}"] for number in range(params.heads)])
-            for name, part in parts.items()
-        }
-    return found

@@ -81,7 +81,7 @@ def _cells(audit: Audit) -> Table:
 
 
 def report_of_verdict(saved: SavedVerdict) -> Report:
-    """Whether a box is the one that parameters describe."""
+    """Whether an oracle is the one that parameters describe."""
     verdict = saved.verdict
     titles = {
         "same": "The box answers like the parameters",
@@ -133,7 +133,7 @@ def _noticed(saved: SavedVerdict) -> Iterator[Section]:
 
 
 def report_of_diagnosis(saved: SavedDiagnosis) -> Report:
-    """What kind of box it is, and why."""
+    """What kind of oracle it is, and why."""
     found = saved.diagnosis
     said = (
         "No method here recovers such a box."

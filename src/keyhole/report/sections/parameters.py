@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from scipy.optimize import linear_sum_assignment
 
 from keyhole.arrays import Floats, floats
-from keyhole.families import AttentionLayer, MultiHead, OneLayer, ReluNet, SingleHead
+from keyhole.families import Anatomy, Family, SingleHead
+from keyhole.gauge.table import matched
 from keyhole.gauge.tolerance import relative
 from keyhole.report.html.canvas import short
 from keyhole.report.html.charts import PANEL_PIXELS, Bars, Chart, Mark, Plot, Series, clean, heat_map, largest, limit_of
@@ -20,31 +20,26 @@ from keyhole.report.sections.nets import net_section
 ROUNDING = 1e-12
 
 
-def sections_of(params: Any, radius: Any, truth: Any, rank: int | None) -> Iterator[Section]:
-    """What there is to see of parameters."""
-    if isinstance(params, SingleHead):
-        yield _one_head(params, truth if isinstance(truth, SingleHead) else None, rank)
-    elif isinstance(params, MultiHead | AttentionLayer):
-        if heads := heads_of(params):
-            yield many_heads(heads, heads_of(radius), heads_of(truth))
-    elif isinstance(params, ReluNet):
-        yield net_section(params, truth if isinstance(truth, ReluNet) else None)
-    elif isinstance(params, OneLayer):
-        known = truth if isinstance(truth, OneLayer) else None
-        yield _one_head(params.attention, None if known is None else known.attention, rank, only_score=True)
-        if isinstance(params.ffn, ReluNet):
-            yield net_section(params.ffn, None, behind=True)
+def sections_of(
+    params: Family | None, radius: Family | None, truth: Family | None, rank: int | None
+) -> Iterator[Section]:
+    """What there is to see of parameters: their heads, and the net behind or instead of them."""
+    if params is None:
+        return
+    anatomy = params.anatomy
+    known = truth.anatomy if truth is not None and truth.family == params.family else Anatomy("")
+    if anatomy.numbered:
+        if anatomy.heads:
+            yield many_heads(anatomy.heads, heads_of(radius), known.heads)
+    elif anatomy.heads:
+        yield _one_head(anatomy.heads[0], known.heads[0] if known.heads else None, rank, only_score=anatomy.behind)
+    if anatomy.net is not None:
+        yield net_section(anatomy.net, None if anatomy.behind else known.net, behind=anatomy.behind)
 
 
-def heads_of(params: Any) -> tuple[SingleHead, ...]:
+def heads_of(params: Family | None) -> tuple[SingleHead, ...]:
     """The heads of any parameters that have some."""
-    if isinstance(params, AttentionLayer):
-        # As they are written: a head read at the last position has the transpose of such a score matrix.
-        pairs = zip(floats(params.scores), floats(params.projections), strict=True)
-        return tuple(SingleHead(score, value) for score, value in pairs)
-    if isinstance(params, MultiHead):
-        return tuple(params.heads)
-    return (params,) if isinstance(params, SingleHead) else ()
+    return () if params is None else params.anatomy.heads
 
 
 # --- one head ---------------------------------------------------------------------------------------------------
@@ -110,16 +105,6 @@ def _spectrum(matrices: Sequence[tuple[str, Floats]], rank: int | None) -> Plot:
 
 
 # --- several heads ----------------------------------------------------------------------------------------------
-
-
-def matched(found: Sequence[SingleHead], true: Sequence[SingleHead]) -> list[SingleHead] | None:
-    """The true heads in the order of those found, as which no query can tell; None where their numbers differ."""
-    if len(found) != len(true) or not found or found[0].width != true[0].width or found[0].outputs != true[0].outputs:
-        return None
-    costs = np.array([[relative(clean(a.score), clean(b.score)) for b in true] for a in found])
-    rows, columns = linear_sum_assignment(np.minimum(costs, 1e6))
-    order = dict(zip(rows.tolist(), columns.tolist(), strict=True))
-    return [true[order[number]] for number in range(len(found))]
 
 
 def many_heads(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import numpy as np
 
-from keyhole.families import AttentionLayer, MultiHead, OneLayer, ReluNet, SingleHead
+from keyhole.families import AttentionLayer, Family
+from keyhole.gauge.compare import find_gauge
 from keyhole.gauge.identifiability import FAMILIES, claims
 from keyhole.recovery import Recovery
 from keyhole.report.html.canvas import short
@@ -22,7 +22,7 @@ from keyhole.report.text.learned import describe_learned
 from keyhole.report.text.recovery import PROVEN, describe
 from keyhole.runs.reader import SavedRun
 
-# The families that methods take a box for, where nothing was found that says it.
+# The families that methods take an oracle for, where nothing was found that says it.
 FAMILY_OF = {"multi-head": "multi-head", "relu-net": "relu-net", "one-layer": "one-layer"}
 # Words that the headline and the tiles have said already.
 SAID_BEFORE = {"outcome", "remedy", "queries", "held-out", "error bars", "truth", "time", "assuming"}
@@ -43,9 +43,8 @@ def report_of_run(saved: SavedRun) -> Report:
     sections.append(examples_section(result) if saved.learned else None)
     sections += sections_of(result.params, result.certificate.radius, saved.truth, _rank(result))
     sections.append(heldout_section(result, "examples" if saved.learned else "sequences"))
-    bars = result.certificate
-    proven = result.outcome in PROVEN
-    sections.append(error_section(result.params, bars.radius, bars.standard_error, saved.truth, proven))
+    radius, errors = result.certificate.radius, result.certificate.standard_error
+    sections.append(error_section(result.params, radius, errors, saved.truth, result.outcome in PROVEN))
     sections.append(_diagnosis(result))
     return Report(
         kind="layer learned from examples" if saved.learned else "recovery",
@@ -60,29 +59,13 @@ def report_of_run(saved: SavedRun) -> Report:
 
 def headline(result: Recovery) -> Headline:
     """How it ended."""
-    what = kind_of(result.params)
+    what = "A box" if result.params is None else result.params.anatomy.title
     word = result.outcome.name.replace("_", " ").capitalize()
     said = sentence(result.message)
     if result.certified:
         return Headline("good", word, f"{what}, recovered", said)
     title = "Nothing was recovered" if result.params is None else f"{what}: an estimate, not proven"
     return Headline("bad", word, title, said, result.outcome.value)
-
-
-def kind_of(params: Any) -> str:
-    """What parameters are, in words."""
-    if isinstance(params, SingleHead):
-        return f"One attention head of width {params.width}"
-    if isinstance(params, MultiHead):
-        return f"{len(params.heads)} attention heads of width {params.width}"
-    if isinstance(params, AttentionLayer):
-        return f"A layer of {params.heads} attention head{'s' * (params.heads != 1)} of width {params.width}"
-    if isinstance(params, ReluNet):
-        return f"A net of {params.neurons} neuron{'s' * (params.neurons != 1)} on tokens of width {params.width}"
-    if isinstance(params, OneLayer):
-        neurons = f" with {params.ffn.neurons} neurons" if isinstance(params.ffn, ReluNet) else ""
-        return f"One layer of a Transformer of width {params.width}{neurons}"
-    return "A box"
 
 
 def _rank(result: Recovery) -> int | None:
@@ -121,7 +104,7 @@ def _share(ratio: float) -> str:
     return f", {100 * ratio:.2g} % of its bar" if ratio <= 1 else f", {ratio:.2g} × its bar"
 
 
-# --- what the box is --------------------------------------------------------------------------------------------
+# --- what the oracle is -----------------------------------------------------------------------------------------
 
 
 def _box(saved: SavedRun) -> Section:
@@ -130,7 +113,8 @@ def _box(saved: SavedRun) -> Section:
     target = settings.get("data" if saved.learned else "target")
     lines = (describe_learned if saved.learned else describe)(result, saved.label, saved.distance)
     facts = [("target", str(target))] + [line for line in lines if line[0] not in SAID_BEFORE]
-    if isinstance(result.params, SingleHead | MultiHead | ReluNet | OneLayer) and drawable(result.params):
+    gauge = find_gauge(result.params)
+    if result.params is not None and gauge is not None and gauge.redundancy is not None and drawable(result.params):
         skipped = {"parameters", "kinds"}
         facts += [
             (_WORDS.get(word, word), said) for word, said in describe_params(result.params) if word not in skipped
@@ -142,14 +126,14 @@ def _box(saved: SavedRun) -> Section:
 _WORDS = {"canonical": "identifiable", "witness": "same answers"}
 
 
-def drawable(params: Any) -> bool:
+def drawable(params: Family) -> bool:
     """Whether all parameters are finite numbers."""
     return all(bool(np.all(np.isfinite(np.asarray(array)))) for array in params.arrays().values())
 
 
 def _claims(result: Recovery) -> Table | None:
     """What can and cannot be known of the family."""
-    family = getattr(result.params, "family", None) or FAMILY_OF.get(result.method, "single-head")
+    family = FAMILY_OF.get(result.method, "single-head") if result.params is None else result.params.family
     columns = ("status", "quantity", "because")
     if family == AttentionLayer.family or result.method in {"varpro", "six-phase"}:
         return Table(columns, _LAYER_CLAIMS)

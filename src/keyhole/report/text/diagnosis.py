@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rich.table import Table
 
+from keyhole.families import Family
 from keyhole.gauge import canonical, kinds, witness
 from keyhole.gauge.identifiability import INPUTS, claims
-from keyhole.gauge.redundancy import Structure, structure
+from keyhole.gauge.redundancy import Pair, Redundancy, redundancy
 from keyhole.methods.diagnosis.diagnose import Diagnosis
 
 FEW = 6  # pairs that are named one by one
@@ -38,9 +39,9 @@ def table_of_claims(found: dict[str, Any]) -> Table:
     return table
 
 
-def of_params(params: Any) -> dict[str, Any]:
+def of_params(params: Family) -> dict[str, Any]:
     """What cannot be told apart in given parameters, as plain data."""
-    found = structure(params)
+    found = redundancy(params)
     other = witness(params)
     return {
         "family": found.family,
@@ -58,9 +59,9 @@ def of_params(params: Any) -> dict[str, Any]:
     }
 
 
-def describe_params(params: Any) -> Iterator[tuple[str, str]]:
+def describe_params(params: Family) -> Iterator[tuple[str, str]]:
     """The same as (word, sentence) pairs."""
-    found, other = structure(params), witness(params)
+    found, other = redundancy(params), witness(params)
     yield "parameters", f"a {found.family} of width {params.width} with {found.given} {found.units}"
     yield "canonical", _canonical(found)
     unit = found.units[:-1]
@@ -81,31 +82,31 @@ def describe_params(params: Any) -> Iterator[tuple[str, str]]:
     yield "kinds", f"other parameters of the same map are of kind {', '.join(kinds(params))}"
 
 
-def _canonical(found: Structure) -> str:
+def _canonical(found: Redundancy) -> str:
     if found.minimal:
         many = f"all {found.given} {found.units}" if found.given > 1 else f"the one {found.units[:-1]}"
         return f"{many} can be known" if found.given else f"there are no {found.units}"
     return f"{found.shown} of {found.given} {found.units} can be known"
 
 
-def _near(unit: str, pair: Any) -> str:
+def _near(unit: str, pair: Pair) -> str:
     said = f"{unit}s {pair.first} and {pair.second} are {pair.distance:.2g} apart, relatively"
     if pair.shows is None:
         return said
     return f"{said}: answers less exact than {pair.shows:.1g} cannot tell them from one head"
 
 
-def _listed(numbers: Any) -> str:
+def _listed(numbers: Sequence[int]) -> str:
     *most, last = (str(number) for number in numbers)
     return f"{', '.join(most)} and {last}" if most else last
 
 
-def _units(unit: str, numbers: Any) -> str:
+def _units(unit: str, numbers: Sequence[int]) -> str:
     return f"{unit}{'s' if len(numbers) > 1 else ''} {_listed(numbers)}"
 
 
 def describe_diagnosis(found: Diagnosis, target: str) -> Iterator[tuple[str, str]]:
-    """What a box is, as (word, sentence) pairs."""
+    """What an oracle is, as (word, sentence) pairs."""
     yield "family", f"{found.family}, from {found.queries} queries"
     for finding in found.findings:
         yield finding.what, f"{finding.found}: {finding.evidence}"

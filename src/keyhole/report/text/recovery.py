@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 
 from keyhole.arrays import to_numpy
+from keyhole.families import Family
 from keyhole.recovery import Outcome, Recovery
 
 __all__ = ["describe"]
 
 # Details that have lines of their own, or are too long for one.
 UNTOLD = ("noise", "server", "diagnosis_")
-# Outcomes whose error bars no answer has contradicted.
+# Outcomes whose radii no answer has contradicted.
 PROVEN = (Outcome.CERTIFIED, Outcome.UNCERTIFIED)
 
 
@@ -93,6 +94,6 @@ def _heldout(result: Recovery) -> str:
     return f"{said}: at most {100 * certificate.worst_ratio:.2g} % of the error bar"
 
 
-def _radius(radius: Any) -> str:
+def _radius(radius: Family) -> str:
     largest = {name: float(np.max(to_numpy(array), initial=0.0)) for name, array in radius.arrays().items()}
     return "entries of " + ", ".join(f"{name} ± {size:.2g}" for name, size in largest.items()) + " at most"

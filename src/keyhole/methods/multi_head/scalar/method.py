@@ -57,7 +57,7 @@ class _Found:
     uniform: int
 
 
-def read_scalar_heads(signature: Signature, rng: np.random.Generator, total: Value) -> Steps[Estimate]:
+def read_scalar_heads(signature: Signature, rng: np.random.Generator, total: Value) -> Steps[Estimate[MultiHead]]:
     """Score matrices, values and biases of f(X) = Σ_h Σ_i softmax_i(x_iᵀ·W_h·x_N + x_iᵀ·c_h) · x_iᵀ·V_h + b.
 
     With a long row u₀ in the first token every head but one is saturated near the hyperplane u₀ᵀ(W_h·g + c_h) = 0 of
@@ -197,7 +197,7 @@ def _read_heads(reader: HeadReader, columns: dict[int, Columns]) -> Steps[list[R
     return None
 
 
-def _estimate(found: _Found, values: Values, heads: list[ReadHead]) -> Estimate:
+def _estimate(found: _Found, values: Values, heads: list[ReadHead]) -> Estimate[MultiHead]:
     scope = found.search.scope
     space, width = scope.signature.space, scope.signature.width
     flat = scope.total.vector.ndim == 1
@@ -234,7 +234,7 @@ def _estimate(found: _Found, values: Values, heads: list[ReadHead]) -> Estimate:
 
 def _with_output_bias(
     total: Value, params: list[SingleHead], radii: list[SingleHead], bound: int, details: dict[str, Any]
-) -> Estimate:
+) -> Estimate[MultiHead]:
     return Estimate(
         params=MultiHead(params, total.bias if total.biased else None),
         radius=MultiHead(radii, total.bias_radius if bool((total.bias_radius > 0).any()) else None),
@@ -244,7 +244,7 @@ def _with_output_bias(
     )
 
 
-def _read_one(signature: Signature, total: Value, rng: np.random.Generator) -> Steps[Estimate]:
+def _read_one(signature: Signature, total: Value, rng: np.random.Generator) -> Steps[Estimate[MultiHead]]:
     """The only head there is, as a single head."""
     draft = Draft()
     if total.vector.ndim == 1:

@@ -32,7 +32,7 @@ EVERYWHERE = ("the box adds up softmax heads over its raw tokens, all of which e
 TRADED = 1e2
 
 
-def read_vector_heads(signature: Signature, rng: np.random.Generator, value: Value) -> Steps[Estimate]:
+def read_vector_heads(signature: Signature, rng: np.random.Generator, value: Value) -> Steps[Estimate[MultiHead]]:
     """All heads of f(X) = Σ_h Σ_i softmax_i(x_iᵀ·(M_h·x_N + c_h))·x_iᵀ·V_h + b, for p ≥ H outputs.
 
     The odds pencil: one token in several multiplicities tells the heads apart without saturating any (`read_start`),
@@ -59,7 +59,7 @@ def read_vector_heads(signature: Signature, rng: np.random.Generator, value: Val
     return _estimate(box, value, start, values, scores)
 
 
-def _estimate(box: VectorBox, value: Value, start: Start, values: Values, scores: Scores) -> Estimate:
+def _estimate(box: VectorBox, value: Value, start: Start, values: Values, scores: Scores) -> Estimate[MultiHead]:
     """Parameters and radii, without the biases that do not show."""
     space, heads = box.signature.space, start.heads
     bars = ROUNDING_DEVIATIONS * np.stack([scores.bars, scores.bias_bars])

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from keyhole.arrays import Floats, to_numpy
+from keyhole.families.relu_net import ReluNet
 from keyhole.methods.base import Estimate, Steps
 from keyhole.methods.relu_net.exact.estimate import fresh_tokens, within_bars
 from keyhole.methods.relu_net.exact.queries import Box
@@ -38,8 +39,8 @@ FULL = Depth((1000.0, 3.0), 1_000_000, 48, 0)
 
 
 def checked(
-    box: Box, estimate: Estimate, scale: float, rng: np.random.Generator, depth: Depth
-) -> Steps[tuple[Estimate, str]]:
+    box: Box, estimate: Estimate[ReluNet], scale: float, rng: np.random.Generator, depth: Depth
+) -> Steps[tuple[Estimate[ReluNet], str]]:
     """The estimate, with wider radii where they were too narrow, and what is wrong with it, if anything is.
 
     Six tokens, and 2k beside the folds of k neurons; LEAN: up to 20 more, at least 24; FULL: 8k, or 4k with several
@@ -67,7 +68,7 @@ def _of_any_length(box: Box, unit: float, count: int, rng: np.random.Generator) 
     return np.asarray(x * (lengths / np.linalg.norm(x, axis=1))[:, None])
 
 
-def _ring(box: Box, estimate: Estimate, radius: float, arcs: int, rng: np.random.Generator) -> Floats:
+def _ring(box: Box, estimate: Estimate[ReluNet], radius: float, arcs: int, rng: np.random.Generator) -> Floats:
     """Tokens beside all folds that a circle of this radius, or what the box allows of it, crosses."""
     weights = to_numpy(estimate.params.weights_in).astype(np.float64)
     length = np.linalg.norm(weights, axis=1)

@@ -52,7 +52,7 @@ def estimated(
     details: dict[str, Any],
     activation: str = "relu",
     sharpness: Floats | None = None,
-) -> Estimate:
+) -> Estimate[ReluNet]:
     """The net of these pieces, without a skip term where the orientation of its neurons explains the affine map."""
     count, width = pieces.normal.shape
     outputs = pieces.weight.shape[1]
@@ -130,7 +130,9 @@ def fresh_tokens(box: Box, scale: float, count: int, rng: np.random.Generator) -
     )
 
 
-def within_bars(box: Box, estimate: Estimate, x: Floats, *, strict: bool = False) -> Steps[tuple[Estimate, str]]:
+def within_bars(
+    box: Box, estimate: Estimate[ReluNet], x: Floats, *, strict: bool = False
+) -> Steps[tuple[Estimate[ReluNet], str]]:
     """Ask fresh tokens: the estimate, with wider radii where they were too narrow, and what is wrong with it, if so.
 
     `strict` leaves hardly any room beyond the bars: for tokens that are to show small differences of functions.

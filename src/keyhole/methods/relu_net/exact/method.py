@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from keyhole.errors import UsageError
-from keyhole.families.relu_net import ACTIVATIONS
+from keyhole.families.activations import ACTIVATIONS
+from keyhole.families.relu_net import ReluNet
 from keyhole.methods.base import Estimate, Steps, Unrecoverable, with_sketch
 from keyhole.methods.relu_net.exact.checks import FULL, LEAN, WITHOUT_FRESH, checked
 from keyhole.methods.relu_net.exact.estimate import estimated
@@ -34,7 +35,7 @@ def relu_net(
     activation: str = "relu",
     skip: bool | None = None,
     far_checks: bool = True,
-) -> Steps[Estimate]:
+) -> Steps[Estimate[ReluNet]]:
     """Width, weights and biases of f(x) = C·act(A·x + b) + c (+ S·x), the width k unknown, for one or more outputs.
 
     Every neuron kinks exactly once on a random line. About six queries find a kink, d a cell between two; adjacent

@@ -8,7 +8,7 @@ import numpy as np
 from scipy.sparse.linalg import LinearOperator, lsqr
 
 from keyhole.arrays import Floats
-from keyhole.families.relu_net import activate, activate_slope
+from keyhole.families.activations import activate, activate_slope
 
 # Steps are repeated until they no longer help, and at most this often.
 MOST_STEPS = 12

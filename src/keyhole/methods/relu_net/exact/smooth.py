@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from keyhole.arrays import Floats
-from keyhole.families.relu_net import activate
+from keyhole.families.activations import activate
+from keyhole.families.relu_net import ReluNet
 from keyhole.methods.base import Estimate, Steps
 from keyhole.methods.relu_net.exact.cells import jumps_of, measure_wide, pieces_of
 from keyhole.methods.relu_net.exact.estimate import estimated, fresh_tokens
@@ -47,7 +48,7 @@ class _Start:
 
 def learn_smooth(
     box: Box, rng: np.random.Generator, names: tuple[str, ...], skip: bool | None
-) -> Steps[tuple[Estimate, float]]:
+) -> Steps[tuple[Estimate[ReluNet], float]]:
     """The net of one of these activations that fits, and the typical distance of its kinks.
 
     act(z) = z + act(−z) as for ReLU. Far away the net is one of ReLU neurons, which tells all but the lengths |a_i|;

@@ -59,7 +59,7 @@ def relu_boost(
     target_error: float | None = None,
     neurons: int | None = None,
     skip: bool | None = None,
-) -> Steps[Estimate]:
+) -> Steps[Estimate[ReluNet]]:
     """A net of one hidden layer from answers that err, near the statistical limit.
 
     Random single tokens are asked at norms at which answers bend, about three for each parameter of a first guess of
@@ -86,7 +86,7 @@ class _Boosting:
         self.samples = Samples(signature, rng)
         self.bounded = signature.noise.kind == "bounded"
 
-    def run(self, target_error: float | None, skip: bool | None) -> Steps[Estimate]:
+    def run(self, target_error: float | None, skip: bool | None) -> Steps[Estimate[ReluNet]]:
         """Ask, fit, confirm, sharpen."""
         yield from self.samples.probe()
         fit = yield from self._grown()
@@ -248,7 +248,7 @@ class _Boosting:
         rows = np.concatenate([tokens, np.ones((tokens.shape[0], 1))], axis=1)
         return float(np.sqrt(np.mean(spread.predictions(rows) ** 2)))
 
-    def _estimate(self, spread: Spread, target_error: float | None) -> Estimate:
+    def _estimate(self, spread: Spread, target_error: float | None) -> Estimate[ReluNet]:
         fit, samples = spread.fit, self.samples
         raw = spread.raw
         lengths = np.linalg.norm(raw[:, :-1], axis=1)

@@ -22,7 +22,7 @@ class Interval:
     high: Floats
 
     @classmethod
-    def around(cls, centre: Any, radius: Any) -> Interval:
+    def around(cls, centre: Floats | float, radius: Floats | float) -> Interval:
         """The interval centre ± radius."""
         return _outward(np.subtract(centre, radius), np.add(centre, radius))
 

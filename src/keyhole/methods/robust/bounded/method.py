@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from keyhole.arrays import Floats, Space
+from keyhole.arrays import Array, Floats, Space
 from keyhole.families import SingleHead
 from keyhole.methods.base import Estimate, Steps
 from keyhole.methods.forms.value import refuse_single_tokens
@@ -33,7 +33,7 @@ COPIES = 16
 
 def bounded(
     signature: Signature, rng: np.random.Generator, *, copies: int = COPIES, cover_biases: bool = False
-) -> Steps[Estimate]:
+) -> Steps[Estimate[SingleHead]]:
     """Score matrix and value of f(X) = Σ_i softmax_i(x_iᵀ·W·x_N) · x_iᵀ·V from answers with any errors |e| ≤ τ.
 
     The robust version of theorem 4.1 of *Provably Learning Attention with Queries* (arXiv 2601.16873): ε-accuracy
@@ -68,7 +68,7 @@ def bounded(
 
 def _estimated(
     reader: Reader, sheet: Sheet, score: Interval, forms: Interval, shape: tuple[int, ...], hidden: float | None
-) -> Estimate:
+) -> Estimate[SingleHead]:
     """Parameters, radii, and the conditions they rest on."""
     space, value, design = reader.space, sheet.value, sheet.design
     vector, around = (part.reshape((reader.width, *shape)) for part in (value.vector, value.radius))
@@ -88,7 +88,7 @@ def _estimated(
     )
 
 
-def _radius(space: Space, centre: Floats | float, radius: Floats) -> Any:
+def _radius(space: Space, centre: Floats | float, radius: Floats) -> Array:
     """Radii that also cover the rounding of centre and radius to the oracle's dtype."""
     eps = space.spacing
     return space.asarray((radius + eps * np.abs(centre)) * (1 + 4 * eps) + space.tiny)

@@ -187,7 +187,7 @@ class Evidence(ABC):
 
     # --- the result -------------------------------------------------------------------------------------------
 
-    def estimate(self, target_error: float | None) -> Estimate:
+    def estimate(self, target_error: float | None) -> Estimate[SingleHead]:
         """Parameters, standard errors and radii."""
         frame, pairs, narrow = self.frame(wide=False), Pairs.joined(self.parts), self.best()
         self._refuse_misfit(pairs, narrow)
@@ -280,4 +280,4 @@ def _parts(head: SingleHead) -> tuple[Any, ...]:
 
 def _moved(space: Space, head: SingleHead) -> SingleHead:
     """The same in the oracle's library, dtype and device."""
-    return SingleHead(*(None if part is None else space.asarray(part) for part in _parts(head)))
+    return SingleHead(**{name: space.asarray(array) for name, array in head.arrays().items()})

@@ -8,6 +8,7 @@ import numpy as np
 
 from keyhole.arrays import Floats, Integers
 from keyhole.errors import KeyholeError
+from keyhole.families.single_head import SingleHead
 from keyhole.methods.base import Estimate, Steps
 from keyhole.methods.forms.value import refuse_single_tokens
 from keyhole.methods.robust.gaussian.likelihood import Frame, Point
@@ -31,7 +32,7 @@ def gaussian(
     budget: float = math.inf,
     rank: int | None = None,
     copies: int = COPIES,
-) -> Steps[Estimate]:
+) -> Steps[Estimate[SingleHead]]:
     """Score, value and biases from answers with normal errors, for tokens of bounded norm.
 
     The value from one-token queries; then pairs [m × x_k; m × (−x_k); B·p_j] for all k and j, asked as often as

@@ -13,6 +13,7 @@ import math
 import numpy as np
 
 from keyhole.errors import KeyholeError, UsageError
+from keyhole.families.single_head import SingleHead
 from keyhole.methods.base import Estimate, Steps, target_details
 from keyhole.methods.robust.quantised.decimals_forms import FormIntervals
 from keyhole.methods.robust.quantised.decimals_value import ValueIntervals
@@ -35,7 +36,7 @@ def by_thresholds(
     *,
     target_error: float | None = None,
     budget: float = math.inf,
-) -> Steps[Estimate]:
+) -> Steps[Estimate[SingleHead]]:
     """W and v of f(X) = Σ softmax_i(x_iᵀ·W·x_N)·(x_i·v) from answers rounded to decimals, tokens of bounded norm.
 
     One query an entry, then one for every bit of every entry: intervals are halved until the root-mean-square error of

@@ -12,6 +12,7 @@ import math
 import numpy as np
 
 from keyhole.errors import KeyholeError, UsageError
+from keyhole.families.single_head import SingleHead
 from keyhole.methods.base import Estimate, Steps, target_details
 from keyhole.methods.robust.quantised.floats_forms import NullForms
 from keyhole.methods.robust.quantised.floats_value import CHECKS, ValueRatios
@@ -37,7 +38,7 @@ def by_null_queries(
     *,
     target_error: float | None = None,
     budget: float = math.inf,
-) -> Steps[Estimate]:
+) -> Steps[Estimate[SingleHead]]:
     """W and v of f(X) = Σ softmax_i(x_iᵀ·W·x_N)·(x_i·v) from answers rounded to float32, float16 or bfloat16.
 
     One query an entry reads W about as well as one answer is; each further round of d² + d multiplies the error by

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from keyhole.arrays import Array, namespace
 from keyhole.families.multi_head import MultiHead
+from keyhole.families.parts import SOFTMAX
 from keyhole.families.single_head import SingleHead
 
 
@@ -30,18 +31,17 @@ class Factors:
     def __call__(self, tokens: Array) -> Array:  # (batch, length, width) -> (batch,) or (batch, outputs)
         """The answer, computed as a Transformer would."""
         xp = namespace(tokens)
-        asked = tokens[:, -1, :] @ self.query
-        asked = asked if self.query_bias is None else asked + self.query_bias
+        query = tokens[:, -1, :] @ self.query
+        query = query if self.query_bias is None else query + self.query_bias
         keys = tokens @ self.key if self.key_bias is None else tokens @ self.key + self.key_bias
-        logits = xp.sum(keys * asked[:, None, :], axis=-1)
-        weights = xp.exp(logits - xp.max(logits, axis=-1, keepdims=True))
-        weights = weights / xp.sum(weights, axis=-1, keepdims=True)
+        logits = xp.sum(keys * query[:, None, :], axis=-1)
+        weights = SOFTMAX.weights(logits)
         mixed = xp.sum(weights[:, :, None] * (tokens @ self.value), axis=1)
         return (mixed if self.value_bias is None else mixed + self.value_bias) @ self.output
 
 
 @dataclass(frozen=True, eq=False)
-class Factored:
+class FactoredHeads:
     """Several heads in factors, and the sum of their biases."""
 
     heads: Sequence[Factors]

@@ -1,0 +1,248 @@
+"""What every family is: parameters, a forward map, and what certificates, verification and reports ask of both."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from os import PathLike
+from typing import TYPE_CHECKING, ClassVar, Protocol, Self
+
+import numpy as np
+
+from keyhole.arrays import Array, Floats, floats, namespace, to_numpy
+from keyhole.errors import UsageError
+from keyhole.families.files import save_arrays
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    from keyhole.families.relu_net import ReluNet
+    from keyhole.families.single_head import SingleHead
+
+    F = TypeVar("F", bound="Family", default="Family")
+    F_co = TypeVar("F_co", bound="Family", default="Family", covariant=True)
+else:  # the default is for type checkers only: `typing` knows none before Python 3.13
+    from typing import TypeVar
+
+    F, F_co = TypeVar("F"), TypeVar("F_co", covariant=True)
+
+# Held-out tokens have logits of about these sizes, from flat to nearly saturated attention, or (None) a norm that does
+# not depend on what was recovered: a wrong recovery must not choose its own queries.
+LOGIT_SIZES = (0.5, 2.0, 6.0, None)
+# Without attention: norms over that of the kinks; far out every piece of a function is wide.
+KINK_SIZES = (1.0, 30.0, 1000.0, None)
+
+
+@dataclass(frozen=True)
+class Anatomy:
+    """What parameters are made of, as reports and verification see them."""
+
+    title: str  # what they are, in words
+    heads: tuple[SingleHead, ...] = ()
+    numbered: bool = False  # whether a head is one of a list and called by its number
+    net: ReluNet | None = None
+    behind: bool = False  # whether answers pass through a net behind the heads
+
+
+@dataclass(frozen=True)
+class Part:
+    """One array of the parameters, and the first-order effect of a change of it: an outer product left ⊗ right."""
+
+    name: str  # score, value and so on
+    head: int | None
+    size: float  # Frobenius norm
+    count: int  # numbers in it
+    left: Floats  # (rows, m): for each answer that is looked at
+    right: Floats  # (rows, n)
+    reach: Floats  # (queries, outputs): how far a change of norm one may move each answer
+    added: bool = False  # every entry is added to one number of every answer
+
+    @property
+    def label(self) -> str:
+        """The part in words."""
+        name = self.name.replace("_", " ")
+        return name if self.head is None else f"{name} of head {self.head}"
+
+    def powers(self) -> Floats:  # (rows,)
+        """Variances of the answers under random changes of the part's own size."""
+        return np.asarray(np.sum(self.left**2, axis=1) * np.sum(self.right**2, axis=1) * (self.size**2 / self.count))
+
+    def gram(self) -> Floats:  # (rows, rows)
+        """Covariance of the answers under random changes of the part's own size."""
+        whole: Floats = (self.left @ self.left.T) * (self.right @ self.right.T) * (self.size**2 / self.count)
+        return whole
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """Predictions of some queries, their rounding, and the first-order effect of each part of the parameters."""
+
+    answers: Floats  # (queries, outputs)
+    rounding: Floats  # (queries, outputs)
+    parts: tuple[Part, ...]
+
+
+class Family(Protocol):
+    """Parameters of one kind of map from sequences to answers.
+
+    A family derives from this class, is a frozen dataclass of its arrays, and defines what stands before `of_arrays`;
+    the answers of everything after it hold for any map and are overridden where a family knows more. Radii and
+    standard errors of parameters are parameters of the same family.
+    """
+
+    family: ClassVar[str]
+
+    @property
+    def width(self) -> int:
+        """Numbers per token."""
+        ...
+
+    @property
+    def outputs(self) -> int | None:
+        """Numbers per answer; None when the answer is a plain number."""
+        ...
+
+    def __call__(self, tokens: Array) -> Array:  # (batch, length, width) -> (batch,) or (batch, outputs)
+        """Answer a batch of sequences, in the library and dtype and on the device of the tokens."""
+        ...
+
+    def error_bar(self, radius: Self, tokens: Array, rounding: float) -> Array:  # (batch, length, width) -> as answers
+        """First-order bound on |f_true − f_self| for parameters right within `radius`.
+
+        `rounding` is the relative error of one inner product of unit vectors, in the oracle and in this prediction.
+        """
+        ...
+
+    def token_norm(self, size: float) -> float:
+        """The norm of random tokens with logits of about `size`, or `size` times as far out as the typical kink."""
+        ...
+
+    @classmethod
+    def of_arrays(cls, **arrays: Array) -> Self:
+        """The parameters of arrays as `arrays` names them, and of what `words` says; TypeError for unknown names."""
+        return cls(**arrays)
+
+    @property
+    def words(self) -> dict[str, str]:
+        """What determines the map besides numbers."""
+        return {}
+
+    def arrays(self) -> dict[str, Array]:
+        """The parameters that are present, by name; those of an inner family by their path."""
+        named = ((each.name, getattr(self, each.name)) for each in fields(self))  # type: ignore[arg-type]
+        return {name: array for name, array in named if hasattr(array, "ndim")}
+
+    def like(self, tokens: Array) -> Self:
+        """A copy with all arrays in the library, dtype and device of `tokens`; no copy where they are there."""
+        own = self.arrays()
+        moved = {name: like(array, tokens) for name, array in own.items()}
+        same = all(array is own[name] for name, array in moved.items())
+        return self if same else self.of_arrays(**moved, **self.words)
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the parameters to a safetensors file that `keyhole.load` reads."""
+        save_arrays(path, self.family, self.arrays(), self.words)
+
+    @property
+    def positions(self) -> str:
+        """Where answers are: at the `last` position, or at `all` of them, (batch, length, outputs)."""
+        return "last"
+
+    @property
+    def heldout_sizes(self) -> tuple[float | None, ...]:
+        """Arguments of `token_norm` for held-out tokens; None for a norm that is the same for all parameters."""
+        return LOGIT_SIZES if self.without_attention() is not None else KINK_SIZES
+
+    def without_attention(self) -> Self | None:
+        """A copy in which all tokens weigh the same; None of what has no attention."""
+        return None
+
+    def loudest(self) -> Array | None:  # (width,)
+        """The unit token whose value is largest, where answers are sums of values."""
+        return None
+
+    def onto_kinks(self, x: Floats, rng: np.random.Generator) -> Floats:  # noqa: ARG002 - (n, width) -> (n, width)
+        """The points moved onto a kink each; as they are where the map has none that is known."""
+        return x
+
+    def simplest(self) -> Family:
+        """The parameters in the smallest family that holds them."""
+        return self
+
+    @property
+    def constant(self) -> Array | None:
+        """What is added to every answer, whatever the query."""
+        return None
+
+    @property
+    def anatomy(self) -> Anatomy:
+        """What the parameters are made of."""
+        return Anatomy(f"A {self.family} of width {self.width}")
+
+    @property
+    def counting_bound(self) -> int:
+        """The fewest queries whose answers hold as many numbers as the parameters do."""
+        numbers = sum(int(np.prod(array.shape)) for array in self.arrays().values())
+        return -(-numbers // (self.outputs or 1))
+
+    def matrices(self) -> dict[str, Array]:
+        """The matrices that people look at: scores of heads, and weights into the neurons of a net."""
+        heads, net = self.anatomy.heads, self.anatomy.net
+        named = {f"score of head {number}": head.score for number, head in enumerate(heads, 1)}
+        found = named if self.anatomy.numbered else {"score": heads[0].score} if heads else {}
+        return found if net is None else {**found, "weights into the neurons": net.weights_in}
+
+    def sensitivity(self, tokens: Floats, unit: float, looked_at: Array) -> Sensitivity:  # noqa: ARG002
+        """Predictions, rounding by arithmetic of inner products right within `unit`, and the effect of each part.
+
+        `looked_at` numbers the outputs that parts are for. Of a map that is known as a function only there are none.
+        """
+        exactly = self.of_arrays(**{name: 0 * array for name, array in self.arrays().items()}, **self.words)
+        shape = (tokens.shape[0], -1)
+        return Sensitivity(
+            floats(self(tokens)).reshape(shape), floats(self.error_bar(exactly, tokens, unit)).reshape(shape), ()
+        )
+
+
+def is_family(params: object) -> bool:
+    """Whether something is parameters of a family: answers sequences, and names its family."""
+    return callable(params) and isinstance(getattr(params, "family", None), str)
+
+
+def like(array: Array, tokens: Array) -> Array:
+    """An array in the library, dtype and device of `tokens`: itself where it is there already."""
+    xp = namespace(tokens)
+    if namespace(array) is xp and array.dtype == tokens.dtype:
+        return array if array.device == tokens.device else array.to(tokens.device)
+    return xp.asarray(to_numpy(array), dtype=tokens.dtype, device=tokens.device)
+
+
+def check_arrays(params: Family, *names: str) -> None:
+    """UsageError for parameters that are no arrays; None is one where it is the default."""
+    for name in names:
+        array = getattr(params, name)
+        if not hasattr(array, "ndim") and (array is not None or getattr(type(params), name, 0) is not None):
+            raise UsageError(f"{type(params).__name__}.{name} must be an array, not {type(array).__name__}")
+
+
+def check_shapes(params: Family, **expected: tuple[int, ...]) -> None:
+    """UsageError for arrays that are present and of another shape than expected."""
+    for name, shape in expected.items():
+        array = getattr(params, name)
+        if array is not None and tuple(array.shape) != shape:
+            raise UsageError(f"{type(params).__name__}.{name} has shape {tuple(array.shape)}, expected {shape}")
+
+
+def under(prefix: str, named: dict[str, Array]) -> dict[str, Array]:
+    """Arrays or words of an inner family by their path."""
+    return {f"{prefix}.{name}": array for name, array in named.items()}
+
+
+def below(family: str, arrays: dict[str, Array], *prefixes: str) -> dict[str, dict[str, Array]]:
+    """Arrays by path taken apart by the first step of it; TypeError for another step than these."""
+    parts: dict[str, dict[str, Array]] = {prefix: {} for prefix in prefixes}
+    for name, array in arrays.items():
+        step, _, inner = name.partition(".")
+        if step not in parts or not inner:
+            raise TypeError(f"a {family} has no {name!r}")
+        parts[step][inner] = array
+    return parts

@@ -1,0 +1,103 @@
+"""The gauges of the families that come with Keyhole; those of a wrapper are the inner family's, translated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+from scipy.optimize import linear_sum_assignment
+
+from keyhole.arrays import Floats, floats
+from keyhole.families import AttentionLayer, F, Family, MultiHead, OneLayer, ReluNet, Residual, SingleHead
+from keyhole.gauge.attention_layer import as_heads, as_layer, distance_of_attention
+from keyhole.gauge.compare import Gauge, MakeWitness, register
+from keyhole.gauge.heads import Heads, canonical_heads, distance_of_heads, equivalent_heads
+from keyhole.gauge.nets import canonical_net, distance_of_nets, equivalent_nets
+from keyhole.gauge.one_layer import canonical_layer, distance_of_layers, equivalent_layers
+from keyhole.gauge.redundancy import redundancy_of_heads, redundancy_of_layer, redundancy_of_net
+from keyhole.gauge.tolerance import relative
+from keyhole.gauge.witness_heads import HEAD_KINDS
+from keyhole.gauge.witness_nets import LAYER_KINDS, NET_KINDS
+
+
+def around(inner: Gauge[Heads], unwrap: Callable[[F], Heads], wrap: Callable[[MultiHead], F]) -> Gauge[F]:
+    """The gauge of a family that is heads in another dress."""
+
+    def translated(make: MakeWitness[Heads]) -> MakeWitness[F]:
+        def made(params: F, rng: np.random.Generator) -> tuple[F, str] | None:
+            found = make(unwrap(params), rng)
+            return None if found is None else (wrap(found[0]), found[1])  # type: ignore[arg-type]
+
+        return made
+
+    assert inner.redundancy is not None
+    count = inner.redundancy
+    return Gauge(
+        canonical=lambda params, tolerance: wrap(canonical_heads(unwrap(params), tolerance)),
+        equivalent=lambda one, two, *limits: inner.equivalent(unwrap(one), unwrap(two), *limits),
+        distance=lambda one, two: inner.distance(unwrap(one), unwrap(two)),
+        # Factors have no container of their own.
+        witnesses={kind: translated(make) for kind, make in inner.witnesses.items() if kind != "factor gauge"},
+        redundancy=lambda params: replace(count(unwrap(params)), family=params.family),
+        aligned=aligned_heads,
+    )
+
+
+def matched(found: Sequence[SingleHead], true: Sequence[SingleHead]) -> list[SingleHead] | None:
+    """The true heads in the order of those recovered, which no query can tell; None where their numbers differ."""
+    if len(found) != len(true) or not found or found[0].width != true[0].width or found[0].outputs != true[0].outputs:
+        return None
+    costs = np.array([[relative(_finite(a.score), _finite(b.score)) for b in true] for a in found])
+    rows, columns = linear_sum_assignment(np.minimum(costs, 1e6))
+    order = dict(zip(rows.tolist(), columns.tolist(), strict=True))
+    return [true[order[number]] for number in range(len(found))]
+
+
+def _finite(array: Floats) -> Floats:
+    return np.nan_to_num(floats(array), nan=0.0, posinf=0.0, neginf=0.0)
+
+
+def aligned_heads(params: Family, truth: Family) -> dict[str, Floats]:
+    """The true heads in the order of those recovered, array by array, under the names that the parameters have."""
+    heads, true = params.anatomy.heads, truth.anatomy.heads
+    order = matched(heads, true) if params.anatomy.numbered else list(true)
+    return {
+        f"heads.{number}.{name}" if params.anatomy.numbered else name: floats(other)
+        for number, (own, one) in enumerate(zip(heads, order or (), strict=False))
+        for name, array in own.arrays().items()
+        if (other := one.arrays().get(name)) is not None and other.shape == array.shape
+    }
+
+
+def aligned_layers(params: AttentionLayer, truth: AttentionLayer) -> dict[str, Floats]:
+    """Scores and projections of the true heads in the order of those recovered."""
+    order = matched(params.anatomy.heads, truth.anatomy.heads)
+    if order is None:
+        return {}
+    pairs = {"scores": [head.score for head in order], "projections": [head.value for head in order]}
+    return {name: np.stack([floats(array) for array in arrays]) for name, arrays in pairs.items()}
+
+
+HEADS: Gauge[Heads] = Gauge(
+    canonical_heads, equivalent_heads, distance_of_heads, HEAD_KINDS, redundancy_of_heads, aligned_heads
+)
+register(SingleHead, HEADS)
+register(MultiHead, HEADS)
+register(ReluNet, Gauge(canonical_net, equivalent_nets, distance_of_nets, NET_KINDS, redundancy_of_net))
+register(
+    OneLayer,
+    Gauge(
+        canonical_layer,
+        equivalent_layers,
+        distance_of_layers,
+        LAYER_KINDS,
+        redundancy_of_layer,
+        lambda _, truth: {"attention.score": floats(truth.attention.score)},
+    ),
+)
+register(Residual, around(HEADS, lambda params: params.attention, Residual))
+register(
+    AttentionLayer,
+    replace(around(HEADS, as_heads, as_layer), distance=distance_of_attention, aligned=aligned_layers),
+)
