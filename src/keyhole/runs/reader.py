@@ -17,13 +17,13 @@ import numpy as np
 from keyhole.arrays import Floats
 from keyhole.audit.result import Audit, Row
 from keyhole.errors import FileError, KeyholeError
-from keyhole.methods.diagnosis.diagnose import Diagnosis, Finding
 from keyhole.families import MultiHead, load
+from keyhole.methods.diagnosis.diagnose import Diagnosis, Finding
+from keyhole.recover_model import load_layers
 from keyhole.recovery import Certificate, Outcome, Recovery, Stats
 from keyhole.report.html.charts import MOST
 from keyhole.runs.store import ERRORS, PARAMS, RADIUS, RUN, TRUTH, VERSION
 from keyhole.verify.verdict import Difference, Verdict
-from keyhole.recover_model import load_layers
 
 AUDIT, LAYERS, VERIFICATION, DIAGNOSIS = "audit.json", "layers.json", "verify.json", "diagnosis.json"
 HEADS = "layers.safetensors"

@@ -23,7 +23,7 @@ from keyhole.methods import METHODS
 from keyhole.methods.base import Estimate, Steps
 from keyhole.methods.one_layer.block_solve import choose_blocks, value_behind
 from keyhole.methods.one_layer.method import ONE_LAYER, FfnLearner
-from keyhole.methods.one_layer.roots import monotone_roots
+from keyhole.methods.one_layer.paths import monotone_roots
 from keyhole.oracles import Noisy, Rounded
 from keyhole.queries import Signature
 from keyhole.recovery import Outcome

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from keyhole.methods.base import Estimate, Method, Steps, Unrecoverable
-from keyhole.methods.forms.value import read_value, refuse_single_tokens
+from keyhole.methods.forms.value import ask_value
+from keyhole.methods.last_position import last_only
 from keyhole.methods.multi_head.scalar.method import read_scalar_heads
 from keyhole.methods.multi_head.vector.method import read_vector_heads
 from keyhole.methods.multi_head.vector.probe import HeadsHidden
-from keyhole.methods.single_head.all_positions import last_only
 from keyhole.queries import Signature
 
 
@@ -20,10 +20,10 @@ def multi_head(signature: Signature, rng: np.random.Generator) -> Steps[Estimate
     least as many outputs as heads a query tells many numbers (`read_vector_heads`); where it does not tell the heads
     apart they are read one by one (`read_scalar_heads`).
     """
-    refuse_single_tokens(signature)
     last = signature.with_changes(positions="last")
     everywhere = signature.positions == "all"
-    value = yield from (last_only(read_value(last)) if everywhere else read_value(last))
+    asking = ask_value(last, nonzero=False)
+    value = yield from (last_only(asking) if everywhere else asking)
     hidden: HeadsHidden | None = None
     if value.vector.ndim == 2:
         try:

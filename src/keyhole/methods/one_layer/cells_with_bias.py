@@ -15,8 +15,8 @@ from keyhole.arrays import Floats
 from keyhole.families.one_layer import UNKNOWN_ARITHMETIC
 from keyhole.families.relu_net import ReluNet
 from keyhole.methods.base import Steps, Unrecoverable
+from keyhole.methods.forms.columns import Score
 from keyhole.methods.forms.reader import ScoreBias
-from keyhole.methods.forms.score_matrix import Score
 from keyhole.methods.one_layer.block_solve import choose_blocks, solve_weighted
 from keyhole.methods.one_layer.cells import Booleans, Cells, Integers, PlainNet, plain, random_cells
 from keyhole.methods.one_layer.rays import Growth

@@ -21,8 +21,8 @@ from keyhole.families import SingleHead
 from keyhole.families.one_layer import UNKNOWN_ARITHMETIC, OneLayer
 from keyhole.families.relu_net import ReluNet
 from keyhole.methods.base import Steps, Unrecoverable
+from keyhole.methods.forms.columns import Score
 from keyhole.methods.forms.reader import ScoreBias
-from keyhole.methods.forms.score_matrix import Score
 from keyhole.methods.one_layer.block_solve import choose_blocks, solve_weighted, value_behind
 from keyhole.methods.one_layer.cells import Booleans, Cells, PlainNet, plain, random_cells
 from keyhole.methods.one_layer.rays import Growth

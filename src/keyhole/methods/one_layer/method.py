@@ -15,9 +15,11 @@ from keyhole.families import SingleHead
 from keyhole.families.one_layer import UNKNOWN_ARITHMETIC, OneLayer
 from keyhole.families.relu_net import ReluNet
 from keyhole.methods.base import Estimate, Method, Steps, Unrecoverable
+from keyhole.methods.forms.columns import Draft, Score
 from keyhole.methods.forms.reader import FormReader, ScoreBias
-from keyhole.methods.forms.score_matrix import Draft, Score, read_score
-from keyhole.methods.forms.value import refuse_single_tokens
+from keyhole.methods.forms.score_matrix import ask_score
+from keyhole.methods.forms.value import check_length
+from keyhole.methods.last_position import last_only
 from keyhole.methods.one_layer.cells_with_bias import read_beside_score_bias, score_bias_shows
 from keyhole.methods.one_layer.cells_with_residual import read_behind_residual
 from keyhole.methods.one_layer.paths import Net, PathReader
@@ -33,7 +35,6 @@ from keyhole.methods.one_layer.rays import (
 )
 from keyhole.methods.relu_net.exact.method import relu_net
 from keyhole.methods.relu_net.exact.queries import answers_exactly
-from keyhole.methods.single_head.all_positions import last_only
 from keyhole.numerics.logit import rounding
 from keyhole.numerics.orthogonal import random_orthogonal
 from keyhole.queries import Measurements, Plan, Signature, Term, TokenRows
@@ -108,7 +109,7 @@ def one_layer(
         raise UsageError(f"residual must be true, false or left out, not {residual!r}")
     if ffn_learner is not None and not callable(ffn_learner):
         raise UsageError(f"ffn_learner must be a function of signature and rng, not {type(ffn_learner).__name__}")
-    refuse_single_tokens(signature)
+    check_length(signature)
     if signature.positions == "all":
         inner = one_layer(signature.with_changes(positions="last"), rng, residual=residual, ffn_learner=ffn_learner)
         return (yield from last_only(inner))
@@ -289,7 +290,7 @@ def _sizes(answers: Array) -> Array:  # (n,) or (n, outputs) -> (n,)
 
 
 def _score(reader: FormReader, rng: np.random.Generator, draft: Draft) -> Steps[Score]:
-    score = yield from read_score(reader, rng, draft)
+    score = yield from ask_score(reader, rng, draft)
     if score is None:
         raise Unrecoverable(Outcome.WRONG_FAMILY, SCORE_BIAS)
     return score

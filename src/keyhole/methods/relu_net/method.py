@@ -10,10 +10,10 @@ import numpy as np
 from keyhole.errors import UsageError
 from keyhole.families.relu_net import ACTIVATIONS
 from keyhole.methods.base import Estimate, Method, Steps, Unrecoverable
+from keyhole.methods.last_position import at_last_position
 from keyhole.methods.relu_net.exact.method import relu_net
 from keyhole.methods.relu_net.exact.queries import answers_exactly
 from keyhole.methods.relu_net.noisy.method import relu_boost
-from keyhole.methods.single_head.all_positions import at_last_position
 from keyhole.queries import Signature
 from keyhole.recovery import Outcome
 

@@ -14,7 +14,7 @@ from keyhole.arrays import Array, Floats, Integers, floats
 from keyhole.errors import KeyholeError, UsageError
 from keyhole.families import SingleHead
 from keyhole.methods.base import Estimate, Steps, Unrecoverable
-from keyhole.methods.forms.value import Value, read_value, refuse_single_tokens, refuse_zero_value
+from keyhole.methods.forms.value import Value, ask_value
 from keyhole.methods.robust.dtypes import Grid, grid_of
 from keyhole.numerics.logit import logit_with_radius, rounding
 from keyhole.queries import Measurements, Plan, Signature, Term, TokenRows
@@ -54,9 +54,7 @@ def bit_exact(signature: Signature, rng: np.random.Generator, *, dtype: str) -> 
         raise UsageError(f"bits are read from exact float64 answers, not from {signature.noise}")
     if signature.max_norm is not None:
         raise UsageError("bits are read with tokens of any norm: leave out max_norm")
-    refuse_single_tokens(signature)
-    value = yield from read_value(signature)
-    refuse_zero_value(signature, value)
+    value = yield from ask_value(signature)
     exact_value = _proven_value(value, grid)
     weights = _Weights(signature, grid, exact_value)
     try:
@@ -79,7 +77,7 @@ def bit_exact(signature: Signature, rng: np.random.Generator, *, dtype: str) -> 
 
 
 def _proven_value(value: Value, grid: Grid) -> Floats:  # (width,) or (width, outputs)
-    if value.biased:
+    if value.has_bias:
         raise Unrecoverable(
             Outcome.WRONG_FAMILY, "the head has an output bias, beside which bits are not read: use method single-head"
         )

@@ -11,9 +11,10 @@ from keyhole.arrays import Array, namespace
 from keyhole.errors import UsageError
 from keyhole.families import SingleHead
 from keyhole.methods.base import Estimate, Method, Steps, Unrecoverable
-from keyhole.methods.forms.reader import FormReader, ScoreBias
-from keyhole.methods.forms.score_bias import bias_that_shows, read_score_bias
-from keyhole.methods.forms.value import Value, read_value, refuse_single_tokens, refuse_zero_value
+from keyhole.methods.forms.reader import PairReader, ScoreBias
+from keyhole.methods.forms.score_bias import ask_for_bias, ask_score_bias
+from keyhole.methods.forms.value import Value, ask_value, check_nonzero
+from keyhole.methods.last_position import at_last_position
 from keyhole.methods.sensing.request import Readings, Request
 from keyhole.methods.sensing.solvers import (
     Floats,
@@ -23,7 +24,6 @@ from keyhole.methods.sensing.solvers import (
     nuclear_norm,
     parameter_count,
 )
-from keyhole.methods.single_head.all_positions import at_last_position
 from keyhole.queries import Signature, TokenRows
 from keyhole.recovery import Outcome
 
@@ -85,10 +85,9 @@ def sensing(
     request = Request(rank, solver, measurements)
     if rank is not None and rank > signature.width:
         raise UsageError(f"rank must be at most the width {signature.width}, not {rank}")
-    refuse_single_tokens(signature)
-    value = yield from read_value(signature)
+    value = yield from ask_value(signature, nonzero=False)
     _refuse_several_outputs(value)
-    refuse_zero_value(signature, value)
+    check_nonzero(signature, value)
     bias, sensed = yield from _Sensing(signature, value, rng, request).run()
     return _estimate(signature, request, value, bias, sensed)
 
@@ -124,37 +123,39 @@ class _Sensing:
                 return bias, _sensed(readings, solution, number + 1)
         raise self._undetermined(readings, solution)
 
-    def _start(self, count: int) -> Steps[tuple[ScoreBias, FormReader, _Pilot]]:
+    def _start(self, count: int) -> Steps[tuple[ScoreBias, PairReader, _Pilot]]:
         """The score bias where one shows, a reader that knows the scale, and the first measurements."""
         signature, value = self.signature, self.value
-        shows, hidden = yield from bias_that_shows(signature, value, self.rng)
-        if not shows:
-            reader = FormReader(signature, value, hidden_bias=hidden)
+        biased, hidden = False, 0.0
+        if signature.max_norm is not None or signature.noise.kind != "exact":
+            biased, hidden = yield from ask_for_bias(signature, value, self.rng)
+        if not biased:
+            reader = PairReader(signature, value, hidden_bias=hidden)
             pilot = yield from self._pilot(reader, count)
             if pilot.bilinear:
                 nothing = signature.space.zeros(signature.width)
                 return ScoreBias(nothing, nothing + hidden), reader, pilot
-        bias = yield from read_score_bias(signature, value, self.rng)
-        reader = FormReader(signature, value, bias)
+        bias = yield from ask_score_bias(signature, value, self.rng)
+        reader = PairReader(signature, value, bias)
         return bias, reader, (yield from self._pilot(reader, count))
 
-    def _pilot(self, reader: FormReader, count: int) -> Steps[_Pilot]:
+    def _pilot(self, reader: PairReader, count: int) -> Steps[_Pilot]:
         """The first measurements, the first of them twice: at another scale it shows a score bias."""
         space = self.signature.space
         rows, columns = self._pairs(count)
-        probe = yield from reader.probe(rows, columns)
+        probe = yield from reader.ask_probe(rows, columns)
         order = space.indices([probe.number, *(n for n in range(count) if n != probe.number)])
         order = order if probe.responds else order[:1]
         first, second = (space.xp.take(side.vectors, order, axis=0) for side in (rows, columns))
         if not probe.responds:
             return _Pilot(Readings.of(first, second, probe.forms), responds=False, bilinear=True)
-        forms = yield from reader.read("measurements", rows, columns, order, order)
-        bilinear = not reader.levered or probe.agrees(forms)
+        forms = yield from reader.ask_forms("measurements", rows, columns, order, order)
+        bilinear = not reader.negligible_last or reader.undetected_bias(probe, forms) is not None
         return _Pilot(Readings.of(first, second, forms), responds=True, bilinear=bilinear)
 
-    def _batch(self, reader: FormReader, count: int) -> Steps[Readings]:
+    def _batch(self, reader: PairReader, count: int) -> Steps[Readings]:
         rows, columns = self._pairs(count)
-        forms = yield from reader.read_batch("measurements", rows, columns)
+        forms = yield from reader.ask_batch("measurements", rows, columns)
         return Readings.of(rows.vectors, columns.vectors, forms)
 
     def _pairs(self, count: int) -> tuple[TokenRows, TokenRows]:  # (count, width) each
@@ -249,12 +250,12 @@ def _estimate(signature: Signature, request: Request, value: Value, bias: ScoreB
     score = space.asarray(sensed.matrix)
     # The matrix was found in double precision and is handed back in that of the box.
     radius = space.asarray(sensed.radius) + space.eps * space.xp.abs(score)
-    params = SingleHead(score, value.vector, bias.vector if biased else None, value.bias if value.biased else None)
-    bars = SingleHead(radius, value.radius, bias.radius, value.bias_radius if value.biased else None)
+    params = SingleHead(score, value.vector, bias.vector if biased else None, value.bias if value.has_bias else None)
+    bars = SingleHead(radius, value.radius, bias.radius, value.bias_radius if value.has_bias else None)
     return Estimate(
         params=params,
         radius=bars,
-        counting_bound=parameter_count(width, rank) + width * (1 + biased) + value.biased,
+        counting_bound=parameter_count(width, rank) + width * (1 + biased) + value.has_bias,
         assumptions=ASSUMPTIONS,
         details={
             "rank": rank,
@@ -264,7 +265,7 @@ def _estimate(signature: Signature, request: Request, value: Value, bias: ScoreB
             "solver": request.solver,
             "residual": sensed.residual,
             "score_bias": biased,
-            "output_bias": value.biased,
+            "output_bias": value.has_bias,
         },
     )
 

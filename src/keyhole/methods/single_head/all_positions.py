@@ -7,17 +7,15 @@ A·q tells qᵀ·W·p_j, because the other tokens are too short to matter. d que
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import wraps
-from typing import Concatenate, ParamSpec
+from typing import final
 
 import numpy as np
 
 from keyhole.arrays import Array
-from keyhole.methods.base import Found, Steps, map_measurements
-from keyhole.methods.forms.scale import LEVER, floor_power
-from keyhole.methods.forms.score_matrix import Score, turned_back
+from keyhole.methods.base import Steps
+from keyhole.methods.forms.columns import Score, score_of_columns
+from keyhole.methods.forms.scale import NORM_RATIO, floor_power
 from keyhole.methods.forms.value import LOUD, Value
 from keyhole.numerics.logit import rounding
 from keyhole.numerics.orthogonal import random_orthogonal
@@ -31,8 +29,6 @@ PROBE_DECADES = range(-14, 15, 2)
 PROBE_DIRECTIONS = 4
 PROBE_NORM = 2.0**56
 
-Options = ParamSpec("Options")
-
 
 @dataclass(frozen=True)
 class Observed:
@@ -43,28 +39,7 @@ class Observed:
     longest: int  # tokens of the longest sequence
 
 
-def last_only(steps: Steps[Found]) -> Steps[Found]:
-    """Run a method that reads the last position on an oracle that shows all of them."""
-    return map_measurements(steps, lambda answers: Measurements(answers.values[:, -1, ...], answers.radius))
-
-
-def at_last_position(
-    run: Callable[Concatenate[Signature, np.random.Generator, Options], Steps[Found]],
-) -> Callable[Concatenate[Signature, np.random.Generator, Options], Steps[Found]]:
-    """A method that knows only oracles that show the last position, for those that show all of them as well."""
-
-    @wraps(run)
-    def steps(
-        signature: Signature, rng: np.random.Generator, /, *args: Options.args, **options: Options.kwargs
-    ) -> Steps[Found]:
-        if signature.positions == "all":
-            return last_only(run(signature.with_changes(positions="last"), rng, *args, **options))
-        return run(signature, rng, *args, **options)
-
-    return steps
-
-
-def read_positions(signature: Signature, rng: np.random.Generator) -> Steps[Observed | None]:
+def ask_positions(signature: Signature, rng: np.random.Generator) -> Steps[Observed | None]:
     """Value and score from d + 4 queries; None where this does not work: score biases, masks, short sequences."""
     width, space = signature.width, signature.space
     longest = 2 + len(SIZES) * width
@@ -78,7 +53,7 @@ def read_positions(signature: Signature, rng: np.random.Generator) -> Steps[Obse
     scale = yield from reading.probe()
     if scale is None:
         return None
-    first = LEVER * floor_power(math.sqrt(scale))
+    first = NORM_RATIO * floor_power(math.sqrt(scale))
     ends = [TokenRows(reading.right * (size * scale / first)) for size in SIZES]
     every = space.indices(range(width))
     tails: list[Position] = [[Term(rows, every * 0 + place)] for rows in ends for place in range(width)]
@@ -86,6 +61,7 @@ def read_positions(signature: Signature, rng: np.random.Generator) -> Steps[Obse
     return reading.solved(reading.flat(answers), first, scale, longest)
 
 
+@final
 class _Positions:
     def __init__(self, signature: Signature, rng: np.random.Generator) -> None:
         self.signature, self.space = signature, signature.space
@@ -169,7 +145,7 @@ class _Positions:
             return None
         rows = answers[:, 1, :] * (longest / first)  # q·V
         left = self.left.vectors
-        score = turned_back(space, left.T, forms, bars, self.right)
+        score = score_of_columns(space, left.T, forms, bars, self.right)
         vector = left.T @ rows
         sizes = xp.linalg.vector_norm(vector, axis=0)
         rounded = space.eps * xp.abs(self.bias) * (longest / first)  # the bias drowns what is below it

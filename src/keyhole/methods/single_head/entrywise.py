@@ -8,6 +8,7 @@ carries the contrast of values where v_i has none.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import final
 
 import numpy as np
 from scipy.sparse import csr_array
@@ -16,9 +17,9 @@ from scipy.sparse.linalg import lsqr
 from keyhole.arrays import Floats, Integers, floats
 from keyhole.errors import UsageError
 from keyhole.methods.base import Steps, Unrecoverable
+from keyhole.methods.forms.columns import Score
 from keyhole.methods.forms.scale import FIRST_PROBE
-from keyhole.methods.forms.score_bias import look_for_score_bias
-from keyhole.methods.forms.score_matrix import Score
+from keyhole.methods.forms.score_bias import ask_for_bias
 from keyhole.methods.forms.value import Value
 from keyhole.numerics.logit import logit_with_radius, rounding
 from keyhole.queries import Measurements, Plan, Signature, Term, TokenRows
@@ -37,13 +38,13 @@ LEVER = 2.0**60
 BANDS = 3
 
 
-def read_score_entrywise(signature: Signature, value: Value, rng: np.random.Generator) -> Steps[Score]:
+def ask_score_entrywise(signature: Signature, value: Value, rng: np.random.Generator) -> Steps[Score]:
     """The score matrix with a small relative error in every entry, zeros included."""
     if signature.max_norm is not None:
         raise UsageError("entrywise accuracy needs tokens of any norm: leave out max_norm, or entrywise=True")
     if signature.max_length is not None and signature.max_length < 3:
         raise UsageError("entrywise accuracy needs sequences of three tokens: raise max_length, or leave out entrywise")
-    shows_bias, _ = yield from look_for_score_bias(signature, value, rng)
+    shows_bias, _ = yield from ask_for_bias(signature, value, rng)
     if shows_bias:
         raise Unrecoverable(
             Outcome.WRONG_FAMILY,
@@ -63,6 +64,7 @@ def read_score_entrywise(signature: Signature, value: Value, rng: np.random.Gene
     return Score(matrix, radius, rank)
 
 
+@final
 class _Entries:
     def __init__(self, signature: Signature, value: Value) -> None:
         self.signature = signature

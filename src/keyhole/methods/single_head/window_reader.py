@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import final
 
 import numpy as np
 
 from keyhole.arrays import Array, Integers, namespace
 from keyhole.methods.base import Steps
 from keyhole.methods.forms.outputs import Outputs, choose_outputs, window_rows
-from keyhole.methods.forms.reader import ScoreBias, within_reach
-from keyhole.methods.forms.scale import LEVER, ScaleKeeper, floor_power
+from keyhole.methods.forms.reader import ScoreBias, longest_token, norms_beside_bias
+from keyhole.methods.forms.scale import NORM_RATIO, ScaleEstimate, floor_power
 from keyhole.methods.forms.value import Value
 from keyhole.numerics.logit import rounding
 from keyhole.numerics.orthogonal import random_orthogonal, split_along
@@ -57,11 +58,13 @@ class Weights:
         return logits, slopes, radius
 
 
-class BundleReader(ScaleKeeper):
+@final
+class WindowReader:
     """Reads the forms of `used` neighbouring rows with a last token, one query each."""
 
     def __init__(self, signature: Signature, value: Value, rng: np.random.Generator) -> None:
-        super().__init__(signature)
+        self.signature = signature
+        self.estimate = ScaleEstimate()
         space, xp = signature.space, signature.space.xp
         self.space = space
         self.value = value
@@ -74,14 +77,14 @@ class BundleReader(ScaleKeeper):
         self.bias: ScoreBias | None = None
         self.bias_norm = 0.0
         norm = float(xp.linalg.vector_norm(value.vector))
-        self.longest = min(space.huge**0.45, 2.0**-24 * space.huge / max(1.0, norm))
-        self.largest_scale = floor_power(self.longest / LEVER) ** 2
+        self.longest = longest_token(space, norm)
+        self.largest_scale = floor_power(self.longest / NORM_RATIO) ** 2
 
-    def learn_bias(self, bias: ScoreBias, rng: np.random.Generator) -> None:
+    def expect_bias(self, bias: ScoreBias, rng: np.random.Generator) -> None:
         """From now on expect this score bias."""
         self.bias = bias
         self.bias_norm = float(self.space.xp.linalg.vector_norm(bias.vector))
-        self.forget()
+        self.estimate = ScaleEstimate()
         if self.used == self.signature.width > 1:
             # With one window for all rows they are free: all but one orthogonal to the bias may be long.
             across, along = split_along(self.space, random_orthogonal(self.space, rng, self.used), bias.vector)
@@ -92,25 +95,23 @@ class BundleReader(ScaleKeeper):
         """How long the token of each row is."""
         width = self.signature.width
         if self.bias is None:
-            return self.space.full((width,), LEVER * floor_power(math.sqrt(scale)))
+            return self.space.full((width,), NORM_RATIO * floor_power(math.sqrt(scale)))
         root = math.sqrt(width)
         if self.used < width:  # windows share a norm, or they would be badly conditioned
             return self.space.full((width,), min(0.5 * root / self.bias_norm, self.longest))
         longest = min(max(2 * math.sqrt(scale * root), 0.5 * root / self.bias_norm), 16.0 * root / self.bias_norm)
-        return within_reach(longest, self.rows.vectors @ self.bias.vector)
+        return norms_beside_bias(longest, self.rows.vectors @ self.bias.vector)
 
     @property
     def scale(self) -> float:
         """The product of norms that brings logits to their aim."""
-        aim = self.aim
-        if self.bias is not None:
-            # The last token's own form grows with its norm squared, and may exceed the others √d times.
-            longest = float(self.space.xp.max(self.first_norms(self.largest_scale)))
-            aim = min(aim, longest * math.sqrt(aim / math.sqrt(self.signature.width)))
-            if self.used < self.signature.width:
-                # Answers of less than full rank tell what a last token adds only while it is short.
-                aim = min(aim, LONGEST_LAST * longest**2)
-        return self.other_scale(min(floor_power(aim), self.largest_scale))
+        if self.bias is None:
+            return self.estimate.next_scale(self.largest_scale)
+        longest, largest = float(self.space.xp.max(self.first_norms(self.largest_scale))), self.largest_scale
+        if self.used < self.signature.width:
+            # Answers of less than full rank tell what a last token adds only while it is short.
+            largest = min(largest, floor_power(LONGEST_LAST * longest**2))
+        return self.estimate.next_scale(largest, longest, self.signature.width)
 
     def ask(
         self,
@@ -165,7 +166,7 @@ class BundleReader(ScaleKeeper):
         return xp.sqrt(bars), xp.sqrt(sum_bars)
 
 
-def windows(reader: BundleReader) -> Integers:
+def windows(reader: WindowReader) -> Integers:
     """Offsets of windows that cover all rows; the last may overlap the one before."""
     width, used = reader.signature.width, reader.used
     offsets = np.arange(-(-width // used), dtype=np.int64) * used

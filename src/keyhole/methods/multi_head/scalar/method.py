@@ -11,14 +11,14 @@ import numpy as np
 from keyhole.arrays import Floats
 from keyhole.families import MultiHead, SingleHead
 from keyhole.methods.base import Estimate, Steps, Unrecoverable, with_sketch
+from keyhole.methods.forms.columns import Draft
 from keyhole.methods.forms.outputs import choose_outputs
-from keyhole.methods.forms.score_matrix import Draft
-from keyhole.methods.forms.value import Value, refuse_zero_value
+from keyhole.methods.forms.value import Value, check_nonzero
 from keyhole.methods.multi_head.scalar.normals_and_values import Values, read_normals, read_values, unexplained
 from keyhole.methods.multi_head.scalar.queries import Scope, columns, plain
 from keyhole.methods.multi_head.scalar.scores import Columns, GatedReader, HeadReader, ReadHead
 from keyhole.methods.multi_head.scalar.search import Search, find_jumps, look_for_bias
-from keyhole.methods.single_head.method import estimated, read_logits, read_logits_along
+from keyhole.methods.single_head.method import ask_score_along, head_estimate
 from keyhole.queries import Signature, Sketch
 from keyhole.recovery import Outcome
 
@@ -69,11 +69,11 @@ def read_scalar_heads(signature: Signature, rng: np.random.Generator, total: Val
     """
     _refuse(signature)
     if signature.width == 1:  # all heads are proportional there: if they are several, the certificate will say so
-        refuse_zero_value(signature, total)
+        check_nonzero(signature, total)
         return (yield from _read_one(signature, total, rng))
     found = yield from _find(signature, total, rng)
     if found is None:
-        refuse_zero_value(signature, total)
+        check_nonzero(signature, total)
         return (yield from _read_one(signature, total, rng))
     if found.normals.shape[0] == 1 and not found.uniform:
         return (yield from _read_one(signature, total, rng))
@@ -218,14 +218,14 @@ def _estimate(found: _Found, values: Values, heads: list[ReadHead]) -> Estimate:
     ranks = [head.rank for head in heads]
     outputs = values.vectors.shape[2]
     numbers = sum(rank * (2 * width - rank) for rank in ranks) + width * len(heads) * (scope.radius is not None)
-    bound = -(-(numbers + outputs * (width * len(params) + scope.total.biased)) // outputs)
+    bound = -(-(numbers + outputs * (width * len(params) + scope.total.has_bias)) // outputs)
     jumps = found.search.jumps
     details = {
         "heads": len(params),
         "ranks": ranks,
         "uniform_heads": found.uniform,
         "score_bias": scope.radius is not None,
-        "output_bias": scope.total.biased,
+        "output_bias": scope.total.has_bias,
         "closest": found.search.closest,
         "told_apart": float(np.max(np.sqrt(8 * jumps.errors) / np.abs(jumps.slopes))),
     }
@@ -236,7 +236,7 @@ def _with_output_bias(
     total: Value, params: list[SingleHead], radii: list[SingleHead], bound: int, details: dict[str, Any]
 ) -> Estimate:
     return Estimate(
-        params=MultiHead(params, total.bias if total.biased else None),
+        params=MultiHead(params, total.bias if total.has_bias else None),
         radius=MultiHead(radii, total.bias_radius if bool((total.bias_radius > 0).any()) else None),
         counting_bound=bound,
         assumptions=ASSUMPTIONS,
@@ -247,12 +247,9 @@ def _with_output_bias(
 def _read_one(signature: Signature, total: Value, rng: np.random.Generator) -> Steps[Estimate]:
     """The only head there is, as a single head."""
     draft = Draft()
-    if total.vector.ndim == 1:
-        bias, score = yield from read_logits(signature, total, rng, draft)
-    else:
-        outputs = choose_outputs(signature.space, total.vector, even=True)
-        bias, score = yield from read_logits_along(signature, total, rng, draft, outputs)
-    estimate = estimated(signature, total, bias, score, {})
+    outputs = choose_outputs(signature.space, total.vector, even=True) if total.vector.ndim == 2 else None
+    bias, score = yield from ask_score_along(signature, total, rng, draft, outputs)
+    estimate = head_estimate(signature, total, bias, score, {})
     head, radius = (SingleHead(p.score, p.value, p.score_bias) for p in (estimate.params, estimate.radius))
     details = {**estimate.details, "heads": 1, "ranks": [score.rank]}
     return _with_output_bias(total, [head], [radius], estimate.counting_bound, details)

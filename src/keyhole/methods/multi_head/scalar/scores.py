@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
+from typing import final
 
 import numpy as np
 import numpy.typing as npt
 
 from keyhole.arrays import Array, Floats, numpy_space
 from keyhole.methods.base import Steps, Unrecoverable
+from keyhole.methods.forms.columns import Draft
 from keyhole.methods.forms.reader import FormReader, Forms, Probe
 from keyhole.methods.forms.scale import AIM
-from keyhole.methods.forms.score_matrix import Draft, read_score
-from keyhole.methods.forms.value import Value
+from keyhole.methods.forms.score_matrix import ask_score
 from keyhole.methods.multi_head.scalar.gates import Gate, crossing, gate
 from keyhole.methods.multi_head.scalar.normals_and_values import Decided, Values, decided_at
 from keyhole.methods.multi_head.scalar.queries import Scope, plain
@@ -46,24 +46,21 @@ class ReadHead:
     rank: int
 
 
+@final
 class GatedReader(FormReader):
     """Reads rowᵀ·[W c]·point for the points of a gate, as if they were the unit vectors of a head's last tokens."""
 
     def __init__(self, scope: Scope, gate: Gate, decided: Decided, number: int, row: Floats, expected: float) -> None:
         space = scope.signature.space
-        nothing = space.zeros(scope.signature.width)
-        own = Value(space.asarray(decided.own), nothing, space.zeros(1)[0], space.zeros(1)[0])
-        super().__init__(scope.signature, own)
-        self.levered = True
+        super().__init__(scope.signature, space.asarray(decided.own))
         self.scope, self.gate, self.decided, self.number, self.row = scope, gate, decided, number, row
-        self.largest_scale = math.inf
         self.points = TokenRows(space.asarray(gate.points[:, : scope.signature.width]))
         self.base = np.zeros(gate.levers.size)
         self.base_radius = np.zeros(gate.levers.size)
         self.asked: list[tuple[Floats, Integers, Integers, float]] = []  # rows, their and the points' numbers, reach
         # What the normals say of the size of forms, as if from a few of them.
         self.expected = expected
-        self.learn(space.full((4,), expected), 1.0)
+        self.estimate.update(space.full((4,), expected), 1.0)
 
     def read_base(self, normal: Floats, doubt: float, off: int) -> Steps[None]:  # (size,)
         """The logits of the common row alone, and points moved onto the hyperplane by what these tell of it.
@@ -117,27 +114,28 @@ class GatedReader(FormReader):
                 return True
         return False
 
-    def probe(self, rows: TokenRows, columns: TokenRows) -> Steps[Probe]:
-        """The scale is known; a head of rank one has no forms but those off its hyperplane."""
+    def ask_probe(self, rows: TokenRows, columns: TokenRows) -> Steps[Probe]:
+        """Whether there are forms, at the scale that is known: a head of rank one has none but off its hyperplane."""
         space = self.signature.space
-        zero = space.zeros(1)
         for tries in range(SILENT_FORMS):
             index = space.indices([tries % rows.vectors.shape[0]])
-            forms = yield from self.read("directions", rows, columns, index, index * 0 + tries % (self.base.size - 1))
+            forms = yield from self.ask_forms(
+                "directions", rows, columns, index, index * 0 + tries % (self.base.size - 1)
+            )
             if abs(float(forms.values[0])) > float(forms.radius[0]):
-                return Probe(0, Forms(zero, zero + math.inf, zero, zero), responds=True)
+                return Probe(0, forms, responds=True)
         return Probe(0, forms, responds=False)
 
-    def unseen_bias(self, probe: Probe, again: Forms) -> float:  # noqa: ARG002
-        """Score biases are part of the forms."""
+    def undetected_bias(self, probe: Probe, again: Forms) -> float:  # noqa: ARG002
+        """None may be hidden: score biases are part of the forms."""
         return 0.0
 
     @property
     def scale(self) -> float:
         """The reach that brings logits to their aim, or in smaller forms than expected not much more."""
-        return min(self.aim, FARTHEST * AIM / self.expected)
+        return min(self.estimate.aim, FARTHEST * AIM / self.expected)
 
-    def _ask(
+    def ask_at(
         self,
         stage: str,
         rows: TokenRows,
@@ -146,21 +144,22 @@ class GatedReader(FormReader):
         column_index: Array,
         scale: float,
     ) -> Steps[Forms]:
+        """Forms of rows with points of the gate, one query each, the row of the scale beside the common row."""
         space = self.signature.space
         place = np.asarray(plain(column_index), dtype=np.int64)
         number = np.asarray(plain(row_index), dtype=np.int64)
         vectors = rows.vectors if isinstance(rows.vectors, np.ndarray) else plain(rows.vectors)
         self.asked.append((vectors, number, place, scale))
-        logits, radius, strain = yield from self._logits(stage, place, vectors, number, scale)
+        logits, radius, saturation = yield from self._logits(stage, place, vectors, number, scale)
         values = (logits - self.base[place]) / scale
         radius = (radius + self.base_radius[place]) / scale
-        values, radius, strain = (space.asarray(array) for array in (values, radius, strain))
-        return Forms(values, radius, 0 * values, strain)
+        values, radius, saturation = (space.asarray(array) for array in (values, radius, saturation))
+        return Forms(values, radius, 0 * values, saturation)
 
     def _logits(
         self, stage: str, place: Integers, vectors: Floats, number: Integers, reach: float
     ) -> Steps[tuple[Floats, Floats, Floats]]:
-        """Logits of the head, their radii and strains, at points with rows beside the common one."""
+        """Logits of the head, their radii and saturations, at points with rows beside the common one."""
         scope, space, decided = self.scope, self.signature.space, self.decided
         levers = self.gate.levers[place]
         long, short = scope.norms(levers)
@@ -183,12 +182,12 @@ class GatedReader(FormReader):
         bar = bar + size * rounding(space) * decided.loudness + decided.row_radius + reach / levers * decided.radius
         logits, radius = logit_with_radius(numpy_space(), levels, low, high, bar, bar, 0.0)
         span = np.abs(high - low)
-        strain = radius * span / (8 * bar)
+        saturation = radius * span / (8 * bar)
         sides = np.where((levels - low) * (high - low) > span**2 / 2, np.inf, -np.inf)
         logits = np.where(np.isfinite(radius), logits, sides)
         # The oracle's own products behind the logits, of which the last token's is one.
-        form = self.size * self.signature.width**0.5
-        return logits, radius + rounding(space) * (size + 2 * away * short / long) * levers * form, strain
+        form = self.estimate.size * self.signature.width**0.5
+        return logits, radius + rounding(space) * (size + 2 * away * short / long) * levers * form, saturation
 
 
 @dataclass(frozen=True)
@@ -202,6 +201,7 @@ class Columns:
     second: Floats  # (size,) u₁ᵀ·[W c], less accurate along the first normal
 
 
+@final
 class HeadReader:
     """Reads heads one by one, in two rounds: first their hyperplanes, which then tell where to read the rest."""
 
@@ -229,10 +229,10 @@ class HeadReader:
         doors = gate(self.rng, self.normals, number, self._decided(number, room), scope.signature.width, self.radius)
         reader = self._reader(doors, number, scope.row, self.values.row_radius)
         yield from reader.read_base(self.normals[number], self.doubts[number], off=1)
-        score = yield from read_score(reader, self.rng, Draft(), bases=(self.rows, self.rows.T, space.eye(size - 1)))
+        score = yield from ask_score(reader, self.rng, Draft(), bases=(self.rows, self.rows.T, space.eye(size - 1)))
         assert score is not None  # forms that cannot disagree with themselves
         one = space.indices([0])
-        off = yield from reader.read("columns", TokenRows(self.rows), reader.points, one, one + size - 1)
+        off = yield from reader.ask_forms("columns", TokenRows(self.rows), reader.points, one, one + size - 1)
         common = (reader.base / doors.levers)[: size - 1]
         forms = plain(score.matrix) + scope.row[:, None] * common
         radius = np.hypot(plain(score.radius), np.abs(scope.row)[:, None] * (reader.base_radius / doors.levers)[:-1])
@@ -258,11 +258,13 @@ class HeadReader:
         try:
             yield from reader.read_base(found.mix @ both[:, number], 0.0, off=1)
         except Unrecoverable:  # a neighbour is so near that the second row is not known well enough
-            last = yield from near.read("columns", TokenRows(self.rows), near.points, every, 0 * every + scope.size - 1)
+            last = yield from near.ask_forms(
+                "columns", TokenRows(self.rows), near.points, every, 0 * every + scope.size - 1
+            )
             common, bar = (array[-1] / near.gate.levers[-1] for array in (near.base, near.base_radius))
             return self._assembled(own, near.gate.points[-1], common, bar, last), near
-        reader.learn(space.asarray(np.linalg.norm(own.forms, axis=0) / width**0.5), 1.0)
-        last = yield from reader.read("columns", TokenRows(self.rows), reader.points, every, 0 * every)
+        reader.estimate.update(space.asarray(np.linalg.norm(own.forms, axis=0) / width**0.5), 1.0)
+        last = yield from reader.ask_forms("columns", TokenRows(self.rows), reader.points, every, 0 * every)
         # What the combination of rows says, less the second row's part, is the common row's.
         second, second_bar = float(last.values[0]), float(last.radius[0])
         common = (reader.base[0] / found.lever - found.mix[1] * second) / found.mix[0]

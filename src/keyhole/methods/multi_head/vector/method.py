@@ -85,12 +85,12 @@ def _estimate(box: VectorBox, value: Value, start: Start, values: Values, scores
                 _radius(space, scores.biases[head], wide),
             )
         )
-    found = MultiHead(params, value.bias if value.biased else None)
+    found = MultiHead(params, value.bias if value.has_bias else None)
     _refuse_near(found, scores, radii)
     return Estimate(
         params=found,
         radius=MultiHead(radii, value.bias_radius),
-        counting_bound=_bound(box, values, scores, biased, value.biased),
+        counting_bound=_bound(box, values, scores, biased, value.has_bias),
         assumptions=EVERYWHERE if box.everywhere else ASSUMPTIONS,
         details=_details(start, values, scores, biased, value) | ({"positions": "all"} if box.everywhere else {}),
     )
@@ -133,7 +133,7 @@ def _details(start: Start, values: Values, scores: Scores, biased: list[bool], v
         "score_ranks": [int(rank) for rank in scores.ranks],
         "value_ranks": [int(rank) for rank in values.ranks],
         "score_bias": any(biased),
-        "output_bias": value.biased,
+        "output_bias": value.has_bias,
         "tokens_per_query": scores.per_query,
         "pencil_condition": start.pencil.condition,
         "logit_condition": scores.condition,

@@ -12,13 +12,13 @@ from keyhole.arrays import Floats
 from keyhole.errors import UsageError
 from keyhole.families.relu_net import ReluNet
 from keyhole.methods.base import Estimate, Steps, Unrecoverable
+from keyhole.methods.last_position import last_only
 from keyhole.methods.relu_net.noisy.covariance import Spread
 from keyhole.methods.relu_net.noisy.errors import CorrelatedErrors, FittedNet
 from keyhole.methods.relu_net.noisy.least_squares import Fit, Problem, descended, enlarged, fitted, parameters, unit
 from keyhole.methods.relu_net.noisy.orientation import oriented, unfolded
 from keyhole.methods.relu_net.noisy.samples import Samples
 from keyhole.methods.relu_net.noisy.search import LAST_STEPS, at_noise, explained, finished, noise_ceiling
-from keyhole.methods.single_head.all_positions import last_only
 from keyhole.queries import Signature
 from keyhole.recovery import Outcome
 

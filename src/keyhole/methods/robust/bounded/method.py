@@ -10,7 +10,7 @@ import numpy as np
 from keyhole.arrays import Floats, Space
 from keyhole.families import SingleHead
 from keyhole.methods.base import Estimate, Steps
-from keyhole.methods.forms.value import refuse_single_tokens
+from keyhole.methods.forms.value import check_length
 from keyhole.methods.robust.bounded.design import Sheet
 from keyhole.methods.robust.bounded.interval import Interval
 from keyhole.methods.robust.bounded.reader import Reader
@@ -46,7 +46,7 @@ def bounded(
     Biases that show are refused. With `cover_biases` the radii, three to six times as wide and for d − 2 queries more,
     also hold for heads whose biases hide in the tolerance. Assumes what `ASSUMPTIONS` says.
     """
-    refuse_single_tokens(signature)
+    check_length(signature)
     reader = Reader(signature, copies, cover_biases)
     value, shape = yield from reader.read_value()
     design = yield from reader.read_overlap(value)

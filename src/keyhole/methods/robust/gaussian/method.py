@@ -9,7 +9,7 @@ import numpy as np
 from keyhole.arrays import Floats, Integers
 from keyhole.errors import KeyholeError
 from keyhole.methods.base import Estimate, Steps
-from keyhole.methods.forms.value import refuse_single_tokens
+from keyhole.methods.forms.value import check_length
 from keyhole.methods.robust.gaussian.likelihood import Frame, Point
 from keyhole.methods.robust.gaussian.pair_design import tilted_rows
 from keyhole.methods.robust.gaussian.passes import Campaign
@@ -43,7 +43,7 @@ def gaussian(
     With `rank` only what a score matrix of that rank leaves open is asked: pairs that lie in its range with every
     direction, and every pair with the directions it does not annihilate.
     """
-    refuse_single_tokens(signature)
+    check_length(signature)
     few = rank is not None and 2 * rank + MORE_DIRECTIONS < signature.width
     campaign = LowRank(signature, rng, copies, rank) if few and rank else FullRank(signature, rng, copies, rank)
     yield from campaign.ask_value(1)

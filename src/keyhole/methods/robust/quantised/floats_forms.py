@@ -10,7 +10,7 @@ import numpy.typing as npt
 from keyhole.arrays import Floats, Integers
 from keyhole.families import SingleHead
 from keyhole.methods.base import BiasDetected, Steps, Unrecoverable
-from keyhole.methods.forms.scale import LEVER, floor_power
+from keyhole.methods.forms.scale import NORM_RATIO, floor_power
 from keyhole.methods.robust.quantised.floats_value import ValueRatios
 from keyhole.methods.robust.quantised.pair_model import SECOND_ORDER, Design, Pairs
 from keyhole.methods.robust.quantised.pair_queries import (
@@ -103,7 +103,7 @@ class NullForms:
         scale, norm = FIRST_PROBE, 1.0
         quiet, loud = 0.0, math.inf  # scales that are too small and too large
         for _ in range(MOST_PROBES):
-            norm = LEVER * floor_power(math.sqrt(scale))
+            norm = NORM_RATIO * floor_power(math.sqrt(scale))
             self.norm[:], self.last[:] = norm, scale / norm
             pairs = self._pairs(few, few, steer=False)
             answers, _ = self.told((yield pair_plan(self.design, "scale", pairs)))
@@ -115,7 +115,7 @@ class NullForms:
                 continue
             if size > 64 * rounding(self.space):
                 wanted = scale * AIM / (3 * size)  # the largest of all forms is some times the largest of a few
-                self.norm[:] = LEVER * floor_power(math.sqrt(wanted))
+                self.norm[:] = NORM_RATIO * floor_power(math.sqrt(wanted))
                 self.last[:] = wanted / self.norm
                 return
             quiet = scale
@@ -183,7 +183,7 @@ class NullForms:
         known = largest > 0  # a column of zeros is left as it is
         wanted = AIM / np.where(known, largest, 1.0)
         if self.free:
-            norm = LEVER * np.exp2(np.floor(np.log2(wanted) / 2))
+            norm = NORM_RATIO * np.exp2(np.floor(np.log2(wanted) / 2))
             self.norm, self.last = np.where(known, norm, self.norm), np.where(known, wanted / norm, self.last)
             return
         most = np.full(self.width + 1, self.limit)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from keyhole.arrays import Floats, Integers
 from keyhole.errors import UsageError
 from keyhole.methods.base import Steps, Unrecoverable
-from keyhole.methods.forms.value import refuse_single_tokens
+from keyhole.methods.forms.value import check_length
 from keyhole.methods.robust.quantised.pair_model import Design, Pairs, Reading
 from keyhole.queries import Measurements, Plan, Position, Signature, Term, TokenRows
 from keyhole.recovery import Outcome
@@ -38,7 +38,7 @@ BLURRED = 0.5
 
 def refuse_short_sequences(signature: Signature) -> None:
     """End where a pair and a last token are too long a sequence."""
-    refuse_single_tokens(signature)
+    check_length(signature)
     if (signature.max_length or SHORTEST) < SHORTEST:
         raise UsageError(f"questions of pairs need sequences of {SHORTEST} tokens: raise max_length")
 
