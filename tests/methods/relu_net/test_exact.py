@@ -18,11 +18,11 @@ from keyhole.families.relu_net import ACTIVATIONS, ReluNet, activate, activate_s
 from keyhole.gauge.compare import distance
 from keyhole.methods import Unrecoverable
 from keyhole.methods.certificate import certify
+from keyhole.methods.relu_net.exact.checks import ring_tokens
 from keyhole.methods.relu_net.exact.kink_search import KinkSearch
 from keyhole.methods.relu_net.exact.lattice import reduced, subset_with_sum
 from keyhole.methods.relu_net.exact.method import relu_net
 from keyhole.methods.relu_net.exact.orientation import flipped
-from keyhole.methods.relu_net.exact.rings import ring_tokens
 from keyhole.noise import Noise
 from keyhole.recovery import Outcome
 from keyhole.session import Session

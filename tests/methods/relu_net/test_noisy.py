@@ -12,7 +12,7 @@ from keyhole.errors import UsageError
 from keyhole.families.relu_net import ReluNet
 from keyhole.methods import Estimate, Unrecoverable
 from keyhole.methods.certificate import certify
-from keyhole.methods.relu_net.noisy.covariance import Spread
+from keyhole.methods.relu_net.noisy.covariance import Covariance
 from keyhole.methods.relu_net.noisy.least_squares import Problem, descended, fitted, unit
 from keyhole.methods.relu_net.noisy.method import IN_THE_END, relu_boost
 from keyhole.methods.relu_net.noisy.orientation import oriented, unfolded
@@ -126,7 +126,7 @@ def test_standard_errors_are_those_of_repetition() -> None:
         fit = descended(fitted(problem, problem.to_white(planes)), 30)
         raw = fit.raw_planes()
         said = np.concatenate([np.maximum(fresh @ raw.T, 0), fresh[:, -1:]], axis=1) @ fit.output
-        ratios.append((said[:, 0] - exact) / Spread(fit).predictions(fresh)[:, 0])
+        ratios.append((said[:, 0] - exact) / Covariance(fit).predictions(fresh)[:, 0])
     assert 0.8 < np.sqrt(np.mean(np.square(ratios))) < 1.25
 
 

@@ -17,8 +17,8 @@ from keyhole.methods.robust.gaussian.pair_design import (
     pair_answers,
     pair_rows,
     tilted_rows,
-    universal_floor,
 )
+from keyhole.numerics.cramer_rao import universal_floor
 from keyhole.oracles import Counted, Noisy, Oracle
 from support import targets as t
 

@@ -14,8 +14,13 @@ import numpy as np
 
 from keyhole.arrays import Floats, floats
 from keyhole.methods.base import Steps
-from keyhole.methods.noise_estimation.digits import binary_digits, bits_lost_to_decimals, bits_lost_to_digits, decimals
-from keyhole.methods.noise_estimation.roughness import distance_from_polynomials
+from keyhole.methods.noise_estimation.digits import (
+    binary_digits,
+    bits_lost_to_decimals,
+    bits_lost_to_digits,
+    decimals,
+    distance_from_polynomials,
+)
 from keyhole.noise import DIGITS, Noise
 from keyhole.queries import Measurements, Plan, Signature, sequences
 

@@ -17,6 +17,8 @@ from keyhole.methods.relu_net.exact.token_design import clear_steps, telling_row
 CANDIDATES, FEWEST, MOST = 20, 400, 4000
 # Offsets below this part of the tokens they were measured with are no more than their rounding.
 ROUNDED_OFFSET = 1e-9
+# Wide cells measured beyond the unknowns: a part of them, and at least one.
+EXTRA_CELLS = 1 / 12
 
 
 @dataclass(frozen=True)

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from keyhole.arrays import Floats
 from keyhole.errors import UsageError
 from keyhole.families.relu_net import ACTIVATIONS
 from keyhole.methods.base import Estimate, Steps, Unrecoverable, with_sketch
+from keyhole.methods.relu_net.exact.bounded_norm import learn_in_ball
+from keyhole.methods.relu_net.exact.cells import (
+    EXTRA_CELLS,
+    jumps_of,
+    measure_wide,
+    pieces_of,
+    rows_of_line,
+    typical_distance,
+)
 from keyhole.methods.relu_net.exact.checks import FULL, LEAN, WITHOUT_FRESH, checked
-from keyhole.methods.relu_net.exact.estimate import estimated
+from keyhole.methods.relu_net.exact.estimate import Bars, estimated
 from keyhole.methods.relu_net.exact.kink_search import OPEN_AT_FIRST, NotPiecewiseLinear
-from keyhole.methods.relu_net.exact.learn import learn
-from keyhole.methods.relu_net.exact.queries import Box
-from keyhole.methods.relu_net.exact.smooth import learn_smooth
+from keyhole.methods.relu_net.exact.line import random_line, read_cells, read_line
+from keyhole.methods.relu_net.exact.queries import Box, FarBox, Pieces
+from keyhole.methods.relu_net.exact.several_outputs import learn_several
+from keyhole.methods.relu_net.exact.smooth import FARTHEST, learn_smooth
 from keyhole.queries import Signature
 from keyhole.recovery import Outcome
 
@@ -24,6 +36,12 @@ PATIENCE = 5.0
 SMOOTH = tuple(name for name in ACTIVATIONS if name != "relu")
 # Intervals of a line that may bend at once before it is taken for a curve, where that is to be found out.
 CURVES = 100
+# Lean results measure again the cells between close kinks where the expected error of the function is above this part
+# of its size, up to this part of all cells.
+LEAN_ERROR = 1e-8
+LEAN_EXTRA = 1 / 24
+# Error bars are about this many times the errors.
+PESSIMISM = 10.0
 
 
 def relu_net(
@@ -56,9 +74,10 @@ def relu_net(
         crowd = CURVES if activation == "auto" and attempt == 0 else OPEN_AT_FIRST
         try:
             if smooth:
-                estimate, scale = yield from learn_smooth(box, rng, smooth, skip)
+                far = yield from _learn(FarBox(signature, FARTHEST), rng, polish=False)
+                estimate, scale = yield from learn_smooth(box, rng, far.pieces, smooth, skip, far.lines)
             else:
-                found = yield from learn(box, rng, polish=polish, patience=PATIENCE**attempt, crowd=crowd)
+                found = yield from _learn(box, rng, polish=polish, patience=PATIENCE**attempt, crowd=crowd)
                 details = {"lines": attempt + found.lines, "polished": polish}
                 estimate, scale = estimated(box, found.pieces, found.bars, skip, details), found.scale
         except NotPiecewiseLinear as error:
@@ -90,3 +109,54 @@ def _refuse_options(polish: Any, activation: Any, skip: Any, signature: Signatur
         raise UsageError(f"{activation} neurons are seen from afar only: activation must be relu or auto with max_norm")
     if skip is not None and not isinstance(skip, bool):
         raise UsageError(f"skip must be true, false or None, not {skip!r}")
+
+
+@dataclass(frozen=True)
+class _Learned:
+    """What a line, or several, told of a box."""
+
+    pieces: Pieces
+    bars: Bars
+    scale: float  # typical distance of a kink from the origin
+    lines: int
+
+
+def _learn(
+    box: Box, rng: np.random.Generator, *, polish: bool, patience: float = 1.0, crowd: int = OPEN_AT_FIRST
+) -> Steps[_Learned]:
+    """Kinks on a line, then gradients between them, then wide cells; NotPiecewiseLinear where that fails."""
+    if box.signature.max_norm is not None:
+        inside = yield from learn_in_ball(box, rng, patience)
+        rows, towards, lines = inside.rows, inside.towards, inside.lines
+        unit = box.signature.norm_limit
+    else:
+        line, lines = random_line(box, rng), 1
+        unit = line.unit
+        kinked = yield from read_line(box, line, rng, patience=patience, crowd=crowd)
+        if kinked.slope.shape[1] > 1:
+            several = yield from learn_several(box, line, kinked, rng, polish)
+            return _Learned(several.pieces, several.bars, several.scale, lines)
+        cells = yield from read_cells(box, line, kinked, np.arange(kinked.kinks.size + 1), rng)
+        rows = rows_of_line(box, line, kinked, cells)
+        towards = np.tile(line.direction, (kinked.kinks.size, 1))
+    jumps = jumps_of(rows)
+    pieces = pieces_of(jumps, towards)
+    scale = min(typical_distance(pieces, unit), unit)
+    count = pieces.count
+    more = count + 2 + int(EXTRA_CELLS * count) if polish else _imprecise(box, pieces, jumps.covariance, scale)
+    if more and float(pieces.size(np.asarray(unit))) > 0:
+        stage = "polish" if polish else "cells"
+        rows = rows.joined((yield from measure_wide(box, pieces, jumps.covariance, scale, more, rng, stage)))
+        jumps = jumps_of(rows)
+        pieces = pieces_of(jumps, towards)
+    slope, level = jumps.linear_error, jumps.constant_error
+    return _Learned(pieces, Bars(slope[:-1], level[:-1], float(slope[-1]), float(level[-1])), scale, lines)
+
+
+def _imprecise(box: Box, pieces: Pieces, covariance: Floats, scale: float) -> int:
+    """How many cells a lean result should measure again: those whose error is far above that of the others."""
+    variance = np.diag(covariance)[:-1] * (scale * box.width**0.5) ** 2
+    size = float(pieces.size(np.asarray(scale * box.width**0.5)))
+    poor = np.sum(np.sqrt(variance) > PESSIMISM * LEAN_ERROR * size)
+    # A narrow cell spoils the neurons on both of its sides.
+    return int(min(-(-poor // 2), np.ceil(LEAN_EXTRA * variance.size)))

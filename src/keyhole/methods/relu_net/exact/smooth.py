@@ -10,10 +10,9 @@ import numpy as np
 from keyhole.arrays import Floats
 from keyhole.families.relu_net import activate
 from keyhole.methods.base import Estimate, Steps
-from keyhole.methods.relu_net.exact.cells import jumps_of, measure_wide, pieces_of
+from keyhole.methods.relu_net.exact.cells import EXTRA_CELLS, jumps_of, measure_wide, pieces_of
 from keyhole.methods.relu_net.exact.estimate import estimated, fresh_tokens
 from keyhole.methods.relu_net.exact.kink_search import NotPiecewiseLinear
-from keyhole.methods.relu_net.exact.learn import EXTRA_CELLS, learn
 from keyhole.methods.relu_net.exact.queries import Box, FarBox, Pieces
 from keyhole.methods.relu_net.exact.refit import Fitted, Net, answers_of, refitted
 from keyhole.methods.relu_net.exact.several_outputs import fresh_wide_tokens, pieces_of_fit
@@ -46,26 +45,26 @@ class _Start:
 
 
 def learn_smooth(
-    box: Box, rng: np.random.Generator, names: tuple[str, ...], skip: bool | None
+    box: Box, rng: np.random.Generator, far: Pieces, names: tuple[str, ...], skip: bool | None, lines: int
 ) -> Steps[tuple[Estimate, float]]:
     """The net of one of these activations that fits, and the typical distance of its kinks.
 
-    act(z) = z + act(−z) as for ReLU. Far away the net is one of ReLU neurons, which tells all but the lengths |a_i|;
-    1 − act(z)/z of an answer beside a kink tells those; then all parameters are fitted together to fresh answers.
+    act(z) = z + act(−z) as for ReLU. `far` is the net of ReLU neurons that it is far away, from as many `lines`, which
+    tells all but the lengths |a_i|; 1 − act(z)/z of an answer beside a kink tells those; then all parameters are fitted
+    together to new answers.
     NotPiecewiseLinear where nothing fits.
     """
-    far = yield from learn(FarBox(box.signature, FARTHEST), rng, polish=False)
     failure: NotPiecewiseLinear | None = None
     for length in FAR:
         try:
-            start = yield from _nearer(FarBox(box.signature, length), far.pieces, rng)
+            start = yield from _nearer(FarBox(box.signature, length), far, rng)
             fit, name, scale = yield from _fitted(box, start, names, rng)
         except NotPiecewiseLinear as error:
             failure = error
             continue
         pieces, bars = pieces_of_fit(fit)
         sharpness = np.linalg.norm(fit.net.inner, axis=1)
-        details: dict[str, Any] = {"lines": far.lines, "polished": True}
+        details: dict[str, Any] = {"lines": lines, "polished": True}
         return estimated(box, pieces, bars, skip, details, name, sharpness), scale
     assert failure is not None
     raise failure

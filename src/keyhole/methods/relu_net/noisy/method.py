@@ -10,11 +10,9 @@ from scipy.special import ndtri
 
 from keyhole.arrays import Floats
 from keyhole.errors import UsageError
-from keyhole.families.relu_net import ReluNet
 from keyhole.methods.base import Estimate, Steps, Unrecoverable
 from keyhole.methods.last_position import last_only
-from keyhole.methods.relu_net.noisy.covariance import Spread
-from keyhole.methods.relu_net.noisy.errors import CorrelatedErrors, FittedNet
+from keyhole.methods.relu_net.noisy.covariance import CorrelatedErrors, Covariance, FittedNet
 from keyhole.methods.relu_net.noisy.least_squares import Fit, Problem, descended, enlarged, fitted, parameters, unit
 from keyhole.methods.relu_net.noisy.orientation import oriented, unfolded
 from keyhole.methods.relu_net.noisy.samples import Samples
@@ -92,15 +90,15 @@ class _Boosting:
         yield from self.samples.probe()
         fit = yield from self._grown()
         fit = yield from self._confirmed(fit)
-        spread = Spread(self._turned(fit, skip))
+        covariance = Covariance(self._turned(fit, skip))
         for _ in range(MOST_ROUNDS):
-            more = self._wanted(spread, target_error)
+            more = self._wanted(covariance, target_error)
             if more < 1:
                 break
             yield from self._ask(more, far=True)
             fit = self._refined(fit, self.samples.problem())
-            spread = Spread(self._turned(fit, skip))
-        return self._estimate(spread, target_error)
+            covariance = Covariance(self._turned(fit, skip))
+        return self._estimate(covariance, target_error)
 
     # --- what is asked -----------------------------------------------------------------------------------------
 
@@ -117,14 +115,14 @@ class _Boosting:
         if count > 0:
             yield from self.samples.ask("samples", self.samples.draw(count, far=far))
 
-    def _wanted(self, spread: Spread, target_error: float | None) -> int:
+    def _wanted(self, covariance: Covariance, target_error: float | None) -> int:
         """Further questions that target or budget ask for."""
         asked = self.samples.count
-        most = self._queries(spread.fit.neurons, MOST_PER_PARAMETER)
+        most = self._queries(covariance.fit.neurons, MOST_PER_PARAMETER)
         left = min(self.budget, max(most, asked)) - asked
         if target_error is None:
             return int(left) if self.budget < math.inf else 0
-        error = self._error(spread)
+        error = self._error(covariance)
         return 0 if error <= target_error else int(min(left, math.ceil(asked * ((error / target_error) ** 2 - 1))))
 
     # --- what explains it --------------------------------------------------------------------------------------
@@ -243,27 +241,27 @@ class _Boosting:
 
     # --- what comes back ---------------------------------------------------------------------------------------
 
-    def _error(self, spread: Spread) -> float:
+    def _error(self, covariance: Covariance) -> float:
         """Root mean square of the function's standard error at near samples."""
         tokens = self.samples.draw(4 * self.signature.width, far=False)
         rows = np.concatenate([tokens, np.ones((tokens.shape[0], 1))], axis=1)
-        return float(np.sqrt(np.mean(spread.predictions(rows) ** 2)))
+        return float(np.sqrt(np.mean(covariance.predictions(rows) ** 2)))
 
-    def _estimate(self, spread: Spread, target_error: float | None) -> Estimate:
-        fit, samples = spread.fit, self.samples
-        raw = spread.raw
+    def _estimate(self, covariance: Covariance, target_error: float | None) -> Estimate:
+        fit, samples = covariance.fit, self.samples
+        raw = covariance.raw
         lengths = np.linalg.norm(raw[:, :-1], axis=1)
         lengths = np.where(lengths > 0, lengths, 1.0)
         output = fit.output * np.concatenate([lengths, np.ones(fit.output.shape[0] - fit.neurons)])[:, None]
         params = FittedNet(**self._arrays(raw / lengths[:, None], output, fit.problem.affine))
-        errors = self._arrays(spread.planes(), spread.output(), fit.problem.affine)
+        errors = self._arrays(covariance.planes(), covariance.output(), fit.problem.affine)
         # Errors that are only bounded may all conspire; random ones add up in quadrature.
         deviations = -float(ndtri(MISSES / 2 / max(1, sum(array.size for array in errors.values()))))
         widened = math.sqrt(fit.problem.answers.size) if self.bounded else deviations
-        radius = ReluNet(**{name: widened * array for name, array in errors.items()})
+        radius = {name: widened * array for name, array in errors.items()}
         normal = self.signature.noise.kind == "gaussian"
         count = parameters(fit.neurons, self.signature.width, samples.outputs, fit.problem.affine)
-        error = self._error(spread)
+        error = self._error(covariance)
         details = {
             "neurons": fit.neurons,
             "orientation": "not settled: a skip makes up for it" if fit.problem.affine else "settled",
@@ -277,9 +275,9 @@ class _Boosting:
             details |= {"target_error": target_error, "target_reached": error <= target_error}
         return Estimate(
             params=params,
-            radius=CorrelatedErrors.of(radius, spread, widened),
+            radius=CorrelatedErrors(**radius, covariance=covariance, factor=widened),
             counting_bound=math.ceil(count / samples.outputs),
-            standard_error=CorrelatedErrors.of(ReluNet(**errors), spread, 1.0) if normal else None,
+            standard_error=CorrelatedErrors(**errors, covariance=covariance) if normal else None,
             assumptions=(*ASSUMPTIONS, f"what is said holds for tokens of norm up to {samples.reach:.3g}"),
             details=details,
         )

@@ -14,7 +14,7 @@ from keyhole.arrays import Floats, Space
 from keyhole.families import SingleHead
 from keyhole.methods.base import Estimate, Unrecoverable, target_details
 from keyhole.methods.robust.gaussian.likelihood import Fit, Frame, Pairs, Point, fit
-from keyhole.methods.robust.gaussian.pair_design import universal_floor
+from keyhole.numerics.cramer_rao import universal_floor
 from keyhole.queries import Signature
 from keyhole.recovery import Outcome
 
