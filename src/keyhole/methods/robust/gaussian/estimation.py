@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 from scipy.special import ndtri
@@ -35,11 +35,10 @@ ROUNDED_OFF = 1e-14
 JITTER = 1e-9
 
 
-class Evidence(ABC):
-    """Answers so far and what they say. A subclass asks, and keeps the tables of tokens that were asked."""
+@final
+class Estimation:
+    """Answers so far, the tables of tokens that were asked, and what they say."""
 
-    rank: int | None = None  # of the score matrix, where it is known
-    assumptions: tuple[str, ...] = ASSUMPTIONS
     noise: float  # standard deviation of an answer, the rounding of the oracle included
     many: bool  # whether answers are rows of outputs
     scalar: bool  # whether there is but one of them
@@ -47,9 +46,11 @@ class Evidence(ABC):
     rows: Floats  # (rows, width) unit vectors x
     looks: Floats  # (rows, outputs) the combination of outputs that each is looked at along
     columns: Floats  # (columns, width) directions of last tokens
-    _beside: Floats  # (width,) logits of the first rows beside a zero token
+    null_logits: Floats  # (width,) logits of the first rows beside a zero token
 
-    def __init__(self, signature: Signature, copies: int) -> None:
+    def __init__(self, signature: Signature, copies: int, rank: int | None, pass_size: int) -> None:
+        self.rank = None if rank is None or rank >= signature.width else rank  # of the score matrix, where it is known
+        self.pass_size = pass_size  # pairs of a pass
         self.signature, self.width, self.max_norm = signature, signature.width, signature.norm_limit
         room = (signature.max_length or math.inf) - 1
         self.copies = int(min(2 * copies, room - room % 2 if room > 1 else 1)) if room < math.inf else 2 * copies
@@ -60,20 +61,8 @@ class Evidence(ABC):
         self.fitted: Fit | None = None
         self.score_bias = False
         self.parts_of_first_pass = 0
-
-    @abstractmethod
-    def start(self, frame: Frame) -> Point:
-        """Near enough to the best fit of the first pass for Gauss–Newton."""
-
-    @property
-    @abstractmethod
-    def pass_size(self) -> int:
-        """Pairs of a pass."""
-
-    @property
-    @abstractmethod
-    def counting_bound(self) -> int:
-        """Numbers that determine score matrix and value."""
+        free = self.rank or self.width
+        self.counting_bound = free * (2 * self.width - free) + self.width  # numbers that determine score and value
 
     # --- what single answers say ------------------------------------------------------------------------------
 
@@ -82,27 +71,27 @@ class Evidence(ABC):
         bias = self.answers[0] if biased else np.zeros_like(self.answers[0])
         return np.asarray((self.answers[1:] - bias) / self.max_norm)
 
-    def score_bias_read(self) -> Floats:  # (width,)
+    def null_score_bias(self) -> Floats:  # (width,)
         """The score bias as the null column has it."""
-        return np.asarray(np.linalg.inv(self.max_norm * self.rows[: self.width]) @ self._beside)
+        return np.asarray(np.linalg.inv(self.max_norm * self.rows[: self.width]) @ self.null_logits)
 
-    def _worth(self) -> Floats:  # (rows,)
+    def pair_values(self) -> Floats:  # (rows,)
         """What each pair is worth along the outputs it is looked at."""
         return np.asarray(np.sum((self.rows @ self.value(self.biased)) * self.looks, axis=1))
 
-    def _looked_at(self) -> Floats:  # (biases, outputs)
+    def axes(self) -> Floats:  # (biases, outputs)
         """Orthonormal combinations of the outputs that pairs are looked at along: never more than there are pairs."""
         _, sizes, right = np.linalg.svd(self.looks, full_matrices=False)
         # However rarely an output is looked at, its bias may be large.
         return np.asarray(right[sizes > sizes[0] * ROUNDED_OFF])
 
-    def _without_bias(self, pairs: Pairs) -> Floats:  # (n,)
+    def without_bias(self, pairs: Pairs) -> Floats:  # (n,)
         """Answers less the output bias, where one shows."""
         return np.asarray(pairs.answer - (self.looks @ self.answers[0])[pairs.row] * self.biased)
 
-    def _logits(self, pairs: Pairs) -> Floats:  # (n,)
+    def pair_logits(self, pairs: Pairs) -> Floats:  # (n,)
         """Logits of pairs one by one, as if a last token were worth nothing and had none."""
-        response = self._without_bias(pairs) / (self.max_norm * self._worth()[pairs.row])
+        response = self.without_bias(pairs) / (self.max_norm * self.pair_values()[pairs.row])
         if self.copies == 1:  # [x; g]: a share between nothing and all
             share = np.clip(response, 0.5 - LARGEST_READ / 2, 0.5 + LARGEST_READ / 2)
             return np.asarray(np.log(share / (1 - share)))
@@ -124,7 +113,7 @@ class Evidence(ABC):
         covariance = covariance + JITTER * np.diag(np.diag(covariance))
         bias_map = np.zeros((self.rows.shape[0], 0))
         if biased:  # the error of the zero token's answer is in every value
-            axes = self._looked_at()
+            axes = self.axes()
             bias_map = self.looks @ axes.T
             covariance = covariance + np.outer(sums, sums) * same / self.max_norm**2
             cross = -sums[:, None] * (looks @ axes.T) / self.max_norm
@@ -144,10 +133,10 @@ class Evidence(ABC):
             score_bias=wide or self.score_bias,
         )
 
-    def fit(self) -> None:
-        """Fit all parameters to all answers."""
+    def fit(self, start_at: Callable[[Frame], Point]) -> None:
+        """Fit all parameters to all answers, the first time from a point near enough to the best fit."""
         frame, pairs = self.frame(wide=False), Pairs.joined(self.parts)
-        start = self.start(frame) if self.fitted is None else replace(self.fitted.point, shared=frame.known)
+        start = start_at(frame) if self.fitted is None else replace(self.fitted.point, shared=frame.known)
         self.parts_of_first_pass = self.parts_of_first_pass or len(self.parts)
         self.fitted = self._fit(frame, start, pairs)
 
@@ -162,7 +151,7 @@ class Evidence(ABC):
         assert self.fitted is not None  # every use is behind the first fit
         return self.fitted
 
-    def _passes(self) -> float:
+    def passes(self) -> float:
         """Passes so far."""
         return (sum(float(np.sum(part.repeats)) for part in self.parts) - self.width) / self.pass_size
 
@@ -178,8 +167,8 @@ class Evidence(ABC):
             return None
         pairs = Pairs.joined(self.parts)
         pairs = pairs.picked((pairs.norm != 0) & (pairs.row < self.width) & (pairs.column < self.width))
-        beside = self.score_bias_read()
-        logits = self._logits(pairs) - self.max_norm * (self.rows @ beside)[pairs.row]
+        beside = self.null_score_bias()
+        logits = self.pair_logits(pairs) - self.max_norm * (self.rows @ beside)[pairs.row]
         matrix = np.zeros((self.width, self.width))
         matrix[pairs.row, pairs.column] = logits / (self.max_norm * pairs.norm)
         score = np.linalg.inv(self.rows[: self.width]) @ matrix @ self.columns[: self.width]
@@ -214,7 +203,8 @@ class Evidence(ABC):
             radius=_moved(space, radius),
             standard_error=_moved(space, errors),
             counting_bound=self.counting_bound + self.width * self.score_bias + self.biased,
-            assumptions=self.assumptions,
+            assumptions=ASSUMPTIONS
+            + (() if self.rank is None else (f"the score matrix has rank {self.rank} at most",)),
             details=self._details(target_error),
         )
 
@@ -261,7 +251,7 @@ class Evidence(ABC):
         noise_level = 2 * math.sqrt(self.width) * error  # of the largest singular value of noise alone
         details = {
             "standard_error": error,
-            "passes": round(self._passes(), 3),
+            "passes": round(self.passes(), 3),
             "copies": max(1, self.copies // 2),
             "score_bias": self.score_bias,
             "output_bias": self.biased,
