@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache, cached_property
-from typing import Any
+from typing import Any, Self
 
 import array_api_compat
 import numpy as np
@@ -17,6 +17,7 @@ Array = Any
 # NumPy arrays: what is worked out beside the oracle.
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
+Booleans = npt.NDArray[np.bool_]
 
 _NAMESPACES: dict[type, Any] = {}  # the look-up takes longer than many an operation on small arrays
 
@@ -66,6 +67,31 @@ def gather_into(room: Array, table: Array, index: Array) -> None:  # (n, width),
         namespace(room).index_select(table, 0, index, out=room)
     else:
         room[...] = namespace(room).take(table, index, axis=0)
+
+
+class ArrayTable:
+    """Base of dataclasses whose fields are NumPy arrays of as many rows, or tables of them; empty ones are left out."""
+
+    def take(self, index: Integers | Booleans | slice) -> Self:
+        """Some rows."""
+        return type(self)(*(each if _is_empty(each) else _rows(each, index) for each in self._columns()))
+
+    @classmethod
+    def concat(cls, *parts: Self) -> Self:
+        """The rows of all parts, one after the other."""
+        columns = zip(*(part._columns() for part in parts), strict=True)
+        return cls(*(type(c[0]).concat(*c) if isinstance(c[0], ArrayTable) else np.concatenate(c) for c in columns))
+
+    def _columns(self) -> list[Any]:
+        return [getattr(self, field.name) for field in fields(self)]  # type: ignore[arg-type]
+
+
+def _is_empty(column: Any) -> bool:
+    return isinstance(column, np.ndarray) and column.shape[0] == 0
+
+
+def _rows(column: Any, index: Any) -> Any:
+    return column.take(index) if isinstance(column, ArrayTable) else column[index]
 
 
 @dataclass(frozen=True)

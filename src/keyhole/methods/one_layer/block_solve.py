@@ -5,11 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from keyhole.arrays import Floats
-
-Integers = npt.NDArray[np.int64]
+from keyhole.arrays import Floats, Integers
 
 # What is left of a block of rows, relative to the largest of all, once others explain it.
 EXPLAINED = 1e-9

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from keyhole.arrays import Array, Floats, to_numpy
+from keyhole.arrays import Array, ArrayTable, Floats, to_numpy
 from keyhole.families.relu_net import ReluNet
-
-Integers = npt.NDArray[np.int64]
-Booleans = npt.NDArray[np.bool_]
 
 # Smooth activations are straight, to the last digit, from this argument on.
 SMOOTH_BEND = 45.0
@@ -59,7 +55,7 @@ class PlainNet:
 
 
 @dataclass(frozen=True)
-class Cells:
+class Cells(ArrayTable):
     """Points in linear cells of a net."""
 
     points: Floats  # (n, width)
@@ -74,15 +70,6 @@ class Cells:
         room = np.abs(argument) - net.bend
         reach = room / np.where(net.norms > 0, net.norms, TINY)
         return cls(points, np.where(argument > 0, 1.0, 0.0), room, np.min(reach, axis=1, initial=most))
-
-    def take(self, index: Integers | Booleans | slice) -> Cells:
-        """Some of them."""
-        return Cells(self.points[index], self.active[index], self.room[index], self.width[index])
-
-    @classmethod
-    def joined(cls, *parts: Cells) -> Cells:
-        """All of them."""
-        return cls(*(np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(cls)))
 
 
 def random_cells(net: PlainNet, rng: np.random.Generator, count: int, farthest: float) -> Cells:

@@ -7,18 +7,18 @@ takes one, and short tokens: the long ones that read past the net saturate as so
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from keyhole.arrays import Floats
+from keyhole.arrays import ArrayTable, Booleans, Floats, Integers
 from keyhole.families.one_layer import UNKNOWN_ARITHMETIC
 from keyhole.families.relu_net import ReluNet
 from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.forms.columns import Score
 from keyhole.methods.forms.reader import ScoreBias
 from keyhole.methods.one_layer.block_solve import choose_blocks, solve_weighted
-from keyhole.methods.one_layer.cells import Booleans, Cells, Integers, PlainNet, plain, random_cells
+from keyhole.methods.one_layer.cells import Cells, PlainNet, plain, random_cells
 from keyhole.methods.one_layer.rays import Growth
 from keyhole.numerics.logit import rounding
 from keyhole.numerics.orthogonal import random_orthogonal
@@ -60,20 +60,13 @@ class Biased:
 
 
 @dataclass(frozen=True)
-class _Logits:
+class _Logits(ArrayTable):
     """z = uᵀ(W·g + c) and D·u over the length of u, for cells and directions."""
 
     keys: Floats  # (n, directions) qᵀ(W·g + c)
     bars: Floats  # (n, directions)
     slopes: Floats  # (n, directions, outputs) D·q
     slope_bars: Floats  # (n, directions)
-
-    def take(self, index: Booleans) -> _Logits:
-        return _Logits(*(getattr(self, field.name)[index] for field in fields(self)))
-
-    @classmethod
-    def joined(cls, parts: list[_Logits]) -> _Logits:
-        return cls(*(np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(cls)))
 
 
 def score_bias_shows(signature: Signature, rng: np.random.Generator, net: ReluNet) -> Steps[bool]:
@@ -118,7 +111,7 @@ class _Reading:
         expected = size * np.maximum(1.0, away / max(float(away[0]), self.space.tiny))
         rest = replace(cells, width=np.minimum(cells.width, LARGEST / 4 / np.maximum(expected, self.space.tiny)))
         rest, more = yield from self._measure(rest.take(slice(1, None)))
-        cells, logits = Cells.joined(first, rest), _Logits.joined([logits, more])
+        cells, logits = Cells.concat(first, rest), _Logits.concat(logits, more)
         logits = yield from self._mended(cells, logits)
         return self._solve(cells, logits)
 
@@ -158,7 +151,7 @@ class _Reading:
             cells, level = cells.take(~good), level[~good]
             cells = replace(cells, width=cells.width * SHRINK)
             if not len(cells.points):
-                return Cells.joined(*(each for each, _ in done)), _Logits.joined([each for _, each in done])
+                return Cells.concat(*(each for each, _ in done)), _Logits.concat(*(each for _, each in done))
         raise Unrecoverable(Outcome.WRONG_FAMILY, NO_LOGITS)
 
     def ask(

@@ -11,12 +11,12 @@ of different patterns give M and Λ by least squares, and A = B − M.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from keyhole.arrays import Array, Floats
+from keyhole.arrays import Array, ArrayTable, Booleans, Floats
 from keyhole.families import SingleHead
 from keyhole.families.one_layer import UNKNOWN_ARITHMETIC, OneLayer
 from keyhole.families.relu_net import ReluNet
@@ -24,7 +24,7 @@ from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.forms.columns import Score
 from keyhole.methods.forms.reader import ScoreBias
 from keyhole.methods.one_layer.block_solve import choose_blocks, solve_weighted, value_behind
-from keyhole.methods.one_layer.cells import Booleans, Cells, PlainNet, plain, random_cells
+from keyhole.methods.one_layer.cells import Cells, PlainNet, plain, random_cells
 from keyhole.methods.one_layer.rays import Growth
 from keyhole.numerics.logit import rounding
 from keyhole.numerics.orthogonal import random_orthogonal
@@ -59,24 +59,17 @@ CONTRADICTION = (
 
 
 @dataclass(frozen=True)
-class _Slopes:
+class _Slopes(ArrayTable):
     """D(g)·q for the directions q, in each cell."""
 
     values: Floats  # (n, directions, outputs)
     bars: Floats  # (n, directions, outputs)
     reach: Floats  # (n, directions) length of what was added to attention
 
-    def take(self, index: Booleans) -> _Slopes:
-        return _Slopes(self.values[index], self.bars[index], self.reach[index])
-
     @classmethod
     def none(cls, directions: int, outputs: int) -> _Slopes:
         nothing = np.zeros((0, directions, outputs))
         return cls(nothing, nothing, np.zeros((0, directions)))
-
-    @classmethod
-    def joined(cls, *parts: _Slopes) -> _Slopes:
-        return cls(*(np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(cls)))
 
 
 @dataclass(frozen=True)
@@ -133,7 +126,7 @@ class _Reading:
         shrunk = float(np.min(pilot.width / cells.width[: len(pilot.width)]))
         rest = cells.take(slice(PILOT, None))
         rest, more = yield from self._measure(replace(rest, width=rest.width * shrunk))
-        cells, slopes = Cells.joined(pilot, rest), _Slopes.joined(slopes, more)
+        cells, slopes = Cells.concat(pilot, rest), _Slopes.concat(slopes, more)
         for _ in range(MOST_SHRINKS):
             inner, inner_radius, skip, skip_radius, misfit = self._solve(cells, slopes)
             # A cell that was left by less than the check could see is left all the same.
@@ -143,7 +136,7 @@ class _Reading:
                 break
             again = cells.take(left)
             again, more = yield from self._measure(replace(again, width=again.width * SHRINK))
-            cells, slopes = Cells.joined(cells.take(~left), again), _Slopes.joined(slopes.take(~left), more)
+            cells, slopes = Cells.concat(cells.take(~left), again), _Slopes.concat(slopes.take(~left), more)
         if not misfit <= 1.0:
             raise Unrecoverable(Outcome.WRONG_FAMILY, CONTRADICTION)
         return self._assembled(inner, inner_radius, skip, skip_radius, misfit)
@@ -190,7 +183,7 @@ class _Reading:
             cells = replace(cells, width=cells.width * SHRINK)
         if len(cells.points):
             raise Unrecoverable(Outcome.WRONG_FAMILY, NOT_LINEAR)
-        return Cells.joined(*(each for each, _ in done)), _Slopes.joined(*(each for _, each in done))
+        return Cells.concat(*(each for each, _ in done)), _Slopes.concat(*(each for _, each in done))
 
     def _ask(self, cells: Cells, level: Floats) -> Steps[_Slopes]:
         """f([g + u; g]) for all directions, the sign of u such that attention prefers it."""

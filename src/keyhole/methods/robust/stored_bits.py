@@ -8,9 +8,8 @@ is left holds one number of the dtype, that number is the weight.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-from keyhole.arrays import Array, Floats, Integers, floats
+from keyhole.arrays import Array, Booleans, Floats, Integers, floats
 from keyhole.errors import KeyholeError, UsageError
 from keyhole.families import SingleHead
 from keyhole.methods.base import Estimate, Steps, Unrecoverable
@@ -91,7 +90,7 @@ def _proven_value(value: Value, grid: Grid) -> Floats:  # (width,) or (width, ou
     return first + 0.0  # no negative zeros
 
 
-def _refuse_foreign(foreign: npt.NDArray[np.bool_], grid: Grid, part: str) -> None:
+def _refuse_foreign(foreign: Booleans, grid: Grid, part: str) -> None:
     if np.any(foreign):
         raise Unrecoverable(
             Outcome.WRONG_FAMILY,
@@ -191,7 +190,7 @@ class _Weights:
         wide = floats(radius) + bar * np.abs(lent_logit)
         return centre / scale, wide / scale
 
-    def _lent(self, row: Integers, column: Integers, faint: npt.NDArray[np.bool_]) -> tuple[Floats, Floats]:
+    def _lent(self, row: Integers, column: Integers, faint: Booleans) -> tuple[Floats, Floats]:
         """Length β of the lent token, of the sign that adds to the own value, and its known logit of order one."""
         if not np.any(faint):
             return np.zeros(row.size), np.zeros(row.size)

@@ -115,7 +115,7 @@ class _Sensing:
             return bias, _zero(readings, 0)
         for number, total in enumerate(totals):
             if total > readings.count:
-                readings = readings.and_also((yield from self._batch(reader, total - readings.count)))
+                readings = Readings.concat(readings, (yield from self._batch(reader, total - readings.count)))
             if readings.silent:
                 return bias, _zero(readings, number + 1)
             solution = self._solution(readings, only=len(totals) == 1)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from keyhole.arrays import Array, Floats, floats
+from keyhole.arrays import Array, ArrayTable, Floats, floats
 from keyhole.errors import UsageError
 from keyhole.methods.forms.reader import Forms
 from keyhole.methods.sensing.solvers import parameter_count, recommended_measurements
@@ -64,7 +64,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Readings:
+class Readings(ArrayTable):
     """Measurements left[k]ᵀ · score · right[k] as read."""
 
     left: Floats  # (m, d)
@@ -94,11 +94,6 @@ class Readings:
     def noise(self) -> float:
         """How large the radii are against the values."""
         return float(np.linalg.norm(self.radius) / np.linalg.norm(self.values))
-
-    def and_also(self, more: Readings) -> Readings:
-        """Both together."""
-        names = ("left", "right", "values", "radius")
-        return Readings(*(np.concatenate([getattr(self, name), getattr(more, name)]) for name in names))
 
     def even(self) -> Readings:
         """Weighted so that all have the radius of the best one: what a least-squares fit wants."""

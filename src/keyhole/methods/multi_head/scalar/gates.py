@@ -5,13 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 from scipy.linalg import qr
 
-from keyhole.arrays import Floats
-
-Integers = npt.NDArray[np.int64]
-Booleans = npt.NDArray[np.bool_]
+from keyhole.arrays import Booleans, Floats, Integers
 
 # Random points to choose from, and how many of the best for each one that is taken.
 CANDIDATES = 4096

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-from keyhole.arrays import Floats
-
-Integers = npt.NDArray[np.int64]
+from keyhole.arrays import Floats, Integers
 
 # A jump is isolated when all others are farther from it than this many times the interval it is known to lie in.
 ISOLATED = 8.0

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from keyhole.arrays import Floats
+from keyhole.arrays import ArrayTable, Booleans, Floats, Integers
 from keyhole.methods.base import Steps
 from keyhole.methods.multi_head.scalar.half_circle import HalfCircle, next_guess
 from keyhole.methods.multi_head.scalar.queries import Scope
 from keyhole.numerics.logit import rounding
 from keyhole.queries import Measurements
-
-Integers = npt.NDArray[np.int64]
-Booleans = npt.NDArray[np.bool_]
 
 # In units of one over the gap to the next jump, the lever at which all but one head are saturated in its interval,
 # over that which saturates all heads at one point.
@@ -32,7 +28,7 @@ MOST_ROUNDS = 100
 
 
 @dataclass(frozen=True)
-class Jumps:
+class Jumps(ArrayTable):
     """Jumps of single heads, one entry each."""
 
     ranges: Floats  # (n, 2) angles that enclose them
@@ -46,15 +42,6 @@ class Jumps:
 
     def __len__(self) -> int:
         return int(self.shares.size)
-
-    def take(self, index: Integers) -> Jumps:
-        """Some of them."""
-        return Jumps(*(getattr(self, field.name)[index] for field in fields(self)))
-
-    def and_(self, other: Jumps) -> Jumps:
-        """These, then others."""
-        pairs = ((getattr(self, field.name), getattr(other, field.name)) for field in fields(self))
-        return Jumps(*(np.concatenate(pair) for pair in pairs))
 
     def read(self, levels: Floats, which: Integers) -> tuple[Floats, Floats]:  # (n,), (n,) -> (n,), (n,)
         """Logits of the first token behind levels near some jumps, and their radii; infinite ones where saturated."""
@@ -102,7 +89,7 @@ class JumpReader:
         found, good = yield from batch.read()
         self.doubtful = found.ranges[~good]
         certified = found.take(np.flatnonzero(good))
-        self.found = certified if self.found is None else self.found.and_(certified)
+        self.found = certified if self.found is None else Jumps.concat(self.found, certified)
 
 
 class _Batch:

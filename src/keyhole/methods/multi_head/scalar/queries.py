@@ -11,15 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
-from keyhole.arrays import Floats, to_numpy
+from keyhole.arrays import Booleans, Floats, to_numpy
 from keyhole.methods.base import Steps
 from keyhole.methods.forms.value import Value
 from keyhole.numerics.logit import rounding
 from keyhole.queries import Measurements, Plan, Position, Signature, Term, TokenRows
-
-Booleans = npt.NDArray[np.bool_]
 
 # Without score biases first tokens are longer than last ones by about this over the square root of the lever, so that
 # the last tokens' own values cost no digits.

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from typing import final
 
 import numpy as np
-import numpy.typing as npt
 
-from keyhole.arrays import Array, Floats, numpy_space
+from keyhole.arrays import Array, Floats, Integers, numpy_space
 from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.forms.columns import Draft
 from keyhole.methods.forms.reader import FormReader, Forms, Probe
@@ -20,8 +19,6 @@ from keyhole.methods.multi_head.scalar.queries import Scope, plain
 from keyhole.numerics.logit import logit_with_radius, rounding
 from keyhole.queries import Measurements, Plan, Position, Term, TokenRows
 from keyhole.recovery import Outcome
-
-Integers = npt.NDArray[np.int64]
 
 # A saturated head gives the token it does not choose less than one rounding, by ENOUGH in the exponent, or when gates
 # are chosen SPARE, plus REACH times what its logits may be larger than those of the head that is read.

@@ -11,17 +11,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
-from keyhole.arrays import Floats
+from keyhole.arrays import Booleans, Floats
 from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.forms.scale import NO_RESPONSE
 from keyhole.methods.multi_head.scalar.half_circle import HalfCircle, cross_section
 from keyhole.methods.multi_head.scalar.jumps import JumpReader, Jumps
 from keyhole.methods.multi_head.scalar.queries import Scope
 from keyhole.recovery import Outcome
-
-Booleans = npt.NDArray[np.bool_]
 
 # Levers tried for the scale, as powers of two: the largest, and ever finer steps.
 FARTHEST_POWER, POWER_STEPS = 96, (48, 12, 3)

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-from keyhole.arrays import Floats
-
-Integers = npt.NDArray[np.int64]
+from keyhole.arrays import Floats, Integers
 
 
 def ranks_of(matrices: Floats, floors: Floats) -> Integers:  # (heads, m, n), (heads,) -> (heads,)

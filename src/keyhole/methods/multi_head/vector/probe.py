@@ -6,17 +6,14 @@ import math
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
-from keyhole.arrays import Floats, floats, to_numpy
+from keyhole.arrays import Floats, Integers, floats, to_numpy
 from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.forms.scale import floor_power
 from keyhole.methods.forms.value import Value
 from keyhole.methods.multi_head.vector.token_fit import TokenFit
 from keyhole.queries import Measurements, Plan, Position, Signature, Term, TokenRows
 from keyhole.recovery import Outcome
-
-Integers = npt.NDArray[np.int64]
 
 # One-token answers are affine up to errors of this many roundings of their size, root mean square.
 AFFINE = 2.0**8

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from keyhole.arrays import Floats
+from keyhole.arrays import Floats, Integers
 from keyhole.methods.multi_head.vector.cross import crossed, ranks_of
 from keyhole.methods.multi_head.vector.first_token import CLEAR
-from keyhole.methods.multi_head.vector.probe import Integers, VectorBox
+from keyhole.methods.multi_head.vector.probe import VectorBox
 from keyhole.methods.multi_head.vector.values import Values
 
 # Weights are read where their error is at most this part of them.

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from keyhole.arrays import Floats
+from keyhole.arrays import Floats, Integers
 from keyhole.methods.base import Steps
 from keyhole.methods.multi_head.vector.cross import choose_columns, outside
 from keyhole.methods.multi_head.vector.first_token import CLEAR, Start
-from keyhole.methods.multi_head.vector.probe import Integers, VectorBox
+from keyhole.methods.multi_head.vector.probe import VectorBox
 from keyhole.methods.multi_head.vector.scores import (
     INSIDE,
     KNOWN,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from keyhole.arrays import Floats
+from keyhole.arrays import Floats, Integers
 from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.multi_head.vector.cross import choose_columns, outside, steepness
 from keyhole.methods.multi_head.vector.first_token import CLEAR, Start
-from keyhole.methods.multi_head.vector.probe import Integers, VectorBox
+from keyhole.methods.multi_head.vector.probe import VectorBox
 from keyhole.methods.multi_head.vector.scores import (
     INSIDE,
     KNOWN,

@@ -5,11 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
-from keyhole.arrays import Floats
-
-Integers = npt.NDArray[np.int64]
+from keyhole.arrays import Floats, Integers
 
 # A step moves no logit by more than this: weights are linear in it no further.
 LONGEST_STEP = 1.5

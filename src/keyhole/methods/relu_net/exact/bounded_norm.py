@@ -8,7 +8,7 @@ import numpy as np
 
 from keyhole.arrays import Floats
 from keyhole.methods.base import Steps
-from keyhole.methods.relu_net.exact.cells import Jumps, TokenRows, jumps_of, pieces_of
+from keyhole.methods.relu_net.exact.cells import CellEquations, Jumps, jumps_of, pieces_of
 from keyhole.methods.relu_net.exact.kink_search import OPEN_AT_FIRST, Kinked, NotPiecewiseLinear
 from keyhole.methods.relu_net.exact.line import Cells, random_line, read_gradients, read_line
 from keyhole.methods.relu_net.exact.queries import Box, Line, Pieces
@@ -29,7 +29,7 @@ DEVIATIONS = 10.0
 class InBall:
     """What several lines told: equations, their solution, and for each kink the side that is on."""
 
-    rows: TokenRows
+    rows: CellEquations
     jumps: Jumps
     pieces: Pieces
     towards: Floats  # (k, width)
@@ -127,10 +127,10 @@ def _with_line(box: Box, line: Line, kinked: Kinked, cells: Cells, level: float,
         jumps = jumps - np.einsum("mk,kod->mod", active, linear, optimize=True)
     normal, offset, weight = _new_neurons(np.diff(jumps, axis=0), line.direction, line.at(kinked.kinks))
     errors = np.full(count, level * box.rounding + box.noise)
-    rows = TokenRows(np.zeros((count, 1)), cells.centre, cells.value, cells.gradient, errors, level * cells.error)
+    rows = CellEquations(np.zeros((count, 1)), cells.centre, cells.value, cells.gradient, errors, level * cells.error)
     towards = np.tile(line.direction, (count - 1, 1))
     if before is not None:
-        rows = replace(before.rows, active=before.rows.active[:, :1]).joined(rows)
+        rows = CellEquations.concat(replace(before.rows, active=before.rows.active[:, :1]), rows)
         towards = np.concatenate([before.towards, towards])
         normal = np.concatenate([before.pieces.normal, normal])
         offset = np.concatenate([before.pieces.offset, offset])

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from keyhole.arrays import Floats
+from keyhole.arrays import ArrayTable, Floats
 from keyhole.methods.base import Steps
 from keyhole.methods.relu_net.exact.kink_search import Kinked
 from keyhole.methods.relu_net.exact.line import Cells
@@ -22,7 +22,7 @@ EXTRA_CELLS = 1 / 12
 
 
 @dataclass(frozen=True)
-class TokenRows:
+class CellEquations(ArrayTable):
     """Cells as linear equations: the affine map of a cell is the sum over its active neurons, and one for all cells.
 
     Of scalar answers neuron i contributes jump_i·(x, 1), which is linear in the unknown jumps; so is each output of
@@ -36,11 +36,6 @@ class TokenRows:
     value_error: Floats  # (m,)
     gradient_error: Floats  # (m,)
 
-    def joined(self, other: TokenRows) -> TokenRows:
-        """The equations of both."""
-        pairs = zip(vars(self).values(), vars(other).values(), strict=True)
-        return TokenRows(*(np.concatenate(pair) for pair in pairs))
-
 
 @dataclass(frozen=True)
 class Jumps:
@@ -53,7 +48,7 @@ class Jumps:
     covariance: Floats  # (k + 1, k + 1)
 
 
-def rows_of_line(box: Box, line: Line, kinked: Kinked, cells: Cells) -> TokenRows:
+def rows_of_line(box: Box, line: Line, kinked: Kinked, cells: Cells) -> CellEquations:
     """The cells of a line: in cell c neurons before kink c are on."""
     count = kinked.kinks.size
     active = np.tri(count + 1, count + 1, -1)
@@ -61,10 +56,10 @@ def rows_of_line(box: Box, line: Line, kinked: Kinked, cells: Cells) -> TokenRow
     level = float(np.max(kinked.level))
     t = (cells.centre - line.origin) @ line.direction
     errors = level * box.rounding * kinked.growth(t) + box.noise
-    return TokenRows(active, cells.centre, cells.value, cells.gradient, errors, level * cells.error)
+    return CellEquations(active, cells.centre, cells.value, cells.gradient, errors, level * cells.error)
 
 
-def jumps_of(rows: TokenRows) -> Jumps:
+def jumps_of(rows: CellEquations) -> Jumps:
     """Weighted least squares: gradients first, then constants that fit the values."""
     unknowns = rows.active.shape[1]
     outputs, width = rows.gradient.shape[1:]
@@ -118,7 +113,7 @@ def typical_distance(pieces: Pieces, known_to: float) -> float:
 
 def measure_wide(
     box: Box, pieces: Pieces, covariance: Floats, scale: float, count: int, rng: np.random.Generator, stage: str
-) -> Steps[TokenRows]:
+) -> Steps[CellEquations]:
     """The affine maps of `count` wide cells, chosen for what they add to what is known: d + 1 queries each."""
     width, limit = box.width, min(box.signature.norm_limit, np.finfo(float).max ** 0.25)
     candidates = int(np.clip(CANDIDATES * count, FEWEST, MOST))
@@ -144,4 +139,4 @@ def measure_wide(
     rise = (answers[:, 1:, :] - value[:, None, :]) / steps[:, :, None]
     gradient = np.swapaxes(rise, 1, 2) @ basis
     gradient_error = 2 * errors * np.sqrt(np.mean(1 / steps**2, axis=1))
-    return TokenRows(active, x, value, gradient, errors, gradient_error)
+    return CellEquations(active, x, value, gradient, errors, gradient_error)

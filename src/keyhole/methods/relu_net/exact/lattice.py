@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from keyhole.arrays import Floats
+from keyhole.arrays import Booleans, Floats
 
 # Two neighbours are swapped when that shortens the first by more than this (squared lengths).
 LOVASZ = 0.99
@@ -68,7 +68,7 @@ def _shorten_by_neighbour(basis: Floats, triangle: Floats) -> None:
         basis[now + 1] -= basis[now] * times[now, None]
 
 
-def _wrong(triangle: Floats) -> npt.NDArray[np.bool_]:  # (n − 1,)
+def _wrong(triangle: Floats) -> Booleans:  # (n − 1,)
     """Neighbours in the wrong order."""
     diagonal, above = np.diagonal(triangle), np.diagonal(triangle, 1)
     return np.asarray(diagonal[1:] ** 2 + above**2 < LOVASZ * diagonal[:-1] ** 2)
@@ -94,7 +94,7 @@ def subset_with_sum(
     vectors: Floats,  # (k, d)
     total: Floats,  # (d,)
     tolerance: float,  # how far the right sum may be off, by errors of the vectors and of the total
-) -> npt.NDArray[np.bool_] | None:  # (k,)
+) -> Booleans | None:  # (k,)
     """Which of the vectors add up to the total, or None where lattice reduction does not find out.
 
     With signs ±1 for taken and left out, the sum is twice the total less that of all vectors. Rows [e_i, N·vector_i]

@@ -6,14 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from keyhole.arrays import Floats
+from keyhole.arrays import Floats, Integers
 from keyhole.methods.base import Steps
 from keyhole.methods.relu_net.exact.kink_search import OPEN_AT_FIRST, Kinked, KinkSearch, NotPiecewiseLinear
 from keyhole.methods.relu_net.exact.queries import Box, Line
 
-Indices = npt.NDArray[np.int64]
+Indices = Integers
 Known = Callable[[Floats], Floats]  # what of the answers is understood already, at tokens (n, width)
 
 # Without a norm bound a line is looked at up to this many times the norm of its origin: a neuron whose kink is further

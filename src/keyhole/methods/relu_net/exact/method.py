@@ -14,6 +14,7 @@ from keyhole.methods.base import Estimate, Steps, Unrecoverable, with_sketch
 from keyhole.methods.relu_net.exact.bounded_norm import learn_in_ball
 from keyhole.methods.relu_net.exact.cells import (
     EXTRA_CELLS,
+    CellEquations,
     jumps_of,
     measure_wide,
     pieces_of,
@@ -146,7 +147,8 @@ def _learn(
     more = count + 2 + int(EXTRA_CELLS * count) if polish else _imprecise(box, pieces, jumps.covariance, scale)
     if more and float(pieces.size(np.asarray(unit))) > 0:
         stage = "polish" if polish else "cells"
-        rows = rows.joined((yield from measure_wide(box, pieces, jumps.covariance, scale, more, rng, stage)))
+        wide = yield from measure_wide(box, pieces, jumps.covariance, scale, more, rng, stage)
+        rows = CellEquations.concat(rows, wide)
         jumps = jumps_of(rows)
         pieces = pieces_of(jumps, towards)
     slope, level = jumps.linear_error, jumps.constant_error

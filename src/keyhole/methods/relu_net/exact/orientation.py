@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-from keyhole.arrays import Floats
+from keyhole.arrays import Booleans, Floats
 from keyhole.methods.relu_net.exact.lattice import subset_with_sum
-
-Flags = npt.NDArray[np.bool_]
 
 # Residuals may be this many times their error bar, which is itself several standard deviations.
 SLACK = 4.0
@@ -26,7 +23,7 @@ def flipped(
     jump_errors: Floats,  # (k,) bars on entries
     remainder_error: float,
     most: int = MOST_FOR_LATTICE,
-) -> tuple[Flags | None, str]:  # (k,) and a word on it
+) -> tuple[Booleans | None, str]:  # (k,) and a word on it
     """Neurons that point the other way, w·max(0, −z) = w·max(0, z) − w·z, so that their jumps add up to −remainder.
 
     The words: "found", "not identifiable" (nothing or too much fits) and "not found".
@@ -50,7 +47,7 @@ def flipped(
     return (None, "not found") if chosen is None else _agreed(chosen.astype(np.float64), jumps, remainder, bar)
 
 
-def _agreed(share: Floats, jumps: Floats, remainder: Floats, bar: float) -> tuple[Flags | None, str]:
+def _agreed(share: Floats, jumps: Floats, remainder: Floats, bar: float) -> tuple[Booleans | None, str]:
     """A choice, if it is one and adds up."""
     adds_up = np.max(np.abs(share @ jumps + remainder)) <= bar
     if adds_up and np.all((share == 0) | (share == 1)):

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from keyhole.arrays import Floats, to_numpy
+from keyhole.arrays import Floats, Integers, to_numpy
 from keyhole.methods.base import Steps
 from keyhole.queries import Measurements, Plan, Signature, Term, TokenRows
 
@@ -42,9 +41,9 @@ class Box:
         self,
         stage: str,
         centres: Floats,  # (m, width)
-        centre_of: npt.NDArray[np.int64] | None = None,  # (n,); None: one after the other
+        centre_of: Integers | None = None,  # (n,); None: one after the other
         directions: Floats | None = None,  # (r, width)
-        direction_of: npt.NDArray[np.int64] | None = None,  # (n,)
+        direction_of: Integers | None = None,  # (n,)
         steps: Floats | None = None,  # (n,)
     ) -> Steps[Floats]:  # (n, outputs)
         """The answers at centre + step · direction, described without making all of the tokens."""
@@ -74,9 +73,9 @@ class FarBox(Box):
         self,
         stage: str,
         centres: Floats,
-        centre_of: npt.NDArray[np.int64] | None = None,
+        centre_of: Integers | None = None,
         directions: Floats | None = None,
-        direction_of: npt.NDArray[np.int64] | None = None,
+        direction_of: Integers | None = None,
         steps: Floats | None = None,
     ) -> Steps[Floats]:
         """The answers, in that unit, at tokens in that unit."""

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from keyhole.arrays import Floats
+from keyhole.arrays import Booleans, Floats
 from keyhole.methods.base import Steps
 from keyhole.methods.relu_net.exact.cells import typical_distance
 from keyhole.methods.relu_net.exact.estimate import Bars
@@ -151,7 +150,7 @@ def _beside_kinks(
     return np.asarray(more[clear & (np.linalg.norm(more, axis=1) < limit)])
 
 
-def _on_both_sides(active: npt.NDArray[np.bool_], chosen: Indices, need: int) -> Indices:  # (n, k)
+def _on_both_sides(active: Booleans, chosen: Indices, need: int) -> Indices:  # (n, k)
     """More tokens, until so many lie on either side of every kink, as far as there are such."""
     free = np.ones(active.shape[0], dtype=bool)
     free[chosen] = False

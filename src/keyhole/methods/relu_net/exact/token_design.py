@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-from keyhole.arrays import Floats
+from keyhole.arrays import Floats, Integers
 
-Indices = npt.NDArray[np.int64]
+Indices = Integers
 
 # Tokens are pushed away from their nearest kink this often, by steps that get smaller.
 PUSHES = 12

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from keyhole.arrays import Floats
+from keyhole.arrays import Booleans, Floats
 
 # A logit is found in a dozen roundings of relative size eps/2; this many eps cover them and those of exp and log.
 LOGIT_ROUNDINGS = 32
@@ -42,7 +41,7 @@ class Interval:
         return np.asarray(np.maximum(np.abs(self.low), np.abs(self.high)))
 
     @property
-    def empty(self) -> npt.NDArray[np.bool_]:
+    def empty(self) -> Booleans:
         """Where nothing is left after an intersection."""
         return np.asarray(self.low > self.high)
 

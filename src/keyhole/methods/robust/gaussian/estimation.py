@@ -135,7 +135,7 @@ class Estimation:
 
     def fit(self, start_at: Callable[[Frame], Point]) -> None:
         """Fit all parameters to all answers, the first time from a point near enough to the best fit."""
-        frame, pairs = self.frame(wide=False), Pairs.joined(self.parts)
+        frame, pairs = self.frame(wide=False), Pairs.concat(*self.parts)
         start = start_at(frame) if self.fitted is None else replace(self.fitted.point, shared=frame.known)
         self.parts_of_first_pass = self.parts_of_first_pass or len(self.parts)
         self.fitted = self._fit(frame, start, pairs)
@@ -165,8 +165,8 @@ class Estimation:
             return self._head(self.frame(wide=False), self.fitted)
         if not any(np.any(part.norm) for part in self.parts):
             return None
-        pairs = Pairs.joined(self.parts)
-        pairs = pairs.picked((pairs.norm != 0) & (pairs.row < self.width) & (pairs.column < self.width))
+        pairs = Pairs.concat(*self.parts)
+        pairs = pairs.take((pairs.norm != 0) & (pairs.row < self.width) & (pairs.column < self.width))
         beside = self.null_score_bias()
         logits = self.pair_logits(pairs) - self.max_norm * (self.rows @ beside)[pairs.row]
         matrix = np.zeros((self.width, self.width))
@@ -178,7 +178,7 @@ class Estimation:
 
     def estimate(self, target_error: float | None) -> Estimate:
         """Parameters, standard errors and radii."""
-        frame, pairs, narrow = self.frame(wide=False), Pairs.joined(self.parts), self.best()
+        frame, pairs, narrow = self.frame(wide=False), Pairs.concat(*self.parts), self.best()
         self._refuse_misfit(pairs, narrow)
         # Radii allow for biases that did not show: they are those of a fit that has them, and reach as far as that is.
         broad = self.frame(wide=True)

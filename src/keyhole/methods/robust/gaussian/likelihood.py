@@ -11,9 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-import numpy.typing as npt
 
-from keyhole.arrays import Floats, Integers
+from keyhole.arrays import ArrayTable, Floats, Integers
 from keyhole.methods.robust.gaussian.pair_design import PairAnswers, pair_answers
 
 # Gauss–Newton ends when a step lowers the squared misfit by less than this, or after so many steps.
@@ -26,7 +25,7 @@ TANGENT_SLICE = 2**12
 
 
 @dataclass(frozen=True)
-class Pairs:
+class Pairs(ArrayTable):
     """Queries [plus × B·x; minus × (−B·x); t·p] with what was answered; one entry per question, repeats averaged."""
 
     row: Integers  # (n,) which x
@@ -36,17 +35,6 @@ class Pairs:
     minus: Floats  # (n,)
     answer: Floats = field(default_factory=lambda: np.empty(0))  # (n,)
     repeats: Floats = field(default_factory=lambda: np.empty(0))  # (n,)
-
-    def picked(self, which: npt.NDArray[np.bool_] | Integers) -> Pairs:
-        """Some of the queries."""
-        every = (getattr(self, name) for name in self.__dataclass_fields__)
-        return Pairs(*(numbers[which] if numbers.size else numbers for numbers in every))
-
-    @staticmethod
-    def joined(parts: list[Pairs]) -> Pairs:
-        """Several sets of queries as one."""
-        names = Pairs.__dataclass_fields__
-        return Pairs(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
 
 
 @dataclass(frozen=True)

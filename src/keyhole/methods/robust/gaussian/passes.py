@@ -219,12 +219,12 @@ class Passes(ABC):
     def _read_columns(self, rows: Integers, columns: Integers, back: Floats) -> tuple[Floats, Floats]:
         """Forms x·W·p (rows, columns) from the latest answers, and the last tokens' own logits (columns,)."""
         known = self.known
-        pairs = Pairs.joined(known.parts)
-        pairs = pairs.picked((pairs.norm != 0) & ((pairs.minus > 0) | (self.copies == 1)))  # no x alone
+        pairs = Pairs.concat(*known.parts)
+        pairs = pairs.take((pairs.norm != 0) & ((pairs.minus > 0) | (self.copies == 1)))  # no x alone
         latest = np.full((known.rows.shape[0], known.columns.shape[0]), -1)
         latest[pairs.row, pairs.column] = np.arange(pairs.row.size)
         chosen = latest[np.ix_(rows, columns)]
-        asked = pairs.picked(chosen.ravel())
+        asked = pairs.take(chosen.ravel())
         shape, norm = chosen.shape, self.lengths[columns]
         beside = known.null_score_bias()
         offset = self.max_norm * (known.rows[rows] @ beside)[:, None]
@@ -277,8 +277,8 @@ class Passes(ABC):
     def _pilot(self) -> bool:
         """Whether the first pass said much less than the same queries could have, had the score matrix been known."""
         known = self.known
-        asked = Pairs.joined(known.parts[: known.parts_of_first_pass])
-        asked = asked.picked((asked.norm != 0) & ((asked.minus > 0) | (self.copies == 1)))
+        asked = Pairs.concat(*known.parts[: known.parts_of_first_pass])
+        asked = asked.take((asked.norm != 0) & ((asked.minus > 0) | (self.copies == 1)))
         point = known.best().point
         said = self._said(point, asked)
         could = self._said(point, self._best(asked.row, asked.column))
@@ -303,7 +303,7 @@ class Passes(ABC):
                 yield from self._ask("forms", self._signed(replace(pairs, norm=shorter), (-1.0) ** number), 1, 0)
         some = round((repeats - whole) * pairs.row.size)
         if some:
-            chosen = pairs.picked(self.rng.permutation(pairs.row.size)[:some])
+            chosen = pairs.take(self.rng.permutation(pairs.row.size)[:some])
             yield from self._ask("forms", self._signed(chosen, -1.0 if whole % 2 else 1.0), 1, whole)
         behind = int(min(known.passes() - known.value_repeats, (budget - known.asked) / (self.width + 1)))
         if behind > 0 and self.random:

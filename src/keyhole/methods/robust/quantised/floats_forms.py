@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import numpy.typing as npt
 
-from keyhole.arrays import Floats, Integers
+from keyhole.arrays import Booleans, Floats, Integers
 from keyhole.families import SingleHead
 from keyhole.methods.base import BiasDetected, Steps, Unrecoverable
 from keyhole.methods.forms.scale import NORM_RATIO, floor_power
@@ -133,7 +132,7 @@ class NullForms:
         self._choose_norms()
         yield from self._ask(np.arange(self.width), bias=True, steer=True)
 
-    def _ask(self, columns: Integers, *, bias: bool, steer: bool) -> Steps[npt.NDArray[np.bool_]]:  # (columns,)
+    def _ask(self, columns: Integers, *, bias: bool, steer: bool) -> Steps[Booleans]:  # (columns,)
         """Read whole columns, and a few rows with the zero token; tell which columns have saturated forms."""
         row = np.repeat(np.arange(self.width), columns.size)
         column = np.tile(columns, self.width)

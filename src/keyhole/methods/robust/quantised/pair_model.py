@@ -13,9 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from keyhole.arrays import Floats, Integers, Space, floats, numpy_space, to_numpy
+from keyhole.arrays import Booleans, Floats, Integers, Space, floats, numpy_space, to_numpy
 from keyhole.numerics.logit import rounding
 from keyhole.numerics.orthogonal import equal_overlap, random_orthogonal, split_along
 
@@ -67,7 +66,7 @@ class Reading:
     form: Floats
     radius: Floats  # from the error of its own answer
     common: Floats  # from what it shares with others
-    saturated: npt.NDArray[np.bool_]  # (columns,)
+    saturated: Booleans  # (columns,)
     own: Floats  # (columns,) S_j as their sum
     own_radius: Floats  # (columns,)
 

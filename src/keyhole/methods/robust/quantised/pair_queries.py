@@ -10,9 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from keyhole.arrays import Floats, Integers
+from keyhole.arrays import Booleans, Floats, Integers
 from keyhole.errors import UsageError
 from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.forms.value import check_length
@@ -63,7 +62,7 @@ class OwnForms:
     form: Floats  # S_j
     radius: Floats
 
-    def contradict(self, columns: Integers, read: Reading) -> npt.NDArray[np.bool_]:  # (columns,)
+    def contradict(self, columns: Integers, read: Reading) -> Booleans:  # (columns,)
         """Whether forms read together have another sum: answers that hardly move have several explanations."""
         apart = np.abs(self.form[columns] - read.own)
         return np.asarray(~(apart <= self.radius[columns] + read.own_radius))
