@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 
-from keyhole.arrays import Array, ArrayTable, Floats, to_numpy
+from keyhole.arrays import Array, ArrayTable, Booleans, Floats, to_numpy
 from keyhole.families.relu_net import ReluNet
+from keyhole.methods.base import Steps, Unrecoverable
+from keyhole.numerics.orthogonal import random_orthogonal
+from keyhole.queries import Measurements, Plan, Signature, Term, TokenRows
+from keyhole.recovery import Outcome
 
 # Smooth activations are straight, to the last digit, from this argument on.
 SMOOTH_BEND = 45.0
 # Points lie at least this many times as far out as the typical kink.
 NEAREST = 2.0**-1
 TINY = float(np.finfo(np.float64).tiny)
+# A cell that is left, or saturated, is asked again with steps so many times as short.
+SHRINK = 1 / 8
+
+Measured = TypeVar("Measured", bound=ArrayTable)
 
 
 def plain(array: Array) -> Floats:
@@ -99,3 +109,36 @@ def _across(net: PlainNet, rng: np.random.Generator) -> list[Floats]:
         ahead = np.where(side * away > 0, side * away, np.inf)
         sides.append(points + 0.5 * side * np.minimum(np.min(ahead, axis=1, keepdims=True), size) * normal)
     return sides
+
+
+def directions_and_check(signature: Signature, rng: np.random.Generator) -> Floats:  # (width + 1, width)
+    """Orthonormal directions in which cells are left, and one more to check that they are not left."""
+    directions = plain(random_orthogonal(signature.space, rng, signature.width))
+    check = directions.T @ rng.choice([-1.0, 1.0], signature.width) / signature.width**0.5
+    return np.vstack([directions, check])
+
+
+def ask_points(stage: str, signature: Signature, cells: Cells) -> Steps[Floats]:  # (n, outputs)
+    """The answers to the points of cells."""
+    count = len(cells.points)
+    answers: Measurements = yield Plan(stage, count, [[Term(TokenRows(signature.space.asarray(cells.points)))]])
+    return plain(answers.values).reshape(count, -1)
+
+
+def ask_within_cells(
+    cells: Cells,
+    answers: Floats,  # (n, outputs) to the points
+    ask: Callable[[Cells, Floats], Steps[tuple[Measured, Booleans]]],  # measured, and where a check agrees with it
+    most: int,
+    failure: str,
+) -> Steps[tuple[Cells, Measured]]:
+    """What is asked around the points of all cells, with ever shorter steps, `most` times, where a cell was left."""
+    done: list[tuple[Cells, Measured]] = []
+    for _ in range(most):
+        measured, good = yield from ask(cells, answers)
+        done.append((cells.take(good), measured.take(good)))
+        cells, answers = cells.take(~good), answers[~good]
+        if not len(cells.points):
+            return Cells.concat(*(each for each, _ in done)), type(measured).concat(*(each for _, each in done))
+        cells = replace(cells, width=cells.width * SHRINK)
+    raise Unrecoverable(Outcome.WRONG_FAMILY, failure)

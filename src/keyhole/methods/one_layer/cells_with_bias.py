@@ -18,11 +18,19 @@ from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.forms.columns import Score
 from keyhole.methods.forms.reader import ScoreBias
 from keyhole.methods.one_layer.block_solve import choose_blocks, solve_weighted
-from keyhole.methods.one_layer.cells import Cells, PlainNet, plain, random_cells
+from keyhole.methods.one_layer.cells import (
+    SHRINK,
+    Cells,
+    PlainNet,
+    ask_points,
+    ask_within_cells,
+    directions_and_check,
+    plain,
+    random_cells,
+)
 from keyhole.methods.one_layer.rays import Growth
 from keyhole.numerics.logit import rounding
-from keyhole.numerics.orthogonal import random_orthogonal
-from keyhole.queries import Measurements, Plan, Signature, Term, TokenRows
+from keyhole.queries import Plan, Signature, Term, TokenRows
 from keyhole.recovery import Outcome
 
 STAGE = "score bias"
@@ -32,8 +40,8 @@ SPARE, CANDIDATES = 0.1, 64
 FARTHEST = 4.0
 # Logits beyond this are read again from shorter steps; steps are chosen such that few are half of it.
 LARGEST = 6.0
-# A cell that is left, or saturated, is asked again with steps so many times as short, at most so often.
-SHRINK, MOST_SHRINKS = 1 / 8, 16
+# A cell that is left, or saturated, is asked again with shorter steps, at most so often.
+MOST_SHRINKS = 16
 # A check goes only half as far, so that a kink does not meet both, and may miss by so many error bars.
 CHECK_STEP, CHECK = 0.5, 8.0
 # Where the net rises little along a direction, its logit is read again together with the one it rises most along.
@@ -75,7 +83,7 @@ def score_bias_shows(signature: Signature, rng: np.random.Generator, net: ReluNe
     origin = Cells.around(reading.net, np.zeros((1, signature.width)), reading.net.typical)
     if not origin.width[0] > 0:
         return False
-    level = yield from reading.level(origin)
+    level = yield from ask_points(STAGE, signature, origin)
     direction = np.arange(min(signature.width, SHOWN))
     for _ in range(SHOWN):
         found = yield from reading.ask(origin, level, 0 * direction, direction)
@@ -98,9 +106,8 @@ class _Reading:
         self.signature, self.rng, self.space = signature, rng, signature.space
         self.net, self.growth = PlainNet.of(net), Growth.of(signature.space, net)
         self.rounding = UNKNOWN_ARITHMETIC * rounding(signature.space)
-        directions = plain(random_orthogonal(signature.space, rng, signature.width))
-        check = directions.T @ rng.choice([-1.0, 1.0], signature.width) / signature.width**0.5
-        self.directions: Floats = np.vstack([directions, CHECK_STEP * check])
+        self.directions = directions_and_check(signature, rng)
+        self.directions[-1] *= CHECK_STEP
 
     def run(self) -> Steps[Biased]:
         cells = self._choose()
@@ -130,29 +137,18 @@ class _Reading:
 
     # --- questions --------------------------------------------------------------------------------------------
 
-    def level(self, cells: Cells) -> Steps[Floats]:
-        """The answers to the points themselves, (n, outputs)."""
-        count = len(cells.points)
-        base: Measurements = yield Plan(STAGE, count, [[Term(TokenRows(self.space.asarray(cells.points)))]])
-        return plain(base.values).reshape(count, -1)
-
     def _measure(self, cells: Cells) -> Steps[tuple[Cells, _Logits]]:
         """Logits in all cells, with shorter steps where one was left or saturated."""
-        done: list[tuple[Cells, _Logits]] = []
-        level = yield from self.level(cells)
-        for _ in range(MOST_SHRINKS):
-            count, directions = len(cells.points), len(self.directions)
-            cell, direction = np.divmod(np.arange(count * directions), directions)
-            found = yield from self.ask(cells, level, cell, direction)
-            if not np.any(np.linalg.norm(found.slopes, axis=2) > CHECK * found.slope_bars):
-                raise Unrecoverable(Outcome.NOT_IDENTIFIABLE, SILENT)  # shorter steps would show even less
-            good = self._agrees(cells, found)
-            done.append((cells.take(good), found.take(good)))
-            cells, level = cells.take(~good), level[~good]
-            cells = replace(cells, width=cells.width * SHRINK)
-            if not len(cells.points):
-                return Cells.concat(*(each for each, _ in done)), _Logits.concat(*(each for _, each in done))
-        raise Unrecoverable(Outcome.WRONG_FAMILY, NO_LOGITS)
+        answers = yield from ask_points(STAGE, self.signature, cells)
+        return (yield from ask_within_cells(cells, answers, self._ask_all, MOST_SHRINKS, NO_LOGITS))
+
+    def _ask_all(self, cells: Cells, answers: Floats) -> Steps[tuple[_Logits, Booleans]]:
+        """Logits along all directions, and where they agree."""
+        cell, direction = np.divmod(np.arange(len(cells.points) * len(self.directions)), len(self.directions))
+        found = yield from self.ask(cells, answers, cell, direction)
+        if not np.any(np.linalg.norm(found.slopes, axis=2) > CHECK * found.slope_bars):
+            raise Unrecoverable(Outcome.NOT_IDENTIFIABLE, SILENT)  # shorter steps would show even less
+        return found, self._agrees(cells, found)
 
     def ask(
         self, cells: Cells, level: Floats, cell: Integers, direction: Integers, beside: Integers | None = None
@@ -207,7 +203,7 @@ class _Reading:
         if not cell.size:
             return found
         best = np.argmin(bars, axis=1)[cell]
-        level = yield from self.level(cells.take(np.unique(cell)))
+        level = yield from ask_points(STAGE, self.signature, cells.take(np.unique(cell)))
         levels = np.zeros((len(cells.points), level.shape[1]))
         levels[np.unique(cell)] = level
         # Half as far along both: the cell is convex, so that it is not left.

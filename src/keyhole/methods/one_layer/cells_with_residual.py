@@ -24,10 +24,18 @@ from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.forms.columns import Score
 from keyhole.methods.forms.reader import ScoreBias
 from keyhole.methods.one_layer.block_solve import choose_blocks, solve_weighted, value_behind
-from keyhole.methods.one_layer.cells import Cells, PlainNet, plain, random_cells
+from keyhole.methods.one_layer.cells import (
+    SHRINK,
+    Cells,
+    PlainNet,
+    ask_points,
+    ask_within_cells,
+    directions_and_check,
+    plain,
+    random_cells,
+)
 from keyhole.methods.one_layer.rays import Growth
 from keyhole.numerics.logit import rounding
-from keyhole.numerics.orthogonal import random_orthogonal
 from keyhole.queries import Measurements, Plan, Signature, Term, TokenRows
 from keyhole.recovery import Outcome
 
@@ -41,8 +49,8 @@ CANDIDATES, LEAST_CANDIDATES = 16, 64
 FARTHEST = 2.0**8
 # The first cells find out how far one may go in them; then all others.
 PILOT = 4
-# A cell that is left is asked again with steps so many times as short, at most so often.
-SHRINK, MOST_SHRINKS = 1 / 8, 12
+# A cell that is left is asked again with shorter steps, at most so often.
+MOST_SHRINKS = 12
 # A check goes only half as far, so that a kink does not meet both.
 CHECK_STEP = 0.5
 # A check may miss by so many error bars.
@@ -115,10 +123,7 @@ class _Reading:
         self.bias, self.bias_radius = (plain(bias.vector), plain(bias.radius)) if bias else (nothing, nothing)
         self.growth = Growth.of(signature.space, net)
         self.rounding = UNKNOWN_ARITHMETIC * rounding(signature.space)
-        # Directions in which cells are left, and one more to check that they are not left.
-        directions = plain(random_orthogonal(signature.space, rng, signature.width))
-        check = directions.T @ rng.choice([-1.0, 1.0], signature.width) / signature.width**0.5
-        self.directions: Floats = np.vstack([directions, check])
+        self.directions = directions_and_check(signature, rng)
 
     def run(self) -> Steps[Behind]:
         cells = self._choose()
@@ -167,25 +172,12 @@ class _Reading:
 
     def _measure(self, cells: Cells) -> Steps[tuple[Cells, _Slopes]]:
         """Slopes in all cells, with shorter steps where a check shows that a cell was left."""
-        count = len(cells.points)
-        if count == 0:
+        if not len(cells.points):
             return cells, _Slopes.none(len(self.directions), len(self.net.outer))
-        base: Measurements = yield Plan(STAGE, count, [[Term(TokenRows(self.space.asarray(cells.points)))]])
-        level = plain(base.values).reshape(count, -1)
-        done: list[tuple[Cells, _Slopes]] = []
-        for _ in range(MOST_SHRINKS):
-            if not len(cells.points):
-                break
-            slopes = yield from self._ask(cells, level)
-            good = self._agrees(slopes)
-            done.append((cells.take(good), slopes.take(good)))
-            cells, level = cells.take(~good), level[~good]
-            cells = replace(cells, width=cells.width * SHRINK)
-        if len(cells.points):
-            raise Unrecoverable(Outcome.WRONG_FAMILY, NOT_LINEAR)
-        return Cells.concat(*(each for each, _ in done)), _Slopes.concat(*(each for _, each in done))
+        answers = yield from ask_points(STAGE, self.signature, cells)
+        return (yield from ask_within_cells(cells, answers, self._ask, MOST_SHRINKS, NOT_LINEAR))
 
-    def _ask(self, cells: Cells, level: Floats) -> Steps[_Slopes]:
+    def _ask(self, cells: Cells, level: Floats) -> Steps[tuple[_Slopes, Booleans]]:
         """f([g + u; g]) for all directions, the sign of u such that attention prefers it."""
         space, (count, directions) = self.space, (len(cells.points), len(self.directions))
         keys = cells.points @ self.score.T + self.bias  # (n, width): W·g + c
@@ -209,9 +201,10 @@ class _Reading:
         size = self.growth.gain * (np.linalg.norm(cells.points, axis=1) + cells.width) + self.growth.level
         slopes = values / (weight * step)[:, :, None]
         bars = (2 * (self.rounding * size + answers.radius))[:, None] / (weight * length)
-        return _Slopes(
+        found = _Slopes(
             slopes, bars[:, :, None] + np.abs(slopes) * ((1 - weight) * logit_bar)[:, :, None], np.abs(weight * step)
         )
+        return found, self._agrees(found)
 
     def _agrees(self, slopes: _Slopes) -> Booleans:  # (n,)
         """Whether the slope in the last direction is what those in the others say."""

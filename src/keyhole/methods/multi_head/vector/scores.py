@@ -101,6 +101,41 @@ def affordable(box: VectorBox, values: Values, tokens: Floats, filled: float) ->
     return least
 
 
+def answer_noise(
+    box: VectorBox,
+    values: Values,
+    answers: Floats,  # (n, outputs)
+    own: Floats,  # (heads, k, outputs) values of the tokens
+    inverse: Floats,  # (outputs, heads·k)
+    share: float,  # errors of answers over those of the value of a unit token
+    otherwise: float,
+) -> float:
+    """Errors of answers by what weights leave of them, or `otherwise` where there are no outputs to spare."""
+    heads, count, outputs = own.shape
+    spare = outputs - heads * count
+    noise = otherwise
+    if spare >= heads:
+        rest = answers - (answers @ inverse) @ own.reshape(-1, outputs)
+        noise = INSIDE * max(box.noise, float(np.sqrt(np.mean(rest**2) * outputs / spare)))
+    return float(np.hypot(noise, values.traded * share))
+
+
+def weight_errors(
+    values: Values,
+    tokens: Floats,  # (k, width)
+    weights: Floats,  # (n, heads, k)
+    inverse: Floats,  # (outputs, heads·k)
+    noise: float,  # of answers
+) -> Floats:  # (n, heads, k)
+    """Errors of weights by those of answers, and by errors that values have together, as drawn."""
+    errors: Floats = noise * np.linalg.norm(inverse, axis=0).reshape(1, *weights.shape[1:])
+    draws = tokens @ values.draws  # (draws, heads, k, outputs)
+    if draws.shape[0] == 0:
+        return errors
+    moved = np.einsum("nhk,rhko->rno", weights, draws, optimize=True) @ inverse
+    return np.asarray(np.hypot(errors, np.sqrt(np.mean(moved**2, axis=0)).reshape(weights.shape)))
+
+
 def crossed_scores(
     rows: Floats,  # (heads, m, width + 1)
     bars: Floats,

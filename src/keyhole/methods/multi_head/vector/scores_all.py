@@ -18,17 +18,18 @@ from keyhole.methods.multi_head.vector.cross import choose_columns, outside
 from keyhole.methods.multi_head.vector.first_token import CLEAR, Start
 from keyhole.methods.multi_head.vector.probe import VectorBox
 from keyhole.methods.multi_head.vector.scores import (
-    INSIDE,
     KNOWN,
     SHARPEST,
     Scores,
     affordable,
+    answer_noise,
     crossed_scores,
     inverse_of,
     ranks_above,
     rms,
     scores_of,
     spectral,
+    weight_errors,
     within_errors,
     worst_of,
 )
@@ -168,43 +169,26 @@ class _BlockReader:
         box.asked = max(box.asked, count + 1)
         answers: Measurements = yield Plan("scores", members.shape[0], [*positions, []])
         seen = box.seen(answers) - box.bias  # (queries, n + 1, outputs)
+        share = self.size * (self.heads / self.per_query) ** 0.5
+        mixed = float(np.hypot(self.values.noise, self.values.error * share))
         forms, bars = np.zeros((2, members.shape[0], self.heads, count, count + 1))
         for number, some in enumerate(members):
             own = self.tokens[some] @ self.values.matrices  # (heads, n, outputs)
             inverse = inverse_of(own)
             self.condition = max(self.condition, worst_of(inverse) * self.size)
             flat = seen[number] @ inverse
-            noise = self._noise(seen[number] - flat @ own.reshape(-1, box.outputs), flat.shape[1])
+            noise = answer_noise(box, self.values, seen[number], own, inverse, share, mixed)
             weights = flat.reshape(-1, self.heads, count)
             rest = 1 - np.sum(weights, axis=2, keepdims=True)
             if not (np.all(weights > 0) and np.all(rest > 0)):
                 return None
-            reach = np.linalg.norm(inverse, axis=0).reshape(self.heads, count)
-            errors = np.hypot(noise * reach[None], self._traded(some, weights, inverse))
+            errors = weight_errors(self.values, self.tokens[some], weights, inverse, noise)
             bar = np.hypot(errors / weights, np.linalg.norm(errors, axis=2, keepdims=True) / rest)
             if not np.all(bar < SHARPEST):
                 return None
             forms[number] = np.log(weights / rest).transpose(1, 2, 0)
             bars[number] = bar.transpose(1, 2, 0)
         return _Read(forms, bars)
-
-    def _noise(self, rest: Floats, told: int) -> float:
-        """Errors of answers, by what weights leave of them."""
-        box, spare = self.box, self.box.outputs - told
-        traded = self.values.traded * self.size * (self.heads / self.per_query) ** 0.5
-        if spare < self.heads:
-            mixed = self.values.error * self.size * (self.heads / self.per_query) ** 0.5
-            return float(np.hypot(np.hypot(self.values.noise, mixed), traded))
-        seen = INSIDE * max(box.noise, float(np.sqrt(np.mean(rest**2) * box.outputs / spare)))
-        return float(np.hypot(seen, traded))
-
-    def _traded(self, some: Integers, weights: Floats, inverse: Floats) -> Floats | float:
-        draws = self.tokens[some] @ self.values.draws  # (draws, heads, n, outputs)
-        if draws.shape[0] == 0:
-            return 0.0
-        moved = np.einsum("ihk,rhko->rio", weights, draws, optimize=True) @ inverse
-        errors: Floats = np.sqrt(np.mean(moved**2, axis=0)).reshape(weights.shape)
-        return errors
 
     def whole(self) -> Scores:
         """Scores where all forms were read."""

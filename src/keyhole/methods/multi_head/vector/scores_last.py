@@ -10,17 +10,18 @@ from keyhole.methods.multi_head.vector.cross import choose_columns, outside, ste
 from keyhole.methods.multi_head.vector.first_token import CLEAR, Start
 from keyhole.methods.multi_head.vector.probe import VectorBox
 from keyhole.methods.multi_head.vector.scores import (
-    INSIDE,
     KNOWN,
     SHARPEST,
     Scores,
     affordable,
+    answer_noise,
     crossed_scores,
     inverse_of,
     ranks_above,
     rms,
     scores_of,
     spectral,
+    weight_errors,
     within_errors,
     worst_of,
 )
@@ -120,26 +121,6 @@ class _ScoreReader:
         matrices: Floats = self.values.matrices + np.einsum("db,bho->hdo", shares, self.values.weak)
         return matrices
 
-    def _traded(self, block: int, weights: Floats) -> Floats | float:  # (n, heads, k) -> the same
-        """Errors of weights by errors that values have together, as drawn."""
-        draws = self.tokens[self.blocks[block]] @ self.values.draws  # (draws, heads, k, outputs)
-        if draws.shape[0] == 0:
-            return 0.0
-        moved = np.einsum("nhk,rhko->rno", weights, draws, optimize=True) @ self.inverses[block]
-        errors: Floats = np.sqrt(np.mean(moved**2, axis=0)).reshape(weights.shape)
-        return errors
-
-    def _noise(self, block: int, answers: Floats) -> float:
-        """Errors of answers as far as values explain them, measured where there are answers to spare."""
-        heads, count, outputs = self.own[block].shape
-        flat, spare = self.own[block].reshape(-1, outputs), outputs - heads * count
-        traded = self.values.traded * self.size * (heads / count) ** 0.5
-        if spare < heads:
-            return float(np.hypot(self.noise, traded))
-        rest = answers - (answers @ self.inverses[block]) @ flat
-        seen = INSIDE * max(self.box.noise, float(np.sqrt(np.mean(rest**2) * outputs / spare)))
-        return float(np.hypot(seen, traded))
-
     def read(self, block: int, columns: Integers) -> Steps[tuple[Floats, Floats]]:  # -> twice (heads, k, columns)
         """Forms u·(M·g + c) of a block of tokens with some of the last tokens, and their error bars."""
         box, heads = self.box, self.heads
@@ -155,13 +136,15 @@ class _ScoreReader:
             if self.mended[block] is None:
                 self._mend(block, answers)
             if np.all(scale == 1.0):
-                noise = self._noise(block, answers)
+                share = self.size * (heads / members.size) ** 0.5
+                noise = answer_noise(
+                    box, self.values, answers, self.own[block], self.inverses[block], share, self.noise
+                )
             inverse = self.inverses[block]
-            # Errors of weights over those of answers.
-            reach = np.linalg.norm(inverse, axis=0).reshape(heads, members.size)
             weights = (answers @ inverse / scale[left][:, None]).reshape(left.size, heads, members.size)
             rest = 1 - np.sum(weights, axis=2, keepdims=True)
-            errors = np.hypot(noise * reach[None], self._traded(block, weights)) / scale[left][:, None, None]
+            errors = weight_errors(self.values, self.tokens[members], weights, inverse, noise)
+            errors = errors / scale[left][:, None, None]
             bar = np.hypot(errors / weights, np.linalg.norm(errors, axis=2, keepdims=True) / rest)
             usual = np.maximum(usual, np.median(bar, axis=(0, 2)))
             if np.any(usual > SHARPEST):
