@@ -19,6 +19,10 @@ Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 Booleans = npt.NDArray[np.bool_]
 
+# Rounding errors of an inner product of n terms behave like a random walk: one standard deviation is about
+# half an eps of |x|·|y| whatever n. Eight of them hold for every entry of the largest matrix one can recover.
+ROUNDING_DEVIATIONS = 8.0
+
 _NAMESPACES: dict[type, Any] = {}  # the look-up takes longer than many an operation on small arrays
 
 
@@ -122,6 +126,11 @@ class Space:
     def eps(self) -> float:
         """Relative spacing of answers: that of the dtype, or a coarser one."""
         return max(self.spacing, self.coarse)
+
+    @property
+    def rounding(self) -> float:
+        """Relative error of one inner product, over the product of the two norms."""
+        return ROUNDING_DEVIATIONS * self.eps / 2
 
     @cached_property
     def tiny(self) -> float:

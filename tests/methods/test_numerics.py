@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from keyhole.arrays import Array, Space, to_numpy
 from keyhole.methods.forms.cross_basis import CrossBasis, solve_shifted
 from keyhole.methods.forms.outputs import choose_outputs, window_rows
-from keyhole.numerics.logit import logit_with_radius, rounding
+from keyhole.numerics.logit import logit_with_radius
 from keyhole.numerics.orthogonal import equal_overlap, random_orthogonal, split_along
 from support import targets as t
 
@@ -288,4 +288,4 @@ def test_rounding_covers_inner_products(dtype: Any, width: int, rng: np.random.G
     exact = np.sum(first.astype(np.longdouble) * second.astype(np.longdouble), axis=1)
     found = np.asarray([np.dot(a, b) for a, b in zip(first, second, strict=True)])
     norms = np.linalg.norm(first.astype(np.float64), axis=1) * np.linalg.norm(second.astype(np.float64), axis=1)
-    assert np.all(np.abs(found - exact) <= rounding(Space.of(first)) * norms)
+    assert np.all(np.abs(found - exact) <= Space.of(first).rounding * norms)

@@ -12,7 +12,6 @@ from keyhole.arrays import Array, to_numpy
 from keyhole.errors import BudgetExhausted
 from keyhole.methods.base import Estimate, Steps
 from keyhole.noise import GAUSSIAN_DEVIATIONS
-from keyhole.numerics.logit import rounding
 from keyhole.queries import Measurements, Plan, Signature, Sketch, sequences
 from keyhole.recovery import Certificate, Outcome
 
@@ -262,7 +261,7 @@ def _predict(estimate: Estimate, signature: Signature, plans: list[Plan], normal
     for plan in plans:
         tokens = plan.tokens(0, plan.count, signature.space, signature.width)
         predictions.append(estimate.params(tokens))
-        bars.append(estimate.params.error_bar(errors, tokens, rounding(signature.space)))
+        bars.append(estimate.params.error_bar(errors, tokens, signature.space.rounding))
     return _joined(predictions), _joined(bars)
 
 

@@ -11,8 +11,7 @@ import numpy as np
 
 from keyhole.arrays import Array, Space, namespace
 from keyhole.methods.forms.cross_basis import CrossBasis, ShiftedSolution, solve_shifted
-from keyhole.methods.forms.reader import FormReader, Forms
-from keyhole.numerics.logit import rounding
+from keyhole.methods.forms.reader import FormReader
 from keyhole.numerics.orthogonal import equal_overlap, random_orthogonal, split_along
 from keyhole.queries import Sketch, TokenRows
 
@@ -75,11 +74,6 @@ class FormTable:
     values: Array
     radius: Array
     ratio: Array
-
-    @classmethod
-    def of(cls, forms: Forms, rows: int) -> FormTable:
-        """Forms that were asked for row by row."""
-        return cls(*(array.reshape(rows, -1) for array in (forms.values, forms.radius, forms.ratio)))
 
     def _each(self, change: Callable[[Array], Array]) -> FormTable:
         return FormTable(change(self.values), change(self.radius), change(self.ratio))
@@ -288,7 +282,7 @@ def _rotation_error(space: Space, matrix: Array) -> Array:
     xp = space.xp
     rows, columns = xp.linalg.vector_norm(matrix, axis=1), xp.linalg.vector_norm(matrix, axis=0)
     average = float(xp.linalg.vector_norm(rows)) / matrix.shape[0] ** 0.5
-    return rounding(space) * (rows[:, None] + columns[None, :] + average)
+    return space.rounding * (rows[:, None] + columns[None, :] + average)
 
 
 def _bases(reader: FormReader, rng: np.random.Generator) -> tuple[Array, Array, Array]:

@@ -12,7 +12,7 @@ from keyhole.arrays import Array, Space, namespace
 from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.forms.scale import FIRST_PROBE, NORM_RATIO, ScaleEstimate, ScaleSearch, floor_power
 from keyhole.methods.forms.value import Value
-from keyhole.numerics.logit import logit_with_radius, rounding
+from keyhole.numerics.logit import logit_with_radius
 from keyhole.queries import Measurements, Plan, Signature, Sketch, Term, TokenRows
 from keyhole.recovery import Outcome
 
@@ -223,7 +223,7 @@ class PairValues:
         self.signature, self.value = signature, value
         self.norm = float(xp.linalg.vector_norm(value.vector))
         # Error of the value of a token, over its norm.
-        self.error = rounding(signature.space) * self.norm + float(xp.linalg.vector_norm(value.radius))
+        self.error = signature.space.rounding * self.norm + float(xp.linalg.vector_norm(value.radius))
         self.bias_radius = float(value.bias_radius)
         self.longest = longest_token(signature.space, self.norm)
         if signature.max_norm is not None:
@@ -283,7 +283,7 @@ class PairReader(SearchingReader):
         self.bias_norm = 0.0 if bias is None else float(space.xp.linalg.vector_norm(bias.vector))
         if self.bias_norm > 0:
             # Also of a last token orthogonal to the bias, the rounding of its logit stays small.
-            longest_last = min(self.longest, 0.01 / (rounding(space) * self.bias_norm))
+            longest_last = min(self.longest, 0.01 / (space.rounding * self.bias_norm))
             self.largest_scale = min(BIAS_NORM_RATIO / self.bias_norm, self.longest) * longest_last
 
     def first_norm(self, scale: float) -> float:
@@ -315,10 +315,10 @@ class PairReader(SearchingReader):
             stage, Term(rows, row_index, first), Term(columns, column_index, last), self.so_far
         )
         # The oracle's own inner product behind the logit is rounded too.
-        own = rounding(space) * self.estimate.size * self.signature.width**0.5
+        own = space.rounding * self.estimate.size * self.signature.width**0.5
         if self.bias is not None:
             logits = logits - (first * row_bias - last * column_bias)
-            error = rounding(space) * self.bias_norm + float(xp.linalg.vector_norm(self.bias.radius))
+            error = space.rounding * self.bias_norm + float(xp.linalg.vector_norm(self.bias.radius))
             radius = radius + (first + last) * error
         unit = first * last
         if self.values.bias_radius > 0 and stage != "scale":

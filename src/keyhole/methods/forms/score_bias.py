@@ -6,11 +6,10 @@ from typing import final
 
 import numpy as np
 
-from keyhole.arrays import Array
+from keyhole.arrays import ROUNDING_DEVIATIONS, Array
 from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.forms.reader import SATURATED, Forms, PairValues, ScoreBias, SearchingReader
 from keyhole.methods.forms.value import Value
-from keyhole.numerics.logit import ROUNDING_DEVIATIONS, rounding
 from keyhole.numerics.orthogonal import equal_overlap, random_orthogonal
 from keyhole.queries import Signature, Term, TokenRows
 from keyhole.recovery import Outcome
@@ -48,7 +47,7 @@ class BiasReader(SearchingReader):
         logits, radius, saturation, _ = yield from self.values.ask_logits(
             stage, Term(rows, row_index, scale), Term(columns, column_index, 0.0)
         )
-        own = rounding(self.signature.space) * self.estimate.size * self.signature.width**0.5
+        own = self.signature.space.rounding * self.estimate.size * self.signature.width**0.5
         return Forms(logits / scale, radius / scale + own, 0 * logits, saturation)
 
 
@@ -81,4 +80,4 @@ def ask_score_bias(signature: Signature, value: Value, rng: np.random.Generator)
     if bool(xp.all(vector == 0)):
         raise Unrecoverable(Outcome.WRONG_FAMILY, NO_BIAS)
     radius = xp.sqrt((rows.vectors.T) ** 2 @ forms.radius**2)
-    return ScoreBias(vector, radius + rounding(space) * xp.linalg.vector_norm(vector))
+    return ScoreBias(vector, radius + space.rounding * xp.linalg.vector_norm(vector))

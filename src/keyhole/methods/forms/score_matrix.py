@@ -10,7 +10,7 @@ import numpy as np
 from keyhole.arrays import Array, Integers
 from keyhole.methods.base import Steps
 from keyhole.methods.forms.columns import Draft, FormTable, PartialColumns, Score, ScoreColumns
-from keyhole.methods.forms.reader import FormReader
+from keyhole.methods.forms.reader import FormReader, Forms
 from keyhole.queries import TokenRows
 
 # Directions that must be consistent with the columns so far before the rank is believed.
@@ -67,7 +67,7 @@ class _CrossApproximation:
         hidden_bias = self.reader.undetected_bias(probe, forms) if self.reader.negligible_last else 0.0
         if hidden_bias is None:
             return None
-        yield from self._resolve([first], [first], FormTable.of(forms, 1))
+        yield from self._resolve([first], [first], _table(forms, 1))
         left = [direction for direction in range(self.right.vectors.shape[0]) if direction != first]
         while left and self.consistent < CONSISTENT_DIRECTIONS:
             rank = len(self.cross.pivots)
@@ -84,7 +84,7 @@ class _CrossApproximation:
         forms = yield from self.reader.ask_forms(
             stage, self.left, self.right, self.space.indices(numbers), self.space.indices(others)
         )
-        return FormTable.of(forms, len(rows))
+        return _table(forms, len(rows))
 
     def _ask_directions(self, directions: list[int]) -> Steps[None]:
         """Ask for new directions at the pivots and at as many check rows, then for whatever else they need."""
@@ -156,7 +156,7 @@ class _CrossApproximation:
                 self.space.indices(numbers),
                 self.space.indices(others),
             )
-            partial.append(PartialColumns(directions, span_rows, FormTable.of(forms, rank)))
+            partial.append(PartialColumns(directions, span_rows, _table(forms, rank)))
 
     def _ask_extra_columns(self) -> Steps[None]:
         """Complete the partly known columns that would amplify the errors of the complete ones most."""
@@ -173,6 +173,11 @@ class _CrossApproximation:
             columns.add([part.directions[place]], table, new=False)
             columns.partial[number] = part.without(place)
             columns.partial = [part for part in columns.partial if part.directions]
+
+
+def _table(forms: Forms, rows: int) -> FormTable:
+    """Forms that were asked for row by row."""
+    return FormTable(*(array.reshape(rows, -1) for array in (forms.values, forms.radius, forms.ratio)))
 
 
 def _pairs(rows: Iterable[int], directions: Sequence[int]) -> tuple[Integers, Integers]:

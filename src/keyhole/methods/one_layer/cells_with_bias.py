@@ -29,7 +29,6 @@ from keyhole.methods.one_layer.cells import (
     random_cells,
 )
 from keyhole.methods.one_layer.rays import Growth
-from keyhole.numerics.logit import rounding
 from keyhole.queries import Plan, Signature, Term, TokenRows
 from keyhole.recovery import Outcome
 
@@ -105,7 +104,7 @@ class _Reading:
     def __init__(self, signature: Signature, rng: np.random.Generator, net: ReluNet) -> None:
         self.signature, self.rng, self.space = signature, rng, signature.space
         self.net, self.growth = PlainNet.of(net), Growth.of(signature.space, net)
-        self.rounding = UNKNOWN_ARITHMETIC * rounding(signature.space)
+        self.rounding = UNKNOWN_ARITHMETIC * signature.space.rounding
         self.directions = directions_and_check(signature, rng)
         self.directions[-1] *= CHECK_STEP
 
@@ -228,7 +227,7 @@ class _Reading:
             raise Unrecoverable(Outcome.WRONG_FAMILY, NO_LOGITS)
         both = solved.values @ turn  # (width + 1, width): Wᵀ above cᵀ
         spread = np.sqrt(solved.inverse**2 @ bars**2 @ turn**2)
-        spread += rounding(space) * (np.linalg.norm(both, axis=1, keepdims=True) + np.linalg.norm(both, axis=0))
+        spread += space.rounding * (np.linalg.norm(both, axis=1, keepdims=True) + np.linalg.norm(both, axis=0))
         matrix, radius = both[:width].T, spread[:width].T
         rank = int(np.sum(np.linalg.svd(matrix, compute_uv=False) > np.linalg.norm(radius)))
         expected = np.einsum("now,jw->njo", self.net.gradients(cells.active), turn)

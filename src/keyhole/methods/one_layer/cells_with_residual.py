@@ -35,7 +35,6 @@ from keyhole.methods.one_layer.cells import (
     random_cells,
 )
 from keyhole.methods.one_layer.rays import Growth
-from keyhole.numerics.logit import rounding
 from keyhole.queries import Measurements, Plan, Signature, Term, TokenRows
 from keyhole.recovery import Outcome
 
@@ -122,7 +121,7 @@ class _Reading:
         self.score, self.score_radius = plain(score.matrix), plain(score.radius)
         self.bias, self.bias_radius = (plain(bias.vector), plain(bias.radius)) if bias else (nothing, nothing)
         self.growth = Growth.of(signature.space, net)
-        self.rounding = UNKNOWN_ARITHMETIC * rounding(signature.space)
+        self.rounding = UNKNOWN_ARITHMETIC * signature.space.rounding
         self.directions = directions_and_check(signature, rng)
 
     def run(self) -> Steps[Behind]:
@@ -196,7 +195,7 @@ class _Reading:
         weight = 1 / (1 + np.exp(-logits))
         key_variance = cells.points**2 @ (self.score_radius**2).T + self.bias_radius**2  # (n, width)
         sure = np.sqrt(key_variance @ (self.directions**2).T)  # (n, directions)
-        lengths = np.linalg.norm(keys, axis=1)[:, None] * rounding(space)
+        lengths = np.linalg.norm(keys, axis=1)[:, None] * space.rounding
         logit_bar = length * (sure + lengths)
         size = self.growth.gain * (np.linalg.norm(cells.points, axis=1) + cells.width) + self.growth.level
         slopes = values / (weight * step)[:, :, None]
@@ -246,7 +245,7 @@ class _Reading:
         allowed = np.sqrt(bars**2 + seen @ solved.values[:neurons] ** 2 + system**2 @ (solved.inverse**2 @ bars**2))
         misfit = float(np.max(solved.residual / np.maximum(allowed, self.space.tiny), initial=0.0))
         spread = np.sqrt(solved.inverse**2 @ (bars**2 @ turn**2 + unsure))
-        spread += rounding(self.space) * np.linalg.norm(values, axis=1, keepdims=True)
+        spread += self.space.rounding * np.linalg.norm(values, axis=1, keepdims=True)
         return values[:neurons], spread[:neurons], values[neurons:], spread[neurons:], misfit
 
     def _assembled(

@@ -35,7 +35,6 @@ from keyhole.methods.one_layer.rays import (
 )
 from keyhole.methods.relu_net.exact.method import relu_net
 from keyhole.methods.relu_net.exact.queries import answers_exactly
-from keyhole.numerics.logit import rounding
 from keyhole.numerics.orthogonal import random_orthogonal
 from keyhole.queries import Measurements, Plan, Signature, Term, TokenRows
 from keyhole.recovery import Outcome
@@ -166,7 +165,7 @@ def _differ(signature: Signature, net: Net, tokens: Array, answers: Measurements
     values = answers.values if answers.values.ndim == 2 else answers.values[:, None]
     expected = net(tokens)
     changes = xp.linalg.vector_norm(expected - net(0 * tokens), axis=1)
-    bar = net.bar(tokens, UNKNOWN_ARITHMETIC * rounding(space)) + answers.radius
+    bar = net.bar(tokens, UNKNOWN_ARITHMETIC * space.rounding) + answers.radius
     bar = SAME_ANSWERS * changes + 4 * xp.linalg.vector_norm(bar, axis=1)
     return bool(xp.any(xp.linalg.vector_norm(values - expected, axis=1) > bar))
 
@@ -311,7 +310,7 @@ def _past_residual(signature: Signature, rng: np.random.Generator, learned: Esti
     odd, largest = far.odd, far.largest
     # The value matrix may be larger than what single tokens show of it, and so is the rounding then.
     growth = replace(growth, gain=growth.gain + VALUE_MAY_CANCEL * largest)
-    if largest <= UNKNOWN_ARITHMETIC * rounding(space) * growth.gain + 2 * growth.level / growth.length:
+    if largest <= UNKNOWN_ARITHMETIC * space.rounding * growth.gain + 2 * growth.level / growth.length:
         raise _NotSeen(Outcome.NOT_IDENTIFIABLE, NOT_SEEN)
     rays = rays_past_residual(signature, odd, growth)
     reader = RayReader(signature, _some_guide(signature, rng, odd, growth), rays, growth)

@@ -17,7 +17,6 @@ from keyhole.arrays import Array, Space
 from keyhole.families.one_layer import UNKNOWN_ARITHMETIC
 from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.forms.reader import CLEAR_ENOUGH, Forms, SearchingReader
-from keyhole.numerics.logit import rounding
 from keyhole.queries import Measurements, Plan, Signature, Term, TokenRows
 from keyhole.recovery import Outcome
 
@@ -119,16 +118,16 @@ class PathReader(SearchingReader):
         spread = inside * (1 - inside)
         logits = xp.log(inside / (1 - inside))
         radius = bar / (paths.slope * spread)
-        radius = radius + rounding(space) * xp.abs(logits)
+        radius = radius + space.rounding * xp.abs(logits)
         saturated = (weight < SATURATED) | (weight > 1 - SATURATED)
         saturation = xp.where(saturated, xp.full_like(weight, xp.inf), xp.ones_like(weight))
-        own = rounding(space) * self.estimate.size * self.signature.width**0.5
+        own = space.rounding * self.estimate.size * self.signature.width**0.5
         unit = paths.step * last
         return Forms(logits / unit, radius / xp.abs(unit) + own, 0 * values, saturation)
 
     @property
     def _rounding(self) -> float:
-        return UNKNOWN_ARITHMETIC * rounding(self.signature.space)
+        return UNKNOWN_ARITHMETIC * self.signature.space.rounding
 
     def _best(self, row: Array, column: Array, scale: float) -> _Paths:  # (n, width), (n, width)
         """Sign and length of u for each pair, so that the least slope of the path is large against its error bar."""

@@ -22,7 +22,7 @@ from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.forms.reader import CLEAR_ENOUGH, Forms, SearchingReader, check_average, longest_token
 from keyhole.methods.forms.scale import NORM_RATIO, floor_power
 from keyhole.methods.one_layer.cells import SMOOTH_BEND
-from keyhole.numerics.logit import logit_with_radius, rounding
+from keyhole.numerics.logit import logit_with_radius
 from keyhole.queries import Measurements, Plan, Signature, Term, TokenRows
 from keyhole.recovery import Outcome
 
@@ -178,7 +178,7 @@ class RayReader(SearchingReader):
 
     def _answer_bar(self) -> float:
         """Rounding of an answer, over the norm of its first token."""
-        return UNKNOWN_ARITHMETIC * rounding(self.signature.space) * self._growth.gain
+        return UNKNOWN_ARITHMETIC * self.signature.space.rounding * self._growth.gain
 
     def radius_at_zero(self, scale: float) -> float:
         """Radius of a logit of zero, for a row of average overlap with the guide."""
@@ -218,5 +218,5 @@ class RayReader(SearchingReader):
         if bool(xp.any(xp.isinf(radius))):
             check_average(values, 0 * high, high, slack)
         saturation = radius * xp.where(high == 0, xp.ones_like(high), high) / (4 * slack)
-        own = rounding(space) * self.estimate.size * self.signature.width**0.5
+        own = space.rounding * self.estimate.size * self.signature.width**0.5
         return Forms(signs * logits / scale, radius / scale + own, 0 * values + last / first, saturation)

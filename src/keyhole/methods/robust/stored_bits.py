@@ -15,7 +15,7 @@ from keyhole.families import SingleHead
 from keyhole.methods.base import Estimate, Steps, Unrecoverable
 from keyhole.methods.forms.value import Value, ask_value
 from keyhole.methods.robust.dtypes import Grid, grid_of
-from keyhole.numerics.logit import logit_with_radius, rounding
+from keyhole.numerics.logit import logit_with_radius
 from keyhole.queries import Measurements, Plan, Signature, Term, TokenRows
 from keyhole.recovery import Outcome
 
@@ -126,7 +126,7 @@ class _Weights:
         answers = yield Plan("score bias", BIAS_ROWS, [[Term(rows)], []])
         whole = BIAS_NORM * signs @ self.value
         error = np.abs(floats(self._answers(answers)) - 0.5 * whole)
-        allowed = rounding(self.space) * BIAS_NORM * np.linalg.norm(signs, axis=1) * np.linalg.norm(self.value)
+        allowed = self.space.rounding * BIAS_NORM * np.linalg.norm(signs, axis=1) * np.linalg.norm(self.value)
         if np.any(error > allowed):
             raise Unrecoverable(
                 Outcome.WRONG_FAMILY,
@@ -181,7 +181,7 @@ class _Weights:
             tokens.append(Term(self.units, index(0 * row + self.largest), self.space.asarray(lent)))
         answers = yield Plan("entries", row.size, [tokens, [Term(self.units, index(column), LAST)]])
         high, low = own + lent * self.value[self.largest], LAST * self.value[column]
-        bar = rounding(self.space)
+        bar = self.space.rounding
         bars = self.space.asarray(bar * np.abs(low)), self.space.asarray(bar * np.abs(high))
         ends = self.space.asarray(low), self.space.asarray(high)
         logit, radius = logit_with_radius(self.space, self._answers(answers), *ends, *bars, answers.radius)

@@ -17,7 +17,6 @@ from keyhole.methods.base import Steps
 from keyhole.methods.forms.columns import Score, score_of_columns
 from keyhole.methods.forms.scale import NORM_RATIO, floor_power
 from keyhole.methods.forms.value import LOUD, Value
-from keyhole.numerics.logit import rounding
 from keyhole.numerics.orthogonal import random_orthogonal
 from keyhole.queries import Measurements, Plan, Position, Signature, Term, TokenRows
 
@@ -128,8 +127,8 @@ class _Positions:
         logits = xp.where(good, xp.log(weights / (1 - weights)) + math.log(others), xp.nan * weights)
         own = xp.sqrt(safe) * (others + 1) / first  # |q·V|
         value = xp.max(own)  # rounding is relative to the value, not to the row's share of it
-        bar = 2 * rounding(self.space) * value * self.signature.width**0.5 / own + 2 * self.space.eps
-        return logits, bar / (1 - weights) + rounding(self.space) * xp.abs(logits)
+        bar = 2 * self.space.rounding * value * self.signature.width**0.5 / own + 2 * self.space.eps
+        return logits, bar / (1 - weights) + self.space.rounding * xp.abs(logits)
 
     def solved(self, answers: Array, first: float, scale: float, longest: int) -> Observed | None:
         """Value and score from all rows; None where some forms saturate at all sizes."""
@@ -149,7 +148,7 @@ class _Positions:
         vector = left.T @ rows
         sizes = xp.linalg.vector_norm(vector, axis=0)
         rounded = space.eps * xp.abs(self.bias) * (longest / first)  # the bias drowns what is below it
-        vector_radius = 2 * rounding(space) * sizes[None, :] + 4 * rounded[None, :] + 0 * vector
+        vector_radius = 2 * space.rounding * sizes[None, :] + 4 * rounded[None, :] + 0 * vector
         bias_radius = space.eps * xp.abs(self.bias)
         if self.scalar:
             value = Value(vector[:, 0], vector_radius[:, 0], self.bias[0], bias_radius[0])

@@ -21,7 +21,7 @@ from keyhole.methods.forms.columns import Score
 from keyhole.methods.forms.scale import FIRST_PROBE
 from keyhole.methods.forms.score_bias import ask_for_bias
 from keyhole.methods.forms.value import Value
-from keyhole.numerics.logit import logit_with_radius, rounding
+from keyhole.numerics.logit import logit_with_radius
 from keyhole.queries import Measurements, Plan, Signature, Term, TokenRows
 from keyhole.recovery import Outcome
 
@@ -95,7 +95,7 @@ class _Entries:
             answers: Measurements = yield Plan("contrast", open_.size, positions)
             high = self.space.asarray(first * self.value_norm)
             low = self.space.asarray(scale / first) * self.space.xp.take(self.value, self.space.indices(open_), axis=0)
-            bar = rounding(self.space) + self.value_radius / self.value_norm
+            bar = self.space.rounding + self.value_radius / self.value_norm
             logits, radius = logit_with_radius(
                 self.space, answers.values - self.bias, low, high, abs(low) * bar, high * bar, self._noise(answers)
             )
@@ -154,7 +154,7 @@ class _Entries:
     ) -> tuple[Floats, Floats]:
         """e^z·(y − a₁) = e^w·(a₂ − y) + (a₃ − y) for values a and the known logit w of the contrast."""
         value = floats(self.value)
-        bar = rounding(self.space) + self.value_radius / self.value_norm
+        bar = self.space.rounding + self.value_radius / self.value_norm
         own, other, rest = first * value[row], middle * self.value_norm, last * value[column]
         known = middle * last * self.forms[column]
         known_radius = np.abs(middle * last) * self.forms_radius[column] + 4 * self.space.eps * np.abs(known)
@@ -175,7 +175,7 @@ class _Entries:
         below_radius = answer_radius + bar * np.abs(own)
         with np.errstate(divide="ignore"):
             radius = above_radius / np.abs(above) + below_radius / np.abs(below)
-        radius += rounding(self.space) * np.abs(logit)  # the oracle's own product behind the logit
+        radius += self.space.rounding * np.abs(logit)  # the oracle's own product behind the logit
         return logit, np.where(inside, radius, np.inf)
 
 

@@ -179,7 +179,8 @@ def head_estimate(
             bound += -(-width // per_query)
     if bool(xp.any(value.bias_radius > 0)):
         radius = replace(radius, output_bias=value.bias_radius)
-    if output_biased := value.has_bias:
+    output_biased = bool(xp.any(abs(value.bias) > value.bias_radius))
+    if output_biased:
         params = replace(params, output_bias=value.bias)
         bound += 1
     return Estimate(

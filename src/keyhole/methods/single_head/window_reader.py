@@ -18,7 +18,6 @@ from keyhole.methods.forms.outputs import Outputs, choose_outputs, window_rows
 from keyhole.methods.forms.reader import ScoreBias, longest_token, norms_beside_bias
 from keyhole.methods.forms.scale import NORM_RATIO, ScaleEstimate, floor_power
 from keyhole.methods.forms.value import Value
-from keyhole.numerics.logit import rounding
 from keyhole.numerics.orthogonal import random_orthogonal, split_along
 from keyhole.queries import Measurements, Plan, Signature, Term, TokenRows
 
@@ -154,13 +153,13 @@ class WindowReader:
         """Error bars of weights by window (windows, used), and of their sums (windows,)."""
         xp, space = self.space.xp, self.space
         # Beside a large output bias a value is known less well than it is rounded.
-        known = xp.sqrt((rounding(space) * self.outputs.error) ** 2 + xp.sum(self.value.radius**2, axis=0))
+        known = xp.sqrt((space.rounding * self.outputs.error) ** 2 + xp.sum(self.value.radius**2, axis=0))
         error = (first + last) * known + noise
         error = error + 2 * space.eps * xp.abs(self.value.bias) + self.value.bias_radius
         weigh = (self.outputs.turn / self.outputs.sizes)[None, :, :] @ inverse  # (windows, outputs, used)
         square, sums = (error**2)[None, :], xp.sum(weigh, axis=2)
         # The decomposition of the value is rounded too, relative to its largest part.
-        own = (rounding(space) * (first + last) * self.outputs.sizes[0] / self.outputs.sizes)[None, :] ** 2
+        own = (space.rounding * (first + last) * self.outputs.sizes[0] / self.outputs.sizes)[None, :] ** 2
         bars = xp.sum(square[:, :, None] * weigh**2, axis=1) + xp.sum(own[:, :, None] * inverse**2, axis=1)
         sum_bars = xp.sum(square * sums**2, axis=1) + xp.sum(own * xp.sum(inverse, axis=2) ** 2, axis=1)
         return xp.sqrt(bars), xp.sqrt(sum_bars)

@@ -14,7 +14,6 @@ from keyhole.methods.forms.scale import FIRST_PROBE, ScaleSearch
 from keyhole.methods.forms.value import Value
 from keyhole.methods.single_head.window_reader import LARGEST, SHRINK, Weights, WindowReader
 from keyhole.methods.single_head.windows_with_bias import ask_window_bias, ask_windows_beside_bias
-from keyhole.numerics.logit import rounding
 from keyhole.numerics.orthogonal import random_orthogonal
 from keyhole.queries import Signature, TokenRows
 from keyhole.recovery import Outcome
@@ -76,8 +75,8 @@ def _solve_bilinear(reader: WindowReader, weights: Weights, first: Array, last: 
     xp, width = reader.space.xp, reader.signature.width
     logits, _, radius = weights.logits(0 * last, reader.zeros - 1)
     unit = float(xp.max(first)) * last[:, None]
-    own = rounding(reader.space) * reader.estimate.size * width**0.5
-    return logits / unit, (radius + rounding(reader.space) * xp.abs(logits)) / unit + own
+    own = reader.space.rounding * reader.estimate.size * width**0.5
+    return logits / unit, (radius + reader.space.rounding * xp.abs(logits)) / unit + own
 
 
 @final

@@ -13,7 +13,6 @@ from keyhole.methods.forms.reader import ScoreBias, norms_beside_bias
 from keyhole.methods.forms.scale import AIM, FIRST_PROBE, ScaleSearch, floor_power
 from keyhole.methods.forms.score_bias import NO_BIAS
 from keyhole.methods.single_head.window_reader import LARGEST, SHRINK, Weights, WindowReader, windows
-from keyhole.numerics.logit import rounding
 from keyhole.numerics.orthogonal import random_orthogonal, split_along
 from keyhole.queries import TokenRows
 from keyhole.recovery import Outcome
@@ -44,7 +43,7 @@ def ask_window_bias(reader: WindowReader) -> Steps[ScoreBias]:
     found = reader.inverse @ vector
     if open_.size or float(xp.linalg.vector_norm(found)) == 0.0:
         raise Unrecoverable(Outcome.WRONG_FAMILY, NO_BIAS)
-    spread = xp.sqrt(reader.inverse**2 @ bars**2) + rounding(space) * xp.linalg.vector_norm(found)
+    spread = xp.sqrt(reader.inverse**2 @ bars**2) + space.rounding * xp.linalg.vector_norm(found)
     return ScoreBias(found, spread)
 
 
@@ -53,7 +52,7 @@ def _ask_bias(reader: WindowReader, offsets: Integers, norm: float) -> Steps[tup
     nothing, ends = TokenRows(space.zeros(1, width)), space.zeros(offsets.size)
     weights = yield from reader.ask("score bias", offsets, nothing, 0 * offsets, space.full((width,), norm), ends)
     logits, _, radius = weights.logits(ends, reader.zeros - 1)
-    return logits, radius + rounding(space) * space.xp.abs(logits)
+    return logits, radius + space.rounding * space.xp.abs(logits)
 
 
 def _ask_bias_norm(reader: WindowReader) -> Steps[float]:
@@ -179,8 +178,8 @@ class _BesideBias:
             own = own + xp.where(xp.isfinite(step), step, xp.zeros_like(step))
             if not bool(xp.any(settled > 4 * self.space.eps)):
                 break
-        bias_bar = rounding(self.space) * self.reader.bias_norm + xp.linalg.vector_norm(self.bias.radius)
-        bars = (radius + rounding(self.space) * xp.abs(logits) + settled[:, None]) / first + bias_bar
+        bias_bar = self.space.rounding * self.reader.bias_norm + xp.linalg.vector_norm(self.bias.radius)
+        bars = (radius + self.space.rounding * xp.abs(logits) + settled[:, None]) / first + bias_bar
         good = xp.all(xp.abs(logits) <= LARGEST, axis=1) & (settled < self.space.eps**0.5)
         return good, forms, bars / last[:, None]
 

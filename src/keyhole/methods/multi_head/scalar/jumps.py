@@ -12,7 +12,6 @@ from keyhole.arrays import ArrayTable, Booleans, Floats, Integers
 from keyhole.methods.base import Steps
 from keyhole.methods.multi_head.scalar.half_circle import HalfCircle, next_guess
 from keyhole.methods.multi_head.scalar.queries import Scope
-from keyhole.numerics.logit import rounding
 from keyhole.queries import Measurements
 
 # In units of one over the gap to the next jump, the lever at which all but one head are saturated in its interval,
@@ -157,7 +156,7 @@ class _Batch:
         width = scope.signature.width
         # The oracle's product behind a logit is rounded at the size of its factors, of which a slope shows its share.
         long, short = scope.norms(levers)
-        own = rounding(scope.signature.space) * np.abs(slopes) * width**0.5 * (1 + 2 * short / long)
+        own = scope.signature.space.rounding * np.abs(slopes) * width**0.5 * (1 + 2 * short / long)
         turn, back = first - up, down - last
         bar = SHIFT_ERRORS * (up_bar + down_bar + first_bar + last_bar + 2 * own)
         sign = np.sign(turn)

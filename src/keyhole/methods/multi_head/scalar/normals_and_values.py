@@ -11,7 +11,6 @@ from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.multi_head.scalar.gates import Gate, shares, spread_points, weights_of
 from keyhole.methods.multi_head.scalar.jumps import Jumps
 from keyhole.methods.multi_head.scalar.queries import Scope, columns, plain
-from keyhole.numerics.logit import rounding
 from keyhole.numerics.orthogonal import random_orthogonal
 from keyhole.queries import Measurements
 from keyhole.recovery import Outcome
@@ -137,7 +136,7 @@ def read_values(
     solve = np.linalg.inv(design)
     inside = np.tensordot(solve, parts, axes=1)  # (heads, width, outputs)
     loud = np.sqrt(np.sum(np.linalg.norm(inside, axis=1) ** 2, axis=0))  # (outputs,)
-    blur = rounding(scope.signature.space) * loud
+    blur = scope.signature.space.rounding * loud
     total_bars = np.sqrt((basis**2) @ columns(plain(scope.total.radius)) ** 2) + blur
     bars = np.concatenate([np.ones((count, width)) * 2 / leans[:, None], np.zeros((1, width))])
     bars[:-1, 0] = 1.0  # of the common row alone

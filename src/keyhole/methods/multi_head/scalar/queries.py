@@ -15,7 +15,6 @@ import numpy as np
 from keyhole.arrays import Booleans, Floats, to_numpy
 from keyhole.methods.base import Steps
 from keyhole.methods.forms.value import Value
-from keyhole.numerics.logit import rounding
 from keyhole.queries import Measurements, Plan, Position, Signature, Term, TokenRows
 
 # Without score biases first tokens are longer than last ones by about this over the square root of the lever, so that
@@ -105,12 +104,12 @@ class Scope:
     def blur(self) -> float:
         """How far a level in the combination may be off: roundings of the tokens, of their values and of the sum."""
         known = float(np.linalg.norm(columns(plain(self.total.radius)) @ np.abs(self.mix)))
-        return 2 * rounding(self.signature.space) * self.loudness + known
+        return 2 * self.signature.space.rounding * self.loudness + known
 
     def known_error(self, lever: Floats, mix: Floats) -> Floats:  # (n,), (outputs,) -> (n,)
         """How far a level in some combination may be off because of last tokens, of norm R, and the output bias."""
         long, short = self.norms(lever)
-        rounded, size = rounding(self.signature.space), np.abs(mix)
+        rounded, size = self.signature.space.rounding, np.abs(mix)
         own = rounded * np.linalg.norm(self.vector @ mix) + np.linalg.norm(columns(plain(self.total.radius)) @ size)
         bias, bar = np.ravel(plain(self.total.bias)), np.ravel(plain(self.total.bias_radius))
         return np.asarray((short * own + (rounded * np.abs(bias) + bar) @ size) / long)

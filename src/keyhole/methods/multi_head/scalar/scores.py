@@ -16,7 +16,7 @@ from keyhole.methods.forms.score_matrix import ask_score
 from keyhole.methods.multi_head.scalar.gates import Gate, crossing, gate
 from keyhole.methods.multi_head.scalar.normals_and_values import Decided, Values, decided_at
 from keyhole.methods.multi_head.scalar.queries import Scope, plain
-from keyhole.numerics.logit import logit_with_radius, rounding
+from keyhole.numerics.logit import logit_with_radius
 from keyhole.queries import Measurements, Plan, Position, Term, TokenRows
 from keyhole.recovery import Outcome
 
@@ -176,7 +176,7 @@ class GatedReader(FormReader):
         size = np.linalg.norm(token + 0 * self.row, axis=-1)
         away = np.linalg.norm(self.gate.points[place, : self.signature.width], axis=1)
         bar = np.maximum(away, 1.0) * scope.known_error(levers, decided.mix)
-        bar = bar + size * rounding(space) * decided.loudness + decided.row_radius + reach / levers * decided.radius
+        bar = bar + size * space.rounding * decided.loudness + decided.row_radius + reach / levers * decided.radius
         logits, radius = logit_with_radius(numpy_space(), levels, low, high, bar, bar, 0.0)
         span = np.abs(high - low)
         saturation = radius * span / (8 * bar)
@@ -184,7 +184,7 @@ class GatedReader(FormReader):
         logits = np.where(np.isfinite(radius), logits, sides)
         # The oracle's own products behind the logits, of which the last token's is one.
         form = self.estimate.size * self.signature.width**0.5
-        return logits, radius + rounding(space) * (size + 2 * away * short / long) * levers * form, saturation
+        return logits, radius + space.rounding * (size + 2 * away * short / long) * levers * form, saturation
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from keyhole.arrays import Array, Floats, floats
+from keyhole.arrays import ROUNDING_DEVIATIONS, Array, Floats, floats
 from keyhole.families import MultiHead, SingleHead
 from keyhole.methods.base import Estimate, Steps, Unrecoverable
 from keyhole.methods.forms.value import Value
@@ -16,7 +16,6 @@ from keyhole.methods.multi_head.vector.scores import Scores
 from keyhole.methods.multi_head.vector.scores_all import read_blocks
 from keyhole.methods.multi_head.vector.scores_last import read_scores
 from keyhole.methods.multi_head.vector.values import Values, read_values
-from keyhole.numerics.logit import ROUNDING_DEVIATIONS
 from keyhole.queries import Signature
 from keyhole.recovery import Outcome
 

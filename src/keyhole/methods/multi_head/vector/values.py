@@ -6,12 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from keyhole.arrays import Floats, Integers, floats
+from keyhole.arrays import ROUNDING_DEVIATIONS, Floats, Integers, floats
 from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.multi_head.vector.first_token import CLEAR, ENOUGH, MISFIT, Start
 from keyhole.methods.multi_head.vector.probe import HeadsHidden, VectorBox
 from keyhole.methods.multi_head.vector.token_fit import Asked, TokenFit, fit_token, guess_logits
-from keyhole.numerics.logit import ROUNDING_DEVIATIONS
 from keyhole.recovery import Outcome
 
 # Copies of the known token, of the new one and of the last, by the length they need.

@@ -12,7 +12,6 @@ from keyhole.families.relu_net import ReluNet
 from keyhole.methods.base import Estimate, Steps
 from keyhole.methods.relu_net.exact.orientation import flipped
 from keyhole.methods.relu_net.exact.queries import Box, Pieces
-from keyhole.numerics.logit import rounding
 
 ASSUMPTIONS = (
     "the box computes one hidden layer of neurons, and perhaps an affine map beside it, from its last token alone",
@@ -139,7 +138,7 @@ def within_bars(box: Box, estimate: Estimate, x: Floats, *, strict: bool = False
     answers = yield from box.ask("checks", x)
     tokens = space.asarray(x)[:, None, :]
     predicted = np.asarray(to_numpy(estimate.params(tokens)), dtype=np.float64).reshape(answers.shape)
-    bars = np.asarray(to_numpy(estimate.params.error_bar(estimate.radius, tokens, rounding(space)))).reshape(
+    bars = np.asarray(to_numpy(estimate.params.error_bar(estimate.radius, tokens, space.rounding))).reshape(
         answers.shape
     )
     bars = bars + box.noise

@@ -19,7 +19,6 @@ from keyhole.methods.robust.quantised.pair_queries import (
     pair_plan,
     read_own_forms,
 )
-from keyhole.numerics.logit import rounding
 from keyhole.queries import Measurements, Signature
 from keyhole.recovery import Outcome
 
@@ -144,7 +143,7 @@ class FormIntervals:
             size = float(np.sqrt(np.mean(self.design.matrix(self._middle()) ** 2)))
             target_error = DEFAULT_ACCURACY * max(size, self.error())
         wanted = 0.0 if target_error is None else target_error / (per_width * ROUNDED_BITS)
-        finest = 64 * rounding(self.space) * (1 + float(np.max(np.abs(self._middle()))))
+        finest = 64 * self.space.rounding * (1 + float(np.max(np.abs(self._middle()))))
         wanted = max(wanted, finest)
         most = max(float(np.max(self.widths)), wanted)
         step = 2**0.125
@@ -198,7 +197,7 @@ class FormIntervals:
         at = self.design.answer(pairs, middle, own)
         point = middle + (threshold - at.value) / at.by_form
         nuisance = self.design.nuisance(pairs, at, self.own_radius[column]) / at.by_form
-        bar = SECOND_ORDER * nuisance + rounding(self.space) * self._key_norms()[column]
+        bar = SECOND_ORDER * nuisance + self.space.rounding * self._key_norms()[column]
         # A threshold out of reach tells nothing.
         reached = np.abs(point - middle) <= high - low
         above = answers > threshold
@@ -249,6 +248,6 @@ class FormIntervals:
         """Radii of that."""
         size = np.linalg.norm(self.design.matrix(self._middle()))
         half = self.widths if self.silent else self.widths / 2
-        radius = self.design.matrix_radius(half, 0 * half) + 4 * rounding(self.space) * size
+        radius = self.design.matrix_radius(half, 0 * half) + 4 * self.space.rounding * size
         centre, half = self.value.entries
         return SingleHead(self.space.asarray(radius), self.value.shaped(half + 2 * self.space.eps * np.abs(centre)))

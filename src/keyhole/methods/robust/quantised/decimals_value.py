@@ -7,7 +7,6 @@ import numpy as np
 from keyhole.arrays import Floats, Integers
 from keyhole.methods.base import BiasDetected, Steps, Unrecoverable
 from keyhole.methods.robust.quantised.single_tokens import TokenValues
-from keyhole.numerics.logit import rounding
 from keyhole.queries import Signature, Term
 from keyhole.recovery import Outcome
 
@@ -52,7 +51,7 @@ class ValueIntervals(TokenValues):
         self.row, self.output = np.concatenate([row, self.place]), np.concatenate([output, each])
         self.sign = np.concatenate([np.ones(read.size), -np.ones(self.outputs)])
         centre = self.sign * read[self.row, self.output] / self.norm
-        slack = self.half / self.norm + rounding(self.space) * np.abs(centre)
+        slack = self.half / self.norm + self.space.rounding * np.abs(centre)
         # From behind nothing was asked yet: an output bias within the rounding may hide.
         slack[read.size :] *= 4
         self.low, self.high = centre - slack, centre + slack
@@ -106,7 +105,7 @@ class ValueIntervals(TokenValues):
             Term(self.units, index(self.place[output]), self.space.asarray(lent)),
         ]
         answers = (yield from self.ask(token, items.size))[np.arange(items.size), output]
-        slack = 2 * rounding(self.space) * (np.abs(length * middle) + np.abs(lent * largest) + np.abs(threshold))
+        slack = 2 * self.space.rounding * (np.abs(length * middle) + np.abs(lent * largest) + np.abs(threshold))
         point = (threshold - lent * largest) / length
         bar = (np.abs(lent) * largest_radius + slack) / np.abs(length)
         above = answers > threshold

@@ -20,7 +20,6 @@ from keyhole.methods.robust.quantised.pair_queries import (
     pair_plan,
     read_own_forms,
 )
-from keyhole.numerics.logit import rounding
 from keyhole.queries import Measurements, Signature
 from keyhole.recovery import Outcome
 
@@ -112,7 +111,7 @@ class NullForms:
                 loud = scale
                 scale = scale * 2.0**-36 if quiet == 0 else math.sqrt(quiet * loud)
                 continue
-            if size > 64 * rounding(self.space):
+            if size > 64 * self.space.rounding:
                 wanted = scale * AIM / (3 * size)  # the largest of all forms is some times the largest of a few
                 self.norm[:] = NORM_RATIO * floor_power(math.sqrt(wanted))
                 self.last[:] = wanted / self.norm
@@ -213,5 +212,5 @@ class NullForms:
         """Radii of that."""
         radius = self.radius + np.abs(self.forms) if self._zero else self.radius
         whole = self.design.matrix_radius(radius, self.common)
-        whole = whole + 4 * rounding(self.space) * np.linalg.norm(self.design.matrix(self.forms))
+        whole = whole + 4 * self.space.rounding * np.linalg.norm(self.design.matrix(self.forms))
         return SingleHead(self.space.asarray(whole), self.value.vector_radius())

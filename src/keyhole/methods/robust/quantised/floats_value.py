@@ -13,7 +13,6 @@ from keyhole.methods.robust.dtypes import grid_of
 from keyhole.methods.robust.quantised.pair_model import SECOND_ORDER
 from keyhole.methods.robust.quantised.single_tokens import TokenValues
 from keyhole.noise import DIGITS
-from keyhole.numerics.logit import rounding
 from keyhole.queries import Signature, Term
 from keyhole.recovery import Outcome
 
@@ -105,7 +104,7 @@ class ValueRatios(TokenValues):
         change = answers / unit
         apart = (self.high - self.low)[output] / (self.high + self.low)[output]
         radius = SECOND_ORDER * (error / np.abs(unit) + np.abs(change) * apart)
-        radius = radius + 2 * rounding(self.space) * np.abs(known) + self.space.tiny
+        radius = radius + 2 * self.space.rounding * np.abs(known) + self.space.tiny
         if np.any(np.abs(change) > radius + self.radius[row, output]):
             raise Unrecoverable(
                 Outcome.WRONG_FAMILY, "answers to one token are not linear in it: no head without biases"
@@ -123,7 +122,7 @@ class ValueRatios(TokenValues):
 
     def sharpen(self, relative: float, outputs: list[int] | range) -> Steps[None]:
         """Largest entries ρ from t·e_k: t brings a guess of ρ to where answers are rounded up or down."""
-        goal = max(relative, 8 * rounding(self.space))
+        goal = max(relative, 8 * self.space.rounding)
         chosen = np.asarray([number for number in outputs if self.high[number] > 0], dtype=np.int64)
         parts = np.arange(1, THRESHOLDS + 1) / (THRESHOLDS + 1)
         while True:
@@ -141,7 +140,7 @@ class ValueRatios(TokenValues):
             every, _ = self.told((yield from self.ask([term], place.size)))
             answers = every[np.arange(place.size), np.repeat(chosen, THRESHOLDS)]
             above = answers.reshape(guess.shape) > halfway
-            slack = rounding(self.space) * guess
+            slack = self.space.rounding * guess
             low = np.maximum(low, np.max(np.where(above, guess - slack, 0.0), axis=1))
             high = np.minimum(high, np.min(np.where(above, np.inf, guess + slack), axis=1))
             if np.any(low > high):

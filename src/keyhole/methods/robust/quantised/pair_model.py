@@ -15,7 +15,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from keyhole.arrays import Booleans, Floats, Integers, Space, floats, numpy_space, to_numpy
-from keyhole.numerics.logit import rounding
 from keyhole.numerics.orthogonal import equal_overlap, random_orthogonal, split_along
 
 # Halvings after which a bisection of [0, LONGEST_RATIO] has no digit left to find.
@@ -124,7 +123,7 @@ class Design:
     def slack(self, pairs: Pairs) -> Floats:  # (n,)
         """How far the box's own rounding takes an answer."""
         longest = np.maximum(np.maximum(np.abs(pairs.plus), np.abs(pairs.minus)), np.abs(pairs.last))
-        return 2 * rounding(self.space) * longest * self.norm
+        return 2 * self.space.rounding * longest * self.norm
 
     def nuisance(self, pairs: Pairs, answer: Answer, own_radius: Floats) -> Floats:  # (n,)
         """How far what is not the form itself may take an answer."""
@@ -217,7 +216,7 @@ class Design:
         shared = shared + coupling * (spread + np.sum(size * shared, axis=0))
         # The box's own product behind the logit is rounded too.
         key = np.linalg.norm(self.inverse @ form.reshape(shape), axis=0)
-        return (alone + rounding(self.space) * key).reshape(-1), shared.reshape(-1)
+        return (alone + self.space.rounding * key).reshape(-1), shared.reshape(-1)
 
     def own_forms(self, forms: Floats) -> Floats:  # (rows, columns) -> (columns,)
         """S_j of every column."""
