@@ -47,12 +47,10 @@ def read_vector_heads(signature: Signature, rng: np.random.Generator, value: Val
     more heads than outputs, or dependent values.
     """
     box = VectorBox(signature, value, rng)
-    yield from box.find_scale()
-    yield from box.measure_precision()
-    yield from box.look_around()
+    yield from box.ask_probes()
     start = yield from read_start(box)
     values = yield from read_values(box, start)
-    scores = yield from read_blocks(box, start, values)
+    scores = (yield from read_blocks(box, start, values)) if box.everywhere else None
     if scores is None:
         scores = yield from read_scores(box, start, values)
     return _estimate(box, value, start, values, scores)

@@ -56,25 +56,18 @@ class VectorBox:
     asked: int = 1  # tokens of the longest sequence
     linear: Floats = field(init=False)  # (width, outputs) the sum of all heads' values
     bias: Floats = field(init=False)  # (outputs,)
+    outputs: int = field(init=False)  # numbers per answer
+    coarse: bool = False  # whether answers have few digits, as those of float32: errors decide what is told at once
 
     def __post_init__(self) -> None:
         self.linear = np.asarray(to_numpy(self.value.vector), dtype=np.float64)
         self.bias = np.asarray(to_numpy(self.value.bias), dtype=np.float64)
+        self.outputs = int(self.bias.shape[0])
 
     @property
     def width(self) -> int:
         """Numbers per token."""
         return self.signature.width
-
-    @property
-    def outputs(self) -> int:
-        """Numbers per answer."""
-        return int(self.bias.shape[0])
-
-    @property
-    def coarse(self) -> bool:
-        """Whether answers have few digits, as those of float32: errors decide what can be read at once."""
-        return self.patience > COARSE
 
     @property
     def longest(self) -> float:
@@ -146,7 +139,13 @@ class VectorBox:
         every = np.arange(count, dtype=np.int64)
         return (yield from self.ask_at(self.views, stage, last, every, [rows] * copies[0], copies[1]))
 
-    def look_around(self) -> Steps[None]:
+    def ask_probes(self) -> Steps[None]:
+        """Settle scale, precision, and whether all positions may be used."""
+        yield from self._find_scale()
+        yield from self._measure_precision()
+        yield from self._look_around()
+
+    def _look_around(self) -> Steps[None]:
         """Whether every position answers as the last one does: three tokens in two orders.
 
         A causal mask or encoded positions show; then only the last position is read.
@@ -163,7 +162,7 @@ class VectorBox:
         size = float(np.sqrt(np.mean(answers**2)))
         self.everywhere = apart <= AFFINE * self.signature.space.eps * size + 2 * SPARE_BITS * self.noise
 
-    def measure_precision(self) -> Steps[None]:
+    def _measure_precision(self) -> Steps[None]:
         """Errors at tokens of the chosen norm: one-token answers are affine but for those."""
         last = self.gridded(self.scale * self.directions(PRECISION_QUERIES))
         rest = yield from self.ask("precision", last, np.arange(last.shape[0], dtype=np.int64), [])
@@ -178,6 +177,7 @@ class VectorBox:
             )
         self.noise = max(error, declared, rounded)
         self.patience = max(1.0, 1 + (math.log10(self.noise / size) - PRECISE) / LESS if size > 0 else 1.0)
+        self.coarse = self.patience > COARSE
 
     def _refuse_cancelling(self, ways: Floats, norms: list[float]) -> Steps[None]:
         """End where heads of opposite logits and equal values cancel beside one last token, but not beside two."""
@@ -190,7 +190,7 @@ class VectorBox:
             if np.linalg.norm(found - tokens[:PAIRS] @ self.linear / 3) > norm * self.nothing(norm):
                 raise HeadsHidden(Outcome.WRONG_FAMILY, "heads cancel wherever two tokens are asked, but not three")
 
-    def find_scale(self) -> Steps[None]:
+    def _find_scale(self) -> Steps[None]:
         """The norm of tokens at which attention chooses, without being decided."""
         if self.longest < FEWEST_TOKENS:
             raise Unrecoverable(

@@ -14,7 +14,6 @@ import numpy as np
 
 from keyhole.arrays import Floats, Integers
 from keyhole.methods.base import Steps
-from keyhole.methods.multi_head.vector.cross import choose_columns, outside
 from keyhole.methods.multi_head.vector.first_token import CLEAR, Start
 from keyhole.methods.multi_head.vector.probe import VectorBox
 from keyhole.methods.multi_head.vector.scores import (
@@ -23,8 +22,10 @@ from keyhole.methods.multi_head.vector.scores import (
     Scores,
     affordable,
     answer_noise,
+    choose_columns,
     crossed_scores,
     inverse_of,
+    outside,
     ranks_above,
     rms,
     scores_of,
@@ -56,8 +57,6 @@ SPARE_ROWS = 2
 
 def read_blocks(box: VectorBox, start: Start, values: Values) -> Steps[Scores | None]:
     """All scores; None where only the last position tells them: others see less, or some weights stay at 0 or 1."""
-    if not box.everywhere:
-        return None
     reader = _BlockReader(box, start, values)
     for _ in range(ATTEMPTS):
         if reader.per_query < FEWEST_TOKENS or not (yield from reader.find_size()):

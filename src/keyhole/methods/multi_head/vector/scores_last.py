@@ -6,7 +6,6 @@ import numpy as np
 
 from keyhole.arrays import Floats, Integers
 from keyhole.methods.base import Steps, Unrecoverable
-from keyhole.methods.multi_head.vector.cross import choose_columns, outside, steepness
 from keyhole.methods.multi_head.vector.first_token import CLEAR, Start
 from keyhole.methods.multi_head.vector.probe import VectorBox
 from keyhole.methods.multi_head.vector.scores import (
@@ -15,12 +14,15 @@ from keyhole.methods.multi_head.vector.scores import (
     Scores,
     affordable,
     answer_noise,
+    choose_columns,
     crossed_scores,
     inverse_of,
+    outside,
     ranks_above,
     rms,
     scores_of,
     spectral,
+    steepness,
     weight_errors,
     within_errors,
     worst_of,
