@@ -11,10 +11,10 @@ from scipy.stats import norm
 from keyhole.arrays import Floats
 from keyhole.families.attention_layer import AttentionLayer
 from keyhole.recovery import Certificate, Outcome
-from keyhole.samples.examples import Count, Examples
+from keyhole.samples.examples import ExampleCount, Examples
 from keyhole.samples.standard_errors import Spread, spread
-from keyhole.samples.variable_projection import Point, Problem
-from keyhole.samples.varpro import ASSUMPTIONS, Fitted
+from keyhole.samples.variable_projection import LayerPoint, LayerProblem
+from keyhole.samples.varpro import ASSUMPTIONS, VarproFit
 
 # Rounding errors are neither normal nor independent: error bars are this much wider than if they were.
 ROUNDING_SAFETY = 48.0
@@ -36,7 +36,7 @@ ENOUGH_REPEATS = 30
 
 
 @dataclass(frozen=True)
-class Judgement:
+class ExampleJudgement:
     """How the certificate ended."""
 
     outcome: Outcome
@@ -46,13 +46,13 @@ class Judgement:
 
 
 def judge(
-    fitted: Fitted,
-    count: Count,
+    fitted: VarproFit,
+    count: ExampleCount,
     heldout: Examples,
     noise: float,  # standard deviation of labels, declared or estimated; 0: exact
     trusted: bool,  # the noise was declared, or shown by repeated inputs
     rng: np.random.Generator,
-) -> Judgement:
+) -> ExampleJudgement:
     """Error bars of parameters and predictions, and whether the held-out outputs lie within them."""
     point = fitted.point
     spreads = spread(point, rng)
@@ -111,7 +111,7 @@ def judge(
         said += ", but the error bars are as large as what attention does to the outputs: more examples or less noise"
     else:
         outcome = Outcome.CERTIFIED
-    return Judgement(outcome, said, certificate, details)
+    return ExampleJudgement(outcome, said, certificate, details)
 
 
 def _saturated(
@@ -138,7 +138,7 @@ def _saturated(
 
 
 def _radii(
-    point: Point, spreads: Spread, label_error: float, exact: bool, parameters: int
+    point: LayerPoint, spreads: Spread, label_error: float, exact: bool, parameters: int
 ) -> tuple[AttentionLayer, AttentionLayer | None]:
     errors = [label_error * each for each in (spreads.scores, spreads.projections)]
     if exact:
@@ -153,7 +153,7 @@ def _radii(
 
 
 def _bars(
-    point: Point, fresh: Problem, label_error: float, exact: bool, count: Count, eps: float
+    point: LayerPoint, fresh: LayerProblem, label_error: float, exact: bool, count: ExampleCount, eps: float
 ) -> tuple[Floats, Floats]:  # (rows, d_out) each: of the predictions, and with the errors of labels
     weights = fresh.weights(point.scores)
     logits = np.max(np.abs(np.log(np.maximum(weights, np.finfo(float).tiny))))
@@ -168,12 +168,12 @@ def _bars(
     return own, rounding + wide * np.hypot(label_error, own)
 
 
-def _sizes(point: Point) -> Floats:  # (rows, d_out)
+def _sizes(point: LayerPoint) -> Floats:  # (rows, d_out)
     mixed = np.abs(point.mixed) @ np.abs(point.stacked)
     return np.asarray(mixed)
 
 
-def _effect_of_attention(problem: Problem) -> float:
+def _effect_of_attention(problem: LayerProblem) -> float:
     """Root mean square of what the outputs are beyond a linear map of the mean token."""
     k = problem.inputs.shape[1]
     mean = np.repeat(np.mean(problem.inputs, axis=1), k, axis=0)

@@ -11,7 +11,7 @@ import numpy as np
 
 from keyhole.arrays import Floats, is_real, to_numpy
 from keyhole.errors import UsageError
-from keyhole.samples.variable_projection import Problem
+from keyhole.samples.variable_projection import LayerProblem
 
 # Examples that the certificate holds back: a tenth, within these numbers.
 LEAST_HELDOUT, MOST_HELDOUT = 2, 256
@@ -82,9 +82,9 @@ class Examples:
         """Numbers per output token."""
         return int(self.outputs.shape[2])
 
-    def problem(self) -> Problem:
+    def problem(self) -> LayerProblem:
         """The same, to be fitted."""
-        return Problem(self.inputs, self.outputs)
+        return LayerProblem(self.inputs, self.outputs)
 
     def some(self, chosen: Any) -> Examples:
         """A part of the examples."""
@@ -132,7 +132,7 @@ def _as_bytes(array: Any) -> Any:  # (…, size) -> (…,)
 
 
 @dataclass(frozen=True)
-class Count:
+class ExampleCount:
     """How many numbers the examples hold against how many the layer has."""
 
     examples: int
@@ -170,7 +170,7 @@ class Count:
         return int(np.ceil(max(enough, pairs * self.score_numbers / (self.length * max(1, self.length - 1)))))
 
     @property
-    def once(self) -> Count:
+    def once(self) -> ExampleCount:
         """The same with repeated examples counted once: they lessen noise, and determine nothing."""
         return self if self.different is None else replace(self, examples=self.different, different=None)
 

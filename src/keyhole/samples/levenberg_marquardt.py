@@ -10,7 +10,7 @@ import numpy as np
 import scipy.linalg
 
 from keyhole.arrays import Floats
-from keyhole.samples.variable_projection import Kronecker, Point, Problem
+from keyhole.samples.variable_projection import Kronecker, LayerPoint, LayerProblem
 
 # Damping at the start, in units of the mean curvature.
 FIRST_DAMPING = 1e-2
@@ -39,7 +39,7 @@ IRRELEVANT = 1e-4
 SETTLED = 25.0
 
 
-class Chart(Protocol):
+class Parametrisation(Protocol):
     """How scores are written as free numbers."""
 
     def begin(self, scores: Floats) -> Floats:
@@ -83,7 +83,7 @@ class Full:
 
 
 @dataclass(frozen=True)
-class Factored:
+class FactoredScores:
     """Scores A·Bᵀ of a given rank; the numbers are A beside B, (heads, d, 2·rank)."""
 
     rank: int
@@ -114,7 +114,7 @@ class Factored:
 
 
 @dataclass(frozen=True)
-class Limits:
+class StepLimits:
     """When a start ends."""
 
     rss: float  # good enough: rounding, or nothing where there is noise; below it a start only settles
@@ -126,13 +126,17 @@ class Limits:
 class Descent:
     """How a start ended."""
 
-    point: Point
+    point: LayerPoint
     steps: int
     products: int  # with the Jacobian and its transpose
 
 
 def descend(
-    problem: Problem, scores: Floats, limits: Limits, rng: np.random.Generator, chart: Chart | None = None
+    problem: LayerProblem,
+    scores: Floats,
+    limits: StepLimits,
+    rng: np.random.Generator,
+    chart: Parametrisation | None = None,
 ) -> Descent:
     """Fit the scores from a start; ends at the residual asked for, in a minimum, or at a limit."""
     chart = chart or Full()
@@ -173,8 +177,8 @@ def descend(
 
 
 def _step(
-    point: Point,
-    chart: Chart,
+    point: LayerPoint,
+    chart: Parametrisation,
     numbers: Floats,
     gradient: Floats,
     damping: float,
@@ -200,7 +204,7 @@ def _step(
     return move, promised, used
 
 
-def _direct(point: Point, gradient: Floats, damping: float) -> tuple[Floats, float, int]:
+def _direct(point: LayerPoint, gradient: Floats, damping: float) -> tuple[Floats, float, int]:
     m, d = gradient.shape[:2]
     curvature = point.written_down[0]
     flat = gradient.transpose(1, 0, 2).reshape(-1)

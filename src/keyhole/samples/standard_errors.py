@@ -8,7 +8,7 @@ import numpy as np
 
 from keyhole.arrays import Floats
 from keyhole.samples.levenberg_marquardt import conjugate_gradients
-from keyhole.samples.variable_projection import Point
+from keyhole.samples.variable_projection import LayerPoint
 
 # Curvature matrices up to this many entries of the scores are written down; beyond, errors are sampled.
 DENSE = 1100
@@ -29,12 +29,12 @@ class Spread:
     unsettled: float  # root of the sum of squares that the scores, to first order, could still take off the residual
 
 
-def spread(point: Point, rng: np.random.Generator) -> Spread:
+def spread(point: LayerPoint, rng: np.random.Generator) -> Spread:
     """Standard errors, by the covariance of least squares; sampled where that would be too large."""
     return _dense(point) if point.scores.size <= DENSE else _sampled(point, rng)
 
 
-def _dense(point: Point) -> Spread:
+def _dense(point: LayerPoint) -> Spread:
     problem = point.problem
     (m, d, _), outputs = point.scores.shape, problem.labels.shape[1]
     count = m * d * d
@@ -54,7 +54,7 @@ def _dense(point: Point) -> Spread:
     )
 
 
-def _sampled(point: Point, rng: np.random.Generator) -> Spread:
+def _sampled(point: LayerPoint, rng: np.random.Generator) -> Spread:
     kronecker = point.preconditioner(rng)
     least = FLAT * kronecker.level
     scores = np.zeros(point.scores.shape)

@@ -28,7 +28,7 @@ BLOCK = 2**22
 
 
 @dataclass(frozen=True)
-class Problem:
+class LayerProblem:
     """Examples in the shape that the products want."""
 
     inputs: Floats  # (n, k, d)
@@ -83,21 +83,21 @@ class Problem:
         """Tokens mixed with the given weights, the heads of one token side by side."""
         return mixture(self.inputs, weights)
 
-    def at(self, scores: Floats) -> Point:
+    def at(self, scores: Floats) -> LayerPoint:
         """Everything about the fit with the given scores."""
         weights = self.weights(scores)
         mixed = self.mix(weights)
         basis, triangle = orthonormal(mixed)
         inside = basis.T @ self.labels
         residual = self.labels - basis @ inside
-        return Point(self, scores, weights, mixed, basis, _solved(triangle, inside), residual)
+        return LayerPoint(self, scores, weights, mixed, basis, _solved(triangle, inside), residual)
 
 
 @dataclass(frozen=True, eq=False)
-class Point:
+class LayerPoint:
     """The fit at given scores: projections, residual, and products with the Jacobian."""
 
-    problem: Problem
+    problem: LayerProblem
     scores: Floats  # (m, d, d)
     weights: Floats  # (n, k, m, k)
     mixed: Floats  # (rows, m·d)

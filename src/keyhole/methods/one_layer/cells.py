@@ -65,7 +65,7 @@ class PlainNet:
 
 
 @dataclass(frozen=True)
-class Cells(ArrayTable):
+class LinearCells(ArrayTable):
     """Points in linear cells of a net."""
 
     points: Floats  # (n, width)
@@ -74,7 +74,7 @@ class Cells(ArrayTable):
     width: Floats  # (n,) how far a point may move if neurons see as much of attention as of everything
 
     @classmethod
-    def around(cls, net: PlainNet, points: Floats, most: float) -> Cells:
+    def around(cls, net: PlainNet, points: Floats, most: float) -> LinearCells:
         """The cells of points; of points in none the width is not positive."""
         argument = points @ net.inner.T + net.bias
         room = np.abs(argument) - net.bend
@@ -82,14 +82,14 @@ class Cells(ArrayTable):
         return cls(points, np.where(argument > 0, 1.0, 0.0), room, np.min(reach, axis=1, initial=most))
 
 
-def random_cells(net: PlainNet, rng: np.random.Generator, count: int, farthest: float) -> Cells:
+def random_cells(net: PlainNet, rng: np.random.Generator, count: int, farthest: float) -> LinearCells:
     """Cells to choose from, up to `farthest` times as far out as the typical kink, and some on both sides of each."""
     width = net.inner.shape[1]
     points = rng.standard_normal((count, width)) / width**0.5
     points *= net.typical * np.exp(rng.uniform(np.log(NEAREST), np.log(farthest), (count, 1)))
     if net.norms.size:
         points = np.concatenate([points, *_across(net, rng)])
-    cells = Cells.around(net, points, net.typical * farthest)
+    cells = LinearCells.around(net, points, net.typical * farthest)
     return cells.take(cells.width > 0)
 
 
@@ -118,7 +118,7 @@ def directions_and_check(signature: Signature, rng: np.random.Generator) -> Floa
     return np.vstack([directions, check])
 
 
-def ask_points(stage: str, signature: Signature, cells: Cells) -> Steps[Floats]:  # (n, outputs)
+def ask_points(stage: str, signature: Signature, cells: LinearCells) -> Steps[Floats]:  # (n, outputs)
     """The answers to the points of cells."""
     count = len(cells.points)
     answers: Measurements = yield Plan(stage, count, [[Term(TokenRows(signature.space.asarray(cells.points)))]])
@@ -126,19 +126,21 @@ def ask_points(stage: str, signature: Signature, cells: Cells) -> Steps[Floats]:
 
 
 def ask_within_cells(
-    cells: Cells,
+    cells: LinearCells,
     answers: Floats,  # (n, outputs) to the points
-    ask: Callable[[Cells, Floats], Steps[tuple[Measured, Booleans]]],  # measured, and where a check agrees with it
+    ask: Callable[
+        [LinearCells, Floats], Steps[tuple[Measured, Booleans]]
+    ],  # measured, and where a check agrees with it
     most: int,
     failure: str,
-) -> Steps[tuple[Cells, Measured]]:
+) -> Steps[tuple[LinearCells, Measured]]:
     """What is asked around the points of all cells, with ever shorter steps, `most` times, where a cell was left."""
-    done: list[tuple[Cells, Measured]] = []
+    done: list[tuple[LinearCells, Measured]] = []
     for _ in range(most):
         measured, good = yield from ask(cells, answers)
         done.append((cells.take(good), measured.take(good)))
         cells, answers = cells.take(~good), answers[~good]
         if not len(cells.points):
-            return Cells.concat(*(each for each, _ in done)), type(measured).concat(*(each for _, each in done))
+            return LinearCells.concat(*(each for each, _ in done)), type(measured).concat(*(each for _, each in done))
         cells = replace(cells, width=cells.width * SHRINK)
     raise Unrecoverable(Outcome.WRONG_FAMILY, failure)

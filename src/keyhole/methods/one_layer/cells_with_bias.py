@@ -20,7 +20,7 @@ from keyhole.methods.forms.reader import ScoreBias
 from keyhole.methods.one_layer.block_solve import choose_blocks, solve_weighted
 from keyhole.methods.one_layer.cells import (
     SHRINK,
-    Cells,
+    LinearCells,
     PlainNet,
     ask_points,
     ask_within_cells,
@@ -78,8 +78,8 @@ class _Logits(ArrayTable):
 
 def score_bias_shows(signature: Signature, rng: np.random.Generator, net: ReluNet) -> Steps[bool]:
     """Around a last token of zero both tokens weigh the same, whatever the other one is, unless there is a bias."""
-    reading = _Reading(signature, rng, net)
-    origin = Cells.around(reading.net, np.zeros((1, signature.width)), reading.net.typical)
+    reading = _BiasedCells(signature, rng, net)
+    origin = LinearCells.around(reading.net, np.zeros((1, signature.width)), reading.net.typical)
     if not origin.width[0] > 0:
         return False
     level = yield from ask_points(STAGE, signature, origin)
@@ -97,10 +97,10 @@ def score_bias_shows(signature: Signature, rng: np.random.Generator, net: ReluNe
 
 def read_beside_score_bias(signature: Signature, rng: np.random.Generator, net: ReluNet) -> Steps[Biased]:
     """The score matrix, the score bias, and whether something passes attention by."""
-    return (yield from _Reading(signature, rng, net).run())
+    return (yield from _BiasedCells(signature, rng, net).run())
 
 
-class _Reading:
+class _BiasedCells:
     def __init__(self, signature: Signature, rng: np.random.Generator, net: ReluNet) -> None:
         self.signature, self.rng, self.space = signature, rng, signature.space
         self.net, self.growth = PlainNet.of(net), Growth.of(signature.space, net)
@@ -117,11 +117,11 @@ class _Reading:
         expected = size * np.maximum(1.0, away / max(float(away[0]), self.space.tiny))
         rest = replace(cells, width=np.minimum(cells.width, LARGEST / 4 / np.maximum(expected, self.space.tiny)))
         rest, more = yield from self._measure(rest.take(slice(1, None)))
-        cells, logits = Cells.concat(first, rest), _Logits.concat(logits, more)
+        cells, logits = LinearCells.concat(first, rest), _Logits.concat(logits, more)
         logits = yield from self._mended(cells, logits)
         return self._solve(cells, logits)
 
-    def _choose(self) -> Cells:
+    def _choose(self) -> LinearCells:
         """Wide cells in which the net rises, whose points, with a one behind, are well conditioned."""
         width = self.signature.width
         count = width + 1 + int(np.ceil(SPARE * (width + 1)))
@@ -136,12 +136,12 @@ class _Reading:
 
     # --- questions --------------------------------------------------------------------------------------------
 
-    def _measure(self, cells: Cells) -> Steps[tuple[Cells, _Logits]]:
+    def _measure(self, cells: LinearCells) -> Steps[tuple[LinearCells, _Logits]]:
         """Logits in all cells, with shorter steps where one was left or saturated."""
         answers = yield from ask_points(STAGE, self.signature, cells)
         return (yield from ask_within_cells(cells, answers, self._ask_all, MOST_SHRINKS, NO_LOGITS))
 
-    def _ask_all(self, cells: Cells, answers: Floats) -> Steps[tuple[_Logits, Booleans]]:
+    def _ask_all(self, cells: LinearCells, answers: Floats) -> Steps[tuple[_Logits, Booleans]]:
         """Logits along all directions, and where they agree."""
         cell, direction = np.divmod(np.arange(len(cells.points) * len(self.directions)), len(self.directions))
         found = yield from self.ask(cells, answers, cell, direction)
@@ -150,7 +150,7 @@ class _Reading:
         return found, self._agrees(cells, found)
 
     def ask(
-        self, cells: Cells, level: Floats, cell: Integers, direction: Integers, beside: Integers | None = None
+        self, cells: LinearCells, level: Floats, cell: Integers, direction: Integers, beside: Integers | None = None
     ) -> Steps[_Logits]:
         """f([g ± u; g]) for cells and directions, as many for each cell; or, beside others, along the sum of two."""
         space, count = self.space, len(cells.points)
@@ -183,7 +183,7 @@ class _Reading:
             (2 * bar / length).reshape(shape),
         )
 
-    def _agrees(self, cells: Cells, found: _Logits) -> Booleans:  # (n,)
+    def _agrees(self, cells: LinearCells, found: _Logits) -> Booleans:  # (n,)
         """Whether logits are moderate, and the last direction is what the others say."""
         share = self.directions[:-1] @ self.directions[-1]
         moderate = np.all(np.abs(found.keys) * cells.width[:, None] <= LARGEST, axis=1)
@@ -195,7 +195,7 @@ class _Reading:
         agrees: Booleans = read & moderate & keys & np.all(missed <= CHECK * slope_bar[:, None], axis=1)
         return agrees
 
-    def _mended(self, cells: Cells, found: _Logits) -> Steps[_Logits]:
+    def _mended(self, cells: LinearCells, found: _Logits) -> Steps[_Logits]:
         """Directions along which the net hardly rises read again together with the one it rises most along."""
         bars = found.bars[:, :-1]
         cell, direction = np.nonzero(~(bars <= POOR * np.median(bars, axis=1, keepdims=True)))
@@ -216,7 +216,7 @@ class _Reading:
 
     # --- answers ----------------------------------------------------------------------------------------------
 
-    def _solve(self, cells: Cells, found: _Logits) -> Biased:
+    def _solve(self, cells: LinearCells, found: _Logits) -> Biased:
         space, width, turn = self.space, self.signature.width, self.directions[:-1]
         system = np.hstack([cells.points, np.ones((len(cells.points), 1))])
         bars = found.bars[:, :-1]

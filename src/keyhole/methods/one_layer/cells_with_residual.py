@@ -26,7 +26,7 @@ from keyhole.methods.forms.reader import ScoreBias
 from keyhole.methods.one_layer.block_solve import choose_blocks, solve_weighted, value_behind
 from keyhole.methods.one_layer.cells import (
     SHRINK,
-    Cells,
+    LinearCells,
     PlainNet,
     ask_points,
     ask_within_cells,
@@ -97,10 +97,10 @@ def read_behind_residual(
     bias: ScoreBias | None,
 ) -> Steps[Behind]:
     """The net and the value matrix, apart as far as they can be told apart."""
-    return (yield from _Reading(signature, rng, net, net_radius, score, bias).run())
+    return (yield from _ResidualCells(signature, rng, net, net_radius, score, bias).run())
 
 
-class _Reading:
+class _ResidualCells:
     def __init__(
         self,
         signature: Signature,
@@ -130,7 +130,7 @@ class _Reading:
         shrunk = float(np.min(pilot.width / cells.width[: len(pilot.width)]))
         rest = cells.take(slice(PILOT, None))
         rest, more = yield from self._measure(replace(rest, width=rest.width * shrunk))
-        cells, slopes = Cells.concat(pilot, rest), _Slopes.concat(slopes, more)
+        cells, slopes = LinearCells.concat(pilot, rest), _Slopes.concat(slopes, more)
         for _ in range(MOST_SHRINKS):
             inner, inner_radius, skip, skip_radius, misfit = self._solve(cells, slopes)
             # A cell that was left by less than the check could see is left all the same.
@@ -140,14 +140,14 @@ class _Reading:
                 break
             again = cells.take(left)
             again, more = yield from self._measure(replace(again, width=again.width * SHRINK))
-            cells, slopes = Cells.concat(cells.take(~left), again), _Slopes.concat(slopes.take(~left), more)
+            cells, slopes = LinearCells.concat(cells.take(~left), again), _Slopes.concat(slopes.take(~left), more)
         if not misfit <= 1.0:
             raise Unrecoverable(Outcome.WRONG_FAMILY, CONTRADICTION)
         return self._assembled(inner, inner_radius, skip, skip_radius, misfit)
 
     # --- cells ------------------------------------------------------------------------------------------------
 
-    def _choose(self) -> Cells:
+    def _choose(self) -> LinearCells:
         """Cells whose patterns tell all neurons apart, wide ones first."""
         outputs, neurons = self.net.outer.shape
         needed = -(-(neurons + outputs) // outputs)
@@ -161,7 +161,7 @@ class _Reading:
         )
         return pool.take(chosen)
 
-    def _equations(self, cells: Cells) -> Floats:  # (n, outputs, k + outputs)
+    def _equations(self, cells: LinearCells) -> Floats:  # (n, outputs, k + outputs)
         """D(g) of a cell as a combination of what neurons see and what a skip does."""
         seen = cells.active[:, None, :] * self.net.outer[None, :, :]
         outputs = self.net.outer.shape[0]
@@ -169,14 +169,14 @@ class _Reading:
 
     # --- questions --------------------------------------------------------------------------------------------
 
-    def _measure(self, cells: Cells) -> Steps[tuple[Cells, _Slopes]]:
+    def _measure(self, cells: LinearCells) -> Steps[tuple[LinearCells, _Slopes]]:
         """Slopes in all cells, with shorter steps where a check shows that a cell was left."""
         if not len(cells.points):
             return cells, _Slopes.none(len(self.directions), len(self.net.outer))
         answers = yield from ask_points(STAGE, self.signature, cells)
         return (yield from ask_within_cells(cells, answers, self._ask, MOST_SHRINKS, NOT_LINEAR))
 
-    def _ask(self, cells: Cells, level: Floats) -> Steps[tuple[_Slopes, Booleans]]:
+    def _ask(self, cells: LinearCells, level: Floats) -> Steps[tuple[_Slopes, Booleans]]:
         """f([g + u; g]) for all directions, the sign of u such that attention prefers it."""
         space, (count, directions) = self.space, (len(cells.points), len(self.directions))
         keys = cells.points @ self.score.T + self.bias  # (n, width): W·g + c
@@ -215,7 +215,7 @@ class _Reading:
 
     # --- answers ----------------------------------------------------------------------------------------------
 
-    def _solve(self, cells: Cells, slopes: _Slopes) -> tuple[Floats, Floats, Floats | None, Floats, float]:
+    def _solve(self, cells: LinearCells, slopes: _Slopes) -> tuple[Floats, Floats, Floats | None, Floats, float]:
         """M and Λ with their radii; Λ is None where the net has no skip and none shows."""
         inner, inner_radius, skip, skip_radius, misfit = self._solve_with(cells, slopes, self._equations(cells))
         if self.net.skip is None and np.all(np.abs(skip) <= skip_radius):
@@ -225,7 +225,7 @@ class _Reading:
         return inner, inner_radius, skip, skip_radius, misfit
 
     def _solve_with(
-        self, cells: Cells, slopes: _Slopes, equations: Floats
+        self, cells: LinearCells, slopes: _Slopes, equations: Floats
     ) -> tuple[Floats, Floats, Floats, Floats, float]:
         count, outputs, unknowns = equations.shape
         neurons, width = self.net.inner.shape

@@ -15,7 +15,7 @@ from keyhole.methods.forms.reader import PairReader, ScoreBias
 from keyhole.methods.forms.score_bias import ask_for_bias, ask_score_bias
 from keyhole.methods.forms.value import Value, ask_value, check_nonzero
 from keyhole.methods.last_position import at_last_position
-from keyhole.methods.sensing.request import Readings, Request
+from keyhole.methods.sensing.request import FormData, Request
 from keyhole.methods.sensing.solvers import (
     Floats,
     SensingSolution,
@@ -94,7 +94,7 @@ def sensing(
 
 @dataclass(frozen=True)
 class _Pilot:
-    readings: Readings
+    readings: FormData
     responds: bool  # otherwise the score matrix is zero
     bilinear: bool  # otherwise there is a score bias
 
@@ -115,7 +115,7 @@ class _Sensing:
             return bias, _zero(readings, 0)
         for number, total in enumerate(totals):
             if total > readings.count:
-                readings = Readings.concat(readings, (yield from self._batch(reader, total - readings.count)))
+                readings = FormData.concat(readings, (yield from self._batch(reader, total - readings.count)))
             if readings.silent:
                 return bias, _zero(readings, number + 1)
             solution = self._solution(readings, only=len(totals) == 1)
@@ -148,15 +148,15 @@ class _Sensing:
         order = order if probe.responds else order[:1]
         first, second = (space.xp.take(side.vectors, order, axis=0) for side in (rows, columns))
         if not probe.responds:
-            return _Pilot(Readings.of(first, second, probe.forms), responds=False, bilinear=True)
+            return _Pilot(FormData.of(first, second, probe.forms), responds=False, bilinear=True)
         forms = yield from reader.ask_forms("measurements", rows, columns, order, order)
         bilinear = not reader.negligible_last or reader.undetected_bias(probe, forms) is not None
-        return _Pilot(Readings.of(first, second, forms), responds=True, bilinear=bilinear)
+        return _Pilot(FormData.of(first, second, forms), responds=True, bilinear=bilinear)
 
-    def _batch(self, reader: PairReader, count: int) -> Steps[Readings]:
+    def _batch(self, reader: PairReader, count: int) -> Steps[FormData]:
         rows, columns = self._pairs(count)
         forms = yield from reader.ask_batch("measurements", rows, columns)
-        return Readings.of(rows.vectors, columns.vectors, forms)
+        return FormData.of(rows.vectors, columns.vectors, forms)
 
     def _pairs(self, count: int) -> tuple[TokenRows, TokenRows]:  # (count, width) each
         """Random unit vectors; of the first all share the value evenly, of the second none leans its way.
@@ -174,7 +174,7 @@ class _Sensing:
         columns = xp.where((columns @ value > 0)[:, None], -columns, columns)
         return TokenRows(rows), TokenRows(columns)
 
-    def _solution(self, readings: Readings, *, only: bool) -> SensingSolution:
+    def _solution(self, readings: FormData, *, only: bool) -> SensingSolution:
         """What the measurements say; a thorough search where there is no other batch to come."""
         even, request, width = readings.even(), self.request, self.signature.width
         data: dict[str, Any] = {"U": even.left, "G": even.right, "b": even.values}
@@ -191,13 +191,13 @@ class _Sensing:
         # One local search at the largest rank that so many settle with ease also finds the lower ones.
         return factored(**data, rank=max(1, request.largest_rank(width, int(readings.count / EASE))), starts=0)
 
-    def _undetermined(self, readings: Readings, solution: SensingSolution) -> Unrecoverable:
+    def _undetermined(self, readings: FormData, solution: SensingSolution) -> Unrecoverable:
         """Says how many measurements are recommended, and what else may be wrong."""
         error = Unrecoverable(UNDETERMINED, self._advice(readings, solution))
         error.partial = SingleHead(self.signature.space.asarray(solution.matrix), self.value.vector)
         return error
 
-    def _advice(self, readings: Readings, solution: SensingSolution) -> str:
+    def _advice(self, readings: FormData, solution: SensingSolution) -> str:
         request, width, count = self.request, self.signature.width, readings.count
         enough = request.largest_rank(width, count)
         rank = request.rank or min(enough + 1, width)
@@ -222,7 +222,7 @@ def _units(vectors: Array) -> Array:  # (n, width) -> (n, width)
     return vectors / namespace(vectors).linalg.vector_norm(vectors, axis=1)[:, None]
 
 
-def _sensed(readings: Readings, solution: SensingSolution, batches: int) -> Sensed:
+def _sensed(readings: FormData, solution: SensingSolution, batches: int) -> Sensed:
     """The solution with its radius: errors of the measurements, and what may hide in what they do not explain."""
     even, width = readings.even(), readings.left.shape[1]
     miss = ((even.left @ solution.matrix) * even.right).sum(axis=1) - even.values
@@ -236,7 +236,7 @@ def _sensed(readings: Readings, solution: SensingSolution, batches: int) -> Sens
     return Sensed(solution.matrix, bar * spread + hidden, solution.rank, solution.residual, readings.count, batches)
 
 
-def _zero(readings: Readings, batches: int) -> Sensed:
+def _zero(readings: FormData, batches: int) -> Sensed:
     """No measurement can be told from zero: neither can the score matrix."""
     width = readings.left.shape[1]
     nothing = np.zeros((width, width))

@@ -30,7 +30,7 @@ PROBE_NORM = 2.0**56
 
 
 @dataclass(frozen=True)
-class Observed:
+class AllPositions:
     """All that was read at all positions."""
 
     value: Value
@@ -38,7 +38,7 @@ class Observed:
     longest: int  # tokens of the longest sequence
 
 
-def ask_positions(signature: Signature, rng: np.random.Generator) -> Steps[Observed | None]:
+def ask_positions(signature: Signature, rng: np.random.Generator) -> Steps[AllPositions | None]:
     """Value and score from d + 4 queries; None where this does not work: score biases, masks, short sequences."""
     width, space = signature.width, signature.space
     longest = 2 + len(SIZES) * width
@@ -130,7 +130,7 @@ class _Positions:
         bar = 2 * self.space.rounding * value * self.signature.width**0.5 / own + 2 * self.space.eps
         return logits, bar / (1 - weights) + self.space.rounding * xp.abs(logits)
 
-    def solved(self, answers: Array, first: float, scale: float, longest: int) -> Observed | None:
+    def solved(self, answers: Array, first: float, scale: float, longest: int) -> AllPositions | None:
         """Value and score from all rows; None where some forms saturate at all sizes."""
         xp, space, width = self.space.xp, self.space, self.signature.width
         logits, radius = self._logits(answers, first)
@@ -154,4 +154,4 @@ class _Positions:
             value = Value(vector[:, 0], vector_radius[:, 0], self.bias[0], bias_radius[0])
         else:
             value = Value(vector, vector_radius, self.bias, bias_radius)
-        return Observed(value, score, longest)
+        return AllPositions(value, score, longest)

@@ -26,7 +26,7 @@ from keyhole.errors import UsageError
 from keyhole.samples.six_phase.hull import Hull, net
 from keyhole.samples.six_phase.proxy import MOST_HEADS, proxy, span
 from keyhole.samples.six_phase.rows import Rows, alike, rescore, sculpt
-from keyhole.samples.variable_projection import Problem
+from keyhole.samples.variable_projection import LayerProblem
 
 ASSUMPTIONS = (
     "inputs are uniform signs or normal numbers",
@@ -165,7 +165,7 @@ def all_alike(inputs: Floats) -> Any:  # (n, k, d) -> (some,) or None
 def projections(inputs: Floats, outputs: Floats, scores: Floats) -> tuple[Floats, float]:
     """Phase 6: the projections by least squares, and the relative error that is left."""
     some = slice(0, max(LAST_EXAMPLES, 20 * scores.size // inputs.shape[1]))
-    point = Problem(inputs[some], outputs[some]).at(scores)
+    point = LayerProblem(inputs[some], outputs[some]).at(scores)
     return point.projections, point.relative
 
 

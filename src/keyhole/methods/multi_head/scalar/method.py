@@ -14,10 +14,10 @@ from keyhole.methods.base import Estimate, Steps, Unrecoverable, with_sketch
 from keyhole.methods.forms.columns import Draft
 from keyhole.methods.forms.outputs import choose_outputs
 from keyhole.methods.forms.value import Value, check_nonzero
-from keyhole.methods.multi_head.scalar.normals_and_values import Values, read_normals, read_values, unexplained
+from keyhole.methods.multi_head.scalar.normals_and_values import ScalarValues, read_normals, read_values, unexplained
 from keyhole.methods.multi_head.scalar.queries import Scope, columns, plain
 from keyhole.methods.multi_head.scalar.scores import Columns, GatedReader, HeadReader, ReadHead
-from keyhole.methods.multi_head.scalar.search import Search, find_jumps, look_for_bias
+from keyhole.methods.multi_head.scalar.search import JumpSearch, find_jumps, look_for_bias
 from keyhole.methods.single_head.method import ask_score_along, head_estimate
 from keyhole.queries import Signature, Sketch
 from keyhole.recovery import Outcome
@@ -51,7 +51,7 @@ HIDDEN = (
 class _Found:
     """Heads as jumps: their hyperplanes, and how many heads weigh all tokens the same."""
 
-    search: Search
+    search: JumpSearch
     normals: Floats  # (heads, size)
     doubts: Floats  # (heads,) their relative errors
     uniform: int
@@ -143,7 +143,7 @@ def _scope(signature: Signature, total: Value, rng: np.random.Generator) -> Scop
     return Scope(signature, total, row / np.linalg.norm(row), mix / np.linalg.norm(mix))
 
 
-def _read_all(found: _Found, rng: np.random.Generator) -> Steps[tuple[Values, list[ReadHead]]]:
+def _read_all(found: _Found, rng: np.random.Generator) -> Steps[tuple[ScalarValues, list[ReadHead]]]:
     """Values and scores of all heads; again, with more room, where some turn out to be larger than thought."""
     search, normals = found.search, found.normals
     lever, lean = DECIDED * float(np.max(search.jumps.levers)), 1.0
@@ -197,7 +197,7 @@ def _read_heads(reader: HeadReader, columns: dict[int, Columns]) -> Steps[list[R
     return None
 
 
-def _estimate(found: _Found, values: Values, heads: list[ReadHead]) -> Estimate:
+def _estimate(found: _Found, values: ScalarValues, heads: list[ReadHead]) -> Estimate:
     scope = found.search.scope
     space, width = scope.signature.space, scope.signature.width
     flat = scope.total.vector.ndim == 1

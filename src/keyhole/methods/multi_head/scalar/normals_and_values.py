@@ -8,7 +8,7 @@ import numpy as np
 
 from keyhole.arrays import Floats
 from keyhole.methods.base import Steps, Unrecoverable
-from keyhole.methods.multi_head.scalar.gates import Gate, shares, spread_points, weights_of
+from keyhole.methods.multi_head.scalar.gates import HeadGate, shares, spread_points, weights_of
 from keyhole.methods.multi_head.scalar.jumps import Jumps
 from keyhole.methods.multi_head.scalar.queries import Scope, columns, plain
 from keyhole.numerics.orthogonal import random_orthogonal
@@ -25,7 +25,7 @@ FRESH_POINTS = 6
 
 
 @dataclass(frozen=True)
-class Values:
+class ScalarValues:
     """Values of all heads; with a head of equal weights the last one is its."""
 
     vectors: Floats  # (heads, width, outputs)
@@ -106,7 +106,7 @@ def unexplained(scope: Scope, normals: Floats, own: Floats, lever: float, rng: n
 
 def read_values(
     scope: Scope, normals: Floats, uniform: int, lever: float, lean: float, rng: np.random.Generator
-) -> Steps[Values]:
+) -> Steps[ScalarValues]:
     """The values of all heads from saturated queries at as many points as there are heads but one.
 
     At a point where some heads choose the first token, its value for all of them together is the answer.
@@ -147,7 +147,7 @@ def read_values(
     variance = np.tensordot(solve**2, bars**2, axes=1)
     vectors = basis.T @ inside
     radius = np.sqrt((basis.T) ** 2 @ variance)
-    return Values(vectors, radius + blur, np.sqrt(variance[:, 0, :]) + blur, leans, points, basis[1:])
+    return ScalarValues(vectors, radius + blur, np.sqrt(variance[:, 0, :]) + blur, leans, points, basis[1:])
 
 
 def _beginning_with(row: Floats, basis: Floats) -> Floats:  # (width,), (width, width)
@@ -158,7 +158,7 @@ def _beginning_with(row: Floats, basis: Floats) -> Floats:  # (width,), (width, 
     return np.vstack([row, turned[1:]])
 
 
-def decided_at(gate: Gate, head: int, values: Values, row: Floats, row_radius: Floats) -> Decided:
+def decided_at(gate: HeadGate, head: int, values: ScalarValues, row: Floats, row_radius: Floats) -> Decided:
     """What all but one head answer at the points of its gate; heads without a hyperplane answer by half."""
     share = row @ values.vectors[head]  # (outputs,)
     mix = share / np.linalg.norm(share)

@@ -13,8 +13,8 @@ from keyhole.methods.forms.columns import Draft
 from keyhole.methods.forms.reader import FormReader, Forms, Probe
 from keyhole.methods.forms.scale import AIM
 from keyhole.methods.forms.score_matrix import ask_score
-from keyhole.methods.multi_head.scalar.gates import Gate, crossing, gate
-from keyhole.methods.multi_head.scalar.normals_and_values import Decided, Values, decided_at
+from keyhole.methods.multi_head.scalar.gates import HeadGate, crossing, gate
+from keyhole.methods.multi_head.scalar.normals_and_values import Decided, ScalarValues, decided_at
 from keyhole.methods.multi_head.scalar.queries import Scope, plain
 from keyhole.numerics.logit import logit_with_radius
 from keyhole.queries import Measurements, Plan, Position, Term, TokenRows
@@ -47,7 +47,9 @@ class ReadHead:
 class GatedReader(FormReader):
     """Reads rowᵀ·[W c]·point for the points of a gate, as if they were the unit vectors of a head's last tokens."""
 
-    def __init__(self, scope: Scope, gate: Gate, decided: Decided, number: int, row: Floats, expected: float) -> None:
+    def __init__(
+        self, scope: Scope, gate: HeadGate, decided: Decided, number: int, row: Floats, expected: float
+    ) -> None:
         space = scope.signature.space
         super().__init__(scope.signature, space.asarray(decided.own))
         self.scope, self.gate, self.decided, self.number, self.row = scope, gate, decided, number, row
@@ -202,7 +204,9 @@ class Columns:
 class HeadReader:
     """Reads heads one by one, in two rounds: first their hyperplanes, which then tell where to read the rest."""
 
-    def __init__(self, scope: Scope, normals: Floats, doubts: Floats, values: Values, rng: np.random.Generator) -> None:
+    def __init__(
+        self, scope: Scope, normals: Floats, doubts: Floats, values: ScalarValues, rng: np.random.Generator
+    ) -> None:
         self.scope, self.normals, self.doubts, self.values, self.rng = scope, normals, doubts, values, rng
         space, width = scope.signature.space, scope.signature.width
         self.rows = space.asarray(values.rows)  # orthonormal, across the common row
@@ -215,7 +219,7 @@ class HeadReader:
         enough = SPARE - float(np.log(self.scope.signature.space.eps))
         return np.asarray(enough + room * REACH * self.lengths / self.lengths[number])
 
-    def _reader(self, gate: Gate, number: int, row: Floats, row_radius: Floats) -> GatedReader:
+    def _reader(self, gate: HeadGate, number: int, row: Floats, row_radius: Floats) -> GatedReader:
         expected = float(self.lengths[number]) * self.radius / self.scope.signature.width**0.5
         decided = decided_at(gate, number, self.values, row, row_radius)
         return GatedReader(self.scope, gate, decided, number, row, expected)
@@ -248,7 +252,7 @@ class HeadReader:
         loudness = np.sqrt(np.sum(self.values.vectors**2, axis=(0, 1)))  # (outputs,)
         shares = pair @ self.values.vectors[number] / np.where(loudness > 0, loudness, 1.0)
         found = crossing(self.rng, both, number, self._decided(number, room), shares, width, self.radius)
-        doors = Gate(found.point[None, :].copy(), np.array([found.lever]), found.first[None, :])
+        doors = HeadGate(found.point[None, :].copy(), np.array([found.lever]), found.first[None, :])
         row = found.mix @ pair
         reader = self._reader(doors, number, row, np.sqrt(np.tensordot(row**2, self.values.radius**2, (0, 1))))
         every = space.indices(range(width - 1))

@@ -42,7 +42,7 @@ MOST_RADII = 8
 
 
 @dataclass(frozen=True)
-class Search:
+class JumpSearch:
     """What a half-circle shows."""
 
     scope: Scope
@@ -88,7 +88,7 @@ def look_for_bias(scope: Scope, rng: np.random.Generator) -> Steps[Scope]:
     return replace(scope, radius=BEYOND * 2.0**smallest)
 
 
-def find_jumps(scope: Scope, rng: np.random.Generator) -> Steps[Search | None]:
+def find_jumps(scope: Scope, rng: np.random.Generator) -> Steps[JumpSearch | None]:
     """All jumps of one half-circle; None when no answer depends on the lever."""
     width = scope.signature.width
     start, other = np.linalg.qr(rng.standard_normal((width, 2)))[0].T if width > 1 else np.array([[1.0], [0.0]])
@@ -120,7 +120,7 @@ def find_jumps(scope: Scope, rng: np.random.Generator) -> Steps[Search | None]:
         yield from _isolate(circle, seen.look, reading.doubtful)
         yield from reading.run()
     closest = float(np.min(circle.gaps(), initial=np.pi))
-    return Search(scope, reading.jumps(), reading.doubtful.shape[0], closest)
+    return JumpSearch(scope, reading.jumps(), reading.doubtful.shape[0], closest)
 
 
 class _Half:

@@ -9,7 +9,7 @@ import numpy as np
 from keyhole.arrays import Floats
 from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.multi_head.vector.odds_pencil import Pencil, equations, solve_pencil
-from keyhole.methods.multi_head.vector.probe import HeadsHidden, VectorBox
+from keyhole.methods.multi_head.vector.probe import HeadsHidden, VectorQueries
 from keyhole.methods.multi_head.vector.token_fit import Asked, TokenFit, fit_token
 from keyhole.recovery import Outcome
 
@@ -60,7 +60,7 @@ class Start:
         return int(self.values.shape[0])
 
 
-def read_start(box: VectorBox) -> Steps[Start]:
+def read_start(box: VectorQueries) -> Steps[Start]:
     """One token beside random last ones, in several multiplicities: the rank of its answers is the number of heads."""
     copies = next(ratios for length, ratios in COPIES.items() if box.longest >= length)
     token = box.gridded(box.scale * box.directions(1)[0])
@@ -94,7 +94,7 @@ def read_start(box: VectorBox) -> Steps[Start]:
     )
 
 
-def _count(box: VectorBox, answers: Floats) -> tuple[int, Floats]:
+def _count(box: VectorQueries, answers: Floats) -> tuple[int, Floats]:
     """The heads that show: singular values above those of errors."""
     flat = answers.reshape(-1, box.outputs)
     singular = np.asarray(np.linalg.svd(flat, compute_uv=False))
@@ -106,12 +106,12 @@ def _count(box: VectorBox, answers: Floats) -> tuple[int, Floats]:
     return int(np.sum(singular > floor)), singular
 
 
-def _floor(box: VectorBox, answers: Floats) -> float:
+def _floor(box: VectorQueries, answers: Floats) -> float:
     """What errors alone make of singular values."""
     return float(CLEAR * box.noise * (answers.shape[0] ** 0.5 + box.outputs**0.5))
 
 
-def _enough(heads: int, multiplicities: int, spare: float, box: VectorBox) -> int:
+def _enough(heads: int, multiplicities: int, spare: float, box: VectorQueries) -> int:
     """Last tokens that determine so many heads, with some to spare."""
     if heads == box.outputs and heads > MOST_FILLED:
         raise HeadsHidden(
@@ -123,7 +123,7 @@ def _enough(heads: int, multiplicities: int, spare: float, box: VectorBox) -> in
 
 
 def _solved(
-    box: VectorBox, token: Floats, last: Floats, answers: Floats, copies: tuple[tuple[int, int], ...]
+    box: VectorQueries, token: Floats, last: Floats, answers: Floats, copies: tuple[tuple[int, int], ...]
 ) -> Start | None:
     """The heads; None where the answers are no weights of heads, as far as they say."""
     heads, singular = _count(box, answers)

@@ -11,11 +11,11 @@ from keyhole.families import MultiHead, SingleHead
 from keyhole.methods.base import Estimate, Steps, Unrecoverable
 from keyhole.methods.forms.value import Value
 from keyhole.methods.multi_head.vector.first_token import Start, read_start
-from keyhole.methods.multi_head.vector.probe import VectorBox
+from keyhole.methods.multi_head.vector.probe import VectorQueries
 from keyhole.methods.multi_head.vector.scores import Scores
 from keyhole.methods.multi_head.vector.scores_all import read_blocks
 from keyhole.methods.multi_head.vector.scores_last import read_scores
-from keyhole.methods.multi_head.vector.values import Values, read_values
+from keyhole.methods.multi_head.vector.values import VectorValues, read_values
 from keyhole.queries import Signature
 from keyhole.recovery import Outcome
 
@@ -46,7 +46,7 @@ def read_vector_heads(signature: Signature, rng: np.random.Generator, value: Val
     Assumes what `ASSUMPTIONS` says, or `EVERYWHERE`. Raises HeadsHidden where p numbers do not tell the heads apart:
     more heads than outputs, or dependent values.
     """
-    box = VectorBox(signature, value, rng)
+    box = VectorQueries(signature, value, rng)
     yield from box.ask_probes()
     start = yield from read_start(box)
     values = yield from read_values(box, start)
@@ -56,7 +56,7 @@ def read_vector_heads(signature: Signature, rng: np.random.Generator, value: Val
     return _estimate(box, value, start, values, scores)
 
 
-def _estimate(box: VectorBox, value: Value, start: Start, values: Values, scores: Scores) -> Estimate:
+def _estimate(box: VectorQueries, value: Value, start: Start, values: VectorValues, scores: Scores) -> Estimate:
     """Parameters and radii, without the biases that do not show."""
     space, heads = box.signature.space, start.heads
     bars = ROUNDING_DEVIATIONS * np.stack([scores.bars, scores.bias_bars])
@@ -114,7 +114,7 @@ def _radius(space: Any, entries: Floats, bar: Floats | float) -> Array:
     return space.asarray(bar + space.spacing * np.abs(entries))
 
 
-def _bound(box: VectorBox, values: Values, scores: Scores, biased: list[bool], offset: bool) -> int:
+def _bound(box: VectorQueries, values: VectorValues, scores: Scores, biased: list[bool], offset: bool) -> int:
     """Numbers that determine the heads, over numbers per answer: of all positions of the longest question."""
     width, outputs = box.width, box.outputs
     numbers = outputs if offset else 0
@@ -124,7 +124,7 @@ def _bound(box: VectorBox, values: Values, scores: Scores, biased: list[bool], o
     return -(-numbers // (outputs * (box.asked if box.everywhere else 1)))
 
 
-def _details(start: Start, values: Values, scores: Scores, biased: list[bool], value: Value) -> dict[str, Any]:
+def _details(start: Start, values: VectorValues, scores: Scores, biased: list[bool], value: Value) -> dict[str, Any]:
     return {
         "heads": start.heads,
         "score_ranks": [int(rank) for rank in scores.ranks],

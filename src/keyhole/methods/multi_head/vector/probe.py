@@ -43,7 +43,7 @@ class HeadsHidden(Unrecoverable):
 
 
 @dataclass
-class VectorBox:
+class VectorQueries:
     """The box, and what is known of it: its affine part and the size of its errors."""
 
     signature: Signature

@@ -8,8 +8,8 @@ import numpy as np
 
 from keyhole.arrays import Floats, Integers
 from keyhole.methods.multi_head.vector.first_token import CLEAR
-from keyhole.methods.multi_head.vector.probe import VectorBox
-from keyhole.methods.multi_head.vector.values import Values
+from keyhole.methods.multi_head.vector.probe import VectorQueries
+from keyhole.methods.multi_head.vector.values import VectorValues
 
 # Weights are read where their error is at most this part of them.
 SHARPEST = 0.1
@@ -81,13 +81,13 @@ def worst_of(inverse: Floats) -> float:
     return float(np.max(np.linalg.norm(inverse, axis=0)))
 
 
-def most_tokens(box: VectorBox, values: Values, filled: float) -> int:
+def most_tokens(box: VectorQueries, values: VectorValues, filled: float) -> int:
     """Tokens per query that this part of the outputs tells apart, and that a sequence has room for beside another."""
     each = filled * box.outputs // values.matrices.shape[0]
     return max(1, int(min(each, np.min(values.ranks), box.longest - 1, box.width)))
 
 
-def affordable(box: VectorBox, values: Values, tokens: Floats, filled: float) -> int:  # (width, width)
+def affordable(box: VectorQueries, values: VectorValues, tokens: Floats, filled: float) -> int:  # (width, width)
     """Tokens per query: as many as that part of the outputs allows, but for those that cost too much accuracy."""
     size, heads = float(np.linalg.norm(tokens[0])), values.matrices.shape[0]
     least = most_tokens(box, values, COARSELY_FILLED)
@@ -101,8 +101,8 @@ def affordable(box: VectorBox, values: Values, tokens: Floats, filled: float) ->
 
 
 def answer_noise(
-    box: VectorBox,
-    values: Values,
+    box: VectorQueries,
+    values: VectorValues,
     answers: Floats,  # (n, outputs)
     own: Floats,  # (heads, k, outputs) values of the tokens
     inverse: Floats,  # (outputs, heads·k)
@@ -120,7 +120,7 @@ def answer_noise(
 
 
 def weight_errors(
-    values: Values,
+    values: VectorValues,
     tokens: Floats,  # (k, width)
     weights: Floats,  # (n, heads, k)
     inverse: Floats,  # (outputs, heads·k)

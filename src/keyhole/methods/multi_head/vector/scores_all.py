@@ -15,7 +15,7 @@ import numpy as np
 from keyhole.arrays import Floats, Integers
 from keyhole.methods.base import Steps
 from keyhole.methods.multi_head.vector.first_token import CLEAR, Start
-from keyhole.methods.multi_head.vector.probe import VectorBox
+from keyhole.methods.multi_head.vector.probe import VectorQueries
 from keyhole.methods.multi_head.vector.scores import (
     KNOWN,
     SHARPEST,
@@ -34,7 +34,7 @@ from keyhole.methods.multi_head.vector.scores import (
     within_errors,
     worst_of,
 )
-from keyhole.methods.multi_head.vector.values import LARGEST, Values
+from keyhole.methods.multi_head.vector.values import LARGEST, VectorValues
 from keyhole.queries import Measurements, Plan, Position, Term, TokenRows
 
 # Tokens of this part of their size are tried as long as that tells more, so often at most.
@@ -55,7 +55,7 @@ FILLED = 0.75
 SPARE_ROWS = 2
 
 
-def read_blocks(box: VectorBox, start: Start, values: Values) -> Steps[Scores | None]:
+def read_blocks(box: VectorQueries, start: Start, values: VectorValues) -> Steps[Scores | None]:
     """All scores; None where only the last position tells them: others see less, or some weights stay at 0 or 1."""
     reader = _BlockReader(box, start, values)
     for _ in range(ATTEMPTS):
@@ -85,7 +85,7 @@ class _Read:
 class _BlockReader:
     """Forms of one set of tokens, all of the same size."""
 
-    def __init__(self, box: VectorBox, start: Start, values: Values) -> None:
+    def __init__(self, box: VectorQueries, start: Start, values: VectorValues) -> None:
         self.box, self.values, self.heads = box, values, start.heads
         self.unit = box.directions(box.width)
         sizes = np.sqrt(np.mean(np.minimum(start.logits**2, LARGEST**2), axis=0))

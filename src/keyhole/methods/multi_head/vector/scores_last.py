@@ -7,7 +7,7 @@ import numpy as np
 from keyhole.arrays import Floats, Integers
 from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.multi_head.vector.first_token import CLEAR, Start
-from keyhole.methods.multi_head.vector.probe import VectorBox
+from keyhole.methods.multi_head.vector.probe import VectorQueries
 from keyhole.methods.multi_head.vector.scores import (
     KNOWN,
     SHARPEST,
@@ -27,7 +27,7 @@ from keyhole.methods.multi_head.vector.scores import (
     within_errors,
     worst_of,
 )
-from keyhole.methods.multi_head.vector.values import LARGEST, Values
+from keyhole.methods.multi_head.vector.values import LARGEST, VectorValues
 from keyhole.recovery import Outcome
 
 # Logits of tokens are aimed at this size in the sharpest head.
@@ -42,7 +42,7 @@ STEEPEST = 32.0
 SPARE = 4
 
 
-def read_scores(box: VectorBox, start: Start, values: Values) -> Steps[Scores]:
+def read_scores(box: VectorQueries, start: Start, values: VectorValues) -> Steps[Scores]:
     """Rows for all last tokens, block by block, until further blocks lie in their span; then columns."""
     reader = _ScoreReader(box, start, values)
     whole = reader.width + 1
@@ -74,7 +74,7 @@ def read_scores(box: VectorBox, start: Start, values: Values) -> Steps[Scores]:
 
 
 class _ScoreReader:
-    def __init__(self, box: VectorBox, start: Start, values: Values) -> None:
+    def __init__(self, box: VectorQueries, start: Start, values: VectorValues) -> None:
         self.box, self.start, self.values = box, start, values
         self.width, self.heads = box.width, start.heads
         self.last = box.gridded(np.vstack([box.scale * box.directions(self.width), np.zeros((1, self.width))]))

@@ -9,7 +9,7 @@ import numpy as np
 from keyhole.arrays import ROUNDING_DEVIATIONS, Floats, Integers, floats
 from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.multi_head.vector.first_token import CLEAR, ENOUGH, MISFIT, Start
-from keyhole.methods.multi_head.vector.probe import HeadsHidden, VectorBox
+from keyhole.methods.multi_head.vector.probe import HeadsHidden, VectorQueries
 from keyhole.methods.multi_head.vector.token_fit import Asked, TokenFit, fit_token, guess_logits
 from keyhole.recovery import Outcome
 
@@ -47,7 +47,7 @@ TESTS = 2
 
 
 @dataclass(frozen=True)
-class Values:
+class VectorValues:
     """The values of all heads."""
 
     matrices: Floats  # (heads, width, outputs)
@@ -67,7 +67,7 @@ class Values:
         return bool(np.all(np.sqrt(np.mean(self.spread**2, axis=1)) <= BLURRED * sizes))
 
 
-def read_values(box: VectorBox, start: Start) -> Steps[Values]:
+def read_values(box: VectorQueries, start: Start) -> Steps[VectorValues]:
     """Values of tokens until their spans are complete; then those of all tokens from the sum over heads."""
     reader = _ValueReader(box, start)
     if start.heads == 1:
@@ -88,7 +88,7 @@ def read_values(box: VectorBox, start: Start) -> Steps[Values]:
 
 
 class _ValueReader:
-    def __init__(self, box: VectorBox, start: Start) -> None:
+    def __init__(self, box: VectorQueries, start: Start) -> None:
         if box.longest < min(COPIES):
             raise HeadsHidden(
                 Outcome.WRONG_FAMILY,
@@ -242,13 +242,13 @@ class _ValueReader:
         changes[:, :-1] -= own
         return fit.respond(changes)[1]
 
-    def alone(self) -> Values:
+    def alone(self) -> VectorValues:
         """The values of a single head, which are those of the sum."""
         matrices = self.box.linear[None]
         singular = np.linalg.svd(matrices, compute_uv=False)
         error = float(np.max(floats(self.box.value.radius))) / ROUNDING_DEVIATIONS
         floor = CLEAR * error * (self.box.width**0.5 + self.box.outputs**0.5)
-        return Values(
+        return VectorValues(
             matrices=matrices,
             ranks=np.maximum(np.sum(singular > floor, axis=1), 1),
             tokens=0,
@@ -260,7 +260,7 @@ class _ValueReader:
             traded=0.0,
         )
 
-    def plainly(self) -> Values:
+    def plainly(self) -> VectorValues:
         """All tokens of a basis were read."""
         tokens, values = np.stack(self.tokens), np.stack(self.values, axis=1)  # (heads, width, outputs)
         matrices = np.asarray(np.linalg.solve(tokens, values))
@@ -271,7 +271,7 @@ class _ValueReader:
             np.linalg.solve(tokens, np.stack(self.draws, axis=2))
         )  # (draws, heads, width, outputs)
         spread = np.sqrt(np.mean(drawn**2, axis=(0, 2)))
-        return Values(
+        return VectorValues(
             matrices=matrices,
             ranks=ranks,
             tokens=len(self.tokens),
@@ -283,7 +283,7 @@ class _ValueReader:
             traded=0.0,
         )
 
-    def spanned(self) -> Values | None:
+    def spanned(self) -> VectorValues | None:
         """Values of all tokens, where those read span all that heads answer and heads share no direction."""
         values = np.stack(self.values, axis=1)  # (heads, tokens, outputs)
         count, heads = values.shape[1], self.start.heads
@@ -315,7 +315,7 @@ class _ValueReader:
         turn, sizes, _ = np.linalg.svd(together, full_matrices=False)
         low = turn[:, sizes < WEAK * np.median(sizes)][:, -MOST_WEAK:].T  # (n, all ranks)
         weak = np.stack([low[:, ends[h] : ends[h + 1]] @ spans[h] for h in range(heads)], axis=1)
-        return Values(
+        return VectorValues(
             matrices=found,
             ranks=np.array(ranks),
             tokens=count,
@@ -327,7 +327,7 @@ class _ValueReader:
             traded=float(np.sqrt(np.mean(drawn**2))),
         )
 
-    def holds(self, found: Values) -> Steps[bool]:
+    def holds(self, found: VectorValues) -> Steps[bool]:
         """Whether fresh tokens have the values that a few tokens told."""
         box, heads = self.box, self.start.heads
         if box.outputs == heads:

@@ -8,10 +8,10 @@ import numpy as np
 
 from keyhole.arrays import Floats
 from keyhole.methods.base import Steps
-from keyhole.methods.relu_net.exact.cells import CellEquations, Jumps, jumps_of, pieces_of
+from keyhole.methods.relu_net.exact.cells import CellEquations, NeuronMaps, jumps_of, pieces_of
 from keyhole.methods.relu_net.exact.kink_search import OPEN_AT_FIRST, Kinked, NotPiecewiseLinear
-from keyhole.methods.relu_net.exact.line import Cells, random_line, read_gradients, read_line
-from keyhole.methods.relu_net.exact.queries import Box, Line, Pieces
+from keyhole.methods.relu_net.exact.line import LineCells, random_line, read_gradients, read_line
+from keyhole.methods.relu_net.exact.queries import Pieces, QueryLine, SingleTokenQueries
 
 # Lines looked at before the neurons are said to be too many.
 LINES = 60
@@ -30,7 +30,7 @@ class InBall:
     """What several lines told: equations, their solution, and for each kink the side that is on."""
 
     rows: CellEquations
-    jumps: Jumps
+    jumps: NeuronMaps
     pieces: Pieces
     towards: Floats  # (k, width)
     lines: int
@@ -41,7 +41,7 @@ class InBall:
         return DEVIATIONS * limit * float(np.sqrt(np.max(variance)))
 
 
-def learn_in_ball(box: Box, rng: np.random.Generator, patience: float) -> Steps[InBall]:
+def learn_in_ball(box: SingleTokenQueries, rng: np.random.Generator, patience: float) -> Steps[InBall]:
     """Neurons line by line: on each, the kinks that those known so far leave unexplained.
 
     What is not understood shows most on the surface of the ball; the next line goes through such a token.
@@ -71,7 +71,7 @@ def learn_in_ball(box: Box, rng: np.random.Generator, patience: float) -> Steps[
 
 
 def _another_line(
-    box: Box, rng: np.random.Generator, patience: float, before: InBall | None, through: Floats | None
+    box: SingleTokenQueries, rng: np.random.Generator, patience: float, before: InBall | None, through: Floats | None
 ) -> Steps[InBall]:
     line = random_line(box, rng, through)
     limit = box.signature.norm_limit
@@ -100,7 +100,7 @@ def _another_line(
     return _with_line(box, line, kinked, cells, float(np.max(level)), before)
 
 
-def _widest(line: Line, kinked: Kinked, pieces: Pieces | None) -> tuple[Floats, Floats]:
+def _widest(line: QueryLine, kinked: Kinked, pieces: Pieces | None) -> tuple[Floats, Floats]:
     """For each cell of new kinks the middle of its widest part without known ones, and how far it is to either end."""
     known = np.zeros(0)
     if pieces is not None:
@@ -117,7 +117,9 @@ def _widest(line: Line, kinked: Kinked, pieces: Pieces | None) -> tuple[Floats, 
     return line.at(places), reach
 
 
-def _with_line(box: Box, line: Line, kinked: Kinked, cells: Cells, level: float, before: InBall | None) -> InBall:
+def _with_line(
+    box: SingleTokenQueries, line: QueryLine, kinked: Kinked, cells: LineCells, level: float, before: InBall | None
+) -> InBall:
     """The equations of a line added to those before, and the neurons of all."""
     count = cells.value.shape[0]
     jumps = cells.gradient

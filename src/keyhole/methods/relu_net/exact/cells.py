@@ -9,8 +9,8 @@ import numpy as np
 from keyhole.arrays import ArrayTable, Floats
 from keyhole.methods.base import Steps
 from keyhole.methods.relu_net.exact.kink_search import Kinked
-from keyhole.methods.relu_net.exact.line import Cells
-from keyhole.methods.relu_net.exact.queries import Box, Line, Pieces
+from keyhole.methods.relu_net.exact.line import LineCells
+from keyhole.methods.relu_net.exact.queries import Pieces, QueryLine, SingleTokenQueries
 from keyhole.methods.relu_net.exact.token_design import clear_steps, telling_rows, wide_tokens
 
 # Candidates for each cell to be chosen, and their least and largest number.
@@ -38,7 +38,7 @@ class CellEquations(ArrayTable):
 
 
 @dataclass(frozen=True)
-class Jumps:
+class NeuronMaps:
     """What equations amount to: the affine maps of neurons, the last one that of no neuron, with their errors."""
 
     linear: Floats  # (k + 1, outputs, width)
@@ -48,7 +48,7 @@ class Jumps:
     covariance: Floats  # (k + 1, k + 1)
 
 
-def rows_of_line(box: Box, line: Line, kinked: Kinked, cells: Cells) -> CellEquations:
+def rows_of_line(box: SingleTokenQueries, line: QueryLine, kinked: Kinked, cells: LineCells) -> CellEquations:
     """The cells of a line: in cell c neurons before kink c are on."""
     count = kinked.kinks.size
     active = np.tri(count + 1, count + 1, -1)
@@ -59,7 +59,7 @@ def rows_of_line(box: Box, line: Line, kinked: Kinked, cells: Cells) -> CellEqua
     return CellEquations(active, cells.centre, cells.value, cells.gradient, errors, level * cells.error)
 
 
-def jumps_of(rows: CellEquations) -> Jumps:
+def jumps_of(rows: CellEquations) -> NeuronMaps:
     """Weighted least squares: gradients first, then constants that fit the values."""
     unknowns = rows.active.shape[1]
     outputs, width = rows.gradient.shape[1:]
@@ -73,7 +73,7 @@ def jumps_of(rows: CellEquations) -> Jumps:
     # What an error of a slope does where it was measured, the constant makes up for.
     far = np.median(np.linalg.norm(rows.centre, axis=1))
     constant_error = np.sqrt(np.diag(spread)) + far * linear_error
-    return Jumps(linear, constant, linear_error, constant_error, covariance)
+    return NeuronMaps(linear, constant, linear_error, constant_error, covariance)
 
 
 def _solved(matrix: Floats, right: Floats, weights: Floats) -> tuple[Floats, Floats]:  # (m, n), (m, r), (m,)
@@ -85,7 +85,7 @@ def _solved(matrix: Floats, right: Floats, weights: Floats) -> tuple[Floats, Flo
     return solution, inverse @ inverse.T
 
 
-def pieces_of(jumps: Jumps, towards: Floats) -> Pieces:  # towards: (k, width) which side of each kink is on
+def pieces_of(jumps: NeuronMaps, towards: Floats) -> Pieces:  # towards: (k, width) which side of each kink is on
     """Neurons from jumps: a jump is the weight of a neuron times its normal and offset."""
     linear, constant = jumps.linear[:-1], jumps.constant[:-1]  # (k, outputs, width), (k, outputs)
     count, outputs, width = linear.shape
@@ -112,7 +112,13 @@ def typical_distance(pieces: Pieces, known_to: float) -> float:
 
 
 def measure_wide(
-    box: Box, pieces: Pieces, covariance: Floats, scale: float, count: int, rng: np.random.Generator, stage: str
+    box: SingleTokenQueries,
+    pieces: Pieces,
+    covariance: Floats,
+    scale: float,
+    count: int,
+    rng: np.random.Generator,
+    stage: str,
 ) -> Steps[CellEquations]:
     """The affine maps of `count` wide cells, chosen for what they add to what is known: d + 1 queries each."""
     width, limit = box.width, min(box.signature.norm_limit, np.finfo(float).max ** 0.25)

@@ -9,7 +9,7 @@ import numpy as np
 from keyhole.arrays import Floats, to_numpy
 from keyhole.methods.base import Estimate, Steps
 from keyhole.methods.relu_net.exact.estimate import fresh_tokens, within_bars
-from keyhole.methods.relu_net.exact.queries import Box
+from keyhole.methods.relu_net.exact.queries import SingleTokenQueries
 
 # Fresh tokens near the kinks.
 CHECKS = 6
@@ -39,7 +39,7 @@ FULL = Depth((1000.0, 3.0), 1_000_000, 48, 0)
 
 
 def checked(
-    box: Box, estimate: Estimate, scale: float, rng: np.random.Generator, depth: Depth
+    box: SingleTokenQueries, estimate: Estimate, scale: float, rng: np.random.Generator, depth: Depth
 ) -> Steps[tuple[Estimate, str]]:
     """The estimate, with wider radii where they were too narrow, and what is wrong with it, if anything is.
 
@@ -60,7 +60,9 @@ def checked(
     return (yield from within_bars(box, estimate, tokens, strict=True))
 
 
-def _of_any_length(box: Box, unit: float, count: int, rng: np.random.Generator) -> Floats:  # (count, width)
+def _of_any_length(
+    box: SingleTokenQueries, unit: float, count: int, rng: np.random.Generator
+) -> Floats:  # (count, width)
     x = rng.standard_normal((count, box.width))
     shortest, longest = np.log(ANY_LENGTH)
     lengths = unit * np.exp(rng.uniform(shortest, longest, count))
@@ -68,7 +70,7 @@ def _of_any_length(box: Box, unit: float, count: int, rng: np.random.Generator) 
     return np.asarray(x * (lengths / np.linalg.norm(x, axis=1))[:, None])
 
 
-def _ring(box: Box, estimate: Estimate, radius: float, arcs: int, rng: np.random.Generator) -> Floats:
+def _ring(box: SingleTokenQueries, estimate: Estimate, radius: float, arcs: int, rng: np.random.Generator) -> Floats:
     """Tokens beside all folds that a circle of this radius, or what the box allows of it, crosses."""
     weights = to_numpy(estimate.params.weights_in).astype(np.float64)
     length = np.linalg.norm(weights, axis=1)

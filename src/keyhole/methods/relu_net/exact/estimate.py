@@ -11,7 +11,7 @@ from keyhole.arrays import Floats, to_numpy
 from keyhole.families.relu_net import ReluNet
 from keyhole.methods.base import Estimate, Steps
 from keyhole.methods.relu_net.exact.orientation import flipped
-from keyhole.methods.relu_net.exact.queries import Box, Pieces
+from keyhole.methods.relu_net.exact.queries import Pieces, SingleTokenQueries
 
 ASSUMPTIONS = (
     "the box computes one hidden layer of neurons, and perhaps an affine map beside it, from its last token alone",
@@ -30,7 +30,7 @@ WIDER = 3.0
 
 
 @dataclass(frozen=True)
-class Bars:
+class PieceErrors:
     """Bars on the entries of pieces."""
 
     slope: Floats  # (k,) of weight times normal
@@ -38,15 +38,15 @@ class Bars:
     affine_slope: float
     affine_level: float
 
-    def times(self, factor: float) -> Bars:
+    def times(self, factor: float) -> PieceErrors:
         """All of them wider."""
-        return Bars(*(factor * bar for bar in vars(self).values()))
+        return PieceErrors(*(factor * bar for bar in vars(self).values()))
 
 
 def estimated(
-    box: Box,
+    box: SingleTokenQueries,
     pieces: Pieces,
-    bars: Bars,
+    bars: PieceErrors,
     skip: bool | None,
     details: dict[str, Any],
     activation: str = "relu",
@@ -100,7 +100,13 @@ def estimated(
 
 
 def _net(
-    box: Box, inner: Floats, bias: Floats, outer: Floats, constant: Floats, skip: Floats | None, activation: str
+    box: SingleTokenQueries,
+    inner: Floats,
+    bias: Floats,
+    outer: Floats,
+    constant: Floats,
+    skip: Floats | None,
+    activation: str,
 ) -> ReluNet:
     """A net in the space of the box, for plain numbers where its answers are."""
     space = box.signature.space
@@ -118,7 +124,9 @@ def _net(
     )
 
 
-def fresh_tokens(box: Box, scale: float, count: int, rng: np.random.Generator) -> Floats:  # (count, width)
+def fresh_tokens(
+    box: SingleTokenQueries, scale: float, count: int, rng: np.random.Generator
+) -> Floats:  # (count, width)
     """Random tokens on several shells."""
     x = rng.standard_normal((count, box.width))
     x /= np.linalg.norm(x, axis=1, keepdims=True)
@@ -129,7 +137,9 @@ def fresh_tokens(box: Box, scale: float, count: int, rng: np.random.Generator) -
     )
 
 
-def within_bars(box: Box, estimate: Estimate, x: Floats, *, strict: bool = False) -> Steps[tuple[Estimate, str]]:
+def within_bars(
+    box: SingleTokenQueries, estimate: Estimate, x: Floats, *, strict: bool = False
+) -> Steps[tuple[Estimate, str]]:
     """Ask fresh tokens: the estimate, with wider radii where they were too narrow, and what is wrong with it, if so.
 
     `strict` leaves hardly any room beyond the bars: for tokens that are to show small differences of functions.

@@ -10,7 +10,7 @@ import numpy as np
 from keyhole.arrays import Floats, Integers
 from keyhole.methods.base import Steps
 from keyhole.methods.relu_net.exact.kink_search import OPEN_AT_FIRST, Kinked, KinkSearch, NotPiecewiseLinear
-from keyhole.methods.relu_net.exact.queries import Box, Line
+from keyhole.methods.relu_net.exact.queries import QueryLine, SingleTokenQueries
 
 Indices = Integers
 Known = Callable[[Floats], Floats]  # what of the answers is understood already, at tokens (n, width)
@@ -34,25 +34,25 @@ TRIED_FROM = 200
 TRIALS, TRIED_FARTHER = 3, 10.0
 
 
-def random_line(box: Box, rng: np.random.Generator, through: Floats | None = None) -> Line:
+def random_line(box: SingleTokenQueries, rng: np.random.Generator, through: Floats | None = None) -> QueryLine:
     """A line that no neuron is parallel to; within a norm bound a chord, through a token where one is given."""
     origin, direction = rng.standard_normal((2, box.width))
     limit = box.signature.norm_limit
     if not np.isfinite(limit):
         unit = max(float(np.linalg.norm(origin)), box.width**0.5)
-        return Line(origin, direction / np.linalg.norm(direction), unit, FARTHEST * unit, NEAR * unit)
+        return QueryLine(origin, direction / np.linalg.norm(direction), unit, FARTHEST * unit, NEAR * unit)
     origin *= OUT * limit / np.linalg.norm(origin)
     if through is not None:
         direction = through - origin
     direction /= np.linalg.norm(direction)
     origin = origin - direction * (direction @ origin)  # the middle of the chord
     last = (1 - box.signature.space.spacing**0.5) * float(np.sqrt(limit**2 - origin @ origin))
-    return Line(origin, direction, limit, last, None)
+    return QueryLine(origin, direction, limit, last, None)
 
 
 def read_line(
-    box: Box,
-    line: Line,
+    box: SingleTokenQueries,
+    line: QueryLine,
     rng: np.random.Generator,
     *,
     known: Known | None = None,  # to be taken off the answers
@@ -74,7 +74,7 @@ def read_line(
 
 
 @dataclass(frozen=True)
-class Cells:
+class LineCells:
     """The box in cells: value at a token and gradient there."""
 
     centre: Floats  # (m, width)
@@ -84,12 +84,12 @@ class Cells:
 
 
 def read_cells(
-    box: Box,
-    line: Line,
+    box: SingleTokenQueries,
+    line: QueryLine,
     kinked: Kinked,
     chosen: Indices,  # (m,)
     rng: np.random.Generator,
-) -> Steps[Cells]:
+) -> Steps[LineCells]:
     """Gradients in the chosen cells of a line: d queries each, as that along the line is known."""
     t, reach = _centres(kinked, chosen)
     centres = line.at(t)
@@ -114,7 +114,7 @@ def read_cells(
 
 
 def read_gradients(
-    box: Box,
+    box: SingleTokenQueries,
     centres: Floats,  # (m, width)
     reach: Floats,  # (m,) how far the next known kink is
     values: Floats,  # (m, outputs)
@@ -125,7 +125,7 @@ def read_gradients(
     rest: Floats,  # (m, outputs, width) the known part of the gradients
     rest_error: Floats,  # (m,) as a part of the level
     rng: np.random.Generator,
-) -> Steps[Cells]:
+) -> Steps[LineCells]:
     """Gradients by differences. One more query for each is a check in a random direction.
 
     Where it fails a difference has crossed a kink, and the cell is measured again with smaller steps.
@@ -149,13 +149,13 @@ def read_gradients(
         off = np.abs(rise[:, -1, :] - np.einsum("cod,cd->co", gradient[todo], checks))
         todo = todo[np.any(off > (2 + width**0.5) * error[todo, None] * level, axis=1)]
         if todo.size == 0:
-            return Cells(centres, values, gradient, error)
+            return LineCells(centres, values, gradient, error)
         step[todo] *= SHRINK
     raise NotPiecewiseLinear("the answers near a line bend where no kink is on the line")
 
 
 def _tried(
-    box: Box,
+    box: SingleTokenQueries,
     centres: Floats,  # (m, width)
     step: Floats,  # (m,)
     values: Floats,  # (m, outputs)

@@ -22,10 +22,10 @@ from keyhole.methods.relu_net.exact.cells import (
     typical_distance,
 )
 from keyhole.methods.relu_net.exact.checks import FULL, LEAN, WITHOUT_FRESH, checked
-from keyhole.methods.relu_net.exact.estimate import Bars, estimated
+from keyhole.methods.relu_net.exact.estimate import PieceErrors, estimated
 from keyhole.methods.relu_net.exact.kink_search import OPEN_AT_FIRST, NotPiecewiseLinear
 from keyhole.methods.relu_net.exact.line import random_line, read_cells, read_line
-from keyhole.methods.relu_net.exact.queries import Box, FarBox, Pieces
+from keyhole.methods.relu_net.exact.queries import FarTokenQueries, Pieces, SingleTokenQueries
 from keyhole.methods.relu_net.exact.several_outputs import learn_several
 from keyhole.methods.relu_net.exact.smooth import FARTHEST, learn_smooth
 from keyhole.queries import Signature
@@ -67,7 +67,7 @@ def relu_net(
     k·(d + p) + p, over the p numbers of an answer. Assumes what `ASSUMPTIONS` in relu_estimate says.
     """
     _refuse_options(polish, activation, skip, signature)
-    box = Box(signature)
+    box = SingleTokenQueries(signature)
     reason, depth = "", (FULL if polish else LEAN) if far_checks else WITHOUT_FRESH
     for attempt in range(LINES):
         smooth = _smooth(activation, attempt, signature)
@@ -75,7 +75,7 @@ def relu_net(
         crowd = CURVES if activation == "auto" and attempt == 0 else OPEN_AT_FIRST
         try:
             if smooth:
-                far = yield from _learn(FarBox(signature, FARTHEST), rng, polish=False)
+                far = yield from _learn(FarTokenQueries(signature, FARTHEST), rng, polish=False)
                 estimate, scale = yield from learn_smooth(box, rng, far.pieces, smooth, skip, far.lines)
             else:
                 found = yield from _learn(box, rng, polish=polish, patience=PATIENCE**attempt, crowd=crowd)
@@ -117,13 +117,18 @@ class _Learned:
     """What a line, or several, told of a box."""
 
     pieces: Pieces
-    bars: Bars
+    bars: PieceErrors
     scale: float  # typical distance of a kink from the origin
     lines: int
 
 
 def _learn(
-    box: Box, rng: np.random.Generator, *, polish: bool, patience: float = 1.0, crowd: int = OPEN_AT_FIRST
+    box: SingleTokenQueries,
+    rng: np.random.Generator,
+    *,
+    polish: bool,
+    patience: float = 1.0,
+    crowd: int = OPEN_AT_FIRST,
 ) -> Steps[_Learned]:
     """Kinks on a line, then gradients between them, then wide cells; NotPiecewiseLinear where that fails."""
     if box.signature.max_norm is not None:
@@ -152,10 +157,10 @@ def _learn(
         jumps = jumps_of(rows)
         pieces = pieces_of(jumps, towards)
     slope, level = jumps.linear_error, jumps.constant_error
-    return _Learned(pieces, Bars(slope[:-1], level[:-1], float(slope[-1]), float(level[-1])), scale, lines)
+    return _Learned(pieces, PieceErrors(slope[:-1], level[:-1], float(slope[-1]), float(level[-1])), scale, lines)
 
 
-def _imprecise(box: Box, pieces: Pieces, covariance: Floats, scale: float) -> int:
+def _imprecise(box: SingleTokenQueries, pieces: Pieces, covariance: Floats, scale: float) -> int:
     """How many cells a lean result should measure again: those whose error is far above that of the others."""
     variance = np.diag(covariance)[:-1] * (scale * box.width**0.5) ** 2
     size = float(pieces.size(np.asarray(scale * box.width**0.5)))

@@ -23,7 +23,7 @@ def answers_exactly(signature: Signature) -> bool:
     return signature.noise.kind == "exact" and signature.space.spacing <= FLOAT64
 
 
-class Box:
+class SingleTokenQueries:
     """A box that is asked single tokens. It remembers how large answers are, which is what their rounding goes by."""
 
     def __init__(self, signature: Signature) -> None:
@@ -62,7 +62,7 @@ class Box:
         return values[:, None] if self.scalar else values
 
 
-class FarBox(Box):
+class FarTokenQueries(SingleTokenQueries):
     """The same box seen from afar: tokens and answers are measured in a large unit of length."""
 
     def __init__(self, signature: Signature, length: float) -> None:
@@ -86,7 +86,7 @@ class FarBox(Box):
 
 
 @dataclass(frozen=True)
-class Line:
+class QueryLine:
     """Tokens origin + t·direction."""
 
     origin: Floats  # (width,)

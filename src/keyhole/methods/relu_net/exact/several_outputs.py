@@ -9,11 +9,11 @@ import numpy as np
 from keyhole.arrays import Booleans, Floats
 from keyhole.methods.base import Steps
 from keyhole.methods.relu_net.exact.cells import typical_distance
-from keyhole.methods.relu_net.exact.estimate import Bars
+from keyhole.methods.relu_net.exact.estimate import PieceErrors
 from keyhole.methods.relu_net.exact.kink_search import Kinked, NotPiecewiseLinear
 from keyhole.methods.relu_net.exact.line import Indices, read_cells
-from keyhole.methods.relu_net.exact.queries import Box, Line, Pieces
-from keyhole.methods.relu_net.exact.refit import Fitted, Net, refitted
+from keyhole.methods.relu_net.exact.queries import Pieces, QueryLine, SingleTokenQueries
+from keyhole.methods.relu_net.exact.refit import NetArrays, Refit, refitted
 from keyhole.methods.relu_net.exact.token_design import moved_beside, telling_rows, wide_tokens
 
 # Between two measured cells lie at most this part of as many kinks as outputs are independent: then their slopes are.
@@ -35,11 +35,13 @@ class Several:
     """Pieces, their bars, and the typical distance of a kink."""
 
     pieces: Pieces
-    bars: Bars
+    bars: PieceErrors
     scale: float
 
 
-def learn_several(box: Box, line: Line, kinked: Kinked, rng: np.random.Generator, polish: bool) -> Steps[Several]:
+def learn_several(
+    box: SingleTokenQueries, line: QueryLine, kinked: Kinked, rng: np.random.Generator, polish: bool
+) -> Steps[Several]:
     """Neurons from the slopes along the line, which are their weights, and from a few cells: their normals.
 
     Two cells differ by the neurons whose kinks lie between them, Σ weight_i ⊗ normal_i: p·d equations, for the normals
@@ -73,16 +75,18 @@ def learn_several(box: Box, line: Line, kinked: Kinked, rng: np.random.Generator
         far = scale * box.width**0.5
         # The affine map is read in the first cell, whose centre may lie much farther out than the kinks.
         lever = far + float(np.linalg.norm(cells.centre[0]))
-        bars = Bars(level * bar, level * bar * (far + line.unit), base, base * lever)
+        bars = PieceErrors(level * bar, level * bar * (far + line.unit), base, base * lever)
         return Several(pieces, bars, scale)
     x = fresh_wide_tokens(box, pieces, scale, rng)
     answers = yield from box.ask("polish", x)
     errors = box.rounding * pieces.size(np.linalg.norm(x, axis=1)) + box.noise
-    fit = refitted(Net(pieces.normal, pieces.offset, pieces.weight, pieces.affine), x, answers, errors, "relu", rng)
+    fit = refitted(
+        NetArrays(pieces.normal, pieces.offset, pieces.weight, pieces.affine), x, answers, errors, "relu", rng
+    )
     return Several(*pieces_of_fit(fit), scale)
 
 
-def pieces_of_fit(fit: Fitted) -> tuple[Pieces, Bars]:
+def pieces_of_fit(fit: Refit) -> tuple[Pieces, PieceErrors]:
     """Normals of unit length, and bars: random errors of the answers, spread over the entries of each neuron."""
     length = np.linalg.norm(fit.net.inner, axis=1)
     weight = fit.net.outer * length[:, None]
@@ -91,7 +95,7 @@ def pieces_of_fit(fit: Fitted) -> tuple[Pieces, Bars]:
     slope = load * fit.inner_bar + length * fit.outer_bar
     level = load * fit.bias_bar + np.abs(fit.net.bias) * fit.outer_bar
     wider = max(1.0, fit.worst)
-    return pieces, Bars(slope, level, fit.affine_slope_bar, fit.affine_level_bar).times(wider)
+    return pieces, PieceErrors(slope, level, fit.affine_slope_bar, fit.affine_level_bar).times(wider)
 
 
 def _chosen_cells(kinked: Kinked, scaled: Floats) -> Indices:
@@ -119,7 +123,9 @@ def _independent(slopes: Floats) -> bool:
     return bool(values.size == slopes.shape[0] and values[-1] > DEPENDENT * values[0])
 
 
-def fresh_wide_tokens(box: Box, pieces: Pieces, scale: float, rng: np.random.Generator) -> Floats:  # (n, width)
+def fresh_wide_tokens(
+    box: SingleTokenQueries, pieces: Pieces, scale: float, rng: np.random.Generator
+) -> Floats:  # (n, width)
     """Tokens far from kinks, whose answers are enough equations for all parameters."""
     outputs, width = pieces.weight.shape[1], box.width
     unknowns = pieces.count * (width + outputs) + outputs * (width + 1)

@@ -13,8 +13,8 @@ from keyhole.methods.base import Estimate, Steps
 from keyhole.methods.relu_net.exact.cells import EXTRA_CELLS, jumps_of, measure_wide, pieces_of
 from keyhole.methods.relu_net.exact.estimate import estimated, fresh_tokens
 from keyhole.methods.relu_net.exact.kink_search import NotPiecewiseLinear
-from keyhole.methods.relu_net.exact.queries import Box, FarBox, Pieces
-from keyhole.methods.relu_net.exact.refit import Fitted, Net, answers_of, refitted
+from keyhole.methods.relu_net.exact.queries import FarTokenQueries, Pieces, SingleTokenQueries
+from keyhole.methods.relu_net.exact.refit import NetArrays, Refit, answers_of, refitted
 from keyhole.methods.relu_net.exact.several_outputs import fresh_wide_tokens, pieces_of_fit
 
 # Tokens this much longer than usual see kinks that are sharp to the last digits of a window around them.
@@ -45,7 +45,12 @@ class _Start:
 
 
 def learn_smooth(
-    box: Box, rng: np.random.Generator, far: Pieces, names: tuple[str, ...], skip: bool | None, lines: int
+    box: SingleTokenQueries,
+    rng: np.random.Generator,
+    far: Pieces,
+    names: tuple[str, ...],
+    skip: bool | None,
+    lines: int,
 ) -> Steps[tuple[Estimate, float]]:
     """The net of one of these activations that fits, and the typical distance of its kinks.
 
@@ -57,7 +62,7 @@ def learn_smooth(
     failure: NotPiecewiseLinear | None = None
     for length in FAR:
         try:
-            start = yield from _nearer(FarBox(box.signature, length), far, rng)
+            start = yield from _nearer(FarTokenQueries(box.signature, length), far, rng)
             fit, name, scale = yield from _fitted(box, start, names, rng)
         except NotPiecewiseLinear as error:
             failure = error
@@ -70,7 +75,7 @@ def learn_smooth(
     raise failure
 
 
-def _nearer(far: FarBox, rough: Pieces, rng: np.random.Generator) -> Steps[_Start]:
+def _nearer(far: FarTokenQueries, rough: Pieces, rng: np.random.Generator) -> Steps[_Start]:
     """Kinks with their offsets, and how the neurons bend there, in tokens of length one."""
     seen = Pieces(rough.normal, rough.offset * (FARTHEST / far.length), rough.weight, rough.affine.copy())
     seen.affine[:, -1] *= FARTHEST / far.length
@@ -85,12 +90,12 @@ def _nearer(far: FarBox, rough: Pieces, rng: np.random.Generator) -> Steps[_Star
         x = fresh_wide_tokens(far, seen, 1.0, rng)
         answers = yield from far.ask("polish", x)
         errors = far.rounding * seen.size(np.linalg.norm(x, axis=1)) + far.noise
-        start = Net(seen.normal, seen.offset, seen.weight, seen.affine)
+        start = NetArrays(seen.normal, seen.offset, seen.weight, seen.affine)
         seen = pieces_of_fit(refitted(start, x, answers, errors, "relu", rng))[0]
     return (yield from _bends(far, seen, rng))
 
 
-def _bends(far: FarBox, pieces: Pieces, rng: np.random.Generator) -> Steps[_Start]:
+def _bends(far: FarTokenQueries, pieces: Pieces, rng: np.random.Generator) -> Steps[_Start]:
     """How much each neuron bends at some distance from its kink, where it neither bends fully nor hardly."""
     count = pieces.count
     places = _on_kinks(pieces, rng)
@@ -134,8 +139,8 @@ def _on_kinks(pieces: Pieces, rng: np.random.Generator) -> Floats:  # (k, width)
 
 
 def _fitted(
-    box: Box, start: _Start, names: tuple[str, ...], rng: np.random.Generator
-) -> Steps[tuple[Fitted, str, float]]:
+    box: SingleTokenQueries, start: _Start, names: tuple[str, ...], rng: np.random.Generator
+) -> Steps[tuple[Refit, str, float]]:
     """All parameters fitted to fresh answers, with the activation that is nearest to them at first."""
     pieces = start.pieces
     outputs, width = pieces.weight.shape[1], box.width
@@ -159,13 +164,13 @@ def _fitted(
     return fit, best, scale
 
 
-def _net(pieces: Pieces, length: Floats) -> Net:
-    return Net(
+def _net(pieces: Pieces, length: Floats) -> NetArrays:
+    return NetArrays(
         pieces.normal * length[:, None], pieces.offset * length, pieces.weight / length[:, None], pieces.affine.copy()
     )
 
 
-def _tokens(box: Box, pieces: Pieces, scale: float, count: int, rng: np.random.Generator) -> Floats:
+def _tokens(box: SingleTokenQueries, pieces: Pieces, scale: float, count: int, rng: np.random.Generator) -> Floats:
     """Half of them anywhere, half beside a kink."""
     x = fresh_tokens(box, scale, count, rng)
     if pieces.count:

@@ -10,7 +10,7 @@ from scipy.linalg import cho_factor, cho_solve, solve_triangular
 
 from keyhole.arrays import Array, Floats, floats, namespace
 from keyhole.families.relu_net import ReluNet
-from keyhole.methods.relu_net.noisy.least_squares import Fit, unit
+from keyhole.methods.relu_net.noisy.least_squares import NetFit, unit
 
 # Rows taken at a time: their Jacobian is the largest array there is.
 CHUNK = 2048
@@ -29,7 +29,7 @@ class Covariance:
     The output layer is eliminated, so that what is inverted is as large as the planes, whatever the outputs.
     """
 
-    def __init__(self, fit: Fit) -> None:
+    def __init__(self, fit: NetFit) -> None:
         self.fit, self.raw = fit, fit.raw_planes()
         neurons, size = fit.planes.shape
         weights, slopes, rows = fit.weights, fit.slopes(), fit.problem.white

@@ -13,7 +13,15 @@ from keyhole.errors import UsageError
 from keyhole.methods.base import Estimate, Steps, Unrecoverable
 from keyhole.methods.last_position import last_only
 from keyhole.methods.relu_net.noisy.covariance import CorrelatedErrors, Covariance, FittedNet
-from keyhole.methods.relu_net.noisy.least_squares import Fit, Problem, descended, enlarged, fitted, parameters, unit
+from keyhole.methods.relu_net.noisy.least_squares import (
+    NetFit,
+    NetProblem,
+    descended,
+    enlarged,
+    fitted,
+    parameters,
+    unit,
+)
 from keyhole.methods.relu_net.noisy.orientation import oriented, unfolded
 from keyhole.methods.relu_net.noisy.samples import Samples
 from keyhole.methods.relu_net.noisy.search import LAST_STEPS, at_noise, explained, finished, noise_ceiling
@@ -133,7 +141,7 @@ class _Boosting:
             return max(1, math.ceil(SPARE * self.neurons))
         return max(1, min(MOST_NEURONS, MOST_PARAMETERS // (self.signature.width + 1)))
 
-    def _grown(self) -> Steps[Fit]:
+    def _grown(self) -> Steps[NetFit]:
         """A fit that explains near samples, with as many of them as its size needs."""
         most = self._most()
         guess, planes = min(FIRST_GUESS if self.neurons is None else most, most), None
@@ -154,7 +162,7 @@ class _Boosting:
                 raise self._refused(fit)
             guess, planes = min(most, math.ceil(GROWTH * guess)), fit.raw_planes()
 
-    def _explained(self, problem: Problem, flat: Fit, planes: Floats | None, guess: int, *, last: bool) -> Fit:
+    def _explained(self, problem: NetProblem, flat: NetFit, planes: Floats | None, guess: int, *, last: bool) -> NetFit:
         """The best fit of about a number of neurons, begun where the last one ended."""
         room = max(guess, self._room(problem))
         rounds = LAST_ROUNDS if last else ROUNDS
@@ -166,11 +174,11 @@ class _Boosting:
         start = enlarged(before, max(1, guess - before.neurons), self.rng)
         return explained(problem, start, self.rng, **limits)
 
-    def _room(self, problem: Problem) -> int:
+    def _room(self, problem: NetProblem) -> int:
         """Neurons that leave half of the answers free."""
         return int(problem.answers.size / 2 / (self.signature.width + self.samples.outputs))
 
-    def _confirmed(self, fit: Fit) -> Steps[Fit]:
+    def _confirmed(self, fit: NetFit) -> Steps[NetFit]:
         """The fit with farther samples, which it must explain too; where it does not, neurons are added."""
         fit = finished(fit, self.rng, most_neurons=self._room(fit.problem), bounded=self.bounded)
         for _ in range(MOST_ROUNDS):
@@ -187,7 +195,7 @@ class _Boosting:
                     return fit
         raise self._refused(fit)
 
-    def _again(self, fit: Fit) -> Fit:
+    def _again(self, fit: NetFit) -> NetFit:
         """Explain all samples, first coarsely: those far out would drown the others."""
         planes = fit.raw_planes()
         for softened in (*SOFTENINGS, 0.0):
@@ -199,10 +207,10 @@ class _Boosting:
         return fit
 
     @staticmethod
-    def _refined(fit: Fit, problem: Problem) -> Fit:
+    def _refined(fit: NetFit, problem: NetProblem) -> NetFit:
         return descended(fitted(problem, problem.to_white(fit.raw_planes())), LAST_STEPS)
 
-    def _turned(self, fit: Fit, skip: bool | None) -> Fit:
+    def _turned(self, fit: NetFit, skip: bool | None) -> NetFit:
         """The same with ReLU neurons, and without a skip where none is declared and none is needed."""
         if not skip:
             turned = oriented(fit)
@@ -221,7 +229,7 @@ class _Boosting:
                 f"more than {neurons} neurons need {needed} at least",
             )
 
-    def _refuse_silence(self, problem: Problem) -> None:
+    def _refuse_silence(self, problem: NetProblem) -> None:
         """Answers that noise explains without any net."""
         if self.signature.noise.kind == "exact":
             return
@@ -230,7 +238,7 @@ class _Boosting:
         if float(np.sum((problem.answers - constant @ level) ** 2)) <= noise_ceiling(problem, 0, self.bounded):
             raise Unrecoverable(Outcome.TOO_NOISY, "the answers cannot be told from a constant in the declared noise")
 
-    def _refused(self, fit: Fit) -> Unrecoverable:
+    def _refused(self, fit: NetFit) -> Unrecoverable:
         ratio = math.sqrt(fit.squares / fit.problem.answers.size)
         why = "noise" if self.signature.noise.kind != "exact" else "rounding"
         return Unrecoverable(

@@ -8,19 +8,19 @@ import numpy as np
 from scipy.spatial import cKDTree
 
 from keyhole.arrays import Floats
-from keyhole.methods.relu_net.noisy.least_squares import Fit, descended, fitted
+from keyhole.methods.relu_net.noisy.least_squares import NetFit, descended, fitted
 
 # Signs are found by meeting in the middle up to this many neurons: 2^12 half sums on either side.
 MOST_SEARCHED = 24
 STEPS = 20
 
 
-def unfolded(fit: Fit) -> Fit:
+def unfolded(fit: NetFit) -> NetFit:
     """The same function with ReLU neurons, as they happen to face, beside the affine part."""
     return fitted(replace(fit.problem, folded=False), fit.planes)
 
 
-def oriented(fit: Fit) -> Fit | None:
+def oriented(fit: NetFit) -> NetFit | None:
     """A fit without an affine part, the best for the likeliest signs; None where they cannot be found."""
     signs = _signs(fit)
     if signs is None:
@@ -32,7 +32,7 @@ def oriented(fit: Fit) -> Fit | None:
     return descended(turned, STEPS)
 
 
-def _signs(fit: Fit) -> Floats | None:  # -> (neurons,)
+def _signs(fit: NetFit) -> Floats | None:  # -> (neurons,)
     """Signs s with Σ s_i·c_i·a_i = the linear part, as well as they can be: c|z| = 2c·ReLU(s·z) − s·c·z."""
     if fit.neurons == 0:
         return np.zeros(0)

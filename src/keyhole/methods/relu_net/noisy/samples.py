@@ -8,7 +8,7 @@ import numpy as np
 
 from keyhole.arrays import Floats, to_numpy
 from keyhole.methods.base import Steps
-from keyhole.methods.relu_net.noisy.least_squares import Problem
+from keyhole.methods.relu_net.noisy.least_squares import NetProblem
 from keyhole.queries import Measurements, Signature, sequences
 
 # Lines through the origin that are asked at norms a constant factor apart, to see where answers bend.
@@ -129,13 +129,13 @@ class Samples:
         """Samples that a fit is made to."""
         return int(np.sum(np.linalg.norm(self.tokens, axis=1) <= self.reach))
 
-    def problem(self, softened: float = 0.0) -> Problem:
+    def problem(self, softened: float = 0.0) -> NetProblem:
         """What is to be explained; softened: as if errors were at least this fraction of the size of answers."""
         norms = np.linalg.norm(self.tokens, axis=1)
         over = 1 / np.hypot(self.deviations(), softened * self._size(norms))[:, None]
         rows = np.concatenate([self.tokens, np.ones((self.count, 1))], axis=1)
         used = norms <= self.reach  # a few probes much farther out would drown the samples
-        return Problem((rows * over)[used], (self.answers * over)[used])
+        return NetProblem((rows * over)[used], (self.answers * over)[used])
 
 
 def _settled(norms: Floats, changes: Floats) -> float:  # (n,), (n,) from the smallest norm to the largest

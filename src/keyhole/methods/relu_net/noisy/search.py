@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from keyhole.arrays import Floats
-from keyhole.methods.relu_net.noisy.least_squares import Fit, Problem, descended, enlarged, fitted, slimmed
+from keyhole.methods.relu_net.noisy.least_squares import NetFit, NetProblem, descended, enlarged, fitted, slimmed
 
 # Squares may exceed what noise leaves by this many standard deviations.
 MISFIT_DEVIATIONS = 4.0
@@ -28,7 +28,7 @@ NEAR_NOISE = 4.0
 WORTHLESS = 0.5
 
 
-def noise_ceiling(problem: Problem, neurons: int, bounded: bool) -> float:
+def noise_ceiling(problem: NetProblem, neurons: int, bounded: bool) -> float:
     """Squares that noise alone hardly ever exceeds; bounded errors may all be as large as they can."""
     if bounded:
         return float(problem.answers.size)
@@ -36,19 +36,19 @@ def noise_ceiling(problem: Problem, neurons: int, bounded: bool) -> float:
     return float(freedom + MISFIT_DEVIATIONS * math.sqrt(2 * freedom))
 
 
-def at_noise(fit: Fit, bounded: bool) -> bool:
+def at_noise(fit: NetFit, bounded: bool) -> bool:
     """Whether noise explains what is left."""
     return fit.squares <= noise_ceiling(fit.problem, fit.neurons, bounded)
 
 
-def fewest(problem: Problem) -> float:
+def fewest(problem: NetProblem) -> float:
     """By how much squares must grow for a lost neuron to be missed."""
     own = problem.rows.shape[1] - 1 + problem.answers.shape[1]
     return float(own + NEURON_DEVIATIONS * math.sqrt(2 * own))
 
 
 def explained(
-    problem: Problem,
+    problem: NetProblem,
     planes: Floats,  # (neurons, width + 1): where to start, in whitened coordinates
     rng: np.random.Generator,
     *,
@@ -56,7 +56,7 @@ def explained(
     most_neurons: int,
     bounded: bool,
     flat: float = math.inf,  # squares that an affine map leaves
-) -> Fit:
+) -> NetFit:
     """Descend, slim, and enlarge where the residual asks for it, until noise explains the rest or rounds are over."""
     fit = fitted(problem, planes)
     best = fit
@@ -77,12 +77,12 @@ def explained(
     return best
 
 
-def hopeless(fit: Fit, flat: float, bounded: bool) -> bool:
+def hopeless(fit: NetFit, flat: float, bounded: bool) -> bool:
     """Whether so much is left that a few more neurons will not do."""
     return fit.squares > max(HOPELESS * flat, NEAR_NOISE * noise_ceiling(fit.problem, fit.neurons, bounded))
 
 
-def _slim(fit: Fit, bounded: bool) -> Fit:
+def _slim(fit: NetFit, bounded: bool) -> NetFit:
     """As few neurons as explain the answers as well."""
     for _ in range(SLIM_ROUNDS):
         smaller = slimmed(fit, WORTHLESS * max(fit.squares, fit.problem.freedom(fit.neurons)))
@@ -95,7 +95,7 @@ def _slim(fit: Fit, bounded: bool) -> Fit:
     return fit
 
 
-def finished(fit: Fit, rng: np.random.Generator, *, most_neurons: int, bounded: bool) -> Fit:
+def finished(fit: NetFit, rng: np.random.Generator, *, most_neurons: int, bounded: bool) -> NetFit:
     """At the noise already: to the bottom; neurons that are missed come back, those that are not go."""
     fit = descended(fit, LAST_STEPS)
     need = fewest(fit.problem)

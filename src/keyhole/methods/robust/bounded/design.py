@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from keyhole.arrays import Floats, Integers
-from keyhole.methods.robust.bounded.interval import Interval, Layout
+from keyhole.methods.robust.bounded.interval import Interval, PairLayout
 
 EPS = float(np.finfo(np.float64).eps)
 # More than what a few roundings in float64 add to a norm or a bound.
@@ -27,7 +27,7 @@ EXTRA_ROUNDINGS = 8
 
 
 @dataclass(frozen=True, eq=False)
-class Value:
+class BoundedValue:
     """The value of tokens as read: entries, and the one output that the score is read from."""
 
     vector: Floats  # (width, outputs)
@@ -101,7 +101,7 @@ def _at_angle(share: Floats, across: Floats, tangent: Floats) -> tuple[Floats, F
 
 
 @dataclass(frozen=True, eq=False)
-class Design:
+class PairDesign:
     """First tokens: x_0 along the value, and for every entry a of a token two rows x_a, so that e_a takes x_a and x_0.
 
     Rows 1 … width are those of least radius, rows width + 1 … 2·width the steeper ones for the diagonal.
@@ -129,7 +129,7 @@ class Design:
 class Sheet:
     """Answers to sequences of x_k, −x_k and s·e_b by row k and column b, each with the scale s it was asked at."""
 
-    def __init__(self, value: Value, design: Design, layout: Layout, eps: float) -> None:
+    def __init__(self, value: BoundedValue, design: PairDesign, layout: PairLayout, eps: float) -> None:
         self.value, self.design, self.layout = value, design, layout
         self.width = design.rows.shape[1]
         self.answers, self.radius, self.scale = (np.full(design.rows.shape, np.nan) for _ in range(3))

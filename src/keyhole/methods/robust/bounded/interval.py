@@ -80,7 +80,7 @@ def _outward(low: Any, high: Any) -> Interval:
 
 
 @dataclass(frozen=True)
-class Layout:
+class PairLayout:
     """A sequence of `plus` tokens x, `minus` tokens −x and one last token g."""
 
     plus: int

@@ -13,7 +13,7 @@ from keyhole.methods.base import Estimate, Steps
 from keyhole.methods.forms.value import check_length
 from keyhole.methods.robust.bounded.design import Sheet
 from keyhole.methods.robust.bounded.interval import Interval
-from keyhole.methods.robust.bounded.reader import Reader
+from keyhole.methods.robust.bounded.reader import BoundedReader
 from keyhole.methods.robust.bounded.score import ScoreReader
 from keyhole.queries import Signature
 
@@ -47,7 +47,7 @@ def bounded(
     also hold for heads whose biases hide in the tolerance. Assumes what `ASSUMPTIONS` says.
     """
     check_length(signature)
-    reader = Reader(signature, copies, cover_biases)
+    reader = BoundedReader(signature, copies, cover_biases)
     value, shape = yield from reader.read_value()
     design = yield from reader.read_overlap(value)
     if cover_biases:
@@ -67,7 +67,7 @@ def bounded(
 
 
 def _estimated(
-    reader: Reader, sheet: Sheet, score: Interval, forms: Interval, shape: tuple[int, ...], hidden: float | None
+    reader: BoundedReader, sheet: Sheet, score: Interval, forms: Interval, shape: tuple[int, ...], hidden: float | None
 ) -> Estimate:
     """Parameters, radii, and the conditions they rest on."""
     space, value, design = reader.space, sheet.value, sheet.design
@@ -94,7 +94,9 @@ def _radius(space: Space, centre: Floats | float, radius: Floats) -> Any:
     return space.asarray((radius + eps * np.abs(centre)) * (1 + 4 * eps) + space.tiny)
 
 
-def _details(reader: Reader, sheet: Sheet, score: Interval, forms: Interval, hidden: float | None) -> dict[str, Any]:
+def _details(
+    reader: BoundedReader, sheet: Sheet, score: Interval, forms: Interval, hidden: float | None
+) -> dict[str, Any]:
     """Conditions of the theorem in plain numbers."""
     value, design, asked = sheet.value, sheet.design, slice(reader.width + 1)
     logits = np.abs(forms.middle) * sheet.scale[asked]

@@ -11,8 +11,8 @@ import numpy as np
 from keyhole.arrays import Floats, floats
 from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.forms.scale import floor_power
-from keyhole.methods.robust.bounded.design import EPS, EXTRA_ROUNDINGS, Design, Value, leaning_rows
-from keyhole.methods.robust.bounded.interval import Interval, Layout
+from keyhole.methods.robust.bounded.design import EPS, EXTRA_ROUNDINGS, BoundedValue, PairDesign, leaning_rows
+from keyhole.methods.robust.bounded.interval import Interval, PairLayout
 from keyhole.queries import Measurements, Plan, Signature, Term, TokenRows
 from keyhole.recovery import Outcome
 
@@ -39,7 +39,7 @@ LEAST_MARGIN = 4.0
 LEAST_MARGIN_UNPAIRED = 10.0
 
 
-class Reader:
+class BoundedReader:
     """Knows the oracle: which tokens it takes, and how far its answers may be off."""
 
     def __init__(self, signature: Signature, copies: int, cover_biases: bool) -> None:
@@ -47,7 +47,7 @@ class Reader:
         self.free, self.cover_biases = signature.max_norm is None, cover_biases
         pairs = copies if signature.max_length is None else min(copies, (signature.max_length - 1) // 2)
         # Long first tokens drown the last one without any copies.
-        self.layout = Layout(1, 0) if pairs == 0 else Layout(1, 1) if self.free else Layout(pairs, pairs)
+        self.layout = PairLayout(1, 0) if pairs == 0 else PairLayout(1, 1) if self.free else PairLayout(pairs, pairs)
         self.longest = floor_power(min(FREE_NORM, self.space.huge ** (1 / 3))) if self.free else signature.norm_limit
         last = self.longest / GROW if self.free else self.longest
         self.longest_last = last if self.layout.minus else last * SHORT_LAST
@@ -65,7 +65,7 @@ class Reader:
         other = Term(first.rows, first.index, -1.0)
         return Plan(stage, count, [*[[first]] * self.layout.plus, *[[other]] * self.layout.minus, last])
 
-    def answered(self, answers: Measurements, value: Value, tokens: int) -> tuple[Floats, float]:
+    def answered(self, answers: Measurements, value: BoundedValue, tokens: int) -> tuple[Floats, float]:
         """Answers of the output in use, and how far they may be off: tolerance, hidden bias and the box's rounding."""
         roundings = (self.width + tokens + EXTRA_ROUNDINGS) * self.space.eps
         hidden = float(value.hidden_bias[value.output]) if self.cover_biases else 0.0
@@ -74,7 +74,7 @@ class Reader:
 
     # --- value, biases and the size of logits -------------------------------------------------------------------
 
-    def read_value(self) -> Steps[tuple[Value, tuple[int, ...]]]:
+    def read_value(self) -> Steps[tuple[BoundedValue, tuple[int, ...]]]:
         """One-token queries: the zero token, which shows an output bias, then every entry."""
         rows, exact = self.vectors(np.concatenate([np.zeros((1, self.width)), self.longest * np.eye(self.width)]))
         answers: Measurements = yield Plan("value", self.width + 1, [[Term(rows)]])
@@ -89,13 +89,13 @@ class Reader:
         hidden = np.abs(values[0]) + radius[0]
         entries = Interval.around(values[1:], radius[1:] + (hidden if self.cover_biases else 0.0))
         entries = entries.over(np.diag(exact[1:])[:, None])
-        value = Value(entries.middle, entries.radius, hidden)
+        value = BoundedValue(entries.middle, entries.radius, hidden)
         used = np.abs(value.used.middle) / value.used.radius
         if np.all(used <= 1):
             raise self._no_margin(float(np.linalg.norm(used)))
         return value, tuple(answers.values.shape[1:])
 
-    def read_overlap(self, value: Value) -> Steps[Design]:
+    def read_overlap(self, value: BoundedValue) -> Steps[PairDesign]:
         """Choose the first tokens, and ask for the value of x_0, which that of all others follows from."""
         rows, along_value = self.vectors(self.longest * value.direction[None, :])
         answers: Measurements = yield Plan("value", 1, [[Term(rows)]])
@@ -109,7 +109,7 @@ class Reader:
         lost = np.abs(exact[1:] - made) @ value.used.size + 4 * EPS * self.longest * value.norm
         nothing = Interval(np.zeros(2 * self.width + 1), np.zeros(2 * self.width + 1))
         overlap, bias = along.beside(others.widened(lost)), nothing[: self.width]
-        design = Design(exact, 1 / height, -leaning.part / height, leaning.shorter, overlap, nothing, bias)
+        design = PairDesign(exact, 1 / height, -leaning.part / height, leaning.shorter, overlap, nothing, bias)
         if not design.margin >= self.least_margin:
             raise self._no_margin(design.margin)
         return design
@@ -125,7 +125,9 @@ class Reader:
             f"{self.least_margin:g} times are needed: it takes {remedy}",
         )
 
-    def refuse_score_bias(self, value: Value, design: Design, rng: np.random.Generator) -> Steps[float | None]:
+    def refuse_score_bias(
+        self, value: BoundedValue, design: PairDesign, rng: np.random.Generator
+    ) -> Steps[float | None]:
         """A few random tokens at 45° to the value, before a zero last token: their logits are those of the bias alone.
 
         The largest bias along those tokens that would not have shown, None if no bias would.
@@ -136,7 +138,7 @@ class Reader:
         return largest if math.isfinite(largest) else None
 
     def random_rows(
-        self, value: Value, design: Design, rng: np.random.Generator, count: int
+        self, value: BoundedValue, design: PairDesign, rng: np.random.Generator, count: int
     ) -> tuple[TokenRows, Floats, Interval]:
         """Random first tokens at 45° to the value, (count, width), and their values."""
         along, across = design.rows[0] / self.longest, rng.standard_normal((count, self.width))
@@ -147,7 +149,7 @@ class Reader:
         spread = np.abs(exact) @ value.used.radius + 4 * self.width * self.space.eps * self.longest * value.norm
         return rows, exact, Interval.around(exact @ value.used.middle, spread)
 
-    def bound_score_bias(self, value: Value, design: Design) -> Steps[Design]:
+    def bound_score_bias(self, value: BoundedValue, design: PairDesign) -> Steps[PairDesign]:
         """The same for all rows, so that every entry of a score bias that did not show has its bound."""
         width, rows = self.width, self.vectors(design.rows[: self.width + 1])[0]
         tilt = yield from self._before_zero(value, rows, design.overlap[: width + 1])
@@ -160,7 +162,7 @@ class Reader:
         steep = (bias + tilt[:1].times(-design.first[width:])).over(design.own[width:])
         return replace(design, tilt=tilt.beside(steep.widened(rounding * self.longest)), bias=bias)
 
-    def _before_zero(self, value: Value, rows: TokenRows, overlap: Interval) -> Steps[Interval]:
+    def _before_zero(self, value: BoundedValue, rows: TokenRows, overlap: Interval) -> Steps[Interval]:
         """Logits of rows before a zero last token; refused where they are not zero."""
         count = int(rows.vectors.shape[0])
         answers: Measurements = yield self.sequences("score bias", Term(rows), [], count)
@@ -175,7 +177,7 @@ class Reader:
         nothing = Interval(np.zeros(count), np.zeros(count))
         return self.layout.logit(seen, nothing, overlap, nothing)
 
-    def pilot(self, value: Value, design: Design, rng: np.random.Generator) -> Steps[float]:
+    def pilot(self, value: BoundedValue, design: PairDesign, rng: np.random.Generator) -> Steps[float]:
         """The length of last tokens at which typical logits have their aim, from random ones."""
         row = 1 + rng.integers(self.width, size=PILOT_QUERIES)
         directions = rng.standard_normal((PILOT_QUERIES, self.width))

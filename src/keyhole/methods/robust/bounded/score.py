@@ -14,7 +14,7 @@ from keyhole.methods.robust.bounded.reader import (
     PILOT_QUERIES,
     SHOWS,
     SHRINK,
-    Reader,
+    BoundedReader,
     saturated,
 )
 from keyhole.queries import Measurements, Term
@@ -35,7 +35,7 @@ MOST_ROUNDING = 0.01
 class ScoreReader:
     """Fills a sheet with answers."""
 
-    def __init__(self, reader: Reader, sheet: Sheet) -> None:
+    def __init__(self, reader: BoundedReader, sheet: Sheet) -> None:
         self.reader, self.sheet, self.space, self.width = reader, sheet, reader.space, reader.width
 
     def _ask(self, row: Integers, column: Integers, scale: Floats) -> Steps[None]:

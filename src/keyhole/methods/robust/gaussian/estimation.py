@@ -13,7 +13,7 @@ from scipy.special import ndtri
 from keyhole.arrays import Floats, Space
 from keyhole.families import SingleHead
 from keyhole.methods.base import Estimate, Unrecoverable, target_details
-from keyhole.methods.robust.gaussian.likelihood import Fit, Frame, Pairs, Point, fit
+from keyhole.methods.robust.gaussian.likelihood import Frame, HeadFit, HeadPoint, PairQueries, fit
 from keyhole.numerics.cramer_rao import universal_floor
 from keyhole.queries import Signature
 from keyhole.recovery import Outcome
@@ -57,8 +57,8 @@ class Estimation:
         self.asked = 0
         self.value_repeats = 0
         self.answers: Floats = np.zeros(0)
-        self.parts: list[Pairs] = []
-        self.fitted: Fit | None = None
+        self.parts: list[PairQueries] = []
+        self.fitted: HeadFit | None = None
         self.score_bias = False
         self.parts_of_first_pass = 0
         free = self.rank or self.width
@@ -85,11 +85,11 @@ class Estimation:
         # However rarely an output is looked at, its bias may be large.
         return np.asarray(right[sizes > sizes[0] * ROUNDED_OFF])
 
-    def without_bias(self, pairs: Pairs) -> Floats:  # (n,)
+    def without_bias(self, pairs: PairQueries) -> Floats:  # (n,)
         """Answers less the output bias, where one shows."""
         return np.asarray(pairs.answer - (self.looks @ self.answers[0])[pairs.row] * self.biased)
 
-    def pair_logits(self, pairs: Pairs) -> Floats:  # (n,)
+    def pair_logits(self, pairs: PairQueries) -> Floats:  # (n,)
         """Logits of pairs one by one, as if a last token were worth nothing and had none."""
         response = self.without_bias(pairs) / (self.max_norm * self.pair_values()[pairs.row])
         if self.copies == 1:  # [x; g]: a share between nothing and all
@@ -133,20 +133,20 @@ class Estimation:
             score_bias=wide or self.score_bias,
         )
 
-    def fit(self, start_at: Callable[[Frame], Point]) -> None:
+    def fit(self, start_at: Callable[[Frame], HeadPoint]) -> None:
         """Fit all parameters to all answers, the first time from a point near enough to the best fit."""
-        frame, pairs = self.frame(wide=False), Pairs.concat(*self.parts)
+        frame, pairs = self.frame(wide=False), PairQueries.concat(*self.parts)
         start = start_at(frame) if self.fitted is None else replace(self.fitted.point, shared=frame.known)
         self.parts_of_first_pass = self.parts_of_first_pass or len(self.parts)
         self.fitted = self._fit(frame, start, pairs)
 
-    def _fit(self, frame: Frame, start: Point, pairs: Pairs) -> Fit:
+    def _fit(self, frame: Frame, start: HeadPoint, pairs: PairQueries) -> HeadFit:
         try:
             return fit(frame, start, pairs, self.rank)
         except np.linalg.LinAlgError as error:
             raise Unrecoverable(Outcome.SATURATED, "the answers do not determine the score matrix") from error
 
-    def best(self) -> Fit:
+    def best(self) -> HeadFit:
         """The fit to all that was asked before the last pass."""
         assert self.fitted is not None  # every use is behind the first fit
         return self.fitted
@@ -165,7 +165,7 @@ class Estimation:
             return self._head(self.frame(wide=False), self.fitted)
         if not any(np.any(part.norm) for part in self.parts):
             return None
-        pairs = Pairs.concat(*self.parts)
+        pairs = PairQueries.concat(*self.parts)
         pairs = pairs.take((pairs.norm != 0) & (pairs.row < self.width) & (pairs.column < self.width))
         beside = self.null_score_bias()
         logits = self.pair_logits(pairs) - self.max_norm * (self.rows @ beside)[pairs.row]
@@ -178,7 +178,7 @@ class Estimation:
 
     def estimate(self, target_error: float | None) -> Estimate:
         """Parameters, standard errors and radii."""
-        frame, pairs, narrow = self.frame(wide=False), Pairs.concat(*self.parts), self.best()
+        frame, pairs, narrow = self.frame(wide=False), PairQueries.concat(*self.parts), self.best()
         self._refuse_misfit(pairs, narrow)
         # Radii allow for biases that did not show: they are those of a fit that has them, and reach as far as that is.
         broad = self.frame(wide=True)
@@ -208,7 +208,7 @@ class Estimation:
             details=self._details(target_error),
         )
 
-    def _head(self, frame: Frame, fitted: Fit) -> SingleHead:
+    def _head(self, frame: Frame, fitted: HeadFit) -> SingleHead:
         """The fit as parameters, with all biases."""
         point, biased = fitted.point, bool(frame.bias_map.shape[1])
         value = self.value(biased)
@@ -218,7 +218,7 @@ class Estimation:
             bias = frame.bias_map[0] * point.shared[self.width :] if biased else bias
         return self._shaped(point.score, value, point.score_bias, bias)
 
-    def _errors(self, frame: Frame, fitted: Fit) -> SingleHead:
+    def _errors(self, frame: Frame, fitted: HeadFit) -> SingleHead:
         """Standard errors of all parameters."""
         own, biased = self.noise / math.sqrt(self.value_repeats), bool(frame.bias_map.shape[1])
         value = np.full(self.answers[1:].shape, own / self.max_norm * (math.sqrt(2) if biased else 1.0))
@@ -232,7 +232,7 @@ class Estimation:
         """As the oracle's answers are shaped: one number, or a row of outputs."""
         return SingleHead(score, value if self.many else value[:, 0], score_bias, bias if self.many else bias[0])
 
-    def _refuse_misfit(self, pairs: Pairs, fitted: Fit) -> None:
+    def _refuse_misfit(self, pairs: PairQueries, fitted: HeadFit) -> None:
         """End where answers scatter more than their noise explains."""
         parameters = self.counting_bound - self.width + self.width * self.score_bias
         freedom = pairs.answer.size - parameters

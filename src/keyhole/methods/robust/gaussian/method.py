@@ -12,7 +12,7 @@ from keyhole.errors import KeyholeError
 from keyhole.methods.base import Estimate, Steps
 from keyhole.methods.forms.value import check_length
 from keyhole.methods.robust.gaussian.estimation import Estimation
-from keyhole.methods.robust.gaussian.likelihood import Frame, Point
+from keyhole.methods.robust.gaussian.likelihood import Frame, HeadPoint
 from keyhole.methods.robust.gaussian.pair_design import tilted_rows
 from keyhole.methods.robust.gaussian.passes import Passes
 from keyhole.queries import Signature
@@ -80,10 +80,10 @@ class FullRank(Passes):
         every = np.arange(self.width)
         self.keys = yield from self.ask_until_heard(every, every, np.linalg.inv(self.known.rows))
 
-    def start_at(self, frame: Frame) -> Point:
+    def start_at(self, frame: Frame) -> HeadPoint:
         """Column by column."""
         known = self.known
-        return Point(self.keys @ known.columns, frame.known, known.null_score_bias())
+        return HeadPoint(self.keys @ known.columns, frame.known, known.null_score_bias())
 
     def next_pass(self) -> tuple[Integers, Integers]:
         """Every pair with every direction."""
@@ -119,10 +119,10 @@ class LowRank(Passes):
         known = self.known
         return tilted_rows(self.range, known.value(known.biased))
 
-    def start_at(self, frame: Frame) -> Point:
+    def start_at(self, frame: Frame) -> HeadPoint:
         """The range from the few directions, the rest from pairs in it."""
         known = self.known
-        return Point(self.keys @ known.columns[: self.width], frame.known, known.null_score_bias())
+        return HeadPoint(self.keys @ known.columns[: self.width], frame.known, known.null_score_bias())
 
     def next_pass(self) -> tuple[Integers, Integers]:
         """Pairs of the range as it is known by now with all directions, all pairs with those of the row space."""

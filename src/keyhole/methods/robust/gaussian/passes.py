@@ -13,7 +13,7 @@ from keyhole.arrays import Floats, Integers, floats
 from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.forms.value import unit_plan
 from keyhole.methods.robust.gaussian.estimation import LARGEST_READ, Estimation
-from keyhole.methods.robust.gaussian.likelihood import Frame, Pairs, Point, predicted
+from keyhole.methods.robust.gaussian.likelihood import Frame, HeadPoint, PairQueries, predicted
 from keyhole.methods.robust.gaussian.pair_design import best_pairs, pair_rows, settled_logits
 from keyhole.noise import GAUSSIAN_DEVIATIONS
 from keyhole.numerics.orthogonal import random_orthogonal, split_along
@@ -60,7 +60,7 @@ class Passes(ABC):
         """Enough to determine the score matrix."""
 
     @abstractmethod
-    def start_at(self, frame: Frame) -> Point:
+    def start_at(self, frame: Frame) -> HeadPoint:
         """A point near enough to the best fit of the first pass for Gauss–Newton."""
 
     @abstractmethod
@@ -141,7 +141,7 @@ class Passes(ABC):
         known = self.known
         every = np.arange(self.width)
         half = np.full(self.width, float(max(1, self.copies // 2)))
-        pairs = Pairs(every, 0 * every, np.zeros(self.width), half, self.copies - half)
+        pairs = PairQueries(every, 0 * every, np.zeros(self.width), half, self.copies - half)
         yield from self._ask("score bias", pairs, 1, 0)
         # Only where sequences are too short for a pair does the value take part.
         share = (pairs.plus - pairs.minus) / (self.copies + 1)
@@ -177,7 +177,7 @@ class Passes(ABC):
             if part.size:
                 yield from self.ask_plain("forms", row[part], column[part])
 
-    def _response(self, pairs: Pairs) -> float:
+    def _response(self, pairs: PairQueries) -> float:
         """How much of their full value pairs answer because of their last token, root mean square, less the noise."""
         known = self.known
         logits = known.pair_logits(pairs) - known.null_logits[pairs.row]
@@ -213,13 +213,13 @@ class Passes(ABC):
         if self.copies == 1:  # no pair has an opposite
             return
         row, every = np.full(columns.size, rows[self.alone]), np.full(columns.size, float(self.copies))
-        yield from self._ask("scale", Pairs(row, columns, self.lengths[columns], every, 0 * every), 1, 0)
+        yield from self._ask("scale", PairQueries(row, columns, self.lengths[columns], every, 0 * every), 1, 0)
         self.shares[columns] = known.without_bias(known.parts[-1]) / (self.max_norm * known.pair_values()[row])
 
     def _read_columns(self, rows: Integers, columns: Integers, back: Floats) -> tuple[Floats, Floats]:
         """Forms x·W·p (rows, columns) from the latest answers, and the last tokens' own logits (columns,)."""
         known = self.known
-        pairs = Pairs.concat(*known.parts)
+        pairs = PairQueries.concat(*known.parts)
         pairs = pairs.take((pairs.norm != 0) & ((pairs.minus > 0) | (self.copies == 1)))  # no x alone
         latest = np.full((known.rows.shape[0], known.columns.shape[0]), -1)
         latest[pairs.row, pairs.column] = np.arange(pairs.row.size)
@@ -277,14 +277,14 @@ class Passes(ABC):
     def _pilot(self) -> bool:
         """Whether the first pass said much less than the same queries could have, had the score matrix been known."""
         known = self.known
-        asked = Pairs.concat(*known.parts[: known.parts_of_first_pass])
+        asked = PairQueries.concat(*known.parts[: known.parts_of_first_pass])
         asked = asked.take((asked.norm != 0) & ((asked.minus > 0) | (self.copies == 1)))
         point = known.best().point
         said = self._said(point, asked)
         could = self._said(point, self._best(asked.row, asked.column))
         return bool(np.mean(said**-2.0) > PILOT_LOSS * np.mean(could**-2.0))
 
-    def _said(self, point: Point, pairs: Pairs) -> Floats:  # (n,)
+    def _said(self, point: HeadPoint, pairs: PairQueries) -> Floats:  # (n,)
         """By how much answers move with their forms."""
         return np.asarray(np.abs(pairs.norm * predicted(self.known.frame(wide=False), point, pairs).by_pair))
 
@@ -310,11 +310,11 @@ class Passes(ABC):
             yield from self.ask_value(behind)
 
     @staticmethod
-    def _signed(pairs: Pairs, sign: float) -> Pairs:
+    def _signed(pairs: PairQueries, sign: float) -> PairQueries:
         """The same with the last token turned round, which turns the pair's logit too."""
         return pairs if sign > 0 else replace(pairs, norm=-pairs.norm, plus=pairs.minus, minus=pairs.plus)
 
-    def _best(self, row: Integers, column: Integers) -> Pairs:
+    def _best(self, row: Integers, column: Integers) -> PairQueries:
         """Norms and copies for which each pair says most, at the fit so far."""
         known = self.known
         point, last_values = (
@@ -332,7 +332,7 @@ class Passes(ABC):
             self.max_norm,
             self.copies,
         )
-        return Pairs(row, column, norm, plus, minus)
+        return PairQueries(row, column, norm, plus, minus)
 
     # --- the questions themselves -----------------------------------------------------------------------------
 
@@ -342,9 +342,9 @@ class Passes(ABC):
         # A score bias alone would tip the scales: unequal copies balance it.
         beside = np.concatenate([known.null_logits, np.zeros(known.rows.shape[0] - self.width)])[row]
         plus = np.clip(np.round(self.copies / (1 + np.exp(2 * beside))), 1, max(1, self.copies - 1))
-        yield from self._ask(stage, Pairs(row, column, self.lengths[column], plus, self.copies - plus), 1, 0)
+        yield from self._ask(stage, PairQueries(row, column, self.lengths[column], plus, self.copies - plus), 1, 0)
 
-    def _ask(self, stage: str, pairs: Pairs, repeats: int, first_repeat: int) -> Steps[None]:
+    def _ask(self, stage: str, pairs: PairQueries, repeats: int, first_repeat: int) -> Steps[None]:
         """Ask pairs, and keep what was answered along the outputs they are looked at."""
         known = self.known
         space = self.signature.space

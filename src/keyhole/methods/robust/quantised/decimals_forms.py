@@ -10,7 +10,7 @@ from keyhole.arrays import Floats, Integers
 from keyhole.families import SingleHead
 from keyhole.methods.base import BiasDetected, Steps, Unrecoverable
 from keyhole.methods.robust.quantised.decimals_value import AUDIBLE, BIASED, DITHER, STUCK, ValueIntervals
-from keyhole.methods.robust.quantised.pair_model import SECOND_ORDER, Design, Pairs
+from keyhole.methods.robust.quantised.pair_model import SECOND_ORDER, SteeredDesign, SteeredPairs
 from keyhole.methods.robust.quantised.pair_queries import (
     ALONG,
     BIAS_ROWS,
@@ -43,7 +43,7 @@ class FormIntervals:
     def __init__(self, signature: Signature, rng: np.random.Generator, value: ValueIntervals) -> None:
         self.signature, self.space, self.rng, self.value = signature, signature.space, rng, value
         self.width, self.half, self.norm = signature.width, value.half, signature.norm_limit
-        self.design = Design(self.space, rng, value.entries[0][:, value.main])
+        self.design = SteeredDesign(self.space, rng, value.entries[0][:, value.main])
         self._learn_value()
         room = (signature.max_length or math.inf) - 1
         self.copies = int(min(COPIES, room // 2))
@@ -109,7 +109,7 @@ class FormIntervals:
         """Whole columns, one query a form; returns those that saturate."""
         row, column = np.repeat(np.arange(self.width), columns.size), np.tile(columns, self.width)
         norm = np.full(row.size, self.norm)
-        pairs = Pairs(row, column, norm, norm, self.last[column], self.copies)
+        pairs = SteeredPairs(row, column, norm, norm, self.last[column], self.copies)
         answers, error = self.told((yield pair_plan(self.design, "forms", pairs)))
         read = self.design.read_columns(pairs, answers, error, np.zeros(row.size))
         again = read.saturated | probed.contradict(columns, read)
@@ -123,7 +123,7 @@ class FormIntervals:
         """Opposite tokens before a zero token answer zero, unless a score bias prefers one of them."""
         row = np.nonzero(self.asked[:, -1])[0]
         norm, column = np.full(row.size, self.norm), np.full(row.size, self.width)
-        pairs = Pairs(row, column, norm, norm, norm, self.copies)
+        pairs = SteeredPairs(row, column, norm, norm, norm, self.copies)
         answers, error = self.told((yield pair_plan(self.design, "score bias", pairs)))
         if np.any(np.abs(answers) > error):
             raise BiasDetected(BIASED.format("a score"))
@@ -159,7 +159,7 @@ class FormIntervals:
         """Widths of the value's intervals at which they do not blur forms of this width."""
         row, column = np.nonzero(self.asked[:, :-1])
         norm = np.full(row.size, self.norm)
-        pairs = Pairs(row, column, norm, norm, self.last[column], self.few_copies)
+        pairs = SteeredPairs(row, column, norm, norm, self.last[column], self.few_copies)
         at = self.design.answer(pairs, self._middle()[row, column], self.own[column])
         blur = float(np.max(np.abs(at.by_column / at.by_form))) * self.width**0.5
         goals = np.full(self.value.outputs, 2 * goal)

@@ -11,7 +11,7 @@ from keyhole.families import SingleHead
 from keyhole.methods.base import BiasDetected, Steps, Unrecoverable
 from keyhole.methods.forms.scale import NORM_RATIO, floor_power
 from keyhole.methods.robust.quantised.floats_value import ValueRatios
-from keyhole.methods.robust.quantised.pair_model import SECOND_ORDER, Design, Pairs
+from keyhole.methods.robust.quantised.pair_model import SECOND_ORDER, SteeredDesign, SteeredPairs
 from keyhole.methods.robust.quantised.pair_queries import (
     ALONG,
     BIAS_ROWS,
@@ -43,7 +43,7 @@ class NullForms:
     def __init__(self, signature: Signature, rng: np.random.Generator, value: ValueRatios) -> None:
         self.signature, self.space, self.rng, self.value = signature, signature.space, rng, value
         self.width = signature.width
-        self.design = Design(self.space, rng, value.ratio[:, value.main])
+        self.design = SteeredDesign(self.space, rng, value.ratio[:, value.main])
         self._learn_value()
         limit = signature.norm_limit
         if signature.noise.name == "float16":  # longer tokens may be answered by infinity
@@ -156,10 +156,10 @@ class NullForms:
         self._keep(row[usable], column[usable], *parts)
         return again
 
-    def _pairs(self, row: Integers, column: Integers, *, steer: bool) -> Pairs:
+    def _pairs(self, row: Integers, column: Integers, *, steer: bool) -> SteeredPairs:
         norm, last = self.norm[column], self.last[column]
         if not steer:
-            return Pairs(row, column, norm, norm, last, 1)
+            return SteeredPairs(row, column, norm, norm, last, 1)
         own = self.design.own_forms(self.forms)
         pairs, _ = self.design.steered(row, column, norm, last, 1, self.forms[row, column], own[column], 0.0)
         return pairs
@@ -189,7 +189,7 @@ class NullForms:
         own = np.maximum(np.abs(self.design.own_forms(self.forms)), self.space.tiny)
         self.last = np.minimum(np.minimum(most, wanted / self.limit), np.sqrt(AIM / own))
 
-    def _refuse_bias(self, pairs: Pairs, answers: Floats, error: Floats) -> None:
+    def _refuse_bias(self, pairs: SteeredPairs, answers: Floats, error: Floats) -> None:
         """Opposite tokens before a zero token answer zero, unless a score bias prefers one of them."""
         if np.any(np.abs(answers) > error + self.design.slack(pairs)):
             raise BiasDetected("the head has a score bias, which null queries do not read: use single-head")

@@ -36,7 +36,7 @@ QUADRATURES = 8.0
 
 
 @dataclass(frozen=True)
-class Pairs:
+class SteeredPairs:
     """n questions of one number of copies."""
 
     row: Integers  # (n,)
@@ -70,7 +70,7 @@ class Reading:
     own_radius: Floats  # (columns,)
 
 
-class Design:
+class SteeredDesign:
     """Rows and columns, and what is known of their values.
 
     One more column than the width: the zero token, at which only a score bias has a form.
@@ -102,7 +102,7 @@ class Design:
         self.row_values, self.column_values = self.rows @ value, self.columns @ value
         self.row_radius, self.column_radius = np.abs(self.rows) @ radius, np.abs(self.columns) @ radius
 
-    def answer(self, pairs: Pairs, form: Floats, own: Floats) -> Answer:  # (n,) F, (n,) S
+    def answer(self, pairs: SteeredPairs, form: Floats, own: Floats) -> Answer:  # (n,) F, (n,) S
         """Predicted answers and derivatives."""
         p, q, mu, copies = pairs.plus, pairs.minus, pairs.last, pairs.copies
         b, c = self.row_values[pairs.row], mu * self.column_values[pairs.column]
@@ -120,12 +120,12 @@ class Design:
             by_column=mu * rest,
         )
 
-    def slack(self, pairs: Pairs) -> Floats:  # (n,)
+    def slack(self, pairs: SteeredPairs) -> Floats:  # (n,)
         """How far the box's own rounding takes an answer."""
         longest = np.maximum(np.maximum(np.abs(pairs.plus), np.abs(pairs.minus)), np.abs(pairs.last))
         return 2 * self.space.rounding * longest * self.norm
 
-    def nuisance(self, pairs: Pairs, answer: Answer, own_radius: Floats) -> Floats:  # (n,)
+    def nuisance(self, pairs: SteeredPairs, answer: Answer, own_radius: Floats) -> Floats:  # (n,)
         """How far what is not the form itself may take an answer."""
         return (
             np.abs(answer.by_own) * own_radius
@@ -144,7 +144,7 @@ class Design:
         form: Floats,  # (n,) F
         own: Floats,  # (n,) S
         aim: float,
-    ) -> tuple[Pairs, Floats]:
+    ) -> tuple[SteeredPairs, Floats]:
         """Questions that would answer ±aim if the forms were `form`, and which of the two.
 
         The pair is turned so that its form repels the plus side: then the answer falls as the minus side grows.
@@ -163,9 +163,9 @@ class Design:
             low, high = np.where(more, ratio, low), np.where(more, high, ratio)
         ratio = (low + high) / 2
         plus, minus = norm / np.maximum(1.0, ratio), norm * np.minimum(1.0, ratio)
-        return Pairs(row, column, turn * plus, turn * minus, last, copies), target
+        return SteeredPairs(row, column, turn * plus, turn * minus, last, copies), target
 
-    def solved_columns(self, pairs: Pairs, answers: Floats, start: Floats) -> Floats:  # (n,), (n,) -> (n,)
+    def solved_columns(self, pairs: SteeredPairs, answers: Floats, start: Floats) -> Floats:  # (n,), (n,) -> (n,)
         """The forms behind answers, by Newton's method; huge ones where an answer is out of range.
 
         Whole columns, row by row, because S is a sum of forms of its column.
@@ -184,7 +184,7 @@ class Design:
             form = np.clip(form + np.clip(step, -reach / 8, reach / 8), -reach, reach)
         return form
 
-    def read_columns(self, pairs: Pairs, answers: Floats, error: Floats, start: Floats) -> Reading:  # (n,) each
+    def read_columns(self, pairs: SteeredPairs, answers: Floats, error: Floats, start: Floats) -> Reading:  # (n,) each
         """Forms of whole columns with their radii, and which columns saturate."""
         form = self.solved_columns(pairs, answers, start)
         radius, common = self._column_radii(pairs, form, form, error)
@@ -201,7 +201,7 @@ class Design:
         spread = np.sum(np.abs(self.own[pairs.row, pairs.column] * (radius + common)).reshape(shape), axis=0)
         return Reading(form, radius, common, np.any(bad.reshape(shape), axis=0), own, spread)
 
-    def _column_radii(self, pairs: Pairs, form: Floats, at_form: Floats, error: Floats) -> tuple[Floats, Floats]:
+    def _column_radii(self, pairs: SteeredPairs, form: Floats, at_form: Floats, error: Floats) -> tuple[Floats, Floats]:
         """Radii to first order, with the slopes at other forms: from errors of their own answers, and shared ones."""
         shape = (self.rows.shape[0], -1)
         own = self.own[pairs.row, pairs.column].reshape(shape)

@@ -15,7 +15,7 @@ from keyhole.arrays import Booleans, Floats, Integers
 from keyhole.errors import UsageError
 from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.forms.value import check_length
-from keyhole.methods.robust.quantised.pair_model import Design, Pairs, Reading
+from keyhole.methods.robust.quantised.pair_model import Reading, SteeredDesign, SteeredPairs
 from keyhole.queries import Measurements, Plan, Position, Signature, Term, TokenRows
 from keyhole.recovery import Outcome
 
@@ -42,7 +42,7 @@ def refuse_short_sequences(signature: Signature) -> None:
         raise UsageError(f"questions of pairs need sequences of {SHORTEST} tokens: raise max_length")
 
 
-def pair_plan(design: Design, stage: str, pairs: Pairs) -> Plan:
+def pair_plan(design: SteeredDesign, stage: str, pairs: SteeredPairs) -> Plan:
     """The questions; a side of norm zero is left out, where all of them have it."""
     space = design.space
     rows, columns = TokenRows(space.asarray(design.rows)), TokenRows(space.asarray(design.columns))
@@ -69,7 +69,7 @@ class OwnForms:
 
 
 def read_own_forms(
-    design: Design,
+    design: SteeredDesign,
     rng: np.random.Generator,
     norm: float,
     last: Floats,  # (columns,) norms of last tokens to start from
@@ -86,7 +86,7 @@ def read_own_forms(
             return OwnForms(last, form, radius)
         row, count = rows[open_], open_.size
         sides = np.repeat([norm, -norm], count)
-        pairs = Pairs(np.tile(row, 2), np.tile(open_, 2), sides, 0 * sides, np.tile(last[open_], 2), copies)
+        pairs = SteeredPairs(np.tile(row, 2), np.tile(open_, 2), sides, 0 * sides, np.tile(last[open_], 2), copies)
         values, errors = told((yield pair_plan(design, "own forms", pairs)))
         logits, bars = _logits(design, pairs, values, errors)
         first, second = logits[:count], logits[count:]
@@ -107,7 +107,7 @@ def read_own_forms(
     )
 
 
-def _logits(design: Design, pairs: Pairs, values: Floats, errors: Floats) -> tuple[Floats, Floats]:
+def _logits(design: SteeredDesign, pairs: SteeredPairs, values: Floats, errors: Floats) -> tuple[Floats, Floats]:
     """Logits of the first tokens against the last, and their radii; infinite ones where saturated."""
     c = pairs.last * design.column_values[pairs.column]
     c_radius = pairs.last * design.column_radius[pairs.column]

@@ -11,7 +11,7 @@ from scipy.linalg import cho_solve
 from keyhole.arrays import Floats
 from keyhole.methods.sensing.solvers.problem import (
     EPS,
-    Problem,
+    SensingProblem,
     SensingSolution,
     checked,
     cholesky,
@@ -29,7 +29,7 @@ from keyhole.methods.sensing.solvers.variable_projection import fit
 _LOCAL_RANKS = 8  # ranks tried one by one; beyond, letting the reweighted iteration name the rank is cheaper
 
 
-def _reweighted(problem: Problem, shrink: float, start: Floats | None) -> Iterator[tuple[Floats, Floats]]:
+def _reweighted(problem: SensingProblem, shrink: float, start: Floats | None) -> Iterator[tuple[Floats, Floats]]:
     """Iterates (W, spectrum) of harmonic-mean reweighted least squares for the log-det surrogate of the rank.
 
     Each step minimises <X, H X> subject to A(X) = b, H^-1 X = (M1 X + X M2) / 2 with M1 = W W^T + s^2 and
@@ -53,7 +53,7 @@ def _reweighted(problem: Problem, shrink: float, start: Floats | None) -> Iterat
         yield matrix, spectrum
 
 
-def _first_pass(search: Problem, ranks: range) -> Iterator[tuple[Floats, int]]:
+def _first_pass(search: SensingProblem, ranks: range) -> Iterator[tuple[Floats, int]]:
     """Local searches from the spectral start, ranks upwards, on no more measurements than the rank needs."""
     d = search.width
     for rank in ranks:
@@ -62,7 +62,7 @@ def _first_pass(search: Problem, ranks: range) -> Iterator[tuple[Floats, int]]:
 
 
 def _second_pass(
-    search: Problem, rank: int | None, limit: int, starts: int, rng: np.random.Generator
+    search: SensingProblem, rank: int | None, limit: int, starts: int, rng: np.random.Generator
 ) -> Iterator[tuple[Floats, int]]:
     """Reweighted starts, each polished whenever its spectral gap has grown enough to name a rank."""
     d = search.width

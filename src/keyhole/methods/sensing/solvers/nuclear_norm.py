@@ -11,7 +11,7 @@ from scipy.linalg import cho_solve
 from keyhole.arrays import Floats
 from keyhole.methods.sensing.solvers.problem import (
     EPS,
-    Problem,
+    SensingProblem,
     SensingSolution,
     checked,
     cholesky,
@@ -27,7 +27,7 @@ from keyhole.methods.sensing.solvers.validation import all_zero, finish, validat
 from keyhole.methods.sensing.solvers.variable_projection import fit
 
 
-def _admm(problem: Problem, steps: int) -> Iterator[tuple[Floats, Floats, float]]:
+def _admm(problem: SensingProblem, steps: int) -> Iterator[tuple[Floats, Floats, float]]:
     """Iterates (feasible X, low-rank Z, disagreement) of ADMM for min ||Z||_* with A(X) = b and X = Z."""
     factor = cholesky((problem.left @ problem.left.T) * (problem.right @ problem.right.T))
     low = np.zeros((problem.width, problem.width))
@@ -47,13 +47,13 @@ def _admm(problem: Problem, steps: int) -> Iterator[tuple[Floats, Floats, float]
         threshold, dual = threshold * factor_up, dual * factor_up  # balance; the scaled dual follows
 
 
-def _unique(search: Problem) -> Iterator[tuple[Floats, Floats, int]]:
+def _unique(search: SensingProblem) -> Iterator[tuple[Floats, Floats, int]]:
     """Where the measurements outnumber the entries, the feasible set is one point."""
     for found, steps in linear(search):
         yield found, found, steps
 
 
-def _convex(search: Problem, steps: int, max_rank: int) -> Iterator[tuple[Floats, Floats, int]]:
+def _convex(search: SensingProblem, steps: int, max_rank: int) -> Iterator[tuple[Floats, Floats, int]]:
     """(feasible point, polished candidate, steps since the last) at each tolerance met and at the end."""
     part, limit = gram_part(search), min(largest_rank(search), max_rank)
     if not limit:

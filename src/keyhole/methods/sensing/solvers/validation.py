@@ -9,7 +9,7 @@ from keyhole.arrays import Floats
 from keyhole.methods.sensing.solvers.problem import (
     EPS,
     HELD_OUT,
-    Problem,
+    SensingProblem,
     SensingSolution,
     cholesky,
     khatri_rao,
@@ -61,7 +61,7 @@ def _contracted(subscripts: str, *arrays: Floats) -> Floats:
     return np.asarray(np.einsum(subscripts, *arrays, optimize=True), dtype=np.float64)
 
 
-def _determined(problem: Problem, matrix: Floats, rank: int) -> bool:
+def _determined(problem: SensingProblem, matrix: Floats, rank: int) -> bool:
     """Whether the measurements are injective on the tangent space, and no singular value kept is noise."""
     u, spectrum, vt = np.linalg.svd(matrix)
     tangent = _tangent(problem.left @ u, problem.right @ vt.T, rank)
@@ -72,12 +72,12 @@ def _determined(problem: Problem, matrix: Floats, rank: int) -> bool:
     return bool(radius < spectrum[rank - 1])
 
 
-def _predicts(held: Problem, matrix: Floats, seen: int, parameters: int) -> bool:
+def _predicts(held: SensingProblem, matrix: Floats, seen: int, parameters: int) -> bool:
     """Whether ``matrix`` predicts unseen measurements, within four standard errors of a prediction."""
     return held.residual(matrix) <= 4.0 * held.floor(matrix) * float(np.sqrt(seen / (seen - parameters)))
 
 
-def validated(problem: Problem, search: Problem, held: Problem, found: Floats) -> Floats | None:
+def validated(problem: SensingProblem, search: SensingProblem, held: SensingProblem, found: Floats) -> Floats | None:
     """``found`` refitted on every measurement if it proves right, else None."""
     if search.residual(found) > search.floor(found):
         return None
@@ -91,13 +91,13 @@ def validated(problem: Problem, search: Problem, held: Problem, found: Floats) -
     return found if fits and _determined(problem, found, rank) else None
 
 
-def finish(problem: Problem, found: Floats, used: int, proven: bool, solver: str) -> SensingSolution:
+def finish(problem: SensingProblem, found: Floats, used: int, proven: bool, solver: str) -> SensingSolution:
     """The solution in the caller's units."""
     rank = numerical_rank(found, problem.floor(found))
     return SensingSolution(found * problem.unit, rank, problem.residual(found), used, proven, solver)
 
 
-def all_zero(problem: Problem, solver: str) -> SensingSolution | None:
+def all_zero(problem: SensingProblem, solver: str) -> SensingSolution | None:
     """All measurements zero: W = 0, unless they are too few to tell."""
     if problem.values.any():
         return None
