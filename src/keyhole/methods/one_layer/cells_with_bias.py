@@ -58,7 +58,7 @@ NO_LOGITS = (
 
 
 @dataclass(frozen=True)
-class Biased:
+class BesideBias:
     """What was read beside a score bias."""
 
     score: Score
@@ -76,7 +76,7 @@ class _Logits(ArrayTable):
     slope_bars: Floats  # (n, directions)
 
 
-def score_bias_shows(signature: Signature, rng: np.random.Generator, net: ReluNet) -> Steps[bool]:
+def ask_for_score_bias(signature: Signature, rng: np.random.Generator, net: ReluNet) -> Steps[bool]:
     """Around a last token of zero both tokens weigh the same, whatever the other one is, unless there is a bias."""
     reading = _BiasedCells(signature, rng, net)
     origin = LinearCells.around(reading.net, np.zeros((1, signature.width)), reading.net.typical)
@@ -95,7 +95,7 @@ def score_bias_shows(signature: Signature, rng: np.random.Generator, net: ReluNe
     return True
 
 
-def read_beside_score_bias(signature: Signature, rng: np.random.Generator, net: ReluNet) -> Steps[Biased]:
+def ask_beside_score_bias(signature: Signature, rng: np.random.Generator, net: ReluNet) -> Steps[BesideBias]:
     """The score matrix, the score bias, and whether something passes attention by."""
     return (yield from _BiasedCells(signature, rng, net).run())
 
@@ -108,7 +108,7 @@ class _BiasedCells:
         self.directions = directions_and_check(signature, rng)
         self.directions[-1] *= CHECK_STEP
 
-    def run(self) -> Steps[Biased]:
+    def run(self) -> Steps[BesideBias]:
         cells = self._choose()
         first, logits = yield from self._measure(cells.take(slice(0, 1)))
         # How far to go elsewhere, such that logits stay moderate.
@@ -118,7 +118,7 @@ class _BiasedCells:
         rest = replace(cells, width=np.minimum(cells.width, LARGEST / 4 / np.maximum(expected, self.space.tiny)))
         rest, more = yield from self._measure(rest.take(slice(1, None)))
         cells, logits = LinearCells.concat(first, rest), _Logits.concat(logits, more)
-        logits = yield from self._mended(cells, logits)
+        logits = yield from self._ask_again(cells, logits)
         return self._solve(cells, logits)
 
     def _choose(self) -> LinearCells:
@@ -195,7 +195,7 @@ class _BiasedCells:
         agrees: Booleans = read & moderate & keys & np.all(missed <= CHECK * slope_bar[:, None], axis=1)
         return agrees
 
-    def _mended(self, cells: LinearCells, found: _Logits) -> Steps[_Logits]:
+    def _ask_again(self, cells: LinearCells, found: _Logits) -> Steps[_Logits]:
         """Directions along which the net hardly rises read again together with the one it rises most along."""
         bars = found.bars[:, :-1]
         cell, direction = np.nonzero(~(bars <= POOR * np.median(bars, axis=1, keepdims=True)))
@@ -216,7 +216,7 @@ class _BiasedCells:
 
     # --- answers ----------------------------------------------------------------------------------------------
 
-    def _solve(self, cells: LinearCells, found: _Logits) -> Biased:
+    def _solve(self, cells: LinearCells, found: _Logits) -> BesideBias:
         space, width, turn = self.space, self.signature.width, self.directions[:-1]
         system = np.hstack([cells.points, np.ones((len(cells.points), 1))])
         bars = found.bars[:, :-1]
@@ -232,7 +232,7 @@ class _BiasedCells:
         rank = int(np.sum(np.linalg.svd(matrix, compute_uv=False) > np.linalg.norm(radius)))
         expected = np.einsum("now,jw->njo", self.net.gradients(cells.active), turn)
         bar = SAME_SLOPE * np.max(np.abs(expected)) + CHECK * found.slope_bars[:, :-1, None]
-        return Biased(
+        return BesideBias(
             Score(space.asarray(matrix), space.asarray(radius), rank),
             ScoreBias(space.asarray(both[width]), space.asarray(spread[width])),
             bool(np.any(np.abs(found.slopes[:, :-1] - expected) > bar)),

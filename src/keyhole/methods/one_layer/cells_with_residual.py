@@ -23,7 +23,7 @@ from keyhole.families.relu_net import ReluNet
 from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.forms.columns import Score
 from keyhole.methods.forms.reader import ScoreBias
-from keyhole.methods.one_layer.block_solve import choose_blocks, solve_weighted, value_behind
+from keyhole.methods.one_layer.block_solve import choose_blocks, solve_value, solve_weighted
 from keyhole.methods.one_layer.cells import (
     SHRINK,
     LinearCells,
@@ -80,7 +80,7 @@ class _Slopes(ArrayTable):
 
 
 @dataclass(frozen=True)
-class Behind:
+class BehindResidual:
     """What lies behind the residual."""
 
     params: OneLayer
@@ -88,14 +88,14 @@ class Behind:
     details: dict[str, Any]
 
 
-def read_behind_residual(
+def ask_behind_residual(
     signature: Signature,
     rng: np.random.Generator,
     net: ReluNet,
     net_radius: ReluNet,
     score: Score,
     bias: ScoreBias | None,
-) -> Steps[Behind]:
+) -> Steps[BehindResidual]:
     """The net and the value matrix, apart as far as they can be told apart."""
     return (yield from _ResidualCells(signature, rng, net, net_radius, score, bias).run())
 
@@ -124,7 +124,7 @@ class _ResidualCells:
         self.rounding = UNKNOWN_ARITHMETIC * signature.space.rounding
         self.directions = directions_and_check(signature, rng)
 
-    def run(self) -> Steps[Behind]:
+    def run(self) -> Steps[BehindResidual]:
         cells = self._choose()
         pilot, slopes = yield from self._measure(cells.take(slice(0, PILOT)))
         shrunk = float(np.min(pilot.width / cells.width[: len(pilot.width)]))
@@ -143,7 +143,7 @@ class _ResidualCells:
             cells, slopes = LinearCells.concat(cells.take(~left), again), _Slopes.concat(slopes.take(~left), more)
         if not misfit <= 1.0:
             raise Unrecoverable(Outcome.WRONG_FAMILY, CONTRADICTION)
-        return self._assembled(inner, inner_radius, skip, skip_radius, misfit)
+        return self._assemble(inner, inner_radius, skip, skip_radius, misfit)
 
     # --- cells ------------------------------------------------------------------------------------------------
 
@@ -248,9 +248,9 @@ class _ResidualCells:
         spread += self.space.rounding * np.linalg.norm(values, axis=1, keepdims=True)
         return values[:neurons], spread[:neurons], values[neurons:], spread[neurons:], misfit
 
-    def _assembled(
+    def _assemble(
         self, seen: Floats, seen_radius: Floats, passed: Floats | None, passed_radius: Floats, misfit: float
-    ) -> Behind:
+    ) -> BehindResidual:
         """A = B − M and V from A·Vᵀ = M, with a skip S = (S + Λ) − Λ beside it."""
         net, outputs, width = self.net, self.net.outer.shape[0], self.signature.width
         inner, inner_radius = net.inner - seen, np.hypot(self.radius.inner, seen_radius)
@@ -262,7 +262,7 @@ class _ResidualCells:
         if passed is not None:
             own = skip - passed
             stack.append((own, own_radius, passed, passed_radius))
-        value, value_radius, missed, explained, unique = value_behind(
+        value, value_radius, missed, explained, unique = solve_value(
             *(np.vstack(parts) for parts in zip(*stack, strict=True))
         )
         if np.any(missed > explained):  # not one value for all neurons
@@ -274,7 +274,7 @@ class _ResidualCells:
             return None if array is None else asarray(array.reshape(*shape, width))
 
         params = replace(self.original, weights_in=asarray(inner), skip=outer(own))
-        return Behind(
+        return BehindResidual(
             OneLayer(replace(self.head, value=asarray(value)), params, residual=True),
             OneLayer(
                 replace(self.head_radius, value=asarray(value_radius)),

@@ -20,14 +20,14 @@ from keyhole.methods.forms.reader import FormReader, ScoreBias
 from keyhole.methods.forms.score_matrix import ask_score
 from keyhole.methods.forms.value import check_length
 from keyhole.methods.last_position import last_only
-from keyhole.methods.one_layer.cells_with_bias import read_beside_score_bias, score_bias_shows
-from keyhole.methods.one_layer.cells_with_residual import read_behind_residual
+from keyhole.methods.one_layer.cells_with_bias import ask_beside_score_bias, ask_for_score_bias
+from keyhole.methods.one_layer.cells_with_residual import ask_behind_residual
 from keyhole.methods.one_layer.paths import Net, PathReader
 from keyhole.methods.one_layer.rays import (
     EVEN_GROWTH,
     Growth,
     RayReader,
-    growth_past_residual,
+    ask_growth,
     guide_of,
     odd_growth_of_net,
     rays_of_net,
@@ -74,7 +74,7 @@ NO_GROWTH = (
 NO_CHANGE = (
     "the answers to single tokens are all the same, so that no query tells attention anything: nothing to recover"
 )
-NOT_SEEN = (
+UNDETECTED = (
     "what attention adds does not change the answers, however long its tokens, so that the score matrix cannot be known"
 )
 SCORE_BIAS = (
@@ -83,7 +83,7 @@ SCORE_BIAS = (
 )
 
 
-class _NotSeen(Unrecoverable):
+class _Undetected(Unrecoverable):
     """Long tokens do not show what attention does."""
 
 
@@ -122,23 +122,23 @@ def one_layer(
         raise Unrecoverable(Outcome.TOO_NOISY, f"{error}; {NOT_FOLLOWED}") from error
     draft = Draft()
     try:
-        yield from _check_net(signature, rng, Net(learned.params, learned.radius))
-        if not (yield from _has_score_bias(signature, rng, learned)):
+        yield from _ask_net_check(signature, rng, Net(learned.params, learned.radius))
+        if not (yield from _ask_for_score_bias(signature, rng, learned)):
             try:
-                return (yield from _without_score_bias(signature, rng, learned, residual, draft))
+                return (yield from _ask_without_score_bias(signature, rng, learned, residual, draft))
             except Unrecoverable as error:
                 # A bias that does not show around the origin saturates long tokens all the same.
-                saturated = error.outcome is Outcome.WRONG_FAMILY or isinstance(error, _NotSeen)
-                if not saturated or not _may_be_biased(signature, learned):
+                saturated = error.outcome is Outcome.WRONG_FAMILY or isinstance(error, _Undetected)
+                if not saturated or not _is_bias_readable(signature, learned):
                     raise
-                return (yield from _otherwise(_beside_score_bias(signature, rng, learned, residual), error))
-        return (yield from _beside_score_bias(signature, rng, learned, residual))
+                return (yield from _ask_otherwise(_ask_beside_score_bias(signature, rng, learned, residual), error))
+        return (yield from _ask_beside_score_bias(signature, rng, learned, residual))
     except KeyholeError as error:
-        error.partial = _unfinished(signature, learned, draft)
+        error.partial = _partial(signature, learned, draft)
         raise
 
 
-def _check_net(signature: Signature, rng: np.random.Generator, net: Net) -> Steps[None]:
+def _ask_net_check(signature: Signature, rng: np.random.Generator, net: Net) -> Steps[None]:
     """Fresh single tokens, near and far: a deeper net may look like one of one layer wherever its learner looked.
 
     Half of them are those of many to which the learned net answers least or most: a further layer bends there first.
@@ -155,11 +155,11 @@ def _check_net(signature: Signature, rng: np.random.Generator, net: Net) -> Step
         chosen += [rows[: 2 * quarter, :], xp.take(rows, ends, axis=0)]
     tokens = xp.concat(chosen)
     asked: Measurements = yield Plan("checks", int(tokens.shape[0]), [[Term(TokenRows(tokens))]])
-    if _differ(signature, net, tokens, asked):
+    if _has_other_answers(signature, net, tokens, asked):
         raise Unrecoverable(Outcome.WRONG_FAMILY, OTHER_NET)
 
 
-def _differ(signature: Signature, net: Net, tokens: Array, answers: Measurements) -> bool:  # (n, width)
+def _has_other_answers(signature: Signature, net: Net, tokens: Array, answers: Measurements) -> bool:  # (n, width)
     """Whether answers are clearly not those of the net to these tokens."""
     xp, space = signature.space.xp, signature.space
     values = answers.values if answers.values.ndim == 2 else answers.values[:, None]
@@ -170,7 +170,7 @@ def _differ(signature: Signature, net: Net, tokens: Array, answers: Measurements
     return bool(xp.any(xp.linalg.vector_norm(values - expected, axis=1) > bar))
 
 
-def _otherwise(steps: Steps[Estimate], failure: Unrecoverable) -> Steps[Estimate]:
+def _ask_otherwise(steps: Steps[Estimate], failure: Unrecoverable) -> Steps[Estimate]:
     """A second way to go; where it fails too, the first one says why, unless it saw nothing and the second did."""
     try:
         return (yield from steps)
@@ -180,39 +180,39 @@ def _otherwise(steps: Steps[Estimate], failure: Unrecoverable) -> Steps[Estimate
         raise failure from None
 
 
-def _may_be_biased(signature: Signature, learned: Estimate) -> bool:
+def _is_bias_readable(signature: Signature, learned: Estimate) -> bool:
     """Whether a score bias could be read: in linear cells, from tokens of any length."""
     return isinstance(learned.params, ReluNet) and signature.max_norm is None
 
 
-def _has_score_bias(signature: Signature, rng: np.random.Generator, learned: Estimate) -> Steps[bool]:
+def _ask_for_score_bias(signature: Signature, rng: np.random.Generator, learned: Estimate) -> Steps[bool]:
     """Whether a score bias shows, where it can be read."""
-    if not _may_be_biased(signature, learned):
+    if not _is_bias_readable(signature, learned):
         return False
-    return (yield from score_bias_shows(signature, rng, learned.params))
+    return (yield from ask_for_score_bias(signature, rng, learned.params))
 
 
-def _without_score_bias(
+def _ask_without_score_bias(
     signature: Signature, rng: np.random.Generator, learned: Estimate, residual: bool | None, draft: Draft
 ) -> Steps[Estimate]:
     if residual is None:
-        residual = yield from _has_residual(signature, rng, Net(learned.params, learned.radius))
-    read = _past_residual if residual else _through_net
+        residual = yield from _ask_for_residual(signature, rng, Net(learned.params, learned.radius))
+    read = _ask_past_residual if residual else _ask_through_net
     return (yield from read(signature, rng, learned, draft))
 
 
-def _beside_score_bias(
+def _ask_beside_score_bias(
     signature: Signature, rng: np.random.Generator, learned: Estimate, residual: bool | None
 ) -> Steps[Estimate]:
     """Everything, from short tokens in linear cells of the net."""
-    found = yield from read_beside_score_bias(signature, rng, learned.params)
+    found = yield from ask_beside_score_bias(signature, rng, learned.params)
     residual = found.residual if residual is None else residual
     if residual:
-        return (yield from _behind_residual(signature, rng, learned, found.score, found.bias))
+        return (yield from _ask_behind_residual(signature, rng, learned, found.score, found.bias))
     return _in_front_of_net(signature, learned, found.score, found.bias)
 
 
-def _has_residual(signature: Signature, rng: np.random.Generator, net: Net) -> Steps[bool]:
+def _ask_for_residual(signature: Signature, rng: np.random.Generator, net: Net) -> Steps[bool]:
     """Beside a last token of zero both tokens weigh the same: the net of half the other, unless something passes by."""
     space, xp, width = signature.space, signature.space.xp, signature.width
     norms = np.minimum(np.asarray(RESIDUAL_NORMS) * _typical_norm(signature, net), signature.norm_limit / 2)
@@ -224,7 +224,7 @@ def _has_residual(signature: Signature, rng: np.random.Generator, net: Net) -> S
         telling.append(float(norm) * rows[int(xp.argmax(changes)), :])
     halves = xp.stack(telling)
     answers: Measurements = yield Plan("residual", int(norms.size), [[Term(TokenRows(halves), None, 2.0)], []])
-    return _differ(signature, net, halves, answers)
+    return _has_other_answers(signature, net, halves, answers)
 
 
 def _typical_norm(signature: Signature, net: Net) -> float:
@@ -234,9 +234,11 @@ def _typical_norm(signature: Signature, net: Net) -> float:
     return float(min(norm, signature.norm_limit))
 
 
-def _through_net(signature: Signature, rng: np.random.Generator, learned: Estimate, draft: Draft) -> Steps[Estimate]:
+def _ask_through_net(
+    signature: Signature, rng: np.random.Generator, learned: Estimate, draft: Draft
+) -> Steps[Estimate]:
     """The score matrix where nothing passes attention by."""
-    reader = _reader(signature, rng, Net(learned.params, learned.radius))
+    reader = _make_reader(signature, rng, Net(learned.params, learned.radius))
     score = yield from _score(reader, rng, draft)
     return _in_front_of_net(signature, learned, score, None)
 
@@ -248,11 +250,11 @@ def _in_front_of_net(signature: Signature, learned: Estimate, score: Score, bias
     bars = SingleHead(score.radius, space.zeros(width, width))
     if bias is not None or score.hidden_bias > 0:
         bars = replace(bars, score_bias=bias.radius if bias else space.full((width,), score.hidden_bias))
-    details = {"residual": False, "value": "part of the net", **_found(learned, score, bias)}
+    details = {"residual": False, "value": "part of the net", **_details(learned, score, bias)}
     return _estimate(OneLayer(head, learned.params), OneLayer(bars, learned.radius), learned, score, bias, 0, details)
 
 
-def _reader(signature: Signature, rng: np.random.Generator, net: Net) -> FormReader:
+def _make_reader(signature: Signature, rng: np.random.Generator, net: Net) -> FormReader:
     """How to read forms behind this net: far out where it grows evenly, else through its inverse."""
     space, params = signature.space, net.params
     if isinstance(params, ReluNet) and signature.max_norm is None:
@@ -295,7 +297,9 @@ def _score(reader: FormReader, rng: np.random.Generator, draft: Draft) -> Steps[
     return score
 
 
-def _past_residual(signature: Signature, rng: np.random.Generator, learned: Estimate, draft: Draft) -> Steps[Estimate]:
+def _ask_past_residual(
+    signature: Signature, rng: np.random.Generator, learned: Estimate, draft: Draft
+) -> Steps[Estimate]:
     """The score matrix, and what neurons see of attention, where the last token passes it by."""
     net, space = learned.params, signature.space
     if not isinstance(net, ReluNet):
@@ -306,33 +310,33 @@ def _past_residual(signature: Signature, rng: np.random.Generator, learned: Esti
     if signature.max_norm is not None:
         raise Unrecoverable(Outcome.TOO_NOISY, "behind a residual attention is read with long tokens: lift max_norm")
     growth = Growth.of(space, net)
-    far = yield from growth_past_residual(signature, growth)
+    far = yield from ask_growth(signature, growth)
     odd, largest = far.odd, far.largest
     # The value matrix may be larger than what single tokens show of it, and so is the rounding then.
     growth = replace(growth, gain=growth.gain + VALUE_MAY_CANCEL * largest)
     if largest <= UNKNOWN_ARITHMETIC * space.rounding * growth.gain + 2 * growth.level / growth.length:
-        raise _NotSeen(Outcome.NOT_IDENTIFIABLE, NOT_SEEN)
+        raise _Undetected(Outcome.NOT_IDENTIFIABLE, UNDETECTED)
     rays = rays_past_residual(signature, odd, growth)
     reader = RayReader(signature, _some_guide(signature, rng, odd, growth), rays, growth)
     score = yield from _score(reader, rng, draft)
-    estimate = yield from _behind_residual(signature, rng, learned, score, None)
-    if not far.fits(estimate.params, growth):
+    estimate = yield from _ask_behind_residual(signature, rng, learned, score, None)
+    if not far.has_growth_of(estimate.params, growth):
         raise Unrecoverable(Outcome.WRONG_FAMILY, NO_GROWTH)
     return estimate
 
 
-def _behind_residual(
+def _ask_behind_residual(
     signature: Signature, rng: np.random.Generator, learned: Estimate, score: Score, bias: ScoreBias | None
 ) -> Steps[Estimate]:
     """The net and the value matrix, once attention is known."""
     net = learned.params
-    behind = yield from read_behind_residual(signature, rng, net, learned.radius, score, bias)
+    behind = yield from ask_behind_residual(signature, rng, net, learned.radius, score, bias)
     more = -(-net.neurons * signature.width // (net.outputs or 1))
-    details = {"residual": True, **behind.details, **_found(learned, score, bias)}
+    details = {"residual": True, **behind.details, **_details(learned, score, bias)}
     return _estimate(behind.params, behind.radius, learned, score, bias, more, details)
 
 
-def _found(learned: Estimate, score: Score, bias: ScoreBias | None) -> dict[str, Any]:
+def _details(learned: Estimate, score: Score, bias: ScoreBias | None) -> dict[str, Any]:
     """What was found out, by the learner of the net too; and the size of the net where it is one of neurons."""
     own = {"neurons": learned.params.neurons} if isinstance(learned.params, ReluNet) else {}
     return {"rank": score.rank, "score_bias": bias is not None, **learned.details, **own}
@@ -359,7 +363,7 @@ def _estimate(
     )
 
 
-def _unfinished(signature: Signature, learned: Estimate, draft: Draft) -> OneLayer:
+def _partial(signature: Signature, learned: Estimate, draft: Draft) -> OneLayer:
     """What is known when a run ends early: the net, and the score as far as it was read."""
     space, width = signature.space, signature.width
     score = draft.matrix()

@@ -137,7 +137,7 @@ class PathReader(SearchingReader):
             part = slice(start, start + CHUNK)
             for length in self.lengths:
                 for sign, share in product((1.0, -1.0), SHARES):
-                    tried = self._tried(row[part, :], column[part, :], sign * length, share * scale)
+                    tried = self._try_step(row[part, :], column[part, :], sign * length, share * scale)
                     best = tried if best is None else _better(self.signature.space, tried, best)
             assert best is not None  # there is a length
             pieces.append(best)
@@ -151,7 +151,7 @@ class PathReader(SearchingReader):
             )
         return best
 
-    def _tried(self, row: Array, column: Array, step: float, scale: float) -> _Paths:
+    def _try_step(self, row: Array, column: Array, step: float, scale: float) -> _Paths:
         xp, count = self.signature.space.xp, row.shape[0]
         last = min(scale / abs(step), self.most)
         begin = last * column

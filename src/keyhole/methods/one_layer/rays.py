@@ -73,7 +73,7 @@ def rays_of_net(signature: Signature, net: ReluNet, growth: Growth) -> Rays:
 
     def ask(rows: TokenRows) -> Steps[tuple[Array, Array]]:
         xp, far = signature.space.xp, growth.length * rows.vectors
-        signs = _larger(net.on_vectors(far), net.on_vectors(-far))
+        signs = _larger_side(net.on_vectors(far), net.on_vectors(-far))
         plan = Plan("rays", rows.vectors.shape[0], [[Term(rows, None, growth.length * signs)]])
         answers: Measurements = yield plan
         expected = net.on_vectors(far * signs[:, None])
@@ -92,9 +92,9 @@ def rays_past_residual(signature: Signature, odd: Array, growth: Growth) -> Rays
     """
 
     def ask(rows: TokenRows) -> Steps[tuple[Array, Array]]:
-        there = yield from ask_past_residual(rows, growth.length)
+        there = yield from ask_attention_rays(rows, growth.length)
         back = there - 2 * growth.length * (rows.vectors @ odd)
-        signs = _larger(there, back)
+        signs = _larger_side(there, back)
         xp = signature.space.xp
         chosen = signs if there.ndim == 1 else signs[:, None]
         return signs, xp.where(chosen > 0, there, back)
@@ -102,7 +102,7 @@ def rays_past_residual(signature: Signature, odd: Array, growth: Growth) -> Rays
     return ask
 
 
-def ask_past_residual(rows: TokenRows, length: float) -> Steps[Array]:
+def ask_attention_rays(rows: TokenRows, length: float) -> Steps[Array]:
     """What the net makes of attention of length·row beside a last token of zero, which passes nothing by."""
     answers: Measurements = yield Plan("rays", rows.vectors.shape[0], [[Term(rows, None, 2 * length)], []])
     return answers.values
@@ -122,7 +122,7 @@ class Far:
     odd: Array  # (width,) or (width, outputs): half of what there and back differ by, over the length
     largest: float  # slope
 
-    def fits(self, layer: OneLayer, growth: Growth) -> bool:
+    def has_growth_of(self, layer: OneLayer, growth: Growth) -> bool:
         """Whether the layer that was recovered answers the same, but for small errors."""
         xp = namespace(self.answers)
         unit = xp.eye(layer.width, dtype=self.answers.dtype, device=self.answers.device)
@@ -137,10 +137,10 @@ def _same_growth(xp: Any, answers: Array) -> float:
     return ROUGHLY * math.sqrt(float(xp.finfo(answers.dtype).eps))
 
 
-def growth_past_residual(signature: Signature, growth: Growth) -> Steps[Far]:
+def ask_growth(signature: Signature, growth: Growth) -> Steps[Far]:
     """The same of what the net makes of attention alone, measured."""
     xp, unit = signature.space.xp, signature.space.eye(signature.width)
-    answers = yield from ask_past_residual(TokenRows(xp.concat([unit, -unit])), growth.length)
+    answers = yield from ask_attention_rays(TokenRows(xp.concat([unit, -unit])), growth.length)
     odd = (answers[: signature.width, ...] - answers[signature.width :, ...]) / (2 * growth.length)
     return Far(answers, odd, float(xp.max(xp.abs(answers))) / growth.length)
 
@@ -153,7 +153,7 @@ def guide_of(odd: Array) -> Array:  # (width,) or (width, outputs) -> (width,)
     return left[:, 0] * sizes[0]
 
 
-def _larger(there: Array, back: Array) -> Array:  # (n,) or (n, outputs) -> (n,) of ±1
+def _larger_side(there: Array, back: Array) -> Array:  # (n,) or (n, outputs) -> (n,) of ±1
     xp = namespace(there)
     if there.ndim == 2:
         there, back = xp.linalg.vector_norm(there, axis=1), xp.linalg.vector_norm(back, axis=1)

@@ -47,9 +47,9 @@ def ask_positions(signature: Signature, rng: np.random.Generator) -> Steps[AllPo
     if signature.max_norm is not None or signature.noise.kind != "exact" or room < max(longest, probed):
         return None
     reading = _Positions(signature, rng)
-    if (yield from reading.shows_bias()):
+    if (yield from reading.ask_for_bias()):
         return None
-    scale = yield from reading.probe()
+    scale = yield from reading.ask_scale()
     if scale is None:
         return None
     first = NORM_RATIO * floor_power(math.sqrt(scale))
@@ -57,7 +57,7 @@ def ask_positions(signature: Signature, rng: np.random.Generator) -> Steps[AllPo
     every = space.indices(range(width))
     tails: list[Position] = [[Term(rows, every * 0 + place)] for rows in ends for place in range(width)]
     answers: Measurements = yield Plan("forms", width, [[Term(reading.left, every, first)], [], *tails])
-    return reading.solved(reading.flat(answers), first, scale, longest)
+    return reading.solve(reading.flat(answers), first, scale, longest)
 
 
 @final
@@ -77,7 +77,7 @@ class _Positions:
         self.scalar = answers.values.ndim == 2
         return (answers.values[..., None] if self.scalar else answers.values) - self.bias
 
-    def shows_bias(self) -> Steps[bool]:
+    def ask_for_bias(self) -> Steps[bool]:
         """Whether tokens are attracted by themselves, or hidden from earlier ones by a causal mask.
 
         A zero token after [x; −x; 0] answers the output bias, however long x, unless a score bias attracts x or repels
@@ -96,7 +96,7 @@ class _Positions:
         noise = 4 * width * space.eps * (float(xp.max(xp.abs(self.bias))) + space.tiny)
         return attracted > noise or seen <= noise
 
-    def probe(self) -> Steps[float | None]:
+    def ask_scale(self) -> Steps[float | None]:
         """The scale that brings logits to order one; None when it is out of reach."""
         space, xp = self.space, self.space.xp
         count = min(PROBE_DIRECTIONS, self.signature.width)
@@ -130,7 +130,7 @@ class _Positions:
         bar = 2 * self.space.rounding * value * self.signature.width**0.5 / own + 2 * self.space.eps
         return logits, bar / (1 - weights) + self.space.rounding * xp.abs(logits)
 
-    def solved(self, answers: Array, first: float, scale: float, longest: int) -> AllPositions | None:
+    def solve(self, answers: Array, first: float, scale: float, longest: int) -> AllPositions | None:
         """Value and score from all rows; None where some forms saturate at all sizes."""
         xp, space, width = self.space.xp, self.space, self.signature.width
         logits, radius = self._logits(answers, first)

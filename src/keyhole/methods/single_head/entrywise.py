@@ -51,13 +51,13 @@ def ask_score_entrywise(signature: Signature, value: Value, rng: np.random.Gener
             "the head has a score bias, beside which small entries cannot be read: leave entrywise out",
         )
     reading = _Entries(signature, value)
-    yield from reading.read_contrast()
+    yield from reading.ask_contrast()
     width = signature.width
     row, column = np.divmod(np.arange(width * width), width)
     early = np.isin((column - row) % width, rng.permutation(width)[:BANDS])
-    yield from reading.read(row[early], column[early], np.abs(reading.contrast_sizes()[column[early]]))
-    sizes = _graded(reading.matrix, row[early], column[early])
-    yield from reading.read(row[~early], column[~early], sizes[row[~early], column[~early]])
+    yield from reading.ask(row[early], column[early], np.abs(reading.contrast_sizes()[column[early]]))
+    sizes = _fit_grading(reading.matrix, row[early], column[early])
+    yield from reading.ask(row[~early], column[~early], sizes[row[~early], column[~early]])
     xp = signature.space.xp
     matrix, radius = signature.space.asarray(reading.matrix), signature.space.asarray(reading.radius)
     rank = int(xp.linalg.matrix_rank(matrix)) if bool(xp.any(matrix != 0)) else 0
@@ -81,7 +81,7 @@ class _Entries:
         self.forms = np.zeros(signature.width)  # v̂ᵀ·W·e_j
         self.forms_radius = np.zeros(signature.width)
 
-    def read_contrast(self) -> Steps[None]:
+    def ask_contrast(self) -> Steps[None]:
         """v̂ᵀ·W·e_j for every column: the logit of the contrast token, and a first idea of the column's size."""
         every = np.arange(self.signature.width)
 
@@ -101,7 +101,7 @@ class _Entries:
             )
             return floats(logits), floats(radius)
 
-        self.forms, self.forms_radius = yield from _climb(every.size, np.full(every.size, FIRST_PROBE), ask)
+        self.forms, self.forms_radius = yield from _ask_climbing(every.size, np.full(every.size, FIRST_PROBE), ask)
 
     def _noise(self, answers: Measurements) -> float:
         return float(answers.radius + self.bias_radius)
@@ -111,7 +111,7 @@ class _Entries:
         sizes = np.abs(self.forms)
         return np.where(sizes > 0, sizes, _typical(sizes))
 
-    def read(self, row: Integers, column: Integers, size: Floats) -> Steps[None]:
+    def ask(self, row: Integers, column: Integers, size: Floats) -> Steps[None]:
         """Entries (n,) of the matrix whose sizes are guessed as `size`."""
         contrast = self.contrast_sizes()
         # Norms of the tokens, by column: what the last adds by itself is below LEVER⁻² of a logit of order one.
@@ -122,7 +122,7 @@ class _Entries:
             return (yield from self._ask(row[open_], column[open_], scale, last[open_], middle[open_]))
 
         start = np.exp2(np.floor(np.log2(AIM / size)))
-        found, radius = yield from _climb(row.size, start, ask)
+        found, radius = yield from _ask_climbing(row.size, start, ask)
         self.matrix[row, column], self.radius[row, column] = found, radius
 
     def _ask(
@@ -140,9 +140,9 @@ class _Entries:
         ]
         answers: Measurements = yield Plan("entries", row.size, positions)
         answer = floats(answers.values) - self.bias
-        return self._solved(answer, self._noise(answers), row, column, first, middle, last)
+        return self._solve(answer, self._noise(answers), row, column, first, middle, last)
 
-    def _solved(
+    def _solve(
         self,
         answer: Floats,
         noise: float,
@@ -179,7 +179,7 @@ class _Entries:
         return logit, np.where(inside, radius, np.inf)
 
 
-def _graded(matrix: Floats, row: Integers, column: Integers) -> Floats:  # (width, width), (n,), (n,)
+def _fit_grading(matrix: Floats, row: Integers, column: Integers) -> Floats:  # (width, width), (n,), (n,)
     """Guessed sizes of all entries: row size times column size, fitted to the entries read so far."""
     width = matrix.shape[0]
     sizes = np.abs(matrix[row, column])
@@ -203,7 +203,7 @@ def _typical(sizes: Floats) -> float:
     return float(np.median(positive)) if positive.size else 1.0
 
 
-def _climb(
+def _ask_climbing(
     count: int,
     scale: Floats,  # (count,) first guesses
     ask: Callable[[Integers, Floats], Steps[tuple[Floats, Floats]]],

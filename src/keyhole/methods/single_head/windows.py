@@ -101,7 +101,7 @@ class _Windows:
         """Read the first query, which is that of the probe at another scale; False when the two disagree."""
         xp = self.reader.space.xp
         try:
-            yield from self._read(np.zeros(1, dtype=np.int64))
+            yield from self._ask_unsaturated(np.zeros(1, dtype=np.int64))
         except Unrecoverable:  # tokens as long as these stay saturated beside a score bias
             return False
         apart = xp.abs(self.forms[0, :] - shown[0][0, :])
@@ -112,11 +112,11 @@ class _Windows:
         done, count = 1, self.column.size
         while done < count:
             stop = min(2 * done, count)
-            yield from self._read(np.arange(done, stop, dtype=np.int64))
+            yield from self._ask_unsaturated(np.arange(done, stop, dtype=np.int64))
             done = stop
-        return self._solved()
+        return self._solve()
 
-    def _read(self, queries: Integers) -> Steps[None]:
+    def _ask_unsaturated(self, queries: Integers) -> Steps[None]:
         """Read some queries, again with shorter last tokens where they saturate."""
         reader, space, xp = self.reader, self.reader.space, self.reader.space.xp
         scale, open_ = reader.scale, queries
@@ -137,7 +137,7 @@ class _Windows:
             open_ = open_[np.asarray([int(number) for number in lost], dtype=np.int64)]
             scale = scale * SHRINK
 
-    def _solved(self) -> Score:
+    def _solve(self) -> Score:
         """Undo the sums: tails of a column need the next column, heads the one before, and both end in pure ones."""
         space, xp, width, used = self.reader.space, self.reader.space.xp, self.width, self.used
         values, radius = space.zeros(width, width), space.zeros(width, width)  # (columns, rows)

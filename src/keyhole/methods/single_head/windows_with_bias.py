@@ -102,15 +102,15 @@ class _BesideBias:
 
     def run(self) -> Steps[Score]:
         """Find the scale, read all directions, assemble."""
-        yield from self._find_scale()
+        yield from self._ask_scale()
         done = 0
         while done < self.width:
             stop = min(max(1, 2 * done), self.width)
-            yield from self._read(np.arange(done, stop, dtype=np.int64))
+            yield from self._ask_unsaturated(np.arange(done, stop, dtype=np.int64))
             done = stop
         return score_of_columns(self.space, self.reader.inverse, self.forms.T, self.radius.T, self.right)
 
-    def _find_scale(self) -> Steps[None]:
+    def _ask_scale(self) -> Steps[None]:
         """The size of the forms, from the first direction; where nothing responds, the largest scale one can read."""
         xp, silent = self.space.xp, None
         search = ScaleSearch(FIRST_PROBE, smallest=self.space.tiny**0.5)
@@ -129,7 +129,7 @@ class _BesideBias:
                 silent = (AIM / scale + 0 * xp.reshape(forms, (-1,)), scale)
                 search.scale = scale * min(2.0**20, 0.5 / (error * scale))
 
-    def _read(self, directions: Integers) -> Steps[None]:
+    def _ask_unsaturated(self, directions: Integers) -> Steps[None]:
         xp, scale, open_ = self.space.xp, self.reader.scale, directions
         while open_.size:
             if scale < self.space.tiny**0.5:

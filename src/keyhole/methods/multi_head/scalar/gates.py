@@ -87,7 +87,7 @@ class Crossing:
     first: Booleans  # (heads,)
 
 
-def crossing(
+def solve_crossing(
     rng: np.random.Generator,
     normals: Floats,  # (2, heads, size) of the hyperplanes of two orthonormal rows
     head: int,

@@ -35,14 +35,14 @@ class ScalarValues:
     points: Floats  # (n, size) where they were read
     rows: Floats  # (width − 1, width)
 
-    def disturbed(self, scores: Floats, normals: Floats) -> bool:  # (heads, width, size)
+    def is_disturbed(self, scores: Floats, normals: Floats) -> bool:  # (heads, width, size)
         """Whether a row may have changed the mind of a head."""
         forms = np.abs(self.rows @ (scores @ self.points.T))  # (heads, rows, points)
         return bool(np.any(2 * self.leans * forms > np.abs(normals @ self.points.T)[:, None, :]))
 
 
 @dataclass(frozen=True)
-class Decided:
+class SaturatedHeads:
     """What saturated heads answer at the points of a gate, in the combination of outputs that shows one head best."""
 
     mix: Floats  # (outputs,)
@@ -53,7 +53,7 @@ class Decided:
     loudness: float  # norm of all values together
 
 
-def read_normals(scope: Scope, jumps: Jumps, rng: np.random.Generator) -> Steps[tuple[Floats, Floats]]:
+def ask_normals(scope: Scope, jumps: Jumps, rng: np.random.Generator) -> Steps[tuple[Floats, Floats]]:
     """(heads, size) normals u₀ᵀ·[W c] and their relative errors: a step along each of a basis from every jump."""
     width, count = scope.signature.width, len(jumps)
     basis = plain(random_orthogonal(scope.signature.space, rng, width))
@@ -81,7 +81,7 @@ def read_normals(scope: Scope, jumps: Jumps, rng: np.random.Generator) -> Steps[
     return np.column_stack([normals, offsets]), doubts
 
 
-def unexplained(scope: Scope, normals: Floats, own: Floats, lever: float, rng: np.random.Generator) -> Steps[float]:
+def ask_unexplained(scope: Scope, normals: Floats, own: Floats, lever: float, rng: np.random.Generator) -> Steps[float]:
     """How far levels at fresh points are from what the heads found explain, over their error.
 
     Heads beyond those with a hyperplane weigh all tokens the same.
@@ -104,7 +104,7 @@ def unexplained(scope: Scope, normals: Floats, own: Floats, lever: float, rng: n
     return float(np.max(np.abs(levels - weights @ own)) / (8 * own.size**0.5 * scope.blur))
 
 
-def read_values(
+def ask_values(
     scope: Scope, normals: Floats, uniform: int, lever: float, lean: float, rng: np.random.Generator
 ) -> Steps[ScalarValues]:
     """The values of all heads from saturated queries at as many points as there are heads but one.
@@ -158,7 +158,7 @@ def _beginning_with(row: Floats, basis: Floats) -> Floats:  # (width,), (width, 
     return np.vstack([row, turned[1:]])
 
 
-def decided_at(gate: HeadGate, head: int, values: ScalarValues, row: Floats, row_radius: Floats) -> Decided:
+def saturated_at(gate: HeadGate, head: int, values: ScalarValues, row: Floats, row_radius: Floats) -> SaturatedHeads:
     """What all but one head answer at the points of its gate; heads without a hyperplane answer by half."""
     share = row @ values.vectors[head]  # (outputs,)
     mix = share / np.linalg.norm(share)
@@ -168,4 +168,4 @@ def decided_at(gate: HeadGate, head: int, values: ScalarValues, row: Floats, row
     first[:, head] = 0.0
     radius = float(np.linalg.norm(np.max(values.radius @ np.abs(mix), axis=1)))
     own = float(np.linalg.norm(row_radius @ np.abs(mix)))
-    return Decided(mix, seen[head], first @ seen, own, radius, float(np.linalg.norm(seen)))
+    return SaturatedHeads(mix, seen[head], first @ seen, own, radius, float(np.linalg.norm(seen)))

@@ -114,7 +114,7 @@ class Scope:
         bias, bar = np.ravel(plain(self.total.bias)), np.ravel(plain(self.total.bias_radius))
         return np.asarray((short * own + (rounded * np.abs(bias) + bar) @ size) / long)
 
-    def seeing(self, levels: Floats) -> Scope:  # (n,) in the combination
+    def with_bias_seen(self, levels: Floats) -> Scope:  # (n,) in the combination
         """The same, with as loud values as these levels make likely: each is one unit row's share of them."""
         own = float(np.linalg.norm(self.vector @ self.mix))
         largest = float(np.max(np.abs(levels), initial=0.0))

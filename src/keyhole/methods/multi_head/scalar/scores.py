@@ -13,8 +13,8 @@ from keyhole.methods.forms.columns import Draft
 from keyhole.methods.forms.reader import FormReader, Forms, Probe
 from keyhole.methods.forms.scale import AIM
 from keyhole.methods.forms.score_matrix import ask_score
-from keyhole.methods.multi_head.scalar.gates import HeadGate, crossing, gate
-from keyhole.methods.multi_head.scalar.normals_and_values import Decided, ScalarValues, decided_at
+from keyhole.methods.multi_head.scalar.gates import HeadGate, gate, solve_crossing
+from keyhole.methods.multi_head.scalar.normals_and_values import SaturatedHeads, ScalarValues, saturated_at
 from keyhole.methods.multi_head.scalar.queries import Scope, plain
 from keyhole.numerics.logit import logit_with_radius
 from keyhole.queries import Measurements, Plan, Position, Term, TokenRows
@@ -35,7 +35,7 @@ SILENT_FORMS = 5
 
 
 @dataclass(frozen=True)
-class ReadHead:
+class HeadScore:
     """The score matrix of one head, with its score bias as a last column where there are such."""
 
     score: Floats  # (width, size)
@@ -48,7 +48,7 @@ class GatedReader(FormReader):
     """Reads rowᵀ·[W c]·point for the points of a gate, as if they were the unit vectors of a head's last tokens."""
 
     def __init__(
-        self, scope: Scope, gate: HeadGate, decided: Decided, number: int, row: Floats, expected: float
+        self, scope: Scope, gate: HeadGate, decided: SaturatedHeads, number: int, row: Floats, expected: float
     ) -> None:
         space = scope.signature.space
         super().__init__(scope.signature, space.asarray(decided.own))
@@ -61,7 +61,7 @@ class GatedReader(FormReader):
         self.expected = expected
         self.estimate.update(space.full((4,), expected), 1.0)
 
-    def read_base(self, normal: Floats, doubt: float, off: int) -> Steps[None]:  # (size,)
+    def ask_base(self, normal: Floats, doubt: float, off: int) -> Steps[None]:  # (size,)
         """The logits of the common row alone, and points moved onto the hyperplane by what these tell of it.
 
         The normal is uncertain by `doubt`, relatively. The last `off` points stay where they are. A point that is so
@@ -100,7 +100,7 @@ class GatedReader(FormReader):
                 break
         raise Unrecoverable(Outcome.SATURATED, "the hyperplane of a head is not where its neighbours let it be read")
 
-    def stolen(self, scores: Floats, radii: Floats) -> bool:  # (heads, width, size)
+    def has_unsaturated(self, scores: Floats, radii: Floats) -> bool:  # (heads, width, size)
         """Whether some row may have changed the mind of another head, or it was not decided at all."""
         keys = scores @ self.gate.points.T  # (heads, width, size)
         errors = np.sqrt(self.row**2 @ (radii**2 @ self.gate.points.T**2))
@@ -215,21 +215,23 @@ class HeadReader:
         if scope.radius is not None:  # as long as it takes for the score to be as large as the biases
             self.radius = min(1.0, width**0.5 * float(np.max(np.abs(normals[:, width]) / self.lengths)))
 
-    def _decided(self, number: int, room: float) -> Floats:
+    def _least_logits(self, number: int, room: float) -> Floats:
         enough = SPARE - float(np.log(self.scope.signature.space.eps))
         return np.asarray(enough + room * REACH * self.lengths / self.lengths[number])
 
     def _reader(self, gate: HeadGate, number: int, row: Floats, row_radius: Floats) -> GatedReader:
         expected = float(self.lengths[number]) * self.radius / self.scope.signature.width**0.5
-        decided = decided_at(gate, number, self.values, row, row_radius)
+        decided = saturated_at(gate, number, self.values, row, row_radius)
         return GatedReader(self.scope, gate, decided, number, row, expected)
 
-    def on_hyperplane(self, number: int, room: float) -> Steps[tuple[Columns, GatedReader]]:
+    def ask_on_hyperplane(self, number: int, room: float) -> Steps[tuple[Columns, GatedReader]]:
         """The columns of the hyperplane, whose rank is found, and one form off it."""
         scope, space, size = self.scope, self.scope.signature.space, self.scope.size
-        doors = gate(self.rng, self.normals, number, self._decided(number, room), scope.signature.width, self.radius)
+        doors = gate(
+            self.rng, self.normals, number, self._least_logits(number, room), scope.signature.width, self.radius
+        )
         reader = self._reader(doors, number, scope.row, self.values.row_radius)
-        yield from reader.read_base(self.normals[number], self.doubts[number], off=1)
+        yield from reader.ask_base(self.normals[number], self.doubts[number], off=1)
         score = yield from ask_score(reader, self.rng, Draft(), bases=(self.rows, self.rows.T, space.eye(size - 1)))
         assert score is not None  # forms that cannot disagree with themselves
         one = space.indices([0])
@@ -241,9 +243,9 @@ class HeadReader:
         second = np.linalg.solve(doors.points, seen)
         return Columns(doors.points[:-1], forms, radius, score.rank, second), reader
 
-    def off_hyperplane(
+    def ask_off_hyperplane(
         self, number: int, columns: list[Columns], near: GatedReader, room: float
-    ) -> Steps[tuple[ReadHead, GatedReader]]:
+    ) -> Steps[tuple[HeadScore, GatedReader]]:
         """The one column that is missing, and with it the head; `near` has read the others."""
         scope, space, width = self.scope, self.scope.signature.space, self.scope.signature.width
         own = columns[number]
@@ -251,28 +253,28 @@ class HeadReader:
         pair = np.stack([scope.row, self.values.rows[0]])
         loudness = np.sqrt(np.sum(self.values.vectors**2, axis=(0, 1)))  # (outputs,)
         shares = pair @ self.values.vectors[number] / np.where(loudness > 0, loudness, 1.0)
-        found = crossing(self.rng, both, number, self._decided(number, room), shares, width, self.radius)
+        found = solve_crossing(self.rng, both, number, self._least_logits(number, room), shares, width, self.radius)
         doors = HeadGate(found.point[None, :].copy(), np.array([found.lever]), found.first[None, :])
         row = found.mix @ pair
         reader = self._reader(doors, number, row, np.sqrt(np.tensordot(row**2, self.values.radius**2, (0, 1))))
         every = space.indices(range(width - 1))
         try:
-            yield from reader.read_base(found.mix @ both[:, number], 0.0, off=1)
+            yield from reader.ask_base(found.mix @ both[:, number], 0.0, off=1)
         except Unrecoverable:  # a neighbour is so near that the second row is not known well enough
             last = yield from near.ask_forms(
                 "columns", TokenRows(self.rows), near.points, every, 0 * every + scope.size - 1
             )
             common, bar = (array[-1] / near.gate.levers[-1] for array in (near.base, near.base_radius))
-            return self._assembled(own, near.gate.points[-1], common, bar, last), near
+            return self._assemble(own, near.gate.points[-1], common, bar, last), near
         reader.estimate.update(space.asarray(np.linalg.norm(own.forms, axis=0) / width**0.5), 1.0)
         last = yield from reader.ask_forms("columns", TokenRows(self.rows), reader.points, every, 0 * every)
         # What the combination of rows says, less the second row's part, is the common row's.
         second, second_bar = float(last.values[0]), float(last.radius[0])
         common = (reader.base[0] / found.lever - found.mix[1] * second) / found.mix[0]
         bar = (reader.base_radius[0] / found.lever + abs(found.mix[1]) * second_bar) / abs(found.mix[0])
-        return self._assembled(own, doors.points[0], common, bar, last), reader
+        return self._assemble(own, doors.points[0], common, bar, last), reader
 
-    def _assembled(self, own: Columns, point: Floats, common: float, bar: float, last: Forms) -> ReadHead:
+    def _assemble(self, own: Columns, point: Floats, common: float, bar: float, last: Forms) -> HeadScore:
         """The head from its hyperplane and one more column, given by what each row says of it."""
         basis = np.vstack([self.scope.row, self.values.rows])
         form = basis.T @ np.append(common, plain(last.values))
@@ -280,4 +282,4 @@ class HeadReader:
         back = np.linalg.inv(np.vstack([own.points, point]).T)
         score = np.column_stack([own.forms, form]) @ back
         radius = np.sqrt(np.column_stack([own.radius, radius]) ** 2 @ back**2)
-        return ReadHead(score, radius, min(own.rank + 1, self.scope.signature.width))
+        return HeadScore(score, radius, min(own.rank + 1, self.scope.signature.width))

@@ -51,14 +51,14 @@ class JumpSearch:
     closest: float  # the smallest angle between jumps
 
 
-def look_for_bias(scope: Scope, rng: np.random.Generator) -> Steps[Scope]:
+def ask_for_bias(scope: Scope, rng: np.random.Generator) -> Steps[Scope]:
     """Whether heads have score biases, by a last token of zero; if so, how long last tokens must be for all to turn."""
     width = scope.signature.width
     lever = np.array([BIAS_LEVER])
     biased = replace(scope, radius=1.0)
     nothing = np.append(np.zeros(width), 1.0)[None, :]
     level = (yield from biased.ask("biases", lever, nothing))[:, :] @ scope.mix
-    scope = scope.seeing(level)
+    scope = scope.with_bias_seen(level)
     whole = float(scope.row @ scope.vector @ scope.mix)
     drowned = float(biased.known_error(lever, scope.mix)[0])
     if abs(float(level[0]) - whole / 2) <= scope.blur + drowned:
@@ -66,35 +66,35 @@ def look_for_bias(scope: Scope, rng: np.random.Generator) -> Steps[Scope]:
     direction = rng.standard_normal(width)
     direction /= np.linalg.norm(direction)
 
-    def turned(powers: list[int]) -> Steps[Booleans]:
+    def turn(powers: list[int]) -> Steps[Booleans]:
         radii = np.exp2(np.array(powers, dtype=np.float64))
         both = np.concatenate([radii, -radii])
         points = np.column_stack([both[:, None] * direction, np.ones(both.size)])
         sums = (yield from biased.ask("biases", np.full(both.size, lever[0]), points)) @ scope.mix
-        error = scope.seeing(sums).blur + drowned * np.maximum(1, radii)
+        error = scope.with_bias_seen(sums).blur + drowned * np.maximum(1, radii)
         return np.abs(sums[: radii.size] + sums[radii.size :] - whole) <= 4 * error
 
     powers = list(RADII)
-    good = yield from turned(powers)
+    good = yield from turn(powers)
     if not good[-1]:
         raise Unrecoverable(Outcome.WRONG_FAMILY, NO_TURN)
     first = _from_there_on(good)
     if first > 0:
         finer = [powers[first - 1] + step for step in RADII_FINE]
-        good = yield from turned(finer)
+        good = yield from turn(finer)
         smallest = [*finer, powers[first]][_from_there_on(np.append(good, True))]
     else:
         smallest = powers[0]
     return replace(scope, radius=BEYOND * 2.0**smallest)
 
 
-def find_jumps(scope: Scope, rng: np.random.Generator) -> Steps[JumpSearch | None]:
+def ask_jumps(scope: Scope, rng: np.random.Generator) -> Steps[JumpSearch | None]:
     """All jumps of one half-circle; None when no answer depends on the lever."""
     width = scope.signature.width
     start, other = np.linalg.qr(rng.standard_normal((width, 2)))[0].T if width > 1 else np.array([[1.0], [0.0]])
     whole = float(scope.row @ scope.vector @ scope.mix)
     for _ in range(MOST_RADII):
-        scope, lever = yield from _saturating(scope, _lifted(scope, start[None, :]))
+        scope, lever = yield from _ask_saturating(scope, _lift(scope, start[None, :]))
         if lever is None:
             return None
         saturating = lever
@@ -131,7 +131,7 @@ class _Half:
         self.scope, self.lever, self.start, self.other = scope, SHARP / self.narrowest * lever, start, other
 
     def at(self, angles: Floats) -> Floats:  # (n,) -> (n, size)
-        return _lifted(self.scope, cross_section(self.start, self.other, angles))
+        return _lift(self.scope, cross_section(self.start, self.other, angles))
 
     def look(self, angles: Floats) -> Steps[Floats]:  # (n,) -> (n,)
         levels = yield from self.scope.ask("jumps", np.full(angles.size, self.lever), self.at(angles))
@@ -140,11 +140,11 @@ class _Half:
     def first_look(self) -> Steps[HalfCircle]:
         angles = np.linspace(0.0, np.pi, FIRST_ANGLES)
         levels = yield from self.look(angles)
-        self.scope = self.scope.seeing(levels)
+        self.scope = self.scope.with_bias_seen(levels)
         return HalfCircle(angles, levels, 4 * self.scope.blur, self.narrowest)
 
 
-def _lifted(scope: Scope, points: Floats) -> Floats:
+def _lift(scope: Scope, points: Floats) -> Floats:
     return points if scope.radius is None else np.column_stack([points, np.ones(points.shape[0])])
 
 
@@ -154,7 +154,7 @@ def _from_there_on(good: Booleans) -> int:
     return int(bad[-1]) + 1 if bad.size else 0
 
 
-def _saturating(scope: Scope, point: Floats) -> Steps[tuple[Scope, float | None]]:
+def _ask_saturating(scope: Scope, point: Floats) -> Steps[tuple[Scope, float | None]]:
     """The smallest lever, up to a factor of eight, from which on levels stay the same; None when they always do."""
 
     def look(powers: Floats) -> Steps[tuple[Floats, Floats]]:
@@ -170,7 +170,7 @@ def _saturating(scope: Scope, point: Floats) -> Steps[tuple[Scope, float | None]
         powers = powers[clear] if np.any(clear) or settled is not None else powers
         levels, errors = yield from look(powers)
         if settled is None:
-            scope, settled = scope.seeing(levels), float(levels[-1])
+            scope, settled = scope.with_bias_seen(levels), float(levels[-1])
         same = np.abs(levels - settled) <= scope.blur + errors
         if scope.radius is None and step == POWER_STEPS[0] and np.all(same):
             return scope, None
@@ -189,9 +189,9 @@ def _isolate(
     for _ in range(MOST_ROUNDS):
         if circle.jumps()[0].size > MOST_JUMPS:
             break
-        angles = circle.unsettled(WIDEST)
+        angles = circle.is_unsettled(WIDEST)
         if doubtful is not None:
-            angles = np.union1d(angles, circle.undivided(doubtful))
+            angles = np.union1d(angles, circle.is_undivided(doubtful))
         if not angles.size:
             return
         circle.add(angles, (yield from look(angles)))

@@ -10,7 +10,7 @@ from keyhole.arrays import Floats
 from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.multi_head.vector.odds_pencil import Pencil, equations, solve_pencil
 from keyhole.methods.multi_head.vector.probe import HeadsHidden, VectorQueries
-from keyhole.methods.multi_head.vector.token_fit import Asked, TokenFit, fit_token
+from keyhole.methods.multi_head.vector.token_fit import TokenData, TokenFit, fit_token
 from keyhole.recovery import Outcome
 
 # Copies of the token and of the last one, by the length they need; ratios far apart say most.
@@ -31,7 +31,7 @@ DRAWS, BLURRED = 8, 0.02
 
 
 @dataclass(frozen=True)
-class Start:
+class FirstToken:
     """One token in all heads."""
 
     token: Floats  # (width,)
@@ -48,7 +48,7 @@ class Start:
     value_draws: Floats  # (draws, heads, outputs) and the values with them
 
     @property
-    def told_apart(self) -> float:
+    def least_distance(self) -> float:
         """How far apart logits of two heads must be, relatively, to show as two."""
         shift = 0.2 * float(np.sqrt(np.mean(np.minimum(self.logits**2, 1.0))))  # of weights, for logits off by a factor
         size = float(np.sqrt(np.mean(np.sum(self.values**2, axis=1)) * self.singular.size))
@@ -60,10 +60,10 @@ class Start:
         return int(self.values.shape[0])
 
 
-def read_start(box: VectorQueries) -> Steps[Start]:
+def ask_first_token(box: VectorQueries) -> Steps[FirstToken]:
     """One token beside random last ones, in several multiplicities: the rank of its answers is the number of heads."""
     copies = next(ratios for length, ratios in COPIES.items() if box.longest >= length)
-    token = box.gridded(box.scale * box.directions(1)[0])
+    token = box.on_grid(box.scale * box.directions(1)[0])
     answers = np.zeros((0, len(copies), box.outputs))
     last = np.zeros((0, box.width))
     wanted, spare = FIRST_ROUND, SPARE_EQUATIONS * box.patience
@@ -71,7 +71,7 @@ def read_start(box: VectorQueries) -> Steps[Start]:
         while wanted > last.shape[0]:
             fresh = box.scale * box.directions(-(-(wanted - last.shape[0]) // len(box.views)))
             fresh[1::2] *= SHORTER
-            fresh = box.gridded(fresh)
+            fresh = box.on_grid(fresh)
             columns = []
             for pair in copies:
                 columns += [(yield from box.pairs("heads", fresh, token, pair))]
@@ -81,7 +81,7 @@ def read_start(box: VectorQueries) -> Steps[Start]:
             last = np.concatenate([last, ends.reshape(-1, box.width)])
             heads, _ = _count(box, answers)
             wanted = _enough(heads, len(copies), spare, box)
-        start = _solved(box, token, last, answers, copies)
+        start = _solve(box, token, last, answers, copies)
         if start is not None:
             return start
         spare *= 2.0
@@ -122,9 +122,9 @@ def _enough(heads: int, multiplicities: int, spare: float, box: VectorQueries) -
     return max(int(np.ceil(spare * equations(heads) / each)) + 2, (heads + 4) // multiplicities + 2)
 
 
-def _solved(
+def _solve(
     box: VectorQueries, token: Floats, last: Floats, answers: Floats, copies: tuple[tuple[int, int], ...]
-) -> Start | None:
+) -> FirstToken | None:
     """The heads; None where the answers are no weights of heads, as far as they say."""
     heads, singular = _count(box, answers)
     flat = answers.reshape(-1, box.outputs)
@@ -141,7 +141,7 @@ def _solved(
     odds = np.log(weights / (1 - weights)) - np.log(ratios)[:, None]
     guess = np.sum(trust * odds, axis=1) / np.sum(trust, axis=1)
     group = np.repeat(np.arange(last.shape[0], dtype=np.int64), len(copies))
-    asked = Asked(
+    asked = TokenData(
         answers=flat,
         group=group,
         odds=np.zeros((flat.shape[0], heads)),
@@ -152,13 +152,13 @@ def _solved(
     fit: TokenFit = fit_token(asked, guess, ENOUGH * box.noise)
     if not fit.residual <= MISFIT * box.errors(fit.logits, fit.values):
         return None
-    size = box.scatter(fit, fit.logits, fit.values)
+    size = box.residual_error(fit, fit.logits, fit.values)
     draws = fit.respond(size * box.rng.standard_normal((DRAWS, flat.shape[0] + 1, box.outputs)))
-    _refuse_near(fit.values, draws[1])
-    return Start(token, last, fit.logits, fit.values, singular, pencil, fit.residual, floor, *draws)
+    _check_apart(fit.values, draws[1])
+    return FirstToken(token, last, fit.logits, fit.values, singular, pencil, fit.residual, floor, *draws)
 
 
-def _refuse_near(values: Floats, draws: Floats) -> None:
+def _check_apart(values: Floats, draws: Floats) -> None:
     """End where errors of answers, small as they are, trade the values of two heads for each other."""
     errors = np.sqrt(np.mean(draws**2, axis=(0, 2))) / np.sqrt(np.mean(values**2, axis=1))
     if not np.all(errors <= BLURRED):

@@ -10,12 +10,12 @@ from keyhole.arrays import ROUNDING_DEVIATIONS, Array, Floats, floats
 from keyhole.families import MultiHead, SingleHead
 from keyhole.methods.base import Estimate, Steps, Unrecoverable
 from keyhole.methods.forms.value import Value
-from keyhole.methods.multi_head.vector.first_token import Start, read_start
+from keyhole.methods.multi_head.vector.first_token import FirstToken, ask_first_token
 from keyhole.methods.multi_head.vector.probe import VectorQueries
 from keyhole.methods.multi_head.vector.scores import Scores
-from keyhole.methods.multi_head.vector.scores_all import read_blocks
-from keyhole.methods.multi_head.vector.scores_last import read_scores
-from keyhole.methods.multi_head.vector.values import VectorValues, read_values
+from keyhole.methods.multi_head.vector.scores_all import ask_scores_everywhere
+from keyhole.methods.multi_head.vector.scores_last import ask_scores
+from keyhole.methods.multi_head.vector.values import VectorValues, ask_values
 from keyhole.queries import Signature
 from keyhole.recovery import Outcome
 
@@ -31,16 +31,16 @@ EVERYWHERE = ("the box adds up softmax heads over its raw tokens, all of which e
 TRADED = 1e2
 
 
-def read_vector_heads(signature: Signature, rng: np.random.Generator, value: Value) -> Steps[Estimate]:
+def ask_vector_heads(signature: Signature, rng: np.random.Generator, value: Value) -> Steps[Estimate]:
     """All heads of f(X) = Σ_h Σ_i softmax_i(x_iᵀ·(M_h·x_N + c_h))·x_iᵀ·V_h + b, for p ≥ H outputs.
 
-    The odds pencil: one token in several multiplicities tells the heads apart without saturating any (`read_start`),
-    other tokens beside it tell their values (`read_values`), and then many tokens a query the logits (`read_scores`).
+    The odds pencil: one token in several multiplicities tells the heads apart without saturating any (`ask_first_token`),
+    other tokens beside it tell their values (`ask_values`), and then many tokens a query the logits (`ask_scores`).
     About d + 1 + H²/2 + 6H queries, 2H for each token whose values are read, of which there are r + r/8 where ranks add
     up to at most p and d elsewhere, and (d + 1)·d/k for the logits, k ≤ p/H tokens a query, or (d + 1)·⌈r/k⌉ + r·d/k
     for rank r.
 
-    Where all positions are seen, those of the first stages tell twice as much, and logits come from `read_blocks`: H
+    Where all positions are seen, those of the first stages tell twice as much, and logits come from `ask_scores_everywhere`: H
     queries for each token whose values are read, and 4·r·d/k² for the logits, 2·d²/k² where the rank is full.
 
     Assumes what `ASSUMPTIONS` says, or `EVERYWHERE`. Raises HeadsHidden where p numbers do not tell the heads apart:
@@ -48,15 +48,15 @@ def read_vector_heads(signature: Signature, rng: np.random.Generator, value: Val
     """
     box = VectorQueries(signature, value, rng)
     yield from box.ask_probes()
-    start = yield from read_start(box)
-    values = yield from read_values(box, start)
-    scores = (yield from read_blocks(box, start, values)) if box.everywhere else None
+    start = yield from ask_first_token(box)
+    values = yield from ask_values(box, start)
+    scores = (yield from ask_scores_everywhere(box, start, values)) if box.everywhere else None
     if scores is None:
-        scores = yield from read_scores(box, start, values)
+        scores = yield from ask_scores(box, start, values)
     return _estimate(box, value, start, values, scores)
 
 
-def _estimate(box: VectorQueries, value: Value, start: Start, values: VectorValues, scores: Scores) -> Estimate:
+def _estimate(box: VectorQueries, value: Value, start: FirstToken, values: VectorValues, scores: Scores) -> Estimate:
     """Parameters and radii, without the biases that do not show."""
     space, heads = box.signature.space, start.heads
     bars = ROUNDING_DEVIATIONS * np.stack([scores.bars, scores.bias_bars])
@@ -83,7 +83,7 @@ def _estimate(box: VectorQueries, value: Value, start: Start, values: VectorValu
             )
         )
     found = MultiHead(params, value.bias if value.has_bias else None)
-    _refuse_near(found, scores, radii)
+    _check_apart(found, scores, radii)
     return Estimate(
         params=found,
         radius=MultiHead(radii, value.bias_radius),
@@ -93,7 +93,7 @@ def _estimate(box: VectorQueries, value: Value, start: Start, values: VectorValu
     )
 
 
-def _refuse_near(found: MultiHead, scores: Scores, radii: list[SingleHead]) -> None:
+def _check_apart(found: MultiHead, scores: Scores, radii: list[SingleHead]) -> None:
     """End where two heads differ by little more than what a low rank may have left out: they may have traded it."""
     for one in range(len(radii)):
         for two in range(one):
@@ -124,7 +124,9 @@ def _bound(box: VectorQueries, values: VectorValues, scores: Scores, biased: lis
     return -(-numbers // (outputs * (box.asked if box.everywhere else 1)))
 
 
-def _details(start: Start, values: VectorValues, scores: Scores, biased: list[bool], value: Value) -> dict[str, Any]:
+def _details(
+    start: FirstToken, values: VectorValues, scores: Scores, biased: list[bool], value: Value
+) -> dict[str, Any]:
     return {
         "heads": start.heads,
         "score_ranks": [int(rank) for rank in scores.ranks],
@@ -134,5 +136,5 @@ def _details(start: Start, values: VectorValues, scores: Scores, biased: list[bo
         "tokens_per_query": scores.per_query,
         "pencil_condition": start.pencil.condition,
         "logit_condition": scores.condition,
-        "merged_below": start.told_apart,
+        "merged_below": start.least_distance,
     }

@@ -74,7 +74,7 @@ class VectorQueries:
         """Most tokens per sequence."""
         return self.signature.max_length or float("inf")
 
-    def gridded(self, tokens: Floats) -> Floats:
+    def on_grid(self, tokens: Floats) -> Floats:
         """Tokens with so few digits that sums of two of them, and their halves, are exact in the box's dtype."""
         unit = floor_power(2 * self.scale) * self.signature.space.spacing * 2.0**SPARE_BITS
         rounded: Floats = np.round(tokens / unit) * unit
@@ -141,11 +141,11 @@ class VectorQueries:
 
     def ask_probes(self) -> Steps[None]:
         """Settle scale, precision, and whether all positions may be used."""
-        yield from self._find_scale()
-        yield from self._measure_precision()
-        yield from self._look_around()
+        yield from self._ask_scale()
+        yield from self._ask_precision()
+        yield from self._ask_positions()
 
-    def _look_around(self) -> Steps[None]:
+    def _ask_positions(self) -> Steps[None]:
         """Whether every position answers as the last one does: three tokens in two orders.
 
         A causal mask or encoded positions show; then only the last position is read.
@@ -153,7 +153,7 @@ class VectorQueries:
         if self.signature.positions == "last":
             return
         space = self.signature.space
-        tokens = space.asarray(self.gridded(self.scale * self.directions(FEWEST_TOKENS)))
+        tokens = space.asarray(self.on_grid(self.scale * self.directions(FEWEST_TOKENS)))
         turned = np.arange(FEWEST_TOKENS)[None, :] - np.arange(2)[:, None]  # in the second, each moves up by one
         order = turned % FEWEST_TOKENS
         plan = Plan("precision", 2, [[Term(TokenRows(tokens), space.indices(column))] for column in order.T])
@@ -162,9 +162,9 @@ class VectorQueries:
         size = float(np.sqrt(np.mean(answers**2)))
         self.everywhere = apart <= AFFINE * self.signature.space.eps * size + 2 * SPARE_BITS * self.noise
 
-    def _measure_precision(self) -> Steps[None]:
+    def _ask_precision(self) -> Steps[None]:
         """Errors at tokens of the chosen norm: one-token answers are affine but for those."""
-        last = self.gridded(self.scale * self.directions(PRECISION_QUERIES))
+        last = self.on_grid(self.scale * self.directions(PRECISION_QUERIES))
         rest = yield from self.ask("precision", last, np.arange(last.shape[0], dtype=np.int64), [])
         size = float(np.sqrt(np.mean((last @ self.linear) ** 2) + np.mean(self.bias**2)))
         error = float(np.sqrt(np.mean(rest**2)))
@@ -179,18 +179,18 @@ class VectorQueries:
         self.patience = max(1.0, 1 + (math.log10(self.noise / size) - PRECISE) / LESS if size > 0 else 1.0)
         self.coarse = self.patience > COARSE
 
-    def _refuse_cancelling(self, ways: Floats, norms: list[float]) -> Steps[None]:
+    def _check_cancelling(self, ways: Floats, norms: list[float]) -> Steps[None]:
         """End where heads of opposite logits and equal values cancel beside one last token, but not beside two."""
         every = np.arange(PAIRS, dtype=np.int64)
         for norm in norms:
             self.scale = norm
-            tokens = self.gridded(norm * ways)
+            tokens = self.on_grid(norm * ways)
             rows = (tokens[:PAIRS], every, np.ones(PAIRS))
             found = yield from self.ask("scale", tokens[PAIRS:], every, [rows], 2)
-            if np.linalg.norm(found - tokens[:PAIRS] @ self.linear / 3) > norm * self.nothing(norm):
+            if np.linalg.norm(found - tokens[:PAIRS] @ self.linear / 3) > norm * self.zero_effect(norm):
                 raise HeadsHidden(Outcome.WRONG_FAMILY, "heads cancel wherever two tokens are asked, but not three")
 
-    def _find_scale(self) -> Steps[None]:
+    def _ask_scale(self) -> Steps[None]:
         """The norm of tokens at which attention chooses, without being decided."""
         if self.longest < FEWEST_TOKENS:
             raise Unrecoverable(
@@ -204,7 +204,7 @@ class VectorQueries:
         def effect(norm: float) -> Steps[float]:
             if norm not in seen:
                 self.scale = norm
-                tokens = self.gridded(norm * pairs)
+                tokens = self.on_grid(norm * pairs)
                 every = np.arange(PAIRS, dtype=np.int64)
                 rows = (tokens[:PAIRS], every, np.ones(PAIRS))
                 found = yield from self.ask("scale", tokens[PAIRS:], every, [rows])
@@ -217,12 +217,12 @@ class VectorQueries:
             if norm >= limit:
                 break
             higher = yield from effect(min(norm * LADDER, limit))
-            if higher <= PLATEAU * top and higher > self.nothing(norm):
+            if higher <= PLATEAU * top and higher > self.zero_effect(norm):
                 break
             norm, top = min(norm * LADDER, limit), max(top, higher)
-        floor = self.nothing(norm)
+        floor = self.zero_effect(norm)
         if top <= floor:  # no attention at all, or one that cancels beside a single last token
-            yield from self._refuse_cancelling(self.directions(2 * PAIRS), list(seen))
+            yield from self._check_cancelling(self.directions(2 * PAIRS), list(seen))
             self.scale = min(1.0, limit)
             return
         for _ in range(MOST_RUNGS):  # down, until it does less
@@ -230,7 +230,7 @@ class VectorQueries:
                 break
             norm /= LADDER
             yield from effect(norm)
-            if self.nothing(norm) > PART * top:
+            if self.zero_effect(norm) > PART * top:
                 break
         if not seen[norm] <= PART * top:  # also when nan
             raise Unrecoverable(
@@ -248,13 +248,13 @@ class VectorQueries:
         spread = self.signature.space.eps * self.width**0.5 * float(np.sqrt(np.mean(np.minimum(logits**2, 100.0))))
         return float(self.noise + spread * float(np.sqrt(np.mean(values**2))))
 
-    def scatter(self, fit: TokenFit, logits: Floats, values: Floats) -> float:
+    def residual_error(self, fit: TokenFit, logits: Floats, values: Floats) -> float:
         """Deviation of an answer that a fit shows, or that it may have where the fit has little to tell it by."""
         if fit.freedom < TOLD_BY:
             return fit.residual + self.errors(logits, values)
         return SHOWN * max(fit.residual, self.noise)
 
-    def nothing(self, norm: float) -> float:
+    def zero_effect(self, norm: float) -> float:
         """What rounding makes of an effect that is not there."""
         size = float(np.linalg.norm(self.linear)) + float(np.linalg.norm(self.bias)) / norm
         return float(2.0**SPARE_BITS * self.signature.space.eps * size + self.signature.noise.deviation / norm)

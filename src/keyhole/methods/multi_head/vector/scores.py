@@ -58,7 +58,7 @@ def rms(bars: Floats) -> Floats:  # (heads, m, n) -> (heads,)
     return found
 
 
-def within_errors(rows: Floats, more: Floats, bars: Floats, ranks: Integers) -> Floats:  # (heads,)
+def errors_outside(rows: Floats, more: Floats, bars: Floats, ranks: Integers) -> Floats:  # (heads,)
     """What lies outside a span by errors alone: those of the new rows, and those of the span that they use."""
     found = []
     for head, rank in enumerate(ranks):
@@ -135,7 +135,7 @@ def weight_errors(
     return np.asarray(np.hypot(errors, np.sqrt(np.mean(moved**2, axis=0)).reshape(weights.shape)))
 
 
-def crossed_scores(
+def cross_scores(
     rows: Floats,  # (heads, m, width + 1)
     bars: Floats,
     kept: Integers,  # (k,) columns
@@ -145,7 +145,7 @@ def crossed_scores(
     dropped: Floats,  # (heads,)
 ) -> tuple[Floats, Floats, Floats]:
     """All forms of low rank, their error bars, and what may have been left out of them."""
-    whole, of_rows, of_columns = crossed(rows, kept, columns, ranks)
+    whole, of_rows, of_columns = cross(rows, kept, columns, ranks)
     # C·U⁻¹·R with errors in each of the three.
     core = rms(bars[:, :, kept])
     errors = rms(bars) * of_rows + rms(wide) * of_columns + core * of_rows * of_columns
@@ -222,7 +222,7 @@ def outside(rows: Floats, more: Floats, ranks: Integers) -> Floats:  # (heads, m
     return np.array(found)
 
 
-def crossed(
+def cross(
     rows: Floats, chosen: Integers, columns: Floats, ranks: Integers
 ) -> tuple[Floats, Floats, Floats]:  # (heads, size, n), (heads,), (heads,)
     """Whole matrices from rows (heads, m, n) and columns (heads, size, chosen).

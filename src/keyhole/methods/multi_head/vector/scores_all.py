@@ -14,7 +14,7 @@ import numpy as np
 
 from keyhole.arrays import Floats, Integers
 from keyhole.methods.base import Steps
-from keyhole.methods.multi_head.vector.first_token import CLEAR, Start
+from keyhole.methods.multi_head.vector.first_token import CLEAR, FirstToken
 from keyhole.methods.multi_head.vector.probe import VectorQueries
 from keyhole.methods.multi_head.vector.scores import (
     KNOWN,
@@ -23,7 +23,8 @@ from keyhole.methods.multi_head.vector.scores import (
     affordable,
     answer_noise,
     choose_columns,
-    crossed_scores,
+    cross_scores,
+    errors_outside,
     inverse_of,
     outside,
     ranks_above,
@@ -31,7 +32,6 @@ from keyhole.methods.multi_head.vector.scores import (
     scores_of,
     spectral,
     weight_errors,
-    within_errors,
     worst_of,
 )
 from keyhole.methods.multi_head.vector.values import LARGEST, VectorValues
@@ -55,13 +55,13 @@ FILLED = 0.75
 SPARE_ROWS = 2
 
 
-def read_blocks(box: VectorQueries, start: Start, values: VectorValues) -> Steps[Scores | None]:
+def ask_scores_everywhere(box: VectorQueries, start: FirstToken, values: VectorValues) -> Steps[Scores | None]:
     """All scores; None where only the last position tells them: others see less, or some weights stay at 0 or 1."""
     reader = _BlockReader(box, start, values)
     for _ in range(ATTEMPTS):
-        if reader.per_query < FEWEST_TOKENS or not (yield from reader.find_size()):
+        if reader.per_query < FEWEST_TOKENS or not (yield from reader.ask_size()):
             return None
-        found = yield from reader.read()
+        found = yield from reader.ask()
         if found is not None:
             return found
         reader.size *= SMALLER**2
@@ -75,7 +75,7 @@ class _Read:
     forms: Floats  # (queries, heads, n, n + 1)
     bars: Floats
 
-    def unknown(self) -> float:
+    def relative_error(self) -> float:
         """Error bars over what scores make of forms, in the head that is known worst."""
         scored = np.sqrt(np.mean((self.forms[..., :-1] - self.forms[..., -1:]) ** 2, axis=(0, 2, 3)))
         scored = np.maximum(scored, FLATTEST * np.max(scored) + 1e-300)
@@ -85,12 +85,12 @@ class _Read:
 class _BlockReader:
     """Forms of one set of tokens, all of the same size."""
 
-    def __init__(self, box: VectorQueries, start: Start, values: VectorValues) -> None:
+    def __init__(self, box: VectorQueries, start: FirstToken, values: VectorValues) -> None:
         self.box, self.values, self.heads = box, values, start.heads
         self.unit = box.directions(box.width)
         sizes = np.sqrt(np.mean(np.minimum(start.logits**2, LARGEST**2), axis=0))
         self.size = box.scale * min(1.0, (AIM / max(float(np.max(sizes)), 1e-300)) ** 0.5)
-        self.tokens = box.gridded(self.size * self.unit)
+        self.tokens = box.on_grid(self.size * self.unit)
         roomy = FILLED * box.outputs >= FEWEST_TOKENS * self.heads
         half = max(affordable(box, values, self.tokens, FILLED if roomy else 1.0) // 2, 1)
         self.per_query = 2 * half
@@ -99,41 +99,41 @@ class _BlockReader:
         places = np.arange(box.width, dtype=np.int64)
         self.groups = [places[first : first + half] for first in range(0, box.width, half)]
         self.condition = 0.0
-        self._forget()
+        self._clear()
 
-    def _forget(self) -> None:
+    def _clear(self) -> None:
         shape = (self.heads, self.box.width, self.box.width + 1)
         self.forms, self.bars, self.times = np.zeros(shape), np.zeros(shape), np.zeros(shape[1:])
 
-    def shown(self) -> tuple[int, float]:
+    def figures(self) -> tuple[int, float]:
         """What details say."""
         return self.per_query, self.condition
 
-    def find_size(self) -> Steps[bool]:
+    def ask_size(self) -> Steps[bool]:
         """Make tokens of the size at which forms are known best, if they are known well at any."""
         members = np.concatenate(self.groups[:2])[None, :]
         best, kept = np.inf, self.size
         for _ in range(MOST_SIZES):
-            self.tokens = self.box.gridded(self.size * self.unit)
+            self.tokens = self.box.on_grid(self.size * self.unit)
             read = yield from self._ask(members)
-            unknown = np.inf if read is None else read.unknown()
+            unknown = np.inf if read is None else read.relative_error()
             if unknown >= best and best < np.inf:
                 break
             if unknown < best:
                 best, kept = unknown, self.size
             self.size *= SMALLER
         self.size = kept
-        self.tokens = self.box.gridded(kept * self.unit)
+        self.tokens = self.box.on_grid(kept * self.unit)
         return best <= BLURRED
 
-    def read(self) -> Steps[Scores | None]:
+    def ask(self) -> Steps[Scores | None]:
         """Groups beside all others, until their rows span the rest; None where a weight cannot be read."""
-        self._forget()
+        self._clear()
         last = max(len(self.groups) - 2, 0)
         for group in range(last + 1):
             if not (yield from self._join(group)):
                 return None
-            found = self.spanned(np.concatenate(self.groups[: group + 1])) if group < last else self.whole()
+            found = self.solve_spanned(np.concatenate(self.groups[: group + 1])) if group < last else self.solve_whole()
             if found is not None:
                 return found
         return None
@@ -146,13 +146,13 @@ class _BlockReader:
             by_size.setdefault(partner.size, []).append(np.concatenate([self.groups[group], partner]))
         for members in by_size.values():
             read = yield from self._ask(np.stack(members))
-            if read is None or read.unknown() > 2 * BLURRED:
+            if read is None or read.relative_error() > 2 * BLURRED:
                 return False
             for some, forms, bars in zip(members, read.forms, read.bars, strict=True):
-                self._enter(some, forms, bars)
+                self._add(some, forms, bars)
         return True
 
-    def _enter(self, members: Integers, forms: Floats, bars: Floats) -> None:  # (n,), twice (heads, n, n + 1)
+    def _add(self, members: Integers, forms: Floats, bars: Floats) -> None:  # (n,), twice (heads, n, n + 1)
         """Keep what was read: of several times the mean, and the widest bar, since errors of values do not average."""
         place = (slice(None), members[:, None], np.append(members, self.box.width))
         times = self.times[place[1:]]
@@ -189,12 +189,12 @@ class _BlockReader:
             bars[number] = bar.transpose(1, 2, 0)
         return _Read(forms, bars)
 
-    def whole(self) -> Scores:
+    def solve_whole(self) -> Scores:
         """Scores where all forms were read."""
         bars, ranks = rms(self.bars), ranks_above(self.forms, self.bars)
-        return scores_of(self.forms, self.tokens, self.tokens, self.values.matrices, ranks, bars, bars, self.shown())
+        return scores_of(self.forms, self.tokens, self.tokens, self.values.matrices, ranks, bars, bars, self.figures())
 
-    def spanned(self, read: Integers) -> Scores | None:
+    def solve_spanned(self, read: Integers) -> Scores | None:
         """All forms, where the rows read span the others; None where they do not show to."""
         width = self.box.width
         rows, bars = self.forms[:, read], self.bars[:, read]
@@ -206,14 +206,14 @@ class _BlockReader:
             return None
         columns, wide = self.forms[:, :, ends], self.bars[:, :, ends]
         fresh = np.setdiff1d(np.arange(width), read)
-        allowed = within_errors(rows[:, :, ends], columns[:, fresh], wide[:, fresh], ranks)
+        allowed = errors_outside(rows[:, :, ends], columns[:, fresh], wide[:, fresh], ranks)
         if not np.all(outside(rows[:, :, ends], columns[:, fresh], ranks) <= allowed):
             return None
         kept = ends[choose_columns(rows[:, :, ends], ranks, rank)]
         dropped = allowed + CLEAR * spectral(bars)
-        whole, errors, dropped = crossed_scores(
+        whole, errors, dropped = cross_scores(
             rows, bars, kept, self.forms[:, :, kept], self.bars[:, :, kept], ranks, dropped
         )
         return scores_of(
-            whole, self.tokens, self.tokens, self.values.matrices, ranks, errors, rms(bars), self.shown(), dropped
+            whole, self.tokens, self.tokens, self.values.matrices, ranks, errors, rms(bars), self.figures(), dropped
         )

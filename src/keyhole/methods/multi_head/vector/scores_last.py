@@ -6,7 +6,7 @@ import numpy as np
 
 from keyhole.arrays import Floats, Integers
 from keyhole.methods.base import Steps, Unrecoverable
-from keyhole.methods.multi_head.vector.first_token import CLEAR, Start
+from keyhole.methods.multi_head.vector.first_token import CLEAR, FirstToken
 from keyhole.methods.multi_head.vector.probe import VectorQueries
 from keyhole.methods.multi_head.vector.scores import (
     KNOWN,
@@ -15,7 +15,8 @@ from keyhole.methods.multi_head.vector.scores import (
     affordable,
     answer_noise,
     choose_columns,
-    crossed_scores,
+    cross_scores,
+    errors_outside,
     inverse_of,
     outside,
     ranks_above,
@@ -24,7 +25,6 @@ from keyhole.methods.multi_head.vector.scores import (
     spectral,
     steepness,
     weight_errors,
-    within_errors,
     worst_of,
 )
 from keyhole.methods.multi_head.vector.values import LARGEST, VectorValues
@@ -42,45 +42,45 @@ STEEPEST = 32.0
 SPARE = 4
 
 
-def read_scores(box: VectorQueries, start: Start, values: VectorValues) -> Steps[Scores]:
+def ask_scores(box: VectorQueries, start: FirstToken, values: VectorValues) -> Steps[Scores]:
     """Rows for all last tokens, block by block, until further blocks lie in their span; then columns."""
     reader = _ScoreReader(box, start, values)
     whole = reader.width + 1
     every = np.arange(whole, dtype=np.int64)
-    rows, bars = yield from reader.read(0, every)
+    rows, bars = yield from reader.ask(0, every)
     for block in range(1, len(reader.blocks)):
         ranks = ranks_above(rows, bars)
         rank = int(np.max(ranks))
         coarse = bool(np.median(bars) > KNOWN * np.median(np.abs(rows)))
         enough = whole if coarse else rank + 1
         chosen = choose_columns(rows, ranks, enough) if enough < whole - 1 else every
-        more, wide = yield from reader.read(block, chosen)
+        more, wide = yield from reader.ask(block, chosen)
         if enough < whole - 1:
-            allowed = within_errors(rows[:, :, chosen], more, wide, ranks)
+            allowed = errors_outside(rows[:, :, chosen], more, wide, ranks)
             sizes = np.sqrt(np.mean(more**2, axis=(1, 2)))
             telling = rank < rows.shape[1] or bool(np.all(allowed <= TELLING * sizes))
             telling = telling and bool(np.all(steepness(rows[:, :, chosen], more, ranks) <= STEEPEST))
             if telling and np.all(outside(rows[:, :, chosen], more, ranks) <= allowed):
                 chosen = chosen[:rank]
                 dropped = allowed + CLEAR * spectral(bars)  # what rank and span may have left out
-                return (yield from reader.crossed(rows, bars, ranks, chosen, block, more, wide, dropped))
+                return (yield from reader.cross(rows, bars, ranks, chosen, block, more, wide, dropped))
             others = np.setdiff1d(every, chosen)
-            rest, wide_rest = yield from reader.read(block, others)
+            rest, wide_rest = yield from reader.ask(block, others)
             order = np.argsort(np.concatenate([chosen, others]))
             more = np.concatenate([more, rest], axis=2)[:, :, order]
             wide = np.concatenate([wide, wide_rest], axis=2)[:, :, order]
         rows, bars = np.concatenate([rows, more], axis=1), np.concatenate([bars, wide], axis=1)
-    return reader.solved(rows, ranks_above(rows, bars), rms(bars), rms(bars))
+    return reader.solve(rows, ranks_above(rows, bars), rms(bars), rms(bars))
 
 
 class _ScoreReader:
-    def __init__(self, box: VectorQueries, start: Start, values: VectorValues) -> None:
+    def __init__(self, box: VectorQueries, start: FirstToken, values: VectorValues) -> None:
         self.box, self.start, self.values = box, start, values
         self.width, self.heads = box.width, start.heads
-        self.last = box.gridded(np.vstack([box.scale * box.directions(self.width), np.zeros((1, self.width))]))
+        self.last = box.on_grid(np.vstack([box.scale * box.directions(self.width), np.zeros((1, self.width))]))
         sizes = np.sqrt(np.mean(np.minimum(start.logits**2, LARGEST**2), axis=0))
         self.size = box.scale * min(1.0, AIM / max(float(np.max(sizes)), 1e-300))
-        self.tokens = box.gridded(self.size * box.directions(self.width))
+        self.tokens = box.on_grid(self.size * box.directions(self.width))
         self.per_query = affordable(box, values, self.tokens, 1.0)
         starts = range(0, self.width, self.per_query)
         self.blocks = [np.arange(first, min(first + self.per_query, self.width)) for first in starts]
@@ -92,7 +92,7 @@ class _ScoreReader:
         mixed = values.error * self.size * (self.heads / self.per_query) ** 0.5
         self.noise = float(np.hypot(values.noise, mixed))
 
-    def _mend(self, block: int, answers: Floats) -> None:
+    def _correct(self, block: int, answers: Floats) -> None:
         """Correct the values of a block along the weak directions, by what its answers leave over."""
         own, weak = self.own[block], self.values.weak
         heads, count, outputs = own.shape
@@ -114,7 +114,7 @@ class _ScoreReader:
         self.own[block] = own + np.einsum("kb,bho->hko", change, weak)
         self.inverses[block] = inverse_of(self.own[block])
 
-    def mended_values(self) -> Floats:  # (heads, width, outputs)
+    def corrected_values(self) -> Floats:  # (heads, width, outputs)
         """The values of all heads with the corrections of all blocks."""
         changes = [change for change in self.mended if change is not None]
         if len(changes) < len(self.blocks) or self.values.weak.shape[0] == 0:
@@ -123,7 +123,7 @@ class _ScoreReader:
         matrices: Floats = self.values.matrices + np.einsum("db,bho->hdo", shares, self.values.weak)
         return matrices
 
-    def read(self, block: int, columns: Integers) -> Steps[tuple[Floats, Floats]]:  # -> twice (heads, k, columns)
+    def ask(self, block: int, columns: Integers) -> Steps[tuple[Floats, Floats]]:  # -> twice (heads, k, columns)
         """Forms u·(M·g + c) of a block of tokens with some of the last tokens, and their error bars."""
         box, heads = self.box, self.heads
         members = self.blocks[block]
@@ -136,7 +136,7 @@ class _ScoreReader:
             added = [(self.tokens[[member]], zeros, scale[left]) for member in members]
             answers = yield from box.ask("scores", self.last, columns[left], added)
             if self.mended[block] is None:
-                self._mend(block, answers)
+                self._correct(block, answers)
             if np.all(scale == 1.0):
                 share = self.size * (heads / members.size) ** 0.5
                 noise = answer_noise(
@@ -170,7 +170,7 @@ class _ScoreReader:
             Outcome.SATURATED, f"the weights of {left.size} queries stayed at 0 or 1 however short the tokens were"
         )
 
-    def crossed(
+    def cross(
         self,
         rows: Floats,
         bars: Floats,
@@ -184,15 +184,15 @@ class _ScoreReader:
         """All other tokens at the last ones that are kept."""
         columns, wide = [rows[:, :, kept], more[:, :, : kept.size]], [bars[:, :, kept], more_bars[:, :, : kept.size]]
         for number in range(block + 1, len(self.blocks)):
-            forms, errors = yield from self.read(number, kept)
+            forms, errors = yield from self.ask(number, kept)
             columns.append(forms)
             wide.append(errors)
-        whole, errors, left_out = crossed_scores(
+        whole, errors, left_out = cross_scores(
             rows, bars, kept, np.concatenate(columns, axis=1), np.concatenate(wide, axis=1), ranks, dropped
         )
-        return self.solved(whole, ranks, errors, rms(bars), left_out)
+        return self.solve(whole, ranks, errors, rms(bars), left_out)
 
-    def solved(
+    def solve(
         self,
         forms: Floats,  # (heads, width, width + 1)
         ranks: Integers,
@@ -201,5 +201,5 @@ class _ScoreReader:
         dropped: Floats | float = 0.0,
     ) -> Scores:
         """Scores and biases from forms: the last of the last tokens is zero."""
-        shown, known = (self.per_query, self.condition), self.mended_values()
+        shown, known = (self.per_query, self.condition), self.corrected_values()
         return scores_of(forms, self.tokens, self.last[:-1], known, ranks, bars, read_bars, shown, dropped)

@@ -23,7 +23,7 @@ LEAST = 1e-12
 
 
 @dataclass(frozen=True)
-class Asked:
+class TokenData:
     """What a token was asked beside: J answers in n groups of one last token each."""
 
     answers: Floats  # (J, outputs), without the share of the last token
@@ -67,7 +67,7 @@ class TokenFit:
         return logits, values @ self._frame.T
 
 
-def fit_token(asked: Asked, logits: Floats, enough: float) -> TokenFit:
+def fit_token(asked: TokenData, logits: Floats, enough: float) -> TokenFit:
     """Gauss-Newton with damping over the logits (n, heads); values are linear and eliminated (variable projection).
 
     Ends where residuals are `enough`, root mean square, and do not fall much any more, or do not fall at all.
@@ -112,7 +112,7 @@ def fit_token(asked: Asked, logits: Floats, enough: float) -> TokenFit:
     )
 
 
-def _frame(asked: Asked, heads: int) -> Floats:  # (outputs, at most 2·heads + 1)
+def _frame(asked: TokenData, heads: int) -> Floats:  # (outputs, at most 2·heads + 1)
     """The directions of all values: answers have nothing but errors elsewhere."""
     rows = np.vstack([asked.answers, asked.known, asked.total[None, :]])
     frame: Floats = np.linalg.svd(rows, full_matrices=False)[2][: 2 * heads + 1].T
@@ -131,7 +131,7 @@ def _step(slopes: Floats, rest: Floats, damping: float) -> Floats:
 class _State:
     """Weights, values and residuals at some logits."""
 
-    def __init__(self, asked: Asked, logits: Floats) -> None:
+    def __init__(self, asked: TokenData, logits: Floats) -> None:
         self.asked = asked
         new = np.exp(np.clip(logits[asked.group], -LARGEST_LOGIT, LARGEST_LOGIT)) * asked.copies[:, None]
         whole = 1 + asked.odds + new
@@ -161,7 +161,7 @@ class _State:
         return flat.reshape(-1, groups * heads)
 
 
-def guess_logits(asked: Asked, groups: int) -> Floats | None:  # (groups, heads)
+def guess_logits(asked: TokenData, groups: int) -> Floats | None:  # (groups, heads)
     """A first guess of a token's logits in all heads, by linear algebra alone; None where answers are too few for it.
 
     Beside a known token of odds o the weights of the known and of the new one obey y = 1 − (1 + 1/o)·x. Both are linear

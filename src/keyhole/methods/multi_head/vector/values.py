@@ -8,9 +8,9 @@ import numpy as np
 
 from keyhole.arrays import ROUNDING_DEVIATIONS, Floats, Integers, floats
 from keyhole.methods.base import Steps, Unrecoverable
-from keyhole.methods.multi_head.vector.first_token import CLEAR, ENOUGH, MISFIT, Start
+from keyhole.methods.multi_head.vector.first_token import CLEAR, ENOUGH, MISFIT, FirstToken
 from keyhole.methods.multi_head.vector.probe import HeadsHidden, VectorQueries
-from keyhole.methods.multi_head.vector.token_fit import Asked, TokenFit, fit_token, guess_logits
+from keyhole.methods.multi_head.vector.token_fit import TokenData, TokenFit, fit_token, guess_logits
 from keyhole.recovery import Outcome
 
 # Copies of the known token, of the new one and of the last, by the length they need.
@@ -67,7 +67,7 @@ class VectorValues:
         return bool(np.all(np.sqrt(np.mean(self.spread**2, axis=1)) <= BLURRED * sizes))
 
 
-def read_values(box: VectorQueries, start: Start) -> Steps[VectorValues]:
+def ask_values(box: VectorQueries, start: FirstToken) -> Steps[VectorValues]:
     """Values of tokens until their spans are complete; then those of all tokens from the sum over heads."""
     reader = _ValueReader(box, start)
     if start.heads == 1:
@@ -78,17 +78,17 @@ def read_values(box: VectorQueries, start: Start) -> Steps[VectorValues]:
         known = len(reader.values)
         if known >= limit:
             return reader.plainly()
-        found = reader.spanned()
+        found = reader.solve_spanned()
         if found is not None and found.sharp and (yield from reader.holds(found)):
             return found
         count = min(known, limit - known)
         if known < filled:
             count = min(count, filled - known)
-        yield from reader.read(count)
+        yield from reader.ask(count)
 
 
 class _ValueReader:
-    def __init__(self, box: VectorQueries, start: Start) -> None:
+    def __init__(self, box: VectorQueries, start: FirstToken) -> None:
         if box.longest < min(COPIES):
             raise HeadsHidden(
                 Outcome.WRONG_FAMILY,
@@ -124,15 +124,15 @@ class _ValueReader:
         calm = np.max(np.abs(start.logits).reshape(-1, views * start.heads), axis=1)
         order = np.argsort(np.maximum(calm, LARGEST), kind="stable")
         pool = order[: max(count, int(np.sum(calm <= LARGEST)))]
-        best, chosen = np.inf, self._viewed(pool[:count])
+        best, chosen = np.inf, self._views(pool[:count])
         for _ in range(DRAWN if pool.size > count else 1):
-            some = self._viewed(self.box.rng.permutation(pool)[:count])
+            some = self._views(self.box.rng.permutation(pool)[:count])
             worst = self._condition(some)
             if worst < best:
                 best, chosen = worst, some
         return np.sort(chosen)
 
-    def _viewed(self, ends: Integers) -> Integers:
+    def _views(self, ends: Integers) -> Integers:
         """The last tokens among all that were read beside: each g, and token + g where that sees as much."""
         views = np.arange(len(self.box.views), dtype=np.int64)
         return (ends[:, None] * views.size + views).ravel()
@@ -160,13 +160,13 @@ class _ValueReader:
         total = np.concatenate([np.ones((heads, 1, heads)), np.zeros((heads, 1, count))], axis=2)
         return float(np.max(np.linalg.cond(np.concatenate([system, total], axis=1))))
 
-    def read(self, count: int) -> Steps[None]:
+    def ask(self, count: int) -> Steps[None]:
         """The values of the next tokens of the basis."""
         known = len(self.values)
         missing = list(range(known, known + count))
         found: dict[int, tuple[Floats, Floats, Floats]] = {}
         for _ in range(ATTEMPTS):
-            tokens = self.box.gridded(self.size * self.shrink * self.basis[missing])
+            tokens = self.box.on_grid(self.size * self.shrink * self.basis[missing])
             answers = yield from self._ask(tokens)
             failed = []
             for place, number in enumerate(missing):
@@ -211,7 +211,7 @@ class _ValueReader:
         held, copies, ends = (np.tile(np.array(each, dtype=float), groups) for each in zip(*self.copies, strict=True))
         group = np.repeat(np.arange(groups, dtype=np.int64), many)
         odds = np.exp(self.start.logits[self.chosen][group]) * (held / ends)[:, None]
-        asked = Asked(
+        asked = TokenData(
             answers=answers.reshape(-1, outputs),
             group=group,
             odds=odds,
@@ -234,7 +234,7 @@ class _ValueReader:
         """Errors that values may have: by those of the answers, and by those of what is known of the other token."""
         start, draws = self.start, self.start.value_draws
         group = np.repeat(np.arange(shape[0]), shape[1])
-        size = self.box.scatter(fit, start.logits[self.chosen], start.values)
+        size = self.box.residual_error(fit, start.logits[self.chosen], start.values)
         changes = size * self.box.rng.standard_normal((draws.shape[0], group.size + 1, self.box.outputs))
         logits = start.logit_draws[:, self.chosen][:, group]  # (draws, J, heads)
         changes[:, :-1] -= fit.others @ draws
@@ -283,7 +283,7 @@ class _ValueReader:
             traded=0.0,
         )
 
-    def spanned(self) -> VectorValues | None:
+    def solve_spanned(self) -> VectorValues | None:
         """Values of all tokens, where those read span all that heads answer and heads share no direction."""
         values = np.stack(self.values, axis=1)  # (heads, tokens, outputs)
         count, heads = values.shape[1], self.start.heads
@@ -332,7 +332,7 @@ class _ValueReader:
         box, heads = self.box, self.start.heads
         if box.outputs == heads:
             return False
-        tokens = box.gridded(box.scale * box.directions(TESTS))
+        tokens = box.on_grid(box.scale * box.directions(TESTS))
         every = np.arange(TESTS, dtype=np.int64)
         plain = self.chosen[:: len(box.views)]
         last = plain[every % plain.size]
