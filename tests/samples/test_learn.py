@@ -136,7 +136,7 @@ def test_backward_is_the_transpose_of_forward(point: LayerPoint, rng: np.random.
 def test_the_matrix_is_the_products(point: LayerPoint, rng: np.random.Generator) -> None:
     direction = rng.standard_normal(point.scores.shape)
     flat = direction.transpose(1, 0, 2).reshape(-1)
-    product = (point.written_down[0] @ flat).reshape(5, 2, 5).transpose(1, 0, 2)
+    product = (point.as_dict[0] @ flat).reshape(5, 2, 5).transpose(1, 0, 2)
     assert np.allclose(product, point.curvature(direction), rtol=1e-10, atol=1e-10)
 
 
@@ -163,10 +163,10 @@ def test_sampled_errors_are_like_those_of_the_matrix(
 ) -> None:
     entrywise = spread(point, rng)
     monkeypatch.setattr("keyhole.samples.standard_errors.DENSE", 0)
-    pooled = spread(point, rng)
+    pool = spread(point, rng)
     assert entrywise.entrywise
-    assert not pooled.entrywise
-    for one, two in ((entrywise.scores, pooled.scores), (entrywise.projections, pooled.projections)):
+    assert not pool.entrywise
+    for one, two in ((entrywise.scores, pool.scores), (entrywise.projections, pool.projections)):
         sizes = np.sqrt(np.mean(one**2, axis=(1, 2))) / two[:, 0, 0]
         assert np.all((sizes > 0.5) & (sizes < 2.0))
 

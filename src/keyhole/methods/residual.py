@@ -22,23 +22,23 @@ from keyhole.recovery import Outcome
 
 ASSUMPTION = "the box adds its last token to what attention makes of the sequence"
 # Tokens that show how much of an answer attention is, and what it may be less of it than for the worst of them.
-SHOWN = 4
+SHARE_TOKENS = 4
 LESS = 2.0
 
 
 def residual(signature: Signature, rng: np.random.Generator, *, heads: int | None = None) -> Steps[Estimate]:
     """Heads behind f(X) = x_N + Σ_h heads[h](X) + b, by what reads them without x_N.
 
-    Identifiable as the heads alone are, since x_N is known. `SHOWN` queries more than `multi-head`, or than
+    Identifiable as the heads alone are, since x_N is known. `SHARE_TOKENS` queries more than `multi-head`, or than
     `single-head` where there is one head only (heads=1), tell how many digits of attention an answer has.
     """
     if heads is not None and (isinstance(heads, bool) or not isinstance(heads, int) or heads < 1):
         raise UsageError(f"heads must be a whole number of at least 1, not {heads!r}")
     read = single_head if heads == 1 else multi_head
-    share = yield from _share(signature, rng)
+    share = yield from _ask_share(signature, rng)
     space = replace(signature.space, coarse=min(1.0, LESS * signature.space.eps / share))
     try:
-        found = yield from _taken_off(read(signature.with_changes(space=space), rng), signature)
+        found = yield from _without_last_token(read(signature.with_changes(space=space), rng), signature)
     except KeyholeError as error:
         if isinstance(error.partial, SingleHead | MultiHead):
             error.partial = Residual(error.partial)
@@ -52,9 +52,9 @@ def residual(signature: Signature, rng: np.random.Generator, *, heads: int | Non
     )
 
 
-def _share(signature: Signature, rng: np.random.Generator) -> Steps[float]:
+def _ask_share(signature: Signature, rng: np.random.Generator) -> Steps[float]:
     """The least part that attention is of the answer to a single token; the rest is the token."""
-    tokens = rng.standard_normal((SHOWN, 1, signature.width))
+    tokens = rng.standard_normal((SHARE_TOKENS, 1, signature.width))
     tokens *= min(1.0, signature.norm_limit / float(np.max(np.linalg.norm(tokens, axis=-1))))
     plan = sequences("residual", signature.space.asarray(tokens))
     answers: Measurements = yield plan
@@ -64,7 +64,7 @@ def _share(signature: Signature, rng: np.random.Generator) -> Steps[float]:
     return float(max(np.min(attention / (attention + token)), signature.space.eps))
 
 
-def _taken_off(steps: Steps[Estimate], signature: Signature) -> Steps[Estimate]:
+def _without_last_token(steps: Steps[Estimate], signature: Signature) -> Steps[Estimate]:
     """Run a method that is told what attention makes of its questions, where the box adds the last token to it."""
     try:
         request = next(steps)
@@ -87,12 +87,12 @@ def _attention_alone(
     plans: Sequence[Plan], answers: Sequence[Measurements], signature: Signature
 ) -> list[Measurements]:
     return [
-        replace(each, values=each.values - _added(plan, each.values, signature))
+        replace(each, values=each.values - _last_tokens(plan, each.values, signature))
         for plan, each in zip(plans, answers, strict=True)
     ]
 
 
-def _added(plan: Plan, values: Array, signature: Signature) -> Array:
+def _last_tokens(plan: Plan, values: Array, signature: Signature) -> Array:
     """The tokens beside the answers: the last ones, or all where every position is observed."""
     everywhere = signature.positions == "all"
     if values.ndim != (3 if everywhere else 2) or values.shape[-1] != signature.width:

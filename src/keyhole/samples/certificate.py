@@ -94,7 +94,7 @@ def judge(
     elif not spreads.determined:
         outcome = Outcome.NOT_IDENTIFIABLE
         said += ", but the examples leave some direction of the parameters free: heads too many, or inputs too alike"
-    elif (free := _saturated(layer, radius, heldout, bars, exact=exact)) is not None:
+    elif (free := _is_saturated(layer, radius, heldout, bars, exact=exact)) is not None:
         outcome = Outcome.NOT_IDENTIFIABLE
         said += (
             f", but on these inputs head {free} attends so sharply that scores {SHARPER:g} times as large would give "
@@ -114,7 +114,7 @@ def judge(
     return ExampleJudgement(outcome, said, certificate, details)
 
 
-def _saturated(
+def _is_saturated(
     layer: AttentionLayer, radius: AttentionLayer, heldout: Examples, bars: Floats, *, exact: bool
 ) -> int | None:
     """A head whose scores could be larger, beyond their radii, without a held-out output that shows it.

@@ -67,7 +67,7 @@ def restarts(fitted: VarproFit) -> dict[str, Any]:
     traces = fitted.search.traces
     return {
         "made": len(traces),
-        "agreeing": fitted.search.agreeing,
+        "agreeing": fitted.search.agreement,
         "residuals": sorted(trace.relative for trace in traces),
         "in_all": fitted.starts,
     }

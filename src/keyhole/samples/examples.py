@@ -114,7 +114,7 @@ class Examples:
         _, kinds = np.unique(_as_bytes(inputs.reshape(self.count, -1)), return_inverse=True)
         return np.asarray(kinds.reshape(-1), dtype=np.int64)
 
-    def repeated_noise(self) -> tuple[float, int]:
+    def noise_of_repeats(self) -> tuple[float, int]:
         """Standard deviation of outputs of equal inputs around their means, and the degrees of freedom it rests on."""
         kinds = self.same_inputs()
         flat = self.outputs.reshape(self.count, -1)
@@ -175,7 +175,7 @@ class ExampleCount:
         return self if self.different is None else replace(self, examples=self.different, different=None)
 
     @property
-    def refused(self) -> bool:
+    def check_enough(self) -> bool:
         """Whether nothing could be learned."""
         return self.once.ratio <= REFUSED_RATIO or self.once.pairs < REFUSED_PAIRS
 

@@ -205,7 +205,7 @@ class _Request:
         """Whether there are examples enough; ends the request where there are not. Repeated ones count once."""
         count = count_of(train, self.heads or 1, self.settings.rank)
         self.details["samples"] = {"sentence": count.sentence()}
-        if count.refused:
+        if count.check_enough:
             held = self.examples.different - train.different
             needed = count.needed(1.25 * REFUSED_RATIO, REFUSED_PAIRS) + held
             many = count.needed(GOOD_RATIO, GOOD_PAIRS) + held
@@ -244,7 +244,7 @@ class _Request:
             return self.noise, True
         freedom = freedom_of(train, fitted.heads, self.settings.rank)
         left = float(np.sqrt(fitted.search.best.rss / freedom))
-        alone, repeats = self.examples.repeated_noise()
+        alone, repeats = self.examples.noise_of_repeats()
         self.details["repeated_inputs"] = {"noise": alone, "freedom": repeats}
         if repeats < ENOUGH_REPEATS:
             return left, False
@@ -256,7 +256,7 @@ class _Request:
         raise _Ended(
             Outcome.WRONG_FAMILY,
             f"the fit leaves {left:.2g} over, but outputs of equal inputs differ by {alone:.2g} only: "
-            f"{self._failing(train, fitted)}",
+            f"{self._failure(train, fitted)}",
         )
 
     def _explained(self, train: Examples, fitted: VarproFit, count: ExampleCount, noise: float) -> None:
@@ -268,22 +268,22 @@ class _Request:
         expected = f"{noise:.2g}" if noise else "rounding"
         more = "" if self.heads is None else f" by {self.heads} head{'s' * (self.heads > 1)}"
         said = f"no start explains the examples{more}: {left:.2g} is left over where {expected} was expected; "
-        said += self._failing(train, fitted)
+        said += self._failure(train, fitted)
         orders = self.details["first_order_r2"], self.details["low_order_r2"]
         parity = enough_for_low_orders(train) and max(orders) < PARITY_LIKE
-        disagree = fitted.search.agreeing <= max(1, len(fitted.search.traces) // 2)
+        disagree = fitted.search.agreement <= max(1, len(fitted.search.traces) // 2)
         if parity and disagree:
-            cause = f"parity-like: {self._failing(train, fitted)}; no efficient method is expected"
+            cause = f"parity-like: {self._failure(train, fitted)}; no efficient method is expected"
             raise _Ended(Outcome.PARITY_LIKE, cause)
         if not count.good:
             raise _Ended(Outcome.TOO_FEW_EXAMPLES, f"{said}; {count.sentence()}")
         raise _Ended(Outcome.WRONG_FAMILY, said)
 
-    def _failing(self, train: Examples, fitted: VarproFit) -> str:
+    def _failure(self, train: Examples, fitted: VarproFit) -> str:
         if "first_order_r2" not in self.details:
             orders = low_orders(train, np.random.default_rng([self.seed, 0x10]))
             self.details["first_order_r2"], self.details["low_order_r2"] = orders
-        made, agreeing = len(fitted.search.traces), fitted.search.agreeing
+        made, agreeing = len(fitted.search.traces), fitted.search.agreement
         words = "restarts disagree" if agreeing <= max(1, made // 2) else "restarts agree"
         order = f"first-order R² {self.details['first_order_r2']:.2f}"
         if not enough_for_low_orders(train):

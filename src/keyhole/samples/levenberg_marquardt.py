@@ -206,7 +206,7 @@ def _step(
 
 def _direct(point: LayerPoint, gradient: Floats, damping: float) -> tuple[Floats, float, int]:
     m, d = gradient.shape[:2]
-    curvature = point.written_down[0]
+    curvature = point.as_dict[0]
     flat = gradient.transpose(1, 0, 2).reshape(-1)
     least = 16 * np.finfo(np.float64).eps * np.trace(curvature)  # the matrix is only known up to rounding
     while True:

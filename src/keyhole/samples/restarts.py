@@ -98,7 +98,7 @@ class RestartSearch:
         return self.fit.problem.at(self.best.scores)
 
     @property
-    def agreeing(self) -> int:
+    def agreement(self) -> int:
         """Starts that ended with the least residual."""
         return sum(self._agree(trace) for trace in self.traces)
 

@@ -31,14 +31,14 @@ class Spread:
 
 def spread(point: LayerPoint, rng: np.random.Generator) -> Spread:
     """Standard errors, by the covariance of least squares; sampled where that would be too large."""
-    return _dense(point) if point.scores.size <= DENSE else _sampled(point, rng)
+    return _dense(point) if point.scores.size <= DENSE else _sample(point, rng)
 
 
 def _dense(point: LayerPoint) -> Spread:
     problem = point.problem
     (m, d, _), outputs = point.scores.shape, problem.labels.shape[1]
     count = m * d * d
-    curvature, inside = point.written_down
+    curvature, inside = point.as_dict
     values, vectors = np.linalg.eigh(curvature)
     determined = bool(values[0] > FLAT * values[-1])
     gradient = point.backward(point.residual).transpose(1, 0, 2).reshape(-1)
@@ -54,7 +54,7 @@ def _dense(point: LayerPoint) -> Spread:
     )
 
 
-def _sampled(point: LayerPoint, rng: np.random.Generator) -> Spread:
+def _sample(point: LayerPoint, rng: np.random.Generator) -> Spread:
     kronecker = point.preconditioner(rng)
     least = FLAT * kronecker.level
     scores = np.zeros(point.scores.shape)
@@ -78,10 +78,10 @@ def _sampled(point: LayerPoint, rng: np.random.Generator) -> Spread:
         )
         scores += moved**2
 
-    def pooled(squares: Floats) -> Floats:
+    def pool(squares: Floats) -> Floats:
         level = np.sqrt(np.mean(squares, axis=(1, 2), keepdims=True) / SAMPLES)
         return np.broadcast_to(level, squares.shape).copy()
 
     gradient = point.backward(point.residual)
     unsettled = max(0.0, float(np.vdot(gradient, solved(gradient)))) ** 0.5
-    return Spread(pooled(scores), pooled(projections), False, True, unsettled)
+    return Spread(pool(scores), pool(projections), False, True, unsettled)

@@ -97,13 +97,13 @@ def fit_layer(
         found = fits.search(heads, settings.restarts, first)
         solved = fits.solved(found)
         if solved and suspicious(found.point):
-            found = fits.pruned(found)
+            found = fits.prune(found)
         return VarproFit(found, solved, noise, (heads,), heads, fits.starts)
     most = _most_heads(examples, settings)
-    found, tried = fits.grown(most) if settings.search == "grow" else (fits.search(most, settings.restarts), [most])
+    found, tried = fits.grow(most) if settings.search == "grow" else (fits.search(most, settings.restarts), [most])
     solved = fits.solved(found)
     if solved:
-        found = fits.pruned(found)
+        found = fits.prune(found)
     return VarproFit(found, solved, noise, tuple(tried), None, fits.starts)
 
 
@@ -171,7 +171,7 @@ class _Fits:
     def done(self, found: RestartSearch) -> bool:
         if self.noise == 0.0:
             return self.solved(found)
-        return (self.noise is None or self.solved(found)) and found.agreeing >= AGREEING
+        return (self.noise is None or self.solved(found)) and found.agreement >= AGREEING
 
     def solved(self, found: RestartSearch) -> bool:
         if self.noise is None:
@@ -182,7 +182,7 @@ class _Fits:
         allowed = self.noise**2 * (freedom + NOISE_DEVIATIONS * np.sqrt(2 * freedom))
         return bool(found.best.rss <= allowed)
 
-    def grown(self, most: int) -> tuple[RestartSearch, list[int]]:
+    def grow(self, most: int) -> tuple[RestartSearch, list[int]]:
         """One head after the other until the examples are explained, or no further head pays."""
         tried: list[int] = []
         searches: list[RestartSearch] = []
@@ -240,7 +240,7 @@ class _Fits:
         floor = (found.fit.rounding**2) * self.problem.energy
         return float(size * np.log(max(found.best.rss, floor, np.finfo(float).tiny)) + parameters * np.log(size))
 
-    def pruned(self, found: RestartSearch) -> RestartSearch:
+    def prune(self, found: RestartSearch) -> RestartSearch:
         """The same with as few heads as explain the examples as well."""
         while found.fit.heads > 1:
             fewer = self._without_one(found)

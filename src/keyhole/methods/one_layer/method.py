@@ -34,7 +34,7 @@ from keyhole.methods.one_layer.rays import (
     rays_past_residual,
 )
 from keyhole.methods.relu_net.exact.method import relu_net
-from keyhole.methods.relu_net.exact.queries import answers_exactly
+from keyhole.methods.relu_net.exact.queries import is_exact
 from keyhole.numerics.orthogonal import random_orthogonal
 from keyhole.queries import Measurements, Plan, Signature, Term, TokenRows
 from keyhole.recovery import Outcome
@@ -117,7 +117,7 @@ def one_layer(
     try:
         learned: Estimate = yield from learn(signature, rng)
     except Unrecoverable as error:
-        if ffn_learner is not None or answers_exactly(signature) or error.outcome is not Outcome.WRONG_FAMILY:
+        if ffn_learner is not None or is_exact(signature) or error.outcome is not Outcome.WRONG_FAMILY:
             raise
         raise Unrecoverable(Outcome.TOO_NOISY, f"{error}; {NOT_FOLLOWED}") from error
     draft = Draft()

@@ -54,11 +54,11 @@ def bit_exact(signature: Signature, rng: np.random.Generator, *, dtype: str) -> 
     if signature.max_norm is not None:
         raise UsageError("bits are read with tokens of any norm: leave out max_norm")
     value = yield from ask_value(signature)
-    exact_value = _proven_value(value, grid)
+    exact_value = _prove_value(value, grid)
     weights = _Weights(signature, grid, exact_value)
     try:
-        yield from weights.refuse_score_bias(rng)
-        yield from weights.read_all()
+        yield from weights.ask_bias_check(rng)
+        yield from weights.ask_all()
     except KeyholeError as error:
         error.partial = weights.head()
         raise
@@ -75,13 +75,13 @@ def bit_exact(signature: Signature, rng: np.random.Generator, *, dtype: str) -> 
     )
 
 
-def _proven_value(value: Value, grid: Grid) -> Floats:  # (width,) or (width, outputs)
+def _prove_value(value: Value, grid: Grid) -> Floats:  # (width,) or (width, outputs)
     if value.has_bias:
         raise Unrecoverable(
             Outcome.WRONG_FAMILY, "the head has an output bias, beside which bits are not read: use method single-head"
         )
     first, last = grid.within(floats(value.vector), floats(value.radius))
-    _refuse_foreign(first > last, grid, "value")
+    _check_dtype(first > last, grid, "value")
     if np.any(first < last):
         raise Unrecoverable(
             Outcome.UNCERTIFIED,
@@ -90,7 +90,7 @@ def _proven_value(value: Value, grid: Grid) -> Floats:  # (width,) or (width, ou
     return first + 0.0  # no negative zeros
 
 
-def _refuse_foreign(foreign: Booleans, grid: Grid, part: str) -> None:
+def _check_dtype(foreign: Booleans, grid: Grid, part: str) -> None:
     if np.any(foreign):
         raise Unrecoverable(
             Outcome.WRONG_FAMILY,
@@ -117,7 +117,7 @@ class _Weights:
     def _answers(self, answers: Measurements) -> Array:  # (n,)
         return answers.values if self.output is None else answers.values[:, self.output]
 
-    def refuse_score_bias(self, rng: np.random.Generator) -> Steps[None]:
+    def ask_bias_check(self, rng: np.random.Generator) -> Steps[None]:
         """[x; 0]: both tokens weigh the same, unless a score bias attracts x or repels it."""
         # Every entry takes the sign of its value, so that what is halved does not cancel.
         signs = np.where(self.value == 0, rng.choice([-1.0, 1.0], self.value.size), np.sign(self.value))
@@ -133,23 +133,23 @@ class _Weights:
                 "the head has a score bias, beside which bits are not read: use method single-head",
             )
 
-    def read_all(self) -> Steps[None]:
+    def ask_all(self) -> Steps[None]:
         """First the row of the largest value, which lends its contrast to the others, then these."""
         width = self.signature.width
         every = np.arange(width)
         row = np.full(width, self.largest)
-        yield from self._read(row[:1], every[:1], 1.0)  # one entry tells the scale
-        yield from self._read(row[1:], every[1:], self._typical())
+        yield from self._ask_weights(row[:1], every[:1], 1.0)  # one entry tells the scale
+        yield from self._ask_weights(row[1:], every[1:], self._typical())
         rows, columns = np.divmod(np.arange(width * width), width)
         rest = rows != self.largest
-        yield from self._read(rows[rest], columns[rest], self._typical())
+        yield from self._ask_weights(rows[rest], columns[rest], self._typical())
 
     def _typical(self) -> float:
         """Size of a typical entry among those read, one where all are zero."""
         sizes = np.abs(self.matrix[np.isfinite(self.matrix) & (self.matrix != 0)])
         return float(np.median(sizes)) if sizes.size else 1.0
 
-    def _read(self, row: Integers, column: Integers, size: float) -> Steps[None]:
+    def _ask_weights(self, row: Integers, column: Integers, size: float) -> Steps[None]:
         """Ask for entries (n,) of about this size until each is one number of the dtype."""
         scale: Floats = np.full(row.size, np.exp2(np.floor(np.log2(AIM / size))))
         for _ in range(MOST_ROUNDS):
@@ -157,7 +157,7 @@ class _Weights:
                 return
             centre, radius = yield from self._ask(row, column, scale)
             first, last = self.grid.within(centre, np.where(np.isfinite(radius), radius, np.inf))
-            _refuse_foreign(first > last, self.grid, "score matrix")
+            _check_dtype(first > last, self.grid, "score matrix")
             proven = first == last
             self.matrix[row[proven], column[proven]] = first[proven] + 0.0
             # Within ±reach for sure, so that AIM/reach cannot saturate it.

@@ -19,10 +19,10 @@ from keyhole.methods.sensing.request import FormData, Request
 from keyhole.methods.sensing.solvers import (
     Floats,
     SensingSolution,
-    error_spread,
     factored,
     nuclear_norm,
     parameter_count,
+    standard_error,
 )
 from keyhole.queries import Signature, TokenRows
 from keyhole.recovery import Outcome
@@ -49,7 +49,7 @@ HIDDEN_FACTOR = 2.0
 
 
 @dataclass(frozen=True)
-class Sensed:
+class SensedScore:
     """The score matrix as found."""
 
     matrix: Floats  # (d, d)
@@ -86,7 +86,7 @@ def sensing(
     if rank is not None and rank > signature.width:
         raise UsageError(f"rank must be at most the width {signature.width}, not {rank}")
     value = yield from ask_value(signature, nonzero=False)
-    _refuse_several_outputs(value)
+    _check_one_output(value)
     check_nonzero(signature, value)
     bias, sensed = yield from _Sensing(signature, value, rng, request).run()
     return _estimate(signature, request, value, bias, sensed)
@@ -107,7 +107,7 @@ class _Sensing:
         self.solver_rng = np.random.default_rng(rng.integers(2**63))
         self.request = request
 
-    def run(self) -> Steps[tuple[ScoreBias, Sensed]]:
+    def run(self) -> Steps[tuple[ScoreBias, SensedScore]]:
         totals = self.request.totals(self.signature.width)
         bias, reader, pilot = yield from self._start(min(PILOT, totals[0]))
         readings = pilot.readings
@@ -120,8 +120,8 @@ class _Sensing:
                 return bias, _zero(readings, number + 1)
             solution = self._solution(readings, only=len(totals) == 1)
             if solution.converged:
-                return bias, _sensed(readings, solution, number + 1)
-        raise self._undetermined(readings, solution)
+                return bias, _scale_back(readings, solution, number + 1)
+        raise self._failure(readings, solution)
 
     def _start(self, count: int) -> Steps[tuple[ScoreBias, PairReader, _Pilot]]:
         """The score bias where one shows, a reader that knows the scale, and the first measurements."""
@@ -191,7 +191,7 @@ class _Sensing:
         # One local search at the largest rank that so many settle with ease also finds the lower ones.
         return factored(**data, rank=max(1, request.largest_rank(width, int(readings.count / EASE))), starts=0)
 
-    def _undetermined(self, readings: FormData, solution: SensingSolution) -> Unrecoverable:
+    def _failure(self, readings: FormData, solution: SensingSolution) -> Unrecoverable:
         """Says how many measurements are recommended, and what else may be wrong."""
         error = Unrecoverable(UNDETERMINED, self._advice(readings, solution))
         error.partial = SingleHead(self.signature.space.asarray(solution.matrix), self.value.vector)
@@ -222,29 +222,31 @@ def _units(vectors: Array) -> Array:  # (n, width) -> (n, width)
     return vectors / namespace(vectors).linalg.vector_norm(vectors, axis=1)[:, None]
 
 
-def _sensed(readings: FormData, solution: SensingSolution, batches: int) -> Sensed:
+def _scale_back(readings: FormData, solution: SensingSolution, batches: int) -> SensedScore:
     """The solution with its radius: errors of the measurements, and what may hide in what they do not explain."""
     even, width = readings.even(), readings.left.shape[1]
     miss = ((even.left @ solution.matrix) * even.right).sum(axis=1) - even.values
     spare = readings.count - parameter_count(width, solution.rank)
     deviation = float(np.linalg.norm(miss)) / max(spare, 1) ** 0.5
     bar = even.radius.min() + RESIDUAL_DEVIATIONS * deviation
-    spread = error_spread(even.left, even.right, solution.matrix, solution.rank)
+    spread = standard_error(even.left, even.right, solution.matrix, solution.rank)
     # Random unit vectors see a matrix as its Frobenius norm over the width; at worst it is a single entry.
     seen = float(np.sqrt(np.mean(np.sum(even.left**2, axis=1))))
     hidden = HIDDEN_FACTOR * width * deviation / seen
-    return Sensed(solution.matrix, bar * spread + hidden, solution.rank, solution.residual, readings.count, batches)
+    return SensedScore(
+        solution.matrix, bar * spread + hidden, solution.rank, solution.residual, readings.count, batches
+    )
 
 
-def _zero(readings: FormData, batches: int) -> Sensed:
+def _zero(readings: FormData, batches: int) -> SensedScore:
     """No measurement can be told from zero: neither can the score matrix."""
     width = readings.left.shape[1]
     nothing = np.zeros((width, width))
     most = float(np.sqrt(np.mean((np.abs(readings.values) + readings.radius) ** 2)))
-    return Sensed(nothing, nothing + 4 * width * most, 0, 0.0, readings.count, batches)
+    return SensedScore(nothing, nothing + 4 * width * most, 0, 0.0, readings.count, batches)
 
 
-def _estimate(signature: Signature, request: Request, value: Value, bias: ScoreBias, sensed: Sensed) -> Estimate:
+def _estimate(signature: Signature, request: Request, value: Value, bias: ScoreBias, sensed: SensedScore) -> Estimate:
     space, width, rank = signature.space, signature.width, sensed.rank
     biased = bool(space.xp.any(bias.vector != 0))
     score = space.asarray(sensed.matrix)
@@ -270,7 +272,7 @@ def _estimate(signature: Signature, request: Request, value: Value, bias: ScoreB
     )
 
 
-def _refuse_several_outputs(value: Value) -> None:
+def _check_one_output(value: Value) -> None:
     if value.vector.ndim != 1:
         raise Unrecoverable(
             Outcome.WRONG_FAMILY,

@@ -78,7 +78,7 @@ def net(
             sets = np.array(list(combinations(range(len(points)), 2)))
             chosen = sets[int(np.argmin(table.errors(sets)))]
         else:
-            chosen = _exchanged(table, heads, rng)
+            chosen = _exchange(table, heads, rng)
         found, tried = points[chosen], len(points)
     for _ in range(REFINEMENTS):
         around = _ball(5, free) * width
@@ -137,6 +137,6 @@ class _Table:
         return chosen
 
 
-def _exchanged(table: _Table, heads: int, rng: np.random.Generator) -> Any:
+def _exchange(table: _Table, heads: int, rng: np.random.Generator) -> Any:
     sets = [table.improve(rng.choice(len(table.right), heads, replace=False)) for _ in range(EXCHANGES)]
     return min(sets, key=lambda each: float(table.errors(each[None])[0]))

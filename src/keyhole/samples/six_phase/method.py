@@ -100,12 +100,12 @@ class _Run:
         started = float(np.linalg.norm(total))
         for cycle in range(CYCLES):
             pool = sculpt(self.different_inputs, self.different_outputs, total, POOL * self.last)
-            for count in _annealed(min(self.last, max(2, len(pool.scores) // 2)), ROUNDS):
+            for count in _row_counts(min(self.last, max(2, len(pool.scores) // 2)), ROUNDS):
                 rows = rescore(pool, total).best(count)
                 use = self.solver if cycle == CYCLES - 1 and count == self.last else "least-squares"
                 point, total = proxy(rows, total, self.heads, use, refine=not self.exact_sum)
         crude = {"examples": min(CRUDE_EXAMPLES, len(self.inputs)), "norm": started, "exact": self.exact_sum}
-        return self._ended(rows, total, point, None, crude | {"rounds": 1})
+        return self._finish(rows, total, point, None, crude | {"rounds": 1})
 
     def again(self, before: SixPhase, part: float) -> SixPhase:
         """Phases 2 to 6 from the sum of the projections that were found, on rows that the heads found agree on too."""
@@ -115,9 +115,9 @@ class _Run:
         rows = alike(pool, before.scores).best(count)
         point, total = proxy(rows, total, self.heads, self.solver, refine=False)
         crude = before.figures["1 crude sum"]
-        return self._ended(rows, total, point, before.scores, crude | {"rounds": crude["rounds"] + 1})
+        return self._finish(rows, total, point, before.scores, crude | {"rounds": crude["rounds"] + 1})
 
-    def _ended(self, rows: Rows, total: Floats, point: Floats, near: Floats | None, crude: dict[str, Any]) -> SixPhase:
+    def _finish(self, rows: Rows, total: Floats, point: Floats, near: Floats | None, crude: dict[str, Any]) -> SixPhase:
         """Phases 4 to 6, and the figures of all."""
         flat = span(rows, total, point, self.heads)
         hull = Hull.through(point, flat.directions)
@@ -176,6 +176,6 @@ def _distinct(inputs: Floats) -> Any:
     return np.sort(np.unique(keys, return_index=True)[1])
 
 
-def _annealed(last: int, rounds: int) -> list[int]:
+def _row_counts(last: int, rounds: int) -> list[int]:
     first = min(FIRST_ROWS, last)
     return [round(float(count)) for count in np.geomspace(first, last, rounds)]

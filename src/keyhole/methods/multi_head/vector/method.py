@@ -34,14 +34,15 @@ TRADED = 1e2
 def ask_vector_heads(signature: Signature, rng: np.random.Generator, value: Value) -> Steps[Estimate]:
     """All heads of f(X) = Σ_h Σ_i softmax_i(x_iᵀ·(M_h·x_N + c_h))·x_iᵀ·V_h + b, for p ≥ H outputs.
 
-    The odds pencil: one token in several multiplicities tells the heads apart without saturating any (`ask_first_token`),
-    other tokens beside it tell their values (`ask_values`), and then many tokens a query the logits (`ask_scores`).
-    About d + 1 + H²/2 + 6H queries, 2H for each token whose values are read, of which there are r + r/8 where ranks add
-    up to at most p and d elsewhere, and (d + 1)·d/k for the logits, k ≤ p/H tokens a query, or (d + 1)·⌈r/k⌉ + r·d/k
-    for rank r.
+    The odds pencil: one token in several multiplicities tells the heads apart without saturating any
+    (`ask_first_token`), other tokens beside it tell their values (`ask_values`), and then many tokens a query the
+    logits (`ask_scores`). About d + 1 + H²/2 + 6H queries, 2H for each token whose values are asked for, of which there
+    are r + r/8 where ranks add up to at most p and d elsewhere, and (d + 1)·d/k for the logits, k ≤ p/H tokens a query,
+    or (d + 1)·⌈r/k⌉ + r·d/k for rank r.
 
-    Where all positions are seen, those of the first stages tell twice as much, and logits come from `ask_scores_everywhere`: H
-    queries for each token whose values are read, and 4·r·d/k² for the logits, 2·d²/k² where the rank is full.
+    Where all positions are seen, those of the first stages tell twice as much, and logits come from
+    `ask_scores_everywhere`: H queries for each token whose values are asked for, and 4·r·d/k² for the logits, 2·d²/k²
+    where the rank is full.
 
     Assumes what `ASSUMPTIONS` says, or `EVERYWHERE`. Raises HeadsHidden where p numbers do not tell the heads apart:
     more heads than outputs, or dependent values.

@@ -8,9 +8,9 @@ import numpy as np
 
 from keyhole.arrays import Floats
 from keyhole.methods.base import Steps
-from keyhole.methods.relu_net.exact.cells import CellEquations, NeuronMaps, jumps_of, pieces_of
+from keyhole.methods.relu_net.exact.cells import CellEquations, NeuronMaps, pieces_of, solve_neurons
 from keyhole.methods.relu_net.exact.kink_search import OPEN_AT_FIRST, Kinked, NotPiecewiseLinear
-from keyhole.methods.relu_net.exact.line import LineCells, random_line, read_gradients, read_line
+from keyhole.methods.relu_net.exact.line import LineCells, ask_gradients, ask_line, random_line
 from keyhole.methods.relu_net.exact.queries import Pieces, QueryLine, SingleTokenQueries
 
 # Lines looked at before the neurons are said to be too many.
@@ -41,7 +41,7 @@ class InBall:
         return DEVIATIONS * limit * float(np.sqrt(np.max(variance)))
 
 
-def learn_in_ball(box: SingleTokenQueries, rng: np.random.Generator, patience: float) -> Steps[InBall]:
+def ask_in_ball(box: SingleTokenQueries, rng: np.random.Generator, patience: float) -> Steps[InBall]:
     """Neurons line by line: on each, the kinks that those known so far leave unexplained.
 
     What is not understood shows most on the surface of the ball; the next line goes through such a token.
@@ -79,13 +79,13 @@ def _another_line(
     if before is not None:
         pieces, crowd = before.pieces, CROWD
         error = before.error(limit) + box.rounding * float(pieces.size(np.asarray(limit)))
-    kinked = yield from read_line(box, line, rng, known=pieces, error=error, patience=patience, crowd=crowd)
+    kinked = yield from ask_line(box, line, rng, known=pieces, error=error, patience=patience, crowd=crowd)
     if before is not None and kinked.kinks.size == 0:
         return replace(before, lines=before.lines + 1)
     centres, reach = _widest(line, kinked, pieces)
     values = yield from box.ask("cells", centres)
     level = np.max(np.abs(values), axis=0) + kinked.level
-    cells = yield from read_gradients(
+    cells = yield from ask_gradients(
         box,
         centres,
         reach,
@@ -142,7 +142,7 @@ def _with_line(
     if np.linalg.matrix_rank(on) < on.shape[1]:
         raise NotPiecewiseLinear("kinks of several lines contradict each other")
     rows = replace(rows, active=on)
-    found = jumps_of(rows)
+    found = solve_neurons(rows)
     return InBall(rows, found, pieces_of(found, towards), towards, 1 if before is None else before.lines + 1)
 
 

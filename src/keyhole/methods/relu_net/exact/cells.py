@@ -59,24 +59,24 @@ def rows_of_line(box: SingleTokenQueries, line: QueryLine, kinked: Kinked, cells
     return CellEquations(active, cells.centre, cells.value, cells.gradient, errors, level * cells.error)
 
 
-def jumps_of(rows: CellEquations) -> NeuronMaps:
+def solve_neurons(rows: CellEquations) -> NeuronMaps:
     """Weighted least squares: gradients first, then constants that fit the values."""
     unknowns = rows.active.shape[1]
     outputs, width = rows.gradient.shape[1:]
     weights = 1 / rows.gradient_error
     flat = rows.gradient.reshape(-1, outputs * width)
-    linear, covariance = _solved(rows.active, flat, weights)
+    linear, covariance = _solve(rows.active, flat, weights)
     linear_error = np.sqrt(np.diag(covariance))
     linear = linear.reshape(unknowns, outputs, width)
     there = np.einsum("mi,iod,md->mo", rows.active, linear, rows.centre, optimize=True)
-    constant, spread = _solved(rows.active, rows.value - there, 1 / rows.value_error)
+    constant, spread = _solve(rows.active, rows.value - there, 1 / rows.value_error)
     # What an error of a slope does where it was measured, the constant makes up for.
     far = np.median(np.linalg.norm(rows.centre, axis=1))
     constant_error = np.sqrt(np.diag(spread)) + far * linear_error
     return NeuronMaps(linear, constant, linear_error, constant_error, covariance)
 
 
-def _solved(matrix: Floats, right: Floats, weights: Floats) -> tuple[Floats, Floats]:  # (m, n), (m, r), (m,)
+def _solve(matrix: Floats, right: Floats, weights: Floats) -> tuple[Floats, Floats]:  # (m, n), (m, r), (m,)
     """Weighted least squares and the covariance of its solution where every row errs by one over its weight."""
     scale = np.max(weights)
     basis, triangle = np.linalg.qr(matrix * (weights / scale)[:, None])
@@ -111,7 +111,7 @@ def typical_distance(pieces: Pieces, known_to: float) -> float:
     return float(np.median(offsets)) if offsets.size else known_to / pieces.normal.shape[1] ** 0.5
 
 
-def measure_wide(
+def ask_wide_cells(
     box: SingleTokenQueries,
     pieces: Pieces,
     covariance: Floats,

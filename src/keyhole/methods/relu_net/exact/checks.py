@@ -8,7 +8,7 @@ import numpy as np
 
 from keyhole.arrays import Floats, to_numpy
 from keyhole.methods.base import Estimate, Steps
-from keyhole.methods.relu_net.exact.estimate import fresh_tokens, within_bars
+from keyhole.methods.relu_net.exact.estimate import ask_within_errors, heldout_tokens
 from keyhole.methods.relu_net.exact.queries import SingleTokenQueries
 
 # Fresh tokens near the kinks.
@@ -38,7 +38,7 @@ LEAN = Depth((1000.0,), 20, 0, 24)
 FULL = Depth((1000.0, 3.0), 1_000_000, 48, 0)
 
 
-def checked(
+def ask_checks(
     box: SingleTokenQueries, estimate: Estimate, scale: float, rng: np.random.Generator, depth: Depth
 ) -> Steps[tuple[Estimate, str]]:
     """The estimate, with wider radii where they were too narrow, and what is wrong with it, if anything is.
@@ -46,18 +46,18 @@ def checked(
     Six tokens, and 2k beside the folds of k neurons; LEAN: up to 20 more, at least 24; FULL: 8k, or 4k with several
     outputs, and 48 fresh ones.
     """
-    estimate, reason = yield from within_bars(box, estimate, fresh_tokens(box, scale, CHECKS, rng))
+    estimate, reason = yield from ask_within_errors(box, estimate, heldout_tokens(box, scale, CHECKS, rng))
     if reason:
         return estimate, reason
     unit = scale * box.width**0.5
     # A fold that ends would have to end in every output at once: of several one circle is enough.
     radii = depth.rings if estimate.params.outputs is None else depth.rings[:1]
-    rings = np.concatenate([_ring(box, estimate, far * unit, depth.arcs, rng) for far in radii])
+    rings = np.concatenate([_ring_of(box, estimate, far * unit, depth.arcs, rng) for far in radii])
     fresh = max(depth.fresh, depth.at_least - rings.shape[0])
     tokens = np.concatenate([rings, _of_any_length(box, unit, fresh, rng)])
     if tokens.shape[0] == 0:
         return estimate, ""
-    return (yield from within_bars(box, estimate, tokens, strict=True))
+    return (yield from ask_within_errors(box, estimate, tokens, strict=True))
 
 
 def _of_any_length(
@@ -70,7 +70,7 @@ def _of_any_length(
     return np.asarray(x * (lengths / np.linalg.norm(x, axis=1))[:, None])
 
 
-def _ring(box: SingleTokenQueries, estimate: Estimate, radius: float, arcs: int, rng: np.random.Generator) -> Floats:
+def _ring_of(box: SingleTokenQueries, estimate: Estimate, radius: float, arcs: int, rng: np.random.Generator) -> Floats:
     """Tokens beside all folds that a circle of this radius, or what the box allows of it, crosses."""
     weights = to_numpy(estimate.params.weights_in).astype(np.float64)
     length = np.linalg.norm(weights, axis=1)

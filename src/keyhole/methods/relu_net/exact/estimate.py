@@ -10,7 +10,7 @@ import numpy as np
 from keyhole.arrays import Floats, to_numpy
 from keyhole.families.relu_net import ReluNet
 from keyhole.methods.base import Estimate, Steps
-from keyhole.methods.relu_net.exact.orientation import flipped
+from keyhole.methods.relu_net.exact.orientation import solve_orientation
 from keyhole.methods.relu_net.exact.queries import Pieces, SingleTokenQueries
 
 ASSUMPTIONS = (
@@ -43,7 +43,7 @@ class PieceErrors:
         return PieceErrors(*(factor * bar for bar in vars(self).values()))
 
 
-def estimated(
+def estimate_net(
     box: SingleTokenQueries,
     pieces: Pieces,
     bars: PieceErrors,
@@ -59,7 +59,7 @@ def estimated(
     flat = pieces.affine[:, :-1].reshape(-1)
     away, word = None, "not identifiable"
     if skip is not True:
-        away, word = flipped(jumps, flat, bars.slope, bars.affine_slope)
+        away, word = solve_orientation(jumps, flat, bars.slope, bars.affine_slope)
     if count == 0 and away is None:
         word = "no neurons"
     turn = np.ones(count) if away is None else np.where(away, -1.0, 1.0)
@@ -111,20 +111,20 @@ def _net(
     """A net in the space of the box, for plain numbers where its answers are."""
     space = box.signature.space
 
-    def placed(array: Floats, plain: bool) -> Any:
+    def place_tokens(array: Floats, plain: bool) -> Any:
         return space.asarray(np.array(array[0] if plain else array))
 
     return ReluNet(
-        placed(inner, False),
-        placed(bias, False),
-        placed(outer, box.scalar),
-        placed(constant, box.scalar),
-        None if skip is None else placed(skip, box.scalar),
+        place_tokens(inner, False),
+        place_tokens(bias, False),
+        place_tokens(outer, box.scalar),
+        place_tokens(constant, box.scalar),
+        None if skip is None else place_tokens(skip, box.scalar),
         activation,
     )
 
 
-def fresh_tokens(
+def heldout_tokens(
     box: SingleTokenQueries, scale: float, count: int, rng: np.random.Generator
 ) -> Floats:  # (count, width)
     """Random tokens on several shells."""
@@ -137,7 +137,7 @@ def fresh_tokens(
     )
 
 
-def within_bars(
+def ask_within_errors(
     box: SingleTokenQueries, estimate: Estimate, x: Floats, *, strict: bool = False
 ) -> Steps[tuple[Estimate, str]]:
     """Ask fresh tokens: the estimate, with wider radii where they were too narrow, and what is wrong with it, if so.

@@ -151,7 +151,7 @@ class KinkSearch:
         if self._open is None:
             self._open = self._begin(self.points, mixed)
         else:
-            self._open = self._sorted_out(self._open, mixed)
+            self._open = self._sort(self._open, mixed)
         self._settle()
 
     def _error(self, t: Floats) -> Floats:
@@ -179,7 +179,7 @@ class KinkSearch:
         flags: Booleans = np.abs(f - expected) <= bar + self._error(t)
         return flags
 
-    def _sorted_out(self, intervals: _Intervals, values: Floats) -> _Intervals:
+    def _sort(self, intervals: _Intervals, values: Floats) -> _Intervals:
         pairs, middles = self._pair.size, self._middle.size
         t, f = self.points, values
         self._begun_now: list[_Cuts] = []

@@ -20,7 +20,9 @@ MOST_SWEEPS = 200_000
 MOST_BITS = 48.0
 
 
-def reduced(basis: Floats, stop: Callable[[Floats], bool] | None = None) -> Floats:  # (n, m) rows of whole numbers
+def reduce_lattice(
+    basis: Floats, stop: Callable[[Floats], bool] | None = None
+) -> Floats:  # (n, m) rows of whole numbers
     """An LLL-reduced basis of the same lattice; `stop` looks at it now and then and may end the reduction.
 
     All pairs of neighbours at even places are swapped where that helps, then all at odd ones: the array operations of
@@ -31,7 +33,7 @@ def reduced(basis: Floats, stop: Callable[[Floats], bool] | None = None) -> Floa
     for sweep in range(MOST_SWEEPS):
         if sweep % SWEEPS == 0:
             triangle = _triangle(basis)
-            _shorten(basis, triangle, 0, count)
+            _size_reduce(basis, triangle, 0, count)
             triangle = _triangle(basis)
             if count < 2 or (stop is not None and stop(basis)) or not np.any(_wrong(triangle)):
                 break
@@ -46,13 +48,13 @@ def _triangle(basis: Floats) -> Floats:
     return np.asarray(np.linalg.qr(basis.T, mode="r"))
 
 
-def _shorten(basis: Floats, triangle: Floats, low: int, high: int) -> None:
+def _size_reduce(basis: Floats, triangle: Floats, low: int, high: int) -> None:
     """Subtract multiples of earlier vectors from later ones, halves at a time (Seysen): products of matrices only."""
     if high - low < 2:
         return
     middle = (low + high) // 2
-    _shorten(basis, triangle, low, middle)
-    _shorten(basis, triangle, middle, high)
+    _size_reduce(basis, triangle, low, middle)
+    _size_reduce(basis, triangle, middle, high)
     times = np.rint(np.linalg.solve(triangle[low:middle, low:middle], triangle[low:middle, middle:high]))
     if np.any(times):
         triangle[:middle, middle:high] -= triangle[:middle, low:middle] @ times
@@ -119,7 +121,7 @@ def subset_with_sum(
         now = min(now + BITS_AT_ONCE, bits)
         # Products of large numbers wrap around, and back: the reduced sums are small.
         equations = coordinates @ np.rint(rows * 2.0**now).astype(np.int64)
-        basis = reduced(np.hstack([coordinates, equations]).astype(float), lambda rows: signs(rows) is not None)
+        basis = reduce_lattice(np.hstack([coordinates, equations]).astype(float), lambda rows: signs(rows) is not None)
         found = signs(basis)
         if found is not None:
             return np.asarray(found[:-1] > 0)

@@ -50,7 +50,7 @@ def random_line(box: SingleTokenQueries, rng: np.random.Generator, through: Floa
     return QueryLine(origin, direction, limit, last, None)
 
 
-def read_line(
+def ask_line(
     box: SingleTokenQueries,
     line: QueryLine,
     rng: np.random.Generator,
@@ -83,7 +83,7 @@ class LineCells:
     error: Floats  # (m,) bar on entries of the gradient, as a part of the level of the answers
 
 
-def read_cells(
+def ask_cells(
     box: SingleTokenQueries,
     line: QueryLine,
     kinked: Kinked,
@@ -98,7 +98,7 @@ def read_cells(
     else:
         values = kinked.value[chosen] + kinked.slope[chosen] * (t - kinked.at[chosen])[:, None]
     return (
-        yield from read_gradients(
+        yield from ask_gradients(
             box,
             centres,
             reach,
@@ -113,7 +113,7 @@ def read_cells(
     )
 
 
-def read_gradients(
+def ask_gradients(
     box: SingleTokenQueries,
     centres: Floats,  # (m, width)
     reach: Floats,  # (m,) how far the next known kink is

@@ -11,23 +11,23 @@ from keyhole.arrays import Floats
 from keyhole.errors import UsageError
 from keyhole.families.relu_net import ACTIVATIONS
 from keyhole.methods.base import Estimate, Steps, Unrecoverable, with_sketch
-from keyhole.methods.relu_net.exact.bounded_norm import learn_in_ball
+from keyhole.methods.relu_net.exact.bounded_norm import ask_in_ball
 from keyhole.methods.relu_net.exact.cells import (
     EXTRA_CELLS,
     CellEquations,
-    jumps_of,
-    measure_wide,
+    ask_wide_cells,
     pieces_of,
     rows_of_line,
+    solve_neurons,
     typical_distance,
 )
-from keyhole.methods.relu_net.exact.checks import FULL, LEAN, WITHOUT_FRESH, checked
-from keyhole.methods.relu_net.exact.estimate import PieceErrors, estimated
+from keyhole.methods.relu_net.exact.checks import FULL, LEAN, WITHOUT_FRESH, ask_checks
+from keyhole.methods.relu_net.exact.estimate import PieceErrors, estimate_net
 from keyhole.methods.relu_net.exact.kink_search import OPEN_AT_FIRST, NotPiecewiseLinear
-from keyhole.methods.relu_net.exact.line import random_line, read_cells, read_line
+from keyhole.methods.relu_net.exact.line import ask_cells, ask_line, random_line
 from keyhole.methods.relu_net.exact.queries import FarTokenQueries, Pieces, SingleTokenQueries
-from keyhole.methods.relu_net.exact.several_outputs import learn_several
-from keyhole.methods.relu_net.exact.smooth import FARTHEST, learn_smooth
+from keyhole.methods.relu_net.exact.several_outputs import ask_several_outputs
+from keyhole.methods.relu_net.exact.smooth import FARTHEST, ask_smooth
 from keyhole.queries import Signature
 from keyhole.recovery import Outcome
 
@@ -66,7 +66,7 @@ def relu_net(
     `far_checks`, for callers that make some of their own. The counting bound is the number of identifiable parameters,
     k·(d + p) + p, over the p numbers of an answer. Assumes what `ASSUMPTIONS` in relu_estimate says.
     """
-    _refuse_options(polish, activation, skip, signature)
+    _check_options(polish, activation, skip, signature)
     box = SingleTokenQueries(signature)
     reason, depth = "", (FULL if polish else LEAN) if far_checks else WITHOUT_FRESH
     for attempt in range(LINES):
@@ -75,16 +75,16 @@ def relu_net(
         crowd = CURVES if activation == "auto" and attempt == 0 else OPEN_AT_FIRST
         try:
             if smooth:
-                far = yield from _learn(FarTokenQueries(signature, FARTHEST), rng, polish=False)
-                estimate, scale = yield from learn_smooth(box, rng, far.pieces, smooth, skip, far.lines)
+                far = yield from _ask_pieces(FarTokenQueries(signature, FARTHEST), rng, polish=False)
+                estimate, scale = yield from ask_smooth(box, rng, far.pieces, smooth, skip, far.lines)
             else:
-                found = yield from _learn(box, rng, polish=polish, patience=PATIENCE**attempt, crowd=crowd)
+                found = yield from _ask_pieces(box, rng, polish=polish, patience=PATIENCE**attempt, crowd=crowd)
                 details = {"lines": attempt + found.lines, "polished": polish}
-                estimate, scale = estimated(box, found.pieces, found.bars, skip, details), found.scale
+                estimate, scale = estimate_net(box, found.pieces, found.bars, skip, details), found.scale
         except NotPiecewiseLinear as error:
             reason = str(error)
             continue
-        estimate, reason = yield from with_sketch(checked(box, estimate, scale, rng, depth), estimate.sketch)
+        estimate, reason = yield from with_sketch(ask_checks(box, estimate, scale, rng, depth), estimate.sketch)
         if not reason:
             return estimate
         # What was refuted once is looked at closely: a box of another kind must not get through by trying again.
@@ -101,7 +101,7 @@ def _smooth(activation: str, attempt: int, signature: Signature) -> tuple[str, .
     return () if activation == "relu" else (activation,)
 
 
-def _refuse_options(polish: Any, activation: Any, skip: Any, signature: Signature) -> None:
+def _check_options(polish: Any, activation: Any, skip: Any, signature: Signature) -> None:
     if not isinstance(polish, bool):
         raise UsageError(f"polish must be true or false, not {polish!r}")
     if activation != "auto" and activation not in ACTIVATIONS:
@@ -113,7 +113,7 @@ def _refuse_options(polish: Any, activation: Any, skip: Any, signature: Signatur
 
 
 @dataclass(frozen=True)
-class _Learned:
+class _Pieces:
     """What a line, or several, told of a box."""
 
     pieces: Pieces
@@ -122,42 +122,42 @@ class _Learned:
     lines: int
 
 
-def _learn(
+def _ask_pieces(
     box: SingleTokenQueries,
     rng: np.random.Generator,
     *,
     polish: bool,
     patience: float = 1.0,
     crowd: int = OPEN_AT_FIRST,
-) -> Steps[_Learned]:
+) -> Steps[_Pieces]:
     """Kinks on a line, then gradients between them, then wide cells; NotPiecewiseLinear where that fails."""
     if box.signature.max_norm is not None:
-        inside = yield from learn_in_ball(box, rng, patience)
+        inside = yield from ask_in_ball(box, rng, patience)
         rows, towards, lines = inside.rows, inside.towards, inside.lines
         unit = box.signature.norm_limit
     else:
         line, lines = random_line(box, rng), 1
         unit = line.unit
-        kinked = yield from read_line(box, line, rng, patience=patience, crowd=crowd)
+        kinked = yield from ask_line(box, line, rng, patience=patience, crowd=crowd)
         if kinked.slope.shape[1] > 1:
-            several = yield from learn_several(box, line, kinked, rng, polish)
-            return _Learned(several.pieces, several.bars, several.scale, lines)
-        cells = yield from read_cells(box, line, kinked, np.arange(kinked.kinks.size + 1), rng)
+            several = yield from ask_several_outputs(box, line, kinked, rng, polish)
+            return _Pieces(several.pieces, several.bars, several.scale, lines)
+        cells = yield from ask_cells(box, line, kinked, np.arange(kinked.kinks.size + 1), rng)
         rows = rows_of_line(box, line, kinked, cells)
         towards = np.tile(line.direction, (kinked.kinks.size, 1))
-    jumps = jumps_of(rows)
+    jumps = solve_neurons(rows)
     pieces = pieces_of(jumps, towards)
     scale = min(typical_distance(pieces, unit), unit)
     count = pieces.count
     more = count + 2 + int(EXTRA_CELLS * count) if polish else _imprecise(box, pieces, jumps.covariance, scale)
     if more and float(pieces.size(np.asarray(unit))) > 0:
         stage = "polish" if polish else "cells"
-        wide = yield from measure_wide(box, pieces, jumps.covariance, scale, more, rng, stage)
+        wide = yield from ask_wide_cells(box, pieces, jumps.covariance, scale, more, rng, stage)
         rows = CellEquations.concat(rows, wide)
-        jumps = jumps_of(rows)
+        jumps = solve_neurons(rows)
         pieces = pieces_of(jumps, towards)
     slope, level = jumps.linear_error, jumps.constant_error
-    return _Learned(pieces, PieceErrors(slope[:-1], level[:-1], float(slope[-1]), float(level[-1])), scale, lines)
+    return _Pieces(pieces, PieceErrors(slope[:-1], level[:-1], float(slope[-1]), float(level[-1])), scale, lines)
 
 
 def _imprecise(box: SingleTokenQueries, pieces: Pieces, covariance: Floats, scale: float) -> int:

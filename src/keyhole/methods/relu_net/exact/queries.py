@@ -18,7 +18,7 @@ WALK = 1.0
 FLOAT64 = 2.0**-52
 
 
-def answers_exactly(signature: Signature) -> bool:
+def is_exact(signature: Signature) -> bool:
     """Whether answers err by the rounding of float64 only, so that kinks can be followed."""
     return signature.noise.kind == "exact" and signature.space.spacing <= FLOAT64
 

@@ -82,7 +82,7 @@ class _Linearised:
         self.x, self.net = np.column_stack([x, np.ones(x.shape[0])]), net
         self.outputs = net.outer.shape[1]
         self.neuron = self._blocks()  # (k, width + 1 + outputs, the same)
-        self.flat = _whitening((self.x * self.weights).T @ (self.x * self.weights))  # (width + 1, the same)
+        self.flat = _whiten((self.x * self.weights).T @ (self.x * self.weights))  # (width + 1, the same)
         self.shape = (x.shape[0] * self.outputs, net.vector().size)
 
     def _blocks(self) -> Floats:
@@ -95,7 +95,7 @@ class _Linearised:
             blocks[number, :width, width:] = np.outer(sloped.T @ hidden, weight)
             blocks[number, width:, :width] = blocks[number, :width, width:].T
             blocks[number, width:, width:] = (hidden @ hidden) * np.eye(self.outputs)
-        return _whitening(blocks)
+        return _whiten(blocks)
 
     def change(self, vector: Floats) -> tuple[Floats, Floats, Floats]:
         """Changes of inner weights with biases (k, width + 1), outer weights (k, outputs) and the affine map."""
@@ -135,7 +135,7 @@ class _Linearised:
         return [NetArrays(inner[:, :-1], inner[:, -1], outer, affine) for inner, outer, affine in changes]
 
 
-def _whitening(gram: Floats) -> Floats:  # (..., n, n)
+def _whiten(gram: Floats) -> Floats:  # (..., n, n)
     """A root T of the inverse, T·Tᵀ = inverse, on the part of the space where there is one."""
     # Parameters of very different size first get the same.
     size = np.sqrt(np.einsum("...ii->...i", gram))
@@ -152,7 +152,7 @@ def answers_of(net: NetArrays, x: Floats, activation: str) -> Floats:  # (m, wid
     return np.asarray(hidden @ net.outer + x @ net.affine[:, :-1].T + net.affine[:, -1])
 
 
-def refitted(
+def refit(
     start: NetArrays,
     x: Floats,  # (m, width)
     answers: Floats,  # (m, outputs)

@@ -11,10 +11,10 @@ from keyhole.methods.base import Steps
 from keyhole.methods.relu_net.exact.cells import typical_distance
 from keyhole.methods.relu_net.exact.estimate import PieceErrors
 from keyhole.methods.relu_net.exact.kink_search import Kinked, NotPiecewiseLinear
-from keyhole.methods.relu_net.exact.line import Indices, read_cells
+from keyhole.methods.relu_net.exact.line import Indices, ask_cells
 from keyhole.methods.relu_net.exact.queries import Pieces, QueryLine, SingleTokenQueries
-from keyhole.methods.relu_net.exact.refit import NetArrays, Refit, refitted
-from keyhole.methods.relu_net.exact.token_design import moved_beside, telling_rows, wide_tokens
+from keyhole.methods.relu_net.exact.refit import NetArrays, Refit, refit
+from keyhole.methods.relu_net.exact.token_design import move_beside, telling_rows, wide_tokens
 
 # Between two measured cells lie at most this part of as many kinks as outputs are independent: then their slopes are.
 KINKS_PER_CELL = 0.7
@@ -39,7 +39,7 @@ class Several:
     scale: float
 
 
-def learn_several(
+def ask_several_outputs(
     box: SingleTokenQueries, line: QueryLine, kinked: Kinked, rng: np.random.Generator, polish: bool
 ) -> Steps[Several]:
     """Neurons from the slopes along the line, which are their weights, and from a few cells: their normals.
@@ -52,7 +52,7 @@ def learn_several(
     unit = np.where(kinked.level > 0, kinked.level, 1.0)
     scaled = steps / unit
     chosen = _chosen_cells(kinked, scaled)
-    cells = yield from read_cells(box, line, kinked, chosen, rng)
+    cells = yield from ask_cells(box, line, kinked, chosen, rng)
     normal, bar = np.zeros((count, box.width)), np.zeros(count)
     for number in range(chosen.size - 1):
         group = np.arange(chosen[number], chosen[number + 1])
@@ -77,12 +77,10 @@ def learn_several(
         lever = far + float(np.linalg.norm(cells.centre[0]))
         bars = PieceErrors(level * bar, level * bar * (far + line.unit), base, base * lever)
         return Several(pieces, bars, scale)
-    x = fresh_wide_tokens(box, pieces, scale, rng)
+    x = new_wide_tokens(box, pieces, scale, rng)
     answers = yield from box.ask("polish", x)
     errors = box.rounding * pieces.size(np.linalg.norm(x, axis=1)) + box.noise
-    fit = refitted(
-        NetArrays(pieces.normal, pieces.offset, pieces.weight, pieces.affine), x, answers, errors, "relu", rng
-    )
+    fit = refit(NetArrays(pieces.normal, pieces.offset, pieces.weight, pieces.affine), x, answers, errors, "relu", rng)
     return Several(*pieces_of_fit(fit), scale)
 
 
@@ -123,7 +121,7 @@ def _independent(slopes: Floats) -> bool:
     return bool(values.size == slopes.shape[0] and values[-1] > DEPENDENT * values[0])
 
 
-def fresh_wide_tokens(
+def new_wide_tokens(
     box: SingleTokenQueries, pieces: Pieces, scale: float, rng: np.random.Generator
 ) -> Floats:  # (n, width)
     """Tokens far from kinks, whose answers are enough equations for all parameters."""
@@ -151,7 +149,7 @@ def _beside_kinks(
     kink = np.repeat(np.tile(np.arange(pieces.count), 2), short)
     side = np.repeat(np.repeat([1.0, -1.0], pieces.count), short)
     more = scale * rng.standard_normal((kink.size, x.shape[1]))
-    more = moved_beside(more, pieces.normal[kink], pieces.offset[kink], scale * side, rng)
+    more = move_beside(more, pieces.normal[kink], pieces.offset[kink], scale * side, rng)
     clear = np.min(np.abs(pieces.heights(more)), axis=1, initial=np.inf) > FLAT * scale
     return np.asarray(more[clear & (np.linalg.norm(more, axis=1) < limit)])
 

@@ -10,12 +10,12 @@ import numpy as np
 from keyhole.arrays import Floats
 from keyhole.families.relu_net import activate
 from keyhole.methods.base import Estimate, Steps
-from keyhole.methods.relu_net.exact.cells import EXTRA_CELLS, jumps_of, measure_wide, pieces_of
-from keyhole.methods.relu_net.exact.estimate import estimated, fresh_tokens
+from keyhole.methods.relu_net.exact.cells import EXTRA_CELLS, ask_wide_cells, pieces_of, solve_neurons
+from keyhole.methods.relu_net.exact.estimate import estimate_net, heldout_tokens
 from keyhole.methods.relu_net.exact.kink_search import NotPiecewiseLinear
 from keyhole.methods.relu_net.exact.queries import FarTokenQueries, Pieces, SingleTokenQueries
-from keyhole.methods.relu_net.exact.refit import NetArrays, Refit, answers_of, refitted
-from keyhole.methods.relu_net.exact.several_outputs import fresh_wide_tokens, pieces_of_fit
+from keyhole.methods.relu_net.exact.refit import NetArrays, Refit, answers_of, refit
+from keyhole.methods.relu_net.exact.several_outputs import new_wide_tokens, pieces_of_fit
 
 # Tokens this much longer than usual see kinks that are sharp to the last digits of a window around them.
 FARTHEST = 1e12
@@ -44,7 +44,7 @@ class _Start:
     bend: Floats  # (k,) 1 − act(z)/z at z = |a|·distance: half at the kink, none far away
 
 
-def learn_smooth(
+def ask_smooth(
     box: SingleTokenQueries,
     rng: np.random.Generator,
     far: Pieces,
@@ -62,40 +62,40 @@ def learn_smooth(
     failure: NotPiecewiseLinear | None = None
     for length in FAR:
         try:
-            start = yield from _nearer(FarTokenQueries(box.signature, length), far, rng)
-            fit, name, scale = yield from _fitted(box, start, names, rng)
+            start = yield from _ask_nearer(FarTokenQueries(box.signature, length), far, rng)
+            fit, name, scale = yield from _ask_fit(box, start, names, rng)
         except NotPiecewiseLinear as error:
             failure = error
             continue
         pieces, bars = pieces_of_fit(fit)
         sharpness = np.linalg.norm(fit.net.inner, axis=1)
         details: dict[str, Any] = {"lines": lines, "polished": True}
-        return estimated(box, pieces, bars, skip, details, name, sharpness), scale
+        return estimate_net(box, pieces, bars, skip, details, name, sharpness), scale
     assert failure is not None
     raise failure
 
 
-def _nearer(far: FarTokenQueries, rough: Pieces, rng: np.random.Generator) -> Steps[_Start]:
+def _ask_nearer(far: FarTokenQueries, rough: Pieces, rng: np.random.Generator) -> Steps[_Start]:
     """Kinks with their offsets, and how the neurons bend there, in tokens of length one."""
     seen = Pieces(rough.normal, rough.offset * (FARTHEST / far.length), rough.weight, rough.affine.copy())
     seen.affine[:, -1] *= FARTHEST / far.length
     if seen.weight.shape[1] == 1:
         count = seen.count + 2 + int(EXTRA_CELLS * seen.count)
         vague = VAGUE * float(seen.size(np.asarray(far.width**0.5))) ** 2 * np.eye(seen.count + 1)
-        rows = yield from measure_wide(far, seen, vague, 1.0, count, rng, "polish")
+        rows = yield from ask_wide_cells(far, seen, vague, 1.0, count, rng, "polish")
         if np.linalg.matrix_rank(rows.active) < seen.count + 1:
             raise NotPiecewiseLinear("the cells of a smooth network could not be told apart")
-        seen = pieces_of(jumps_of(rows), rough.normal)
+        seen = pieces_of(solve_neurons(rows), rough.normal)
     else:
-        x = fresh_wide_tokens(far, seen, 1.0, rng)
+        x = new_wide_tokens(far, seen, 1.0, rng)
         answers = yield from far.ask("polish", x)
         errors = far.rounding * seen.size(np.linalg.norm(x, axis=1)) + far.noise
         start = NetArrays(seen.normal, seen.offset, seen.weight, seen.affine)
-        seen = pieces_of_fit(refitted(start, x, answers, errors, "relu", rng))[0]
-    return (yield from _bends(far, seen, rng))
+        seen = pieces_of_fit(refit(start, x, answers, errors, "relu", rng))[0]
+    return (yield from _ask_bends(far, seen, rng))
 
 
-def _bends(far: FarTokenQueries, pieces: Pieces, rng: np.random.Generator) -> Steps[_Start]:
+def _ask_bends(far: FarTokenQueries, pieces: Pieces, rng: np.random.Generator) -> Steps[_Start]:
     """How much each neuron bends at some distance from its kink, where it neither bends fully nor hardly."""
     count = pieces.count
     places = _on_kinks(pieces, rng)
@@ -138,7 +138,7 @@ def _on_kinks(pieces: Pieces, rng: np.random.Generator) -> Floats:  # (k, width)
     return places
 
 
-def _fitted(
+def _ask_fit(
     box: SingleTokenQueries, start: _Start, names: tuple[str, ...], rng: np.random.Generator
 ) -> Steps[tuple[Refit, str, float]]:
     """All parameters fitted to fresh answers, with the activation that is nearest to them at first."""
@@ -157,7 +157,7 @@ def _fitted(
     nets = {name: _net(pieces, lengths[name]) for name in names}
     misses = {name: float(np.linalg.norm(answers - answers_of(net, x, name))) for name, net in nets.items()}
     best = min(misses, key=lambda name: misses[name])
-    fit = refitted(nets[best], x, answers, errors, best, rng)
+    fit = refit(nets[best], x, answers, errors, best, rng)
     left = np.max(np.abs(answers - answers_of(fit.net, x, best)))
     if not left <= ANOTHER_FUNCTION * np.max(np.abs(answers)):
         raise NotPiecewiseLinear(f"no smooth activation fits: the best, {best}, misses answers by {left:.2g}")
@@ -172,7 +172,7 @@ def _net(pieces: Pieces, length: Floats) -> NetArrays:
 
 def _tokens(box: SingleTokenQueries, pieces: Pieces, scale: float, count: int, rng: np.random.Generator) -> Floats:
     """Half of them anywhere, half beside a kink."""
-    x = fresh_tokens(box, scale, count, rng)
+    x = heldout_tokens(box, scale, count, rng)
     if pieces.count:
         some = np.arange(0, count, 2)
         kink = np.resize(rng.permutation(pieces.count), some.size)

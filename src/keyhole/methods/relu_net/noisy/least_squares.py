@@ -145,7 +145,7 @@ class NetFit:
         return self.problem.from_white(self.planes)
 
 
-def fitted(problem: NetProblem, planes: Floats) -> NetFit:  # (neurons, width + 1), whitened
+def fit_planes(problem: NetProblem, planes: Floats) -> NetFit:  # (neurons, width + 1), whitened
     """The best output layer for these planes."""
     planes = unit(planes)
     before = problem.white @ planes.T
@@ -167,7 +167,7 @@ def fitted(problem: NetProblem, planes: Floats) -> NetFit:  # (neurons, width + 
     return NetFit(problem, planes, before, features, output, residual, factor, scale, float(np.sum(residual**2)))
 
 
-def descended(fit: NetFit, steps: int, enough: float = 0.0) -> NetFit:
+def descend(fit: NetFit, steps: int, enough: float = 0.0) -> NetFit:
     """Levenberg–Marquardt on the planes, the output layer always at its best (variable projection).
 
     Steps are found by conjugate gradients in single precision; the squares that decide are in double precision.
@@ -178,7 +178,7 @@ def descended(fit: NetFit, steps: int, enough: float = 0.0) -> NetFit:
             break
         push = _Push(fit)
         for _ in range(MOST_REJECTED):
-            moved = _tried(fit.problem, fit.planes + push.step(damping))
+            moved = _try(fit.problem, fit.planes + push.step(damping))
             if moved is not None and moved.squares < fit.squares:
                 break
             damping *= DAMPING_UP
@@ -191,9 +191,9 @@ def descended(fit: NetFit, steps: int, enough: float = 0.0) -> NetFit:
     return fit
 
 
-def _tried(problem: NetProblem, planes: Floats) -> NetFit | None:
+def _try(problem: NetProblem, planes: Floats) -> NetFit | None:
     try:
-        return fitted(problem, planes)
+        return fit_planes(problem, planes)
     except LinAlgError:  # two neurons have become one
         return None
 
@@ -237,14 +237,14 @@ class _Push:
         return np.asarray(self.unit * found.astype(np.float64) / self.sizes[:, None])
 
 
-def screened(fit: NetFit, count: int, rng: np.random.Generator) -> Floats:  # -> (count, width + 1), whitened
+def screen(fit: NetFit, count: int, rng: np.random.Generator) -> Floats:  # -> (count, width + 1), whitened
     """Of many random planes those whose neurons explain most of the residual, no two of them alike."""
     planes = unit(rng.standard_normal((max(SCREENED, 4 * count), fit.planes.shape[1])))
     hidden = np.abs(fit.problem.white_single @ planes.T.astype(np.float32))
     hidden -= np.mean(hidden, axis=0)
-    explained = np.sum((hidden.T @ fit.residual.astype(np.float32)) ** 2, axis=1) / np.sum(hidden**2, axis=0)
+    is_explained = np.sum((hidden.T @ fit.residual.astype(np.float32)) ** 2, axis=1) / np.sum(hidden**2, axis=0)
     picked: list[int] = []
-    order = np.argsort(-explained)
+    order = np.argsort(-is_explained)
     for place in order:
         if len(picked) == count:
             break
@@ -254,14 +254,14 @@ def screened(fit: NetFit, count: int, rng: np.random.Generator) -> Floats:  # ->
     return planes[picked + some]
 
 
-def enlarged(fit: NetFit, count: int, rng: np.random.Generator) -> Floats:  # -> (neurons + count, width + 1), whitened
+def enlarge(fit: NetFit, count: int, rng: np.random.Generator) -> Floats:  # -> (neurons + count, width + 1), whitened
     """The planes of a fit with new ones where the residual asks for them."""
-    return np.concatenate([fit.planes, screened(fit, count, rng)])
+    return np.concatenate([fit.planes, screen(fit, count, rng)])
 
 
-def slimmed(fit: NetFit, allowed: float) -> NetFit:
+def slim(fit: NetFit, allowed: float) -> NetFit:
     """Nearly equal neurons made one, and the least useful dropped while squares grow by no more than `allowed`."""
-    fit = _merged(fit)
+    fit = _merge(fit)
     while fit.neurons:
         worth = fit.worth()
         order = np.argsort(worth)
@@ -269,7 +269,7 @@ def slimmed(fit: NetFit, allowed: float) -> NetFit:
         if count == 0:
             return fit
         dropped = order[: max(1, count // 2)]  # worth is that of one alone: not all of them at once
-        smaller = _tried(fit.problem, np.delete(fit.planes, dropped, axis=0))
+        smaller = _try(fit.problem, np.delete(fit.planes, dropped, axis=0))
         if smaller is None:
             return fit
         allowed -= max(0.0, smaller.squares - fit.squares)
@@ -277,7 +277,7 @@ def slimmed(fit: NetFit, allowed: float) -> NetFit:
     return fit
 
 
-def _merged(fit: NetFit) -> NetFit:
+def _merge(fit: NetFit) -> NetFit:
     """Each pair of nearly equal neurons made one that does about what both did."""
     planes, weights = fit.planes.copy(), fit.weights
     cosines = planes @ planes.T
@@ -292,4 +292,4 @@ def _merged(fit: NetFit) -> NetFit:
         elif sizes[1] > sizes[0]:  # they nearly cancel
             planes[i] = planes[j]
         kept[j] = False
-    return fit if np.all(kept) else (_tried(fit.problem, planes[kept]) or fit)
+    return fit if np.all(kept) else (_try(fit.problem, planes[kept]) or fit)

@@ -16,15 +16,15 @@ from keyhole.methods.relu_net.noisy.covariance import CorrelatedErrors, Covarian
 from keyhole.methods.relu_net.noisy.least_squares import (
     NetFit,
     NetProblem,
-    descended,
-    enlarged,
-    fitted,
+    descend,
+    enlarge,
+    fit_planes,
     parameters,
     unit,
 )
-from keyhole.methods.relu_net.noisy.orientation import oriented, unfolded
+from keyhole.methods.relu_net.noisy.orientation import orient, unfold
 from keyhole.methods.relu_net.noisy.samples import Samples
-from keyhole.methods.relu_net.noisy.search import LAST_STEPS, at_noise, explained, finished, noise_ceiling
+from keyhole.methods.relu_net.noisy.search import LAST_STEPS, at_noise, finished, is_explained, noise_ceiling
 from keyhole.queries import Signature
 from keyhole.recovery import Outcome
 
@@ -96,16 +96,16 @@ class _Boosting:
     def run(self, target_error: float | None, skip: bool | None) -> Steps[Estimate]:
         """Ask, fit, confirm, sharpen."""
         yield from self.samples.probe()
-        fit = yield from self._grown()
-        fit = yield from self._confirmed(fit)
-        covariance = Covariance(self._turned(fit, skip))
+        fit = yield from self._grow()
+        fit = yield from self._ask_confirmation(fit)
+        covariance = Covariance(self._orient(fit, skip))
         for _ in range(MOST_ROUNDS):
-            more = self._wanted(covariance, target_error)
+            more = self._wanted_samples(covariance, target_error)
             if more < 1:
                 break
             yield from self._ask(more, far=True)
-            fit = self._refined(fit, self.samples.problem())
-            covariance = Covariance(self._turned(fit, skip))
+            fit = self._ask_refinement(fit, self.samples.problem())
+            covariance = Covariance(self._orient(fit, skip))
         return self._estimate(covariance, target_error)
 
     # --- what is asked -----------------------------------------------------------------------------------------
@@ -123,7 +123,7 @@ class _Boosting:
         if count > 0:
             yield from self.samples.ask("samples", self.samples.draw(count, far=far))
 
-    def _wanted(self, covariance: Covariance, target_error: float | None) -> int:
+    def _wanted_samples(self, covariance: Covariance, target_error: float | None) -> int:
         """Further questions that target or budget ask for."""
         asked = self.samples.count
         most = self._queries(covariance.fit.neurons, MOST_PER_PARAMETER)
@@ -141,51 +141,53 @@ class _Boosting:
             return max(1, math.ceil(SPARE * self.neurons))
         return max(1, min(MOST_NEURONS, MOST_PARAMETERS // (self.signature.width + 1)))
 
-    def _grown(self) -> Steps[NetFit]:
+    def _grow(self) -> Steps[NetFit]:
         """A fit that explains near samples, with as many of them as its size needs."""
         most = self._most()
         guess, planes = min(FIRST_GUESS if self.neurons is None else most, most), None
         while True:
             wanted = self._queries(guess, FITTED_FROM if self.neurons is None else IN_THE_END / SPARE)
             yield from self._ask(wanted - self.samples.near, far=False)
-            self._refuse_few(guess)
+            self._check_enough(guess)
             problem = self.samples.problem()
             if planes is None:
-                self._refuse_silence(problem)
-            flat = fitted(problem, np.zeros((0, problem.white.shape[1])))
+                self._check_response(problem)
+            flat = fit_planes(problem, np.zeros((0, problem.white.shape[1])))
             if at_noise(flat, self.bounded):
                 return flat
-            fit = self._explained(problem, flat, planes, guess, last=guess == most)
+            fit = self._is_explained(problem, flat, planes, guess, last=guess == most)
             if at_noise(fit, self.bounded):
                 return fit
             if guess == most:
-                raise self._refused(fit)
+                raise self._failure(fit)
             guess, planes = min(most, math.ceil(GROWTH * guess)), fit.raw_planes()
 
-    def _explained(self, problem: NetProblem, flat: NetFit, planes: Floats | None, guess: int, *, last: bool) -> NetFit:
+    def _is_explained(
+        self, problem: NetProblem, flat: NetFit, planes: Floats | None, guess: int, *, last: bool
+    ) -> NetFit:
         """The best fit of about a number of neurons, begun where the last one ended."""
         room = max(guess, self._room(problem))
         rounds = LAST_ROUNDS if last else ROUNDS
         limits: dict[str, Any] = {"rounds": rounds, "most_neurons": room, "bounded": self.bounded, "flat": flat.squares}
         if planes is None or not planes.size:
             start = unit(self.rng.standard_normal((guess, self.signature.width + 1)))
-            return explained(problem, start, self.rng, **limits)
-        before = fitted(problem, problem.to_white(planes))
-        start = enlarged(before, max(1, guess - before.neurons), self.rng)
-        return explained(problem, start, self.rng, **limits)
+            return is_explained(problem, start, self.rng, **limits)
+        before = fit_planes(problem, problem.to_white(planes))
+        start = enlarge(before, max(1, guess - before.neurons), self.rng)
+        return is_explained(problem, start, self.rng, **limits)
 
     def _room(self, problem: NetProblem) -> int:
         """Neurons that leave half of the answers free."""
         return int(problem.answers.size / 2 / (self.signature.width + self.samples.outputs))
 
-    def _confirmed(self, fit: NetFit) -> Steps[NetFit]:
+    def _ask_confirmation(self, fit: NetFit) -> Steps[NetFit]:
         """The fit with farther samples, which it must explain too; where it does not, neurons are added."""
         fit = finished(fit, self.rng, most_neurons=self._room(fit.problem), bounded=self.bounded)
         for _ in range(MOST_ROUNDS):
             wanted = max(self._queries(fit.neurons, IN_THE_END), math.ceil(self.samples.count * (1 + 1 / IN_THE_END)))
             yield from self._ask(wanted - self.samples.count, far=True)
-            self._refuse_few(fit.neurons)
-            before, fit = fit, self._refined(fit, self.samples.problem())
+            self._check_enough(fit.neurons)
+            before, fit = fit, self._ask_refinement(fit, self.samples.problem())
             if at_noise(fit, self.bounded):
                 return finished(fit, self.rng, most_neurons=self._room(fit.problem), bounded=self.bounded)
             fit = self._again(before)
@@ -193,7 +195,7 @@ class _Boosting:
                 fit = finished(fit, self.rng, most_neurons=self._room(fit.problem), bounded=self.bounded)
                 if self._queries(fit.neurons, IN_THE_END) <= self.samples.count:
                     return fit
-        raise self._refused(fit)
+        raise self._failure(fit)
 
     def _again(self, fit: NetFit) -> NetFit:
         """Explain all samples, first coarsely: those far out would drown the others."""
@@ -202,25 +204,25 @@ class _Boosting:
             problem = self.samples.problem(softened)
             most = max(min(self._room(problem), self._most()), planes.shape[0])
             start = problem.to_white(planes)
-            fit = explained(problem, start, self.rng, rounds=LAST_ROUNDS, most_neurons=most, bounded=self.bounded)
+            fit = is_explained(problem, start, self.rng, rounds=LAST_ROUNDS, most_neurons=most, bounded=self.bounded)
             planes = fit.raw_planes()
         return fit
 
     @staticmethod
-    def _refined(fit: NetFit, problem: NetProblem) -> NetFit:
-        return descended(fitted(problem, problem.to_white(fit.raw_planes())), LAST_STEPS)
+    def _ask_refinement(fit: NetFit, problem: NetProblem) -> NetFit:
+        return descend(fit_planes(problem, problem.to_white(fit.raw_planes())), LAST_STEPS)
 
-    def _turned(self, fit: NetFit, skip: bool | None) -> NetFit:
+    def _orient(self, fit: NetFit, skip: bool | None) -> NetFit:
         """The same with ReLU neurons, and without a skip where none is declared and none is needed."""
         if not skip:
-            turned = oriented(fit)
+            turned = orient(fit)
             if turned is not None and at_noise(turned, self.bounded):
                 return turned
-        return unfolded(fit)
+        return unfold(fit)
 
     # --- what is refused ---------------------------------------------------------------------------------------
 
-    def _refuse_few(self, neurons: int) -> None:
+    def _check_enough(self, neurons: int) -> None:
         needed = self._queries(neurons, FEWEST)
         if self.samples.count < needed:
             raise Unrecoverable(
@@ -229,7 +231,7 @@ class _Boosting:
                 f"more than {neurons} neurons need {needed} at least",
             )
 
-    def _refuse_silence(self, problem: NetProblem) -> None:
+    def _check_response(self, problem: NetProblem) -> None:
         """Answers that noise explains without any net."""
         if self.signature.noise.kind == "exact":
             return
@@ -238,7 +240,7 @@ class _Boosting:
         if float(np.sum((problem.answers - constant @ level) ** 2)) <= noise_ceiling(problem, 0, self.bounded):
             raise Unrecoverable(Outcome.TOO_NOISY, "the answers cannot be told from a constant in the declared noise")
 
-    def _refused(self, fit: NetFit) -> Unrecoverable:
+    def _failure(self, fit: NetFit) -> Unrecoverable:
         ratio = math.sqrt(fit.squares / fit.problem.answers.size)
         why = "noise" if self.signature.noise.kind != "exact" else "rounding"
         return Unrecoverable(

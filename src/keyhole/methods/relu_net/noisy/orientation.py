@@ -8,28 +8,28 @@ import numpy as np
 from scipy.spatial import cKDTree
 
 from keyhole.arrays import Floats
-from keyhole.methods.relu_net.noisy.least_squares import NetFit, descended, fitted
+from keyhole.methods.relu_net.noisy.least_squares import NetFit, descend, fit_planes
 
 # Signs are found by meeting in the middle up to this many neurons: 2^12 half sums on either side.
 MOST_SEARCHED = 24
 STEPS = 20
 
 
-def unfolded(fit: NetFit) -> NetFit:
+def unfold(fit: NetFit) -> NetFit:
     """The same function with ReLU neurons, as they happen to face, beside the affine part."""
-    return fitted(replace(fit.problem, folded=False), fit.planes)
+    return fit_planes(replace(fit.problem, folded=False), fit.planes)
 
 
-def oriented(fit: NetFit) -> NetFit | None:
+def orient(fit: NetFit) -> NetFit | None:
     """A fit without an affine part, the best for the likeliest signs; None where they cannot be found."""
     signs = _signs(fit)
     if signs is None:
         return None
     try:
-        turned = fitted(replace(fit.problem, folded=False, affine=False), fit.planes * signs[:, None])
+        turned = fit_planes(replace(fit.problem, folded=False, affine=False), fit.planes * signs[:, None])
     except np.linalg.LinAlgError:
         return None
-    return descended(turned, STEPS)
+    return descend(turned, STEPS)
 
 
 def _signs(fit: NetFit) -> Floats | None:  # -> (neurons,)

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from keyhole.arrays import Floats
-from keyhole.methods.relu_net.noisy.least_squares import NetFit, NetProblem, descended, enlarged, fitted, slimmed
+from keyhole.methods.relu_net.noisy.least_squares import NetFit, NetProblem, descend, enlarge, fit_planes, slim
 
 # Squares may exceed what noise leaves by this many standard deviations.
 MISFIT_DEVIATIONS = 4.0
@@ -47,7 +47,7 @@ def fewest(problem: NetProblem) -> float:
     return float(own + NEURON_DEVIATIONS * math.sqrt(2 * own))
 
 
-def explained(
+def is_explained(
     problem: NetProblem,
     planes: Floats,  # (neurons, width + 1): where to start, in whitened coordinates
     rng: np.random.Generator,
@@ -58,15 +58,15 @@ def explained(
     flat: float = math.inf,  # squares that an affine map leaves
 ) -> NetFit:
     """Descend, slim, and enlarge where the residual asks for it, until noise explains the rest or rounds are over."""
-    fit = fitted(problem, planes)
+    fit = fit_planes(problem, planes)
     best = fit
     for number in range(rounds):
         if number > 0:
             room = min(max(2, int(ENLARGED_BY * fit.neurons)), most_neurons - fit.neurons)
             if room < 1:
                 break
-            fit = fitted(problem, enlarged(fit, room, rng))
-        fit = descended(fit, STEPS, problem.freedom(fit.neurons))
+            fit = fit_planes(problem, enlarge(fit, room, rng))
+        fit = descend(fit, STEPS, problem.freedom(fit.neurons))
         if not hopeless(fit, flat, bounded):
             fit = _slim(fit, bounded)
         best = fit if fit.squares < best.squares else best
@@ -85,10 +85,10 @@ def hopeless(fit: NetFit, flat: float, bounded: bool) -> bool:
 def _slim(fit: NetFit, bounded: bool) -> NetFit:
     """As few neurons as explain the answers as well."""
     for _ in range(SLIM_ROUNDS):
-        smaller = slimmed(fit, WORTHLESS * max(fit.squares, fit.problem.freedom(fit.neurons)))
+        smaller = slim(fit, WORTHLESS * max(fit.squares, fit.problem.freedom(fit.neurons)))
         if smaller.neurons == fit.neurons:
             break
-        smaller = descended(smaller, STEPS, fit.problem.freedom(smaller.neurons))
+        smaller = descend(smaller, STEPS, fit.problem.freedom(smaller.neurons))
         if smaller.squares > SLIM_LOSS * fit.squares and not at_noise(smaller, bounded):
             break
         fit = smaller
@@ -97,18 +97,18 @@ def _slim(fit: NetFit, bounded: bool) -> NetFit:
 
 def finished(fit: NetFit, rng: np.random.Generator, *, most_neurons: int, bounded: bool) -> NetFit:
     """At the noise already: to the bottom; neurons that are missed come back, those that are not go."""
-    fit = descended(fit, LAST_STEPS)
+    fit = descend(fit, LAST_STEPS)
     need = fewest(fit.problem)
     for _ in range(fit.neurons):
         if fit.neurons == 0 or fit.squares > noise_ceiling(fit.problem, fit.neurons, bounded):
             break
         weakest = int(np.argmin(fit.worth()))
-        smaller = descended(fitted(fit.problem, np.delete(fit.planes, weakest, axis=0)), LAST_STEPS)
+        smaller = descend(fit_planes(fit.problem, np.delete(fit.planes, weakest, axis=0)), LAST_STEPS)
         if smaller.squares > fit.squares + need:
             break
         fit = smaller
     while fit.neurons < most_neurons:
-        larger = descended(fitted(fit.problem, enlarged(fit, 1, rng)), LAST_STEPS)
+        larger = descend(fit_planes(fit.problem, enlarge(fit, 1, rng)), LAST_STEPS)
         if larger.squares > fit.squares - need:
             break
         fit = larger

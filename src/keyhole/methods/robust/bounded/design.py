@@ -126,7 +126,7 @@ class PairDesign:
         return float(np.min(self.overlap.middle / self.overlap.radius))
 
 
-class Sheet:
+class ScoreTable:
     """Answers to sequences of x_k, −x_k and s·e_b by row k and column b, each with the scale s it was asked at."""
 
     def __init__(self, value: BoundedValue, design: PairDesign, layout: PairLayout, eps: float) -> None:
@@ -149,9 +149,9 @@ class Sheet:
         scale, design = self.scale[row, column], self.design
         rounding = 0.0 if size is None else self.rounding * size[column] * scale
         answers = Interval.around(self.answers[row, column], self.radius[row, column])
-        own = diagonal[column].times(scale**2).widened((rounding + design.bias[column].size) * scale)
+        own = diagonal[column].times(scale**2).widen((rounding + design.bias[column].size) * scale)
         last = self.value.used[column].times(scale)
-        logits = self.layout.logit(answers, own, design.overlap[row], last).widened(rounding * design.norm)
+        logits = self.layout.logit(answers, own, design.overlap[row], last).widen(rounding * design.norm)
         return (logits + design.tilt[row].times(-1.0)).over(scale)
 
     def diagonal(self, size: Floats | None = None) -> Interval:  # (width,) -> (width,)
@@ -166,7 +166,7 @@ class Sheet:
         for _ in range(CONTRACTIONS):
             before = found.high - found.low
             for block in (0, 1):
-                found = found.within(self._diagonal_given(found, block, size))
+                found = found.within(self._solve_diagonal(found, block, size))
             after = found.high - found.low
             if not np.any((before - after > LEAST_GAIN * after) & (after > 0)):
                 break
@@ -191,11 +191,11 @@ class Sheet:
         bound = np.where(np.isnan(bound), np.inf, bound)
         return Interval(-bound, bound)
 
-    def _diagonal_given(self, diagonal: Interval, block: int, size: Floats | None) -> Interval:
+    def _solve_diagonal(self, diagonal: Interval, block: int, size: Floats | None) -> Interval:
         """The diagonal, once more, from what is known of it; everything where nothing was asked."""
         row, column, own, first, lost = self._diagonal_rows(block, size)
         entries = self.forms(row, column, diagonal, size).times(own)
-        entries = (entries + self.forms(0 * row, column, diagonal, size).times(first)).widened(lost)
+        entries = (entries + self.forms(0 * row, column, diagonal, size).times(first)).widen(lost)
         known = ~(np.isnan(entries.low) | np.isnan(entries.high))
         return Interval(np.where(known, entries.low, -np.inf), np.where(known, entries.high, np.inf))
 
@@ -223,7 +223,7 @@ class Sheet:
         forms = self.forms(np.arange(self.width + 1)[:, None], every[None, :], diagonal, size)
         own, first = design.own[: self.width, None], design.first[: self.width, None]
         score = forms[1:].times(own) + forms[:1].times(first)
-        score = score.widened(self.lost[: self.width, None] * size)
+        score = score.widen(self.lost[: self.width, None] * size)
         entry = score[every, every].within(diagonal)
         low, high = score.low.copy(), score.high.copy()
         low[every, every], high[every, every] = entry.low, entry.high

@@ -62,7 +62,7 @@ class Interval:
         ends = self.low / divisor, self.high / divisor
         return _outward(np.minimum(*ends), np.maximum(*ends))
 
-    def widened(self, by: Any) -> Interval:
+    def widen(self, by: Any) -> Interval:
         """Larger by so much at both ends."""
         return _outward(self.low - by, self.high + by)
 
@@ -116,7 +116,7 @@ class PairLayout:
         unreadable = (reach >= first.low) | (first.low <= 0)
         high, low = np.where(unreadable, np.inf, high), np.where(unreadable, -np.inf, low)
         slack = LOGIT_ROUNDINGS * np.finfo(np.float64).eps * (1 + np.maximum(np.abs(low), np.abs(high)) + own.size)
-        return Interval(low, high).widened(slack)
+        return Interval(low, high).widen(slack)
 
     def _root(self, answer: Floats, own: Floats, first: Floats, last: Floats) -> Floats:
         # What saturates divides by zero and has no logarithm; `logit` looks for that itself.

@@ -11,7 +11,7 @@ from keyhole.arrays import Floats, Space
 from keyhole.families import SingleHead
 from keyhole.methods.base import Estimate, Steps
 from keyhole.methods.forms.value import check_length
-from keyhole.methods.robust.bounded.design import Sheet
+from keyhole.methods.robust.bounded.design import ScoreTable
 from keyhole.methods.robust.bounded.interval import Interval
 from keyhole.methods.robust.bounded.reader import BoundedReader
 from keyhole.methods.robust.bounded.score import ScoreReader
@@ -48,26 +48,31 @@ def bounded(
     """
     check_length(signature)
     reader = BoundedReader(signature, copies, cover_biases)
-    value, shape = yield from reader.read_value()
-    design = yield from reader.read_overlap(value)
+    value, shape = yield from reader.ask_value()
+    design = yield from reader.ask_overlap(value)
     if cover_biases:
-        design = yield from reader.bound_score_bias(value, design)
+        design = yield from reader.ask_bias_bound(value, design)
         hidden: float | None = float(np.max(design.bias.size))
     else:
-        hidden = yield from reader.refuse_score_bias(value, design, rng)
-    scale = yield from reader.pilot(value, design, rng)
-    sheet = Sheet(value, design, reader.layout, signature.space.eps)
+        hidden = yield from reader.ask_bias_check(value, design, rng)
+    scale = yield from reader.ask_scale(value, design, rng)
+    sheet = ScoreTable(value, design, reader.layout, signature.space.eps)
     entries = ScoreReader(reader, sheet)
-    yield from entries.read_diagonal(scale)
-    yield from entries.read_rest(rng)
-    score, forms = entries.solved()
+    yield from entries.ask_diagonal(scale)
+    yield from entries.ask_rest(rng)
+    score, forms = entries.solve()
     if reader.free:
-        yield from entries.refuse_other_forms(score, rng)
-    return _estimated(reader, sheet, score, forms, shape, hidden)
+        yield from entries.ask_form_check(score, rng)
+    return _estimate(reader, sheet, score, forms, shape, hidden)
 
 
-def _estimated(
-    reader: BoundedReader, sheet: Sheet, score: Interval, forms: Interval, shape: tuple[int, ...], hidden: float | None
+def _estimate(
+    reader: BoundedReader,
+    sheet: ScoreTable,
+    score: Interval,
+    forms: Interval,
+    shape: tuple[int, ...],
+    hidden: float | None,
 ) -> Estimate:
     """Parameters, radii, and the conditions they rest on."""
     space, value, design = reader.space, sheet.value, sheet.design
@@ -95,7 +100,7 @@ def _radius(space: Space, centre: Floats | float, radius: Floats) -> Any:
 
 
 def _details(
-    reader: BoundedReader, sheet: Sheet, score: Interval, forms: Interval, hidden: float | None
+    reader: BoundedReader, sheet: ScoreTable, score: Interval, forms: Interval, hidden: float | None
 ) -> dict[str, Any]:
     """Conditions of the theorem in plain numbers."""
     value, design, asked = sheet.value, sheet.design, slice(reader.width + 1)

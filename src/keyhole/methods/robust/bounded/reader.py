@@ -65,7 +65,7 @@ class BoundedReader:
         other = Term(first.rows, first.index, -1.0)
         return Plan(stage, count, [*[[first]] * self.layout.plus, *[[other]] * self.layout.minus, last])
 
-    def answered(self, answers: Measurements, value: BoundedValue, tokens: int) -> tuple[Floats, float]:
+    def solve_answers(self, answers: Measurements, value: BoundedValue, tokens: int) -> tuple[Floats, float]:
         """Answers of the output in use, and how far they may be off: tolerance, hidden bias and the box's rounding."""
         roundings = (self.width + tokens + EXTRA_ROUNDINGS) * self.space.eps
         hidden = float(value.hidden_bias[value.output]) if self.cover_biases else 0.0
@@ -74,7 +74,7 @@ class BoundedReader:
 
     # --- value, biases and the size of logits -------------------------------------------------------------------
 
-    def read_value(self) -> Steps[tuple[BoundedValue, tuple[int, ...]]]:
+    def ask_value(self) -> Steps[tuple[BoundedValue, tuple[int, ...]]]:
         """One-token queries: the zero token, which shows an output bias, then every entry."""
         rows, exact = self.vectors(np.concatenate([np.zeros((1, self.width)), self.longest * np.eye(self.width)]))
         answers: Measurements = yield Plan("value", self.width + 1, [[Term(rows)]])
@@ -95,11 +95,11 @@ class BoundedReader:
             raise self._no_margin(float(np.linalg.norm(used)))
         return value, tuple(answers.values.shape[1:])
 
-    def read_overlap(self, value: BoundedValue) -> Steps[PairDesign]:
+    def ask_overlap(self, value: BoundedValue) -> Steps[PairDesign]:
         """Choose the first tokens, and ask for the value of x_0, which that of all others follows from."""
         rows, along_value = self.vectors(self.longest * value.direction[None, :])
         answers: Measurements = yield Plan("value", 1, [[Term(rows)]])
-        along = Interval.around(*self.answered(answers, value, 1))
+        along = Interval.around(*self.solve_answers(answers, value, 1))
         leaning = leaning_rows(value.direction)
         height = leaning.height * self.longest
         made = leaning.part[:, None] * along_value + np.tile(np.eye(self.width), (2, 1)) * height[:, None]
@@ -108,7 +108,7 @@ class BoundedReader:
         # What was rounded when rows were made, and the rounding of that difference.
         lost = np.abs(exact[1:] - made) @ value.used.size + 4 * EPS * self.longest * value.norm
         nothing = Interval(np.zeros(2 * self.width + 1), np.zeros(2 * self.width + 1))
-        overlap, bias = along.beside(others.widened(lost)), nothing[: self.width]
+        overlap, bias = along.beside(others.widen(lost)), nothing[: self.width]
         design = PairDesign(exact, 1 / height, -leaning.part / height, leaning.shorter, overlap, nothing, bias)
         if not design.margin >= self.least_margin:
             raise self._no_margin(design.margin)
@@ -125,9 +125,7 @@ class BoundedReader:
             f"{self.least_margin:g} times are needed: it takes {remedy}",
         )
 
-    def refuse_score_bias(
-        self, value: BoundedValue, design: PairDesign, rng: np.random.Generator
-    ) -> Steps[float | None]:
+    def ask_bias_check(self, value: BoundedValue, design: PairDesign, rng: np.random.Generator) -> Steps[float | None]:
         """A few random tokens at 45° to the value, before a zero last token: their logits are those of the bias alone.
 
         The largest bias along those tokens that would not have shown, None if no bias would.
@@ -149,7 +147,7 @@ class BoundedReader:
         spread = np.abs(exact) @ value.used.radius + 4 * self.width * self.space.eps * self.longest * value.norm
         return rows, exact, Interval.around(exact @ value.used.middle, spread)
 
-    def bound_score_bias(self, value: BoundedValue, design: PairDesign) -> Steps[PairDesign]:
+    def ask_bias_bound(self, value: BoundedValue, design: PairDesign) -> Steps[PairDesign]:
         """The same for all rows, so that every entry of a score bias that did not show has its bound."""
         width, rows = self.width, self.vectors(design.rows[: self.width + 1])[0]
         tilt = yield from self._before_zero(value, rows, design.overlap[: width + 1])
@@ -158,15 +156,15 @@ class BoundedReader:
         bias = tilt[1:].times(design.own[:width]) + tilt[:1].times(design.first[:width])
         # Rows are rounded when they are made, and so are these differences.
         rounding = 8 * width * self.space.eps * np.linalg.norm(bias.size)
-        bias = bias.widened(rounding)
+        bias = bias.widen(rounding)
         steep = (bias + tilt[:1].times(-design.first[width:])).over(design.own[width:])
-        return replace(design, tilt=tilt.beside(steep.widened(rounding * self.longest)), bias=bias)
+        return replace(design, tilt=tilt.beside(steep.widen(rounding * self.longest)), bias=bias)
 
     def _before_zero(self, value: BoundedValue, rows: TokenRows, overlap: Interval) -> Steps[Interval]:
         """Logits of rows before a zero last token; refused where they are not zero."""
         count = int(rows.vectors.shape[0])
         answers: Measurements = yield self.sequences("score bias", Term(rows), [], count)
-        seen = Interval.around(*self.answered(answers, value, self.layout.length))
+        seen = Interval.around(*self.solve_answers(answers, value, self.layout.length))
         even = overlap.times((self.layout.plus - self.layout.minus) / self.layout.length)
         if np.any(seen.within(even).empty):
             raise Unrecoverable(
@@ -177,7 +175,7 @@ class BoundedReader:
         nothing = Interval(np.zeros(count), np.zeros(count))
         return self.layout.logit(seen, nothing, overlap, nothing)
 
-    def pilot(self, value: BoundedValue, design: PairDesign, rng: np.random.Generator) -> Steps[float]:
+    def ask_scale(self, value: BoundedValue, design: PairDesign, rng: np.random.Generator) -> Steps[float]:
         """The length of last tokens at which typical logits have their aim, from random ones."""
         row = 1 + rng.integers(self.width, size=PILOT_QUERIES)
         directions = rng.standard_normal((PILOT_QUERIES, self.width))
@@ -187,7 +185,7 @@ class BoundedReader:
         nothing = Interval(np.zeros(PILOT_QUERIES), np.zeros(PILOT_QUERIES))
         for _ in range(MOST_ROUNDS):
             plan = self.sequences("scale", Term(rows), [Term(units, None, scale)], PILOT_QUERIES)
-            seen = Interval.around(*self.answered((yield plan), value, self.layout.length))
+            seen = Interval.around(*self.solve_answers((yield plan), value, self.layout.length))
             last = Interval.around(scale * (exact @ value.used.middle), 0.0)
             logits = self.layout.logit(seen, nothing, design.overlap[row], last)
             if not np.all(np.isfinite(logits.size)):
@@ -197,10 +195,10 @@ class BoundedReader:
                 return min(limit, scale * BEST_LOGIT / max(typical, self.space.tiny))
             else:
                 scale = min(GROW * scale, limit)
-        raise saturated(PILOT_QUERIES)
+        raise saturation_error(PILOT_QUERIES)
 
 
-def saturated(count: int) -> Unrecoverable:
+def saturation_error(count: int) -> Unrecoverable:
     """What to raise where logits cannot be read."""
     return Unrecoverable(
         Outcome.SATURATED,

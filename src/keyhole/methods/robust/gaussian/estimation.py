@@ -24,7 +24,7 @@ ASSUMPTIONS = (
 )
 
 # Beyond this, a response is no more than a sign.
-LARGEST_READ = 0.9
+LARGEST_RESPONSE_SHARE = 0.9
 # How often, in how many recoveries, any entry at all may lie outside its radius.
 MISSES = 1e-9
 # Squared residuals may exceed what is expected by this many standard deviations.
@@ -93,9 +93,9 @@ class Estimation:
         """Logits of pairs one by one, as if a last token were worth nothing and had none."""
         response = self.without_bias(pairs) / (self.max_norm * self.pair_values()[pairs.row])
         if self.copies == 1:  # [x; g]: a share between nothing and all
-            share = np.clip(response, 0.5 - LARGEST_READ / 2, 0.5 + LARGEST_READ / 2)
+            share = np.clip(response, 0.5 - LARGEST_RESPONSE_SHARE / 2, 0.5 + LARGEST_RESPONSE_SHARE / 2)
             return np.asarray(np.log(share / (1 - share)))
-        response = np.clip(response * (1 + 1 / self.copies), -LARGEST_READ, LARGEST_READ)
+        response = np.clip(response * (1 + 1 / self.copies), -LARGEST_RESPONSE_SHARE, LARGEST_RESPONSE_SHARE)
         minus = np.maximum(pairs.minus, 0.5)  # none at all where a question was about the last token alone
         return np.asarray(np.arctanh(response) - np.log(pairs.plus / minus) / 2)
 
@@ -172,14 +172,14 @@ class Estimation:
         matrix = np.zeros((self.width, self.width))
         matrix[pairs.row, pairs.column] = logits / (self.max_norm * pairs.norm)
         score = np.linalg.inv(self.rows[: self.width]) @ matrix @ self.columns[: self.width]
-        return self._shaped(score, self.value(self.biased), beside, self.answers[0] * self.biased)
+        return self._in_shape(score, self.value(self.biased), beside, self.answers[0] * self.biased)
 
     # --- the result -------------------------------------------------------------------------------------------
 
     def estimate(self, target_error: float | None) -> Estimate:
         """Parameters, standard errors and radii."""
         frame, pairs, narrow = self.frame(wide=False), PairQueries.concat(*self.parts), self.best()
-        self._refuse_misfit(pairs, narrow)
+        self._check_misfit(pairs, narrow)
         # Radii allow for biases that did not show: they are those of a fit that has them, and reach as far as that is.
         broad = self.frame(wide=True)
         wide = self._fit(broad, replace(narrow.point, shared=broad.known), pairs)
@@ -199,9 +199,9 @@ class Estimation:
             params, errors = replace(params, output_bias=None), replace(errors, output_bias=None)
         space = self.signature.space
         return Estimate(
-            params=_moved(space, params),
-            radius=_moved(space, radius),
-            standard_error=_moved(space, errors),
+            params=_on_device(space, params),
+            radius=_on_device(space, radius),
+            standard_error=_on_device(space, errors),
             counting_bound=self.counting_bound + self.width * self.score_bias + self.biased,
             assumptions=ASSUMPTIONS
             + (() if self.rank is None else (f"the score matrix has rank {self.rank} at most",)),
@@ -216,7 +216,7 @@ class Estimation:
         if self.scalar:
             value = point.shared[: self.width, None]
             bias = frame.bias_map[0] * point.shared[self.width :] if biased else bias
-        return self._shaped(point.score, value, point.score_bias, bias)
+        return self._in_shape(point.score, value, point.score_bias, bias)
 
     def _errors(self, frame: Frame, fitted: HeadFit) -> SingleHead:
         """Standard errors of all parameters."""
@@ -226,13 +226,13 @@ class Estimation:
         if self.scalar:
             shared = np.sqrt(np.diag(fitted.shared_covariance))
             value, bias = shared[: self.width, None], shared[self.width :] if biased else bias
-        return self._shaped(np.sqrt(fitted.score_variance), value, np.sqrt(fitted.score_bias_variance), bias)
+        return self._in_shape(np.sqrt(fitted.score_variance), value, np.sqrt(fitted.score_bias_variance), bias)
 
-    def _shaped(self, score: Floats, value: Floats, score_bias: Floats, bias: Floats) -> SingleHead:
+    def _in_shape(self, score: Floats, value: Floats, score_bias: Floats, bias: Floats) -> SingleHead:
         """As the oracle's answers are shaped: one number, or a row of outputs."""
         return SingleHead(score, value if self.many else value[:, 0], score_bias, bias if self.many else bias[0])
 
-    def _refuse_misfit(self, pairs: PairQueries, fitted: HeadFit) -> None:
+    def _check_misfit(self, pairs: PairQueries, fitted: HeadFit) -> None:
         """End where answers scatter more than their noise explains."""
         parameters = self.counting_bound - self.width + self.width * self.score_bias
         freedom = pairs.answer.size - parameters
@@ -268,6 +268,6 @@ def _parts(head: SingleHead) -> tuple[Any, ...]:
     return head.score, head.value, head.score_bias, head.output_bias
 
 
-def _moved(space: Space, head: SingleHead) -> SingleHead:
+def _on_device(space: Space, head: SingleHead) -> SingleHead:
     """The same in the oracle's library, dtype and device."""
     return SingleHead(*(None if part is None else space.asarray(part) for part in _parts(head)))

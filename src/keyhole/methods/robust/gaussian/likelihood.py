@@ -90,7 +90,7 @@ class HeadFit:
     score_bias_variance: Floats  # (width,)
 
 
-def predicted(frame: Frame, point: HeadPoint, pairs: PairQueries) -> PairAnswers:
+def predict(frame: Frame, point: HeadPoint, pairs: PairQueries) -> PairAnswers:
     """What the pairs answer at a point, output bias included."""
     seen = frame.columns @ point.score.T  # (columns, width) W·p_j
     own = np.sum(seen * frame.columns, axis=1)
@@ -110,7 +110,7 @@ def predicted(frame: Frame, point: HeadPoint, pairs: PairQueries) -> PairAnswers
 
 def misfit(frame: Frame, point: HeadPoint, pairs: PairQueries) -> float:
     """Squared residuals of answers and of prior knowledge, over their variances."""
-    residual = (pairs.answer - predicted(frame, point, pairs).answer) / frame.noise
+    residual = (pairs.answer - predict(frame, point, pairs).answer) / frame.noise
     off = point.shared - frame.known
     prior = float(off @ np.linalg.solve(frame.covariance, off)) if off.size else 0.0
     return float(np.sum(pairs.repeats * residual**2)) + prior
@@ -146,7 +146,7 @@ class _Columns:
     def __init__(self, frame: Frame, point: HeadPoint, pairs: PairQueries) -> None:
         self.frame = frame
         width = frame.width
-        found = predicted(frame, point, pairs)
+        found = predict(frame, point, pairs)
         weight = pairs.repeats / frame.noise**2
         residual = pairs.answer - found.answer
         border = frame.known.size + (width if frame.score_bias else 0)
@@ -189,7 +189,7 @@ class _Tangent:
         width = frame.width
         left, _, right = np.linalg.svd(point.score)
         self.rank, self.range, self.null, self.right = rank, left[:, :rank], left[:, rank:], right[:rank]
-        found = predicted(frame, point, pairs)
+        found = predict(frame, point, pairs)
         weight, residual = pairs.repeats / frame.noise**2, pairs.answer - found.answer
         self.size = width * rank + (width - rank) * rank
         border = frame.known.size + (width if frame.score_bias else 0)

@@ -76,9 +76,9 @@ class FullRank(Passes):
     def ask_first_pass(self) -> Steps[None]:
         """Every pair with every direction, in random order."""
         row, column = np.divmod(self.rng.permutation(self.width**2), self.width)
-        yield from self.ask_probing(row, column)
+        yield from self.ask_first_pairs(row, column)
         every = np.arange(self.width)
-        self.keys = yield from self.ask_until_heard(every, every, np.linalg.inv(self.known.rows))
+        self.keys = yield from self.ask_columns(every, every, np.linalg.inv(self.known.rows))
 
     def start_at(self, frame: Frame) -> HeadPoint:
         """Column by column."""
@@ -104,18 +104,18 @@ class LowRank(Passes):
         known = self.known
         few = self.rank + MORE_DIRECTIONS
         row, column = np.divmod(self.rng.permutation(self.width * few), few)
-        yield from self.ask_probing(row, column)
+        yield from self.ask_first_pairs(row, column)
         every, back = np.arange(self.width), np.linalg.inv(known.rows)
-        shown = yield from self.ask_until_heard(every, every[:few], back)  # W·p of the few directions
+        shown = yield from self.ask_columns(every, every[:few], back)  # W·p of the few directions
         self.range = np.linalg.svd(shown)[0][:, : self.rank]
-        inside = self.add_rows(self._tilted())
+        inside = self.add_rows(self._tilted_rows())
         row, column = (each.ravel() for each in np.meshgrid(inside, every[few:], indexing="ij"))
-        yield from self.ask_plain("forms", row, column)
+        yield from self.ask_pairs("forms", row, column)
         back = self.range @ np.linalg.inv(known.rows[inside] @ self.range)
-        rest = yield from self.ask_until_heard(inside, every[few:], back)
+        rest = yield from self.ask_columns(inside, every[few:], back)
         self.keys = np.concatenate([self.range @ (self.range.T @ shown), rest], axis=1)
 
-    def _tilted(self) -> Floats:  # (rank, width)
+    def _tilted_rows(self) -> Floats:  # (rank, width)
         known = self.known
         return tilted_rows(self.range, known.value(known.biased))
 
@@ -128,7 +128,7 @@ class LowRank(Passes):
         """Pairs of the range as it is known by now with all directions, all pairs with those of the row space."""
         left, _, right = np.linalg.svd(self.known.best().point.score)
         self.range = left[:, : self.rank]
-        inside, across = self.add_rows(self._tilted()), self.add_columns(right[: self.rank])
+        inside, across = self.add_rows(self._tilted_rows()), self.add_columns(right[: self.rank])
         every = np.arange(self.width)
         row = np.concatenate([np.repeat(inside, self.width), np.tile(every, self.rank)])
         return row, np.concatenate([np.tile(every, self.rank), np.repeat(across, self.width)])

@@ -114,7 +114,7 @@ def pair_answers(
     )
 
 
-def settled_logits(
+def solve_logits(
     answer: Floats,  # (rows, columns), without output bias
     plus: Floats,  # (rows, columns)
     minus: Floats,

@@ -12,9 +12,9 @@ import numpy as np
 from keyhole.arrays import Floats, Integers, floats
 from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.forms.value import unit_plan
-from keyhole.methods.robust.gaussian.estimation import LARGEST_READ, Estimation
-from keyhole.methods.robust.gaussian.likelihood import Frame, HeadPoint, PairQueries, predicted
-from keyhole.methods.robust.gaussian.pair_design import best_pairs, pair_rows, settled_logits
+from keyhole.methods.robust.gaussian.estimation import LARGEST_RESPONSE_SHARE, Estimation
+from keyhole.methods.robust.gaussian.likelihood import Frame, HeadPoint, PairQueries, predict
+from keyhole.methods.robust.gaussian.pair_design import best_pairs, pair_rows, solve_logits
 from keyhole.noise import GAUSSIAN_DEVIATIONS
 from keyhole.numerics.orthogonal import random_orthogonal, split_along
 from keyhole.queries import Measurements, Plan, Signature, Term, TokenRows
@@ -36,7 +36,7 @@ OWN_ROUNDING = 1.5
 # Errors that are no random draw are the same when the same is asked again: last tokens are varied by so much.
 DITHER = 0.1
 # A last token drowns its column with an own logit this much above the logarithm of the copies.
-DROWNED = 1.0
+LARGEST_OWN_LOGIT = 1.0
 # Softmax weights that differ by this do so whatever else is not accounted for.
 SURE = 0.02
 # Passes after a pilot, before the error tells how many are needed; and queries over the counting bound that are only
@@ -160,22 +160,22 @@ class Passes(ABC):
 
     # --- the first pass ---------------------------------------------------------------------------------------
 
-    def ask_probing(self, row: Integers, column: Integers) -> Steps[None]:  # (n,), (n,)
+    def ask_first_pairs(self, row: Integers, column: Integers) -> Steps[None]:  # (n,), (n,)
         """Ask pairs, the first few until they show how long last tokens should be."""
         few = min(PROBES, row.size)
         for _ in range(MOST_PROBES):
-            yield from self.ask_plain("scale", row[:few], column[:few])
+            yield from self.ask_pairs("scale", row[:few], column[:few])
             response = self._response(self.known.parts[-1])
             if response <= LARGEST_RESPONSE:
                 break
             # atanh of a response near one says little: then a large step.
-            self.lengths *= RESPONSE_AIM / math.atanh(response) if response < LARGEST_READ else SHRINK
+            self.lengths *= RESPONSE_AIM / math.atanh(response) if response < LARGEST_RESPONSE_SHARE else SHRINK
         else:
             raise Unrecoverable(Outcome.SATURATED, "pairs answer their full value even beside the shortest last tokens")
         # In parts, so that something is known when the budget ends between them.
         for part in np.array_split(np.arange(few, row.size), min(PARTS, max(1, row.size - few))):
             if part.size:
-                yield from self.ask_plain("forms", row[part], column[part])
+                yield from self.ask_pairs("forms", row[part], column[part])
 
     def _response(self, pairs: PairQueries) -> float:
         """How much of their full value pairs answer because of their last token, root mean square, less the noise."""
@@ -185,17 +185,17 @@ class Passes(ABC):
         square = float(np.mean(np.tanh(logits) ** 2 - noise**2))
         return min(math.sqrt(max(square, 0.0)), 1.0)
 
-    def ask_until_heard(self, rows: Integers, columns: Integers, back: Any) -> Steps[Floats]:
+    def ask_columns(self, rows: Integers, columns: Integers, back: Any) -> Steps[Floats]:
         """W·p for some columns, (width, columns), from pairs that were asked; again where last tokens drown them.
 
         `back` (width, rows) takes the forms of a column to it. A last token with a large logit of its own leaves pairs
         no weight: its column is asked again with a shorter one.
         """
-        most = math.log(self.copies) + DROWNED
+        most = math.log(self.copies) + LARGEST_OWN_LOGIT
         asking = columns
         for _ in range(MOST_PROBES):
             yield from self._ask_alone(rows, asking)
-            forms, own = self._read_columns(rows, columns, back)
+            forms, own = self._solve_columns(rows, columns, back)
             drowned = own > most
             if not np.any(drowned):
                 return np.asarray(back @ forms)
@@ -203,7 +203,7 @@ class Passes(ABC):
             # An own logit goes with the norm squared.
             self.lengths[asking] *= np.sqrt(0.5 * most / own[drowned])
             row, column = (each.ravel() for each in np.meshgrid(rows, asking, indexing="ij"))
-            yield from self.ask_plain("forms", row, column)
+            yield from self.ask_pairs("forms", row, column)
         raise Unrecoverable(Outcome.SATURATED, "last tokens keep all attention to themselves however short they are")
 
     def _ask_alone(self, rows: Integers, columns: Integers) -> Steps[None]:
@@ -216,7 +216,7 @@ class Passes(ABC):
         yield from self._ask("scale", PairQueries(row, columns, self.lengths[columns], every, 0 * every), 1, 0)
         self.shares[columns] = known.without_bias(known.parts[-1]) / (self.max_norm * known.pair_values()[row])
 
-    def _read_columns(self, rows: Integers, columns: Integers, back: Floats) -> tuple[Floats, Floats]:
+    def _solve_columns(self, rows: Integers, columns: Integers, back: Floats) -> tuple[Floats, Floats]:
         """Forms x·W·p (rows, columns) from the latest answers, and the last tokens' own logits (columns,)."""
         known = self.known
         pairs = PairQueries.concat(*known.parts)
@@ -228,7 +228,7 @@ class Passes(ABC):
         shape, norm = chosen.shape, self.lengths[columns]
         beside = known.null_score_bias()
         offset = self.max_norm * (known.rows[rows] @ beside)[:, None]
-        logits, own = settled_logits(
+        logits, own = solve_logits(
             known.without_bias(asked).reshape(shape),
             asked.plus.reshape(shape),
             asked.minus.reshape(shape),
@@ -286,7 +286,7 @@ class Passes(ABC):
 
     def _said(self, point: HeadPoint, pairs: PairQueries) -> Floats:  # (n,)
         """By how much answers move with their forms."""
-        return np.asarray(np.abs(pairs.norm * predicted(self.known.frame(wide=False), point, pairs).by_pair))
+        return np.asarray(np.abs(pairs.norm * predict(self.known.frame(wide=False), point, pairs).by_pair))
 
     def ask_again(self, repeats: float, budget: float) -> Steps[None]:
         """All pairs as the fit says they are best asked: whole passes, half of each sign, and part of one more."""
@@ -296,21 +296,21 @@ class Passes(ABC):
         if self.random:
             for sign, count in ((1.0, (whole + 1) // 2), (-1.0, whole // 2)):
                 if count:
-                    yield from self._ask("forms", self._signed(pairs, sign), count, 0)
+                    yield from self._ask("forms", self._with_sign(pairs, sign), count, 0)
         else:
             for number in range(whole):
                 shorter = pairs.norm * (1 - DITHER * self.rng.random(pairs.norm.size))
-                yield from self._ask("forms", self._signed(replace(pairs, norm=shorter), (-1.0) ** number), 1, 0)
+                yield from self._ask("forms", self._with_sign(replace(pairs, norm=shorter), (-1.0) ** number), 1, 0)
         some = round((repeats - whole) * pairs.row.size)
         if some:
             chosen = pairs.take(self.rng.permutation(pairs.row.size)[:some])
-            yield from self._ask("forms", self._signed(chosen, -1.0 if whole % 2 else 1.0), 1, whole)
+            yield from self._ask("forms", self._with_sign(chosen, -1.0 if whole % 2 else 1.0), 1, whole)
         behind = int(min(known.passes() - known.value_repeats, (budget - known.asked) / (self.width + 1)))
         if behind > 0 and self.random:
             yield from self.ask_value(behind)
 
     @staticmethod
-    def _signed(pairs: PairQueries, sign: float) -> PairQueries:
+    def _with_sign(pairs: PairQueries, sign: float) -> PairQueries:
         """The same with the last token turned round, which turns the pair's logit too."""
         return pairs if sign > 0 else replace(pairs, norm=-pairs.norm, plus=pairs.minus, minus=pairs.plus)
 
@@ -336,7 +336,7 @@ class Passes(ABC):
 
     # --- the questions themselves -----------------------------------------------------------------------------
 
-    def ask_plain(self, stage: str, row: Integers, column: Integers) -> Steps[None]:
+    def ask_pairs(self, stage: str, row: Integers, column: Integers) -> Steps[None]:
         """Ask pairs with as many copies of either sign."""
         known = self.known
         # A score bias alone would tip the scales: unequal copies balance it.

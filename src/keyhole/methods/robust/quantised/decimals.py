@@ -16,7 +16,7 @@ from keyhole.errors import KeyholeError, UsageError
 from keyhole.methods.base import Estimate, Steps, target_details
 from keyhole.methods.robust.quantised.decimals_forms import FormIntervals
 from keyhole.methods.robust.quantised.decimals_value import ValueIntervals
-from keyhole.methods.robust.quantised.pair_queries import refuse_short_sequences
+from keyhole.methods.robust.quantised.pair_queries import check_lengths
 from keyhole.queries import Signature
 
 ASSUMPTIONS = (
@@ -46,13 +46,13 @@ def by_thresholds(
         raise UsageError(f"thresholds are for answers rounded to decimals, not {signature.noise}")
     if signature.max_norm is None:
         raise UsageError("thresholds are for tokens of bounded norm: without max_norm use method single-head")
-    refuse_short_sequences(signature)
+    check_lengths(signature)
     value = ValueIntervals(signature, rng)
-    yield from value.read()
+    yield from value.ask_value()
     yield from value.narrow(np.full(value.outputs, 2 * value.half / (signature.norm_limit * FIRST_SHARPER)))
     forms = FormIntervals(signature, rng, value)
     try:
-        yield from forms.read_first()
+        yield from forms.ask_first()
         goal = forms.goal(target_error, budget - value.spent - forms.spent)
         yield from value.narrow(forms.value_goal(goal))
         yield from forms.narrow(goal, budget - value.spent - forms.spent)

@@ -16,8 +16,8 @@ from keyhole.methods.robust.quantised.pair_queries import (
     BIAS_ROWS,
     SHRINK_COLUMN,
     OwnForms,
+    ask_own_forms,
     pair_plan,
-    read_own_forms,
 )
 from keyhole.queries import Measurements, Signature
 from keyhole.recovery import Outcome
@@ -60,7 +60,7 @@ class FormIntervals:
 
     def _learn_value(self) -> None:
         centre, radius = self.value.entries
-        self.design.learn_value(centre[:, self.value.main], radius[:, self.value.main])
+        self.design.with_value(centre[:, self.value.main], radius[:, self.value.main])
 
     def _fewest_copies(self) -> int:
         """Copies with which a pair of unequal lengths can reach a threshold."""
@@ -80,15 +80,15 @@ class FormIntervals:
         self.spent += answers.size
         return answers, np.full(answers.size, self.half)
 
-    def read_first(self) -> Steps[None]:
+    def ask_first(self) -> Steps[None]:
         """Norms of last tokens, then every form from one pair; columns with saturated ones again, shorter."""
         start = self.last.copy()
         start[-2] *= ALONG
-        found = yield from read_own_forms(self.design, self.rng, self.norm, start, 1, self.told)
+        found = yield from ask_own_forms(self.design, self.rng, self.norm, start, 1, self.told)
         self.last, self.own, self.own_radius = found.last, found.form, found.radius
         columns = np.arange(self.width)
         for _ in range(MOST_ROUNDS):
-            columns = yield from self._read_columns(columns, found)
+            columns = yield from self._ask_columns(columns, found)
             if not columns.size:
                 break
             self.last[columns] *= SHRINK_COLUMN
@@ -105,13 +105,13 @@ class FormIntervals:
         largest = np.max(np.abs(self._middle()[:, :-1]), axis=0)
         self.last[:-1] = np.minimum(self.last[:-1], aim / np.maximum(self.norm * largest, self.space.tiny))
 
-    def _read_columns(self, columns: Integers, probed: OwnForms) -> Steps[Integers]:
+    def _ask_columns(self, columns: Integers, probed: OwnForms) -> Steps[Integers]:
         """Whole columns, one query a form; returns those that saturate."""
         row, column = np.repeat(np.arange(self.width), columns.size), np.tile(columns, self.width)
         norm = np.full(row.size, self.norm)
         pairs = SteeredPairs(row, column, norm, norm, self.last[column], self.copies)
         answers, error = self.told((yield pair_plan(self.design, "forms", pairs)))
-        read = self.design.read_columns(pairs, answers, error, np.zeros(row.size))
+        read = self.design.ask_columns(pairs, answers, error, np.zeros(row.size))
         again = read.saturated | probed.contradict(columns, read)
         good = ~np.tile(again, self.width)
         radius = read.radius + read.common
@@ -186,11 +186,11 @@ class FormIntervals:
 
     def _halve(self, row: Integers, column: Integers) -> Steps[None]:
         """One question a form, steered to a threshold at the middle of its interval."""
-        self._learn_own()
+        self._update_own()
         low, high, own = self.low[row, column], self.high[row, column], self.own[column]
         middle = low + (high - low) * (0.5 + self.rng.uniform(-DITHER, DITHER, row.size))
         norm = np.full(row.size, self.norm)
-        pairs, threshold = self.design.steered(
+        pairs, threshold = self.design.steer_pairs(
             row, column, norm, self.last[column], self.few_copies, middle, own, self.half
         )
         answers, _ = self.told((yield pair_plan(self.design, "thresholds", pairs)))
@@ -203,9 +203,9 @@ class FormIntervals:
         above = answers > threshold
         self.low[row, column] = np.where(above & reached, np.maximum(low, point - bar), low)
         self.high[row, column] = np.where(~above & reached, np.minimum(high, point + bar), high)
-        self._refuse_contradiction()
+        self._check_consistent()
 
-    def _refuse_contradiction(self) -> None:
+    def _check_consistent(self) -> None:
         if np.any(self.low[self.asked] > self.high[self.asked]):
             raise Unrecoverable(
                 Outcome.WRONG_FAMILY,
@@ -219,7 +219,7 @@ class FormIntervals:
     def _middle(self) -> Floats:  # (width, width + 1)
         return np.where(self.asked & np.isfinite(self.high - self.low), (self.low + self.high) / 2, 0.0)
 
-    def _learn_own(self) -> None:
+    def _update_own(self) -> None:
         """The last token's own form is a sum of forms: take that where it is known better."""
         radius = np.sum(np.abs(self.design.own) * self.widths / 2, axis=0)
         better = radius < self.own_radius
@@ -242,7 +242,7 @@ class FormIntervals:
     def head(self) -> SingleHead:
         """What is known now."""
         matrix = self.design.matrix(np.zeros(self.low.shape) if self.silent else self._middle())
-        return SingleHead(self.space.asarray(matrix), self.value.shaped(self.value.entries[0]))
+        return SingleHead(self.space.asarray(matrix), self.value.in_shape(self.value.entries[0]))
 
     def radius_head(self) -> SingleHead:
         """Radii of that."""
@@ -250,4 +250,4 @@ class FormIntervals:
         half = self.widths if self.silent else self.widths / 2
         radius = self.design.matrix_radius(half, 0 * half) + 4 * self.space.rounding * size
         centre, half = self.value.entries
-        return SingleHead(self.space.asarray(radius), self.value.shaped(half + 2 * self.space.eps * np.abs(centre)))
+        return SingleHead(self.space.asarray(radius), self.value.in_shape(half + 2 * self.space.eps * np.abs(centre)))

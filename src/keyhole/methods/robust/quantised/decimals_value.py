@@ -32,7 +32,7 @@ class ValueIntervals(TokenValues):
         self.half = signature.noise.scale
         self.norm = signature.norm_limit
 
-    def read(self) -> Steps[None]:
+    def ask_value(self) -> Steps[None]:
         """One-token queries, the zero token among them."""
         answers = yield from self.ask_units(self.norm)
         if np.any(np.abs(answers[0]) > self.half):

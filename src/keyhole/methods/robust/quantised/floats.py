@@ -15,7 +15,7 @@ from keyhole.errors import KeyholeError, UsageError
 from keyhole.methods.base import Estimate, Steps, target_details
 from keyhole.methods.robust.quantised.floats_forms import NullForms
 from keyhole.methods.robust.quantised.floats_value import CHECKS, ValueRatios
-from keyhole.methods.robust.quantised.pair_queries import refuse_short_sequences
+from keyhole.methods.robust.quantised.pair_queries import check_lengths
 from keyhole.queries import Signature
 
 ASSUMPTIONS = (
@@ -46,14 +46,14 @@ def by_null_queries(
     """
     if signature.noise.kind != "dtype":
         raise UsageError(f"null queries are for answers rounded to a dtype, not {signature.noise}")
-    refuse_short_sequences(signature)
+    check_lengths(signature)
     value = ValueRatios(signature)
-    yield from value.read()
+    yield from value.ask_value()
     yield from value.sharpen(value.relative / SHARPER, [value.main])
     yield from value.refine()  # one round ahead of the forms, so that its errors do not count
     forms = NullForms(signature, rng, value)
     try:
-        yield from forms.read_first()
+        yield from forms.ask_first()
         rounds = 1
         while (
             rounds < MOST_ROUNDS

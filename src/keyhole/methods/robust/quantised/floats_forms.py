@@ -17,8 +17,8 @@ from keyhole.methods.robust.quantised.pair_queries import (
     BIAS_ROWS,
     SHRINK_COLUMN,
     OwnForms,
+    ask_own_forms,
     pair_plan,
-    read_own_forms,
 )
 from keyhole.queries import Measurements, Signature
 from keyhole.recovery import Outcome
@@ -60,7 +60,7 @@ class NullForms:
         self.probed: OwnForms | None = None
 
     def _learn_value(self) -> None:
-        self.design.learn_value(self.value.ratio[:, self.value.main], self.value.radius[:, self.value.main])
+        self.design.with_value(self.value.ratio[:, self.value.main], self.value.radius[:, self.value.main])
 
     def told(self, measured: Measurements) -> tuple[Floats, Floats]:
         """Answers of the main output and their radii, over the largest entry of the value."""
@@ -75,14 +75,14 @@ class NullForms:
         """Queries of a round."""
         return self.width**2 + min(BIAS_ROWS, self.width)
 
-    def read_first(self) -> Steps[None]:
+    def ask_first(self) -> Steps[None]:
         """Norms, then every form from a pair of equal lengths; columns with saturated ones again, shorter."""
         if self.free:
             yield from self._probe()
         else:
             last = self.last.copy()
             last[-2] *= ALONG
-            found = yield from read_own_forms(self.design, self.rng, self.limit, last, 1, self.told)
+            found = yield from ask_own_forms(self.design, self.rng, self.limit, last, 1, self.told)
             self.last, self.probed = found.last, found
         columns = np.arange(self.width)
         for number in range(MOST_PROBES):
@@ -144,10 +144,10 @@ class NullForms:
             plans.append(pair_plan(self.design, "score bias", few))
         measured: list[Measurements] = yield plans
         if bias:
-            self._refuse_bias(few, *self.told(measured[1]))
+            self._ask_bias_check(few, *self.told(measured[1]))
         answers, error = self.told(measured[0])
         known = self.forms[row, column]
-        read = self.design.read_columns(grid, answers, SECOND_ORDER * error, known)
+        read = self.design.ask_columns(grid, answers, SECOND_ORDER * error, known)
         again = read.saturated
         if self.probed is not None:
             again = again | self.probed.contradict(columns, read)
@@ -161,7 +161,7 @@ class NullForms:
         if not steer:
             return SteeredPairs(row, column, norm, norm, last, 1)
         own = self.design.own_forms(self.forms)
-        pairs, _ = self.design.steered(row, column, norm, last, 1, self.forms[row, column], own[column], 0.0)
+        pairs, _ = self.design.steer_pairs(row, column, norm, last, 1, self.forms[row, column], own[column], 0.0)
         return pairs
 
     def _keep(self, row: Integers, column: Integers, form: Floats, radius: Floats, common: Floats) -> None:
@@ -189,7 +189,7 @@ class NullForms:
         own = np.maximum(np.abs(self.design.own_forms(self.forms)), self.space.tiny)
         self.last = np.minimum(np.minimum(most, wanted / self.limit), np.sqrt(AIM / own))
 
-    def _refuse_bias(self, pairs: SteeredPairs, answers: Floats, error: Floats) -> None:
+    def _ask_bias_check(self, pairs: SteeredPairs, answers: Floats, error: Floats) -> None:
         """Opposite tokens before a zero token answer zero, unless a score bias prefers one of them."""
         if np.any(np.abs(answers) > error + self.design.slack(pairs)):
             raise BiasDetected("the head has a score bias, which null queries do not read: use single-head")

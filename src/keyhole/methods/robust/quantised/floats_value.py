@@ -42,7 +42,7 @@ class ValueRatios(TokenValues):
         radius = np.abs(answers) * (self.unit / (1 - self.unit))
         return answers, radius + (self.grid.smallest / 2 if self.flushed else 0.0)
 
-    def read(self) -> Steps[None]:
+    def ask_value(self) -> Steps[None]:
         """One-token queries, the zero token among them, which shows an output bias."""
         answers, radius = self.told((yield from self.ask_units(self.norm)))
         if np.any(np.abs(answers[0]) > radius[0]):
@@ -169,10 +169,10 @@ class ValueRatios(TokenValues):
 
     def vector(self) -> Array:
         """The value, as the space holds it."""
-        return self.shaped(self.ratio * self.largest)
+        return self.in_shape(self.ratio * self.largest)
 
     def vector_radius(self) -> Array:
         """Radii of its entries."""
         half = (self.high - self.low) / 2
         whole = self.radius * self.high + np.abs(self.ratio) * half + self.silent_radius
-        return self.shaped(whole + 2 * self.space.eps * np.abs(self.ratio) * self.high)
+        return self.in_shape(whole + 2 * self.space.eps * np.abs(self.ratio) * self.high)

@@ -88,15 +88,15 @@ class SteeredDesign:
         others, along = split_along(plain, random_orthogonal(plain, rng, width), value)
         columns = np.concatenate([to_numpy(others), to_numpy(along)[None, :], np.zeros((1, width))])
         # As the space holds them, so that what is asked is what is solved.
-        self.rows, self.columns = (self._held(array) for array in (rows, columns))
+        self.rows, self.columns = (self._clip(array) for array in (rows, columns))
         self.inverse, self.columns_inverse = np.asarray(np.linalg.inv(self.rows)), np.linalg.inv(self.columns[:-1])
         self.own: Floats = self.inverse.T @ self.columns.T  # (rows, columns): S_j = Σ_k own_kj·F_kj
-        self.learn_value(value, np.zeros(width))
+        self.with_value(value, np.zeros(width))
 
-    def _held(self, array: Floats) -> Floats:
+    def _clip(self, array: Floats) -> Floats:
         return floats(self.space.asarray(array))
 
-    def learn_value(self, value: Floats, radius: Floats) -> None:  # (width,), (width,)
+    def with_value(self, value: Floats, radius: Floats) -> None:  # (width,), (width,)
         """Take note of the value vector."""
         self.value, self.norm = value, float(np.linalg.norm(value))
         self.row_values, self.column_values = self.rows @ value, self.columns @ value
@@ -134,7 +134,7 @@ class SteeredDesign:
             + self.slack(pairs)
         )
 
-    def steered(
+    def steer_pairs(
         self,
         row: Integers,  # (n,)
         column: Integers,  # (n,)
@@ -165,7 +165,7 @@ class SteeredDesign:
         plus, minus = norm / np.maximum(1.0, ratio), norm * np.minimum(1.0, ratio)
         return SteeredPairs(row, column, turn * plus, turn * minus, last, copies), target
 
-    def solved_columns(self, pairs: SteeredPairs, answers: Floats, start: Floats) -> Floats:  # (n,), (n,) -> (n,)
+    def solve_columns(self, pairs: SteeredPairs, answers: Floats, start: Floats) -> Floats:  # (n,), (n,) -> (n,)
         """The forms behind answers, by Newton's method; huge ones where an answer is out of range.
 
         Whole columns, row by row, because S is a sum of forms of its column.
@@ -184,9 +184,9 @@ class SteeredDesign:
             form = np.clip(form + np.clip(step, -reach / 8, reach / 8), -reach, reach)
         return form
 
-    def read_columns(self, pairs: SteeredPairs, answers: Floats, error: Floats, start: Floats) -> Reading:  # (n,) each
+    def ask_columns(self, pairs: SteeredPairs, answers: Floats, error: Floats, start: Floats) -> Reading:  # (n,) each
         """Forms of whole columns with their radii, and which columns saturate."""
-        form = self.solved_columns(pairs, answers, start)
+        form = self.solve_columns(pairs, answers, start)
         radius, common = self._column_radii(pairs, form, form, error)
         # Again where answers are flattest within these radii, since they are of first order.
         reach = np.where(np.isfinite(radius + common), radius + common, 0.0)

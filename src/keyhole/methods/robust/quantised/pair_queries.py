@@ -35,7 +35,7 @@ MOST_ROUNDS = 200
 BLURRED = 0.5
 
 
-def refuse_short_sequences(signature: Signature) -> None:
+def check_lengths(signature: Signature) -> None:
     """End where a pair and a last token are too long a sequence."""
     check_length(signature)
     if (signature.max_length or SHORTEST) < SHORTEST:
@@ -68,7 +68,7 @@ class OwnForms:
         return np.asarray(~(apart <= self.radius[columns] + read.own_radius))
 
 
-def read_own_forms(
+def ask_own_forms(
     design: SteeredDesign,
     rng: np.random.Generator,
     norm: float,

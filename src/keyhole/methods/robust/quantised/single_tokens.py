@@ -44,6 +44,6 @@ class TokenValues:
         width = self.signature.width
         return width + -(-width * width // self.rank)
 
-    def shaped(self, entries: Floats) -> Array:  # (width, outputs)
+    def in_shape(self, entries: Floats) -> Array:  # (width, outputs)
         """In the shape and space of the box."""
         return self.space.asarray(entries[:, 0] if self.scalar else entries)

@@ -13,7 +13,7 @@ from keyhole.methods.sensing.solvers.problem import (
     EPS,
     SensingProblem,
     SensingSolution,
-    checked,
+    check_problem,
     cholesky,
     gap_rank,
     gram_part,
@@ -23,13 +23,13 @@ from keyhole.methods.sensing.solvers.problem import (
     parameter_count,
     split,
 )
-from keyhole.methods.sensing.solvers.validation import all_zero, finish, validated
+from keyhole.methods.sensing.solvers.validation import all_zero, finish, validate
 from keyhole.methods.sensing.solvers.variable_projection import fit
 
 _LOCAL_RANKS = 8  # ranks tried one by one; beyond, letting the reweighted iteration name the rank is cheaper
 
 
-def _reweighted(problem: SensingProblem, shrink: float, start: Floats | None) -> Iterator[tuple[Floats, Floats]]:
+def _reweigh(problem: SensingProblem, shrink: float, start: Floats | None) -> Iterator[tuple[Floats, Floats]]:
     """Iterates (W, spectrum) of harmonic-mean reweighted least squares for the log-det surrogate of the rank.
 
     Each step minimises <X, H X> subject to A(X) = b, H^-1 X = (M1 X + X M2) / 2 with M1 = W W^T + s^2 and
@@ -71,7 +71,7 @@ def _second_pass(
         start = rng.standard_normal((d, d)) / d if attempt else None
         shrink = 0.85 if attempt == 0 else 0.9  # slower is safer and dearer
         wanted, waited = 100.0, 0
-        for matrix, spectrum in _reweighted(part, shrink, start):
+        for matrix, spectrum in _reweigh(part, shrink, start):
             waited += 1
             guess, ratio = gap_rank(spectrum, rank or limit)
             if rank and _gap_at(spectrum, rank) > wanted:
@@ -111,7 +111,7 @@ def factored(
     variable projection 0.011 s, alternating least squares 0.087 s, ``scipy.optimize.least_squares`` 0.55 s.
     The time is bounded by ``max_rank`` and ``starts``.
     """
-    problem = checked(U, G, b, noise)
+    problem = check_problem(U, G, b, noise)
     if (silent := all_zero(problem, "factored")) is not None:
         return silent
     rng = np.random.default_rng(0) if rng is None else rng
@@ -122,7 +122,7 @@ def factored(
     reweighted = _second_pass(search, rank, limit, starts, rng) if ranks else ()
     for found, steps in chain(_first_pass(search, ranks), linear(search), reweighted):
         used += steps
-        if (proven := validated(problem, search, held, found)) is not None:
+        if (proven := validate(problem, search, held, found)) is not None:
             return finish(problem, proven, used, True, "factored")
         best = min(best, found, key=problem.residual)
     return finish(problem, best, used, False, "factored")

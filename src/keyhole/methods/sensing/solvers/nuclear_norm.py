@@ -13,7 +13,7 @@ from keyhole.methods.sensing.solvers.problem import (
     EPS,
     SensingProblem,
     SensingSolution,
-    checked,
+    check_problem,
     cholesky,
     gap_rank,
     gram_part,
@@ -23,7 +23,7 @@ from keyhole.methods.sensing.solvers.problem import (
     singular_values,
     split,
 )
-from keyhole.methods.sensing.solvers.validation import all_zero, finish, validated
+from keyhole.methods.sensing.solvers.validation import all_zero, finish, validate
 from keyhole.methods.sensing.solvers.variable_projection import fit
 
 
@@ -93,13 +93,13 @@ def nuclear_norm(
     Measured at 3 x the parameter count, r = 2, d = 16 / 32 / 64: this ADMM takes 0.01 / 0.05 / 0.37 s to
     3e-8, cvxpy with SCS 0.13 / 0.83 / 7.2 s to 1e-6, with Clarabel 0.22 / 4.3 / over 150 s to 3e-8.
     """
-    problem = checked(U, G, b, noise)
+    problem = check_problem(U, G, b, noise)
     if (silent := all_zero(problem, "nuclear_norm")) is not None:
         return silent
     search, held = split(problem, np.random.default_rng(0) if rng is None else rng)
     best, used = np.zeros((problem.width, problem.width)), 0
     for feasible, found, steps in chain(_unique(search), _convex(search, max_iterations, max_rank or problem.width)):
         best, used = feasible, used + steps
-        if (proven := validated(problem, search, held, found)) is not None:
+        if (proven := validate(problem, search, held, found)) is not None:
             return finish(problem, proven, used, True, "nuclear_norm")
     return finish(problem, best, used, False, "nuclear_norm")

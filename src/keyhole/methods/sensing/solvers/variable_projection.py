@@ -51,7 +51,7 @@ def _project(problem: SensingProblem, left: Floats) -> _Point:
     return _Point(left, right, design, factor, error, ratio(float(np.linalg.norm(error)), problem.scale))
 
 
-def _reduced_system(problem: SensingProblem, at: _Point, basis: Floats) -> tuple[Floats, Floats]:
+def _reduce(problem: SensingProblem, at: _Point, basis: Floats) -> tuple[Floats, Floats]:
     """Gauss-Newton matrix and gradient in the left factor alone, the right one eliminated (Schur complement).
 
     ``basis`` is orthonormal for the right factor's range, so a step does not see the spread of W's singular
@@ -74,7 +74,7 @@ def refine(problem: SensingProblem, left: Floats, steps: int, target: float | No
     damping, used, history = _FIRST_DAMPING, 0, [at.cost]
     while used < steps and at.cost > (problem.floor(at.matrix) if target is None else target):
         basis = np.linalg.svd(at.right, full_matrices=False)[0]
-        matrix, gradient = _reduced_system(problem, at, basis)
+        matrix, gradient = _reduce(problem, at, basis)
         weight = float(np.trace(matrix)) / len(matrix)
         base = at.left @ (at.right.T @ basis)
         accepted = None
