@@ -136,7 +136,7 @@ def test_backward_is_the_transpose_of_forward(point: LayerPoint, rng: np.random.
 def test_the_matrix_is_the_products(point: LayerPoint, rng: np.random.Generator) -> None:
     direction = rng.standard_normal(point.scores.shape)
     flat = direction.transpose(1, 0, 2).reshape(-1)
-    product = (point.as_dict[0] @ flat).reshape(5, 2, 5).transpose(1, 0, 2)
+    product = (point.gram_matrices[0] @ flat).reshape(5, 2, 5).transpose(1, 0, 2)
     assert np.allclose(product, point.curvature(direction), rtol=1e-10, atol=1e-10)
 
 

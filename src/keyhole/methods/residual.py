@@ -1,6 +1,6 @@
 """Attention with a residual: the last token, which whoever asks knows, is taken off every answer.
 
-What is left is attention, for the methods that read it. A box of this kind rounds the sum, so that its answers tell
+What is left is attention, for the methods that read it. An oracle of this kind rounds the sum, so that its answers tell
 attention to fewer digits the smaller it is beside its tokens.
 """
 
@@ -65,7 +65,7 @@ def _ask_share(signature: Signature, rng: np.random.Generator) -> Steps[float]:
 
 
 def _without_last_token(steps: Steps[Estimate], signature: Signature) -> Steps[Estimate]:
-    """Run a method that is told what attention makes of its questions, where the box adds the last token to it."""
+    """Run a method that is told what attention makes of its queries, where the oracle adds the last token to it."""
     try:
         request = next(steps)
         while True:

@@ -1,4 +1,4 @@
-"""From an answer back to the logit behind it, with an error bar."""
+"""From an answer back to the logit behind it, with a radius."""
 
 from __future__ import annotations
 

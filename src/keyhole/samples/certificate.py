@@ -16,13 +16,13 @@ from keyhole.samples.standard_errors import Spread, spread
 from keyhole.samples.variable_projection import LayerPoint, LayerProblem
 from keyhole.samples.varpro import ASSUMPTIONS, VarproFit
 
-# Rounding errors are neither normal nor independent: error bars are this much wider than if they were.
+# Rounding errors are neither normal nor independent: radii are this much wider than if they were.
 ROUNDING_SAFETY = 48.0
 # Units of spacing that one output may be off by, times one plus the size of logits, over what the heads add up to.
 ROUNDING_UNITS = 64.0
-# Chance that any of the error bars for normal errors is exceeded.
+# Chance that any of the radii for normal errors is exceeded.
 CHANCE = 1e-4
-# Error bars follow errors to first order; the rest is within this factor. Pooled ones stand for unequal entries.
+# Radii follow errors to first order; the rest is within this factor. Pooled ones stand for unequal entries.
 CURVED, POOLED = 1.5, 3.0
 # A result is certified only if bars of predictions are within this part of what attention does, and standard errors of
 # scores within this part of their size.
@@ -53,7 +53,7 @@ def judge(
     trusted: bool,  # the noise was declared, or shown by repeated inputs
     rng: np.random.Generator,
 ) -> ExampleJudgement:
-    """Error bars of parameters and predictions, and whether the held-out outputs lie within them."""
+    """Radii of parameters and predictions, and whether the held-out outputs lie within them."""
     point = fitted.point
     spreads = spread(point, rng)
     exact = noise == 0.0

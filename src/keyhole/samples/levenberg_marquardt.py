@@ -32,7 +32,7 @@ REJECTIONS = 12
 WORTH_TAKING = 1e-4
 # A start that gains less than this part over so many steps is in a minimum, or in a valley that takes too long.
 STALLED, STALL_STEPS = 0.05, 10
-# So is one whose steps promise less than this part of the variance of one residual: far below any error bar.
+# So is one whose steps promise less than this part of the variance of one residual: far below any radius.
 IRRELEVANT = 1e-4
 # A start that is good enough goes on as long as steps promise more than this many variances of one residual: with the
 # residual small and spread over many numbers, what is left of it may all lie along one direction of the scores.
@@ -206,7 +206,7 @@ def _step(
 
 def _direct(point: LayerPoint, gradient: Floats, damping: float) -> tuple[Floats, float, int]:
     m, d = gradient.shape[:2]
-    curvature = point.as_dict[0]
+    curvature = point.gram_matrices[0]
     flat = gradient.transpose(1, 0, 2).reshape(-1)
     least = 16 * np.finfo(np.float64).eps * np.trace(curvature)  # the matrix is only known up to rounding
     while True:

@@ -38,7 +38,7 @@ def _dense(point: LayerPoint) -> Spread:
     problem = point.problem
     (m, d, _), outputs = point.scores.shape, problem.labels.shape[1]
     count = m * d * d
-    curvature, inside = point.as_dict
+    curvature, inside = point.gram_matrices
     values, vectors = np.linalg.eigh(curvature)
     determined = bool(values[0] > FLAT * values[-1])
     gradient = point.backward(point.residual).transpose(1, 0, 2).reshape(-1)

@@ -152,7 +152,7 @@ class LayerPoint:
         return self.products.curvature(direction)
 
     @cached_property
-    def as_dict(self) -> tuple[Floats, Floats]:  # (c, c), (m·d·d_out, c), c entries (j, i, l) of the scores
+    def gram_matrices(self) -> tuple[Floats, Floats]:  # (c, c), (m·d·d_out, c), c entries (j, i, l) of the scores
         """JᵀJ and QᵀJ as matrices: for few heads of narrow tokens faster than products, else too large."""
         outputs, count = self.residual.shape[1], self.scores.size
         curvature = np.zeros((count, count))

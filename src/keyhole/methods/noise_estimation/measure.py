@@ -1,8 +1,8 @@
 """How answers err, found out by asking: repeats, digits and neighbours.
 
 Repeats that differ show random errors, and by how much. Answers that all have few digits, binary or decimal, show
-rounding. Answers to neighbouring questions that follow no smooth curve show errors of any other kind: the same
-question brings the same error again, a nearly equal one does not. What no question can show is an error that changes
+rounding. Answers to neighbouring queries that follow no smooth curve show errors of any other kind: the same
+query brings the same error again, a nearly equal one does not. What no query can show is an error that changes
 as slowly as the answers themselves: a constant one is the same as an output bias.
 """
 
@@ -25,7 +25,7 @@ from keyhole.noise import DIGITS, Noise
 from keyhole.queries import Measurements, Plan, Signature, sequences
 
 STAGE = "noise"
-# Random questions, half of them of one token. Their norms cover two decades, over which whole numbers and
+# Random queries, half of them of one token. Their norms cover two decades, over which whole numbers and
 # numbers of few binary digits, which are the same at one size, come apart.
 QUESTIONS = 12
 DECADES = 2.0
@@ -35,7 +35,7 @@ LONGER, ATTEMPTS = 1e3, 4
 # How often each is asked once the first repeat differs: 12·27 = 324 degrees of freedom, from which a standard
 # deviation is known within 4 %, so that 20 % are five of those.
 REPEATS = 28
-# Questions or outputs whose deviations differ by more have errors of different sizes: with 27 degrees of freedom
+# Queries or outputs whose deviations differ by more have errors of different sizes: with 27 degrees of freedom
 # each, equal ones never do.
 UNEQUAL = 4.0
 # Binary digits that must be missing in all answers together, before that is no coincidence.
@@ -47,13 +47,13 @@ ALLOWANCE = 1.15
 # A smooth curve is a cubic so many times better than it is a line; what errs at random is neither.
 SMOOTH = 4.0
 LINE, CUBIC = 1, 3
-# Half a segment over the length of its tokens: long for single tokens, whose answers are linear if the box is a head.
+# Half a segment over the length of its tokens: long for single tokens, whose answers are linear if it is a head.
 LONG = 2.0**-3
 # Times spacing·√width·(size of answers, and how they change with their tokens): what arithmetic does to an answer.
 ROUNDING = 8.0
 # Rounding moves an answer by half a unit; more than this many times that is another error.
 UNIT_MARGIN = 1.25
-OUTPUTS = 16  # outputs looked at for neighbours: more would take time, and no fewer questions
+OUTPUTS = 16  # outputs looked at for neighbours: more would take time, and no fewer queries
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Coarseness:
 
 @dataclass(frozen=True)
 class Segment:
-    """Answers to neighbouring questions."""
+    """Answers to neighbouring queries."""
 
     points: Floats  # (NEIGHBOURS,) between −1 and 1
     answers: Floats  # (NEIGHBOURS, outputs)
@@ -92,7 +92,7 @@ class Segment:
 
 
 def measure_noise(signature: Signature, rng: np.random.Generator) -> Steps[FoundNoise]:
-    """The kind and scale of an oracle's errors, from about 100 questions, or 336 where repeats differ.
+    """The kind and scale of an oracle's errors, from about 100 queries, or 336 where repeats differ.
 
     Random errors are taken for normal ones; their standard deviation is found within 20 %, as is the largest
     error of a deterministic kind. Of several kinds the largest is reported. A constant error cannot be told from
@@ -126,7 +126,7 @@ def measure_noise(signature: Signature, rng: np.random.Generator) -> Steps[Found
 def _telling_questions(
     signature: Signature, rng: np.random.Generator
 ) -> Steps[tuple[list[Plan], list[list[Floats]], float]]:
-    """Random questions whose answers differ enough to tell something; all answers so far; the longest token."""
+    """Random queries whose answers differ enough to tell something; all answers so far; the longest token."""
     # Typical tokens have entries of about one; the fourth root leaves room for the products in a logit.
     most = min(signature.norm_limit, signature.space.huge**0.25)
     longest = min(most, signature.width**0.5)
@@ -146,7 +146,7 @@ def _random_plan(signature: Signature, rng: np.random.Generator, length: int, lo
 
 
 def _lengths(signature: Signature) -> tuple[int, int]:
-    """Half of the questions have one token, the others two where that is allowed."""
+    """Half of the queries have one token, the others two where that is allowed."""
     return 1, min(2, signature.max_length or 2)
 
 
@@ -155,7 +155,7 @@ def _unit(vectors: Floats) -> Floats:
 
 
 def _ask_repeats(plans: list[Plan], repeat: int) -> list[Plan]:
-    """The same questions once more: asked as `repeats` of a plan, answers would come averaged."""
+    """The same queries once more: asked as `repeats` of a plan, answers would come averaged."""
     return [replace(plan, first_repeat=repeat) for plan in plans]
 
 
@@ -191,7 +191,7 @@ def _numbers(measured: list[Measurements], signature: Signature) -> list[Floats]
     return found
 
 
-def _rows(answers: list[Floats]) -> Floats:  # -> (questions and positions, outputs)
+def _rows(answers: list[Floats]) -> Floats:  # -> (queries and positions, outputs)
     return np.concatenate([each.reshape(-1, each.shape[-1]) for each in answers])
 
 
@@ -203,7 +203,7 @@ def _flat(answers: list[Floats]) -> Floats:
 
 
 def _arithmetic(spacing: float, width: int) -> float:
-    """Relative error that the sums inside a box may make of the spacing of its numbers."""
+    """Relative error that the sums inside an oracle may make of the spacing of its numbers."""
     return float(ROUNDING * spacing * width**0.5)
 
 
@@ -227,7 +227,7 @@ def coarseness(answers: Floats, signature: Signature) -> Coarseness:
 
 
 def _random(
-    answers: Floats,  # (repeats, questions, outputs)
+    answers: Floats,  # (repeats, queries, outputs)
     coarse: Coarseness,
     largest: float,
 ) -> FoundNoise:

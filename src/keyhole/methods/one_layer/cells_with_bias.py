@@ -41,7 +41,7 @@ FARTHEST = 4.0
 LARGEST = 6.0
 # A cell that is left, or saturated, is asked again with shorter steps, at most so often.
 MOST_SHRINKS = 16
-# A check goes only half as far, so that a kink does not meet both, and may miss by so many error bars.
+# A check goes only half as far, so that a kink does not meet both, and may miss by so many radii.
 CHECK_STEP, CHECK = 0.5, 8.0
 # Where the net rises little along a direction, its logit is read again together with the one it rises most along.
 POOR = 16.0
@@ -134,7 +134,7 @@ class _BiasedCells:
             raise Unrecoverable(Outcome.WRONG_FAMILY, NO_LOGITS)
         return pool.take(chosen)
 
-    # --- questions --------------------------------------------------------------------------------------------
+    # --- queries --------------------------------------------------------------------------------------------
 
     def _measure(self, cells: LinearCells) -> Steps[tuple[LinearCells, _Logits]]:
         """Logits in all cells, with shorter steps where one was left or saturated."""

@@ -52,7 +52,7 @@ PILOT = 4
 MOST_SHRINKS = 12
 # A check goes only half as far, so that a kink does not meet both.
 CHECK_STEP = 0.5
-# A check may miss by so many error bars.
+# A check may miss by so many radii.
 CHECK = 8.0
 
 NOT_LINEAR = (
@@ -167,7 +167,7 @@ class _ResidualCells:
         outputs = self.net.outer.shape[0]
         return np.concatenate([seen, np.broadcast_to(np.eye(outputs), (len(seen), outputs, outputs))], axis=2)
 
-    # --- questions --------------------------------------------------------------------------------------------
+    # --- queries --------------------------------------------------------------------------------------------
 
     def _measure(self, cells: LinearCells) -> Steps[tuple[LinearCells, _Slopes]]:
         """Slopes in all cells, with shorter steps where a check shows that a cell was left."""

@@ -51,7 +51,7 @@ FfnLearner = Callable[[Signature, np.random.Generator], Steps[Estimate]]
 
 # Tokens that tell whether something passes attention by, of norms so many times that of a typical kink.
 RESIDUAL_NORMS = (1.0, 4.0, 64.0)
-# Fresh tokens that the net must answer before attention is read: norms likewise, how many of each, and among how many
+# New tokens that the net must answer before attention is read: norms likewise, how many of each, and among how many
 # the extreme ones are chosen, which costs no query.
 CHECKED_NORMS, CHECKED_TOKENS, CHECKED_AMONG = (1.0, 4.0, 16.0, 256.0), 16, 1024
 # Without a residual the answers to them are those of the net, within this part of what its answers differ by.

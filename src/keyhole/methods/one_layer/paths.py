@@ -61,7 +61,7 @@ class _Paths:
     direction: Array  # (n, outputs) of the answer that is looked at
     last: Array  # (n,) norm of g
     slope: Array  # (n,) the least of the path
-    sharpness: Array  # (n,) how well it tells a form: slope times |u|·|g| over error bar
+    sharpness: Array  # (n,) how well it tells a form: slope times |u|·|g| over radius
 
 
 @final
@@ -130,7 +130,7 @@ class PathReader(SearchingReader):
         return UNKNOWN_ARITHMETIC * self.signature.space.rounding
 
     def _best(self, row: Array, column: Array, scale: float) -> _Paths:  # (n, width), (n, width)
-        """Sign and length of u for each pair, so that the least slope of the path is large against its error bar."""
+        """Sign and length of u for each pair, so that the least slope of the path is large against its radius."""
         xp, pieces = self.signature.space.xp, []
         for start in range(0, row.shape[0], CHUNK):
             best: _Paths | None = None

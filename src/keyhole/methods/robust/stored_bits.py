@@ -1,6 +1,6 @@
 """Every bit of a head whose weights are stored in a small dtype, each one proven.
 
-The box computes in float64 from weights that have 8, 11 or 24 digits. A question made of powers of two along the axes,
+The oracle computes in float64 from weights that have 8, 11 or 24 digits. A query made of powers of two along the axes,
 [t·e_i; γ·e_j], has the logit t·γ·W_ij without any rounding and reads W_ij to about 15 digits. Where the interval that
 is left holds one number of the dtype, that number is the weight.
 """
@@ -35,7 +35,7 @@ SHRINK = 2.0**-36
 FAINT = 2.0**-30
 # More rounds than the whole range of the dtypes needs.
 MOST_ROUNDS = 40
-# Random rows asked with a zero last token, and their norm, which no token of a question exceeds.
+# Random rows asked with a zero last token, and their norm, which no token of a query exceeds.
 BIAS_ROWS, BIAS_NORM = 3, 2.0**360
 # A float64 has this spacing; a coarser one cannot prove 24 digits.
 FLOAT64 = 2.0**-52
@@ -186,7 +186,7 @@ class _Weights:
         ends = self.space.asarray(low), self.space.asarray(high)
         logit, radius = logit_with_radius(self.space, self._answers(answers), *ends, *bars, answers.radius)
         centre = floats(logit) - lent_logit
-        # Two products are added in the box where contrast is lent.
+        # Two products are added in the oracle where contrast is lent.
         wide = floats(radius) + bar * np.abs(lent_logit)
         return centre / scale, wide / scale
 

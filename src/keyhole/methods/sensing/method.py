@@ -42,7 +42,7 @@ FEW = 1500
 EASE = 1.5
 # Steps of the nuclear-norm solver while there may be more measurements to come.
 BRIEF_ITERATIONS = 500
-# Residuals are errors too: so many standard deviations of them are added to the error bar of a measurement ...
+# Residuals are errors too: so many standard deviations of them are added to the radius of a measurement ...
 RESIDUAL_DEVIATIONS = 4.0
 # ... and a part of the score matrix that hides in them is at most so many times as large as they suggest.
 HIDDEN_FACTOR = 2.0
@@ -250,7 +250,7 @@ def _estimate(signature: Signature, request: Request, value: Value, bias: ScoreB
     space, width, rank = signature.space, signature.width, sensed.rank
     biased = bool(space.xp.any(bias.vector != 0))
     score = space.asarray(sensed.matrix)
-    # The matrix was found in double precision and is handed back in that of the box.
+    # The matrix was found in double precision and is handed back in that of the oracle.
     radius = space.asarray(sensed.radius) + space.eps * space.xp.abs(score)
     params = SingleHead(score, value.vector, bias.vector if biased else None, value.bias if value.has_bias else None)
     bars = SingleHead(radius, value.radius, bias.radius, value.bias_radius if value.has_bias else None)

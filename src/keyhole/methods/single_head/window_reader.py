@@ -34,8 +34,8 @@ class Weights:
 
     first: Array  # (n, used) weights of the long tokens where the last token has none
     share: Array  # (n, used) how much of that a unit of the last token's weight takes
-    bar: Array  # (n, used) error bars of `first`
-    sum_bar: Array  # (n,) error bar of its sum
+    bar: Array  # (n, used) radii of `first`
+    sum_bar: Array  # (n,) radius of its sum
 
     def logits(self, own: Array, zeros: int) -> tuple[Array, Array, Array]:
         """Logits (n, used), their derivatives by the last token's own logit, and radii; nan where saturated."""
@@ -150,7 +150,7 @@ class WindowReader:
         )
 
     def _bars(self, inverse: Array, first: float, last: float, noise: float) -> tuple[Array, Array]:
-        """Error bars of weights by window (windows, used), and of their sums (windows,)."""
+        """Radii of weights by window (windows, used), and of their sums (windows,)."""
         xp, space = self.space.xp, self.space
         # Beside a large output bias a value is known less well than it is rounded.
         known = xp.sqrt((space.rounding * self.outputs.error) ** 2 + xp.sum(self.value.radius**2, axis=0))

@@ -170,7 +170,7 @@ def _sketch(columns: dict[int, Columns], heads: int) -> Sketch | None:
 
 
 def _ask_scores(reader: HeadReader, columns: dict[int, Columns]) -> Steps[list[HeadScore] | None]:
-    """The scores of all heads; None when some change their minds however much room they are given."""
+    """The scores of all heads; None when some change sides however much room they are given."""
     count = reader.normals.shape[0]
     room = np.ones(count)
     checks: dict[int, GatedReader] = {}

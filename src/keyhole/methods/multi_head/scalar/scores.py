@@ -101,7 +101,7 @@ class GatedReader(FormReader):
         raise Unrecoverable(Outcome.SATURATED, "the hyperplane of a head is not where its neighbours let it be read")
 
     def has_unsaturated(self, scores: Floats, radii: Floats) -> bool:  # (heads, width, size)
-        """Whether some row may have changed the mind of another head, or it was not decided at all."""
+        """Whether some row may have unsaturated another head, or it was not decided at all."""
         keys = scores @ self.gate.points.T  # (heads, width, size)
         errors = np.sqrt(self.row**2 @ (radii**2 @ self.gate.points.T**2))
         margins = (np.abs(self.row @ keys) - errors) * self.gate.levers - ENOUGH + np.log(self.signature.space.eps)

@@ -47,7 +47,7 @@ class JumpSearch:
 
     scope: Scope
     jumps: Jumps
-    joint: int  # jumps at which several heads change their minds together
+    joint: int  # jumps at which several heads change sides together
     closest: float  # the smallest angle between jumps
 
 

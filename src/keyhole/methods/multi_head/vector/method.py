@@ -47,19 +47,21 @@ def ask_vector_heads(signature: Signature, rng: np.random.Generator, value: Valu
     Assumes what `ASSUMPTIONS` says, or `EVERYWHERE`. Raises HeadsHidden where p numbers do not tell the heads apart:
     more heads than outputs, or dependent values.
     """
-    box = VectorQueries(signature, value, rng)
-    yield from box.ask_probes()
-    start = yield from ask_first_token(box)
-    values = yield from ask_values(box, start)
-    scores = (yield from ask_scores_everywhere(box, start, values)) if box.everywhere else None
+    queries = VectorQueries(signature, value, rng)
+    yield from queries.ask_probes()
+    start = yield from ask_first_token(queries)
+    values = yield from ask_values(queries, start)
+    scores = (yield from ask_scores_everywhere(queries, start, values)) if queries.everywhere else None
     if scores is None:
-        scores = yield from ask_scores(box, start, values)
-    return _estimate(box, value, start, values, scores)
+        scores = yield from ask_scores(queries, start, values)
+    return _estimate(queries, value, start, values, scores)
 
 
-def _estimate(box: VectorQueries, value: Value, start: FirstToken, values: VectorValues, scores: Scores) -> Estimate:
+def _estimate(
+    queries: VectorQueries, value: Value, start: FirstToken, values: VectorValues, scores: Scores
+) -> Estimate:
     """Parameters and radii, without the biases that do not show."""
-    space, heads = box.signature.space, start.heads
+    space, heads = queries.signature.space, start.heads
     bars = ROUNDING_DEVIATIONS * np.stack([scores.bars, scores.bias_bars])
     biased = [bool(np.any(np.abs(scores.biases[h]) > bars[1, h])) for h in range(heads)]
     mended = np.abs(scores.values - values.matrices)
@@ -72,7 +74,7 @@ def _estimate(box: VectorQueries, value: Value, start: FirstToken, values: Vecto
         params.append(SingleHead(space.asarray(scores.matrices[head]), space.asarray(scores.values[head]), bias))
         wide = (
             bars[1, head]
-            + ROUNDING_DEVIATIONS * scores.dropped[head] * box.scale
+            + ROUNDING_DEVIATIONS * scores.dropped[head] * queries.scale
             + (0.0 if biased[head] else np.abs(scores.biases[head]))
         )
         radii.append(
@@ -88,9 +90,9 @@ def _estimate(box: VectorQueries, value: Value, start: FirstToken, values: Vecto
     return Estimate(
         params=found,
         radius=MultiHead(radii, value.bias_radius),
-        counting_bound=_bound(box, values, scores, biased, value.has_bias),
-        assumptions=EVERYWHERE if box.everywhere else ASSUMPTIONS,
-        details=_details(start, values, scores, biased, value) | ({"positions": "all"} if box.everywhere else {}),
+        counting_bound=_bound(queries, values, scores, biased, value.has_bias),
+        assumptions=EVERYWHERE if queries.everywhere else ASSUMPTIONS,
+        details=_details(start, values, scores, biased, value) | ({"positions": "all"} if queries.everywhere else {}),
     )
 
 
@@ -111,18 +113,18 @@ def _check_apart(found: MultiHead, scores: Scores, radii: list[SingleHead]) -> N
 
 
 def _radius(space: Any, entries: Floats, bar: Floats | float) -> Array:
-    """The error bar of each entry, and its rounding."""
+    """The radius of each entry, and its rounding."""
     return space.asarray(bar + space.spacing * np.abs(entries))
 
 
-def _bound(box: VectorQueries, values: VectorValues, scores: Scores, biased: list[bool], offset: bool) -> int:
-    """Numbers that determine the heads, over numbers per answer: of all positions of the longest question."""
-    width, outputs = box.width, box.outputs
+def _bound(queries: VectorQueries, values: VectorValues, scores: Scores, biased: list[bool], offset: bool) -> int:
+    """Numbers that determine the heads, over numbers per answer: of all positions of the longest query."""
+    width, outputs = queries.width, queries.outputs
     numbers = outputs if offset else 0
     for head, shows in enumerate(biased):
         rank, inner = int(scores.ranks[head]), int(values.ranks[head])
         numbers += rank * (2 * width + int(shows) - rank) + inner * (width + outputs - inner)
-    return -(-numbers // (outputs * (box.asked if box.everywhere else 1)))
+    return -(-numbers // (outputs * (queries.asked if queries.everywhere else 1)))
 
 
 def _details(

@@ -1,4 +1,4 @@
-"""A box of several heads with several outputs, asked at tokens of natural norms."""
+"""An oracle of several heads with several outputs, asked at tokens of natural norms."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class HeadsHidden(Unrecoverable):
 
 @dataclass
 class VectorQueries:
-    """The box, and what is known of it: its affine part and the size of its errors."""
+    """The oracle, and what is known of it: its affine part and the size of its errors."""
 
     signature: Signature
     value: Value
@@ -75,7 +75,7 @@ class VectorQueries:
         return self.signature.max_length or float("inf")
 
     def on_grid(self, tokens: Floats) -> Floats:
-        """Tokens with so few digits that sums of two of them, and their halves, are exact in the box's dtype."""
+        """Tokens with so few digits that sums of two of them, and their halves, are exact in the oracle's dtype."""
         unit = floor_power(2 * self.scale) * self.signature.space.spacing * 2.0**SPARE_BITS
         rounded: Floats = np.round(tokens / unit) * unit
         return rounded

@@ -1,4 +1,4 @@
-"""What reading scores at the last position and at all of them have in common: forms, their error bars, their ranks."""
+"""What reading scores at the last position and at all of them have in common: forms, their radii, their ranks."""
 
 from __future__ import annotations
 
@@ -81,18 +81,18 @@ def worst_of(inverse: Floats) -> float:
     return float(np.max(np.linalg.norm(inverse, axis=0)))
 
 
-def most_tokens(box: VectorQueries, values: VectorValues, filled: float) -> int:
+def most_tokens(queries: VectorQueries, values: VectorValues, filled: float) -> int:
     """Tokens per query that this part of the outputs tells apart, and that a sequence has room for beside another."""
-    each = filled * box.outputs // values.matrices.shape[0]
-    return max(1, int(min(each, np.min(values.ranks), box.longest - 1, box.width)))
+    each = filled * queries.outputs // values.matrices.shape[0]
+    return max(1, int(min(each, np.min(values.ranks), queries.longest - 1, queries.width)))
 
 
-def affordable(box: VectorQueries, values: VectorValues, tokens: Floats, filled: float) -> int:  # (width, width)
+def affordable(queries: VectorQueries, values: VectorValues, tokens: Floats, filled: float) -> int:  # (width, width)
     """Tokens per query: as many as that part of the outputs allows, but for those that cost too much accuracy."""
     size, heads = float(np.linalg.norm(tokens[0])), values.matrices.shape[0]
-    least = most_tokens(box, values, COARSELY_FILLED)
-    most = least if box.coarse else most_tokens(box, values, filled)
-    wanted = box.signature.space.eps**0.5 / FINE
+    least = most_tokens(queries, values, COARSELY_FILLED)
+    most = least if queries.coarse else most_tokens(queries, values, filled)
+    wanted = queries.signature.space.eps**0.5 / FINE
     for count in range(most, least, -1):
         noise = float(np.hypot(values.noise, values.error * size * (heads / count) ** 0.5))
         if noise * worst_of(inverse_of(tokens[:count] @ values.matrices)) * (count + 1) <= wanted:
@@ -101,7 +101,7 @@ def affordable(box: VectorQueries, values: VectorValues, tokens: Floats, filled:
 
 
 def answer_noise(
-    box: VectorQueries,
+    queries: VectorQueries,
     values: VectorValues,
     answers: Floats,  # (n, outputs)
     own: Floats,  # (heads, k, outputs) values of the tokens
@@ -115,7 +115,7 @@ def answer_noise(
     noise = otherwise
     if spare >= heads:
         rest = answers - (answers @ inverse) @ own.reshape(-1, outputs)
-        noise = INSIDE * max(box.noise, float(np.sqrt(np.mean(rest**2) * outputs / spare)))
+        noise = INSIDE * max(queries.noise, float(np.sqrt(np.mean(rest**2) * outputs / spare)))
     return float(np.hypot(noise, values.traded * share))
 
 
@@ -144,7 +144,7 @@ def cross_scores(
     ranks: Integers,
     dropped: Floats,  # (heads,)
 ) -> tuple[Floats, Floats, Floats]:
-    """All forms of low rank, their error bars, and what may have been left out of them."""
+    """All forms of low rank, their radii, and what may have been left out of them."""
     whole, of_rows, of_columns = cross(rows, kept, columns, ranks)
     # C·U⁻¹·R with errors in each of the three.
     core = rms(bars[:, :, kept])

@@ -39,7 +39,7 @@ from keyhole.queries import Measurements, Plan, Position, Term, TokenRows
 
 # Tokens of this part of their size are tried as long as that tells more, so often at most.
 SMALLER, MOST_SIZES = 0.7, 12
-# Forms known worse than this leave error bars too wide to certify: beside long last tokens they are known better.
+# Forms known worse than this leave radii too wide to certify: beside long last tokens they are known better.
 BLURRED = 3.5e-4
 # Of heads whose scores do less than this part of what the sharpest do, as of those without any, no more is asked.
 FLATTEST = 1e-2
@@ -55,9 +55,9 @@ FILLED = 0.75
 SPARE_ROWS = 2
 
 
-def ask_scores_everywhere(box: VectorQueries, start: FirstToken, values: VectorValues) -> Steps[Scores | None]:
+def ask_scores_everywhere(queries: VectorQueries, start: FirstToken, values: VectorValues) -> Steps[Scores | None]:
     """All scores; None where only the last position tells them: others see less, or some weights stay at 0 or 1."""
-    reader = _BlockReader(box, start, values)
+    reader = _BlockReader(queries, start, values)
     for _ in range(ATTEMPTS):
         if reader.per_query < FEWEST_TOKENS or not (yield from reader.ask_size()):
             return None
@@ -76,7 +76,7 @@ class _Read:
     bars: Floats
 
     def relative_error(self) -> float:
-        """Error bars over what scores make of forms, in the head that is known worst."""
+        """Radii over what scores make of forms, in the head that is known worst."""
         scored = np.sqrt(np.mean((self.forms[..., :-1] - self.forms[..., -1:]) ** 2, axis=(0, 2, 3)))
         scored = np.maximum(scored, FLATTEST * np.max(scored) + 1e-300)
         return float(np.max(np.sqrt(np.mean(self.bars**2, axis=(0, 2, 3))) / scored))
@@ -85,24 +85,24 @@ class _Read:
 class _BlockReader:
     """Forms of one set of tokens, all of the same size."""
 
-    def __init__(self, box: VectorQueries, start: FirstToken, values: VectorValues) -> None:
-        self.box, self.values, self.heads = box, values, start.heads
-        self.unit = box.directions(box.width)
+    def __init__(self, queries: VectorQueries, start: FirstToken, values: VectorValues) -> None:
+        self.queries, self.values, self.heads = queries, values, start.heads
+        self.unit = queries.directions(queries.width)
         sizes = np.sqrt(np.mean(np.minimum(start.logits**2, LARGEST**2), axis=0))
-        self.size = box.scale * min(1.0, (AIM / max(float(np.max(sizes)), 1e-300)) ** 0.5)
-        self.tokens = box.on_grid(self.size * self.unit)
-        roomy = FILLED * box.outputs >= FEWEST_TOKENS * self.heads
-        half = max(affordable(box, values, self.tokens, FILLED if roomy else 1.0) // 2, 1)
+        self.size = queries.scale * min(1.0, (AIM / max(float(np.max(sizes)), 1e-300)) ** 0.5)
+        self.tokens = queries.on_grid(self.size * self.unit)
+        roomy = FILLED * queries.outputs >= FEWEST_TOKENS * self.heads
+        half = max(affordable(queries, values, self.tokens, FILLED if roomy else 1.0) // 2, 1)
         self.per_query = 2 * half
-        if box.width <= self.per_query:
-            half = box.width
-        places = np.arange(box.width, dtype=np.int64)
-        self.groups = [places[first : first + half] for first in range(0, box.width, half)]
+        if queries.width <= self.per_query:
+            half = queries.width
+        places = np.arange(queries.width, dtype=np.int64)
+        self.groups = [places[first : first + half] for first in range(0, queries.width, half)]
         self.condition = 0.0
         self._clear()
 
     def _clear(self) -> None:
-        shape = (self.heads, self.box.width, self.box.width + 1)
+        shape = (self.heads, self.queries.width, self.queries.width + 1)
         self.forms, self.bars, self.times = np.zeros(shape), np.zeros(shape), np.zeros(shape[1:])
 
     def figures(self) -> tuple[int, float]:
@@ -114,7 +114,7 @@ class _BlockReader:
         members = np.concatenate(self.groups[:2])[None, :]
         best, kept = np.inf, self.size
         for _ in range(MOST_SIZES):
-            self.tokens = self.box.on_grid(self.size * self.unit)
+            self.tokens = self.queries.on_grid(self.size * self.unit)
             read = yield from self._ask(members)
             unknown = np.inf if read is None else read.relative_error()
             if unknown >= best and best < np.inf:
@@ -123,7 +123,7 @@ class _BlockReader:
                 best, kept = unknown, self.size
             self.size *= SMALLER
         self.size = kept
-        self.tokens = self.box.on_grid(kept * self.unit)
+        self.tokens = self.queries.on_grid(kept * self.unit)
         return best <= BLURRED
 
     def ask(self) -> Steps[Scores | None]:
@@ -154,20 +154,20 @@ class _BlockReader:
 
     def _add(self, members: Integers, forms: Floats, bars: Floats) -> None:  # (n,), twice (heads, n, n + 1)
         """Keep what was read: of several times the mean, and the widest bar, since errors of values do not average."""
-        place = (slice(None), members[:, None], np.append(members, self.box.width))
+        place = (slice(None), members[:, None], np.append(members, self.queries.width))
         times = self.times[place[1:]]
         self.forms[place] = (self.forms[place] * times + forms) / (times + 1)
         self.bars[place] = np.maximum(self.bars[place], bars)
         self.times[place[1:]] = times + 1
 
     def _ask(self, members: Integers) -> Steps[_Read | None]:  # (queries, n)
-        """Forms and their error bars; None where a weight is not between 0 and 1."""
-        box, space, count = self.box, self.box.signature.space, members.shape[1]
+        """Forms and their radii; None where a weight is not between 0 and 1."""
+        queries, space, count = self.queries, self.queries.signature.space, members.shape[1]
         rows = TokenRows(space.asarray(self.tokens))
         positions: list[Position] = [[Term(rows, space.indices(column))] for column in members.T]
-        box.asked = max(box.asked, count + 1)
+        queries.asked = max(queries.asked, count + 1)
         answers: Measurements = yield Plan("scores", members.shape[0], [*positions, []])
-        seen = box.seen(answers) - box.bias  # (queries, n + 1, outputs)
+        seen = queries.seen(answers) - queries.bias  # (queries, n + 1, outputs)
         share = self.size * (self.heads / self.per_query) ** 0.5
         mixed = float(np.hypot(self.values.noise, self.values.error * share))
         forms, bars = np.zeros((2, members.shape[0], self.heads, count, count + 1))
@@ -176,7 +176,7 @@ class _BlockReader:
             inverse = inverse_of(own)
             self.condition = max(self.condition, worst_of(inverse) * self.size)
             flat = seen[number] @ inverse
-            noise = answer_noise(box, self.values, seen[number], own, inverse, share, mixed)
+            noise = answer_noise(queries, self.values, seen[number], own, inverse, share, mixed)
             weights = flat.reshape(-1, self.heads, count)
             rest = 1 - np.sum(weights, axis=2, keepdims=True)
             if not (np.all(weights > 0) and np.all(rest > 0)):
@@ -196,7 +196,7 @@ class _BlockReader:
 
     def solve_spanned(self, read: Integers) -> Scores | None:
         """All forms, where the rows read span the others; None where they do not show to."""
-        width = self.box.width
+        width = self.queries.width
         rows, bars = self.forms[:, read], self.bars[:, read]
         ranks = ranks_above(rows, bars)
         rank = int(np.max(ranks))

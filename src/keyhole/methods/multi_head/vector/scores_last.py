@@ -42,9 +42,9 @@ STEEPEST = 32.0
 SPARE = 4
 
 
-def ask_scores(box: VectorQueries, start: FirstToken, values: VectorValues) -> Steps[Scores]:
+def ask_scores(queries: VectorQueries, start: FirstToken, values: VectorValues) -> Steps[Scores]:
     """Rows for all last tokens, block by block, until further blocks lie in their span; then columns."""
-    reader = _ScoreReader(box, start, values)
+    reader = _ScoreReader(queries, start, values)
     whole = reader.width + 1
     every = np.arange(whole, dtype=np.int64)
     rows, bars = yield from reader.ask(0, every)
@@ -74,14 +74,16 @@ def ask_scores(box: VectorQueries, start: FirstToken, values: VectorValues) -> S
 
 
 class _ScoreReader:
-    def __init__(self, box: VectorQueries, start: FirstToken, values: VectorValues) -> None:
-        self.box, self.start, self.values = box, start, values
-        self.width, self.heads = box.width, start.heads
-        self.last = box.on_grid(np.vstack([box.scale * box.directions(self.width), np.zeros((1, self.width))]))
+    def __init__(self, queries: VectorQueries, start: FirstToken, values: VectorValues) -> None:
+        self.queries, self.start, self.values = queries, start, values
+        self.width, self.heads = queries.width, start.heads
+        self.last = queries.on_grid(
+            np.vstack([queries.scale * queries.directions(self.width), np.zeros((1, self.width))])
+        )
         sizes = np.sqrt(np.mean(np.minimum(start.logits**2, LARGEST**2), axis=0))
-        self.size = box.scale * min(1.0, AIM / max(float(np.max(sizes)), 1e-300))
-        self.tokens = box.on_grid(self.size * box.directions(self.width))
-        self.per_query = affordable(box, values, self.tokens, 1.0)
+        self.size = queries.scale * min(1.0, AIM / max(float(np.max(sizes)), 1e-300))
+        self.tokens = queries.on_grid(self.size * queries.directions(self.width))
+        self.per_query = affordable(queries, values, self.tokens, 1.0)
         starts = range(0, self.width, self.per_query)
         self.blocks = [np.arange(first, min(first + self.per_query, self.width)) for first in starts]
         self.own = [tokens_of @ values.matrices for tokens_of in (self.tokens[block] for block in self.blocks)]
@@ -124,8 +126,8 @@ class _ScoreReader:
         return matrices
 
     def ask(self, block: int, columns: Integers) -> Steps[tuple[Floats, Floats]]:  # -> twice (heads, k, columns)
-        """Forms u·(M·g + c) of a block of tokens with some of the last tokens, and their error bars."""
-        box, heads = self.box, self.heads
+        """Forms u·(M·g + c) of a block of tokens with some of the last tokens, and their radii."""
+        queries, heads = self.queries, self.heads
         members = self.blocks[block]
         forms, bars = np.zeros((2, heads, members.size, columns.size))
         scale = np.ones(columns.size)
@@ -134,13 +136,13 @@ class _ScoreReader:
         for _ in range(HALVINGS):
             zeros = np.zeros(left.size, dtype=np.int64)
             added = [(self.tokens[[member]], zeros, scale[left]) for member in members]
-            answers = yield from box.ask("scores", self.last, columns[left], added)
+            answers = yield from queries.ask("scores", self.last, columns[left], added)
             if self.mended[block] is None:
                 self._correct(block, answers)
             if np.all(scale == 1.0):
                 share = self.size * (heads / members.size) ** 0.5
                 noise = answer_noise(
-                    box, self.values, answers, self.own[block], self.inverses[block], share, self.noise
+                    queries, self.values, answers, self.own[block], self.inverses[block], share, self.noise
                 )
             inverse = self.inverses[block]
             weights = (answers @ inverse / scale[left][:, None]).reshape(left.size, heads, members.size)

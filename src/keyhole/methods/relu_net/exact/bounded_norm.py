@@ -15,13 +15,13 @@ from keyhole.methods.relu_net.exact.queries import Pieces, QueryLine, SingleToke
 
 # Lines looked at before the neurons are said to be too many.
 LINES = 60
-# Fresh tokens on the surface that must be understood to stop: a kink that cuts off a twentieth may stay unseen.
+# New tokens on the surface that must be understood to stop: a kink that cuts off a twentieth may stay unseen.
 CHECKS, OUTERMOST = 64, 0.999
 # Lines in a row that may fail by chance.
 FAILURES = 3
 # More open intervals than this at first are no kinks that were missed but errors of what is known.
 CROWD = 40
-# What is understood errs by at most this many times its error bar: bars hold for entries, this for all of them at once.
+# What is understood errs by at most this many times its radius: bars hold for entries, this for all of them at once.
 DEVIATIONS = 10.0
 
 
@@ -41,29 +41,29 @@ class InBall:
         return DEVIATIONS * limit * float(np.sqrt(np.max(variance)))
 
 
-def ask_in_ball(box: SingleTokenQueries, rng: np.random.Generator, patience: float) -> Steps[InBall]:
+def ask_in_ball(queries: SingleTokenQueries, rng: np.random.Generator, patience: float) -> Steps[InBall]:
     """Neurons line by line: on each, the kinks that those known so far leave unexplained.
 
     What is not understood shows most on the surface of the ball; the next line goes through such a token.
     """
-    limit = box.signature.norm_limit
+    limit = queries.signature.norm_limit
     found: InBall | None = None
     through: Floats | None = None
     failures = 0
     for _ in range(LINES):
         try:
-            found = yield from _another_line(box, rng, patience, found, through)
+            found = yield from _another_line(queries, rng, patience, found, through)
         except NotPiecewiseLinear:  # a kink at the very end of a line, or two of them too near to each other
             failures += 1
             if failures == FAILURES:
                 raise
             continue
         failures = 0
-        x = rng.standard_normal((CHECKS, box.width))
+        x = rng.standard_normal((CHECKS, queries.width))
         x *= OUTERMOST * limit / np.linalg.norm(x, axis=1, keepdims=True)
-        answers = yield from box.ask("checks", x)
+        answers = yield from queries.ask("checks", x)
         off = np.max(np.abs(answers - found.pieces(x)), axis=1)
-        bar = found.error(limit) + box.noise + box.rounding * float(found.pieces.size(np.asarray(limit)))
+        bar = found.error(limit) + queries.noise + queries.rounding * float(found.pieces.size(np.asarray(limit)))
         if np.all(off <= bar):
             return found
         through = x[np.argmax(off)]
@@ -71,33 +71,37 @@ def ask_in_ball(box: SingleTokenQueries, rng: np.random.Generator, patience: flo
 
 
 def _another_line(
-    box: SingleTokenQueries, rng: np.random.Generator, patience: float, before: InBall | None, through: Floats | None
+    queries: SingleTokenQueries,
+    rng: np.random.Generator,
+    patience: float,
+    before: InBall | None,
+    through: Floats | None,
 ) -> Steps[InBall]:
-    line = random_line(box, rng, through)
-    limit = box.signature.norm_limit
+    line = random_line(queries, rng, through)
+    limit = queries.signature.norm_limit
     pieces, error, crowd = None, 0.0, OPEN_AT_FIRST
     if before is not None:
         pieces, crowd = before.pieces, CROWD
-        error = before.error(limit) + box.rounding * float(pieces.size(np.asarray(limit)))
-    kinked = yield from ask_line(box, line, rng, known=pieces, error=error, patience=patience, crowd=crowd)
+        error = before.error(limit) + queries.rounding * float(pieces.size(np.asarray(limit)))
+    kinked = yield from ask_line(queries, line, rng, known=pieces, error=error, patience=patience, crowd=crowd)
     if before is not None and kinked.kinks.size == 0:
         return replace(before, lines=before.lines + 1)
     centres, reach = _widest(line, kinked, pieces)
-    values = yield from box.ask("cells", centres)
+    values = yield from queries.ask("cells", centres)
     level = np.max(np.abs(values), axis=0) + kinked.level
     cells = yield from ask_gradients(
-        box,
+        queries,
         centres,
         reach,
         values,
         level=level,
-        errors=np.full(reach.size, box.rounding + box.noise / float(np.min(level))),
-        axes=np.linalg.qr(rng.standard_normal((box.width, box.width)))[0].T,
-        rest=np.zeros((reach.size, values.shape[1], box.width)),
+        errors=np.full(reach.size, queries.rounding + queries.noise / float(np.min(level))),
+        axes=np.linalg.qr(rng.standard_normal((queries.width, queries.width)))[0].T,
+        rest=np.zeros((reach.size, values.shape[1], queries.width)),
         rest_error=np.zeros(reach.size),
         rng=rng,
     )
-    return _with_line(box, line, kinked, cells, float(np.max(level)), before)
+    return _with_line(queries, line, kinked, cells, float(np.max(level)), before)
 
 
 def _widest(line: QueryLine, kinked: Kinked, pieces: Pieces | None) -> tuple[Floats, Floats]:
@@ -118,7 +122,7 @@ def _widest(line: QueryLine, kinked: Kinked, pieces: Pieces | None) -> tuple[Flo
 
 
 def _with_line(
-    box: SingleTokenQueries, line: QueryLine, kinked: Kinked, cells: LineCells, level: float, before: InBall | None
+    queries: SingleTokenQueries, line: QueryLine, kinked: Kinked, cells: LineCells, level: float, before: InBall | None
 ) -> InBall:
     """The equations of a line added to those before, and the neurons of all."""
     count = cells.value.shape[0]
@@ -128,7 +132,7 @@ def _with_line(
         linear = before.pieces.weight[:, :, None] * before.pieces.normal[:, None, :]
         jumps = jumps - np.einsum("mk,kod->mod", active, linear, optimize=True)
     normal, offset, weight = _new_neurons(np.diff(jumps, axis=0), line.direction, line.at(kinked.kinks))
-    errors = np.full(count, level * box.rounding + box.noise)
+    errors = np.full(count, level * queries.rounding + queries.noise)
     rows = CellEquations(np.zeros((count, 1)), cells.centre, cells.value, cells.gradient, errors, level * cells.error)
     towards = np.tile(line.direction, (count - 1, 1))
     if before is not None:
@@ -137,7 +141,7 @@ def _with_line(
         normal = np.concatenate([before.pieces.normal, normal])
         offset = np.concatenate([before.pieces.offset, offset])
         weight = np.concatenate([before.pieces.weight, weight])
-    pieces = Pieces(normal, offset, weight, np.zeros((cells.value.shape[1], box.width + 1)))
+    pieces = Pieces(normal, offset, weight, np.zeros((cells.value.shape[1], queries.width + 1)))
     on = np.column_stack([pieces.heights(rows.centre) > 0, np.ones(rows.centre.shape[0])]).astype(np.float64)
     if np.linalg.matrix_rank(on) < on.shape[1]:
         raise NotPiecewiseLinear("kinks of several lines contradict each other")

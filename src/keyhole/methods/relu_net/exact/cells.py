@@ -1,4 +1,4 @@
-"""The affine pieces of a box measured again where its cells are wide, and the neurons that follow from them."""
+"""The affine pieces of an oracle measured again where its cells are wide, and the neurons that follow from them."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ class NeuronMaps:
     covariance: Floats  # (k + 1, k + 1)
 
 
-def rows_of_line(box: SingleTokenQueries, line: QueryLine, kinked: Kinked, cells: LineCells) -> CellEquations:
+def rows_of_line(queries: SingleTokenQueries, line: QueryLine, kinked: Kinked, cells: LineCells) -> CellEquations:
     """The cells of a line: in cell c neurons before kink c are on."""
     count = kinked.kinks.size
     active = np.tri(count + 1, count + 1, -1)
     active[:, -1] = 1.0
     level = float(np.max(kinked.level))
     t = (cells.centre - line.origin) @ line.direction
-    errors = level * box.rounding * kinked.growth(t) + box.noise
+    errors = level * queries.rounding * kinked.growth(t) + queries.noise
     return CellEquations(active, cells.centre, cells.value, cells.gradient, errors, level * cells.error)
 
 
@@ -112,7 +112,7 @@ def typical_distance(pieces: Pieces, known_to: float) -> float:
 
 
 def ask_wide_cells(
-    box: SingleTokenQueries,
+    queries: SingleTokenQueries,
     pieces: Pieces,
     covariance: Floats,
     scale: float,
@@ -121,10 +121,10 @@ def ask_wide_cells(
     stage: str,
 ) -> Steps[CellEquations]:
     """The affine maps of `count` wide cells, chosen for what they add to what is known: d + 1 queries each."""
-    width, limit = box.width, min(box.signature.norm_limit, np.finfo(float).max ** 0.25)
+    width, limit = queries.width, min(queries.signature.norm_limit, np.finfo(float).max ** 0.25)
     candidates = int(np.clip(CANDIDATES * count, FEWEST, MOST))
     x, margin = wide_tokens(pieces.normal, pieces.offset, scale, limit, candidates, rng)
-    errors = box.rounding * pieces.size(np.linalg.norm(x, axis=1)) + box.noise
+    errors = queries.rounding * pieces.size(np.linalg.norm(x, axis=1)) + queries.noise
     longest = np.minimum(scale * width**0.5, 0.9 * (limit - np.linalg.norm(x, axis=1)))
     expected = np.minimum(0.5 * margin * width**0.5, longest)
     active = np.column_stack([pieces.heights(x) > 0, np.ones(candidates)]).astype(np.float64)
@@ -139,7 +139,7 @@ def ask_wide_cells(
     every = np.column_stack([np.zeros(chosen.size), steps])
     axes = np.tile(np.concatenate([[0], np.arange(width)]), (chosen.size, 1))
     centre_of = np.repeat(np.arange(chosen.size), width + 1)
-    answers = yield from box.ask_around(stage, x, centre_of, basis, axes.ravel(), every.ravel())
+    answers = yield from queries.ask_around(stage, x, centre_of, basis, axes.ravel(), every.ravel())
     answers = answers.reshape(chosen.size, width + 1, -1)
     value = answers[:, 0, :]
     rise = (answers[:, 1:, :] - value[:, None, :]) / steps[:, :, None]

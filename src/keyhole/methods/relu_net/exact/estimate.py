@@ -1,4 +1,4 @@
-"""From pieces to a net with radii, and its first test on fresh answers."""
+"""From pieces to a net with radii, and its first test on new answers."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ ASSUMPTIONS = (
 INSIDE = "nothing is said of tokens longer than max_norm, and kinks that cut off a twentieth of the ball may be unseen"
 # Fresh answers that differ from predictions by more than this part of their size are another function's.
 ANOTHER_FUNCTION = 1e-5
-# Shells on which fresh questions lie, in units of the typical distance of a kink times √width.
+# Shells on which fresh queries lie, in units of the typical distance of a kink times √width.
 SHELLS = (0.5, 1.0, 2.0, 4.0)
 # Where functions are looked at closely, answers that differ by more than this many bars are: those of random nets stay
 # below half a bar.
 STRICT = 10.0
-# Where fresh answers show that bars were too narrow, they become this much wider than what was seen.
+# Where new answers show that bars were too narrow, they become this much wider than what was seen.
 WIDER = 3.0
 
 
@@ -44,7 +44,7 @@ class PieceErrors:
 
 
 def estimate_net(
-    box: SingleTokenQueries,
+    queries: SingleTokenQueries,
     pieces: Pieces,
     bars: PieceErrors,
     skip: bool | None,
@@ -71,7 +71,7 @@ def estimate_net(
     level = bars.level / np.where(load > 0, load, 1.0) + np.abs(pieces.offset) * slope
     none = np.zeros((outputs, width))
     params = _net(
-        box,
+        queries,
         (turn * size)[:, None] * pieces.normal,
         turn * size * pieces.offset,
         pieces.weight.T / size,
@@ -80,7 +80,7 @@ def estimate_net(
         activation,
     )
     radius = _net(
-        box,
+        queries,
         np.broadcast_to((size * slope)[:, None], (count, width)),
         size * level,
         np.broadcast_to(bars.slope / size, (outputs, count)),
@@ -89,7 +89,7 @@ def estimate_net(
         activation,
     )
     numbers = count * (width + outputs + (activation != "relu")) + outputs * (1 if away is not None else width + 1)
-    bounded = box.signature.max_norm is not None
+    bounded = queries.signature.max_norm is not None
     return Estimate(
         params=params,
         radius=radius,
@@ -100,7 +100,7 @@ def estimate_net(
 
 
 def _net(
-    box: SingleTokenQueries,
+    queries: SingleTokenQueries,
     inner: Floats,
     bias: Floats,
     outer: Floats,
@@ -108,8 +108,8 @@ def _net(
     skip: Floats | None,
     activation: str,
 ) -> ReluNet:
-    """A net in the space of the box, for plain numbers where its answers are."""
-    space = box.signature.space
+    """A net in the space of the oracle, for plain numbers where its answers are."""
+    space = queries.signature.space
 
     def place_tokens(array: Floats, plain: bool) -> Any:
         return space.asarray(np.array(array[0] if plain else array))
@@ -117,41 +117,41 @@ def _net(
     return ReluNet(
         place_tokens(inner, False),
         place_tokens(bias, False),
-        place_tokens(outer, box.scalar),
-        place_tokens(constant, box.scalar),
-        None if skip is None else place_tokens(skip, box.scalar),
+        place_tokens(outer, queries.scalar),
+        place_tokens(constant, queries.scalar),
+        None if skip is None else place_tokens(skip, queries.scalar),
         activation,
     )
 
 
 def heldout_tokens(
-    box: SingleTokenQueries, scale: float, count: int, rng: np.random.Generator
+    queries: SingleTokenQueries, scale: float, count: int, rng: np.random.Generator
 ) -> Floats:  # (count, width)
     """Random tokens on several shells."""
-    x = rng.standard_normal((count, box.width))
+    x = rng.standard_normal((count, queries.width))
     x /= np.linalg.norm(x, axis=1, keepdims=True)
-    lengths = np.resize(SHELLS, count) * scale * box.width**0.5
-    limit = box.signature.norm_limit
+    lengths = np.resize(SHELLS, count) * scale * queries.width**0.5
+    limit = queries.signature.norm_limit
     return np.asarray(
         x * np.where(lengths > limit, rng.uniform(0.5, 0.999, count) * min(limit, 1e300), lengths)[:, None]
     )
 
 
 def ask_within_errors(
-    box: SingleTokenQueries, estimate: Estimate, x: Floats, *, strict: bool = False
+    queries: SingleTokenQueries, estimate: Estimate, x: Floats, *, strict: bool = False
 ) -> Steps[tuple[Estimate, str]]:
-    """Ask fresh tokens: the estimate, with wider radii where they were too narrow, and what is wrong with it, if so.
+    """Ask new tokens: the estimate, with wider radii where they were too narrow, and what is wrong with it, if so.
 
     `strict` leaves hardly any room beyond the bars: for tokens that are to show small differences of functions.
     """
-    space = box.signature.space
-    answers = yield from box.ask("checks", x)
+    space = queries.signature.space
+    answers = yield from queries.ask("checks", x)
     tokens = space.asarray(x)[:, None, :]
     predicted = np.asarray(to_numpy(estimate.params(tokens)), dtype=np.float64).reshape(answers.shape)
     bars = np.asarray(to_numpy(estimate.params.error_bar(estimate.radius, tokens, space.rounding))).reshape(
         answers.shape
     )
-    bars = bars + box.noise
+    bars = bars + queries.noise
     errors = np.abs(answers - predicted)
     size = np.max(np.abs(answers), axis=0)
     if not np.all(errors <= (STRICT * bars if strict else ANOTHER_FUNCTION * size + bars)):

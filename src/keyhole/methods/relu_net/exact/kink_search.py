@@ -13,7 +13,7 @@ from keyhole.errors import KeyholeError
 # slopes better; narrower ones hide fewer kinks between them.
 WINDOW = 2e-3
 # A kink is looked at from this part of the interval on either side. Two kinks nearer to each other look like one, which
-# fresh answers refute in the end.
+# new answers refute in the end.
 BESIDE = 1e-5
 # Where kinks may be anywhere up to the ends, slopes there are taken over this part of the way.
 END = 1e-3

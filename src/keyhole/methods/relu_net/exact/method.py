@@ -31,7 +31,7 @@ from keyhole.methods.relu_net.exact.smooth import FARTHEST, ask_smooth
 from keyhole.queries import Signature
 from keyhole.recovery import Outcome
 
-# Lines tried before a box is said to be of another family. On each further one tolerances are wider.
+# Lines tried before an oracle is said to be of another family. On each further one tolerances are wider.
 LINES = 4
 PATIENCE = 5.0
 SMOOTH = tuple(name for name in ACTIVATIONS if name != "relu")
@@ -41,7 +41,7 @@ CURVES = 100
 # of its size, up to this part of all cells.
 LEAN_ERROR = 1e-8
 LEAN_EXTRA = 1 / 24
-# Error bars are about this many times the errors.
+# Radii are about this many times the errors.
 PESSIMISM = 10.0
 
 
@@ -67,27 +67,27 @@ def relu_net(
     k·(d + p) + p, over the p numbers of an answer. Assumes what `ASSUMPTIONS` in relu_estimate says.
     """
     _check_options(polish, activation, skip, signature)
-    box = SingleTokenQueries(signature)
+    queries = SingleTokenQueries(signature)
     reason, depth = "", (FULL if polish else LEAN) if far_checks else WITHOUT_FRESH
     for attempt in range(LINES):
         smooth = _smooth(activation, attempt, signature)
-        # Of a smooth box a line is all curves: where one is to be expected they are not followed far.
+        # Of a smooth oracle a line is all curves: where one is to be expected they are not followed far.
         crowd = CURVES if activation == "auto" and attempt == 0 else OPEN_AT_FIRST
         try:
             if smooth:
                 far = yield from _ask_pieces(FarTokenQueries(signature, FARTHEST), rng, polish=False)
-                estimate, scale = yield from ask_smooth(box, rng, far.pieces, smooth, skip, far.lines)
+                estimate, scale = yield from ask_smooth(queries, rng, far.pieces, smooth, skip, far.lines)
             else:
-                found = yield from _ask_pieces(box, rng, polish=polish, patience=PATIENCE**attempt, crowd=crowd)
+                found = yield from _ask_pieces(queries, rng, polish=polish, patience=PATIENCE**attempt, crowd=crowd)
                 details = {"lines": attempt + found.lines, "polished": polish}
-                estimate, scale = estimate_net(box, found.pieces, found.bars, skip, details), found.scale
+                estimate, scale = estimate_net(queries, found.pieces, found.bars, skip, details), found.scale
         except NotPiecewiseLinear as error:
             reason = str(error)
             continue
-        estimate, reason = yield from with_sketch(ask_checks(box, estimate, scale, rng, depth), estimate.sketch)
+        estimate, reason = yield from with_sketch(ask_checks(queries, estimate, scale, rng, depth), estimate.sketch)
         if not reason:
             return estimate
-        # What was refuted once is looked at closely: a box of another kind must not get through by trying again.
+        # What was refuted once is looked at closely: an oracle of another kind must not get through by trying again.
         depth = FULL
     raise Unrecoverable(
         Outcome.WRONG_FAMILY, f"{LINES} lines did not show a network of one hidden layer ({activation}): {reason}"
@@ -114,7 +114,7 @@ def _check_options(polish: Any, activation: Any, skip: Any, signature: Signature
 
 @dataclass(frozen=True)
 class _Pieces:
-    """What a line, or several, told of a box."""
+    """What a line, or several, told of an oracle."""
 
     pieces: Pieces
     bars: PieceErrors
@@ -123,7 +123,7 @@ class _Pieces:
 
 
 def _ask_pieces(
-    box: SingleTokenQueries,
+    queries: SingleTokenQueries,
     rng: np.random.Generator,
     *,
     polish: bool,
@@ -131,28 +131,28 @@ def _ask_pieces(
     crowd: int = OPEN_AT_FIRST,
 ) -> Steps[_Pieces]:
     """Kinks on a line, then gradients between them, then wide cells; NotPiecewiseLinear where that fails."""
-    if box.signature.max_norm is not None:
-        inside = yield from ask_in_ball(box, rng, patience)
+    if queries.signature.max_norm is not None:
+        inside = yield from ask_in_ball(queries, rng, patience)
         rows, towards, lines = inside.rows, inside.towards, inside.lines
-        unit = box.signature.norm_limit
+        unit = queries.signature.norm_limit
     else:
-        line, lines = random_line(box, rng), 1
+        line, lines = random_line(queries, rng), 1
         unit = line.unit
-        kinked = yield from ask_line(box, line, rng, patience=patience, crowd=crowd)
+        kinked = yield from ask_line(queries, line, rng, patience=patience, crowd=crowd)
         if kinked.slope.shape[1] > 1:
-            several = yield from ask_several_outputs(box, line, kinked, rng, polish)
+            several = yield from ask_several_outputs(queries, line, kinked, rng, polish)
             return _Pieces(several.pieces, several.bars, several.scale, lines)
-        cells = yield from ask_cells(box, line, kinked, np.arange(kinked.kinks.size + 1), rng)
-        rows = rows_of_line(box, line, kinked, cells)
+        cells = yield from ask_cells(queries, line, kinked, np.arange(kinked.kinks.size + 1), rng)
+        rows = rows_of_line(queries, line, kinked, cells)
         towards = np.tile(line.direction, (kinked.kinks.size, 1))
     jumps = solve_neurons(rows)
     pieces = pieces_of(jumps, towards)
     scale = min(typical_distance(pieces, unit), unit)
     count = pieces.count
-    more = count + 2 + int(EXTRA_CELLS * count) if polish else _imprecise(box, pieces, jumps.covariance, scale)
+    more = count + 2 + int(EXTRA_CELLS * count) if polish else _imprecise(queries, pieces, jumps.covariance, scale)
     if more and float(pieces.size(np.asarray(unit))) > 0:
         stage = "polish" if polish else "cells"
-        wide = yield from ask_wide_cells(box, pieces, jumps.covariance, scale, more, rng, stage)
+        wide = yield from ask_wide_cells(queries, pieces, jumps.covariance, scale, more, rng, stage)
         rows = CellEquations.concat(rows, wide)
         jumps = solve_neurons(rows)
         pieces = pieces_of(jumps, towards)
@@ -160,10 +160,10 @@ def _ask_pieces(
     return _Pieces(pieces, PieceErrors(slope[:-1], level[:-1], float(slope[-1]), float(level[-1])), scale, lines)
 
 
-def _imprecise(box: SingleTokenQueries, pieces: Pieces, covariance: Floats, scale: float) -> int:
+def _imprecise(queries: SingleTokenQueries, pieces: Pieces, covariance: Floats, scale: float) -> int:
     """How many cells a lean result should measure again: those whose error is far above that of the others."""
-    variance = np.diag(covariance)[:-1] * (scale * box.width**0.5) ** 2
-    size = float(pieces.size(np.asarray(scale * box.width**0.5)))
+    variance = np.diag(covariance)[:-1] * (scale * queries.width**0.5) ** 2
+    size = float(pieces.size(np.asarray(scale * queries.width**0.5)))
     poor = np.sum(np.sqrt(variance) > PESSIMISM * LEAN_ERROR * size)
     # A narrow cell spoils the neurons on both of its sides.
     return int(min(-(-poor // 2), np.ceil(LEAN_EXTRA * variance.size)))

@@ -7,7 +7,7 @@ import numpy as np
 from keyhole.arrays import Booleans, Floats
 from keyhole.methods.relu_net.exact.lattice import subset_with_sum
 
-# Residuals may be this many times their error bar, which is itself several standard deviations.
+# Residuals may be this many times their radius, which is itself several standard deviations.
 SLACK = 4.0
 # Errors are expected to be this much smaller than that: each bit more makes the right choice of neurons easier to find.
 EXPECTED = 16.0

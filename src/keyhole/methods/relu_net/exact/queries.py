@@ -24,7 +24,7 @@ def is_exact(signature: Signature) -> bool:
 
 
 class SingleTokenQueries:
-    """A box that is asked single tokens. It remembers how large answers are, which is what their rounding goes by."""
+    """Queries of single tokens, and how large their answers are, which is what rounding goes by."""
 
     def __init__(self, signature: Signature) -> None:
         self.signature = signature
@@ -63,7 +63,7 @@ class SingleTokenQueries:
 
 
 class FarTokenQueries(SingleTokenQueries):
-    """The same box seen from afar: tokens and answers are measured in a large unit of length."""
+    """The same oracle seen from afar: tokens and answers are measured in a large unit of length."""
 
     def __init__(self, signature: Signature, length: float) -> None:
         super().__init__(signature)

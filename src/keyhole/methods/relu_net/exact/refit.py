@@ -63,7 +63,7 @@ class Refit:
     outer_bar: Floats  # (k,)
     affine_slope_bar: float
     affine_level_bar: float
-    worst: float  # largest residual over its error bar
+    worst: float  # largest residual over its radius
 
 
 class _Linearised:

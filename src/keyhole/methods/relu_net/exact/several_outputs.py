@@ -40,20 +40,20 @@ class Several:
 
 
 def ask_several_outputs(
-    box: SingleTokenQueries, line: QueryLine, kinked: Kinked, rng: np.random.Generator, polish: bool
+    queries: SingleTokenQueries, line: QueryLine, kinked: Kinked, rng: np.random.Generator, polish: bool
 ) -> Steps[Several]:
     """Neurons from the slopes along the line, which are their weights, and from a few cells: their normals.
 
     Two cells differ by the neurons whose kinks lie between them, Σ weight_i ⊗ normal_i: p·d equations, for the normals
-    of up to p neurons at once. Then all parameters are fitted together to fresh answers in wide cells.
+    of up to p neurons at once. Then all parameters are fitted together to new answers in wide cells.
     """
     count = kinked.kinks.size
     steps = np.diff(kinked.slope, axis=0)  # (k, outputs): weight · (normal·direction)
     unit = np.where(kinked.level > 0, kinked.level, 1.0)
     scaled = steps / unit
     chosen = _chosen_cells(kinked, scaled)
-    cells = yield from ask_cells(box, line, kinked, chosen, rng)
-    normal, bar = np.zeros((count, box.width)), np.zeros(count)
+    cells = yield from ask_cells(queries, line, kinked, chosen, rng)
+    normal, bar = np.zeros((count, queries.width)), np.zeros(count)
     for number in range(chosen.size - 1):
         group = np.arange(chosen[number], chosen[number + 1])
         change = (cells.gradient[number + 1] - cells.gradient[number]) / unit[:, None]
@@ -72,14 +72,14 @@ def ask_several_outputs(
     level = float(np.max(kinked.level))
     base = level * float(cells.error[0])
     if not polish:
-        far = scale * box.width**0.5
+        far = scale * queries.width**0.5
         # The affine map is read in the first cell, whose centre may lie much farther out than the kinks.
         lever = far + float(np.linalg.norm(cells.centre[0]))
         bars = PieceErrors(level * bar, level * bar * (far + line.unit), base, base * lever)
         return Several(pieces, bars, scale)
-    x = new_wide_tokens(box, pieces, scale, rng)
-    answers = yield from box.ask("polish", x)
-    errors = box.rounding * pieces.size(np.linalg.norm(x, axis=1)) + box.noise
+    x = new_wide_tokens(queries, pieces, scale, rng)
+    answers = yield from queries.ask("polish", x)
+    errors = queries.rounding * pieces.size(np.linalg.norm(x, axis=1)) + queries.noise
     fit = refit(NetArrays(pieces.normal, pieces.offset, pieces.weight, pieces.affine), x, answers, errors, "relu", rng)
     return Several(*pieces_of_fit(fit), scale)
 
@@ -122,13 +122,13 @@ def _independent(slopes: Floats) -> bool:
 
 
 def new_wide_tokens(
-    box: SingleTokenQueries, pieces: Pieces, scale: float, rng: np.random.Generator
+    queries: SingleTokenQueries, pieces: Pieces, scale: float, rng: np.random.Generator
 ) -> Floats:  # (n, width)
     """Tokens far from kinks, whose answers are enough equations for all parameters."""
-    outputs, width = pieces.weight.shape[1], box.width
+    outputs, width = pieces.weight.shape[1], queries.width
     unknowns = pieces.count * (width + outputs) + outputs * (width + 1)
     count = int(np.ceil(EQUATIONS * unknowns / outputs)) + 2
-    limit = min(box.signature.norm_limit, np.finfo(float).max ** 0.25)
+    limit = min(queries.signature.norm_limit, np.finfo(float).max ** 0.25)
     x, margin = wide_tokens(pieces.normal, pieces.offset, scale, limit, CANDIDATES * count, rng)
     # Patterns as different as possible; about their widths nothing is said but that they must have one.
     x = x[margin > FLAT * scale]

@@ -45,7 +45,7 @@ class _Start:
 
 
 def ask_smooth(
-    box: SingleTokenQueries,
+    queries: SingleTokenQueries,
     rng: np.random.Generator,
     far: Pieces,
     names: tuple[str, ...],
@@ -62,15 +62,15 @@ def ask_smooth(
     failure: NotPiecewiseLinear | None = None
     for length in FAR:
         try:
-            start = yield from _ask_nearer(FarTokenQueries(box.signature, length), far, rng)
-            fit, name, scale = yield from _ask_fit(box, start, names, rng)
+            start = yield from _ask_nearer(FarTokenQueries(queries.signature, length), far, rng)
+            fit, name, scale = yield from _ask_fit(queries, start, names, rng)
         except NotPiecewiseLinear as error:
             failure = error
             continue
         pieces, bars = pieces_of_fit(fit)
         sharpness = np.linalg.norm(fit.net.inner, axis=1)
         details: dict[str, Any] = {"lines": lines, "polished": True}
-        return estimate_net(box, pieces, bars, skip, details, name, sharpness), scale
+        return estimate_net(queries, pieces, bars, skip, details, name, sharpness), scale
     assert failure is not None
     raise failure
 
@@ -139,11 +139,11 @@ def _on_kinks(pieces: Pieces, rng: np.random.Generator) -> Floats:  # (k, width)
 
 
 def _ask_fit(
-    box: SingleTokenQueries, start: _Start, names: tuple[str, ...], rng: np.random.Generator
+    queries: SingleTokenQueries, start: _Start, names: tuple[str, ...], rng: np.random.Generator
 ) -> Steps[tuple[Refit, str, float]]:
-    """All parameters fitted to fresh answers, with the activation that is nearest to them at first."""
+    """All parameters fitted to new answers, with the activation that is nearest to them at first."""
     pieces = start.pieces
-    outputs, width = pieces.weight.shape[1], box.width
+    outputs, width = pieces.weight.shape[1], queries.width
     offsets = np.abs(pieces.offset)
     scale = float(np.median(offsets)) if np.any(offsets > 0) else 1.0
     lengths = {name: _sharpness(name, start.bend) / start.distance for name in names}
@@ -151,9 +151,9 @@ def _ask_fit(
     scale = max(scale, float(np.median(1 / lengths[names[0]])) if pieces.count else 1.0)
     unknowns = pieces.count * (width + 1 + outputs) + outputs * (width + 1)
     count = int(np.ceil(EQUATIONS_NEAR * unknowns / outputs)) + 4
-    x = _tokens(box, pieces, scale, count, rng)
-    answers = yield from box.ask("polish", x)
-    errors = box.rounding * pieces.size(np.linalg.norm(x, axis=1)) + box.noise
+    x = _tokens(queries, pieces, scale, count, rng)
+    answers = yield from queries.ask("polish", x)
+    errors = queries.rounding * pieces.size(np.linalg.norm(x, axis=1)) + queries.noise
     nets = {name: _net(pieces, lengths[name]) for name in names}
     misses = {name: float(np.linalg.norm(answers - answers_of(net, x, name))) for name, net in nets.items()}
     best = min(misses, key=lambda name: misses[name])
@@ -170,9 +170,9 @@ def _net(pieces: Pieces, length: Floats) -> NetArrays:
     )
 
 
-def _tokens(box: SingleTokenQueries, pieces: Pieces, scale: float, count: int, rng: np.random.Generator) -> Floats:
+def _tokens(queries: SingleTokenQueries, pieces: Pieces, scale: float, count: int, rng: np.random.Generator) -> Floats:
     """Half of them anywhere, half beside a kink."""
-    x = heldout_tokens(box, scale, count, rng)
+    x = heldout_tokens(queries, scale, count, rng)
     if pieces.count:
         some = np.arange(0, count, 2)
         kink = np.resize(rng.permutation(pieces.count), some.size)

@@ -34,7 +34,7 @@ ASSUMPTIONS = (
     "neurons that bend only beyond the norms asked, or by less than the noise, are not seen",
 )
 
-# Questions for each number to be found: before a fit is believed, and in the end.
+# Queries for each number to be found: before a fit is believed, and in the end.
 FITTED_FROM = 3.0
 IN_THE_END = 5.0
 # With fewer than this a fit is not tried.
@@ -51,7 +51,7 @@ ROUNDS = 4
 LAST_ROUNDS = 12
 # Far samples that contradict the fit are first explained as if errors were these fractions of the answers.
 SOFTENINGS = (1e-2, 1e-4)
-# Rounds of further questions until the wanted error is reached, and the most of them for each number to be found.
+# Rounds of further queries until the wanted error is reached, and the most of them for each number to be found.
 MOST_ROUNDS = 3
 MOST_PER_PARAMETER = 40.0
 # How often, in how many recoveries, any entry at all may lie outside its radius.
@@ -111,10 +111,10 @@ class _Boosting:
     # --- what is asked -----------------------------------------------------------------------------------------
 
     def _queries(self, neurons: int, per_parameter: float) -> int:
-        """Questions that make so many answers for each parameter."""
+        """Queries that make so many answers for each parameter."""
         outputs = self.samples.outputs
         wanted = per_parameter * parameters(neurons, self.signature.width, outputs, True) / outputs
-        # However many outputs, planes show only in different questions.
+        # However many outputs, planes show only in different queries.
         return math.ceil(max(wanted, per_parameter * (self.signature.width + 1)))
 
     def _ask(self, count: int, *, far: bool) -> Steps[None]:
@@ -124,7 +124,7 @@ class _Boosting:
             yield from self.samples.ask("samples", self.samples.draw(count, far=far))
 
     def _wanted_samples(self, covariance: Covariance, target_error: float | None) -> int:
-        """Further questions that target or budget ask for."""
+        """Further queries that target or budget ask for."""
         asked = self.samples.count
         most = self._queries(covariance.fit.neurons, MOST_PER_PARAMETER)
         left = min(self.budget, max(most, asked)) - asked

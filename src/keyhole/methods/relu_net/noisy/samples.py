@@ -1,4 +1,4 @@
-"""Random one-token questions to a net behind noise: at which norms its kinks show, and how much each answer errs."""
+"""Random one-token queries to a net behind noise: at which norms its kinks show, and how much each answer errs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Samples:
 
     @property
     def count(self) -> int:
-        """Questions asked so far."""
+        """Queries asked so far."""
         return int(self.tokens.shape[0])
 
     @property

@@ -1,4 +1,4 @@
-"""Answers with any errors of at most τ: which questions make the radii least, and what is certain of the score."""
+"""Answers with any errors of at most τ: which queries make the radii least, and what is certain of the score."""
 
 from __future__ import annotations
 

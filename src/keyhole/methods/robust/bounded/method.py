@@ -40,7 +40,7 @@ def bounded(
     under additive tolerance, given margin and norm conditions, which are checked and reported. Sequences hold
     `copies` tokens x, as many −x, and one g = s·e_b; with x_a = p·v̂ + r·e_a an entry of W takes two of them,
     x_a and x_0 ∥ v, and its radius is 2√2·τ/(B³|v|) for tokens of norm B: √2 times the spectral norm that errors of
-    τ hide from any questions. d² + 3d + 8 queries, a few more where logits are large; d² + 2d + 11
+    τ hide from any queries. d² + 3d + 8 queries, a few more where logits are large; d² + 2d + 11
     where norms are free, and then rounding is all that is left of the radius.
 
     Biases that show are refused. With `cover_biases` the radii, three to six times as wide and for d − 2 queries more,

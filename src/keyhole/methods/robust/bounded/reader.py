@@ -18,7 +18,7 @@ from keyhole.recovery import Outcome
 
 # Where norms are free, tokens are this long: no tolerance is left beside rounding, and squares do not overflow.
 FREE_NORM = 2.0**100
-# Questions with a zero last token, which show a score bias, and questions that find the size of logits.
+# Queries with a zero last token, which show a score bias, and queries that find the size of logits.
 BIAS_QUERIES = 3
 PILOT_QUERIES = 3
 # Without tokens −x an answer tells the logit of x over that of g only, so that g must be shorter than x.
@@ -66,7 +66,7 @@ class BoundedReader:
         return Plan(stage, count, [*[[first]] * self.layout.plus, *[[other]] * self.layout.minus, last])
 
     def solve_answers(self, answers: Measurements, value: BoundedValue, tokens: int) -> tuple[Floats, float]:
-        """Answers of the output in use, and how far they may be off: tolerance, hidden bias and the box's rounding."""
+        """Answers of the output in use, and how far they may be off: tolerance, hidden bias and rounding."""
         roundings = (self.width + tokens + EXTRA_ROUNDINGS) * self.space.eps
         hidden = float(value.hidden_bias[value.output]) if self.cover_biases else 0.0
         radius = answers.radius + hidden + roundings * self.longest * value.norm + self.space.tiny

@@ -20,7 +20,7 @@ from keyhole.methods.robust.bounded.reader import (
 from keyhole.queries import Measurements, Term
 from keyhole.recovery import Outcome
 
-# Where norms are free, questions that compare random forms with the result.
+# Where norms are free, queries that compare random forms with the result.
 CHECK_QUERIES = 3
 # The radius of a form is least at BEST_LOGIT; at this one it is twice that, and then asking again pays.
 WORST_LOGIT = 1.5

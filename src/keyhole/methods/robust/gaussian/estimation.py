@@ -96,7 +96,7 @@ class Estimation:
             share = np.clip(response, 0.5 - LARGEST_RESPONSE_SHARE / 2, 0.5 + LARGEST_RESPONSE_SHARE / 2)
             return np.asarray(np.log(share / (1 - share)))
         response = np.clip(response * (1 + 1 / self.copies), -LARGEST_RESPONSE_SHARE, LARGEST_RESPONSE_SHARE)
-        minus = np.maximum(pairs.minus, 0.5)  # none at all where a question was about the last token alone
+        minus = np.maximum(pairs.minus, 0.5)  # none at all where a query was about the last token alone
         return np.asarray(np.arctanh(response) - np.log(pairs.plus / minus) / 2)
 
     # --- what all of them say ---------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ TANGENT_SLICE = 2**12
 
 @dataclass(frozen=True)
 class PairQueries(ArrayTable):
-    """Queries [plus × B·x; minus × (−B·x); t·p] with what was answered; one entry per question, repeats averaged."""
+    """Queries [plus × B·x; minus × (−B·x); t·p] with what was answered; one entry per query, repeats averaged."""
 
     row: Integers  # (n,) which x
     column: Integers  # (n,) which p

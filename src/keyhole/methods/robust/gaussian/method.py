@@ -19,7 +19,7 @@ from keyhole.queries import Signature
 
 # Copies of each token of a pair, where none are asked for: more gain little.
 COPIES = 32
-# Rounds of further questions after the first pass, until the wanted error is reached.
+# Rounds of further queries after the first pass, until the wanted error is reached.
 MOST_ROUNDS = 8
 # Directions of last tokens beyond the rank that show the range of the score matrix before anything else is asked.
 MORE_DIRECTIONS = 2

@@ -132,7 +132,7 @@ def solve_logits(
 
     For a last logit o every answer y is a quadratic equation in e^z with one positive root,
     m₊(y − a)·e^2z + e^o(y − b)·e^z + m₋(y + a) = 0, and the last token's own logit is a sum of logits of its column.
-    That may hold for a small o and a large one, so of each column one more question was asked, with x alone.
+    That may hold for a small o and a large one, so of each column one more query was asked, with x alone.
     """
     largest = LARGEST_SHARE * np.abs(pair_value)
     smallest = np.where(minus > 0, -largest, last_value + (1 - LARGEST_SHARE) * (pair_value - last_value))

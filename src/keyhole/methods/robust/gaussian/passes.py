@@ -1,4 +1,4 @@
-"""Noisy questions about pairs ±x beside a last token: which to ask, how often, and with what tokens."""
+"""Noisy queries about pairs ±x beside a last token: which to ask, how often, and with what tokens."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from keyhole.numerics.orthogonal import random_orthogonal, split_along
 from keyhole.queries import Measurements, Plan, Signature, Term, TokenRows
 from keyhole.recovery import Outcome
 
-# The first questions of the first pass show how large logits are; the others are adapted to that.
+# The first queries of the first pass show how large logits are; the others are adapted to that.
 PROBES = 16
 # Root mean square of y/(x·v) up to which balanced pairs are near their best, and what larger ones are brought to.
 LARGEST_RESPONSE = 0.5
@@ -334,7 +334,7 @@ class Passes(ABC):
         )
         return PairQueries(row, column, norm, plus, minus)
 
-    # --- the questions themselves -----------------------------------------------------------------------------
+    # --- the queries themselves -----------------------------------------------------------------------------
 
     def ask_pairs(self, stage: str, row: Integers, column: Integers) -> Steps[None]:
         """Ask pairs with as many copies of either sign."""

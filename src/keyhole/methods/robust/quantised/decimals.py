@@ -1,8 +1,8 @@
 """A head whose answers are rounded to a few decimals, under a bound on the norm of tokens.
 
-One answer tells a form to within a unit of the last decimal. From then on every question is steered so that the middle
+One answer tells a form to within a unit of the last decimal. From then on every query is steered so that the middle
 of what is left would be answered exactly halfway between two decimals: whether it is rounded up or down halves what is
-left. A form whose uncertainty moves the answer by less than one unit can reveal no more than one bit to a question, so
+left. A form whose uncertainty moves the answer by less than one unit can reveal no more than one bit to a query, so
 this is about the fewest.
 """
 

@@ -185,7 +185,7 @@ class FormIntervals:
             self.rounds += 1
 
     def _halve(self, row: Integers, column: Integers) -> Steps[None]:
-        """One question a form, steered to a threshold at the middle of its interval."""
+        """One query a form, steered to a threshold at the middle of its interval."""
         self._update_own()
         low, high, own = self.low[row, column], self.high[row, column], self.own[column]
         middle = low + (high - low) * (0.5 + self.rng.uniform(-DITHER, DITHER, row.size))

@@ -14,7 +14,7 @@ from keyhole.recovery import Outcome
 DITHER = 0.05
 # Answers must span this many half units for a threshold to be within reach.
 AUDIBLE = 4.0
-# An interval that shrinks less than this has met the precision of the box's arithmetic.
+# An interval that shrinks less than this has met the precision of the oracle's arithmetic.
 STUCK = 0.75
 
 BIASED = "the head has {} bias, which thresholds do not read: allow tokens of any norm and use method single-head"

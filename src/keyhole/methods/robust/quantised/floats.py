@@ -1,6 +1,6 @@
 """A head whose answers are rounded to a few binary digits, to the precision of the arithmetic behind them.
 
-Rounding to a floating-point dtype is relative: an answer of nearly zero is known nearly exactly. Questions whose
+Rounding to a floating-point dtype is relative: an answer of nearly zero is known nearly exactly. Queries whose
 predicted answer is zero therefore show what is still wrong with the prediction, to all the digits of the dtype, and
 each round of them adds that many digits to what is known.
 """
@@ -42,7 +42,7 @@ def by_null_queries(
 
     One query an entry reads W about as well as one answer is; each further round of d² + d multiplies the error by
     about the unit roundoff of the dtype. Rounds go on until the error of an entry is `target_error` (root mean square
-    of its radius before it is spread), the budget is spent, or the arithmetic of the box has no more digits.
+    of its radius before it is spread), the budget is spent, or the arithmetic of the oracle has no more digits.
     """
     if signature.noise.kind != "dtype":
         raise UsageError(f"null queries are for answers rounded to a dtype, not {signature.noise}")

@@ -16,7 +16,7 @@ from keyhole.noise import DIGITS
 from keyhole.queries import Signature, Term
 from keyhole.recovery import Outcome
 
-# Questions that show whether answers are rounded to the nearest number and not, say, towards zero.
+# Queries that show whether answers are rounded to the nearest number and not, say, towards zero.
 CHECKS = 4
 # Thresholds tried at once for the length of the value vector; each round divides its interval by one more than that.
 THRESHOLDS = 3
@@ -109,7 +109,7 @@ class ValueRatios(TokenValues):
             raise Unrecoverable(
                 Outcome.WRONG_FAMILY, "answers to one token are not linear in it: no head without biases"
             )
-        self.settled[row, output] = answers == 0  # the same question would be asked again
+        self.settled[row, output] = answers == 0  # the same query would be asked again
         better = radius < self.radius[row, output]
         row, output = row[better], output[better]
         self.ratio[row, output] += change[better]

@@ -1,4 +1,4 @@
-"""Questions of opposite pairs, [m × p·x_k; m × −q·x_k; μ·g_j]: what they answer, and how to steer the answer.
+"""Queries of opposite pairs, [m × p·x_k; m × −q·x_k; μ·g_j]: what they answer, and how to steer the answer.
 
 With forms F_kj = x_kᵀ·W·g_j and S_j = g_jᵀ·W·g_j, values b_k = x_k·v and c_j = g_j·v, the answer is
 
@@ -27,7 +27,7 @@ LARGEST_LOGIT = 40.0
 LARGEST_READ = 2.5
 # Logits that are known no better than this may be saturated ones: radii of first order do not hold for them.
 WIDEST_READ = 0.75
-# Second-order terms of error bars, which are first order, stay within this factor.
+# Second-order terms of radii, which are first order, stay within this factor.
 SECOND_ORDER = 1.1
 # Steps of Newton's method from anywhere within the reach of logits to full precision.
 NEWTON_STEPS = 40
@@ -37,7 +37,7 @@ QUADRATURES = 8.0
 
 @dataclass(frozen=True)
 class SteeredPairs:
-    """n questions of one number of copies."""
+    """n queries of one number of copies."""
 
     row: Integers  # (n,)
     column: Integers  # (n,)
@@ -121,7 +121,7 @@ class SteeredDesign:
         )
 
     def slack(self, pairs: SteeredPairs) -> Floats:  # (n,)
-        """How far the box's own rounding takes an answer."""
+        """How far the oracle's own rounding takes an answer."""
         longest = np.maximum(np.maximum(np.abs(pairs.plus), np.abs(pairs.minus)), np.abs(pairs.last))
         return 2 * self.space.rounding * longest * self.norm
 
@@ -145,7 +145,7 @@ class SteeredDesign:
         own: Floats,  # (n,) S
         aim: float,
     ) -> tuple[SteeredPairs, Floats]:
-        """Questions that would answer ±aim if the forms were `form`, and which of the two.
+        """Queries that would answer ±aim if the forms were `form`, and which of the two.
 
         The pair is turned so that its form repels the plus side: then the answer falls as the minus side grows.
         """
@@ -214,7 +214,7 @@ class SteeredDesign:
         size = np.abs(own)
         spread = np.minimum(np.sum(size * alone, axis=0), QUADRATURES * np.sqrt(np.sum((size * alone) ** 2, axis=0)))
         shared = shared + coupling * (spread + np.sum(size * shared, axis=0))
-        # The box's own product behind the logit is rounded too.
+        # The oracle's own product behind the logit is rounded too.
         key = np.linalg.norm(self.inverse @ form.reshape(shape), axis=0)
         return (alone + self.space.rounding * key).reshape(-1), shared.reshape(-1)
 

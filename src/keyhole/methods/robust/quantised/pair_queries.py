@@ -1,4 +1,4 @@
-"""Questions of opposite pairs, and what their last tokens g do by themselves: gᵀ·W·g, from two questions for each.
+"""Queries of opposite pairs, and what their last tokens g do by themselves: gᵀ·W·g, from two queries for each.
 
 [m × x; g] and [m × −x; g] have the logits ±xᵀWg − gᵀWg, whose sum is the form wanted; g is made shorter where they
 saturate.
@@ -43,7 +43,7 @@ def check_lengths(signature: Signature) -> None:
 
 
 def pair_plan(design: SteeredDesign, stage: str, pairs: SteeredPairs) -> Plan:
-    """The questions; a side of norm zero is left out, where all of them have it."""
+    """The queries; a side of norm zero is left out, where all of them have it."""
     space = design.space
     rows, columns = TokenRows(space.asarray(design.rows)), TokenRows(space.asarray(design.columns))
     row, column = space.indices(pairs.row), space.indices(pairs.column)

@@ -45,5 +45,5 @@ class TokenValues:
         return width + -(-width * width // self.rank)
 
     def in_shape(self, entries: Floats) -> Array:  # (width, outputs)
-        """In the shape and space of the box."""
+        """In the shape and space of the oracle."""
         return self.space.asarray(entries[:, 0] if self.scalar else entries)
