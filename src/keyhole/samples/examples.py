@@ -83,7 +83,7 @@ class Examples:
         return int(self.outputs.shape[2])
 
     def problem(self) -> LayerProblem:
-        """The same, to be fitted."""
+        """The examples as a least-squares problem."""
         return LayerProblem(self.inputs, self.outputs)
 
     def some(self, chosen: Any) -> Examples:
@@ -171,7 +171,7 @@ class ExampleCount:
 
     @property
     def once(self) -> ExampleCount:
-        """The same with repeated examples counted once: they lessen noise, and determine nothing."""
+        """Counts in which repeated examples count once: they lessen noise, and determine nothing."""
         return self if self.different is None else replace(self, examples=self.different, different=None)
 
     @property

@@ -131,7 +131,7 @@ class LayerPoint:
 
     @cached_property
     def quick(self) -> Products:
-        """The same in single precision, in half the time."""
+        """Products with the Jacobian in single precision, in half the time."""
         exact = self.products
         return Products(*self.problem.single, *map(single, (exact.weights, exact.values, exact.basis)))
 
@@ -254,7 +254,7 @@ class Kronecker:
 
 
 def single(array: Floats) -> Any:
-    """The same in single precision."""
+    """An array in single precision."""
     return array.astype(np.float32)
 
 

@@ -241,7 +241,7 @@ class _Fits:
         return float(size * np.log(max(found.best.rss, floor, np.finfo(float).tiny)) + parameters * np.log(size))
 
     def prune(self, found: RestartSearch) -> RestartSearch:
-        """The same with as few heads as explain the examples as well."""
+        """A search with as few heads as explain the examples as well."""
         while found.fit.heads > 1:
             fewer = self._without_one(found)
             if fewer is None:

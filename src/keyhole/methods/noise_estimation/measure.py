@@ -106,10 +106,10 @@ def measure_noise(signature: Signature, rng: np.random.Generator) -> Steps[Found
             f"all {len(answers)} answers are {answers[0]:.3g}, for tokens as long as {longest:.2g}: "
             "nothing can be said of their errors, so they are taken for right",
         )
-    again = _rows(_numbers((yield _ask_repeats(plans, 1)), signature))
+    again = _rows(_numbers((yield _repeat_plans(plans, 1)), signature))
     difference, largest = float(np.max(np.abs(first - again))), float(np.max(np.abs(first)))
     if difference > _arithmetic(signature.space.eps, signature.width) * largest:
-        asked = yield [plan for repeat in range(2, REPEATS) for plan in _ask_repeats(plans, repeat)]
+        asked = yield [plan for repeat in range(2, REPEATS) for plan in _repeat_plans(plans, repeat)]
         more = _numbers(asked, signature)
         pairs = [_rows(more[number : number + len(plans)]) for number in range(0, len(more), len(plans))]
         return _random(np.stack([first, again, *pairs]), coarseness(answers, signature), largest)
@@ -154,8 +154,8 @@ def _unit(vectors: Floats) -> Floats:
     return np.asarray(vectors / np.linalg.norm(vectors, axis=-1, keepdims=True))
 
 
-def _ask_repeats(plans: list[Plan], repeat: int) -> list[Plan]:
-    """The same queries once more: asked as `repeats` of a plan, answers would come averaged."""
+def _repeat_plans(plans: list[Plan], repeat: int) -> list[Plan]:
+    """Plans that ask queries once more, one by one: asked as `repeats` of a plan, answers would come averaged."""
     return [replace(plan, first_repeat=repeat) for plan in plans]
 
 

@@ -44,7 +44,7 @@ class PlainNet:
 
     @classmethod
     def of(cls, net: ReluNet) -> PlainNet:
-        """The same net; of radii only the arrays mean anything."""
+        """A net in plain arrays; where it holds radii, only the arrays mean anything."""
         inner, skip = plain(net.weights_in), None if net.skip is None else np.atleast_2d(plain(net.skip))
         bend, typical = 0.0 if net.activation == "relu" else SMOOTH_BEND, net.token_norm(1.0)
         norms = np.linalg.norm(inner, axis=1)

@@ -138,7 +138,7 @@ def _same_growth(xp: Any, answers: Array) -> float:
 
 
 def ask_growth(signature: Signature, growth: Growth) -> Steps[Far]:
-    """The same of what the net makes of attention alone, measured."""
+    """What the net makes of long tokens along all axes, both ways, by attention alone."""
     xp, unit = signature.space.xp, signature.space.eye(signature.width)
     answers = yield from ask_attention_rays(TokenRows(xp.concat([unit, -unit])), growth.length)
     odd = (answers[: signature.width, ...] - answers[signature.width :, ...]) / (2 * growth.length)

@@ -114,8 +114,8 @@ class Scope:
         bias, bar = np.ravel(plain(self.total.bias)), np.ravel(plain(self.total.bias_radius))
         return np.asarray((short * own + (rounded * np.abs(bias) + bar) @ size) / long)
 
-    def with_bias_seen(self, levels: Floats) -> Scope:  # (n,) in the combination
-        """The same, with as loud values as these levels make likely: each is one unit row's share of them."""
+    def with_values_of(self, levels: Floats) -> Scope:  # (n,) in the combination
+        """A scope with as large values as these levels make likely: each is one unit row's share of them."""
         own = float(np.linalg.norm(self.vector @ self.mix))
         largest = float(np.max(np.abs(levels), initial=0.0))
         return replace(self, loudness=max(self.loudness, own, 2 * self.signature.width**0.5 * largest))

@@ -58,7 +58,7 @@ def ask_for_bias(scope: Scope, rng: np.random.Generator) -> Steps[Scope]:
     biased = replace(scope, radius=1.0)
     nothing = np.append(np.zeros(width), 1.0)[None, :]
     level = (yield from biased.ask("biases", lever, nothing))[:, :] @ scope.mix
-    scope = scope.with_bias_seen(level)
+    scope = scope.with_values_of(level)
     whole = float(scope.row @ scope.vector @ scope.mix)
     drowned = float(biased.known_error(lever, scope.mix)[0])
     if abs(float(level[0]) - whole / 2) <= scope.blur + drowned:
@@ -71,7 +71,7 @@ def ask_for_bias(scope: Scope, rng: np.random.Generator) -> Steps[Scope]:
         both = np.concatenate([radii, -radii])
         points = np.column_stack([both[:, None] * direction, np.ones(both.size)])
         sums = (yield from biased.ask("biases", np.full(both.size, lever[0]), points)) @ scope.mix
-        error = scope.with_bias_seen(sums).blur + drowned * np.maximum(1, radii)
+        error = scope.with_values_of(sums).blur + drowned * np.maximum(1, radii)
         return np.abs(sums[: radii.size] + sums[radii.size :] - whole) <= 4 * error
 
     powers = list(RADII)
@@ -140,7 +140,7 @@ class _Half:
     def first_look(self) -> Steps[HalfCircle]:
         angles = np.linspace(0.0, np.pi, FIRST_ANGLES)
         levels = yield from self.look(angles)
-        self.scope = self.scope.with_bias_seen(levels)
+        self.scope = self.scope.with_values_of(levels)
         return HalfCircle(angles, levels, 4 * self.scope.blur, self.narrowest)
 
 
@@ -170,7 +170,7 @@ def _ask_saturating(scope: Scope, point: Floats) -> Steps[tuple[Scope, float | N
         powers = powers[clear] if np.any(clear) or settled is not None else powers
         levels, errors = yield from look(powers)
         if settled is None:
-            scope, settled = scope.with_bias_seen(levels), float(levels[-1])
+            scope, settled = scope.with_values_of(levels), float(levels[-1])
         same = np.abs(levels - settled) <= scope.blur + errors
         if scope.radius is None and step == POWER_STEPS[0] and np.all(same):
             return scope, None

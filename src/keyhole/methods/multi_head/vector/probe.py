@@ -109,7 +109,7 @@ class VectorQueries:
         added: list[tuple[Floats, Integers, Floats]],
         plain: int = 1,
     ) -> Steps[Floats]:  # (n, places, outputs)
-        """The same at several positions."""
+        """Answers of [added_1 + g; …; g; …; g] at several positions, less the share g has of them."""
         space = self.signature.space
         ends = Term(TokenRows(space.asarray(last)), space.indices(index))
         positions: list[Position] = [

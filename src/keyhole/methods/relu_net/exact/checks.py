@@ -26,7 +26,7 @@ class Depth:
     """How closely a result is looked at."""
 
     # Radii of circles beside all kinks, in units of the typical distance of a kink: kinks elsewhere than on
-    # the line that was asked, as deeper nets have, mostly show far out. A nearer one sees kinks that end and begin again.
+    # the line that was asked, as deeper nets have, mostly show far out. A nearer one sees kinks that end and begin.
     rings: tuple[float, ...]
     arcs: int  # of a circle that are looked at from both ends, not one
     fresh: int  # tokens of any length

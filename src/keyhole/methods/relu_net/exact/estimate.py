@@ -39,7 +39,7 @@ class PieceErrors:
     affine_level: float
 
     def times(self, factor: float) -> PieceErrors:
-        """All of them wider."""
+        """Errors of `factor` times the size."""
         return PieceErrors(*(factor * bar for bar in vars(self).values()))
 
 

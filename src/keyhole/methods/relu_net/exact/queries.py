@@ -63,7 +63,7 @@ class SingleTokenQueries:
 
 
 class FarTokenQueries(SingleTokenQueries):
-    """The same oracle seen from afar: tokens and answers are measured in a large unit of length."""
+    """Queries of single tokens from afar: tokens and answers are measured in a large unit of length."""
 
     def __init__(self, signature: Signature, length: float) -> None:
         super().__init__(signature)

@@ -37,7 +37,7 @@ class NetArrays:
     affine: Floats  # (outputs, width + 1)
 
     def vector(self) -> Floats:
-        """All of them in one row."""
+        """All parameters in one row."""
         return np.concatenate([np.ravel(array) for array in vars(self).values()])
 
     def filled(self, vector: Floats) -> NetArrays:

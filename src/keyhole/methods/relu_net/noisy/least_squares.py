@@ -69,7 +69,7 @@ class NetProblem:
 
     @cached_property
     def white_single(self) -> Singles:
-        """The same in single precision, which is enough to choose a step."""
+        """Whitened rows in single precision, which is enough to choose a step."""
         return self.white.astype(np.float32)
 
     def to_white(self, planes: Floats) -> Floats:  # (neurons, width + 1) -> the same

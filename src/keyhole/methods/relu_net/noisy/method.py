@@ -213,7 +213,7 @@ class _Boosting:
         return descend(fit_planes(problem, problem.to_white(fit.raw_planes())), LAST_STEPS)
 
     def _orient(self, fit: NetFit, skip: bool | None) -> NetFit:
-        """The same with ReLU neurons, and without a skip where none is declared and none is needed."""
+        """A fit turned to ReLU neurons, without a skip where none is declared and none is needed."""
         if not skip:
             turned = orient(fit)
             if turned is not None and at_noise(turned, self.bounded):

@@ -16,7 +16,7 @@ STEPS = 20
 
 
 def unfold(fit: NetFit) -> NetFit:
-    """The same function with ReLU neurons, as they happen to face, beside the affine part."""
+    """A fit of one function as one of ReLU neurons, as they happen to face, beside the affine part."""
     return fit_planes(replace(fit.problem, folded=False), fit.planes)
 
 

@@ -217,7 +217,7 @@ class ScoreTable:
             size = np.maximum(size, 2 * seen)
 
     def _solve(self, size: Floats) -> tuple[Interval, Interval]:
-        """The same for columns of norms of at most `size`."""
+        """Intervals of the score matrix and of its forms, for columns of norms of at most `size`."""
         design, every = self.design, np.arange(self.width)
         diagonal = self.diagonal(size)
         forms = self.forms(np.arange(self.width + 1)[:, None], every[None, :], diagonal, size)

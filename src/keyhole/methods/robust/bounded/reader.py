@@ -148,7 +148,7 @@ class BoundedReader:
         return rows, exact, Interval.around(exact @ value.used.middle, spread)
 
     def ask_bias_bound(self, value: BoundedValue, design: PairDesign) -> Steps[PairDesign]:
-        """The same for all rows, so that every entry of a score bias that did not show has its bound."""
+        """A design that bounds every entry of a score bias that was not detected, from all rows beside a zero token."""
         width, rows = self.width, self.vectors(design.rows[: self.width + 1])[0]
         tilt = yield from self._before_zero(value, rows, design.overlap[: width + 1])
         if not np.all(np.isfinite(tilt.size)):

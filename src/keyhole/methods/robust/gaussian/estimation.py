@@ -269,5 +269,5 @@ def _parts(head: SingleHead) -> tuple[Any, ...]:
 
 
 def _on_device(space: Space, head: SingleHead) -> SingleHead:
-    """The same in the oracle's library, dtype and device."""
+    """A head in the oracle's library, dtype and device."""
     return SingleHead(*(None if part is None else space.asarray(part) for part in _parts(head)))

@@ -311,7 +311,7 @@ class Passes(ABC):
 
     @staticmethod
     def _with_sign(pairs: PairQueries, sign: float) -> PairQueries:
-        """The same with the last token turned round, which turns the pair's logit too."""
+        """Pairs as they are, or with the last token turned round, which turns the pair's logit too."""
         return pairs if sign > 0 else replace(pairs, norm=-pairs.norm, plus=pairs.minus, minus=pairs.plus)
 
     def _best(self, row: Integers, column: Integers) -> PairQueries:
