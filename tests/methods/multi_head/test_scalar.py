@@ -344,7 +344,7 @@ def test_a_half_circle_isolates_its_jumps() -> None:
     angles = np.linspace(0, np.pi, 9)
     circle = HalfCircle(angles, level(angles), 1e-9, 2.0**-20)
     for _ in range(40):
-        more = circle.is_unsettled(0.05)
+        more = circle.open_ranges(0.05)
         if not more.size:
             break
         circle.add(more, level(more))

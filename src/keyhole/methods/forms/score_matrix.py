@@ -67,14 +67,14 @@ class _CrossApproximation:
         hidden_bias = self.reader.undetected_bias(probe, forms) if self.reader.negligible_last else 0.0
         if hidden_bias is None:
             return None
-        yield from self._resolve([first], [first], _table(forms, 1))
+        yield from self._ask_completion([first], [first], _table(forms, 1))
         left = [direction for direction in range(self.right.vectors.shape[0]) if direction != first]
         while left and self.consistent < CONSISTENT_DIRECTIONS:
             rank = len(self.cross.pivots)
             block = 1 if rank < SINGLE_DIRECTIONS else rank // BLOCK_FRACTION
             yield from self._ask_directions(left[:block])
             left = left[block:]
-        yield from self._complete_unsure()
+        yield from self._ask_unsure()
         yield from self._ask_by_rank(left)
         yield from self._ask_extra_columns()
         return self.columns.assemble(hidden_bias)
@@ -93,9 +93,9 @@ class _CrossApproximation:
         checks = [int(row) for row in self.rng.permutation(others)[: len(directions)]]
         rows = [*self.cross.pivots, *checks]
         table = yield from self._ask_table(rows, directions, "directions")
-        yield from self._resolve(directions, rows, table)
+        yield from self._ask_completion(directions, rows, table)
 
-    def _resolve(self, directions: list[int], rows: list[int], table: FormTable) -> Steps[None]:
+    def _ask_completion(self, directions: list[int], rows: list[int], table: FormTable) -> Steps[None]:
         """Complete the columns of directions that enlarge the column space, and put off those that do not."""
         known = set(rows)
         missing = [row for row in self.cross.pivots if row not in known]
@@ -107,20 +107,20 @@ class _CrossApproximation:
         rows = [*self.cross.pivots, *checks]
         table = table.rows(self.space.indices([place[row] for row in rows]))
         if not pivots or len(rows) == self.width:
-            yield from self._complete(directions, rows, table)
+            yield from self._ask_columns(directions, rows, table)
         elif checks and self.columns.is_consistent(table, checks, directions):
             self.pending += [
                 (direction, table.columns(slice(place, place + 1)), rows) for place, direction in enumerate(directions)
             ]
             self.consistent += len(directions)
         elif len(directions) == 1 or self.columns.is_independent(table, checks, directions):
-            yield from self._complete(directions, rows, table)
+            yield from self._ask_columns(directions, rows, table)
         else:
             half = len(directions) // 2
             for part in (slice(0, half), slice(half, len(directions))):
-                yield from self._resolve(directions[part], rows, table.columns(part))
+                yield from self._ask_completion(directions[part], rows, table.columns(part))
 
-    def _complete(self, directions: list[int], rows: list[int], table: FormTable) -> Steps[None]:
+    def _ask_columns(self, directions: list[int], rows: list[int], table: FormTable) -> Steps[None]:
         """Ask for the other rows of some directions: their columns are known then, and span a larger space."""
         known = set(rows)
         rest = [row for row in range(self.width) if row not in known]
@@ -129,13 +129,13 @@ class _CrossApproximation:
         self.columns.add(directions, table.rows(self.space.indices(np.argsort(rows + rest))))
         self.consistent = 0
 
-    def _complete_unsure(self) -> Steps[None]:
+    def _ask_unsure(self) -> Steps[None]:
         """Complete directions that were consistent, but not enough of them in a row: that may be by chance."""
         sure = self.consistent if self.consistent >= CONSISTENT_DIRECTIONS else 0
         unsure = self.pending[: len(self.pending) - sure]
         self.pending = self.pending[len(unsure) :]
         for direction, table, rows in unsure:
-            yield from self._complete([direction], rows, table)
+            yield from self._ask_columns([direction], rows, table)
 
     def _ask_by_rank(self, directions: list[int]) -> Steps[None]:
         """Whatever the directions without a complete column still need, given that the rank is known."""

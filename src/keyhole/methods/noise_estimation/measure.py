@@ -98,7 +98,7 @@ def measure_noise(signature: Signature, rng: np.random.Generator) -> Steps[Found
     error of a deterministic kind. Of several kinds the largest is reported. A constant error cannot be told from
     an output bias, nor one that changes as smoothly as the answers from the answers: both are taken for right.
     """
-    plans, rounds, longest = yield from _telling_questions(signature, rng)
+    plans, rounds, longest = yield from _ask_scales(signature, rng)
     answers, first = np.concatenate([_flat(one) for one in rounds]), _rows(rounds[-1])
     if len(np.unique(answers)) == 1:
         return FoundNoise(
@@ -113,7 +113,7 @@ def measure_noise(signature: Signature, rng: np.random.Generator) -> Steps[Found
         more = _numbers(asked, signature)
         pairs = [_rows(more[number : number + len(plans)]) for number in range(0, len(more), len(plans))]
         return _random(np.stack([first, again, *pairs]), coarseness(answers, signature), largest)
-    segments = yield from _neighbours(signature, rng, longest)
+    segments = yield from _ask_neighbours(signature, rng, longest)
     answers = np.concatenate([answers, *(each.answers.ravel() for each in segments)])
     found = _deterministic(segments, answers, signature)
     same = f"within {difference:.2g}, which is rounding" if difference else "the same"
@@ -123,9 +123,7 @@ def measure_noise(signature: Signature, rng: np.random.Generator) -> Steps[Found
 # Asking.
 
 
-def _telling_questions(
-    signature: Signature, rng: np.random.Generator
-) -> Steps[tuple[list[Plan], list[list[Floats]], float]]:
+def _ask_scales(signature: Signature, rng: np.random.Generator) -> Steps[tuple[list[Plan], list[list[Floats]], float]]:
     """Random queries whose answers differ enough to tell something; all answers so far; the longest token."""
     # Typical tokens have entries of about one; the fourth root leaves room for the products in a logit.
     most = min(signature.norm_limit, signature.space.huge**0.25)
@@ -159,7 +157,7 @@ def _repeat_plans(plans: list[Plan], repeat: int) -> list[Plan]:
     return [replace(plan, first_repeat=repeat) for plan in plans]
 
 
-def _neighbours(signature: Signature, rng: np.random.Generator, longest: float) -> Steps[list[Segment]]:
+def _ask_neighbours(signature: Signature, rng: np.random.Generator, longest: float) -> Steps[list[Segment]]:
     """A long and a short segment around a single token, and two around a pair of tokens."""
     spacing = signature.space.eps
     # Beside another token answers are curved, over lengths that a large score makes small.

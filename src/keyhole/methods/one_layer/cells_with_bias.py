@@ -110,13 +110,13 @@ class _BiasedCells:
 
     def run(self) -> Steps[BesideBias]:
         cells = self._choose()
-        first, logits = yield from self._measure(cells.take(slice(0, 1)))
+        first, logits = yield from self._ask_cells(cells.take(slice(0, 1)))
         # How far to go elsewhere, such that logits stay moderate.
         size = float(np.sqrt(np.mean(logits.keys[:, :-1] ** 2)))
         away = np.linalg.norm(cells.points, axis=1)
         expected = size * np.maximum(1.0, away / max(float(away[0]), self.space.tiny))
         rest = replace(cells, width=np.minimum(cells.width, LARGEST / 4 / np.maximum(expected, self.space.tiny)))
-        rest, more = yield from self._measure(rest.take(slice(1, None)))
+        rest, more = yield from self._ask_cells(rest.take(slice(1, None)))
         cells, logits = LinearCells.concat(first, rest), _Logits.concat(logits, more)
         logits = yield from self._ask_again(cells, logits)
         return self._solve(cells, logits)
@@ -136,7 +136,7 @@ class _BiasedCells:
 
     # --- queries --------------------------------------------------------------------------------------------
 
-    def _measure(self, cells: LinearCells) -> Steps[tuple[LinearCells, _Logits]]:
+    def _ask_cells(self, cells: LinearCells) -> Steps[tuple[LinearCells, _Logits]]:
         """Logits in all cells, with shorter steps where one was left or saturated."""
         answers = yield from ask_points(STAGE, self.signature, cells)
         return (yield from ask_within_cells(cells, answers, self._ask_all, MOST_SHRINKS, NO_LOGITS))

@@ -126,10 +126,10 @@ class _ResidualCells:
 
     def run(self) -> Steps[BehindResidual]:
         cells = self._choose()
-        pilot, slopes = yield from self._measure(cells.take(slice(0, PILOT)))
+        pilot, slopes = yield from self._ask_cells(cells.take(slice(0, PILOT)))
         shrunk = float(np.min(pilot.width / cells.width[: len(pilot.width)]))
         rest = cells.take(slice(PILOT, None))
-        rest, more = yield from self._measure(replace(rest, width=rest.width * shrunk))
+        rest, more = yield from self._ask_cells(replace(rest, width=rest.width * shrunk))
         cells, slopes = LinearCells.concat(pilot, rest), _Slopes.concat(slopes, more)
         for _ in range(MOST_SHRINKS):
             inner, inner_radius, skip, skip_radius, misfit = self._solve(cells, slopes)
@@ -139,7 +139,7 @@ class _ResidualCells:
             if not np.any(left):
                 break
             again = cells.take(left)
-            again, more = yield from self._measure(replace(again, width=again.width * SHRINK))
+            again, more = yield from self._ask_cells(replace(again, width=again.width * SHRINK))
             cells, slopes = LinearCells.concat(cells.take(~left), again), _Slopes.concat(slopes.take(~left), more)
         if not misfit <= 1.0:
             raise Unrecoverable(Outcome.WRONG_FAMILY, CONTRADICTION)
@@ -169,7 +169,7 @@ class _ResidualCells:
 
     # --- queries --------------------------------------------------------------------------------------------
 
-    def _measure(self, cells: LinearCells) -> Steps[tuple[LinearCells, _Slopes]]:
+    def _ask_cells(self, cells: LinearCells) -> Steps[tuple[LinearCells, _Slopes]]:
         """Slopes in all cells, with shorter steps where a check shows that a cell was left."""
         if not len(cells.points):
             return cells, _Slopes.none(len(self.directions), len(self.net.outer))

@@ -239,7 +239,7 @@ def _ask_through_net(
 ) -> Steps[Estimate]:
     """The score matrix where nothing passes attention by."""
     reader = _make_reader(signature, rng, Net(learned.params, learned.radius))
-    score = yield from _score(reader, rng, draft)
+    score = yield from _ask_score(reader, rng, draft)
     return _in_front_of_net(signature, learned, score, None)
 
 
@@ -290,7 +290,7 @@ def _sizes(answers: Array) -> Array:  # (n,) or (n, outputs) -> (n,)
     return abs(answers) if answers.ndim == 1 else namespace(answers).linalg.vector_norm(answers, axis=1)
 
 
-def _score(reader: FormReader, rng: np.random.Generator, draft: Draft) -> Steps[Score]:
+def _ask_score(reader: FormReader, rng: np.random.Generator, draft: Draft) -> Steps[Score]:
     score = yield from ask_score(reader, rng, draft)
     if score is None:
         raise Unrecoverable(Outcome.WRONG_FAMILY, SCORE_BIAS)
@@ -318,7 +318,7 @@ def _ask_past_residual(
         raise _Undetected(Outcome.NOT_IDENTIFIABLE, UNDETECTED)
     rays = rays_past_residual(signature, odd, growth)
     reader = RayReader(signature, _some_guide(signature, rng, odd, growth), rays, growth)
-    score = yield from _score(reader, rng, draft)
+    score = yield from _ask_score(reader, rng, draft)
     estimate = yield from _ask_behind_residual(signature, rng, learned, score, None)
     if not far.has_growth_of(estimate.params, growth):
         raise Unrecoverable(Outcome.WRONG_FAMILY, NO_GROWTH)

@@ -186,7 +186,7 @@ class RayReader(SearchingReader):
         radius = float(4 * (self._answer_bar() + noise) * self.signature.width**0.5 / self.guide_norm)
         return min(radius, CLEAR_ENOUGH) if radius < 0.5 else radius  # longer tokens do not make it clearer
 
-    def _ray(self, rows: TokenRows) -> Steps[tuple[Array, Array, Array]]:
+    def _ask_rays(self, rows: TokenRows) -> Steps[tuple[Array, Array, Array]]:
         """Signs (n,), directions of the answer (n, outputs), and slopes (n,) of rows, asked once for all of them."""
         if rows.digest not in self._known:
             xp = self.signature.space.xp
@@ -202,7 +202,7 @@ class RayReader(SearchingReader):
     ) -> Steps[Forms]:
         """The forms of the given pairs (n,) from queries [L·row; c·column], the rays of new rows asked for before."""
         space, xp = self.signature.space, self.signature.space.xp
-        signs, directions, slopes = (xp.take(each, row_index, axis=0) for each in (yield from self._ray(rows)))
+        signs, directions, slopes = (xp.take(each, row_index, axis=0) for each in (yield from self._ask_rays(rows)))
         first = self.first_norm(scale)
         last = scale / first
         positions = [[Term(rows, row_index, first * signs)], [Term(columns, column_index, last)]]

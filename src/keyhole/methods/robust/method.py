@@ -53,7 +53,7 @@ def robust(
     if signature.noise.kind == "bounded":
         return (yield from bounded(signature, rng, cover_biases=cover_biases, **sequences))
     try:
-        quantised = _quantised(signature, rng, limits)
+        quantised = _ask_quantised(signature, rng, limits)
         if quantised is not None:
             return (yield from quantised)
         biased = False
@@ -72,7 +72,7 @@ def robust(
     return (yield from gaussian(signature.as_coarse(), rng, rank=rank, **sequences, **limits))
 
 
-def _quantised(signature: Signature, rng: np.random.Generator, limits: dict[str, Any]) -> Steps[Estimate] | None:
+def _ask_quantised(signature: Signature, rng: np.random.Generator, limits: dict[str, Any]) -> Steps[Estimate] | None:
     """The method for answers on a grid, where there is one: rounding to decimals vanishes beside long tokens."""
     if (signature.max_length or math.inf) < SHORTEST:
         return None

@@ -109,13 +109,13 @@ class _Sensing:
 
     def run(self) -> Steps[tuple[ScoreBias, SensedScore]]:
         totals = self.request.totals(self.signature.width)
-        bias, reader, pilot = yield from self._start(min(PILOT, totals[0]))
+        bias, reader, pilot = yield from self._ask_start(min(PILOT, totals[0]))
         readings = pilot.readings
         if not pilot.responds:
             return bias, _zero(readings, 0)
         for number, total in enumerate(totals):
             if total > readings.count:
-                readings = FormData.concat(readings, (yield from self._batch(reader, total - readings.count)))
+                readings = FormData.concat(readings, (yield from self._ask_batch(reader, total - readings.count)))
             if readings.silent:
                 return bias, _zero(readings, number + 1)
             solution = self._solution(readings, only=len(totals) == 1)
@@ -123,7 +123,7 @@ class _Sensing:
                 return bias, _scale_back(readings, solution, number + 1)
         raise self._failure(readings, solution)
 
-    def _start(self, count: int) -> Steps[tuple[ScoreBias, PairReader, _Pilot]]:
+    def _ask_start(self, count: int) -> Steps[tuple[ScoreBias, PairReader, _Pilot]]:
         """The score bias where one shows, a reader that knows the scale, and the first measurements."""
         signature, value = self.signature, self.value
         biased, hidden = False, 0.0
@@ -131,15 +131,15 @@ class _Sensing:
             biased, hidden = yield from ask_for_bias(signature, value, self.rng)
         if not biased:
             reader = PairReader(signature, value, hidden_bias=hidden)
-            pilot = yield from self._pilot(reader, count)
+            pilot = yield from self._ask_pilot(reader, count)
             if pilot.bilinear:
                 nothing = signature.space.zeros(signature.width)
                 return ScoreBias(nothing, nothing + hidden), reader, pilot
         bias = yield from ask_score_bias(signature, value, self.rng)
         reader = PairReader(signature, value, bias)
-        return bias, reader, (yield from self._pilot(reader, count))
+        return bias, reader, (yield from self._ask_pilot(reader, count))
 
-    def _pilot(self, reader: PairReader, count: int) -> Steps[_Pilot]:
+    def _ask_pilot(self, reader: PairReader, count: int) -> Steps[_Pilot]:
         """The first measurements, the first of them twice: at another scale it shows a score bias."""
         space = self.signature.space
         rows, columns = self._pairs(count)
@@ -153,7 +153,7 @@ class _Sensing:
         bilinear = not reader.negligible_last or reader.undetected_bias(probe, forms) is not None
         return _Pilot(FormData.of(first, second, forms), responds=True, bilinear=bilinear)
 
-    def _batch(self, reader: PairReader, count: int) -> Steps[FormData]:
+    def _ask_batch(self, reader: PairReader, count: int) -> Steps[FormData]:
         rows, columns = self._pairs(count)
         forms = yield from reader.ask_batch("measurements", rows, columns)
         return FormData.of(rows.vectors, columns.vectors, forms)

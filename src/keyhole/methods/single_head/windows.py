@@ -31,11 +31,11 @@ def ask_windows(signature: Signature, value: Value, rng: np.random.Generator) ->
         if not responds:
             return None, _zero(signature, reader)
         reading = _Windows(reader, right)
-        agrees = yield from reading.start(shown)
+        agrees = yield from reading.ask_first(shown)
     except Unrecoverable:  # a score bias may saturate every probe
         agrees = False
     if agrees:
-        return None, (yield from reading.finish())
+        return None, (yield from reading.ask_rest())
     bias = yield from ask_window_bias(reader)
     reader.expect_bias(bias, rng)
     score = yield from ask_windows_beside_bias(reader, rng)
@@ -97,7 +97,7 @@ class _Windows:
         self.forms = reader.space.zeros(count, used)
         self.radius = reader.space.zeros(count, used)
 
-    def start(self, shown: tuple[Array, Array]) -> Steps[bool]:
+    def ask_first(self, shown: tuple[Array, Array]) -> Steps[bool]:
         """Read the first query, which is that of the probe at another scale; False when the two disagree."""
         xp = self.reader.space.xp
         try:
@@ -107,7 +107,7 @@ class _Windows:
         apart = xp.abs(self.forms[0, :] - shown[0][0, :])
         return bool(xp.all(apart <= self.radius[0, :] + shown[1][0, :]))
 
-    def finish(self) -> Steps[Score]:
+    def ask_rest(self) -> Steps[Score]:
         """Read all others and solve."""
         done, count = 1, self.column.size
         while done < count:

@@ -115,7 +115,7 @@ class _BesideBias:
         xp, silent = self.space.xp, None
         search = ScaleSearch(FIRST_PROBE, smallest=self.space.tiny**0.5)
         for scale in search:
-            good, forms, radius = yield from self._try("scale", np.zeros(1, dtype=np.int64), scale)
+            good, forms, radius = yield from self._ask_at("scale", np.zeros(1, dtype=np.int64), scale)
             form, error = float(xp.max(xp.abs(forms))), float(xp.max(radius))
             if not bool(good[0]):
                 if silent is not None:
@@ -134,7 +134,7 @@ class _BesideBias:
         while open_.size:
             if scale < self.space.tiny**0.5:
                 raise Unrecoverable(Outcome.SATURATED, f"{open_.size} queries stayed saturated at every token norm")
-            good, forms, radius = yield from self._try("forms", open_, scale)
+            good, forms, radius = yield from self._ask_at("forms", open_, scale)
             (kept,), (lost,) = xp.nonzero(good), xp.nonzero(~good)
             self.forms[self.space.indices(open_)[kept], :] = forms[kept, :]
             self.radius[self.space.indices(open_)[kept], :] = radius[kept, :]
@@ -142,7 +142,7 @@ class _BesideBias:
             open_ = open_[np.asarray([int(number) for number in lost], dtype=np.int64)]
             scale = scale * SHRINK
 
-    def _try(self, stage: str, directions: Integers, scale: float) -> Steps[tuple[Array, Array, Array]]:
+    def _ask_at(self, stage: str, directions: Integers, scale: float) -> Steps[tuple[Array, Array, Array]]:
         """Which directions were read well at this scale (n,), their forms and radii (n, rows)."""
         xp, reader = self.space.xp, self.reader
         first = reader.first_norms(scale)

@@ -66,7 +66,7 @@ def ask_normals(scope: Scope, jumps: Jumps, rng: np.random.Generator) -> Steps[t
         points = jumps.points[head].copy()
         points[:, :width] += lengths[head, step][:, None] * basis[step]
         levels = (yield from scope.ask("hyperplanes", jumps.levers[head], points)) @ scope.mix
-        logits[head, step], bars[head, step] = jumps.read(levels, head)
+        logits[head, step], bars[head, step] = jumps.solve_logits(levels, head)
         large = ~(np.abs(logits[head, step] - jumps.logits[head]) <= LARGEST)
         lengths[head[large], step[large]] *= SHRINK
     else:

@@ -75,7 +75,7 @@ class GatedReader(FormReader):
         moved = np.zeros(open_.size)
         start = self.gate.points.copy()
         for _ in range(MOST_ROUNDS):
-            logits, radius, _ = yield from self._logits("bases", open_, np.zeros((1, width)), 0 * open_, 0.0)
+            logits, radius, _ = yield from self._ask_logits("bases", open_, np.zeros((1, width)), 0 * open_, 0.0)
             self.base[open_], self.base_radius[open_] = logits, radius
             seen = np.isfinite(radius) & (np.abs(logits) <= LARGEST_BASE)
             # Where a logit is small, what it becomes by the move is as good as known.
@@ -149,13 +149,13 @@ class GatedReader(FormReader):
         number = np.asarray(plain(row_index), dtype=np.int64)
         vectors = rows.vectors if isinstance(rows.vectors, np.ndarray) else plain(rows.vectors)
         self.asked.append((vectors, number, place, scale))
-        logits, radius, saturation = yield from self._logits(stage, place, vectors, number, scale)
+        logits, radius, saturation = yield from self._ask_logits(stage, place, vectors, number, scale)
         values = (logits - self.base[place]) / scale
         radius = (radius + self.base_radius[place]) / scale
         values, radius, saturation = (space.asarray(array) for array in (values, radius, saturation))
         return Forms(values, radius, 0 * values, saturation)
 
-    def _logits(
+    def _ask_logits(
         self, stage: str, place: Integers, vectors: Floats, number: Integers, reach: float
     ) -> Steps[tuple[Floats, Floats, Floats]]:
         """Logits of the head, their radii and saturations, at points with rows beside the common one."""

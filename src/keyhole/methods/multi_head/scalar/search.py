@@ -66,7 +66,7 @@ def ask_for_bias(scope: Scope, rng: np.random.Generator) -> Steps[Scope]:
     direction = rng.standard_normal(width)
     direction /= np.linalg.norm(direction)
 
-    def turn(powers: list[int]) -> Steps[Booleans]:
+    def ask_turn(powers: list[int]) -> Steps[Booleans]:
         radii = np.exp2(np.array(powers, dtype=np.float64))
         both = np.concatenate([radii, -radii])
         points = np.column_stack([both[:, None] * direction, np.ones(both.size)])
@@ -75,13 +75,13 @@ def ask_for_bias(scope: Scope, rng: np.random.Generator) -> Steps[Scope]:
         return np.abs(sums[: radii.size] + sums[radii.size :] - whole) <= 4 * error
 
     powers = list(RADII)
-    good = yield from turn(powers)
+    good = yield from ask_turn(powers)
     if not good[-1]:
         raise Unrecoverable(Outcome.WRONG_FAMILY, NO_TURN)
     first = _from_there_on(good)
     if first > 0:
         finer = [powers[first - 1] + step for step in RADII_FINE]
-        good = yield from turn(finer)
+        good = yield from ask_turn(finer)
         smallest = [*finer, powers[first]][_from_there_on(np.append(good, True))]
     else:
         smallest = powers[0]
@@ -99,7 +99,7 @@ def ask_jumps(scope: Scope, rng: np.random.Generator) -> Steps[JumpSearch | None
             return None
         saturating = lever
         seen = _Half(scope, lever, start, other)
-        circle = yield from seen.first_look()
+        circle = yield from seen.ask_first()
         scope = seen.scope
         astray = abs(float(circle.levels[0] + circle.levels[-1]) - whole) > 4 * scope.blur
         if not astray:
@@ -112,12 +112,12 @@ def ask_jumps(scope: Scope, rng: np.random.Generator) -> Steps[JumpSearch | None
     doubled = yield from scope.ask("jumps", np.full(1, seen.lever), seen.at(np.zeros(1)), copies=(2, 1))
     uniform = 6 * (float(doubled[0] @ scope.mix) - float(circle.levels[0]))
     scope = replace(scope, uniform=uniform if abs(uniform) > 24 * scope.blur else 0.0)
-    yield from _isolate(circle, seen.look)
+    yield from _ask_isolation(circle, seen.ask_sums)
     reading = JumpReader(scope, saturating, circle, seen.at)
     yield from reading.run()
     if reading.doubtful.size:
         # Two heads that are near each other, or several at the very same place.
-        yield from _isolate(circle, seen.look, reading.doubtful)
+        yield from _ask_isolation(circle, seen.ask_sums, reading.doubtful)
         yield from reading.run()
     closest = float(np.min(circle.gaps(), initial=np.pi))
     return JumpSearch(scope, reading.jumps(), reading.doubtful.shape[0], closest)
@@ -133,13 +133,13 @@ class _Half:
     def at(self, angles: Floats) -> Floats:  # (n,) -> (n, size)
         return _lift(self.scope, cross_section(self.start, self.other, angles))
 
-    def look(self, angles: Floats) -> Steps[Floats]:  # (n,) -> (n,)
+    def ask_sums(self, angles: Floats) -> Steps[Floats]:  # (n,) -> (n,)
         levels = yield from self.scope.ask("jumps", np.full(angles.size, self.lever), self.at(angles))
         return np.asarray(levels @ self.scope.mix)
 
-    def first_look(self) -> Steps[HalfCircle]:
+    def ask_first(self) -> Steps[HalfCircle]:
         angles = np.linspace(0.0, np.pi, FIRST_ANGLES)
-        levels = yield from self.look(angles)
+        levels = yield from self.ask_sums(angles)
         self.scope = self.scope.with_values_of(levels)
         return HalfCircle(angles, levels, 4 * self.scope.blur, self.narrowest)
 
@@ -157,7 +157,7 @@ def _from_there_on(good: Booleans) -> int:
 def _ask_saturating(scope: Scope, point: Floats) -> Steps[tuple[Scope, float | None]]:
     """The smallest lever, up to a factor of eight, from which on levels stay the same; None when they always do."""
 
-    def look(powers: Floats) -> Steps[tuple[Floats, Floats]]:
+    def ask_sums(powers: Floats) -> Steps[tuple[Floats, Floats]]:
         levers = np.exp2(powers)
         levels = (yield from scope.ask("scale", levers, np.repeat(point, powers.size, axis=0))) @ scope.mix
         return levels, scope.known_error(levers, scope.mix)
@@ -168,7 +168,7 @@ def _ask_saturating(scope: Scope, point: Floats) -> Steps[tuple[Scope, float | N
         powers = np.arange(low + step, high + (settled is None), step, dtype=np.float64)
         clear = scope.clear(np.exp2(powers))
         powers = powers[clear] if np.any(clear) or settled is not None else powers
-        levels, errors = yield from look(powers)
+        levels, errors = yield from ask_sums(powers)
         if settled is None:
             scope, settled = scope.with_values_of(levels), float(levels[-1])
         same = np.abs(levels - settled) <= scope.blur + errors
@@ -182,16 +182,16 @@ def _ask_saturating(scope: Scope, point: Floats) -> Steps[tuple[Scope, float | N
     return scope, float(2.0**high)
 
 
-def _isolate(
+def _ask_isolation(
     circle: HalfCircle, look: Callable[[Floats], Steps[Floats]], doubtful: Floats | None = None
 ) -> Steps[None]:
     """Bisect until every jump is in an interval of its own; in `doubtful` ranges until they show two."""
     for _ in range(MOST_ROUNDS):
         if circle.jumps()[0].size > MOST_JUMPS:
             break
-        angles = circle.is_unsettled(WIDEST)
+        angles = circle.open_ranges(WIDEST)
         if doubtful is not None:
-            angles = np.union1d(angles, circle.is_undivided(doubtful))
+            angles = np.union1d(angles, circle.wide_ranges(doubtful))
         if not angles.size:
             return
         circle.add(angles, (yield from look(angles)))

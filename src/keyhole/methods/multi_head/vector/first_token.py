@@ -74,7 +74,7 @@ def ask_first_token(queries: VectorQueries) -> Steps[FirstToken]:
             fresh = queries.on_grid(fresh)
             columns = []
             for pair in copies:
-                columns += [(yield from queries.pairs("heads", fresh, token, pair))]
+                columns += [(yield from queries.ask_pairs("heads", fresh, token, pair))]
             found = np.stack(columns, axis=2)  # (n, views, multiplicities, outputs)
             ends = np.stack([fresh, fresh + token][: len(queries.views)], axis=1)
             answers = np.concatenate([answers, found.reshape(-1, *found.shape[2:])])

@@ -132,7 +132,7 @@ class VectorQueries:
         """Positions that tell of one token beside a last one: also its own, where that one sees as much."""
         return (-1, 0) if self.everywhere else (-1,)
 
-    def pairs(self, stage: str, last: Floats, token: Floats, copies: tuple[int, int]) -> Steps[Floats]:
+    def ask_pairs(self, stage: str, last: Floats, token: Floats, copies: tuple[int, int]) -> Steps[Floats]:
         """[copies × (token + g); copies × g] for each last token g, as g sees it, and as token + g does."""
         count = last.shape[0]
         rows = (token[None, :], np.zeros(count, dtype=np.int64), np.ones(count))
@@ -179,7 +179,7 @@ class VectorQueries:
         self.patience = max(1.0, 1 + (math.log10(self.noise / size) - PRECISE) / LESS if size > 0 else 1.0)
         self.coarse = self.patience > COARSE
 
-    def _check_cancelling(self, ways: Floats, norms: list[float]) -> Steps[None]:
+    def _ask_cancelling(self, ways: Floats, norms: list[float]) -> Steps[None]:
         """End where heads of opposite logits and equal values cancel beside one last token, but not beside two."""
         every = np.arange(PAIRS, dtype=np.int64)
         for norm in norms:
@@ -201,7 +201,7 @@ class VectorQueries:
         pairs = self.directions(2 * PAIRS)
         seen: dict[float, float] = {}
 
-        def effect(norm: float) -> Steps[float]:
+        def ask_effect(norm: float) -> Steps[float]:
             if norm not in seen:
                 self.scale = norm
                 tokens = self.on_grid(norm * pairs)
@@ -212,24 +212,24 @@ class VectorQueries:
             return seen[norm]
 
         norm = limit if self.signature.max_norm is not None else min(1.0, limit)
-        top = yield from effect(norm)
+        top = yield from ask_effect(norm)
         for _ in range(MOST_RUNGS):  # up, as long as attention does more there
             if norm >= limit:
                 break
-            higher = yield from effect(min(norm * LADDER, limit))
+            higher = yield from ask_effect(min(norm * LADDER, limit))
             if higher <= PLATEAU * top and higher > self.zero_effect(norm):
                 break
             norm, top = min(norm * LADDER, limit), max(top, higher)
         floor = self.zero_effect(norm)
         if top <= floor:  # no attention at all, or one that cancels beside a single last token
-            yield from self._check_cancelling(self.directions(2 * PAIRS), list(seen))
+            yield from self._ask_cancelling(self.directions(2 * PAIRS), list(seen))
             self.scale = min(1.0, limit)
             return
         for _ in range(MOST_RUNGS):  # down, until it does less
             if seen[norm] <= PART * top:
                 break
             norm /= LADDER
-            yield from effect(norm)
+            yield from ask_effect(norm)
             if self.zero_effect(norm) > PART * top:
                 break
         if not seen[norm] <= PART * top:  # also when nan

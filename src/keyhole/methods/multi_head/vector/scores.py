@@ -145,7 +145,7 @@ def cross_scores(
     dropped: Floats,  # (heads,)
 ) -> tuple[Floats, Floats, Floats]:
     """All forms of low rank, their radii, and what may have been left out of them."""
-    whole, of_rows, of_columns = cross(rows, kept, columns, ranks)
+    whole, of_rows, of_columns = solve_cross(rows, kept, columns, ranks)
     # C·U⁻¹·R with errors in each of the three.
     core = rms(bars[:, :, kept])
     errors = rms(bars) * of_rows + rms(wide) * of_columns + core * of_rows * of_columns
@@ -222,7 +222,7 @@ def outside(rows: Floats, more: Floats, ranks: Integers) -> Floats:  # (heads, m
     return np.array(found)
 
 
-def cross(
+def solve_cross(
     rows: Floats, chosen: Integers, columns: Floats, ranks: Integers
 ) -> tuple[Floats, Floats, Floats]:  # (heads, size, n), (heads,), (heads,)
     """Whole matrices from rows (heads, m, n) and columns (heads, size, chosen).

@@ -131,14 +131,14 @@ class _BlockReader:
         self._clear()
         last = max(len(self.groups) - 2, 0)
         for group in range(last + 1):
-            if not (yield from self._join(group)):
+            if not (yield from self._ask_beside(group)):
                 return None
             found = self.solve_spanned(np.concatenate(self.groups[: group + 1])) if group < last else self.solve_whole()
             if found is not None:
                 return found
         return None
 
-    def _join(self, group: int) -> Steps[bool]:
+    def _ask_beside(self, group: int) -> Steps[bool]:
         """Read one group beside all that it was not beside yet."""
         partners = self.groups[group + 1 :] or [self.groups[group][:0]]
         by_size: dict[int, list[Integers]] = {}

@@ -63,7 +63,7 @@ def ask_scores(queries: VectorQueries, start: FirstToken, values: VectorValues) 
             if telling and np.all(outside(rows[:, :, chosen], more, ranks) <= allowed):
                 chosen = chosen[:rank]
                 dropped = allowed + CLEAR * spectral(bars)  # what rank and span may have left out
-                return (yield from reader.cross(rows, bars, ranks, chosen, block, more, wide, dropped))
+                return (yield from reader.ask_columns(rows, bars, ranks, chosen, block, more, wide, dropped))
             others = np.setdiff1d(every, chosen)
             rest, wide_rest = yield from reader.ask(block, others)
             order = np.argsort(np.concatenate([chosen, others]))
@@ -172,7 +172,7 @@ class _ScoreReader:
             Outcome.SATURATED, f"the weights of {left.size} queries stayed at 0 or 1 however short the tokens were"
         )
 
-    def cross(
+    def ask_columns(
         self,
         rows: Floats,
         bars: Floats,

@@ -79,7 +79,7 @@ def ask_values(queries: VectorQueries, start: FirstToken) -> Steps[VectorValues]
         if known >= limit:
             return reader.plainly()
         found = reader.solve_spanned()
-        if found is not None and found.sharp and (yield from reader.holds(found)):
+        if found is not None and found.sharp and (yield from reader.ask_test(found)):
             return found
         count = min(known, limit - known)
         if known < filled:
@@ -327,7 +327,7 @@ class _ValueReader:
             traded=float(np.sqrt(np.mean(drawn**2))),
         )
 
-    def holds(self, found: VectorValues) -> Steps[bool]:
+    def ask_test(self, found: VectorValues) -> Steps[bool]:
         """Whether new tokens have the values that a few tokens told."""
         queries, heads = self.queries, self.start.heads
         if queries.outputs == heads:

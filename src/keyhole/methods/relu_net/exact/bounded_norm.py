@@ -52,7 +52,7 @@ def ask_in_ball(queries: SingleTokenQueries, rng: np.random.Generator, patience:
     failures = 0
     for _ in range(LINES):
         try:
-            found = yield from _another_line(queries, rng, patience, found, through)
+            found = yield from _ask_another_line(queries, rng, patience, found, through)
         except NotPiecewiseLinear:  # a kink at the very end of a line, or two of them too near to each other
             failures += 1
             if failures == FAILURES:
@@ -70,7 +70,7 @@ def ask_in_ball(queries: SingleTokenQueries, rng: np.random.Generator, patience:
     raise NotPiecewiseLinear(f"{LINES} lines inside the ball did not meet all of its kinks")
 
 
-def _another_line(
+def _ask_another_line(
     queries: SingleTokenQueries,
     rng: np.random.Generator,
     patience: float,

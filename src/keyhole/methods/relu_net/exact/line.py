@@ -134,7 +134,7 @@ def ask_gradients(
     gradient = np.zeros_like(rest)
     todo, step = np.arange(centres.shape[0]), STEP * min(1.0, (MANY_DIRECTIONS / width) ** 0.5) * reach
     if width >= TRIED_FROM:
-        step = yield from _tried(queries, centres, step, values, level=level, errors=errors, rng=rng)
+        step = yield from _ask_trial(queries, centres, step, values, level=level, errors=errors, rng=rng)
     for _ in range(MOST_SHRINKS):
         checks = rng.standard_normal((todo.size, width))
         checks /= np.linalg.norm(checks, axis=1, keepdims=True)
@@ -154,7 +154,7 @@ def ask_gradients(
     raise NotPiecewiseLinear("the answers near a line bend where no kink is on the line")
 
 
-def _tried(
+def _ask_trial(
     queries: SingleTokenQueries,
     centres: Floats,  # (m, width)
     step: Floats,  # (m,)

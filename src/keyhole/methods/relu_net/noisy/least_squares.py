@@ -242,9 +242,9 @@ def screen(fit: NetFit, count: int, rng: np.random.Generator) -> Floats:  # -> (
     planes = unit(rng.standard_normal((max(SCREENED, 4 * count), fit.planes.shape[1])))
     hidden = np.abs(fit.problem.white_single @ planes.T.astype(np.float32))
     hidden -= np.mean(hidden, axis=0)
-    is_explained = np.sum((hidden.T @ fit.residual.astype(np.float32)) ** 2, axis=1) / np.sum(hidden**2, axis=0)
+    explained = np.sum((hidden.T @ fit.residual.astype(np.float32)) ** 2, axis=1) / np.sum(hidden**2, axis=0)
     picked: list[int] = []
-    order = np.argsort(-is_explained)
+    order = np.argsort(-explained)
     for place in order:
         if len(picked) == count:
             break

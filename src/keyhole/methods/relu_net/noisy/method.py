@@ -24,7 +24,7 @@ from keyhole.methods.relu_net.noisy.least_squares import (
 )
 from keyhole.methods.relu_net.noisy.orientation import orient, unfold
 from keyhole.methods.relu_net.noisy.samples import Samples
-from keyhole.methods.relu_net.noisy.search import LAST_STEPS, at_noise, finished, is_explained, noise_ceiling
+from keyhole.methods.relu_net.noisy.search import LAST_STEPS, at_noise, finished, fit_residuals, noise_ceiling
 from keyhole.queries import Signature
 from keyhole.recovery import Outcome
 
@@ -95,8 +95,8 @@ class _Boosting:
 
     def run(self, target_error: float | None, skip: bool | None) -> Steps[Estimate]:
         """Ask, fit, confirm, sharpen."""
-        yield from self.samples.probe()
-        fit = yield from self._grow()
+        yield from self.samples.ask_scale()
+        fit = yield from self._ask_growth()
         fit = yield from self._ask_confirmation(fit)
         covariance = Covariance(self._orient(fit, skip))
         for _ in range(MOST_ROUNDS):
@@ -104,7 +104,7 @@ class _Boosting:
             if more < 1:
                 break
             yield from self._ask(more, far=True)
-            fit = self._ask_refinement(fit, self.samples.problem())
+            fit = self._refine(fit, self.samples.problem())
             covariance = Covariance(self._orient(fit, skip))
         return self._estimate(covariance, target_error)
 
@@ -141,7 +141,7 @@ class _Boosting:
             return max(1, math.ceil(SPARE * self.neurons))
         return max(1, min(MOST_NEURONS, MOST_PARAMETERS // (self.signature.width + 1)))
 
-    def _grow(self) -> Steps[NetFit]:
+    def _ask_growth(self) -> Steps[NetFit]:
         """A fit that explains near samples, with as many of them as its size needs."""
         most = self._most()
         guess, planes = min(FIRST_GUESS if self.neurons is None else most, most), None
@@ -155,26 +155,24 @@ class _Boosting:
             flat = fit_planes(problem, np.zeros((0, problem.white.shape[1])))
             if at_noise(flat, self.bounded):
                 return flat
-            fit = self._is_explained(problem, flat, planes, guess, last=guess == most)
+            fit = self._fit_all(problem, flat, planes, guess, last=guess == most)
             if at_noise(fit, self.bounded):
                 return fit
             if guess == most:
                 raise self._failure(fit)
             guess, planes = min(most, math.ceil(GROWTH * guess)), fit.raw_planes()
 
-    def _is_explained(
-        self, problem: NetProblem, flat: NetFit, planes: Floats | None, guess: int, *, last: bool
-    ) -> NetFit:
+    def _fit_all(self, problem: NetProblem, flat: NetFit, planes: Floats | None, guess: int, *, last: bool) -> NetFit:
         """The best fit of about a number of neurons, begun where the last one ended."""
         room = max(guess, self._room(problem))
         rounds = LAST_ROUNDS if last else ROUNDS
         limits: dict[str, Any] = {"rounds": rounds, "most_neurons": room, "bounded": self.bounded, "flat": flat.squares}
         if planes is None or not planes.size:
             start = unit(self.rng.standard_normal((guess, self.signature.width + 1)))
-            return is_explained(problem, start, self.rng, **limits)
+            return fit_residuals(problem, start, self.rng, **limits)
         before = fit_planes(problem, problem.to_white(planes))
         start = enlarge(before, max(1, guess - before.neurons), self.rng)
-        return is_explained(problem, start, self.rng, **limits)
+        return fit_residuals(problem, start, self.rng, **limits)
 
     def _room(self, problem: NetProblem) -> int:
         """Neurons that leave half of the answers free."""
@@ -187,7 +185,7 @@ class _Boosting:
             wanted = max(self._queries(fit.neurons, IN_THE_END), math.ceil(self.samples.count * (1 + 1 / IN_THE_END)))
             yield from self._ask(wanted - self.samples.count, far=True)
             self._check_enough(fit.neurons)
-            before, fit = fit, self._ask_refinement(fit, self.samples.problem())
+            before, fit = fit, self._refine(fit, self.samples.problem())
             if at_noise(fit, self.bounded):
                 return finished(fit, self.rng, most_neurons=self._room(fit.problem), bounded=self.bounded)
             fit = self._again(before)
@@ -204,12 +202,12 @@ class _Boosting:
             problem = self.samples.problem(softened)
             most = max(min(self._room(problem), self._most()), planes.shape[0])
             start = problem.to_white(planes)
-            fit = is_explained(problem, start, self.rng, rounds=LAST_ROUNDS, most_neurons=most, bounded=self.bounded)
+            fit = fit_residuals(problem, start, self.rng, rounds=LAST_ROUNDS, most_neurons=most, bounded=self.bounded)
             planes = fit.raw_planes()
         return fit
 
     @staticmethod
-    def _ask_refinement(fit: NetFit, problem: NetProblem) -> NetFit:
+    def _refine(fit: NetFit, problem: NetProblem) -> NetFit:
         return descend(fit_planes(problem, problem.to_white(fit.raw_planes())), LAST_STEPS)
 
     def _orient(self, fit: NetFit, skip: bool | None) -> NetFit:

@@ -72,7 +72,7 @@ class Samples:
         self.answers = np.concatenate([before, answers])
         return answers
 
-    def probe(self) -> Steps[None]:
+    def ask_scale(self) -> Steps[None]:
         """Find the norm at which kinks begin, by second differences around the origin."""
         top = min(PROBE_NORM, self.longest)
         rungs = PROBE_RUNGS if top == PROBE_NORM else PROBE_RUNGS_BOUNDED
@@ -89,7 +89,7 @@ class Samples:
         whole = float(np.sqrt(np.mean(bends[-1] ** 2)))
         # An affine map, or one whose kinks are lost in noise, is asked as far out as may be.
         shows = whole > SHOWS * noise
-        self.kinks = _ask_scale(norms, np.sqrt(np.mean((bends - bends[-1]) ** 2, axis=1)) / whole) if shows else top
+        self.kinks = _choose_scale(norms, np.sqrt(np.mean((bends - bends[-1]) ** 2, axis=1)) / whole) if shows else top
 
     def draw(self, count: int, *, far: bool) -> Floats:  # -> (count, width)
         """Random directions, with norms of evenly spread logarithm."""
@@ -138,7 +138,7 @@ class Samples:
         return NetProblem((rows * over)[used], (self.answers * over)[used])
 
 
-def _ask_scale(norms: Floats, changes: Floats) -> float:  # (n,), (n,) from the smallest norm to the largest
+def _choose_scale(norms: Floats, changes: Floats) -> float:  # (n,), (n,) from the smallest norm to the largest
     """The norm from which changes stay small, between those that were asked."""
     unsettled = np.nonzero(changes > UNSETTLED)[0]
     if unsettled.size == 0:

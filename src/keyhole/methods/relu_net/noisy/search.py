@@ -47,7 +47,7 @@ def fewest(problem: NetProblem) -> float:
     return float(own + NEURON_DEVIATIONS * math.sqrt(2 * own))
 
 
-def is_explained(
+def fit_residuals(
     problem: NetProblem,
     planes: Floats,  # (neurons, width + 1): where to start, in whitened coordinates
     rng: np.random.Generator,

@@ -139,7 +139,7 @@ class ScoreTable:
         self.lost = (lost + 4 * EPS * np.linalg.norm(np.abs(made) + np.abs(others), axis=1)) * SAFE  # (2·width,)
         self.rounding = (self.width + EXTRA_ROUNDINGS) * eps  # of a logit, over the norms of its tokens and of W
 
-    def asked(self) -> tuple[Integers, Integers]:
+    def entries_to_ask(self) -> tuple[Integers, Integers]:
         """Rows and columns there are answers to, without the steeper rows."""
         row, column = np.nonzero(np.isfinite(self.scale[: self.width + 1]))
         return row.astype(np.int64), column.astype(np.int64)

@@ -131,7 +131,7 @@ class BoundedReader:
         The largest bias along those tokens that would not have shown, None if no bias would.
         """
         rows, _, overlap = self.random_rows(value, design, rng, BIAS_QUERIES)
-        logits = yield from self._before_zero(value, rows, overlap)
+        logits = yield from self._ask_before_zero(value, rows, overlap)
         largest = float(np.max(logits.size)) / self.longest
         return largest if math.isfinite(largest) else None
 
@@ -150,7 +150,7 @@ class BoundedReader:
     def ask_bias_bound(self, value: BoundedValue, design: PairDesign) -> Steps[PairDesign]:
         """A design that bounds every entry of a score bias that was not detected, from all rows beside a zero token."""
         width, rows = self.width, self.vectors(design.rows[: self.width + 1])[0]
-        tilt = yield from self._before_zero(value, rows, design.overlap[: width + 1])
+        tilt = yield from self._ask_before_zero(value, rows, design.overlap[: width + 1])
         if not np.all(np.isfinite(tilt.size)):
             raise self._no_margin(design.margin)
         bias = tilt[1:].times(design.own[:width]) + tilt[:1].times(design.first[:width])
@@ -160,7 +160,7 @@ class BoundedReader:
         steep = (bias + tilt[:1].times(-design.first[width:])).over(design.own[width:])
         return replace(design, tilt=tilt.beside(steep.widen(rounding * self.longest)), bias=bias)
 
-    def _before_zero(self, value: BoundedValue, rows: TokenRows, overlap: Interval) -> Steps[Interval]:
+    def _ask_before_zero(self, value: BoundedValue, rows: TokenRows, overlap: Interval) -> Steps[Interval]:
         """Logits of rows before a zero last token; refused where they are not zero."""
         count = int(rows.vectors.shape[0])
         answers: Measurements = yield self.sequences("score bias", Term(rows), [], count)

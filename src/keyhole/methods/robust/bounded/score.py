@@ -88,20 +88,20 @@ class ScoreReader:
             other = row != column + 1
             if np.any(other):
                 yield from self._ask(row[other], column[other], self._lengths()[column[other]])
-                yield from self._settle()
+                yield from self._ask_again()
         for _ in range(MOST_ROUNDS):
             # Beside entries that were read at another scale by far, the rounding of a long last token drowns all.
             limit = MOST_ROUNDING / self.sheet.logit_rounding
-            row, column = self.sheet.asked()
+            row, column = self.sheet.entries_to_ask()
             late = self.sheet.scale[row, column] > limit[column]
             if not np.any(late):
                 return
             yield from self._ask(row[late], column[late], SHRINK * limit[column[late]])
-            yield from self._settle()
+            yield from self._ask_again()
 
     def _lengths(self) -> Floats:  # (width,)
         """Lengths of last tokens from the forms read so far, of a column and of all."""
-        row, column = self.sheet.asked()
+        row, column = self.sheet.entries_to_ask()
         diagonal = self.sheet.diagonal()
         forms = self.sheet.forms(row, column, diagonal)
         # A form that cannot be told from zero may be as large as its radius is; a third of it is a fair guess.
@@ -111,9 +111,9 @@ class ScoreReader:
         own = np.sqrt(self.reader.most_own / np.maximum(diagonal.middle, 0.0))
         return np.asarray(np.fmin(np.fmin(MEAN_LOGIT / typical, own), self.reader.longest_last))
 
-    def _settle(self) -> Steps[None]:
+    def _ask_again(self) -> Steps[None]:
         """Ask again, with a shorter last token, what saturates or is read badly."""
-        row, column = self.sheet.asked()
+        row, column = self.sheet.entries_to_ask()
         shrink, ceiling = np.full(len(row), SHRINK), np.full(len(row), self.reader.longest_last)
         for _ in range(MOST_ROUNDS):
             forms, scale = self.sheet.forms(row, column, self.sheet.diagonal()), self.sheet.scale[row, column]

@@ -49,13 +49,13 @@ def by_thresholds(
     check_lengths(signature)
     value = ValueIntervals(signature, rng)
     yield from value.ask_value()
-    yield from value.narrow(np.full(value.outputs, 2 * value.half / (signature.norm_limit * FIRST_SHARPER)))
+    yield from value.ask_narrower(np.full(value.outputs, 2 * value.half / (signature.norm_limit * FIRST_SHARPER)))
     forms = FormIntervals(signature, rng, value)
     try:
         yield from forms.ask_first()
         goal = forms.goal(target_error, budget - value.spent - forms.spent)
-        yield from value.narrow(forms.value_goal(goal))
-        yield from forms.narrow(goal, budget - value.spent - forms.spent)
+        yield from value.ask_narrower(forms.value_goal(goal))
+        yield from forms.ask_narrower(goal, budget - value.spent - forms.spent)
     except KeyholeError as error:
         error.partial = forms.head() if forms.started else None
         raise

@@ -95,7 +95,7 @@ class FormIntervals:
         else:
             raise Unrecoverable(Outcome.SATURATED, f"{columns.size} columns saturate however short the tokens")
         self._shorten()
-        yield from self._look_for_bias()
+        yield from self._ask_for_bias()
         self.started = True
 
     def _shorten(self) -> None:
@@ -111,7 +111,7 @@ class FormIntervals:
         norm = np.full(row.size, self.norm)
         pairs = SteeredPairs(row, column, norm, norm, self.last[column], self.copies)
         answers, error = self.told((yield pair_plan(self.design, "forms", pairs)))
-        read = self.design.ask_columns(pairs, answers, error, np.zeros(row.size))
+        read = self.design.solve_pairs(pairs, answers, error, np.zeros(row.size))
         again = read.saturated | probed.contradict(columns, read)
         good = ~np.tile(again, self.width)
         radius = read.radius + read.common
@@ -119,7 +119,7 @@ class FormIntervals:
         self.high[row[good], column[good]] = (read.form + radius)[good]
         return columns[again]
 
-    def _look_for_bias(self) -> Steps[None]:
+    def _ask_for_bias(self) -> Steps[None]:
         """Opposite tokens before a zero token answer zero, unless a score bias prefers one of them."""
         row = np.nonzero(self.asked[:, -1])[0]
         norm, column = np.full(row.size, self.norm), np.full(row.size, self.width)
@@ -166,7 +166,7 @@ class FormIntervals:
         goals[self.value.main] = min(2 * goal / (SHARPER * blur), 2 * goal)
         return goals
 
-    def narrow(self, goal: float, budget: float) -> Steps[None]:
+    def ask_narrower(self, goal: float, budget: float) -> Steps[None]:
         """Halve intervals until none is much wider than the goal: bits are rounded, not counted up. Widest first."""
         self._learn_value()
         row, column = np.nonzero(self.asked)
@@ -179,12 +179,12 @@ class FormIntervals:
             row, column, before = row[first], column[first], before[first]
             if not row.size:
                 return
-            yield from self._halve(row, column)
+            yield from self._ask_halves(row, column)
             moving = self.widths[row, column] < STUCK * before
             row, column = row[moving], column[moving]
             self.rounds += 1
 
-    def _halve(self, row: Integers, column: Integers) -> Steps[None]:
+    def _ask_halves(self, row: Integers, column: Integers) -> Steps[None]:
         """One query a form, steered to a threshold at the middle of its interval."""
         self._update_own()
         low, high, own = self.low[row, column], self.high[row, column], self.own[column]

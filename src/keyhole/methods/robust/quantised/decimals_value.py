@@ -68,7 +68,7 @@ class ValueIntervals(TokenValues):
         bits = np.log2((self.high - self.low) / goal[self.output])
         return float(np.sum(np.ceil(np.maximum(bits, 0.0))[self.audible[self.output]]))
 
-    def narrow(self, goal: Floats) -> Steps[None]:  # (outputs,) widths
+    def ask_narrower(self, goal: Floats) -> Steps[None]:  # (outputs,) widths
         """Halve intervals until none is wider than its goal."""
         open_ = np.nonzero(self.audible[self.output])[0]
         while True:
@@ -76,14 +76,14 @@ class ValueIntervals(TokenValues):
             if not open_.size:
                 break
             before = (self.high - self.low)[open_]
-            yield from self._halve(open_)
+            yield from self._ask_halves(open_)
             open_ = open_[(self.high - self.low)[open_] < STUCK * before]
         largest, behind = self.place * self.outputs + np.arange(self.outputs), slice(-self.outputs, None)
         apart = np.maximum(self.low[largest] + self.low[behind], -self.high[largest] - self.high[behind])
         if np.any(apart > 0):
             raise BiasDetected(BIASED.format("an output"))
 
-    def _halve(self, items: Integers) -> Steps[None]:
+    def _ask_halves(self, items: Integers) -> Steps[None]:
         """a·e_i + β·e_k: the largest entry k, hardly used, brings the middle of an interval to a threshold."""
         row, output, low, high = self.row[items], self.output[items], self.low[items], self.high[items]
         middle = low + (high - low) * (0.5 + self.rng.uniform(-DITHER, DITHER, items.size))

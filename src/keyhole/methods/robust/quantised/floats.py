@@ -49,8 +49,8 @@ def by_null_queries(
     check_lengths(signature)
     value = ValueRatios(signature)
     yield from value.ask_value()
-    yield from value.sharpen(value.relative / SHARPER, [value.main])
-    yield from value.refine()  # one round ahead of the forms, so that its errors do not count
+    yield from value.ask_sharper(value.relative / SHARPER, [value.main])
+    yield from value.ask_finer()  # one round ahead of the forms, so that its errors do not count
     forms = NullForms(signature, rng, value)
     try:
         yield from forms.ask_first()
@@ -63,15 +63,15 @@ def by_null_queries(
             if value.spent + forms.spent + forms.cost() + value.cost() + value.sharpening_cost() > budget:
                 break
             before = forms.error()
-            yield from value.refine()
-            yield from forms.refine()
+            yield from value.ask_finer()
+            yield from forms.ask_finer()
             rounds += 1
             if forms.error() > GAIN * before:
                 break
         if value.spent + forms.spent + value.sharpening_cost() + CHECKS <= budget:
             goal = forms.error() if target_error is None else target_error
-            yield from value.sharpen(goal / value.size(), range(value.outputs))
-            yield from value.check_rounding()
+            yield from value.ask_sharper(goal / value.size(), range(value.outputs))
+            yield from value.ask_rounding_check()
     except KeyholeError as error:
         error.partial = forms.head() if forms.started else None
         raise

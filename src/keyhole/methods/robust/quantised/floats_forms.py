@@ -78,7 +78,7 @@ class NullForms:
     def ask_first(self) -> Steps[None]:
         """Norms, then every form from a pair of equal lengths; columns with saturated ones again, shorter."""
         if self.free:
-            yield from self._probe()
+            yield from self._ask_scale()
         else:
             last = self.last.copy()
             last[-2] *= ALONG
@@ -95,7 +95,7 @@ class NullForms:
             raise Unrecoverable(Outcome.SATURATED, f"{columns.size} columns saturate however short the tokens")
         self.started = True
 
-    def _probe(self) -> Steps[None]:
+    def _ask_scale(self) -> Steps[None]:
         """Where norms are free: their product that brings logits to their aim, and a lever that hides the last."""
         few = np.arange(min(PROBES, self.width))
         scale, norm = FIRST_PROBE, 1.0
@@ -125,7 +125,7 @@ class NullForms:
             Outcome.WRONG_FAMILY, "the answers respond at no scale of the tokens as a softmax head's do"
         )
 
-    def refine(self) -> Steps[None]:
+    def ask_finer(self) -> Steps[None]:
         """A round of null queries."""
         self._learn_value()
         self._choose_norms()
@@ -144,10 +144,10 @@ class NullForms:
             plans.append(pair_plan(self.design, "score bias", few))
         measured: list[Measurements] = yield plans
         if bias:
-            self._ask_bias_check(few, *self.told(measured[1]))
+            self._check_bias(few, *self.told(measured[1]))
         answers, error = self.told(measured[0])
         known = self.forms[row, column]
-        read = self.design.ask_columns(grid, answers, SECOND_ORDER * error, known)
+        read = self.design.solve_pairs(grid, answers, SECOND_ORDER * error, known)
         again = read.saturated
         if self.probed is not None:
             again = again | self.probed.contradict(columns, read)
@@ -189,7 +189,7 @@ class NullForms:
         own = np.maximum(np.abs(self.design.own_forms(self.forms)), self.space.tiny)
         self.last = np.minimum(np.minimum(most, wanted / self.limit), np.sqrt(AIM / own))
 
-    def _ask_bias_check(self, pairs: SteeredPairs, answers: Floats, error: Floats) -> None:
+    def _check_bias(self, pairs: SteeredPairs, answers: Floats, error: Floats) -> None:
         """Opposite tokens before a zero token answer zero, unless a score bias prefers one of them."""
         if np.any(np.abs(answers) > error + self.design.slack(pairs)):
             raise BiasDetected("the head has a score bias, which null queries do not read: use single-head")

@@ -87,7 +87,7 @@ class ValueRatios(TokenValues):
         """Queries of a round of `refine`."""
         return int(self.ratio.size - self.outputs)
 
-    def refine(self) -> Steps[None]:
+    def ask_finer(self) -> Steps[None]:
         """α·(e_i − ρ·e_k) for the ratio ρ as it is known: the answer is what is wrong with it."""
         row, output = np.nonzero(np.ones_like(self.ratio))
         keep = (row != self.place[output]) & (self.high[output] > 0) & ~self.settled[row, output]
@@ -120,7 +120,7 @@ class ValueRatios(TokenValues):
         bits = max(0.0, math.log2(max(self.relative, self.space.eps) / self.space.eps))
         return int(self.outputs) * THRESHOLDS * math.ceil(bits / math.log2(THRESHOLDS + 1))
 
-    def sharpen(self, relative: float, outputs: list[int] | range) -> Steps[None]:
+    def ask_sharper(self, relative: float, outputs: list[int] | range) -> Steps[None]:
         """Largest entries ρ from t·e_k: t brings a guess of ρ to where answers are rounded up or down."""
         goal = max(relative, 8 * self.space.rounding)
         chosen = np.asarray([number for number in outputs if self.high[number] > 0], dtype=np.int64)
@@ -149,7 +149,7 @@ class ValueRatios(TokenValues):
             self.low[chosen], self.high[chosen] = low, high
             chosen = chosen[~same]
 
-    def check_rounding(self) -> Steps[None]:
+    def ask_rounding_check(self) -> Steps[None]:
         """Answers a quarter of a spacing beside numbers of the dtype, on either side: the nearest must come back."""
         apart = (self.high - self.low)[self.main] / (self.high + self.low)[self.main]
         if apart > self.unit / 8:  # not known well enough to tell

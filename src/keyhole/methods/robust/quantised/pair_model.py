@@ -184,7 +184,7 @@ class SteeredDesign:
             form = np.clip(form + np.clip(step, -reach / 8, reach / 8), -reach, reach)
         return form
 
-    def ask_columns(self, pairs: SteeredPairs, answers: Floats, error: Floats, start: Floats) -> Reading:  # (n,) each
+    def solve_pairs(self, pairs: SteeredPairs, answers: Floats, error: Floats, start: Floats) -> Reading:  # (n,) each
         """Forms of whole columns with their radii, and which columns saturate."""
         form = self.solve_columns(pairs, answers, start)
         radius, common = self._column_radii(pairs, form, form, error)

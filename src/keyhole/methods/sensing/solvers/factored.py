@@ -13,13 +13,13 @@ from keyhole.methods.sensing.solvers.problem import (
     EPS,
     SensingProblem,
     SensingSolution,
-    check_problem,
     cholesky,
     gap_rank,
     gram_part,
     largest_rank,
     leading_left,
     linear,
+    make_problem,
     parameter_count,
     split,
 )
@@ -111,7 +111,7 @@ def factored(
     variable projection 0.011 s, alternating least squares 0.087 s, ``scipy.optimize.least_squares`` 0.55 s.
     The time is bounded by ``max_rank`` and ``starts``.
     """
-    problem = check_problem(U, G, b, noise)
+    problem = make_problem(U, G, b, noise)
     if (silent := all_zero(problem, "factored")) is not None:
         return silent
     rng = np.random.default_rng(0) if rng is None else rng

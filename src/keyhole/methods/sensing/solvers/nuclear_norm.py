@@ -13,13 +13,13 @@ from keyhole.methods.sensing.solvers.problem import (
     EPS,
     SensingProblem,
     SensingSolution,
-    check_problem,
     cholesky,
     gap_rank,
     gram_part,
     largest_rank,
     leading_left,
     linear,
+    make_problem,
     singular_values,
     split,
 )
@@ -93,7 +93,7 @@ def nuclear_norm(
     Measured at 3 x the parameter count, r = 2, d = 16 / 32 / 64: this ADMM takes 0.01 / 0.05 / 0.37 s to
     3e-8, cvxpy with SCS 0.13 / 0.83 / 7.2 s to 1e-6, with Clarabel 0.22 / 4.3 / over 150 s to 3e-8.
     """
-    problem = check_problem(U, G, b, noise)
+    problem = make_problem(U, G, b, noise)
     if (silent := all_zero(problem, "nuclear_norm")) is not None:
         return silent
     search, held = split(problem, np.random.default_rng(0) if rng is None else rng)

@@ -102,7 +102,7 @@ def ratio(numerator: float, denominator: float) -> float:
     return numerator / denominator if denominator > 0.0 else numerator
 
 
-def check_problem(U: Floats, G: Floats, b: Floats, noise: float) -> SensingProblem:
+def make_problem(U: Floats, G: Floats, b: Floats, noise: float) -> SensingProblem:
     """The problem with each array scaled to largest entry 1, so that no product over- or underflows."""
     arrays = [np.asarray(a, dtype=np.float64) for a in (U, G, b)]
     if arrays[0].ndim != 2 or arrays[0].shape != arrays[1].shape or arrays[2].shape != arrays[0].shape[:1]:
