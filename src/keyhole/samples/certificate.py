@@ -79,10 +79,7 @@ def judge(
         predictions=predictions.reshape(-1),
         answers=fresh.labels.reshape(-1),
     )
-    details = {
-        "heldout_error": _rms(errors),
-        "error_bars": "entrywise" if spreads.entrywise else "pooled per head",
-    }
+    details = {"heldout_error": _rms(errors), "error_bars": "entrywise" if spreads.entrywise else "pooled per head"}
     said = f"{heldout.count} held-out examples predicted within {float(np.max(errors)):.2g}"
     loose = any(
         label_error * _rms(error) > RESOLVED * max(_rms(score), np.finfo(float).tiny)

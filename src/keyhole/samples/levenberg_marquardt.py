@@ -222,11 +222,7 @@ def _direct(point: LayerPoint, gradient: Floats, damping: float) -> tuple[Floats
 
 
 def conjugate_gradients(
-    bend: Callable[[Floats], Floats],
-    wanted: Floats,
-    soften: Callable[[Floats], Floats],
-    accuracy: float,
-    most: int,
+    bend: Callable[[Floats], Floats], wanted: Floats, soften: Callable[[Floats], Floats], accuracy: float, most: int
 ) -> tuple[Floats, Floats, int]:
     """The x with bend(x) = wanted up to `accuracy`, what is left of `wanted`, and the products it took."""
     found, left = np.zeros_like(wanted), wanted

@@ -185,10 +185,7 @@ class _ResidualCells:
         step = np.where(attraction < 0, -1.0, 1.0) * length
         cell, direction = (space.indices(each) for each in np.divmod(np.arange(count * directions), directions))
         points, rows = TokenRows(space.asarray(cells.points)), TokenRows(space.asarray(self.directions))
-        positions = [
-            [Term(points, cell), Term(rows, direction, space.asarray(step.reshape(-1)))],
-            [Term(points, cell)],
-        ]
+        positions = [[Term(points, cell), Term(rows, direction, space.asarray(step.reshape(-1)))], [Term(points, cell)]]
         answers: Measurements = yield Plan(STAGE, count * directions, positions)
         values = plain(answers.values).reshape(count, directions, -1) - level[:, None, :]
         logits = step * attraction

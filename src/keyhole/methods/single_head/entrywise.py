@@ -143,14 +143,7 @@ class _Entries:
         return self._solve(answer, self._noise(answers), row, column, first, middle, last)
 
     def _solve(
-        self,
-        answer: Floats,
-        noise: float,
-        row: Integers,
-        column: Integers,
-        first: Floats,
-        middle: Floats,
-        last: Floats,
+        self, answer: Floats, noise: float, row: Integers, column: Integers, first: Floats, middle: Floats, last: Floats
     ) -> tuple[Floats, Floats]:
         """e^z·(y − a₁) = e^w·(a₂ − y) + (a₃ − y) for values a and the known logit w of the contrast."""
         value = floats(self.value)

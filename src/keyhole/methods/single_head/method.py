@@ -108,12 +108,7 @@ def _ask_head(
 
 
 def ask_score_along(
-    signature: Signature,
-    value: Value,
-    rng: np.random.Generator,
-    draft: Draft,
-    outputs: Outputs | None,
-    **options: Any,
+    signature: Signature, value: Value, rng: np.random.Generator, draft: Draft, outputs: Outputs | None, **options: Any
 ) -> Steps[tuple[ScoreBias | None, Score]]:
     """Score bias and score from the one output, or the one combination of several that says most."""
     if outputs is None:

@@ -64,11 +64,7 @@ def _score(inputs: Floats, outputs: Floats, total: Floats) -> Rows:
     scores = left / (np.sqrt(values)[:, None] * np.maximum(least, LEAST_WEIGHT))
     example, row = np.nonzero(least > LEAST_WEIGHT)
     return Rows(
-        inputs[example],
-        inputs[example, row],
-        outputs[example, row],
-        weights[example, :, row],
-        scores[example, row],
+        inputs[example], inputs[example, row], outputs[example, row], weights[example, :, row], scores[example, row]
     )
 
 

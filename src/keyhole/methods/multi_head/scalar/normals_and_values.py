@@ -121,11 +121,7 @@ def ask_values(
     # All queries of a point: the common row alone, then with a part of each other row.
     reach = np.outer(leans * lever, np.append(0.0, np.ones(width - 1))).ravel()
     levels = yield from scope.ask(
-        "values",
-        np.full(count * width, lever),
-        np.repeat(points, width, axis=0),
-        reach,
-        np.tile(basis, (count, 1)),
+        "values", np.full(count * width, lever), np.repeat(points, width, axis=0), reach, np.tile(basis, (count, 1))
     )
     levels = levels.reshape(count, width, -1)
     # In the basis: the common row's share as it is, the others' from what they add to it.

@@ -11,7 +11,7 @@ from keyhole.methods.base import Steps
 from keyhole.methods.relu_net.exact.cells import CellEquations, NeuronMaps, pieces_of, solve_neurons
 from keyhole.methods.relu_net.exact.kink_search import OPEN_AT_FIRST, Kinked, NotPiecewiseLinear
 from keyhole.methods.relu_net.exact.line import LineCells, ask_gradients, ask_line, random_line
-from keyhole.methods.relu_net.exact.queries import Pieces, QueryLine, SingleTokenQueries
+from keyhole.methods.relu_net.exact.queries import Pieces, QueryLine, TokenQueries
 
 # Lines looked at before the neurons are said to be too many.
 LINES = 60
@@ -41,7 +41,7 @@ class InBall:
         return DEVIATIONS * limit * float(np.sqrt(np.max(variance)))
 
 
-def ask_in_ball(queries: SingleTokenQueries, rng: np.random.Generator, patience: float) -> Steps[InBall]:
+def ask_in_ball(queries: TokenQueries, rng: np.random.Generator, patience: float) -> Steps[InBall]:
     """Neurons line by line: on each, the kinks that those known so far leave unexplained.
 
     What is not understood shows most on the surface of the ball; the next line goes through such a token.
@@ -71,11 +71,7 @@ def ask_in_ball(queries: SingleTokenQueries, rng: np.random.Generator, patience:
 
 
 def _ask_another_line(
-    queries: SingleTokenQueries,
-    rng: np.random.Generator,
-    patience: float,
-    before: InBall | None,
-    through: Floats | None,
+    queries: TokenQueries, rng: np.random.Generator, patience: float, before: InBall | None, through: Floats | None
 ) -> Steps[InBall]:
     line = random_line(queries, rng, through)
     limit = queries.signature.norm_limit
@@ -122,7 +118,7 @@ def _widest(line: QueryLine, kinked: Kinked, pieces: Pieces | None) -> tuple[Flo
 
 
 def _with_line(
-    queries: SingleTokenQueries, line: QueryLine, kinked: Kinked, cells: LineCells, level: float, before: InBall | None
+    queries: TokenQueries, line: QueryLine, kinked: Kinked, cells: LineCells, level: float, before: InBall | None
 ) -> InBall:
     """The equations of a line added to those before, and the neurons of all."""
     count = cells.value.shape[0]

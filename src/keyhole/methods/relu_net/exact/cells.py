@@ -10,7 +10,7 @@ from keyhole.arrays import ArrayTable, Floats
 from keyhole.methods.base import Steps
 from keyhole.methods.relu_net.exact.kink_search import Kinked
 from keyhole.methods.relu_net.exact.line import LineCells
-from keyhole.methods.relu_net.exact.queries import Pieces, QueryLine, SingleTokenQueries
+from keyhole.methods.relu_net.exact.queries import Pieces, QueryLine, TokenQueries
 from keyhole.methods.relu_net.exact.token_design import clear_steps, telling_rows, wide_tokens
 
 # Candidates for each cell to be chosen, and their least and largest number.
@@ -48,7 +48,7 @@ class NeuronMaps:
     covariance: Floats  # (k + 1, k + 1)
 
 
-def rows_of_line(queries: SingleTokenQueries, line: QueryLine, kinked: Kinked, cells: LineCells) -> CellEquations:
+def rows_of_line(queries: TokenQueries, line: QueryLine, kinked: Kinked, cells: LineCells) -> CellEquations:
     """The cells of a line: in cell c neurons before kink c are on."""
     count = kinked.kinks.size
     active = np.tri(count + 1, count + 1, -1)
@@ -112,7 +112,7 @@ def typical_distance(pieces: Pieces, known_to: float) -> float:
 
 
 def ask_wide_cells(
-    queries: SingleTokenQueries,
+    queries: TokenQueries,
     pieces: Pieces,
     covariance: Floats,
     scale: float,

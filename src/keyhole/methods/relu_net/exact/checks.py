@@ -9,7 +9,7 @@ import numpy as np
 from keyhole.arrays import Floats, to_numpy
 from keyhole.methods.base import Estimate, Steps
 from keyhole.methods.relu_net.exact.estimate import ask_within_errors, heldout_tokens
-from keyhole.methods.relu_net.exact.queries import SingleTokenQueries
+from keyhole.methods.relu_net.exact.queries import TokenQueries
 
 # New tokens near the kinks.
 CHECKS = 6
@@ -39,7 +39,7 @@ FULL = Depth((1000.0, 3.0), 1_000_000, 48, 0)
 
 
 def ask_checks(
-    queries: SingleTokenQueries, estimate: Estimate, scale: float, rng: np.random.Generator, depth: Depth
+    queries: TokenQueries, estimate: Estimate, scale: float, rng: np.random.Generator, depth: Depth
 ) -> Steps[tuple[Estimate, str]]:
     """The estimate, with wider radii where they were too narrow, and what is wrong with it, if anything is.
 
@@ -61,7 +61,7 @@ def ask_checks(
 
 
 def _of_any_length(
-    queries: SingleTokenQueries, unit: float, count: int, rng: np.random.Generator
+    queries: TokenQueries, unit: float, count: int, rng: np.random.Generator
 ) -> Floats:  # (count, width)
     x = rng.standard_normal((count, queries.width))
     shortest, longest = np.log(ANY_LENGTH)
@@ -70,9 +70,7 @@ def _of_any_length(
     return np.asarray(x * (lengths / np.linalg.norm(x, axis=1))[:, None])
 
 
-def _ring_of(
-    queries: SingleTokenQueries, estimate: Estimate, radius: float, arcs: int, rng: np.random.Generator
-) -> Floats:
+def _ring_of(queries: TokenQueries, estimate: Estimate, radius: float, arcs: int, rng: np.random.Generator) -> Floats:
     """Tokens beside all kinks that a circle of this radius, or what the oracle allows of it, crosses."""
     weights = to_numpy(estimate.params.weights_in).astype(np.float64)
     length = np.linalg.norm(weights, axis=1)

@@ -11,7 +11,7 @@ from keyhole.arrays import Floats, to_numpy
 from keyhole.families.relu_net import ReluNet
 from keyhole.methods.base import Estimate, Steps
 from keyhole.methods.relu_net.exact.orientation import solve_orientation
-from keyhole.methods.relu_net.exact.queries import Pieces, SingleTokenQueries
+from keyhole.methods.relu_net.exact.queries import Pieces, TokenQueries
 
 ASSUMPTIONS = (
     "the box computes one hidden layer of neurons, and perhaps an affine map beside it, from its last token alone",
@@ -44,7 +44,7 @@ class PieceErrors:
 
 
 def estimate_net(
-    queries: SingleTokenQueries,
+    queries: TokenQueries,
     pieces: Pieces,
     bars: PieceErrors,
     skip: bool | None,
@@ -100,7 +100,7 @@ def estimate_net(
 
 
 def _net(
-    queries: SingleTokenQueries,
+    queries: TokenQueries,
     inner: Floats,
     bias: Floats,
     outer: Floats,
@@ -125,7 +125,7 @@ def _net(
 
 
 def heldout_tokens(
-    queries: SingleTokenQueries, scale: float, count: int, rng: np.random.Generator
+    queries: TokenQueries, scale: float, count: int, rng: np.random.Generator
 ) -> Floats:  # (count, width)
     """Random tokens on several shells."""
     x = rng.standard_normal((count, queries.width))
@@ -138,7 +138,7 @@ def heldout_tokens(
 
 
 def ask_within_errors(
-    queries: SingleTokenQueries, estimate: Estimate, x: Floats, *, strict: bool = False
+    queries: TokenQueries, estimate: Estimate, x: Floats, *, strict: bool = False
 ) -> Steps[tuple[Estimate, str]]:
     """Ask new tokens: the estimate, with wider radii where they were too narrow, and what is wrong with it, if so.
 

@@ -10,7 +10,7 @@ import numpy as np
 from keyhole.arrays import Floats, Integers
 from keyhole.methods.base import Steps
 from keyhole.methods.relu_net.exact.kink_search import OPEN_AT_FIRST, Kinked, KinkSearch, NotPiecewiseLinear
-from keyhole.methods.relu_net.exact.queries import QueryLine, SingleTokenQueries
+from keyhole.methods.relu_net.exact.queries import QueryLine, TokenQueries
 
 Indices = Integers
 Known = Callable[[Floats], Floats]  # what of the answers is understood already, at tokens (n, width)
@@ -34,7 +34,7 @@ TRIED_FROM = 200
 TRIALS, TRIED_FARTHER = 3, 10.0
 
 
-def random_line(queries: SingleTokenQueries, rng: np.random.Generator, through: Floats | None = None) -> QueryLine:
+def random_line(queries: TokenQueries, rng: np.random.Generator, through: Floats | None = None) -> QueryLine:
     """A line that no neuron is parallel to; within a norm bound a chord, through a token where one is given."""
     origin, direction = rng.standard_normal((2, queries.width))
     limit = queries.signature.norm_limit
@@ -51,7 +51,7 @@ def random_line(queries: SingleTokenQueries, rng: np.random.Generator, through: 
 
 
 def ask_line(
-    queries: SingleTokenQueries,
+    queries: TokenQueries,
     line: QueryLine,
     rng: np.random.Generator,
     *,
@@ -84,7 +84,7 @@ class LineCells:
 
 
 def ask_cells(
-    queries: SingleTokenQueries,
+    queries: TokenQueries,
     line: QueryLine,
     kinked: Kinked,
     chosen: Indices,  # (m,)
@@ -114,7 +114,7 @@ def ask_cells(
 
 
 def ask_gradients(
-    queries: SingleTokenQueries,
+    queries: TokenQueries,
     centres: Floats,  # (m, width)
     reach: Floats,  # (m,) how far the next known kink is
     values: Floats,  # (m, outputs)
@@ -155,7 +155,7 @@ def ask_gradients(
 
 
 def _ask_trial(
-    queries: SingleTokenQueries,
+    queries: TokenQueries,
     centres: Floats,  # (m, width)
     step: Floats,  # (m,)
     values: Floats,  # (m, outputs)

@@ -25,7 +25,7 @@ from keyhole.methods.relu_net.exact.checks import FULL, LEAN, WITHOUT_FRESH, ask
 from keyhole.methods.relu_net.exact.estimate import PieceErrors, estimate_net
 from keyhole.methods.relu_net.exact.kink_search import OPEN_AT_FIRST, NotPiecewiseLinear
 from keyhole.methods.relu_net.exact.line import ask_cells, ask_line, random_line
-from keyhole.methods.relu_net.exact.queries import FarTokenQueries, Pieces, SingleTokenQueries
+from keyhole.methods.relu_net.exact.queries import FarQueries, Pieces, TokenQueries
 from keyhole.methods.relu_net.exact.several_outputs import ask_several_outputs
 from keyhole.methods.relu_net.exact.smooth import FARTHEST, ask_smooth
 from keyhole.queries import Signature
@@ -67,7 +67,7 @@ def relu_net(
     k·(d + p) + p, over the p numbers of an answer. Assumes what `ASSUMPTIONS` in relu_estimate says.
     """
     _check_options(polish, activation, skip, signature)
-    queries = SingleTokenQueries(signature)
+    queries = TokenQueries(signature)
     reason, depth = "", (FULL if polish else LEAN) if far_checks else WITHOUT_FRESH
     for attempt in range(LINES):
         smooth = _smooth(activation, attempt, signature)
@@ -75,7 +75,7 @@ def relu_net(
         crowd = CURVES if activation == "auto" and attempt == 0 else OPEN_AT_FIRST
         try:
             if smooth:
-                far = yield from _ask_pieces(FarTokenQueries(signature, FARTHEST), rng, polish=False)
+                far = yield from _ask_pieces(FarQueries(signature, FARTHEST), rng, polish=False)
                 estimate, scale = yield from ask_smooth(queries, rng, far.pieces, smooth, skip, far.lines)
             else:
                 found = yield from _ask_pieces(queries, rng, polish=polish, patience=PATIENCE**attempt, crowd=crowd)
@@ -123,12 +123,7 @@ class _Pieces:
 
 
 def _ask_pieces(
-    queries: SingleTokenQueries,
-    rng: np.random.Generator,
-    *,
-    polish: bool,
-    patience: float = 1.0,
-    crowd: int = OPEN_AT_FIRST,
+    queries: TokenQueries, rng: np.random.Generator, *, polish: bool, patience: float = 1.0, crowd: int = OPEN_AT_FIRST
 ) -> Steps[_Pieces]:
     """Kinks on a line, then gradients between them, then wide cells; NotPiecewiseLinear where that fails."""
     if queries.signature.max_norm is not None:
@@ -160,7 +155,7 @@ def _ask_pieces(
     return _Pieces(pieces, PieceErrors(slope[:-1], level[:-1], float(slope[-1]), float(level[-1])), scale, lines)
 
 
-def _imprecise(queries: SingleTokenQueries, pieces: Pieces, covariance: Floats, scale: float) -> int:
+def _imprecise(queries: TokenQueries, pieces: Pieces, covariance: Floats, scale: float) -> int:
     """How many cells a lean result should measure again: those whose error is far above that of the others."""
     variance = np.diag(covariance)[:-1] * (scale * queries.width**0.5) ** 2
     size = float(pieces.size(np.asarray(scale * queries.width**0.5)))

@@ -23,7 +23,7 @@ def is_exact(signature: Signature) -> bool:
     return signature.noise.kind == "exact" and signature.space.spacing <= FLOAT64
 
 
-class SingleTokenQueries:
+class TokenQueries:
     """Queries of single tokens, and how large their answers are, which is what rounding goes by."""
 
     def __init__(self, signature: Signature) -> None:
@@ -62,7 +62,7 @@ class SingleTokenQueries:
         return values[:, None] if self.scalar else values
 
 
-class FarTokenQueries(SingleTokenQueries):
+class FarQueries(TokenQueries):
     """Queries of single tokens from afar: tokens and answers are measured in a large unit of length."""
 
     def __init__(self, signature: Signature, length: float) -> None:

@@ -12,7 +12,7 @@ from keyhole.methods.relu_net.exact.cells import typical_distance
 from keyhole.methods.relu_net.exact.estimate import PieceErrors
 from keyhole.methods.relu_net.exact.kink_search import Kinked, NotPiecewiseLinear
 from keyhole.methods.relu_net.exact.line import Indices, ask_cells
-from keyhole.methods.relu_net.exact.queries import Pieces, QueryLine, SingleTokenQueries
+from keyhole.methods.relu_net.exact.queries import Pieces, QueryLine, TokenQueries
 from keyhole.methods.relu_net.exact.refit import NetArrays, Refit, refit
 from keyhole.methods.relu_net.exact.token_design import move_beside, telling_rows, wide_tokens
 
@@ -40,7 +40,7 @@ class Several:
 
 
 def ask_several_outputs(
-    queries: SingleTokenQueries, line: QueryLine, kinked: Kinked, rng: np.random.Generator, polish: bool
+    queries: TokenQueries, line: QueryLine, kinked: Kinked, rng: np.random.Generator, polish: bool
 ) -> Steps[Several]:
     """Neurons from the slopes along the line, which are their weights, and from a few cells: their normals.
 
@@ -122,7 +122,7 @@ def _independent(slopes: Floats) -> bool:
 
 
 def new_wide_tokens(
-    queries: SingleTokenQueries, pieces: Pieces, scale: float, rng: np.random.Generator
+    queries: TokenQueries, pieces: Pieces, scale: float, rng: np.random.Generator
 ) -> Floats:  # (n, width)
     """Tokens far from kinks, whose answers are enough equations for all parameters."""
     outputs, width = pieces.weight.shape[1], queries.width

@@ -123,10 +123,7 @@ class Passes(ABC):
         before = known.rows.shape[0]
         # What the oracle is sent has the digits of its dtype.
         rows = floats(self.signature.space.asarray(self.max_norm * rows)) / self.max_norm
-        known.rows, known.looks = (
-            np.concatenate([known.rows, rows]),
-            np.concatenate([known.looks, looks]),
-        )
+        known.rows, known.looks = (np.concatenate([known.rows, rows]), np.concatenate([known.looks, looks]))
         return np.arange(before, before + rows.shape[0])
 
     def add_columns(self, columns: Floats) -> Integers:  # (n, width) -> (n,)
@@ -317,10 +314,7 @@ class Passes(ABC):
     def _best(self, row: Integers, column: Integers) -> PairQueries:
         """Norms and copies for which each pair says most, at the fit so far."""
         known = self.known
-        point, last_values = (
-            known.best().point,
-            known.columns @ known.value(known.biased) @ known.looks.T,
-        )
+        point, last_values = (known.best().point, known.columns @ known.value(known.biased) @ known.looks.T)
         seen = known.columns @ point.score.T  # (columns, width)
         norm, plus, minus = best_pairs(
             self.max_norm * (seen @ known.rows.T)[column, row],
@@ -348,10 +342,7 @@ class Passes(ABC):
         """Ask pairs, and keep what was answered along the outputs they are looked at."""
         known = self.known
         space = self.signature.space
-        long, columns = (
-            TokenRows(space.asarray(self.max_norm * known.rows)),
-            TokenRows(space.asarray(known.columns)),
-        )
+        long, columns = (TokenRows(space.asarray(self.max_norm * known.rows)), TokenRows(space.asarray(known.columns)))
         row = space.indices(pairs.row)
         positions = []
         for place in range(self.copies):

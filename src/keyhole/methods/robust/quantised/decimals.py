@@ -30,11 +30,7 @@ FIRST_SHARPER = 64.0
 
 
 def by_thresholds(
-    signature: Signature,
-    rng: np.random.Generator,
-    *,
-    target_error: float | None = None,
-    budget: float = math.inf,
+    signature: Signature, rng: np.random.Generator, *, target_error: float | None = None, budget: float = math.inf
 ) -> Steps[Estimate]:
     """W and v of f(X) = Σ softmax_i(x_iᵀ·W·x_N)·(x_i·v) from answers rounded to decimals, tokens of bounded norm.
 

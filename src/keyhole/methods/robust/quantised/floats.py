@@ -32,11 +32,7 @@ SHARPER = 16.0
 
 
 def by_null_queries(
-    signature: Signature,
-    rng: np.random.Generator,
-    *,
-    target_error: float | None = None,
-    budget: float = math.inf,
+    signature: Signature, rng: np.random.Generator, *, target_error: float | None = None, budget: float = math.inf
 ) -> Steps[Estimate]:
     """W and v of f(X) = Σ softmax_i(x_iᵀ·W·x_N)·(x_i·v) from answers rounded to float32, float16 or bfloat16.
 
@@ -80,9 +76,5 @@ def by_null_queries(
         radius=forms.radius_head(),
         counting_bound=value.counting_bound,
         assumptions=ASSUMPTIONS,
-        details={
-            "rounds": rounds,
-            "expected_error": forms.error(),
-            **target_details(target_error, forms.error()),
-        },
+        details={"rounds": rounds, "expected_error": forms.error(), **target_details(target_error, forms.error())},
     )
