@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from keyhole.arrays import Array, ArrayTable, Booleans, Floats, to_numpy
+from keyhole.arrays import ArrayTable, Booleans, Floats, floats
 from keyhole.families.relu_net import ReluNet
 from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.numerics.orthogonal import random_orthogonal
@@ -26,11 +26,6 @@ SHRINK = 1 / 8
 Measured = TypeVar("Measured", bound=ArrayTable)
 
 
-def plain(array: Array) -> Floats:
-    """The array as one of NumPy."""
-    return np.asarray(to_numpy(array), dtype=np.float64)
-
-
 @dataclass(frozen=True)
 class PlainNet:
     """A net in plain arrays; outputs are always a matrix."""
@@ -45,12 +40,12 @@ class PlainNet:
     @classmethod
     def of(cls, net: ReluNet) -> PlainNet:
         """A net in plain arrays; where it holds radii, only the arrays mean anything."""
-        inner, skip = plain(net.weights_in), None if net.skip is None else np.atleast_2d(plain(net.skip))
+        inner, skip = floats(net.weights_in), None if net.skip is None else np.atleast_2d(floats(net.skip))
         bend, typical = 0.0 if net.activation == "relu" else SMOOTH_BEND, net.token_norm(1.0)
         norms = np.linalg.norm(inner, axis=1)
         if bend and norms.size:
             typical = max(typical, bend * norms.size * net.width**0.5 / float(np.median(norms)))
-        return cls(inner, plain(net.bias_in), np.atleast_2d(plain(net.weights_out)), skip, bend, typical)
+        return cls(inner, floats(net.bias_in), np.atleast_2d(floats(net.weights_out)), skip, bend, typical)
 
     @property
     def norms(self) -> Floats:  # (k,)
@@ -113,7 +108,7 @@ def _across(net: PlainNet, rng: np.random.Generator) -> list[Floats]:
 
 def directions_and_check(signature: Signature, rng: np.random.Generator) -> Floats:  # (width + 1, width)
     """Orthonormal directions in which cells are left, and one more to check that they are not left."""
-    directions = plain(random_orthogonal(signature.space, rng, signature.width))
+    directions = floats(random_orthogonal(signature.space, rng, signature.width))
     check = directions.T @ rng.choice([-1.0, 1.0], signature.width) / signature.width**0.5
     return np.vstack([directions, check])
 
@@ -122,7 +117,7 @@ def ask_points(stage: str, signature: Signature, cells: LinearCells) -> Steps[Fl
     """The answers to the points of cells."""
     count = len(cells.points)
     answers: Measurements = yield Plan(stage, count, [[Term(TokenRows(signature.space.asarray(cells.points)))]])
-    return plain(answers.values).reshape(count, -1)
+    return floats(answers.values).reshape(count, -1)
 
 
 def ask_within_cells(

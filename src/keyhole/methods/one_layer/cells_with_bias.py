@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from keyhole.arrays import ArrayTable, Booleans, Floats, Integers
+from keyhole.arrays import ArrayTable, Booleans, Floats, Integers, floats
 from keyhole.families.one_layer import UNKNOWN_ARITHMETIC
 from keyhole.families.relu_net import ReluNet
 from keyhole.methods.base import Steps, Unrecoverable
@@ -25,7 +25,6 @@ from keyhole.methods.one_layer.cells import (
     ask_points,
     ask_within_cells,
     directions_and_check,
-    plain,
     random_cells,
 )
 from keyhole.methods.one_layer.rays import Growth
@@ -164,7 +163,7 @@ class _BiasedCells:
             last = Term(points, space.indices(cell))
             plans.append(Plan(STAGE, len(cell), [[last, *along], [last]]))
         up, down = yield plans
-        values = [plain(each.values).reshape(len(cell), -1) - level[cell] for each in (up, down)]
+        values = [floats(each.values).reshape(len(cell), -1) - level[cell] for each in (up, down)]
         size = self.growth.gain * (np.linalg.norm(cells.points, axis=1) + 2 * cells.width) + self.growth.level
         bar = (2 * (self.rounding * size + up.radius))[cell]
         whole = values[0] - values[1]  # D·u

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from keyhole.arrays import Array, ArrayTable, Booleans, Floats
+from keyhole.arrays import Array, ArrayTable, Booleans, Floats, floats
 from keyhole.families import SingleHead
 from keyhole.families.one_layer import UNKNOWN_ARITHMETIC, OneLayer
 from keyhole.families.relu_net import ReluNet
@@ -31,7 +31,6 @@ from keyhole.methods.one_layer.cells import (
     ask_points,
     ask_within_cells,
     directions_and_check,
-    plain,
     random_cells,
 )
 from keyhole.methods.one_layer.rays import Growth
@@ -118,8 +117,8 @@ class _ResidualCells:
             self.head, score=score.radius, value=0 * self.head.value, score_bias=bias.radius if bias else None
         )
         nothing = np.zeros(signature.width)
-        self.score, self.score_radius = plain(score.matrix), plain(score.radius)
-        self.bias, self.bias_radius = (plain(bias.vector), plain(bias.radius)) if bias else (nothing, nothing)
+        self.score, self.score_radius = floats(score.matrix), floats(score.radius)
+        self.bias, self.bias_radius = (floats(bias.vector), floats(bias.radius)) if bias else (nothing, nothing)
         self.growth = Growth.of(signature.space, net)
         self.rounding = UNKNOWN_ARITHMETIC * signature.space.rounding
         self.directions = directions_and_check(signature, rng)
@@ -187,7 +186,7 @@ class _ResidualCells:
         points, rows = TokenRows(space.asarray(cells.points)), TokenRows(space.asarray(self.directions))
         positions = [[Term(points, cell), Term(rows, direction, space.asarray(step.reshape(-1)))], [Term(points, cell)]]
         answers: Measurements = yield Plan(STAGE, count * directions, positions)
-        values = plain(answers.values).reshape(count, directions, -1) - level[:, None, :]
+        values = floats(answers.values).reshape(count, directions, -1) - level[:, None, :]
         logits = step * attraction
         weight = 1 / (1 + np.exp(-logits))
         key_variance = cells.points**2 @ (self.score_radius**2).T + self.bias_radius**2  # (n, width)

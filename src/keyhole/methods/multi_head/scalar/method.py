@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from keyhole.arrays import Floats
+from keyhole.arrays import Floats, floats
 from keyhole.families import MultiHead, SingleHead
 from keyhole.methods.base import Estimate, Steps, Unrecoverable, with_sketch
 from keyhole.methods.forms.columns import Draft
 from keyhole.methods.forms.outputs import choose_outputs
 from keyhole.methods.forms.value import Value, check_nonzero
 from keyhole.methods.multi_head.scalar.normals_and_values import ScalarValues, ask_normals, ask_unexplained, ask_values
-from keyhole.methods.multi_head.scalar.queries import Scope, columns, plain
+from keyhole.methods.multi_head.scalar.queries import Scope, columns
 from keyhole.methods.multi_head.scalar.scores import Columns, GatedReader, HeadReader, HeadScore
 from keyhole.methods.multi_head.scalar.search import JumpSearch, ask_for_bias, ask_jumps
 from keyhole.methods.single_head.method import ask_score_along, head_estimate
@@ -138,7 +138,7 @@ def _ask_heads(signature: Signature, total: Value, rng: np.random.Generator) -> 
 def _scope(signature: Signature, total: Value, rng: np.random.Generator) -> Scope:
     """A random row, and a random combination of the outputs, each brought to about one size."""
     row = rng.standard_normal(signature.width)
-    sizes = np.linalg.norm(columns(plain(total.vector)), axis=0)
+    sizes = np.linalg.norm(columns(floats(total.vector)), axis=0)
     mix = rng.standard_normal(sizes.size) / np.where(sizes > 0, sizes, np.max(sizes, initial=1.0))
     return Scope(signature, total, row / np.linalg.norm(row), mix / np.linalg.norm(mix))
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from keyhole.arrays import Floats
+from keyhole.arrays import Floats, floats
 from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.multi_head.scalar.gates import HeadGate, shares, spread_points, weights_of
 from keyhole.methods.multi_head.scalar.jumps import Jumps
-from keyhole.methods.multi_head.scalar.queries import Scope, columns, plain
+from keyhole.methods.multi_head.scalar.queries import Scope, columns
 from keyhole.numerics.orthogonal import random_orthogonal
 from keyhole.queries import Measurements
 from keyhole.recovery import Outcome
@@ -56,7 +56,7 @@ class SaturatedHeads:
 def ask_normals(scope: Scope, jumps: Jumps, rng: np.random.Generator) -> Steps[tuple[Floats, Floats]]:
     """(heads, size) normals u₀ᵀ·[W c] and their relative errors: a step along each of a basis from every jump."""
     width, count = scope.signature.width, len(jumps)
-    basis = plain(random_orthogonal(scope.signature.space, rng, width))
+    basis = floats(random_orthogonal(scope.signature.space, rng, width))
     lengths = np.repeat((STEP / np.abs(jumps.slopes))[:, None], width, axis=1)
     logits, bars = np.full((count, width), np.inf), np.zeros((count, width))
     for _ in range(MOST_ROUNDS):
@@ -113,7 +113,7 @@ def ask_values(
     """
     width = scope.signature.width
     heads = normals.shape[0] + uniform
-    basis = plain(random_orthogonal(scope.signature.space, rng, width))
+    basis = floats(random_orthogonal(scope.signature.space, rng, width))
     basis = _beginning_with(scope.row, basis)
     points, margins = shares(rng, normals, width, 1.0, heads - 1, uniform)
     leans = lean * LEAN * np.minimum(margins, 1.0)  # (points,)
@@ -133,7 +133,7 @@ def ask_values(
     inside = np.tensordot(solve, parts, axes=1)  # (heads, width, outputs)
     loud = np.sqrt(np.sum(np.linalg.norm(inside, axis=1) ** 2, axis=0))  # (outputs,)
     blur = scope.signature.space.rounding * loud
-    total_bars = np.sqrt((basis**2) @ columns(plain(scope.total.radius)) ** 2) + blur
+    total_bars = np.sqrt((basis**2) @ columns(floats(scope.total.radius)) ** 2) + blur
     bars = np.concatenate([np.ones((count, width)) * 2 / leans[:, None], np.zeros((1, width))])
     bars[:-1, 0] = 1.0  # of the common row alone
     outputs = np.eye(blur.size)

@@ -7,7 +7,7 @@ from typing import final
 
 import numpy as np
 
-from keyhole.arrays import Array, Floats, Integers, numpy_space
+from keyhole.arrays import Array, Floats, Integers, floats, numpy_space
 from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.forms.columns import Draft
 from keyhole.methods.forms.reader import FormReader, Forms, Probe
@@ -15,7 +15,7 @@ from keyhole.methods.forms.scale import AIM
 from keyhole.methods.forms.score_matrix import ask_score
 from keyhole.methods.multi_head.scalar.gates import HeadGate, gate, solve_crossing
 from keyhole.methods.multi_head.scalar.normals_and_values import SaturatedHeads, ScalarValues, saturated_at
-from keyhole.methods.multi_head.scalar.queries import Scope, plain
+from keyhole.methods.multi_head.scalar.queries import Scope
 from keyhole.numerics.logit import logit_with_radius
 from keyhole.queries import Measurements, Plan, Position, Term, TokenRows
 from keyhole.recovery import Outcome
@@ -145,9 +145,9 @@ class GatedReader(FormReader):
     ) -> Steps[Forms]:
         """Forms of rows with points of the gate, one query each, the row of the scale beside the common row."""
         space = self.signature.space
-        place = np.asarray(plain(column_index), dtype=np.int64)
-        number = np.asarray(plain(row_index), dtype=np.int64)
-        vectors = rows.vectors if isinstance(rows.vectors, np.ndarray) else plain(rows.vectors)
+        place = np.asarray(floats(column_index), dtype=np.int64)
+        number = np.asarray(floats(row_index), dtype=np.int64)
+        vectors = rows.vectors if isinstance(rows.vectors, np.ndarray) else floats(rows.vectors)
         self.asked.append((vectors, number, place, scale))
         logits, radius, saturation = yield from self._ask_logits(stage, place, vectors, number, scale)
         values = (logits - self.base[place]) / scale
@@ -237,9 +237,9 @@ class HeadReader:
         one = space.indices([0])
         off = yield from reader.ask_forms("columns", TokenRows(self.rows), reader.points, one, one + size - 1)
         common = (reader.base / doors.levers)[: size - 1]
-        forms = plain(score.matrix) + scope.row[:, None] * common
-        radius = np.hypot(plain(score.radius), np.abs(scope.row)[:, None] * (reader.base_radius / doors.levers)[:-1])
-        seen = np.append(self.values.rows[0] @ forms, plain(off.values))
+        forms = floats(score.matrix) + scope.row[:, None] * common
+        radius = np.hypot(floats(score.radius), np.abs(scope.row)[:, None] * (reader.base_radius / doors.levers)[:-1])
+        seen = np.append(self.values.rows[0] @ forms, floats(off.values))
         second = np.linalg.solve(doors.points, seen)
         return Columns(doors.points[:-1], forms, radius, score.rank, second), reader
 
@@ -277,8 +277,8 @@ class HeadReader:
     def _assemble(self, own: Columns, point: Floats, common: float, bar: float, last: Forms) -> HeadScore:
         """The head from its hyperplane and one more column, given by what each row says of it."""
         basis = np.vstack([self.scope.row, self.values.rows])
-        form = basis.T @ np.append(common, plain(last.values))
-        radius = np.sqrt((basis.T) ** 2 @ np.append(bar, plain(last.radius)) ** 2)
+        form = basis.T @ np.append(common, floats(last.values))
+        radius = np.sqrt((basis.T) ** 2 @ np.append(bar, floats(last.radius)) ** 2)
         back = np.linalg.inv(np.vstack([own.points, point]).T)
         score = np.column_stack([own.forms, form]) @ back
         radius = np.sqrt(np.column_stack([own.radius, radius]) ** 2 @ back**2)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from keyhole.arrays import Floats, Integers, floats, to_numpy
+from keyhole.arrays import Floats, Integers, floats
 from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.forms.scale import floor_power
 from keyhole.methods.forms.value import Value
@@ -60,8 +60,8 @@ class VectorQueries:
     coarse: bool = False  # whether answers have few digits, as those of float32: errors decide what is told at once
 
     def __post_init__(self) -> None:
-        self.linear = np.asarray(to_numpy(self.value.vector), dtype=np.float64)
-        self.bias = np.asarray(to_numpy(self.value.bias), dtype=np.float64)
+        self.linear = floats(self.value.vector)
+        self.bias = floats(self.value.bias)
         self.outputs = int(self.bias.shape[0])
 
     @property

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from keyhole.arrays import Floats, Integers, to_numpy
+from keyhole.arrays import Floats, Integers, floats
 from keyhole.methods.base import Steps
 from keyhole.queries import Measurements, Plan, Signature, Term, TokenRows
 
@@ -54,7 +54,7 @@ class TokenQueries:
             terms.append(Term(TokenRows(space.asarray(directions)), space.indices(direction_of), space.asarray(steps)))
         count = centres.shape[0] if centre_of is None else centre_of.size
         answers: Measurements = yield Plan(stage, count, [terms])
-        values = np.asarray(to_numpy(answers.values), dtype=np.float64)
+        values = floats(answers.values)
         if self.signature.positions == "all":
             values = values[:, 0, ...]
         self.scalar = values.ndim == 1
