@@ -20,7 +20,7 @@ from keyhole.samples.diagnostics import low_orders
 from keyhole.samples.examples import ExampleCount, Examples
 from keyhole.samples.levenberg_marquardt import FactoredScores
 from keyhole.samples.parity import find_parity, parity_layer
-from keyhole.samples.standard_errors import spread
+from keyhole.samples.standard_errors import standard_errors
 from keyhole.samples.starts import moment
 from keyhole.samples.variable_projection import LayerPoint, LayerProblem, orthonormal
 from keyhole.targets.datasets import open_data, random_layer, signs
@@ -161,9 +161,9 @@ def test_bases_are_orthonormal_even_of_dependent_columns(rng: np.random.Generato
 def test_sampled_errors_are_like_those_of_the_matrix(
     point: LayerPoint, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    entrywise = spread(point, rng)
+    entrywise = standard_errors(point, rng)
     monkeypatch.setattr("keyhole.samples.standard_errors.DENSE", 0)
-    pool = spread(point, rng)
+    pool = standard_errors(point, rng)
     assert entrywise.entrywise
     assert not pool.entrywise
     for one, two in ((entrywise.scores, pool.scores), (entrywise.projections, pool.projections)):
@@ -448,9 +448,9 @@ def test_a_descent_cut_short_widens_the_radii(rng: np.random.Generator) -> None:
     problem = LayerProblem(inputs, outputs)
     direction = rng.standard_normal(truth.scores.shape)
     near = problem.at(truth.scores + 1e-9 * direction / np.linalg.norm(direction))
-    found = spread(near, rng)
+    found = standard_errors(near, rng)
     assert np.all(np.abs(near.scores - truth.scores) <= 1.01 * found.unsettled * found.scores)
-    assert found.unsettled > 1e3 * spread(problem.at(truth.scores), rng).unsettled
+    assert found.unsettled > 1e3 * standard_errors(problem.at(truth.scores), rng).unsettled
 
 
 def linear(rng: np.random.Generator, inputs: np.ndarray) -> np.ndarray:

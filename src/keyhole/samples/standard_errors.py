@@ -19,7 +19,7 @@ FLAT = 1e-13
 
 
 @dataclass(frozen=True)
-class Spread:
+class StandardErrors:
     """Standard errors of the parameters for labels with independent errors of standard deviation one."""
 
     scores: Floats  # (m, d, d)
@@ -29,12 +29,12 @@ class Spread:
     unsettled: float  # root of the sum of squares that the scores, to first order, could still take off the residual
 
 
-def spread(point: LayerPoint, rng: np.random.Generator) -> Spread:
+def standard_errors(point: LayerPoint, rng: np.random.Generator) -> StandardErrors:
     """Standard errors, by the covariance of least squares; sampled where that would be too large."""
     return _dense(point) if point.scores.size <= DENSE else _sample(point, rng)
 
 
-def _dense(point: LayerPoint) -> Spread:
+def _dense(point: LayerPoint) -> StandardErrors:
     problem = point.problem
     (m, d, _), outputs = point.scores.shape, problem.labels.shape[1]
     count = m * d * d
@@ -49,12 +49,12 @@ def _dense(point: LayerPoint) -> Spread:
     own = np.sum(inverse**2, axis=1)
     carried = (inverse @ point.basis) @ inside.reshape(m * d, -1)
     through = np.sum((carried.reshape(-1, count) @ root) ** 2, axis=1).reshape(m, d, outputs)
-    return Spread(
+    return StandardErrors(
         scores, np.sqrt(through + own.reshape(m, d, 1)), True, determined, float(np.linalg.norm(gradient @ root))
     )
 
 
-def _sample(point: LayerPoint, rng: np.random.Generator) -> Spread:
+def _sample(point: LayerPoint, rng: np.random.Generator) -> StandardErrors:
     kronecker = point.preconditioner(rng)
     least = FLAT * kronecker.level
     scores = np.zeros(point.scores.shape)
@@ -84,4 +84,4 @@ def _sample(point: LayerPoint, rng: np.random.Generator) -> Spread:
 
     gradient = point.backward(point.residual)
     unsettled = max(0.0, float(np.vdot(gradient, solved(gradient)))) ** 0.5
-    return Spread(pool(scores), pool(projections), False, True, unsettled)
+    return StandardErrors(pool(scores), pool(projections), False, True, unsettled)
