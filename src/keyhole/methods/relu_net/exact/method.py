@@ -25,7 +25,7 @@ from keyhole.methods.relu_net.exact.checks import FULL, LEAN, WITHOUT_FRESH, ask
 from keyhole.methods.relu_net.exact.estimate import PieceErrors, estimate_net
 from keyhole.methods.relu_net.exact.kink_search import OPEN_AT_FIRST, NotPiecewiseLinear
 from keyhole.methods.relu_net.exact.line import ask_cells, ask_line, random_line
-from keyhole.methods.relu_net.exact.queries import FarQueries, Pieces, TokenQueries
+from keyhole.methods.relu_net.exact.queries import Pieces, TokenQueries
 from keyhole.methods.relu_net.exact.several_outputs import ask_several_outputs
 from keyhole.methods.relu_net.exact.smooth import FARTHEST, ask_smooth
 from keyhole.queries import Signature
@@ -64,7 +64,7 @@ def relu_net(
     Scalar answers take about k·(d + 6) + d + 14 queries, and 13/12·(k + 2)·(d + 1) more with `polish`; p outputs about
     6k + d·k/(0.7p), and 2/p for each parameter more. Checks are 2k + 26 more, with `polish` 8k + 54, and 2k + 6 without
     `far_checks`, for callers that make some of their own. The counting bound is the number of identifiable parameters,
-    k·(d + p) + p, over the p numbers of an answer. Assumes what `ASSUMPTIONS` in relu_estimate says.
+    k·(d + p) + p, over the p numbers of an answer. Assumes what `ASSUMPTIONS` in estimate.py says.
     """
     _check_options(polish, activation, skip, signature)
     queries = TokenQueries(signature)
@@ -75,7 +75,7 @@ def relu_net(
         crowd = CURVES if activation == "auto" and attempt == 0 else OPEN_AT_FIRST
         try:
             if smooth:
-                far = yield from _ask_pieces(FarQueries(signature, FARTHEST), rng, polish=False)
+                far = yield from _ask_pieces(TokenQueries(signature, FARTHEST), rng, polish=False)
                 estimate, scale = yield from ask_smooth(queries, rng, far.pieces, smooth, skip, far.lines)
             else:
                 found = yield from _ask_pieces(queries, rng, polish=polish, patience=PATIENCE**attempt, crowd=crowd)

@@ -13,7 +13,7 @@ from keyhole.methods.base import Estimate, Steps
 from keyhole.methods.relu_net.exact.cells import EXTRA_CELLS, ask_wide_cells, pieces_of, solve_neurons
 from keyhole.methods.relu_net.exact.estimate import estimate_net, heldout_tokens
 from keyhole.methods.relu_net.exact.kink_search import NotPiecewiseLinear
-from keyhole.methods.relu_net.exact.queries import FarQueries, Pieces, TokenQueries
+from keyhole.methods.relu_net.exact.queries import Pieces, TokenQueries
 from keyhole.methods.relu_net.exact.refit import NetArrays, Refit, answers_of, refit
 from keyhole.methods.relu_net.exact.several_outputs import new_wide_tokens, pieces_of_fit
 
@@ -57,7 +57,7 @@ def ask_smooth(
     failure: NotPiecewiseLinear | None = None
     for length in FAR:
         try:
-            start = yield from _ask_nearer(FarQueries(queries.signature, length), far, rng)
+            start = yield from _ask_nearer(TokenQueries(queries.signature, length), far, rng)
             fit, name, scale = yield from _ask_fit(queries, start, names, rng)
         except NotPiecewiseLinear as error:
             failure = error
@@ -70,7 +70,7 @@ def ask_smooth(
     raise failure
 
 
-def _ask_nearer(far: FarQueries, rough: Pieces, rng: np.random.Generator) -> Steps[_Start]:
+def _ask_nearer(far: TokenQueries, rough: Pieces, rng: np.random.Generator) -> Steps[_Start]:
     """Kinks with their offsets, and how the neurons bend there, in tokens of length one."""
     seen = Pieces(rough.normal, rough.offset * (FARTHEST / far.length), rough.weight, rough.affine.copy())
     seen.affine[:, -1] *= FARTHEST / far.length
@@ -90,7 +90,7 @@ def _ask_nearer(far: FarQueries, rough: Pieces, rng: np.random.Generator) -> Ste
     return (yield from _ask_bends(far, seen, rng))
 
 
-def _ask_bends(far: FarQueries, pieces: Pieces, rng: np.random.Generator) -> Steps[_Start]:
+def _ask_bends(far: TokenQueries, pieces: Pieces, rng: np.random.Generator) -> Steps[_Start]:
     """How much each neuron bends at some distance from its kink, where it neither bends fully nor hardly."""
     count = pieces.count
     places = _on_kinks(pieces, rng)

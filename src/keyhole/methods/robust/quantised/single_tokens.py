@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 import numpy as np
 
 from keyhole.arrays import Array, Floats
@@ -10,13 +12,17 @@ from keyhole.methods.forms.value import unit_plan
 from keyhole.queries import Measurements, Plan, Position, Signature, TokenRows
 
 
-class TokenValues:
+class TokenValues(ABC):
     """Asks single tokens and counts them. A subclass says what it makes of the answers."""
 
     def __init__(self, signature: Signature) -> None:
         self.signature, self.space = signature, signature.space
         self.units = TokenRows(self.space.eye(signature.width))
         self.spent = 0
+
+    @abstractmethod
+    def ask_value(self) -> Steps[None]:
+        """A first estimate of the value."""
 
     def ask_units(self, norm: float) -> Steps[Floats]:  # (width + 1, outputs)
         """The zero token, then every norm·e_i."""
