@@ -10,9 +10,9 @@ import numpy as np
 
 import keyhole as kh
 from benchmarks.support.rows import Kept, Row, markdown
-from keyhole.samples.examples import Count
-from keyhole.samples.restarts import Fit
-from keyhole.samples.variable_projection import Problem
+from keyhole.samples.examples import ExampleCount
+from keyhole.samples.restarts import RestartFit
+from keyhole.samples.variable_projection import LayerProblem
 from keyhole.targets.datasets import random_layer, signs
 
 SIZES = (0.1, 0.5, 1.0, 2.0)  # entries of scores times √d: logits of standard deviation size·√d
@@ -42,7 +42,7 @@ def instance(
     rng = np.random.default_rng([seed, d, k, m, int(100 * size)])
     layer = random_layer(d, m, d, size, rng)
     # A tenth is held out.
-    inputs = signs(rng, int(np.ceil(Count(1, k, d, d, m).needed(ratio, 1.5) / 0.9)), k, d)
+    inputs = signs(rng, int(np.ceil(ExampleCount(1, k, d, d, m).needed(ratio, 1.5) / 0.9)), k, d)
     return layer, inputs, layer(inputs), rng
 
 
@@ -140,9 +140,9 @@ def large(kept: Kept) -> str:
 def _large(case: tuple[int, int, int], size: float) -> Row:
     truth, inputs, outputs, rng = instance(*case, size, RATIO.get(case, 10.0), 0)
     train = slice(0, int(0.9 * len(inputs)))
-    problem = Problem(inputs[train], outputs[train])
+    problem = LayerProblem(inputs[train], outputs[train])
     began, clock = process_time(), perf_counter()
-    trace = Fit(problem, case[2], 576 * np.finfo(float).eps).start(0, 0)
+    trace = RestartFit(problem, case[2], 576 * np.finfo(float).eps).start(0, 0)
     spent, clock = process_time() - began, perf_counter() - clock
     point = problem.at(trace.scores)
     error = test_error(kh.AttentionLayer(point.scores, point.projections), truth, case[1], rng)

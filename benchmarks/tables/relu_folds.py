@@ -9,7 +9,6 @@ import numpy as np
 
 import keyhole as kh
 from benchmarks.support.rows import markdown
-from keyhole.numerics.logit import rounding
 
 WIDTHS = (1, 2, 3, 4, 6)
 BOXES = 100  # of each kind and width
@@ -96,7 +95,7 @@ def judged(draw: Draw, width: int, seed: int, polish: bool) -> tuple[bool, bool]
         return False, False
     x = rng.standard_normal((TOKENS, width))
     x *= (10 ** rng.uniform(-2, 2, TOKENS) / np.linalg.norm(x, axis=1))[:, None]
-    bars = result.params.error_bar(result.certificate.radius, x[:, None, :], rounding(oracle.signature.space))
+    bars = result.params.error_bar(result.certificate.radius, x[:, None, :], oracle.signature.space.rounding)
     return True, bool(np.any(np.abs(result.params.on_vectors(x) - box(x)) > bars))
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 import keyhole as kh
 from benchmarks.support.rows import markdown
-from keyhole.methods.robust.gaussian.pair_design import universal_floor
+from keyhole.numerics.cramer_rao import universal_floor
 from keyhole.oracles import Noisy
 
 Make = Callable[[np.random.Generator], kh.SingleHead]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache, cached_property
-from typing import Any
+from typing import Any, Self
 
 import array_api_compat
 import numpy as np
@@ -17,6 +17,11 @@ Array = Any
 # NumPy arrays: what is worked out beside the oracle.
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
+Booleans = npt.NDArray[np.bool_]
+
+# Rounding errors of an inner product of n terms behave like a random walk: one standard deviation is about
+# half an eps of |x|·|y| whatever n. Eight of them hold for every entry of the largest matrix one can recover.
+ROUNDING_DEVIATIONS = 8.0
 
 _NAMESPACES: dict[type, Any] = {}  # the look-up takes longer than many an operation on small arrays
 
@@ -68,6 +73,31 @@ def gather_into(room: Array, table: Array, index: Array) -> None:  # (n, width),
         room[...] = namespace(room).take(table, index, axis=0)
 
 
+class ArrayTable:
+    """Base of dataclasses whose fields are NumPy arrays of as many rows, or tables of them; empty ones are left out."""
+
+    def take(self, index: Integers | Booleans | slice) -> Self:
+        """Some rows."""
+        return type(self)(*(each if _is_empty(each) else _rows(each, index) for each in self._columns()))
+
+    @classmethod
+    def concat(cls, *parts: Self) -> Self:
+        """The rows of all parts, one after the other."""
+        columns = zip(*(part._columns() for part in parts), strict=True)
+        return cls(*(type(c[0]).concat(*c) if isinstance(c[0], ArrayTable) else np.concatenate(c) for c in columns))
+
+    def _columns(self) -> list[Any]:
+        return [getattr(self, field.name) for field in fields(self)]  # type: ignore[arg-type]
+
+
+def _is_empty(column: Any) -> bool:
+    return isinstance(column, np.ndarray) and column.shape[0] == 0
+
+
+def _rows(column: Any, index: Any) -> Any:
+    return column.take(index) if isinstance(column, ArrayTable) else column[index]
+
+
 @dataclass(frozen=True)
 class Space:
     """Where arrays live: library, floating dtype and device. Everything a method makes is made here."""
@@ -96,6 +126,11 @@ class Space:
     def eps(self) -> float:
         """Relative spacing of answers: that of the dtype, or a coarser one."""
         return max(self.spacing, self.coarse)
+
+    @property
+    def rounding(self) -> float:
+        """Relative error of one inner product, over the product of the two norms."""
+        return ROUNDING_DEVIATIONS * self.eps / 2
 
     @cached_property
     def tiny(self) -> float:

@@ -17,12 +17,12 @@ from keyhole.cli import main
 from keyhole.errors import FileError, UsageError
 from keyhole.recovery import Outcome
 from keyhole.samples.diagnostics import low_orders
-from keyhole.samples.examples import Count, Examples
-from keyhole.samples.levenberg_marquardt import Factored
+from keyhole.samples.examples import ExampleCount, Examples
+from keyhole.samples.levenberg_marquardt import FactoredScores
 from keyhole.samples.parity import find_parity, parity_layer
-from keyhole.samples.standard_errors import spread
+from keyhole.samples.standard_errors import standard_errors
 from keyhole.samples.starts import moment
-from keyhole.samples.variable_projection import Point, Problem, orthonormal
+from keyhole.samples.variable_projection import LayerPoint, LayerProblem, orthonormal
 from keyhole.targets.datasets import open_data, random_layer, signs
 
 
@@ -39,7 +39,7 @@ def examples(
 ) -> tuple[kh.AttentionLayer, np.ndarray, np.ndarray]:
     outputs = outputs or d
     layer = random_layer(d, m, outputs, size, rng)
-    count = Count(1, k, d, outputs, m).needed(ratio, 1.5)
+    count = ExampleCount(1, k, d, outputs, m).needed(ratio, 1.5)
     inputs = rng.standard_normal((count, k, d)) if gaussian else signs(rng, count, k, d)
     return layer, inputs, layer(inputs)
 
@@ -113,12 +113,12 @@ def test_a_layer_of_wrong_shapes_is_refused(scores: tuple[int, ...], projections
 
 
 @pytest.fixture
-def point(rng: np.random.Generator) -> Point:
+def point(rng: np.random.Generator) -> LayerPoint:
     _, inputs, outputs = examples(rng, 5, 3, 2)
-    return Problem(inputs, outputs).at(rng.standard_normal((2, 5, 5)) / 5)
+    return LayerProblem(inputs, outputs).at(rng.standard_normal((2, 5, 5)) / 5)
 
 
-def test_the_jacobian_is_the_derivative(point: Point, rng: np.random.Generator) -> None:
+def test_the_jacobian_is_the_derivative(point: LayerPoint, rng: np.random.Generator) -> None:
     direction, step = rng.standard_normal(point.scores.shape), 1e-6
 
     def answers(scores: np.ndarray) -> np.ndarray:
@@ -128,20 +128,20 @@ def test_the_jacobian_is_the_derivative(point: Point, rng: np.random.Generator) 
     assert np.allclose(point.forward(direction), (ahead - behind) / (2 * step), rtol=0, atol=1e-8)
 
 
-def test_backward_is_the_transpose_of_forward(point: Point, rng: np.random.Generator) -> None:
+def test_backward_is_the_transpose_of_forward(point: LayerPoint, rng: np.random.Generator) -> None:
     direction, labels = rng.standard_normal(point.scores.shape), rng.standard_normal(point.residual.shape)
     assert np.vdot(point.forward(direction), labels) == pytest.approx(np.vdot(direction, point.backward(labels)))
 
 
-def test_the_matrix_is_the_products(point: Point, rng: np.random.Generator) -> None:
+def test_the_matrix_is_the_products(point: LayerPoint, rng: np.random.Generator) -> None:
     direction = rng.standard_normal(point.scores.shape)
     flat = direction.transpose(1, 0, 2).reshape(-1)
-    product = (point.written_down[0] @ flat).reshape(5, 2, 5).transpose(1, 0, 2)
+    product = (point.gram_matrices[0] @ flat).reshape(5, 2, 5).transpose(1, 0, 2)
     assert np.allclose(product, point.curvature(direction), rtol=1e-10, atol=1e-10)
 
 
 def test_factors_push_and_pull(rng: np.random.Generator) -> None:
-    chart = Factored(2)
+    chart = FactoredScores(2)
     numbers, move = rng.standard_normal((2, 3, 5, 4))
     gradient = rng.standard_normal((3, 5, 5))
     moved = (chart.scores(numbers + 1e-6 * move) - chart.scores(numbers - 1e-6 * move)) / 2e-6
@@ -159,21 +159,21 @@ def test_bases_are_orthonormal_even_of_dependent_columns(rng: np.random.Generato
 
 
 def test_sampled_errors_are_like_those_of_the_matrix(
-    point: Point, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+    point: LayerPoint, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    entrywise = spread(point, rng)
+    entrywise = standard_errors(point, rng)
     monkeypatch.setattr("keyhole.samples.standard_errors.DENSE", 0)
-    pooled = spread(point, rng)
+    pool = standard_errors(point, rng)
     assert entrywise.entrywise
-    assert not pooled.entrywise
-    for one, two in ((entrywise.scores, pooled.scores), (entrywise.projections, pooled.projections)):
+    assert not pool.entrywise
+    for one, two in ((entrywise.scores, pool.scores), (entrywise.projections, pool.projections)):
         sizes = np.sqrt(np.mean(one**2, axis=(1, 2))) / two[:, 0, 0]
         assert np.all((sizes > 0.5) & (sizes < 2.0))
 
 
 def test_the_moment_falls_after_the_heads(rng: np.random.Generator) -> None:
     _, inputs, outputs = examples(rng, 12, 4, 2, ratio=200, size=0.2)
-    found = moment(Problem(inputs, outputs), 5)
+    found = moment(LayerProblem(inputs, outputs), 5)
     assert found is not None
     assert found.gap(2) > 1.2 * max(found.gap(1), found.gap(3))
 
@@ -445,12 +445,12 @@ def test_small_scores_lie_within_their_radii(fresh_seed: int) -> None:
 
 def test_a_descent_cut_short_widens_the_radii(rng: np.random.Generator) -> None:
     truth, inputs, outputs = examples(rng, 5, 4, 2)
-    problem = Problem(inputs, outputs)
+    problem = LayerProblem(inputs, outputs)
     direction = rng.standard_normal(truth.scores.shape)
     near = problem.at(truth.scores + 1e-9 * direction / np.linalg.norm(direction))
-    found = spread(near, rng)
+    found = standard_errors(near, rng)
     assert np.all(np.abs(near.scores - truth.scores) <= 1.01 * found.unsettled * found.scores)
-    assert found.unsettled > 1e3 * spread(problem.at(truth.scores), rng).unsettled
+    assert found.unsettled > 1e3 * standard_errors(problem.at(truth.scores), rng).unsettled
 
 
 def linear(rng: np.random.Generator, inputs: np.ndarray) -> np.ndarray:

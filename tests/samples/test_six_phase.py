@@ -9,6 +9,7 @@ import keyhole as kh
 from keyhole.errors import UsageError
 from keyhole.samples.six_phase import method as phases
 from keyhole.samples.six_phase.method import six_phase
+from keyhole.samples.six_phase.rows import Rows, constraints
 from keyhole.targets.datasets import random_layer, signs
 
 
@@ -67,7 +68,7 @@ def test_phase_2_certifies_rows_on_which_heads_attend_alike(
 def test_phase_2_constrains_every_head(two_heads: tuple[kh.AttentionLayer, np.ndarray, np.ndarray]) -> None:
     layer, inputs, outputs = two_heads
     rows = phases.sculpt(inputs, outputs, np.sum(layer.projections, axis=0), 200)
-    matrix, right = phases.constraints(rows)
+    matrix, right = constraints(rows)
     for score in layer.scores:
         assert np.linalg.norm(matrix @ score.reshape(-1) - right) < 0.05 * np.linalg.norm(right)
 
@@ -137,7 +138,7 @@ def test_later_rounds_choose_rows_that_heads_agree_on(
     layer, inputs, outputs = two_heads
     pool = phases.sculpt(inputs, outputs, np.sum(layer.projections, axis=0), 1000)
 
-    def apart(rows: phases.Rows) -> float:
+    def apart(rows: Rows) -> float:
         logits = np.einsum("rd,mde,rke->mrk", rows.own, layer.scores, rows.inputs)
         difference = (logits - np.mean(logits, axis=2, keepdims=True))[0]
         return float(np.std(difference - (logits - np.mean(logits, axis=2, keepdims=True))[1]))

@@ -13,8 +13,8 @@ import numpy as np
 
 from keyhole.arrays import floats
 from keyhole.families import SingleHead
-from keyhole.methods.robust.gaussian.pair_design import universal_floor
 from keyhole.noise import Noise
+from keyhole.numerics.cramer_rao import universal_floor
 from keyhole.queries import Signature
 
 # An attacker who guesses nothing is off by the whole, so no floor is higher.

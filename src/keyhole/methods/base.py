@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import wraps
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -16,7 +15,6 @@ from keyhole.queries import Measurements, Plan, Signature, Sketch
 from keyhole.recovery import Outcome
 
 Found = TypeVar("Found")
-Options = ParamSpec("Options")
 
 # Yield a plan and receive its Measurements, or yield several independent plans and receive a list of them.
 Steps = Generator[Plan | Sequence[Plan], Any, Found]
@@ -128,24 +126,3 @@ def map_measurements(steps: Steps[Found], change: Callable[[Measurements], Measu
 def with_sketch(steps: Steps[Found], so_far: Callable[[], Sketch | None]) -> Steps[Found]:
     """Offer what is known with every plan, for people who watch."""
     return adapt(steps, outgoing=lambda plan: replace(plan, so_far=so_far))
-
-
-def last_only(steps: Steps[Found]) -> Steps[Found]:
-    """Run a generator that reads the last position on an oracle that shows all of them."""
-    return map_measurements(steps, lambda answers: Measurements(answers.values[:, -1, ...], answers.radius))
-
-
-def at_last_position(
-    run: Callable[Concatenate[Signature, np.random.Generator, Options], Steps[Found]],
-) -> Callable[Concatenate[Signature, np.random.Generator, Options], Steps[Found]]:
-    """A method that knows only oracles that show the last position, for those that show all of them as well."""
-
-    @wraps(run)
-    def steps(
-        signature: Signature, rng: np.random.Generator, /, *args: Options.args, **options: Options.kwargs
-    ) -> Steps[Found]:
-        if signature.positions == "all":
-            return last_only(run(signature.with_changes(positions="last"), rng, *args, **options))
-        return run(signature, rng, *args, **options)
-
-    return steps

@@ -13,7 +13,6 @@ from keyhole.errors import BudgetExhausted
 from keyhole.families import F, F_co, Family
 from keyhole.methods.base import Estimate, Steps
 from keyhole.noise import GAUSSIAN_DEVIATIONS
-from keyhole.numerics.logit import rounding
 from keyhole.queries import Measurements, Plan, Signature, Sketch, sequences
 from keyhole.recovery import Certificate, Outcome
 
@@ -264,7 +263,7 @@ def _predict(estimate: Estimate, signature: Signature, plans: list[Plan], normal
     for plan in plans:
         tokens = plan.tokens(0, plan.count, signature.space, signature.width)
         predictions.append(estimate.params(tokens))
-        radii.append(estimate.params.error_bar(errors, tokens, rounding(signature.space)))
+        radii.append(estimate.params.error_bar(errors, tokens, signature.space.rounding))
     return _joined(predictions), _joined(radii)
 
 

@@ -11,8 +11,7 @@ from keyhole.methods.relu_net.method import NET
 from keyhole.methods.residual import RESIDUAL
 from keyhole.methods.robust.method import ROBUST
 from keyhole.methods.sensing.method import SENSING
-from keyhole.methods.single_head.low_rank import LOW_RANK
-from keyhole.methods.single_head.method import SINGLE_HEAD
+from keyhole.methods.single_head.method import LOW_RANK, SINGLE_HEAD
 from keyhole.noise import Noise
 
 # Of several methods for one family the first is preferred.

@@ -1,6 +1,6 @@
 """Attention with a residual: the last token, which whoever asks knows, is taken off every answer.
 
-What is left is attention, for the methods that read it. A box of this kind rounds the sum, so that its answers tell
+What is left is attention, for the methods that read it. An oracle of this kind rounds the sum, so that its answers tell
 attention to fewer digits the smaller it is beside its tokens.
 """
 
@@ -21,19 +21,19 @@ from keyhole.recovery import Outcome
 
 ASSUMPTION = "the box adds its last token to what attention makes of the sequence"
 # Tokens that show how much of an answer attention is, and what it may be less of it than for the worst of them.
-SHOWN = 4
+SHARE_TOKENS = 4
 LESS = 2.0
 
 
 def residual(signature: Signature, rng: np.random.Generator, *, heads: int | None = None) -> Steps[Estimate[Residual]]:
     """Heads behind f(X) = x_N + Σ_h heads[h](X) + b, by what reads them without x_N.
 
-    Identifiable as the heads alone are, since x_N is known. `SHOWN` queries more than `multi-head`, or than
+    Identifiable as the heads alone are, since x_N is known. `SHARE_TOKENS` queries more than `multi-head`, or than
     `single-head` where there is one head only (heads=1), tell how many digits of attention an answer has.
     """
     if heads is not None and (isinstance(heads, bool) or not isinstance(heads, int) or heads < 1):
         raise UsageError(f"heads must be a whole number of at least 1, not {heads!r}")
-    share = yield from _share(signature, rng)
+    share = yield from _ask_share(signature, rng)
     space = replace(signature.space, coarse=min(1.0, LESS * signature.space.eps / share))
     try:
         inner = signature.with_changes(space=space)
@@ -55,9 +55,9 @@ def residual(signature: Signature, rng: np.random.Generator, *, heads: int | Non
     )
 
 
-def _share(signature: Signature, rng: np.random.Generator) -> Steps[float]:
+def _ask_share(signature: Signature, rng: np.random.Generator) -> Steps[float]:
     """The least part that attention is of the answer to a single token; the rest is the token."""
-    tokens = rng.standard_normal((SHOWN, 1, signature.width))
+    tokens = rng.standard_normal((SHARE_TOKENS, 1, signature.width))
     tokens *= min(1.0, signature.norm_limit / float(np.max(np.linalg.norm(tokens, axis=-1))))
     plan = sequences("residual", signature.space.asarray(tokens))
     answers: Measurements = yield plan
@@ -74,10 +74,10 @@ def _without_residual(steps: Steps[Estimate[F]], signature: Signature) -> Steps[
 
 def _attention_alone(plan: Plan, answers: Measurements, signature: Signature) -> Measurements:
     """What attention makes of the queries: answers without their last tokens."""
-    return replace(answers, values=answers.values - _added(plan, answers.values, signature))
+    return replace(answers, values=answers.values - _last_tokens(plan, answers.values, signature))
 
 
-def _added(plan: Plan, values: Array, signature: Signature) -> Array:
+def _last_tokens(plan: Plan, values: Array, signature: Signature) -> Array:
     """The tokens beside the answers: the last ones, or all where every position is observed."""
     everywhere = signature.positions == "all"
     if values.ndim != (3 if everywhere else 2) or values.shape[-1] != signature.width:

@@ -1,17 +1,8 @@
-"""From an answer back to the logit behind it, with an error bar."""
+"""From an answer back to the logit behind it, with a radius."""
 
 from __future__ import annotations
 
 from keyhole.arrays import Array, Space
-
-# Rounding errors of an inner product of n terms behave like a random walk: one standard deviation is about
-# half an eps of |x|·|y| whatever n. Eight of them hold for every entry of the largest matrix one can read.
-ROUNDING_DEVIATIONS = 8.0
-
-
-def rounding(space: Space) -> float:
-    """Relative error bar of one inner product, over the product of the two norms."""
-    return ROUNDING_DEVIATIONS * space.eps / 2
 
 
 def logit_with_radius(
@@ -34,5 +25,5 @@ def logit_with_radius(
     logit = xp.log(above / below)
     answer_radius = above * high_radius + below * low_radius + noise
     radius = ((answer_radius + low_radius) / above + (answer_radius + high_radius) / below) / xp.abs(span)
-    radius = radius + rounding(space) * xp.abs(logit)  # the oracle's own rounding of the logit
+    radius = radius + space.rounding * xp.abs(logit)  # the oracle's own rounding of the logit
     return logit, xp.where(inside, radius, xp.inf * one)

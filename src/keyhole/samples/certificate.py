@@ -11,18 +11,18 @@ from scipy.stats import norm
 from keyhole.arrays import Floats
 from keyhole.families.attention_layer import AttentionLayer
 from keyhole.recovery import Certificate, Outcome
-from keyhole.samples.examples import Count, Examples
-from keyhole.samples.standard_errors import Spread, spread
-from keyhole.samples.variable_projection import Point, Problem
-from keyhole.samples.varpro import ASSUMPTIONS, Fitted
+from keyhole.samples.examples import ExampleCount, Examples
+from keyhole.samples.standard_errors import StandardErrors, standard_errors
+from keyhole.samples.variable_projection import LayerPoint, LayerProblem
+from keyhole.samples.varpro import ASSUMPTIONS, VarproFit
 
-# Rounding errors are neither normal nor independent: error bars are this much wider than if they were.
+# Rounding errors are neither normal nor independent: radii are this much wider than if they were.
 ROUNDING_SAFETY = 48.0
 # Units of spacing that one output may be off by, times one plus the size of logits, over what the heads add up to.
 ROUNDING_UNITS = 64.0
-# Chance that any of the error bars for normal errors is exceeded.
+# Chance that any of the radii for normal errors is exceeded.
 CHANCE = 1e-4
-# Error bars follow errors to first order; the rest is within this factor. Pooled ones stand for unequal entries.
+# Radii follow errors to first order; the rest is within this factor. Pooled ones stand for unequal entries.
 CURVED, POOLED = 1.5, 3.0
 # A result is certified only if bars of predictions are within this part of what attention does, and standard errors of
 # scores within this part of their size.
@@ -36,7 +36,7 @@ ENOUGH_REPEATS = 30
 
 
 @dataclass(frozen=True)
-class Judgement:
+class ExampleJudgement:
     """How the certificate ended."""
 
     outcome: Outcome
@@ -46,26 +46,26 @@ class Judgement:
 
 
 def judge(
-    fitted: Fitted,
-    count: Count,
+    fitted: VarproFit,
+    count: ExampleCount,
     heldout: Examples,
     noise: float,  # standard deviation of labels, declared or estimated; 0: exact
     trusted: bool,  # the noise was declared, or shown by repeated inputs
     rng: np.random.Generator,
-) -> Judgement:
-    """Error bars of parameters and predictions, and whether the held-out outputs lie within them."""
+) -> ExampleJudgement:
+    """Radii of parameters and predictions, and whether the held-out outputs lie within them."""
     point = fitted.point
-    spreads = spread(point, rng)
+    unit_errors = standard_errors(point, rng)
     exact = noise == 0.0
     scale = _sizes(point)
     label_error = max(_rms(point.residual), 4 * heldout.eps * _rms(scale)) if exact else noise
-    radius, standard_error = _radii(point, spreads, label_error, exact, count.parameters)
+    radius, standard_error = _radii(point, unit_errors, label_error, exact, count.parameters)
     layer = AttentionLayer(point.scores, point.projections)
-    fresh = heldout.problem()
-    predictions = layer(heldout.inputs).reshape(fresh.rows, -1)
-    errors = np.abs(predictions - fresh.labels)
-    own, bars = _bars(point, fresh, label_error, exact, count, heldout.eps)
-    effect = _rms(fresh.labels) if exact else _effect_of_attention(fresh)
+    rest = heldout.problem()
+    predictions = layer(heldout.inputs).reshape(rest.rows, -1)
+    errors = np.abs(predictions - rest.labels)
+    own, bars = _bars(point, rest, label_error, exact, count, heldout.eps)
+    effect = _rms(rest.labels) if exact else _effect_of_attention(rest)
     resolution = _rms(own) / effect if effect > 0 else float("inf")
     worst = float(np.max(errors / bars))
     certificate = Certificate(
@@ -77,24 +77,21 @@ def judge(
         resolution=resolution,
         assumptions=ASSUMPTIONS,
         predictions=predictions.reshape(-1),
-        answers=fresh.labels.reshape(-1),
+        answers=rest.labels.reshape(-1),
     )
-    details = {
-        "heldout_error": _rms(errors),
-        "error_bars": "entrywise" if spreads.entrywise else "pooled per head",
-    }
+    details = {"heldout_error": _rms(errors), "error_bars": "entrywise" if unit_errors.entrywise else "pooled per head"}
     said = f"{heldout.count} held-out examples predicted within {float(np.max(errors)):.2g}"
     loose = any(
         label_error * _rms(error) > RESOLVED * max(_rms(score), np.finfo(float).tiny)
-        for error, score in zip(spreads.scores, point.scores, strict=True)
+        for error, score in zip(unit_errors.scores, point.scores, strict=True)
     )
     if worst > 1:
         outcome = Outcome.WRONG_FAMILY if count.good else Outcome.TOO_FEW_EXAMPLES
         said = f"a held-out output differs from its prediction by {worst:.2g} × what the error bar allows"
-    elif not spreads.determined:
+    elif not unit_errors.determined:
         outcome = Outcome.NOT_IDENTIFIABLE
         said += ", but the examples leave some direction of the parameters free: heads too many, or inputs too alike"
-    elif (free := _saturated(layer, radius, heldout, bars, exact=exact)) is not None:
+    elif (free := _saturated_head(layer, radius, heldout, bars, exact=exact)) is not None:
         outcome = Outcome.NOT_IDENTIFIABLE
         said += (
             f", but on these inputs head {free} attends so sharply that scores {SHARPER:g} times as large would give "
@@ -111,10 +108,10 @@ def judge(
         said += ", but the error bars are as large as what attention does to the outputs: more examples or less noise"
     else:
         outcome = Outcome.CERTIFIED
-    return Judgement(outcome, said, certificate, details)
+    return ExampleJudgement(outcome, said, certificate, details)
 
 
-def _saturated(
+def _saturated_head(
     layer: AttentionLayer, radius: AttentionLayer, heldout: Examples, bars: Floats, *, exact: bool
 ) -> int | None:
     """A head whose scores could be larger, beyond their radii, without a held-out output that shows it.
@@ -138,42 +135,42 @@ def _saturated(
 
 
 def _radii(
-    point: Point, spreads: Spread, label_error: float, exact: bool, parameters: int
+    point: LayerPoint, unit_errors: StandardErrors, label_error: float, exact: bool, parameters: int
 ) -> tuple[AttentionLayer, AttentionLayer | None]:
-    errors = [label_error * each for each in (spreads.scores, spreads.projections)]
+    errors = [label_error * each for each in (unit_errors.scores, unit_errors.projections)]
     if exact:
         # What the descent left undone lies in the flattest directions: by its norm it is within unsettled·error.
-        pooling = 1.0 if spreads.entrywise else POOLED
-        wide = pooling * (ROUNDING_SAFETY + CURVED * spreads.unsettled / label_error)
+        pooling = 1.0 if unit_errors.entrywise else POOLED
+        wide = pooling * (ROUNDING_SAFETY + CURVED * unit_errors.unsettled / label_error)
         tiny = ROUNDING_UNITS * np.finfo(float).eps
         sizes = [np.max(np.abs(each)) for each in (point.scores, point.projections)]
         return AttentionLayer(*(wide * each + tiny * size for each, size in zip(errors, sizes, strict=True))), None
-    wide = CURVED * float(norm.isf(CHANCE / (2 * parameters))) * (1.0 if spreads.entrywise else POOLED)
+    wide = CURVED * float(norm.isf(CHANCE / (2 * parameters))) * (1.0 if unit_errors.entrywise else POOLED)
     return AttentionLayer(*(wide * each for each in errors)), AttentionLayer(*errors)
 
 
 def _bars(
-    point: Point, fresh: Problem, label_error: float, exact: bool, count: Count, eps: float
+    point: LayerPoint, rest: LayerProblem, label_error: float, exact: bool, count: ExampleCount, eps: float
 ) -> tuple[Floats, Floats]:  # (rows, d_out) each: of the predictions, and with the errors of labels
-    weights = fresh.weights(point.scores)
+    weights = rest.weights(point.scores)
     logits = np.max(np.abs(np.log(np.maximum(weights, np.finfo(float).tiny))))
-    mixed = fresh.mix(weights).reshape(fresh.rows, point.scores.shape[0], -1)
+    mixed = rest.mix(weights).reshape(rest.rows, point.scores.shape[0], -1)
     sizes = sum(np.abs(mixed[:, i]) @ np.abs(point.projections[i]) for i in range(point.scores.shape[0]))
     rounding = ROUNDING_UNITS * eps * (1 + logits) * np.maximum(sizes, _rms(sizes))
     if exact:
         bars = rounding + ROUNDING_SAFETY * label_error / np.sqrt(count.ratio)
         return bars, bars
-    wide = float(norm.isf(CHANCE / (2 * fresh.labels.size)))
+    wide = float(norm.isf(CHANCE / (2 * rest.labels.size)))
     own = rounding + label_error * CURVED * 2 / np.sqrt(count.ratio)  # some inputs depend on more than the mean
     return own, rounding + wide * np.hypot(label_error, own)
 
 
-def _sizes(point: Point) -> Floats:  # (rows, d_out)
+def _sizes(point: LayerPoint) -> Floats:  # (rows, d_out)
     mixed = np.abs(point.mixed) @ np.abs(point.stacked)
     return np.asarray(mixed)
 
 
-def _effect_of_attention(problem: Problem) -> float:
+def _effect_of_attention(problem: LayerProblem) -> float:
     """Root mean square of what the outputs are beyond a linear map of the mean token."""
     k = problem.inputs.shape[1]
     mean = np.repeat(np.mean(problem.inputs, axis=1), k, axis=0)

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from keyhole.arrays import Floats
-from keyhole.samples.examples import GOOD_PAIRS, GOOD_RATIO, Count, Examples
+from keyhole.samples.examples import GOOD_PAIRS, GOOD_RATIO, ExampleCount, Examples
 from keyhole.samples.starts import moment
-from keyhole.samples.variable_projection import Point
-from keyhole.samples.varpro import Fitted
+from keyhole.samples.variable_projection import LayerPoint
+from keyhole.samples.varpro import VarproFit
 
 # Rows that the model of first order is fitted to, and judged by, at most.
 MOST_ROWS = 2000
@@ -20,7 +20,7 @@ PENALTIES = tuple(10.0**power for power in range(-10, 3))
 PARITY_LIKE = 0.35
 
 
-def diagnose(examples: Examples, fitted: Fitted, count: Count, noise: float) -> dict[str, Any]:
+def diagnose(examples: Examples, fitted: VarproFit, count: ExampleCount, noise: float) -> dict[str, Any]:
     """Everything there is to say before the certificate."""
     point = fitted.point
     projections = point.projections
@@ -49,7 +49,7 @@ def diagnose(examples: Examples, fitted: Fitted, count: Count, noise: float) -> 
     }
 
 
-def samples(count: Count) -> dict[str, Any]:
+def samples(count: ExampleCount) -> dict[str, Any]:
     """Both sample conditions and what is missing."""
     return {
         "examples": count.examples,
@@ -62,18 +62,18 @@ def samples(count: Count) -> dict[str, Any]:
     }
 
 
-def restarts(fitted: Fitted) -> dict[str, Any]:
+def restarts(fitted: VarproFit) -> dict[str, Any]:
     """Starts of the best fit that agree."""
     traces = fitted.search.traces
     return {
         "made": len(traces),
-        "agreeing": fitted.search.agreeing,
+        "agreeing": fitted.search.agreement,
         "residuals": sorted(trace.relative for trace in traces),
         "in_all": fitted.starts,
     }
 
 
-def _distances(point: Point) -> list[float]:
+def _distances(point: LayerPoint) -> list[float]:
     scores = point.scores
     return [float(np.linalg.norm(scores[i] - scores[j])) for i in range(len(scores)) for j in range(i)]
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from keyhole.arrays import Floats, is_real, to_numpy
 from keyhole.errors import UsageError
-from keyhole.samples.variable_projection import Problem
+from keyhole.samples.variable_projection import LayerProblem
 
 # Examples that the certificate holds back: a tenth, within these numbers.
 LEAST_HELDOUT, MOST_HELDOUT = 2, 256
@@ -82,9 +82,9 @@ class Examples:
         """Numbers per output token."""
         return int(self.outputs.shape[2])
 
-    def problem(self) -> Problem:
-        """The same, to be fitted."""
-        return Problem(self.inputs, self.outputs)
+    def problem(self) -> LayerProblem:
+        """The examples as a least-squares problem."""
+        return LayerProblem(self.inputs, self.outputs)
 
     def some(self, chosen: Any) -> Examples:
         """A part of the examples."""
@@ -114,7 +114,7 @@ class Examples:
         _, kinds = np.unique(_as_bytes(inputs.reshape(self.count, -1)), return_inverse=True)
         return np.asarray(kinds.reshape(-1), dtype=np.int64)
 
-    def repeated_noise(self) -> tuple[float, int]:
+    def noise_of_repeats(self) -> tuple[float, int]:
         """Standard deviation of outputs of equal inputs around their means, and the degrees of freedom it rests on."""
         kinds = self.same_inputs()
         flat = self.outputs.reshape(self.count, -1)
@@ -132,7 +132,7 @@ def _as_bytes(array: Any) -> Any:  # (…, size) -> (…,)
 
 
 @dataclass(frozen=True)
-class Count:
+class ExampleCount:
     """How many numbers the examples hold against how many the layer has."""
 
     examples: int
@@ -170,12 +170,12 @@ class Count:
         return int(np.ceil(max(enough, pairs * self.score_numbers / (self.length * max(1, self.length - 1)))))
 
     @property
-    def once(self) -> Count:
-        """The same with repeated examples counted once: they lessen noise, and determine nothing."""
+    def once(self) -> ExampleCount:
+        """Counts in which repeated examples count once: they lessen noise, and determine nothing."""
         return self if self.different is None else replace(self, examples=self.different, different=None)
 
     @property
-    def refused(self) -> bool:
+    def check_enough(self) -> bool:
         """Whether nothing could be learned."""
         return self.once.ratio <= REFUSED_RATIO or self.once.pairs < REFUSED_PAIRS
 

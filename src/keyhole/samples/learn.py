@@ -14,16 +14,16 @@ from keyhole.noise import Noise
 from keyhole.recovery import Certificate, Outcome, Recovery, Stats
 from keyhole.samples.certificate import ENOUGH_REPEATS, judge
 from keyhole.samples.diagnostics import PARITY_LIKE, diagnose, enough_for_low_orders, low_orders
-from keyhole.samples.examples import GOOD_PAIRS, GOOD_RATIO, REFUSED_PAIRS, REFUSED_RATIO, Count, Examples
-from keyhole.samples.six_phase.method import MOST_HEADS as SIX_PHASE_HEADS
+from keyhole.samples.examples import GOOD_PAIRS, GOOD_RATIO, REFUSED_PAIRS, REFUSED_RATIO, ExampleCount, Examples
 from keyhole.samples.six_phase.method import six_phase
+from keyhole.samples.six_phase.proxy import MOST_HEADS as SIX_PHASE_HEADS
 from keyhole.samples.varpro import (
     INITS,
     MOST_HEADS,
     SEARCHES,
-    Fitted,
     Progress,
-    Settings,
+    VarproFit,
+    VarproSettings,
     count_of,
     fit_layer,
     freedom_of,
@@ -74,7 +74,7 @@ def learn(
         method=_one_of("method", method, ("auto", *METHODS)),
         seed=_whole("seed", seed, 0),
         noise=_noise(noise, examples),
-        settings=Settings(
+        settings=VarproSettings(
             _whole("restarts", restarts, 1),
             _one_of("init", init, INITS),
             None if rank is None else _whole("rank", rank, 1),
@@ -147,7 +147,7 @@ class _Request:
     method: str
     seed: int
     noise: float | None
-    settings: Settings
+    settings: VarproSettings
     heldout: int | None
     polish: bool
     progress: Progress | None
@@ -205,7 +205,7 @@ class _Request:
         """Whether there are examples enough; ends the request where there are not. Repeated ones count once."""
         count = count_of(train, self.heads or 1, self.settings.rank)
         self.details["samples"] = {"sentence": count.sentence()}
-        if count.refused:
+        if count.check_enough:
             held = self.examples.different - train.different
             needed = count.needed(1.25 * REFUSED_RATIO, REFUSED_PAIRS) + held
             many = count.needed(GOOD_RATIO, GOOD_PAIRS) + held
@@ -218,7 +218,7 @@ class _Request:
                 f"{count.sentence()}. At least {needed:,} are needed, {many:,} for a good chance",
             )
 
-    def _fitted(self, train: Examples) -> tuple[Fitted, Examples]:
+    def _fitted(self, train: Examples) -> tuple[VarproFit, Examples]:
         """The fit, and the examples that it was made to."""
         first = None
         if self.method == "six-phase" or self.settings.init == "six-phase":
@@ -230,7 +230,7 @@ class _Request:
         settings = self.settings
         if self.method == "six-phase":
             steps = settings.steps if self.polish else 0
-            settings = Settings(1, "random", settings.rank, 1, settings.search, settings.max_heads, steps)
+            settings = VarproSettings(1, "random", settings.rank, 1, settings.search, settings.max_heads, steps)
         if self.noise == 0.0:
             most = count_of(train, self.heads or settings.max_heads, settings.rank).needed(FITTED_RATIO, FITTED_PAIRS)
             if most < train.count:
@@ -238,13 +238,13 @@ class _Request:
         fitted = fit_layer(train, self.heads, self.noise, settings, self.seed, first=first, progress=self.progress)
         return fitted, train
 
-    def _level(self, train: Examples, fitted: Fitted) -> tuple[float, bool]:
+    def _level(self, train: Examples, fitted: VarproFit) -> tuple[float, bool]:
         """The noise, and whether it is known apart from the fit."""
         if self.noise is not None:
             return self.noise, True
         freedom = freedom_of(train, fitted.heads, self.settings.rank)
         left = float(np.sqrt(fitted.search.best.rss / freedom))
-        alone, repeats = self.examples.repeated_noise()
+        alone, repeats = self.examples.noise_of_repeats()
         self.details["repeated_inputs"] = {"noise": alone, "freedom": repeats}
         if repeats < ENOUGH_REPEATS:
             return left, False
@@ -256,10 +256,10 @@ class _Request:
         raise _Ended(
             Outcome.WRONG_FAMILY,
             f"the fit leaves {left:.2g} over, but outputs of equal inputs differ by {alone:.2g} only: "
-            f"{self._failing(train, fitted)}",
+            f"{self._failure(train, fitted)}",
         )
 
-    def _explained(self, train: Examples, fitted: Fitted, count: Count, noise: float) -> None:
+    def _explained(self, train: Examples, fitted: VarproFit, count: ExampleCount, noise: float) -> None:
         """Whether the fit explains the examples; ends the request where it does not."""
         if fitted.solved or self.noise is None:
             return
@@ -268,22 +268,22 @@ class _Request:
         expected = f"{noise:.2g}" if noise else "rounding"
         more = "" if self.heads is None else f" by {self.heads} head{'s' * (self.heads > 1)}"
         said = f"no start explains the examples{more}: {left:.2g} is left over where {expected} was expected; "
-        said += self._failing(train, fitted)
+        said += self._failure(train, fitted)
         orders = self.details["first_order_r2"], self.details["low_order_r2"]
         parity = enough_for_low_orders(train) and max(orders) < PARITY_LIKE
-        disagree = fitted.search.agreeing <= max(1, len(fitted.search.traces) // 2)
+        disagree = fitted.search.agreement <= max(1, len(fitted.search.traces) // 2)
         if parity and disagree:
-            cause = f"parity-like: {self._failing(train, fitted)}; no efficient method is expected"
+            cause = f"parity-like: {self._failure(train, fitted)}; no efficient method is expected"
             raise _Ended(Outcome.PARITY_LIKE, cause)
         if not count.good:
             raise _Ended(Outcome.TOO_FEW_EXAMPLES, f"{said}; {count.sentence()}")
         raise _Ended(Outcome.WRONG_FAMILY, said)
 
-    def _failing(self, train: Examples, fitted: Fitted) -> str:
+    def _failure(self, train: Examples, fitted: VarproFit) -> str:
         if "first_order_r2" not in self.details:
             orders = low_orders(train, np.random.default_rng([self.seed, 0x10]))
             self.details["first_order_r2"], self.details["low_order_r2"] = orders
-        made, agreeing = len(fitted.search.traces), fitted.search.agreeing
+        made, agreeing = len(fitted.search.traces), fitted.search.agreement
         words = "restarts disagree" if agreeing <= max(1, made // 2) else "restarts agree"
         order = f"first-order R² {self.details['first_order_r2']:.2f}"
         if not enough_for_low_orders(train):

@@ -10,7 +10,7 @@ import numpy as np
 import scipy.linalg
 
 from keyhole.arrays import Floats
-from keyhole.samples.variable_projection import Kronecker, Point, Problem
+from keyhole.samples.variable_projection import Kronecker, LayerPoint, LayerProblem
 
 # Damping at the start, in units of the mean curvature.
 FIRST_DAMPING = 1e-2
@@ -32,14 +32,14 @@ REJECTIONS = 12
 WORTH_TAKING = 1e-4
 # A start that gains less than this part over so many steps is in a minimum, or in a valley that takes too long.
 STALLED, STALL_STEPS = 0.05, 10
-# So is one whose steps promise less than this part of the variance of one residual: far below any error bar.
+# So is one whose steps promise less than this part of the variance of one residual: far below any radius.
 IRRELEVANT = 1e-4
 # A start that is good enough goes on as long as steps promise more than this many variances of one residual: with the
 # residual small and spread over many numbers, what is left of it may all lie along one direction of the scores.
 SETTLED = 25.0
 
 
-class Chart(Protocol):
+class Parametrisation(Protocol):
     """How scores are written as free numbers."""
 
     def begin(self, scores: Floats) -> Floats:
@@ -83,7 +83,7 @@ class Full:
 
 
 @dataclass(frozen=True)
-class Factored:
+class FactoredScores:
     """Scores A·Bᵀ of a given rank; the numbers are A beside B, (heads, d, 2·rank)."""
 
     rank: int
@@ -114,7 +114,7 @@ class Factored:
 
 
 @dataclass(frozen=True)
-class Limits:
+class StepLimits:
     """When a start ends."""
 
     rss: float  # good enough: rounding, or nothing where there is noise; below it a start only settles
@@ -126,13 +126,17 @@ class Limits:
 class Descent:
     """How a start ended."""
 
-    point: Point
+    point: LayerPoint
     steps: int
     products: int  # with the Jacobian and its transpose
 
 
 def descend(
-    problem: Problem, scores: Floats, limits: Limits, rng: np.random.Generator, chart: Chart | None = None
+    problem: LayerProblem,
+    scores: Floats,
+    limits: StepLimits,
+    rng: np.random.Generator,
+    chart: Parametrisation | None = None,
 ) -> Descent:
     """Fit the scores from a start; ends at the residual asked for, in a minimum, or at a limit."""
     chart = chart or Full()
@@ -173,8 +177,8 @@ def descend(
 
 
 def _step(
-    point: Point,
-    chart: Chart,
+    point: LayerPoint,
+    chart: Parametrisation,
     numbers: Floats,
     gradient: Floats,
     damping: float,
@@ -200,9 +204,9 @@ def _step(
     return move, promised, used
 
 
-def _direct(point: Point, gradient: Floats, damping: float) -> tuple[Floats, float, int]:
+def _direct(point: LayerPoint, gradient: Floats, damping: float) -> tuple[Floats, float, int]:
     m, d = gradient.shape[:2]
-    curvature = point.written_down[0]
+    curvature = point.gram_matrices[0]
     flat = gradient.transpose(1, 0, 2).reshape(-1)
     least = 16 * np.finfo(np.float64).eps * np.trace(curvature)  # the matrix is only known up to rounding
     while True:
@@ -218,11 +222,7 @@ def _direct(point: Point, gradient: Floats, damping: float) -> tuple[Floats, flo
 
 
 def conjugate_gradients(
-    bend: Callable[[Floats], Floats],
-    wanted: Floats,
-    soften: Callable[[Floats], Floats],
-    accuracy: float,
-    most: int,
+    bend: Callable[[Floats], Floats], wanted: Floats, soften: Callable[[Floats], Floats], accuracy: float, most: int
 ) -> tuple[Floats, Floats, int]:
     """The x with bend(x) = wanted up to `accuracy`, what is left of `wanted`, and the products it took."""
     found, left = np.zeros_like(wanted), wanted

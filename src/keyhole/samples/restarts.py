@@ -15,9 +15,9 @@ import numpy as np
 
 from keyhole.arrays import Floats
 from keyhole.errors import KeyholeError
-from keyhole.samples.levenberg_marquardt import Chart, Descent, Factored, Full, Limits, descend
+from keyhole.samples.levenberg_marquardt import Descent, FactoredScores, Full, Parametrisation, StepLimits, descend
 from keyhole.samples.starts import Moment, random_start, spectral_start
-from keyhole.samples.variable_projection import Point, Problem
+from keyhole.samples.variable_projection import LayerPoint, LayerProblem
 
 # Starts agree whose root mean square residuals differ by less than this part, or are all rounding.
 AGREE = 1e-3
@@ -26,10 +26,10 @@ THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 @dataclass(frozen=True)
-class Fit:
+class RestartFit:
     """What is to be fitted, and what counts as done."""
 
-    problem: Problem
+    problem: LayerProblem
     heads: int
     rounding: float  # relative residual that only rounding is left of
     noise: float | None = 0.0  # standard deviation of labels: 0 for exact ones, None for unknown
@@ -39,15 +39,15 @@ class Fit:
     steps: int = 100
 
     @property
-    def chart(self) -> Chart:
+    def chart(self) -> Parametrisation:
         """How scores are written."""
-        return Full() if self.rank is None or self.rank >= self.problem.width else Factored(self.rank)
+        return Full() if self.rank is None or self.rank >= self.problem.width else FactoredScores(self.rank)
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> StepLimits:
         """When a start ends: without noise at rounding, else where it is flat."""
         good = (self.rounding / 16) ** 2 * self.problem.energy if self.noise == 0.0 else 0.0
-        return Limits(good, self.steps)
+        return StepLimits(good, self.steps)
 
     def start(self, number: int, seed: int) -> Trace:
         """The start of a number."""
@@ -81,10 +81,10 @@ class Trace:
 
 
 @dataclass(frozen=True)
-class Search:
+class RestartSearch:
     """All starts of a fit that were made."""
 
-    fit: Fit
+    fit: RestartFit
     traces: tuple[Trace, ...]
 
     @property
@@ -93,12 +93,12 @@ class Search:
         return min(self.traces, key=lambda trace: (trace.rss, trace.number))
 
     @cached_property
-    def point(self) -> Point:
+    def point(self) -> LayerPoint:
         """The best fit, with everything about it."""
         return self.fit.problem.at(self.best.scores)
 
     @property
-    def agreeing(self) -> int:
+    def agreement(self) -> int:
         """Starts that ended with the least residual."""
         return sum(self._agree(trace) for trace in self.traces)
 
@@ -110,20 +110,25 @@ Told = Callable[[int, float], None]  # starts done, least relative residual so f
 
 
 def search(
-    fit: Fit, seed: int, most: int, done: Callable[[Search], bool], jobs: int = 1, told: Told | None = None
-) -> Search:
+    fit: RestartFit,
+    seed: int,
+    most: int,
+    done: Callable[[RestartSearch], bool],
+    jobs: int = 1,
+    told: Told | None = None,
+) -> RestartSearch:
     """Make up to `most` starts, one after the other as far as the result is concerned, until they are `done`."""
     traces: list[Trace] = []
     for trace in _traces(fit, seed, most, jobs):
         traces.append(trace)
         if told is not None:
             told(len(traces), min(each.relative for each in traces))
-        if done(Search(fit, tuple(traces))):
+        if done(RestartSearch(fit, tuple(traces))):
             break
-    return Search(fit, tuple(traces))
+    return RestartSearch(fit, tuple(traces))
 
 
-def _traces(fit: Fit, seed: int, most: int, jobs: int) -> Iterator[Trace]:
+def _traces(fit: RestartFit, seed: int, most: int, jobs: int) -> Iterator[Trace]:
     if jobs == 1:
         yield from (fit.start(number, seed) for number in range(most))
         return
@@ -141,10 +146,10 @@ def _traces(fit: Fit, seed: int, most: int, jobs: int) -> Iterator[Trace]:
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-_FIT: dict[str, tuple[Fit, int]] = {}  # in a process that shares the starts
+_FIT: dict[str, tuple[RestartFit, int]] = {}  # in a process that shares the starts
 
 
-def _receive(fit: Fit, seed: int) -> None:
+def _receive(fit: RestartFit, seed: int) -> None:
     _FIT["fit"] = (fit, seed)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from keyhole.arrays import Floats
 from keyhole.samples.levenberg_marquardt import conjugate_gradients
-from keyhole.samples.variable_projection import Point
+from keyhole.samples.variable_projection import LayerPoint
 
 # Curvature matrices up to this many entries of the scores are written down; beyond, errors are sampled.
 DENSE = 1100
@@ -19,7 +19,7 @@ FLAT = 1e-13
 
 
 @dataclass(frozen=True)
-class Spread:
+class StandardErrors:
     """Standard errors of the parameters for labels with independent errors of standard deviation one."""
 
     scores: Floats  # (m, d, d)
@@ -29,16 +29,16 @@ class Spread:
     unsettled: float  # root of the sum of squares that the scores, to first order, could still take off the residual
 
 
-def spread(point: Point, rng: np.random.Generator) -> Spread:
+def standard_errors(point: LayerPoint, rng: np.random.Generator) -> StandardErrors:
     """Standard errors, by the covariance of least squares; sampled where that would be too large."""
-    return _dense(point) if point.scores.size <= DENSE else _sampled(point, rng)
+    return _dense(point) if point.scores.size <= DENSE else _sample(point, rng)
 
 
-def _dense(point: Point) -> Spread:
+def _dense(point: LayerPoint) -> StandardErrors:
     problem = point.problem
     (m, d, _), outputs = point.scores.shape, problem.labels.shape[1]
     count = m * d * d
-    curvature, inside = point.written_down
+    curvature, inside = point.gram_matrices
     values, vectors = np.linalg.eigh(curvature)
     determined = bool(values[0] > FLAT * values[-1])
     gradient = point.backward(point.residual).transpose(1, 0, 2).reshape(-1)
@@ -49,12 +49,12 @@ def _dense(point: Point) -> Spread:
     own = np.sum(inverse**2, axis=1)
     carried = (inverse @ point.basis) @ inside.reshape(m * d, -1)
     through = np.sum((carried.reshape(-1, count) @ root) ** 2, axis=1).reshape(m, d, outputs)
-    return Spread(
+    return StandardErrors(
         scores, np.sqrt(through + own.reshape(m, d, 1)), True, determined, float(np.linalg.norm(gradient @ root))
     )
 
 
-def _sampled(point: Point, rng: np.random.Generator) -> Spread:
+def _sample(point: LayerPoint, rng: np.random.Generator) -> StandardErrors:
     kronecker = point.preconditioner(rng)
     least = FLAT * kronecker.level
     scores = np.zeros(point.scores.shape)
@@ -78,10 +78,10 @@ def _sampled(point: Point, rng: np.random.Generator) -> Spread:
         )
         scores += moved**2
 
-    def pooled(squares: Floats) -> Floats:
+    def pool(squares: Floats) -> Floats:
         level = np.sqrt(np.mean(squares, axis=(1, 2), keepdims=True) / SAMPLES)
         return np.broadcast_to(level, squares.shape).copy()
 
     gradient = point.backward(point.residual)
     unsettled = max(0.0, float(np.vdot(gradient, solved(gradient)))) ** 0.5
-    return Spread(pooled(scores), pooled(projections), False, True, unsettled)
+    return StandardErrors(pool(scores), pool(projections), False, True, unsettled)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from keyhole.arrays import Floats
-from keyhole.samples.variable_projection import Problem
+from keyhole.samples.variable_projection import LayerProblem
 
 # Standard deviation of the entries of a random start, times the width: logits of about a third.
 RANDOM_SIZE = 0.3
@@ -15,7 +15,7 @@ RANDOM_SIZE = 0.3
 MOST_ENTRIES = 2**25
 
 
-def random_start(problem: Problem, heads: int, rng: np.random.Generator) -> Floats:  # (heads, d, d)
+def random_start(problem: LayerProblem, heads: int, rng: np.random.Generator) -> Floats:  # (heads, d, d)
     """Small random scores."""
     return rng.standard_normal((heads, problem.width, problem.width)) * (RANDOM_SIZE / problem.width)
 
@@ -34,7 +34,7 @@ class Moment:
         return float(self.values[heads - 1] / self.values[heads])
 
 
-def moment(problem: Problem, most: int) -> Moment | None:
+def moment(problem: LayerProblem, most: int) -> Moment | None:
     """First order in Θ, F_a = X̄·S + Σ_i x_aᵀΘ_i·Cov(X)·W_i: its coefficients, for tokens that are nearly independent.
 
     Only Θ_i[j, l]·W_i[l', o] + Θ_i[j, l']·W_i[l, o] shows; unfolded to (j, l) × (l', o), the first term has rank m and
@@ -58,7 +58,7 @@ def moment(problem: Problem, most: int) -> Moment | None:
     return Moment(left[:, :most], values[:most])
 
 
-def spectral_start(found: Moment, problem: Problem, heads: int, rng: np.random.Generator) -> Floats:
+def spectral_start(found: Moment, problem: LayerProblem, heads: int, rng: np.random.Generator) -> Floats:
     """Random combinations of the scores that the moment shows, as large as a random start."""
     d = problem.width
     known = found.left[:, :heads]

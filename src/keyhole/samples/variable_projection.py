@@ -28,7 +28,7 @@ BLOCK = 2**22
 
 
 @dataclass(frozen=True)
-class Problem:
+class LayerProblem:
     """Examples in the shape that the products want."""
 
     inputs: Floats  # (n, k, d)
@@ -83,21 +83,21 @@ class Problem:
         """Tokens mixed with the given weights, the heads of one token side by side."""
         return mixture(self.inputs, weights)
 
-    def at(self, scores: Floats) -> Point:
+    def at(self, scores: Floats) -> LayerPoint:
         """Everything about the fit with the given scores."""
         weights = self.weights(scores)
         mixed = self.mix(weights)
         basis, triangle = orthonormal(mixed)
         inside = basis.T @ self.labels
         residual = self.labels - basis @ inside
-        return Point(self, scores, weights, mixed, basis, _solved(triangle, inside), residual)
+        return LayerPoint(self, scores, weights, mixed, basis, _solved(triangle, inside), residual)
 
 
 @dataclass(frozen=True, eq=False)
-class Point:
+class LayerPoint:
     """The fit at given scores: projections, residual, and products with the Jacobian."""
 
-    problem: Problem
+    problem: LayerProblem
     scores: Floats  # (m, d, d)
     weights: Floats  # (n, k, m, k)
     mixed: Floats  # (rows, m·d)
@@ -131,7 +131,7 @@ class Point:
 
     @cached_property
     def quick(self) -> Products:
-        """The same in single precision, in half the time."""
+        """Products with the Jacobian in single precision, in half the time."""
         exact = self.products
         return Products(*self.problem.single, *map(single, (exact.weights, exact.values, exact.basis)))
 
@@ -152,7 +152,7 @@ class Point:
         return self.products.curvature(direction)
 
     @cached_property
-    def written_down(self) -> tuple[Floats, Floats]:  # (c, c), (m·d·d_out, c), c entries (j, i, l) of the scores
+    def gram_matrices(self) -> tuple[Floats, Floats]:  # (c, c), (m·d·d_out, c), c entries (j, i, l) of the scores
         """JᵀJ and QᵀJ as matrices: for few heads of narrow tokens faster than products, else too large."""
         outputs, count = self.residual.shape[1], self.scores.size
         curvature = np.zeros((count, count))
@@ -254,7 +254,7 @@ class Kronecker:
 
 
 def single(array: Floats) -> Any:
-    """The same in single precision."""
+    """An array in single precision."""
     return array.astype(np.float32)
 
 

@@ -15,10 +15,10 @@ import numpy as np
 
 from keyhole.arrays import Floats
 from keyhole.families import AttentionLayer
-from keyhole.samples.examples import Count, Examples
-from keyhole.samples.restarts import Fit, Search, search
+from keyhole.samples.examples import ExampleCount, Examples
+from keyhole.samples.restarts import RestartFit, RestartSearch, search
 from keyhole.samples.starts import moment
-from keyhole.samples.variable_projection import Point
+from keyhole.samples.variable_projection import LayerPoint
 
 ASSUMPTIONS = (
     "the outputs are those of one multi-head softmax layer over whole sequences, without biases, with the number of "
@@ -47,7 +47,7 @@ Progress = Callable[[str, int, int, float], None]  # stage, starts done, starts 
 
 
 @dataclass(frozen=True)
-class Settings:
+class VarproSettings:
     """What a user can choose."""
 
     restarts: int = 10
@@ -60,10 +60,10 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Fitted:
+class VarproFit:
     """The best fit found, and how it was found."""
 
-    search: Search
+    search: RestartSearch
     solved: bool  # the residual is rounding, or what the declared noise explains; False where noise is unknown
     noise: float | None  # as declared
     tried: tuple[int, ...]  # counts of heads
@@ -71,7 +71,7 @@ class Fitted:
     starts: int  # in all
 
     @property
-    def point(self) -> Point:
+    def point(self) -> LayerPoint:
         """The best fit."""
         return self.search.point
 
@@ -85,42 +85,42 @@ def fit_layer(
     examples: Examples,
     heads: int | None,  # None: find out
     noise: float | None,  # standard deviation of labels; None: unknown
-    settings: Settings,
+    settings: VarproSettings,
     seed: int,
     *,
     first: Floats | None = None,  # (heads, d, d): where the first start begins
     progress: Progress | None = None,
-) -> Fitted:
+) -> VarproFit:
     """The layer that explains the examples best."""
     fits = _Fits(examples, noise, settings, seed, progress)
     if heads is not None:
         found = fits.search(heads, settings.restarts, first)
         solved = fits.solved(found)
         if solved and suspicious(found.point):
-            found = fits.pruned(found)
-        return Fitted(found, solved, noise, (heads,), heads, fits.starts)
+            found = fits.prune(found)
+        return VarproFit(found, solved, noise, (heads,), heads, fits.starts)
     most = _most_heads(examples, settings)
-    found, tried = fits.grown(most) if settings.search == "grow" else (fits.search(most, settings.restarts), [most])
+    found, tried = fits.grow(most) if settings.search == "grow" else (fits.search(most, settings.restarts), [most])
     solved = fits.solved(found)
     if solved:
-        found = fits.pruned(found)
-    return Fitted(found, solved, noise, tuple(tried), None, fits.starts)
+        found = fits.prune(found)
+    return VarproFit(found, solved, noise, tuple(tried), None, fits.starts)
 
 
-def count_of(examples: Examples, heads: int, rank: int | None = None) -> Count:
+def count_of(examples: Examples, heads: int, rank: int | None = None) -> ExampleCount:
     """Examples against parameters."""
     shape = examples.length, examples.width, examples.outputs_per_token
-    return Count(examples.count, *shape, heads, rank, examples.different)
+    return ExampleCount(examples.count, *shape, heads, rank, examples.different)
 
 
-def _most_heads(examples: Examples, settings: Settings) -> int:
+def _most_heads(examples: Examples, settings: VarproSettings) -> int:
     possible = [
         m for m in range(1, settings.max_heads + 1) if count_of(examples, m, settings.rank).once.ratio >= TRIED_RATIO
     ]
     return max(possible, default=1)
 
 
-def suspicious(point: Point) -> bool:
+def suspicious(point: LayerPoint) -> bool:
     """Whether a head hardly contributes, or two heads nearly have the same scores."""
     loads = contributions(point)
     scores = point.scores
@@ -129,7 +129,7 @@ def suspicious(point: Point) -> bool:
     return bool(np.min(loads) < SUSPICIOUS * np.max(loads)) or bool(min(apart, default=np.inf) <= SUSPICIOUS * size)
 
 
-def contributions(point: Point) -> Floats:  # (m,)
+def contributions(point: LayerPoint) -> Floats:  # (m,)
     """Root mean square of what each head adds to the outputs."""
     m, d = point.scores.shape[:2]
     mixed = point.mixed.reshape(-1, m, d)
@@ -142,7 +142,7 @@ class _Fits:
 
     examples: Examples
     noise: float | None
-    settings: Settings
+    settings: VarproSettings
     seed: int
     progress: Progress | None
     starts: int = 0
@@ -153,13 +153,13 @@ class _Fits:
         spectral = self.settings.init == "spectral"
         self.moment = moment(self.problem, self.settings.max_heads) if spectral else None
 
-    def fit(self, heads: int, first: Floats | None = None) -> Fit:
+    def fit(self, heads: int, first: Floats | None = None) -> RestartFit:
         rounding = ROUNDING * self.examples.eps
-        return Fit(
+        return RestartFit(
             self.problem, heads, rounding, self.noise, self.settings.rank, self.moment, first, self.settings.steps
         )
 
-    def search(self, heads: int, most: int, first: Floats | None = None) -> Search:
+    def search(self, heads: int, most: int, first: Floats | None = None) -> RestartSearch:
         def told(done: int, relative: float) -> None:
             if self.progress is not None:
                 self.progress(f"{heads} head{'s' if heads > 1 else ''}", done, most, relative)
@@ -168,12 +168,12 @@ class _Fits:
         self.starts += len(found.traces)
         return found
 
-    def done(self, found: Search) -> bool:
+    def done(self, found: RestartSearch) -> bool:
         if self.noise == 0.0:
             return self.solved(found)
-        return (self.noise is None or self.solved(found)) and found.agreeing >= AGREEING
+        return (self.noise is None or self.solved(found)) and found.agreement >= AGREEING
 
-    def solved(self, found: Search) -> bool:
+    def solved(self, found: RestartSearch) -> bool:
         if self.noise is None:
             return False
         if self.noise == 0.0:
@@ -182,10 +182,10 @@ class _Fits:
         allowed = self.noise**2 * (freedom + NOISE_DEVIATIONS * np.sqrt(2 * freedom))
         return bool(found.best.rss <= allowed)
 
-    def grown(self, most: int) -> tuple[Search, list[int]]:
+    def grow(self, most: int) -> tuple[RestartSearch, list[int]]:
         """One head after the other until the examples are explained, or no further head pays."""
         tried: list[int] = []
-        searches: list[Search] = []
+        searches: list[RestartSearch] = []
         starts = min(STARTS_PER_COUNT, self.settings.restarts)
         for heads in range(1, most + 1):
             found = self.search(heads, starts)
@@ -207,7 +207,7 @@ class _Fits:
         explained = [each for each in searches if self.solved(each)]
         return explained[-1] if explained else min(searches, key=self._cost), tried
 
-    def better(self, more: Search, fewer: Search) -> bool:
+    def better(self, more: RestartSearch, fewer: RestartSearch) -> bool:
         """Whether more heads explain more than they would of pure noise."""
         if not self.noise:
             return not self.solved(fewer)
@@ -221,7 +221,7 @@ class _Fits:
             self.of_noise[pair] = max(self._of_noise(more.fit.heads, fewer, number) for number in range(REPLICAS))
         return bool(explained > _at_most(self.of_noise[pair]))
 
-    def _of_noise(self, heads: int, truth: Search, number: int) -> float:
+    def _of_noise(self, heads: int, truth: RestartSearch, number: int) -> float:
         """What so many heads explain, in squared deviations of the noise, where the truth is known to have fewer."""
         assert self.noise is not None
         inputs, layer = self.examples.inputs, AttentionLayer(truth.point.scores, truth.point.projections)
@@ -233,15 +233,15 @@ class _Fits:
         self.starts = replica.starts
         return float(fewer.best.rss - more.best.rss) / self.noise**2
 
-    def _cost(self, found: Search) -> float:
+    def _cost(self, found: RestartSearch) -> float:
         """What a fit costs to write down, residual and parameters (the Bayesian information criterion)."""
         size = self.problem.labels.size
         parameters = count_of(self.examples, found.fit.heads, self.settings.rank).parameters
         floor = (found.fit.rounding**2) * self.problem.energy
         return float(size * np.log(max(found.best.rss, floor, np.finfo(float).tiny)) + parameters * np.log(size))
 
-    def pruned(self, found: Search) -> Search:
-        """The same with as few heads as explain the examples as well."""
+    def prune(self, found: RestartSearch) -> RestartSearch:
+        """A search with as few heads as explain the examples as well."""
         while found.fit.heads > 1:
             fewer = self._without_one(found)
             if fewer is None:
@@ -249,7 +249,7 @@ class _Fits:
             found = fewer
         return found
 
-    def _without_one(self, found: Search) -> Search | None:
+    def _without_one(self, found: RestartSearch) -> RestartSearch | None:
         point = found.point
         for head in _candidates(point):
             first = np.delete(point.scores, head, axis=0)
@@ -265,7 +265,7 @@ def _at_most(usual: float) -> float:
     return float(usual + NOISE_DEVIATIONS * np.sqrt(2 * max(usual, 0.0)))
 
 
-def _candidates(point: Point) -> Sequence[int]:
+def _candidates(point: LayerPoint) -> Sequence[int]:
     """Heads that may be one too many: the weakest, and one of the two whose scores are nearest."""
     weakest = int(np.argmin(contributions(point)))
     scores = point.scores

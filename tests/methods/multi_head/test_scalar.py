@@ -14,7 +14,7 @@ import keyhole as kh
 from keyhole.arrays import Array, Floats, floats, to_numpy
 from keyhole.gauge.heads import canonical_heads, into_logits
 from keyhole.gauge.tolerance import relative
-from keyhole.methods.multi_head.scalar.gates import crossing, gate, shares, weights_of
+from keyhole.methods.multi_head.scalar.gates import gate, shares, solve_crossing, weights_of
 from keyhole.methods.multi_head.scalar.half_circle import HalfCircle, next_guess
 from support.targets import example
 
@@ -344,7 +344,7 @@ def test_a_half_circle_isolates_its_jumps() -> None:
     angles = np.linspace(0, np.pi, 9)
     circle = HalfCircle(angles, level(angles), 1e-9, 2.0**-20)
     for _ in range(40):
-        more = circle.unsettled(0.05)
+        more = circle.open_ranges(0.05)
         if not more.size:
             break
         circle.add(more, level(more))
@@ -376,7 +376,7 @@ def test_a_gate_leaves_one_head_undecided(size: int, rng: np.random.Generator) -
 
 def test_a_crossing_leaves_one_head_undecided_off_its_hyperplane(rng: np.random.Generator) -> None:
     normals = rng.standard_normal((2, 5, 6))
-    found = crossing(rng, normals, 2, np.full(5, 50.0), rng.standard_normal((2, 1)), 6, 1.0)
+    found = solve_crossing(rng, normals, 2, np.full(5, 50.0), rng.standard_normal((2, 1)), 6, 1.0)
     forms = found.lever * (found.mix @ (normals @ found.point))
     assert forms[2] == pytest.approx(0, abs=1e-9)
     assert np.all(np.abs(np.delete(forms, 2)) >= 50 * (1 - 1e-9))

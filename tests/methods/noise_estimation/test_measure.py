@@ -10,9 +10,8 @@ import pytest
 
 import keyhole as kh
 from keyhole.arrays import Array, namespace, to_numpy
-from keyhole.methods.noise_estimation.digits import binary_digits, decimals
+from keyhole.methods.noise_estimation.digits import binary_digits, decimals, distance_from_polynomials
 from keyhole.methods.noise_estimation.measure import QUESTIONS, REPEATS, FoundNoise, measure_noise
-from keyhole.methods.noise_estimation.roughness import distance_from_polynomials
 from keyhole.noise import Noise
 from keyhole.oracles import Cast, Counted, Noisy, Oracle, Rounded
 from keyhole.queries import Signature

@@ -22,9 +22,9 @@ from keyhole.families.relu_net import ReluNet
 from keyhole.gauge.compare import distance
 from keyhole.methods import METHODS
 from keyhole.methods.base import Estimate, Steps
-from keyhole.methods.one_layer.block_solve import choose_blocks, value_behind
+from keyhole.methods.one_layer.block_solve import choose_blocks, solve_value
 from keyhole.methods.one_layer.method import ONE_LAYER, FfnLearner
-from keyhole.methods.one_layer.roots import monotone_roots
+from keyhole.methods.one_layer.paths import monotone_roots
 from keyhole.oracles import Noisy, Rounded
 from keyhole.queries import Signature
 from keyhole.recovery import Outcome
@@ -240,7 +240,7 @@ def test_a_value_that_the_net_does_not_see_is_of_least_norm() -> None:
     rng = np.random.default_rng(0)
     inner, value = rng.standard_normal((3, 5)), rng.standard_normal((5, 5))
     bar = np.full((3, 5), 1e-14)
-    found, _, missed, _, unique = value_behind(inner, bar, inner @ value.T, bar)
+    found, _, missed, _, unique = solve_value(inner, bar, inner @ value.T, bar)
     assert not unique
     assert np.max(missed) < 1e-13
     assert pytest.approx(np.linalg.pinv(inner) @ inner @ value.T) == found.T
@@ -249,9 +249,9 @@ def test_a_value_that_the_net_does_not_see_is_of_least_norm() -> None:
 def test_products_of_no_common_value_are_not_explained_by_errors(rng: np.random.Generator) -> None:
     inner, value = rng.standard_normal((9, 5)), rng.standard_normal((5, 5))
     bar, product = np.full((9, 5), 1e-14), inner @ value.T
-    _, _, missed, explained, _ = value_behind(inner, bar, product, bar)
+    _, _, missed, explained, _ = solve_value(inner, bar, product, bar)
     assert np.all(missed <= explained)
-    _, _, missed, explained, _ = value_behind(inner, bar, product + 1e-9 * rng.standard_normal((9, 5)), bar)
+    _, _, missed, explained, _ = solve_value(inner, bar, product + 1e-9 * rng.standard_normal((9, 5)), bar)
     assert np.any(missed > 1e3 * explained)
 
 

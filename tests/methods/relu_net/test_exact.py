@@ -19,11 +19,11 @@ from keyhole.families.relu_net import ReluNet
 from keyhole.gauge.compare import distance
 from keyhole.methods import Unrecoverable
 from keyhole.methods.certificate import certify
+from keyhole.methods.relu_net.exact.checks import ring_tokens
 from keyhole.methods.relu_net.exact.kink_search import KinkSearch
-from keyhole.methods.relu_net.exact.lattice import reduced, subset_with_sum
+from keyhole.methods.relu_net.exact.lattice import reduce_lattice, subset_with_sum
 from keyhole.methods.relu_net.exact.method import relu_net
-from keyhole.methods.relu_net.exact.orientation import flipped
-from keyhole.methods.relu_net.exact.rings import ring_tokens
+from keyhole.methods.relu_net.exact.orientation import solve_orientation
 from keyhole.noise import Noise
 from keyhole.recovery import Outcome
 from keyhole.session import Session
@@ -212,7 +212,7 @@ def test_kinks_of_a_piecewise_linear_function(rng: np.random.Generator) -> None:
 
 def test_lattice_reduction_keeps_the_lattice_and_shortens_it(rng: np.random.Generator) -> None:
     basis = np.hstack([np.eye(12), rng.integers(-1000, 1000, (12, 4))])
-    short = reduced(basis)
+    short = reduce_lattice(basis)
     times = np.rint(short[:, :12])
     assert abs(round(np.linalg.det(times))) == 1
     np.testing.assert_array_equal(times @ basis, short)
@@ -227,10 +227,10 @@ def test_subset_sums(fresh_seed: int) -> None:
 
 def test_orientation_that_many_choices_explain_is_not_identifiable(rng: np.random.Generator) -> None:
     jumps = rng.standard_normal((60, 1))
-    assert flipped(jumps, -jumps[:30].sum(axis=0), np.full(60, 1e-9), 1e-9) == (None, "not identifiable")
+    assert solve_orientation(jumps, -jumps[:30].sum(axis=0), np.full(60, 1e-9), 1e-9) == (None, "not identifiable")
     few = rng.standard_normal((3, 5))
-    assert flipped(few, rng.standard_normal(5), np.full(3, 1e-9), 1e-9) == (None, "not identifiable")
-    assert flipped(few, -few[1], np.full(3, 1e-9), 1e-9)[0] is not None
+    assert solve_orientation(few, rng.standard_normal(5), np.full(3, 1e-9), 1e-9) == (None, "not identifiable")
+    assert solve_orientation(few, -few[1], np.full(3, 1e-9), 1e-9)[0] is not None
 
 
 # --- recovery -------------------------------------------------------------------------------------------------

@@ -12,10 +12,10 @@ from keyhole.errors import UsageError
 from keyhole.families.relu_net import ReluNet
 from keyhole.methods import Estimate, Unrecoverable
 from keyhole.methods.certificate import certify
-from keyhole.methods.relu_net.noisy.covariance import Spread
-from keyhole.methods.relu_net.noisy.least_squares import Problem, descended, fitted, unit
+from keyhole.methods.relu_net.noisy.covariance import Covariance
+from keyhole.methods.relu_net.noisy.least_squares import NetProblem, descend, fit_planes, unit
 from keyhole.methods.relu_net.noisy.method import IN_THE_END, relu_boost
-from keyhole.methods.relu_net.noisy.orientation import oriented, unfolded
+from keyhole.methods.relu_net.noisy.orientation import orient, unfold
 from keyhole.noise import Noise
 from keyhole.oracles import Cast, Counted, Noisy, Oracle, Rounded
 from keyhole.recovery import Outcome
@@ -122,11 +122,11 @@ def test_standard_errors_are_those_of_repetition() -> None:
     fresh = np.concatenate([rng.standard_normal((50, 5)), np.ones((50, 1))], axis=1)
     exact, ratios = truth.on_vectors(fresh[:, :5]), []
     for _ in range(40):
-        problem = Problem(rows, (truth.on_vectors(tokens) / scale + rng.standard_normal(400))[:, None], False, False)
-        fit = descended(fitted(problem, problem.to_white(planes)), 30)
+        problem = NetProblem(rows, (truth.on_vectors(tokens) / scale + rng.standard_normal(400))[:, None], False, False)
+        fit = descend(fit_planes(problem, problem.to_white(planes)), 30)
         raw = fit.raw_planes()
         said = np.concatenate([np.maximum(fresh @ raw.T, 0), fresh[:, -1:]], axis=1) @ fit.output
-        ratios.append((said[:, 0] - exact) / Spread(fit).predictions(fresh)[:, 0])
+        ratios.append((said[:, 0] - exact) / Covariance(fit).predictions(fresh)[:, 0])
     assert 0.8 < np.sqrt(np.mean(np.square(ratios))) < 1.25
 
 
@@ -135,20 +135,20 @@ def test_orientation_needs_no_skip(width: int, neurons: int) -> None:
     truth, rng = net(width, neurons, 25), np.random.default_rng(8)
     tokens = 2 * rng.standard_normal((600, width))
     rows = np.concatenate([tokens, np.ones((600, 1))], axis=1) * 1e6
-    problem = Problem(rows, 1e6 * truth.on_vectors(tokens)[:, None])
+    problem = NetProblem(rows, 1e6 * truth.on_vectors(tokens)[:, None])
     planes = np.concatenate([truth.weights_in, truth.bias_in[:, None]], axis=1) * rng.choice([-1, 1], (neurons, 1))
-    fit = fitted(problem, problem.to_white(planes))
-    turned = oriented(fit)
+    fit = fit_planes(problem, problem.to_white(planes))
+    turned = orient(fit)
     assert turned is not None
     assert not turned.problem.affine
     assert turned.squares < 1e-3 * tokens.shape[0]
-    assert abs(unfolded(fit).squares - fit.squares) < 1e-3 * tokens.shape[0]
+    assert abs(unfold(fit).squares - fit.squares) < 1e-3 * tokens.shape[0]
 
 
 def test_descent_never_climbs(rng: np.random.Generator) -> None:
     rows = np.concatenate([rng.standard_normal((200, 4)), np.ones((200, 1))], axis=1)
-    start = fitted(Problem(rows, rng.standard_normal((200, 2))), unit(rng.standard_normal((6, 5))))
-    assert descended(start, 10).squares <= start.squares
+    start = fit_planes(NetProblem(rows, rng.standard_normal((200, 2))), unit(rng.standard_normal((6, 5))))
+    assert descend(start, 10).squares <= start.squares
 
 
 def test_norm_bound_and_count_are_kept() -> None:

@@ -14,7 +14,7 @@ from keyhole.arrays import Array, Space, to_numpy
 from keyhole.errors import UsageError
 from keyhole.methods import Estimate, Unrecoverable
 from keyhole.methods.robust.bounded.design import leaning_rows
-from keyhole.methods.robust.bounded.interval import Interval, Layout
+from keyhole.methods.robust.bounded.interval import Interval, PairLayout
 from keyhole.methods.robust.bounded.method import ASSUMPTIONS, ASSUMPTIONS_COVERED, bounded
 from keyhole.methods.robust.bounded.reader import LEAST_MARGIN
 from keyhole.noise import Noise
@@ -311,8 +311,8 @@ def test_biases_that_hide_can_be_covered(fresh_seed: int) -> None:
 # --- the parts -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("layout", [Layout(1, 0), Layout(1, 1), Layout(16, 16), Layout(3, 2)])
-def test_logits_are_within_their_interval(layout: Layout, fresh_seed: int) -> None:
+@pytest.mark.parametrize("layout", [PairLayout(1, 0), PairLayout(1, 1), PairLayout(16, 16), PairLayout(3, 2)])
+def test_logits_are_within_their_interval(layout: PairLayout, fresh_seed: int) -> None:
     rng = np.random.default_rng(fresh_seed)
     n = 4000
     logit, own, first = rng.normal(size=n), rng.normal(size=n), rng.uniform(0.5, 2.0, n)

@@ -11,14 +11,14 @@ import pytest
 import keyhole as kh
 from keyhole.arrays import Array, to_numpy
 from keyhole.errors import UsageError
-from keyhole.methods.robust.gaussian.likelihood import Frame, Pairs, Point, fit, predicted
+from keyhole.methods.robust.gaussian.likelihood import Frame, HeadPoint, PairQueries, fit, predict
 from keyhole.methods.robust.gaussian.pair_design import (
     best_pairs,
     pair_answers,
     pair_rows,
     tilted_rows,
-    universal_floor,
 )
+from keyhole.numerics.cramer_rao import universal_floor
 from keyhole.oracles import Counted, Noisy, Oracle
 from support import targets as t
 
@@ -115,10 +115,10 @@ def test_a_fit_to_exact_answers_is_exact(rank: int | None, rng: np.random.Genera
     )
     row, column = np.divmod(np.arange(width**2), width)
     copies = np.full(row.size, 8.0)
-    pairs = Pairs(row, column, np.ones(row.size), copies, copies)
-    truth = Point(score, value, np.zeros(width))
-    pairs = Pairs(row, column, pairs.norm, copies, copies, predicted(frame, truth, pairs).answer, np.ones(row.size))
-    found = fit(frame, Point(score + 0.1 * rng.standard_normal(score.shape), value, np.zeros(width)), pairs, rank)
+    pairs = PairQueries(row, column, np.ones(row.size), copies, copies)
+    truth = HeadPoint(score, value, np.zeros(width))
+    pairs = PairQueries(row, column, pairs.norm, copies, copies, predict(frame, truth, pairs).answer, np.ones(row.size))
+    found = fit(frame, HeadPoint(score + 0.1 * rng.standard_normal(score.shape), value, np.zeros(width)), pairs, rank)
     assert found.point.score == pytest.approx(score, abs=1e-6)
     assert np.all(found.score_variance > 0)
 

@@ -13,7 +13,7 @@ from keyhole.arrays import Space
 from keyhole.errors import UsageError
 from keyhole.methods import METHODS
 from keyhole.methods.sensing.method import ASSUMPTIONS, PILOT, SENSING
-from keyhole.methods.sensing.solvers import error_spread, factored, parameter_count, recommended_measurements
+from keyhole.methods.sensing.solvers import factored, parameter_count, recommended_measurements, standard_error
 from keyhole.recovery import Outcome
 from support import targets as t
 from test_honesty import Kind, Situation, drawn
@@ -251,7 +251,7 @@ def test_error_spread_is_that_of_a_fit_to_noisy_values() -> None:
         for _ in range(200)
     ]
     measured = np.sqrt(np.mean(np.square(errors), axis=0)) / noise
-    np.testing.assert_allclose(measured, error_spread(U, G, truth, rank), rtol=0.25)
+    np.testing.assert_allclose(measured, standard_error(U, G, truth, rank), rtol=0.25)
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
 
-from keyhole.arrays import Array, Space
+from keyhole.arrays import Array, Space, namespace
 
 
+@dataclass(frozen=True)
+class ShiftedSolution:
+    """Solutions a of A·a − ratio·(own·a) = values, one per column."""
+
+    coefficients: Array  # (rank, n)
+    form: Array  # (n,) own·a
+    damping: Array  # (n,) at most one: errors are amplified by up to its inverse
+
+
+def solve_shifted(
+    inverse: Array,  # (rank, m) of A
+    own: Array,  # (rank, n)
+    values: Array,  # (m, n)
+    ratio: Array,  # (m, n)
+) -> ShiftedSolution:
+    """Solve linear systems changed by rank one, column by column, with the Sherman–Morrison formula.
+
+    The change is what a last token that is not short against the first adds to a form.
+    """
+    xp = namespace(values)
+    plain, shift = inverse @ values, inverse @ ratio
+    denominator = 1 - xp.sum(own * shift, axis=0)
+    form = xp.sum(own * plain, axis=0) / denominator
+    return ShiftedSolution(plain + shift * form, form, xp.minimum(xp.abs(denominator), xp.ones_like(denominator)))
+
+
+@final
 class CrossBasis:
     """Columns reduced as in Gaussian elimination with row pivoting, one at a time.
 
@@ -22,35 +51,17 @@ class CrossBasis:
         self._inverse = space.zeros(1, 1)
         self._heights = space.zeros(1)
         self.pivots: list[int] = []
+        self._show()
 
-    @property
-    def rank(self) -> int:
-        """Columns kept."""
-        return len(self.pivots)
-
-    @property
-    def factors(self) -> Array:  # (size, rank)
-        """The reduced columns."""
-        return self._factors[:, : self.rank]
-
-    @property
-    def inverse(self) -> Array:  # (rank, rank)
-        """Takes values at the pivots to coefficients."""
-        return self._inverse[: self.rank, : self.rank]
-
-    @property
-    def heights(self) -> Array:  # (rank,)
-        """The pivot of each column before it was scaled to one."""
-        return self._heights[: self.rank]
-
-    def others(self) -> list[int]:
-        """The rows that are not pivots, in order."""
-        taken = set(self.pivots)
-        return [row for row in range(self._size) if row not in taken]
+    def _show(self) -> None:
+        rank = len(self.pivots)
+        self.factors = self._factors[:, :rank]  # (size, rank) the reduced columns
+        self.inverse = self._inverse[:rank, :rank]  # takes values at the pivots to coefficients
+        self.heights = self._heights[:rank]  # (rank,) the pivot of each column before it was scaled to one
 
     def add(self, columns: Array, radii: Sequence[float]) -> int:  # (size, n), n
         """Extend the span by columns; how many do not lie in it within their radius."""
-        xp, before = self._space.xp, self.rank
+        xp, before = self._space.xp, len(self.pivots)
         rest = columns
         if before:
             chosen = self._space.indices(self.pivots)
@@ -69,10 +80,10 @@ class CrossBasis:
             later -= factor[:, None] * later[pivot : pivot + 1, :]
             later[pivot, :] = 0.0
             self._append(factor, pivot, height)
-        return self.rank - before
+        return len(self.pivots) - before
 
     def _append(self, factor: Array, pivot: int, height: float) -> None:
-        rank = self.rank
+        rank = len(self.pivots)
         if rank == self._factors.shape[1]:
             self._grow()
         self._inverse[rank, :rank] = -(self._factors[pivot, :rank] @ self.inverse)
@@ -80,10 +91,11 @@ class CrossBasis:
         self._factors[:, rank] = factor
         self._heights[rank] = height
         self.pivots.append(pivot)
+        self._show()
 
     def _grow(self) -> None:
         """Double the room, so that adding stays linear in the size."""
-        space, xp, rank = self._space, self._space.xp, self.rank
+        space, xp, rank = self._space, self._space.xp, len(self.pivots)
         more = min(rank, self._size - rank)
         self._factors = xp.concat([self._factors, space.zeros(self._size, more)], axis=1)
         wider = xp.concat([self._inverse, space.zeros(rank, more)], axis=1)

@@ -1,35 +1,38 @@
-"""Bilinear forms rowᵀ·score·column, each read off the logit of one query."""
+"""Bilinear forms rowᵀ·score·column, each measured as the logit of one query."""
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import final
 
-from keyhole.arrays import Array, namespace
+from keyhole.arrays import Array, Space, namespace
 from keyhole.methods.base import Steps, Unrecoverable
-from keyhole.methods.forms.scale import FIRST_PROBE, LEVER, MOST_PROBES, NO_RESPONSE, ScaleKeeper, floor_power
+from keyhole.methods.forms.scale import FIRST_PROBE, NORM_RATIO, ScaleEstimate, ScaleSearch, floor_power
 from keyhole.methods.forms.value import Value
-from keyhole.numerics.logit import logit_with_radius, rounding
-from keyhole.queries import Measurements, Plan, Signature, Term, TokenRows
+from keyhole.numerics.logit import logit_with_radius
+from keyhole.queries import Measurements, Plan, Signature, Sketch, Term, TokenRows
 from keyhole.recovery import Outcome
 
-# A first probe is made larger, where that helps, until a logit of this size could be seen.
+# A first probe is made larger, where that helps, until a logit of this size could be told from zero.
 CLEAR_ENOUGH = 1e-3
-# A reading whose radius exceeds that of a balanced one (σ = ½) by more than this is read again at a smaller scale.
-WORST_STRAIN = 100.0
+# A form whose radius exceeds that at a logit of zero by more than this is asked for again at a smaller scale.
+SATURATED = 100.0
 # How much smaller.
 SHRINK = 2.0**-6
 # A norm bound beyond this is as good as none, and longer tokens would only make the last ones vanish.
 LONGEST = 2.0**100
 # What the score bias adds to a logit is kept within this, by shorter tokens where it attracts them ...
-REACH = 1.0
+LARGEST_BIAS_LOGIT = 1.0
 # ... and the errors of tokens orthogonal to it below this many eps.
-BIAS_LEVER = 2.0**7
+BIAS_NORM_RATIO = 2.0**7
 
 
 @dataclass(frozen=True)
 class ScoreBias:
-    """The score bias as read."""
+    """An estimate of the score bias with entrywise radii."""
 
     vector: Array  # (width,)
     radius: Array  # (width,)
@@ -37,167 +40,100 @@ class ScoreBias:
 
 @dataclass(frozen=True)
 class Forms:
-    """Readings of (row − ratio·column)ᵀ · score · column for pairs of unit vectors."""
+    """Measurements of (row − ratio·column)ᵀ · score · column for pairs of unit vectors."""
 
     values: Array  # (n,)
     radius: Array  # (n,)
     ratio: Array  # (n,) norm of the last token over that of the first
-    strain: Array  # (n,) radius of the logit over that of a balanced one (σ = ½): large where the softmax saturates
+    saturation: Array  # (n,) radius of the logit over that at zero (σ = ½): large where the softmax saturates
 
     def parts(self) -> tuple[Array, Array, Array, Array]:
         """All four arrays, in order."""
-        return self.values, self.radius, self.ratio, self.strain
+        return self.values, self.radius, self.ratio, self.saturation
 
 
 @dataclass(frozen=True)
 class Probe:
-    """The last form probed: of row and column `number`."""
+    """The last form that the scale search measured, of row and column `number`."""
 
     number: int
     forms: Forms
     responds: bool  # whether it can be told from zero, or others may be that cannot be told from it
 
-    def agrees(self, again: Forms) -> bool:
-        """Whether the same form read at another scale is the same; a score bias scales differently."""
-        apart = abs(float(self.forms.values[0]) - float(again.values[0]))
-        return apart <= float(self.forms.radius[0]) + float(again.radius[0])
 
+class FormReader(ABC):
+    """Measures bilinear forms rowᵀ·score·column, one query each, at a scale it keeps adjusting.
 
-class FormReader(ScaleKeeper):
-    """Reads bilinear forms rowᵀ·score·column, one query each, at a scale it keeps adjusting.
-
-    The query [a·row; c·column] with value overlaps r = row·v, s = column·v answers
-    c·s + σ(z)·(a·r − c·s), where z = (a·row − c·column)ᵀ(c·score·column + score_bias).
+    A subclass knows what tokens to send for a pair at a scale and how to solve its answer for the form.
     """
 
-    def __init__(
-        self, signature: Signature, value: Value, bias: ScoreBias | None = None, hidden_bias: float = 0.0
-    ) -> None:
-        super().__init__(signature)
-        space, xp = signature.space, signature.space.xp
-        self.value = value.vector
-        self.output_bias = value.bias
-        self.value_norm = float(xp.linalg.vector_norm(value.vector))
-        self.value_radius = float(xp.linalg.vector_norm(value.radius))
-        self.offset_radius = float(value.bias_radius)
-        self.bias = bias
-        self._steepness: list[tuple[int, float]] = []  # of each reading: forms, and how the output bias moves them
-        self.hidden_bias = hidden_bias  # how large a score bias may be that did not show
-        self.bias_norm = 0.0 if bias is None else float(xp.linalg.vector_norm(bias.vector))
-        # Tokens stay clear of overflow, also their products and after they met the value vector.
-        room = min(space.huge**0.45, 2.0**-24 * space.huge / max(1.0, self.value_norm))
-        if signature.max_norm is not None:
-            room = min(room, LONGEST)
-        self.longest = min(signature.norm_limit, room)
-        # Where norms are free and logits bilinear, the first token is so long that the last one does nothing else.
-        self.levered = signature.max_norm is None and bias is None
-        self.largest_scale = floor_power(self.longest / LEVER) ** 2 if self.levered else self.longest**2
-        if self.bias_norm > 0:
-            # Also of a last token orthogonal to the bias, the rounding of its logit stays small.
-            longest_last = min(self.longest, 0.01 / (rounding(space) * self.bias_norm))
-            self.largest_scale = min(BIAS_LEVER / self.bias_norm, self.longest) * longest_last
+    # Whether last tokens are so short against first ones that their own forms vanish.
+    negligible_last = True
+    # How far forms may be off together, on average, because of the output bias.
+    common_radius = 0.0
+
+    def __init__(self, signature: Signature, guide: Array, *, caution: float | None = None) -> None:  # (width,)
+        self.signature = signature
+        self.guide = guide  # what rows must overlap with for their answers to show the softmax weight
+        self.guide_norm = float(signature.space.xp.linalg.vector_norm(guide))
+        self.estimate = ScaleEstimate() if caution is None else ScaleEstimate(caution)
+        self.bias: ScoreBias | None = None
+        self.so_far: Callable[[], Sketch | None] | None = None  # offered to those who watch, with every plan
 
     @property
+    @abstractmethod
     def scale(self) -> float:
         """The product of token norms that brings logits to their aim."""
-        aim = self.aim
-        if math.isinf(aim):
-            return self.largest_scale
-        if not self.levered:
-            # The last token's own form grows with its norm squared, and may exceed the others √d times.
-            longest = self._first_norm(self.largest_scale)
-            aim = min(aim, longest * math.sqrt(aim / math.sqrt(self.signature.width)))
-        return self.other_scale(min(floor_power(aim), self.largest_scale))
 
-    def _first_norm(self, scale: float) -> float:
-        """How long first tokens are, but for those that the score bias attracts."""
-        if self.levered:
-            return LEVER * floor_power(math.sqrt(scale))
-        longest = float(self.longest)
-        if self.bias_norm == 0:
-            return longest
-        root = math.sqrt(self.signature.width)
-        wanted = max(2 * math.sqrt(scale * root), 0.5 * root / self.bias_norm)
-        return min(wanted, BIAS_LEVER / self.bias_norm, longest)
+    @abstractmethod
+    def ask_at(
+        self, stage: str, rows: TokenRows, columns: TokenRows, row_index: Array, column_index: Array, scale: float
+    ) -> Steps[Forms]:
+        """The forms of the given pairs (n,) from one query each, at one scale."""
 
-    def norms(self, scale: float, rows_bias: Array, columns_bias: Array) -> tuple[float | Array, float | Array]:
-        """Norms of the first and the last tokens, whose product is `scale` unless the score bias allows less."""
-        first = self._first_norm(scale)
-        last = min(scale / first, self.longest)
-        if self.bias is None:
-            return first, last
-        return within_reach(first, rows_bias), within_reach(last, columns_bias)
+    @abstractmethod
+    def ask_probe(self, rows: TokenRows, columns: TokenRows) -> Steps[Probe]:
+        """Settle the scale with forms of row k and column k. Without a response the score matrix is zero."""
 
-    def probe(self, rows: TokenRows, columns: TokenRows) -> Steps[Probe]:
-        """Find the scale. Without a response at any scale the score matrix is zero."""
-        space = self.signature.space
-        scale = min(FIRST_PROBE, self.largest_scale)
-        while self._balanced_radius(scale) > CLEAR_ENOUGH and scale < self.largest_scale:
-            scale = min(2 * scale, self.largest_scale)
-        silent, saturated = 0.0, math.inf  # scales that are too small and too large
-        for tries in range(MOST_PROBES):
-            if scale < space.tiny**0.5:
-                break
-            balanced = self._balanced_radius(scale)
-            if balanced > 0.5:
-                raise Unrecoverable(
-                    Outcome.TOO_NOISY,
-                    f"an answer is uncertain by {balanced / 4:.1g} of the difference between two tokens' values",
-                )
-            step = floor_power(
-                max(16.0, 0.1 / max(balanced, self.signature.space.eps))
-            )  # shorter than the range of logits one probe can read
-            number = tries % rows.vectors.shape[0]
-            index = space.indices([number])
-            forms = yield from self._ask("scale", rows, columns, index, index, scale)
-            if float(forms.strain[0]) > WORST_STRAIN:
-                saturated = scale
-                scale = scale / step if silent == 0.0 else math.sqrt(silent * saturated)
-                continue
-            if abs(float(forms.values[0])) > 4 * float(forms.radius[0]):
-                self.learn(forms.values, scale)
-                self._steepness.clear()
-                return Probe(number, forms, responds=True)
-            if scale == self.largest_scale or float(forms.radius[0]) * scale > 0.5:
-                # Under a norm bound a single form may be too small to see where others are not.
-                return Probe(number, forms, responds=self.signature.max_norm is not None)
-            silent = scale
-            scale = min(scale * step, self.largest_scale) if math.isinf(saturated) else math.sqrt(silent * saturated)
-        raise Unrecoverable(Outcome.WRONG_FAMILY, NO_RESPONSE)
+    @abstractmethod
+    def undetected_bias(self, probe: Probe, again: Forms) -> float | None:
+        """How large a score bias may be, given that a form agrees with itself at two scales; None where it does not."""
 
-    def read(
+    @final
+    def ask_forms(
         self, stage: str, rows: TokenRows, columns: TokenRows, row_index: Array, column_index: Array
     ) -> Steps[Forms]:
-        """Read the forms of the given pairs (n,), re-reading saturated ones at smaller scales."""
+        """The forms of the given pairs (n,), at smaller scales again where they saturate."""
         xp = self.signature.space.xp
         pieces: list[Forms] = []
         done = 0
         while done < row_index.shape[0]:
             # Each plan at most doubles what is known, so a scale that is off spoils few queries.
-            stop = min(done + max(1, self._count), row_index.shape[0])
+            stop = min(done + max(1, self.estimate.count), row_index.shape[0])
             scale = self.scale
-            forms = yield from self._read_all(
+            forms = yield from self._ask_unsaturated(
                 stage, rows, columns, row_index[done:stop], column_index[done:stop], scale
             )
-            self.learn(forms.values, scale)
+            self.estimate.update(forms.values, scale)
             pieces.append(forms)
             done = stop
         if len(pieces) == 1:
             return pieces[0]
         return Forms(*(xp.concat(parts) for parts in zip(*(piece.parts() for piece in pieces), strict=True)))
 
-    def read_batch(self, stage: str, rows: TokenRows, columns: TokenRows) -> Steps[Forms]:
+    @final
+    def ask_batch(self, stage: str, rows: TokenRows, columns: TokenRows) -> Steps[Forms]:
         """The forms of row k and column k for all k, in one plan whatever is known of the scale."""
         every = self.signature.space.indices(range(rows.vectors.shape[0]))
-        return (yield from self._read_all(stage, rows, columns, every, every, self.scale))
+        return (yield from self._ask_unsaturated(stage, rows, columns, every, every, self.scale))
 
-    def _read_all(
+    def _ask_unsaturated(
         self, stage: str, rows: TokenRows, columns: TokenRows, row_index: Array, column_index: Array, scale: float
     ) -> Steps[Forms]:
         xp = self.signature.space.xp
-        forms = yield from self._ask(stage, rows, columns, row_index, column_index, scale)
+        forms = yield from self.ask_at(stage, rows, columns, row_index, column_index, scale)
         while True:
-            (bad,) = xp.nonzero(forms.strain > WORST_STRAIN)
+            (bad,) = xp.nonzero(forms.saturation > SATURATED)
             if bad.shape[0] == 0:
                 return forms
             scale = scale * SHRINK
@@ -206,103 +142,225 @@ class FormReader(ScaleKeeper):
                     Outcome.SATURATED, f"{bad.shape[0]} softmax weights stayed at 0 or 1 at every token norm"
                 )
             some_rows, some_columns = (xp.take(index, bad, axis=0) for index in (row_index, column_index))
-            again = yield from self._ask(stage, rows, columns, some_rows, some_columns, scale)
+            again = yield from self.ask_at(stage, rows, columns, some_rows, some_columns, scale)
             pairs = zip(forms.parts(), again.parts(), strict=True)
-            forms = Forms(*(_replaced(old, bad, new) for old, new in pairs))
+            forms = Forms(*(_replace(old, bad, new) for old, new in pairs))
+
+
+class SearchingReader(FormReader):
+    """A reader that has to search for the scale."""
+
+    largest_scale: float
+
+    @abstractmethod
+    def first_norm(self, scale: float) -> float:
+        """Norm of first tokens, but for those that the score bias attracts."""
+
+    @abstractmethod
+    def radius_at_zero(self, scale: float) -> float:
+        """Radius of a logit of zero, for a row of average overlap with the guide."""
 
     @property
-    def common_radius(self) -> float:
-        """How far forms may be off together, on average, because of the output bias."""
-        count = sum(number for number, _ in self._steepness)
-        return self.offset_radius * sum(total for _, total in self._steepness) / max(count, 1)
+    def scale(self) -> float:
+        """The product of token norms that brings logits to their aim."""
+        longest = None if self.negligible_last else self.first_norm(self.largest_scale)
+        return self.estimate.next_scale(self.largest_scale, longest, self.signature.width)
 
-    def unseen_bias(self, probe: Probe, again: Forms) -> float:
-        """How large a score bias may be whose part in a form, read at two scales, is within the errors of both.
+    @final
+    def ask_probe(self, rows: TokenRows, columns: TokenRows) -> Steps[Probe]:
+        """Search for the scale with forms of row k and column k. Without a response the score matrix is zero."""
+        space = self.signature.space
+        scale = min(FIRST_PROBE, self.largest_scale)
+        while self.radius_at_zero(scale) > CLEAR_ENOUGH and scale < self.largest_scale:
+            scale = min(2 * scale, self.largest_scale)
+        search = ScaleSearch(scale, smallest=space.tiny**0.5)
+        for tries, scale in enumerate(search):
+            radius = self.radius_at_zero(scale)
+            if radius > 0.5:
+                raise Unrecoverable(
+                    Outcome.TOO_NOISY,
+                    f"an answer is uncertain by {radius / 4:.1g} of the difference between two tokens' values",
+                )
+            step = floor_power(max(16.0, 0.1 / max(radius, space.eps)))  # within the logits one probe can show
+            number = tries % rows.vectors.shape[0]
+            index = space.indices([number])
+            forms = yield from self.ask_at("scale", rows, columns, index, index, scale)
+            if float(forms.saturation[0]) > SATURATED:
+                search.lower_scale(step)
+            elif abs(float(forms.values[0])) > 4 * float(forms.radius[0]):
+                self.estimate.update(forms.values, scale)
+                return Probe(number, forms, responds=True)
+            elif scale == self.largest_scale or float(forms.radius[0]) * scale > 0.5:
+                # Under a norm bound a single form may be too small to see where others are not.
+                return Probe(number, forms, responds=self.signature.max_norm is not None)
+            else:
+                search.raise_scale(step, self.largest_scale)
+        raise AssertionError  # the search ends by itself
 
-        It adds LEVER/√scale times its share to a form.
+    @final
+    def undetected_bias(self, probe: Probe, again: Forms) -> float | None:
+        """How large a score bias may be, given that a form agrees with itself at two scales; None where it does not.
+
+        It adds its share times the norm of the first token over the scale to a form, so that it shows as a difference.
         """
-        parts = [LEVER / math.sqrt(scale) for scale in (self._probed, self._latest)]
         errors = float(probe.forms.radius[0]) + float(again.radius[0])
+        if abs(float(probe.forms.values[0]) - float(again.values[0])) > errors:
+            return None
+        parts = [self.first_norm(scale) / scale for scale in (self.estimate.first, self.estimate.latest)]
         return 32 * math.sqrt(self.signature.width) * errors / abs(parts[0] - parts[1])
 
-    def _balanced_radius(self, scale: float) -> float:
-        """Radius of a logit of zero, for a row of average overlap with the value."""
-        first = self._first_norm(scale)
-        span = first * self.value_norm / math.sqrt(self.signature.width)
-        errors = first * (rounding(self.signature.space) * self.value_norm + self.value_radius)
-        return 4 * (errors + self._noise(self.signature.noise.radius)) / span if span > 0 else math.inf
 
-    def _noise(self, answer_radius: float) -> float:
-        """What an answer is off by, whatever the tokens: its own noise and that of the output bias."""
-        own = max(answer_radius, self.signature.noise.spread) + 2 * self.signature.space.eps * abs(
-            float(self.output_bias)
-        )
+@final
+class PairValues:
+    """What two tokens say of the softmax weight between them, given their values.
+
+    The query [a·row; c·column] with value overlaps r = row·v, s = column·v answers c·s + σ(z)·(a·r − c·s), where
+    z = (a·row − c·column)ᵀ(c·score·column + score_bias).
+    """
+
+    def __init__(self, signature: Signature, value: Value) -> None:
+        xp = signature.space.xp
+        self.signature, self.value = signature, value
+        self.norm = float(xp.linalg.vector_norm(value.vector))
+        # Error of the value of a token, over its norm.
+        self.error = signature.space.rounding * self.norm + float(xp.linalg.vector_norm(value.radius))
+        self.bias_radius = float(value.bias_radius)
+        self.longest = longest_token(signature.space, self.norm)
+        if signature.max_norm is not None:
+            self.longest = min(self.longest, LONGEST, signature.norm_limit)
+
+    def noise(self, answer_radius: float) -> float:
+        """Error of an answer whatever the tokens: its own noise and that of the output bias."""
+        eps, width = self.signature.space.eps, self.signature.width
+        own = max(answer_radius, self.signature.noise.spread) + 2 * eps * abs(float(self.value.bias))
         # An error of the output bias is the same in all answers: it does not average out over the √d of a basis.
-        return float(own + self.offset_radius * self.signature.width**0.5)
+        return float(own + self.bias_radius * width**0.5)
 
-    def _ask(
-        self, stage: str, rows: TokenRows, columns: TokenRows, row_index: Array, column_index: Array, scale: float
-    ) -> Steps[Forms]:
-        """One query per pair, at one scale."""
+    def radius_at_zero(self, first: float) -> float:
+        """Radius of a logit of zero, for a first token of this norm and average overlap with the value."""
+        span = first * self.norm / math.sqrt(self.signature.width)
+        return 4 * (first * self.error + self.noise(self.signature.noise.radius)) / span if span > 0 else math.inf
+
+    def ask_logits(
+        self,
+        stage: str,
+        first: Term,  # scaled rows
+        last: Term,  # scaled columns
+        so_far: Callable[[], Sketch | None] | None = None,
+    ) -> Steps[tuple[Array, Array, Array, Array]]:
+        """Logits (n,) with radii, saturation, and how far apart the values of the two tokens are."""
         space, xp = self.signature.space, self.signature.space.xp
-        rows_bias, columns_bias = 0.0, 0.0
-        if self.bias is not None:
-            rows_bias = xp.take(rows.vectors @ self.bias.vector, row_index, axis=0)
-            columns_bias = xp.take(columns.vectors @ self.bias.vector, column_index, axis=0)
-        first, last = self.norms(scale, rows_bias, columns_bias)
-        positions = [[Term(rows, row_index, first)], [Term(columns, column_index, last)]]
-        answers: Measurements = yield Plan(stage, int(row_index.shape[0]), positions)
-        values = answers.values - self.output_bias
-        high = first * xp.take(rows.vectors @ self.value, row_index, axis=0)
-        low = last * xp.take(columns.vectors @ self.value, column_index, axis=0)
-        per_norm = rounding(space) * self.value_norm + self.value_radius
-        noise = self._noise(answers.radius)
-        low_bar, high_bar = last * per_norm, first * per_norm
-        logits, radius = logit_with_radius(space, values, low, high, low_bar, high_bar, noise)
-        slack = noise + low_bar + high_bar
+        high, low = (term.scale * overlaps(term.rows, term.index, self.value.vector) for term in (first, last))
+        answers: Measurements = yield Plan(stage, int(high.shape[0]), [[first], [last]], so_far=so_far)
+        values = answers.values - self.value.bias
+        noise, low_radius, high_radius = self.noise(answers.radius), last.scale * self.error, first.scale * self.error
+        logits, radius = logit_with_radius(space, values, low, high, low_radius, high_radius, noise)
+        total = noise + low_radius + high_radius
         if bool(xp.any(xp.isinf(radius))):
-            self._check_range(values, low, high, slack)
+            check_average(values, low, high, total)
         span = xp.abs(high - low)
         span = xp.where(span == 0, xp.ones_like(span), span)
-        strain = radius * span / (4 * slack)
-        # The oracle's own inner product behind the logit is rounded too.
-        own = rounding(space) * self.size * self.signature.width**0.5
+        return logits, radius, radius * span / (4 * total), span
+
+
+@final
+class PairReader(SearchingReader):
+    """Measures forms of a head with one output by queries [a·row; c·column]."""
+
+    def __init__(
+        self, signature: Signature, value: Value, bias: ScoreBias | None = None, hidden_bias: float = 0.0
+    ) -> None:
+        super().__init__(signature, value.vector)
+        space = signature.space
+        self.values = PairValues(signature, value)
+        self.bias = bias
+        self.hidden_bias = hidden_bias  # how large a score bias may be that was not detected
+        self.longest = self.values.longest
+        # Where norms are free and logits bilinear, the first token is so long that the last one does nothing else.
+        self.negligible_last = signature.max_norm is None and bias is None
+        self.largest_scale = floor_power(self.longest / NORM_RATIO) ** 2 if self.negligible_last else self.longest**2
+        self._steepness = (0, 0.0)  # of all forms: their number, and how the output bias moves them together
+        self.bias_norm = 0.0 if bias is None else float(space.xp.linalg.vector_norm(bias.vector))
+        if self.bias_norm > 0:
+            # Also of a last token orthogonal to the bias, the rounding of its logit stays small.
+            longest_last = min(self.longest, 0.01 / (space.rounding * self.bias_norm))
+            self.largest_scale = min(BIAS_NORM_RATIO / self.bias_norm, self.longest) * longest_last
+
+    def first_norm(self, scale: float) -> float:
+        """Norm of first tokens, but for those that the score bias attracts."""
+        if self.negligible_last:
+            return NORM_RATIO * floor_power(math.sqrt(scale))
+        if self.bias_norm == 0:
+            return float(self.longest)
+        root = math.sqrt(self.signature.width)
+        wanted = max(2 * math.sqrt(scale * root), 0.5 * root / self.bias_norm)
+        return min(wanted, BIAS_NORM_RATIO / self.bias_norm, float(self.longest))
+
+    def radius_at_zero(self, scale: float) -> float:
+        """Radius of a logit of zero, for a row of average overlap with the value."""
+        return self.values.radius_at_zero(self.first_norm(scale))
+
+    def ask_at(
+        self, stage: str, rows: TokenRows, columns: TokenRows, row_index: Array, column_index: Array, scale: float
+    ) -> Steps[Forms]:
+        """The forms of the given pairs (n,) from queries [a·row; c·column] with a·c = scale, or less beside a bias."""
+        space, xp = self.signature.space, self.signature.space.xp
+        first: float | Array = self.first_norm(scale)
+        last: float | Array = min(scale / first, self.longest)
         if self.bias is not None:
-            logits = logits - (first * rows_bias - last * columns_bias)
-            spread = rounding(space) * self.bias_norm + float(xp.linalg.vector_norm(self.bias.radius))
-            radius = radius + (first + last) * spread
-        unit = self._unit(first, last)
-        if self.offset_radius > 0:
+            row_bias = overlaps(rows, row_index, self.bias.vector)
+            column_bias = overlaps(columns, column_index, self.bias.vector)
+            first, last = norms_beside_bias(first, row_bias), norms_beside_bias(last, column_bias)
+        logits, radius, saturation, span = yield from self.values.ask_logits(
+            stage, Term(rows, row_index, first), Term(columns, column_index, last), self.so_far
+        )
+        # The oracle's own inner product behind the logit is rounded too.
+        own = space.rounding * self.estimate.size * self.signature.width**0.5
+        if self.bias is not None:
+            logits = logits - (first * row_bias - last * column_bias)
+            error = space.rounding * self.bias_norm + float(xp.linalg.vector_norm(self.bias.radius))
+            radius = radius + (first + last) * error
+        unit = first * last
+        if self.values.bias_radius > 0 and stage != "scale":
             # An error of the output bias moves all forms the same way: a logit by 2 + 2·cosh z over the span of values.
             steep = (2 + 2 * xp.cosh(xp.clip(xp.abs(logits), 0.0, 6.0))) / span
-            self._steepness.append((values.shape[0], float(xp.sum(steep / unit))))
+            count, total = self._steepness
+            self._steepness = (count + logits.shape[0], total + float(xp.sum(steep / unit)))
+            self.common_radius = self.values.bias_radius * self._steepness[1] / self._steepness[0]
         if self.hidden_bias > 0:
             radius = radius + (first + last) * (self.hidden_bias / self.signature.width**0.5)
-        return Forms(logits / unit, radius / unit + own, xp.zeros_like(values) + last / first, strain)
-
-    def _unit(self, first: float | Array, last: float | Array) -> float | Array:
-        """What a logit is divided by to give the form of unit vectors."""
-        return first * last
-
-    def _check_range(self, values: Array, low: Array, high: Array, slack: float | Array) -> None:
-        """A softmax average lies between the values of its tokens, or there is no softmax average."""
-        xp = self.signature.space.xp
-        beyond = xp.maximum(values - xp.maximum(low, high), xp.minimum(low, high) - values)
-        if bool(xp.any(beyond > 4 * slack)):
-            raise Unrecoverable(
-                Outcome.WRONG_FAMILY,
-                "a softmax weight left [0, 1]: an answer to two tokens does not lie between their values, "
-                "so the box is not a softmax average of x·v",
-            )
+        return Forms(logits / unit, radius / unit + own, xp.zeros_like(logits) + last / first, saturation)
 
 
-def within_reach(norm: float, bias: Array) -> Array:  # (n,)
+def overlaps(rows: TokenRows, index: Array, vector: Array) -> Array:  # (n,), (width,) -> (n,)
+    """Inner products of some rows with a vector."""
+    return namespace(vector).take(rows.vectors @ vector, index, axis=0)
+
+
+def longest_token(space: Space, value_norm: float) -> float:
+    """A norm of tokens that keeps clear of overflow, also their products and after they met the value vector."""
+    return float(min(space.huge**0.45, 2.0**-24 * space.huge / max(1.0, value_norm)))
+
+
+def check_average(values: Array, low: Array, high: Array, radius: float | Array) -> None:  # (n,)
+    """Raise unless answers lie between the values of their two tokens, as a softmax average does."""
+    xp = namespace(values)
+    beyond = xp.maximum(values - xp.maximum(low, high), xp.minimum(low, high) - values)
+    if bool(xp.any(beyond > 4 * radius)):
+        raise Unrecoverable(
+            Outcome.WRONG_FAMILY,
+            "a softmax weight left [0, 1]: an answer to two tokens does not lie between their values, "
+            "so the box is not a softmax average of x·v",
+        )
+
+
+def norms_beside_bias(norm: float, bias: Array) -> Array:  # (n,)
     """Norms of at most `norm` at which what the score bias adds to a logit stays of order one."""
-    xp = namespace(bias)
-    return xp.minimum(xp.full_like(bias, norm), REACH / xp.maximum(xp.abs(bias), xp.full_like(bias, REACH / norm)))
+    xp, most = namespace(bias), LARGEST_BIAS_LOGIT
+    return xp.minimum(xp.full_like(bias, norm), most / xp.maximum(xp.abs(bias), xp.full_like(bias, most / norm)))
 
 
-def _replaced(array: Array, index: Array, values: Array) -> Array:
+def _replace(array: Array, index: Array, values: Array) -> Array:
     array = array + 0  # a copy: what came from elsewhere is not changed
     array[index] = values
     return array

@@ -1,20 +1,23 @@
-"""At which scale to read: forms are only as accurate as their logits are large, and unreadable where they saturate."""
+"""At which scale to ask: forms are only as accurate as their logits are large, and unknown where those saturate."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from dataclasses import dataclass
 
-from keyhole.arrays import Array
-from keyhole.queries import Signature
+from keyhole.arrays import Array, namespace
+from keyhole.methods.base import Unrecoverable
+from keyhole.recovery import Outcome
 
 # Logits are aimed at this size: large against their rounding, small against saturation.
 AIM = 0.75
-# After n readings the aim is n/(n + CAUTION) of that, since the scale is known from n samples only. With 10, one
-# recovery in 200 has to read a form again; with more, the first readings would be too timid to be accurate.
+# After n forms the aim is n/(n + CAUTION) of that, since the scale is known from n samples only. With 10, one
+# recovery in 200 has to ask for a form again; with more, the first forms would be too small to be accurate.
 CAUTION = 10
 # The first token is longer than the last by 2³² · √scale, so that whatever the last adds by itself is below 2⁻⁶⁴.
-LEVER = 2.0**32
-# The first probe. In float64 one probe reads the scale over about 13 decades, so that most boxes need one only.
+NORM_RATIO = 2.0**32
+# The first probe. In float64 one probe shows the scale over about 13 decades, so that most oracles need one only.
 FIRST_PROBE = 2.0**-20
 # More probes than the whole range of floating-point numbers needs.
 MOST_PROBES = 60
@@ -27,49 +30,90 @@ def floor_power(number: float) -> float:
     return 2.0 ** max(-1000, math.floor(math.log2(max(number, 5e-324))))
 
 
-class ScaleKeeper:
-    """Knows how large forms are from those read so far, and at which scale to read the next."""
+@dataclass
+class ScaleSearch:
+    """Search for a scale at which logits can be told from zero and do not saturate.
 
-    def __init__(self, signature: Signature) -> None:
-        self.signature = signature
-        self.caution = CAUTION
-        self.forget()
+    Iterating gives the scales to probe. After each, `raise_scale` or `lower_scale` says which way to go: by a step
+    while the answer is on one side only, then by bisection in the logarithm.
+    """
 
-    def forget(self) -> None:
-        """Start anew."""
-        self._count = 0
-        self._mean_square = 0.0
-        self._readings = 0
-        self._probed = 0.0  # the scale of the first of them
-        self._latest = 0.0  # and of the last
+    scale: float
+    smallest: float
+    largest: float = math.inf
+    failure: str = NO_RESPONSE
+    _too_small: float = 0.0
+    _saturated: float = math.inf
+
+    def __iter__(self) -> Iterator[float]:
+        for _ in range(MOST_PROBES):
+            if not self.smallest <= self.scale <= self.largest:
+                break
+            yield self.scale
+        raise Unrecoverable(Outcome.WRONG_FAMILY, self.failure)
+
+    def lower_scale(self, step: float) -> None:
+        """Go to a smaller scale: at this one the softmax saturates."""
+        self._saturated = self.scale
+        self.scale = self.scale / step if self._too_small == 0.0 else self._middle
+
+    def raise_scale(self, step: float, most: float = math.inf) -> None:
+        """Go to a larger scale, at most `most`: at this one no logit can be told from zero."""
+        self._too_small = self.scale
+        self.scale = min(self.scale * step, most) if math.isinf(self._saturated) else self._middle
 
     @property
-    def size(self) -> float:
-        """Root mean square of the forms read so far."""
-        return math.sqrt(self._mean_square)
+    def _middle(self) -> float:
+        return math.sqrt(self._too_small * self._saturated)
 
-    def rescale(self, factor: float) -> None:
+
+@dataclass
+class ScaleEstimate:
+    """How large forms are, from those measured so far, and at which scale to ask for the next."""
+
+    caution: float = CAUTION
+    count: int = 0
+    size: float = 0.0  # root mean square of the forms
+    first: float = 0.0  # scale of the first batch
+    latest: float = 0.0  # scale of the last batch
+    _mean_square: float = 0.0
+    _batches: int = 0
+
+    def expect(self, factor: float) -> None:
         """Expect forms of `factor` times the size from now on."""
         self._mean_square *= factor**2
+        self.size = math.sqrt(self._mean_square)
 
-    def learn(self, values: Array, scale: float) -> None:  # (n,)
-        """Take note of forms read at a scale."""
+    def update(self, values: Array, scale: float) -> None:  # (n,)
+        """Take note of forms measured at a scale."""
         if values.shape[0] == 0:
             return
-        self._probed, self._latest = self._probed or scale, scale
-        self._readings += 1
-        count = self._count + values.shape[0]
-        added = float(self.signature.space.xp.sum((values / count**0.5) ** 2))
-        self._mean_square = self._mean_square * (self._count / count) + added
-        self._count = count
+        self.first, self.latest = self.first or scale, scale
+        self._batches += 1
+        count = self.count + values.shape[0]
+        added = float(namespace(values).sum((values / count**0.5) ** 2))
+        self._mean_square = self._mean_square * (self.count / count) + added
+        self.size = math.sqrt(self._mean_square)
+        self.count = count
+
+    def next_scale(self, largest: float, longest: float | None = None, width: int = 1) -> float:
+        """The scale, a power of two or `largest`, that brings logits to their aim.
+
+        The form of the last token with itself grows with its norm squared, and may exceed the others √width times:
+        it is kept at the aim too, where first tokens are at most `longest`.
+        """
+        aim = self.aim
+        if math.isinf(aim):
+            return largest
+        if longest is not None:
+            aim = min(aim, longest * math.sqrt(aim / math.sqrt(width)))
+        scale = min(floor_power(aim), largest)
+        # The second batch is not near the scale of the first, so that a score bias shows.
+        near = self._batches == 1 and self.first / 8 < scale < 8 * self.first
+        return self.first / 16 if near else scale
 
     @property
     def aim(self) -> float:
         """The scale that brings logits to their aim; infinite when all forms were zero."""
-        cautious = AIM * self._count / (self._count + self.caution)
+        cautious = AIM * self.count / (self.count + self.caution)
         return cautious / self.size if self.size > 0 else math.inf
-
-    def other_scale(self, scale: float) -> float:
-        """For the second reading a scale that is not near that of the first, so that a score bias shows."""
-        near = self._readings == 1 and self._probed / 8 < scale < 8 * self._probed
-        return self._probed / 16 if near else scale

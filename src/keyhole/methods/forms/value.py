@@ -18,7 +18,7 @@ LOUD = 2.0**40
 
 @dataclass(frozen=True)
 class Value:
-    """The affine map from a token to its value, as read: x·vector + bias."""
+    """An estimate of the affine map from a token to its value: x·vector + bias."""
 
     vector: Array  # (width,) or (width, outputs)
     radius: Array  # of the same shape
@@ -26,7 +26,7 @@ class Value:
     bias_radius: Array  # of the same shape
 
     @property
-    def biased(self) -> bool:
+    def has_bias(self) -> bool:
         """Whether the bias can be told from zero."""
         return bool(namespace(self.bias).any(abs(self.bias) > self.bias_radius))
 
@@ -43,11 +43,13 @@ def unit_plan(signature: Signature, norm: float, repeats: int = 1, first_repeat:
     return Plan("value", width + 1, [[Term(TokenRows(tokens))]], repeats, first_repeat)
 
 
-def read_value(signature: Signature) -> Steps[Value]:
-    """One-token queries: attention on a single token is the identity, so the answer is its value.
+def ask_value(signature: Signature, *, nonzero: bool = True) -> Steps[Value]:
+    """The value from one-token queries: attention on a single token is the identity, so the answer is its value.
 
     The zero token gives the output bias; the others are long where they may, so that the bias does not drown them.
+    Ends where the score matrix cannot be known: sequences of one token, or, if it shall be `nonzero`, a value of zero.
     """
+    check_length(signature)
     space, xp = signature.space, signature.space.xp
     norm = LOUD if signature.noise.kind != "exact" else CLEAR
     norm = norm if signature.max_norm is None else floor_power(min(LOUD, signature.norm_limit))
@@ -55,12 +57,15 @@ def read_value(signature: Signature) -> Steps[Value]:
     bias, rounding = answers.values[0, ...], _rounding(answers.values, signature)
     bias_radius = rounding[0, ...] + answers.radius
     shows = xp.abs(bias) > bias_radius
-    # Taken for zero, it is off by what was read besides.
+    # Taken for zero, it is off by what was measured besides.
     bias_radius = xp.where(shows, bias_radius, bias_radius + xp.abs(bias))
     bias = xp.where(shows, bias, xp.zeros_like(bias))
     vector = (answers.values[1:, ...] - bias) / norm
     rounded = rounding[1:, ...] + rounding[0, ...]
-    return Value(vector, (rounded + answers.radius + bias_radius + space.tiny) / norm, bias, bias_radius)
+    value = Value(vector, (rounded + answers.radius + bias_radius + space.tiny) / norm, bias, bias_radius)
+    if nonzero:
+        check_nonzero(signature, value)
+    return value
 
 
 def _rounding(answers: Array, signature: Signature) -> Array:  # (count[, outputs]) -> the same
@@ -76,8 +81,8 @@ def _rounding(answers: Array, signature: Signature) -> Array:  # (count[, output
     return (3 + signature.width**0.5) * eps * xp.broadcast_to(xp.max(sizes, axis=-1, keepdims=True), sizes.shape)
 
 
-def refuse_zero_value(signature: Signature, value: Value) -> None:
-    """End where nothing can be known."""
+def check_nonzero(signature: Signature, value: Value) -> None:
+    """Raise where the value cannot be told from zero, so that no answer says anything of the score matrix."""
     xp = signature.space.xp
     if bool(xp.all(xp.abs(value.vector) <= value.radius)):
         if signature.noise.kind != "exact":
@@ -88,8 +93,8 @@ def refuse_zero_value(signature: Signature, value: Value) -> None:
         )
 
 
-def refuse_single_tokens(signature: Signature) -> None:
-    """End where attention never has a choice."""
+def check_length(signature: Signature) -> None:
+    """Raise where sequences have one token only, so that attention never has a choice."""
     if signature.max_length == 1:
         raise Unrecoverable(
             Outcome.NOT_IDENTIFIABLE,

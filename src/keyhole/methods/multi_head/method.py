@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from keyhole.families.multi_head import MultiHead
-from keyhole.methods.base import Estimate, Method, Steps, Unrecoverable, last_only
-from keyhole.methods.forms.value import read_value, refuse_single_tokens
-from keyhole.methods.multi_head.scalar.method import read_scalar_heads
-from keyhole.methods.multi_head.vector.method import read_vector_heads
+from keyhole.methods.base import Estimate, Method, Steps, Unrecoverable
+from keyhole.methods.forms.value import ask_value
+from keyhole.methods.last_position import last_only
+from keyhole.methods.multi_head.scalar.method import ask_scalar_heads
+from keyhole.methods.multi_head.vector.method import ask_vector_heads
 from keyhole.methods.multi_head.vector.probe import HeadsHidden
 from keyhole.queries import Signature
 
@@ -17,21 +18,21 @@ def multi_head(signature: Signature, rng: np.random.Generator) -> Steps[Estimate
     """Number, scores, values and biases of heads whose answers are added up.
 
     They are determined by sequences of three tokens, up to their order, if heads of equal scores count as one. With at
-    least as many outputs as heads a query tells many numbers (`read_vector_heads`); where it does not tell the heads
-    apart they are read one by one (`read_scalar_heads`).
+    least as many outputs as heads a query tells many numbers (`ask_vector_heads`); where it does not tell the heads
+    apart they are read one by one (`ask_scalar_heads`).
     """
-    refuse_single_tokens(signature)
     last = signature.with_changes(positions="last")
     everywhere = signature.positions == "all"
-    value = yield from (last_only(read_value(last)) if everywhere else read_value(last))
+    asking = ask_value(last, nonzero=False)
+    value = yield from (last_only(asking) if everywhere else asking)
     hidden: HeadsHidden | None = None
     if value.vector.ndim == 2:
         try:
-            return (yield from read_vector_heads(signature, rng, value))
+            return (yield from ask_vector_heads(signature, rng, value))
         except HeadsHidden as error:
             hidden = error
     try:
-        one_by_one = read_scalar_heads(last, rng, value)
+        one_by_one = ask_scalar_heads(last, rng, value)
         return (yield from (last_only(one_by_one) if everywhere else one_by_one))
     except Unrecoverable as error:
         if hidden is not None:

@@ -1,10 +1,13 @@
-"""How coarse numbers are: the binary digits and the decimals that all of them can do with."""
+"""How coarse numbers are: digits and decimals that all of them can do with, and distance from any polynomial."""
 
 from __future__ import annotations
 
+from functools import cache
+from itertools import combinations
+
 import numpy as np
 
-from keyhole.arrays import Floats
+from keyhole.arrays import Floats, Integers
 
 MANTISSA = 53  # binary digits of a float64
 # A decimal is no longer told from the rounding of the dtype when its unit is fewer spacings of a number than this.
@@ -47,3 +50,23 @@ def bits_lost_to_decimals(values: Floats, places: int, spacing: float) -> float:
 def bits_lost_to_digits(values: Floats, digits: int, spacing: float) -> float:
     """How many binary digits of all values together a shorter mantissa explains away; it makes no zeros."""
     return float(np.count_nonzero(values) * (1 - np.log2(spacing) - digits))
+
+
+def distance_from_polynomials(points: Floats, values: Floats, degree: int) -> Floats:  # (n,), (n, m) -> (m,)
+    """The discrete Chebyshev approximation: least largest error of a polynomial of this degree through each column.
+
+    De la Vallée Poussin: it is the largest levelled error over all references of degree + 2 points. If
+    the values are a polynomial plus errors of at most τ, it is at most τ.
+    """
+    chosen = _references(len(points), degree + 2)
+    nodes = points[chosen]  # (references, degree + 2)
+    gaps = nodes[:, :, None] - nodes[:, None, :] + np.eye(degree + 2)
+    weights = 1 / np.prod(gaps, axis=2)  # divided differences: they vanish on polynomials of the degree
+    weights /= np.sum(np.abs(weights), axis=1, keepdims=True)
+    centred = values - np.mean(values, axis=0)  # so that differences of nearly equal numbers lose no digits
+    return np.asarray(np.max(np.abs(np.einsum("rk,rkm->rm", weights, centred[chosen])), axis=0))
+
+
+@cache
+def _references(count: int, size: int) -> Integers:  # -> (references, size)
+    return np.array(list(combinations(range(count), size)))

@@ -1,8 +1,8 @@
 """How answers err, found out by asking: repeats, digits and neighbours.
 
 Repeats that differ show random errors, and by how much. Answers that all have few digits, binary or decimal, show
-rounding. Answers to neighbouring questions that follow no smooth curve show errors of any other kind: the same
-question brings the same error again, a nearly equal one does not. What no question can show is an error that changes
+rounding. Answers to neighbouring queries that follow no smooth curve show errors of any other kind: the same
+query brings the same error again, a nearly equal one does not. What no query can show is an error that changes
 as slowly as the answers themselves: a constant one is the same as an output bias.
 """
 
@@ -14,13 +14,18 @@ import numpy as np
 
 from keyhole.arrays import Floats, floats
 from keyhole.methods.base import Steps
-from keyhole.methods.noise_estimation.digits import binary_digits, bits_lost_to_decimals, bits_lost_to_digits, decimals
-from keyhole.methods.noise_estimation.roughness import distance_from_polynomials
+from keyhole.methods.noise_estimation.digits import (
+    binary_digits,
+    bits_lost_to_decimals,
+    bits_lost_to_digits,
+    decimals,
+    distance_from_polynomials,
+)
 from keyhole.noise import DIGITS, Noise
 from keyhole.queries import Measurements, Plan, Signature, sequences
 
 STAGE = "noise"
-# Random questions, half of them of one token. Their norms cover two decades, over which whole numbers and
+# Random queries, half of them of one token. Their norms cover two decades, over which whole numbers and
 # numbers of few binary digits, which are the same at one size, come apart.
 QUESTIONS = 12
 DECADES = 2.0
@@ -30,7 +35,7 @@ LONGER, ATTEMPTS = 1e3, 4
 # How often each is asked once the first repeat differs: 12·27 = 324 degrees of freedom, from which a standard
 # deviation is known within 4 %, so that 20 % are five of those.
 REPEATS = 28
-# Questions or outputs whose deviations differ by more have errors of different sizes: with 27 degrees of freedom
+# Queries or outputs whose deviations differ by more have errors of different sizes: with 27 degrees of freedom
 # each, equal ones never do.
 UNEQUAL = 4.0
 # Binary digits that must be missing in all answers together, before that is no coincidence.
@@ -42,13 +47,13 @@ ALLOWANCE = 1.15
 # A smooth curve is a cubic so many times better than it is a line; what errs at random is neither.
 SMOOTH = 4.0
 LINE, CUBIC = 1, 3
-# Half a segment over the length of its tokens: long for single tokens, whose answers are linear if the box is a head.
+# Half a segment over the length of its tokens: long for single tokens, whose answers are linear if it is a head.
 LONG = 2.0**-3
 # Times spacing·√width·(size of answers, and how they change with their tokens): what arithmetic does to an answer.
 ROUNDING = 8.0
 # Rounding moves an answer by half a unit; more than this many times that is another error.
 UNIT_MARGIN = 1.25
-OUTPUTS = 16  # outputs looked at for neighbours: more would take time, and no fewer questions
+OUTPUTS = 16  # outputs looked at for neighbours: more would take time, and no fewer queries
 
 
 @dataclass(frozen=True)
@@ -69,7 +74,7 @@ class Coarseness:
 
 @dataclass(frozen=True)
 class Segment:
-    """Answers to neighbouring questions."""
+    """Answers to neighbouring queries."""
 
     points: Floats  # (NEIGHBOURS,) between −1 and 1
     answers: Floats  # (NEIGHBOURS, outputs)
@@ -87,13 +92,13 @@ class Segment:
 
 
 def measure_noise(signature: Signature, rng: np.random.Generator) -> Steps[FoundNoise]:
-    """The kind and scale of an oracle's errors, from about 100 questions, or 336 where repeats differ.
+    """The kind and scale of an oracle's errors, from about 100 queries, or 336 where repeats differ.
 
     Random errors are taken for normal ones; their standard deviation is found within 20 %, as is the largest
     error of a deterministic kind. Of several kinds the largest is reported. A constant error cannot be told from
     an output bias, nor one that changes as smoothly as the answers from the answers: both are taken for right.
     """
-    plans, rounds, longest = yield from _telling_questions(signature, rng)
+    plans, rounds, longest = yield from _ask_scales(signature, rng)
     answers, first = np.concatenate([_flat(one) for one in rounds]), _rows(rounds[-1])
     if len(np.unique(answers)) == 1:
         return FoundNoise(
@@ -101,14 +106,14 @@ def measure_noise(signature: Signature, rng: np.random.Generator) -> Steps[Found
             f"all {len(answers)} answers are {answers[0]:.3g}, for tokens as long as {longest:.2g}: "
             "nothing can be said of their errors, so they are taken for right",
         )
-    again = _rows(_numbers((yield _repeated(plans, 1)), signature))
+    again = _rows(_numbers((yield _repeat_plans(plans, 1)), signature))
     difference, largest = float(np.max(np.abs(first - again))), float(np.max(np.abs(first)))
     if difference > _arithmetic(signature.space.eps, signature.width) * largest:
-        asked = yield [plan for repeat in range(2, REPEATS) for plan in _repeated(plans, repeat)]
+        asked = yield [plan for repeat in range(2, REPEATS) for plan in _repeat_plans(plans, repeat)]
         more = _numbers(asked, signature)
         pairs = [_rows(more[number : number + len(plans)]) for number in range(0, len(more), len(plans))]
         return _random(np.stack([first, again, *pairs]), coarseness(answers, signature), largest)
-    segments = yield from _neighbours(signature, rng, longest)
+    segments = yield from _ask_neighbours(signature, rng, longest)
     answers = np.concatenate([answers, *(each.answers.ravel() for each in segments)])
     found = _deterministic(segments, answers, signature)
     same = f"within {difference:.2g}, which is rounding" if difference else "the same"
@@ -118,10 +123,8 @@ def measure_noise(signature: Signature, rng: np.random.Generator) -> Steps[Found
 # Asking.
 
 
-def _telling_questions(
-    signature: Signature, rng: np.random.Generator
-) -> Steps[tuple[list[Plan], list[list[Floats]], float]]:
-    """Random questions whose answers differ enough to tell something; all answers so far; the longest token."""
+def _ask_scales(signature: Signature, rng: np.random.Generator) -> Steps[tuple[list[Plan], list[list[Floats]], float]]:
+    """Random queries whose answers differ enough to tell something; all answers so far; the longest token."""
     # Typical tokens have entries of about one; the fourth root leaves room for the products in a logit.
     most = min(signature.norm_limit, signature.space.huge**0.25)
     longest = min(most, signature.width**0.5)
@@ -141,7 +144,7 @@ def _random_plan(signature: Signature, rng: np.random.Generator, length: int, lo
 
 
 def _lengths(signature: Signature) -> tuple[int, int]:
-    """Half of the questions have one token, the others two where that is allowed."""
+    """Half of the queries have one token, the others two where that is allowed."""
     return 1, min(2, signature.max_length or 2)
 
 
@@ -149,12 +152,12 @@ def _unit(vectors: Floats) -> Floats:
     return np.asarray(vectors / np.linalg.norm(vectors, axis=-1, keepdims=True))
 
 
-def _repeated(plans: list[Plan], repeat: int) -> list[Plan]:
-    """The same questions once more: asked as `repeats` of a plan, answers would come averaged."""
+def _repeat_plans(plans: list[Plan], repeat: int) -> list[Plan]:
+    """Plans that ask queries once more, one by one: asked as `repeats` of a plan, answers would come averaged."""
     return [replace(plan, first_repeat=repeat) for plan in plans]
 
 
-def _neighbours(signature: Signature, rng: np.random.Generator, longest: float) -> Steps[list[Segment]]:
+def _ask_neighbours(signature: Signature, rng: np.random.Generator, longest: float) -> Steps[list[Segment]]:
     """A long and a short segment around a single token, and two around a pair of tokens."""
     spacing = signature.space.eps
     # Beside another token answers are curved, over lengths that a large score makes small.
@@ -186,7 +189,7 @@ def _numbers(measured: list[Measurements], signature: Signature) -> list[Floats]
     return found
 
 
-def _rows(answers: list[Floats]) -> Floats:  # -> (questions and positions, outputs)
+def _rows(answers: list[Floats]) -> Floats:  # -> (queries and positions, outputs)
     return np.concatenate([each.reshape(-1, each.shape[-1]) for each in answers])
 
 
@@ -198,7 +201,7 @@ def _flat(answers: list[Floats]) -> Floats:
 
 
 def _arithmetic(spacing: float, width: int) -> float:
-    """Relative error that the sums inside a box may make of the spacing of its numbers."""
+    """Relative error that the sums inside an oracle may make of the spacing of its numbers."""
     return float(ROUNDING * spacing * width**0.5)
 
 
@@ -222,7 +225,7 @@ def coarseness(answers: Floats, signature: Signature, coincidence: float = COINC
 
 
 def _random(
-    answers: Floats,  # (repeats, questions, outputs)
+    answers: Floats,  # (repeats, queries, outputs)
     coarse: Coarseness,
     largest: float,
 ) -> FoundNoise:

@@ -5,11 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from keyhole.arrays import Floats
-
-Integers = npt.NDArray[np.int64]
+from keyhole.arrays import Floats, Integers
 
 # What is left of a block of rows, relative to the largest of all, once others explain it.
 EXPLAINED = 1e-9
@@ -46,7 +43,7 @@ def choose_blocks(blocks: Floats, count: int) -> Integers:  # (n, rows, unknowns
 
 
 @dataclass(frozen=True)
-class Solved:
+class WeightedSolution:
     """The least-squares solution of a linear system and what its errors amount to."""
 
     values: Floats  # (unknowns, n)
@@ -54,7 +51,7 @@ class Solved:
     residual: Floats  # (equations, n)
 
 
-def solve_weighted(system: Floats, right: Floats, bars: Floats) -> Solved:  # (m, unknowns), (m, n), (m, n)
+def solve_weighted(system: Floats, right: Floats, bars: Floats) -> WeightedSolution:  # (m, unknowns), (m, n), (m, n)
     """Least squares, equations weighed by the inverse of their bars."""
     weight = 1 / np.maximum(np.max(bars, axis=1), np.finfo(np.float64).tiny)
     weighed = system * weight[:, None]
@@ -62,10 +59,10 @@ def solve_weighted(system: Floats, right: Floats, bars: Floats) -> Solved:  # (m
     values = inverse @ right
     for _ in range(REFINEMENTS):  # weights of many sizes cost the inverse digits, which the residual gives back
         values = values + inverse @ (right - system @ values)
-    return Solved(values, inverse, np.abs(system @ values - right))
+    return WeightedSolution(values, inverse, np.abs(system @ values - right))
 
 
-def value_behind(
+def solve_value(
     inner: Floats,  # (n, width) A
     inner_radius: Floats,
     product: Floats,  # (n, width) A·Vᵀ

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
-from keyhole.arrays import Array, Floats, to_numpy
+from keyhole.arrays import ArrayTable, Booleans, Floats, floats
 from keyhole.families.relu_net import ReluNet
-
-Integers = npt.NDArray[np.int64]
-Booleans = npt.NDArray[np.bool_]
+from keyhole.methods.base import Steps, Unrecoverable
+from keyhole.numerics.orthogonal import random_orthogonal
+from keyhole.queries import Measurements, Plan, Signature, Term, TokenRows
+from keyhole.recovery import Outcome
 
 # Smooth activations are straight, to the last digit, from this argument on.
 SMOOTH_BEND = 45.0
 # Points lie at least this many times as far out as the typical kink.
 NEAREST = 2.0**-1
 TINY = float(np.finfo(np.float64).tiny)
+# A cell that is left, or saturated, is asked again with steps so many times as short.
+SHRINK = 1 / 8
 
-
-def plain(array: Array) -> Floats:
-    """The array as one of NumPy."""
-    return np.asarray(to_numpy(array), dtype=np.float64)
+Measured = TypeVar("Measured", bound=ArrayTable)
 
 
 @dataclass(frozen=True)
@@ -38,13 +39,13 @@ class PlainNet:
 
     @classmethod
     def of(cls, net: ReluNet) -> PlainNet:
-        """The same net; of radii only the arrays mean anything."""
-        inner, skip = plain(net.weights_in), None if net.skip is None else np.atleast_2d(plain(net.skip))
+        """A net in plain arrays; where it holds radii, only the arrays mean anything."""
+        inner, skip = floats(net.weights_in), None if net.skip is None else np.atleast_2d(floats(net.skip))
         bend, typical = 0.0 if net.activation == "relu" else SMOOTH_BEND, net.token_norm(1.0)
         norms = np.linalg.norm(inner, axis=1)
         if bend and norms.size:
             typical = max(typical, bend * norms.size * net.width**0.5 / float(np.median(norms)))
-        return cls(inner, plain(net.bias_in), np.atleast_2d(plain(net.weights_out)), skip, bend, typical)
+        return cls(inner, floats(net.bias_in), np.atleast_2d(floats(net.weights_out)), skip, bend, typical)
 
     @property
     def norms(self) -> Floats:  # (k,)
@@ -59,7 +60,7 @@ class PlainNet:
 
 
 @dataclass(frozen=True)
-class Cells:
+class LinearCells(ArrayTable):
     """Points in linear cells of a net."""
 
     points: Floats  # (n, width)
@@ -68,31 +69,22 @@ class Cells:
     width: Floats  # (n,) how far a point may move if neurons see as much of attention as of everything
 
     @classmethod
-    def around(cls, net: PlainNet, points: Floats, most: float) -> Cells:
+    def around(cls, net: PlainNet, points: Floats, most: float) -> LinearCells:
         """The cells of points; of points in none the width is not positive."""
         argument = points @ net.inner.T + net.bias
         room = np.abs(argument) - net.bend
         reach = room / np.where(net.norms > 0, net.norms, TINY)
         return cls(points, np.where(argument > 0, 1.0, 0.0), room, np.min(reach, axis=1, initial=most))
 
-    def take(self, index: Integers | Booleans | slice) -> Cells:
-        """Some of them."""
-        return Cells(self.points[index], self.active[index], self.room[index], self.width[index])
 
-    @classmethod
-    def joined(cls, *parts: Cells) -> Cells:
-        """All of them."""
-        return cls(*(np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(cls)))
-
-
-def random_cells(net: PlainNet, rng: np.random.Generator, count: int, farthest: float) -> Cells:
+def random_cells(net: PlainNet, rng: np.random.Generator, count: int, farthest: float) -> LinearCells:
     """Cells to choose from, up to `farthest` times as far out as the typical kink, and some on both sides of each."""
     width = net.inner.shape[1]
     points = rng.standard_normal((count, width)) / width**0.5
     points *= net.typical * np.exp(rng.uniform(np.log(NEAREST), np.log(farthest), (count, 1)))
     if net.norms.size:
         points = np.concatenate([points, *_across(net, rng)])
-    cells = Cells.around(net, points, net.typical * farthest)
+    cells = LinearCells.around(net, points, net.typical * farthest)
     return cells.take(cells.width > 0)
 
 
@@ -112,3 +104,38 @@ def _across(net: PlainNet, rng: np.random.Generator) -> list[Floats]:
         ahead = np.where(side * away > 0, side * away, np.inf)
         sides.append(points + 0.5 * side * np.minimum(np.min(ahead, axis=1, keepdims=True), size) * normal)
     return sides
+
+
+def directions_and_check(signature: Signature, rng: np.random.Generator) -> Floats:  # (width + 1, width)
+    """Orthonormal directions in which cells are left, and one more to check that they are not left."""
+    directions = floats(random_orthogonal(signature.space, rng, signature.width))
+    check = directions.T @ rng.choice([-1.0, 1.0], signature.width) / signature.width**0.5
+    return np.vstack([directions, check])
+
+
+def ask_points(stage: str, signature: Signature, cells: LinearCells) -> Steps[Floats]:  # (n, outputs)
+    """The answers to the points of cells."""
+    count = len(cells.points)
+    answers: Measurements = yield Plan(stage, count, [[Term(TokenRows(signature.space.asarray(cells.points)))]])
+    return floats(answers.values).reshape(count, -1)
+
+
+def ask_within_cells(
+    cells: LinearCells,
+    answers: Floats,  # (n, outputs) to the points
+    ask: Callable[
+        [LinearCells, Floats], Steps[tuple[Measured, Booleans]]
+    ],  # measured, and where a check agrees with it
+    most: int,
+    failure: str,
+) -> Steps[tuple[LinearCells, Measured]]:
+    """What is asked around the points of all cells, with ever shorter steps, `most` times, where a cell was left."""
+    done: list[tuple[LinearCells, Measured]] = []
+    for _ in range(most):
+        measured, good = yield from ask(cells, answers)
+        done.append((cells.take(good), measured.take(good)))
+        cells, answers = cells.take(~good), answers[~good]
+        if not len(cells.points):
+            return LinearCells.concat(*(each for each, _ in done)), type(measured).concat(*(each for _, each in done))
+        cells = replace(cells, width=cells.width * SHRINK)
+    raise Unrecoverable(Outcome.WRONG_FAMILY, failure)

@@ -7,22 +7,28 @@ takes one, and short tokens: the long ones that read past the net saturate as so
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from keyhole.arrays import Floats
+from keyhole.arrays import ArrayTable, Booleans, Floats, Integers, floats
 from keyhole.families.one_layer import UNKNOWN_ARITHMETIC
 from keyhole.families.relu_net import ReluNet
 from keyhole.methods.base import Steps, Unrecoverable
+from keyhole.methods.forms.columns import Score
 from keyhole.methods.forms.reader import ScoreBias
-from keyhole.methods.forms.score_matrix import Score
 from keyhole.methods.one_layer.block_solve import choose_blocks, solve_weighted
-from keyhole.methods.one_layer.cells import Booleans, Cells, Integers, PlainNet, plain, random_cells
+from keyhole.methods.one_layer.cells import (
+    SHRINK,
+    LinearCells,
+    PlainNet,
+    ask_points,
+    ask_within_cells,
+    directions_and_check,
+    random_cells,
+)
 from keyhole.methods.one_layer.rays import Growth
-from keyhole.numerics.logit import rounding
-from keyhole.numerics.orthogonal import random_orthogonal
-from keyhole.queries import Measurements, Plan, Signature, Term, TokenRows
+from keyhole.queries import Plan, Signature, Term, TokenRows
 from keyhole.recovery import Outcome
 
 STAGE = "score bias"
@@ -32,9 +38,9 @@ SPARE, CANDIDATES = 0.1, 64
 FARTHEST = 4.0
 # Logits beyond this are read again from shorter steps; steps are chosen such that few are half of it.
 LARGEST = 6.0
-# A cell that is left, or saturated, is asked again with steps so many times as short, at most so often.
-SHRINK, MOST_SHRINKS = 1 / 8, 16
-# A check goes only half as far, so that a kink does not meet both, and may miss by so many error bars.
+# A cell that is left, or saturated, is asked again with shorter steps, at most so often.
+MOST_SHRINKS = 16
+# A check goes only half as far, so that a kink does not meet both, and may miss by so many radii.
 CHECK_STEP, CHECK = 0.5, 8.0
 # Where the net rises little along a direction, its logit is read again together with the one it rises most along.
 POOR = 16.0
@@ -51,7 +57,7 @@ NO_LOGITS = (
 
 
 @dataclass(frozen=True)
-class Biased:
+class BesideBias:
     """What was read beside a score bias."""
 
     score: Score
@@ -60,7 +66,7 @@ class Biased:
 
 
 @dataclass(frozen=True)
-class _Logits:
+class _Logits(ArrayTable):
     """z = uᵀ(W·g + c) and D·u over the length of u, for cells and directions."""
 
     keys: Floats  # (n, directions) qᵀ(W·g + c)
@@ -68,21 +74,14 @@ class _Logits:
     slopes: Floats  # (n, directions, outputs) D·q
     slope_bars: Floats  # (n, directions)
 
-    def take(self, index: Booleans) -> _Logits:
-        return _Logits(*(getattr(self, field.name)[index] for field in fields(self)))
 
-    @classmethod
-    def joined(cls, parts: list[_Logits]) -> _Logits:
-        return cls(*(np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(cls)))
-
-
-def score_bias_shows(signature: Signature, rng: np.random.Generator, net: ReluNet) -> Steps[bool]:
+def ask_for_score_bias(signature: Signature, rng: np.random.Generator, net: ReluNet) -> Steps[bool]:
     """Around a last token of zero both tokens weigh the same, whatever the other one is, unless there is a bias."""
-    reading = _Reading(signature, rng, net)
-    origin = Cells.around(reading.net, np.zeros((1, signature.width)), reading.net.typical)
+    reading = _BiasedCells(signature, rng, net)
+    origin = LinearCells.around(reading.net, np.zeros((1, signature.width)), reading.net.typical)
     if not origin.width[0] > 0:
         return False
-    level = yield from reading.level(origin)
+    level = yield from ask_points(STAGE, signature, origin)
     direction = np.arange(min(signature.width, SHOWN))
     for _ in range(SHOWN):
         found = yield from reading.ask(origin, level, 0 * direction, direction)
@@ -95,34 +94,33 @@ def score_bias_shows(signature: Signature, rng: np.random.Generator, net: ReluNe
     return True
 
 
-def read_beside_score_bias(signature: Signature, rng: np.random.Generator, net: ReluNet) -> Steps[Biased]:
+def ask_beside_score_bias(signature: Signature, rng: np.random.Generator, net: ReluNet) -> Steps[BesideBias]:
     """The score matrix, the score bias, and whether something passes attention by."""
-    return (yield from _Reading(signature, rng, net).run())
+    return (yield from _BiasedCells(signature, rng, net).run())
 
 
-class _Reading:
+class _BiasedCells:
     def __init__(self, signature: Signature, rng: np.random.Generator, net: ReluNet) -> None:
         self.signature, self.rng, self.space = signature, rng, signature.space
         self.net, self.growth = PlainNet.of(net), Growth.of(signature.space, net)
-        self.rounding = UNKNOWN_ARITHMETIC * rounding(signature.space)
-        directions = plain(random_orthogonal(signature.space, rng, signature.width))
-        check = directions.T @ rng.choice([-1.0, 1.0], signature.width) / signature.width**0.5
-        self.directions: Floats = np.vstack([directions, CHECK_STEP * check])
+        self.rounding = UNKNOWN_ARITHMETIC * signature.space.rounding
+        self.directions = directions_and_check(signature, rng)
+        self.directions[-1] *= CHECK_STEP
 
-    def run(self) -> Steps[Biased]:
+    def run(self) -> Steps[BesideBias]:
         cells = self._choose()
-        first, logits = yield from self._measure(cells.take(slice(0, 1)))
+        first, logits = yield from self._ask_cells(cells.take(slice(0, 1)))
         # How far to go elsewhere, such that logits stay moderate.
         size = float(np.sqrt(np.mean(logits.keys[:, :-1] ** 2)))
         away = np.linalg.norm(cells.points, axis=1)
         expected = size * np.maximum(1.0, away / max(float(away[0]), self.space.tiny))
         rest = replace(cells, width=np.minimum(cells.width, LARGEST / 4 / np.maximum(expected, self.space.tiny)))
-        rest, more = yield from self._measure(rest.take(slice(1, None)))
-        cells, logits = Cells.joined(first, rest), _Logits.joined([logits, more])
-        logits = yield from self._mended(cells, logits)
+        rest, more = yield from self._ask_cells(rest.take(slice(1, None)))
+        cells, logits = LinearCells.concat(first, rest), _Logits.concat(logits, more)
+        logits = yield from self._ask_again(cells, logits)
         return self._solve(cells, logits)
 
-    def _choose(self) -> Cells:
+    def _choose(self) -> LinearCells:
         """Wide cells in which the net rises, whose points, with a one behind, are well conditioned."""
         width = self.signature.width
         count = width + 1 + int(np.ceil(SPARE * (width + 1)))
@@ -135,34 +133,23 @@ class _Reading:
             raise Unrecoverable(Outcome.WRONG_FAMILY, NO_LOGITS)
         return pool.take(chosen)
 
-    # --- questions --------------------------------------------------------------------------------------------
+    # --- queries --------------------------------------------------------------------------------------------
 
-    def level(self, cells: Cells) -> Steps[Floats]:
-        """The answers to the points themselves, (n, outputs)."""
-        count = len(cells.points)
-        base: Measurements = yield Plan(STAGE, count, [[Term(TokenRows(self.space.asarray(cells.points)))]])
-        return plain(base.values).reshape(count, -1)
-
-    def _measure(self, cells: Cells) -> Steps[tuple[Cells, _Logits]]:
+    def _ask_cells(self, cells: LinearCells) -> Steps[tuple[LinearCells, _Logits]]:
         """Logits in all cells, with shorter steps where one was left or saturated."""
-        done: list[tuple[Cells, _Logits]] = []
-        level = yield from self.level(cells)
-        for _ in range(MOST_SHRINKS):
-            count, directions = len(cells.points), len(self.directions)
-            cell, direction = np.divmod(np.arange(count * directions), directions)
-            found = yield from self.ask(cells, level, cell, direction)
-            if not np.any(np.linalg.norm(found.slopes, axis=2) > CHECK * found.slope_bars):
-                raise Unrecoverable(Outcome.NOT_IDENTIFIABLE, SILENT)  # shorter steps would show even less
-            good = self._agrees(cells, found)
-            done.append((cells.take(good), found.take(good)))
-            cells, level = cells.take(~good), level[~good]
-            cells = replace(cells, width=cells.width * SHRINK)
-            if not len(cells.points):
-                return Cells.joined(*(each for each, _ in done)), _Logits.joined([each for _, each in done])
-        raise Unrecoverable(Outcome.WRONG_FAMILY, NO_LOGITS)
+        answers = yield from ask_points(STAGE, self.signature, cells)
+        return (yield from ask_within_cells(cells, answers, self._ask_all, MOST_SHRINKS, NO_LOGITS))
+
+    def _ask_all(self, cells: LinearCells, answers: Floats) -> Steps[tuple[_Logits, Booleans]]:
+        """Logits along all directions, and where they agree."""
+        cell, direction = np.divmod(np.arange(len(cells.points) * len(self.directions)), len(self.directions))
+        found = yield from self.ask(cells, answers, cell, direction)
+        if not np.any(np.linalg.norm(found.slopes, axis=2) > CHECK * found.slope_bars):
+            raise Unrecoverable(Outcome.NOT_IDENTIFIABLE, SILENT)  # shorter steps would show even less
+        return found, self._agrees(cells, found)
 
     def ask(
-        self, cells: Cells, level: Floats, cell: Integers, direction: Integers, beside: Integers | None = None
+        self, cells: LinearCells, level: Floats, cell: Integers, direction: Integers, beside: Integers | None = None
     ) -> Steps[_Logits]:
         """f([g ± u; g]) for cells and directions, as many for each cell; or, beside others, along the sum of two."""
         space, count = self.space, len(cells.points)
@@ -176,7 +163,7 @@ class _Reading:
             last = Term(points, space.indices(cell))
             plans.append(Plan(STAGE, len(cell), [[last, *along], [last]]))
         up, down = yield plans
-        values = [plain(each.values).reshape(len(cell), -1) - level[cell] for each in (up, down)]
+        values = [floats(each.values).reshape(len(cell), -1) - level[cell] for each in (up, down)]
         size = self.growth.gain * (np.linalg.norm(cells.points, axis=1) + 2 * cells.width) + self.growth.level
         bar = (2 * (self.rounding * size + up.radius))[cell]
         whole = values[0] - values[1]  # D·u
@@ -195,7 +182,7 @@ class _Reading:
             (2 * bar / length).reshape(shape),
         )
 
-    def _agrees(self, cells: Cells, found: _Logits) -> Booleans:  # (n,)
+    def _agrees(self, cells: LinearCells, found: _Logits) -> Booleans:  # (n,)
         """Whether logits are moderate, and the last direction is what the others say."""
         share = self.directions[:-1] @ self.directions[-1]
         moderate = np.all(np.abs(found.keys) * cells.width[:, None] <= LARGEST, axis=1)
@@ -207,14 +194,14 @@ class _Reading:
         agrees: Booleans = read & moderate & keys & np.all(missed <= CHECK * slope_bar[:, None], axis=1)
         return agrees
 
-    def _mended(self, cells: Cells, found: _Logits) -> Steps[_Logits]:
+    def _ask_again(self, cells: LinearCells, found: _Logits) -> Steps[_Logits]:
         """Directions along which the net hardly rises read again together with the one it rises most along."""
         bars = found.bars[:, :-1]
         cell, direction = np.nonzero(~(bars <= POOR * np.median(bars, axis=1, keepdims=True)))
         if not cell.size:
             return found
         best = np.argmin(bars, axis=1)[cell]
-        level = yield from self.level(cells.take(np.unique(cell)))
+        level = yield from ask_points(STAGE, self.signature, cells.take(np.unique(cell)))
         levels = np.zeros((len(cells.points), level.shape[1]))
         levels[np.unique(cell)] = level
         # Half as far along both: the cell is convex, so that it is not left.
@@ -228,7 +215,7 @@ class _Reading:
 
     # --- answers ----------------------------------------------------------------------------------------------
 
-    def _solve(self, cells: Cells, found: _Logits) -> Biased:
+    def _solve(self, cells: LinearCells, found: _Logits) -> BesideBias:
         space, width, turn = self.space, self.signature.width, self.directions[:-1]
         system = np.hstack([cells.points, np.ones((len(cells.points), 1))])
         bars = found.bars[:, :-1]
@@ -239,12 +226,12 @@ class _Reading:
             raise Unrecoverable(Outcome.WRONG_FAMILY, NO_LOGITS)
         both = solved.values @ turn  # (width + 1, width): Wᵀ above cᵀ
         spread = np.sqrt(solved.inverse**2 @ bars**2 @ turn**2)
-        spread += rounding(space) * (np.linalg.norm(both, axis=1, keepdims=True) + np.linalg.norm(both, axis=0))
+        spread += space.rounding * (np.linalg.norm(both, axis=1, keepdims=True) + np.linalg.norm(both, axis=0))
         matrix, radius = both[:width].T, spread[:width].T
         rank = int(np.sum(np.linalg.svd(matrix, compute_uv=False) > np.linalg.norm(radius)))
         expected = np.einsum("now,jw->njo", self.net.gradients(cells.active), turn)
         bar = SAME_SLOPE * np.max(np.abs(expected)) + CHECK * found.slope_bars[:, :-1, None]
-        return Biased(
+        return BesideBias(
             Score(space.asarray(matrix), space.asarray(radius), rank),
             ScoreBias(space.asarray(both[width]), space.asarray(spread[width])),
             bool(np.any(np.abs(found.slopes[:, :-1] - expected) > bar)),

@@ -11,23 +11,29 @@ of different patterns give M and Λ by least squares, and A = B − M.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from keyhole.arrays import Array, Floats
+from keyhole.arrays import Array, ArrayTable, Booleans, Floats, floats
 from keyhole.families import SingleHead
 from keyhole.families.one_layer import UNKNOWN_ARITHMETIC, OneLayer
 from keyhole.families.relu_net import ReluNet
 from keyhole.methods.base import Steps, Unrecoverable
+from keyhole.methods.forms.columns import Score
 from keyhole.methods.forms.reader import ScoreBias
-from keyhole.methods.forms.score_matrix import Score
-from keyhole.methods.one_layer.block_solve import choose_blocks, solve_weighted, value_behind
-from keyhole.methods.one_layer.cells import Booleans, Cells, PlainNet, plain, random_cells
+from keyhole.methods.one_layer.block_solve import choose_blocks, solve_value, solve_weighted
+from keyhole.methods.one_layer.cells import (
+    SHRINK,
+    LinearCells,
+    PlainNet,
+    ask_points,
+    ask_within_cells,
+    directions_and_check,
+    random_cells,
+)
 from keyhole.methods.one_layer.rays import Growth
-from keyhole.numerics.logit import rounding
-from keyhole.numerics.orthogonal import random_orthogonal
 from keyhole.queries import Measurements, Plan, Signature, Term, TokenRows
 from keyhole.recovery import Outcome
 
@@ -41,11 +47,11 @@ CANDIDATES, LEAST_CANDIDATES = 16, 64
 FARTHEST = 2.0**8
 # The first cells find out how far one may go in them; then all others.
 PILOT = 4
-# A cell that is left is asked again with steps so many times as short, at most so often.
-SHRINK, MOST_SHRINKS = 1 / 8, 12
+# A cell that is left is asked again with shorter steps, at most so often.
+MOST_SHRINKS = 12
 # A check goes only half as far, so that a kink does not meet both.
 CHECK_STEP = 0.5
-# A check may miss by so many error bars.
+# A check may miss by so many radii.
 CHECK = 8.0
 
 NOT_LINEAR = (
@@ -59,28 +65,21 @@ CONTRADICTION = (
 
 
 @dataclass(frozen=True)
-class _Slopes:
+class _Slopes(ArrayTable):
     """D(g)·q for the directions q, in each cell."""
 
     values: Floats  # (n, directions, outputs)
     bars: Floats  # (n, directions, outputs)
     reach: Floats  # (n, directions) length of what was added to attention
 
-    def take(self, index: Booleans) -> _Slopes:
-        return _Slopes(self.values[index], self.bars[index], self.reach[index])
-
     @classmethod
     def none(cls, directions: int, outputs: int) -> _Slopes:
         nothing = np.zeros((0, directions, outputs))
         return cls(nothing, nothing, np.zeros((0, directions)))
 
-    @classmethod
-    def joined(cls, *parts: _Slopes) -> _Slopes:
-        return cls(*(np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(cls)))
-
 
 @dataclass(frozen=True)
-class Behind:
+class BehindResidual:
     """What lies behind the residual."""
 
     params: OneLayer
@@ -88,19 +87,19 @@ class Behind:
     details: dict[str, Any]
 
 
-def read_behind_residual(
+def ask_behind_residual(
     signature: Signature,
     rng: np.random.Generator,
     net: ReluNet,
     net_radius: ReluNet,
     score: Score,
     bias: ScoreBias | None,
-) -> Steps[Behind]:
+) -> Steps[BehindResidual]:
     """The net and the value matrix, apart as far as they can be told apart."""
-    return (yield from _Reading(signature, rng, net, net_radius, score, bias).run())
+    return (yield from _ResidualCells(signature, rng, net, net_radius, score, bias).run())
 
 
-class _Reading:
+class _ResidualCells:
     def __init__(
         self,
         signature: Signature,
@@ -118,22 +117,19 @@ class _Reading:
             self.head, score=score.radius, value=0 * self.head.value, score_bias=bias.radius if bias else None
         )
         nothing = np.zeros(signature.width)
-        self.score, self.score_radius = plain(score.matrix), plain(score.radius)
-        self.bias, self.bias_radius = (plain(bias.vector), plain(bias.radius)) if bias else (nothing, nothing)
+        self.score, self.score_radius = floats(score.matrix), floats(score.radius)
+        self.bias, self.bias_radius = (floats(bias.vector), floats(bias.radius)) if bias else (nothing, nothing)
         self.growth = Growth.of(signature.space, net)
-        self.rounding = UNKNOWN_ARITHMETIC * rounding(signature.space)
-        # Directions in which cells are left, and one more to check that they are not left.
-        directions = plain(random_orthogonal(signature.space, rng, signature.width))
-        check = directions.T @ rng.choice([-1.0, 1.0], signature.width) / signature.width**0.5
-        self.directions: Floats = np.vstack([directions, check])
+        self.rounding = UNKNOWN_ARITHMETIC * signature.space.rounding
+        self.directions = directions_and_check(signature, rng)
 
-    def run(self) -> Steps[Behind]:
+    def run(self) -> Steps[BehindResidual]:
         cells = self._choose()
-        pilot, slopes = yield from self._measure(cells.take(slice(0, PILOT)))
+        pilot, slopes = yield from self._ask_cells(cells.take(slice(0, PILOT)))
         shrunk = float(np.min(pilot.width / cells.width[: len(pilot.width)]))
         rest = cells.take(slice(PILOT, None))
-        rest, more = yield from self._measure(replace(rest, width=rest.width * shrunk))
-        cells, slopes = Cells.joined(pilot, rest), _Slopes.joined(slopes, more)
+        rest, more = yield from self._ask_cells(replace(rest, width=rest.width * shrunk))
+        cells, slopes = LinearCells.concat(pilot, rest), _Slopes.concat(slopes, more)
         for _ in range(MOST_SHRINKS):
             inner, inner_radius, skip, skip_radius, misfit = self._solve(cells, slopes)
             # A cell that was left by less than the check could see is left all the same.
@@ -142,15 +138,15 @@ class _Reading:
             if not np.any(left):
                 break
             again = cells.take(left)
-            again, more = yield from self._measure(replace(again, width=again.width * SHRINK))
-            cells, slopes = Cells.joined(cells.take(~left), again), _Slopes.joined(slopes.take(~left), more)
+            again, more = yield from self._ask_cells(replace(again, width=again.width * SHRINK))
+            cells, slopes = LinearCells.concat(cells.take(~left), again), _Slopes.concat(slopes.take(~left), more)
         if not misfit <= 1.0:
             raise Unrecoverable(Outcome.WRONG_FAMILY, CONTRADICTION)
-        return self._assembled(inner, inner_radius, skip, skip_radius, misfit)
+        return self._assemble(inner, inner_radius, skip, skip_radius, misfit)
 
     # --- cells ------------------------------------------------------------------------------------------------
 
-    def _choose(self) -> Cells:
+    def _choose(self) -> LinearCells:
         """Cells whose patterns tell all neurons apart, wide ones first."""
         outputs, neurons = self.net.outer.shape
         needed = -(-(neurons + outputs) // outputs)
@@ -164,35 +160,22 @@ class _Reading:
         )
         return pool.take(chosen)
 
-    def _equations(self, cells: Cells) -> Floats:  # (n, outputs, k + outputs)
+    def _equations(self, cells: LinearCells) -> Floats:  # (n, outputs, k + outputs)
         """D(g) of a cell as a combination of what neurons see and what a skip does."""
         seen = cells.active[:, None, :] * self.net.outer[None, :, :]
         outputs = self.net.outer.shape[0]
         return np.concatenate([seen, np.broadcast_to(np.eye(outputs), (len(seen), outputs, outputs))], axis=2)
 
-    # --- questions --------------------------------------------------------------------------------------------
+    # --- queries --------------------------------------------------------------------------------------------
 
-    def _measure(self, cells: Cells) -> Steps[tuple[Cells, _Slopes]]:
+    def _ask_cells(self, cells: LinearCells) -> Steps[tuple[LinearCells, _Slopes]]:
         """Slopes in all cells, with shorter steps where a check shows that a cell was left."""
-        count = len(cells.points)
-        if count == 0:
+        if not len(cells.points):
             return cells, _Slopes.none(len(self.directions), len(self.net.outer))
-        base: Measurements = yield Plan(STAGE, count, [[Term(TokenRows(self.space.asarray(cells.points)))]])
-        level = plain(base.values).reshape(count, -1)
-        done: list[tuple[Cells, _Slopes]] = []
-        for _ in range(MOST_SHRINKS):
-            if not len(cells.points):
-                break
-            slopes = yield from self._ask(cells, level)
-            good = self._agrees(slopes)
-            done.append((cells.take(good), slopes.take(good)))
-            cells, level = cells.take(~good), level[~good]
-            cells = replace(cells, width=cells.width * SHRINK)
-        if len(cells.points):
-            raise Unrecoverable(Outcome.WRONG_FAMILY, NOT_LINEAR)
-        return Cells.joined(*(each for each, _ in done)), _Slopes.joined(*(each for _, each in done))
+        answers = yield from ask_points(STAGE, self.signature, cells)
+        return (yield from ask_within_cells(cells, answers, self._ask, MOST_SHRINKS, NOT_LINEAR))
 
-    def _ask(self, cells: Cells, level: Floats) -> Steps[_Slopes]:
+    def _ask(self, cells: LinearCells, level: Floats) -> Steps[tuple[_Slopes, Booleans]]:
         """f([g + u; g]) for all directions, the sign of u such that attention prefers it."""
         space, (count, directions) = self.space, (len(cells.points), len(self.directions))
         keys = cells.points @ self.score.T + self.bias  # (n, width): W·g + c
@@ -201,24 +184,22 @@ class _Reading:
         step = np.where(attraction < 0, -1.0, 1.0) * length
         cell, direction = (space.indices(each) for each in np.divmod(np.arange(count * directions), directions))
         points, rows = TokenRows(space.asarray(cells.points)), TokenRows(space.asarray(self.directions))
-        positions = [
-            [Term(points, cell), Term(rows, direction, space.asarray(step.reshape(-1)))],
-            [Term(points, cell)],
-        ]
+        positions = [[Term(points, cell), Term(rows, direction, space.asarray(step.reshape(-1)))], [Term(points, cell)]]
         answers: Measurements = yield Plan(STAGE, count * directions, positions)
-        values = plain(answers.values).reshape(count, directions, -1) - level[:, None, :]
+        values = floats(answers.values).reshape(count, directions, -1) - level[:, None, :]
         logits = step * attraction
         weight = 1 / (1 + np.exp(-logits))
         key_variance = cells.points**2 @ (self.score_radius**2).T + self.bias_radius**2  # (n, width)
         sure = np.sqrt(key_variance @ (self.directions**2).T)  # (n, directions)
-        lengths = np.linalg.norm(keys, axis=1)[:, None] * rounding(space)
+        lengths = np.linalg.norm(keys, axis=1)[:, None] * space.rounding
         logit_bar = length * (sure + lengths)
         size = self.growth.gain * (np.linalg.norm(cells.points, axis=1) + cells.width) + self.growth.level
         slopes = values / (weight * step)[:, :, None]
         bars = (2 * (self.rounding * size + answers.radius))[:, None] / (weight * length)
-        return _Slopes(
+        found = _Slopes(
             slopes, bars[:, :, None] + np.abs(slopes) * ((1 - weight) * logit_bar)[:, :, None], np.abs(weight * step)
         )
+        return found, self._agrees(found)
 
     def _agrees(self, slopes: _Slopes) -> Booleans:  # (n,)
         """Whether the slope in the last direction is what those in the others say."""
@@ -230,7 +211,7 @@ class _Reading:
 
     # --- answers ----------------------------------------------------------------------------------------------
 
-    def _solve(self, cells: Cells, slopes: _Slopes) -> tuple[Floats, Floats, Floats | None, Floats, float]:
+    def _solve(self, cells: LinearCells, slopes: _Slopes) -> tuple[Floats, Floats, Floats | None, Floats, float]:
         """M and Λ with their radii; Λ is None where the net has no skip and none shows."""
         inner, inner_radius, skip, skip_radius, misfit = self._solve_with(cells, slopes, self._equations(cells))
         if self.net.skip is None and np.all(np.abs(skip) <= skip_radius):
@@ -240,7 +221,7 @@ class _Reading:
         return inner, inner_radius, skip, skip_radius, misfit
 
     def _solve_with(
-        self, cells: Cells, slopes: _Slopes, equations: Floats
+        self, cells: LinearCells, slopes: _Slopes, equations: Floats
     ) -> tuple[Floats, Floats, Floats, Floats, float]:
         count, outputs, unknowns = equations.shape
         neurons, width = self.net.inner.shape
@@ -260,12 +241,12 @@ class _Reading:
         allowed = np.sqrt(bars**2 + seen @ solved.values[:neurons] ** 2 + system**2 @ (solved.inverse**2 @ bars**2))
         misfit = float(np.max(solved.residual / np.maximum(allowed, self.space.tiny), initial=0.0))
         spread = np.sqrt(solved.inverse**2 @ (bars**2 @ turn**2 + unsure))
-        spread += rounding(self.space) * np.linalg.norm(values, axis=1, keepdims=True)
+        spread += self.space.rounding * np.linalg.norm(values, axis=1, keepdims=True)
         return values[:neurons], spread[:neurons], values[neurons:], spread[neurons:], misfit
 
-    def _assembled(
+    def _assemble(
         self, seen: Floats, seen_radius: Floats, passed: Floats | None, passed_radius: Floats, misfit: float
-    ) -> Behind:
+    ) -> BehindResidual:
         """A = B − M and V from A·Vᵀ = M, with a skip S = (S + Λ) − Λ beside it."""
         net, outputs, width = self.net, self.net.outer.shape[0], self.signature.width
         inner, inner_radius = net.inner - seen, np.hypot(self.radius.inner, seen_radius)
@@ -277,7 +258,7 @@ class _Reading:
         if passed is not None:
             own = skip - passed
             stack.append((own, own_radius, passed, passed_radius))
-        value, value_radius, missed, explained, unique = value_behind(
+        value, value_radius, missed, explained, unique = solve_value(
             *(np.vstack(parts) for parts in zip(*stack, strict=True))
         )
         if np.any(missed > explained):  # not one value for all neurons
@@ -289,7 +270,7 @@ class _Reading:
             return None if array is None else asarray(array.reshape(*shape, width))
 
         params = replace(self.original, weights_in=asarray(inner), skip=outer(own))
-        return Behind(
+        return BehindResidual(
             OneLayer(replace(self.head, value=asarray(value)), params, residual=True),
             OneLayer(
                 replace(self.head_radius, value=asarray(value_radius)),

@@ -15,26 +15,27 @@ from keyhole.families import SingleHead
 from keyhole.families.one_layer import UNKNOWN_ARITHMETIC, OneLayer, as_net
 from keyhole.families.opaque_net import OpaqueNet
 from keyhole.families.relu_net import ReluNet
-from keyhole.methods.base import Estimate, Method, Steps, Unrecoverable, last_only
+from keyhole.methods.base import Estimate, Method, Steps, Unrecoverable
+from keyhole.methods.forms.columns import Draft, Score
 from keyhole.methods.forms.reader import FormReader, ScoreBias
-from keyhole.methods.forms.score_matrix import Draft, Score, read_score
-from keyhole.methods.forms.value import refuse_single_tokens
-from keyhole.methods.one_layer.cells_with_bias import read_beside_score_bias, score_bias_shows
-from keyhole.methods.one_layer.cells_with_residual import read_behind_residual
+from keyhole.methods.forms.score_matrix import ask_score
+from keyhole.methods.forms.value import check_length
+from keyhole.methods.last_position import last_only
+from keyhole.methods.one_layer.cells_with_bias import ask_beside_score_bias, ask_for_score_bias
+from keyhole.methods.one_layer.cells_with_residual import ask_behind_residual
 from keyhole.methods.one_layer.paths import Net, PathReader
 from keyhole.methods.one_layer.rays import (
     EVEN_GROWTH,
     Growth,
     RayReader,
-    growth_past_residual,
+    ask_growth,
     guide_of,
     odd_growth_of_net,
     rays_of_net,
     rays_past_residual,
 )
 from keyhole.methods.relu_net.exact.method import relu_net
-from keyhole.methods.relu_net.exact.queries import answers_exactly
-from keyhole.numerics.logit import rounding
+from keyhole.methods.relu_net.exact.queries import is_exact
 from keyhole.numerics.orthogonal import random_orthogonal
 from keyhole.queries import Measurements, Plan, Signature, Term, TokenRows
 from keyhole.recovery import Outcome
@@ -53,7 +54,7 @@ Learned = ReluNet | OpaqueNet
 
 # Tokens that tell whether something passes attention by, of norms so many times that of a typical kink.
 RESIDUAL_NORMS = (1.0, 4.0, 64.0)
-# Fresh tokens that the net must answer before attention is read: norms likewise, how many of each, and among how many
+# New tokens that the net must answer before attention is read: norms likewise, how many of each, and among how many
 # the extreme ones are chosen, which costs no query.
 CHECKED_NORMS, CHECKED_TOKENS, CHECKED_AMONG = (1.0, 4.0, 16.0, 256.0), 16, 1024
 # Without a residual the answers to them are those of the net, within this part of what its answers differ by.
@@ -76,7 +77,7 @@ NO_GROWTH = (
 NO_CHANGE = (
     "the answers to single tokens are all the same, so that no query tells attention anything: nothing to recover"
 )
-NOT_SEEN = (
+UNDETECTED = (
     "what attention adds does not change the answers, however long its tokens, so that the score matrix cannot be known"
 )
 SCORE_BIAS = (
@@ -85,7 +86,7 @@ SCORE_BIAS = (
 )
 
 
-class _NotSeen(Unrecoverable):
+class _Undetected(Unrecoverable):
     """Long tokens do not show what attention does."""
 
 
@@ -110,7 +111,7 @@ def one_layer(
         raise UsageError(f"residual must be true, false or left out, not {residual!r}")
     if ffn_learner is not None and not callable(ffn_learner):
         raise UsageError(f"ffn_learner must be a function of signature and rng, not {type(ffn_learner).__name__}")
-    refuse_single_tokens(signature)
+    check_length(signature)
     if signature.positions == "all":
         inner = one_layer(signature.with_changes(positions="last"), rng, residual=residual, ffn_learner=ffn_learner)
         return (yield from last_only(inner))
@@ -119,24 +120,24 @@ def one_layer(
     try:
         learned = _as_nets((yield from learn(signature, rng)), signature.width)
     except Unrecoverable as error:
-        if ffn_learner is not None or answers_exactly(signature) or error.outcome is not Outcome.WRONG_FAMILY:
+        if ffn_learner is not None or is_exact(signature) or error.outcome is not Outcome.WRONG_FAMILY:
             raise
         raise Unrecoverable(Outcome.TOO_NOISY, f"{error}; {NOT_FOLLOWED}") from error
     draft = Draft()
     try:
-        yield from _check_net(signature, rng, Net(learned.params, learned.radius))
-        if not (yield from _has_score_bias(signature, rng, learned)):
+        yield from _ask_net_check(signature, rng, Net(learned.params, learned.radius))
+        if not (yield from _ask_for_score_bias(signature, rng, learned)):
             try:
-                return (yield from _without_score_bias(signature, rng, learned, residual, draft))
+                return (yield from _ask_without_score_bias(signature, rng, learned, residual, draft))
             except Unrecoverable as error:
                 # A bias that does not show around the origin saturates long tokens all the same.
-                saturated = error.outcome is Outcome.WRONG_FAMILY or isinstance(error, _NotSeen)
-                if not saturated or not _may_be_biased(signature, learned):
+                saturated = error.outcome is Outcome.WRONG_FAMILY or isinstance(error, _Undetected)
+                if not saturated or not _is_bias_readable(signature, learned):
                     raise
-                return (yield from _otherwise(_beside_score_bias(signature, rng, learned, residual), error))
-        return (yield from _beside_score_bias(signature, rng, learned, residual))
+                return (yield from _ask_otherwise(_ask_beside_score_bias(signature, rng, learned, residual), error))
+        return (yield from _ask_beside_score_bias(signature, rng, learned, residual))
     except KeyholeError as error:
-        error.partial = _unfinished(signature, learned, draft)
+        error.partial = _partial(signature, learned, draft)
         raise
 
 
@@ -145,7 +146,7 @@ def _as_nets(learned: Estimate, width: int) -> Estimate[Learned]:
     return replace(learned, params=as_net(learned.params, width), radius=as_net(learned.radius, width))  # type: ignore
 
 
-def _check_net(signature: Signature, rng: np.random.Generator, net: Net) -> Steps[None]:
+def _ask_net_check(signature: Signature, rng: np.random.Generator, net: Net) -> Steps[None]:
     """Fresh single tokens, near and far: a deeper net may look like one of one layer wherever its learner looked.
 
     Half of them are those of many to which the learned net answers least or most: a further layer bends there first.
@@ -162,22 +163,22 @@ def _check_net(signature: Signature, rng: np.random.Generator, net: Net) -> Step
         chosen += [rows[: 2 * quarter, :], xp.take(rows, ends, axis=0)]
     tokens = xp.concat(chosen)
     asked: Measurements = yield Plan("checks", int(tokens.shape[0]), [[Term(TokenRows(tokens))]])
-    if _differ(signature, net, tokens, asked):
+    if _has_other_answers(signature, net, tokens, asked):
         raise Unrecoverable(Outcome.WRONG_FAMILY, OTHER_NET)
 
 
-def _differ(signature: Signature, net: Net, tokens: Array, answers: Measurements) -> bool:  # (n, width)
+def _has_other_answers(signature: Signature, net: Net, tokens: Array, answers: Measurements) -> bool:  # (n, width)
     """Whether answers are clearly not those of the net to these tokens."""
     xp, space = signature.space.xp, signature.space
     values = answers.values if answers.values.ndim == 2 else answers.values[:, None]
     expected = net(tokens)
     changes = xp.linalg.vector_norm(expected - net(0 * tokens), axis=1)
-    bar = net.bar(tokens, UNKNOWN_ARITHMETIC * rounding(space)) + answers.radius
+    bar = net.bar(tokens, UNKNOWN_ARITHMETIC * space.rounding) + answers.radius
     bar = SAME_ANSWERS * changes + 4 * xp.linalg.vector_norm(bar, axis=1)
     return bool(xp.any(xp.linalg.vector_norm(values - expected, axis=1) > bar))
 
 
-def _otherwise(steps: Steps[Estimate[OneLayer]], failure: Unrecoverable) -> Steps[Estimate[OneLayer]]:
+def _ask_otherwise(steps: Steps[Estimate[OneLayer]], failure: Unrecoverable) -> Steps[Estimate[OneLayer]]:
     """A second way to go; where it fails too, the first one says why, unless it saw nothing and the second did."""
     try:
         return (yield from steps)
@@ -187,42 +188,42 @@ def _otherwise(steps: Steps[Estimate[OneLayer]], failure: Unrecoverable) -> Step
         raise failure from None
 
 
-def _may_be_biased(signature: Signature, learned: Estimate[Learned]) -> bool:
+def _is_bias_readable(signature: Signature, learned: Estimate[Learned]) -> bool:
     """Whether a score bias could be read: in linear cells, from tokens of any length."""
     return learned.params.anatomy.net is not None and signature.max_norm is None
 
 
-def _has_score_bias(signature: Signature, rng: np.random.Generator, learned: Estimate[Learned]) -> Steps[bool]:
+def _ask_for_score_bias(signature: Signature, rng: np.random.Generator, learned: Estimate[Learned]) -> Steps[bool]:
     """Whether a score bias shows, where it can be read."""
     net = learned.params.anatomy.net
-    if net is None or not _may_be_biased(signature, learned):
+    if net is None or not _is_bias_readable(signature, learned):
         return False
-    return (yield from score_bias_shows(signature, rng, net))
+    return (yield from ask_for_score_bias(signature, rng, net))
 
 
-def _without_score_bias(
+def _ask_without_score_bias(
     signature: Signature, rng: np.random.Generator, learned: Estimate[Learned], residual: bool | None, draft: Draft
 ) -> Steps[Estimate[OneLayer]]:
     if residual is None:
-        residual = yield from _has_residual(signature, rng, Net(learned.params, learned.radius))
-    read = _past_residual if residual else _through_net
+        residual = yield from _ask_for_residual(signature, rng, Net(learned.params, learned.radius))
+    read = _ask_past_residual if residual else _ask_through_net
     return (yield from read(signature, rng, learned, draft))
 
 
-def _beside_score_bias(
+def _ask_beside_score_bias(
     signature: Signature, rng: np.random.Generator, learned: Estimate[Learned], residual: bool | None
 ) -> Steps[Estimate[OneLayer]]:
     """Everything, from short tokens in linear cells of the net."""
     net = learned.params.anatomy.net
     assert net is not None  # a bias is looked for behind nets of neurons only
-    found = yield from read_beside_score_bias(signature, rng, net)
+    found = yield from ask_beside_score_bias(signature, rng, net)
     residual = found.residual if residual is None else residual
     if residual:
-        return (yield from _behind_residual(signature, rng, learned, found.score, found.bias))
+        return (yield from _ask_behind_residual(signature, rng, learned, found.score, found.bias))
     return _in_front_of_net(signature, learned, found.score, found.bias)
 
 
-def _has_residual(signature: Signature, rng: np.random.Generator, net: Net) -> Steps[bool]:
+def _ask_for_residual(signature: Signature, rng: np.random.Generator, net: Net) -> Steps[bool]:
     """Beside a last token of zero both tokens weigh the same: the net of half the other, unless something passes by."""
     space, xp, width = signature.space, signature.space.xp, signature.width
     norms = np.minimum(np.asarray(RESIDUAL_NORMS) * _typical_norm(signature, net), signature.norm_limit / 2)
@@ -234,7 +235,7 @@ def _has_residual(signature: Signature, rng: np.random.Generator, net: Net) -> S
         telling.append(float(norm) * rows[int(xp.argmax(changes)), :])
     halves = xp.stack(telling)
     answers: Measurements = yield Plan("residual", int(norms.size), [[Term(TokenRows(halves), None, 2.0)], []])
-    return _differ(signature, net, halves, answers)
+    return _has_other_answers(signature, net, halves, answers)
 
 
 def _typical_norm(signature: Signature, net: Net) -> float:
@@ -244,12 +245,12 @@ def _typical_norm(signature: Signature, net: Net) -> float:
     return float(min(norm, signature.norm_limit))
 
 
-def _through_net(
+def _ask_through_net(
     signature: Signature, rng: np.random.Generator, learned: Estimate[Learned], draft: Draft
 ) -> Steps[Estimate[OneLayer]]:
     """The score matrix where nothing passes attention by."""
-    reader = _reader(signature, rng, Net(learned.params, learned.radius))
-    score = yield from _score(reader, rng, draft)
+    reader = _make_reader(signature, rng, Net(learned.params, learned.radius))
+    score = yield from _ask_score(reader, rng, draft)
     return _in_front_of_net(signature, learned, score, None)
 
 
@@ -262,11 +263,11 @@ def _in_front_of_net(
     bars = SingleHead(score.radius, space.zeros(width, width))
     if bias is not None or score.hidden_bias > 0:
         bars = replace(bars, score_bias=bias.radius if bias else space.full((width,), score.hidden_bias))
-    details = {"residual": False, "value": "part of the net", **_found(learned, score, bias)}
+    details = {"residual": False, "value": "part of the net", **_details(learned, score, bias)}
     return _estimate(OneLayer(head, learned.params), OneLayer(bars, learned.radius), learned, score, bias, 0, details)
 
 
-def _reader(signature: Signature, rng: np.random.Generator, net: Net) -> FormReader:
+def _make_reader(signature: Signature, rng: np.random.Generator, net: Net) -> FormReader:
     """How to read forms behind this net: far out where it grows evenly, else through its inverse."""
     space, params = signature.space, net.params.anatomy.net
     if params is not None and signature.max_norm is None:
@@ -302,14 +303,14 @@ def _sizes(answers: Array) -> Array:  # (n,) or (n, outputs) -> (n,)
     return abs(answers) if answers.ndim == 1 else namespace(answers).linalg.vector_norm(answers, axis=1)
 
 
-def _score(reader: FormReader, rng: np.random.Generator, draft: Draft) -> Steps[Score]:
-    score = yield from read_score(reader, rng, draft)
+def _ask_score(reader: FormReader, rng: np.random.Generator, draft: Draft) -> Steps[Score]:
+    score = yield from ask_score(reader, rng, draft)
     if score is None:
         raise Unrecoverable(Outcome.WRONG_FAMILY, SCORE_BIAS)
     return score
 
 
-def _past_residual(
+def _ask_past_residual(
     signature: Signature, rng: np.random.Generator, learned: Estimate[Learned], draft: Draft
 ) -> Steps[Estimate[OneLayer]]:
     """The score matrix, and what neurons see of attention, where the last token passes it by."""
@@ -322,35 +323,35 @@ def _past_residual(
     if signature.max_norm is not None:
         raise Unrecoverable(Outcome.TOO_NOISY, "behind a residual attention is read with long tokens: lift max_norm")
     growth = Growth.of(space, net)
-    far = yield from growth_past_residual(signature, growth)
+    far = yield from ask_growth(signature, growth)
     odd, largest = far.odd, far.largest
     # The value matrix may be larger than what single tokens show of it, and so is the rounding then.
     growth = replace(growth, gain=growth.gain + VALUE_MAY_CANCEL * largest)
-    if largest <= UNKNOWN_ARITHMETIC * rounding(space) * growth.gain + 2 * growth.level / growth.length:
-        raise _NotSeen(Outcome.NOT_IDENTIFIABLE, NOT_SEEN)
+    if largest <= UNKNOWN_ARITHMETIC * space.rounding * growth.gain + 2 * growth.level / growth.length:
+        raise _Undetected(Outcome.NOT_IDENTIFIABLE, UNDETECTED)
     rays = rays_past_residual(signature, odd, growth)
     reader = RayReader(signature, _some_guide(signature, rng, odd, growth), rays, growth)
-    score = yield from _score(reader, rng, draft)
-    estimate = yield from _behind_residual(signature, rng, learned, score, None)
-    if not far.fits(estimate.params, growth):
+    score = yield from _ask_score(reader, rng, draft)
+    estimate = yield from _ask_behind_residual(signature, rng, learned, score, None)
+    if not far.has_growth_of(estimate.params, growth):
         raise Unrecoverable(Outcome.WRONG_FAMILY, NO_GROWTH)
     return estimate
 
 
-def _behind_residual(
+def _ask_behind_residual(
     signature: Signature, rng: np.random.Generator, learned: Estimate[Learned], score: Score, bias: ScoreBias | None
 ) -> Steps[Estimate[OneLayer]]:
     """The net and the value matrix, once attention is known."""
     net, radius = learned.params.anatomy.net, learned.radius.anatomy.net
     assert net is not None
     assert radius is not None
-    behind = yield from read_behind_residual(signature, rng, net, radius, score, bias)
+    behind = yield from ask_behind_residual(signature, rng, net, radius, score, bias)
     more = -(-net.neurons * signature.width // (net.outputs or 1))
-    details = {"residual": True, **behind.details, **_found(learned, score, bias)}
+    details = {"residual": True, **behind.details, **_details(learned, score, bias)}
     return _estimate(behind.params, behind.radius, learned, score, bias, more, details)
 
 
-def _found(learned: Estimate[Learned], score: Score, bias: ScoreBias | None) -> dict[str, Any]:
+def _details(learned: Estimate[Learned], score: Score, bias: ScoreBias | None) -> dict[str, Any]:
     """What was found out, by the learner of the net too; and the size of the net where it is one of neurons."""
     net = learned.params.anatomy.net
     own = {} if net is None else {"neurons": net.neurons}
@@ -378,7 +379,7 @@ def _estimate(
     )
 
 
-def _unfinished(signature: Signature, learned: Estimate[Learned], draft: Draft) -> OneLayer:
+def _partial(signature: Signature, learned: Estimate[Learned], draft: Draft) -> OneLayer:
     """What is known when a run ends early: the net, and the score as far as it was read."""
     space, width = signature.space, signature.width
     score = draft.matrix()

@@ -6,9 +6,10 @@ up in the learned net before anything is asked, its inverse takes the answer bac
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
+from typing import final
 
 import numpy as np
 
@@ -17,10 +18,7 @@ from keyhole.families.one_layer import UNKNOWN_ARITHMETIC
 from keyhole.families.opaque_net import OpaqueNet
 from keyhole.families.relu_net import ReluNet
 from keyhole.methods.base import Steps, Unrecoverable
-from keyhole.methods.forms.reader import CLEAR_ENOUGH, FormReader, Forms, Probe
-from keyhole.methods.forms.value import Value
-from keyhole.methods.one_layer.roots import monotone_roots
-from keyhole.numerics.logit import rounding
+from keyhole.methods.forms.reader import CLEAR_ENOUGH, Forms, SearchingReader
 from keyhole.queries import Measurements, Plan, Signature, Term, TokenRows
 from keyhole.recovery import Outcome
 
@@ -34,6 +32,9 @@ GRID = tuple(np.linspace(0.0, 1.0, 17))
 CHUNK = 256
 # Weights nearer than this to 0 or 1 are read again from a shorter last token.
 SATURATED = 1 / 400
+# Steps of regula falsi in its Illinois form: a bracket that does not shrink to the last digit in so many belongs to a
+# function with a step, whose root is known no better than that.
+MOST_STEPS = 80
 
 
 @dataclass(frozen=True)
@@ -62,36 +63,32 @@ class _Paths:
     direction: Array  # (n, outputs) of the answer that is looked at
     last: Array  # (n,) norm of g
     slope: Array  # (n,) the least of the path
-    sharpness: Array  # (n,) how well it tells a form: slope times |u|·|g| over error bar
+    sharpness: Array  # (n,) how well it tells a form: slope times |u|·|g| over radius
 
 
-class PathReader(FormReader):
+@final
+class PathReader(SearchingReader):
     """Reads bilinear forms rowᵀ·score·column through a learned net, one query each."""
 
     def __init__(self, signature: Signature, guide: Array, net: Net, length: float) -> None:
-        nothing = signature.space.zeros(1)[0]
-        super().__init__(signature, Value(guide, 0 * guide, nothing, nothing))
-        self.levered = True  # the last token adds nothing by itself: u is what the first has beyond it
+        super().__init__(signature, guide)  # the last token adds nothing by itself: u is what the first has beyond it
         self.net = net
         self.most = signature.norm_limit / 2
         self.lengths = [length * each for each in LENGTHS if length * each <= self.most] or [self.most]
         self.largest_scale = min(self.lengths[-1] ** 2 * 2.0**40, self.lengths[-1] * self.most)
 
-    def _first_norm(self, scale: float) -> float:  # noqa: ARG002 - it is chosen for each pair
+    def first_norm(self, scale: float) -> float:  # noqa: ARG002 - it is chosen for each pair
+        """The typical length of u."""
         return self.lengths[len(self.lengths) // 2]
 
-    def _balanced_radius(self, scale: float) -> float:  # noqa: ARG002 - it is known for each pair
+    def radius_at_zero(self, scale: float) -> float:  # noqa: ARG002 - it is known for each pair
+        """A radius at which the search for a scale starts."""
         return CLEAR_ENOUGH
 
-    def unseen_bias(self, probe: Probe, again: Forms) -> float:
-        """How large a score bias may be whose part in a form, read at two scales, is within the errors of both."""
-        parts = [self._first_norm(scale) / scale for scale in (self._probed, self._latest)]
-        errors = float(probe.forms.radius[0]) + float(again.radius[0])
-        return 32 * math.sqrt(self.signature.width) * errors / abs(parts[0] - parts[1])
-
-    def _ask(
+    def ask_at(
         self, stage: str, rows: TokenRows, columns: TokenRows, row_index: Array, column_index: Array, scale: float
     ) -> Steps[Forms]:
+        """The forms of the given pairs (n,) from queries [g + u; g], u along the row and g along the column."""
         space, xp = self.signature.space, self.signature.space.xp
         row, column = xp.take(rows.vectors, row_index, axis=0), xp.take(columns.vectors, column_index, axis=0)
         paths = self._best(row, column, scale)
@@ -100,7 +97,7 @@ class PathReader(FormReader):
             [Term(columns, column_index, last), Term(rows, row_index, paths.step)],
             [Term(columns, column_index, last)],
         ]
-        answers: Measurements = yield Plan(stage, int(row_index.shape[0]), positions)
+        answers: Measurements = yield Plan(stage, int(row_index.shape[0]), positions, so_far=self.so_far)
         values = answers.values if answers.values.ndim == 2 else answers.values[:, None]
         values = xp.sum(values * paths.direction, axis=1)
         begin, along = last[:, None] * column, paths.step[:, None] * row
@@ -123,26 +120,26 @@ class PathReader(FormReader):
         spread = inside * (1 - inside)
         logits = xp.log(inside / (1 - inside))
         radius = bar / (paths.slope * spread)
-        radius = radius + rounding(space) * xp.abs(logits)
+        radius = radius + space.rounding * xp.abs(logits)
         saturated = (weight < SATURATED) | (weight > 1 - SATURATED)
-        strain = xp.where(saturated, xp.full_like(weight, xp.inf), xp.ones_like(weight))
-        own = rounding(space) * self.size * self.signature.width**0.5
+        saturation = xp.where(saturated, xp.full_like(weight, xp.inf), xp.ones_like(weight))
+        own = space.rounding * self.estimate.size * self.signature.width**0.5
         unit = paths.step * last
-        return Forms(logits / unit, radius / xp.abs(unit) + own, 0 * values, strain)
+        return Forms(logits / unit, radius / xp.abs(unit) + own, 0 * values, saturation)
 
     @property
     def _rounding(self) -> float:
-        return UNKNOWN_ARITHMETIC * rounding(self.signature.space)
+        return UNKNOWN_ARITHMETIC * self.signature.space.rounding
 
     def _best(self, row: Array, column: Array, scale: float) -> _Paths:  # (n, width), (n, width)
-        """Sign and length of u for each pair, so that the least slope of the path is large against its error bar."""
+        """Sign and length of u for each pair, so that the least slope of the path is large against its radius."""
         xp, pieces = self.signature.space.xp, []
         for start in range(0, row.shape[0], CHUNK):
             best: _Paths | None = None
             part = slice(start, start + CHUNK)
             for length in self.lengths:
                 for sign, share in product((1.0, -1.0), SHARES):
-                    tried = self._tried(row[part, :], column[part, :], sign * length, share * scale)
+                    tried = self._try_step(row[part, :], column[part, :], sign * length, share * scale)
                     best = tried if best is None else _better(self.signature.space, tried, best)
             assert best is not None  # there is a length
             pieces.append(best)
@@ -156,7 +153,7 @@ class PathReader(FormReader):
             )
         return best
 
-    def _tried(self, row: Array, column: Array, step: float, scale: float) -> _Paths:
+    def _try_step(self, row: Array, column: Array, step: float, scale: float) -> _Paths:
         xp, count = self.signature.space.xp, row.shape[0]
         last = min(scale / abs(step), self.most)
         begin = last * column
@@ -184,3 +181,36 @@ def _better(space: Space, one: _Paths, two: _Paths) -> _Paths:
         xp.where(first, one.slope, two.slope),
         xp.where(first, one.sharpness, two.sharpness),
     )
+
+
+def monotone_roots(
+    space: Space,
+    function: Callable[[Array], Array],  # (n,) -> (n,), entry by entry, each monotone on [0, 1]
+    low: Array,  # (n,) function(0)
+    high: Array,  # (n,) function(1)
+    aim: Array,  # (n,)
+) -> Array:  # (n,)
+    """Arguments in [0, 1] where the functions take the values aimed at; 0 or 1 where they lie outside."""
+    xp = space.xp
+    left, right = xp.zeros_like(aim), xp.ones_like(aim)
+    miss_left, miss_right = low - aim, high - aim
+    inside = miss_left * miss_right < 0
+    # An end where the value is taken, or else the nearer one.
+    end = xp.where(xp.abs(miss_left) <= xp.abs(miss_right), left, right)
+    root = xp.where(inside, 0.5 + 0 * aim, end)
+    for _ in range(MOST_STEPS):
+        apart = miss_right - miss_left
+        guess = right - miss_right * (right - left) / xp.where(apart == 0, xp.ones_like(apart), apart)
+        guess = xp.where((guess > left) & (guess < right), guess, 0.5 * (left + right))
+        root = xp.where(inside, guess, root)
+        if not bool(xp.any(inside & (right - left > 2 * space.spacing * right))):
+            break
+        miss = function(root) - aim
+        found = inside & (miss == 0)
+        same = miss * miss_right > 0
+        # The end that stays counts half next time, so that both ends close in.
+        miss_left = xp.where(found, 0 * miss, xp.where(same, 0.5 * miss_left, miss))
+        miss_right = xp.where(found, 0 * miss, xp.where(same, miss, 0.5 * miss_right))
+        left = xp.where(found | ~same, guess, left)
+        right = xp.where(found | same, guess, right)
+    return root

@@ -13,17 +13,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, final
 
 from keyhole.arrays import Array, Space, namespace
 from keyhole.families.one_layer import UNKNOWN_ARITHMETIC, OneLayer
 from keyhole.families.relu_net import ReluNet
 from keyhole.methods.base import Steps, Unrecoverable
-from keyhole.methods.forms.reader import CLEAR_ENOUGH, FormReader, Forms, Probe
-from keyhole.methods.forms.scale import LEVER, floor_power
-from keyhole.methods.forms.value import Value
+from keyhole.methods.forms.reader import CLEAR_ENOUGH, Forms, SearchingReader, check_average, longest_token
+from keyhole.methods.forms.scale import NORM_RATIO, floor_power
 from keyhole.methods.one_layer.cells import SMOOTH_BEND
-from keyhole.numerics.logit import logit_with_radius, rounding
+from keyhole.numerics.logit import logit_with_radius
 from keyhole.queries import Measurements, Plan, Signature, Term, TokenRows
 from keyhole.recovery import Outcome
 
@@ -74,7 +73,7 @@ def rays_of_net(signature: Signature, net: ReluNet, growth: Growth) -> Rays:
 
     def ask(rows: TokenRows) -> Steps[tuple[Array, Array]]:
         xp, far = signature.space.xp, growth.length * rows.vectors
-        signs = _larger(net.on_vectors(far), net.on_vectors(-far))
+        signs = _larger_side(net.on_vectors(far), net.on_vectors(-far))
         plan = Plan("rays", rows.vectors.shape[0], [[Term(rows, None, growth.length * signs)]])
         answers: Measurements = yield plan
         expected = net.on_vectors(far * signs[:, None])
@@ -93,9 +92,9 @@ def rays_past_residual(signature: Signature, odd: Array, growth: Growth) -> Rays
     """
 
     def ask(rows: TokenRows) -> Steps[tuple[Array, Array]]:
-        there = yield from ask_past_residual(rows, growth.length)
+        there = yield from ask_attention_rays(rows, growth.length)
         back = there - 2 * growth.length * (rows.vectors @ odd)
-        signs = _larger(there, back)
+        signs = _larger_side(there, back)
         xp = signature.space.xp
         chosen = signs if there.ndim == 1 else signs[:, None]
         return signs, xp.where(chosen > 0, there, back)
@@ -103,7 +102,7 @@ def rays_past_residual(signature: Signature, odd: Array, growth: Growth) -> Rays
     return ask
 
 
-def ask_past_residual(rows: TokenRows, length: float) -> Steps[Array]:
+def ask_attention_rays(rows: TokenRows, length: float) -> Steps[Array]:
     """What the net makes of attention of length·row beside a last token of zero, which passes nothing by."""
     answers: Measurements = yield Plan("rays", rows.vectors.shape[0], [[Term(rows, None, 2 * length)], []])
     return answers.values
@@ -123,7 +122,7 @@ class Far:
     odd: Array  # (width,) or (width, outputs): half of what there and back differ by, over the length
     largest: float  # slope
 
-    def fits(self, layer: OneLayer, growth: Growth) -> bool:
+    def has_growth_of(self, layer: OneLayer, growth: Growth) -> bool:
         """Whether the layer that was recovered answers the same, but for small errors."""
         xp = namespace(self.answers)
         unit = xp.eye(layer.width, dtype=self.answers.dtype, device=self.answers.device)
@@ -138,10 +137,10 @@ def _same_growth(xp: Any, answers: Array) -> float:
     return ROUGHLY * math.sqrt(float(xp.finfo(answers.dtype).eps))
 
 
-def growth_past_residual(signature: Signature, growth: Growth) -> Steps[Far]:
-    """The same of what the net makes of attention alone, measured."""
+def ask_growth(signature: Signature, growth: Growth) -> Steps[Far]:
+    """What the net makes of long tokens along all axes, both ways, by attention alone."""
     xp, unit = signature.space.xp, signature.space.eye(signature.width)
-    answers = yield from ask_past_residual(TokenRows(xp.concat([unit, -unit])), growth.length)
+    answers = yield from ask_attention_rays(TokenRows(xp.concat([unit, -unit])), growth.length)
     odd = (answers[: signature.width, ...] - answers[signature.width :, ...]) / (2 * growth.length)
     return Far(answers, odd, float(xp.max(xp.abs(answers))) / growth.length)
 
@@ -154,7 +153,7 @@ def guide_of(odd: Array) -> Array:  # (width,) or (width, outputs) -> (width,)
     return left[:, 0] * sizes[0]
 
 
-def _larger(there: Array, back: Array) -> Array:  # (n,) or (n, outputs) -> (n,) of ±1
+def _larger_side(there: Array, back: Array) -> Array:  # (n,) or (n, outputs) -> (n,) of ±1
     xp = namespace(there)
     if there.ndim == 2:
         there, back = xp.linalg.vector_norm(there, axis=1), xp.linalg.vector_norm(back, axis=1)
@@ -162,35 +161,32 @@ def _larger(there: Array, back: Array) -> Array:  # (n,) or (n, outputs) -> (n,)
     return xp.where(there >= back, xp.ones_like(there), -xp.ones_like(there))
 
 
-class RayReader(FormReader):
+@final
+class RayReader(SearchingReader):
     """Reads bilinear forms rowᵀ·score·column behind a net that grows evenly, one query each."""
 
     def __init__(self, signature: Signature, guide: Array, rays: Rays, growth: Growth) -> None:
-        nothing = signature.space.zeros(1)[0]
-        super().__init__(signature, Value(guide, 0 * guide, nothing, nothing))
+        super().__init__(signature, guide)
+        self.largest_scale = floor_power(longest_token(signature.space, self.guide_norm) / NORM_RATIO) ** 2
         self._rays = rays
         self._growth = growth
         self._known: dict[bytes, tuple[Array, Array, Array]] = {}  # by rows: signs, directions, slopes
 
-    def _first_norm(self, scale: float) -> float:
-        return max(self._growth.length, LEVER * floor_power(math.sqrt(scale)))
+    def first_norm(self, scale: float) -> float:
+        """Norm of first tokens: so long that the net grows evenly and the last token does not matter."""
+        return max(self._growth.length, NORM_RATIO * floor_power(math.sqrt(scale)))
 
     def _answer_bar(self) -> float:
         """Rounding of an answer, over the norm of its first token."""
-        return UNKNOWN_ARITHMETIC * rounding(self.signature.space) * self._growth.gain
+        return UNKNOWN_ARITHMETIC * self.signature.space.rounding * self._growth.gain
 
-    def _balanced_radius(self, scale: float) -> float:
-        noise = self.signature.noise.radius / self._first_norm(scale)
-        radius = float(4 * (self._answer_bar() + noise) * self.signature.width**0.5 / self.value_norm)
+    def radius_at_zero(self, scale: float) -> float:
+        """Radius of a logit of zero, for a row of average overlap with the guide."""
+        noise = self.signature.noise.radius / self.first_norm(scale)
+        radius = float(4 * (self._answer_bar() + noise) * self.signature.width**0.5 / self.guide_norm)
         return min(radius, CLEAR_ENOUGH) if radius < 0.5 else radius  # longer tokens do not make it clearer
 
-    def unseen_bias(self, probe: Probe, again: Forms) -> float:
-        """How large a score bias may be whose part in a form, read at two scales, is within the errors of both."""
-        parts = [self._first_norm(scale) / scale for scale in (self._probed, self._latest)]
-        errors = float(probe.forms.radius[0]) + float(again.radius[0])
-        return 32 * math.sqrt(self.signature.width) * errors / abs(parts[0] - parts[1])
-
-    def _ray(self, rows: TokenRows) -> Steps[tuple[Array, Array, Array]]:
+    def _ask_rays(self, rows: TokenRows) -> Steps[tuple[Array, Array, Array]]:
         """Signs (n,), directions of the answer (n, outputs), and slopes (n,) of rows, asked once for all of them."""
         if rows.digest not in self._known:
             xp = self.signature.space.xp
@@ -201,15 +197,16 @@ class RayReader(FormReader):
             self._known[rows.digest] = (signs, far / safe[:, None], size / self._growth.length)
         return self._known[rows.digest]
 
-    def _ask(
+    def ask_at(
         self, stage: str, rows: TokenRows, columns: TokenRows, row_index: Array, column_index: Array, scale: float
     ) -> Steps[Forms]:
+        """The forms of the given pairs (n,) from queries [L·row; c·column], the rays of new rows asked for before."""
         space, xp = self.signature.space, self.signature.space.xp
-        signs, directions, slopes = (xp.take(each, row_index, axis=0) for each in (yield from self._ray(rows)))
-        first = self._first_norm(scale)
+        signs, directions, slopes = (xp.take(each, row_index, axis=0) for each in (yield from self._ask_rays(rows)))
+        first = self.first_norm(scale)
         last = scale / first
         positions = [[Term(rows, row_index, first * signs)], [Term(columns, column_index, last)]]
-        answers: Measurements = yield Plan(stage, int(row_index.shape[0]), positions)
+        answers: Measurements = yield Plan(stage, int(row_index.shape[0]), positions, so_far=self.so_far)
         values = answers.values if answers.values.ndim == 2 else answers.values[:, None]
         values = xp.sum(values * directions, axis=1)
         high = first * slopes
@@ -219,7 +216,7 @@ class RayReader(FormReader):
         logits, radius = logit_with_radius(space, values, 0 * high, high, level, bar + noise, bar + noise)
         slack = level + 2 * bar + noise
         if bool(xp.any(xp.isinf(radius))):
-            self._check_range(values, 0 * high, high, slack)
-        strain = radius * xp.where(high == 0, xp.ones_like(high), high) / (4 * slack)
-        own = rounding(space) * self.size * self.signature.width**0.5
-        return Forms(signs * logits / scale, radius / scale + own, 0 * values + last / first, strain)
+            check_average(values, 0 * high, high, slack)
+        saturation = radius * xp.where(high == 0, xp.ones_like(high), high) / (4 * slack)
+        own = space.rounding * self.estimate.size * self.signature.width**0.5
+        return Forms(signs * logits / scale, radius / scale + own, 0 * values + last / first, saturation)

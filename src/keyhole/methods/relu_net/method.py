@@ -10,9 +10,10 @@ import numpy as np
 from keyhole.errors import UsageError
 from keyhole.families.activations import ACTIVATIONS
 from keyhole.families.relu_net import ReluNet
-from keyhole.methods.base import Estimate, Method, Steps, Unrecoverable, at_last_position
+from keyhole.methods.base import Estimate, Method, Steps, Unrecoverable
+from keyhole.methods.last_position import at_last_position
 from keyhole.methods.relu_net.exact.method import relu_net
-from keyhole.methods.relu_net.exact.queries import answers_exactly
+from keyhole.methods.relu_net.exact.queries import is_exact
 from keyhole.methods.relu_net.noisy.method import relu_boost
 from keyhole.queries import Signature
 from keyhole.recovery import Outcome
@@ -32,7 +33,7 @@ def net(
 ) -> Steps[Estimate[ReluNet]]:
     """A net of one hidden layer from queries of single tokens; how it is asked depends on what answers are worth."""
     options: dict[str, Any] = {"skip": skip}
-    exact = answers_exactly(signature)
+    exact = is_exact(signature)
     if exact and (target_error is not None or neurons is not None):
         raise UsageError("target_error and neurons are for noisy or float32 boxes: exact answers need neither")
     if not exact and activation != "relu":

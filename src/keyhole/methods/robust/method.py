@@ -9,7 +9,8 @@ import numpy as np
 
 from keyhole.errors import UsageError
 from keyhole.families.single_head import SingleHead
-from keyhole.methods.base import BiasDetected, Estimate, Method, Steps, Unrecoverable, at_last_position
+from keyhole.methods.base import BiasDetected, Estimate, Method, Steps, Unrecoverable
+from keyhole.methods.last_position import at_last_position
 from keyhole.methods.robust.bounded.method import bounded
 from keyhole.methods.robust.gaussian.method import gaussian
 from keyhole.methods.robust.quantised.decimals import by_thresholds
@@ -53,7 +54,7 @@ def robust(
     if signature.noise.kind == "bounded":
         return (yield from bounded(signature, rng, cover_biases=cover_biases, **sequences))
     try:
-        quantised = _quantised(signature, rng, limits)
+        quantised = _ask_quantised(signature, rng, limits)
         if quantised is not None:
             return (yield from quantised)
         biased = False
@@ -72,7 +73,7 @@ def robust(
     return (yield from gaussian(signature.as_coarse(), rng, rank=rank, **sequences, **limits))
 
 
-def _quantised(
+def _ask_quantised(
     signature: Signature, rng: np.random.Generator, limits: dict[str, Any]
 ) -> Steps[Estimate[SingleHead]] | None:
     """The method for answers on a grid, where there is one: rounding to decimals vanishes beside long tokens."""

@@ -1,6 +1,6 @@
 """Every bit of a head whose weights are stored in a small dtype, each one proven.
 
-The box computes in float64 from weights that have 8, 11 or 24 digits. A question made of powers of two along the axes,
+The oracle computes in float64 from weights that have 8, 11 or 24 digits. A query made of powers of two along the axes,
 [t·e_i; γ·e_j], has the logit t·γ·W_ij without any rounding and reads W_ij to about 15 digits. Where the interval that
 is left holds one number of the dtype, that number is the weight.
 """
@@ -8,15 +8,14 @@ is left holds one number of the dtype, that number is the weight.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-from keyhole.arrays import Array, Floats, Integers, floats
+from keyhole.arrays import Array, Booleans, Floats, Integers, floats
 from keyhole.errors import KeyholeError, UsageError
 from keyhole.families import SingleHead
 from keyhole.methods.base import Estimate, Steps, Unrecoverable
-from keyhole.methods.forms.value import Value, read_value, refuse_single_tokens, refuse_zero_value
+from keyhole.methods.forms.value import Value, ask_value
 from keyhole.methods.robust.dtypes import Grid, grid_of
-from keyhole.numerics.logit import logit_with_radius, rounding
+from keyhole.numerics.logit import logit_with_radius
 from keyhole.queries import Measurements, Plan, Signature, Term, TokenRows
 from keyhole.recovery import Outcome
 
@@ -36,7 +35,7 @@ SHRINK = 2.0**-36
 FAINT = 2.0**-30
 # More rounds than the whole range of the dtypes needs.
 MOST_ROUNDS = 40
-# Random rows asked with a zero last token, and their norm, which no token of a question exceeds.
+# Random rows asked with a zero last token, and their norm, which no token of a query exceeds.
 BIAS_ROWS, BIAS_NORM = 3, 2.0**360
 # A float64 has this spacing; a coarser one cannot prove 24 digits.
 FLOAT64 = 2.0**-52
@@ -54,14 +53,12 @@ def bit_exact(signature: Signature, rng: np.random.Generator, *, dtype: str) -> 
         raise UsageError(f"bits are read from exact float64 answers, not from {signature.noise}")
     if signature.max_norm is not None:
         raise UsageError("bits are read with tokens of any norm: leave out max_norm")
-    refuse_single_tokens(signature)
-    value = yield from read_value(signature)
-    refuse_zero_value(signature, value)
-    exact_value = _proven_value(value, grid)
+    value = yield from ask_value(signature)
+    exact_value = _prove_value(value, grid)
     weights = _Weights(signature, grid, exact_value)
     try:
-        yield from weights.refuse_score_bias(rng)
-        yield from weights.read_all()
+        yield from weights.ask_bias_check(rng)
+        yield from weights.ask_all()
     except KeyholeError as error:
         error.partial = weights.head()
         raise
@@ -78,13 +75,13 @@ def bit_exact(signature: Signature, rng: np.random.Generator, *, dtype: str) -> 
     )
 
 
-def _proven_value(value: Value, grid: Grid) -> Floats:  # (width,) or (width, outputs)
-    if value.biased:
+def _prove_value(value: Value, grid: Grid) -> Floats:  # (width,) or (width, outputs)
+    if value.has_bias:
         raise Unrecoverable(
             Outcome.WRONG_FAMILY, "the head has an output bias, beside which bits are not read: use method single-head"
         )
     first, last = grid.within(floats(value.vector), floats(value.radius))
-    _refuse_foreign(first > last, grid, "value")
+    _check_dtype(first > last, grid, "value")
     if np.any(first < last):
         raise Unrecoverable(
             Outcome.UNCERTIFIED,
@@ -93,7 +90,7 @@ def _proven_value(value: Value, grid: Grid) -> Floats:  # (width,) or (width, ou
     return first + 0.0  # no negative zeros
 
 
-def _refuse_foreign(foreign: npt.NDArray[np.bool_], grid: Grid, part: str) -> None:
+def _check_dtype(foreign: Booleans, grid: Grid, part: str) -> None:
     if np.any(foreign):
         raise Unrecoverable(
             Outcome.WRONG_FAMILY,
@@ -120,7 +117,7 @@ class _Weights:
     def _answers(self, answers: Measurements) -> Array:  # (n,)
         return answers.values if self.output is None else answers.values[:, self.output]
 
-    def refuse_score_bias(self, rng: np.random.Generator) -> Steps[None]:
+    def ask_bias_check(self, rng: np.random.Generator) -> Steps[None]:
         """[x; 0]: both tokens weigh the same, unless a score bias attracts x or repels it."""
         # Every entry takes the sign of its value, so that what is halved does not cancel.
         signs = np.where(self.value == 0, rng.choice([-1.0, 1.0], self.value.size), np.sign(self.value))
@@ -129,30 +126,30 @@ class _Weights:
         answers = yield Plan("score bias", BIAS_ROWS, [[Term(rows)], []])
         whole = BIAS_NORM * signs @ self.value
         error = np.abs(floats(self._answers(answers)) - 0.5 * whole)
-        allowed = rounding(self.space) * BIAS_NORM * np.linalg.norm(signs, axis=1) * np.linalg.norm(self.value)
+        allowed = self.space.rounding * BIAS_NORM * np.linalg.norm(signs, axis=1) * np.linalg.norm(self.value)
         if np.any(error > allowed):
             raise Unrecoverable(
                 Outcome.WRONG_FAMILY,
                 "the head has a score bias, beside which bits are not read: use method single-head",
             )
 
-    def read_all(self) -> Steps[None]:
+    def ask_all(self) -> Steps[None]:
         """First the row of the largest value, which lends its contrast to the others, then these."""
         width = self.signature.width
         every = np.arange(width)
         row = np.full(width, self.largest)
-        yield from self._read(row[:1], every[:1], 1.0)  # one entry tells the scale
-        yield from self._read(row[1:], every[1:], self._typical())
+        yield from self._ask_weights(row[:1], every[:1], 1.0)  # one entry tells the scale
+        yield from self._ask_weights(row[1:], every[1:], self._typical())
         rows, columns = np.divmod(np.arange(width * width), width)
         rest = rows != self.largest
-        yield from self._read(rows[rest], columns[rest], self._typical())
+        yield from self._ask_weights(rows[rest], columns[rest], self._typical())
 
     def _typical(self) -> float:
         """Size of a typical entry among those read, one where all are zero."""
         sizes = np.abs(self.matrix[np.isfinite(self.matrix) & (self.matrix != 0)])
         return float(np.median(sizes)) if sizes.size else 1.0
 
-    def _read(self, row: Integers, column: Integers, size: float) -> Steps[None]:
+    def _ask_weights(self, row: Integers, column: Integers, size: float) -> Steps[None]:
         """Ask for entries (n,) of about this size until each is one number of the dtype."""
         scale: Floats = np.full(row.size, np.exp2(np.floor(np.log2(AIM / size))))
         for _ in range(MOST_ROUNDS):
@@ -160,7 +157,7 @@ class _Weights:
                 return
             centre, radius = yield from self._ask(row, column, scale)
             first, last = self.grid.within(centre, np.where(np.isfinite(radius), radius, np.inf))
-            _refuse_foreign(first > last, self.grid, "score matrix")
+            _check_dtype(first > last, self.grid, "score matrix")
             proven = first == last
             self.matrix[row[proven], column[proven]] = first[proven] + 0.0
             # Within ±reach for sure, so that AIM/reach cannot saturate it.
@@ -184,16 +181,16 @@ class _Weights:
             tokens.append(Term(self.units, index(0 * row + self.largest), self.space.asarray(lent)))
         answers = yield Plan("entries", row.size, [tokens, [Term(self.units, index(column), LAST)]])
         high, low = own + lent * self.value[self.largest], LAST * self.value[column]
-        bar = rounding(self.space)
+        bar = self.space.rounding
         bars = self.space.asarray(bar * np.abs(low)), self.space.asarray(bar * np.abs(high))
         ends = self.space.asarray(low), self.space.asarray(high)
         logit, radius = logit_with_radius(self.space, self._answers(answers), *ends, *bars, answers.radius)
         centre = floats(logit) - lent_logit
-        # Two products are added in the box where contrast is lent.
+        # Two products are added in the oracle where contrast is lent.
         wide = floats(radius) + bar * np.abs(lent_logit)
         return centre / scale, wide / scale
 
-    def _lent(self, row: Integers, column: Integers, faint: npt.NDArray[np.bool_]) -> tuple[Floats, Floats]:
+    def _lent(self, row: Integers, column: Integers, faint: Booleans) -> tuple[Floats, Floats]:
         """Length β of the lent token, of the sign that adds to the own value, and its known logit of order one."""
         if not np.any(faint):
             return np.zeros(row.size), np.zeros(row.size)

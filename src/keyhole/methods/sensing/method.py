@@ -10,18 +10,19 @@ import numpy as np
 from keyhole.arrays import Array, namespace
 from keyhole.errors import UsageError
 from keyhole.families import SingleHead
-from keyhole.methods.base import Estimate, Method, Steps, Unrecoverable, at_last_position
-from keyhole.methods.forms.reader import FormReader, ScoreBias
-from keyhole.methods.forms.score_bias import bias_that_shows, read_score_bias
-from keyhole.methods.forms.value import Value, read_value, refuse_single_tokens, refuse_zero_value
-from keyhole.methods.sensing.request import Readings, Request
+from keyhole.methods.base import Estimate, Method, Steps, Unrecoverable
+from keyhole.methods.forms.reader import PairReader, ScoreBias
+from keyhole.methods.forms.score_bias import ask_for_bias, ask_score_bias
+from keyhole.methods.forms.value import Value, ask_value, check_nonzero
+from keyhole.methods.last_position import at_last_position
+from keyhole.methods.sensing.request import FormData, Request
 from keyhole.methods.sensing.solvers import (
     Floats,
     SensingSolution,
-    error_spread,
     factored,
     nuclear_norm,
     parameter_count,
+    standard_error,
 )
 from keyhole.queries import Signature, TokenRows
 from keyhole.recovery import Outcome
@@ -41,14 +42,14 @@ FEW = 1500
 EASE = 1.5
 # Steps of the nuclear-norm solver while there may be more measurements to come.
 BRIEF_ITERATIONS = 500
-# Residuals are errors too: so many standard deviations of them are added to the error bar of a measurement ...
+# Residuals are errors too: so many standard deviations of them are added to the radius of a measurement ...
 RESIDUAL_DEVIATIONS = 4.0
 # ... and a part of the score matrix that hides in them is at most so many times as large as they suggest.
 HIDDEN_FACTOR = 2.0
 
 
 @dataclass(frozen=True)
-class Sensed:
+class SensedScore:
     """The score matrix as found."""
 
     matrix: Floats  # (d, d)
@@ -84,17 +85,16 @@ def sensing(
     request = Request(rank, solver, measurements)
     if rank is not None and rank > signature.width:
         raise UsageError(f"rank must be at most the width {signature.width}, not {rank}")
-    refuse_single_tokens(signature)
-    value = yield from read_value(signature)
-    _refuse_several_outputs(value)
-    refuse_zero_value(signature, value)
+    value = yield from ask_value(signature, nonzero=False)
+    _check_one_output(value)
+    check_nonzero(signature, value)
     bias, sensed = yield from _Sensing(signature, value, rng, request).run()
     return _estimate(signature, request, value, bias, sensed)
 
 
 @dataclass(frozen=True)
 class _Pilot:
-    readings: Readings
+    readings: FormData
     responds: bool  # otherwise the score matrix is zero
     bilinear: bool  # otherwise there is a score bias
 
@@ -107,54 +107,56 @@ class _Sensing:
         self.solver_rng = np.random.default_rng(rng.integers(2**63))
         self.request = request
 
-    def run(self) -> Steps[tuple[ScoreBias, Sensed]]:
+    def run(self) -> Steps[tuple[ScoreBias, SensedScore]]:
         totals = self.request.totals(self.signature.width)
-        bias, reader, pilot = yield from self._start(min(PILOT, totals[0]))
+        bias, reader, pilot = yield from self._ask_start(min(PILOT, totals[0]))
         readings = pilot.readings
         if not pilot.responds:
             return bias, _zero(readings, 0)
         for number, total in enumerate(totals):
             if total > readings.count:
-                readings = readings.and_also((yield from self._batch(reader, total - readings.count)))
+                readings = FormData.concat(readings, (yield from self._ask_batch(reader, total - readings.count)))
             if readings.silent:
                 return bias, _zero(readings, number + 1)
             solution = self._solution(readings, only=len(totals) == 1)
             if solution.converged:
-                return bias, _sensed(readings, solution, number + 1)
-        raise self._undetermined(readings, solution)
+                return bias, _scale_back(readings, solution, number + 1)
+        raise self._failure(readings, solution)
 
-    def _start(self, count: int) -> Steps[tuple[ScoreBias, FormReader, _Pilot]]:
+    def _ask_start(self, count: int) -> Steps[tuple[ScoreBias, PairReader, _Pilot]]:
         """The score bias where one shows, a reader that knows the scale, and the first measurements."""
         signature, value = self.signature, self.value
-        shows, hidden = yield from bias_that_shows(signature, value, self.rng)
-        if not shows:
-            reader = FormReader(signature, value, hidden_bias=hidden)
-            pilot = yield from self._pilot(reader, count)
+        biased, hidden = False, 0.0
+        if signature.max_norm is not None or signature.noise.kind != "exact":
+            biased, hidden = yield from ask_for_bias(signature, value, self.rng)
+        if not biased:
+            reader = PairReader(signature, value, hidden_bias=hidden)
+            pilot = yield from self._ask_pilot(reader, count)
             if pilot.bilinear:
                 nothing = signature.space.zeros(signature.width)
                 return ScoreBias(nothing, nothing + hidden), reader, pilot
-        bias = yield from read_score_bias(signature, value, self.rng)
-        reader = FormReader(signature, value, bias)
-        return bias, reader, (yield from self._pilot(reader, count))
+        bias = yield from ask_score_bias(signature, value, self.rng)
+        reader = PairReader(signature, value, bias)
+        return bias, reader, (yield from self._ask_pilot(reader, count))
 
-    def _pilot(self, reader: FormReader, count: int) -> Steps[_Pilot]:
+    def _ask_pilot(self, reader: PairReader, count: int) -> Steps[_Pilot]:
         """The first measurements, the first of them twice: at another scale it shows a score bias."""
         space = self.signature.space
         rows, columns = self._pairs(count)
-        probe = yield from reader.probe(rows, columns)
+        probe = yield from reader.ask_probe(rows, columns)
         order = space.indices([probe.number, *(n for n in range(count) if n != probe.number)])
         order = order if probe.responds else order[:1]
         first, second = (space.xp.take(side.vectors, order, axis=0) for side in (rows, columns))
         if not probe.responds:
-            return _Pilot(Readings.of(first, second, probe.forms), responds=False, bilinear=True)
-        forms = yield from reader.read("measurements", rows, columns, order, order)
-        bilinear = not reader.levered or probe.agrees(forms)
-        return _Pilot(Readings.of(first, second, forms), responds=True, bilinear=bilinear)
+            return _Pilot(FormData.of(first, second, probe.forms), responds=False, bilinear=True)
+        forms = yield from reader.ask_forms("measurements", rows, columns, order, order)
+        bilinear = not reader.negligible_last or reader.undetected_bias(probe, forms) is not None
+        return _Pilot(FormData.of(first, second, forms), responds=True, bilinear=bilinear)
 
-    def _batch(self, reader: FormReader, count: int) -> Steps[Readings]:
+    def _ask_batch(self, reader: PairReader, count: int) -> Steps[FormData]:
         rows, columns = self._pairs(count)
-        forms = yield from reader.read_batch("measurements", rows, columns)
-        return Readings.of(rows.vectors, columns.vectors, forms)
+        forms = yield from reader.ask_batch("measurements", rows, columns)
+        return FormData.of(rows.vectors, columns.vectors, forms)
 
     def _pairs(self, count: int) -> tuple[TokenRows, TokenRows]:  # (count, width) each
         """Random unit vectors; of the first all share the value evenly, of the second none leans its way.
@@ -172,7 +174,7 @@ class _Sensing:
         columns = xp.where((columns @ value > 0)[:, None], -columns, columns)
         return TokenRows(rows), TokenRows(columns)
 
-    def _solution(self, readings: Readings, *, only: bool) -> SensingSolution:
+    def _solution(self, readings: FormData, *, only: bool) -> SensingSolution:
         """What the measurements say; a thorough search where there is no other batch to come."""
         even, request, width = readings.even(), self.request, self.signature.width
         data: dict[str, Any] = {"U": even.left, "G": even.right, "b": even.values}
@@ -189,13 +191,13 @@ class _Sensing:
         # One local search at the largest rank that so many settle with ease also finds the lower ones.
         return factored(**data, rank=max(1, request.largest_rank(width, int(readings.count / EASE))), starts=0)
 
-    def _undetermined(self, readings: Readings, solution: SensingSolution) -> Unrecoverable:
+    def _failure(self, readings: FormData, solution: SensingSolution) -> Unrecoverable:
         """Says how many measurements are recommended, and what else may be wrong."""
         error = Unrecoverable(UNDETERMINED, self._advice(readings, solution))
         error.partial = SingleHead(self.signature.space.asarray(solution.matrix), self.value.vector)
         return error
 
-    def _advice(self, readings: Readings, solution: SensingSolution) -> str:
+    def _advice(self, readings: FormData, solution: SensingSolution) -> str:
         request, width, count = self.request, self.signature.width, readings.count
         enough = request.largest_rank(width, count)
         rank = request.rank or min(enough + 1, width)
@@ -220,42 +222,44 @@ def _units(vectors: Array) -> Array:  # (n, width) -> (n, width)
     return vectors / namespace(vectors).linalg.vector_norm(vectors, axis=1)[:, None]
 
 
-def _sensed(readings: Readings, solution: SensingSolution, batches: int) -> Sensed:
+def _scale_back(readings: FormData, solution: SensingSolution, batches: int) -> SensedScore:
     """The solution with its radius: errors of the measurements, and what may hide in what they do not explain."""
     even, width = readings.even(), readings.left.shape[1]
     miss = ((even.left @ solution.matrix) * even.right).sum(axis=1) - even.values
     spare = readings.count - parameter_count(width, solution.rank)
     deviation = float(np.linalg.norm(miss)) / max(spare, 1) ** 0.5
     bar = even.radius.min() + RESIDUAL_DEVIATIONS * deviation
-    spread = error_spread(even.left, even.right, solution.matrix, solution.rank)
+    spread = standard_error(even.left, even.right, solution.matrix, solution.rank)
     # Random unit vectors see a matrix as its Frobenius norm over the width; at worst it is a single entry.
     seen = float(np.sqrt(np.mean(np.sum(even.left**2, axis=1))))
     hidden = HIDDEN_FACTOR * width * deviation / seen
-    return Sensed(solution.matrix, bar * spread + hidden, solution.rank, solution.residual, readings.count, batches)
+    return SensedScore(
+        solution.matrix, bar * spread + hidden, solution.rank, solution.residual, readings.count, batches
+    )
 
 
-def _zero(readings: Readings, batches: int) -> Sensed:
+def _zero(readings: FormData, batches: int) -> SensedScore:
     """No measurement can be told from zero: neither can the score matrix."""
     width = readings.left.shape[1]
     nothing = np.zeros((width, width))
     most = float(np.sqrt(np.mean((np.abs(readings.values) + readings.radius) ** 2)))
-    return Sensed(nothing, nothing + 4 * width * most, 0, 0.0, readings.count, batches)
+    return SensedScore(nothing, nothing + 4 * width * most, 0, 0.0, readings.count, batches)
 
 
 def _estimate(
-    signature: Signature, request: Request, value: Value, bias: ScoreBias, sensed: Sensed
+    signature: Signature, request: Request, value: Value, bias: ScoreBias, sensed: SensedScore
 ) -> Estimate[SingleHead]:
     space, width, rank = signature.space, signature.width, sensed.rank
     biased = bool(space.xp.any(bias.vector != 0))
     score = space.asarray(sensed.matrix)
-    # The matrix was found in double precision and is handed back in that of the box.
+    # The matrix was found in double precision and is handed back in that of the oracle.
     radius = space.asarray(sensed.radius) + space.eps * space.xp.abs(score)
-    params = SingleHead(score, value.vector, bias.vector if biased else None, value.bias if value.biased else None)
-    bars = SingleHead(radius, value.radius, bias.radius, value.bias_radius if value.biased else None)
+    params = SingleHead(score, value.vector, bias.vector if biased else None, value.bias if value.has_bias else None)
+    bars = SingleHead(radius, value.radius, bias.radius, value.bias_radius if value.has_bias else None)
     return Estimate(
         params=params,
         radius=bars,
-        counting_bound=parameter_count(width, rank) + width * (1 + biased) + value.biased,
+        counting_bound=parameter_count(width, rank) + width * (1 + biased) + value.has_bias,
         assumptions=ASSUMPTIONS,
         details={
             "rank": rank,
@@ -265,12 +269,12 @@ def _estimate(
             "solver": request.solver,
             "residual": sensed.residual,
             "score_bias": biased,
-            "output_bias": value.biased,
+            "output_bias": value.has_bias,
         },
     )
 
 
-def _refuse_several_outputs(value: Value) -> None:
+def _check_one_output(value: Value) -> None:
     if value.vector.ndim != 1:
         raise Unrecoverable(
             Outcome.WRONG_FAMILY,

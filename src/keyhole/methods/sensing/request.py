@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from keyhole.arrays import Array, Floats, floats
+from keyhole.arrays import Array, ArrayTable, Floats, floats
 from keyhole.errors import UsageError
 from keyhole.methods.forms.reader import Forms
 from keyhole.methods.sensing.solvers import parameter_count, recommended_measurements
@@ -64,7 +64,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Readings:
+class FormData(ArrayTable):
     """Measurements left[k]ᵀ · score · right[k] as read."""
 
     left: Floats  # (m, d)
@@ -73,7 +73,7 @@ class Readings:
     radius: Floats  # (m,)
 
     @classmethod
-    def of(cls, rows: Array, columns: Array, forms: Forms) -> Readings:
+    def of(cls, rows: Array, columns: Array, forms: Forms) -> FormData:
         """The last token is not always short against the first: what is read is (row − ratio·column)ᵀ·score·column."""
         left, right, values, radius, ratio = (
             floats(array) for array in (rows, columns, forms.values, forms.radius, forms.ratio)
@@ -95,12 +95,7 @@ class Readings:
         """How large the radii are against the values."""
         return float(np.linalg.norm(self.radius) / np.linalg.norm(self.values))
 
-    def and_also(self, more: Readings) -> Readings:
-        """Both together."""
-        names = ("left", "right", "values", "radius")
-        return Readings(*(np.concatenate([getattr(self, name), getattr(more, name)]) for name in names))
-
-    def even(self) -> Readings:
+    def even(self) -> FormData:
         """Weighted so that all have the radius of the best one: what a least-squares fit wants."""
         weights = self.radius.min() / self.radius
-        return Readings(self.left * weights[:, None], self.right, self.values * weights, self.radius * weights)
+        return FormData(self.left * weights[:, None], self.right, self.values * weights, self.radius * weights)

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import final
 
 import numpy as np
 
 from keyhole.arrays import Array
 from keyhole.methods.base import Steps
-from keyhole.methods.forms.scale import LEVER, floor_power
-from keyhole.methods.forms.score_matrix import Score, turned_back
+from keyhole.methods.forms.columns import Score, score_of_columns
+from keyhole.methods.forms.scale import NORM_RATIO, floor_power
 from keyhole.methods.forms.value import LOUD, Value
-from keyhole.numerics.logit import rounding
 from keyhole.numerics.orthogonal import random_orthogonal
 from keyhole.queries import Measurements, Plan, Position, Signature, Term, TokenRows
 
@@ -30,7 +30,7 @@ PROBE_NORM = 2.0**56
 
 
 @dataclass(frozen=True)
-class Observed:
+class AllPositions:
     """All that was read at all positions."""
 
     value: Value
@@ -38,7 +38,7 @@ class Observed:
     longest: int  # tokens of the longest sequence
 
 
-def read_positions(signature: Signature, rng: np.random.Generator) -> Steps[Observed | None]:
+def ask_positions(signature: Signature, rng: np.random.Generator) -> Steps[AllPositions | None]:
     """Value and score from d + 4 queries; None where this does not work: score biases, masks, short sequences."""
     width, space = signature.width, signature.space
     longest = 2 + len(SIZES) * width
@@ -47,19 +47,20 @@ def read_positions(signature: Signature, rng: np.random.Generator) -> Steps[Obse
     if signature.max_norm is not None or signature.noise.kind != "exact" or room < max(longest, probed):
         return None
     reading = _Positions(signature, rng)
-    if (yield from reading.shows_bias()):
+    if (yield from reading.ask_for_bias()):
         return None
-    scale = yield from reading.probe()
+    scale = yield from reading.ask_scale()
     if scale is None:
         return None
-    first = LEVER * floor_power(math.sqrt(scale))
+    first = NORM_RATIO * floor_power(math.sqrt(scale))
     ends = [TokenRows(reading.right * (size * scale / first)) for size in SIZES]
     every = space.indices(range(width))
     tails: list[Position] = [[Term(rows, every * 0 + place)] for rows in ends for place in range(width)]
     answers: Measurements = yield Plan("forms", width, [[Term(reading.left, every, first)], [], *tails])
-    return reading.solved(reading.flat(answers), first, scale, longest)
+    return reading.solve(reading.flat(answers), first, scale, longest)
 
 
+@final
 class _Positions:
     def __init__(self, signature: Signature, rng: np.random.Generator) -> None:
         self.signature, self.space = signature, signature.space
@@ -76,7 +77,7 @@ class _Positions:
         self.scalar = answers.values.ndim == 2
         return (answers.values[..., None] if self.scalar else answers.values) - self.bias
 
-    def shows_bias(self) -> Steps[bool]:
+    def ask_for_bias(self) -> Steps[bool]:
         """Whether tokens are attracted by themselves, or hidden from earlier ones by a causal mask.
 
         A zero token after [x; −x; 0] answers the output bias, however long x, unless a score bias attracts x or repels
@@ -95,7 +96,7 @@ class _Positions:
         noise = 4 * width * space.eps * (float(xp.max(xp.abs(self.bias))) + space.tiny)
         return attracted > noise or seen <= noise
 
-    def probe(self) -> Steps[float | None]:
+    def ask_scale(self) -> Steps[float | None]:
         """The scale that brings logits to order one; None when it is out of reach."""
         space, xp = self.space, self.space.xp
         count = min(PROBE_DIRECTIONS, self.signature.width)
@@ -126,10 +127,10 @@ class _Positions:
         logits = xp.where(good, xp.log(weights / (1 - weights)) + math.log(others), xp.nan * weights)
         own = xp.sqrt(safe) * (others + 1) / first  # |q·V|
         value = xp.max(own)  # rounding is relative to the value, not to the row's share of it
-        bar = 2 * rounding(self.space) * value * self.signature.width**0.5 / own + 2 * self.space.eps
-        return logits, bar / (1 - weights) + rounding(self.space) * xp.abs(logits)
+        bar = 2 * self.space.rounding * value * self.signature.width**0.5 / own + 2 * self.space.eps
+        return logits, bar / (1 - weights) + self.space.rounding * xp.abs(logits)
 
-    def solved(self, answers: Array, first: float, scale: float, longest: int) -> Observed | None:
+    def solve(self, answers: Array, first: float, scale: float, longest: int) -> AllPositions | None:
         """Value and score from all rows; None where some forms saturate at all sizes."""
         xp, space, width = self.space.xp, self.space, self.signature.width
         logits, radius = self._logits(answers, first)
@@ -143,14 +144,14 @@ class _Positions:
             return None
         rows = answers[:, 1, :] * (longest / first)  # q·V
         left = self.left.vectors
-        score = turned_back(space, left.T, forms, bars, self.right)
+        score = score_of_columns(space, left.T, forms, bars, self.right)
         vector = left.T @ rows
         sizes = xp.linalg.vector_norm(vector, axis=0)
         rounded = space.eps * xp.abs(self.bias) * (longest / first)  # the bias drowns what is below it
-        vector_radius = 2 * rounding(space) * sizes[None, :] + 4 * rounded[None, :] + 0 * vector
+        vector_radius = 2 * space.rounding * sizes[None, :] + 4 * rounded[None, :] + 0 * vector
         bias_radius = space.eps * xp.abs(self.bias)
         if self.scalar:
             value = Value(vector[:, 0], vector_radius[:, 0], self.bias[0], bias_radius[0])
         else:
             value = Value(vector, vector_radius, self.bias, bias_radius)
-        return Observed(value, score, longest)
+        return AllPositions(value, score, longest)

@@ -8,6 +8,7 @@ carries the contrast of values where v_i has none.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import final
 
 import numpy as np
 from scipy.sparse import csr_array
@@ -16,11 +17,11 @@ from scipy.sparse.linalg import lsqr
 from keyhole.arrays import Floats, Integers, floats
 from keyhole.errors import UsageError
 from keyhole.methods.base import Steps, Unrecoverable
+from keyhole.methods.forms.columns import Score
 from keyhole.methods.forms.scale import FIRST_PROBE
-from keyhole.methods.forms.score_bias import look_for_score_bias
-from keyhole.methods.forms.score_matrix import Score
+from keyhole.methods.forms.score_bias import ask_for_bias
 from keyhole.methods.forms.value import Value
-from keyhole.numerics.logit import logit_with_radius, rounding
+from keyhole.numerics.logit import logit_with_radius
 from keyhole.queries import Measurements, Plan, Signature, Term, TokenRows
 from keyhole.recovery import Outcome
 
@@ -37,32 +38,33 @@ LEVER = 2.0**60
 BANDS = 3
 
 
-def read_score_entrywise(signature: Signature, value: Value, rng: np.random.Generator) -> Steps[Score]:
+def ask_score_entrywise(signature: Signature, value: Value, rng: np.random.Generator) -> Steps[Score]:
     """The score matrix with a small relative error in every entry, zeros included."""
     if signature.max_norm is not None:
         raise UsageError("entrywise accuracy needs tokens of any norm: leave out max_norm, or entrywise=True")
     if signature.max_length is not None and signature.max_length < 3:
         raise UsageError("entrywise accuracy needs sequences of three tokens: raise max_length, or leave out entrywise")
-    shows_bias, _ = yield from look_for_score_bias(signature, value, rng)
+    shows_bias, _ = yield from ask_for_bias(signature, value, rng)
     if shows_bias:
         raise Unrecoverable(
             Outcome.WRONG_FAMILY,
             "the head has a score bias, beside which small entries cannot be read: leave entrywise out",
         )
     reading = _Entries(signature, value)
-    yield from reading.read_contrast()
+    yield from reading.ask_contrast()
     width = signature.width
     row, column = np.divmod(np.arange(width * width), width)
     early = np.isin((column - row) % width, rng.permutation(width)[:BANDS])
-    yield from reading.read(row[early], column[early], np.abs(reading.contrast_sizes()[column[early]]))
-    sizes = _graded(reading.matrix, row[early], column[early])
-    yield from reading.read(row[~early], column[~early], sizes[row[~early], column[~early]])
+    yield from reading.ask(row[early], column[early], np.abs(reading.contrast_sizes()[column[early]]))
+    sizes = _fit_grading(reading.matrix, row[early], column[early])
+    yield from reading.ask(row[~early], column[~early], sizes[row[~early], column[~early]])
     xp = signature.space.xp
     matrix, radius = signature.space.asarray(reading.matrix), signature.space.asarray(reading.radius)
     rank = int(xp.linalg.matrix_rank(matrix)) if bool(xp.any(matrix != 0)) else 0
     return Score(matrix, radius, rank)
 
 
+@final
 class _Entries:
     def __init__(self, signature: Signature, value: Value) -> None:
         self.signature = signature
@@ -79,7 +81,7 @@ class _Entries:
         self.forms = np.zeros(signature.width)  # v̂ᵀ·W·e_j
         self.forms_radius = np.zeros(signature.width)
 
-    def read_contrast(self) -> Steps[None]:
+    def ask_contrast(self) -> Steps[None]:
         """v̂ᵀ·W·e_j for every column: the logit of the contrast token, and a first idea of the column's size."""
         every = np.arange(self.signature.width)
 
@@ -93,13 +95,13 @@ class _Entries:
             answers: Measurements = yield Plan("contrast", open_.size, positions)
             high = self.space.asarray(first * self.value_norm)
             low = self.space.asarray(scale / first) * self.space.xp.take(self.value, self.space.indices(open_), axis=0)
-            bar = rounding(self.space) + self.value_radius / self.value_norm
+            bar = self.space.rounding + self.value_radius / self.value_norm
             logits, radius = logit_with_radius(
                 self.space, answers.values - self.bias, low, high, abs(low) * bar, high * bar, self._noise(answers)
             )
             return floats(logits), floats(radius)
 
-        self.forms, self.forms_radius = yield from _climb(every.size, np.full(every.size, FIRST_PROBE), ask)
+        self.forms, self.forms_radius = yield from _ask_climbing(every.size, np.full(every.size, FIRST_PROBE), ask)
 
     def _noise(self, answers: Measurements) -> float:
         return float(answers.radius + self.bias_radius)
@@ -109,7 +111,7 @@ class _Entries:
         sizes = np.abs(self.forms)
         return np.where(sizes > 0, sizes, _typical(sizes))
 
-    def read(self, row: Integers, column: Integers, size: Floats) -> Steps[None]:
+    def ask(self, row: Integers, column: Integers, size: Floats) -> Steps[None]:
         """Entries (n,) of the matrix whose sizes are guessed as `size`."""
         contrast = self.contrast_sizes()
         # Norms of the tokens, by column: what the last adds by itself is below LEVER⁻² of a logit of order one.
@@ -120,7 +122,7 @@ class _Entries:
             return (yield from self._ask(row[open_], column[open_], scale, last[open_], middle[open_]))
 
         start = np.exp2(np.floor(np.log2(AIM / size)))
-        found, radius = yield from _climb(row.size, start, ask)
+        found, radius = yield from _ask_climbing(row.size, start, ask)
         self.matrix[row, column], self.radius[row, column] = found, radius
 
     def _ask(
@@ -138,21 +140,14 @@ class _Entries:
         ]
         answers: Measurements = yield Plan("entries", row.size, positions)
         answer = floats(answers.values) - self.bias
-        return self._solved(answer, self._noise(answers), row, column, first, middle, last)
+        return self._solve(answer, self._noise(answers), row, column, first, middle, last)
 
-    def _solved(
-        self,
-        answer: Floats,
-        noise: float,
-        row: Integers,
-        column: Integers,
-        first: Floats,
-        middle: Floats,
-        last: Floats,
+    def _solve(
+        self, answer: Floats, noise: float, row: Integers, column: Integers, first: Floats, middle: Floats, last: Floats
     ) -> tuple[Floats, Floats]:
         """e^z·(y − a₁) = e^w·(a₂ − y) + (a₃ − y) for values a and the known logit w of the contrast."""
         value = floats(self.value)
-        bar = rounding(self.space) + self.value_radius / self.value_norm
+        bar = self.space.rounding + self.value_radius / self.value_norm
         own, other, rest = first * value[row], middle * self.value_norm, last * value[column]
         known = middle * last * self.forms[column]
         known_radius = np.abs(middle * last) * self.forms_radius[column] + 4 * self.space.eps * np.abs(known)
@@ -173,11 +168,11 @@ class _Entries:
         below_radius = answer_radius + bar * np.abs(own)
         with np.errstate(divide="ignore"):
             radius = above_radius / np.abs(above) + below_radius / np.abs(below)
-        radius += rounding(self.space) * np.abs(logit)  # the oracle's own product behind the logit
+        radius += self.space.rounding * np.abs(logit)  # the oracle's own product behind the logit
         return logit, np.where(inside, radius, np.inf)
 
 
-def _graded(matrix: Floats, row: Integers, column: Integers) -> Floats:  # (width, width), (n,), (n,)
+def _fit_grading(matrix: Floats, row: Integers, column: Integers) -> Floats:  # (width, width), (n,), (n,)
     """Guessed sizes of all entries: row size times column size, fitted to the entries read so far."""
     width = matrix.shape[0]
     sizes = np.abs(matrix[row, column])
@@ -201,7 +196,7 @@ def _typical(sizes: Floats) -> float:
     return float(np.median(positive)) if positive.size else 1.0
 
 
-def _climb(
+def _ask_climbing(
     count: int,
     scale: Floats,  # (count,) first guesses
     ask: Callable[[Integers, Floats], Steps[tuple[Floats, Floats]]],

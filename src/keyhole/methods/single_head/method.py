@@ -8,23 +8,28 @@ from typing import Any
 
 import numpy as np
 
+from keyhole.arrays import floats
 from keyhole.errors import KeyholeError, UsageError
 from keyhole.families import SingleHead
-from keyhole.methods.base import Estimate, Method, Steps, last_only, map_measurements
+from keyhole.methods.base import Estimate, Method, Steps, map_measurements
+from keyhole.methods.forms.columns import Draft, Score
 from keyhole.methods.forms.outputs import Outputs, choose_outputs
-from keyhole.methods.forms.reader import FormReader, ScoreBias
-from keyhole.methods.forms.score_bias import bias_that_shows, read_score_bias
-from keyhole.methods.forms.score_matrix import Draft, Score, read_score
-from keyhole.methods.forms.value import Value, read_value, refuse_single_tokens, refuse_zero_value
-from keyhole.methods.single_head.all_positions import read_positions
-from keyhole.methods.single_head.entrywise import read_score_entrywise
-from keyhole.methods.single_head.windows import read_bundled
+from keyhole.methods.forms.reader import PairReader, ScoreBias
+from keyhole.methods.forms.score_bias import ask_for_bias, ask_score_bias
+from keyhole.methods.forms.score_matrix import ask_score
+from keyhole.methods.forms.value import Value, ask_value, check_nonzero
+from keyhole.methods.last_position import at_last_position, last_only
+from keyhole.methods.single_head.all_positions import ask_positions
+from keyhole.methods.single_head.entrywise import ask_score_entrywise
+from keyhole.methods.single_head.windows import ask_windows
 from keyhole.queries import Measurements, Signature
 
 ASSUMPTIONS = (
     "the box computes one softmax head over its raw tokens, read at the last position",
     "answers are right up to the rounding of their dtype and the declared noise",
 )
+# Singular values that fall by less than this from one to the next have no effective rank below their number.
+SHARP_DROP = 1e-2
 
 
 def single_head(
@@ -41,58 +46,75 @@ def single_head(
     """
     if not isinstance(entrywise, bool):
         raise UsageError(f"entrywise must be true or false, not {entrywise!r}")
-    refuse_single_tokens(signature)
     if signature.positions == "all":
-        return (yield from _observe_all(signature, rng, entrywise))
-    value = yield from read_value(signature)
-    refuse_zero_value(signature, value)
-    draft = Draft()
-    bias: ScoreBias | None = None
-    details: dict[str, Any] = {}
+        return (yield from _ask_all_positions(signature, rng, entrywise))
+    value, bias, score, details = yield from _ask_head(signature, rng, windows=not entrywise, entrywise=entrywise)
+    return head_estimate(signature, value, bias, score, details)
+
+
+@at_last_position
+def low_rank(signature: Signature, rng: np.random.Generator, *, tolerance: float = 0.0) -> Steps[Estimate[SingleHead]]:
+    """A head as `single_head` recovers it, always by directions, so that the rank is found whatever the outputs.
+
+    *Provably Learning Attention with Queries* (arXiv 2601.16873) learns a score of rank r from O(rd) random queries;
+    here r(2d − r) + d + 6 adaptive ones do, one for each number that determines it, and r is not given.
+    With `tolerance`, singular values below that fraction of the whole are left out, and the radius says so.
+    """
+    if not isinstance(tolerance, int | float) or not 0 <= tolerance < 1:
+        raise UsageError(f"tolerance must be at least 0 and below 1, not {tolerance!r}")
+    value, bias, score, details = yield from _ask_head(signature, rng, windows=False, tolerance=tolerance)
+    return head_estimate(signature, value, bias, score, {**details, **_effective_rank(score)})
+
+
+def _ask_all_positions(signature: Signature, rng: np.random.Generator, entrywise: bool) -> Steps[Estimate[SingleHead]]:
+    """Ask at every position where that works, else at the last one only."""
+    observed = None if entrywise else (yield from ask_positions(signature, rng))
+    if observed is None:
+        return (yield from last_only(single_head(signature.with_changes(positions="last"), rng, entrywise=entrywise)))
+    check_nonzero(signature, observed.value)
+    width = signature.width
+    outputs = observed.value.vector.shape[1] if observed.value.vector.ndim == 2 else 1
+    numbers = observed.score.rank * (2 * width - observed.score.rank) + width * outputs
+    estimate = head_estimate(signature, observed.value, None, observed.score, {"positions": "all"})
+    return replace(estimate, counting_bound=-(-numbers // (observed.longest * outputs)))
+
+
+def _ask_head(
+    signature: Signature, rng: np.random.Generator, *, windows: bool, **options: Any
+) -> Steps[tuple[Value, ScoreBias | None, Score, dict[str, Any]]]:
+    """Value, score bias and score, with a sketch of them left behind where a run ends early.
+
+    With several outputs, `windows` of logits from each query where tokens may be long, else one logit from the
+    combination of outputs that says most.
+    """
+    value = yield from ask_value(signature)
+    draft, details = Draft(), dict[str, Any]()
+    outputs: Outputs | None = None
+    if value.vector.ndim == 2:
+        exact = signature.noise.kind == "exact"
+        outputs = choose_outputs(signature.space, value.vector, even=exact)
+        details = {"output_rank": outputs.rank, "outputs_used": outputs.used}
+        enough = (signature.max_length or math.inf) >= outputs.used + outputs.used**0.5 + 1
+        if windows and signature.max_norm is None and exact and outputs.used > 1 and enough:
+            bias, score = yield from ask_windows(signature, value, rng)
+            return value, bias, score, details
+        details["outputs_used"] = 1
     try:
-        if value.vector.ndim == 1:
-            bias, score = yield from read_logits(signature, value, rng, draft, entrywise=entrywise)
-        else:
-            bias, score, details = yield from _read_vector(signature, value, rng, draft, entrywise)
+        bias, score = yield from ask_score_along(signature, value, rng, draft, outputs, **options)
     except KeyholeError as error:
         partial = draft.matrix()
         if partial is not None:
             error.partial = SingleHead(partial, value.vector)
         raise
-    return estimated(signature, value, bias, score, details)
+    return value, bias, score, details
 
 
-def _observe_all(signature: Signature, rng: np.random.Generator, entrywise: bool) -> Steps[Estimate[SingleHead]]:
-    """Read every position where that works, else the last one only."""
-    observed = None if entrywise else (yield from read_positions(signature, rng))
-    if observed is None:
-        return (yield from last_only(single_head(signature.with_changes(positions="last"), rng, entrywise=entrywise)))
-    refuse_zero_value(signature, observed.value)
-    width = signature.width
-    outputs = observed.value.vector.shape[1] if observed.value.vector.ndim == 2 else 1
-    numbers = observed.score.rank * (2 * width - observed.score.rank) + width * outputs
-    estimate = estimated(signature, observed.value, None, observed.score, {"positions": "all"})
-    return replace(estimate, counting_bound=-(-numbers // (observed.longest * outputs)))
-
-
-def _read_vector(
-    signature: Signature, value: Value, rng: np.random.Generator, draft: Draft, entrywise: bool
-) -> Steps[tuple[ScoreBias | None, Score, dict[str, Any]]]:
-    """Several logits per query where tokens may be long, else one, from the combination of outputs that says most."""
-    outputs = choose_outputs(signature.space, value.vector, even=signature.noise.kind == "exact")
-    details: dict[str, Any] = {"output_rank": outputs.rank, "outputs_used": outputs.used}
-    free = signature.max_norm is None and signature.noise.kind == "exact" and not entrywise
-    if free and outputs.used > 1 and (signature.max_length or math.inf) >= outputs.used + outputs.used**0.5 + 1:
-        bias, score = yield from read_bundled(signature, value, rng)
-        return bias, score, details
-    bias, score = yield from read_logits_along(signature, value, rng, draft, outputs, entrywise=entrywise)
-    return bias, score, {**details, "outputs_used": 1}
-
-
-def read_logits_along(
-    signature: Signature, value: Value, rng: np.random.Generator, draft: Draft, outputs: Outputs, **options: Any
+def ask_score_along(
+    signature: Signature, value: Value, rng: np.random.Generator, draft: Draft, outputs: Outputs | None, **options: Any
 ) -> Steps[tuple[ScoreBias | None, Score]]:
-    """The score matrix from the one combination of the outputs that says most."""
+    """Score bias and score from the one output, or the one combination of several that says most."""
+    if outputs is None:
+        return (yield from _ask_score(signature, value, rng, draft, **options))
     direction = outputs.turn[:, 0]
     if options.get("entrywise"):
         # One output as it is: the rounding of a combination would drown small values.
@@ -102,7 +124,7 @@ def read_logits_along(
     total = float(signature.space.xp.sum(signature.space.xp.abs(direction)))
     stretch = 1.0 if signature.noise.kind == "gaussian" else total
     plain = signature.with_changes(noise=replace(signature.noise, scale=stretch * signature.noise.scale))
-    steps = read_logits(plain, value.along(direction), rng, draft, **options)
+    steps = _ask_score(plain, value.along(direction), rng, draft, **options)
     return (
         yield from map_measurements(
             steps, lambda answers: Measurements(answers.values @ direction, stretch * answers.radius)
@@ -110,7 +132,7 @@ def read_logits_along(
     )
 
 
-def read_logits(
+def _ask_score(
     signature: Signature,
     value: Value,
     rng: np.random.Generator,
@@ -119,40 +141,43 @@ def read_logits(
     entrywise: bool = False,
     tolerance: float = 0.0,
 ) -> Steps[tuple[ScoreBias | None, Score]]:
-    """The score matrix from single numbers, after the score bias where one shows."""
+    """Score bias and score from a single output, the bias first where there is one."""
     if entrywise:
-        return None, (yield from read_score_entrywise(signature, value, rng))
-    shows, hidden = yield from bias_that_shows(signature, value, rng)
-    if not shows:
-        score = yield from read_score(FormReader(signature, value, hidden_bias=hidden), rng, draft, tolerance)
+        return None, (yield from ask_score_entrywise(signature, value, rng))
+    biased, hidden = False, 0.0
+    if signature.max_norm is not None or signature.noise.kind != "exact":
+        # Elsewhere it shows for nothing, when the first form is measured at a second scale.
+        biased, hidden = yield from ask_for_bias(signature, value, rng)
+    if not biased:
+        score = yield from ask_score(PairReader(signature, value, hidden_bias=hidden), rng, draft, tolerance)
         if score is not None:
             nothing = signature.space.zeros(signature.width)
             return ScoreBias(nothing, nothing + max(hidden, score.hidden_bias)), score
-    bias = yield from read_score_bias(signature, value, rng)
-    score = yield from read_score(FormReader(signature, value, bias), rng, draft, tolerance)
-    assert score is not None  # a reader that knows the bias is not levered
+    bias = yield from ask_score_bias(signature, value, rng)
+    score = yield from ask_score(PairReader(signature, value, bias), rng, draft, tolerance)
+    assert score is not None  # a reader that knows the bias does not look for another
     return bias, score
 
 
-def estimated(
+def head_estimate(
     signature: Signature, value: Value, bias: ScoreBias | None, score: Score, details: dict[str, Any]
 ) -> Estimate[SingleHead]:
-    """Parameters and radii, without the biases that did not show."""
-    width, rank = signature.width, score.rank
+    """Parameters and radii, without the biases that were not detected."""
+    xp, width, rank = signature.space.xp, signature.width, score.rank
     per_query = details.get("output_rank", 1)
     bound = -(-rank * (2 * width - rank) // per_query) + width
     params = SingleHead(score.matrix, value.vector)
     radius = SingleHead(score.radius, value.radius)
-    biased = False
+    score_biased = bias is not None and bool(xp.any(bias.vector != 0))
     if bias is not None:
         radius = replace(radius, score_bias=bias.radius)
-        biased = bool(signature.space.xp.any(bias.vector != 0))
-        if biased:
+        if score_biased:
             params = replace(params, score_bias=bias.vector)
             bound += -(-width // per_query)
-    if bool(signature.space.xp.any(value.bias_radius > 0)):
+    if bool(xp.any(value.bias_radius > 0)):
         radius = replace(radius, output_bias=value.bias_radius)
-    if value.biased:
+    output_biased = bool(xp.any(abs(value.bias) > value.bias_radius))
+    if output_biased:
         params = replace(params, output_bias=value.bias)
         bound += 1
     return Estimate(
@@ -160,8 +185,19 @@ def estimated(
         radius=radius,
         counting_bound=bound,
         assumptions=ASSUMPTIONS,
-        details={"rank": rank, "score_bias": biased, "output_bias": value.biased, **details},
+        details={"rank": rank, "score_bias": score_biased, "output_bias": output_biased, **details},
     )
+
+
+def _effective_rank(score: Score) -> dict[str, Any]:
+    """Where the singular values drop most, and the first of those below, relative to the largest."""
+    sizes = np.linalg.svd(floats(score.matrix), compute_uv=False)
+    if score.rank == 0:
+        return {"effective_rank": 0, "tail": 0.0}
+    known = sizes[: score.rank]
+    drops = known[1:] / known[:-1]
+    cut = int(np.argmin(drops)) + 1 if drops.size and float(np.min(drops)) < SHARP_DROP else score.rank
+    return {"effective_rank": cut, "tail": float(known[cut] / known[0]) if cut < score.rank else 0.0}
 
 
 SINGLE_HEAD = Method(
@@ -172,4 +208,10 @@ SINGLE_HEAD = Method(
     options={
         "entrywise": "relative accuracy for every entry of a graded score matrix, at one to three queries an entry"
     },
+)
+LOW_RANK = Method(
+    name="low-rank",
+    summary="one softmax head, score of low rank, the rank found on the way",
+    run=low_rank,
+    options={"tolerance": "leave out what is below this fraction of the score matrix; 0 leaves out nothing"},
 )

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import final
 
 import numpy as np
 
 from keyhole.arrays import Array, Integers, namespace
 from keyhole.methods.base import Steps
 from keyhole.methods.forms.outputs import Outputs, choose_outputs, window_rows
-from keyhole.methods.forms.reader import ScoreBias, within_reach
-from keyhole.methods.forms.scale import LEVER, ScaleKeeper, floor_power
+from keyhole.methods.forms.reader import ScoreBias, longest_token, norms_beside_bias
+from keyhole.methods.forms.scale import NORM_RATIO, ScaleEstimate, floor_power
 from keyhole.methods.forms.value import Value
-from keyhole.numerics.logit import rounding
 from keyhole.numerics.orthogonal import random_orthogonal, split_along
 from keyhole.queries import Measurements, Plan, Signature, Term, TokenRows
 
@@ -34,8 +34,8 @@ class Weights:
 
     first: Array  # (n, used) weights of the long tokens where the last token has none
     share: Array  # (n, used) how much of that a unit of the last token's weight takes
-    bar: Array  # (n, used) error bars of `first`
-    sum_bar: Array  # (n,) error bar of its sum
+    bar: Array  # (n, used) radii of `first`
+    sum_bar: Array  # (n,) radius of its sum
 
     def logits(self, own: Array, zeros: int) -> tuple[Array, Array, Array]:
         """Logits (n, used), their derivatives by the last token's own logit, and radii; nan where saturated."""
@@ -57,11 +57,13 @@ class Weights:
         return logits, slopes, radius
 
 
-class BundleReader(ScaleKeeper):
+@final
+class WindowReader:
     """Reads the forms of `used` neighbouring rows with a last token, one query each."""
 
     def __init__(self, signature: Signature, value: Value, rng: np.random.Generator) -> None:
-        super().__init__(signature)
+        self.signature = signature
+        self.estimate = ScaleEstimate()
         space, xp = signature.space, signature.space.xp
         self.space = space
         self.value = value
@@ -74,14 +76,14 @@ class BundleReader(ScaleKeeper):
         self.bias: ScoreBias | None = None
         self.bias_norm = 0.0
         norm = float(xp.linalg.vector_norm(value.vector))
-        self.longest = min(space.huge**0.45, 2.0**-24 * space.huge / max(1.0, norm))
-        self.largest_scale = floor_power(self.longest / LEVER) ** 2
+        self.longest = longest_token(space, norm)
+        self.largest_scale = floor_power(self.longest / NORM_RATIO) ** 2
 
-    def learn_bias(self, bias: ScoreBias, rng: np.random.Generator) -> None:
+    def expect_bias(self, bias: ScoreBias, rng: np.random.Generator) -> None:
         """From now on expect this score bias."""
         self.bias = bias
         self.bias_norm = float(self.space.xp.linalg.vector_norm(bias.vector))
-        self.forget()
+        self.estimate = ScaleEstimate()
         if self.used == self.signature.width > 1:
             # With one window for all rows they are free: all but one orthogonal to the bias may be long.
             across, along = split_along(self.space, random_orthogonal(self.space, rng, self.used), bias.vector)
@@ -92,25 +94,23 @@ class BundleReader(ScaleKeeper):
         """How long the token of each row is."""
         width = self.signature.width
         if self.bias is None:
-            return self.space.full((width,), LEVER * floor_power(math.sqrt(scale)))
+            return self.space.full((width,), NORM_RATIO * floor_power(math.sqrt(scale)))
         root = math.sqrt(width)
         if self.used < width:  # windows share a norm, or they would be badly conditioned
             return self.space.full((width,), min(0.5 * root / self.bias_norm, self.longest))
         longest = min(max(2 * math.sqrt(scale * root), 0.5 * root / self.bias_norm), 16.0 * root / self.bias_norm)
-        return within_reach(longest, self.rows.vectors @ self.bias.vector)
+        return norms_beside_bias(longest, self.rows.vectors @ self.bias.vector)
 
     @property
     def scale(self) -> float:
         """The product of norms that brings logits to their aim."""
-        aim = self.aim
-        if self.bias is not None:
-            # The last token's own form grows with its norm squared, and may exceed the others √d times.
-            longest = float(self.space.xp.max(self.first_norms(self.largest_scale)))
-            aim = min(aim, longest * math.sqrt(aim / math.sqrt(self.signature.width)))
-            if self.used < self.signature.width:
-                # Answers of less than full rank tell what a last token adds only while it is short.
-                aim = min(aim, LONGEST_LAST * longest**2)
-        return self.other_scale(min(floor_power(aim), self.largest_scale))
+        if self.bias is None:
+            return self.estimate.next_scale(self.largest_scale)
+        longest, largest = float(self.space.xp.max(self.first_norms(self.largest_scale))), self.largest_scale
+        if self.used < self.signature.width:
+            # Answers of less than full rank tell what a last token adds only while it is short.
+            largest = min(largest, floor_power(LONGEST_LAST * longest**2))
+        return self.estimate.next_scale(largest, longest, self.signature.width)
 
     def ask(
         self,
@@ -150,22 +150,22 @@ class BundleReader(ScaleKeeper):
         )
 
     def _bars(self, inverse: Array, first: float, last: float, noise: float) -> tuple[Array, Array]:
-        """Error bars of weights by window (windows, used), and of their sums (windows,)."""
+        """Radii of weights by window (windows, used), and of their sums (windows,)."""
         xp, space = self.space.xp, self.space
         # Beside a large output bias a value is known less well than it is rounded.
-        known = xp.sqrt((rounding(space) * self.outputs.error) ** 2 + xp.sum(self.value.radius**2, axis=0))
+        known = xp.sqrt((space.rounding * self.outputs.error) ** 2 + xp.sum(self.value.radius**2, axis=0))
         error = (first + last) * known + noise
         error = error + 2 * space.eps * xp.abs(self.value.bias) + self.value.bias_radius
         weigh = (self.outputs.turn / self.outputs.sizes)[None, :, :] @ inverse  # (windows, outputs, used)
         square, sums = (error**2)[None, :], xp.sum(weigh, axis=2)
         # The decomposition of the value is rounded too, relative to its largest part.
-        own = (rounding(space) * (first + last) * self.outputs.sizes[0] / self.outputs.sizes)[None, :] ** 2
+        own = (space.rounding * (first + last) * self.outputs.sizes[0] / self.outputs.sizes)[None, :] ** 2
         bars = xp.sum(square[:, :, None] * weigh**2, axis=1) + xp.sum(own[:, :, None] * inverse**2, axis=1)
         sum_bars = xp.sum(square * sums**2, axis=1) + xp.sum(own * xp.sum(inverse, axis=2) ** 2, axis=1)
         return xp.sqrt(bars), xp.sqrt(sum_bars)
 
 
-def windows(reader: BundleReader) -> Integers:
+def windows(reader: WindowReader) -> Integers:
     """Offsets of windows that cover all rows; the last may overlap the one before."""
     width, used = reader.signature.width, reader.used
     offsets = np.arange(-(-width // used), dtype=np.int64) * used

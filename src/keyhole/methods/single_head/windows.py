@@ -2,92 +2,88 @@
 
 from __future__ import annotations
 
-import math
+from typing import final
 
 import numpy as np
 
 from keyhole.arrays import Array, Integers
 from keyhole.methods.base import Steps, Unrecoverable
+from keyhole.methods.forms.columns import Score, score_of_columns
 from keyhole.methods.forms.reader import ScoreBias
-from keyhole.methods.forms.scale import FIRST_PROBE, MOST_PROBES, NO_RESPONSE
-from keyhole.methods.forms.score_matrix import Score, turned_back
+from keyhole.methods.forms.scale import FIRST_PROBE, ScaleSearch
 from keyhole.methods.forms.value import Value
-from keyhole.methods.single_head.window_reader import LARGEST, SHRINK, BundleReader, Weights
-from keyhole.methods.single_head.windows_with_bias import read_beside_bias, read_bundled_bias
-from keyhole.numerics.logit import rounding
+from keyhole.methods.single_head.window_reader import LARGEST, SHRINK, Weights, WindowReader
+from keyhole.methods.single_head.windows_with_bias import ask_window_bias, ask_windows_beside_bias
 from keyhole.numerics.orthogonal import random_orthogonal
 from keyhole.queries import Signature, TokenRows
 from keyhole.recovery import Outcome
 
+# Within the logits that one probe can show.
+STEP = 2.0**38
 
-def read_bundled(signature: Signature, value: Value, rng: np.random.Generator) -> Steps[tuple[ScoreBias | None, Score]]:
+
+def ask_windows(signature: Signature, value: Value, rng: np.random.Generator) -> Steps[tuple[ScoreBias | None, Score]]:
     """Score bias and score matrix of a head with several outputs, ρ forms per query."""
-    reader = BundleReader(signature, value, rng)
+    reader = WindowReader(signature, value, rng)
     right = random_orthogonal(signature.space, rng, signature.width)
     try:
-        responds, shown = yield from _probe(reader, TokenRows(right))
+        responds, shown = yield from _ask_probe(reader, TokenRows(right))
         if not responds:
             return None, _zero(signature, reader)
-        reading = _PackedReading(reader, right)
-        agrees = yield from reading.start(shown)
+        reading = _Windows(reader, right)
+        agrees = yield from reading.ask_first(shown)
     except Unrecoverable:  # a score bias may saturate every probe
         agrees = False
     if agrees:
-        return None, (yield from reading.finish())
-    bias = yield from read_bundled_bias(reader)
-    reader.learn_bias(bias, rng)
-    score = yield from read_beside_bias(reader, rng)
+        return None, (yield from reading.ask_rest())
+    bias = yield from ask_window_bias(reader)
+    reader.expect_bias(bias, rng)
+    score = yield from ask_windows_beside_bias(reader, rng)
     return bias, score
 
 
-def _zero(signature: Signature, reader: BundleReader) -> Score:
+def _zero(signature: Signature, reader: WindowReader) -> Score:
     zero = signature.space.zeros(signature.width, signature.width)
     return Score(zero, zero + 1 / reader.largest_scale, 0)
 
 
-def _probe(reader: BundleReader, directions: TokenRows) -> Steps[tuple[bool, tuple[Array, Array]]]:
-    """Find the scale from the first window and direction; False when nothing responds at any scale."""
+def _ask_probe(reader: WindowReader, directions: TokenRows) -> Steps[tuple[bool, tuple[Array, Array]]]:
+    """Search for the scale with the first window and direction; False when nothing responds at any scale."""
     space, xp = reader.space, reader.space.xp
-    scale, silent, saturated = FIRST_PROBE, 0.0, math.inf
     zero = np.zeros(1, dtype=np.int64)
-    for _ in range(MOST_PROBES):
-        if scale < space.tiny**0.5:
-            break
+    search = ScaleSearch(FIRST_PROBE, smallest=space.tiny**0.5)
+    for scale in search:
         first = reader.first_norms(scale)
         last = space.full((1,), scale / float(xp.max(first)))
         weights = yield from reader.ask("scale", zero, directions, zero, first, last)
-        forms, radius = _bilinear(reader, weights, first, last)
-        logits = forms * scale
-        size, bar = float(xp.max(xp.abs(logits))), float(xp.max(radius)) * scale
-        if not size <= LARGEST:  # also when saturated
-            saturated = scale
-            scale = scale * 2.0**-38 if silent == 0.0 else math.sqrt(silent * saturated)
-        elif size > 4 * bar:
-            reader.learn(forms, scale)
+        forms, radius = _solve_bilinear(reader, weights, first, last)
+        logit = float(xp.max(xp.abs(forms * scale)))
+        if not logit <= LARGEST:  # also when saturated
+            search.lower_scale(STEP)
+        elif logit > 4 * float(xp.max(radius)) * scale:
+            reader.estimate.update(forms, scale)
             return True, (forms, radius)
         elif scale >= reader.largest_scale:
             return False, (forms, radius)
         else:
-            silent = scale
-            scale = (
-                min(scale * 2.0**38, reader.largest_scale) if math.isinf(saturated) else math.sqrt(silent * saturated)
-            )
-    raise Unrecoverable(Outcome.WRONG_FAMILY, NO_RESPONSE)
+            search.raise_scale(STEP, reader.largest_scale)
+    raise AssertionError  # the search ends by itself
 
 
-def _bilinear(reader: BundleReader, weights: Weights, first: Array, last: Array) -> tuple[Array, Array]:  # (n, used)
-    """Forms q·W·p and radii where the last token is so short that nothing else matters."""
+def _solve_bilinear(reader: WindowReader, weights: Weights, first: Array, last: Array) -> tuple[Array, Array]:
+    """Forms q·W·p and radii, both (n, used), where the last token is so short that nothing else matters."""
     xp, width = reader.space.xp, reader.signature.width
     logits, _, radius = weights.logits(0 * last, reader.zeros - 1)
     unit = float(xp.max(first)) * last[:, None]
-    own = rounding(reader.space) * reader.size * width**0.5
-    return logits / unit, (radius + rounding(reader.space) * xp.abs(logits)) / unit + own
+    own = reader.space.rounding * reader.estimate.size * width**0.5
+    return logits / unit, (radius + reader.space.rounding * xp.abs(logits)) / unit + own
 
 
-class _PackedReading:
+@final
+class _Windows:
     """d²/ρ queries for d² forms: where a window straddles two columns, the last token is the sum of two directions."""
 
-    def __init__(self, reader: BundleReader, right: Array) -> None:
+    def __init__(self, reader: WindowReader, right: Array) -> None:
         xp, width, used = reader.space.xp, reader.signature.width, reader.used
         self.reader, self.right, self.width, self.used = reader, right, width, used
         sums = (right[:-1, :] + right[1:, :]) / 2**0.5 if width > 1 else right[:0, :]
@@ -101,26 +97,26 @@ class _PackedReading:
         self.forms = reader.space.zeros(count, used)
         self.radius = reader.space.zeros(count, used)
 
-    def start(self, shown: tuple[Array, Array]) -> Steps[bool]:
+    def ask_first(self, shown: tuple[Array, Array]) -> Steps[bool]:
         """Read the first query, which is that of the probe at another scale; False when the two disagree."""
         xp = self.reader.space.xp
         try:
-            yield from self._read(np.zeros(1, dtype=np.int64))
+            yield from self._ask_unsaturated(np.zeros(1, dtype=np.int64))
         except Unrecoverable:  # tokens as long as these stay saturated beside a score bias
             return False
         apart = xp.abs(self.forms[0, :] - shown[0][0, :])
         return bool(xp.all(apart <= self.radius[0, :] + shown[1][0, :]))
 
-    def finish(self) -> Steps[Score]:
+    def ask_rest(self) -> Steps[Score]:
         """Read all others and solve."""
         done, count = 1, self.column.size
         while done < count:
             stop = min(2 * done, count)
-            yield from self._read(np.arange(done, stop, dtype=np.int64))
+            yield from self._ask_unsaturated(np.arange(done, stop, dtype=np.int64))
             done = stop
-        return self._solved()
+        return self._solve()
 
-    def _read(self, queries: Integers) -> Steps[None]:
+    def _ask_unsaturated(self, queries: Integers) -> Steps[None]:
         """Read some queries, again with shorter last tokens where they saturate."""
         reader, space, xp = self.reader, self.reader.space, self.reader.space.xp
         scale, open_ = reader.scale, queries
@@ -131,17 +127,17 @@ class _PackedReading:
             last = space.full((open_.size,), scale / float(xp.max(first)))
             offsets = self.offset[open_]
             weights = yield from reader.ask("forms", offsets, self.directions, self.index[open_], first, last)
-            forms, radius = _bilinear(reader, weights, first, last)
+            forms, radius = _solve_bilinear(reader, weights, first, last)
             good = xp.all(xp.abs(forms * scale) <= LARGEST, axis=1)  # false for nan too
             (kept,) = xp.nonzero(good)
             (lost,) = xp.nonzero(~good)
             self.forms[space.indices(open_)[kept], :] = forms[kept, :]
             self.radius[space.indices(open_)[kept], :] = radius[kept, :]
-            reader.learn(xp.reshape(forms[kept, :], (-1,)), scale)
+            reader.estimate.update(xp.reshape(forms[kept, :], (-1,)), scale)
             open_ = open_[np.asarray([int(number) for number in lost], dtype=np.int64)]
             scale = scale * SHRINK
 
-    def _solved(self) -> Score:
+    def _solve(self) -> Score:
         """Undo the sums: tails of a column need the next column, heads the one before, and both end in pure ones."""
         space, xp, width, used = self.reader.space, self.reader.space.xp, self.width, self.used
         values, radius = space.zeros(width, width), space.zeros(width, width)  # (columns, rows)
@@ -163,4 +159,4 @@ class _PackedReading:
                 values[number, :] = values[number, :] * (1 + joined * (root - 1)) - joined * values[other, :]
                 square = radius[number, :] ** 2 * (1 + joined) + joined * radius[other, :] ** 2
                 radius[number, :] = xp.sqrt(square)
-        return turned_back(space, self.reader.inverse, values.T, radius.T, self.right)
+        return score_of_columns(space, self.reader.inverse, values.T, radius.T, self.right)

@@ -2,34 +2,33 @@
 
 from __future__ import annotations
 
-import math
+from typing import final
 
 import numpy as np
 
 from keyhole.arrays import Array, Integers
 from keyhole.methods.base import Steps, Unrecoverable
-from keyhole.methods.forms.reader import ScoreBias, within_reach
-from keyhole.methods.forms.scale import AIM, FIRST_PROBE, MOST_PROBES, NO_RESPONSE, floor_power
+from keyhole.methods.forms.columns import Score, score_of_columns
+from keyhole.methods.forms.reader import ScoreBias, norms_beside_bias
+from keyhole.methods.forms.scale import AIM, FIRST_PROBE, ScaleSearch, floor_power
 from keyhole.methods.forms.score_bias import NO_BIAS
-from keyhole.methods.forms.score_matrix import Score, turned_back
-from keyhole.methods.single_head.window_reader import LARGEST, SHRINK, BundleReader, Weights, windows
-from keyhole.numerics.logit import rounding
+from keyhole.methods.single_head.window_reader import LARGEST, SHRINK, Weights, WindowReader, windows
 from keyhole.numerics.orthogonal import random_orthogonal, split_along
 from keyhole.queries import TokenRows
 from keyhole.recovery import Outcome
 
 # Norms at which a score bias is looked for.
-SHORTEST, LONGEST = 2.0**-100, 2.0**100
+SHORTEST, LONGEST, STEP = 2.0**-100, 2.0**100, 2.0**30
 # Steps of Newton's method for the last tokens' own forms; they converge in a handful or not at all.
 NEWTON_STEPS = 50
 
 
-def read_bundled_bias(reader: BundleReader) -> Steps[ScoreBias]:
+def ask_window_bias(reader: WindowReader) -> Steps[ScoreBias]:
     """The score bias from queries whose last token is zero, so that the score matrix is silent."""
     space, xp, width = reader.space, reader.space.xp, reader.signature.width
     offsets = windows(reader)
     vector, bars = space.zeros(width), space.zeros(width)
-    norm = yield from _bias_norm(reader)
+    norm = yield from _ask_bias_norm(reader)
     open_ = offsets
     while open_.size and norm > SHORTEST:
         logits, radius = yield from _ask_bias(reader, open_, norm)
@@ -44,44 +43,41 @@ def read_bundled_bias(reader: BundleReader) -> Steps[ScoreBias]:
     found = reader.inverse @ vector
     if open_.size or float(xp.linalg.vector_norm(found)) == 0.0:
         raise Unrecoverable(Outcome.WRONG_FAMILY, NO_BIAS)
-    spread = xp.sqrt(reader.inverse**2 @ bars**2) + rounding(space) * xp.linalg.vector_norm(found)
+    spread = xp.sqrt(reader.inverse**2 @ bars**2) + space.rounding * xp.linalg.vector_norm(found)
     return ScoreBias(found, spread)
 
 
-def _ask_bias(reader: BundleReader, offsets: Integers, norm: float) -> Steps[tuple[Array, Array]]:
+def _ask_bias(reader: WindowReader, offsets: Integers, norm: float) -> Steps[tuple[Array, Array]]:
     space, width = reader.space, reader.signature.width
     nothing, ends = TokenRows(space.zeros(1, width)), space.zeros(offsets.size)
     weights = yield from reader.ask("score bias", offsets, nothing, 0 * offsets, space.full((width,), norm), ends)
     logits, _, radius = weights.logits(ends, reader.zeros - 1)
-    return logits, radius + rounding(space) * space.xp.abs(logits)
+    return logits, radius + space.rounding * space.xp.abs(logits)
 
 
-def _bias_norm(reader: BundleReader) -> Steps[float]:
+def _ask_bias_norm(reader: WindowReader) -> Steps[float]:
     """The norm that brings logits of the score bias to order one, from the first window."""
     xp, zero = reader.space.xp, np.zeros(1, dtype=np.int64)
-    norm, silent, saturated = 2.0**-10, 0.0, math.inf
-    for _ in range(MOST_PROBES):
-        # A bias that takes tokens of any other size to show is none.
-        if not SHORTEST < norm < LONGEST:
-            break
+    # A bias that takes tokens of any other size to show is none.
+    search = ScaleSearch(2.0**-10, smallest=2 * SHORTEST, largest=LONGEST, failure=NO_BIAS)
+    for norm in search:
         logits, radius = yield from _ask_bias(reader, zero, norm)
-        size = float(xp.max(xp.abs(logits)))
-        if not size <= LARGEST:
-            saturated = norm
-            norm = norm * 2.0**-30 if silent == 0.0 else math.sqrt(silent * saturated)
-        elif size > 4 * float(xp.max(radius)):
-            return floor_power(norm / size)
+        logit = float(xp.max(xp.abs(logits)))
+        if not logit <= LARGEST:
+            search.lower_scale(STEP)
+        elif logit > 4 * float(xp.max(radius)):
+            return floor_power(norm / logit)
         else:
-            silent = norm
-            norm = norm * 2.0**30 if math.isinf(saturated) else math.sqrt(silent * saturated)
-    raise Unrecoverable(Outcome.WRONG_FAMILY, NO_BIAS)
+            search.raise_scale(STEP)
+    raise AssertionError  # the search ends by itself
 
 
-def read_beside_bias(reader: BundleReader, rng: np.random.Generator) -> Steps[Score]:
+def ask_windows_beside_bias(reader: WindowReader, rng: np.random.Generator) -> Steps[Score]:
     """The score matrix beside a score bias that the reader knows."""
     return (yield from _BesideBias(reader, rng).run())
 
 
+@final
 class _BesideBias:
     """The score matrix beside a score bias: ⌈d/ρ⌉ queries a direction.
 
@@ -89,7 +85,7 @@ class _BesideBias:
     unknown for each direction.
     """
 
-    def __init__(self, reader: BundleReader, rng: np.random.Generator) -> None:
+    def __init__(self, reader: WindowReader, rng: np.random.Generator) -> None:
         assert reader.bias is not None
         space, xp, width = reader.space, reader.space.xp, reader.signature.width
         self.reader, self.space, self.width, self.bias = reader, space, width, reader.bias
@@ -106,56 +102,54 @@ class _BesideBias:
 
     def run(self) -> Steps[Score]:
         """Find the scale, read all directions, assemble."""
-        yield from self._find_scale()
+        yield from self._ask_scale()
         done = 0
         while done < self.width:
             stop = min(max(1, 2 * done), self.width)
-            yield from self._read(np.arange(done, stop, dtype=np.int64))
+            yield from self._ask_unsaturated(np.arange(done, stop, dtype=np.int64))
             done = stop
-        return turned_back(self.space, self.reader.inverse, self.forms.T, self.radius.T, self.right)
+        return score_of_columns(self.space, self.reader.inverse, self.forms.T, self.radius.T, self.right)
 
-    def _find_scale(self) -> Steps[None]:
+    def _ask_scale(self) -> Steps[None]:
         """The size of the forms, from the first direction; where nothing responds, the largest scale one can read."""
-        xp, scale, silent = self.space.xp, FIRST_PROBE, None
-        for _ in range(MOST_PROBES):
-            if scale < self.space.tiny**0.5:
-                break
-            good, forms, radius = yield from self._try("scale", np.zeros(1, dtype=np.int64), scale)
-            size, bar = float(xp.max(xp.abs(forms))), float(xp.max(radius))
+        xp, silent = self.space.xp, None
+        search = ScaleSearch(FIRST_PROBE, smallest=self.space.tiny**0.5)
+        for scale in search:
+            good, forms, radius = yield from self._ask_at("scale", np.zeros(1, dtype=np.int64), scale)
+            form, error = float(xp.max(xp.abs(forms))), float(xp.max(radius))
             if not bool(good[0]):
                 if silent is not None:
-                    self.reader.learn(*silent)
+                    self.reader.estimate.update(*silent)
                     return
-                scale = scale * 2.0**-10
-            elif size > 4 * bar or bar * scale > 0.1:
-                self.reader.learn(xp.reshape(forms, (-1,)), scale)
+                search.scale = scale * 2.0**-10
+            elif form > 4 * error or error * scale > 0.1:
+                self.reader.estimate.update(xp.reshape(forms, (-1,)), scale)
                 return
             else:
                 silent = (AIM / scale + 0 * xp.reshape(forms, (-1,)), scale)
-                scale = scale * min(2.0**20, 0.5 / (bar * scale))
-        raise Unrecoverable(Outcome.WRONG_FAMILY, NO_RESPONSE)
+                search.scale = scale * min(2.0**20, 0.5 / (error * scale))
 
-    def _read(self, directions: Integers) -> Steps[None]:
+    def _ask_unsaturated(self, directions: Integers) -> Steps[None]:
         xp, scale, open_ = self.space.xp, self.reader.scale, directions
         while open_.size:
             if scale < self.space.tiny**0.5:
                 raise Unrecoverable(Outcome.SATURATED, f"{open_.size} queries stayed saturated at every token norm")
-            good, forms, radius = yield from self._try("forms", open_, scale)
+            good, forms, radius = yield from self._ask_at("forms", open_, scale)
             (kept,), (lost,) = xp.nonzero(good), xp.nonzero(~good)
             self.forms[self.space.indices(open_)[kept], :] = forms[kept, :]
             self.radius[self.space.indices(open_)[kept], :] = radius[kept, :]
-            self.reader.learn(xp.reshape(forms[kept, :], (-1,)), scale)
+            self.reader.estimate.update(xp.reshape(forms[kept, :], (-1,)), scale)
             open_ = open_[np.asarray([int(number) for number in lost], dtype=np.int64)]
             scale = scale * SHRINK
 
-    def _try(self, stage: str, directions: Integers, scale: float) -> Steps[tuple[Array, Array, Array]]:
+    def _ask_at(self, stage: str, directions: Integers, scale: float) -> Steps[tuple[Array, Array, Array]]:
         """Which directions were read well at this scale (n,), their forms and radii (n, rows)."""
         xp, reader = self.space.xp, self.reader
         first = reader.first_norms(scale)
         right = xp.take(self.right, self.space.indices(directions), axis=0)
         attraction = right @ self.bias.vector
         wanted = scale / float(xp.max(first))
-        last = within_reach(wanted, attraction)
+        last = norms_beside_bias(wanted, attraction)
         windows = self.offsets.size
         weights = yield from reader.ask(
             stage,
@@ -184,8 +178,8 @@ class _BesideBias:
             own = own + xp.where(xp.isfinite(step), step, xp.zeros_like(step))
             if not bool(xp.any(settled > 4 * self.space.eps)):
                 break
-        bias_bar = rounding(self.space) * self.reader.bias_norm + xp.linalg.vector_norm(self.bias.radius)
-        bars = (radius + rounding(self.space) * xp.abs(logits) + settled[:, None]) / first + bias_bar
+        bias_bar = self.space.rounding * self.reader.bias_norm + xp.linalg.vector_norm(self.bias.radius)
+        bars = (radius + self.space.rounding * xp.abs(logits) + settled[:, None]) / first + bias_bar
         good = xp.all(xp.abs(logits) <= LARGEST, axis=1) & (settled < self.space.eps**0.5)
         return good, forms, bars / last[:, None]
 

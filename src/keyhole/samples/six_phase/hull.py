@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from keyhole.arrays import Floats
-from keyhole.samples.variable_projection import Problem
+from keyhole.samples.variable_projection import LayerProblem
 
 # Points of the net along each direction, its radius over that of the proxy, and how often it is refined.
 POINTS = {1: 41, 2: 15, 3: 9}
@@ -67,7 +67,7 @@ def net(
     if free == 0:
         return hull.proxy[None], {"points": 1}
     some = slice(0, NET_EXAMPLES)
-    problem = Problem(inputs[some], outputs[some])
+    problem = LayerProblem(inputs[some], outputs[some])
     radius = RADIUS * float(np.linalg.norm(hull.proxy)) * free**0.5
     found = None if near is None else hull.coefficients(near)
     width, tried = 2 * radius / (POINTS[free] - 1), 0
@@ -78,7 +78,7 @@ def net(
             sets = np.array(list(combinations(range(len(points)), 2)))
             chosen = sets[int(np.argmin(table.errors(sets)))]
         else:
-            chosen = _exchanged(table, heads, rng)
+            chosen = _exchange(table, heads, rng)
         found, tried = points[chosen], len(points)
     for _ in range(REFINEMENTS):
         around = _ball(5, free) * width
@@ -98,7 +98,7 @@ def _ball(points: int, free: int) -> Floats:  # (some, free)
 class _Table:
     """Inner products of the mixed tokens of all points of a net, so that any set of them is judged by a small solve."""
 
-    def __init__(self, problem: Problem, scores: Floats) -> None:
+    def __init__(self, problem: LayerProblem, scores: Floats) -> None:
         self.width = problem.width
         mixed = np.concatenate(
             [problem.mix(problem.weights(scores[start : start + 32])) for start in range(0, len(scores), 32)], axis=1
@@ -137,6 +137,6 @@ class _Table:
         return chosen
 
 
-def _exchanged(table: _Table, heads: int, rng: np.random.Generator) -> Any:
+def _exchange(table: _Table, heads: int, rng: np.random.Generator) -> Any:
     sets = [table.improve(rng.choice(len(table.right), heads, replace=False)) for _ in range(EXCHANGES)]
     return min(sets, key=lambda each: float(table.errors(each[None])[0]))

@@ -5,13 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 from scipy.linalg import qr
 
-from keyhole.arrays import Floats
-
-Integers = npt.NDArray[np.int64]
-Booleans = npt.NDArray[np.bool_]
+from keyhole.arrays import Booleans, Floats, Integers
 
 # Random points to choose from, and how many of the best for each one that is taken.
 CANDIDATES = 4096
@@ -25,7 +21,7 @@ OFF_LOGIT = 2.0
 
 
 @dataclass(frozen=True)
-class Gate:
+class HeadGate:
     """Points at which one head is undecided and every other one decided."""
 
     points: Floats  # (size, size) homogeneous where heads have score biases
@@ -62,7 +58,7 @@ def gate(
     decided: Floats,  # (heads,) the logit from which on each head counts as decided
     width: int,
     radius: float,
-) -> Gate:
+) -> HeadGate:
     """As many points as a matrix has columns, independent, all but the last on the hyperplane of `head`."""
     size = normals.shape[1]
     points = spread_points(rng, normals, width, radius, head)
@@ -78,7 +74,7 @@ def gate(
     step = np.zeros(size)
     step[:width] = normals[head, :width] * (OFF_LOGIT / (levers[0] * slope**2))
     points = np.vstack([points[chosen], points[chosen[:1]] + step])
-    return Gate(points, np.append(levers, levers[0]), points @ normals.T > 0)
+    return HeadGate(points, np.append(levers, levers[0]), points @ normals.T > 0)
 
 
 @dataclass(frozen=True)
@@ -91,7 +87,7 @@ class Crossing:
     first: Booleans  # (heads,)
 
 
-def crossing(
+def solve_crossing(
     rng: np.random.Generator,
     normals: Floats,  # (2, heads, size) of the hyperplanes of two orthonormal rows
     head: int,

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-from keyhole.arrays import Floats
-
-Integers = npt.NDArray[np.int64]
+from keyhole.arrays import Floats, Integers
 
 # A jump is isolated when all others are farther from it than this many times the interval it is known to lie in.
 ISOLATED = 8.0
@@ -39,14 +36,14 @@ class HalfCircle:
         gaps = np.append(left[1:], left[0] + np.pi) - right
         return np.maximum(np.minimum(gaps, np.roll(gaps, 1)), self.narrowest)
 
-    def unsettled(self, widest: float) -> Floats:
+    def open_ranges(self, widest: float) -> Floats:
         """Midpoints of intervals of jumps that are too wide, or too near to others."""
         before, after = self.jumps()
         widths = self.angles[after] - self.angles[before]
         wide = (widths > widest) | (ISOLATED * widths > self.gaps())
         return self._middles(before[wide & (after == before + 1)])
 
-    def undivided(self, ranges: Floats) -> Floats:  # (n, 2) -> (m,)
+    def wide_ranges(self, ranges: Floats) -> Floats:  # (n, 2) -> (m,)
         """Midpoints of intervals of jumps that are the only ones within a range."""
         before, after = self.jumps()
         inside = (self.angles[before] >= ranges[:, :1]) & (self.angles[after] <= ranges[:, 1:])  # (ranges, jumps)

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from keyhole.arrays import Floats
+from keyhole.arrays import ArrayTable, Booleans, Floats, Integers
 from keyhole.methods.base import Steps
 from keyhole.methods.multi_head.scalar.half_circle import HalfCircle, next_guess
 from keyhole.methods.multi_head.scalar.queries import Scope
-from keyhole.numerics.logit import rounding
 from keyhole.queries import Measurements
-
-Integers = npt.NDArray[np.int64]
-Booleans = npt.NDArray[np.bool_]
 
 # In units of one over the gap to the next jump, the lever at which all but one head are saturated in its interval,
 # over that which saturates all heads at one point.
@@ -32,7 +27,7 @@ MOST_ROUNDS = 100
 
 
 @dataclass(frozen=True)
-class Jumps:
+class Jumps(ArrayTable):
     """Jumps of single heads, one entry each."""
 
     ranges: Floats  # (n, 2) angles that enclose them
@@ -47,16 +42,7 @@ class Jumps:
     def __len__(self) -> int:
         return int(self.shares.size)
 
-    def take(self, index: Integers) -> Jumps:
-        """Some of them."""
-        return Jumps(*(getattr(self, field.name)[index] for field in fields(self)))
-
-    def and_(self, other: Jumps) -> Jumps:
-        """These, then others."""
-        pairs = ((getattr(self, field.name), getattr(other, field.name)) for field in fields(self))
-        return Jumps(*(np.concatenate(pair) for pair in pairs))
-
-    def read(self, levels: Floats, which: Integers) -> tuple[Floats, Floats]:  # (n,), (n,) -> (n,), (n,)
+    def solve_logits(self, levels: Floats, which: Integers) -> tuple[Floats, Floats]:  # (n,), (n,) -> (n,), (n,)
         """Logits of the first token behind levels near some jumps, and their radii; infinite ones where saturated."""
         weights = (levels - self.base[which]) / self.shares[which]
         return logits_of(weights, self.errors[which] / 4)
@@ -99,10 +85,10 @@ class JumpReader:
             self.doubtful = np.zeros((0, 2))
             return
         batch = _Batch(self, before, after, OPEN * self.lever / gaps)
-        found, good = yield from batch.read()
+        found, good = yield from batch.solve_logits()
         self.doubtful = found.ranges[~good]
         certified = found.take(np.flatnonzero(good))
-        self.found = certified if self.found is None else self.found.and_(certified)
+        self.found = certified if self.found is None else Jumps.concat(self.found, certified)
 
 
 class _Batch:
@@ -121,7 +107,7 @@ class _Batch:
         weights = (levels - self.before[which]) / self.step[which]
         return logits_of(weights, self.blur[which])
 
-    def _locate(self) -> Steps[tuple[Floats, Floats, Floats, Booleans]]:
+    def _ask_location(self) -> Steps[tuple[Floats, Floats, Floats, Booleans]]:
         """Angles with small logits, the logits, the slopes, and whether they were found."""
         count = self.levers.size
         low, high = np.full(count, -np.inf), np.full(count, np.inf)
@@ -146,9 +132,9 @@ class _Batch:
         slopes = np.where(good, (high - low) / (right - left), 1.0)
         return angle, logit, slopes, good
 
-    def read(self) -> Steps[tuple[Jumps, Booleans]]:
+    def solve_logits(self) -> Steps[tuple[Jumps, Booleans]]:
         """The jumps, and which are those of one head."""
-        angle, logit, slopes, good = yield from self._locate()
+        angle, logit, slopes, good = yield from self._ask_location()
         angle, logit = np.where(good, angle, self.left), np.where(good, logit, 0.0)
         above, below = angle + (PROBE - logit) / slopes, angle - (PROBE + logit) / slopes
         scope, levers = self.scope, self.levers
@@ -170,11 +156,11 @@ class _Batch:
         width = scope.signature.width
         # The oracle's product behind a logit is rounded at the size of its factors, of which a slope shows its share.
         long, short = scope.norms(levers)
-        own = rounding(scope.signature.space) * np.abs(slopes) * width**0.5 * (1 + 2 * short / long)
-        turn, back = first - up, down - last
+        own = scope.signature.space.rounding * np.abs(slopes) * width**0.5 * (1 + 2 * short / long)
+        ask_turn, back = first - up, down - last
         bar = SHIFT_ERRORS * (up_bar + down_bar + first_bar + last_bar + 2 * own)
-        sign = np.sign(turn)
-        good &= np.abs(turn - sign * math.log(2)) <= bar
+        sign = np.sign(ask_turn)
+        good &= np.abs(ask_turn - sign * math.log(2)) <= bar
         good &= np.abs(back - sign * math.log(2)) <= bar
         good &= bar < 0.1  # false for nan
         shares = sign * self.step

@@ -8,17 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from keyhole.arrays import Floats
+from keyhole.arrays import Floats, floats
 from keyhole.families import MultiHead, SingleHead
 from keyhole.methods.base import Estimate, Steps, Unrecoverable, with_sketch
+from keyhole.methods.forms.columns import Draft
 from keyhole.methods.forms.outputs import choose_outputs
-from keyhole.methods.forms.score_matrix import Draft
-from keyhole.methods.forms.value import Value, refuse_zero_value
-from keyhole.methods.multi_head.scalar.normals_and_values import Values, read_normals, read_values, unexplained
-from keyhole.methods.multi_head.scalar.queries import Scope, columns, plain
-from keyhole.methods.multi_head.scalar.scores import Columns, GatedReader, HeadReader, ReadHead
-from keyhole.methods.multi_head.scalar.search import Search, find_jumps, look_for_bias
-from keyhole.methods.single_head.method import estimated, read_logits, read_logits_along
+from keyhole.methods.forms.value import Value, check_nonzero
+from keyhole.methods.multi_head.scalar.normals_and_values import ScalarValues, ask_normals, ask_unexplained, ask_values
+from keyhole.methods.multi_head.scalar.queries import Scope, columns
+from keyhole.methods.multi_head.scalar.scores import Columns, GatedReader, HeadReader, HeadScore
+from keyhole.methods.multi_head.scalar.search import JumpSearch, ask_for_bias, ask_jumps
+from keyhole.methods.single_head.method import ask_score_along, head_estimate
 from keyhole.queries import Signature, Sketch
 from keyhole.recovery import Outcome
 
@@ -51,13 +51,13 @@ HIDDEN = (
 class _Found:
     """Heads as jumps: their hyperplanes, and how many heads weigh all tokens the same."""
 
-    search: Search
+    search: JumpSearch
     normals: Floats  # (heads, size)
     doubts: Floats  # (heads,) their relative errors
     uniform: int
 
 
-def read_scalar_heads(signature: Signature, rng: np.random.Generator, total: Value) -> Steps[Estimate[MultiHead]]:
+def ask_scalar_heads(signature: Signature, rng: np.random.Generator, total: Value) -> Steps[Estimate[MultiHead]]:
     """Score matrices, values and biases of f(X) = Σ_h Σ_i softmax_i(x_iᵀ·W_h·x_N + x_iᵀ·c_h) · x_iᵀ·V_h + b.
 
     With a long row u₀ in the first token every head but one is saturated near the hyperplane u₀ᵀ(W_h·g + c_h) = 0 of
@@ -67,18 +67,18 @@ def read_scalar_heads(signature: Signature, rng: np.random.Generator, total: Val
 
     Assumes what `ASSUMPTIONS` says.
     """
-    _refuse(signature)
+    _check_signature(signature)
     if signature.width == 1:  # all heads are proportional there: if they are several, the certificate will say so
-        refuse_zero_value(signature, total)
-        return (yield from _read_one(signature, total, rng))
-    found = yield from _find(signature, total, rng)
+        check_nonzero(signature, total)
+        return (yield from _ask_only_head(signature, total, rng))
+    found = yield from _ask_heads(signature, total, rng)
     if found is None:
-        refuse_zero_value(signature, total)
-        return (yield from _read_one(signature, total, rng))
+        check_nonzero(signature, total)
+        return (yield from _ask_only_head(signature, total, rng))
     if found.normals.shape[0] == 1 and not found.uniform:
-        return (yield from _read_one(signature, total, rng))
+        return (yield from _ask_only_head(signature, total, rng))
     try:
-        values, heads = yield from _read_all(found, rng)
+        values, heads = yield from _ask_all_heads(found, rng)
     except (Unrecoverable, np.linalg.LinAlgError) as error:
         closest = found.search.closest
         if closest > NEAR and isinstance(error, Unrecoverable):
@@ -89,7 +89,7 @@ def read_scalar_heads(signature: Signature, rng: np.random.Generator, total: Val
     return _estimate(found, values, heads)
 
 
-def _refuse(signature: Signature) -> None:
+def _check_signature(signature: Signature) -> None:
     if signature.max_length is not None and signature.max_length < 3:
         raise Unrecoverable(
             Outcome.NOT_IDENTIFIABLE,
@@ -106,12 +106,12 @@ def _refuse(signature: Signature) -> None:
         )
 
 
-def _find(signature: Signature, total: Value, rng: np.random.Generator) -> Steps[_Found | None]:
+def _ask_heads(signature: Signature, total: Value, rng: np.random.Generator) -> Steps[_Found | None]:
     """The heads, from one half-circle or, where that shows them badly, another; None when nothing ever responds."""
     trouble: Unrecoverable | None = None
     for _ in range(ATTEMPTS):
-        scope = yield from look_for_bias(_scope(signature, total, rng), rng)
-        search = yield from find_jumps(scope, rng)
+        scope = yield from ask_for_bias(_scope(signature, total, rng), rng)
+        search = yield from ask_jumps(scope, rng)
         if search is None:
             continue
         if search.joint:
@@ -126,9 +126,9 @@ def _find(signature: Signature, total: Value, rng: np.random.Generator) -> Steps
             continue
         if own.size == 1:
             return _Found(search, np.zeros((1, scope.size)), np.zeros(1), 0)
-        normals, doubts = yield from read_normals(scope, jumps, rng)
+        normals, doubts = yield from ask_normals(scope, jumps, rng)
         lever = DECIDED * float(np.max(jumps.levers))
-        if (yield from unexplained(scope, normals, own, lever, rng)) <= 1:
+        if (yield from ask_unexplained(scope, normals, own, lever, rng)) <= 1:
             return _Found(search, normals, doubts, uniform)
     if trouble is not None:
         raise trouble
@@ -138,20 +138,20 @@ def _find(signature: Signature, total: Value, rng: np.random.Generator) -> Steps
 def _scope(signature: Signature, total: Value, rng: np.random.Generator) -> Scope:
     """A random row, and a random combination of the outputs, each brought to about one size."""
     row = rng.standard_normal(signature.width)
-    sizes = np.linalg.norm(columns(plain(total.vector)), axis=0)
+    sizes = np.linalg.norm(columns(floats(total.vector)), axis=0)
     mix = rng.standard_normal(sizes.size) / np.where(sizes > 0, sizes, np.max(sizes, initial=1.0))
     return Scope(signature, total, row / np.linalg.norm(row), mix / np.linalg.norm(mix))
 
 
-def _read_all(found: _Found, rng: np.random.Generator) -> Steps[tuple[Values, list[ReadHead]]]:
+def _ask_all_heads(found: _Found, rng: np.random.Generator) -> Steps[tuple[ScalarValues, list[HeadScore]]]:
     """Values and scores of all heads; again, with more room, where some turn out to be larger than thought."""
     search, normals = found.search, found.normals
     lever, lean = DECIDED * float(np.max(search.jumps.levers)), 1.0
     for _ in range(MOST_READINGS):
-        values = yield from read_values(search.scope, normals, found.uniform, lever, lean, rng)
+        values = yield from ask_values(search.scope, normals, found.uniform, lever, lean, rng)
         reader, read = HeadReader(search.scope, normals, found.doubts, values, rng), dict[int, Columns]()
-        heads = yield from with_sketch(_read_heads(reader, read), partial(_sketch, read, normals.shape[0]))
-        if heads is not None and not values.disturbed(np.stack([head.score for head in heads]), normals):
+        heads = yield from with_sketch(_ask_scores(reader, read), partial(_sketch, read, normals.shape[0]))
+        if heads is not None and not values.is_disturbed(np.stack([head.score for head in heads]), normals):
             return values, heads
         lean /= ROOMIER**2
     raise Unrecoverable(
@@ -169,25 +169,27 @@ def _sketch(columns: dict[int, Columns], heads: int) -> Sketch | None:
     return Sketch(matrices, known) if matrices else None
 
 
-def _read_heads(reader: HeadReader, columns: dict[int, Columns]) -> Steps[list[ReadHead] | None]:
-    """The scores of all heads; None when some change their minds however much room they are given."""
+def _ask_scores(reader: HeadReader, columns: dict[int, Columns]) -> Steps[list[HeadScore] | None]:
+    """The scores of all heads; None when some change sides however much room they are given."""
     count = reader.normals.shape[0]
     room = np.ones(count)
     checks: dict[int, GatedReader] = {}
     for _ in range(MOST_READINGS):
         for number in range(count):
             if number not in columns:
-                columns[number], checks[number] = yield from reader.on_hyperplane(number, room[number])
+                columns[number], checks[number] = yield from reader.ask_on_hyperplane(number, room[number])
         heads, last = [], []
         for number in range(count):
-            head, check = yield from reader.off_hyperplane(
+            head, check = yield from reader.ask_off_hyperplane(
                 number, [columns[other] for other in range(count)], checks[number], room[number]
             )
             heads.append(head)
             last.append(check)
         scores, radii = (np.stack([getattr(head, name) for head in heads]) for name in ("score", "radius"))
         stolen = [
-            number for number in range(count) if any(each[number].stolen(scores, radii) for each in (checks, last))
+            number
+            for number in range(count)
+            if any(each[number].has_unsaturated(scores, radii) for each in (checks, last))
         ]
         if not stolen:
             return heads
@@ -197,7 +199,7 @@ def _read_heads(reader: HeadReader, columns: dict[int, Columns]) -> Steps[list[R
     return None
 
 
-def _estimate(found: _Found, values: Values, heads: list[ReadHead]) -> Estimate[MultiHead]:
+def _estimate(found: _Found, values: ScalarValues, heads: list[HeadScore]) -> Estimate[MultiHead]:
     scope = found.search.scope
     space, width = scope.signature.space, scope.signature.width
     flat = scope.total.vector.ndim == 1
@@ -218,14 +220,14 @@ def _estimate(found: _Found, values: Values, heads: list[ReadHead]) -> Estimate[
     ranks = [head.rank for head in heads]
     outputs = values.vectors.shape[2]
     numbers = sum(rank * (2 * width - rank) for rank in ranks) + width * len(heads) * (scope.radius is not None)
-    bound = -(-(numbers + outputs * (width * len(params) + scope.total.biased)) // outputs)
+    bound = -(-(numbers + outputs * (width * len(params) + scope.total.has_bias)) // outputs)
     jumps = found.search.jumps
     details = {
         "heads": len(params),
         "ranks": ranks,
         "uniform_heads": found.uniform,
         "score_bias": scope.radius is not None,
-        "output_bias": scope.total.biased,
+        "output_bias": scope.total.has_bias,
         "closest": found.search.closest,
         "told_apart": float(np.max(np.sqrt(8 * jumps.errors) / np.abs(jumps.slopes))),
     }
@@ -236,7 +238,7 @@ def _with_output_bias(
     total: Value, params: list[SingleHead], radii: list[SingleHead], bound: int, details: dict[str, Any]
 ) -> Estimate[MultiHead]:
     return Estimate(
-        params=MultiHead(params, total.bias if total.biased else None),
+        params=MultiHead(params, total.bias if total.has_bias else None),
         radius=MultiHead(radii, total.bias_radius if bool((total.bias_radius > 0).any()) else None),
         counting_bound=bound,
         assumptions=ASSUMPTIONS,
@@ -244,15 +246,12 @@ def _with_output_bias(
     )
 
 
-def _read_one(signature: Signature, total: Value, rng: np.random.Generator) -> Steps[Estimate[MultiHead]]:
+def _ask_only_head(signature: Signature, total: Value, rng: np.random.Generator) -> Steps[Estimate[MultiHead]]:
     """The only head there is, as a single head."""
     draft = Draft()
-    if total.vector.ndim == 1:
-        bias, score = yield from read_logits(signature, total, rng, draft)
-    else:
-        outputs = choose_outputs(signature.space, total.vector, even=True)
-        bias, score = yield from read_logits_along(signature, total, rng, draft, outputs)
-    estimate = estimated(signature, total, bias, score, {})
+    outputs = choose_outputs(signature.space, total.vector, even=True) if total.vector.ndim == 2 else None
+    bias, score = yield from ask_score_along(signature, total, rng, draft, outputs)
+    estimate = head_estimate(signature, total, bias, score, {})
     head, radius = (SingleHead(p.score, p.value, p.score_bias) for p in (estimate.params, estimate.radius))
     details = {**estimate.details, "heads": 1, "ranks": [score.rank]}
     return _with_output_bias(total, [head], [radius], estimate.counting_bound, details)

@@ -6,12 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from keyhole.arrays import Floats
+from keyhole.arrays import Floats, floats
 from keyhole.methods.base import Steps, Unrecoverable
-from keyhole.methods.multi_head.scalar.gates import Gate, shares, spread_points, weights_of
+from keyhole.methods.multi_head.scalar.gates import HeadGate, shares, spread_points, weights_of
 from keyhole.methods.multi_head.scalar.jumps import Jumps
-from keyhole.methods.multi_head.scalar.queries import Scope, columns, plain
-from keyhole.numerics.logit import rounding
+from keyhole.methods.multi_head.scalar.queries import Scope, columns
 from keyhole.numerics.orthogonal import random_orthogonal
 from keyhole.queries import Measurements
 from keyhole.recovery import Outcome
@@ -26,7 +25,7 @@ FRESH_POINTS = 6
 
 
 @dataclass(frozen=True)
-class Values:
+class ScalarValues:
     """Values of all heads; with a head of equal weights the last one is its."""
 
     vectors: Floats  # (heads, width, outputs)
@@ -36,14 +35,14 @@ class Values:
     points: Floats  # (n, size) where they were read
     rows: Floats  # (width − 1, width)
 
-    def disturbed(self, scores: Floats, normals: Floats) -> bool:  # (heads, width, size)
+    def is_disturbed(self, scores: Floats, normals: Floats) -> bool:  # (heads, width, size)
         """Whether a row may have changed the mind of a head."""
         forms = np.abs(self.rows @ (scores @ self.points.T))  # (heads, rows, points)
         return bool(np.any(2 * self.leans * forms > np.abs(normals @ self.points.T)[:, None, :]))
 
 
 @dataclass(frozen=True)
-class Decided:
+class SaturatedHeads:
     """What saturated heads answer at the points of a gate, in the combination of outputs that shows one head best."""
 
     mix: Floats  # (outputs,)
@@ -54,10 +53,10 @@ class Decided:
     loudness: float  # norm of all values together
 
 
-def read_normals(scope: Scope, jumps: Jumps, rng: np.random.Generator) -> Steps[tuple[Floats, Floats]]:
+def ask_normals(scope: Scope, jumps: Jumps, rng: np.random.Generator) -> Steps[tuple[Floats, Floats]]:
     """(heads, size) normals u₀ᵀ·[W c] and their relative errors: a step along each of a basis from every jump."""
     width, count = scope.signature.width, len(jumps)
-    basis = plain(random_orthogonal(scope.signature.space, rng, width))
+    basis = floats(random_orthogonal(scope.signature.space, rng, width))
     lengths = np.repeat((STEP / np.abs(jumps.slopes))[:, None], width, axis=1)
     logits, bars = np.full((count, width), np.inf), np.zeros((count, width))
     for _ in range(MOST_ROUNDS):
@@ -67,7 +66,7 @@ def read_normals(scope: Scope, jumps: Jumps, rng: np.random.Generator) -> Steps[
         points = jumps.points[head].copy()
         points[:, :width] += lengths[head, step][:, None] * basis[step]
         levels = (yield from scope.ask("hyperplanes", jumps.levers[head], points)) @ scope.mix
-        logits[head, step], bars[head, step] = jumps.read(levels, head)
+        logits[head, step], bars[head, step] = jumps.solve_logits(levels, head)
         large = ~(np.abs(logits[head, step] - jumps.logits[head]) <= LARGEST)
         lengths[head[large], step[large]] *= SHRINK
     else:
@@ -82,7 +81,7 @@ def read_normals(scope: Scope, jumps: Jumps, rng: np.random.Generator) -> Steps[
     return np.column_stack([normals, offsets]), doubts
 
 
-def unexplained(scope: Scope, normals: Floats, own: Floats, lever: float, rng: np.random.Generator) -> Steps[float]:
+def ask_unexplained(scope: Scope, normals: Floats, own: Floats, lever: float, rng: np.random.Generator) -> Steps[float]:
     """How far levels at fresh points are from what the heads found explain, over their error.
 
     Heads beyond those with a hyperplane weigh all tokens the same.
@@ -105,16 +104,16 @@ def unexplained(scope: Scope, normals: Floats, own: Floats, lever: float, rng: n
     return float(np.max(np.abs(levels - weights @ own)) / (8 * own.size**0.5 * scope.blur))
 
 
-def read_values(
+def ask_values(
     scope: Scope, normals: Floats, uniform: int, lever: float, lean: float, rng: np.random.Generator
-) -> Steps[Values]:
+) -> Steps[ScalarValues]:
     """The values of all heads from saturated queries at as many points as there are heads but one.
 
     At a point where some heads choose the first token, its value for all of them together is the answer.
     """
     width = scope.signature.width
     heads = normals.shape[0] + uniform
-    basis = plain(random_orthogonal(scope.signature.space, rng, width))
+    basis = floats(random_orthogonal(scope.signature.space, rng, width))
     basis = _beginning_with(scope.row, basis)
     points, margins = shares(rng, normals, width, 1.0, heads - 1, uniform)
     leans = lean * LEAN * np.minimum(margins, 1.0)  # (points,)
@@ -122,11 +121,7 @@ def read_values(
     # All queries of a point: the common row alone, then with a part of each other row.
     reach = np.outer(leans * lever, np.append(0.0, np.ones(width - 1))).ravel()
     levels = yield from scope.ask(
-        "values",
-        np.full(count * width, lever),
-        np.repeat(points, width, axis=0),
-        reach,
-        np.tile(basis, (count, 1)),
+        "values", np.full(count * width, lever), np.repeat(points, width, axis=0), reach, np.tile(basis, (count, 1))
     )
     levels = levels.reshape(count, width, -1)
     # In the basis: the common row's share as it is, the others' from what they add to it.
@@ -137,8 +132,8 @@ def read_values(
     solve = np.linalg.inv(design)
     inside = np.tensordot(solve, parts, axes=1)  # (heads, width, outputs)
     loud = np.sqrt(np.sum(np.linalg.norm(inside, axis=1) ** 2, axis=0))  # (outputs,)
-    blur = rounding(scope.signature.space) * loud
-    total_bars = np.sqrt((basis**2) @ columns(plain(scope.total.radius)) ** 2) + blur
+    blur = scope.signature.space.rounding * loud
+    total_bars = np.sqrt((basis**2) @ columns(floats(scope.total.radius)) ** 2) + blur
     bars = np.concatenate([np.ones((count, width)) * 2 / leans[:, None], np.zeros((1, width))])
     bars[:-1, 0] = 1.0  # of the common row alone
     outputs = np.eye(blur.size)
@@ -148,7 +143,7 @@ def read_values(
     variance = np.tensordot(solve**2, bars**2, axes=1)
     vectors = basis.T @ inside
     radius = np.sqrt((basis.T) ** 2 @ variance)
-    return Values(vectors, radius + blur, np.sqrt(variance[:, 0, :]) + blur, leans, points, basis[1:])
+    return ScalarValues(vectors, radius + blur, np.sqrt(variance[:, 0, :]) + blur, leans, points, basis[1:])
 
 
 def _beginning_with(row: Floats, basis: Floats) -> Floats:  # (width,), (width, width)
@@ -159,7 +154,7 @@ def _beginning_with(row: Floats, basis: Floats) -> Floats:  # (width,), (width, 
     return np.vstack([row, turned[1:]])
 
 
-def decided_at(gate: Gate, head: int, values: Values, row: Floats, row_radius: Floats) -> Decided:
+def saturated_at(gate: HeadGate, head: int, values: ScalarValues, row: Floats, row_radius: Floats) -> SaturatedHeads:
     """What all but one head answer at the points of its gate; heads without a hyperplane answer by half."""
     share = row @ values.vectors[head]  # (outputs,)
     mix = share / np.linalg.norm(share)
@@ -169,4 +164,4 @@ def decided_at(gate: Gate, head: int, values: Values, row: Floats, row_radius: F
     first[:, head] = 0.0
     radius = float(np.linalg.norm(np.max(values.radius @ np.abs(mix), axis=1)))
     own = float(np.linalg.norm(row_radius @ np.abs(mix)))
-    return Decided(mix, seen[head], first @ seen, own, radius, float(np.linalg.norm(seen)))
+    return SaturatedHeads(mix, seen[head], first @ seen, own, radius, float(np.linalg.norm(seen)))

@@ -11,15 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
-from keyhole.arrays import Floats, to_numpy
+from keyhole.arrays import Booleans, Floats, floats
 from keyhole.methods.base import Steps
 from keyhole.methods.forms.value import Value
-from keyhole.numerics.logit import rounding
 from keyhole.queries import Measurements, Plan, Position, Signature, Term, TokenRows
-
-Booleans = npt.NDArray[np.bool_]
 
 # Without score biases first tokens are longer than last ones by about this over the square root of the lever, so that
 # the last tokens' own values cost no digits.
@@ -48,7 +44,7 @@ class Scope:
     @property
     def vector(self) -> Floats:  # (width, outputs)
         """The sum of all values."""
-        return columns(plain(self.total.vector))
+        return columns(floats(self.total.vector))
 
     def norms(self, lever: Floats) -> tuple[Floats, Floats]:  # (n,) -> (n,), (n,)
         """T and R, exact multiples of powers of two."""
@@ -82,8 +78,8 @@ class Scope:
         """Answers without what the last tokens and the output bias add, over T."""
         long, short = self.norms(lever)
         last = points[:, : self.signature.width] * short[:, None]
-        known = last @ self.vector + np.ravel(plain(self.total.bias))
-        return np.asarray((columns(plain(answers.values)) - known) / long[:, None])
+        known = last @ self.vector + np.ravel(floats(self.total.bias))
+        return np.asarray((columns(floats(answers.values)) - known) / long[:, None])
 
     def ask(
         self,
@@ -102,32 +98,29 @@ class Scope:
         """At which levers last tokens and output bias do not drown what heads say of the first token."""
         long, short = self.norms(lever)
         own = float(np.linalg.norm(self.vector @ self.mix))
-        return np.asarray(short * own + abs(float(np.ravel(plain(self.total.bias)) @ self.mix)) <= DROWNED * long * own)
+        return np.asarray(
+            short * own + abs(float(np.ravel(floats(self.total.bias)) @ self.mix)) <= DROWNED * long * own
+        )
 
     @property
     def blur(self) -> float:
         """How far a level in the combination may be off: roundings of the tokens, of their values and of the sum."""
-        known = float(np.linalg.norm(columns(plain(self.total.radius)) @ np.abs(self.mix)))
-        return 2 * rounding(self.signature.space) * self.loudness + known
+        known = float(np.linalg.norm(columns(floats(self.total.radius)) @ np.abs(self.mix)))
+        return 2 * self.signature.space.rounding * self.loudness + known
 
     def known_error(self, lever: Floats, mix: Floats) -> Floats:  # (n,), (outputs,) -> (n,)
         """How far a level in some combination may be off because of last tokens, of norm R, and the output bias."""
         long, short = self.norms(lever)
-        rounded, size = rounding(self.signature.space), np.abs(mix)
-        own = rounded * np.linalg.norm(self.vector @ mix) + np.linalg.norm(columns(plain(self.total.radius)) @ size)
-        bias, bar = np.ravel(plain(self.total.bias)), np.ravel(plain(self.total.bias_radius))
+        rounded, size = self.signature.space.rounding, np.abs(mix)
+        own = rounded * np.linalg.norm(self.vector @ mix) + np.linalg.norm(columns(floats(self.total.radius)) @ size)
+        bias, bar = np.ravel(floats(self.total.bias)), np.ravel(floats(self.total.bias_radius))
         return np.asarray((short * own + (rounded * np.abs(bias) + bar) @ size) / long)
 
-    def seeing(self, levels: Floats) -> Scope:  # (n,) in the combination
-        """The same, with as loud values as these levels make likely: each is one unit row's share of them."""
+    def with_values_of(self, levels: Floats) -> Scope:  # (n,) in the combination
+        """A scope with as large values as these levels make likely: each is one unit row's share of them."""
         own = float(np.linalg.norm(self.vector @ self.mix))
         largest = float(np.max(np.abs(levels), initial=0.0))
         return replace(self, loudness=max(self.loudness, own, 2 * self.signature.width**0.5 * largest))
-
-
-def plain(array: object) -> Floats:
-    """A NumPy array of float64."""
-    return np.asarray(to_numpy(array), dtype=np.float64)
 
 
 def columns(array: Floats) -> Floats:  # (n,) or (n, outputs) -> (n, outputs)

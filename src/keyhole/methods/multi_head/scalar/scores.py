@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
+from typing import final
 
 import numpy as np
-import numpy.typing as npt
 
-from keyhole.arrays import Array, Floats, numpy_space
+from keyhole.arrays import Array, Floats, Integers, floats, numpy_space
 from keyhole.methods.base import Steps, Unrecoverable
+from keyhole.methods.forms.columns import Draft
 from keyhole.methods.forms.reader import FormReader, Forms, Probe
 from keyhole.methods.forms.scale import AIM
-from keyhole.methods.forms.score_matrix import Draft, read_score
-from keyhole.methods.forms.value import Value
-from keyhole.methods.multi_head.scalar.gates import Gate, crossing, gate
-from keyhole.methods.multi_head.scalar.normals_and_values import Decided, Values, decided_at
-from keyhole.methods.multi_head.scalar.queries import Scope, plain
-from keyhole.numerics.logit import logit_with_radius, rounding
+from keyhole.methods.forms.score_matrix import ask_score
+from keyhole.methods.multi_head.scalar.gates import HeadGate, gate, solve_crossing
+from keyhole.methods.multi_head.scalar.normals_and_values import SaturatedHeads, ScalarValues, saturated_at
+from keyhole.methods.multi_head.scalar.queries import Scope
+from keyhole.numerics.logit import logit_with_radius
 from keyhole.queries import Measurements, Plan, Position, Term, TokenRows
 from keyhole.recovery import Outcome
-
-Integers = npt.NDArray[np.int64]
 
 # A saturated head gives the token it does not choose less than one rounding, by ENOUGH in the exponent, or when gates
 # are chosen SPARE, plus REACH times what its logits may be larger than those of the head that is read.
@@ -38,7 +35,7 @@ SILENT_FORMS = 5
 
 
 @dataclass(frozen=True)
-class ReadHead:
+class HeadScore:
     """The score matrix of one head, with its score bias as a last column where there are such."""
 
     score: Floats  # (width, size)
@@ -46,26 +43,25 @@ class ReadHead:
     rank: int
 
 
+@final
 class GatedReader(FormReader):
     """Reads rowᵀ·[W c]·point for the points of a gate, as if they were the unit vectors of a head's last tokens."""
 
-    def __init__(self, scope: Scope, gate: Gate, decided: Decided, number: int, row: Floats, expected: float) -> None:
+    def __init__(
+        self, scope: Scope, gate: HeadGate, decided: SaturatedHeads, number: int, row: Floats, expected: float
+    ) -> None:
         space = scope.signature.space
-        nothing = space.zeros(scope.signature.width)
-        own = Value(space.asarray(decided.own), nothing, space.zeros(1)[0], space.zeros(1)[0])
-        super().__init__(scope.signature, own)
-        self.levered = True
+        super().__init__(scope.signature, space.asarray(decided.own))
         self.scope, self.gate, self.decided, self.number, self.row = scope, gate, decided, number, row
-        self.largest_scale = math.inf
         self.points = TokenRows(space.asarray(gate.points[:, : scope.signature.width]))
         self.base = np.zeros(gate.levers.size)
         self.base_radius = np.zeros(gate.levers.size)
         self.asked: list[tuple[Floats, Integers, Integers, float]] = []  # rows, their and the points' numbers, reach
         # What the normals say of the size of forms, as if from a few of them.
         self.expected = expected
-        self.learn(space.full((4,), expected), 1.0)
+        self.estimate.update(space.full((4,), expected), 1.0)
 
-    def read_base(self, normal: Floats, doubt: float, off: int) -> Steps[None]:  # (size,)
+    def ask_base(self, normal: Floats, doubt: float, off: int) -> Steps[None]:  # (size,)
         """The logits of the common row alone, and points moved onto the hyperplane by what these tell of it.
 
         The normal is uncertain by `doubt`, relatively. The last `off` points stay where they are. A point that is so
@@ -79,7 +75,7 @@ class GatedReader(FormReader):
         moved = np.zeros(open_.size)
         start = self.gate.points.copy()
         for _ in range(MOST_ROUNDS):
-            logits, radius, _ = yield from self._logits("bases", open_, np.zeros((1, width)), 0 * open_, 0.0)
+            logits, radius, _ = yield from self._ask_logits("bases", open_, np.zeros((1, width)), 0 * open_, 0.0)
             self.base[open_], self.base_radius[open_] = logits, radius
             seen = np.isfinite(radius) & (np.abs(logits) <= LARGEST_BASE)
             # Where a logit is small, what it becomes by the move is as good as known.
@@ -104,8 +100,8 @@ class GatedReader(FormReader):
                 break
         raise Unrecoverable(Outcome.SATURATED, "the hyperplane of a head is not where its neighbours let it be read")
 
-    def stolen(self, scores: Floats, radii: Floats) -> bool:  # (heads, width, size)
-        """Whether some row may have changed the mind of another head, or it was not decided at all."""
+    def has_unsaturated(self, scores: Floats, radii: Floats) -> bool:  # (heads, width, size)
+        """Whether some row may have unsaturated another head, or it was not decided at all."""
         keys = scores @ self.gate.points.T  # (heads, width, size)
         errors = np.sqrt(self.row**2 @ (radii**2 @ self.gate.points.T**2))
         margins = (np.abs(self.row @ keys) - errors) * self.gate.levers - ENOUGH + np.log(self.signature.space.eps)
@@ -117,27 +113,28 @@ class GatedReader(FormReader):
                 return True
         return False
 
-    def probe(self, rows: TokenRows, columns: TokenRows) -> Steps[Probe]:
-        """The scale is known; a head of rank one has no forms but those off its hyperplane."""
+    def ask_probe(self, rows: TokenRows, columns: TokenRows) -> Steps[Probe]:
+        """Whether there are forms, at the scale that is known: a head of rank one has none but off its hyperplane."""
         space = self.signature.space
-        zero = space.zeros(1)
         for tries in range(SILENT_FORMS):
             index = space.indices([tries % rows.vectors.shape[0]])
-            forms = yield from self.read("directions", rows, columns, index, index * 0 + tries % (self.base.size - 1))
+            forms = yield from self.ask_forms(
+                "directions", rows, columns, index, index * 0 + tries % (self.base.size - 1)
+            )
             if abs(float(forms.values[0])) > float(forms.radius[0]):
-                return Probe(0, Forms(zero, zero + math.inf, zero, zero), responds=True)
+                return Probe(0, forms, responds=True)
         return Probe(0, forms, responds=False)
 
-    def unseen_bias(self, probe: Probe, again: Forms) -> float:  # noqa: ARG002
-        """Score biases are part of the forms."""
+    def undetected_bias(self, probe: Probe, again: Forms) -> float:  # noqa: ARG002
+        """None may be hidden: score biases are part of the forms."""
         return 0.0
 
     @property
     def scale(self) -> float:
         """The reach that brings logits to their aim, or in smaller forms than expected not much more."""
-        return min(self.aim, FARTHEST * AIM / self.expected)
+        return min(self.estimate.aim, FARTHEST * AIM / self.expected)
 
-    def _ask(
+    def ask_at(
         self,
         stage: str,
         rows: TokenRows,
@@ -146,21 +143,22 @@ class GatedReader(FormReader):
         column_index: Array,
         scale: float,
     ) -> Steps[Forms]:
+        """Forms of rows with points of the gate, one query each, the row of the scale beside the common row."""
         space = self.signature.space
-        place = np.asarray(plain(column_index), dtype=np.int64)
-        number = np.asarray(plain(row_index), dtype=np.int64)
-        vectors = rows.vectors if isinstance(rows.vectors, np.ndarray) else plain(rows.vectors)
+        place = np.asarray(floats(column_index), dtype=np.int64)
+        number = np.asarray(floats(row_index), dtype=np.int64)
+        vectors = rows.vectors if isinstance(rows.vectors, np.ndarray) else floats(rows.vectors)
         self.asked.append((vectors, number, place, scale))
-        logits, radius, strain = yield from self._logits(stage, place, vectors, number, scale)
+        logits, radius, saturation = yield from self._ask_logits(stage, place, vectors, number, scale)
         values = (logits - self.base[place]) / scale
         radius = (radius + self.base_radius[place]) / scale
-        values, radius, strain = (space.asarray(array) for array in (values, radius, strain))
-        return Forms(values, radius, 0 * values, strain)
+        values, radius, saturation = (space.asarray(array) for array in (values, radius, saturation))
+        return Forms(values, radius, 0 * values, saturation)
 
-    def _logits(
+    def _ask_logits(
         self, stage: str, place: Integers, vectors: Floats, number: Integers, reach: float
     ) -> Steps[tuple[Floats, Floats, Floats]]:
-        """Logits of the head, their radii and strains, at points with rows beside the common one."""
+        """Logits of the head, their radii and saturations, at points with rows beside the common one."""
         scope, space, decided = self.scope, self.signature.space, self.decided
         levers = self.gate.levers[place]
         long, short = scope.norms(levers)
@@ -180,15 +178,15 @@ class GatedReader(FormReader):
         size = np.linalg.norm(token + 0 * self.row, axis=-1)
         away = np.linalg.norm(self.gate.points[place, : self.signature.width], axis=1)
         bar = np.maximum(away, 1.0) * scope.known_error(levers, decided.mix)
-        bar = bar + size * rounding(space) * decided.loudness + decided.row_radius + reach / levers * decided.radius
+        bar = bar + size * space.rounding * decided.loudness + decided.row_radius + reach / levers * decided.radius
         logits, radius = logit_with_radius(numpy_space(), levels, low, high, bar, bar, 0.0)
         span = np.abs(high - low)
-        strain = radius * span / (8 * bar)
+        saturation = radius * span / (8 * bar)
         sides = np.where((levels - low) * (high - low) > span**2 / 2, np.inf, -np.inf)
         logits = np.where(np.isfinite(radius), logits, sides)
         # The oracle's own products behind the logits, of which the last token's is one.
-        form = self.size * self.signature.width**0.5
-        return logits, radius + rounding(space) * (size + 2 * away * short / long) * levers * form, strain
+        form = self.estimate.size * self.signature.width**0.5
+        return logits, radius + space.rounding * (size + 2 * away * short / long) * levers * form, saturation
 
 
 @dataclass(frozen=True)
@@ -202,10 +200,13 @@ class Columns:
     second: Floats  # (size,) u₁ᵀ·[W c], less accurate along the first normal
 
 
+@final
 class HeadReader:
     """Reads heads one by one, in two rounds: first their hyperplanes, which then tell where to read the rest."""
 
-    def __init__(self, scope: Scope, normals: Floats, doubts: Floats, values: Values, rng: np.random.Generator) -> None:
+    def __init__(
+        self, scope: Scope, normals: Floats, doubts: Floats, values: ScalarValues, rng: np.random.Generator
+    ) -> None:
         self.scope, self.normals, self.doubts, self.values, self.rng = scope, normals, doubts, values, rng
         space, width = scope.signature.space, scope.signature.width
         self.rows = space.asarray(values.rows)  # orthonormal, across the common row
@@ -214,35 +215,37 @@ class HeadReader:
         if scope.radius is not None:  # as long as it takes for the score to be as large as the biases
             self.radius = min(1.0, width**0.5 * float(np.max(np.abs(normals[:, width]) / self.lengths)))
 
-    def _decided(self, number: int, room: float) -> Floats:
+    def _least_logits(self, number: int, room: float) -> Floats:
         enough = SPARE - float(np.log(self.scope.signature.space.eps))
         return np.asarray(enough + room * REACH * self.lengths / self.lengths[number])
 
-    def _reader(self, gate: Gate, number: int, row: Floats, row_radius: Floats) -> GatedReader:
+    def _reader(self, gate: HeadGate, number: int, row: Floats, row_radius: Floats) -> GatedReader:
         expected = float(self.lengths[number]) * self.radius / self.scope.signature.width**0.5
-        decided = decided_at(gate, number, self.values, row, row_radius)
+        decided = saturated_at(gate, number, self.values, row, row_radius)
         return GatedReader(self.scope, gate, decided, number, row, expected)
 
-    def on_hyperplane(self, number: int, room: float) -> Steps[tuple[Columns, GatedReader]]:
+    def ask_on_hyperplane(self, number: int, room: float) -> Steps[tuple[Columns, GatedReader]]:
         """The columns of the hyperplane, whose rank is found, and one form off it."""
         scope, space, size = self.scope, self.scope.signature.space, self.scope.size
-        doors = gate(self.rng, self.normals, number, self._decided(number, room), scope.signature.width, self.radius)
+        doors = gate(
+            self.rng, self.normals, number, self._least_logits(number, room), scope.signature.width, self.radius
+        )
         reader = self._reader(doors, number, scope.row, self.values.row_radius)
-        yield from reader.read_base(self.normals[number], self.doubts[number], off=1)
-        score = yield from read_score(reader, self.rng, Draft(), bases=(self.rows, self.rows.T, space.eye(size - 1)))
+        yield from reader.ask_base(self.normals[number], self.doubts[number], off=1)
+        score = yield from ask_score(reader, self.rng, Draft(), bases=(self.rows, self.rows.T, space.eye(size - 1)))
         assert score is not None  # forms that cannot disagree with themselves
         one = space.indices([0])
-        off = yield from reader.read("columns", TokenRows(self.rows), reader.points, one, one + size - 1)
+        off = yield from reader.ask_forms("columns", TokenRows(self.rows), reader.points, one, one + size - 1)
         common = (reader.base / doors.levers)[: size - 1]
-        forms = plain(score.matrix) + scope.row[:, None] * common
-        radius = np.hypot(plain(score.radius), np.abs(scope.row)[:, None] * (reader.base_radius / doors.levers)[:-1])
-        seen = np.append(self.values.rows[0] @ forms, plain(off.values))
+        forms = floats(score.matrix) + scope.row[:, None] * common
+        radius = np.hypot(floats(score.radius), np.abs(scope.row)[:, None] * (reader.base_radius / doors.levers)[:-1])
+        seen = np.append(self.values.rows[0] @ forms, floats(off.values))
         second = np.linalg.solve(doors.points, seen)
         return Columns(doors.points[:-1], forms, radius, score.rank, second), reader
 
-    def off_hyperplane(
+    def ask_off_hyperplane(
         self, number: int, columns: list[Columns], near: GatedReader, room: float
-    ) -> Steps[tuple[ReadHead, GatedReader]]:
+    ) -> Steps[tuple[HeadScore, GatedReader]]:
         """The one column that is missing, and with it the head; `near` has read the others."""
         scope, space, width = self.scope, self.scope.signature.space, self.scope.signature.width
         own = columns[number]
@@ -250,31 +253,33 @@ class HeadReader:
         pair = np.stack([scope.row, self.values.rows[0]])
         loudness = np.sqrt(np.sum(self.values.vectors**2, axis=(0, 1)))  # (outputs,)
         shares = pair @ self.values.vectors[number] / np.where(loudness > 0, loudness, 1.0)
-        found = crossing(self.rng, both, number, self._decided(number, room), shares, width, self.radius)
-        doors = Gate(found.point[None, :].copy(), np.array([found.lever]), found.first[None, :])
+        found = solve_crossing(self.rng, both, number, self._least_logits(number, room), shares, width, self.radius)
+        doors = HeadGate(found.point[None, :].copy(), np.array([found.lever]), found.first[None, :])
         row = found.mix @ pair
         reader = self._reader(doors, number, row, np.sqrt(np.tensordot(row**2, self.values.radius**2, (0, 1))))
         every = space.indices(range(width - 1))
         try:
-            yield from reader.read_base(found.mix @ both[:, number], 0.0, off=1)
+            yield from reader.ask_base(found.mix @ both[:, number], 0.0, off=1)
         except Unrecoverable:  # a neighbour is so near that the second row is not known well enough
-            last = yield from near.read("columns", TokenRows(self.rows), near.points, every, 0 * every + scope.size - 1)
+            last = yield from near.ask_forms(
+                "columns", TokenRows(self.rows), near.points, every, 0 * every + scope.size - 1
+            )
             common, bar = (array[-1] / near.gate.levers[-1] for array in (near.base, near.base_radius))
-            return self._assembled(own, near.gate.points[-1], common, bar, last), near
-        reader.learn(space.asarray(np.linalg.norm(own.forms, axis=0) / width**0.5), 1.0)
-        last = yield from reader.read("columns", TokenRows(self.rows), reader.points, every, 0 * every)
+            return self._assemble(own, near.gate.points[-1], common, bar, last), near
+        reader.estimate.update(space.asarray(np.linalg.norm(own.forms, axis=0) / width**0.5), 1.0)
+        last = yield from reader.ask_forms("columns", TokenRows(self.rows), reader.points, every, 0 * every)
         # What the combination of rows says, less the second row's part, is the common row's.
         second, second_bar = float(last.values[0]), float(last.radius[0])
         common = (reader.base[0] / found.lever - found.mix[1] * second) / found.mix[0]
         bar = (reader.base_radius[0] / found.lever + abs(found.mix[1]) * second_bar) / abs(found.mix[0])
-        return self._assembled(own, doors.points[0], common, bar, last), reader
+        return self._assemble(own, doors.points[0], common, bar, last), reader
 
-    def _assembled(self, own: Columns, point: Floats, common: float, bar: float, last: Forms) -> ReadHead:
+    def _assemble(self, own: Columns, point: Floats, common: float, bar: float, last: Forms) -> HeadScore:
         """The head from its hyperplane and one more column, given by what each row says of it."""
         basis = np.vstack([self.scope.row, self.values.rows])
-        form = basis.T @ np.append(common, plain(last.values))
-        radius = np.sqrt((basis.T) ** 2 @ np.append(bar, plain(last.radius)) ** 2)
+        form = basis.T @ np.append(common, floats(last.values))
+        radius = np.sqrt((basis.T) ** 2 @ np.append(bar, floats(last.radius)) ** 2)
         back = np.linalg.inv(np.vstack([own.points, point]).T)
         score = np.column_stack([own.forms, form]) @ back
         radius = np.sqrt(np.column_stack([own.radius, radius]) ** 2 @ back**2)
-        return ReadHead(score, radius, min(own.rank + 1, self.scope.signature.width))
+        return HeadScore(score, radius, min(own.rank + 1, self.scope.signature.width))

@@ -11,17 +11,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
-from keyhole.arrays import Floats
+from keyhole.arrays import Booleans, Floats
 from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.forms.scale import NO_RESPONSE
 from keyhole.methods.multi_head.scalar.half_circle import HalfCircle, cross_section
 from keyhole.methods.multi_head.scalar.jumps import JumpReader, Jumps
 from keyhole.methods.multi_head.scalar.queries import Scope
 from keyhole.recovery import Outcome
-
-Booleans = npt.NDArray[np.bool_]
 
 # Levers tried for the scale, as powers of two: the largest, and ever finer steps.
 FARTHEST_POWER, POWER_STEPS = 96, (48, 12, 3)
@@ -45,23 +42,23 @@ MOST_RADII = 8
 
 
 @dataclass(frozen=True)
-class Search:
+class JumpSearch:
     """What a half-circle shows."""
 
     scope: Scope
     jumps: Jumps
-    joint: int  # jumps at which several heads change their minds together
+    joint: int  # jumps at which several heads change sides together
     closest: float  # the smallest angle between jumps
 
 
-def look_for_bias(scope: Scope, rng: np.random.Generator) -> Steps[Scope]:
+def ask_for_bias(scope: Scope, rng: np.random.Generator) -> Steps[Scope]:
     """Whether heads have score biases, by a last token of zero; if so, how long last tokens must be for all to turn."""
     width = scope.signature.width
     lever = np.array([BIAS_LEVER])
     biased = replace(scope, radius=1.0)
     nothing = np.append(np.zeros(width), 1.0)[None, :]
     level = (yield from biased.ask("biases", lever, nothing))[:, :] @ scope.mix
-    scope = scope.seeing(level)
+    scope = scope.with_values_of(level)
     whole = float(scope.row @ scope.vector @ scope.mix)
     drowned = float(biased.known_error(lever, scope.mix)[0])
     if abs(float(level[0]) - whole / 2) <= scope.blur + drowned:
@@ -69,40 +66,40 @@ def look_for_bias(scope: Scope, rng: np.random.Generator) -> Steps[Scope]:
     direction = rng.standard_normal(width)
     direction /= np.linalg.norm(direction)
 
-    def turned(powers: list[int]) -> Steps[Booleans]:
+    def ask_turn(powers: list[int]) -> Steps[Booleans]:
         radii = np.exp2(np.array(powers, dtype=np.float64))
         both = np.concatenate([radii, -radii])
         points = np.column_stack([both[:, None] * direction, np.ones(both.size)])
         sums = (yield from biased.ask("biases", np.full(both.size, lever[0]), points)) @ scope.mix
-        error = scope.seeing(sums).blur + drowned * np.maximum(1, radii)
+        error = scope.with_values_of(sums).blur + drowned * np.maximum(1, radii)
         return np.abs(sums[: radii.size] + sums[radii.size :] - whole) <= 4 * error
 
     powers = list(RADII)
-    good = yield from turned(powers)
+    good = yield from ask_turn(powers)
     if not good[-1]:
         raise Unrecoverable(Outcome.WRONG_FAMILY, NO_TURN)
     first = _from_there_on(good)
     if first > 0:
         finer = [powers[first - 1] + step for step in RADII_FINE]
-        good = yield from turned(finer)
+        good = yield from ask_turn(finer)
         smallest = [*finer, powers[first]][_from_there_on(np.append(good, True))]
     else:
         smallest = powers[0]
     return replace(scope, radius=BEYOND * 2.0**smallest)
 
 
-def find_jumps(scope: Scope, rng: np.random.Generator) -> Steps[Search | None]:
+def ask_jumps(scope: Scope, rng: np.random.Generator) -> Steps[JumpSearch | None]:
     """All jumps of one half-circle; None when no answer depends on the lever."""
     width = scope.signature.width
     start, other = np.linalg.qr(rng.standard_normal((width, 2)))[0].T if width > 1 else np.array([[1.0], [0.0]])
     whole = float(scope.row @ scope.vector @ scope.mix)
     for _ in range(MOST_RADII):
-        scope, lever = yield from _saturating(scope, _lifted(scope, start[None, :]))
+        scope, lever = yield from _ask_saturating(scope, _lift(scope, start[None, :]))
         if lever is None:
             return None
         saturating = lever
         seen = _Half(scope, lever, start, other)
-        circle = yield from seen.first_look()
+        circle = yield from seen.ask_first()
         scope = seen.scope
         astray = abs(float(circle.levels[0] + circle.levels[-1]) - whole) > 4 * scope.blur
         if not astray:
@@ -115,15 +112,15 @@ def find_jumps(scope: Scope, rng: np.random.Generator) -> Steps[Search | None]:
     doubled = yield from scope.ask("jumps", np.full(1, seen.lever), seen.at(np.zeros(1)), copies=(2, 1))
     uniform = 6 * (float(doubled[0] @ scope.mix) - float(circle.levels[0]))
     scope = replace(scope, uniform=uniform if abs(uniform) > 24 * scope.blur else 0.0)
-    yield from _isolate(circle, seen.look)
+    yield from _ask_isolation(circle, seen.ask_sums)
     reading = JumpReader(scope, saturating, circle, seen.at)
     yield from reading.run()
     if reading.doubtful.size:
         # Two heads that are near each other, or several at the very same place.
-        yield from _isolate(circle, seen.look, reading.doubtful)
+        yield from _ask_isolation(circle, seen.ask_sums, reading.doubtful)
         yield from reading.run()
     closest = float(np.min(circle.gaps(), initial=np.pi))
-    return Search(scope, reading.jumps(), reading.doubtful.shape[0], closest)
+    return JumpSearch(scope, reading.jumps(), reading.doubtful.shape[0], closest)
 
 
 class _Half:
@@ -134,20 +131,20 @@ class _Half:
         self.scope, self.lever, self.start, self.other = scope, SHARP / self.narrowest * lever, start, other
 
     def at(self, angles: Floats) -> Floats:  # (n,) -> (n, size)
-        return _lifted(self.scope, cross_section(self.start, self.other, angles))
+        return _lift(self.scope, cross_section(self.start, self.other, angles))
 
-    def look(self, angles: Floats) -> Steps[Floats]:  # (n,) -> (n,)
+    def ask_sums(self, angles: Floats) -> Steps[Floats]:  # (n,) -> (n,)
         levels = yield from self.scope.ask("jumps", np.full(angles.size, self.lever), self.at(angles))
         return np.asarray(levels @ self.scope.mix)
 
-    def first_look(self) -> Steps[HalfCircle]:
+    def ask_first(self) -> Steps[HalfCircle]:
         angles = np.linspace(0.0, np.pi, FIRST_ANGLES)
-        levels = yield from self.look(angles)
-        self.scope = self.scope.seeing(levels)
+        levels = yield from self.ask_sums(angles)
+        self.scope = self.scope.with_values_of(levels)
         return HalfCircle(angles, levels, 4 * self.scope.blur, self.narrowest)
 
 
-def _lifted(scope: Scope, points: Floats) -> Floats:
+def _lift(scope: Scope, points: Floats) -> Floats:
     return points if scope.radius is None else np.column_stack([points, np.ones(points.shape[0])])
 
 
@@ -157,10 +154,10 @@ def _from_there_on(good: Booleans) -> int:
     return int(bad[-1]) + 1 if bad.size else 0
 
 
-def _saturating(scope: Scope, point: Floats) -> Steps[tuple[Scope, float | None]]:
+def _ask_saturating(scope: Scope, point: Floats) -> Steps[tuple[Scope, float | None]]:
     """The smallest lever, up to a factor of eight, from which on levels stay the same; None when they always do."""
 
-    def look(powers: Floats) -> Steps[tuple[Floats, Floats]]:
+    def ask_sums(powers: Floats) -> Steps[tuple[Floats, Floats]]:
         levers = np.exp2(powers)
         levels = (yield from scope.ask("scale", levers, np.repeat(point, powers.size, axis=0))) @ scope.mix
         return levels, scope.known_error(levers, scope.mix)
@@ -171,9 +168,9 @@ def _saturating(scope: Scope, point: Floats) -> Steps[tuple[Scope, float | None]
         powers = np.arange(low + step, high + (settled is None), step, dtype=np.float64)
         clear = scope.clear(np.exp2(powers))
         powers = powers[clear] if np.any(clear) or settled is not None else powers
-        levels, errors = yield from look(powers)
+        levels, errors = yield from ask_sums(powers)
         if settled is None:
-            scope, settled = scope.seeing(levels), float(levels[-1])
+            scope, settled = scope.with_values_of(levels), float(levels[-1])
         same = np.abs(levels - settled) <= scope.blur + errors
         if scope.radius is None and step == POWER_STEPS[0] and np.all(same):
             return scope, None
@@ -185,16 +182,16 @@ def _saturating(scope: Scope, point: Floats) -> Steps[tuple[Scope, float | None]
     return scope, float(2.0**high)
 
 
-def _isolate(
+def _ask_isolation(
     circle: HalfCircle, look: Callable[[Floats], Steps[Floats]], doubtful: Floats | None = None
 ) -> Steps[None]:
     """Bisect until every jump is in an interval of its own; in `doubtful` ranges until they show two."""
     for _ in range(MOST_ROUNDS):
         if circle.jumps()[0].size > MOST_JUMPS:
             break
-        angles = circle.unsettled(WIDEST)
+        angles = circle.open_ranges(WIDEST)
         if doubtful is not None:
-            angles = np.union1d(angles, circle.undivided(doubtful))
+            angles = np.union1d(angles, circle.wide_ranges(doubtful))
         if not angles.size:
             return
         circle.add(angles, (yield from look(angles)))

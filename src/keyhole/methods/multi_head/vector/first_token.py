@@ -9,8 +9,8 @@ import numpy as np
 from keyhole.arrays import Floats
 from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.multi_head.vector.odds_pencil import Pencil, equations, solve_pencil
-from keyhole.methods.multi_head.vector.probe import HeadsHidden, VectorBox
-from keyhole.methods.multi_head.vector.token_fit import Asked, TokenFit, fit_token
+from keyhole.methods.multi_head.vector.probe import HeadsHidden, VectorQueries
+from keyhole.methods.multi_head.vector.token_fit import TokenData, TokenFit, fit_token
 from keyhole.recovery import Outcome
 
 # Copies of the token and of the last one, by the length they need; ratios far apart say most.
@@ -31,7 +31,7 @@ DRAWS, BLURRED = 8, 0.02
 
 
 @dataclass(frozen=True)
-class Start:
+class FirstToken:
     """One token in all heads."""
 
     token: Floats  # (width,)
@@ -48,7 +48,7 @@ class Start:
     value_draws: Floats  # (draws, heads, outputs) and the values with them
 
     @property
-    def told_apart(self) -> float:
+    def least_distance(self) -> float:
         """How far apart logits of two heads must be, relatively, to show as two."""
         shift = 0.2 * float(np.sqrt(np.mean(np.minimum(self.logits**2, 1.0))))  # of weights, for logits off by a factor
         size = float(np.sqrt(np.mean(np.sum(self.values**2, axis=1)) * self.singular.size))
@@ -60,45 +60,45 @@ class Start:
         return int(self.values.shape[0])
 
 
-def read_start(box: VectorBox) -> Steps[Start]:
+def ask_first_token(queries: VectorQueries) -> Steps[FirstToken]:
     """One token beside random last ones, in several multiplicities: the rank of its answers is the number of heads."""
-    copies = next(ratios for length, ratios in COPIES.items() if box.longest >= length)
-    token = box.gridded(box.scale * box.directions(1)[0])
-    answers = np.zeros((0, len(copies), box.outputs))
-    last = np.zeros((0, box.width))
-    wanted, spare = FIRST_ROUND, SPARE_EQUATIONS * box.patience
+    copies = next(ratios for length, ratios in COPIES.items() if queries.longest >= length)
+    token = queries.on_grid(queries.scale * queries.directions(1)[0])
+    answers = np.zeros((0, len(copies), queries.outputs))
+    last = np.zeros((0, queries.width))
+    wanted, spare = FIRST_ROUND, SPARE_EQUATIONS * queries.patience
     for _ in range(ATTEMPTS):
         while wanted > last.shape[0]:
-            fresh = box.scale * box.directions(-(-(wanted - last.shape[0]) // len(box.views)))
+            fresh = queries.scale * queries.directions(-(-(wanted - last.shape[0]) // len(queries.views)))
             fresh[1::2] *= SHORTER
-            fresh = box.gridded(fresh)
+            fresh = queries.on_grid(fresh)
             columns = []
             for pair in copies:
-                columns += [(yield from box.pairs("heads", fresh, token, pair))]
+                columns += [(yield from queries.ask_pairs("heads", fresh, token, pair))]
             found = np.stack(columns, axis=2)  # (n, views, multiplicities, outputs)
-            ends = np.stack([fresh, fresh + token][: len(box.views)], axis=1)
+            ends = np.stack([fresh, fresh + token][: len(queries.views)], axis=1)
             answers = np.concatenate([answers, found.reshape(-1, *found.shape[2:])])
-            last = np.concatenate([last, ends.reshape(-1, box.width)])
-            heads, _ = _count(box, answers)
-            wanted = _enough(heads, len(copies), spare, box)
-        start = _solved(box, token, last, answers, copies)
+            last = np.concatenate([last, ends.reshape(-1, queries.width)])
+            heads, _ = _count(queries, answers)
+            wanted = _enough(heads, len(copies), spare, queries)
+        start = _solve(queries, token, last, answers, copies)
         if start is not None:
             return start
         spare *= 2.0
-        wanted = _enough(heads, len(copies), spare, box)
+        wanted = _enough(heads, len(copies), spare, queries)
     raise HeadsHidden(
         Outcome.WRONG_FAMILY,
-        f"the answers for one token span {heads} dimensions of {box.outputs}, which are not the weights of {heads} "
+        f"the answers for one token span {heads} dimensions of {queries.outputs}, which are not the weights of {heads} "
         f"heads: values of some heads are dependent (OV_2 = ±OV_1, or more heads than outputs), or the box is no layer "
         f"of heads",
     )
 
 
-def _count(box: VectorBox, answers: Floats) -> tuple[int, Floats]:
+def _count(queries: VectorQueries, answers: Floats) -> tuple[int, Floats]:
     """The heads that show: singular values above those of errors."""
-    flat = answers.reshape(-1, box.outputs)
+    flat = answers.reshape(-1, queries.outputs)
     singular = np.asarray(np.linalg.svd(flat, compute_uv=False))
-    floor = _floor(box, flat)
+    floor = _floor(queries, flat)
     if singular[0] <= floor:
         raise Unrecoverable(
             Outcome.NOT_IDENTIFIABLE, "the values of all heads are zero, so that no answer depends on a score matrix"
@@ -106,14 +106,14 @@ def _count(box: VectorBox, answers: Floats) -> tuple[int, Floats]:
     return int(np.sum(singular > floor)), singular
 
 
-def _floor(box: VectorBox, answers: Floats) -> float:
+def _floor(queries: VectorQueries, answers: Floats) -> float:
     """What errors alone make of singular values."""
-    return float(CLEAR * box.noise * (answers.shape[0] ** 0.5 + box.outputs**0.5))
+    return float(CLEAR * queries.noise * (answers.shape[0] ** 0.5 + queries.outputs**0.5))
 
 
-def _enough(heads: int, multiplicities: int, spare: float, box: VectorBox) -> int:
+def _enough(heads: int, multiplicities: int, spare: float, queries: VectorQueries) -> int:
     """Last tokens that determine so many heads, with some to spare."""
-    if heads == box.outputs and heads > MOST_FILLED:
+    if heads == queries.outputs and heads > MOST_FILLED:
         raise HeadsHidden(
             Outcome.WRONG_FAMILY,
             f"the answers for one token fill all {heads} outputs: there are as many heads or more, or no heads",
@@ -122,43 +122,43 @@ def _enough(heads: int, multiplicities: int, spare: float, box: VectorBox) -> in
     return max(int(np.ceil(spare * equations(heads) / each)) + 2, (heads + 4) // multiplicities + 2)
 
 
-def _solved(
-    box: VectorBox, token: Floats, last: Floats, answers: Floats, copies: tuple[tuple[int, int], ...]
-) -> Start | None:
+def _solve(
+    queries: VectorQueries, token: Floats, last: Floats, answers: Floats, copies: tuple[tuple[int, int], ...]
+) -> FirstToken | None:
     """The heads; None where the answers are no weights of heads, as far as they say."""
-    heads, singular = _count(box, answers)
-    flat = answers.reshape(-1, box.outputs)
-    floor = _floor(box, flat)
+    heads, singular = _count(queries, answers)
+    flat = answers.reshape(-1, queries.outputs)
+    floor = _floor(queries, flat)
     frame = np.linalg.svd(flat, full_matrices=False)[2][:heads]
     ratios = np.array([many / few for many, few in copies])
     turned = answers @ frame.T
     whiten = flat.shape[0] ** 0.5 / singular[:heads]
-    pencil = solve_pencil(turned * whiten, ratios, np.random.default_rng(box.rng.integers(2**63)))
+    pencil = solve_pencil(turned * whiten, ratios, np.random.default_rng(queries.rng.integers(2**63)))
     weights = (turned * whiten) @ pencil.functionals.T  # (n, multiplicities, heads)
-    least = box.signature.space.spacing
+    least = queries.signature.space.spacing
     weights = np.clip(weights, least, 1 - least)
     trust = weights * (1 - weights)  # logits of weights near 0 and 1 are the least known
     odds = np.log(weights / (1 - weights)) - np.log(ratios)[:, None]
     guess = np.sum(trust * odds, axis=1) / np.sum(trust, axis=1)
     group = np.repeat(np.arange(last.shape[0], dtype=np.int64), len(copies))
-    asked = Asked(
+    asked = TokenData(
         answers=flat,
         group=group,
         odds=np.zeros((flat.shape[0], heads)),
         copies=np.tile(ratios, last.shape[0]),
-        known=np.zeros((heads, box.outputs)),
-        total=token @ box.linear,
+        known=np.zeros((heads, queries.outputs)),
+        total=token @ queries.linear,
     )
-    fit: TokenFit = fit_token(asked, guess, ENOUGH * box.noise)
-    if not fit.residual <= MISFIT * box.errors(fit.logits, fit.values):
+    fit: TokenFit = fit_token(asked, guess, ENOUGH * queries.noise)
+    if not fit.residual <= MISFIT * queries.errors(fit.logits, fit.values):
         return None
-    size = box.scatter(fit, fit.logits, fit.values)
-    draws = fit.respond(size * box.rng.standard_normal((DRAWS, flat.shape[0] + 1, box.outputs)))
-    _refuse_near(fit.values, draws[1])
-    return Start(token, last, fit.logits, fit.values, singular, pencil, fit.residual, floor, *draws)
+    size = queries.residual_error(fit, fit.logits, fit.values)
+    draws = fit.respond(size * queries.rng.standard_normal((DRAWS, flat.shape[0] + 1, queries.outputs)))
+    _check_apart(fit.values, draws[1])
+    return FirstToken(token, last, fit.logits, fit.values, singular, pencil, fit.residual, floor, *draws)
 
 
-def _refuse_near(values: Floats, draws: Floats) -> None:
+def _check_apart(values: Floats, draws: Floats) -> None:
     """End where errors of answers, small as they are, trade the values of two heads for each other."""
     errors = np.sqrt(np.mean(draws**2, axis=(0, 2))) / np.sqrt(np.mean(values**2, axis=1))
     if not np.all(errors <= BLURRED):

@@ -6,17 +6,16 @@ from typing import Any
 
 import numpy as np
 
-from keyhole.arrays import Array, Floats, floats
+from keyhole.arrays import ROUNDING_DEVIATIONS, Array, Floats, floats
 from keyhole.families import MultiHead, SingleHead
 from keyhole.methods.base import Estimate, Steps, Unrecoverable
 from keyhole.methods.forms.value import Value
-from keyhole.methods.multi_head.vector.first_token import Start, read_start
-from keyhole.methods.multi_head.vector.probe import VectorBox
+from keyhole.methods.multi_head.vector.first_token import FirstToken, ask_first_token
+from keyhole.methods.multi_head.vector.probe import VectorQueries
 from keyhole.methods.multi_head.vector.scores import Scores
-from keyhole.methods.multi_head.vector.scores_all import read_blocks
-from keyhole.methods.multi_head.vector.scores_last import read_scores
-from keyhole.methods.multi_head.vector.values import Values, read_values
-from keyhole.numerics.logit import ROUNDING_DEVIATIONS
+from keyhole.methods.multi_head.vector.scores_all import ask_scores_everywhere
+from keyhole.methods.multi_head.vector.scores_last import ask_scores
+from keyhole.methods.multi_head.vector.values import VectorValues, ask_values
 from keyhole.queries import Signature
 from keyhole.recovery import Outcome
 
@@ -32,36 +31,37 @@ EVERYWHERE = ("the box adds up softmax heads over its raw tokens, all of which e
 TRADED = 1e2
 
 
-def read_vector_heads(signature: Signature, rng: np.random.Generator, value: Value) -> Steps[Estimate[MultiHead]]:
+def ask_vector_heads(signature: Signature, rng: np.random.Generator, value: Value) -> Steps[Estimate[MultiHead]]:
     """All heads of f(X) = Σ_h Σ_i softmax_i(x_iᵀ·(M_h·x_N + c_h))·x_iᵀ·V_h + b, for p ≥ H outputs.
 
-    The odds pencil: one token in several multiplicities tells the heads apart without saturating any (`read_start`),
-    other tokens beside it tell their values (`read_values`), and then many tokens a query the logits (`read_scores`).
-    About d + 1 + H²/2 + 6H queries, 2H for each token whose values are read, of which there are r + r/8 where ranks add
-    up to at most p and d elsewhere, and (d + 1)·d/k for the logits, k ≤ p/H tokens a query, or (d + 1)·⌈r/k⌉ + r·d/k
-    for rank r.
+    The odds pencil: one token in several multiplicities tells the heads apart without saturating any
+    (`ask_first_token`), other tokens beside it tell their values (`ask_values`), and then many tokens a query the
+    logits (`ask_scores`). About d + 1 + H²/2 + 6H queries, 2H for each token whose values are asked for, of which there
+    are r + r/8 where ranks add up to at most p and d elsewhere, and (d + 1)·d/k for the logits, k ≤ p/H tokens a query,
+    or (d + 1)·⌈r/k⌉ + r·d/k for rank r.
 
-    Where all positions are seen, those of the first stages tell twice as much, and logits come from `read_blocks`: H
-    queries for each token whose values are read, and 4·r·d/k² for the logits, 2·d²/k² where the rank is full.
+    Where all positions are seen, those of the first stages tell twice as much, and logits come from
+    `ask_scores_everywhere`: H queries for each token whose values are asked for, and 4·r·d/k² for the logits, 2·d²/k²
+    where the rank is full.
 
     Assumes what `ASSUMPTIONS` says, or `EVERYWHERE`. Raises HeadsHidden where p numbers do not tell the heads apart:
     more heads than outputs, or dependent values.
     """
-    box = VectorBox(signature, value, rng)
-    yield from box.find_scale()
-    yield from box.measure_precision()
-    yield from box.look_around()
-    start = yield from read_start(box)
-    values = yield from read_values(box, start)
-    scores = yield from read_blocks(box, start, values)
+    queries = VectorQueries(signature, value, rng)
+    yield from queries.ask_probes()
+    start = yield from ask_first_token(queries)
+    values = yield from ask_values(queries, start)
+    scores = (yield from ask_scores_everywhere(queries, start, values)) if queries.everywhere else None
     if scores is None:
-        scores = yield from read_scores(box, start, values)
-    return _estimate(box, value, start, values, scores)
+        scores = yield from ask_scores(queries, start, values)
+    return _estimate(queries, value, start, values, scores)
 
 
-def _estimate(box: VectorBox, value: Value, start: Start, values: Values, scores: Scores) -> Estimate[MultiHead]:
+def _estimate(
+    queries: VectorQueries, value: Value, start: FirstToken, values: VectorValues, scores: Scores
+) -> Estimate[MultiHead]:
     """Parameters and radii, without the biases that do not show."""
-    space, heads = box.signature.space, start.heads
+    space, heads = queries.signature.space, start.heads
     bars = ROUNDING_DEVIATIONS * np.stack([scores.bars, scores.bias_bars])
     biased = [bool(np.any(np.abs(scores.biases[h]) > bars[1, h])) for h in range(heads)]
     mended = np.abs(scores.values - values.matrices)
@@ -74,7 +74,7 @@ def _estimate(box: VectorBox, value: Value, start: Start, values: Values, scores
         params.append(SingleHead(space.asarray(scores.matrices[head]), space.asarray(scores.values[head]), bias))
         wide = (
             bars[1, head]
-            + ROUNDING_DEVIATIONS * scores.dropped[head] * box.scale
+            + ROUNDING_DEVIATIONS * scores.dropped[head] * queries.scale
             + (0.0 if biased[head] else np.abs(scores.biases[head]))
         )
         radii.append(
@@ -85,18 +85,18 @@ def _estimate(box: VectorBox, value: Value, start: Start, values: Values, scores
                 _radius(space, scores.biases[head], wide),
             )
         )
-    found = MultiHead(params, value.bias if value.biased else None)
-    _refuse_near(found, scores, radii)
+    found = MultiHead(params, value.bias if value.has_bias else None)
+    _check_apart(found, scores, radii)
     return Estimate(
         params=found,
         radius=MultiHead(radii, value.bias_radius),
-        counting_bound=_bound(box, values, scores, biased, value.biased),
-        assumptions=EVERYWHERE if box.everywhere else ASSUMPTIONS,
-        details=_details(start, values, scores, biased, value) | ({"positions": "all"} if box.everywhere else {}),
+        counting_bound=_bound(queries, values, scores, biased, value.has_bias),
+        assumptions=EVERYWHERE if queries.everywhere else ASSUMPTIONS,
+        details=_details(start, values, scores, biased, value) | ({"positions": "all"} if queries.everywhere else {}),
     )
 
 
-def _refuse_near(found: MultiHead, scores: Scores, radii: list[SingleHead]) -> None:
+def _check_apart(found: MultiHead, scores: Scores, radii: list[SingleHead]) -> None:
     """End where two heads differ by little more than what a low rank may have left out: they may have traded it."""
     for one in range(len(radii)):
         for two in range(one):
@@ -113,29 +113,31 @@ def _refuse_near(found: MultiHead, scores: Scores, radii: list[SingleHead]) -> N
 
 
 def _radius(space: Any, entries: Floats, bar: Floats | float) -> Array:
-    """The error bar of each entry, and its rounding."""
+    """The radius of each entry, and its rounding."""
     return space.asarray(bar + space.spacing * np.abs(entries))
 
 
-def _bound(box: VectorBox, values: Values, scores: Scores, biased: list[bool], offset: bool) -> int:
-    """Numbers that determine the heads, over numbers per answer: of all positions of the longest question."""
-    width, outputs = box.width, box.outputs
+def _bound(queries: VectorQueries, values: VectorValues, scores: Scores, biased: list[bool], offset: bool) -> int:
+    """Numbers that determine the heads, over numbers per answer: of all positions of the longest query."""
+    width, outputs = queries.width, queries.outputs
     numbers = outputs if offset else 0
     for head, shows in enumerate(biased):
         rank, inner = int(scores.ranks[head]), int(values.ranks[head])
         numbers += rank * (2 * width + int(shows) - rank) + inner * (width + outputs - inner)
-    return -(-numbers // (outputs * (box.asked if box.everywhere else 1)))
+    return -(-numbers // (outputs * (queries.asked if queries.everywhere else 1)))
 
 
-def _details(start: Start, values: Values, scores: Scores, biased: list[bool], value: Value) -> dict[str, Any]:
+def _details(
+    start: FirstToken, values: VectorValues, scores: Scores, biased: list[bool], value: Value
+) -> dict[str, Any]:
     return {
         "heads": start.heads,
         "score_ranks": [int(rank) for rank in scores.ranks],
         "value_ranks": [int(rank) for rank in values.ranks],
         "score_bias": any(biased),
-        "output_bias": value.biased,
+        "output_bias": value.has_bias,
         "tokens_per_query": scores.per_query,
         "pencil_condition": start.pencil.condition,
         "logit_condition": scores.condition,
-        "merged_below": start.told_apart,
+        "merged_below": start.least_distance,
     }

@@ -1,4 +1,4 @@
-"""A box of several heads with several outputs, asked at tokens of natural norms."""
+"""An oracle of several heads with several outputs, asked at tokens of natural norms."""
 
 from __future__ import annotations
 
@@ -6,17 +6,14 @@ import math
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
-from keyhole.arrays import Floats, floats, to_numpy
+from keyhole.arrays import Floats, Integers, floats
 from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.forms.scale import floor_power
 from keyhole.methods.forms.value import Value
 from keyhole.methods.multi_head.vector.token_fit import TokenFit
 from keyhole.queries import Measurements, Plan, Position, Signature, Term, TokenRows
 from keyhole.recovery import Outcome
-
-Integers = npt.NDArray[np.int64]
 
 # One-token answers are affine up to errors of this many roundings of their size, root mean square.
 AFFINE = 2.0**8
@@ -46,8 +43,8 @@ class HeadsHidden(Unrecoverable):
 
 
 @dataclass
-class VectorBox:
-    """The box, and what is known of it: its affine part and the size of its errors."""
+class VectorQueries:
+    """The oracle, and what is known of it: its affine part and the size of its errors."""
 
     signature: Signature
     value: Value
@@ -59,10 +56,13 @@ class VectorBox:
     asked: int = 1  # tokens of the longest sequence
     linear: Floats = field(init=False)  # (width, outputs) the sum of all heads' values
     bias: Floats = field(init=False)  # (outputs,)
+    outputs: int = field(init=False)  # numbers per answer
+    coarse: bool = False  # whether answers have few digits, as those of float32: errors decide what is told at once
 
     def __post_init__(self) -> None:
-        self.linear = np.asarray(to_numpy(self.value.vector), dtype=np.float64)
-        self.bias = np.asarray(to_numpy(self.value.bias), dtype=np.float64)
+        self.linear = floats(self.value.vector)
+        self.bias = floats(self.value.bias)
+        self.outputs = int(self.bias.shape[0])
 
     @property
     def width(self) -> int:
@@ -70,22 +70,12 @@ class VectorBox:
         return self.signature.width
 
     @property
-    def outputs(self) -> int:
-        """Numbers per answer."""
-        return int(self.bias.shape[0])
-
-    @property
-    def coarse(self) -> bool:
-        """Whether answers have few digits, as those of float32: errors decide what can be read at once."""
-        return self.patience > COARSE
-
-    @property
     def longest(self) -> float:
         """Most tokens per sequence."""
         return self.signature.max_length or float("inf")
 
-    def gridded(self, tokens: Floats) -> Floats:
-        """Tokens with so few digits that sums of two of them, and their halves, are exact in the box's dtype."""
+    def on_grid(self, tokens: Floats) -> Floats:
+        """Tokens with so few digits that sums of two of them, and their halves, are exact in the oracle's dtype."""
         unit = floor_power(2 * self.scale) * self.signature.space.spacing * 2.0**SPARE_BITS
         rounded: Floats = np.round(tokens / unit) * unit
         return rounded
@@ -119,7 +109,7 @@ class VectorBox:
         added: list[tuple[Floats, Integers, Floats]],
         plain: int = 1,
     ) -> Steps[Floats]:  # (n, places, outputs)
-        """The same at several positions."""
+        """Answers of [added_1 + g; …; g; …; g] at several positions, less the share g has of them."""
         space = self.signature.space
         ends = Term(TokenRows(space.asarray(last)), space.indices(index))
         positions: list[Position] = [
@@ -142,14 +132,20 @@ class VectorBox:
         """Positions that tell of one token beside a last one: also its own, where that one sees as much."""
         return (-1, 0) if self.everywhere else (-1,)
 
-    def pairs(self, stage: str, last: Floats, token: Floats, copies: tuple[int, int]) -> Steps[Floats]:
+    def ask_pairs(self, stage: str, last: Floats, token: Floats, copies: tuple[int, int]) -> Steps[Floats]:
         """[copies × (token + g); copies × g] for each last token g, as g sees it, and as token + g does."""
         count = last.shape[0]
         rows = (token[None, :], np.zeros(count, dtype=np.int64), np.ones(count))
         every = np.arange(count, dtype=np.int64)
         return (yield from self.ask_at(self.views, stage, last, every, [rows] * copies[0], copies[1]))
 
-    def look_around(self) -> Steps[None]:
+    def ask_probes(self) -> Steps[None]:
+        """Settle scale, precision, and whether all positions may be used."""
+        yield from self._ask_scale()
+        yield from self._ask_precision()
+        yield from self._ask_positions()
+
+    def _ask_positions(self) -> Steps[None]:
         """Whether every position answers as the last one does: three tokens in two orders.
 
         A causal mask or encoded positions show; then only the last position is read.
@@ -157,7 +153,7 @@ class VectorBox:
         if self.signature.positions == "last":
             return
         space = self.signature.space
-        tokens = space.asarray(self.gridded(self.scale * self.directions(FEWEST_TOKENS)))
+        tokens = space.asarray(self.on_grid(self.scale * self.directions(FEWEST_TOKENS)))
         turned = np.arange(FEWEST_TOKENS)[None, :] - np.arange(2)[:, None]  # in the second, each moves up by one
         order = turned % FEWEST_TOKENS
         plan = Plan("precision", 2, [[Term(TokenRows(tokens), space.indices(column))] for column in order.T])
@@ -166,9 +162,9 @@ class VectorBox:
         size = float(np.sqrt(np.mean(answers**2)))
         self.everywhere = apart <= AFFINE * self.signature.space.eps * size + 2 * SPARE_BITS * self.noise
 
-    def measure_precision(self) -> Steps[None]:
+    def _ask_precision(self) -> Steps[None]:
         """Errors at tokens of the chosen norm: one-token answers are affine but for those."""
-        last = self.gridded(self.scale * self.directions(PRECISION_QUERIES))
+        last = self.on_grid(self.scale * self.directions(PRECISION_QUERIES))
         rest = yield from self.ask("precision", last, np.arange(last.shape[0], dtype=np.int64), [])
         size = float(np.sqrt(np.mean((last @ self.linear) ** 2) + np.mean(self.bias**2)))
         error = float(np.sqrt(np.mean(rest**2)))
@@ -181,19 +177,20 @@ class VectorBox:
             )
         self.noise = max(error, declared, rounded)
         self.patience = max(1.0, 1 + (math.log10(self.noise / size) - PRECISE) / LESS if size > 0 else 1.0)
+        self.coarse = self.patience > COARSE
 
-    def _refuse_cancelling(self, ways: Floats, norms: list[float]) -> Steps[None]:
+    def _ask_cancelling(self, ways: Floats, norms: list[float]) -> Steps[None]:
         """End where heads of opposite logits and equal values cancel beside one last token, but not beside two."""
         every = np.arange(PAIRS, dtype=np.int64)
         for norm in norms:
             self.scale = norm
-            tokens = self.gridded(norm * ways)
+            tokens = self.on_grid(norm * ways)
             rows = (tokens[:PAIRS], every, np.ones(PAIRS))
             found = yield from self.ask("scale", tokens[PAIRS:], every, [rows], 2)
-            if np.linalg.norm(found - tokens[:PAIRS] @ self.linear / 3) > norm * self.nothing(norm):
+            if np.linalg.norm(found - tokens[:PAIRS] @ self.linear / 3) > norm * self.zero_effect(norm):
                 raise HeadsHidden(Outcome.WRONG_FAMILY, "heads cancel wherever two tokens are asked, but not three")
 
-    def find_scale(self) -> Steps[None]:
+    def _ask_scale(self) -> Steps[None]:
         """The norm of tokens at which attention chooses, without being decided."""
         if self.longest < FEWEST_TOKENS:
             raise Unrecoverable(
@@ -204,10 +201,10 @@ class VectorBox:
         pairs = self.directions(2 * PAIRS)
         seen: dict[float, float] = {}
 
-        def effect(norm: float) -> Steps[float]:
+        def ask_effect(norm: float) -> Steps[float]:
             if norm not in seen:
                 self.scale = norm
-                tokens = self.gridded(norm * pairs)
+                tokens = self.on_grid(norm * pairs)
                 every = np.arange(PAIRS, dtype=np.int64)
                 rows = (tokens[:PAIRS], every, np.ones(PAIRS))
                 found = yield from self.ask("scale", tokens[PAIRS:], every, [rows])
@@ -215,25 +212,25 @@ class VectorBox:
             return seen[norm]
 
         norm = limit if self.signature.max_norm is not None else min(1.0, limit)
-        top = yield from effect(norm)
+        top = yield from ask_effect(norm)
         for _ in range(MOST_RUNGS):  # up, as long as attention does more there
             if norm >= limit:
                 break
-            higher = yield from effect(min(norm * LADDER, limit))
-            if higher <= PLATEAU * top and higher > self.nothing(norm):
+            higher = yield from ask_effect(min(norm * LADDER, limit))
+            if higher <= PLATEAU * top and higher > self.zero_effect(norm):
                 break
             norm, top = min(norm * LADDER, limit), max(top, higher)
-        floor = self.nothing(norm)
+        floor = self.zero_effect(norm)
         if top <= floor:  # no attention at all, or one that cancels beside a single last token
-            yield from self._refuse_cancelling(self.directions(2 * PAIRS), list(seen))
+            yield from self._ask_cancelling(self.directions(2 * PAIRS), list(seen))
             self.scale = min(1.0, limit)
             return
         for _ in range(MOST_RUNGS):  # down, until it does less
             if seen[norm] <= PART * top:
                 break
             norm /= LADDER
-            yield from effect(norm)
-            if self.nothing(norm) > PART * top:
+            yield from ask_effect(norm)
+            if self.zero_effect(norm) > PART * top:
                 break
         if not seen[norm] <= PART * top:  # also when nan
             raise Unrecoverable(
@@ -251,13 +248,13 @@ class VectorBox:
         spread = self.signature.space.eps * self.width**0.5 * float(np.sqrt(np.mean(np.minimum(logits**2, 100.0))))
         return float(self.noise + spread * float(np.sqrt(np.mean(values**2))))
 
-    def scatter(self, fit: TokenFit, logits: Floats, values: Floats) -> float:
+    def residual_error(self, fit: TokenFit, logits: Floats, values: Floats) -> float:
         """Deviation of an answer that a fit shows, or that it may have where the fit has little to tell it by."""
         if fit.freedom < TOLD_BY:
             return fit.residual + self.errors(logits, values)
         return SHOWN * max(fit.residual, self.noise)
 
-    def nothing(self, norm: float) -> float:
+    def zero_effect(self, norm: float) -> float:
         """What rounding makes of an effect that is not there."""
         size = float(np.linalg.norm(self.linear)) + float(np.linalg.norm(self.bias)) / norm
         return float(2.0**SPARE_BITS * self.signature.space.eps * size + self.signature.noise.deviation / norm)

@@ -1,4 +1,4 @@
-"""What reading scores at the last position and at all of them have in common: forms, their error bars, their ranks."""
+"""What reading scores at the last position and at all of them have in common: forms, their radii, their ranks."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from keyhole.arrays import Floats
-from keyhole.methods.multi_head.vector.cross import crossed, ranks_of
+from keyhole.arrays import Floats, Integers
 from keyhole.methods.multi_head.vector.first_token import CLEAR
-from keyhole.methods.multi_head.vector.probe import Integers, VectorBox
-from keyhole.methods.multi_head.vector.values import Values
+from keyhole.methods.multi_head.vector.probe import VectorQueries
+from keyhole.methods.multi_head.vector.values import VectorValues
 
 # Weights are read where their error is at most this part of them.
 SHARPEST = 0.1
@@ -59,7 +58,7 @@ def rms(bars: Floats) -> Floats:  # (heads, m, n) -> (heads,)
     return found
 
 
-def within_errors(rows: Floats, more: Floats, bars: Floats, ranks: Integers) -> Floats:  # (heads,)
+def errors_outside(rows: Floats, more: Floats, bars: Floats, ranks: Integers) -> Floats:  # (heads,)
     """What lies outside a span by errors alone: those of the new rows, and those of the span that they use."""
     found = []
     for head, rank in enumerate(ranks):
@@ -82,18 +81,18 @@ def worst_of(inverse: Floats) -> float:
     return float(np.max(np.linalg.norm(inverse, axis=0)))
 
 
-def most_tokens(box: VectorBox, values: Values, filled: float) -> int:
+def most_tokens(queries: VectorQueries, values: VectorValues, filled: float) -> int:
     """Tokens per query that this part of the outputs tells apart, and that a sequence has room for beside another."""
-    each = filled * box.outputs // values.matrices.shape[0]
-    return max(1, int(min(each, np.min(values.ranks), box.longest - 1, box.width)))
+    each = filled * queries.outputs // values.matrices.shape[0]
+    return max(1, int(min(each, np.min(values.ranks), queries.longest - 1, queries.width)))
 
 
-def affordable(box: VectorBox, values: Values, tokens: Floats, filled: float) -> int:  # (width, width)
+def affordable(queries: VectorQueries, values: VectorValues, tokens: Floats, filled: float) -> int:  # (width, width)
     """Tokens per query: as many as that part of the outputs allows, but for those that cost too much accuracy."""
     size, heads = float(np.linalg.norm(tokens[0])), values.matrices.shape[0]
-    least = most_tokens(box, values, COARSELY_FILLED)
-    most = least if box.coarse else most_tokens(box, values, filled)
-    wanted = box.signature.space.eps**0.5 / FINE
+    least = most_tokens(queries, values, COARSELY_FILLED)
+    most = least if queries.coarse else most_tokens(queries, values, filled)
+    wanted = queries.signature.space.eps**0.5 / FINE
     for count in range(most, least, -1):
         noise = float(np.hypot(values.noise, values.error * size * (heads / count) ** 0.5))
         if noise * worst_of(inverse_of(tokens[:count] @ values.matrices)) * (count + 1) <= wanted:
@@ -101,7 +100,42 @@ def affordable(box: VectorBox, values: Values, tokens: Floats, filled: float) ->
     return least
 
 
-def crossed_scores(
+def answer_noise(
+    queries: VectorQueries,
+    values: VectorValues,
+    answers: Floats,  # (n, outputs)
+    own: Floats,  # (heads, k, outputs) values of the tokens
+    inverse: Floats,  # (outputs, heads·k)
+    share: float,  # errors of answers over those of the value of a unit token
+    otherwise: float,
+) -> float:
+    """Errors of answers by what weights leave of them, or `otherwise` where there are no outputs to spare."""
+    heads, count, outputs = own.shape
+    spare = outputs - heads * count
+    noise = otherwise
+    if spare >= heads:
+        rest = answers - (answers @ inverse) @ own.reshape(-1, outputs)
+        noise = INSIDE * max(queries.noise, float(np.sqrt(np.mean(rest**2) * outputs / spare)))
+    return float(np.hypot(noise, values.traded * share))
+
+
+def weight_errors(
+    values: VectorValues,
+    tokens: Floats,  # (k, width)
+    weights: Floats,  # (n, heads, k)
+    inverse: Floats,  # (outputs, heads·k)
+    noise: float,  # of answers
+) -> Floats:  # (n, heads, k)
+    """Errors of weights by those of answers, and by errors that values have together, as drawn."""
+    errors: Floats = noise * np.linalg.norm(inverse, axis=0).reshape(1, *weights.shape[1:])
+    draws = tokens @ values.draws  # (draws, heads, k, outputs)
+    if draws.shape[0] == 0:
+        return errors
+    moved = np.einsum("nhk,rhko->rno", weights, draws, optimize=True) @ inverse
+    return np.asarray(np.hypot(errors, np.sqrt(np.mean(moved**2, axis=0)).reshape(weights.shape)))
+
+
+def cross_scores(
     rows: Floats,  # (heads, m, width + 1)
     bars: Floats,
     kept: Integers,  # (k,) columns
@@ -110,8 +144,8 @@ def crossed_scores(
     ranks: Integers,
     dropped: Floats,  # (heads,)
 ) -> tuple[Floats, Floats, Floats]:
-    """All forms of low rank, their error bars, and what may have been left out of them."""
-    whole, of_rows, of_columns = crossed(rows, kept, columns, ranks)
+    """All forms of low rank, their radii, and what may have been left out of them."""
+    whole, of_rows, of_columns = solve_cross(rows, kept, columns, ranks)
     # C·U⁻¹·R with errors in each of the three.
     core = rms(bars[:, :, kept])
     errors = rms(bars) * of_rows + rms(wide) * of_columns + core * of_rows * of_columns
@@ -147,3 +181,72 @@ def scores_of(
         ranks,
         *shown,
     )
+
+
+def ranks_of(matrices: Floats, floors: Floats) -> Integers:  # (heads, m, n), (heads,) -> (heads,)
+    """Singular values above those that errors can make."""
+    ranks: Integers = np.sum(np.linalg.svd(matrices, compute_uv=False) > floors[:, None], axis=1)
+    return ranks
+
+
+def choose_columns(rows: Floats, ranks: Integers, count: int) -> Integers:  # (heads, m, n) -> (count,)
+    """Columns that span those of every head well: each time the one that adds most, as a product over heads."""
+    _, _, right = np.linalg.svd(rows, full_matrices=False)
+    spaces = [right[head, : max(int(rank), 1)].copy() for head, rank in enumerate(ranks)]
+    chosen: list[int] = []
+    for _ in range(count):
+        logs = np.zeros(rows.shape[2])
+        for space in spaces:
+            left = np.sum(space**2, axis=0)
+            if np.max(left) > 1e-6:  # else this head is spanned
+                logs += np.log(np.maximum(left, 1e-300))
+        logs[chosen] = -np.inf
+        pick = int(np.argmax(logs))
+        chosen.append(pick)
+        for number, space in enumerate(spaces):
+            column = space[:, pick]
+            size = np.linalg.norm(column)
+            if size > 1e-6:
+                spaces[number] = space - np.outer(column, column @ space) / size**2
+    return np.array(chosen, dtype=np.int64)
+
+
+def outside(rows: Floats, more: Floats, ranks: Integers) -> Floats:  # (heads, m, c), (heads, k, c) -> (heads,)
+    """How much of further rows lies outside the span of the first `rank` directions of the known, rms per entry."""
+    _, _, right = np.linalg.svd(rows, full_matrices=False)
+    found = []
+    for head, rank in enumerate(ranks):
+        span = right[head, :rank]
+        rest = more[head] - (more[head] @ span.T) @ span
+        found.append(float(np.sqrt(np.mean(rest**2))))
+    return np.array(found)
+
+
+def solve_cross(
+    rows: Floats, chosen: Integers, columns: Floats, ranks: Integers
+) -> tuple[Floats, Floats, Floats]:  # (heads, size, n), (heads,), (heads,)
+    """Whole matrices from rows (heads, m, n) and columns (heads, size, chosen).
+
+    And how much that enlarges errors of rows, and errors of columns.
+    """
+    whole, of_rows, of_columns = [], [], []
+    for head, rank in enumerate(ranks):
+        inverse = _inverse(rows[head][:, chosen], int(rank))
+        whole.append(columns[head] @ inverse @ rows[head])
+        of_rows.append(float(np.linalg.norm(columns[head] @ inverse, 2)))
+        of_columns.append(float(np.linalg.norm(inverse @ rows[head], 2)))
+    return np.stack(whole), np.array(of_rows), np.array(of_columns)
+
+
+def steepness(rows: Floats, more: Floats, ranks: Integers) -> Floats:  # (heads, m, c), (heads, k, c) -> (heads,)
+    """How much errors of rows are enlarged where further ones are told by them."""
+    return np.array(
+        [np.linalg.norm(more[head] @ _inverse(rows[head], int(rank)), 2) for head, rank in enumerate(ranks)]
+    )
+
+
+def _inverse(matrix: Floats, rank: int) -> Floats:  # (m, n) -> (n, m)
+    left, sizes, right = np.linalg.svd(matrix, full_matrices=False)
+    kept = max(rank, 1)
+    inverse: Floats = (right[:kept].T / np.maximum(sizes[:kept], 1e-300)) @ left[:, :kept].T
+    return inverse

@@ -12,32 +12,34 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from keyhole.arrays import Floats
+from keyhole.arrays import Floats, Integers
 from keyhole.methods.base import Steps
-from keyhole.methods.multi_head.vector.cross import choose_columns, outside
-from keyhole.methods.multi_head.vector.first_token import CLEAR, Start
-from keyhole.methods.multi_head.vector.probe import Integers, VectorBox
+from keyhole.methods.multi_head.vector.first_token import CLEAR, FirstToken
+from keyhole.methods.multi_head.vector.probe import VectorQueries
 from keyhole.methods.multi_head.vector.scores import (
-    INSIDE,
     KNOWN,
     SHARPEST,
     Scores,
     affordable,
-    crossed_scores,
+    answer_noise,
+    choose_columns,
+    cross_scores,
+    errors_outside,
     inverse_of,
+    outside,
     ranks_above,
     rms,
     scores_of,
     spectral,
-    within_errors,
+    weight_errors,
     worst_of,
 )
-from keyhole.methods.multi_head.vector.values import LARGEST, Values
+from keyhole.methods.multi_head.vector.values import LARGEST, VectorValues
 from keyhole.queries import Measurements, Plan, Position, Term, TokenRows
 
 # Tokens of this part of their size are tried as long as that tells more, so often at most.
 SMALLER, MOST_SIZES = 0.7, 12
-# Forms known worse than this leave error bars too wide to certify: beside long last tokens they are known better.
+# Forms known worse than this leave radii too wide to certify: beside long last tokens they are known better.
 BLURRED = 3.5e-4
 # Of heads whose scores do less than this part of what the sharpest do, as of those without any, no more is asked.
 FLATTEST = 1e-2
@@ -53,15 +55,13 @@ FILLED = 0.75
 SPARE_ROWS = 2
 
 
-def read_blocks(box: VectorBox, start: Start, values: Values) -> Steps[Scores | None]:
+def ask_scores_everywhere(queries: VectorQueries, start: FirstToken, values: VectorValues) -> Steps[Scores | None]:
     """All scores; None where only the last position tells them: others see less, or some weights stay at 0 or 1."""
-    if not box.everywhere:
-        return None
-    reader = _BlockReader(box, start, values)
+    reader = _BlockReader(queries, start, values)
     for _ in range(ATTEMPTS):
-        if reader.per_query < FEWEST_TOKENS or not (yield from reader.find_size()):
+        if reader.per_query < FEWEST_TOKENS or not (yield from reader.ask_size()):
             return None
-        found = yield from reader.read()
+        found = yield from reader.ask()
         if found is not None:
             return found
         reader.size *= SMALLER**2
@@ -75,8 +75,8 @@ class _Read:
     forms: Floats  # (queries, heads, n, n + 1)
     bars: Floats
 
-    def unknown(self) -> float:
-        """Error bars over what scores make of forms, in the head that is known worst."""
+    def relative_error(self) -> float:
+        """Radii over what scores make of forms, in the head that is known worst."""
         scored = np.sqrt(np.mean((self.forms[..., :-1] - self.forms[..., -1:]) ** 2, axis=(0, 2, 3)))
         scored = np.maximum(scored, FLATTEST * np.max(scored) + 1e-300)
         return float(np.max(np.sqrt(np.mean(self.bars**2, axis=(0, 2, 3))) / scored))
@@ -85,60 +85,60 @@ class _Read:
 class _BlockReader:
     """Forms of one set of tokens, all of the same size."""
 
-    def __init__(self, box: VectorBox, start: Start, values: Values) -> None:
-        self.box, self.values, self.heads = box, values, start.heads
-        self.unit = box.directions(box.width)
+    def __init__(self, queries: VectorQueries, start: FirstToken, values: VectorValues) -> None:
+        self.queries, self.values, self.heads = queries, values, start.heads
+        self.unit = queries.directions(queries.width)
         sizes = np.sqrt(np.mean(np.minimum(start.logits**2, LARGEST**2), axis=0))
-        self.size = box.scale * min(1.0, (AIM / max(float(np.max(sizes)), 1e-300)) ** 0.5)
-        self.tokens = box.gridded(self.size * self.unit)
-        roomy = FILLED * box.outputs >= FEWEST_TOKENS * self.heads
-        half = max(affordable(box, values, self.tokens, FILLED if roomy else 1.0) // 2, 1)
+        self.size = queries.scale * min(1.0, (AIM / max(float(np.max(sizes)), 1e-300)) ** 0.5)
+        self.tokens = queries.on_grid(self.size * self.unit)
+        roomy = FILLED * queries.outputs >= FEWEST_TOKENS * self.heads
+        half = max(affordable(queries, values, self.tokens, FILLED if roomy else 1.0) // 2, 1)
         self.per_query = 2 * half
-        if box.width <= self.per_query:
-            half = box.width
-        places = np.arange(box.width, dtype=np.int64)
-        self.groups = [places[first : first + half] for first in range(0, box.width, half)]
+        if queries.width <= self.per_query:
+            half = queries.width
+        places = np.arange(queries.width, dtype=np.int64)
+        self.groups = [places[first : first + half] for first in range(0, queries.width, half)]
         self.condition = 0.0
-        self._forget()
+        self._clear()
 
-    def _forget(self) -> None:
-        shape = (self.heads, self.box.width, self.box.width + 1)
+    def _clear(self) -> None:
+        shape = (self.heads, self.queries.width, self.queries.width + 1)
         self.forms, self.bars, self.times = np.zeros(shape), np.zeros(shape), np.zeros(shape[1:])
 
-    def shown(self) -> tuple[int, float]:
+    def figures(self) -> tuple[int, float]:
         """What details say."""
         return self.per_query, self.condition
 
-    def find_size(self) -> Steps[bool]:
+    def ask_size(self) -> Steps[bool]:
         """Make tokens of the size at which forms are known best, if they are known well at any."""
         members = np.concatenate(self.groups[:2])[None, :]
         best, kept = np.inf, self.size
         for _ in range(MOST_SIZES):
-            self.tokens = self.box.gridded(self.size * self.unit)
+            self.tokens = self.queries.on_grid(self.size * self.unit)
             read = yield from self._ask(members)
-            unknown = np.inf if read is None else read.unknown()
+            unknown = np.inf if read is None else read.relative_error()
             if unknown >= best and best < np.inf:
                 break
             if unknown < best:
                 best, kept = unknown, self.size
             self.size *= SMALLER
         self.size = kept
-        self.tokens = self.box.gridded(kept * self.unit)
+        self.tokens = self.queries.on_grid(kept * self.unit)
         return best <= BLURRED
 
-    def read(self) -> Steps[Scores | None]:
+    def ask(self) -> Steps[Scores | None]:
         """Groups beside all others, until their rows span the rest; None where a weight cannot be read."""
-        self._forget()
+        self._clear()
         last = max(len(self.groups) - 2, 0)
         for group in range(last + 1):
-            if not (yield from self._join(group)):
+            if not (yield from self._ask_beside(group)):
                 return None
-            found = self.spanned(np.concatenate(self.groups[: group + 1])) if group < last else self.whole()
+            found = self.solve_spanned(np.concatenate(self.groups[: group + 1])) if group < last else self.solve_whole()
             if found is not None:
                 return found
         return None
 
-    def _join(self, group: int) -> Steps[bool]:
+    def _ask_beside(self, group: int) -> Steps[bool]:
         """Read one group beside all that it was not beside yet."""
         partners = self.groups[group + 1 :] or [self.groups[group][:0]]
         by_size: dict[int, list[Integers]] = {}
@@ -146,41 +146,42 @@ class _BlockReader:
             by_size.setdefault(partner.size, []).append(np.concatenate([self.groups[group], partner]))
         for members in by_size.values():
             read = yield from self._ask(np.stack(members))
-            if read is None or read.unknown() > 2 * BLURRED:
+            if read is None or read.relative_error() > 2 * BLURRED:
                 return False
             for some, forms, bars in zip(members, read.forms, read.bars, strict=True):
-                self._enter(some, forms, bars)
+                self._add(some, forms, bars)
         return True
 
-    def _enter(self, members: Integers, forms: Floats, bars: Floats) -> None:  # (n,), twice (heads, n, n + 1)
+    def _add(self, members: Integers, forms: Floats, bars: Floats) -> None:  # (n,), twice (heads, n, n + 1)
         """Keep what was read: of several times the mean, and the widest bar, since errors of values do not average."""
-        place = (slice(None), members[:, None], np.append(members, self.box.width))
+        place = (slice(None), members[:, None], np.append(members, self.queries.width))
         times = self.times[place[1:]]
         self.forms[place] = (self.forms[place] * times + forms) / (times + 1)
         self.bars[place] = np.maximum(self.bars[place], bars)
         self.times[place[1:]] = times + 1
 
     def _ask(self, members: Integers) -> Steps[_Read | None]:  # (queries, n)
-        """Forms and their error bars; None where a weight is not between 0 and 1."""
-        box, space, count = self.box, self.box.signature.space, members.shape[1]
+        """Forms and their radii; None where a weight is not between 0 and 1."""
+        queries, space, count = self.queries, self.queries.signature.space, members.shape[1]
         rows = TokenRows(space.asarray(self.tokens))
         positions: list[Position] = [[Term(rows, space.indices(column))] for column in members.T]
-        box.asked = max(box.asked, count + 1)
+        queries.asked = max(queries.asked, count + 1)
         answers: Measurements = yield Plan("scores", members.shape[0], [*positions, []])
-        seen = box.seen(answers) - box.bias  # (queries, n + 1, outputs)
+        seen = queries.seen(answers) - queries.bias  # (queries, n + 1, outputs)
+        share = self.size * (self.heads / self.per_query) ** 0.5
+        mixed = float(np.hypot(self.values.noise, self.values.error * share))
         forms, bars = np.zeros((2, members.shape[0], self.heads, count, count + 1))
         for number, some in enumerate(members):
             own = self.tokens[some] @ self.values.matrices  # (heads, n, outputs)
             inverse = inverse_of(own)
             self.condition = max(self.condition, worst_of(inverse) * self.size)
             flat = seen[number] @ inverse
-            noise = self._noise(seen[number] - flat @ own.reshape(-1, box.outputs), flat.shape[1])
+            noise = answer_noise(queries, self.values, seen[number], own, inverse, share, mixed)
             weights = flat.reshape(-1, self.heads, count)
             rest = 1 - np.sum(weights, axis=2, keepdims=True)
             if not (np.all(weights > 0) and np.all(rest > 0)):
                 return None
-            reach = np.linalg.norm(inverse, axis=0).reshape(self.heads, count)
-            errors = np.hypot(noise * reach[None], self._traded(some, weights, inverse))
+            errors = weight_errors(self.values, self.tokens[some], weights, inverse, noise)
             bar = np.hypot(errors / weights, np.linalg.norm(errors, axis=2, keepdims=True) / rest)
             if not np.all(bar < SHARPEST):
                 return None
@@ -188,32 +189,14 @@ class _BlockReader:
             bars[number] = bar.transpose(1, 2, 0)
         return _Read(forms, bars)
 
-    def _noise(self, rest: Floats, told: int) -> float:
-        """Errors of answers, by what weights leave of them."""
-        box, spare = self.box, self.box.outputs - told
-        traded = self.values.traded * self.size * (self.heads / self.per_query) ** 0.5
-        if spare < self.heads:
-            mixed = self.values.error * self.size * (self.heads / self.per_query) ** 0.5
-            return float(np.hypot(np.hypot(self.values.noise, mixed), traded))
-        seen = INSIDE * max(box.noise, float(np.sqrt(np.mean(rest**2) * box.outputs / spare)))
-        return float(np.hypot(seen, traded))
-
-    def _traded(self, some: Integers, weights: Floats, inverse: Floats) -> Floats | float:
-        draws = self.tokens[some] @ self.values.draws  # (draws, heads, n, outputs)
-        if draws.shape[0] == 0:
-            return 0.0
-        moved = np.einsum("ihk,rhko->rio", weights, draws, optimize=True) @ inverse
-        errors: Floats = np.sqrt(np.mean(moved**2, axis=0)).reshape(weights.shape)
-        return errors
-
-    def whole(self) -> Scores:
+    def solve_whole(self) -> Scores:
         """Scores where all forms were read."""
         bars, ranks = rms(self.bars), ranks_above(self.forms, self.bars)
-        return scores_of(self.forms, self.tokens, self.tokens, self.values.matrices, ranks, bars, bars, self.shown())
+        return scores_of(self.forms, self.tokens, self.tokens, self.values.matrices, ranks, bars, bars, self.figures())
 
-    def spanned(self, read: Integers) -> Scores | None:
+    def solve_spanned(self, read: Integers) -> Scores | None:
         """All forms, where the rows read span the others; None where they do not show to."""
-        width = self.box.width
+        width = self.queries.width
         rows, bars = self.forms[:, read], self.bars[:, read]
         ranks = ranks_above(rows, bars)
         rank = int(np.max(ranks))
@@ -223,14 +206,14 @@ class _BlockReader:
             return None
         columns, wide = self.forms[:, :, ends], self.bars[:, :, ends]
         fresh = np.setdiff1d(np.arange(width), read)
-        allowed = within_errors(rows[:, :, ends], columns[:, fresh], wide[:, fresh], ranks)
+        allowed = errors_outside(rows[:, :, ends], columns[:, fresh], wide[:, fresh], ranks)
         if not np.all(outside(rows[:, :, ends], columns[:, fresh], ranks) <= allowed):
             return None
         kept = ends[choose_columns(rows[:, :, ends], ranks, rank)]
         dropped = allowed + CLEAR * spectral(bars)
-        whole, errors, dropped = crossed_scores(
+        whole, errors, dropped = cross_scores(
             rows, bars, kept, self.forms[:, :, kept], self.bars[:, :, kept], ranks, dropped
         )
         return scores_of(
-            whole, self.tokens, self.tokens, self.values.matrices, ranks, errors, rms(bars), self.shown(), dropped
+            whole, self.tokens, self.tokens, self.values.matrices, ranks, errors, rms(bars), self.figures(), dropped
         )

@@ -4,27 +4,30 @@ from __future__ import annotations
 
 import numpy as np
 
-from keyhole.arrays import Floats
+from keyhole.arrays import Floats, Integers
 from keyhole.methods.base import Steps, Unrecoverable
-from keyhole.methods.multi_head.vector.cross import choose_columns, outside, steepness
-from keyhole.methods.multi_head.vector.first_token import CLEAR, Start
-from keyhole.methods.multi_head.vector.probe import Integers, VectorBox
+from keyhole.methods.multi_head.vector.first_token import CLEAR, FirstToken
+from keyhole.methods.multi_head.vector.probe import VectorQueries
 from keyhole.methods.multi_head.vector.scores import (
-    INSIDE,
     KNOWN,
     SHARPEST,
     Scores,
     affordable,
-    crossed_scores,
+    answer_noise,
+    choose_columns,
+    cross_scores,
+    errors_outside,
     inverse_of,
+    outside,
     ranks_above,
     rms,
     scores_of,
     spectral,
-    within_errors,
+    steepness,
+    weight_errors,
     worst_of,
 )
-from keyhole.methods.multi_head.vector.values import LARGEST, Values
+from keyhole.methods.multi_head.vector.values import LARGEST, VectorValues
 from keyhole.recovery import Outcome
 
 # Logits of tokens are aimed at this size in the sharpest head.
@@ -39,46 +42,48 @@ STEEPEST = 32.0
 SPARE = 4
 
 
-def read_scores(box: VectorBox, start: Start, values: Values) -> Steps[Scores]:
+def ask_scores(queries: VectorQueries, start: FirstToken, values: VectorValues) -> Steps[Scores]:
     """Rows for all last tokens, block by block, until further blocks lie in their span; then columns."""
-    reader = _ScoreReader(box, start, values)
+    reader = _ScoreReader(queries, start, values)
     whole = reader.width + 1
     every = np.arange(whole, dtype=np.int64)
-    rows, bars = yield from reader.read(0, every)
+    rows, bars = yield from reader.ask(0, every)
     for block in range(1, len(reader.blocks)):
         ranks = ranks_above(rows, bars)
         rank = int(np.max(ranks))
         coarse = bool(np.median(bars) > KNOWN * np.median(np.abs(rows)))
         enough = whole if coarse else rank + 1
         chosen = choose_columns(rows, ranks, enough) if enough < whole - 1 else every
-        more, wide = yield from reader.read(block, chosen)
+        more, wide = yield from reader.ask(block, chosen)
         if enough < whole - 1:
-            allowed = within_errors(rows[:, :, chosen], more, wide, ranks)
+            allowed = errors_outside(rows[:, :, chosen], more, wide, ranks)
             sizes = np.sqrt(np.mean(more**2, axis=(1, 2)))
             telling = rank < rows.shape[1] or bool(np.all(allowed <= TELLING * sizes))
             telling = telling and bool(np.all(steepness(rows[:, :, chosen], more, ranks) <= STEEPEST))
             if telling and np.all(outside(rows[:, :, chosen], more, ranks) <= allowed):
                 chosen = chosen[:rank]
                 dropped = allowed + CLEAR * spectral(bars)  # what rank and span may have left out
-                return (yield from reader.crossed(rows, bars, ranks, chosen, block, more, wide, dropped))
+                return (yield from reader.ask_columns(rows, bars, ranks, chosen, block, more, wide, dropped))
             others = np.setdiff1d(every, chosen)
-            rest, wide_rest = yield from reader.read(block, others)
+            rest, wide_rest = yield from reader.ask(block, others)
             order = np.argsort(np.concatenate([chosen, others]))
             more = np.concatenate([more, rest], axis=2)[:, :, order]
             wide = np.concatenate([wide, wide_rest], axis=2)[:, :, order]
         rows, bars = np.concatenate([rows, more], axis=1), np.concatenate([bars, wide], axis=1)
-    return reader.solved(rows, ranks_above(rows, bars), rms(bars), rms(bars))
+    return reader.solve(rows, ranks_above(rows, bars), rms(bars), rms(bars))
 
 
 class _ScoreReader:
-    def __init__(self, box: VectorBox, start: Start, values: Values) -> None:
-        self.box, self.start, self.values = box, start, values
-        self.width, self.heads = box.width, start.heads
-        self.last = box.gridded(np.vstack([box.scale * box.directions(self.width), np.zeros((1, self.width))]))
+    def __init__(self, queries: VectorQueries, start: FirstToken, values: VectorValues) -> None:
+        self.queries, self.start, self.values = queries, start, values
+        self.width, self.heads = queries.width, start.heads
+        self.last = queries.on_grid(
+            np.vstack([queries.scale * queries.directions(self.width), np.zeros((1, self.width))])
+        )
         sizes = np.sqrt(np.mean(np.minimum(start.logits**2, LARGEST**2), axis=0))
-        self.size = box.scale * min(1.0, AIM / max(float(np.max(sizes)), 1e-300))
-        self.tokens = box.gridded(self.size * box.directions(self.width))
-        self.per_query = affordable(box, values, self.tokens, 1.0)
+        self.size = queries.scale * min(1.0, AIM / max(float(np.max(sizes)), 1e-300))
+        self.tokens = queries.on_grid(self.size * queries.directions(self.width))
+        self.per_query = affordable(queries, values, self.tokens, 1.0)
         starts = range(0, self.width, self.per_query)
         self.blocks = [np.arange(first, min(first + self.per_query, self.width)) for first in starts]
         self.own = [tokens_of @ values.matrices for tokens_of in (self.tokens[block] for block in self.blocks)]
@@ -89,7 +94,7 @@ class _ScoreReader:
         mixed = values.error * self.size * (self.heads / self.per_query) ** 0.5
         self.noise = float(np.hypot(values.noise, mixed))
 
-    def _mend(self, block: int, answers: Floats) -> None:
+    def _correct(self, block: int, answers: Floats) -> None:
         """Correct the values of a block along the weak directions, by what its answers leave over."""
         own, weak = self.own[block], self.values.weak
         heads, count, outputs = own.shape
@@ -111,7 +116,7 @@ class _ScoreReader:
         self.own[block] = own + np.einsum("kb,bho->hko", change, weak)
         self.inverses[block] = inverse_of(self.own[block])
 
-    def mended_values(self) -> Floats:  # (heads, width, outputs)
+    def corrected_values(self) -> Floats:  # (heads, width, outputs)
         """The values of all heads with the corrections of all blocks."""
         changes = [change for change in self.mended if change is not None]
         if len(changes) < len(self.blocks) or self.values.weak.shape[0] == 0:
@@ -120,29 +125,9 @@ class _ScoreReader:
         matrices: Floats = self.values.matrices + np.einsum("db,bho->hdo", shares, self.values.weak)
         return matrices
 
-    def _traded(self, block: int, weights: Floats) -> Floats | float:  # (n, heads, k) -> the same
-        """Errors of weights by errors that values have together, as drawn."""
-        draws = self.tokens[self.blocks[block]] @ self.values.draws  # (draws, heads, k, outputs)
-        if draws.shape[0] == 0:
-            return 0.0
-        moved = np.einsum("nhk,rhko->rno", weights, draws, optimize=True) @ self.inverses[block]
-        errors: Floats = np.sqrt(np.mean(moved**2, axis=0)).reshape(weights.shape)
-        return errors
-
-    def _noise(self, block: int, answers: Floats) -> float:
-        """Errors of answers as far as values explain them, measured where there are answers to spare."""
-        heads, count, outputs = self.own[block].shape
-        flat, spare = self.own[block].reshape(-1, outputs), outputs - heads * count
-        traded = self.values.traded * self.size * (heads / count) ** 0.5
-        if spare < heads:
-            return float(np.hypot(self.noise, traded))
-        rest = answers - (answers @ self.inverses[block]) @ flat
-        seen = INSIDE * max(self.box.noise, float(np.sqrt(np.mean(rest**2) * outputs / spare)))
-        return float(np.hypot(seen, traded))
-
-    def read(self, block: int, columns: Integers) -> Steps[tuple[Floats, Floats]]:  # -> twice (heads, k, columns)
-        """Forms u·(M·g + c) of a block of tokens with some of the last tokens, and their error bars."""
-        box, heads = self.box, self.heads
+    def ask(self, block: int, columns: Integers) -> Steps[tuple[Floats, Floats]]:  # -> twice (heads, k, columns)
+        """Forms u·(M·g + c) of a block of tokens with some of the last tokens, and their radii."""
+        queries, heads = self.queries, self.heads
         members = self.blocks[block]
         forms, bars = np.zeros((2, heads, members.size, columns.size))
         scale = np.ones(columns.size)
@@ -151,17 +136,19 @@ class _ScoreReader:
         for _ in range(HALVINGS):
             zeros = np.zeros(left.size, dtype=np.int64)
             added = [(self.tokens[[member]], zeros, scale[left]) for member in members]
-            answers = yield from box.ask("scores", self.last, columns[left], added)
+            answers = yield from queries.ask("scores", self.last, columns[left], added)
             if self.mended[block] is None:
-                self._mend(block, answers)
+                self._correct(block, answers)
             if np.all(scale == 1.0):
-                noise = self._noise(block, answers)
+                share = self.size * (heads / members.size) ** 0.5
+                noise = answer_noise(
+                    queries, self.values, answers, self.own[block], self.inverses[block], share, self.noise
+                )
             inverse = self.inverses[block]
-            # Errors of weights over those of answers.
-            reach = np.linalg.norm(inverse, axis=0).reshape(heads, members.size)
             weights = (answers @ inverse / scale[left][:, None]).reshape(left.size, heads, members.size)
             rest = 1 - np.sum(weights, axis=2, keepdims=True)
-            errors = np.hypot(noise * reach[None], self._traded(block, weights)) / scale[left][:, None, None]
+            errors = weight_errors(self.values, self.tokens[members], weights, inverse, noise)
+            errors = errors / scale[left][:, None, None]
             bar = np.hypot(errors / weights, np.linalg.norm(errors, axis=2, keepdims=True) / rest)
             usual = np.maximum(usual, np.median(bar, axis=(0, 2)))
             if np.any(usual > SHARPEST):
@@ -185,7 +172,7 @@ class _ScoreReader:
             Outcome.SATURATED, f"the weights of {left.size} queries stayed at 0 or 1 however short the tokens were"
         )
 
-    def crossed(
+    def ask_columns(
         self,
         rows: Floats,
         bars: Floats,
@@ -199,15 +186,15 @@ class _ScoreReader:
         """All other tokens at the last ones that are kept."""
         columns, wide = [rows[:, :, kept], more[:, :, : kept.size]], [bars[:, :, kept], more_bars[:, :, : kept.size]]
         for number in range(block + 1, len(self.blocks)):
-            forms, errors = yield from self.read(number, kept)
+            forms, errors = yield from self.ask(number, kept)
             columns.append(forms)
             wide.append(errors)
-        whole, errors, left_out = crossed_scores(
+        whole, errors, left_out = cross_scores(
             rows, bars, kept, np.concatenate(columns, axis=1), np.concatenate(wide, axis=1), ranks, dropped
         )
-        return self.solved(whole, ranks, errors, rms(bars), left_out)
+        return self.solve(whole, ranks, errors, rms(bars), left_out)
 
-    def solved(
+    def solve(
         self,
         forms: Floats,  # (heads, width, width + 1)
         ranks: Integers,
@@ -216,5 +203,5 @@ class _ScoreReader:
         dropped: Floats | float = 0.0,
     ) -> Scores:
         """Scores and biases from forms: the last of the last tokens is zero."""
-        shown, known = (self.per_query, self.condition), self.mended_values()
+        shown, known = (self.per_query, self.condition), self.corrected_values()
         return scores_of(forms, self.tokens, self.last[:-1], known, ranks, bars, read_bars, shown, dropped)

@@ -5,11 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
-from keyhole.arrays import Floats
-
-Integers = npt.NDArray[np.int64]
+from keyhole.arrays import Floats, Integers
 
 # A step moves no logit by more than this: weights are linear in it no further.
 LONGEST_STEP = 1.5
@@ -21,10 +18,12 @@ MOST_COLUMNS = 1200
 MOST_TRIES, FEWEST_TRIES = 16, 2
 # Logits beyond this have weights that no answer shows.
 LARGEST_LOGIT = 60.0
+# Weights are kept this far from 0 and 1 before their logits are taken.
+LEAST = 1e-12
 
 
 @dataclass(frozen=True)
-class Asked:
+class TokenData:
     """What a token was asked beside: J answers in n groups of one last token each."""
 
     answers: Floats  # (J, outputs), without the share of the last token
@@ -68,7 +67,7 @@ class TokenFit:
         return logits, values @ self._frame.T
 
 
-def fit_token(asked: Asked, logits: Floats, enough: float) -> TokenFit:
+def fit_token(asked: TokenData, logits: Floats, enough: float) -> TokenFit:
     """Gauss-Newton with damping over the logits (n, heads); values are linear and eliminated (variable projection).
 
     Ends where residuals are `enough`, root mean square, and do not fall much any more, or do not fall at all.
@@ -113,7 +112,7 @@ def fit_token(asked: Asked, logits: Floats, enough: float) -> TokenFit:
     )
 
 
-def _frame(asked: Asked, heads: int) -> Floats:  # (outputs, at most 2·heads + 1)
+def _frame(asked: TokenData, heads: int) -> Floats:  # (outputs, at most 2·heads + 1)
     """The directions of all values: answers have nothing but errors elsewhere."""
     rows = np.vstack([asked.answers, asked.known, asked.total[None, :]])
     frame: Floats = np.linalg.svd(rows, full_matrices=False)[2][: 2 * heads + 1].T
@@ -132,7 +131,7 @@ def _step(slopes: Floats, rest: Floats, damping: float) -> Floats:
 class _State:
     """Weights, values and residuals at some logits."""
 
-    def __init__(self, asked: Asked, logits: Floats) -> None:
+    def __init__(self, asked: TokenData, logits: Floats) -> None:
         self.asked = asked
         new = np.exp(np.clip(logits[asked.group], -LARGEST_LOGIT, LARGEST_LOGIT)) * asked.copies[:, None]
         whole = 1 + asked.odds + new
@@ -160,3 +159,40 @@ class _State:
         flat = whole.reshape(self.basis.shape[0], -1)
         flat -= self.basis @ (self.basis.T @ flat)
         return flat.reshape(-1, groups * heads)
+
+
+def guess_logits(asked: TokenData, groups: int) -> Floats | None:  # (groups, heads)
+    """A first guess of a token's logits in all heads, by linear algebra alone; None where answers are too few for it.
+
+    Beside a known token of odds o the weights of the known and of the new one obey y = 1 − (1 + 1/o)·x. Both are linear
+    in the answer: x = ξ + f·ζ and y = k·ζ, where ξ are its coordinates along the known values and ζ is what lies
+    outside them. So every answer is one linear equation for (f, k) of each head, and the sum of the new token's values
+    over heads is two. That takes twice as many outputs as heads.
+    """
+    heads, outputs = asked.known.shape
+    count = asked.answers.shape[0]
+    if outputs < 2 * heads or count + 2 < 2 * heads or not np.all(asked.odds > 0):
+        return None
+    inverse = np.linalg.pinv(asked.known)  # (outputs, heads)
+    answers = np.vstack([asked.answers, asked.total[None, :]])
+    along = answers @ inverse  # ξ
+    outside = answers - along @ asked.known
+    turn = np.linalg.svd(outside, full_matrices=False)[2][:heads]
+    coordinates = outside @ turn.T
+    sizes = np.maximum(np.sqrt(np.mean(coordinates**2, axis=0)), 1e-300)
+    coordinates = coordinates / sizes  # ζ
+    own, sums, share = coordinates[:-1], coordinates[-1], 1 + 1 / asked.odds
+    logits = np.zeros((count, heads))
+    for head in range(heads):
+        factor = share[:, head]
+        # Divided by the factor, so that no equation drowns the others.
+        system = np.hstack([own / factor[:, None], own])
+        ends = np.array([np.concatenate([sums, 0 * sums]), np.concatenate([0 * sums, sums])])
+        right = np.concatenate([1 / factor - along[:-1, head], [1.0, -along[-1, head]]])
+        solved = np.linalg.lstsq(np.vstack([system, ends]), right, rcond=None)[0]
+        new = np.clip(own @ solved[:heads], LEAST, 1 - LEAST)
+        rest = (1 - new) / (1 + asked.odds[:, head])  # of the last token
+        logits[:, head] = np.log(new / rest / asked.copies)
+    member = (np.arange(groups)[:, None] == asked.group).astype(float)
+    found: Floats = (member @ logits) / np.sum(member, axis=1, keepdims=True)
+    return found

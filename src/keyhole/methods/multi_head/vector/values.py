@@ -6,13 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from keyhole.arrays import Floats, floats
+from keyhole.arrays import ROUNDING_DEVIATIONS, Floats, Integers, floats
 from keyhole.methods.base import Steps, Unrecoverable
-from keyhole.methods.multi_head.vector.first_token import CLEAR, ENOUGH, MISFIT, Start
-from keyhole.methods.multi_head.vector.probe import HeadsHidden, Integers, VectorBox
-from keyhole.methods.multi_head.vector.token_fit import Asked, TokenFit, fit_token
-from keyhole.methods.multi_head.vector.token_guess import guess_logits
-from keyhole.numerics.logit import ROUNDING_DEVIATIONS
+from keyhole.methods.multi_head.vector.first_token import CLEAR, ENOUGH, MISFIT, FirstToken
+from keyhole.methods.multi_head.vector.probe import HeadsHidden, VectorQueries
+from keyhole.methods.multi_head.vector.token_fit import TokenData, TokenFit, fit_token, guess_logits
 from keyhole.recovery import Outcome
 
 # Copies of the known token, of the new one and of the last, by the length they need.
@@ -49,7 +47,7 @@ TESTS = 2
 
 
 @dataclass(frozen=True)
-class Values:
+class VectorValues:
     """The values of all heads."""
 
     matrices: Floats  # (heads, width, outputs)
@@ -69,39 +67,39 @@ class Values:
         return bool(np.all(np.sqrt(np.mean(self.spread**2, axis=1)) <= BLURRED * sizes))
 
 
-def read_values(box: VectorBox, start: Start) -> Steps[Values]:
+def ask_values(queries: VectorQueries, start: FirstToken) -> Steps[VectorValues]:
     """Values of tokens until their spans are complete; then those of all tokens from the sum over heads."""
-    reader = _ValueReader(box, start)
+    reader = _ValueReader(queries, start)
     if start.heads == 1:
         return reader.alone()
-    filled = box.outputs // start.heads
-    limit, filled = box.width, filled + int(np.ceil(SPARE_TOKENS * reader.more * filled))
+    filled = queries.outputs // start.heads
+    limit, filled = queries.width, filled + int(np.ceil(SPARE_TOKENS * reader.more * filled))
     while True:
         known = len(reader.values)
         if known >= limit:
             return reader.plainly()
-        found = reader.spanned()
-        if found is not None and found.sharp and (yield from reader.holds(found)):
+        found = reader.solve_spanned()
+        if found is not None and found.sharp and (yield from reader.ask_test(found)):
             return found
         count = min(known, limit - known)
         if known < filled:
             count = min(count, filled - known)
-        yield from reader.read(count)
+        yield from reader.ask(count)
 
 
 class _ValueReader:
-    def __init__(self, box: VectorBox, start: Start) -> None:
-        if box.longest < min(COPIES):
+    def __init__(self, queries: VectorQueries, start: FirstToken) -> None:
+        if queries.longest < min(COPIES):
             raise HeadsHidden(
                 Outcome.WRONG_FAMILY,
                 "telling the values of heads apart takes sequences of four tokens: allow those (max_length)",
             )
-        self.box, self.start = box, start
-        self.more = 1 + (box.patience - 1) / MILDER
-        self.roomy = box.outputs >= 2 * start.heads
+        self.queries, self.start = queries, start
+        self.more = 1 + (queries.patience - 1) / MILDER
+        self.roomy = queries.outputs >= 2 * start.heads
         table = ROOMY if self.roomy else COPIES
-        self.copies = next(copies for length, copies in table.items() if box.longest >= length)
-        drawn = box.rng.standard_normal((box.width, box.width))
+        self.copies = next(copies for length, copies in table.items() if queries.longest >= length)
+        drawn = queries.rng.standard_normal((queries.width, queries.width))
         drawn[0] = start.token
         self.basis = np.linalg.qr(drawn.T)[0].T  # the first is that of the known token
         self.basis[0] = start.token / np.linalg.norm(start.token)
@@ -111,32 +109,32 @@ class _ValueReader:
         self.tokens: list[Floats] = [self.basis[0]]
         self.draws: list[Floats] = [start.value_draws / np.linalg.norm(start.token)]  # (draws, heads, outputs)
         sizes = np.sqrt(np.mean(np.minimum(start.logits**2, LARGEST**2), axis=0))
-        self.size = box.scale * min(1.0, (1.0 if self.roomy else AIM) / max(float(np.max(sizes)), 1e-300))
+        self.size = queries.scale * min(1.0, (1.0 if self.roomy else AIM) / max(float(np.max(sizes)), 1e-300))
         self.shrink = 1.0
         self.chosen = self._choose()
-        self.noise, self.error = max(box.noise, start.residual), start.residual / box.scale
+        self.noise, self.error = max(queries.noise, start.residual), start.residual / queries.scale
 
     def _choose(self) -> Integers:
         """Last tokens whose known logits make the weights of heads as different as they get."""
         start, heads = self.start, self.start.heads
         # Without a guess of the logits, as many as make values and logits determined to first order.
         count = int(heads * self.more) if self.roomy else -(-(heads + 1) // (len(self.copies) - 1))
-        views = len(self.box.views)
+        views = len(self.queries.views)
         count = max(-(-count // views), 1 if self.roomy else 2)  # both views of one last token are much alike
         calm = np.max(np.abs(start.logits).reshape(-1, views * start.heads), axis=1)
         order = np.argsort(np.maximum(calm, LARGEST), kind="stable")
         pool = order[: max(count, int(np.sum(calm <= LARGEST)))]
-        best, chosen = np.inf, self._viewed(pool[:count])
+        best, chosen = np.inf, self._views(pool[:count])
         for _ in range(DRAWN if pool.size > count else 1):
-            some = self._viewed(self.box.rng.permutation(pool)[:count])
+            some = self._views(self.queries.rng.permutation(pool)[:count])
             worst = self._condition(some)
             if worst < best:
                 best, chosen = worst, some
         return np.sort(chosen)
 
-    def _viewed(self, ends: Integers) -> Integers:
+    def _views(self, ends: Integers) -> Integers:
         """The last tokens among all that were read beside: each g, and token + g where that sees as much."""
-        views = np.arange(len(self.box.views), dtype=np.int64)
+        views = np.arange(len(self.queries.views), dtype=np.int64)
         return (ends[:, None] * views.size + views).ravel()
 
     def _condition(self, some: Integers) -> float:
@@ -162,13 +160,13 @@ class _ValueReader:
         total = np.concatenate([np.ones((heads, 1, heads)), np.zeros((heads, 1, count))], axis=2)
         return float(np.max(np.linalg.cond(np.concatenate([system, total], axis=1))))
 
-    def read(self, count: int) -> Steps[None]:
+    def ask(self, count: int) -> Steps[None]:
         """The values of the next tokens of the basis."""
         known = len(self.values)
         missing = list(range(known, known + count))
         found: dict[int, tuple[Floats, Floats, Floats]] = {}
         for _ in range(ATTEMPTS):
-            tokens = self.box.gridded(self.size * self.shrink * self.basis[missing])
+            tokens = self.queries.on_grid(self.size * self.shrink * self.basis[missing])
             answers = yield from self._ask(tokens)
             failed = []
             for place, number in enumerate(missing):
@@ -178,7 +176,7 @@ class _ValueReader:
                     errors = self._errors(fit, answers[place].shape[:2])
                     found[number] = (tokens[place] / length, fit.values / length, errors / length)
                     self.noise = max(self.noise, fit.residual)
-                    self.error = max(self.error, fit.condition * max(fit.residual, self.box.noise) / length)
+                    self.error = max(self.error, fit.condition * max(fit.residual, self.queries.noise) / length)
                 else:
                     failed.append(number)
             missing = failed
@@ -197,7 +195,7 @@ class _ValueReader:
             self.draws.append(found[number][2])
 
     def _ask(self, tokens: Floats) -> Steps[Floats]:  # (n, width) -> (n, groups, copies, outputs)
-        box, count, views = self.box, tokens.shape[0], len(self.box.views)
+        queries, count, views = self.queries, tokens.shape[0], len(self.queries.views)
         plain = self.chosen[::views]
         new = np.repeat(np.arange(count, dtype=np.int64), plain.size)
         last = np.tile(plain, count)
@@ -205,23 +203,23 @@ class _ValueReader:
         columns = []
         for held, copies, ends in self.copies:
             added = [(self.start.token[None, :], zeros, ones)] * held + [(tokens, new, ones)] * copies
-            columns.append((yield from box.ask_at(box.views, "values", self.start.last, last, added, ends)))
-        return np.stack(columns, axis=2).reshape(count, self.chosen.size, len(self.copies), box.outputs)
+            columns.append((yield from queries.ask_at(queries.views, "values", self.start.last, last, added, ends)))
+        return np.stack(columns, axis=2).reshape(count, self.chosen.size, len(self.copies), queries.outputs)
 
     def _fit(self, answers: Floats, token: Floats) -> TokenFit:  # (groups, copies, outputs)
         groups, many, outputs = answers.shape
         held, copies, ends = (np.tile(np.array(each, dtype=float), groups) for each in zip(*self.copies, strict=True))
         group = np.repeat(np.arange(groups, dtype=np.int64), many)
         odds = np.exp(self.start.logits[self.chosen][group]) * (held / ends)[:, None]
-        asked = Asked(
+        asked = TokenData(
             answers=answers.reshape(-1, outputs),
             group=group,
             odds=odds,
             copies=copies / ends,
             known=self.start.values,
-            total=token @ self.box.linear,
+            total=token @ self.queries.linear,
         )
-        enough, nothing = ENOUGH * self.box.noise, np.zeros((groups, self.start.heads))
+        enough, nothing = ENOUGH * self.queries.noise, np.zeros((groups, self.start.heads))
         guess = guess_logits(asked, groups)
         fit = fit_token(asked, nothing if guess is None else guess, enough)
         if guess is None or fit.residual <= self._allowed():
@@ -230,50 +228,50 @@ class _ValueReader:
         return min(fit, other, key=lambda each: each.residual)
 
     def _allowed(self) -> float:
-        return MISFIT * self.box.errors(self.start.logits[self.chosen], self.start.values)
+        return MISFIT * self.queries.errors(self.start.logits[self.chosen], self.start.values)
 
     def _errors(self, fit: TokenFit, shape: tuple[int, ...]) -> Floats:  # -> (draws, heads, outputs)
         """Errors that values may have: by those of the answers, and by those of what is known of the other token."""
         start, draws = self.start, self.start.value_draws
         group = np.repeat(np.arange(shape[0]), shape[1])
-        size = self.box.scatter(fit, start.logits[self.chosen], start.values)
-        changes = size * self.box.rng.standard_normal((draws.shape[0], group.size + 1, self.box.outputs))
+        size = self.queries.residual_error(fit, start.logits[self.chosen], start.values)
+        changes = size * self.queries.rng.standard_normal((draws.shape[0], group.size + 1, self.queries.outputs))
         logits = start.logit_draws[:, self.chosen][:, group]  # (draws, J, heads)
         changes[:, :-1] -= fit.others @ draws
         own = (fit.others * (1 - fit.others) * logits) @ start.values - (fit.others * fit.weights * logits) @ fit.values
         changes[:, :-1] -= own
         return fit.respond(changes)[1]
 
-    def alone(self) -> Values:
+    def alone(self) -> VectorValues:
         """The values of a single head, which are those of the sum."""
-        matrices = self.box.linear[None]
+        matrices = self.queries.linear[None]
         singular = np.linalg.svd(matrices, compute_uv=False)
-        error = float(np.max(floats(self.box.value.radius))) / ROUNDING_DEVIATIONS
-        floor = CLEAR * error * (self.box.width**0.5 + self.box.outputs**0.5)
-        return Values(
+        error = float(np.max(floats(self.queries.value.radius))) / ROUNDING_DEVIATIONS
+        floor = CLEAR * error * (self.queries.width**0.5 + self.queries.outputs**0.5)
+        return VectorValues(
             matrices=matrices,
             ranks=np.maximum(np.sum(singular > floor, axis=1), 1),
             tokens=0,
             error=error,
-            spread=np.full((1, self.box.outputs), error),
+            spread=np.full((1, self.queries.outputs), error),
             noise=self.noise,
             draws=matrices[None][:0],
-            weak=np.zeros((0, 1, self.box.outputs)),
+            weak=np.zeros((0, 1, self.queries.outputs)),
             traded=0.0,
         )
 
-    def plainly(self) -> Values:
+    def plainly(self) -> VectorValues:
         """All tokens of a basis were read."""
         tokens, values = np.stack(self.tokens), np.stack(self.values, axis=1)  # (heads, width, outputs)
         matrices = np.asarray(np.linalg.solve(tokens, values))
         singular = np.linalg.svd(matrices, compute_uv=False)
-        floor = CLEAR * self.error * (self.box.width**0.5 + self.box.outputs**0.5)
+        floor = CLEAR * self.error * (self.queries.width**0.5 + self.queries.outputs**0.5)
         ranks = np.maximum(np.sum(singular > floor, axis=1), 1)
         drawn = STRESS * np.asarray(
             np.linalg.solve(tokens, np.stack(self.draws, axis=2))
         )  # (draws, heads, width, outputs)
         spread = np.sqrt(np.mean(drawn**2, axis=(0, 2)))
-        return Values(
+        return VectorValues(
             matrices=matrices,
             ranks=ranks,
             tokens=len(self.tokens),
@@ -285,11 +283,11 @@ class _ValueReader:
             traded=0.0,
         )
 
-    def spanned(self) -> Values | None:
+    def solve_spanned(self) -> VectorValues | None:
         """Values of all tokens, where those read span all that heads answer and heads share no direction."""
         values = np.stack(self.values, axis=1)  # (heads, tokens, outputs)
         count, heads = values.shape[1], self.start.heads
-        floor = CLEAR * self.error * (count**0.5 + self.box.outputs**0.5)
+        floor = CLEAR * self.error * (count**0.5 + self.queries.outputs**0.5)
         spans, ranks, tilts = [], [], []
         for head in range(heads):
             _, singular, right = np.linalg.svd(values[head], full_matrices=False)
@@ -297,11 +295,11 @@ class _ValueReader:
             spans.append(right[:rank])
             ranks.append(rank)
             tilts.append(self.error / max(float(singular[rank - 1]), 1e-300))
-        if max(ranks) == count or sum(ranks) > self.box.outputs:
+        if max(ranks) == count or sum(ranks) > self.queries.outputs:
             return None
         together = np.concatenate(spans)
         inverse = np.linalg.pinv(together)
-        shares = self.box.linear @ inverse
+        shares = self.queries.linear @ inverse
         # Spans that are tilted by errors of what was read move all shares, the more the nearer heads are to each other.
         size = float(np.sqrt(np.mean(np.sum(shares**2, axis=1))))
         moved = size * max(tilts) * (1 + float(np.linalg.norm(inverse, 2)))
@@ -317,7 +315,7 @@ class _ValueReader:
         turn, sizes, _ = np.linalg.svd(together, full_matrices=False)
         low = turn[:, sizes < WEAK * np.median(sizes)][:, -MOST_WEAK:].T  # (n, all ranks)
         weak = np.stack([low[:, ends[h] : ends[h + 1]] @ spans[h] for h in range(heads)], axis=1)
-        return Values(
+        return VectorValues(
             matrices=found,
             ranks=np.array(ranks),
             tokens=count,
@@ -329,19 +327,19 @@ class _ValueReader:
             traded=float(np.sqrt(np.mean(drawn**2))),
         )
 
-    def holds(self, found: Values) -> Steps[bool]:
-        """Whether fresh tokens have the values that a few tokens told."""
-        box, heads = self.box, self.start.heads
-        if box.outputs == heads:
+    def ask_test(self, found: VectorValues) -> Steps[bool]:
+        """Whether new tokens have the values that a few tokens told."""
+        queries, heads = self.queries, self.start.heads
+        if queries.outputs == heads:
             return False
-        tokens = box.gridded(box.scale * box.directions(TESTS))
+        tokens = queries.on_grid(queries.scale * queries.directions(TESTS))
         every = np.arange(TESTS, dtype=np.int64)
-        plain = self.chosen[:: len(box.views)]
+        plain = self.chosen[:: len(queries.views)]
         last = plain[every % plain.size]
-        answers = yield from box.ask("values", self.start.last, last, [(tokens, every, np.ones(TESTS))])
+        answers = yield from queries.ask("values", self.start.last, last, [(tokens, every, np.ones(TESTS))])
         rests = []
         for token, answer in zip(tokens, answers, strict=True):
             values = token @ found.matrices
             rests.append(answer - values.T @ np.linalg.lstsq(values.T, answer, rcond=None)[0])
-        error = found.noise + found.error * box.scale * heads**0.5
+        error = found.noise + found.error * queries.scale * heads**0.5
         return bool(np.sqrt(np.mean(np.square(rests))) <= MISFIT * error)

@@ -8,20 +8,20 @@ import numpy as np
 
 from keyhole.arrays import Floats
 from keyhole.methods.base import Steps
-from keyhole.methods.relu_net.exact.cells import Jumps, TokenRows, jumps_of, pieces_of
+from keyhole.methods.relu_net.exact.cells import CellEquations, NeuronMaps, pieces_of, solve_neurons
 from keyhole.methods.relu_net.exact.kink_search import OPEN_AT_FIRST, Kinked, NotPiecewiseLinear
-from keyhole.methods.relu_net.exact.line import Cells, random_line, read_gradients, read_line
-from keyhole.methods.relu_net.exact.queries import Box, Line, Pieces
+from keyhole.methods.relu_net.exact.line import LineCells, ask_gradients, ask_line, random_line
+from keyhole.methods.relu_net.exact.queries import Pieces, QueryLine, TokenQueries
 
 # Lines looked at before the neurons are said to be too many.
 LINES = 60
-# Fresh tokens on the surface that must be understood to stop: a kink that cuts off a twentieth may stay unseen.
+# New tokens on the surface that must be understood to stop: a kink that cuts off a twentieth may stay unseen.
 CHECKS, OUTERMOST = 64, 0.999
 # Lines in a row that may fail by chance.
 FAILURES = 3
 # More open intervals than this at first are no kinks that were missed but errors of what is known.
 CROWD = 40
-# What is understood errs by at most this many times its error bar: bars hold for entries, this for all of them at once.
+# What is understood errs by at most this many times its radius: bars hold for entries, this for all of them at once.
 DEVIATIONS = 10.0
 
 
@@ -29,8 +29,8 @@ DEVIATIONS = 10.0
 class InBall:
     """What several lines told: equations, their solution, and for each kink the side that is on."""
 
-    rows: TokenRows
-    jumps: Jumps
+    rows: CellEquations
+    jumps: NeuronMaps
     pieces: Pieces
     towards: Floats  # (k, width)
     lines: int
@@ -41,66 +41,66 @@ class InBall:
         return DEVIATIONS * limit * float(np.sqrt(np.max(variance)))
 
 
-def learn_in_ball(box: Box, rng: np.random.Generator, patience: float) -> Steps[InBall]:
+def ask_in_ball(queries: TokenQueries, rng: np.random.Generator, patience: float) -> Steps[InBall]:
     """Neurons line by line: on each, the kinks that those known so far leave unexplained.
 
     What is not understood shows most on the surface of the ball; the next line goes through such a token.
     """
-    limit = box.signature.norm_limit
+    limit = queries.signature.norm_limit
     found: InBall | None = None
     through: Floats | None = None
     failures = 0
     for _ in range(LINES):
         try:
-            found = yield from _another_line(box, rng, patience, found, through)
+            found = yield from _ask_another_line(queries, rng, patience, found, through)
         except NotPiecewiseLinear:  # a kink at the very end of a line, or two of them too near to each other
             failures += 1
             if failures == FAILURES:
                 raise
             continue
         failures = 0
-        x = rng.standard_normal((CHECKS, box.width))
+        x = rng.standard_normal((CHECKS, queries.width))
         x *= OUTERMOST * limit / np.linalg.norm(x, axis=1, keepdims=True)
-        answers = yield from box.ask("checks", x)
+        answers = yield from queries.ask("checks", x)
         off = np.max(np.abs(answers - found.pieces(x)), axis=1)
-        bar = found.error(limit) + box.noise + box.rounding * float(found.pieces.size(np.asarray(limit)))
+        bar = found.error(limit) + queries.noise + queries.rounding * float(found.pieces.size(np.asarray(limit)))
         if np.all(off <= bar):
             return found
         through = x[np.argmax(off)]
     raise NotPiecewiseLinear(f"{LINES} lines inside the ball did not meet all of its kinks")
 
 
-def _another_line(
-    box: Box, rng: np.random.Generator, patience: float, before: InBall | None, through: Floats | None
+def _ask_another_line(
+    queries: TokenQueries, rng: np.random.Generator, patience: float, before: InBall | None, through: Floats | None
 ) -> Steps[InBall]:
-    line = random_line(box, rng, through)
-    limit = box.signature.norm_limit
+    line = random_line(queries, rng, through)
+    limit = queries.signature.norm_limit
     pieces, error, crowd = None, 0.0, OPEN_AT_FIRST
     if before is not None:
         pieces, crowd = before.pieces, CROWD
-        error = before.error(limit) + box.rounding * float(pieces.size(np.asarray(limit)))
-    kinked = yield from read_line(box, line, rng, known=pieces, error=error, patience=patience, crowd=crowd)
+        error = before.error(limit) + queries.rounding * float(pieces.size(np.asarray(limit)))
+    kinked = yield from ask_line(queries, line, rng, known=pieces, error=error, patience=patience, crowd=crowd)
     if before is not None and kinked.kinks.size == 0:
         return replace(before, lines=before.lines + 1)
     centres, reach = _widest(line, kinked, pieces)
-    values = yield from box.ask("cells", centres)
+    values = yield from queries.ask("cells", centres)
     level = np.max(np.abs(values), axis=0) + kinked.level
-    cells = yield from read_gradients(
-        box,
+    cells = yield from ask_gradients(
+        queries,
         centres,
         reach,
         values,
         level=level,
-        errors=np.full(reach.size, box.rounding + box.noise / float(np.min(level))),
-        axes=np.linalg.qr(rng.standard_normal((box.width, box.width)))[0].T,
-        rest=np.zeros((reach.size, values.shape[1], box.width)),
+        errors=np.full(reach.size, queries.rounding + queries.noise / float(np.min(level))),
+        axes=np.linalg.qr(rng.standard_normal((queries.width, queries.width)))[0].T,
+        rest=np.zeros((reach.size, values.shape[1], queries.width)),
         rest_error=np.zeros(reach.size),
         rng=rng,
     )
-    return _with_line(box, line, kinked, cells, float(np.max(level)), before)
+    return _with_line(queries, line, kinked, cells, float(np.max(level)), before)
 
 
-def _widest(line: Line, kinked: Kinked, pieces: Pieces | None) -> tuple[Floats, Floats]:
+def _widest(line: QueryLine, kinked: Kinked, pieces: Pieces | None) -> tuple[Floats, Floats]:
     """For each cell of new kinks the middle of its widest part without known ones, and how far it is to either end."""
     known = np.zeros(0)
     if pieces is not None:
@@ -117,7 +117,9 @@ def _widest(line: Line, kinked: Kinked, pieces: Pieces | None) -> tuple[Floats, 
     return line.at(places), reach
 
 
-def _with_line(box: Box, line: Line, kinked: Kinked, cells: Cells, level: float, before: InBall | None) -> InBall:
+def _with_line(
+    queries: TokenQueries, line: QueryLine, kinked: Kinked, cells: LineCells, level: float, before: InBall | None
+) -> InBall:
     """The equations of a line added to those before, and the neurons of all."""
     count = cells.value.shape[0]
     jumps = cells.gradient
@@ -126,21 +128,21 @@ def _with_line(box: Box, line: Line, kinked: Kinked, cells: Cells, level: float,
         linear = before.pieces.weight[:, :, None] * before.pieces.normal[:, None, :]
         jumps = jumps - np.einsum("mk,kod->mod", active, linear, optimize=True)
     normal, offset, weight = _new_neurons(np.diff(jumps, axis=0), line.direction, line.at(kinked.kinks))
-    errors = np.full(count, level * box.rounding + box.noise)
-    rows = TokenRows(np.zeros((count, 1)), cells.centre, cells.value, cells.gradient, errors, level * cells.error)
+    errors = np.full(count, level * queries.rounding + queries.noise)
+    rows = CellEquations(np.zeros((count, 1)), cells.centre, cells.value, cells.gradient, errors, level * cells.error)
     towards = np.tile(line.direction, (count - 1, 1))
     if before is not None:
-        rows = replace(before.rows, active=before.rows.active[:, :1]).joined(rows)
+        rows = CellEquations.concat(replace(before.rows, active=before.rows.active[:, :1]), rows)
         towards = np.concatenate([before.towards, towards])
         normal = np.concatenate([before.pieces.normal, normal])
         offset = np.concatenate([before.pieces.offset, offset])
         weight = np.concatenate([before.pieces.weight, weight])
-    pieces = Pieces(normal, offset, weight, np.zeros((cells.value.shape[1], box.width + 1)))
+    pieces = Pieces(normal, offset, weight, np.zeros((cells.value.shape[1], queries.width + 1)))
     on = np.column_stack([pieces.heights(rows.centre) > 0, np.ones(rows.centre.shape[0])]).astype(np.float64)
     if np.linalg.matrix_rank(on) < on.shape[1]:
         raise NotPiecewiseLinear("kinks of several lines contradict each other")
     rows = replace(rows, active=on)
-    found = jumps_of(rows)
+    found = solve_neurons(rows)
     return InBall(rows, found, pieces_of(found, towards), towards, 1 if before is None else before.lines + 1)
 
 

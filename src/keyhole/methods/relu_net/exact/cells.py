@@ -1,4 +1,4 @@
-"""The affine pieces of a box measured again where its cells are wide, and the neurons that follow from them."""
+"""The affine pieces of an oracle measured again where its cells are wide, and the neurons that follow from them."""
 
 from __future__ import annotations
 
@@ -6,21 +6,23 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from keyhole.arrays import Floats
+from keyhole.arrays import ArrayTable, Floats
 from keyhole.methods.base import Steps
 from keyhole.methods.relu_net.exact.kink_search import Kinked
-from keyhole.methods.relu_net.exact.line import Cells
-from keyhole.methods.relu_net.exact.queries import Box, Line, Pieces
+from keyhole.methods.relu_net.exact.line import LineCells
+from keyhole.methods.relu_net.exact.queries import Pieces, QueryLine, TokenQueries
 from keyhole.methods.relu_net.exact.token_design import clear_steps, telling_rows, wide_tokens
 
 # Candidates for each cell to be chosen, and their least and largest number.
 CANDIDATES, FEWEST, MOST = 20, 400, 4000
 # Offsets below this part of the tokens they were measured with are no more than their rounding.
 ROUNDED_OFFSET = 1e-9
+# Wide cells measured beyond the unknowns: a part of them, and at least one.
+EXTRA_CELLS = 1 / 12
 
 
 @dataclass(frozen=True)
-class TokenRows:
+class CellEquations(ArrayTable):
     """Cells as linear equations: the affine map of a cell is the sum over its active neurons, and one for all cells.
 
     Of scalar answers neuron i contributes jump_i·(x, 1), which is linear in the unknown jumps; so is each output of
@@ -34,14 +36,9 @@ class TokenRows:
     value_error: Floats  # (m,)
     gradient_error: Floats  # (m,)
 
-    def joined(self, other: TokenRows) -> TokenRows:
-        """The equations of both."""
-        pairs = zip(vars(self).values(), vars(other).values(), strict=True)
-        return TokenRows(*(np.concatenate(pair) for pair in pairs))
-
 
 @dataclass(frozen=True)
-class Jumps:
+class NeuronMaps:
     """What equations amount to: the affine maps of neurons, the last one that of no neuron, with their errors."""
 
     linear: Floats  # (k + 1, outputs, width)
@@ -51,35 +48,35 @@ class Jumps:
     covariance: Floats  # (k + 1, k + 1)
 
 
-def rows_of_line(box: Box, line: Line, kinked: Kinked, cells: Cells) -> TokenRows:
+def rows_of_line(queries: TokenQueries, line: QueryLine, kinked: Kinked, cells: LineCells) -> CellEquations:
     """The cells of a line: in cell c neurons before kink c are on."""
     count = kinked.kinks.size
     active = np.tri(count + 1, count + 1, -1)
     active[:, -1] = 1.0
     level = float(np.max(kinked.level))
     t = (cells.centre - line.origin) @ line.direction
-    errors = level * box.rounding * kinked.growth(t) + box.noise
-    return TokenRows(active, cells.centre, cells.value, cells.gradient, errors, level * cells.error)
+    errors = level * queries.rounding * kinked.growth(t) + queries.noise
+    return CellEquations(active, cells.centre, cells.value, cells.gradient, errors, level * cells.error)
 
 
-def jumps_of(rows: TokenRows) -> Jumps:
+def solve_neurons(rows: CellEquations) -> NeuronMaps:
     """Weighted least squares: gradients first, then constants that fit the values."""
     unknowns = rows.active.shape[1]
     outputs, width = rows.gradient.shape[1:]
     weights = 1 / rows.gradient_error
     flat = rows.gradient.reshape(-1, outputs * width)
-    linear, covariance = _solved(rows.active, flat, weights)
+    linear, covariance = _solve(rows.active, flat, weights)
     linear_error = np.sqrt(np.diag(covariance))
     linear = linear.reshape(unknowns, outputs, width)
     there = np.einsum("mi,iod,md->mo", rows.active, linear, rows.centre, optimize=True)
-    constant, spread = _solved(rows.active, rows.value - there, 1 / rows.value_error)
+    constant, spread = _solve(rows.active, rows.value - there, 1 / rows.value_error)
     # What an error of a slope does where it was measured, the constant makes up for.
     far = np.median(np.linalg.norm(rows.centre, axis=1))
     constant_error = np.sqrt(np.diag(spread)) + far * linear_error
-    return Jumps(linear, constant, linear_error, constant_error, covariance)
+    return NeuronMaps(linear, constant, linear_error, constant_error, covariance)
 
 
-def _solved(matrix: Floats, right: Floats, weights: Floats) -> tuple[Floats, Floats]:  # (m, n), (m, r), (m,)
+def _solve(matrix: Floats, right: Floats, weights: Floats) -> tuple[Floats, Floats]:  # (m, n), (m, r), (m,)
     """Weighted least squares and the covariance of its solution where every row errs by one over its weight."""
     scale = np.max(weights)
     basis, triangle = np.linalg.qr(matrix * (weights / scale)[:, None])
@@ -88,7 +85,7 @@ def _solved(matrix: Floats, right: Floats, weights: Floats) -> tuple[Floats, Flo
     return solution, inverse @ inverse.T
 
 
-def pieces_of(jumps: Jumps, towards: Floats) -> Pieces:  # towards: (k, width) which side of each kink is on
+def pieces_of(jumps: NeuronMaps, towards: Floats) -> Pieces:  # towards: (k, width) which side of each kink is on
     """Neurons from jumps: a jump is the weight of a neuron times its normal and offset."""
     linear, constant = jumps.linear[:-1], jumps.constant[:-1]  # (k, outputs, width), (k, outputs)
     count, outputs, width = linear.shape
@@ -114,14 +111,20 @@ def typical_distance(pieces: Pieces, known_to: float) -> float:
     return float(np.median(offsets)) if offsets.size else known_to / pieces.normal.shape[1] ** 0.5
 
 
-def measure_wide(
-    box: Box, pieces: Pieces, covariance: Floats, scale: float, count: int, rng: np.random.Generator, stage: str
-) -> Steps[TokenRows]:
+def ask_wide_cells(
+    queries: TokenQueries,
+    pieces: Pieces,
+    covariance: Floats,
+    scale: float,
+    count: int,
+    rng: np.random.Generator,
+    stage: str,
+) -> Steps[CellEquations]:
     """The affine maps of `count` wide cells, chosen for what they add to what is known: d + 1 queries each."""
-    width, limit = box.width, min(box.signature.norm_limit, np.finfo(float).max ** 0.25)
+    width, limit = queries.width, min(queries.signature.norm_limit, np.finfo(float).max ** 0.25)
     candidates = int(np.clip(CANDIDATES * count, FEWEST, MOST))
     x, margin = wide_tokens(pieces.normal, pieces.offset, scale, limit, candidates, rng)
-    errors = box.rounding * pieces.size(np.linalg.norm(x, axis=1)) + box.noise
+    errors = queries.rounding * pieces.size(np.linalg.norm(x, axis=1)) + queries.noise
     longest = np.minimum(scale * width**0.5, 0.9 * (limit - np.linalg.norm(x, axis=1)))
     expected = np.minimum(0.5 * margin * width**0.5, longest)
     active = np.column_stack([pieces.heights(x) > 0, np.ones(candidates)]).astype(np.float64)
@@ -136,10 +139,10 @@ def measure_wide(
     every = np.column_stack([np.zeros(chosen.size), steps])
     axes = np.tile(np.concatenate([[0], np.arange(width)]), (chosen.size, 1))
     centre_of = np.repeat(np.arange(chosen.size), width + 1)
-    answers = yield from box.ask_around(stage, x, centre_of, basis, axes.ravel(), every.ravel())
+    answers = yield from queries.ask_around(stage, x, centre_of, basis, axes.ravel(), every.ravel())
     answers = answers.reshape(chosen.size, width + 1, -1)
     value = answers[:, 0, :]
     rise = (answers[:, 1:, :] - value[:, None, :]) / steps[:, :, None]
     gradient = np.swapaxes(rise, 1, 2) @ basis
     gradient_error = 2 * errors * np.sqrt(np.mean(1 / steps**2, axis=1))
-    return TokenRows(active, x, value, gradient, errors, gradient_error)
+    return CellEquations(active, x, value, gradient, errors, gradient_error)

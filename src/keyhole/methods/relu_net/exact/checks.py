@@ -1,4 +1,4 @@
-"""Whether a box is the net that was read from it: fresh tokens, and tokens beside its folds far out."""
+"""Whether an oracle is the net that was read from it: new tokens, and tokens beside its kinks far out."""
 
 from __future__ import annotations
 
@@ -7,72 +7,109 @@ from dataclasses import dataclass
 import numpy as np
 
 from keyhole.arrays import Floats, to_numpy
-from keyhole.families.relu_net import ReluNet
+from keyhole.families import ReluNet
 from keyhole.methods.base import Estimate, Steps
-from keyhole.methods.relu_net.exact.estimate import fresh_tokens, within_bars
-from keyhole.methods.relu_net.exact.queries import Box
-from keyhole.methods.relu_net.exact.rings import ring_tokens
+from keyhole.methods.relu_net.exact.estimate import ask_within_errors, heldout_tokens
+from keyhole.methods.relu_net.exact.queries import TokenQueries
 
-# Fresh tokens near the kinks.
+# New tokens near the kinks.
 CHECKS = 6
 # Tokens of any length, in units of the typical distance of a kink: the shortest and the longest.
 ANY_LENGTH = (1e-2, 4e3)
 # With a norm bound rings have this part of it as their radius.
 OUTERMOST = 0.99
+# How far beside a kink tokens of a ring lie, as a part of the way to the next one on the circle.
+BESIDE = 0.02
 
 
 @dataclass(frozen=True)
 class Depth:
     """How closely a result is looked at."""
 
-    # Radii of circles beside all folds, in units of the typical distance of a kink: what a box bends elsewhere than on
-    # the line that was read, as deeper nets do, mostly shows far out. A nearer one sees folds that end and begin again.
+    # Radii of circles beside all kinks, in units of the typical distance of a kink: kinks elsewhere than on
+    # the line that was asked, as deeper nets have, mostly show far out. A nearer one sees kinks that end and begin.
     rings: tuple[float, ...]
     arcs: int  # of a circle that are looked at from both ends, not one
     fresh: int  # tokens of any length
-    at_least: int  # of those and of the tokens beside folds together
+    at_least: int  # of those and of the tokens beside kinks together
 
 
-WITHOUT_FRESH = Depth((1000.0,), 0, 0, 0)  # for callers that ask fresh tokens themselves
+WITHOUT_FRESH = Depth((1000.0,), 0, 0, 0)  # for callers that ask new tokens themselves
 LEAN = Depth((1000.0,), 20, 0, 24)
 FULL = Depth((1000.0, 3.0), 1_000_000, 48, 0)
 
 
-def checked(
-    box: Box, estimate: Estimate[ReluNet], scale: float, rng: np.random.Generator, depth: Depth
+def ask_checks(
+    queries: TokenQueries, estimate: Estimate[ReluNet], scale: float, rng: np.random.Generator, depth: Depth
 ) -> Steps[tuple[Estimate[ReluNet], str]]:
     """The estimate, with wider radii where they were too narrow, and what is wrong with it, if anything is.
 
-    Six tokens, and 2k beside the folds of k neurons; LEAN: up to 20 more, at least 24; FULL: 8k, or 4k with several
+    Six tokens, and 2k beside the kinks of k neurons; LEAN: up to 20 more, at least 24; FULL: 8k, or 4k with several
     outputs, and 48 fresh ones.
     """
-    estimate, reason = yield from within_bars(box, estimate, fresh_tokens(box, scale, CHECKS, rng))
+    estimate, reason = yield from ask_within_errors(queries, estimate, heldout_tokens(queries, scale, CHECKS, rng))
     if reason:
         return estimate, reason
-    unit = scale * box.width**0.5
-    # A fold that ends would have to end in every output at once: of several one circle is enough.
+    unit = scale * queries.width**0.5
+    # A kink that ends would have to end in every output at once: of several one circle is enough.
     radii = depth.rings if estimate.params.outputs is None else depth.rings[:1]
-    rings = np.concatenate([_ring(box, estimate, far * unit, depth.arcs, rng) for far in radii])
+    rings = np.concatenate([_ring_of(queries, estimate, far * unit, depth.arcs, rng) for far in radii])
     fresh = max(depth.fresh, depth.at_least - rings.shape[0])
-    tokens = np.concatenate([rings, _of_any_length(box, unit, fresh, rng)])
+    tokens = np.concatenate([rings, _of_any_length(queries, unit, fresh, rng)])
     if tokens.shape[0] == 0:
         return estimate, ""
-    return (yield from within_bars(box, estimate, tokens, strict=True))
+    return (yield from ask_within_errors(queries, estimate, tokens, strict=True))
 
 
-def _of_any_length(box: Box, unit: float, count: int, rng: np.random.Generator) -> Floats:  # (count, width)
-    x = rng.standard_normal((count, box.width))
+def _of_any_length(
+    queries: TokenQueries, unit: float, count: int, rng: np.random.Generator
+) -> Floats:  # (count, width)
+    x = rng.standard_normal((count, queries.width))
     shortest, longest = np.log(ANY_LENGTH)
     lengths = unit * np.exp(rng.uniform(shortest, longest, count))
-    lengths = np.minimum(lengths, OUTERMOST * box.signature.norm_limit)
+    lengths = np.minimum(lengths, OUTERMOST * queries.signature.norm_limit)
     return np.asarray(x * (lengths / np.linalg.norm(x, axis=1))[:, None])
 
 
-def _ring(box: Box, estimate: Estimate[ReluNet], radius: float, arcs: int, rng: np.random.Generator) -> Floats:
-    """Tokens beside all folds that a circle of this radius, or what the box allows of it, crosses."""
+def _ring_of(
+    queries: TokenQueries, estimate: Estimate[ReluNet], radius: float, arcs: int, rng: np.random.Generator
+) -> Floats:
+    """Tokens beside all kinks that a circle of this radius, or what the oracle allows of it, crosses."""
     weights = to_numpy(estimate.params.weights_in).astype(np.float64)
     length = np.linalg.norm(weights, axis=1)
     used = length > 0
     offset = to_numpy(estimate.params.bias_in).astype(np.float64)[used] / length[used]
-    radius = min(radius, OUTERMOST * box.signature.norm_limit)
+    radius = min(radius, OUTERMOST * queries.signature.norm_limit)
     return ring_tokens(weights[used] / length[used, None], offset, radius, arcs, rng)
+
+
+def ring_tokens(
+    normal: Floats,  # (k, width) unit vectors
+    offset: Floats,  # (k,)
+    radius: float,
+    both_ends: int,  # of so many arcs tokens lie at both ends, of the others at one of them by chance
+    rng: np.random.Generator,
+) -> Floats:  # (n, width)
+    """Tokens on a random circle around the origin, beside the places where it crosses kinks: 2k, and up to 2k more.
+
+    Between two neighbouring kinks a net of one hidden layer is affine. Of a function that kinks once more in between,
+    or less, at least one of the two tokens of that arc tells, however narrow it is; of two kinks more it may not.
+    """
+    width = normal.shape[1]
+    if width == 1 or offset.size == 0:
+        return np.zeros((0, width))
+    plane, _ = np.linalg.qr(rng.standard_normal((width, 2)))
+    across = normal @ plane  # (k, 2)
+    size = radius * np.linalg.norm(across, axis=1)
+    meets = size > np.abs(offset)
+    towards = np.arctan2(across[meets, 1], across[meets, 0])
+    half = np.arccos(-offset[meets] / size[meets])
+    at = np.sort(np.concatenate([towards - half, towards + half]) % (2 * np.pi))
+    if at.size == 0:
+        return np.zeros((0, width))
+    arc = np.diff(at, append=at[0] + 2 * np.pi)
+    begin, end = at + BESIDE * arc, at + (1 - BESIDE) * arc
+    order = rng.permutation(at.size)
+    both, one = order[:both_ends], order[both_ends:]
+    angle = np.concatenate([begin[both], end[both], np.where(rng.random(one.size) < 0.5, begin[one], end[one])])
+    return np.asarray(radius * np.stack([np.cos(angle), np.sin(angle)], axis=1) @ plane.T)

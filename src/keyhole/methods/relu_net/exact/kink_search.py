@@ -5,18 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
-from keyhole.arrays import Floats
+from keyhole.arrays import ArrayTable, Booleans, Floats
 from keyhole.errors import KeyholeError
-
-Flags = npt.NDArray[np.bool_]
 
 # Where an interval is cut, three points span this part of each side (in the angle, see `_angle`). Wider ones know
 # slopes better; narrower ones hide fewer kinks between them.
 WINDOW = 2e-3
 # A kink is looked at from this part of the interval on either side. Two kinks nearer to each other look like one, which
-# fresh answers refute in the end.
+# new answers refute in the end.
 BESIDE = 1e-5
 # Where kinks may be anywhere up to the ends, slopes there are taken over this part of the way.
 END = 1e-3
@@ -62,7 +59,7 @@ class Kinked:
 
 
 @dataclass(frozen=True)
-class _Lines:
+class _Lines(ArrayTable):
     """A straight line through each of n places."""
 
     at: Floats  # (n,)
@@ -76,36 +73,20 @@ class _Lines:
         away = t - self.at
         return self.value + self.slope * away, self.value_error + self.slope_error * np.abs(away)
 
-    def __getitem__(self, chosen: object) -> _Lines:
-        return _Lines(*(array[chosen] for array in vars(self).values()))
-
-    @staticmethod
-    def joined(parts: list[_Lines]) -> _Lines:
-        return _Lines(*(np.concatenate(arrays) for arrays in zip(*(vars(p).values() for p in parts), strict=True)))
-
 
 @dataclass(frozen=True)
-class _Intervals:
+class _Intervals(ArrayTable):
     """Open intervals: the straight lines at their ends, and where the function was seen to leave them."""
 
     left: _Lines
     right: _Lines
     low: Floats  # (n,) up to here the function is on the left line
     high: Floats  # (n,) from here on it is on the right line
-    missed: Flags  # (n,) the last cut had a kink beside it: try elsewhere
-
-    def __getitem__(self, chosen: object) -> _Intervals:
-        return _Intervals(*(array[chosen] for array in vars(self).values()))
-
-    @staticmethod
-    def joined(parts: list[_Intervals]) -> _Intervals:
-        columns = list(zip(*(vars(part).values() for part in parts), strict=True))
-        left, right = (_Lines.joined(list(each)) for each in columns[:2])
-        return _Intervals(left, right, *(np.concatenate(arrays) for arrays in columns[2:]))
+    missed: Booleans  # (n,) the last cut had a kink beside it: try elsewhere
 
 
 @dataclass(frozen=True)
-class _Cuts:
+class _Cuts(ArrayTable):
     """Cuts begun: one or two points are known where three are needed."""
 
     t: Floats  # (n, 2), nan where not asked yet
@@ -114,10 +95,6 @@ class _Cuts:
     @staticmethod
     def none() -> _Cuts:
         return _Cuts(np.zeros((0, 2)), np.zeros((0, 2)))
-
-    @staticmethod
-    def joined(parts: list[_Cuts]) -> _Cuts:
-        return _Cuts(np.concatenate([part.t for part in parts]), np.concatenate([part.f for part in parts]))
 
 
 class KinkSearch:
@@ -174,7 +151,7 @@ class KinkSearch:
         if self._open is None:
             self._open = self._begin(self.points, mixed)
         else:
-            self._open = self._sorted_out(self._open, mixed)
+            self._open = self._sort(self._open, mixed)
         self._settle()
 
     def _error(self, t: Floats) -> Floats:
@@ -196,25 +173,25 @@ class KinkSearch:
         left, right = ends
         return _Intervals(left, right, left.at, right.at, np.zeros(1, dtype=bool))
 
-    def _on(self, lines: _Lines, t: Floats, f: Floats) -> Flags:
+    def _on(self, lines: _Lines, t: Floats, f: Floats) -> Booleans:
         """Whether points lie on lines, as far as both are known."""
         expected, bar = lines.of(t)
-        flags: Flags = np.abs(f - expected) <= bar + self._error(t)
+        flags: Booleans = np.abs(f - expected) <= bar + self._error(t)
         return flags
 
-    def _sorted_out(self, intervals: _Intervals, values: Floats) -> _Intervals:
+    def _sort(self, intervals: _Intervals, values: Floats) -> _Intervals:
         pairs, middles = self._pair.size, self._middle.size
         t, f = self.points, values
         self._begun_now: list[_Cuts] = []
         parts = [
-            self._pairs(intervals[self._pair], t[: 2 * pairs].reshape(-1, 2), f[: 2 * pairs].reshape(-1, 2)),
-            self._middles(intervals[self._middle], t[2 * pairs :][:middles], f[2 * pairs :][:middles]),
+            self._pairs(intervals.take(self._pair), t[: 2 * pairs].reshape(-1, 2), f[: 2 * pairs].reshape(-1, 2)),
+            self._middles(intervals.take(self._middle), t[2 * pairs :][:middles], f[2 * pairs :][:middles]),
         ]
-        rest = self._rests(intervals[self._rest], t[2 * pairs + middles :], f[2 * pairs + middles :])
-        self._begun = _Cuts.joined(self._begun_now)
+        rest = self._rests(intervals.take(self._rest), t[2 * pairs + middles :], f[2 * pairs + middles :])
+        self._begun = _Cuts.concat(*self._begun_now)
         # Intervals with a cut begun come first, in the order of `_begun`.
         waiting = [part[1] for part in parts]
-        return _Intervals.joined([*waiting, *(part[0] for part in parts), rest])
+        return _Intervals.concat(*waiting, *(part[0] for part in parts), rest)
 
     def _pairs(self, intervals: _Intervals, t: Floats, f: Floats) -> tuple[_Intervals, _Intervals]:
         on_left = np.stack([self._on(intervals.left, t[:, i], f[:, i]) for i in (0, 1)], axis=1)
@@ -227,7 +204,7 @@ class KinkSearch:
         moved = replace(intervals, low=low, high=high)
         cut = ~single & ~before & ~after
         self._begun_now.append(_Cuts(t[cut], f[cut]))
-        return moved[before | after], intervals[cut]
+        return moved.take(before | after), intervals.take(cut)
 
     def _middles(self, intervals: _Intervals, t: Floats, f: Floats) -> tuple[_Intervals, _Intervals]:
         on_left, on_right = self._on(intervals.left, t, f), self._on(intervals.right, t, f)
@@ -235,11 +212,11 @@ class KinkSearch:
         moved = replace(intervals, low=np.where(before, t, intervals.low), high=np.where(after, t, intervals.high))
         # Ends on one line and nothing in between: the halves are looked at where they are wide.
         half = on_left & on_right & self._same(intervals)
-        halves = [replace(intervals, high=t)[half], replace(intervals, low=t)[half]]
+        halves = [replace(intervals, high=t).take(half), replace(intervals, low=t).take(half)]
         cut = ~before & ~after & ~half
         nothing = np.full_like(t, np.nan)
         self._begun_now.append(_Cuts(np.stack([t, nothing], axis=1)[cut], np.stack([f, nothing], axis=1)[cut]))
-        return _Intervals.joined([moved[before | after], *halves]), intervals[cut]
+        return _Intervals.concat(moved.take(before | after), *halves), intervals.take(cut)
 
     def _rests(self, intervals: _Intervals, t: Floats, f: Floats) -> _Intervals:
         """Cut where three points are on a line; otherwise there is a kink between them: cut elsewhere."""
@@ -261,7 +238,7 @@ class KinkSearch:
         lower = _Intervals(intervals.left, outer, intervals.low, all_t[:, 0], no)
         upper = _Intervals(outer, intervals.right, all_t[:, 2], intervals.high, no)
         again = replace(intervals, missed=~no)
-        return _Intervals.joined([lower[cut], upper[cut], again[~cut]])
+        return _Intervals.concat(lower.take(cut), upper.take(cut), again.take(~cut))
 
     # --- what is asked next -------------------------------------------------------------------------------------
 
@@ -274,7 +251,7 @@ class KinkSearch:
         same = self._same(now)
         kept = ~same | wide
         kept[:begun] = True
-        now = self._open = now[kept]
+        now = self._open = now.take(kept)
         if now.low.size == 0:
             self.done = True
             self.points = np.zeros(0)
@@ -300,7 +277,7 @@ class KinkSearch:
             ],
             axis=1,
         )
-        self.points = np.concatenate([pair.ravel(), middle[self._middle], self._rest_of_cuts(now[self._rest])])
+        self.points = np.concatenate([pair.ravel(), middle[self._middle], self._rest_of_cuts(now.take(self._rest))])
 
     def _rest_of_cuts(self, intervals: _Intervals) -> Floats:
         begun = self._begun.t
@@ -334,13 +311,13 @@ class KinkSearch:
                 (float(now.low[worst]), float(now.high[worst])),
             )
 
-    def _same(self, now: _Intervals) -> Flags:
+    def _same(self, now: _Intervals) -> Booleans:
         """Whether the two ends of an interval are on one line."""
         at_right, bar_right = now.left.of(now.right.at)
         at_left, bar_left = now.right.of(now.left.at)
         close_right = np.abs(at_right - now.right.value) <= bar_right + now.right.value_error
         close_left = np.abs(at_left - now.left.value) <= bar_left + now.left.value_error
-        flags: Flags = close_right & close_left
+        flags: Booleans = close_right & close_left
         return flags
 
     def _angle(self, t: Floats) -> Floats:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from keyhole.arrays import Floats
+from keyhole.arrays import Booleans, Floats
 
 # Two neighbours are swapped when that shortens the first by more than this (squared lengths).
 LOVASZ = 0.99
@@ -20,7 +20,9 @@ MOST_SWEEPS = 200_000
 MOST_BITS = 48.0
 
 
-def reduced(basis: Floats, stop: Callable[[Floats], bool] | None = None) -> Floats:  # (n, m) rows of whole numbers
+def reduce_lattice(
+    basis: Floats, stop: Callable[[Floats], bool] | None = None
+) -> Floats:  # (n, m) rows of whole numbers
     """An LLL-reduced basis of the same lattice; `stop` looks at it now and then and may end the reduction.
 
     All pairs of neighbours at even places are swapped where that helps, then all at odd ones: the array operations of
@@ -31,7 +33,7 @@ def reduced(basis: Floats, stop: Callable[[Floats], bool] | None = None) -> Floa
     for sweep in range(MOST_SWEEPS):
         if sweep % SWEEPS == 0:
             triangle = _triangle(basis)
-            _shorten(basis, triangle, 0, count)
+            _size_reduce(basis, triangle, 0, count)
             triangle = _triangle(basis)
             if count < 2 or (stop is not None and stop(basis)) or not np.any(_wrong(triangle)):
                 break
@@ -46,13 +48,13 @@ def _triangle(basis: Floats) -> Floats:
     return np.asarray(np.linalg.qr(basis.T, mode="r"))
 
 
-def _shorten(basis: Floats, triangle: Floats, low: int, high: int) -> None:
+def _size_reduce(basis: Floats, triangle: Floats, low: int, high: int) -> None:
     """Subtract multiples of earlier vectors from later ones, halves at a time (Seysen): products of matrices only."""
     if high - low < 2:
         return
     middle = (low + high) // 2
-    _shorten(basis, triangle, low, middle)
-    _shorten(basis, triangle, middle, high)
+    _size_reduce(basis, triangle, low, middle)
+    _size_reduce(basis, triangle, middle, high)
     times = np.rint(np.linalg.solve(triangle[low:middle, low:middle], triangle[low:middle, middle:high]))
     if np.any(times):
         triangle[:middle, middle:high] -= triangle[:middle, low:middle] @ times
@@ -68,7 +70,7 @@ def _shorten_by_neighbour(basis: Floats, triangle: Floats) -> None:
         basis[now + 1] -= basis[now] * times[now, None]
 
 
-def _wrong(triangle: Floats) -> npt.NDArray[np.bool_]:  # (n − 1,)
+def _wrong(triangle: Floats) -> Booleans:  # (n − 1,)
     """Neighbours in the wrong order."""
     diagonal, above = np.diagonal(triangle), np.diagonal(triangle, 1)
     return np.asarray(diagonal[1:] ** 2 + above**2 < LOVASZ * diagonal[:-1] ** 2)
@@ -94,7 +96,7 @@ def subset_with_sum(
     vectors: Floats,  # (k, d)
     total: Floats,  # (d,)
     tolerance: float,  # how far the right sum may be off, by errors of the vectors and of the total
-) -> npt.NDArray[np.bool_] | None:  # (k,)
+) -> Booleans | None:  # (k,)
     """Which of the vectors add up to the total, or None where lattice reduction does not find out.
 
     With signs ±1 for taken and left out, the sum is twice the total less that of all vectors. Rows [e_i, N·vector_i]
@@ -119,7 +121,7 @@ def subset_with_sum(
         now = min(now + BITS_AT_ONCE, bits)
         # Products of large numbers wrap around, and back: the reduced sums are small.
         equations = coordinates @ np.rint(rows * 2.0**now).astype(np.int64)
-        basis = reduced(np.hstack([coordinates, equations]).astype(float), lambda rows: signs(rows) is not None)
+        basis = reduce_lattice(np.hstack([coordinates, equations]).astype(float), lambda rows: signs(rows) is not None)
         found = signs(basis)
         if found is not None:
             return np.asarray(found[:-1] > 0)

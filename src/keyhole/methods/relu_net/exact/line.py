@@ -1,4 +1,4 @@
-"""The kinks of a box on one line, and its gradient in the cells between them."""
+"""The kinks of an oracle on one line, and its gradient in the cells between them."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from keyhole.arrays import Floats
+from keyhole.arrays import Floats, Integers
 from keyhole.methods.base import Steps
 from keyhole.methods.relu_net.exact.kink_search import OPEN_AT_FIRST, Kinked, KinkSearch, NotPiecewiseLinear
-from keyhole.methods.relu_net.exact.queries import Box, Line
+from keyhole.methods.relu_net.exact.queries import QueryLine, TokenQueries
 
-Indices = npt.NDArray[np.int64]
+Indices = Integers
 Known = Callable[[Floats], Floats]  # what of the answers is understood already, at tokens (n, width)
 
 # Without a norm bound a line is looked at up to this many times the norm of its origin: a neuron whose kink is further
@@ -35,25 +34,25 @@ TRIED_FROM = 200
 TRIALS, TRIED_FARTHER = 3, 10.0
 
 
-def random_line(box: Box, rng: np.random.Generator, through: Floats | None = None) -> Line:
+def random_line(queries: TokenQueries, rng: np.random.Generator, through: Floats | None = None) -> QueryLine:
     """A line that no neuron is parallel to; within a norm bound a chord, through a token where one is given."""
-    origin, direction = rng.standard_normal((2, box.width))
-    limit = box.signature.norm_limit
+    origin, direction = rng.standard_normal((2, queries.width))
+    limit = queries.signature.norm_limit
     if not np.isfinite(limit):
-        unit = max(float(np.linalg.norm(origin)), box.width**0.5)
-        return Line(origin, direction / np.linalg.norm(direction), unit, FARTHEST * unit, NEAR * unit)
+        unit = max(float(np.linalg.norm(origin)), queries.width**0.5)
+        return QueryLine(origin, direction / np.linalg.norm(direction), unit, FARTHEST * unit, NEAR * unit)
     origin *= OUT * limit / np.linalg.norm(origin)
     if through is not None:
         direction = through - origin
     direction /= np.linalg.norm(direction)
     origin = origin - direction * (direction @ origin)  # the middle of the chord
-    last = (1 - box.signature.space.spacing**0.5) * float(np.sqrt(limit**2 - origin @ origin))
-    return Line(origin, direction, limit, last, None)
+    last = (1 - queries.signature.space.spacing**0.5) * float(np.sqrt(limit**2 - origin @ origin))
+    return QueryLine(origin, direction, limit, last, None)
 
 
-def read_line(
-    box: Box,
-    line: Line,
+def ask_line(
+    queries: TokenQueries,
+    line: QueryLine,
     rng: np.random.Generator,
     *,
     known: Known | None = None,  # to be taken off the answers
@@ -62,21 +61,21 @@ def read_line(
     crowd: int = OPEN_AT_FIRST,  # kinks to be expected on one line
 ) -> Steps[Kinked]:
     """All kinks on a line; NotPiecewiseLinear where there are others than kinks."""
-    search = KinkSearch(line.last, box.rounding, box.noise, rng, near=line.near, unit=line.unit)
+    search = KinkSearch(line.last, queries.rounding, queries.noise, rng, near=line.near, unit=line.unit)
     search.patience, search.crowd = patience, crowd
     while not search.done:
         x = line.at(search.points)
-        values = yield from box.ask("line", x)
+        values = yield from queries.ask("line", x)
         if known is not None:
             values = values - known(x)
-        search.noise = box.noise + error
+        search.noise = queries.noise + error
         search.receive(values)
     return search.found()
 
 
 @dataclass(frozen=True)
-class Cells:
-    """The box in cells: value at a token and gradient there."""
+class LineCells:
+    """The oracle in cells: value at a token and gradient there."""
 
     centre: Floats  # (m, width)
     value: Floats  # (m, outputs)
@@ -84,28 +83,28 @@ class Cells:
     error: Floats  # (m,) bar on entries of the gradient, as a part of the level of the answers
 
 
-def read_cells(
-    box: Box,
-    line: Line,
+def ask_cells(
+    queries: TokenQueries,
+    line: QueryLine,
     kinked: Kinked,
     chosen: Indices,  # (m,)
     rng: np.random.Generator,
-) -> Steps[Cells]:
+) -> Steps[LineCells]:
     """Gradients in the chosen cells of a line: d queries each, as that along the line is known."""
     t, reach = _centres(kinked, chosen)
     centres = line.at(t)
     if kinked.kinks.size == 0:  # the values that are known are far out
-        values = yield from box.ask("cells", centres)
+        values = yield from queries.ask("cells", centres)
     else:
         values = kinked.value[chosen] + kinked.slope[chosen] * (t - kinked.at[chosen])[:, None]
     return (
-        yield from read_gradients(
-            box,
+        yield from ask_gradients(
+            queries,
             centres,
             reach,
             values,
             level=kinked.level,
-            errors=box.rounding * kinked.growth(t) + box.noise / float(np.min(kinked.level)),
+            errors=queries.rounding * kinked.growth(t) + queries.noise / float(np.min(kinked.level)),
             axes=_orthonormal_to(line.direction, rng),
             rest=kinked.slope[chosen][:, :, None] * line.direction,
             rest_error=kinked.slope_error[chosen],
@@ -114,8 +113,8 @@ def read_cells(
     )
 
 
-def read_gradients(
-    box: Box,
+def ask_gradients(
+    queries: TokenQueries,
     centres: Floats,  # (m, width)
     reach: Floats,  # (m,) how far the next known kink is
     values: Floats,  # (m, outputs)
@@ -126,16 +125,16 @@ def read_gradients(
     rest: Floats,  # (m, outputs, width) the known part of the gradients
     rest_error: Floats,  # (m,) as a part of the level
     rng: np.random.Generator,
-) -> Steps[Cells]:
+) -> Steps[LineCells]:
     """Gradients by differences. One more query for each is a check in a random direction.
 
     Where it fails a difference has crossed a kink, and the cell is measured again with smaller steps.
     """
-    count, width = axes.shape[0] + 1, box.width
+    count, width = axes.shape[0] + 1, queries.width
     gradient = np.zeros_like(rest)
     todo, step = np.arange(centres.shape[0]), STEP * min(1.0, (MANY_DIRECTIONS / width) ** 0.5) * reach
     if width >= TRIED_FROM:
-        step = yield from _tried(box, centres, step, values, level=level, errors=errors, rng=rng)
+        step = yield from _ask_trial(queries, centres, step, values, level=level, errors=errors, rng=rng)
     for _ in range(MOST_SHRINKS):
         checks = rng.standard_normal((todo.size, width))
         checks /= np.linalg.norm(checks, axis=1, keepdims=True)
@@ -143,20 +142,20 @@ def read_gradients(
         own = np.tile(np.arange(count), (todo.size, 1))
         own[:, -1] += np.arange(todo.size)
         moves = np.concatenate([axes, checks])
-        answers = yield from box.ask_around("cells", centres, centre_of, moves, own.ravel(), step[centre_of])
+        answers = yield from queries.ask_around("cells", centres, centre_of, moves, own.ravel(), step[centre_of])
         rise = ((answers - values[centre_of]) / step[centre_of][:, None]).reshape(todo.size, count, -1)
         gradient[todo] = np.swapaxes(rise[:, :-1, :], 1, 2) @ axes + rest[todo]
         error = 2 * errors / step + rest_error
         off = np.abs(rise[:, -1, :] - np.einsum("cod,cd->co", gradient[todo], checks))
         todo = todo[np.any(off > (2 + width**0.5) * error[todo, None] * level, axis=1)]
         if todo.size == 0:
-            return Cells(centres, values, gradient, error)
+            return LineCells(centres, values, gradient, error)
         step[todo] *= SHRINK
     raise NotPiecewiseLinear("the answers near a line bend where no kink is on the line")
 
 
-def _tried(
-    box: Box,
+def _ask_trial(
+    queries: TokenQueries,
     centres: Floats,  # (m, width)
     step: Floats,  # (m,)
     values: Floats,  # (m, outputs)
@@ -171,12 +170,12 @@ def _tried(
     """
     step, todo = step.copy(), np.arange(centres.shape[0])
     for _ in range(MOST_SHRINKS):
-        moves = rng.standard_normal((TRIALS * todo.size, box.width))
+        moves = rng.standard_normal((TRIALS * todo.size, queries.width))
         moves /= np.linalg.norm(moves, axis=1, keepdims=True)
         centre_of = np.repeat(todo, 2 * TRIALS)
         both = np.tile([TRIED_FARTHER, -TRIED_FARTHER], TRIALS * todo.size)
         own = np.repeat(np.arange(moves.shape[0]), 2)
-        answers = yield from box.ask_around("cells", centres, centre_of, moves, own, both * step[centre_of])
+        answers = yield from queries.ask_around("cells", centres, centre_of, moves, own, both * step[centre_of])
         means = np.mean(answers.reshape(todo.size, TRIALS, 2, -1), axis=2)
         off = np.max(np.abs(means - values[todo, None, :]) / level, axis=(1, 2))
         todo = todo[off > 4 * errors[todo]]

@@ -2,29 +2,48 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from keyhole.arrays import Floats
 from keyhole.errors import UsageError
 from keyhole.families.activations import ACTIVATIONS
 from keyhole.families.relu_net import ReluNet
 from keyhole.methods.base import Estimate, Steps, Unrecoverable, with_sketch
-from keyhole.methods.relu_net.exact.checks import FULL, LEAN, WITHOUT_FRESH, checked
-from keyhole.methods.relu_net.exact.estimate import estimated
+from keyhole.methods.relu_net.exact.bounded_norm import ask_in_ball
+from keyhole.methods.relu_net.exact.cells import (
+    EXTRA_CELLS,
+    CellEquations,
+    ask_wide_cells,
+    pieces_of,
+    rows_of_line,
+    solve_neurons,
+    typical_distance,
+)
+from keyhole.methods.relu_net.exact.checks import FULL, LEAN, WITHOUT_FRESH, ask_checks
+from keyhole.methods.relu_net.exact.estimate import PieceErrors, estimate_net
 from keyhole.methods.relu_net.exact.kink_search import OPEN_AT_FIRST, NotPiecewiseLinear
-from keyhole.methods.relu_net.exact.learn import learn
-from keyhole.methods.relu_net.exact.queries import Box
-from keyhole.methods.relu_net.exact.smooth import learn_smooth
+from keyhole.methods.relu_net.exact.line import ask_cells, ask_line, random_line
+from keyhole.methods.relu_net.exact.queries import Pieces, TokenQueries
+from keyhole.methods.relu_net.exact.several_outputs import ask_several_outputs
+from keyhole.methods.relu_net.exact.smooth import FARTHEST, ask_smooth
 from keyhole.queries import Signature
 from keyhole.recovery import Outcome
 
-# Lines tried before a box is said to be of another family. On each further one tolerances are wider.
+# Lines tried before an oracle is said to be of another family. On each further one tolerances are wider.
 LINES = 4
 PATIENCE = 5.0
 SMOOTH = tuple(name for name in ACTIVATIONS if name != "relu")
 # Intervals of a line that may bend at once before it is taken for a curve, where that is to be found out.
 CURVES = 100
+# Lean results measure again the cells between close kinks where the expected error of the function is above this part
+# of its size, up to this part of all cells.
+LEAN_ERROR = 1e-8
+LEAN_EXTRA = 1 / 24
+# Radii are about this many times the errors.
+PESSIMISM = 10.0
 
 
 def relu_net(
@@ -46,29 +65,30 @@ def relu_net(
     Scalar answers take about k·(d + 6) + d + 14 queries, and 13/12·(k + 2)·(d + 1) more with `polish`; p outputs about
     6k + d·k/(0.7p), and 2/p for each parameter more. Checks are 2k + 26 more, with `polish` 8k + 54, and 2k + 6 without
     `far_checks`, for callers that make some of their own. The counting bound is the number of identifiable parameters,
-    k·(d + p) + p, over the p numbers of an answer. Assumes what `ASSUMPTIONS` in relu_estimate says.
+    k·(d + p) + p, over the p numbers of an answer. Assumes what `ASSUMPTIONS` in estimate.py says.
     """
-    _refuse_options(polish, activation, skip, signature)
-    box = Box(signature)
+    _check_options(polish, activation, skip, signature)
+    queries = TokenQueries(signature)
     reason, depth = "", (FULL if polish else LEAN) if far_checks else WITHOUT_FRESH
     for attempt in range(LINES):
         smooth = _smooth(activation, attempt, signature)
-        # Of a smooth box a line is all curves: where one is to be expected they are not followed far.
+        # Of a smooth oracle a line is all curves: where one is to be expected they are not followed far.
         crowd = CURVES if activation == "auto" and attempt == 0 else OPEN_AT_FIRST
         try:
             if smooth:
-                estimate, scale = yield from learn_smooth(box, rng, smooth, skip)
+                far = yield from _ask_pieces(TokenQueries(signature, FARTHEST), rng, polish=False)
+                estimate, scale = yield from ask_smooth(queries, rng, far.pieces, smooth, skip, far.lines)
             else:
-                found = yield from learn(box, rng, polish=polish, patience=PATIENCE**attempt, crowd=crowd)
+                found = yield from _ask_pieces(queries, rng, polish=polish, patience=PATIENCE**attempt, crowd=crowd)
                 details = {"lines": attempt + found.lines, "polished": polish}
-                estimate, scale = estimated(box, found.pieces, found.bars, skip, details), found.scale
+                estimate, scale = estimate_net(queries, found.pieces, found.bars, skip, details), found.scale
         except NotPiecewiseLinear as error:
             reason = str(error)
             continue
-        estimate, reason = yield from with_sketch(checked(box, estimate, scale, rng, depth), estimate.sketch)
+        estimate, reason = yield from with_sketch(ask_checks(queries, estimate, scale, rng, depth), estimate.sketch)
         if not reason:
             return estimate
-        # What was refuted once is looked at closely: a box of another kind must not get through by trying again.
+        # What was refuted once is looked at closely: an oracle of another kind must not get through by trying again.
         depth = FULL
     raise Unrecoverable(
         Outcome.WRONG_FAMILY, f"{LINES} lines did not show a network of one hidden layer ({activation}): {reason}"
@@ -84,7 +104,7 @@ def _smooth(activation: str, attempt: int, signature: Signature) -> tuple[str, .
     return () if activation == "relu" else (activation,)
 
 
-def _refuse_options(polish: Any, activation: Any, skip: Any, signature: Signature) -> None:
+def _check_options(polish: Any, activation: Any, skip: Any, signature: Signature) -> None:
     if not isinstance(polish, bool):
         raise UsageError(f"polish must be true or false, not {polish!r}")
     if activation not in (*ACTIVATIONS, "smooth", "auto"):
@@ -93,3 +113,55 @@ def _refuse_options(polish: Any, activation: Any, skip: Any, signature: Signatur
         raise UsageError(f"{activation} neurons are seen from afar only: activation must be relu or auto with max_norm")
     if skip is not None and not isinstance(skip, bool):
         raise UsageError(f"skip must be true, false or None, not {skip!r}")
+
+
+@dataclass(frozen=True)
+class _Pieces:
+    """What a line, or several, told of an oracle."""
+
+    pieces: Pieces
+    bars: PieceErrors
+    scale: float  # typical distance of a kink from the origin
+    lines: int
+
+
+def _ask_pieces(
+    queries: TokenQueries, rng: np.random.Generator, *, polish: bool, patience: float = 1.0, crowd: int = OPEN_AT_FIRST
+) -> Steps[_Pieces]:
+    """Kinks on a line, then gradients between them, then wide cells; NotPiecewiseLinear where that fails."""
+    if queries.signature.max_norm is not None:
+        inside = yield from ask_in_ball(queries, rng, patience)
+        rows, towards, lines = inside.rows, inside.towards, inside.lines
+        unit = queries.signature.norm_limit
+    else:
+        line, lines = random_line(queries, rng), 1
+        unit = line.unit
+        kinked = yield from ask_line(queries, line, rng, patience=patience, crowd=crowd)
+        if kinked.slope.shape[1] > 1:
+            several = yield from ask_several_outputs(queries, line, kinked, rng, polish)
+            return _Pieces(several.pieces, several.bars, several.scale, lines)
+        cells = yield from ask_cells(queries, line, kinked, np.arange(kinked.kinks.size + 1), rng)
+        rows = rows_of_line(queries, line, kinked, cells)
+        towards = np.tile(line.direction, (kinked.kinks.size, 1))
+    jumps = solve_neurons(rows)
+    pieces = pieces_of(jumps, towards)
+    scale = min(typical_distance(pieces, unit), unit)
+    count = pieces.count
+    more = count + 2 + int(EXTRA_CELLS * count) if polish else _imprecise(queries, pieces, jumps.covariance, scale)
+    if more and float(pieces.size(np.asarray(unit))) > 0:
+        stage = "polish" if polish else "cells"
+        wide = yield from ask_wide_cells(queries, pieces, jumps.covariance, scale, more, rng, stage)
+        rows = CellEquations.concat(rows, wide)
+        jumps = solve_neurons(rows)
+        pieces = pieces_of(jumps, towards)
+    slope, level = jumps.linear_error, jumps.constant_error
+    return _Pieces(pieces, PieceErrors(slope[:-1], level[:-1], float(slope[-1]), float(level[-1])), scale, lines)
+
+
+def _imprecise(queries: TokenQueries, pieces: Pieces, covariance: Floats, scale: float) -> int:
+    """How many cells a lean result should measure again: those whose error is far above that of the others."""
+    variance = np.diag(covariance)[:-1] * (scale * queries.width**0.5) ** 2
+    size = float(pieces.size(np.asarray(scale * queries.width**0.5)))
+    poor = np.sum(np.sqrt(variance) > PESSIMISM * LEAN_ERROR * size)
+    # A narrow cell spoils the neurons on both of its sides.
+    return int(min(-(-poor // 2), np.ceil(LEAN_EXTRA * variance.size)))

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-from keyhole.arrays import Floats
+from keyhole.arrays import Booleans, Floats
 from keyhole.methods.relu_net.exact.lattice import subset_with_sum
 
-Flags = npt.NDArray[np.bool_]
-
-# Residuals may be this many times their error bar, which is itself several standard deviations.
+# Residuals may be this many times their radius, which is itself several standard deviations.
 SLACK = 4.0
 # Errors are expected to be this much smaller than that: each bit more makes the right choice of neurons easier to find.
 EXPECTED = 16.0
@@ -20,13 +17,13 @@ MOST_FOR_LATTICE = 288
 DOUBT_BITS = 20.0
 
 
-def flipped(
+def solve_orientation(
     jumps: Floats,  # (k, n) the linear map of each neuron, flattened
     remainder: Floats,  # (n,) that of no neuron
     jump_errors: Floats,  # (k,) bars on entries
     remainder_error: float,
     most: int = MOST_FOR_LATTICE,
-) -> tuple[Flags | None, str]:  # (k,) and a word on it
+) -> tuple[Booleans | None, str]:  # (k,) and a word on it
     """Neurons that point the other way, w·max(0, −z) = w·max(0, z) − w·z, so that their jumps add up to −remainder.
 
     The words: "found", "not identifiable" (nothing or too much fits) and "not found".
@@ -45,12 +42,12 @@ def flipped(
     if past or (rank < count and rank * bits < count + DOUBT_BITS):
         return None, "not identifiable"  # of many neurons: other choices add up to the same, as far as is known
     if rank == count:
-        return _agreed(np.rint(np.linalg.lstsq(inside.T, wanted, rcond=None)[0]), jumps, remainder, bar)
+        return _adding_up(np.rint(np.linalg.lstsq(inside.T, wanted, rcond=None)[0]), jumps, remainder, bar)
     chosen = subset_with_sum(inside, wanted, bar / EXPECTED) if count <= most else None
-    return (None, "not found") if chosen is None else _agreed(chosen.astype(np.float64), jumps, remainder, bar)
+    return (None, "not found") if chosen is None else _adding_up(chosen.astype(np.float64), jumps, remainder, bar)
 
 
-def _agreed(share: Floats, jumps: Floats, remainder: Floats, bar: float) -> tuple[Flags | None, str]:
+def _adding_up(share: Floats, jumps: Floats, remainder: Floats, bar: float) -> tuple[Booleans | None, str]:
     """A choice, if it is one and adds up."""
     adds_up = np.max(np.abs(share @ jumps + remainder)) <= bar
     if adds_up and np.all((share == 0) | (share == 1)):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import final
 
 import numpy as np
-import numpy.typing as npt
 
-from keyhole.arrays import Floats, to_numpy
+from keyhole.arrays import Floats, Integers, floats
 from keyhole.methods.base import Steps
 from keyhole.queries import Measurements, Plan, Signature, Term, TokenRows
 
@@ -19,16 +19,17 @@ WALK = 1.0
 FLOAT64 = 2.0**-52
 
 
-def answers_exactly(signature: Signature) -> bool:
+def is_exact(signature: Signature) -> bool:
     """Whether answers err by the rounding of float64 only, so that kinks can be followed."""
     return signature.noise.kind == "exact" and signature.space.spacing <= FLOAT64
 
 
-class Box:
-    """A box that is asked single tokens. It remembers how large answers are, which is what their rounding goes by."""
+@final
+class TokenQueries:
+    """Queries of single tokens; tokens and answers are measured in a unit of `length`, large to see them from afar."""
 
-    def __init__(self, signature: Signature) -> None:
-        self.signature = signature
+    def __init__(self, signature: Signature, length: float = 1.0) -> None:
+        self.signature, self.length = signature, length
         self.width = signature.width
         self.scalar = True  # whether an answer is a plain number
         self.noise = 0.0
@@ -42,52 +43,31 @@ class Box:
         self,
         stage: str,
         centres: Floats,  # (m, width)
-        centre_of: npt.NDArray[np.int64] | None = None,  # (n,); None: one after the other
+        centre_of: Integers | None = None,  # (n,); None: one after the other
         directions: Floats | None = None,  # (r, width)
-        direction_of: npt.NDArray[np.int64] | None = None,  # (n,)
+        direction_of: Integers | None = None,  # (n,)
         steps: Floats | None = None,  # (n,)
     ) -> Steps[Floats]:  # (n, outputs)
         """The answers at centre + step · direction, described without making all of the tokens."""
         space = self.signature.space
         index = None if centre_of is None else space.indices(centre_of)
-        terms = [Term(TokenRows(space.asarray(centres)), index)]
+        terms = [Term(TokenRows(space.asarray(self.length * centres)), index)]
         if directions is not None:
-            terms.append(Term(TokenRows(space.asarray(directions)), space.indices(direction_of), space.asarray(steps)))
+            assert steps is not None  # as there are directions
+            away = space.asarray(self.length * steps)
+            terms.append(Term(TokenRows(space.asarray(directions)), space.indices(direction_of), away))
         count = centres.shape[0] if centre_of is None else centre_of.size
         answers: Measurements = yield Plan(stage, count, [terms])
-        values = np.asarray(to_numpy(answers.values), dtype=np.float64)
+        values = floats(answers.values)
         if self.signature.positions == "all":
             values = values[:, 0, ...]
         self.scalar = values.ndim == 1
-        self.noise = float(answers.radius)
-        return values[:, None] if self.scalar else values
-
-
-class FarBox(Box):
-    """The same box seen from afar: tokens and answers are measured in a large unit of length."""
-
-    def __init__(self, signature: Signature, length: float) -> None:
-        super().__init__(signature)
-        self.length = length
-
-    def ask_around(
-        self,
-        stage: str,
-        centres: Floats,
-        centre_of: npt.NDArray[np.int64] | None = None,
-        directions: Floats | None = None,
-        direction_of: npt.NDArray[np.int64] | None = None,
-        steps: Floats | None = None,
-    ) -> Steps[Floats]:
-        """The answers, in that unit, at tokens in that unit."""
-        far = None if steps is None else self.length * steps
-        values = yield from super().ask_around(stage, self.length * centres, centre_of, directions, direction_of, far)
-        self.noise /= self.length
-        return values / self.length
+        self.noise = float(answers.radius) / self.length
+        return (values[:, None] if self.scalar else values) / self.length
 
 
 @dataclass(frozen=True)
-class Line:
+class QueryLine:
     """Tokens origin + t·direction."""
 
     origin: Floats  # (width,)

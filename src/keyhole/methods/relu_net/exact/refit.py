@@ -28,7 +28,7 @@ DRAWS, DRAW_TOLERANCE = 3, 1e-3
 
 
 @dataclass(frozen=True)
-class Net:
+class NetArrays:
     """Parameters, or changes of them."""
 
     inner: Floats  # (k, width)
@@ -37,33 +37,33 @@ class Net:
     affine: Floats  # (outputs, width + 1)
 
     def vector(self) -> Floats:
-        """All of them in one row."""
+        """All parameters in one row."""
         return np.concatenate([np.ravel(array) for array in vars(self).values()])
 
-    def filled(self, vector: Floats) -> Net:
+    def filled(self, vector: Floats) -> NetArrays:
         """Other numbers in the same shapes."""
         parts, start = [], 0
         for array in vars(self).values():
             parts.append(vector[start : start + array.size].reshape(array.shape))
             start += array.size
-        return Net(*parts)
+        return NetArrays(*parts)
 
-    def plus(self, change: Net) -> Net:
+    def plus(self, change: NetArrays) -> NetArrays:
         """The changed parameters."""
-        return Net(*(a + b for a, b in zip(vars(self).values(), vars(change).values(), strict=True)))
+        return NetArrays(*(a + b for a, b in zip(vars(self).values(), vars(change).values(), strict=True)))
 
 
 @dataclass(frozen=True)
-class Fitted:
+class Refit:
     """Parameters with bars on their entries, by neuron, and how well they fit."""
 
-    net: Net
+    net: NetArrays
     inner_bar: Floats  # (k,)
     bias_bar: Floats  # (k,)
     outer_bar: Floats  # (k,)
     affine_slope_bar: float
     affine_level_bar: float
-    worst: float  # largest residual over its error bar
+    worst: float  # largest residual over its radius
 
 
 class _Linearised:
@@ -74,7 +74,7 @@ class _Linearised:
     the scale of a ReLU neuron, is none of them.
     """
 
-    def __init__(self, net: Net, x: Floats, errors: Floats, activation: str) -> None:
+    def __init__(self, net: NetArrays, x: Floats, errors: Floats, activation: str) -> None:
         z = x @ net.inner.T + net.bias
         self.weights = 1 / errors[:, None]
         self.hidden = self.weights * activate(activation, z)
@@ -82,7 +82,7 @@ class _Linearised:
         self.x, self.net = np.column_stack([x, np.ones(x.shape[0])]), net
         self.outputs = net.outer.shape[1]
         self.neuron = self._blocks()  # (k, width + 1 + outputs, the same)
-        self.flat = _whitening((self.x * self.weights).T @ (self.x * self.weights))  # (width + 1, the same)
+        self.flat = _whiten((self.x * self.weights).T @ (self.x * self.weights))  # (width + 1, the same)
         self.shape = (x.shape[0] * self.outputs, net.vector().size)
 
     def _blocks(self) -> Floats:
@@ -95,7 +95,7 @@ class _Linearised:
             blocks[number, :width, width:] = np.outer(sloped.T @ hidden, weight)
             blocks[number, width:, :width] = blocks[number, :width, width:].T
             blocks[number, width:, width:] = (hidden @ hidden) * np.eye(self.outputs)
-        return _whitening(blocks)
+        return _whiten(blocks)
 
     def change(self, vector: Floats) -> tuple[Floats, Floats, Floats]:
         """Changes of inner weights with biases (k, width + 1), outer weights (k, outputs) and the affine map."""
@@ -118,7 +118,7 @@ class _Linearised:
         affine = (self.weights * pull).T @ self.x @ self.flat
         return np.concatenate([(np.swapaxes(self.neuron, 1, 2) @ own[:, :, None]).ravel(), affine.ravel()])
 
-    def solve(self, right: Floats, tolerance: float) -> list[Net]:  # (rows, n) -> n
+    def solve(self, right: Floats, tolerance: float) -> list[NetArrays]:  # (rows, n) -> n
         """Least squares of least norm, as changes of the parameters."""
         if self.shape[1] <= DENSE:
             matrix = np.stack([self.forward(row) for row in np.eye(self.shape[1])], axis=1)
@@ -132,10 +132,10 @@ class _Linearised:
                 ]
             )
         changes = [self.change(solution) for solution in solutions]
-        return [Net(inner[:, :-1], inner[:, -1], outer, affine) for inner, outer, affine in changes]
+        return [NetArrays(inner[:, :-1], inner[:, -1], outer, affine) for inner, outer, affine in changes]
 
 
-def _whitening(gram: Floats) -> Floats:  # (..., n, n)
+def _whiten(gram: Floats) -> Floats:  # (..., n, n)
     """A root T of the inverse, T·Tᵀ = inverse, on the part of the space where there is one."""
     # Parameters of very different size first get the same.
     size = np.sqrt(np.einsum("...ii->...i", gram))
@@ -146,20 +146,20 @@ def _whitening(gram: Floats) -> Floats:  # (..., n, n)
     return np.asarray((vectors * roots[..., None, :]) @ np.swapaxes(vectors, -1, -2) / size[..., :, None])
 
 
-def answers_of(net: Net, x: Floats, activation: str) -> Floats:  # (m, width) -> (m, outputs)
+def answers_of(net: NetArrays, x: Floats, activation: str) -> Floats:  # (m, width) -> (m, outputs)
     """What the net answers."""
     hidden = activate(activation, x @ net.inner.T + net.bias)
     return np.asarray(hidden @ net.outer + x @ net.affine[:, :-1].T + net.affine[:, -1])
 
 
-def refitted(
-    start: Net,
+def refit(
+    start: NetArrays,
     x: Floats,  # (m, width)
     answers: Floats,  # (m, outputs)
     errors: Floats,  # (m,) bars on answers
     activation: str,
     rng: np.random.Generator,
-) -> Fitted:
+) -> Refit:
     """The net nearest to the answers, and what errors of the answers do to its parameters."""
     net, residual = start, _residual(start, x, answers, errors, activation)
     for _ in range(MOST_STEPS):
@@ -186,7 +186,7 @@ def refitted(
         return np.asarray(np.sqrt(np.mean(squares, axis=(0, *range(2, squares.ndim)))))
 
     affine = np.stack([change.affine for change in changes])
-    return Fitted(
+    return Refit(
         net,
         spread("inner"),
         spread("bias"),
@@ -197,5 +197,5 @@ def refitted(
     )
 
 
-def _residual(net: Net, x: Floats, answers: Floats, errors: Floats, activation: str) -> Floats:
+def _residual(net: NetArrays, x: Floats, answers: Floats, errors: Floats, activation: str) -> Floats:
     return np.asarray((answers - answers_of(net, x, activation)) / errors[:, None])

@@ -5,17 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from keyhole.arrays import Floats
+from keyhole.arrays import Booleans, Floats
 from keyhole.methods.base import Steps
 from keyhole.methods.relu_net.exact.cells import typical_distance
-from keyhole.methods.relu_net.exact.estimate import Bars
+from keyhole.methods.relu_net.exact.estimate import PieceErrors
 from keyhole.methods.relu_net.exact.kink_search import Kinked, NotPiecewiseLinear
-from keyhole.methods.relu_net.exact.line import Indices, read_cells
-from keyhole.methods.relu_net.exact.queries import Box, Line, Pieces
-from keyhole.methods.relu_net.exact.refit import Fitted, Net, refitted
-from keyhole.methods.relu_net.exact.token_design import moved_beside, telling_rows, wide_tokens
+from keyhole.methods.relu_net.exact.line import Indices, ask_cells
+from keyhole.methods.relu_net.exact.queries import Pieces, QueryLine, TokenQueries
+from keyhole.methods.relu_net.exact.refit import NetArrays, Refit, refit
+from keyhole.methods.relu_net.exact.token_design import move_beside, telling_rows, wide_tokens
 
 # Between two measured cells lie at most this part of as many kinks as outputs are independent: then their slopes are.
 KINKS_PER_CELL = 0.7
@@ -36,23 +35,25 @@ class Several:
     """Pieces, their bars, and the typical distance of a kink."""
 
     pieces: Pieces
-    bars: Bars
+    bars: PieceErrors
     scale: float
 
 
-def learn_several(box: Box, line: Line, kinked: Kinked, rng: np.random.Generator, polish: bool) -> Steps[Several]:
+def ask_several_outputs(
+    queries: TokenQueries, line: QueryLine, kinked: Kinked, rng: np.random.Generator, polish: bool
+) -> Steps[Several]:
     """Neurons from the slopes along the line, which are their weights, and from a few cells: their normals.
 
     Two cells differ by the neurons whose kinks lie between them, Σ weight_i ⊗ normal_i: p·d equations, for the normals
-    of up to p neurons at once. Then all parameters are fitted together to fresh answers in wide cells.
+    of up to p neurons at once. Then all parameters are fitted together to new answers in wide cells.
     """
     count = kinked.kinks.size
     steps = np.diff(kinked.slope, axis=0)  # (k, outputs): weight · (normal·direction)
     unit = np.where(kinked.level > 0, kinked.level, 1.0)
     scaled = steps / unit
     chosen = _chosen_cells(kinked, scaled)
-    cells = yield from read_cells(box, line, kinked, chosen, rng)
-    normal, bar = np.zeros((count, box.width)), np.zeros(count)
+    cells = yield from ask_cells(queries, line, kinked, chosen, rng)
+    normal, bar = np.zeros((count, queries.width)), np.zeros(count)
     for number in range(chosen.size - 1):
         group = np.arange(chosen[number], chosen[number + 1])
         change = (cells.gradient[number + 1] - cells.gradient[number]) / unit[:, None]
@@ -71,19 +72,19 @@ def learn_several(box: Box, line: Line, kinked: Kinked, rng: np.random.Generator
     level = float(np.max(kinked.level))
     base = level * float(cells.error[0])
     if not polish:
-        far = scale * box.width**0.5
+        far = scale * queries.width**0.5
         # The affine map is read in the first cell, whose centre may lie much farther out than the kinks.
         lever = far + float(np.linalg.norm(cells.centre[0]))
-        bars = Bars(level * bar, level * bar * (far + line.unit), base, base * lever)
+        bars = PieceErrors(level * bar, level * bar * (far + line.unit), base, base * lever)
         return Several(pieces, bars, scale)
-    x = fresh_wide_tokens(box, pieces, scale, rng)
-    answers = yield from box.ask("polish", x)
-    errors = box.rounding * pieces.size(np.linalg.norm(x, axis=1)) + box.noise
-    fit = refitted(Net(pieces.normal, pieces.offset, pieces.weight, pieces.affine), x, answers, errors, "relu", rng)
+    x = new_wide_tokens(queries, pieces, scale, rng)
+    answers = yield from queries.ask("polish", x)
+    errors = queries.rounding * pieces.size(np.linalg.norm(x, axis=1)) + queries.noise
+    fit = refit(NetArrays(pieces.normal, pieces.offset, pieces.weight, pieces.affine), x, answers, errors, "relu", rng)
     return Several(*pieces_of_fit(fit), scale)
 
 
-def pieces_of_fit(fit: Fitted) -> tuple[Pieces, Bars]:
+def pieces_of_fit(fit: Refit) -> tuple[Pieces, PieceErrors]:
     """Normals of unit length, and bars: random errors of the answers, spread over the entries of each neuron."""
     length = np.linalg.norm(fit.net.inner, axis=1)
     weight = fit.net.outer * length[:, None]
@@ -92,7 +93,7 @@ def pieces_of_fit(fit: Fitted) -> tuple[Pieces, Bars]:
     slope = load * fit.inner_bar + length * fit.outer_bar
     level = load * fit.bias_bar + np.abs(fit.net.bias) * fit.outer_bar
     wider = max(1.0, fit.worst)
-    return pieces, Bars(slope, level, fit.affine_slope_bar, fit.affine_level_bar).times(wider)
+    return pieces, PieceErrors(slope, level, fit.affine_slope_bar, fit.affine_level_bar).times(wider)
 
 
 def _chosen_cells(kinked: Kinked, scaled: Floats) -> Indices:
@@ -120,12 +121,14 @@ def _independent(slopes: Floats) -> bool:
     return bool(values.size == slopes.shape[0] and values[-1] > DEPENDENT * values[0])
 
 
-def fresh_wide_tokens(box: Box, pieces: Pieces, scale: float, rng: np.random.Generator) -> Floats:  # (n, width)
+def new_wide_tokens(
+    queries: TokenQueries, pieces: Pieces, scale: float, rng: np.random.Generator
+) -> Floats:  # (n, width)
     """Tokens far from kinks, whose answers are enough equations for all parameters."""
-    outputs, width = pieces.weight.shape[1], box.width
+    outputs, width = pieces.weight.shape[1], queries.width
     unknowns = pieces.count * (width + outputs) + outputs * (width + 1)
     count = int(np.ceil(EQUATIONS * unknowns / outputs)) + 2
-    limit = min(box.signature.norm_limit, np.finfo(float).max ** 0.25)
+    limit = min(queries.signature.norm_limit, np.finfo(float).max ** 0.25)
     x, margin = wide_tokens(pieces.normal, pieces.offset, scale, limit, CANDIDATES * count, rng)
     # Patterns as different as possible; about their widths nothing is said but that they must have one.
     x = x[margin > FLAT * scale]
@@ -146,12 +149,12 @@ def _beside_kinks(
     kink = np.repeat(np.tile(np.arange(pieces.count), 2), short)
     side = np.repeat(np.repeat([1.0, -1.0], pieces.count), short)
     more = scale * rng.standard_normal((kink.size, x.shape[1]))
-    more = moved_beside(more, pieces.normal[kink], pieces.offset[kink], scale * side, rng)
+    more = move_beside(more, pieces.normal[kink], pieces.offset[kink], scale * side, rng)
     clear = np.min(np.abs(pieces.heights(more)), axis=1, initial=np.inf) > FLAT * scale
     return np.asarray(more[clear & (np.linalg.norm(more, axis=1) < limit)])
 
 
-def _on_both_sides(active: npt.NDArray[np.bool_], chosen: Indices, need: int) -> Indices:  # (n, k)
+def _on_both_sides(active: Booleans, chosen: Indices, need: int) -> Indices:  # (n, k)
     """More tokens, until so many lie on either side of every kink, as far as there are such."""
     free = np.ones(active.shape[0], dtype=bool)
     free[chosen] = False

@@ -8,16 +8,15 @@ from typing import Any
 import numpy as np
 
 from keyhole.arrays import Floats
+from keyhole.families import ReluNet
 from keyhole.families.activations import activate
-from keyhole.families.relu_net import ReluNet
 from keyhole.methods.base import Estimate, Steps
-from keyhole.methods.relu_net.exact.cells import jumps_of, measure_wide, pieces_of
-from keyhole.methods.relu_net.exact.estimate import estimated, fresh_tokens
+from keyhole.methods.relu_net.exact.cells import EXTRA_CELLS, ask_wide_cells, pieces_of, solve_neurons
+from keyhole.methods.relu_net.exact.estimate import estimate_net, heldout_tokens
 from keyhole.methods.relu_net.exact.kink_search import NotPiecewiseLinear
-from keyhole.methods.relu_net.exact.learn import EXTRA_CELLS, learn
-from keyhole.methods.relu_net.exact.queries import Box, FarBox, Pieces
-from keyhole.methods.relu_net.exact.refit import Fitted, Net, answers_of, refitted
-from keyhole.methods.relu_net.exact.several_outputs import fresh_wide_tokens, pieces_of_fit
+from keyhole.methods.relu_net.exact.queries import Pieces, TokenQueries
+from keyhole.methods.relu_net.exact.refit import NetArrays, Refit, answers_of, refit
+from keyhole.methods.relu_net.exact.several_outputs import new_wide_tokens, pieces_of_fit
 
 # Tokens this much longer than usual see kinks that are sharp to the last digits of a window around them.
 FARTHEST = 1e12
@@ -46,53 +45,53 @@ class _Start:
     bend: Floats  # (k,) 1 − act(z)/z at z = |a|·distance: half at the kink, none far away
 
 
-def learn_smooth(
-    box: Box, rng: np.random.Generator, names: tuple[str, ...], skip: bool | None
+def ask_smooth(
+    queries: TokenQueries, rng: np.random.Generator, far: Pieces, names: tuple[str, ...], skip: bool | None, lines: int
 ) -> Steps[tuple[Estimate[ReluNet], float]]:
     """The net of one of these activations that fits, and the typical distance of its kinks.
 
-    act(z) = z + act(−z) as for ReLU. Far away the net is one of ReLU neurons, which tells all but the lengths |a_i|;
-    1 − act(z)/z of an answer beside a kink tells those; then all parameters are fitted together to fresh answers.
+    act(z) = z + act(−z) as for ReLU. `far` is the net of ReLU neurons that it is far away, from as many `lines`, which
+    tells all but the lengths |a_i|; 1 − act(z)/z of an answer beside a kink tells those; then all parameters are fitted
+    together to new answers.
     NotPiecewiseLinear where nothing fits.
     """
-    far = yield from learn(FarBox(box.signature, FARTHEST), rng, polish=False)
     failure: NotPiecewiseLinear | None = None
     for length in FAR:
         try:
-            start = yield from _nearer(FarBox(box.signature, length), far.pieces, rng)
-            fit, name, scale = yield from _fitted(box, start, names, rng)
+            start = yield from _ask_nearer(TokenQueries(queries.signature, length), far, rng)
+            fit, name, scale = yield from _ask_fit(queries, start, names, rng)
         except NotPiecewiseLinear as error:
             failure = error
             continue
         pieces, bars = pieces_of_fit(fit)
         sharpness = np.linalg.norm(fit.net.inner, axis=1)
-        details: dict[str, Any] = {"lines": far.lines, "polished": True}
-        return estimated(box, pieces, bars, skip, details, name, sharpness), scale
+        details: dict[str, Any] = {"lines": lines, "polished": True}
+        return estimate_net(queries, pieces, bars, skip, details, name, sharpness), scale
     assert failure is not None
     raise failure
 
 
-def _nearer(far: FarBox, rough: Pieces, rng: np.random.Generator) -> Steps[_Start]:
+def _ask_nearer(far: TokenQueries, rough: Pieces, rng: np.random.Generator) -> Steps[_Start]:
     """Kinks with their offsets, and how the neurons bend there, in tokens of length one."""
     seen = Pieces(rough.normal, rough.offset * (FARTHEST / far.length), rough.weight, rough.affine.copy())
     seen.affine[:, -1] *= FARTHEST / far.length
     if seen.weight.shape[1] == 1:
         count = seen.count + 2 + int(EXTRA_CELLS * seen.count)
         vague = VAGUE * float(seen.size(np.asarray(far.width**0.5))) ** 2 * np.eye(seen.count + 1)
-        rows = yield from measure_wide(far, seen, vague, 1.0, count, rng, "polish")
+        rows = yield from ask_wide_cells(far, seen, vague, 1.0, count, rng, "polish")
         if np.linalg.matrix_rank(rows.active) < seen.count + 1:
             raise NotPiecewiseLinear("the cells of a smooth network could not be told apart")
-        seen = pieces_of(jumps_of(rows), rough.normal)
+        seen = pieces_of(solve_neurons(rows), rough.normal)
     else:
-        x = fresh_wide_tokens(far, seen, 1.0, rng)
+        x = new_wide_tokens(far, seen, 1.0, rng)
         answers = yield from far.ask("polish", x)
         errors = far.rounding * seen.size(np.linalg.norm(x, axis=1)) + far.noise
-        start = Net(seen.normal, seen.offset, seen.weight, seen.affine)
-        seen = pieces_of_fit(refitted(start, x, answers, errors, "relu", rng))[0]
-    return (yield from _bends(far, seen, rng))
+        start = NetArrays(seen.normal, seen.offset, seen.weight, seen.affine)
+        seen = pieces_of_fit(refit(start, x, answers, errors, "relu", rng))[0]
+    return (yield from _ask_bends(far, seen, rng))
 
 
-def _bends(far: FarBox, pieces: Pieces, rng: np.random.Generator) -> Steps[_Start]:
+def _ask_bends(far: TokenQueries, pieces: Pieces, rng: np.random.Generator) -> Steps[_Start]:
     """How much each neuron bends at some distance from its kink, where it neither bends fully nor hardly."""
     count = pieces.count
     places = _on_kinks(pieces, rng)
@@ -135,12 +134,12 @@ def _on_kinks(pieces: Pieces, rng: np.random.Generator) -> Floats:  # (k, width)
     return places
 
 
-def _fitted(
-    box: Box, start: _Start, names: tuple[str, ...], rng: np.random.Generator
-) -> Steps[tuple[Fitted, str, float]]:
-    """All parameters fitted to fresh answers, with the activation that is nearest to them at first."""
+def _ask_fit(
+    queries: TokenQueries, start: _Start, names: tuple[str, ...], rng: np.random.Generator
+) -> Steps[tuple[Refit, str, float]]:
+    """All parameters fitted to new answers, with the activation that is nearest to them at first."""
     pieces = start.pieces
-    outputs, width = pieces.weight.shape[1], box.width
+    outputs, width = pieces.weight.shape[1], queries.width
     offsets = np.abs(pieces.offset)
     scale = float(np.median(offsets)) if np.any(offsets > 0) else 1.0
     lengths = {name: _sharpness(name, start.bend) / start.distance for name in names}
@@ -148,28 +147,28 @@ def _fitted(
     scale = max(scale, float(np.median(1 / lengths[names[0]])) if pieces.count else 1.0)
     unknowns = pieces.count * (width + 1 + outputs) + outputs * (width + 1)
     count = int(np.ceil(EQUATIONS_NEAR * unknowns / outputs)) + 4
-    x = _tokens(box, pieces, scale, count, rng)
-    answers = yield from box.ask("polish", x)
-    errors = box.rounding * pieces.size(np.linalg.norm(x, axis=1)) + box.noise
+    x = _tokens(queries, pieces, scale, count, rng)
+    answers = yield from queries.ask("polish", x)
+    errors = queries.rounding * pieces.size(np.linalg.norm(x, axis=1)) + queries.noise
     nets = {name: _net(pieces, lengths[name]) for name in names}
     misses = {name: float(np.linalg.norm(answers - answers_of(net, x, name))) for name, net in nets.items()}
     best = min(misses, key=lambda name: misses[name])
-    fit = refitted(nets[best], x, answers, errors, best, rng)
+    fit = refit(nets[best], x, answers, errors, best, rng)
     left = np.max(np.abs(answers - answers_of(fit.net, x, best)))
     if not left <= ANOTHER_FUNCTION * np.max(np.abs(answers)):
         raise NotPiecewiseLinear(f"no smooth activation fits: the best, {best}, misses answers by {left:.2g}")
     return fit, best, scale
 
 
-def _net(pieces: Pieces, length: Floats) -> Net:
-    return Net(
+def _net(pieces: Pieces, length: Floats) -> NetArrays:
+    return NetArrays(
         pieces.normal * length[:, None], pieces.offset * length, pieces.weight / length[:, None], pieces.affine.copy()
     )
 
 
-def _tokens(box: Box, pieces: Pieces, scale: float, count: int, rng: np.random.Generator) -> Floats:
+def _tokens(queries: TokenQueries, pieces: Pieces, scale: float, count: int, rng: np.random.Generator) -> Floats:
     """Half of them anywhere, half beside a kink."""
-    x = fresh_tokens(box, scale, count, rng)
+    x = heldout_tokens(queries, scale, count, rng)
     if pieces.count:
         some = np.arange(0, count, 2)
         kink = np.resize(rng.permutation(pieces.count), some.size)

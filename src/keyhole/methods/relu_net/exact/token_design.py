@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-from keyhole.arrays import Floats
+from keyhole.arrays import Floats, Integers
 
-Indices = npt.NDArray[np.int64]
+Indices = Integers
 
 # Tokens are pushed away from their nearest kink this often, by steps that get smaller.
 PUSHES = 12
@@ -35,7 +34,7 @@ def wide_tokens(
     # Half of them near a kink, on either side of it: kinks far out would otherwise be seen from one side only.
     some = np.arange(0, count, 2)
     kink, side = rng.integers(offset.size, size=some.size), rng.choice([-1.0, 1.0], some.size)
-    x[some] = moved_beside(x[some], normal[kink], offset[kink], scale * side, rng)
+    x[some] = move_beside(x[some], normal[kink], offset[kink], scale * side, rng)
     best, margin = x.copy(), np.zeros(count)
     for push in range(PUSHES):
         x *= np.minimum(1.0, 0.9 * limit / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), np.finfo(float).tiny))
@@ -49,7 +48,7 @@ def wide_tokens(
     return best, margin
 
 
-def moved_beside(
+def move_beside(
     x: Floats,  # (n, width)
     normal: Floats,  # (n, width) of a kink for each
     offset: Floats,  # (n,)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from typing import final
+
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve, solve_triangular
 
-from keyhole.arrays import Floats
-from keyhole.methods.relu_net.noisy.least_squares import Fit, unit
+from keyhole.arrays import Array, Floats, floats, namespace
+from keyhole.families.relu_net import ReluNet
+from keyhole.methods.relu_net.noisy.least_squares import NetFit, unit
 
 # Rows taken at a time: their Jacobian is the largest array there is.
 CHUNK = 2048
@@ -18,13 +22,14 @@ HELD = 1.0
 KINK_DEVIATIONS = 5.0
 
 
-class Spread:
+@final
+class Covariance:
     """Covariance of a fit with ReLU neurons whose weights (the planes without their offset) have fixed lengths.
 
     The output layer is eliminated, so that what is inverted is as large as the planes, whatever the outputs.
     """
 
-    def __init__(self, fit: Fit) -> None:
+    def __init__(self, fit: NetFit) -> None:
         self.fit, self.raw = fit, fit.raw_planes()
         neurons, size = fit.planes.shape
         weights, slopes, rows = fit.weights, fit.slopes(), fit.problem.white
@@ -38,9 +43,9 @@ class Spread:
         seen = solve_triangular(fit.factor, self.mixed / fit.scale[:, None], lower=True)
         each = np.repeat(weights, size, axis=0)  # (neurons · (width + 1), outputs)
         information = (products - seen.T @ seen) * (each @ each.T)
-        self.covariance = self._inverted(information) if neurons else information
+        self.matrix = self._inverse(information) if neurons else information
 
-    def _inverted(self, information: Floats) -> Floats:
+    def _inverse(self, information: Floats) -> Floats:
         neurons, size = self.fit.planes.shape
         scaled = np.sqrt(np.maximum(np.diag(information), np.mean(np.diag(information)) * RIDGE))
         scaled = np.where(scaled > 0, scaled, 1.0)
@@ -68,7 +73,7 @@ class Spread:
     def planes(self) -> Floats:
         """Standard errors of planes whose weights have length one, (neurons, width + 1)."""
         neurons, size = self.fit.planes.shape
-        blocks = self.covariance.reshape(neurons, size, neurons, size)
+        blocks = self.matrix.reshape(neurons, size, neurons, size)
         own = np.stack([blocks[i, :, i, :] for i in range(neurons)]) if neurons else np.zeros((0, size, size))
         back = solve_triangular(self.fit.problem.mixing, np.eye(size))
         variances = np.einsum("ij,njk,ik->ni", back, own, back)
@@ -84,7 +89,7 @@ class Spread:
         errors = []
         for column in range(self.fit.output.shape[1]):
             follow = plain @ (self.mixed * self._each(column))
-            errors.append(np.diag(plain) + np.einsum("ij,jk,ik->i", follow, self.covariance, follow, optimize=True))
+            errors.append(np.diag(plain) + np.einsum("ij,jk,ik->i", follow, self.matrix, follow, optimize=True))
         lengths = np.concatenate([np.linalg.norm(self.raw[:, :-1], axis=1), np.ones(self.fit.scale.size - neurons)])
         return np.asarray(np.sqrt(np.maximum(np.stack(errors, axis=1), 0.0)) * lengths[:, None])
 
@@ -97,7 +102,7 @@ class Spread:
         neurons, size = fit.planes.shape
         white = solve_triangular(fit.problem.mixing, rows.T, trans="T").T
         before = white @ fit.planes.T
-        blocks = self.covariance.reshape(neurons, size, neurons, size)
+        blocks = self.matrix.reshape(neurons, size, neurons, size)
         unsure = np.stack(
             [np.sum((white @ blocks[i, :, i, :]) * white, axis=1) for i in range(neurons)]
             or [before[:, 0:0].sum(axis=1)]
@@ -111,5 +116,40 @@ class Spread:
         squares = []
         for column in range(fit.output.shape[1]):
             own = moving * self._each(column)
-            squares.append(plain + np.sum((own @ self.covariance) * own, axis=1))
+            squares.append(plain + np.sum((own @ self.matrix) * own, axis=1))
         return np.asarray(np.sqrt(np.maximum(np.stack(squares, axis=1), 0.0)))
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class CorrelatedErrors(ReluNet):
+    """Entrywise errors of a net that also say how far off its predictions are, correlations included."""
+
+    covariance: Covariance | None = field(default=None, repr=False)
+    factor: float = 1.0  # error of a prediction over its standard error
+
+    def arrays(self) -> dict[str, Array]:
+        """The entrywise errors that are present, by name."""
+        return {name: array for name, array in super().arrays().items() if name not in ("covariance", "factor")}
+
+    def of_predictions(self, tokens: Array) -> Array:  # (batch, length, width) -> (batch, outputs)
+        """Errors of the net's answers."""
+        assert self.covariance is not None  # left out only where a dataclass has no other way to order its fields
+        last = floats(tokens[:, -1, :])
+        return self.factor * self.covariance.predictions(np.concatenate([last, np.ones((last.shape[0], 1))], axis=1))
+
+
+@final
+class FittedNet(ReluNet):
+    """A net found by least squares: parameters that compensate for each other make no wide error radii."""
+
+    def error_bar(self, radius: ReluNet, tokens: Array, rounding: float) -> Array:  # -> (batch,) or (batch, outputs)
+        """Errors of predictions from the joint covariance of all parameters where it is known, else entry by entry."""
+        if not isinstance(radius, CorrelatedErrors):
+            return super().error_bar(radius, tokens, rounding)
+        none = ReluNet(**{name: 0 * array for name, array in self.arrays().items()}, activation=self.activation)
+        errors = radius.of_predictions(tokens)
+        errors = errors if self.outputs is not None else errors[:, 0]
+        xp = namespace(tokens)
+        plain = super().error_bar(none, tokens, rounding)
+        return plain + xp.asarray(errors, dtype=plain.dtype, device=plain.device)

@@ -43,7 +43,7 @@ DIFFERENT = 0.7
 
 
 @dataclass(frozen=True, eq=False)
-class Problem:
+class NetProblem:
     """Answers to be explained by neurons, and by an affine part or only a constant beside them."""
 
     rows: Floats  # (n, width + 1): (x, 1) over the standard deviation of the answer
@@ -69,7 +69,7 @@ class Problem:
 
     @cached_property
     def white_single(self) -> Singles:
-        """The same in single precision, which is enough to choose a step."""
+        """Whitened rows in single precision, which is enough to choose a step."""
         return self.white.astype(np.float32)
 
     def to_white(self, planes: Floats) -> Floats:  # (neurons, width + 1) -> the same
@@ -102,10 +102,10 @@ def unit(vectors: Floats) -> Floats:  # (n, m) -> (n, m)
 
 
 @dataclass(frozen=True, eq=False)
-class Fit:
+class NetFit:
     """Planes with the best output layer for them."""
 
-    problem: Problem
+    problem: NetProblem
     planes: Floats  # (neurons, width + 1), unit vectors in whitened coordinates
     before: Floats  # (n, neurons): what goes into the activation
     features: Floats  # (n, neurons + beside)
@@ -145,7 +145,7 @@ class Fit:
         return self.problem.from_white(self.planes)
 
 
-def fitted(problem: Problem, planes: Floats) -> Fit:  # (neurons, width + 1), whitened
+def fit_planes(problem: NetProblem, planes: Floats) -> NetFit:  # (neurons, width + 1), whitened
     """The best output layer for these planes."""
     planes = unit(planes)
     before = problem.white @ planes.T
@@ -164,10 +164,10 @@ def fitted(problem: Problem, planes: Floats) -> Fit:  # (neurons, width + 1), wh
     output = solved(problem.answers)
     output = output + solved(problem.answers - features @ output)
     residual = problem.answers - features @ output
-    return Fit(problem, planes, before, features, output, residual, factor, scale, float(np.sum(residual**2)))
+    return NetFit(problem, planes, before, features, output, residual, factor, scale, float(np.sum(residual**2)))
 
 
-def descended(fit: Fit, steps: int, enough: float = 0.0) -> Fit:
+def descend(fit: NetFit, steps: int, enough: float = 0.0) -> NetFit:
     """Levenberg–Marquardt on the planes, the output layer always at its best (variable projection).
 
     Steps are found by conjugate gradients in single precision; the squares that decide are in double precision.
@@ -178,7 +178,7 @@ def descended(fit: Fit, steps: int, enough: float = 0.0) -> Fit:
             break
         push = _Push(fit)
         for _ in range(MOST_REJECTED):
-            moved = _tried(fit.problem, fit.planes + push.step(damping))
+            moved = _try(fit.problem, fit.planes + push.step(damping))
             if moved is not None and moved.squares < fit.squares:
                 break
             damping *= DAMPING_UP
@@ -191,9 +191,9 @@ def descended(fit: Fit, steps: int, enough: float = 0.0) -> Fit:
     return fit
 
 
-def _tried(problem: Problem, planes: Floats) -> Fit | None:
+def _try(problem: NetProblem, planes: Floats) -> NetFit | None:
     try:
-        return fitted(problem, planes)
+        return fit_planes(problem, planes)
     except LinAlgError:  # two neurons have become one
         return None
 
@@ -201,7 +201,7 @@ def _tried(problem: Problem, planes: Floats) -> Fit | None:
 class _Push:
     """The linearised problem at a fit, with the output layer projected out; each neuron in units of its weight."""
 
-    def __init__(self, fit: Fit) -> None:
+    def __init__(self, fit: NetFit) -> None:
         sizes = np.linalg.norm(fit.weights, axis=1)
         self.sizes = np.maximum(sizes, max(LEAST_WEIGHT * float(np.max(sizes)), TINY))
         self.directions = (fit.weights / self.sizes[:, None]).astype(np.float32)  # (neurons, outputs)
@@ -237,7 +237,7 @@ class _Push:
         return np.asarray(self.unit * found.astype(np.float64) / self.sizes[:, None])
 
 
-def screened(fit: Fit, count: int, rng: np.random.Generator) -> Floats:  # -> (count, width + 1), whitened
+def screen(fit: NetFit, count: int, rng: np.random.Generator) -> Floats:  # -> (count, width + 1), whitened
     """Of many random planes those whose neurons explain most of the residual, no two of them alike."""
     planes = unit(rng.standard_normal((max(SCREENED, 4 * count), fit.planes.shape[1])))
     hidden = np.abs(fit.problem.white_single @ planes.T.astype(np.float32))
@@ -254,14 +254,14 @@ def screened(fit: Fit, count: int, rng: np.random.Generator) -> Floats:  # -> (c
     return planes[picked + some]
 
 
-def enlarged(fit: Fit, count: int, rng: np.random.Generator) -> Floats:  # -> (neurons + count, width + 1), whitened
+def enlarge(fit: NetFit, count: int, rng: np.random.Generator) -> Floats:  # -> (neurons + count, width + 1), whitened
     """The planes of a fit with new ones where the residual asks for them."""
-    return np.concatenate([fit.planes, screened(fit, count, rng)])
+    return np.concatenate([fit.planes, screen(fit, count, rng)])
 
 
-def slimmed(fit: Fit, allowed: float) -> Fit:
+def slim(fit: NetFit, allowed: float) -> NetFit:
     """Nearly equal neurons made one, and the least useful dropped while squares grow by no more than `allowed`."""
-    fit = _merged(fit)
+    fit = _merge(fit)
     while fit.neurons:
         worth = fit.worth()
         order = np.argsort(worth)
@@ -269,7 +269,7 @@ def slimmed(fit: Fit, allowed: float) -> Fit:
         if count == 0:
             return fit
         dropped = order[: max(1, count // 2)]  # worth is that of one alone: not all of them at once
-        smaller = _tried(fit.problem, np.delete(fit.planes, dropped, axis=0))
+        smaller = _try(fit.problem, np.delete(fit.planes, dropped, axis=0))
         if smaller is None:
             return fit
         allowed -= max(0.0, smaller.squares - fit.squares)
@@ -277,7 +277,7 @@ def slimmed(fit: Fit, allowed: float) -> Fit:
     return fit
 
 
-def _merged(fit: Fit) -> Fit:
+def _merge(fit: NetFit) -> NetFit:
     """Each pair of nearly equal neurons made one that does about what both did."""
     planes, weights = fit.planes.copy(), fit.weights
     cosines = planes @ planes.T
@@ -292,4 +292,4 @@ def _merged(fit: Fit) -> Fit:
         elif sizes[1] > sizes[0]:  # they nearly cancel
             planes[i] = planes[j]
         kept[j] = False
-    return fit if np.all(kept) else (_tried(fit.problem, planes[kept]) or fit)
+    return fit if np.all(kept) else (_try(fit.problem, planes[kept]) or fit)

@@ -11,13 +11,21 @@ from scipy.special import ndtri
 from keyhole.arrays import Floats
 from keyhole.errors import UsageError
 from keyhole.families.relu_net import ReluNet
-from keyhole.methods.base import Estimate, Steps, Unrecoverable, last_only
-from keyhole.methods.relu_net.noisy.covariance import Spread
-from keyhole.methods.relu_net.noisy.errors import CorrelatedErrors, FittedNet
-from keyhole.methods.relu_net.noisy.least_squares import Fit, Problem, descended, enlarged, fitted, parameters, unit
-from keyhole.methods.relu_net.noisy.orientation import oriented, unfolded
+from keyhole.methods.base import Estimate, Steps, Unrecoverable
+from keyhole.methods.last_position import last_only
+from keyhole.methods.relu_net.noisy.covariance import CorrelatedErrors, Covariance, FittedNet
+from keyhole.methods.relu_net.noisy.least_squares import (
+    NetFit,
+    NetProblem,
+    descend,
+    enlarge,
+    fit_planes,
+    parameters,
+    unit,
+)
+from keyhole.methods.relu_net.noisy.orientation import orient, unfold
 from keyhole.methods.relu_net.noisy.samples import Samples
-from keyhole.methods.relu_net.noisy.search import LAST_STEPS, at_noise, explained, finished, noise_ceiling
+from keyhole.methods.relu_net.noisy.search import LAST_STEPS, at_noise, finished, fit_residuals, noise_ceiling
 from keyhole.queries import Signature
 from keyhole.recovery import Outcome
 
@@ -27,7 +35,7 @@ ASSUMPTIONS = (
     "neurons that bend only beyond the norms asked, or by less than the noise, are not seen",
 )
 
-# Questions for each number to be found: before a fit is believed, and in the end.
+# Queries for each number to be found: before a fit is believed, and in the end.
 FITTED_FROM = 3.0
 IN_THE_END = 5.0
 # With fewer than this a fit is not tried.
@@ -44,7 +52,7 @@ ROUNDS = 4
 LAST_ROUNDS = 12
 # Far samples that contradict the fit are first explained as if errors were these fractions of the answers.
 SOFTENINGS = (1e-2, 1e-4)
-# Rounds of further questions until the wanted error is reached, and the most of them for each number to be found.
+# Rounds of further queries until the wanted error is reached, and the most of them for each number to be found.
 MOST_ROUNDS = 3
 MOST_PER_PARAMETER = 40.0
 # How often, in how many recoveries, any entry at all may lie outside its radius.
@@ -88,26 +96,26 @@ class _Boosting:
 
     def run(self, target_error: float | None, skip: bool | None) -> Steps[Estimate[ReluNet]]:
         """Ask, fit, confirm, sharpen."""
-        yield from self.samples.probe()
-        fit = yield from self._grown()
-        fit = yield from self._confirmed(fit)
-        spread = Spread(self._turned(fit, skip))
+        yield from self.samples.ask_scale()
+        fit = yield from self._ask_growth()
+        fit = yield from self._ask_confirmation(fit)
+        covariance = Covariance(self._orient(fit, skip))
         for _ in range(MOST_ROUNDS):
-            more = self._wanted(spread, target_error)
+            more = self._wanted_samples(covariance, target_error)
             if more < 1:
                 break
             yield from self._ask(more, far=True)
-            fit = self._refined(fit, self.samples.problem())
-            spread = Spread(self._turned(fit, skip))
-        return self._estimate(spread, target_error)
+            fit = self._refine(fit, self.samples.problem())
+            covariance = Covariance(self._orient(fit, skip))
+        return self._estimate(covariance, target_error)
 
     # --- what is asked -----------------------------------------------------------------------------------------
 
     def _queries(self, neurons: int, per_parameter: float) -> int:
-        """Questions that make so many answers for each parameter."""
+        """Queries that make so many answers for each parameter."""
         outputs = self.samples.outputs
         wanted = per_parameter * parameters(neurons, self.signature.width, outputs, True) / outputs
-        # However many outputs, planes show only in different questions.
+        # However many outputs, planes show only in different queries.
         return math.ceil(max(wanted, per_parameter * (self.signature.width + 1)))
 
     def _ask(self, count: int, *, far: bool) -> Steps[None]:
@@ -116,14 +124,14 @@ class _Boosting:
         if count > 0:
             yield from self.samples.ask("samples", self.samples.draw(count, far=far))
 
-    def _wanted(self, spread: Spread, target_error: float | None) -> int:
-        """Further questions that target or budget ask for."""
+    def _wanted_samples(self, covariance: Covariance, target_error: float | None) -> int:
+        """Further queries that target or budget ask for."""
         asked = self.samples.count
-        most = self._queries(spread.fit.neurons, MOST_PER_PARAMETER)
+        most = self._queries(covariance.fit.neurons, MOST_PER_PARAMETER)
         left = min(self.budget, max(most, asked)) - asked
         if target_error is None:
             return int(left) if self.budget < math.inf else 0
-        error = self._error(spread)
+        error = self._error(covariance)
         return 0 if error <= target_error else int(min(left, math.ceil(asked * ((error / target_error) ** 2 - 1))))
 
     # --- what explains it --------------------------------------------------------------------------------------
@@ -134,51 +142,51 @@ class _Boosting:
             return max(1, math.ceil(SPARE * self.neurons))
         return max(1, min(MOST_NEURONS, MOST_PARAMETERS // (self.signature.width + 1)))
 
-    def _grown(self) -> Steps[Fit]:
+    def _ask_growth(self) -> Steps[NetFit]:
         """A fit that explains near samples, with as many of them as its size needs."""
         most = self._most()
         guess, planes = min(FIRST_GUESS if self.neurons is None else most, most), None
         while True:
             wanted = self._queries(guess, FITTED_FROM if self.neurons is None else IN_THE_END / SPARE)
             yield from self._ask(wanted - self.samples.near, far=False)
-            self._refuse_few(guess)
+            self._check_enough(guess)
             problem = self.samples.problem()
             if planes is None:
-                self._refuse_silence(problem)
-            flat = fitted(problem, np.zeros((0, problem.white.shape[1])))
+                self._check_response(problem)
+            flat = fit_planes(problem, np.zeros((0, problem.white.shape[1])))
             if at_noise(flat, self.bounded):
                 return flat
-            fit = self._explained(problem, flat, planes, guess, last=guess == most)
+            fit = self._fit_all(problem, flat, planes, guess, last=guess == most)
             if at_noise(fit, self.bounded):
                 return fit
             if guess == most:
-                raise self._refused(fit)
+                raise self._failure(fit)
             guess, planes = min(most, math.ceil(GROWTH * guess)), fit.raw_planes()
 
-    def _explained(self, problem: Problem, flat: Fit, planes: Floats | None, guess: int, *, last: bool) -> Fit:
+    def _fit_all(self, problem: NetProblem, flat: NetFit, planes: Floats | None, guess: int, *, last: bool) -> NetFit:
         """The best fit of about a number of neurons, begun where the last one ended."""
         room = max(guess, self._room(problem))
         rounds = LAST_ROUNDS if last else ROUNDS
         limits: dict[str, Any] = {"rounds": rounds, "most_neurons": room, "bounded": self.bounded, "flat": flat.squares}
         if planes is None or not planes.size:
             start = unit(self.rng.standard_normal((guess, self.signature.width + 1)))
-            return explained(problem, start, self.rng, **limits)
-        before = fitted(problem, problem.to_white(planes))
-        start = enlarged(before, max(1, guess - before.neurons), self.rng)
-        return explained(problem, start, self.rng, **limits)
+            return fit_residuals(problem, start, self.rng, **limits)
+        before = fit_planes(problem, problem.to_white(planes))
+        start = enlarge(before, max(1, guess - before.neurons), self.rng)
+        return fit_residuals(problem, start, self.rng, **limits)
 
-    def _room(self, problem: Problem) -> int:
+    def _room(self, problem: NetProblem) -> int:
         """Neurons that leave half of the answers free."""
         return int(problem.answers.size / 2 / (self.signature.width + self.samples.outputs))
 
-    def _confirmed(self, fit: Fit) -> Steps[Fit]:
+    def _ask_confirmation(self, fit: NetFit) -> Steps[NetFit]:
         """The fit with farther samples, which it must explain too; where it does not, neurons are added."""
         fit = finished(fit, self.rng, most_neurons=self._room(fit.problem), bounded=self.bounded)
         for _ in range(MOST_ROUNDS):
             wanted = max(self._queries(fit.neurons, IN_THE_END), math.ceil(self.samples.count * (1 + 1 / IN_THE_END)))
             yield from self._ask(wanted - self.samples.count, far=True)
-            self._refuse_few(fit.neurons)
-            before, fit = fit, self._refined(fit, self.samples.problem())
+            self._check_enough(fit.neurons)
+            before, fit = fit, self._refine(fit, self.samples.problem())
             if at_noise(fit, self.bounded):
                 return finished(fit, self.rng, most_neurons=self._room(fit.problem), bounded=self.bounded)
             fit = self._again(before)
@@ -186,34 +194,34 @@ class _Boosting:
                 fit = finished(fit, self.rng, most_neurons=self._room(fit.problem), bounded=self.bounded)
                 if self._queries(fit.neurons, IN_THE_END) <= self.samples.count:
                     return fit
-        raise self._refused(fit)
+        raise self._failure(fit)
 
-    def _again(self, fit: Fit) -> Fit:
+    def _again(self, fit: NetFit) -> NetFit:
         """Explain all samples, first coarsely: those far out would drown the others."""
         planes = fit.raw_planes()
         for softened in (*SOFTENINGS, 0.0):
             problem = self.samples.problem(softened)
             most = max(min(self._room(problem), self._most()), planes.shape[0])
             start = problem.to_white(planes)
-            fit = explained(problem, start, self.rng, rounds=LAST_ROUNDS, most_neurons=most, bounded=self.bounded)
+            fit = fit_residuals(problem, start, self.rng, rounds=LAST_ROUNDS, most_neurons=most, bounded=self.bounded)
             planes = fit.raw_planes()
         return fit
 
     @staticmethod
-    def _refined(fit: Fit, problem: Problem) -> Fit:
-        return descended(fitted(problem, problem.to_white(fit.raw_planes())), LAST_STEPS)
+    def _refine(fit: NetFit, problem: NetProblem) -> NetFit:
+        return descend(fit_planes(problem, problem.to_white(fit.raw_planes())), LAST_STEPS)
 
-    def _turned(self, fit: Fit, skip: bool | None) -> Fit:
-        """The same with ReLU neurons, and without a skip where none is declared and none is needed."""
+    def _orient(self, fit: NetFit, skip: bool | None) -> NetFit:
+        """A fit turned to ReLU neurons, without a skip where none is declared and none is needed."""
         if not skip:
-            turned = oriented(fit)
+            turned = orient(fit)
             if turned is not None and at_noise(turned, self.bounded):
                 return turned
-        return unfolded(fit)
+        return unfold(fit)
 
     # --- what is refused ---------------------------------------------------------------------------------------
 
-    def _refuse_few(self, neurons: int) -> None:
+    def _check_enough(self, neurons: int) -> None:
         needed = self._queries(neurons, FEWEST)
         if self.samples.count < needed:
             raise Unrecoverable(
@@ -222,7 +230,7 @@ class _Boosting:
                 f"more than {neurons} neurons need {needed} at least",
             )
 
-    def _refuse_silence(self, problem: Problem) -> None:
+    def _check_response(self, problem: NetProblem) -> None:
         """Answers that noise explains without any net."""
         if self.signature.noise.kind == "exact":
             return
@@ -231,7 +239,7 @@ class _Boosting:
         if float(np.sum((problem.answers - constant @ level) ** 2)) <= noise_ceiling(problem, 0, self.bounded):
             raise Unrecoverable(Outcome.TOO_NOISY, "the answers cannot be told from a constant in the declared noise")
 
-    def _refused(self, fit: Fit) -> Unrecoverable:
+    def _failure(self, fit: NetFit) -> Unrecoverable:
         ratio = math.sqrt(fit.squares / fit.problem.answers.size)
         why = "noise" if self.signature.noise.kind != "exact" else "rounding"
         return Unrecoverable(
@@ -242,27 +250,27 @@ class _Boosting:
 
     # --- what comes back ---------------------------------------------------------------------------------------
 
-    def _error(self, spread: Spread) -> float:
+    def _error(self, covariance: Covariance) -> float:
         """Root mean square of the function's standard error at near samples."""
         tokens = self.samples.draw(4 * self.signature.width, far=False)
         rows = np.concatenate([tokens, np.ones((tokens.shape[0], 1))], axis=1)
-        return float(np.sqrt(np.mean(spread.predictions(rows) ** 2)))
+        return float(np.sqrt(np.mean(covariance.predictions(rows) ** 2)))
 
-    def _estimate(self, spread: Spread, target_error: float | None) -> Estimate[ReluNet]:
-        fit, samples = spread.fit, self.samples
-        raw = spread.raw
+    def _estimate(self, covariance: Covariance, target_error: float | None) -> Estimate[ReluNet]:
+        fit, samples = covariance.fit, self.samples
+        raw = covariance.raw
         lengths = np.linalg.norm(raw[:, :-1], axis=1)
         lengths = np.where(lengths > 0, lengths, 1.0)
         output = fit.output * np.concatenate([lengths, np.ones(fit.output.shape[0] - fit.neurons)])[:, None]
         params = FittedNet(**self._arrays(raw / lengths[:, None], output, fit.problem.affine))
-        errors = self._arrays(spread.planes(), spread.output(), fit.problem.affine)
+        errors = self._arrays(covariance.planes(), covariance.output(), fit.problem.affine)
         # Errors that are only bounded may all conspire; random ones add up in quadrature.
         deviations = -float(ndtri(MISSES / 2 / max(1, sum(array.size for array in errors.values()))))
         widened = math.sqrt(fit.problem.answers.size) if self.bounded else deviations
-        radius = ReluNet(**{name: widened * array for name, array in errors.items()})
+        radius = {name: widened * array for name, array in errors.items()}
         normal = self.signature.noise.kind == "gaussian"
         count = parameters(fit.neurons, self.signature.width, samples.outputs, fit.problem.affine)
-        error = self._error(spread)
+        error = self._error(covariance)
         details = {
             "neurons": fit.neurons,
             "orientation": "not settled: a skip makes up for it" if fit.problem.affine else "settled",
@@ -276,9 +284,9 @@ class _Boosting:
             details |= {"target_error": target_error, "target_reached": error <= target_error}
         return Estimate(
             params=params,
-            radius=CorrelatedErrors.of(radius, spread, widened),
+            radius=CorrelatedErrors(**radius, covariance=covariance, factor=widened),
             counting_bound=math.ceil(count / samples.outputs),
-            standard_error=CorrelatedErrors.of(ReluNet(**errors), spread, 1.0) if normal else None,
+            standard_error=CorrelatedErrors(**errors, covariance=covariance) if normal else None,
             assumptions=(*ASSUMPTIONS, f"what is said holds for tokens of norm up to {samples.reach:.3g}"),
             details=details,
         )

@@ -8,31 +8,31 @@ import numpy as np
 from scipy.spatial import cKDTree
 
 from keyhole.arrays import Floats
-from keyhole.methods.relu_net.noisy.least_squares import Fit, descended, fitted
+from keyhole.methods.relu_net.noisy.least_squares import NetFit, descend, fit_planes
 
 # Signs are found by meeting in the middle up to this many neurons: 2^12 half sums on either side.
 MOST_SEARCHED = 24
 STEPS = 20
 
 
-def unfolded(fit: Fit) -> Fit:
-    """The same function with ReLU neurons, as they happen to face, beside the affine part."""
-    return fitted(replace(fit.problem, folded=False), fit.planes)
+def unfold(fit: NetFit) -> NetFit:
+    """A fit of one function as one of ReLU neurons, as they happen to face, beside the affine part."""
+    return fit_planes(replace(fit.problem, folded=False), fit.planes)
 
 
-def oriented(fit: Fit) -> Fit | None:
+def orient(fit: NetFit) -> NetFit | None:
     """A fit without an affine part, the best for the likeliest signs; None where they cannot be found."""
     signs = _signs(fit)
     if signs is None:
         return None
     try:
-        turned = fitted(replace(fit.problem, folded=False, affine=False), fit.planes * signs[:, None])
+        turned = fit_planes(replace(fit.problem, folded=False, affine=False), fit.planes * signs[:, None])
     except np.linalg.LinAlgError:
         return None
-    return descended(turned, STEPS)
+    return descend(turned, STEPS)
 
 
-def _signs(fit: Fit) -> Floats | None:  # -> (neurons,)
+def _signs(fit: NetFit) -> Floats | None:  # -> (neurons,)
     """Signs s with Σ s_i·c_i·a_i = the linear part, as well as they can be: c|z| = 2c·ReLU(s·z) − s·c·z."""
     if fit.neurons == 0:
         return np.zeros(0)

@@ -1,4 +1,4 @@
-"""Random one-token questions to a net behind noise: at which norms its kinks show, and how much each answer errs."""
+"""Random one-token queries to a net behind noise: at which norms its kinks show, and how much each answer errs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from keyhole.arrays import Floats, to_numpy
 from keyhole.methods.base import Steps
-from keyhole.methods.relu_net.noisy.least_squares import Problem
+from keyhole.methods.relu_net.noisy.least_squares import NetProblem
 from keyhole.queries import Measurements, Signature, sequences
 
 # Lines through the origin that are asked at norms a constant factor apart, to see where answers bend.
@@ -46,7 +46,7 @@ class Samples:
 
     @property
     def count(self) -> int:
-        """Questions asked so far."""
+        """Queries asked so far."""
         return int(self.tokens.shape[0])
 
     @property
@@ -72,7 +72,7 @@ class Samples:
         self.answers = np.concatenate([before, answers])
         return answers
 
-    def probe(self) -> Steps[None]:
+    def ask_scale(self) -> Steps[None]:
         """Find the norm at which kinks begin, by second differences around the origin."""
         top = min(PROBE_NORM, self.longest)
         rungs = PROBE_RUNGS if top == PROBE_NORM else PROBE_RUNGS_BOUNDED
@@ -89,7 +89,7 @@ class Samples:
         whole = float(np.sqrt(np.mean(bends[-1] ** 2)))
         # An affine map, or one whose kinks are lost in noise, is asked as far out as may be.
         shows = whole > SHOWS * noise
-        self.kinks = _settled(norms, np.sqrt(np.mean((bends - bends[-1]) ** 2, axis=1)) / whole) if shows else top
+        self.kinks = _choose_scale(norms, np.sqrt(np.mean((bends - bends[-1]) ** 2, axis=1)) / whole) if shows else top
 
     def draw(self, count: int, *, far: bool) -> Floats:  # -> (count, width)
         """Random directions, with norms of evenly spread logarithm."""
@@ -129,16 +129,16 @@ class Samples:
         """Samples that a fit is made to."""
         return int(np.sum(np.linalg.norm(self.tokens, axis=1) <= self.reach))
 
-    def problem(self, softened: float = 0.0) -> Problem:
+    def problem(self, softened: float = 0.0) -> NetProblem:
         """What is to be explained; softened: as if errors were at least this fraction of the size of answers."""
         norms = np.linalg.norm(self.tokens, axis=1)
         over = 1 / np.hypot(self.deviations(), softened * self._size(norms))[:, None]
         rows = np.concatenate([self.tokens, np.ones((self.count, 1))], axis=1)
         used = norms <= self.reach  # a few probes much farther out would drown the samples
-        return Problem((rows * over)[used], (self.answers * over)[used])
+        return NetProblem((rows * over)[used], (self.answers * over)[used])
 
 
-def _settled(norms: Floats, changes: Floats) -> float:  # (n,), (n,) from the smallest norm to the largest
+def _choose_scale(norms: Floats, changes: Floats) -> float:  # (n,), (n,) from the smallest norm to the largest
     """The norm from which changes stay small, between those that were asked."""
     unsettled = np.nonzero(changes > UNSETTLED)[0]
     if unsettled.size == 0:

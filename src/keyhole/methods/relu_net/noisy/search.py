@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from keyhole.arrays import Floats
-from keyhole.methods.relu_net.noisy.least_squares import Fit, Problem, descended, enlarged, fitted, slimmed
+from keyhole.methods.relu_net.noisy.least_squares import NetFit, NetProblem, descend, enlarge, fit_planes, slim
 
 # Squares may exceed what noise leaves by this many standard deviations.
 MISFIT_DEVIATIONS = 4.0
@@ -28,7 +28,7 @@ NEAR_NOISE = 4.0
 WORTHLESS = 0.5
 
 
-def noise_ceiling(problem: Problem, neurons: int, bounded: bool) -> float:
+def noise_ceiling(problem: NetProblem, neurons: int, bounded: bool) -> float:
     """Squares that noise alone hardly ever exceeds; bounded errors may all be as large as they can."""
     if bounded:
         return float(problem.answers.size)
@@ -36,19 +36,19 @@ def noise_ceiling(problem: Problem, neurons: int, bounded: bool) -> float:
     return float(freedom + MISFIT_DEVIATIONS * math.sqrt(2 * freedom))
 
 
-def at_noise(fit: Fit, bounded: bool) -> bool:
+def at_noise(fit: NetFit, bounded: bool) -> bool:
     """Whether noise explains what is left."""
     return fit.squares <= noise_ceiling(fit.problem, fit.neurons, bounded)
 
 
-def fewest(problem: Problem) -> float:
+def fewest(problem: NetProblem) -> float:
     """By how much squares must grow for a lost neuron to be missed."""
     own = problem.rows.shape[1] - 1 + problem.answers.shape[1]
     return float(own + NEURON_DEVIATIONS * math.sqrt(2 * own))
 
 
-def explained(
-    problem: Problem,
+def fit_residuals(
+    problem: NetProblem,
     planes: Floats,  # (neurons, width + 1): where to start, in whitened coordinates
     rng: np.random.Generator,
     *,
@@ -56,17 +56,17 @@ def explained(
     most_neurons: int,
     bounded: bool,
     flat: float = math.inf,  # squares that an affine map leaves
-) -> Fit:
+) -> NetFit:
     """Descend, slim, and enlarge where the residual asks for it, until noise explains the rest or rounds are over."""
-    fit = fitted(problem, planes)
+    fit = fit_planes(problem, planes)
     best = fit
     for number in range(rounds):
         if number > 0:
             room = min(max(2, int(ENLARGED_BY * fit.neurons)), most_neurons - fit.neurons)
             if room < 1:
                 break
-            fit = fitted(problem, enlarged(fit, room, rng))
-        fit = descended(fit, STEPS, problem.freedom(fit.neurons))
+            fit = fit_planes(problem, enlarge(fit, room, rng))
+        fit = descend(fit, STEPS, problem.freedom(fit.neurons))
         if not hopeless(fit, flat, bounded):
             fit = _slim(fit, bounded)
         best = fit if fit.squares < best.squares else best
@@ -77,38 +77,38 @@ def explained(
     return best
 
 
-def hopeless(fit: Fit, flat: float, bounded: bool) -> bool:
+def hopeless(fit: NetFit, flat: float, bounded: bool) -> bool:
     """Whether so much is left that a few more neurons will not do."""
     return fit.squares > max(HOPELESS * flat, NEAR_NOISE * noise_ceiling(fit.problem, fit.neurons, bounded))
 
 
-def _slim(fit: Fit, bounded: bool) -> Fit:
+def _slim(fit: NetFit, bounded: bool) -> NetFit:
     """As few neurons as explain the answers as well."""
     for _ in range(SLIM_ROUNDS):
-        smaller = slimmed(fit, WORTHLESS * max(fit.squares, fit.problem.freedom(fit.neurons)))
+        smaller = slim(fit, WORTHLESS * max(fit.squares, fit.problem.freedom(fit.neurons)))
         if smaller.neurons == fit.neurons:
             break
-        smaller = descended(smaller, STEPS, fit.problem.freedom(smaller.neurons))
+        smaller = descend(smaller, STEPS, fit.problem.freedom(smaller.neurons))
         if smaller.squares > SLIM_LOSS * fit.squares and not at_noise(smaller, bounded):
             break
         fit = smaller
     return fit
 
 
-def finished(fit: Fit, rng: np.random.Generator, *, most_neurons: int, bounded: bool) -> Fit:
+def finished(fit: NetFit, rng: np.random.Generator, *, most_neurons: int, bounded: bool) -> NetFit:
     """At the noise already: to the bottom; neurons that are missed come back, those that are not go."""
-    fit = descended(fit, LAST_STEPS)
+    fit = descend(fit, LAST_STEPS)
     need = fewest(fit.problem)
     for _ in range(fit.neurons):
         if fit.neurons == 0 or fit.squares > noise_ceiling(fit.problem, fit.neurons, bounded):
             break
         weakest = int(np.argmin(fit.worth()))
-        smaller = descended(fitted(fit.problem, np.delete(fit.planes, weakest, axis=0)), LAST_STEPS)
+        smaller = descend(fit_planes(fit.problem, np.delete(fit.planes, weakest, axis=0)), LAST_STEPS)
         if smaller.squares > fit.squares + need:
             break
         fit = smaller
     while fit.neurons < most_neurons:
-        larger = descended(fitted(fit.problem, enlarged(fit, 1, rng)), LAST_STEPS)
+        larger = descend(fit_planes(fit.problem, enlarge(fit, 1, rng)), LAST_STEPS)
         if larger.squares > fit.squares - need:
             break
         fit = larger

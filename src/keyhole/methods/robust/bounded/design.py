@@ -1,4 +1,4 @@
-"""Answers with any errors of at most τ: which questions make the radii least, and what is certain of the score."""
+"""Answers with any errors of at most τ: which queries make the radii least, and what is certain of the score."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from keyhole.arrays import Floats, Integers
-from keyhole.methods.robust.bounded.interval import Interval, Layout
+from keyhole.methods.robust.bounded.interval import Interval, PairLayout
 
 EPS = float(np.finfo(np.float64).eps)
 # More than what a few roundings in float64 add to a norm or a bound.
@@ -27,7 +27,7 @@ EXTRA_ROUNDINGS = 8
 
 
 @dataclass(frozen=True, eq=False)
-class Value:
+class BoundedValue:
     """The value of tokens as read: entries, and the one output that the score is read from."""
 
     vector: Floats  # (width, outputs)
@@ -101,7 +101,7 @@ def _at_angle(share: Floats, across: Floats, tangent: Floats) -> tuple[Floats, F
 
 
 @dataclass(frozen=True, eq=False)
-class Design:
+class PairDesign:
     """First tokens: x_0 along the value, and for every entry a of a token two rows x_a, so that e_a takes x_a and x_0.
 
     Rows 1 … width are those of least radius, rows width + 1 … 2·width the steeper ones for the diagonal.
@@ -126,10 +126,10 @@ class Design:
         return float(np.min(self.overlap.middle / self.overlap.radius))
 
 
-class Sheet:
+class ScoreTable:
     """Answers to sequences of x_k, −x_k and s·e_b by row k and column b, each with the scale s it was asked at."""
 
-    def __init__(self, value: Value, design: Design, layout: Layout, eps: float) -> None:
+    def __init__(self, value: BoundedValue, design: PairDesign, layout: PairLayout, eps: float) -> None:
         self.value, self.design, self.layout = value, design, layout
         self.width = design.rows.shape[1]
         self.answers, self.radius, self.scale = (np.full(design.rows.shape, np.nan) for _ in range(3))
@@ -139,7 +139,7 @@ class Sheet:
         self.lost = (lost + 4 * EPS * np.linalg.norm(np.abs(made) + np.abs(others), axis=1)) * SAFE  # (2·width,)
         self.rounding = (self.width + EXTRA_ROUNDINGS) * eps  # of a logit, over the norms of its tokens and of W
 
-    def asked(self) -> tuple[Integers, Integers]:
+    def entries_to_ask(self) -> tuple[Integers, Integers]:
         """Rows and columns there are answers to, without the steeper rows."""
         row, column = np.nonzero(np.isfinite(self.scale[: self.width + 1]))
         return row.astype(np.int64), column.astype(np.int64)
@@ -149,9 +149,9 @@ class Sheet:
         scale, design = self.scale[row, column], self.design
         rounding = 0.0 if size is None else self.rounding * size[column] * scale
         answers = Interval.around(self.answers[row, column], self.radius[row, column])
-        own = diagonal[column].times(scale**2).widened((rounding + design.bias[column].size) * scale)
+        own = diagonal[column].times(scale**2).widen((rounding + design.bias[column].size) * scale)
         last = self.value.used[column].times(scale)
-        logits = self.layout.logit(answers, own, design.overlap[row], last).widened(rounding * design.norm)
+        logits = self.layout.logit(answers, own, design.overlap[row], last).widen(rounding * design.norm)
         return (logits + design.tilt[row].times(-1.0)).over(scale)
 
     def diagonal(self, size: Floats | None = None) -> Interval:  # (width,) -> (width,)
@@ -166,7 +166,7 @@ class Sheet:
         for _ in range(CONTRACTIONS):
             before = found.high - found.low
             for block in (0, 1):
-                found = found.within(self._diagonal_given(found, block, size))
+                found = found.within(self._solve_diagonal(found, block, size))
             after = found.high - found.low
             if not np.any((before - after > LEAST_GAIN * after) & (after > 0)):
                 break
@@ -191,11 +191,11 @@ class Sheet:
         bound = np.where(np.isnan(bound), np.inf, bound)
         return Interval(-bound, bound)
 
-    def _diagonal_given(self, diagonal: Interval, block: int, size: Floats | None) -> Interval:
+    def _solve_diagonal(self, diagonal: Interval, block: int, size: Floats | None) -> Interval:
         """The diagonal, once more, from what is known of it; everything where nothing was asked."""
         row, column, own, first, lost = self._diagonal_rows(block, size)
         entries = self.forms(row, column, diagonal, size).times(own)
-        entries = (entries + self.forms(0 * row, column, diagonal, size).times(first)).widened(lost)
+        entries = (entries + self.forms(0 * row, column, diagonal, size).times(first)).widen(lost)
         known = ~(np.isnan(entries.low) | np.isnan(entries.high))
         return Interval(np.where(known, entries.low, -np.inf), np.where(known, entries.high, np.inf))
 
@@ -217,13 +217,13 @@ class Sheet:
             size = np.maximum(size, 2 * seen)
 
     def _solve(self, size: Floats) -> tuple[Interval, Interval]:
-        """The same for columns of norms of at most `size`."""
+        """Intervals of the score matrix and of its forms, for columns of norms of at most `size`."""
         design, every = self.design, np.arange(self.width)
         diagonal = self.diagonal(size)
         forms = self.forms(np.arange(self.width + 1)[:, None], every[None, :], diagonal, size)
         own, first = design.own[: self.width, None], design.first[: self.width, None]
         score = forms[1:].times(own) + forms[:1].times(first)
-        score = score.widened(self.lost[: self.width, None] * size)
+        score = score.widen(self.lost[: self.width, None] * size)
         entry = score[every, every].within(diagonal)
         low, high = score.low.copy(), score.high.copy()
         low[every, every], high[every, every] = entry.low, entry.high

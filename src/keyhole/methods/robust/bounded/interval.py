@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from keyhole.arrays import Floats
+from keyhole.arrays import Booleans, Floats
 
 # A logit is found in a dozen roundings of relative size eps/2; this many eps cover them and those of exp and log.
 LOGIT_ROUNDINGS = 32
@@ -42,7 +41,7 @@ class Interval:
         return np.asarray(np.maximum(np.abs(self.low), np.abs(self.high)))
 
     @property
-    def empty(self) -> npt.NDArray[np.bool_]:
+    def empty(self) -> Booleans:
         """Where nothing is left after an intersection."""
         return np.asarray(self.low > self.high)
 
@@ -63,7 +62,7 @@ class Interval:
         ends = self.low / divisor, self.high / divisor
         return _outward(np.minimum(*ends), np.maximum(*ends))
 
-    def widened(self, by: Any) -> Interval:
+    def widen(self, by: Any) -> Interval:
         """Larger by so much at both ends."""
         return _outward(self.low - by, self.high + by)
 
@@ -81,7 +80,7 @@ def _outward(low: Any, high: Any) -> Interval:
 
 
 @dataclass(frozen=True)
-class Layout:
+class PairLayout:
     """A sequence of `plus` tokens x, `minus` tokens −x and one last token g."""
 
     plus: int
@@ -117,7 +116,7 @@ class Layout:
         unreadable = (reach >= first.low) | (first.low <= 0)
         high, low = np.where(unreadable, np.inf, high), np.where(unreadable, -np.inf, low)
         slack = LOGIT_ROUNDINGS * np.finfo(np.float64).eps * (1 + np.maximum(np.abs(low), np.abs(high)) + own.size)
-        return Interval(low, high).widened(slack)
+        return Interval(low, high).widen(slack)
 
     def _root(self, answer: Floats, own: Floats, first: Floats, last: Floats) -> Floats:
         # What saturates divides by zero and has no logarithm; `logit` looks for that itself.

@@ -10,10 +10,10 @@ import numpy as np
 from keyhole.arrays import Array, Floats, Space
 from keyhole.families import SingleHead
 from keyhole.methods.base import Estimate, Steps
-from keyhole.methods.forms.value import refuse_single_tokens
-from keyhole.methods.robust.bounded.design import Sheet
+from keyhole.methods.forms.value import check_length
+from keyhole.methods.robust.bounded.design import ScoreTable
 from keyhole.methods.robust.bounded.interval import Interval
-from keyhole.methods.robust.bounded.reader import Reader
+from keyhole.methods.robust.bounded.reader import BoundedReader
 from keyhole.methods.robust.bounded.score import ScoreReader
 from keyhole.queries import Signature
 
@@ -40,34 +40,39 @@ def bounded(
     under additive tolerance, given margin and norm conditions, which are checked and reported. Sequences hold
     `copies` tokens x, as many −x, and one g = s·e_b; with x_a = p·v̂ + r·e_a an entry of W takes two of them,
     x_a and x_0 ∥ v, and its radius is 2√2·τ/(B³|v|) for tokens of norm B: √2 times the spectral norm that errors of
-    τ hide from any questions. d² + 3d + 8 queries, a few more where logits are large; d² + 2d + 11
+    τ hide from any queries. d² + 3d + 8 queries, a few more where logits are large; d² + 2d + 11
     where norms are free, and then rounding is all that is left of the radius.
 
     Biases that show are refused. With `cover_biases` the radii, three to six times as wide and for d − 2 queries more,
     also hold for heads whose biases hide in the tolerance. Assumes what `ASSUMPTIONS` says.
     """
-    refuse_single_tokens(signature)
-    reader = Reader(signature, copies, cover_biases)
-    value, shape = yield from reader.read_value()
-    design = yield from reader.read_overlap(value)
+    check_length(signature)
+    reader = BoundedReader(signature, copies, cover_biases)
+    value, shape = yield from reader.ask_value()
+    design = yield from reader.ask_overlap(value)
     if cover_biases:
-        design = yield from reader.bound_score_bias(value, design)
+        design = yield from reader.ask_bias_bound(value, design)
         hidden: float | None = float(np.max(design.bias.size))
     else:
-        hidden = yield from reader.refuse_score_bias(value, design, rng)
-    scale = yield from reader.pilot(value, design, rng)
-    sheet = Sheet(value, design, reader.layout, signature.space.eps)
+        hidden = yield from reader.ask_bias_check(value, design, rng)
+    scale = yield from reader.ask_scale(value, design, rng)
+    sheet = ScoreTable(value, design, reader.layout, signature.space.eps)
     entries = ScoreReader(reader, sheet)
-    yield from entries.read_diagonal(scale)
-    yield from entries.read_rest(rng)
-    score, forms = entries.solved()
+    yield from entries.ask_diagonal(scale)
+    yield from entries.ask_rest(rng)
+    score, forms = entries.solve()
     if reader.free:
-        yield from entries.refuse_other_forms(score, rng)
-    return _estimated(reader, sheet, score, forms, shape, hidden)
+        yield from entries.ask_form_check(score, rng)
+    return _estimate(reader, sheet, score, forms, shape, hidden)
 
 
-def _estimated(
-    reader: Reader, sheet: Sheet, score: Interval, forms: Interval, shape: tuple[int, ...], hidden: float | None
+def _estimate(
+    reader: BoundedReader,
+    sheet: ScoreTable,
+    score: Interval,
+    forms: Interval,
+    shape: tuple[int, ...],
+    hidden: float | None,
 ) -> Estimate[SingleHead]:
     """Parameters, radii, and the conditions they rest on."""
     space, value, design = reader.space, sheet.value, sheet.design
@@ -94,7 +99,9 @@ def _radius(space: Space, centre: Floats | float, radius: Floats) -> Array:
     return space.asarray((radius + eps * np.abs(centre)) * (1 + 4 * eps) + space.tiny)
 
 
-def _details(reader: Reader, sheet: Sheet, score: Interval, forms: Interval, hidden: float | None) -> dict[str, Any]:
+def _details(
+    reader: BoundedReader, sheet: ScoreTable, score: Interval, forms: Interval, hidden: float | None
+) -> dict[str, Any]:
     """Conditions of the theorem in plain numbers."""
     value, design, asked = sheet.value, sheet.design, slice(reader.width + 1)
     logits = np.abs(forms.middle) * sheet.scale[asked]

@@ -11,14 +11,14 @@ import numpy as np
 from keyhole.arrays import Floats, floats
 from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.forms.scale import floor_power
-from keyhole.methods.robust.bounded.design import EPS, EXTRA_ROUNDINGS, Design, Value, leaning_rows
-from keyhole.methods.robust.bounded.interval import Interval, Layout
+from keyhole.methods.robust.bounded.design import EPS, EXTRA_ROUNDINGS, BoundedValue, PairDesign, leaning_rows
+from keyhole.methods.robust.bounded.interval import Interval, PairLayout
 from keyhole.queries import Measurements, Plan, Signature, Term, TokenRows
 from keyhole.recovery import Outcome
 
 # Where norms are free, tokens are this long: no tolerance is left beside rounding, and squares do not overflow.
 FREE_NORM = 2.0**100
-# Questions with a zero last token, which show a score bias, and questions that find the size of logits.
+# Queries with a zero last token, which show a score bias, and queries that find the size of logits.
 BIAS_QUERIES = 3
 PILOT_QUERIES = 3
 # Without tokens −x an answer tells the logit of x over that of g only, so that g must be shorter than x.
@@ -39,7 +39,7 @@ LEAST_MARGIN = 4.0
 LEAST_MARGIN_UNPAIRED = 10.0
 
 
-class Reader:
+class BoundedReader:
     """Knows the oracle: which tokens it takes, and how far its answers may be off."""
 
     def __init__(self, signature: Signature, copies: int, cover_biases: bool) -> None:
@@ -47,7 +47,7 @@ class Reader:
         self.free, self.cover_biases = signature.max_norm is None, cover_biases
         pairs = copies if signature.max_length is None else min(copies, (signature.max_length - 1) // 2)
         # Long first tokens drown the last one without any copies.
-        self.layout = Layout(1, 0) if pairs == 0 else Layout(1, 1) if self.free else Layout(pairs, pairs)
+        self.layout = PairLayout(1, 0) if pairs == 0 else PairLayout(1, 1) if self.free else PairLayout(pairs, pairs)
         self.longest = floor_power(min(FREE_NORM, self.space.huge ** (1 / 3))) if self.free else signature.norm_limit
         last = self.longest / GROW if self.free else self.longest
         self.longest_last = last if self.layout.minus else last * SHORT_LAST
@@ -65,8 +65,8 @@ class Reader:
         other = Term(first.rows, first.index, -1.0)
         return Plan(stage, count, [*[[first]] * self.layout.plus, *[[other]] * self.layout.minus, last])
 
-    def answered(self, answers: Measurements, value: Value, tokens: int) -> tuple[Floats, float]:
-        """Answers of the output in use, and how far they may be off: tolerance, hidden bias and the box's rounding."""
+    def solve_answers(self, answers: Measurements, value: BoundedValue, tokens: int) -> tuple[Floats, float]:
+        """Answers of the output in use, and how far they may be off: tolerance, hidden bias and rounding."""
         roundings = (self.width + tokens + EXTRA_ROUNDINGS) * self.space.eps
         hidden = float(value.hidden_bias[value.output]) if self.cover_biases else 0.0
         radius = answers.radius + hidden + roundings * self.longest * value.norm + self.space.tiny
@@ -74,7 +74,7 @@ class Reader:
 
     # --- value, biases and the size of logits -------------------------------------------------------------------
 
-    def read_value(self) -> Steps[tuple[Value, tuple[int, ...]]]:
+    def ask_value(self) -> Steps[tuple[BoundedValue, tuple[int, ...]]]:
         """One-token queries: the zero token, which shows an output bias, then every entry."""
         rows, exact = self.vectors(np.concatenate([np.zeros((1, self.width)), self.longest * np.eye(self.width)]))
         answers: Measurements = yield Plan("value", self.width + 1, [[Term(rows)]])
@@ -89,17 +89,17 @@ class Reader:
         hidden = np.abs(values[0]) + radius[0]
         entries = Interval.around(values[1:], radius[1:] + (hidden if self.cover_biases else 0.0))
         entries = entries.over(np.diag(exact[1:])[:, None])
-        value = Value(entries.middle, entries.radius, hidden)
+        value = BoundedValue(entries.middle, entries.radius, hidden)
         used = np.abs(value.used.middle) / value.used.radius
         if np.all(used <= 1):
             raise self._no_margin(float(np.linalg.norm(used)))
         return value, tuple(answers.values.shape[1:])
 
-    def read_overlap(self, value: Value) -> Steps[Design]:
+    def ask_overlap(self, value: BoundedValue) -> Steps[PairDesign]:
         """Choose the first tokens, and ask for the value of x_0, which that of all others follows from."""
         rows, along_value = self.vectors(self.longest * value.direction[None, :])
         answers: Measurements = yield Plan("value", 1, [[Term(rows)]])
-        along = Interval.around(*self.answered(answers, value, 1))
+        along = Interval.around(*self.solve_answers(answers, value, 1))
         leaning = leaning_rows(value.direction)
         height = leaning.height * self.longest
         made = leaning.part[:, None] * along_value + np.tile(np.eye(self.width), (2, 1)) * height[:, None]
@@ -108,8 +108,8 @@ class Reader:
         # What was rounded when rows were made, and the rounding of that difference.
         lost = np.abs(exact[1:] - made) @ value.used.size + 4 * EPS * self.longest * value.norm
         nothing = Interval(np.zeros(2 * self.width + 1), np.zeros(2 * self.width + 1))
-        overlap, bias = along.beside(others.widened(lost)), nothing[: self.width]
-        design = Design(exact, 1 / height, -leaning.part / height, leaning.shorter, overlap, nothing, bias)
+        overlap, bias = along.beside(others.widen(lost)), nothing[: self.width]
+        design = PairDesign(exact, 1 / height, -leaning.part / height, leaning.shorter, overlap, nothing, bias)
         if not design.margin >= self.least_margin:
             raise self._no_margin(design.margin)
         return design
@@ -125,18 +125,18 @@ class Reader:
             f"{self.least_margin:g} times are needed: it takes {remedy}",
         )
 
-    def refuse_score_bias(self, value: Value, design: Design, rng: np.random.Generator) -> Steps[float | None]:
+    def ask_bias_check(self, value: BoundedValue, design: PairDesign, rng: np.random.Generator) -> Steps[float | None]:
         """A few random tokens at 45° to the value, before a zero last token: their logits are those of the bias alone.
 
         The largest bias along those tokens that would not have shown, None if no bias would.
         """
         rows, _, overlap = self.random_rows(value, design, rng, BIAS_QUERIES)
-        logits = yield from self._before_zero(value, rows, overlap)
+        logits = yield from self._ask_before_zero(value, rows, overlap)
         largest = float(np.max(logits.size)) / self.longest
         return largest if math.isfinite(largest) else None
 
     def random_rows(
-        self, value: Value, design: Design, rng: np.random.Generator, count: int
+        self, value: BoundedValue, design: PairDesign, rng: np.random.Generator, count: int
     ) -> tuple[TokenRows, Floats, Interval]:
         """Random first tokens at 45° to the value, (count, width), and their values."""
         along, across = design.rows[0] / self.longest, rng.standard_normal((count, self.width))
@@ -147,24 +147,24 @@ class Reader:
         spread = np.abs(exact) @ value.used.radius + 4 * self.width * self.space.eps * self.longest * value.norm
         return rows, exact, Interval.around(exact @ value.used.middle, spread)
 
-    def bound_score_bias(self, value: Value, design: Design) -> Steps[Design]:
-        """The same for all rows, so that every entry of a score bias that did not show has its bound."""
+    def ask_bias_bound(self, value: BoundedValue, design: PairDesign) -> Steps[PairDesign]:
+        """A design that bounds every entry of a score bias that was not detected, from all rows beside a zero token."""
         width, rows = self.width, self.vectors(design.rows[: self.width + 1])[0]
-        tilt = yield from self._before_zero(value, rows, design.overlap[: width + 1])
+        tilt = yield from self._ask_before_zero(value, rows, design.overlap[: width + 1])
         if not np.all(np.isfinite(tilt.size)):
             raise self._no_margin(design.margin)
         bias = tilt[1:].times(design.own[:width]) + tilt[:1].times(design.first[:width])
         # Rows are rounded when they are made, and so are these differences.
         rounding = 8 * width * self.space.eps * np.linalg.norm(bias.size)
-        bias = bias.widened(rounding)
+        bias = bias.widen(rounding)
         steep = (bias + tilt[:1].times(-design.first[width:])).over(design.own[width:])
-        return replace(design, tilt=tilt.beside(steep.widened(rounding * self.longest)), bias=bias)
+        return replace(design, tilt=tilt.beside(steep.widen(rounding * self.longest)), bias=bias)
 
-    def _before_zero(self, value: Value, rows: TokenRows, overlap: Interval) -> Steps[Interval]:
+    def _ask_before_zero(self, value: BoundedValue, rows: TokenRows, overlap: Interval) -> Steps[Interval]:
         """Logits of rows before a zero last token; refused where they are not zero."""
         count = int(rows.vectors.shape[0])
         answers: Measurements = yield self.sequences("score bias", Term(rows), [], count)
-        seen = Interval.around(*self.answered(answers, value, self.layout.length))
+        seen = Interval.around(*self.solve_answers(answers, value, self.layout.length))
         even = overlap.times((self.layout.plus - self.layout.minus) / self.layout.length)
         if np.any(seen.within(even).empty):
             raise Unrecoverable(
@@ -175,7 +175,7 @@ class Reader:
         nothing = Interval(np.zeros(count), np.zeros(count))
         return self.layout.logit(seen, nothing, overlap, nothing)
 
-    def pilot(self, value: Value, design: Design, rng: np.random.Generator) -> Steps[float]:
+    def ask_scale(self, value: BoundedValue, design: PairDesign, rng: np.random.Generator) -> Steps[float]:
         """The length of last tokens at which typical logits have their aim, from random ones."""
         row = 1 + rng.integers(self.width, size=PILOT_QUERIES)
         directions = rng.standard_normal((PILOT_QUERIES, self.width))
@@ -185,7 +185,7 @@ class Reader:
         nothing = Interval(np.zeros(PILOT_QUERIES), np.zeros(PILOT_QUERIES))
         for _ in range(MOST_ROUNDS):
             plan = self.sequences("scale", Term(rows), [Term(units, None, scale)], PILOT_QUERIES)
-            seen = Interval.around(*self.answered((yield plan), value, self.layout.length))
+            seen = Interval.around(*self.solve_answers((yield plan), value, self.layout.length))
             last = Interval.around(scale * (exact @ value.used.middle), 0.0)
             logits = self.layout.logit(seen, nothing, design.overlap[row], last)
             if not np.all(np.isfinite(logits.size)):
@@ -195,10 +195,10 @@ class Reader:
                 return min(limit, scale * BEST_LOGIT / max(typical, self.space.tiny))
             else:
                 scale = min(GROW * scale, limit)
-        raise saturated(PILOT_QUERIES)
+        raise saturation_error(PILOT_QUERIES)
 
 
-def saturated(count: int) -> Unrecoverable:
+def saturation_error(count: int) -> Unrecoverable:
     """What to raise where logits cannot be read."""
     return Unrecoverable(
         Outcome.SATURATED,

@@ -6,7 +6,7 @@ import numpy as np
 
 from keyhole.arrays import Floats, Integers
 from keyhole.methods.base import Steps, Unrecoverable
-from keyhole.methods.robust.bounded.design import CONTRACTION, EPS, Sheet
+from keyhole.methods.robust.bounded.design import CONTRACTION, EPS, ScoreTable
 from keyhole.methods.robust.bounded.interval import Interval
 from keyhole.methods.robust.bounded.reader import (
     BEST_LOGIT,
@@ -14,13 +14,13 @@ from keyhole.methods.robust.bounded.reader import (
     PILOT_QUERIES,
     SHOWS,
     SHRINK,
-    Reader,
-    saturated,
+    BoundedReader,
+    saturation_error,
 )
 from keyhole.queries import Measurements, Term
 from keyhole.recovery import Outcome
 
-# Where norms are free, questions that compare random forms with the result.
+# Where norms are free, queries that compare random forms with the result.
 CHECK_QUERIES = 3
 # The radius of a form is least at BEST_LOGIT; at this one it is twice that, and then asking again pays.
 WORST_LOGIT = 1.5
@@ -35,7 +35,7 @@ MOST_ROUNDING = 0.01
 class ScoreReader:
     """Fills a sheet with answers."""
 
-    def __init__(self, reader: Reader, sheet: Sheet) -> None:
+    def __init__(self, reader: BoundedReader, sheet: ScoreTable) -> None:
         self.reader, self.sheet, self.space, self.width = reader, sheet, reader.space, reader.width
 
     def _ask(self, row: Integers, column: Integers, scale: Floats) -> Steps[None]:
@@ -46,7 +46,7 @@ class ScoreReader:
         first = Term(rows, self.space.indices(row))
         last = Term(units, self.space.indices(column), lengths.vectors)
         answers: Measurements = yield reader.sequences("score", first, [last], len(row))
-        centre, radius = reader.answered(answers, sheet.value, reader.layout.length)
+        centre, radius = reader.solve_answers(answers, sheet.value, reader.layout.length)
         sheet.answers[row, column], sheet.radius[row, column], sheet.scale[row, column] = centre, radius, exact
         largest = np.maximum(sheet.design.overlap[row].high, sheet.value.used[column].times(exact).size)
         if np.any(np.abs(centre) - radius > largest):
@@ -56,7 +56,7 @@ class ScoreReader:
                 "or its errors exceed the tolerance",
             )
 
-    def read_diagonal(self, scale: float) -> Steps[None]:
+    def ask_diagonal(self, scale: float) -> Steps[None]:
         """Row x_0 and the diagonal, with a steeper row besides where that alone makes the contraction."""
         every, scales, design = np.arange(self.width), np.full(self.width, scale), self.sheet.design
         weight = (np.abs(design.own) + np.abs(design.first))[: self.width]
@@ -78,9 +78,9 @@ class ScoreReader:
                 return
             shorter = np.fmin(np.fmin(BEST_LOGIT / logits, np.sqrt(self.reader.most_own / own)), 0.5)
             scales[again] *= np.where(unread, SHRINK, shorter)[again]
-        raise saturated(len(asking))
+        raise saturation_error(len(asking))
 
-    def read_rest(self, rng: np.random.Generator) -> Steps[None]:
+    def ask_rest(self, rng: np.random.Generator) -> Steps[None]:
         """All other entries, a few rows first that tell how long the last token of a column should be."""
         order, few = 1 + rng.permutation(self.width), min(PILOT_QUERIES, self.width)
         for some in (order[:few], order[few:]):
@@ -88,20 +88,20 @@ class ScoreReader:
             other = row != column + 1
             if np.any(other):
                 yield from self._ask(row[other], column[other], self._lengths()[column[other]])
-                yield from self._settle()
+                yield from self._ask_again()
         for _ in range(MOST_ROUNDS):
             # Beside entries that were read at another scale by far, the rounding of a long last token drowns all.
             limit = MOST_ROUNDING / self.sheet.logit_rounding
-            row, column = self.sheet.asked()
+            row, column = self.sheet.entries_to_ask()
             late = self.sheet.scale[row, column] > limit[column]
             if not np.any(late):
                 return
             yield from self._ask(row[late], column[late], SHRINK * limit[column[late]])
-            yield from self._settle()
+            yield from self._ask_again()
 
     def _lengths(self) -> Floats:  # (width,)
         """Lengths of last tokens from the forms read so far, of a column and of all."""
-        row, column = self.sheet.asked()
+        row, column = self.sheet.entries_to_ask()
         diagonal = self.sheet.diagonal()
         forms = self.sheet.forms(row, column, diagonal)
         # A form that cannot be told from zero may be as large as its radius is; a third of it is a fair guess.
@@ -111,9 +111,9 @@ class ScoreReader:
         own = np.sqrt(self.reader.most_own / np.maximum(diagonal.middle, 0.0))
         return np.asarray(np.fmin(np.fmin(MEAN_LOGIT / typical, own), self.reader.longest_last))
 
-    def _settle(self) -> Steps[None]:
+    def _ask_again(self) -> Steps[None]:
         """Ask again, with a shorter last token, what saturates or is read badly."""
-        row, column = self.sheet.asked()
+        row, column = self.sheet.entries_to_ask()
         shrink, ceiling = np.full(len(row), SHRINK), np.full(len(row), self.reader.longest_last)
         for _ in range(MOST_ROUNDS):
             forms, scale = self.sheet.forms(row, column, self.sheet.diagonal()), self.sheet.scale[row, column]
@@ -129,9 +129,9 @@ class ScoreReader:
                 return
             shrink = np.where(unread, shrink**STRIDE, np.where(faint, SHRINK, shrink))
             yield from self._ask(row[again], column[again], better[again])
-        raise saturated(int(np.sum(again)))
+        raise saturation_error(int(np.sum(again)))
 
-    def refuse_other_forms(self, score: Interval, rng: np.random.Generator) -> Steps[None]:
+    def ask_form_check(self, score: Interval, rng: np.random.Generator) -> Steps[None]:
         """Random forms at the norms that the score was read at: no held-out answer is as sharp as those radii are."""
         reader, sheet = self.reader, self.sheet
         rows, first, overlap = reader.random_rows(sheet.value, sheet.design, rng, CHECK_QUERIES)
@@ -142,7 +142,7 @@ class ScoreReader:
         scale = min(BEST_LOGIT / max(typical, self.space.tiny), reader.longest_last, float(limit))
         lasts, last = reader.vectors(scale * directions)
         plan = reader.sequences("score", Term(rows), [Term(lasts)], CHECK_QUERIES)
-        seen = Interval.around(*reader.answered((yield plan), sheet.value, reader.layout.length))
+        seen = Interval.around(*reader.solve_answers((yield plan), sheet.value, reader.layout.length))
         rounding = 2 * sheet.rounding * np.linalg.norm(score.size) * np.linalg.norm(last, axis=1)
 
         def form(vectors: Floats) -> Interval:
@@ -160,7 +160,7 @@ class ScoreReader:
                 "its errors exceed the tolerance",
             )
 
-    def solved(self) -> tuple[Interval, Interval]:
+    def solve(self) -> tuple[Interval, Interval]:
         """The score matrix and the forms behind it, if there is one."""
         score, forms = self.sheet.solve()
         if np.any(score.empty):
@@ -170,5 +170,5 @@ class ScoreReader:
                 "has a score bias, or is no softmax head",
             )
         if not np.all(np.isfinite(score.size)):
-            raise saturated(int(np.sum(~np.isfinite(score.size))))
+            raise saturation_error(int(np.sum(~np.isfinite(score.size))))
         return score, forms

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 from scipy.special import ndtri
@@ -13,8 +13,8 @@ from scipy.special import ndtri
 from keyhole.arrays import Floats, Space
 from keyhole.families import SingleHead
 from keyhole.methods.base import Estimate, Unrecoverable, target_details
-from keyhole.methods.robust.gaussian.likelihood import Fit, Frame, Pairs, Point, fit
-from keyhole.methods.robust.gaussian.pair_design import universal_floor
+from keyhole.methods.robust.gaussian.likelihood import Frame, HeadFit, HeadPoint, PairQueries, fit
+from keyhole.numerics.cramer_rao import universal_floor
 from keyhole.queries import Signature
 from keyhole.recovery import Outcome
 
@@ -24,7 +24,7 @@ ASSUMPTIONS = (
 )
 
 # Beyond this, a response is no more than a sign.
-LARGEST_READ = 0.9
+LARGEST_RESPONSE_SHARE = 0.9
 # How often, in how many recoveries, any entry at all may lie outside its radius.
 MISSES = 1e-9
 # Squared residuals may exceed what is expected by this many standard deviations.
@@ -35,11 +35,10 @@ ROUNDED_OFF = 1e-14
 JITTER = 1e-9
 
 
-class Evidence(ABC):
-    """Answers so far and what they say. A subclass asks, and keeps the tables of tokens that were asked."""
+@final
+class Estimation:
+    """Answers so far, the tables of tokens that were asked, and what they say."""
 
-    rank: int | None = None  # of the score matrix, where it is known
-    assumptions: tuple[str, ...] = ASSUMPTIONS
     noise: float  # standard deviation of an answer, the rounding of the oracle included
     many: bool  # whether answers are rows of outputs
     scalar: bool  # whether there is but one of them
@@ -47,33 +46,23 @@ class Evidence(ABC):
     rows: Floats  # (rows, width) unit vectors x
     looks: Floats  # (rows, outputs) the combination of outputs that each is looked at along
     columns: Floats  # (columns, width) directions of last tokens
-    _beside: Floats  # (width,) logits of the first rows beside a zero token
+    null_logits: Floats  # (width,) logits of the first rows beside a zero token
 
-    def __init__(self, signature: Signature, copies: int) -> None:
+    def __init__(self, signature: Signature, copies: int, rank: int | None, pass_size: int) -> None:
+        self.rank = None if rank is None or rank >= signature.width else rank  # of the score matrix, where it is known
+        self.pass_size = pass_size  # pairs of a pass
         self.signature, self.width, self.max_norm = signature, signature.width, signature.norm_limit
         room = (signature.max_length or math.inf) - 1
         self.copies = int(min(2 * copies, room - room % 2 if room > 1 else 1)) if room < math.inf else 2 * copies
         self.asked = 0
         self.value_repeats = 0
         self.answers: Floats = np.zeros(0)
-        self.parts: list[Pairs] = []
-        self.fitted: Fit | None = None
+        self.parts: list[PairQueries] = []
+        self.fitted: HeadFit | None = None
         self.score_bias = False
         self.parts_of_first_pass = 0
-
-    @abstractmethod
-    def start(self, frame: Frame) -> Point:
-        """Near enough to the best fit of the first pass for Gauss–Newton."""
-
-    @property
-    @abstractmethod
-    def pass_size(self) -> int:
-        """Pairs of a pass."""
-
-    @property
-    @abstractmethod
-    def counting_bound(self) -> int:
-        """Numbers that determine score matrix and value."""
+        free = self.rank or self.width
+        self.counting_bound = free * (2 * self.width - free) + self.width  # numbers that determine score and value
 
     # --- what single answers say ------------------------------------------------------------------------------
 
@@ -82,32 +71,32 @@ class Evidence(ABC):
         bias = self.answers[0] if biased else np.zeros_like(self.answers[0])
         return np.asarray((self.answers[1:] - bias) / self.max_norm)
 
-    def score_bias_read(self) -> Floats:  # (width,)
+    def null_score_bias(self) -> Floats:  # (width,)
         """The score bias as the null column has it."""
-        return np.asarray(np.linalg.inv(self.max_norm * self.rows[: self.width]) @ self._beside)
+        return np.asarray(np.linalg.inv(self.max_norm * self.rows[: self.width]) @ self.null_logits)
 
-    def _worth(self) -> Floats:  # (rows,)
+    def pair_values(self) -> Floats:  # (rows,)
         """What each pair is worth along the outputs it is looked at."""
         return np.asarray(np.sum((self.rows @ self.value(self.biased)) * self.looks, axis=1))
 
-    def _looked_at(self) -> Floats:  # (biases, outputs)
+    def axes(self) -> Floats:  # (biases, outputs)
         """Orthonormal combinations of the outputs that pairs are looked at along: never more than there are pairs."""
         _, sizes, right = np.linalg.svd(self.looks, full_matrices=False)
         # However rarely an output is looked at, its bias may be large.
         return np.asarray(right[sizes > sizes[0] * ROUNDED_OFF])
 
-    def _without_bias(self, pairs: Pairs) -> Floats:  # (n,)
+    def without_bias(self, pairs: PairQueries) -> Floats:  # (n,)
         """Answers less the output bias, where one shows."""
         return np.asarray(pairs.answer - (self.looks @ self.answers[0])[pairs.row] * self.biased)
 
-    def _logits(self, pairs: Pairs) -> Floats:  # (n,)
+    def pair_logits(self, pairs: PairQueries) -> Floats:  # (n,)
         """Logits of pairs one by one, as if a last token were worth nothing and had none."""
-        response = self._without_bias(pairs) / (self.max_norm * self._worth()[pairs.row])
+        response = self.without_bias(pairs) / (self.max_norm * self.pair_values()[pairs.row])
         if self.copies == 1:  # [x; g]: a share between nothing and all
-            share = np.clip(response, 0.5 - LARGEST_READ / 2, 0.5 + LARGEST_READ / 2)
+            share = np.clip(response, 0.5 - LARGEST_RESPONSE_SHARE / 2, 0.5 + LARGEST_RESPONSE_SHARE / 2)
             return np.asarray(np.log(share / (1 - share)))
-        response = np.clip(response * (1 + 1 / self.copies), -LARGEST_READ, LARGEST_READ)
-        minus = np.maximum(pairs.minus, 0.5)  # none at all where a question was about the last token alone
+        response = np.clip(response * (1 + 1 / self.copies), -LARGEST_RESPONSE_SHARE, LARGEST_RESPONSE_SHARE)
+        minus = np.maximum(pairs.minus, 0.5)  # none at all where a query was about the last token alone
         return np.asarray(np.arctanh(response) - np.log(pairs.plus / minus) / 2)
 
     # --- what all of them say ---------------------------------------------------------------------------------
@@ -124,7 +113,7 @@ class Evidence(ABC):
         covariance = covariance + JITTER * np.diag(np.diag(covariance))
         bias_map = np.zeros((self.rows.shape[0], 0))
         if biased:  # the error of the zero token's answer is in every value
-            axes = self._looked_at()
+            axes = self.axes()
             bias_map = self.looks @ axes.T
             covariance = covariance + np.outer(sums, sums) * same / self.max_norm**2
             cross = -sums[:, None] * (looks @ axes.T) / self.max_norm
@@ -144,25 +133,25 @@ class Evidence(ABC):
             score_bias=wide or self.score_bias,
         )
 
-    def fit(self) -> None:
-        """Fit all parameters to all answers."""
-        frame, pairs = self.frame(wide=False), Pairs.joined(self.parts)
-        start = self.start(frame) if self.fitted is None else replace(self.fitted.point, shared=frame.known)
+    def fit(self, start_at: Callable[[Frame], HeadPoint]) -> None:
+        """Fit all parameters to all answers, the first time from a point near enough to the best fit."""
+        frame, pairs = self.frame(wide=False), PairQueries.concat(*self.parts)
+        start = start_at(frame) if self.fitted is None else replace(self.fitted.point, shared=frame.known)
         self.parts_of_first_pass = self.parts_of_first_pass or len(self.parts)
         self.fitted = self._fit(frame, start, pairs)
 
-    def _fit(self, frame: Frame, start: Point, pairs: Pairs) -> Fit:
+    def _fit(self, frame: Frame, start: HeadPoint, pairs: PairQueries) -> HeadFit:
         try:
             return fit(frame, start, pairs, self.rank)
         except np.linalg.LinAlgError as error:
             raise Unrecoverable(Outcome.SATURATED, "the answers do not determine the score matrix") from error
 
-    def best(self) -> Fit:
+    def best(self) -> HeadFit:
         """The fit to all that was asked before the last pass."""
         assert self.fitted is not None  # every use is behind the first fit
         return self.fitted
 
-    def _passes(self) -> float:
+    def passes(self) -> float:
         """Passes so far."""
         return (sum(float(np.sum(part.repeats)) for part in self.parts) - self.width) / self.pass_size
 
@@ -176,21 +165,21 @@ class Evidence(ABC):
             return self._head(self.frame(wide=False), self.fitted)
         if not any(np.any(part.norm) for part in self.parts):
             return None
-        pairs = Pairs.joined(self.parts)
-        pairs = pairs.picked((pairs.norm != 0) & (pairs.row < self.width) & (pairs.column < self.width))
-        beside = self.score_bias_read()
-        logits = self._logits(pairs) - self.max_norm * (self.rows @ beside)[pairs.row]
+        pairs = PairQueries.concat(*self.parts)
+        pairs = pairs.take((pairs.norm != 0) & (pairs.row < self.width) & (pairs.column < self.width))
+        beside = self.null_score_bias()
+        logits = self.pair_logits(pairs) - self.max_norm * (self.rows @ beside)[pairs.row]
         matrix = np.zeros((self.width, self.width))
         matrix[pairs.row, pairs.column] = logits / (self.max_norm * pairs.norm)
         score = np.linalg.inv(self.rows[: self.width]) @ matrix @ self.columns[: self.width]
-        return self._shaped(score, self.value(self.biased), beside, self.answers[0] * self.biased)
+        return self._in_shape(score, self.value(self.biased), beside, self.answers[0] * self.biased)
 
     # --- the result -------------------------------------------------------------------------------------------
 
     def estimate(self, target_error: float | None) -> Estimate[SingleHead]:
         """Parameters, standard errors and radii."""
-        frame, pairs, narrow = self.frame(wide=False), Pairs.joined(self.parts), self.best()
-        self._refuse_misfit(pairs, narrow)
+        frame, pairs, narrow = self.frame(wide=False), PairQueries.concat(*self.parts), self.best()
+        self._check_misfit(pairs, narrow)
         # Radii allow for biases that did not show: they are those of a fit that has them, and reach as far as that is.
         broad = self.frame(wide=True)
         wide = self._fit(broad, replace(narrow.point, shared=broad.known), pairs)
@@ -210,15 +199,16 @@ class Evidence(ABC):
             params, errors = replace(params, output_bias=None), replace(errors, output_bias=None)
         space = self.signature.space
         return Estimate(
-            params=_moved(space, params),
-            radius=_moved(space, radius),
-            standard_error=_moved(space, errors),
+            params=_on_device(space, params),
+            radius=_on_device(space, radius),
+            standard_error=_on_device(space, errors),
             counting_bound=self.counting_bound + self.width * self.score_bias + self.biased,
-            assumptions=self.assumptions,
+            assumptions=ASSUMPTIONS
+            + (() if self.rank is None else (f"the score matrix has rank {self.rank} at most",)),
             details=self._details(target_error),
         )
 
-    def _head(self, frame: Frame, fitted: Fit) -> SingleHead:
+    def _head(self, frame: Frame, fitted: HeadFit) -> SingleHead:
         """The fit as parameters, with all biases."""
         point, biased = fitted.point, bool(frame.bias_map.shape[1])
         value = self.value(biased)
@@ -226,9 +216,9 @@ class Evidence(ABC):
         if self.scalar:
             value = point.shared[: self.width, None]
             bias = frame.bias_map[0] * point.shared[self.width :] if biased else bias
-        return self._shaped(point.score, value, point.score_bias, bias)
+        return self._in_shape(point.score, value, point.score_bias, bias)
 
-    def _errors(self, frame: Frame, fitted: Fit) -> SingleHead:
+    def _errors(self, frame: Frame, fitted: HeadFit) -> SingleHead:
         """Standard errors of all parameters."""
         own, biased = self.noise / math.sqrt(self.value_repeats), bool(frame.bias_map.shape[1])
         value = np.full(self.answers[1:].shape, own / self.max_norm * (math.sqrt(2) if biased else 1.0))
@@ -236,13 +226,13 @@ class Evidence(ABC):
         if self.scalar:
             shared = np.sqrt(np.diag(fitted.shared_covariance))
             value, bias = shared[: self.width, None], shared[self.width :] if biased else bias
-        return self._shaped(np.sqrt(fitted.score_variance), value, np.sqrt(fitted.score_bias_variance), bias)
+        return self._in_shape(np.sqrt(fitted.score_variance), value, np.sqrt(fitted.score_bias_variance), bias)
 
-    def _shaped(self, score: Floats, value: Floats, score_bias: Floats, bias: Floats) -> SingleHead:
+    def _in_shape(self, score: Floats, value: Floats, score_bias: Floats, bias: Floats) -> SingleHead:
         """As the oracle's answers are shaped: one number, or a row of outputs."""
         return SingleHead(score, value if self.many else value[:, 0], score_bias, bias if self.many else bias[0])
 
-    def _refuse_misfit(self, pairs: Pairs, fitted: Fit) -> None:
+    def _check_misfit(self, pairs: PairQueries, fitted: HeadFit) -> None:
         """End where answers scatter more than their noise explains."""
         parameters = self.counting_bound - self.width + self.width * self.score_bias
         freedom = pairs.answer.size - parameters
@@ -261,7 +251,7 @@ class Evidence(ABC):
         noise_level = 2 * math.sqrt(self.width) * error  # of the largest singular value of noise alone
         details = {
             "standard_error": error,
-            "passes": round(self._passes(), 3),
+            "passes": round(self.passes(), 3),
             "copies": max(1, self.copies // 2),
             "score_bias": self.score_bias,
             "output_bias": self.biased,
@@ -278,6 +268,6 @@ def _parts(head: SingleHead) -> tuple[Any, ...]:
     return head.score, head.value, head.score_bias, head.output_bias
 
 
-def _moved(space: Space, head: SingleHead) -> SingleHead:
-    """The same in the oracle's library, dtype and device."""
+def _on_device(space: Space, head: SingleHead) -> SingleHead:
+    """A head in the oracle's library, dtype and device."""
     return SingleHead(**{name: space.asarray(array) for name, array in head.arrays().items()})

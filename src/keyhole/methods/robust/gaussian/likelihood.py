@@ -11,9 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-import numpy.typing as npt
 
-from keyhole.arrays import Floats, Integers
+from keyhole.arrays import ArrayTable, Floats, Integers
 from keyhole.methods.robust.gaussian.pair_design import PairAnswers, pair_answers
 
 # Gauss–Newton ends when a step lowers the squared misfit by less than this, or after so many steps.
@@ -26,8 +25,8 @@ TANGENT_SLICE = 2**12
 
 
 @dataclass(frozen=True)
-class Pairs:
-    """Queries [plus × B·x; minus × (−B·x); t·p] with what was answered; one entry per question, repeats averaged."""
+class PairQueries(ArrayTable):
+    """Queries [plus × B·x; minus × (−B·x); t·p] with what was answered; one entry per query, repeats averaged."""
 
     row: Integers  # (n,) which x
     column: Integers  # (n,) which p
@@ -36,17 +35,6 @@ class Pairs:
     minus: Floats  # (n,)
     answer: Floats = field(default_factory=lambda: np.empty(0))  # (n,)
     repeats: Floats = field(default_factory=lambda: np.empty(0))  # (n,)
-
-    def picked(self, which: npt.NDArray[np.bool_] | Integers) -> Pairs:
-        """Some of the queries."""
-        every = (getattr(self, name) for name in self.__dataclass_fields__)
-        return Pairs(*(numbers[which] if numbers.size else numbers for numbers in every))
-
-    @staticmethod
-    def joined(parts: list[Pairs]) -> Pairs:
-        """Several sets of queries as one."""
-        names = Pairs.__dataclass_fields__
-        return Pairs(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
 
 
 @dataclass(frozen=True)
@@ -77,32 +65,32 @@ class Frame:
 
 
 @dataclass(frozen=True)
-class Point:
+class HeadPoint:
     """Where the likelihood is looked at."""
 
     score: Floats  # (width, width) W
     shared: Floats  # (values + biases,)
     score_bias: Floats  # (width,)
 
-    def moved(self, score: Floats, border: Floats, by: float) -> Point:
+    def moved(self, score: Floats, border: Floats, by: float) -> HeadPoint:
         """The point a step away: a step of the score matrix, and one of the border."""
         shared = self.shared + by * border[: self.shared.size]
         rest = border[self.shared.size :]
-        return Point(self.score + by * score, shared, self.score_bias + by * rest if rest.size else self.score_bias)
+        return HeadPoint(self.score + by * score, shared, self.score_bias + by * rest if rest.size else self.score_bias)
 
 
 @dataclass(frozen=True)
-class Fit:
+class HeadFit:
     """The best point, and how sure it is."""
 
-    point: Point
+    point: HeadPoint
     misfit: float  # squared residuals over their variances
     score_variance: Floats  # (width, width)
     shared_covariance: Floats  # (values + biases, values + biases)
     score_bias_variance: Floats  # (width,)
 
 
-def predicted(frame: Frame, point: Point, pairs: Pairs) -> PairAnswers:
+def predict(frame: Frame, point: HeadPoint, pairs: PairQueries) -> PairAnswers:
     """What the pairs answer at a point, output bias included."""
     seen = frame.columns @ point.score.T  # (columns, width) W·p_j
     own = np.sum(seen * frame.columns, axis=1)
@@ -120,15 +108,15 @@ def predicted(frame: Frame, point: Point, pairs: Pairs) -> PairAnswers:
     return replace(found, answer=found.answer + (frame.bias_map @ biases)[row])
 
 
-def misfit(frame: Frame, point: Point, pairs: Pairs) -> float:
+def misfit(frame: Frame, point: HeadPoint, pairs: PairQueries) -> float:
     """Squared residuals of answers and of prior knowledge, over their variances."""
-    residual = (pairs.answer - predicted(frame, point, pairs).answer) / frame.noise
+    residual = (pairs.answer - predict(frame, point, pairs).answer) / frame.noise
     off = point.shared - frame.known
     prior = float(off @ np.linalg.solve(frame.covariance, off)) if off.size else 0.0
     return float(np.sum(pairs.repeats * residual**2)) + prior
 
 
-def _slopes(frame: Frame, found: PairAnswers, pairs: Pairs, mine: Integers) -> tuple[Floats, Floats]:
+def _slopes(frame: Frame, found: PairAnswers, pairs: PairQueries, mine: Integers) -> tuple[Floats, Floats]:
     """Derivatives of some answers: by W·p_j over the norm, (n, width), and by the border, (n, border)."""
     row, column, norm = pairs.row[mine], pairs.column[mine], pairs.norm[mine, None]
     by_logits = frame.max_norm * found.by_pair[mine, None] * frame.rows[row]
@@ -143,7 +131,7 @@ def _slopes(frame: Frame, found: PairAnswers, pairs: Pairs, mine: Integers) -> t
     return by_logits, np.concatenate(parts, axis=1)
 
 
-def _with_prior(frame: Frame, point: Point, matrix: Floats, side: Floats) -> None:
+def _with_prior(frame: Frame, point: HeadPoint, matrix: Floats, side: Floats) -> None:
     """Add what is known beforehand to the border's equations."""
     size = frame.known.size
     if size:
@@ -155,10 +143,10 @@ def _with_prior(frame: Frame, point: Point, matrix: Floats, side: Floats) -> Non
 class _Columns:
     """The normal equations by columns W·p_j, for orthonormal p_j."""
 
-    def __init__(self, frame: Frame, point: Point, pairs: Pairs) -> None:
+    def __init__(self, frame: Frame, point: HeadPoint, pairs: PairQueries) -> None:
         self.frame = frame
         width = frame.width
-        found = predicted(frame, point, pairs)
+        found = predict(frame, point, pairs)
         weight = pairs.repeats / frame.noise**2
         residual = pairs.answer - found.answer
         border = frame.known.size + (width if frame.score_bias else 0)
@@ -197,11 +185,11 @@ class _Columns:
 class _Tangent:
     """The normal equations in the tangent space of a rank: W + U·Yᵀ + N·X·Vᵀ, N orthogonal to U."""
 
-    def __init__(self, frame: Frame, point: Point, pairs: Pairs, rank: int) -> None:
+    def __init__(self, frame: Frame, point: HeadPoint, pairs: PairQueries, rank: int) -> None:
         width = frame.width
         left, _, right = np.linalg.svd(point.score)
         self.rank, self.range, self.null, self.right = rank, left[:, :rank], left[:, rank:], right[:rank]
-        found = predicted(frame, point, pairs)
+        found = predict(frame, point, pairs)
         weight, residual = pairs.repeats / frame.noise**2, pairs.answer - found.answer
         self.size = width * rank + (width - rank) * rank
         border = frame.known.size + (width if frame.score_bias else 0)
@@ -246,16 +234,16 @@ class _Tangent:
         return variance
 
 
-def fit(frame: Frame, start: Point, pairs: Pairs, rank: int | None = None) -> Fit:
+def fit(frame: Frame, start: HeadPoint, pairs: PairQueries, rank: int | None = None) -> HeadFit:
     """The likeliest point, from a start, and its covariances; LinAlgError where the pairs do not determine it.
 
     Without `rank`, the columns of the frame must be orthonormal.
     """
 
-    def equations(point: Point) -> _Columns | _Tangent:
+    def equations(point: HeadPoint) -> _Columns | _Tangent:
         return _Columns(frame, point, pairs) if rank is None else _Tangent(frame, point, pairs, rank)
 
-    def moved(point: Point, system: _Columns | _Tangent, by: float) -> Point:
+    def moved(point: HeadPoint, system: _Columns | _Tangent, by: float) -> HeadPoint:
         there = point.moved(system.step, system.border, by)
         return there if rank is None else replace(there, score=of_rank(there.score, rank))
 
@@ -275,7 +263,7 @@ def fit(frame: Frame, start: Point, pairs: Pairs, rank: int | None = None) -> Fi
         raise np.linalg.LinAlgError("singular")
     size = frame.known.size
     spread = np.diag(system.covariance)[size:] if frame.score_bias else np.zeros(frame.width)
-    return Fit(point, best, variance, np.asarray(system.covariance[:size, :size]), spread)
+    return HeadFit(point, best, variance, np.asarray(system.covariance[:size, :size]), spread)
 
 
 def of_rank(matrix: Floats, rank: int) -> Floats:

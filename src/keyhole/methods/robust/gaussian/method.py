@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import final
 
 import numpy as np
 
@@ -10,15 +11,16 @@ from keyhole.arrays import Floats, Integers
 from keyhole.errors import KeyholeError
 from keyhole.families.single_head import SingleHead
 from keyhole.methods.base import Estimate, Steps
-from keyhole.methods.forms.value import refuse_single_tokens
-from keyhole.methods.robust.gaussian.likelihood import Frame, Point
+from keyhole.methods.forms.value import check_length
+from keyhole.methods.robust.gaussian.estimation import Estimation
+from keyhole.methods.robust.gaussian.likelihood import Frame, HeadPoint
 from keyhole.methods.robust.gaussian.pair_design import tilted_rows
-from keyhole.methods.robust.gaussian.passes import Campaign
+from keyhole.methods.robust.gaussian.passes import Passes
 from keyhole.queries import Signature
 
 # Copies of each token of a pair, where none are asked for: more gain little.
 COPIES = 32
-# Rounds of further questions after the first pass, until the wanted error is reached.
+# Rounds of further queries after the first pass, until the wanted error is reached.
 MOST_ROUNDS = 8
 # Directions of last tokens beyond the rank that show the range of the score matrix before anything else is asked.
 MORE_DIRECTIONS = 2
@@ -44,117 +46,90 @@ def gaussian(
     With `rank` only what a score matrix of that rank leaves open is asked: pairs that lie in its range with every
     direction, and every pair with the directions it does not annihilate.
     """
-    refuse_single_tokens(signature)
+    check_length(signature)
     few = rank is not None and 2 * rank + MORE_DIRECTIONS < signature.width
-    campaign = LowRank(signature, rng, copies, rank) if few and rank else FullRank(signature, rng, copies, rank)
-    yield from campaign.ask_value(1)
-    campaign.settle()
+    passes: Passes = LowRank(signature, rng, copies, rank) if few and rank else FullRank(signature, rng, copies, rank)
+    yield from passes.ask_value(1)
+    passes.settle()
     try:
-        yield from campaign.ask_null_column()
-        yield from campaign.ask_first_pass()
-        campaign.fit()
+        yield from passes.ask_null_column()
+        yield from passes.ask_first_pass()
+        passes.known.fit(passes.start_at)
         for _ in range(MOST_ROUNDS):
-            repeats = campaign.more_passes(target_error, budget)
+            repeats = passes.more_passes(target_error, budget)
             if repeats <= 0:
                 break
-            yield from campaign.ask_again(repeats, budget)
-            campaign.fit()
-        return campaign.estimate(target_error)
+            yield from passes.ask_again(repeats, budget)
+            passes.known.fit(passes.start_at)
+        return passes.known.estimate(target_error)
     except KeyholeError as error:
-        error.partial = campaign.partial()
+        error.partial = passes.known.partial()
         raise
 
 
-class FullRank(Campaign):
+@final
+class FullRank(Passes):
     """Every pair with every direction."""
 
     def __init__(self, signature: Signature, rng: np.random.Generator, copies: int, rank: int | None) -> None:
-        super().__init__(signature, rng, copies)
-        self.rank = None if rank is None or rank >= self.width else rank
-        self.assumptions = (*self.assumptions, *_of_rank(self.rank))
-
-    @property
-    def pass_size(self) -> int:
-        """Pairs of a pass."""
-        return self.width**2
-
-    @property
-    def counting_bound(self) -> int:
-        """Numbers that determine score matrix and value."""
-        return _numbers(self.width, self.rank)
+        super().__init__(signature, rng, Estimation(signature, copies, rank, signature.width**2))
 
     def ask_first_pass(self) -> Steps[None]:
         """Every pair with every direction, in random order."""
         row, column = np.divmod(self.rng.permutation(self.width**2), self.width)
-        yield from self.ask_probing(row, column)
+        yield from self.ask_first_pairs(row, column)
         every = np.arange(self.width)
-        self.keys = yield from self.ask_until_heard(every, every, np.linalg.inv(self.rows))
+        self.keys = yield from self.ask_columns(every, every, np.linalg.inv(self.known.rows))
 
-    def start(self, frame: Frame) -> Point:
+    def start_at(self, frame: Frame) -> HeadPoint:
         """Column by column."""
-        return Point(self.keys @ self.columns, frame.known, self.score_bias_read())
+        known = self.known
+        return HeadPoint(self.keys @ known.columns, frame.known, known.null_score_bias())
 
     def next_pass(self) -> tuple[Integers, Integers]:
-        """The same again."""
+        """Every pair with every direction."""
         row, column = np.divmod(np.arange(self.width**2), self.width)
         return row, column
 
 
-class LowRank(Campaign):
+@final
+class LowRank(Passes):
     """Pairs in the range of the score matrix with every direction, and every pair with a few directions."""
 
     def __init__(self, signature: Signature, rng: np.random.Generator, copies: int, rank: int) -> None:
-        super().__init__(signature, rng, copies)
-        self.rank: int = rank
-        self.assumptions = (*self.assumptions, *_of_rank(rank))
-
-    @property
-    def pass_size(self) -> int:
-        """Pairs of a pass."""
-        return 2 * self.width * self.rank
-
-    @property
-    def counting_bound(self) -> int:
-        """Numbers that determine score matrix and value."""
-        return _numbers(self.width, self.rank)
+        super().__init__(signature, rng, Estimation(signature, copies, rank, 2 * signature.width * rank))
+        self.rank = rank
 
     def ask_first_pass(self) -> Steps[None]:
         """Every pair with a few directions shows the range; then pairs of the range with all other directions."""
+        known = self.known
         few = self.rank + MORE_DIRECTIONS
         row, column = np.divmod(self.rng.permutation(self.width * few), few)
-        yield from self.ask_probing(row, column)
-        every, back = np.arange(self.width), np.linalg.inv(self.rows)
-        shown = yield from self.ask_until_heard(every, every[:few], back)  # W·p of the few directions
+        yield from self.ask_first_pairs(row, column)
+        every, back = np.arange(self.width), np.linalg.inv(known.rows)
+        shown = yield from self.ask_columns(every, every[:few], back)  # W·p of the few directions
         self.range = np.linalg.svd(shown)[0][:, : self.rank]
-        inside = self.add_rows(self._tilted())
+        inside = self.add_rows(self._tilted_rows())
         row, column = (each.ravel() for each in np.meshgrid(inside, every[few:], indexing="ij"))
-        yield from self.ask_plain("forms", row, column)
-        back = self.range @ np.linalg.inv(self.rows[inside] @ self.range)
-        rest = yield from self.ask_until_heard(inside, every[few:], back)
+        yield from self.ask_pairs("forms", row, column)
+        back = self.range @ np.linalg.inv(known.rows[inside] @ self.range)
+        rest = yield from self.ask_columns(inside, every[few:], back)
         self.keys = np.concatenate([self.range @ (self.range.T @ shown), rest], axis=1)
 
-    def _tilted(self) -> Floats:  # (rank, width)
-        return tilted_rows(self.range, self.value(self.biased))
+    def _tilted_rows(self) -> Floats:  # (rank, width)
+        known = self.known
+        return tilted_rows(self.range, known.value(known.biased))
 
-    def start(self, frame: Frame) -> Point:
+    def start_at(self, frame: Frame) -> HeadPoint:
         """The range from the few directions, the rest from pairs in it."""
-        return Point(self.keys @ self.columns[: self.width], frame.known, self.score_bias_read())
+        known = self.known
+        return HeadPoint(self.keys @ known.columns[: self.width], frame.known, known.null_score_bias())
 
     def next_pass(self) -> tuple[Integers, Integers]:
         """Pairs of the range as it is known by now with all directions, all pairs with those of the row space."""
-        left, _, right = np.linalg.svd(self.best().point.score)
+        left, _, right = np.linalg.svd(self.known.best().point.score)
         self.range = left[:, : self.rank]
-        inside, across = self.add_rows(self._tilted()), self.add_columns(right[: self.rank])
+        inside, across = self.add_rows(self._tilted_rows()), self.add_columns(right[: self.rank])
         every = np.arange(self.width)
         row = np.concatenate([np.repeat(inside, self.width), np.tile(every, self.rank)])
         return row, np.concatenate([np.tile(every, self.rank), np.repeat(across, self.width)])
-
-
-def _numbers(width: int, rank: int | None) -> int:
-    """Numbers that determine a score matrix of a rank and a value."""
-    rank = width if rank is None else rank
-    return rank * (2 * width - rank) + width
-
-
-def _of_rank(rank: int | None) -> tuple[str, ...]:
-    return () if rank is None else (f"the score matrix has rank {rank} at most",)

@@ -114,7 +114,7 @@ def pair_answers(
     )
 
 
-def settled_logits(
+def solve_logits(
     answer: Floats,  # (rows, columns), without output bias
     plus: Floats,  # (rows, columns)
     minus: Floats,
@@ -132,7 +132,7 @@ def settled_logits(
 
     For a last logit o every answer y is a quadratic equation in e^z with one positive root,
     m₊(y − a)·e^2z + e^o(y − b)·e^z + m₋(y + a) = 0, and the last token's own logit is a sum of logits of its column.
-    That may hold for a small o and a large one, so of each column one more question was asked, with x alone.
+    That may hold for a small o and a large one, so of each column one more query was asked, with x alone.
     """
     largest = LARGEST_SHARE * np.abs(pair_value)
     smallest = np.where(minus > 0, -largest, last_value + (1 - LARGEST_SHARE) * (pair_value - last_value))
@@ -194,17 +194,3 @@ def best_pairs(
         chosen.append((norms[which_norm], plus[which_copies], minus[which_copies]))
     first, second, third = (np.concatenate(parts) for parts in zip(*chosen, strict=True))
     return first, second, third
-
-
-def universal_floor(width: int, value_norm: float, max_norm: float, noise: float, queries: float) -> float:
-    """The least root-mean-square error of a score entry that any design can reach with so many noisy queries.
-
-    For tokens of norm at most B, h = Cov_p(X)·v lies in the ball of centre c·v̂ and radius c = B²·|v|/2, which bounds
-    the information Σ (h·hᵀ) ⊗ (g·gᵀ) of any queries, and by it (Cramér and Rao) the error of any unbiased estimate.
-    """
-    centre = max_norm**2 * value_norm / 2
-    if width == 1:
-        return float(noise / (max_norm * 2 * centre * np.sqrt(queries)))
-    cosine = np.linspace(0.0, 1.0, 4001)[:-1]  # the best is at about 1/(d − 1)²
-    spread = 1 / (1 + cosine) ** 2 + (width - 1) ** 2 / (1 - cosine**2)
-    return float(noise / (max_norm * centre * np.sqrt(queries)) * np.sqrt(np.min(spread)))

@@ -1,9 +1,9 @@
-"""Noisy questions about pairs ±x beside a last token: which to ask, how often, and with what tokens."""
+"""Noisy queries about pairs ±x beside a last token: which to ask, how often, and with what tokens."""
 
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from dataclasses import replace
 from typing import Any
 
@@ -12,15 +12,15 @@ import numpy as np
 from keyhole.arrays import Floats, Integers, floats
 from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.forms.value import unit_plan
-from keyhole.methods.robust.gaussian.estimation import LARGEST_READ, Evidence
-from keyhole.methods.robust.gaussian.likelihood import Pairs, Point, predicted
-from keyhole.methods.robust.gaussian.pair_design import best_pairs, pair_rows, settled_logits
+from keyhole.methods.robust.gaussian.estimation import LARGEST_RESPONSE_SHARE, Estimation
+from keyhole.methods.robust.gaussian.likelihood import Frame, HeadPoint, PairQueries, predict
+from keyhole.methods.robust.gaussian.pair_design import best_pairs, pair_rows, solve_logits
 from keyhole.noise import GAUSSIAN_DEVIATIONS
 from keyhole.numerics.orthogonal import random_orthogonal, split_along
 from keyhole.queries import Measurements, Plan, Signature, Term, TokenRows
 from keyhole.recovery import Outcome
 
-# The first questions of the first pass show how large logits are; the others are adapted to that.
+# The first queries of the first pass show how large logits are; the others are adapted to that.
 PROBES = 16
 # Root mean square of y/(x·v) up to which balanced pairs are near their best, and what larger ones are brought to.
 LARGEST_RESPONSE = 0.5
@@ -36,7 +36,7 @@ OWN_ROUNDING = 1.5
 # Errors that are no random draw are the same when the same is asked again: last tokens are varied by so much.
 DITHER = 0.1
 # A last token drowns its column with an own logit this much above the logarithm of the copies.
-DROWNED = 1.0
+LARGEST_OWN_LOGIT = 1.0
 # Softmax weights that differ by this do so whatever else is not accounted for.
 SURE = 0.02
 # Passes after a pilot, before the error tells how many are needed; and queries over the counting bound that are only
@@ -47,17 +47,21 @@ UNASKED = 1000
 PARTS = 16
 
 
-class Campaign(Evidence):
-    """Asks for evidence. A subclass says which pairs make a pass."""
+class Passes(ABC):
+    """Asks for pairs, pass by pass. A subclass says which pairs make a pass."""
 
-    def __init__(self, signature: Signature, rng: np.random.Generator, copies: int) -> None:
-        super().__init__(signature, copies)
-        self.rng = rng
-        self.random = signature.noise.kind == "gaussian"  # else the same question has the same error
+    def __init__(self, signature: Signature, rng: np.random.Generator, known: Estimation) -> None:
+        self.rng, self.known, self.signature = rng, known, signature
+        self.width, self.max_norm, self.copies = known.width, known.max_norm, known.copies
+        self.random = signature.noise.kind == "gaussian"  # else the same query has the same error
 
     @abstractmethod
     def ask_first_pass(self) -> Steps[None]:
         """Enough to determine the score matrix."""
+
+    @abstractmethod
+    def start_at(self, frame: Frame) -> HeadPoint:
+        """A point near enough to the best fit of the first pass for Gauss–Newton."""
 
     @abstractmethod
     def next_pass(self) -> tuple[Integers, Integers]:
@@ -67,122 +71,128 @@ class Campaign(Evidence):
 
     def ask_value(self, repeats: int) -> Steps[None]:
         """The zero token and B·e_i, some times more."""
-        plan = unit_plan(self.signature, self.max_norm, repeats, self.value_repeats)
+        known = self.known
+        plan = unit_plan(self.signature, self.max_norm, repeats, known.value_repeats)
         found: Measurements = yield plan
-        answers, self.many = found.by_output, found.values.ndim == 2
-        if self.value_repeats and np.array_equal(answers, self.answers):
+        answers, known.many = found.by_output, found.values.ndim == 2
+        if known.value_repeats and np.array_equal(answers, known.answers):
             raise Unrecoverable(
                 Outcome.WRONG_FAMILY,
                 "the same questions are answered the same every time: errors are no random draws, declare them as "
                 "rounded or bounded, or noise='measure'",
             )
-        total = self.value_repeats + repeats
-        before = self.answers * (self.value_repeats / total) if self.value_repeats else 0.0
-        self.answers, self.value_repeats = before + answers * (repeats / total), total
-        self.asked += plan.count * repeats
+        total = known.value_repeats + repeats
+        before = known.answers * (known.value_repeats / total) if known.value_repeats else 0.0
+        known.answers, known.value_repeats = before + answers * (repeats / total), total
+        known.asked += plan.count * repeats
 
     def settle(self) -> None:
         """Choose the pairs, now that the value is known."""
+        known = self.known
         signature = self.signature
         noise = signature.noise.deviation
-        plain = (self.answers[1:] - self.answers[0]) / self.max_norm
+        plain = (known.answers[1:] - known.answers[0]) / self.max_norm
         # The oracle's own arithmetic errs too, by about so much for tokens as long as they may be.
-        largest = self.max_norm * np.linalg.norm(plain, axis=0) + np.abs(self.answers[0])
+        largest = self.max_norm * np.linalg.norm(plain, axis=0) + np.abs(known.answers[0])
         own = OWN_ROUNDING * signature.space.eps * float(np.max(largest))
-        self.noise = math.hypot(noise, own)
-        sure = self.noise / math.sqrt(self.value_repeats)
-        self.biased = bool(np.any(np.abs(self.answers[0]) > BIAS_DEVIATIONS * sure))
-        value = self.value(self.biased)
+        known.noise = math.hypot(noise, own)
+        sure = known.noise / math.sqrt(known.value_repeats)
+        known.biased = bool(np.any(np.abs(known.answers[0]) > BIAS_DEVIATIONS * sure))
+        value = known.value(known.biased)
         if not np.any(np.abs(value) > GAUSSIAN_DEVIATIONS * sure / self.max_norm):
             outcome = Outcome.TOO_NOISY if noise > 0 else Outcome.NOT_IDENTIFIABLE
             raise Unrecoverable(outcome, "the value vector cannot be told from zero in the declared noise")
-        self.scalar = value.shape[1] == 1
-        self.rows, self.looks = np.zeros((0, self.width)), np.zeros((0, value.shape[1]))
+        known.scalar = value.shape[1] == 1
+        known.rows, known.looks = np.zeros((0, self.width)), np.zeros((0, value.shape[1]))
         self.add_rows(pair_rows(value, self.rng))
         # All directions but one have no value, so that a last token which keeps attention to itself shows as silence.
         strong = np.linalg.svd(value, full_matrices=False)[0][:, 0]
-        strong = signature.space.asarray(-np.sign(strong @ np.sum(value @ self.looks.T, axis=1)) * strong)
+        strong = signature.space.asarray(-np.sign(strong @ np.sum(value @ known.looks.T, axis=1)) * strong)
         across, along = split_along(signature.space, random_orthogonal(signature.space, self.rng, self.width), strong)
-        self.columns = floats(signature.space.xp.concat([across, along[None, :]]))
+        known.columns = floats(signature.space.xp.concat([across, along[None, :]]))
         self.lengths, self.shares = np.full(self.width, self.max_norm), np.zeros(self.width)
 
     def add_rows(self, rows: Floats) -> Integers:  # (n, width) -> (n,)
         """Add pairs to the table, and return their places there."""
-        seen = rows @ self.value(self.biased)  # (n, outputs)
-        if self.scalar:
+        known = self.known
+        seen = rows @ known.value(known.biased)  # (n, outputs)
+        if known.scalar:
             rows, seen = rows * np.sign(seen), np.abs(seen)
         # Of several outputs each pair is read along the one combination in which it moves.
         looks = seen / np.linalg.norm(seen, axis=1, keepdims=True)
-        before = self.rows.shape[0]
+        before = known.rows.shape[0]
         # What the oracle is sent has the digits of its dtype.
         rows = floats(self.signature.space.asarray(self.max_norm * rows)) / self.max_norm
-        self.rows, self.looks = np.concatenate([self.rows, rows]), np.concatenate([self.looks, looks])
+        known.rows, known.looks = (np.concatenate([known.rows, rows]), np.concatenate([known.looks, looks]))
         return np.arange(before, before + rows.shape[0])
 
     def add_columns(self, columns: Floats) -> Integers:  # (n, width) -> (n,)
         """Add directions of last tokens to the table, and return their places there."""
-        before = self.columns.shape[0]
-        self.columns = np.concatenate([self.columns, columns])
+        known = self.known
+        before = known.columns.shape[0]
+        known.columns = np.concatenate([known.columns, columns])
         return np.arange(before, before + columns.shape[0])
 
     def ask_null_column(self) -> Steps[None]:
         """Pairs beside a zero token: without score bias all they answer is the output bias."""
+        known = self.known
         every = np.arange(self.width)
         half = np.full(self.width, float(max(1, self.copies // 2)))
-        pairs = Pairs(every, 0 * every, np.zeros(self.width), half, self.copies - half)
+        pairs = PairQueries(every, 0 * every, np.zeros(self.width), half, self.copies - half)
         yield from self._ask("score bias", pairs, 1, 0)
         # Only where sequences are too short for a pair does the value take part.
         share = (pairs.plus - pairs.minus) / (self.copies + 1)
-        answers = self.parts[-1].answer - share * self.max_norm * self._worth()
-        bar = self.noise * np.sqrt(1 + share**2)
-        axes = self._looked_at()
-        seen, sure = (self.looks @ axes.T) / bar[:, None], self.value_repeats / self.noise**2
+        answers = known.parts[-1].answer - share * self.max_norm * known.pair_values()
+        bar = known.noise * np.sqrt(1 + share**2)
+        axes = known.axes()
+        seen, sure = (known.looks @ axes.T) / bar[:, None], known.value_repeats / known.noise**2
         spread = np.linalg.inv(seen.T @ seen + sure * np.eye(axes.shape[0]))
-        bias = spread @ (seen.T @ (answers / bar) + sure * axes @ self.answers[0])
+        bias = spread @ (seen.T @ (answers / bar) + sure * axes @ known.answers[0])
         left = answers / bar - seen @ bias
         freedom = BIAS_DEVIATIONS * math.sqrt(2 * self.width)
-        self.score_bias = bool(np.any(np.abs(left) > BIAS_DEVIATIONS) or left @ left > self.width + freedom)
-        self._beside = self._logits(self.parts[-1]) if self.score_bias else np.zeros(self.width)
-        if not self.score_bias:
-            self.biased = self.biased or bool(np.any(np.abs(bias) > BIAS_DEVIATIONS * np.sqrt(np.diag(spread))))
+        known.score_bias = bool(np.any(np.abs(left) > BIAS_DEVIATIONS) or left @ left > self.width + freedom)
+        known.null_logits = known.pair_logits(known.parts[-1]) if known.score_bias else np.zeros(self.width)
+        if not known.score_bias:
+            known.biased = known.biased or bool(np.any(np.abs(bias) > BIAS_DEVIATIONS * np.sqrt(np.diag(spread))))
 
     # --- the first pass ---------------------------------------------------------------------------------------
 
-    def ask_probing(self, row: Integers, column: Integers) -> Steps[None]:  # (n,), (n,)
+    def ask_first_pairs(self, row: Integers, column: Integers) -> Steps[None]:  # (n,), (n,)
         """Ask pairs, the first few until they show how long last tokens should be."""
         few = min(PROBES, row.size)
         for _ in range(MOST_PROBES):
-            yield from self.ask_plain("scale", row[:few], column[:few])
-            response = self._response(self.parts[-1])
+            yield from self.ask_pairs("scale", row[:few], column[:few])
+            response = self._response(self.known.parts[-1])
             if response <= LARGEST_RESPONSE:
                 break
             # atanh of a response near one says little: then a large step.
-            self.lengths *= RESPONSE_AIM / math.atanh(response) if response < LARGEST_READ else SHRINK
+            self.lengths *= RESPONSE_AIM / math.atanh(response) if response < LARGEST_RESPONSE_SHARE else SHRINK
         else:
             raise Unrecoverable(Outcome.SATURATED, "pairs answer their full value even beside the shortest last tokens")
         # In parts, so that something is known when the budget ends between them.
         for part in np.array_split(np.arange(few, row.size), min(PARTS, max(1, row.size - few))):
             if part.size:
-                yield from self.ask_plain("forms", row[part], column[part])
+                yield from self.ask_pairs("forms", row[part], column[part])
 
-    def _response(self, pairs: Pairs) -> float:
+    def _response(self, pairs: PairQueries) -> float:
         """How much of their full value pairs answer because of their last token, root mean square, less the noise."""
-        logits = self._logits(pairs) - self._beside[pairs.row]
-        noise = self.noise / (self.max_norm * self._worth()[pairs.row])
+        known = self.known
+        logits = known.pair_logits(pairs) - known.null_logits[pairs.row]
+        noise = known.noise / (self.max_norm * known.pair_values()[pairs.row])
         square = float(np.mean(np.tanh(logits) ** 2 - noise**2))
         return min(math.sqrt(max(square, 0.0)), 1.0)
 
-    def ask_until_heard(self, rows: Integers, columns: Integers, back: Any) -> Steps[Floats]:
+    def ask_columns(self, rows: Integers, columns: Integers, back: Any) -> Steps[Floats]:
         """W·p for some columns, (width, columns), from pairs that were asked; again where last tokens drown them.
 
         `back` (width, rows) takes the forms of a column to it. A last token with a large logit of its own leaves pairs
         no weight: its column is asked again with a shorter one.
         """
-        most = math.log(self.copies) + DROWNED
+        most = math.log(self.copies) + LARGEST_OWN_LOGIT
         asking = columns
         for _ in range(MOST_PROBES):
             yield from self._ask_alone(rows, asking)
-            forms, own = self._read_columns(rows, columns, back)
+            forms, own = self._solve_columns(rows, columns, back)
             drowned = own > most
             if not np.any(drowned):
                 return np.asarray(back @ forms)
@@ -190,42 +200,46 @@ class Campaign(Evidence):
             # An own logit goes with the norm squared.
             self.lengths[asking] *= np.sqrt(0.5 * most / own[drowned])
             row, column = (each.ravel() for each in np.meshgrid(rows, asking, indexing="ij"))
-            yield from self.ask_plain("forms", row, column)
+            yield from self.ask_pairs("forms", row, column)
         raise Unrecoverable(Outcome.SATURATED, "last tokens keep all attention to themselves however short they are")
 
     def _ask_alone(self, rows: Integers, columns: Integers) -> Steps[None]:
         """One x without its opposite for each column: what it lacks of its full value the last token has."""
-        self.alone = int(np.argmax(self._worth()[rows]))
+        known = self.known
+        self.alone = int(np.argmax(known.pair_values()[rows]))
         if self.copies == 1:  # no pair has an opposite
             return
         row, every = np.full(columns.size, rows[self.alone]), np.full(columns.size, float(self.copies))
-        yield from self._ask("scale", Pairs(row, columns, self.lengths[columns], every, 0 * every), 1, 0)
-        self.shares[columns] = self._without_bias(self.parts[-1]) / (self.max_norm * self._worth()[row])
+        yield from self._ask("scale", PairQueries(row, columns, self.lengths[columns], every, 0 * every), 1, 0)
+        self.shares[columns] = known.without_bias(known.parts[-1]) / (self.max_norm * known.pair_values()[row])
 
-    def _read_columns(self, rows: Integers, columns: Integers, back: Floats) -> tuple[Floats, Floats]:
+    def _solve_columns(self, rows: Integers, columns: Integers, back: Floats) -> tuple[Floats, Floats]:
         """Forms x·W·p (rows, columns) from the latest answers, and the last tokens' own logits (columns,)."""
-        pairs = Pairs.joined(self.parts)
-        pairs = pairs.picked((pairs.norm != 0) & ((pairs.minus > 0) | (self.copies == 1)))  # no x alone
-        latest = np.full((self.rows.shape[0], self.columns.shape[0]), -1)
+        known = self.known
+        pairs = PairQueries.concat(*known.parts)
+        pairs = pairs.take((pairs.norm != 0) & ((pairs.minus > 0) | (self.copies == 1)))  # no x alone
+        latest = np.full((known.rows.shape[0], known.columns.shape[0]), -1)
         latest[pairs.row, pairs.column] = np.arange(pairs.row.size)
         chosen = latest[np.ix_(rows, columns)]
-        asked = pairs.picked(chosen.ravel())
+        asked = pairs.take(chosen.ravel())
         shape, norm = chosen.shape, self.lengths[columns]
-        beside = self.score_bias_read()
-        offset = self.max_norm * (self.rows[rows] @ beside)[:, None]
-        logits, own = settled_logits(
-            self._without_bias(asked).reshape(shape),
+        beside = known.null_score_bias()
+        offset = self.max_norm * (known.rows[rows] @ beside)[:, None]
+        logits, own = solve_logits(
+            known.without_bias(asked).reshape(shape),
             asked.plus.reshape(shape),
             asked.minus.reshape(shape),
-            np.broadcast_to((self.max_norm * self._worth()[rows])[:, None], shape),
-            (self.columns[columns] @ self.value(self.biased) @ self.looks[rows].T).T * norm,
-            (norm / self.max_norm)[:, None] * (self.columns[columns] @ back),
+            np.broadcast_to((self.max_norm * known.pair_values()[rows])[:, None], shape),
+            (known.columns[columns] @ known.value(known.biased) @ known.looks[rows].T).T * norm,
+            (norm / self.max_norm)[:, None] * (known.columns[columns] @ back),
             np.broadcast_to(offset, shape),
-            norm * (self.columns[columns] @ beside),
+            norm * (known.columns[columns] @ beside),
             self.alone,
             self.copies,
             self.shares[columns],
-            np.inf if self.copies == 1 else SURE + self.noise / (self.max_norm * self._worth()[rows[self.alone]]),
+            np.inf
+            if self.copies == 1
+            else SURE + known.noise / (self.max_norm * known.pair_values()[rows[self.alone]]),
         )
         return (logits - offset) / (self.max_norm * norm), own
 
@@ -233,96 +247,102 @@ class Campaign(Evidence):
 
     def more_passes(self, target_error: float | None, budget: float) -> float:
         """How many passes more are wanted and can be paid, with the one-token queries that go with them."""
-        left = budget - self.asked
-        behind = self.random and self.value_repeats < self._passes() + 1
-        payable = left / (self.pass_size + (self.width + 1 if behind else 0))
-        if payable * self.pass_size < 1:
+        known = self.known
+        left = budget - known.asked
+        behind = self.random and known.value_repeats < known.passes() + 1
+        payable = left / (known.pass_size + (self.width + 1 if behind else 0))
+        if payable * known.pass_size < 1:
             return 0.0
-        error, passes = self.standard_error(), self._passes()
+        error, passes = known.standard_error(), known.passes()
         if target_error is None:
-            once = self._pilot() and len(self.parts) <= self.parts_of_first_pass
+            once = self._pilot() and len(known.parts) <= known.parts_of_first_pass
             return payable if budget < math.inf else float(once)
         if error <= target_error:
             return 0.0
         wanted = math.ceil(passes * ((error / target_error) ** 2 - 1))
-        first = len(self.parts) <= self.parts_of_first_pass
+        first = len(known.parts) <= known.parts_of_first_pass
         if first and self._pilot():  # later passes say more than a pilot, whose error does not tell how many are needed
             wanted = min(wanted, PASSES_AFTER_PILOT)
-        elif budget == math.inf and wanted * self.pass_size > UNASKED * self.counting_bound:
+        elif budget == math.inf and wanted * known.pass_size > UNASKED * known.counting_bound:
             raise Unrecoverable(
                 Outcome.TOO_NOISY,
-                f"the standard error is {error:.2g} after {self.asked:,} queries: {target_error:.2g} would take about "
-                f"{wanted * self.pass_size:.2g} more; set a budget of that many, or a larger target_error",
+                f"the standard error is {error:.2g} after {known.asked:,} queries: {target_error:.2g} would take about "
+                f"{wanted * known.pass_size:.2g} more; set a budget of that many, or a larger target_error",
             )
         return min(max(1.0, wanted), payable)
 
     def _pilot(self) -> bool:
         """Whether the first pass said much less than the same queries could have, had the score matrix been known."""
-        asked = Pairs.joined(self.parts[: self.parts_of_first_pass])
-        asked = asked.picked((asked.norm != 0) & ((asked.minus > 0) | (self.copies == 1)))
-        point = self.best().point
+        known = self.known
+        asked = PairQueries.concat(*known.parts[: known.parts_of_first_pass])
+        asked = asked.take((asked.norm != 0) & ((asked.minus > 0) | (self.copies == 1)))
+        point = known.best().point
         said = self._said(point, asked)
         could = self._said(point, self._best(asked.row, asked.column))
         return bool(np.mean(said**-2.0) > PILOT_LOSS * np.mean(could**-2.0))
 
-    def _said(self, point: Point, pairs: Pairs) -> Floats:  # (n,)
+    def _said(self, point: HeadPoint, pairs: PairQueries) -> Floats:  # (n,)
         """By how much answers move with their forms."""
-        return np.asarray(np.abs(pairs.norm * predicted(self.frame(wide=False), point, pairs).by_pair))
+        return np.asarray(np.abs(pairs.norm * predict(self.known.frame(wide=False), point, pairs).by_pair))
 
     def ask_again(self, repeats: float, budget: float) -> Steps[None]:
         """All pairs as the fit says they are best asked: whole passes, half of each sign, and part of one more."""
+        known = self.known
         whole = int(repeats)
         pairs = self._best(*self.next_pass())
         if self.random:
             for sign, count in ((1.0, (whole + 1) // 2), (-1.0, whole // 2)):
                 if count:
-                    yield from self._ask("forms", self._signed(pairs, sign), count, 0)
+                    yield from self._ask("forms", self._with_sign(pairs, sign), count, 0)
         else:
             for number in range(whole):
                 shorter = pairs.norm * (1 - DITHER * self.rng.random(pairs.norm.size))
-                yield from self._ask("forms", self._signed(replace(pairs, norm=shorter), (-1.0) ** number), 1, 0)
+                yield from self._ask("forms", self._with_sign(replace(pairs, norm=shorter), (-1.0) ** number), 1, 0)
         some = round((repeats - whole) * pairs.row.size)
         if some:
-            chosen = pairs.picked(self.rng.permutation(pairs.row.size)[:some])
-            yield from self._ask("forms", self._signed(chosen, -1.0 if whole % 2 else 1.0), 1, whole)
-        behind = int(min(self._passes() - self.value_repeats, (budget - self.asked) / (self.width + 1)))
+            chosen = pairs.take(self.rng.permutation(pairs.row.size)[:some])
+            yield from self._ask("forms", self._with_sign(chosen, -1.0 if whole % 2 else 1.0), 1, whole)
+        behind = int(min(known.passes() - known.value_repeats, (budget - known.asked) / (self.width + 1)))
         if behind > 0 and self.random:
             yield from self.ask_value(behind)
 
     @staticmethod
-    def _signed(pairs: Pairs, sign: float) -> Pairs:
-        """The same with the last token turned round, which turns the pair's logit too."""
+    def _with_sign(pairs: PairQueries, sign: float) -> PairQueries:
+        """Pairs as they are, or with the last token turned round, which turns the pair's logit too."""
         return pairs if sign > 0 else replace(pairs, norm=-pairs.norm, plus=pairs.minus, minus=pairs.plus)
 
-    def _best(self, row: Integers, column: Integers) -> Pairs:
+    def _best(self, row: Integers, column: Integers) -> PairQueries:
         """Norms and copies for which each pair says most, at the fit so far."""
-        point, last_values = self.best().point, self.columns @ self.value(self.biased) @ self.looks.T
-        seen = self.columns @ point.score.T  # (columns, width)
+        known = self.known
+        point, last_values = (known.best().point, known.columns @ known.value(known.biased) @ known.looks.T)
+        seen = known.columns @ point.score.T  # (columns, width)
         norm, plus, minus = best_pairs(
-            self.max_norm * (seen @ self.rows.T)[column, row],
-            self.max_norm * (self.rows @ point.score_bias)[row],
-            np.sum(seen * self.columns, axis=1)[column],
-            (self.columns @ point.score_bias)[column],
-            self.max_norm * self._worth()[row],
+            self.max_norm * (seen @ known.rows.T)[column, row],
+            self.max_norm * (known.rows @ point.score_bias)[row],
+            np.sum(seen * known.columns, axis=1)[column],
+            (known.columns @ point.score_bias)[column],
+            self.max_norm * known.pair_values()[row],
             last_values[column, row],
             self.max_norm,
             self.copies,
         )
-        return Pairs(row, column, norm, plus, minus)
+        return PairQueries(row, column, norm, plus, minus)
 
-    # --- the questions themselves -----------------------------------------------------------------------------
+    # --- the queries themselves -----------------------------------------------------------------------------
 
-    def ask_plain(self, stage: str, row: Integers, column: Integers) -> Steps[None]:
+    def ask_pairs(self, stage: str, row: Integers, column: Integers) -> Steps[None]:
         """Ask pairs with as many copies of either sign."""
+        known = self.known
         # A score bias alone would tip the scales: unequal copies balance it.
-        beside = np.concatenate([self._beside, np.zeros(self.rows.shape[0] - self.width)])[row]
+        beside = np.concatenate([known.null_logits, np.zeros(known.rows.shape[0] - self.width)])[row]
         plus = np.clip(np.round(self.copies / (1 + np.exp(2 * beside))), 1, max(1, self.copies - 1))
-        yield from self._ask(stage, Pairs(row, column, self.lengths[column], plus, self.copies - plus), 1, 0)
+        yield from self._ask(stage, PairQueries(row, column, self.lengths[column], plus, self.copies - plus), 1, 0)
 
-    def _ask(self, stage: str, pairs: Pairs, repeats: int, first_repeat: int) -> Steps[None]:
+    def _ask(self, stage: str, pairs: PairQueries, repeats: int, first_repeat: int) -> Steps[None]:
         """Ask pairs, and keep what was answered along the outputs they are looked at."""
+        known = self.known
         space = self.signature.space
-        long, columns = TokenRows(space.asarray(self.max_norm * self.rows)), TokenRows(space.asarray(self.columns))
+        long, columns = (TokenRows(space.asarray(self.max_norm * known.rows)), TokenRows(space.asarray(known.columns)))
         row = space.indices(pairs.row)
         positions = []
         for place in range(self.copies):
@@ -330,6 +350,6 @@ class Campaign(Evidence):
             positions.append([Term(long, row, sign)])
         positions.append([Term(columns, space.indices(pairs.column), space.asarray(pairs.norm))])
         found: Measurements = yield Plan(stage, pairs.row.size, positions, repeats, first_repeat)
-        answers = np.sum(found.by_output * self.looks[pairs.row], axis=1)
-        self.parts.append(replace(pairs, answer=answers, repeats=np.full(answers.size, float(repeats))))
-        self.asked += pairs.row.size * repeats
+        answers = np.sum(found.by_output * known.looks[pairs.row], axis=1)
+        known.parts.append(replace(pairs, answer=answers, repeats=np.full(answers.size, float(repeats))))
+        known.asked += pairs.row.size * repeats

@@ -1,8 +1,8 @@
 """A head whose answers are rounded to a few decimals, under a bound on the norm of tokens.
 
-One answer tells a form to within a unit of the last decimal. From then on every question is steered so that the middle
+One answer tells a form to within a unit of the last decimal. From then on every query is steered so that the middle
 of what is left would be answered exactly halfway between two decimals: whether it is rounded up or down halves what is
-left. A form whose uncertainty moves the answer by less than one unit can reveal no more than one bit to a question, so
+left. A form whose uncertainty moves the answer by less than one unit can reveal no more than one bit to a query, so
 this is about the fewest.
 """
 
@@ -13,11 +13,11 @@ import math
 import numpy as np
 
 from keyhole.errors import KeyholeError, UsageError
-from keyhole.families.single_head import SingleHead
+from keyhole.families import SingleHead
 from keyhole.methods.base import Estimate, Steps, target_details
 from keyhole.methods.robust.quantised.decimals_forms import FormIntervals
 from keyhole.methods.robust.quantised.decimals_value import ValueIntervals
-from keyhole.methods.robust.quantised.pair_queries import refuse_short_sequences
+from keyhole.methods.robust.quantised.pair_queries import check_lengths
 from keyhole.queries import Signature
 
 ASSUMPTIONS = (
@@ -31,11 +31,7 @@ FIRST_SHARPER = 64.0
 
 
 def by_thresholds(
-    signature: Signature,
-    rng: np.random.Generator,
-    *,
-    target_error: float | None = None,
-    budget: float = math.inf,
+    signature: Signature, rng: np.random.Generator, *, target_error: float | None = None, budget: float = math.inf
 ) -> Steps[Estimate[SingleHead]]:
     """W and v of f(X) = Σ softmax_i(x_iᵀ·W·x_N)·(x_i·v) from answers rounded to decimals, tokens of bounded norm.
 
@@ -47,16 +43,16 @@ def by_thresholds(
         raise UsageError(f"thresholds are for answers rounded to decimals, not {signature.noise}")
     if signature.max_norm is None:
         raise UsageError("thresholds are for tokens of bounded norm: without max_norm use method single-head")
-    refuse_short_sequences(signature)
+    check_lengths(signature)
     value = ValueIntervals(signature, rng)
-    yield from value.read()
-    yield from value.narrow(np.full(value.outputs, 2 * value.half / (signature.norm_limit * FIRST_SHARPER)))
+    yield from value.ask_value()
+    yield from value.ask_narrower(np.full(value.outputs, 2 * value.half / (signature.norm_limit * FIRST_SHARPER)))
     forms = FormIntervals(signature, rng, value)
     try:
-        yield from forms.read_first()
+        yield from forms.ask_first()
         goal = forms.goal(target_error, budget - value.spent - forms.spent)
-        yield from value.narrow(forms.value_goal(goal))
-        yield from forms.narrow(goal, budget - value.spent - forms.spent)
+        yield from value.ask_narrower(forms.value_goal(goal))
+        yield from forms.ask_narrower(goal, budget - value.spent - forms.spent)
     except KeyholeError as error:
         error.partial = forms.head() if forms.started else None
         raise

@@ -10,16 +10,15 @@ from keyhole.arrays import Floats, Integers
 from keyhole.families import SingleHead
 from keyhole.methods.base import BiasDetected, Steps, Unrecoverable
 from keyhole.methods.robust.quantised.decimals_value import AUDIBLE, BIASED, DITHER, STUCK, ValueIntervals
-from keyhole.methods.robust.quantised.pair_model import SECOND_ORDER, Design, Pairs
+from keyhole.methods.robust.quantised.pair_model import SECOND_ORDER, SteeredDesign, SteeredPairs
 from keyhole.methods.robust.quantised.pair_queries import (
     ALONG,
     BIAS_ROWS,
     SHRINK_COLUMN,
     OwnForms,
+    ask_own_forms,
     pair_plan,
-    read_own_forms,
 )
-from keyhole.numerics.logit import rounding
 from keyhole.queries import Measurements, Signature
 from keyhole.recovery import Outcome
 
@@ -44,7 +43,7 @@ class FormIntervals:
     def __init__(self, signature: Signature, rng: np.random.Generator, value: ValueIntervals) -> None:
         self.signature, self.space, self.rng, self.value = signature, signature.space, rng, value
         self.width, self.half, self.norm = signature.width, value.half, signature.norm_limit
-        self.design = Design(self.space, rng, value.entries[0][:, value.main])
+        self.design = SteeredDesign(self.space, rng, value.entries[0][:, value.main])
         self._learn_value()
         room = (signature.max_length or math.inf) - 1
         self.copies = int(min(COPIES, room // 2))
@@ -61,7 +60,7 @@ class FormIntervals:
 
     def _learn_value(self) -> None:
         centre, radius = self.value.entries
-        self.design.learn_value(centre[:, self.value.main], radius[:, self.value.main])
+        self.design.with_value(centre[:, self.value.main], radius[:, self.value.main])
 
     def _fewest_copies(self) -> int:
         """Copies with which a pair of unequal lengths can reach a threshold."""
@@ -81,22 +80,22 @@ class FormIntervals:
         self.spent += answers.size
         return answers, np.full(answers.size, self.half)
 
-    def read_first(self) -> Steps[None]:
+    def ask_first(self) -> Steps[None]:
         """Norms of last tokens, then every form from one pair; columns with saturated ones again, shorter."""
         start = self.last.copy()
         start[-2] *= ALONG
-        found = yield from read_own_forms(self.design, self.rng, self.norm, start, 1, self.told)
+        found = yield from ask_own_forms(self.design, self.rng, self.norm, start, 1, self.told)
         self.last, self.own, self.own_radius = found.last, found.form, found.radius
         columns = np.arange(self.width)
         for _ in range(MOST_ROUNDS):
-            columns = yield from self._read_columns(columns, found)
+            columns = yield from self._ask_columns(columns, found)
             if not columns.size:
                 break
             self.last[columns] *= SHRINK_COLUMN
         else:
             raise Unrecoverable(Outcome.SATURATED, f"{columns.size} columns saturate however short the tokens")
         self._shorten()
-        yield from self._look_for_bias()
+        yield from self._ask_for_bias()
         self.started = True
 
     def _shorten(self) -> None:
@@ -106,13 +105,13 @@ class FormIntervals:
         largest = np.max(np.abs(self._middle()[:, :-1]), axis=0)
         self.last[:-1] = np.minimum(self.last[:-1], aim / np.maximum(self.norm * largest, self.space.tiny))
 
-    def _read_columns(self, columns: Integers, probed: OwnForms) -> Steps[Integers]:
+    def _ask_columns(self, columns: Integers, probed: OwnForms) -> Steps[Integers]:
         """Whole columns, one query a form; returns those that saturate."""
         row, column = np.repeat(np.arange(self.width), columns.size), np.tile(columns, self.width)
         norm = np.full(row.size, self.norm)
-        pairs = Pairs(row, column, norm, norm, self.last[column], self.copies)
+        pairs = SteeredPairs(row, column, norm, norm, self.last[column], self.copies)
         answers, error = self.told((yield pair_plan(self.design, "forms", pairs)))
-        read = self.design.read_columns(pairs, answers, error, np.zeros(row.size))
+        read = self.design.solve_pairs(pairs, answers, error, np.zeros(row.size))
         again = read.saturated | probed.contradict(columns, read)
         good = ~np.tile(again, self.width)
         radius = read.radius + read.common
@@ -120,11 +119,11 @@ class FormIntervals:
         self.high[row[good], column[good]] = (read.form + radius)[good]
         return columns[again]
 
-    def _look_for_bias(self) -> Steps[None]:
+    def _ask_for_bias(self) -> Steps[None]:
         """Opposite tokens before a zero token answer zero, unless a score bias prefers one of them."""
         row = np.nonzero(self.asked[:, -1])[0]
         norm, column = np.full(row.size, self.norm), np.full(row.size, self.width)
-        pairs = Pairs(row, column, norm, norm, norm, self.copies)
+        pairs = SteeredPairs(row, column, norm, norm, norm, self.copies)
         answers, error = self.told((yield pair_plan(self.design, "score bias", pairs)))
         if np.any(np.abs(answers) > error):
             raise BiasDetected(BIASED.format("a score"))
@@ -144,7 +143,7 @@ class FormIntervals:
             size = float(np.sqrt(np.mean(self.design.matrix(self._middle()) ** 2)))
             target_error = DEFAULT_ACCURACY * max(size, self.error())
         wanted = 0.0 if target_error is None else target_error / (per_width * ROUNDED_BITS)
-        finest = 64 * rounding(self.space) * (1 + float(np.max(np.abs(self._middle()))))
+        finest = 64 * self.space.rounding * (1 + float(np.max(np.abs(self._middle()))))
         wanted = max(wanted, finest)
         most = max(float(np.max(self.widths)), wanted)
         step = 2**0.125
@@ -160,14 +159,14 @@ class FormIntervals:
         """Widths of the value's intervals at which they do not blur forms of this width."""
         row, column = np.nonzero(self.asked[:, :-1])
         norm = np.full(row.size, self.norm)
-        pairs = Pairs(row, column, norm, norm, self.last[column], self.few_copies)
+        pairs = SteeredPairs(row, column, norm, norm, self.last[column], self.few_copies)
         at = self.design.answer(pairs, self._middle()[row, column], self.own[column])
         blur = float(np.max(np.abs(at.by_column / at.by_form))) * self.width**0.5
         goals = np.full(self.value.outputs, 2 * goal)
         goals[self.value.main] = min(2 * goal / (SHARPER * blur), 2 * goal)
         return goals
 
-    def narrow(self, goal: float, budget: float) -> Steps[None]:
+    def ask_narrower(self, goal: float, budget: float) -> Steps[None]:
         """Halve intervals until none is much wider than the goal: bits are rounded, not counted up. Widest first."""
         self._learn_value()
         row, column = np.nonzero(self.asked)
@@ -180,33 +179,33 @@ class FormIntervals:
             row, column, before = row[first], column[first], before[first]
             if not row.size:
                 return
-            yield from self._halve(row, column)
+            yield from self._ask_halves(row, column)
             moving = self.widths[row, column] < STUCK * before
             row, column = row[moving], column[moving]
             self.rounds += 1
 
-    def _halve(self, row: Integers, column: Integers) -> Steps[None]:
-        """One question a form, steered to a threshold at the middle of its interval."""
-        self._learn_own()
+    def _ask_halves(self, row: Integers, column: Integers) -> Steps[None]:
+        """One query a form, steered to a threshold at the middle of its interval."""
+        self._update_own()
         low, high, own = self.low[row, column], self.high[row, column], self.own[column]
         middle = low + (high - low) * (0.5 + self.rng.uniform(-DITHER, DITHER, row.size))
         norm = np.full(row.size, self.norm)
-        pairs, threshold = self.design.steered(
+        pairs, threshold = self.design.steer_pairs(
             row, column, norm, self.last[column], self.few_copies, middle, own, self.half
         )
         answers, _ = self.told((yield pair_plan(self.design, "thresholds", pairs)))
         at = self.design.answer(pairs, middle, own)
         point = middle + (threshold - at.value) / at.by_form
         nuisance = self.design.nuisance(pairs, at, self.own_radius[column]) / at.by_form
-        bar = SECOND_ORDER * nuisance + rounding(self.space) * self._key_norms()[column]
+        bar = SECOND_ORDER * nuisance + self.space.rounding * self._key_norms()[column]
         # A threshold out of reach tells nothing.
         reached = np.abs(point - middle) <= high - low
         above = answers > threshold
         self.low[row, column] = np.where(above & reached, np.maximum(low, point - bar), low)
         self.high[row, column] = np.where(~above & reached, np.minimum(high, point + bar), high)
-        self._refuse_contradiction()
+        self._check_consistent()
 
-    def _refuse_contradiction(self) -> None:
+    def _check_consistent(self) -> None:
         if np.any(self.low[self.asked] > self.high[self.asked]):
             raise Unrecoverable(
                 Outcome.WRONG_FAMILY,
@@ -220,7 +219,7 @@ class FormIntervals:
     def _middle(self) -> Floats:  # (width, width + 1)
         return np.where(self.asked & np.isfinite(self.high - self.low), (self.low + self.high) / 2, 0.0)
 
-    def _learn_own(self) -> None:
+    def _update_own(self) -> None:
         """The last token's own form is a sum of forms: take that where it is known better."""
         radius = np.sum(np.abs(self.design.own) * self.widths / 2, axis=0)
         better = radius < self.own_radius
@@ -243,12 +242,12 @@ class FormIntervals:
     def head(self) -> SingleHead:
         """What is known now."""
         matrix = self.design.matrix(np.zeros(self.low.shape) if self.silent else self._middle())
-        return SingleHead(self.space.asarray(matrix), self.value.shaped(self.value.entries[0]))
+        return SingleHead(self.space.asarray(matrix), self.value.in_shape(self.value.entries[0]))
 
     def radius_head(self) -> SingleHead:
         """Radii of that."""
         size = np.linalg.norm(self.design.matrix(self._middle()))
         half = self.widths if self.silent else self.widths / 2
-        radius = self.design.matrix_radius(half, 0 * half) + 4 * rounding(self.space) * size
+        radius = self.design.matrix_radius(half, 0 * half) + 4 * self.space.rounding * size
         centre, half = self.value.entries
-        return SingleHead(self.space.asarray(radius), self.value.shaped(half + 2 * self.space.eps * np.abs(centre)))
+        return SingleHead(self.space.asarray(radius), self.value.in_shape(half + 2 * self.space.eps * np.abs(centre)))

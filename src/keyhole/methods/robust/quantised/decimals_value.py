@@ -7,7 +7,6 @@ import numpy as np
 from keyhole.arrays import Floats, Integers
 from keyhole.methods.base import BiasDetected, Steps, Unrecoverable
 from keyhole.methods.robust.quantised.single_tokens import TokenValues
-from keyhole.numerics.logit import rounding
 from keyhole.queries import Signature, Term
 from keyhole.recovery import Outcome
 
@@ -15,7 +14,7 @@ from keyhole.recovery import Outcome
 DITHER = 0.05
 # Answers must span this many half units for a threshold to be within reach.
 AUDIBLE = 4.0
-# An interval that shrinks less than this has met the precision of the box's arithmetic.
+# An interval that shrinks less than this has met the precision of the oracle's arithmetic.
 STUCK = 0.75
 
 BIASED = "the head has {} bias, which thresholds do not read: allow tokens of any norm and use method single-head"
@@ -33,7 +32,7 @@ class ValueIntervals(TokenValues):
         self.half = signature.noise.scale
         self.norm = signature.norm_limit
 
-    def read(self) -> Steps[None]:
+    def ask_value(self) -> Steps[None]:
         """One-token queries, the zero token among them."""
         answers = yield from self.ask_units(self.norm)
         if np.any(np.abs(answers[0]) > self.half):
@@ -52,7 +51,7 @@ class ValueIntervals(TokenValues):
         self.row, self.output = np.concatenate([row, self.place]), np.concatenate([output, each])
         self.sign = np.concatenate([np.ones(read.size), -np.ones(self.outputs)])
         centre = self.sign * read[self.row, self.output] / self.norm
-        slack = self.half / self.norm + rounding(self.space) * np.abs(centre)
+        slack = self.half / self.norm + self.space.rounding * np.abs(centre)
         # From behind nothing was asked yet: an output bias within the rounding may hide.
         slack[read.size :] *= 4
         self.low, self.high = centre - slack, centre + slack
@@ -69,7 +68,7 @@ class ValueIntervals(TokenValues):
         bits = np.log2((self.high - self.low) / goal[self.output])
         return float(np.sum(np.ceil(np.maximum(bits, 0.0))[self.audible[self.output]]))
 
-    def narrow(self, goal: Floats) -> Steps[None]:  # (outputs,) widths
+    def ask_narrower(self, goal: Floats) -> Steps[None]:  # (outputs,) widths
         """Halve intervals until none is wider than its goal."""
         open_ = np.nonzero(self.audible[self.output])[0]
         while True:
@@ -77,14 +76,14 @@ class ValueIntervals(TokenValues):
             if not open_.size:
                 break
             before = (self.high - self.low)[open_]
-            yield from self._halve(open_)
+            yield from self._ask_halves(open_)
             open_ = open_[(self.high - self.low)[open_] < STUCK * before]
         largest, behind = self.place * self.outputs + np.arange(self.outputs), slice(-self.outputs, None)
         apart = np.maximum(self.low[largest] + self.low[behind], -self.high[largest] - self.high[behind])
         if np.any(apart > 0):
             raise BiasDetected(BIASED.format("an output"))
 
-    def _halve(self, items: Integers) -> Steps[None]:
+    def _ask_halves(self, items: Integers) -> Steps[None]:
         """a·e_i + β·e_k: the largest entry k, hardly used, brings the middle of an interval to a threshold."""
         row, output, low, high = self.row[items], self.output[items], self.low[items], self.high[items]
         middle = low + (high - low) * (0.5 + self.rng.uniform(-DITHER, DITHER, items.size))
@@ -106,7 +105,7 @@ class ValueIntervals(TokenValues):
             Term(self.units, index(self.place[output]), self.space.asarray(lent)),
         ]
         answers = (yield from self.ask(token, items.size))[np.arange(items.size), output]
-        slack = 2 * rounding(self.space) * (np.abs(length * middle) + np.abs(lent * largest) + np.abs(threshold))
+        slack = 2 * self.space.rounding * (np.abs(length * middle) + np.abs(lent * largest) + np.abs(threshold))
         point = (threshold - lent * largest) / length
         bar = (np.abs(lent) * largest_radius + slack) / np.abs(length)
         above = answers > threshold

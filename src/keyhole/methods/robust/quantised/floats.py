@@ -1,6 +1,6 @@
 """A head whose answers are rounded to a few binary digits, to the precision of the arithmetic behind them.
 
-Rounding to a floating-point dtype is relative: an answer of nearly zero is known nearly exactly. Questions whose
+Rounding to a floating-point dtype is relative: an answer of nearly zero is known nearly exactly. Queries whose
 predicted answer is zero therefore show what is still wrong with the prediction, to all the digits of the dtype, and
 each round of them adds that many digits to what is known.
 """
@@ -12,11 +12,11 @@ import math
 import numpy as np
 
 from keyhole.errors import KeyholeError, UsageError
-from keyhole.families.single_head import SingleHead
+from keyhole.families import SingleHead
 from keyhole.methods.base import Estimate, Steps, target_details
 from keyhole.methods.robust.quantised.floats_forms import NullForms
 from keyhole.methods.robust.quantised.floats_value import CHECKS, ValueRatios
-from keyhole.methods.robust.quantised.pair_queries import refuse_short_sequences
+from keyhole.methods.robust.quantised.pair_queries import check_lengths
 from keyhole.queries import Signature
 
 ASSUMPTIONS = (
@@ -33,28 +33,24 @@ SHARPER = 16.0
 
 
 def by_null_queries(
-    signature: Signature,
-    rng: np.random.Generator,
-    *,
-    target_error: float | None = None,
-    budget: float = math.inf,
+    signature: Signature, rng: np.random.Generator, *, target_error: float | None = None, budget: float = math.inf
 ) -> Steps[Estimate[SingleHead]]:
     """W and v of f(X) = Σ softmax_i(x_iᵀ·W·x_N)·(x_i·v) from answers rounded to float32, float16 or bfloat16.
 
     One query an entry reads W about as well as one answer is; each further round of d² + d multiplies the error by
     about the unit roundoff of the dtype. Rounds go on until the error of an entry is `target_error` (root mean square
-    of its radius before it is spread), the budget is spent, or the arithmetic of the box has no more digits.
+    of its radius before it is spread), the budget is spent, or the arithmetic of the oracle has no more digits.
     """
     if signature.noise.kind != "dtype":
         raise UsageError(f"null queries are for answers rounded to a dtype, not {signature.noise}")
-    refuse_short_sequences(signature)
+    check_lengths(signature)
     value = ValueRatios(signature)
-    yield from value.read()
-    yield from value.sharpen(value.relative / SHARPER, [value.main])
-    yield from value.refine()  # one round ahead of the forms, so that its errors do not count
+    yield from value.ask_value()
+    yield from value.ask_sharper(value.relative / SHARPER, [value.main])
+    yield from value.ask_finer()  # one round ahead of the forms, so that its errors do not count
     forms = NullForms(signature, rng, value)
     try:
-        yield from forms.read_first()
+        yield from forms.ask_first()
         rounds = 1
         while (
             rounds < MOST_ROUNDS
@@ -64,15 +60,15 @@ def by_null_queries(
             if value.spent + forms.spent + forms.cost() + value.cost() + value.sharpening_cost() > budget:
                 break
             before = forms.error()
-            yield from value.refine()
-            yield from forms.refine()
+            yield from value.ask_finer()
+            yield from forms.ask_finer()
             rounds += 1
             if forms.error() > GAIN * before:
                 break
         if value.spent + forms.spent + value.sharpening_cost() + CHECKS <= budget:
             goal = forms.error() if target_error is None else target_error
-            yield from value.sharpen(goal / value.size(), range(value.outputs))
-            yield from value.check_rounding()
+            yield from value.ask_sharper(goal / value.size(), range(value.outputs))
+            yield from value.ask_rounding_check()
     except KeyholeError as error:
         error.partial = forms.head() if forms.started else None
         raise
@@ -81,9 +77,5 @@ def by_null_queries(
         radius=forms.radius_head(),
         counting_bound=value.counting_bound,
         assumptions=ASSUMPTIONS,
-        details={
-            "rounds": rounds,
-            "expected_error": forms.error(),
-            **target_details(target_error, forms.error()),
-        },
+        details={"rounds": rounds, "expected_error": forms.error(), **target_details(target_error, forms.error())},
     )

@@ -5,23 +5,21 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import numpy.typing as npt
 
-from keyhole.arrays import Floats, Integers
+from keyhole.arrays import Booleans, Floats, Integers
 from keyhole.families import SingleHead
 from keyhole.methods.base import BiasDetected, Steps, Unrecoverable
-from keyhole.methods.forms.scale import LEVER, floor_power
+from keyhole.methods.forms.scale import NORM_RATIO, floor_power
 from keyhole.methods.robust.quantised.floats_value import ValueRatios
-from keyhole.methods.robust.quantised.pair_model import SECOND_ORDER, Design, Pairs
+from keyhole.methods.robust.quantised.pair_model import SECOND_ORDER, SteeredDesign, SteeredPairs
 from keyhole.methods.robust.quantised.pair_queries import (
     ALONG,
     BIAS_ROWS,
     SHRINK_COLUMN,
     OwnForms,
+    ask_own_forms,
     pair_plan,
-    read_own_forms,
 )
-from keyhole.numerics.logit import rounding
 from keyhole.queries import Measurements, Signature
 from keyhole.recovery import Outcome
 
@@ -45,7 +43,7 @@ class NullForms:
     def __init__(self, signature: Signature, rng: np.random.Generator, value: ValueRatios) -> None:
         self.signature, self.space, self.rng, self.value = signature, signature.space, rng, value
         self.width = signature.width
-        self.design = Design(self.space, rng, value.ratio[:, value.main])
+        self.design = SteeredDesign(self.space, rng, value.ratio[:, value.main])
         self._learn_value()
         limit = signature.norm_limit
         if signature.noise.name == "float16":  # longer tokens may be answered by infinity
@@ -62,7 +60,7 @@ class NullForms:
         self.probed: OwnForms | None = None
 
     def _learn_value(self) -> None:
-        self.design.learn_value(self.value.ratio[:, self.value.main], self.value.radius[:, self.value.main])
+        self.design.with_value(self.value.ratio[:, self.value.main], self.value.radius[:, self.value.main])
 
     def told(self, measured: Measurements) -> tuple[Floats, Floats]:
         """Answers of the main output and their radii, over the largest entry of the value."""
@@ -77,14 +75,14 @@ class NullForms:
         """Queries of a round."""
         return self.width**2 + min(BIAS_ROWS, self.width)
 
-    def read_first(self) -> Steps[None]:
+    def ask_first(self) -> Steps[None]:
         """Norms, then every form from a pair of equal lengths; columns with saturated ones again, shorter."""
         if self.free:
-            yield from self._probe()
+            yield from self._ask_scale()
         else:
             last = self.last.copy()
             last[-2] *= ALONG
-            found = yield from read_own_forms(self.design, self.rng, self.limit, last, 1, self.told)
+            found = yield from ask_own_forms(self.design, self.rng, self.limit, last, 1, self.told)
             self.last, self.probed = found.last, found
         columns = np.arange(self.width)
         for number in range(MOST_PROBES):
@@ -97,13 +95,13 @@ class NullForms:
             raise Unrecoverable(Outcome.SATURATED, f"{columns.size} columns saturate however short the tokens")
         self.started = True
 
-    def _probe(self) -> Steps[None]:
+    def _ask_scale(self) -> Steps[None]:
         """Where norms are free: their product that brings logits to their aim, and a lever that hides the last."""
         few = np.arange(min(PROBES, self.width))
         scale, norm = FIRST_PROBE, 1.0
         quiet, loud = 0.0, math.inf  # scales that are too small and too large
         for _ in range(MOST_PROBES):
-            norm = LEVER * floor_power(math.sqrt(scale))
+            norm = NORM_RATIO * floor_power(math.sqrt(scale))
             self.norm[:], self.last[:] = norm, scale / norm
             pairs = self._pairs(few, few, steer=False)
             answers, _ = self.told((yield pair_plan(self.design, "scale", pairs)))
@@ -113,9 +111,9 @@ class NullForms:
                 loud = scale
                 scale = scale * 2.0**-36 if quiet == 0 else math.sqrt(quiet * loud)
                 continue
-            if size > 64 * rounding(self.space):
+            if size > 64 * self.space.rounding:
                 wanted = scale * AIM / (3 * size)  # the largest of all forms is some times the largest of a few
-                self.norm[:] = LEVER * floor_power(math.sqrt(wanted))
+                self.norm[:] = NORM_RATIO * floor_power(math.sqrt(wanted))
                 self.last[:] = wanted / self.norm
                 return
             quiet = scale
@@ -127,13 +125,13 @@ class NullForms:
             Outcome.WRONG_FAMILY, "the answers respond at no scale of the tokens as a softmax head's do"
         )
 
-    def refine(self) -> Steps[None]:
+    def ask_finer(self) -> Steps[None]:
         """A round of null queries."""
         self._learn_value()
         self._choose_norms()
         yield from self._ask(np.arange(self.width), bias=True, steer=True)
 
-    def _ask(self, columns: Integers, *, bias: bool, steer: bool) -> Steps[npt.NDArray[np.bool_]]:  # (columns,)
+    def _ask(self, columns: Integers, *, bias: bool, steer: bool) -> Steps[Booleans]:  # (columns,)
         """Read whole columns, and a few rows with the zero token; tell which columns have saturated forms."""
         row = np.repeat(np.arange(self.width), columns.size)
         column = np.tile(columns, self.width)
@@ -146,10 +144,10 @@ class NullForms:
             plans.append(pair_plan(self.design, "score bias", few))
         measured: list[Measurements] = yield plans
         if bias:
-            self._refuse_bias(few, *self.told(measured[1]))
+            self._check_bias(few, *self.told(measured[1]))
         answers, error = self.told(measured[0])
         known = self.forms[row, column]
-        read = self.design.read_columns(grid, answers, SECOND_ORDER * error, known)
+        read = self.design.solve_pairs(grid, answers, SECOND_ORDER * error, known)
         again = read.saturated
         if self.probed is not None:
             again = again | self.probed.contradict(columns, read)
@@ -158,12 +156,12 @@ class NullForms:
         self._keep(row[usable], column[usable], *parts)
         return again
 
-    def _pairs(self, row: Integers, column: Integers, *, steer: bool) -> Pairs:
+    def _pairs(self, row: Integers, column: Integers, *, steer: bool) -> SteeredPairs:
         norm, last = self.norm[column], self.last[column]
         if not steer:
-            return Pairs(row, column, norm, norm, last, 1)
+            return SteeredPairs(row, column, norm, norm, last, 1)
         own = self.design.own_forms(self.forms)
-        pairs, _ = self.design.steered(row, column, norm, last, 1, self.forms[row, column], own[column], 0.0)
+        pairs, _ = self.design.steer_pairs(row, column, norm, last, 1, self.forms[row, column], own[column], 0.0)
         return pairs
 
     def _keep(self, row: Integers, column: Integers, form: Floats, radius: Floats, common: Floats) -> None:
@@ -183,7 +181,7 @@ class NullForms:
         known = largest > 0  # a column of zeros is left as it is
         wanted = AIM / np.where(known, largest, 1.0)
         if self.free:
-            norm = LEVER * np.exp2(np.floor(np.log2(wanted) / 2))
+            norm = NORM_RATIO * np.exp2(np.floor(np.log2(wanted) / 2))
             self.norm, self.last = np.where(known, norm, self.norm), np.where(known, wanted / norm, self.last)
             return
         most = np.full(self.width + 1, self.limit)
@@ -191,7 +189,7 @@ class NullForms:
         own = np.maximum(np.abs(self.design.own_forms(self.forms)), self.space.tiny)
         self.last = np.minimum(np.minimum(most, wanted / self.limit), np.sqrt(AIM / own))
 
-    def _refuse_bias(self, pairs: Pairs, answers: Floats, error: Floats) -> None:
+    def _check_bias(self, pairs: SteeredPairs, answers: Floats, error: Floats) -> None:
         """Opposite tokens before a zero token answer zero, unless a score bias prefers one of them."""
         if np.any(np.abs(answers) > error + self.design.slack(pairs)):
             raise BiasDetected("the head has a score bias, which null queries do not read: use single-head")
@@ -214,5 +212,5 @@ class NullForms:
         """Radii of that."""
         radius = self.radius + np.abs(self.forms) if self._zero else self.radius
         whole = self.design.matrix_radius(radius, self.common)
-        whole = whole + 4 * rounding(self.space) * np.linalg.norm(self.design.matrix(self.forms))
+        whole = whole + 4 * self.space.rounding * np.linalg.norm(self.design.matrix(self.forms))
         return SingleHead(self.space.asarray(whole), self.value.vector_radius())

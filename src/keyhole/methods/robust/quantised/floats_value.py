@@ -13,11 +13,10 @@ from keyhole.methods.robust.dtypes import grid_of
 from keyhole.methods.robust.quantised.pair_model import SECOND_ORDER
 from keyhole.methods.robust.quantised.single_tokens import TokenValues
 from keyhole.noise import DIGITS
-from keyhole.numerics.logit import rounding
 from keyhole.queries import Signature, Term
 from keyhole.recovery import Outcome
 
-# Questions that show whether answers are rounded to the nearest number and not, say, towards zero.
+# Queries that show whether answers are rounded to the nearest number and not, say, towards zero.
 CHECKS = 4
 # Thresholds tried at once for the length of the value vector; each round divides its interval by one more than that.
 THRESHOLDS = 3
@@ -43,7 +42,7 @@ class ValueRatios(TokenValues):
         radius = np.abs(answers) * (self.unit / (1 - self.unit))
         return answers, radius + (self.grid.smallest / 2 if self.flushed else 0.0)
 
-    def read(self) -> Steps[None]:
+    def ask_value(self) -> Steps[None]:
         """One-token queries, the zero token among them, which shows an output bias."""
         answers, radius = self.told((yield from self.ask_units(self.norm)))
         if np.any(np.abs(answers[0]) > radius[0]):
@@ -88,7 +87,7 @@ class ValueRatios(TokenValues):
         """Queries of a round of `refine`."""
         return int(self.ratio.size - self.outputs)
 
-    def refine(self) -> Steps[None]:
+    def ask_finer(self) -> Steps[None]:
         """α·(e_i − ρ·e_k) for the ratio ρ as it is known: the answer is what is wrong with it."""
         row, output = np.nonzero(np.ones_like(self.ratio))
         keep = (row != self.place[output]) & (self.high[output] > 0) & ~self.settled[row, output]
@@ -105,12 +104,12 @@ class ValueRatios(TokenValues):
         change = answers / unit
         apart = (self.high - self.low)[output] / (self.high + self.low)[output]
         radius = SECOND_ORDER * (error / np.abs(unit) + np.abs(change) * apart)
-        radius = radius + 2 * rounding(self.space) * np.abs(known) + self.space.tiny
+        radius = radius + 2 * self.space.rounding * np.abs(known) + self.space.tiny
         if np.any(np.abs(change) > radius + self.radius[row, output]):
             raise Unrecoverable(
                 Outcome.WRONG_FAMILY, "answers to one token are not linear in it: no head without biases"
             )
-        self.settled[row, output] = answers == 0  # the same question would be asked again
+        self.settled[row, output] = answers == 0  # the same query would be asked again
         better = radius < self.radius[row, output]
         row, output = row[better], output[better]
         self.ratio[row, output] += change[better]
@@ -121,9 +120,9 @@ class ValueRatios(TokenValues):
         bits = max(0.0, math.log2(max(self.relative, self.space.eps) / self.space.eps))
         return int(self.outputs) * THRESHOLDS * math.ceil(bits / math.log2(THRESHOLDS + 1))
 
-    def sharpen(self, relative: float, outputs: list[int] | range) -> Steps[None]:
+    def ask_sharper(self, relative: float, outputs: list[int] | range) -> Steps[None]:
         """Largest entries ρ from t·e_k: t brings a guess of ρ to where answers are rounded up or down."""
-        goal = max(relative, 8 * rounding(self.space))
+        goal = max(relative, 8 * self.space.rounding)
         chosen = np.asarray([number for number in outputs if self.high[number] > 0], dtype=np.int64)
         parts = np.arange(1, THRESHOLDS + 1) / (THRESHOLDS + 1)
         while True:
@@ -141,7 +140,7 @@ class ValueRatios(TokenValues):
             every, _ = self.told((yield from self.ask([term], place.size)))
             answers = every[np.arange(place.size), np.repeat(chosen, THRESHOLDS)]
             above = answers.reshape(guess.shape) > halfway
-            slack = rounding(self.space) * guess
+            slack = self.space.rounding * guess
             low = np.maximum(low, np.max(np.where(above, guess - slack, 0.0), axis=1))
             high = np.minimum(high, np.min(np.where(above, np.inf, guess + slack), axis=1))
             if np.any(low > high):
@@ -150,7 +149,7 @@ class ValueRatios(TokenValues):
             self.low[chosen], self.high[chosen] = low, high
             chosen = chosen[~same]
 
-    def check_rounding(self) -> Steps[None]:
+    def ask_rounding_check(self) -> Steps[None]:
         """Answers a quarter of a spacing beside numbers of the dtype, on either side: the nearest must come back."""
         apart = (self.high - self.low)[self.main] / (self.high + self.low)[self.main]
         if apart > self.unit / 8:  # not known well enough to tell
@@ -170,10 +169,10 @@ class ValueRatios(TokenValues):
 
     def vector(self) -> Array:
         """The value, as the space holds it."""
-        return self.shaped(self.ratio * self.largest)
+        return self.in_shape(self.ratio * self.largest)
 
     def vector_radius(self) -> Array:
         """Radii of its entries."""
         half = (self.high - self.low) / 2
         whole = self.radius * self.high + np.abs(self.ratio) * half + self.silent_radius
-        return self.shaped(whole + 2 * self.space.eps * np.abs(self.ratio) * self.high)
+        return self.in_shape(whole + 2 * self.space.eps * np.abs(self.ratio) * self.high)

@@ -1,4 +1,4 @@
-"""Questions of opposite pairs, [m × p·x_k; m × −q·x_k; μ·g_j]: what they answer, and how to steer the answer.
+"""Queries of opposite pairs, [m × p·x_k; m × −q·x_k; μ·g_j]: what they answer, and how to steer the answer.
 
 With forms F_kj = x_kᵀ·W·g_j and S_j = g_jᵀ·W·g_j, values b_k = x_k·v and c_j = g_j·v, the answer is
 
@@ -13,10 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from keyhole.arrays import Floats, Integers, Space, floats, numpy_space, to_numpy
-from keyhole.numerics.logit import rounding
+from keyhole.arrays import Booleans, Floats, Integers, Space, floats, numpy_space, to_numpy
 from keyhole.numerics.orthogonal import equal_overlap, random_orthogonal, split_along
 
 # Halvings after which a bisection of [0, LONGEST_RATIO] has no digit left to find.
@@ -29,7 +27,7 @@ LARGEST_LOGIT = 40.0
 LARGEST_READ = 2.5
 # Logits that are known no better than this may be saturated ones: radii of first order do not hold for them.
 WIDEST_READ = 0.75
-# Second-order terms of error bars, which are first order, stay within this factor.
+# Second-order terms of radii, which are first order, stay within this factor.
 SECOND_ORDER = 1.1
 # Steps of Newton's method from anywhere within the reach of logits to full precision.
 NEWTON_STEPS = 40
@@ -38,8 +36,8 @@ QUADRATURES = 8.0
 
 
 @dataclass(frozen=True)
-class Pairs:
-    """n questions of one number of copies."""
+class SteeredPairs:
+    """n queries of one number of copies."""
 
     row: Integers  # (n,)
     column: Integers  # (n,)
@@ -67,12 +65,12 @@ class Reading:
     form: Floats
     radius: Floats  # from the error of its own answer
     common: Floats  # from what it shares with others
-    saturated: npt.NDArray[np.bool_]  # (columns,)
+    saturated: Booleans  # (columns,)
     own: Floats  # (columns,) S_j as their sum
     own_radius: Floats  # (columns,)
 
 
-class Design:
+class SteeredDesign:
     """Rows and columns, and what is known of their values.
 
     One more column than the width: the zero token, at which only a score bias has a form.
@@ -90,21 +88,21 @@ class Design:
         others, along = split_along(plain, random_orthogonal(plain, rng, width), value)
         columns = np.concatenate([to_numpy(others), to_numpy(along)[None, :], np.zeros((1, width))])
         # As the space holds them, so that what is asked is what is solved.
-        self.rows, self.columns = (self._held(array) for array in (rows, columns))
+        self.rows, self.columns = (self._clip(array) for array in (rows, columns))
         self.inverse, self.columns_inverse = np.asarray(np.linalg.inv(self.rows)), np.linalg.inv(self.columns[:-1])
         self.own: Floats = self.inverse.T @ self.columns.T  # (rows, columns): S_j = Σ_k own_kj·F_kj
-        self.learn_value(value, np.zeros(width))
+        self.with_value(value, np.zeros(width))
 
-    def _held(self, array: Floats) -> Floats:
+    def _clip(self, array: Floats) -> Floats:
         return floats(self.space.asarray(array))
 
-    def learn_value(self, value: Floats, radius: Floats) -> None:  # (width,), (width,)
+    def with_value(self, value: Floats, radius: Floats) -> None:  # (width,), (width,)
         """Take note of the value vector."""
         self.value, self.norm = value, float(np.linalg.norm(value))
         self.row_values, self.column_values = self.rows @ value, self.columns @ value
         self.row_radius, self.column_radius = np.abs(self.rows) @ radius, np.abs(self.columns) @ radius
 
-    def answer(self, pairs: Pairs, form: Floats, own: Floats) -> Answer:  # (n,) F, (n,) S
+    def answer(self, pairs: SteeredPairs, form: Floats, own: Floats) -> Answer:  # (n,) F, (n,) S
         """Predicted answers and derivatives."""
         p, q, mu, copies = pairs.plus, pairs.minus, pairs.last, pairs.copies
         b, c = self.row_values[pairs.row], mu * self.column_values[pairs.column]
@@ -122,12 +120,12 @@ class Design:
             by_column=mu * rest,
         )
 
-    def slack(self, pairs: Pairs) -> Floats:  # (n,)
-        """How far the box's own rounding takes an answer."""
+    def slack(self, pairs: SteeredPairs) -> Floats:  # (n,)
+        """How far the oracle's own rounding takes an answer."""
         longest = np.maximum(np.maximum(np.abs(pairs.plus), np.abs(pairs.minus)), np.abs(pairs.last))
-        return 2 * rounding(self.space) * longest * self.norm
+        return 2 * self.space.rounding * longest * self.norm
 
-    def nuisance(self, pairs: Pairs, answer: Answer, own_radius: Floats) -> Floats:  # (n,)
+    def nuisance(self, pairs: SteeredPairs, answer: Answer, own_radius: Floats) -> Floats:  # (n,)
         """How far what is not the form itself may take an answer."""
         return (
             np.abs(answer.by_own) * own_radius
@@ -136,7 +134,7 @@ class Design:
             + self.slack(pairs)
         )
 
-    def steered(
+    def steer_pairs(
         self,
         row: Integers,  # (n,)
         column: Integers,  # (n,)
@@ -146,8 +144,8 @@ class Design:
         form: Floats,  # (n,) F
         own: Floats,  # (n,) S
         aim: float,
-    ) -> tuple[Pairs, Floats]:
-        """Questions that would answer ±aim if the forms were `form`, and which of the two.
+    ) -> tuple[SteeredPairs, Floats]:
+        """Queries that would answer ±aim if the forms were `form`, and which of the two.
 
         The pair is turned so that its form repels the plus side: then the answer falls as the minus side grows.
         """
@@ -165,9 +163,9 @@ class Design:
             low, high = np.where(more, ratio, low), np.where(more, high, ratio)
         ratio = (low + high) / 2
         plus, minus = norm / np.maximum(1.0, ratio), norm * np.minimum(1.0, ratio)
-        return Pairs(row, column, turn * plus, turn * minus, last, copies), target
+        return SteeredPairs(row, column, turn * plus, turn * minus, last, copies), target
 
-    def solved_columns(self, pairs: Pairs, answers: Floats, start: Floats) -> Floats:  # (n,), (n,) -> (n,)
+    def solve_columns(self, pairs: SteeredPairs, answers: Floats, start: Floats) -> Floats:  # (n,), (n,) -> (n,)
         """The forms behind answers, by Newton's method; huge ones where an answer is out of range.
 
         Whole columns, row by row, because S is a sum of forms of its column.
@@ -186,9 +184,9 @@ class Design:
             form = np.clip(form + np.clip(step, -reach / 8, reach / 8), -reach, reach)
         return form
 
-    def read_columns(self, pairs: Pairs, answers: Floats, error: Floats, start: Floats) -> Reading:  # (n,) each
+    def solve_pairs(self, pairs: SteeredPairs, answers: Floats, error: Floats, start: Floats) -> Reading:  # (n,) each
         """Forms of whole columns with their radii, and which columns saturate."""
-        form = self.solved_columns(pairs, answers, start)
+        form = self.solve_columns(pairs, answers, start)
         radius, common = self._column_radii(pairs, form, form, error)
         # Again where answers are flattest within these radii, since they are of first order.
         reach = np.where(np.isfinite(radius + common), radius + common, 0.0)
@@ -203,7 +201,7 @@ class Design:
         spread = np.sum(np.abs(self.own[pairs.row, pairs.column] * (radius + common)).reshape(shape), axis=0)
         return Reading(form, radius, common, np.any(bad.reshape(shape), axis=0), own, spread)
 
-    def _column_radii(self, pairs: Pairs, form: Floats, at_form: Floats, error: Floats) -> tuple[Floats, Floats]:
+    def _column_radii(self, pairs: SteeredPairs, form: Floats, at_form: Floats, error: Floats) -> tuple[Floats, Floats]:
         """Radii to first order, with the slopes at other forms: from errors of their own answers, and shared ones."""
         shape = (self.rows.shape[0], -1)
         own = self.own[pairs.row, pairs.column].reshape(shape)
@@ -216,9 +214,9 @@ class Design:
         size = np.abs(own)
         spread = np.minimum(np.sum(size * alone, axis=0), QUADRATURES * np.sqrt(np.sum((size * alone) ** 2, axis=0)))
         shared = shared + coupling * (spread + np.sum(size * shared, axis=0))
-        # The box's own product behind the logit is rounded too.
+        # The oracle's own product behind the logit is rounded too.
         key = np.linalg.norm(self.inverse @ form.reshape(shape), axis=0)
-        return (alone + rounding(self.space) * key).reshape(-1), shared.reshape(-1)
+        return (alone + self.space.rounding * key).reshape(-1), shared.reshape(-1)
 
     def own_forms(self, forms: Floats) -> Floats:  # (rows, columns) -> (columns,)
         """S_j of every column."""

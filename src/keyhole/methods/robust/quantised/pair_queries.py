@@ -1,4 +1,4 @@
-"""Questions of opposite pairs, and what their last tokens g do by themselves: gᵀ·W·g, from two questions for each.
+"""Queries of opposite pairs, and what their last tokens g do by themselves: gᵀ·W·g, from two queries for each.
 
 [m × x; g] and [m × −x; g] have the logits ±xᵀWg − gᵀWg, whose sum is the form wanted; g is made shorter where they
 saturate.
@@ -10,13 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from keyhole.arrays import Floats, Integers
+from keyhole.arrays import Booleans, Floats, Integers
 from keyhole.errors import UsageError
 from keyhole.methods.base import Steps, Unrecoverable
-from keyhole.methods.forms.value import refuse_single_tokens
-from keyhole.methods.robust.quantised.pair_model import Design, Pairs, Reading
+from keyhole.methods.forms.value import check_length
+from keyhole.methods.robust.quantised.pair_model import Reading, SteeredDesign, SteeredPairs
 from keyhole.queries import Measurements, Plan, Position, Signature, Term, TokenRows
 from keyhole.recovery import Outcome
 
@@ -36,15 +35,15 @@ MOST_ROUNDS = 200
 BLURRED = 0.5
 
 
-def refuse_short_sequences(signature: Signature) -> None:
+def check_lengths(signature: Signature) -> None:
     """End where a pair and a last token are too long a sequence."""
-    refuse_single_tokens(signature)
+    check_length(signature)
     if (signature.max_length or SHORTEST) < SHORTEST:
         raise UsageError(f"questions of pairs need sequences of {SHORTEST} tokens: raise max_length")
 
 
-def pair_plan(design: Design, stage: str, pairs: Pairs) -> Plan:
-    """The questions; a side of norm zero is left out, where all of them have it."""
+def pair_plan(design: SteeredDesign, stage: str, pairs: SteeredPairs) -> Plan:
+    """The queries; a side of norm zero is left out, where all of them have it."""
     space = design.space
     rows, columns = TokenRows(space.asarray(design.rows)), TokenRows(space.asarray(design.columns))
     row, column = space.indices(pairs.row), space.indices(pairs.column)
@@ -63,14 +62,14 @@ class OwnForms:
     form: Floats  # S_j
     radius: Floats
 
-    def contradict(self, columns: Integers, read: Reading) -> npt.NDArray[np.bool_]:  # (columns,)
+    def contradict(self, columns: Integers, read: Reading) -> Booleans:  # (columns,)
         """Whether forms read together have another sum: answers that hardly move have several explanations."""
         apart = np.abs(self.form[columns] - read.own)
         return np.asarray(~(apart <= self.radius[columns] + read.own_radius))
 
 
-def read_own_forms(
-    design: Design,
+def ask_own_forms(
+    design: SteeredDesign,
     rng: np.random.Generator,
     norm: float,
     last: Floats,  # (columns,) norms of last tokens to start from
@@ -87,7 +86,7 @@ def read_own_forms(
             return OwnForms(last, form, radius)
         row, count = rows[open_], open_.size
         sides = np.repeat([norm, -norm], count)
-        pairs = Pairs(np.tile(row, 2), np.tile(open_, 2), sides, 0 * sides, np.tile(last[open_], 2), copies)
+        pairs = SteeredPairs(np.tile(row, 2), np.tile(open_, 2), sides, 0 * sides, np.tile(last[open_], 2), copies)
         values, errors = told((yield pair_plan(design, "own forms", pairs)))
         logits, bars = _logits(design, pairs, values, errors)
         first, second = logits[:count], logits[count:]
@@ -108,7 +107,7 @@ def read_own_forms(
     )
 
 
-def _logits(design: Design, pairs: Pairs, values: Floats, errors: Floats) -> tuple[Floats, Floats]:
+def _logits(design: SteeredDesign, pairs: SteeredPairs, values: Floats, errors: Floats) -> tuple[Floats, Floats]:
     """Logits of the first tokens against the last, and their radii; infinite ones where saturated."""
     c = pairs.last * design.column_values[pairs.column]
     c_radius = pairs.last * design.column_radius[pairs.column]

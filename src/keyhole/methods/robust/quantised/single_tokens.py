@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 import numpy as np
 
 from keyhole.arrays import Array, Floats
@@ -10,13 +12,17 @@ from keyhole.methods.forms.value import unit_plan
 from keyhole.queries import Measurements, Plan, Position, Signature, TokenRows
 
 
-class TokenValues:
+class TokenValues(ABC):
     """Asks single tokens and counts them. A subclass says what it makes of the answers."""
 
     def __init__(self, signature: Signature) -> None:
         self.signature, self.space = signature, signature.space
         self.units = TokenRows(self.space.eye(signature.width))
         self.spent = 0
+
+    @abstractmethod
+    def ask_value(self) -> Steps[None]:
+        """A first estimate of the value."""
 
     def ask_units(self, norm: float) -> Steps[Floats]:  # (width + 1, outputs)
         """The zero token, then every norm·e_i."""
@@ -44,6 +50,6 @@ class TokenValues:
         width = self.signature.width
         return width + -(-width * width // self.rank)
 
-    def shaped(self, entries: Floats) -> Array:  # (width, outputs)
-        """In the shape and space of the box."""
+    def in_shape(self, entries: Floats) -> Array:  # (width, outputs)
+        """In the shape and space of the oracle."""
         return self.space.asarray(entries[:, 0] if self.scalar else entries)

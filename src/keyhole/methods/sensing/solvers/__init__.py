@@ -18,14 +18,14 @@ from keyhole.arrays import Floats
 from keyhole.methods.sensing.solvers.factored import factored
 from keyhole.methods.sensing.solvers.nuclear_norm import nuclear_norm
 from keyhole.methods.sensing.solvers.problem import SensingSolution, parameter_count, recommended_measurements
-from keyhole.methods.sensing.solvers.validation import error_spread
+from keyhole.methods.sensing.solvers.validation import standard_error
 
 __all__ = [
     "Floats",
     "SensingSolution",
-    "error_spread",
     "factored",
     "nuclear_norm",
     "parameter_count",
     "recommended_measurements",
+    "standard_error",
 ]

@@ -11,25 +11,25 @@ from scipy.linalg import cho_solve
 from keyhole.arrays import Floats
 from keyhole.methods.sensing.solvers.problem import (
     EPS,
-    Problem,
+    SensingProblem,
     SensingSolution,
-    checked,
     cholesky,
     gap_rank,
     gram_part,
     largest_rank,
     leading_left,
     linear,
+    make_problem,
     parameter_count,
     split,
 )
-from keyhole.methods.sensing.solvers.validation import all_zero, finish, validated
+from keyhole.methods.sensing.solvers.validation import all_zero, finish, validate
 from keyhole.methods.sensing.solvers.variable_projection import fit
 
 _LOCAL_RANKS = 8  # ranks tried one by one; beyond, letting the reweighted iteration name the rank is cheaper
 
 
-def _reweighted(problem: Problem, shrink: float, start: Floats | None) -> Iterator[tuple[Floats, Floats]]:
+def _reweigh(problem: SensingProblem, shrink: float, start: Floats | None) -> Iterator[tuple[Floats, Floats]]:
     """Iterates (W, spectrum) of harmonic-mean reweighted least squares for the log-det surrogate of the rank.
 
     Each step minimises <X, H X> subject to A(X) = b, H^-1 X = (M1 X + X M2) / 2 with M1 = W W^T + s^2 and
@@ -53,7 +53,7 @@ def _reweighted(problem: Problem, shrink: float, start: Floats | None) -> Iterat
         yield matrix, spectrum
 
 
-def _first_pass(search: Problem, ranks: range) -> Iterator[tuple[Floats, int]]:
+def _first_pass(search: SensingProblem, ranks: range) -> Iterator[tuple[Floats, int]]:
     """Local searches from the spectral start, ranks upwards, on no more measurements than the rank needs."""
     d = search.width
     for rank in ranks:
@@ -62,7 +62,7 @@ def _first_pass(search: Problem, ranks: range) -> Iterator[tuple[Floats, int]]:
 
 
 def _second_pass(
-    search: Problem, rank: int | None, limit: int, starts: int, rng: np.random.Generator
+    search: SensingProblem, rank: int | None, limit: int, starts: int, rng: np.random.Generator
 ) -> Iterator[tuple[Floats, int]]:
     """Reweighted starts, each polished whenever its spectral gap has grown enough to name a rank."""
     d = search.width
@@ -71,7 +71,7 @@ def _second_pass(
         start = rng.standard_normal((d, d)) / d if attempt else None
         shrink = 0.85 if attempt == 0 else 0.9  # slower is safer and dearer
         wanted, waited = 100.0, 0
-        for matrix, spectrum in _reweighted(part, shrink, start):
+        for matrix, spectrum in _reweigh(part, shrink, start):
             waited += 1
             guess, ratio = gap_rank(spectrum, rank or limit)
             if rank and _gap_at(spectrum, rank) > wanted:
@@ -111,7 +111,7 @@ def factored(
     variable projection 0.011 s, alternating least squares 0.087 s, ``scipy.optimize.least_squares`` 0.55 s.
     The time is bounded by ``max_rank`` and ``starts``.
     """
-    problem = checked(U, G, b, noise)
+    problem = make_problem(U, G, b, noise)
     if (silent := all_zero(problem, "factored")) is not None:
         return silent
     rng = np.random.default_rng(0) if rng is None else rng
@@ -122,7 +122,7 @@ def factored(
     reweighted = _second_pass(search, rank, limit, starts, rng) if ranks else ()
     for found, steps in chain(_first_pass(search, ranks), linear(search), reweighted):
         used += steps
-        if (proven := validated(problem, search, held, found)) is not None:
+        if (proven := validate(problem, search, held, found)) is not None:
             return finish(problem, proven, used, True, "factored")
         best = min(best, found, key=problem.residual)
     return finish(problem, best, used, False, "factored")

@@ -11,23 +11,23 @@ from scipy.linalg import cho_solve
 from keyhole.arrays import Floats
 from keyhole.methods.sensing.solvers.problem import (
     EPS,
-    Problem,
+    SensingProblem,
     SensingSolution,
-    checked,
     cholesky,
     gap_rank,
     gram_part,
     largest_rank,
     leading_left,
     linear,
+    make_problem,
     singular_values,
     split,
 )
-from keyhole.methods.sensing.solvers.validation import all_zero, finish, validated
+from keyhole.methods.sensing.solvers.validation import all_zero, finish, validate
 from keyhole.methods.sensing.solvers.variable_projection import fit
 
 
-def _admm(problem: Problem, steps: int) -> Iterator[tuple[Floats, Floats, float]]:
+def _admm(problem: SensingProblem, steps: int) -> Iterator[tuple[Floats, Floats, float]]:
     """Iterates (feasible X, low-rank Z, disagreement) of ADMM for min ||Z||_* with A(X) = b and X = Z."""
     factor = cholesky((problem.left @ problem.left.T) * (problem.right @ problem.right.T))
     low = np.zeros((problem.width, problem.width))
@@ -47,13 +47,13 @@ def _admm(problem: Problem, steps: int) -> Iterator[tuple[Floats, Floats, float]
         threshold, dual = threshold * factor_up, dual * factor_up  # balance; the scaled dual follows
 
 
-def _unique(search: Problem) -> Iterator[tuple[Floats, Floats, int]]:
+def _unique(search: SensingProblem) -> Iterator[tuple[Floats, Floats, int]]:
     """Where the measurements outnumber the entries, the feasible set is one point."""
     for found, steps in linear(search):
         yield found, found, steps
 
 
-def _convex(search: Problem, steps: int, max_rank: int) -> Iterator[tuple[Floats, Floats, int]]:
+def _convex(search: SensingProblem, steps: int, max_rank: int) -> Iterator[tuple[Floats, Floats, int]]:
     """(feasible point, polished candidate, steps since the last) at each tolerance met and at the end."""
     part, limit = gram_part(search), min(largest_rank(search), max_rank)
     if not limit:
@@ -93,13 +93,13 @@ def nuclear_norm(
     Measured at 3 x the parameter count, r = 2, d = 16 / 32 / 64: this ADMM takes 0.01 / 0.05 / 0.37 s to
     3e-8, cvxpy with SCS 0.13 / 0.83 / 7.2 s to 1e-6, with Clarabel 0.22 / 4.3 / over 150 s to 3e-8.
     """
-    problem = checked(U, G, b, noise)
+    problem = make_problem(U, G, b, noise)
     if (silent := all_zero(problem, "nuclear_norm")) is not None:
         return silent
     search, held = split(problem, np.random.default_rng(0) if rng is None else rng)
     best, used = np.zeros((problem.width, problem.width)), 0
     for feasible, found, steps in chain(_unique(search), _convex(search, max_iterations, max_rank or problem.width)):
         best, used = feasible, used + steps
-        if (proven := validated(problem, search, held, found)) is not None:
+        if (proven := validate(problem, search, held, found)) is not None:
             return finish(problem, proven, used, True, "nuclear_norm")
     return finish(problem, best, used, False, "nuclear_norm")

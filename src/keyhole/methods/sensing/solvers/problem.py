@@ -50,7 +50,7 @@ def recommended_measurements(d: int, r: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class SensingProblem:
     """Values that rank-one measurements of an unknown matrix gave."""
 
     left: Floats  # (m, d)
@@ -69,9 +69,9 @@ class Problem:
         """Rows and columns of the matrix."""
         return int(self.left.shape[1])
 
-    def rows(self, rows: TokenRows | slice) -> Problem:
+    def rows(self, rows: TokenRows | slice) -> SensingProblem:
         """Some of the measurements."""
-        return Problem(self.left[rows], self.right[rows], self.values[rows], self.noise, self.unit)
+        return SensingProblem(self.left[rows], self.right[rows], self.values[rows], self.noise, self.unit)
 
     def forward(self, matrix: Floats) -> Floats:  # (d, d) -> (m,)
         """What the measurements of `matrix` would be."""
@@ -102,7 +102,7 @@ def ratio(numerator: float, denominator: float) -> float:
     return numerator / denominator if denominator > 0.0 else numerator
 
 
-def checked(U: Floats, G: Floats, b: Floats, noise: float) -> Problem:
+def make_problem(U: Floats, G: Floats, b: Floats, noise: float) -> SensingProblem:
     """The problem with each array scaled to largest entry 1, so that no product over- or underflows."""
     arrays = [np.asarray(a, dtype=np.float64) for a in (U, G, b)]
     if arrays[0].ndim != 2 or arrays[0].shape != arrays[1].shape or arrays[2].shape != arrays[0].shape[:1]:
@@ -114,17 +114,17 @@ def checked(U: Floats, G: Floats, b: Floats, noise: float) -> Problem:
         raise ValueError("noise is a relative error and cannot be negative")
     sizes = [float(np.abs(a).max(initial=0.0)) or 1.0 for a in arrays]
     left, right, values = (a / size for a, size in zip(arrays, sizes, strict=True))
-    return Problem(left, right, values, float(noise), sizes[2] / sizes[0] / sizes[1])
+    return SensingProblem(left, right, values, float(noise), sizes[2] / sizes[0] / sizes[1])
 
 
-def split(problem: Problem, rng: np.random.Generator) -> tuple[Problem, Problem]:
+def split(problem: SensingProblem, rng: np.random.Generator) -> tuple[SensingProblem, SensingProblem]:
     """Random (search, held out) parts: 1 in 20 held out, within ``HELD_OUT``."""
     held = int(np.clip(problem.size // 20, *HELD_OUT))
     order = rng.permutation(problem.size)
     return problem.rows(order[held:]), problem.rows(order[:held])
 
 
-def largest_rank(problem: Problem) -> int:
+def largest_rank(problem: SensingProblem) -> int:
     """Largest rank with fewer parameters than measurements (0 if none)."""
     ranks = np.arange(1, problem.width + 1)
     return int(np.count_nonzero(ranks * (2 * problem.width - ranks) < problem.size))
@@ -184,13 +184,13 @@ def gap_rank(spectrum: Floats, limit: int) -> tuple[int, float]:
     return best + 1, float(drops[best])
 
 
-def gram_part(problem: Problem) -> Problem:
+def gram_part(problem: SensingProblem) -> SensingProblem:
     """As many measurements as four (m, m) arrays leave room for, with an invertible Gram matrix."""
     most, entries = int(np.sqrt(_MEMORY / (4 * 8))), problem.width**2
     return problem.rows(slice(0, most if problem.size <= entries else min(most, entries // 2)))
 
 
-def linear(problem: Problem) -> Iterator[tuple[Floats, int]]:
+def linear(problem: SensingProblem) -> Iterator[tuple[Floats, int]]:
     """Plain least squares in all d^2 entries, where that is overdetermined and fits in memory."""
     d = problem.width
     if d * d < problem.size <= _MEMORY // (8 * d * d):

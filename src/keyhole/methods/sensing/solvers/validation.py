@@ -9,7 +9,7 @@ from keyhole.arrays import Floats
 from keyhole.methods.sensing.solvers.problem import (
     EPS,
     HELD_OUT,
-    Problem,
+    SensingProblem,
     SensingSolution,
     cholesky,
     khatri_rao,
@@ -25,7 +25,7 @@ def _tangent(left: Floats, right: Floats, rank: int) -> Floats:  # (m, d), (m, d
     return np.hstack([khatri_rao(left[:, :rank], right), khatri_rao(right[:, :rank], left[:, rank:])])
 
 
-def error_spread(
+def standard_error(
     U: Floats,  # (m, d)
     G: Floats,  # (m, d)
     matrix: Floats,  # (d, d)
@@ -48,20 +48,20 @@ def error_spread(
     beyond = covariance[cut:, cut:].reshape(*columns, *columns)
     # An entry (i, j) has the coordinates u_ia v_jb (a <= rank) and v_jc u_ie (c <= rank < e).
     near, far, leading = u[:, :rank], u[:, rank:], v[:, :rank]
-    by_column = _contracted("jb,abce,je->jac", v, within, v)
-    variance = _contracted("ia,jac,ic->ij", near, by_column, near)
-    mixed = _contracted("jb,abce,jc->jae", v, across, leading)
-    variance += 2.0 * _contracted("ia,jae,ie->ij", near, mixed, far)
-    by_row = _contracted("ie,cedf,if->icd", far, beyond, far)
-    variance += _contracted("jc,icd,jd->ij", leading, by_row, leading)
+    by_column = _contract("jb,abce,je->jac", v, within, v)
+    variance = _contract("ia,jac,ic->ij", near, by_column, near)
+    mixed = _contract("jb,abce,jc->jae", v, across, leading)
+    variance += 2.0 * _contract("ia,jae,ie->ij", near, mixed, far)
+    by_row = _contract("ie,cedf,if->icd", far, beyond, far)
+    variance += _contract("jc,icd,jd->ij", leading, by_row, leading)
     return np.asarray(np.sqrt(np.maximum(variance, 0.0)))
 
 
-def _contracted(subscripts: str, *arrays: Floats) -> Floats:
+def _contract(subscripts: str, *arrays: Floats) -> Floats:
     return np.asarray(np.einsum(subscripts, *arrays, optimize=True), dtype=np.float64)
 
 
-def _determined(problem: Problem, matrix: Floats, rank: int) -> bool:
+def _is_determined(problem: SensingProblem, matrix: Floats, rank: int) -> bool:
     """Whether the measurements are injective on the tangent space, and no singular value kept is noise."""
     u, spectrum, vt = np.linalg.svd(matrix)
     tangent = _tangent(problem.left @ u, problem.right @ vt.T, rank)
@@ -72,12 +72,12 @@ def _determined(problem: Problem, matrix: Floats, rank: int) -> bool:
     return bool(radius < spectrum[rank - 1])
 
 
-def _predicts(held: Problem, matrix: Floats, seen: int, parameters: int) -> bool:
+def _predicts(held: SensingProblem, matrix: Floats, seen: int, parameters: int) -> bool:
     """Whether ``matrix`` predicts unseen measurements, within four standard errors of a prediction."""
     return held.residual(matrix) <= 4.0 * held.floor(matrix) * float(np.sqrt(seen / (seen - parameters)))
 
 
-def validated(problem: Problem, search: Problem, held: Problem, found: Floats) -> Floats | None:
+def validate(problem: SensingProblem, search: SensingProblem, held: SensingProblem, found: Floats) -> Floats | None:
     """``found`` refitted on every measurement if it proves right, else None."""
     if search.residual(found) > search.floor(found):
         return None
@@ -88,16 +88,16 @@ def validated(problem: Problem, search: Problem, held: Problem, found: Floats) -
     if rank < problem.width:  # at full rank the linear fit is the answer already
         found = refine(problem, leading_left(found, rank), 4, target=0.0)[0].matrix
     fits = problem.residual(found) <= problem.floor(found)
-    return found if fits and _determined(problem, found, rank) else None
+    return found if fits and _is_determined(problem, found, rank) else None
 
 
-def finish(problem: Problem, found: Floats, used: int, proven: bool, solver: str) -> SensingSolution:
+def finish(problem: SensingProblem, found: Floats, used: int, proven: bool, solver: str) -> SensingSolution:
     """The solution in the caller's units."""
     rank = numerical_rank(found, problem.floor(found))
     return SensingSolution(found * problem.unit, rank, problem.residual(found), used, proven, solver)
 
 
-def all_zero(problem: Problem, solver: str) -> SensingSolution | None:
+def all_zero(problem: SensingProblem, solver: str) -> SensingSolution | None:
     """All measurements zero: W = 0, unless they are too few to tell."""
     if problem.values.any():
         return None

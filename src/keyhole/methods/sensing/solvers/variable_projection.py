@@ -14,7 +14,7 @@ from scipy.linalg import cho_solve, solve_triangular
 from keyhole.arrays import Floats
 from keyhole.methods.sensing.solvers.problem import (
     EPS,
-    Problem,
+    SensingProblem,
     cholesky,
     khatri_rao,
     least_squares,
@@ -44,14 +44,14 @@ class _Point:
         return self.left @ self.right.T
 
 
-def _project(problem: Problem, left: Floats) -> _Point:
+def _project(problem: SensingProblem, left: Floats) -> _Point:
     design = khatri_rao(problem.left @ left, problem.right)
     solution, error, factor = least_squares(design, problem.values)
     right = solution.reshape(left.shape[1], -1).T
     return _Point(left, right, design, factor, error, ratio(float(np.linalg.norm(error)), problem.scale))
 
 
-def _reduced_system(problem: Problem, at: _Point, basis: Floats) -> tuple[Floats, Floats]:
+def _reduce(problem: SensingProblem, at: _Point, basis: Floats) -> tuple[Floats, Floats]:
     """Gauss-Newton matrix and gradient in the left factor alone, the right one eliminated (Schur complement).
 
     ``basis`` is orthonormal for the right factor's range, so a step does not see the spread of W's singular
@@ -65,7 +65,7 @@ def _reduced_system(problem: Problem, at: _Point, basis: Floats) -> tuple[Floats
     return matrix, jacobian.T @ at.error
 
 
-def refine(problem: Problem, left: Floats, steps: int, target: float | None = None) -> tuple[_Point, int]:
+def refine(problem: SensingProblem, left: Floats, steps: int, target: float | None = None) -> tuple[_Point, int]:
     """Levenberg-Marquardt on the left factor's range; stops at ``target``, on a stall, or after ``steps``.
 
     ``target`` defaults to the rounding and noise floor.
@@ -74,7 +74,7 @@ def refine(problem: Problem, left: Floats, steps: int, target: float | None = No
     damping, used, history = _FIRST_DAMPING, 0, [at.cost]
     while used < steps and at.cost > (problem.floor(at.matrix) if target is None else target):
         basis = np.linalg.svd(at.right, full_matrices=False)[0]
-        matrix, gradient = _reduced_system(problem, at, basis)
+        matrix, gradient = _reduce(problem, at, basis)
         weight = float(np.trace(matrix)) / len(matrix)
         base = at.left @ (at.right.T @ basis)
         accepted = None
@@ -94,7 +94,7 @@ def refine(problem: Problem, left: Floats, steps: int, target: float | None = No
     return at, used
 
 
-def fit(problem: Problem, left: Floats) -> tuple[Floats, int]:  # -> (d, d), steps
+def fit(problem: SensingProblem, left: Floats) -> tuple[Floats, int]:  # -> (d, d), steps
     """The best matrix near the range of `left`."""
     at, used = refine(problem, left, _FIRST_ITERATIONS)
     return at.matrix, used

@@ -1,0 +1,316 @@
+"""Columns of a score matrix: what is known of them, what they determine, and the matrix they make."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import final
+
+import numpy as np
+
+from keyhole.arrays import Array, Space, namespace
+from keyhole.methods.forms.cross_basis import CrossBasis, ShiftedSolution, solve_shifted
+from keyhole.methods.forms.reader import FormReader
+from keyhole.numerics.orthogonal import equal_overlap, random_orthogonal, split_along
+from keyhole.queries import Sketch, TokenRows
+
+# With less than this part of the value across the score bias, rows orthogonal to the bias show too little of it.
+LEAST_CONTRAST = 0.1
+# The one row that is not orthogonal to the score bias leans this much towards the value across it, so that it can be
+# longer and shows more value.
+LEAN = 4.0
+# A norm-bounded solve that amplifies errors by more than the inverse of this is no basis to judge consistency.
+SMALLEST_DAMPING = 0.2
+# Singular values below the errors of the checks may hide: what they add to a form that was not asked for is at most
+# some times the radius of the checks, or this many times the largest of four residuals that happened to be small.
+TAIL_FACTOR = 64.0
+TOLERATED_TAIL_FACTOR = 16.0  # a tail that is there for all to see does not happen to be small four times
+
+
+@dataclass(frozen=True)
+class Score:
+    """An estimate of the score matrix."""
+
+    matrix: Array  # (width, width)
+    radius: Array  # (width, width) entrywise
+    rank: int
+    hidden_bias: float = 0.0  # how large a score bias may be that was not detected
+
+
+@dataclass
+class Draft:
+    """What is known so far, for a run that ends early."""
+
+    inverse: Array | None = None  # (width, width) takes left-coordinates back
+    right: Array | None = None  # (width, width) rows p_j
+    columns: list[tuple[Array, Array]] = field(default_factory=list)  # (direction numbers, left-coordinates)
+    radius: float = 0.0  # the largest of those of the columns
+
+    def matrix(self) -> Array | None:
+        """The score on the directions that are complete, zero on the others."""
+        if self.inverse is None or self.right is None:
+            return None
+        total = 0 * self.inverse
+        for numbers, columns in self.columns:
+            total = total + self.inverse @ (columns @ namespace(numbers).take(self.right, numbers, axis=0))
+        return total
+
+    def sketch(self) -> Sketch | None:
+        """The matrix so far, the part of it that is known and its relative error, for people who watch."""
+        matrix = self.matrix()
+        if matrix is None or self.right is None or not self.columns:
+            return None
+        known = sum(int(numbers.shape[0]) for numbers, _ in self.columns)
+        largest = max(float(namespace(columns).max(abs(columns))) for _, columns in self.columns)
+        error = self.radius / largest if largest > 0 else math.nan
+        return Sketch({"score": matrix}, known / self.right.shape[0], error)
+
+
+@dataclass(frozen=True)
+class FormTable:
+    """Forms of some directions at some rows, as matrices (rows, directions)."""
+
+    values: Array
+    radius: Array
+    ratio: Array
+
+    def _each(self, change: Callable[[Array], Array]) -> FormTable:
+        return FormTable(change(self.values), change(self.radius), change(self.ratio))
+
+    def rows(self, index: Array) -> FormTable:
+        """Some rows, in the order of `index`."""
+        return self._each(lambda array: namespace(array).take(array, index, axis=0))
+
+    def columns(self, part: slice) -> FormTable:
+        """Some directions."""
+        return self._each(lambda array: array[:, part])
+
+    def without(self, place: int) -> FormTable:
+        """All directions but one."""
+        return self._each(lambda array: namespace(array).concat([array[:, :place], array[:, place + 1 :]], axis=1))
+
+    def above(self, other: FormTable) -> FormTable:
+        """These rows, then those of another table."""
+        pairs = ((getattr(self, n), getattr(other, n)) for n in ("values", "radius", "ratio"))
+        return FormTable(*(namespace(first).concat([first, second]) for first, second in pairs))
+
+
+@dataclass(frozen=True)
+class PartialColumns:
+    """Directions whose forms are known at as many rows as the rank needs."""
+
+    directions: list[int]
+    rows: Array  # (m, width) in left-coordinates
+    table: FormTable  # (m, directions)
+
+    def without(self, place: int) -> PartialColumns:
+        """All directions but one."""
+        left = self.directions[:place] + self.directions[place + 1 :]
+        return PartialColumns(left, self.rows, self.table.without(place))
+
+
+@final
+class ScoreColumns:
+    """Columns score·p_j in the coordinates of the rows, complete or within the span of the complete ones."""
+
+    def __init__(
+        self,
+        reader: FormReader,
+        rng: np.random.Generator,
+        draft: Draft,
+        tolerance: float,
+        bases: tuple[Array, Array, Array] | None,
+    ) -> None:
+        self.reader, self.draft, self.tolerance = reader, draft, tolerance
+        self.space = reader.signature.space
+        left, self.inverse, right = _bases(reader, rng) if bases is None else bases
+        self.width = int(left.shape[0])  # rows to ask for
+        self.left, self.right = TokenRows(left), TokenRows(right)
+        # (rows, directions): p_j in left-coordinates, for last tokens that are not short against the first
+        self.meeting = None if reader.negligible_last else self.inverse.T @ right.T
+        self.cross = CrossBasis(self.space, self.width)
+        draft.inverse, draft.right = self.inverse, right
+        self.radii: list[Array] = []  # beside draft.columns
+        self.tail = 0.0  # how large forms may be that were taken for zero
+        self.partial: list[PartialColumns] = []
+
+    def add(self, directions: list[int], table: FormTable, *, new: bool = True) -> None:
+        """Add columns of which the forms at all rows are known; `new` ones enlarge the column space."""
+        columns, radius = self._solve_complete(table, directions)
+        self.draft.columns.append((self.space.indices(directions), columns))
+        self.radii.append(radius)
+        self.draft.radius = max(self.draft.radius, float(self.space.xp.max(radius)))
+        if new:
+            largest = self.space.xp.max(radius, axis=0) + self._negligible
+            self.cross.add(columns, [float(each) for each in largest])
+
+    def is_consistent(self, table: FormTable, checks: list[int], directions: list[int]) -> bool:
+        """Whether the check rows are predicted from the pivots, within the errors of both."""
+        xp = self.space.xp
+        residual, radius, damping = self._residual(table, checks, directions)
+        fits = bool(xp.all(xp.abs(residual) <= radius) and xp.all(damping > SMALLEST_DAMPING))
+        if fits:
+            unseen = 8 * (float(xp.max(radius)) - self._negligible)
+            factor = TAIL_FACTOR if self.tolerance == 0 else TOLERATED_TAIL_FACTOR
+            self.tail = max(self.tail, factor * float(xp.max(xp.abs(residual))), unseen)
+        return fits
+
+    def is_independent(self, table: FormTable, checks: list[int], directions: list[int]) -> bool:
+        """Whether every one of the directions enlarges the column space."""
+        xp = self.space.xp
+        residual, radius, _ = self._residual(table, checks, directions)
+        if len(checks) < len(directions):
+            return False
+        return bool(xp.min(xp.linalg.svdvals(residual)) > xp.max(radius) * len(directions) ** 0.5)
+
+    def span_rows(self) -> Array:  # (rank, width)
+        """Unit rows that determine a vector of the column space, as combinations of the left rows.
+
+        An orthonormal basis of it, rotated to share the guide evenly and tilted along the part of the guide
+        outside the column space, which adds value and no logit.
+        """
+        xp, reader, rank = self.space.xp, self.reader, len(self.cross.pivots)
+        basis, _ = self._span()
+        overlaps = self.left.vectors @ reader.guide
+        rows = equal_overlap(self.space, basis.T, overlaps)
+        inside = rows @ overlaps
+        outside = overlaps - rows.T @ inside
+        outside_norm = float(xp.linalg.vector_norm(outside))
+        if outside_norm > self.space.eps**0.5 * reader.guide_norm:
+            lacking = (reader.guide_norm - float(xp.linalg.vector_norm(inside))) / rank**0.5
+            rows = rows + outside[None, :] * (lacking / outside_norm**2)
+        return rows / xp.linalg.vector_norm(rows @ self.left.vectors, axis=1)[:, None]
+
+    def amplification(self, part: PartialColumns) -> Array:  # (directions,)
+        """How many times the errors of the complete columns a column carries that is made of them."""
+        basis, sizes = self._span()
+        inverse = self.space.xp.linalg.pinv(part.rows @ basis)
+        solution = self._solve(inverse, basis, part.directions, part.table)
+        return self.space.xp.linalg.vector_norm(solution.coefficients / sizes[:, None], axis=0)
+
+    def assemble(self, hidden_bias: float) -> Score:
+        """The score matrix, partly known columns being of the span of the complete ones."""
+        xp = self.space.xp
+        complete = xp.concat([columns for _, columns in self.draft.columns], axis=1)
+        radius = xp.concat(self.radii, axis=1)
+        directions = xp.take(self.right.vectors, xp.concat([numbers for numbers, _ in self.draft.columns]), axis=0)
+        matrix = self.inverse @ (complete @ directions)
+        # Errors of different forms are independent, so the rotations add them in quadrature ...
+        squares = self.inverse**2
+        variance = squares @ (radius**2 @ directions**2)
+        common: Array = 0.0
+        if self.partial:
+            basis, sizes = self._span()
+            uses = 0.0
+            for part in self.partial:
+                directions = xp.take(self.right.vectors, self.space.indices(part.directions), axis=0)
+                inverse = xp.linalg.pinv(part.rows @ basis)
+                solution = self._solve(inverse, basis, part.directions, part.table)
+                matrix = matrix + (self.inverse @ basis) @ (solution.coefficients @ directions)
+                own = (part.table.radius / solution.damping) ** 2 @ directions**2
+                hidden = self.tail**2 * xp.sum(directions**2, axis=0)
+                variance = variance + xp.sum(squares, axis=1)[:, None] * hidden[None, :]
+                variance = variance + (squares @ (basis @ inverse) ** 2) @ own
+                uses = uses + (solution.coefficients / sizes[:, None]) @ directions
+            # ... while those of the complete columns return in all that were made of them.
+            carried = xp.sqrt(squares @ (xp.max(radius, axis=1) + self.tail) ** 2)
+            common = carried[:, None] * xp.linalg.vector_norm(uses, axis=0)[None, :]
+        # An error that all forms share adds up where the sums of the rows and of the directions point.
+        ends = xp.abs(xp.sum(self.inverse, axis=1))[:, None] * xp.abs(xp.sum(self.right.vectors, axis=0))[None, :]
+        total = xp.sqrt(variance) + common + self.reader.common_radius * ends
+        return Score(matrix, total + _rotation_error(self.space, matrix), len(self.cross.pivots), hidden_bias)
+
+    @property
+    def _negligible(self) -> float:
+        """The size of forms that count as nothing: several times their root mean square, which few exceed."""
+        return 4 * self.tolerance * self.reader.estimate.size
+
+    def _solve(self, inverse: Array, factors: Array, directions: list[int], table: FormTable) -> ShiftedSolution:
+        """Coefficients of columns in the span of `factors` (width, rank), `inverse` (rank, m) taking forms to them."""
+        if self.meeting is None:
+            coefficients = inverse @ table.values
+            return ShiftedSolution(coefficients, 0 * coefficients[0, :], 0 * coefficients[0, :] + 1)
+        own = factors.T @ self.space.xp.take(self.meeting, self.space.indices(directions), axis=1)
+        return solve_shifted(inverse, own, table.values, table.ratio)
+
+    def _solve_complete(self, table: FormTable, directions: list[int]) -> tuple[Array, Array]:
+        """Columns score·p in left-coordinates (rows, n) and their radii, from forms at all rows."""
+        if self.meeting is None:
+            return table.values, table.radius
+        xp = self.space.xp
+        meeting = xp.take(self.meeting, self.space.indices(directions), axis=1)
+        denominator = 1 - xp.sum(meeting * table.ratio, axis=0)
+        form = xp.sum(meeting * table.values, axis=0) / denominator
+        form_radius = xp.sqrt(xp.sum((meeting * table.radius) ** 2, axis=0)) / xp.abs(denominator)
+        return table.values + table.ratio * form, table.radius + table.ratio * form_radius
+
+    def _residual(self, table: FormTable, checks: list[int], directions: list[int]) -> tuple[Array, Array, Array]:
+        """What the pivots do not predict at the check rows, its radius, both (checks, n), and the damping."""
+        xp, cross, rank = self.space.xp, self.cross, len(self.cross.pivots)
+        pivots = table.rows(self.space.indices(range(rank)))
+        solution = self._solve(cross.inverse, cross.factors, directions, pivots)
+        factors = xp.take(cross.factors, self.space.indices(checks), axis=0)
+        predicted = factors @ solution.coefficients - table.ratio[rank:, :] * solution.form
+        carried = xp.sqrt(1 + xp.sum((factors @ cross.inverse) ** 2, axis=1))
+        # The columns behind the factors carry errors too, by as much as they are used.
+        used = 1 + xp.sqrt(xp.sum((solution.coefficients / cross.heights[:, None]) ** 2, axis=0))
+        largest = max(float(xp.max(table.radius)), self.draft.radius)
+        radius = largest * carried[:, None] * (used / solution.damping)[None, :] + self._negligible
+        return table.values[rank:, :] - predicted, radius, solution.damping
+
+    def _span(self) -> tuple[Array, Array]:
+        """Orthonormal basis (width, rank) of the complete columns and their singular values, cut at the rank."""
+        xp, rank = self.space.xp, len(self.cross.pivots)
+        columns = xp.concat([columns for _, columns in self.draft.columns], axis=1)
+        basis, sizes, _ = xp.linalg.svd(columns, full_matrices=False)
+        return basis[:, :rank], sizes[:rank]
+
+
+def score_of_columns(space: Space, inverse: Array, columns: Array, radius: Array, right: Array) -> Score:
+    """The score from all its columns in left-coordinates, for orthonormal directions `right`."""
+    xp = space.xp
+    matrix = inverse @ (columns @ right)
+    # Errors of different forms are independent, so the rotations add them in quadrature.
+    total = xp.sqrt(inverse**2 @ (radius**2 @ right**2)) + _rotation_error(space, matrix)
+    seen = xp.linalg.svdvals(matrix) > float(xp.linalg.vector_norm(total))
+    return Score(matrix, total, int(xp.sum(xp.astype(seen, xp.int64))))
+
+
+def _rotation_error(space: Space, matrix: Array) -> Array:
+    """What the two rotations and their own rounding add: some eps of the row and the column of an entry."""
+    xp = space.xp
+    rows, columns = xp.linalg.vector_norm(matrix, axis=1), xp.linalg.vector_norm(matrix, axis=0)
+    average = float(xp.linalg.vector_norm(rows)) / matrix.shape[0] ** 0.5
+    return space.rounding * (rows[:, None] + columns[None, :] + average)
+
+
+def _bases(reader: FormReader, rng: np.random.Generator) -> tuple[Array, Array, Array]:
+    """Rows of unit length that share the guide evenly, the inverse of their matrix, and orthonormal directions.
+
+    With a score bias all but one row and one direction are orthogonal to it, so that their tokens may be long.
+    """
+    space, width = reader.signature.space, reader.signature.width
+    xp = space.xp
+    left, right = random_orthogonal(space, rng, width), random_orthogonal(space, rng, width)
+    if reader.bias is None or width == 1:
+        left = equal_overlap(space, left, reader.guide)
+        return left, left.T, _repel(right, left.T)
+    left, along = split_along(space, left, reader.bias.vector)
+    across = reader.guide - along * xp.vecdot(along, reader.guide)
+    across_norm = float(xp.linalg.vector_norm(across))
+    if across_norm > LEAST_CONTRAST * reader.guide_norm:
+        leaning = along + across * (LEAN / across_norm)
+        leaning = leaning / xp.linalg.vector_norm(leaning)
+        left = xp.concat([equal_overlap(space, left, reader.guide), leaning[None, :]])
+    else:  # the value lies along the bias: rows that shall show value must lean that way
+        left = xp.concat([(left + along[None, :]) / 2**0.5, along[None, :]])
+    others, along = split_along(space, right, reader.bias.vector)
+    inverse = xp.linalg.inv(left)
+    return left, inverse, xp.concat([_repel(others, inverse), -along[None, :]])
+
+
+def _repel(directions: Array, inverse: Array) -> Array:
+    """Directions with signs such that the solve divides by one plus, not minus, the ratio of the norms."""
+    xp = namespace(directions)
+    return xp.where((directions @ xp.sum(inverse, axis=1) > 0)[:, None], -directions, directions)
