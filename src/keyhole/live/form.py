@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from keyhole.errors import UsageError
-from keyhole.targets import DEMOS, Knob, demo_text, open_target
+from keyhole.targets import open_target
+from keyhole.targets.demos import DEMOS, Knob, demo_text
 
 # Of a page nobody waits for: larger boxes are for the command line.
 MOST = {"width": 256, "rank": 256, "heads": 16, "neurons": 256, "outputs": 256, "seed": 2**53}

@@ -47,7 +47,8 @@ from keyhole.oracles.http import connections as lines
 from keyhole.oracles.http import retries as x
 from keyhole.serve import Server
 from keyhole.targets import open_target
-from keyhole.targets.http_text import OPTIONS, read_http
+from keyhole.targets.models import HTTP_KEYS as OPTIONS
+from keyhole.targets.models import read_http
 from support import targets as t
 from support.serving import Said, as_json, description, digest, faking, havoc, honest, serving
 
@@ -280,7 +281,7 @@ def test_options_of_a_target_stand_behind_a_hash() -> None:
 def test_a_target_on_the_command_line(server: Server) -> None:
     target = open_target(f"{server.url}#connections=2")
     assert target.text == f"{server.url}#connections=2"
-    assert kh.recover(target.told(max_norm=4.0).oracle).certified
+    assert kh.recover(target.with_declared(max_norm=4.0).oracle).certified
     target.oracle.close()
 
 

@@ -1,0 +1,54 @@
+"""A black box to recover, with what is known of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from keyhole.errors import FileError, UsageError
+from keyhole.gauge import distance
+from keyhole.noise import Noise
+from keyhole.oracles import Oracle, Wrapper
+
+
+@dataclass(frozen=True)
+class Target:
+    """A box to recover. A journal is bound to the oracle's name, which therefore identifies the box."""
+
+    text: str  # names the box again
+    oracle: Oracle
+    label: str  # what the box is, in words
+    truth: Any = None  # its parameters, where they are known
+
+    def with_declared(self, max_norm: float | None = None, noise: Noise | None = None) -> Target:
+        """The same box asked with tokens of at most this norm, its answers known to err like this."""
+        signature = self.oracle.signature
+        if max_norm is not None:
+            own = signature.max_norm
+            if own is not None and max_norm > own:
+                raise UsageError(f"max_norm {max_norm} exceeds the {own} that the target {self.text} allows")
+            signature = signature.with_changes(max_norm=max_norm)
+        if noise is not None:
+            signature = signature.with_changes(noise=noise)
+        return self if signature is self.oracle.signature else replace(self, oracle=Wrapper(self.oracle, signature))
+
+    def distance(self, params: Any) -> float | None:
+        """How far parameters are from the truth; None where it is not known, or they are of another family."""
+        known = self.truth is not None and isinstance(params, type(self.truth))
+        return distance(params, self.truth) if known else None
+
+
+def path_of(text: str, example: str) -> Path:
+    """The path that a text names; UsageError shows the example where it names none."""
+    if not text:
+        raise UsageError(f"the target names no file; write {example}")
+    return Path(text).expanduser()
+
+
+def read_bytes(path: Path) -> bytes:
+    """The content of a file; FileError where it cannot be read."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise FileError(f"cannot read {path}: {error.strerror}") from error
