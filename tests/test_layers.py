@@ -17,7 +17,7 @@ SOURCE = Path(keyhole.__file__).parent
 
 # From the bottom up; a module may import from its own layer and those below. What is not here has no place yet.
 LAYERS = (
-    {"arrays", "errors", "optional", "inference_protocol"},
+    {"arrays", "errors", "folders", "optional", "inference_protocol", "version"},
     {"noise", "queries"},
     {"families"},
     {"recovery"},

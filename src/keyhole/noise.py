@@ -84,6 +84,13 @@ class Noise:
         raise UsageError(f"cannot read the noise {text!r}; possible: {possible}")
 
     @property
+    def text(self) -> str:
+        """What `parse` reads as this noise."""
+        if self.kind in ("exact", "measure"):
+            return self.kind
+        return self.name or f"{self.kind}:{self.decimals if self.kind == 'rounded' else repr(self.scale)}"
+
+    @property
     def decimals(self) -> int:
         """Decimals kept, of rounded answers."""
         return round(-math.log10(2 * self.scale))

@@ -159,7 +159,7 @@ def test_ctrl_c_outside_of_a_run_ends_quietly(
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("keyhole.cli.diagnose_box", interrupted)
+    monkeypatch.setattr("keyhole.cli.diagnose.diagnose_box", interrupted)
     with pytest.raises(SystemExit) as ended:
         main(["diagnose", "demo:single-head?width=4"])
     assert ended.value.code == 130

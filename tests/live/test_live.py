@@ -30,7 +30,7 @@ from keyhole.live.heatmap import MOST_CELLS, pictures
 from keyhole.live.run import carry_out
 from keyhole.progress import Silent
 from keyhole.queries import Sketch
-from keyhole.runs.store import Settings
+from keyhole.runs.settings import Settings
 from support.browsers import ARGUMENTS, ARTEFACTS, chromium
 
 QUICK = {"family": "single-head", "width": "6", "rate": "1000000"}

@@ -23,9 +23,9 @@ from keyhole.audit.lower_bounds import counting_bound
 from keyhole.audit.result import Audit
 from keyhole.errors import KeyholeError, UsageError
 from keyhole.families import SingleHead
+from keyhole.folders import prepare_folder
 from keyhole.oracles import Oracle
 from keyhole.progress import Observer, Silent, wants_bar
-from keyhole.runs.store import prepare_folder
 from keyhole.session import recover
 from keyhole.targets import Target, open_target
 

@@ -21,8 +21,8 @@ from keyhole.gauge import distance
 from keyhole.oracles import Oracle
 from keyhole.progress import Observer, Silent
 from keyhole.recovery import Outcome, Recovery
-from keyhole.runs.store import keyhole_version
 from keyhole.session import recover
+from keyhole.version import keyhole_version
 
 # Part of every key: raise it whenever the same settings start to mean another cell.
 CELL_VERSION = 1

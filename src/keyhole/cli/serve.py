@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -13,6 +12,8 @@ from typing import Annotated
 
 import typer
 
+from keyhole.cli.options import DONE, TARGET, Json, Quiet, complain
+from keyhole.cli.output import print_json, print_lines
 from keyhole.errors import UsageError
 from keyhole.live.form import Served
 from keyhole.live.manager import Runs
@@ -28,7 +29,7 @@ from keyhole.targets import Target, open_target
 def serve(
     target: Annotated[
         str | None,
-        typer.Argument(metavar="TARGET", help="The box, named as for `keyhole recover`; may be left out with --ui."),
+        typer.Argument(metavar="TARGET", help=f"{TARGET.rstrip('.')}; may be left out with --ui."),
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
     port: Annotated[
@@ -47,7 +48,8 @@ def serve(
     ] = None,
     ui: Annotated[bool, typer.Option("--ui", help="A page that starts, shows, stops and compares recoveries.")] = False,
     runs: Annotated[Path, typer.Option(help="Folder for the runs of that page, and to find earlier ones.")] = RUNS,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
 ) -> int:
     """Serve a box over the Open Inference Protocol v2, to rehearse an audit on your own machine; or a page to watch.
 
@@ -56,7 +58,7 @@ def serve(
     if target is None:
         if not ui:
             raise UsageError("name the box to serve, or ask for the page alone: keyhole serve --ui")
-        return _serve_page(LiveServer(Runs(runs), host, port or 0), as_json=as_json)
+        return _serve_page(LiveServer(Runs(runs), host, port or 0), as_json=as_json, quiet=quiet)
     token = _token(token_env)
     limits = Limits(batch=max_batch, length=max_length, rate=rate_limit)
     with redirect_stdout(sys.stderr):  # what the code of a box prints is no part of the report
@@ -72,43 +74,42 @@ def serve(
         except BaseException:
             found.oracle.close()
             raise
-    _announce(server, box, found, as_json=as_json, token_env=token_env)
+    _announce(server, box, found, as_json=as_json, quiet=quiet, token_env=token_env)
     try:
         with redirect_stdout(sys.stderr):
             server.run()
     finally:
         found.oracle.close()
-    if not as_json:
+    if not (as_json or quiet):
         typer.echo(
             f"    stopped  {box.queries:,} queries answered in {box.requests:,} requests, {box.refused:,} refused"
         )
-    return 0
+    return DONE
 
 
-def _serve_page(server: LiveServer, *, as_json: bool) -> int:
+def _serve_page(server: LiveServer, *, as_json: bool, quiet: bool) -> int:
     """The page alone."""
     _warn_of_others(server)
     if as_json:
-        typer.echo(json.dumps({"page": server.address, "runs": str(server.runs.folder)}))
-    else:
-        for word, said in {"page": server.address, "runs": str(server.runs.folder), "stop": "Ctrl-C"}.items():
-            typer.echo(f"{word:>11}  {said}")
+        print_json({"page": server.address, "runs": server.runs.folder})
+    elif not quiet:
+        print_lines({"page": server.address, "runs": str(server.runs.folder), "stop": "Ctrl-C"}.items(), wrap=False)
         sys.stdout.flush()
         open_page(server.address)
     sys.stdout.flush()
     with redirect_stdout(sys.stderr):
         server.run()
-    if not as_json:
+    if not (as_json or quiet):
         stopped = [run for run in server.runs.all() if run.state in ("stopped", "stopping")]
         again = shlex.join(["keyhole", "serve", "--ui", "--runs", str(server.runs.folder)])
         kept = f"; {len(stopped)} unfinished, to be resumed on the page: {again}" if stopped else ""
         typer.echo(f"    stopped  {len(server.runs.all())} runs in {server.runs.folder}{kept}")
-    return 0
+    return DONE
 
 
 def _warn_of_others(server: LiveServer) -> None:
     if server.host not in LOOPBACK:
-        typer.echo(f"keyhole: whoever can reach {server.host} can start and stop runs on this page", err=True)
+        complain(f"whoever can reach {server.host} can start and stop runs on this page")
 
 
 def model_name(text: str) -> str:
@@ -135,16 +136,14 @@ def _token(name: str | None) -> str | None:
 
 
 def _announce(
-    server: Server | LiveServer, box: ServedBox, target: Target, *, as_json: bool, token_env: str | None
+    server: Server | LiveServer, box: ServedBox, target: Target, *, as_json: bool, quiet: bool, token_env: str | None
 ) -> None:
     limits, url = box.limits, f"{server.address}/v2/models/{box.name}"
     page = server.address if isinstance(server, LiveServer) else None
     if isinstance(server, LiveServer):
         _warn_of_others(server)
     if server.host not in LOOPBACK and token_env is None:
-        typer.echo(
-            f"keyhole: whoever can reach {server.host} can ask this box: --token-env NAME wants a token", err=True
-        )
+        complain(f"whoever can reach {server.host} can ask this box: --token-env NAME wants a token")
     if as_json:
         about = {
             "url": url,
@@ -155,8 +154,8 @@ def _announce(
             "max_length": limits.length,
             "rate_limit": limits.rate,
         }
-        typer.echo(json.dumps(about))
-    else:
+        print_json(about)
+    elif not quiet:
         options = f"#token_env={token_env}" if token_env else ""
         rate = "" if limits.rate is None else f", {limits.rate:g} queries per second"
         lines = {
@@ -169,8 +168,7 @@ def _announce(
             "ask": f"keyhole recover {shlex.quote(url + options)}",
             "stop": "Ctrl-C",
         }
-        for word, said in lines.items():
-            typer.echo(f"{word:>11}  {said}")
+        print_lines(lines.items(), wrap=False)
     sys.stdout.flush()
-    if page is not None and not as_json:
+    if page is not None and not (as_json or quiet):
         open_page(page)

@@ -15,13 +15,16 @@ from typing import Any
 
 from keyhole.errors import FileError, KeyholeError, UsageError
 from keyhole.families.matrices import matrices_of
+from keyhole.folders import prepare_folder
 from keyhole.gauge import distance
 from keyhole.live.form import Served, Wish, read_form
 from keyhole.live.heatmap import pictures
-from keyhole.live.run import Finished, Run, add_report, carry_out
+from keyhole.live.run import Run, add_report, carry_out
 from keyhole.progress import Observer
 from keyhole.recovery import Outcome
-from keyhole.runs.store import FORMAT, RUN, VERSION, Settings, plain, prepare_folder
+from keyhole.runs.execute import Ending
+from keyhole.runs.settings import Settings
+from keyhole.runs.store import FORMATS, RUN, VERSION, plain
 
 LIVE, JOURNAL = "live.json", "journal.db"  # beside what `keyhole recover --out` writes
 LIVE_FORMAT, LIVE_VERSION = "keyhole-live", 1
@@ -78,7 +81,7 @@ class Runs:
         )
         return Run(identity, wish.label, settings, partial(carry_out, rate=wish.rate), self._changed, self._after)
 
-    def watch(self, label: str, settings: Settings, work: Callable[[Settings, Observer], Finished]) -> Run:
+    def watch(self, label: str, settings: Settings, work: Callable[[Settings, Observer], Ending]) -> Run:
         """A run of the command line, to be begun by it."""
         run = Run(f"watched-{secrets.token_hex(3)}", label, settings, work, self._changed)
         self._add(run)
@@ -186,13 +189,13 @@ class Runs:
         return run
 
 
-def _unreadable(settings: Settings, observer: Observer) -> Finished:  # noqa: ARG001 - what any run is given
+def _unreadable(settings: Settings, observer: Observer) -> Ending:  # noqa: ARG001 - what any run is given
     raise FileError("a run that cannot be read cannot be resumed")
 
 
 def _ending(path: Path) -> dict[str, Any]:
     """How a run ended, with everything in it that a page shows."""
-    found = _read(path, FORMAT, VERSION)
+    found = _read(path, FORMATS[RUN], VERSION)
     ending = {name: found[name] for name in ("result", "distance", "heldout")}
     Outcome[ending["result"]["outcome"]]  # a KeyError where there is none of this name
     numbers = [ending["heldout"][name] for name in ("predictions", "answers")]

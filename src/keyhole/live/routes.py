@@ -11,8 +11,9 @@ from keyhole.errors import FileError, KeyholeError, UsageError
 from keyhole.live.form import Nonsense, described
 from keyhole.live.manager import Busy, NoSuchRun, Runs
 from keyhole.live.run import FILES
-from keyhole.runs.store import keyhole_version, plain
+from keyhole.runs.store import plain
 from keyhole.serve.routes import INSTALL
+from keyhole.version import keyhole_version
 
 if TYPE_CHECKING:
     from fastapi import FastAPI

@@ -9,21 +9,19 @@ from collections.abc import Callable
 from pathlib import Path
 from time import monotonic, sleep
 from types import TracebackType
-from typing import TypeVar
 
 import typer
 
 from keyhole.live.manager import Runs
-from keyhole.live.run import Finished, Run
+from keyhole.live.run import Run
 from keyhole.live.server import LiveServer
 from keyhole.progress import Both, Observer, on_terminal
-from keyhole.runs.store import Settings
+from keyhole.runs.execute import Ending
+from keyhole.runs.settings import Settings
 
 RUNS = Path("runs")  # for runs that are started from the page; made when the first one is
 LINGER_SECONDS = 1.5  # for pages to see the end, where nobody sits at a terminal
 LOOK_SECONDS = 0.1
-
-End = TypeVar("End", bound=Finished)
 
 
 class WatchPage:
@@ -43,11 +41,13 @@ class WatchPage:
     ) -> None:
         self.server.__exit__(kind, error, trace)
 
-    def watch(self, label: str, settings: Settings, work: Callable[[Settings, Observer], End], *, quiet: bool) -> End:
+    def watch(
+        self, label: str, settings: Settings, work: Callable[[Settings, Observer], Ending], *, quiet: bool
+    ) -> Ending:
         """Carry the run out and return its end; KeyboardInterrupt if it was stopped, here or on the page."""
-        found: list[End] = []
+        found: list[Ending] = []
 
-        def shown(settings: Settings, record: Observer) -> End:
+        def shown(settings: Settings, record: Observer) -> Ending:
             with on_terminal(settings.budget, quiet=quiet) as terminal:
                 found[:] = [work(settings, Both(terminal, record))]
             return found[0]

@@ -17,23 +17,29 @@ import numpy as np
 from keyhole.arrays import Floats
 from keyhole.audit.result import Audit, Row
 from keyhole.errors import FileError, KeyholeError
-from keyhole.methods.diagnosis.diagnose import Diagnosis, Finding
 from keyhole.families import MultiHead, load
-from keyhole.recovery import Certificate, Outcome, Recovery, Stats
-from keyhole.report.html.charts import MOST
-from keyhole.runs.store import ERRORS, PARAMS, RADIUS, RUN, TRUTH, VERSION
-from keyhole.verify.verdict import Difference, Verdict
+from keyhole.methods.diagnosis.diagnose import Diagnosis, Finding
 from keyhole.recover_model import load_layers
+from keyhole.recovery import Certificate, Outcome, Recovery, Stats
+from keyhole.runs.store import (
+    AUDIT,
+    DIAGNOSIS,
+    ERRORS,
+    FORMATS,
+    HEADS,
+    LAYERS,
+    PARAMS,
+    RADIUS,
+    RESERVATION,
+    RUN,
+    TRUTH,
+    VERIFICATION,
+    VERSION,
+)
+from keyhole.verify.verdict import Difference, Verdict
 
-AUDIT, LAYERS, VERIFICATION, DIAGNOSIS = "audit.json", "layers.json", "verify.json", "diagnosis.json"
-HEADS = "layers.safetensors"
-FORMATS = {
-    RUN: "keyhole-run",
-    AUDIT: "keyhole-audit",
-    LAYERS: "keyhole-layers",
-    VERIFICATION: "keyhole-verification",
-    DIAGNOSIS: "keyhole-diagnosis",
-}
+LARGEST = 1e100  # what is larger is no measurement, and cannot be drawn
+BEGUN = (PARAMS, HEADS, RESERVATION, "cells")  # what a run leaves that does not come to its end
 AGAIN = "restore it, or run the command again"
 
 
@@ -116,7 +122,10 @@ def read_folder(folder: Path) -> Saved:
 
 
 def _nothing(folder: Path) -> str:
-    begun = [*folder.glob(".*.tmp"), *(folder / name for name in (PARAMS, HEADS, "cells") if (folder / name).exists())]
+    begun = [
+        *folder.glob(".*.tmp"),
+        *(folder / name for name in BEGUN if (folder / name).exists()),
+    ]
     if begun:
         return f"{folder} is incomplete: the run that wrote {begun[0].name} did not come to its end; run it again"
     return f"{folder} is no run folder: it has none of {', '.join(FORMATS)}; name one that a command wrote with --out"
@@ -306,7 +315,7 @@ def _audit(page: Page, _: Path) -> SavedAudit:
         tuple(cells),
         page.count("new_queries"),
     )
-    if not all(0 <= row.error <= MOST and 0 <= row.floor <= MOST and row.multiple > 0 for row in cells):
+    if not all(0 <= row.error <= LARGEST and 0 <= row.floor <= LARGEST and row.multiple > 0 for row in cells):
         raise page.damaged("its errors, floors or multiples are no numbers that can be meant")
     if not audit.bound or not all(row.budget for row in cells):
         raise page.damaged("its budgets are no positive numbers")

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from keyhole.errors import UsageError
 from keyhole.inference_protocol import BINARY_EXTENSION, HEADER_LENGTH
-from keyhole.runs.store import keyhole_version
 from keyhole.serve.openapi import ANSWERED, LENGTH, path_parameters, question, refusals
 from keyhole.serve.served_oracle import Refusal, ServedBox
+from keyhole.version import keyhole_version
 
 if TYPE_CHECKING:
     from fastapi import FastAPI

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from keyhole.errors import FileError, KeyholeError
+from keyhole.folders import prepare_folder, write_file
 from keyhole.report.html.canvas import INSTALL
 from keyhole.report.html.content import Report
 from keyhole.report.html.drawing import as_element, as_png
@@ -24,7 +26,8 @@ from keyhole.runs.reader import (
     SavedRun,
     read_folder,
 )
-from keyhole.runs.store import REPORT, keyhole_version, plain, prepare_folder, write_file
+from keyhole.runs.store import REPORT, plain
+from keyhole.version import keyhole_version
 
 PICTURES = "pictures"
 # A record larger than this is embedded without its held-out answers, which the pictures show.
@@ -71,11 +74,15 @@ def try_report(folder: Path) -> tuple[Path | None, str | None]:
     try:
         return write_report(folder)[0], None
     except ImportError as error:
-        return None, f"no report: {error}; get it with {INSTALL}, then keyhole report {folder}"
+        return None, f"no report: {error}; get it with {INSTALL}, then {_command(folder)}"
     except KeyboardInterrupt:
-        return None, f"no report: interrupted; the result is complete, and keyhole report {folder} makes it"
+        return None, f"no report: interrupted; the result is complete, and {_command(folder)} makes it"
     except Exception as error:
         return None, f"no report: {type(error).__name__}: {error}; the result itself is complete"
+
+
+def _command(folder: Path) -> str:
+    return shlex.join(["keyhole", "report", str(folder)])
 
 
 def as_html(report: Report) -> str:
