@@ -633,7 +633,7 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytes
 
 
 def test_a_browser_that_cannot_be_had_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("browsers.shutil.which", lambda _: None)
+    monkeypatch.setattr("support.browsers.shutil.which", lambda _: None)
     with pytest.raises(
         pytest.fail.Exception, match="need chromium, and could not install it: apt-get install chromium"
     ):

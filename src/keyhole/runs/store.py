@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from keyhole.errors import UsageError
+from keyhole.errors import KeyholeError, UsageError
 from keyhole.folders import prepare_folder, replace_files, unwritable
 from keyhole.recovery import Recovery
+from keyhole.targets.demos import canonical_demo
 from keyhole.version import keyhole_version
 
 VERSION = 1
@@ -33,6 +34,7 @@ FORMATS = {
 # While a run goes on, this file says whose the folder is; its record says so afterwards.
 RESERVATION = ".keyhole.json"
 AUDIT_FOLDERS = {"cells", "journals"}
+SUBJECTS = ("target", "data")  # settings that say what a run is of
 # Settings in which two commands may differ and still be the same run: it is resumed with them.
 MAY_DIFFER = {"budget", "journal", "out", "jobs"}
 
@@ -99,13 +101,13 @@ def _check_owner(folder: Path, name: str, settings: Mapping[str, Any]) -> None:
             f"the folder {folder} has other files in it ({min(entries)}) and is no run folder: "
             "name another one with --out, or write into it with --force"
         )
-    own = plain(settings)
+    own = _identity(settings)
     for each, known in records.items():
         record, other = known
-        shared = own.keys() & other.keys() - MAY_DIFFER if record == name else {"target", "data"}
-        differing = sorted(key for key in shared if own.get(key) != other.get(key))
+        shared = own.keys() & other.keys() - MAY_DIFFER if record == name else set()
+        differing = [key for key in (*SUBJECTS, *sorted(shared)) if own.get(key) != other.get(key)]
         if differing and other:
-            key = next((key for key in ("target", "data") if key in differing), differing[0])
+            key = differing[0]
             unfinished = "an unfinished run" if each == RESERVATION else "a run"
             raise UsageError(
                 f"the folder {folder} belongs to {unfinished} with another {key}, {other.get(key)!r} and not "
@@ -118,9 +120,19 @@ def _settings_in(path: Path) -> tuple[str, Mapping[str, Any]]:
     try:
         record = json.loads(path.read_bytes())
         settings = record.get("settings", record)  # records of older versions name the target beside the rest
-        return str(record.get("record", path.name)), settings if isinstance(settings, dict) else {}
-    except (OSError, ValueError, AttributeError, RecursionError):
+        return str(record.get("record", path.name)), _identity(settings)
+    except (OSError, ValueError, AttributeError, TypeError, RecursionError):
         return path.name, {}
+
+
+def _identity(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings as plain data, a demo named by its full text."""
+    found: dict[str, Any] = plain(settings)
+    target = found.get("target")
+    if isinstance(target, str) and target.startswith("demo:"):
+        with suppress(KeyholeError):  # whoever opens it says what is wrong with it
+            found["target"] = canonical_demo(target.removeprefix("demo:"))
+    return found
 
 
 def write_run(

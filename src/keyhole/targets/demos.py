@@ -283,14 +283,20 @@ def _plain(number: float) -> str:
 
 def open_demo(rest: str) -> Target:
     """The demo of a text such as `single-head?width=64&rank=4`."""
+    family, given = _read(rest)
+    return DEMOS[family][1](demo_text(family, given), given)
+
+
+def canonical_demo(rest: str) -> str:
+    """The full target text of such a text, the same for the same demo."""
+    return demo_text(*_read(rest))
+
+
+def _read(rest: str) -> tuple[str, dict[str, float]]:
     family, _, query = rest.partition("?")
     if family not in DEMOS:
         raise UsageError(f"unknown demo family {family!r}; known: {', '.join(DEMOS)}")
-    knobs, make = DEMOS[family]
-    given = read_knobs(family, query, knobs)
-    defaults = {name: knob.default for name, knob in knobs.items() if knob.default is not None}
-    asked = {name: number for name, number in given.items() if number != defaults.get(name)}
-    return make(demo_text(family, asked), given)
+    return family, read_knobs(family, query, DEMOS[family][0])
 
 
 def read_knobs(family: str, query: str, knobs: Mapping[str, Knob]) -> dict[str, float]:
