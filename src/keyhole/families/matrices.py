@@ -10,7 +10,7 @@ from keyhole.arrays import Array
 def matrices_of(params: Any) -> dict[str, Array]:
     """Score matrices, and the first weights of a net; nothing of what has neither."""
     if hasattr(params, "attention"):  # a layer: the head, then the net
-        return {**matrices_of(params.attention), **matrices_of(params.ffn)}
+        return {**matrices_of(params.attention), **matrices_of(getattr(params, "ffn", None))}
     if hasattr(params, "heads"):
         return {f"score of head {number}": head.score for number, head in enumerate(params.heads, 1)}
     if hasattr(params, "scores"):
