@@ -13,4 +13,9 @@ def extra(library: str, name: str, user: str) -> Any:
     try:
         return import_module(library)
     except ImportError as error:
-        raise UsageError(f"{user} needs {library} ({error}): pip install 'keyhole[{name}]'") from error
+        raise UsageError(f"{user} needs {library} ({error}): {install(name)}") from error
+
+
+def install(name: str) -> str:
+    """The command that installs an extra."""
+    return f"pip install 'keyhole[{name}]'"

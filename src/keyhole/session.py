@@ -23,7 +23,7 @@ from keyhole.methods.certificate import Judgement, certify
 from keyhole.methods.diagnosis.diagnose import Diagnosis, diagnose
 from keyhole.methods.noise_estimation.measure import measure_noise
 from keyhole.oracles import Oracle
-from keyhole.progress import Bar, Observer, Silent, Watcher, wants_bar
+from keyhole.progress import Observer, ProgressBar, Silent, Watcher, wants_bar
 from keyhole.queries import Measurements, Plan, Signature, Sketch
 from keyhole.recovery import Certificate, Outcome, Recovery, Stats
 
@@ -270,7 +270,7 @@ def recover(
     _whole("heldout", heldout, 1)
     with ExitStack() as stack:
         if observer is None:
-            observer = stack.enter_context(Bar(budget=budget)) if wants_bar(progress) else Silent()
+            observer = stack.enter_context(ProgressBar(budget=budget)) if wants_bar(progress) else Silent()
         book = None
         if journal is not None:
             book = stack.enter_context(Journal(journal, box_of(oracle)))

@@ -25,7 +25,7 @@ import keyhole as kh
 from keyhole.cli import main
 from keyhole.live import LiveServer, Runs
 from keyhole.live.access import refused
-from keyhole.live.form import Nonsense, read_form
+from keyhole.live.form import InvalidForm, read_form
 from keyhole.live.heatmap import MOST_CELLS, pictures
 from keyhole.live.run import carry_out
 from keyhole.progress import Silent
@@ -230,7 +230,7 @@ def plain_get(server: LiveServer, path: str) -> tuple[int, bytes]:
     ],
 )
 def test_nonsense_is_refused_field_by_field(form: Any, field: str) -> None:
-    with pytest.raises(Nonsense) as caught:
+    with pytest.raises(InvalidForm) as caught:
         read_form(form)
     assert list(caught.value.fields) == [field]
 
@@ -285,7 +285,7 @@ def test_events_begin_with_everything_and_a_lost_browser_stops_nothing(server: L
 
 
 def test_a_stopped_run_pays_nothing_twice_across_servers(tmp_path: Path) -> None:
-    """Stopped on the page, then by the end of the server, then found again by the next one."""
+    """RunStopped on the page, then by the end of the server, then found again by the next one."""
     paid = []
     with serving(tmp_path / "runs") as server:
         identity = start(server, SLOW)

@@ -24,7 +24,7 @@ from keyhole.cli.serve import model_name
 from keyhole.errors import OracleError, UsageError
 from keyhole.inference_protocol import HEADER_LENGTH, Tensor, encode
 from keyhole.oracles import Budgeted, Oracle
-from keyhole.serve import Limits, ServedBox, Server
+from keyhole.serve import Limits, ServedOracle, Server
 from keyhole.serve.served_oracle import Rate
 from support import targets as t
 from support.serving import serving
@@ -465,10 +465,10 @@ def test_models_are_named_after_their_target(text: str, name: str) -> None:
 
 def test_a_box_that_does_not_answer_is_not_served() -> None:
     with pytest.raises(OracleError, match="nan or inf"):
-        ServedBox(kh.FunctionOracle(lambda tokens: tokens[:, 0, 0] + np.nan, width=WIDTH), "box")
+        ServedOracle(kh.FunctionOracle(lambda tokens: tokens[:, 0, 0] + np.nan, width=WIDTH), "box")
     half: Oracle = kh.FunctionOracle(lambda tokens: tokens[:, 0, 0], width=WIDTH, like=np.zeros(1, np.float16))
     with pytest.raises(UsageError, match="float16"):
-        ServedBox(half, "box")
+        ServedOracle(half, "box")
 
 
 @pytest.mark.parametrize("limits", [{"batch": 0}, {"length": 1.5}, {"rate": -1.0}, {"rate": float("nan")}])

@@ -17,7 +17,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from keyhole.audit.cells import METHOD, Column, Filled, digest, fill
+from keyhole.audit.cells import METHOD, Column, FilledColumn, digest, fill
 from keyhole.audit.defences import NONE, Defence, default_defences, parse_defence
 from keyhole.audit.lower_bounds import counting_bound
 from keyhole.audit.result import Audit
@@ -129,7 +129,7 @@ def _read(defence: str | Defence) -> Defence:
 
 
 @dataclass(frozen=True)
-class Order:
+class Task:
     """What a worker needs to know; the box itself cannot travel."""
 
     column: Column
@@ -140,7 +140,7 @@ class Order:
 _stop: Any = None  # in a worker: an event that says the audit was interrupted
 
 
-class Stopping(Silent):
+class InterruptCheck(Silent):
     """Ends a worker's recovery after the batch at hand, which the journal has kept by then."""
 
     def answered(self, queries: int, *, new: bool) -> None:  # noqa: ARG002 - what it is told does not matter
@@ -172,23 +172,25 @@ def _put_off_interrupts() -> Iterator[None]:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _carry_out(order: Order) -> Filled:
-    target = open_target(order.target)
-    observer: Observer = Stopping()
+def _carry_out(task: Task) -> FilledColumn:
+    target = open_target(task.target)
+    observer: Observer = InterruptCheck()
     try:
-        return fill(order.column, target.oracle, order.reference, observer)
+        return fill(task.column, target.oracle, task.reference, observer)
     finally:
         target.oracle.close()
 
 
-def _in_processes(columns: Sequence[Column], box: Target, reference: SingleHead, jobs: int, bar: Bar) -> list[Filled]:
+def _in_processes(
+    columns: Sequence[Column], box: Target, reference: SingleHead, jobs: int, bar: CellProgress
+) -> list[FilledColumn]:
     context = multiprocessing.get_context("spawn")  # threads of BLAS and CUDA do not survive a fork
     stop = context.Event()
     files = [column.file(box.oracle.name, budget) for column in columns for _, budget in column.budgets()]
     with ProcessPoolExecutor(min(jobs, len(columns)), context, _begin, (stop,)) as pool:
         try:
             with _put_off_interrupts():
-                futures = [pool.submit(_carry_out, Order(column, box.text, reference)) for column in columns]
+                futures = [pool.submit(_carry_out, Task(column, box.text, reference)) for column in columns]
             pending = set(futures)
             while pending:
                 finished, pending = wait(pending, timeout=LOOK)
@@ -210,7 +212,7 @@ def _in_processes(columns: Sequence[Column], box: Target, reference: SingleHead,
 # What a person sees.
 
 
-class Bar:
+class CellProgress:
     """Cells done of all."""
 
     def __init__(self, shown: Progress | None) -> None:
@@ -235,10 +237,10 @@ class Bar:
 
 
 @contextmanager
-def _bar(progress: bool | None) -> Iterator[Bar]:
+def _bar(progress: bool | None) -> Iterator[CellProgress]:
     if not wants_bar(progress):
-        yield Bar(None)
+        yield CellProgress(None)
         return
     columns = (TextColumn("{task.description:>12}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
-        yield Bar(shown)
+        yield CellProgress(shown)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from keyhole.audit.defences import Defence
 from keyhole.audit.lower_bounds import NOTHING, Geometry, floor
-from keyhole.audit.result import Row
+from keyhole.audit.result import Cell
 from keyhole.errors import FileError, OracleError
 from keyhole.families import SingleHead
 from keyhole.gauge import distance
@@ -64,10 +64,10 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Filled:
+class FilledColumn:
     """The rows of a column, and how many queries they took now."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[Cell, ...]
     new_queries: int
 
 
@@ -77,7 +77,7 @@ def fill(
     reference: SingleHead,
     observer: Observer | None = None,
     done: Callable[[], None] = lambda: None,  # called after each cell
-) -> Filled:
+) -> FilledColumn:
     """Run the cells of a column that are not on disk yet."""
     rows, new_queries = [], 0
     for multiple, budget in column.budgets():
@@ -104,15 +104,15 @@ def fill(
                     "with a folder, finished cells and all answers are kept"
                 )
             geometry = Geometry.of(reference, defended.signature)
-            row = _row(column.defence.text, multiple, budget, result, reference, geometry, defended)
+            row = _cell(column.defence.text, multiple, budget, result, reference, geometry, defended)
             new_queries += result.stats.new_queries
             _write(file, row)
         rows.append(row)
         done()
-    return Filled(tuple(rows), new_queries)
+    return FilledColumn(tuple(rows), new_queries)
 
 
-def _row(
+def _cell(
     defence: str,
     multiple: float,
     budget: int,
@@ -120,9 +120,9 @@ def _row(
     reference: SingleHead,
     geometry: Geometry,
     defended: Oracle,
-) -> Row:
+) -> Cell:
     error = NOTHING if result.params is None else distance(result.params, reference)
-    return Row(
+    return Cell(
         defence=defence,
         multiple=multiple,
         budget=budget,
@@ -152,16 +152,16 @@ def _answered(journal: Path) -> int:
     return int(count)
 
 
-def _read(file: Path) -> Row | None:
+def _read(file: Path) -> Cell | None:
     try:
-        return Row(**json.loads(file.read_text(encoding="utf-8")))
+        return Cell(**json.loads(file.read_text(encoding="utf-8")))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError) as error:
         raise FileError(f"cannot read the finished cell {file} ({error}): remove it, and it is run again") from error
 
 
-def _write(file: Path, row: Row) -> None:
+def _write(file: Path, row: Cell) -> None:
     """Under another name first: a cell that is there is whole."""
     temporary = file.with_suffix(f".{os.getpid()}.tmp")
     try:

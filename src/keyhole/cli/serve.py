@@ -15,13 +15,13 @@ import typer
 from keyhole.cli.options import DONE, TARGET, Json, Quiet, complain
 from keyhole.cli.output import print_json, print_lines
 from keyhole.errors import UsageError
-from keyhole.live.form import Served
+from keyhole.live.form import ServedTarget
 from keyhole.live.manager import Runs
 from keyhole.live.server import LiveServer
 from keyhole.live.watch_page import RUNS, open_page
 from keyhole.oracles import Noisy, Oracle, Rounded
 from keyhole.oracles.http.oracle import LOOPBACK
-from keyhole.serve.served_oracle import Limits, ServedBox
+from keyhole.serve.served_oracle import Limits, ServedOracle
 from keyhole.serve.server import Server
 from keyhole.targets import Target, open_target
 
@@ -65,10 +65,10 @@ def serve(
         found = open_target(target)
         try:
             oracle = _defended(found.oracle, noise, decimals, seed)
-            box = ServedBox(oracle, name or model_name(found.text), limits)
+            box = ServedOracle(oracle, name or model_name(found.text), limits)
             server: Server | LiveServer
             if ui:
-                server = LiveServer(Runs(runs, Served(found.text, found.label)), host, port or 0, box, token)
+                server = LiveServer(Runs(runs, ServedTarget(found.text, found.label)), host, port or 0, box, token)
             else:
                 server = Server(box, host, 8000 if port is None else port, token)
         except BaseException:
@@ -136,7 +136,7 @@ def _token(name: str | None) -> str | None:
 
 
 def _announce(
-    server: Server | LiveServer, box: ServedBox, target: Target, *, as_json: bool, quiet: bool, token_env: str | None
+    server: Server | LiveServer, box: ServedOracle, target: Target, *, as_json: bool, quiet: bool, token_env: str | None
 ) -> None:
     limits, url = box.limits, f"{server.address}/v2/models/{box.name}"
     page = server.address if isinstance(server, LiveServer) else None

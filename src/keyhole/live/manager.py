@@ -17,7 +17,7 @@ from keyhole.errors import FileError, KeyholeError, UsageError
 from keyhole.families.matrices import matrices_of
 from keyhole.folders import prepare_folder
 from keyhole.gauge import distance
-from keyhole.live.form import Served, Wish, read_form
+from keyhole.live.form import DemoRequest, ServedTarget, read_form
 from keyhole.live.heatmap import pictures
 from keyhole.live.run import Run, add_report, carry_out
 from keyhole.progress import Observer
@@ -45,7 +45,7 @@ class Busy(KeyholeError):
 class Runs:
     """The runs of a page. Those it starts live in folders of their own below `folder`."""
 
-    def __init__(self, folder: Path, served: Served | None = None, *, reports: bool = True) -> None:
+    def __init__(self, folder: Path, served: ServedTarget | None = None, *, reports: bool = True) -> None:
         self.folder, self.served = folder, served
         self._after = add_report if reports else None
         self.version = 0  # changes whenever the list does
@@ -60,26 +60,31 @@ class Runs:
     # --- starting and stopping --------------------------------------------------------------------------------
 
     def start(self, form: Any) -> Run:
-        """A new run of what a form asks for; Nonsense says what is wrong with it."""
-        wish = read_form(form, self.served)
+        """A new run of what a form asks for; InvalidForm says what is wrong with it."""
+        request = read_form(form, self.served)
         self._make_room()
-        name = re.sub(r"[^a-z0-9]+", "-", wish.target.partition(":")[2].partition("?")[0].lower()).strip("-")[-24:]
+        name = re.sub(r"[^a-z0-9]+", "-", request.target.partition(":")[2].partition("?")[0].lower()).strip("-")[-24:]
         identity = f"{name.strip('-') or 'run'}-{secrets.token_hex(3)}"
         folder = self.folder / identity
         prepare_folder(folder)
-        about = {"format": LIVE_FORMAT, "version": LIVE_VERSION, **asdict(wish)}
+        about = {"format": LIVE_FORMAT, "version": LIVE_VERSION, **asdict(request)}
         (folder / LIVE).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
-        run = self._made(identity, wish)
+        run = self._made(identity, request)
         self._add(run)
         run.begin()
         return run
 
-    def _made(self, identity: str, wish: Wish) -> Run:
+    def _made(self, identity: str, request: DemoRequest) -> Run:
         folder = self.folder / identity
         settings = Settings(
-            wish.target, wish.method, seed=wish.seed, budget=wish.budget, journal=folder / JOURNAL, out=folder
+            request.target,
+            request.method,
+            seed=request.seed,
+            budget=request.budget,
+            journal=folder / JOURNAL,
+            out=folder,
         )
-        return Run(identity, wish.label, settings, partial(carry_out, rate=wish.rate), self._changed, self._after)
+        return Run(identity, request.label, settings, partial(carry_out, rate=request.rate), self._changed, self._after)
 
     def watch(self, label: str, settings: Settings, work: Callable[[Settings, Observer], Ending]) -> Run:
         """A run of the command line, to be begun by it."""
@@ -170,12 +175,14 @@ class Runs:
     def _found(self, identity: str, path: Path) -> Run:
         try:
             about = _read(path, LIVE_FORMAT, LIVE_VERSION)
-            wish = Wish.of(about)
-            own = wish.target.startswith("demo:") or (self.served is not None and wish.target == self.served.target)
+            request = DemoRequest.of(about)
+            own = request.target.startswith("demo:") or (
+                self.served is not None and request.target == self.served.target
+            )
             if not own:
                 # A folder may come from anywhere, and a target may name code to run.
-                raise FileError(f"it is a run of {wish.target}, which this page does not open")
-            run = self._made(identity, wish)
+                raise FileError(f"it is a run of {request.target}, which this page does not open")
+            run = self._made(identity, request)
             run.state = "stopped"
             run.started = path.stat().st_mtime
             if (path.parent / RUN).exists():

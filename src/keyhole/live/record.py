@@ -9,7 +9,7 @@ from time import monotonic
 from typing import Any
 
 from keyhole.live.heatmap import pictures
-from keyhole.progress import Looks
+from keyhole.progress import SketchThrottle
 from keyhole.queries import Sketch
 
 # Between two points of the curve of queries over time, at first; when there are too many, every other one goes.
@@ -18,7 +18,7 @@ POINT_SECONDS, MOST_POINTS = 0.1, 200
 RATE_SECONDS = 2.0
 
 
-class Stopped(Exception):
+class RunStopped(Exception):
     """Raised inside a run that was told to stop, between two batches: the journal has kept the last one."""
 
 
@@ -39,7 +39,7 @@ class Record:
         self._recent: list[tuple[float, int]] = [(0.0, 0)]
         self._known = self._error = math.nan
         self._heldout: list[float] = []
-        self._looks = Looks()
+        self._throttle = SketchThrottle()
         self._pictures: list[dict[str, Any]] = []
         self._told_to_stop = False
         self.version = self.picture_version = 0
@@ -92,7 +92,7 @@ class Record:
 
     def sketched(self, so_far: Callable[[], Sketch | None]) -> None:
         """Something is known already."""
-        found = self._looks.look(so_far)
+        found = self._throttle.look(so_far)
         if found is None:
             return
         drawn = pictures(found.matrices)
@@ -107,7 +107,7 @@ class Record:
             self._attempt += 1
             self._known = self._error = math.nan
             self._heldout = []
-            self._looks = Looks()
+            self._throttle = SketchThrottle()
         self.draw([])
 
     def _counts(self) -> dict[str, int]:
@@ -115,7 +115,7 @@ class Record:
 
     def _go_on(self) -> None:
         if self._told_to_stop:
-            raise Stopped
+            raise RunStopped
 
     def _seconds(self) -> float:
         return (monotonic() if self._ended is None else self._ended) - self._began

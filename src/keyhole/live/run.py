@@ -14,7 +14,7 @@ from keyhole.errors import FileError, KeyholeError, UsageError
 from keyhole.families import load
 from keyhole.families.matrices import matrices_of
 from keyhole.live.heatmap import pictures
-from keyhole.live.record import Record, Stopped
+from keyhole.live.record import Record, RunStopped
 from keyhole.oracles import Oracle, Wrapper
 from keyhole.progress import Observer
 from keyhole.report.html.build import try_report
@@ -27,7 +27,7 @@ BATCHES_PER_SECOND = 20.0  # of a box that is asked slowly, so that a page sees 
 log = logging.getLogger("keyhole.live")
 
 
-class Paced(Wrapper):
+class SlowOracle(Wrapper):
     """Answers so many sequences per second at most, as a box at a distance does; its answers are the same."""
 
     def __init__(self, inner: Oracle, rate: float) -> None:
@@ -44,7 +44,7 @@ class Paced(Wrapper):
 
 def carry_out(settings: Settings, observer: Observer, *, rate: float | None = None) -> Ending:
     """Recover what the settings name, in a folder that the page has made for it."""
-    return execute(settings, observer, around=None if rate is None else partial(Paced, rate=rate), force=True)
+    return execute(settings, observer, around=None if rate is None else partial(SlowOracle, rate=rate), force=True)
 
 
 def ending_of(finished: Ending) -> dict[str, Any]:
@@ -140,7 +140,7 @@ class Run:
             finished = self._work(self.settings, record)
             self.ending = ending_of(finished)
             record.draw(pictures(matrices_of(finished.result.params)))
-        except Stopped:
+        except RunStopped:
             state = "stopped"
         except KeyholeError as error:
             self.error, message = error, str(error)

@@ -15,7 +15,7 @@ import typer
 from keyhole.live.manager import Runs
 from keyhole.live.run import Run
 from keyhole.live.server import LiveServer
-from keyhole.progress import Both, Observer, on_terminal
+from keyhole.progress import Observer, ObserverPair, on_terminal
 from keyhole.runs.execute import Ending
 from keyhole.runs.settings import Settings
 
@@ -49,7 +49,7 @@ class WatchPage:
 
         def shown(settings: Settings, record: Observer) -> Ending:
             with on_terminal(settings.budget, quiet=quiet) as terminal:
-                found[:] = [work(settings, Both(terminal, record))]
+                found[:] = [work(settings, ObserverPair(terminal, record))]
             return found[0]
 
         run = self.runs.watch(label, settings, shown)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from keyhole.arrays import Floats
-from keyhole.audit.result import Audit, Row
+from keyhole.audit.result import Audit, Cell
 from keyhole.errors import FileError, KeyholeError
 from keyhole.families import MultiHead, load
 from keyhole.methods.diagnosis.diagnose import Diagnosis, Finding
@@ -294,7 +294,7 @@ def _audit(page: Page, _: Path) -> SavedAudit:
     for each in rows:
         row = Page(page.path, each if isinstance(each, dict) else {})
         cells.append(
-            Row(
+            Cell(
                 row.text("defence"),
                 row.number("multiple"),
                 row.count("budget"),

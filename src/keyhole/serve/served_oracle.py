@@ -77,7 +77,7 @@ class Rate:
         return 0.0
 
 
-class ServedBox:
+class ServedOracle:
     """An oracle with a name, limits and counters. Questions are answered one after the other."""
 
     def __init__(self, oracle: Oracle, name: str, limits: Limits | None = None) -> None:

@@ -629,7 +629,7 @@ def test_everything_that_connections_raise_has_a_name_here() -> None:
     raised = [kind for kind in kinds if issubclass(kind, http.client.HTTPException | OSError)]
     assert len(raised) > 30
     for kind in raised:
-        trouble = lines.named(kind("x"), "http://h")
+        trouble = lines.trouble_of(kind("x"), "http://h")
         assert isinstance(trouble.error, ServerError | UsageError)
         assert type(trouble.error) is not ServerError
         assert str(trouble.error).startswith("http://h: ")
@@ -745,7 +745,7 @@ def test_an_answer_that_drips_is_a_time_out() -> None:
 
         threading.Thread(target=drip, daemon=True).start()
         server = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        exchange = x.Exchange(lines.Lines(server, timeout=0.3), retries=0, patience=9.0, headers={})
+        exchange = x.Exchange(lines.ConnectionPool(server, timeout=0.3), retries=0, patience=9.0, headers={})
         with pytest.raises(ServerTimeout, match="did not end"):
             exchange.send("GET", f"{server}/v2", lambda reply: reply.body)
         exchange.close()

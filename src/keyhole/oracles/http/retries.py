@@ -30,7 +30,7 @@ from keyhole.errors import (
     UnknownModel,
 )
 from keyhole.inference_protocol import Malformed, parse
-from keyhole.oracles.http.connections import Body, Lines, Trouble
+from keyhole.oracles.http.connections import Body, ConnectionPool, Trouble
 from keyhole.oracles.http.replies import Reply
 
 Result = TypeVar("Result")
@@ -58,7 +58,7 @@ class Exchange:
 
     def __init__(
         self,
-        lines: Lines,
+        pool: ConnectionPool,
         *,
         retries: int,
         patience: float,
@@ -68,7 +68,7 @@ class Exchange:
         self.retries, self.patience = retries, patience
         self.requests = 0
         self.retried: Counter[str] = Counter()
-        self._lines, self._secret = lines, secret
+        self._pool, self._secret = pool, secret
         self._headers = {**headers, "User-Agent": "keyhole"}
         self._lock = Lock()
         self._closing = Event()
@@ -77,7 +77,7 @@ class Exchange:
     def close(self) -> None:
         """End pauses and connections."""
         self._closing.set()
-        self._lines.close()
+        self._pool.close()
 
     def send(
         self,
@@ -132,16 +132,16 @@ class Exchange:
         make: Callable[[], tuple[Body, dict[str, str]]] | None,
     ) -> Result:
         """One attempt. A connection that has brought something garbled may bring more of it, and is not used again."""
-        line = self._lines.take(url)
+        connection = self._pool.take(url)
         try:
             content, headers = make() if make else ((), {})
             with self._lock:
                 self.requests += make is not None
-            result = read(self._lines.ask(line, method, url, content, {**self._headers, **headers}))
+            result = read(self._pool.ask(connection, method, url, content, {**self._headers, **headers}))
         except BaseException:
-            self._lines.drop(line)
+            self._pool.drop(connection)
             raise
-        self._lines.give(line)
+        self._pool.give(connection)
         return result
 
     def refuse(self, reply: Reply, url: str) -> Trouble:
@@ -173,7 +173,7 @@ class Exchange:
         return Trouble(error, again=again, after=retry_after(reply.headers) if status in (429, 503) else None)
 
     def _words(self, reply: Reply) -> str:
-        """The server's own words, in one line, without the secret should it repeat that."""
+        """The server's own words, in one connection, without the secret should it repeat that."""
         try:
             said = str(parse(reply.body).get("error", ""))
         except Malformed:
