@@ -7,12 +7,13 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from time import perf_counter
 from types import TracebackType
 from typing import IO, Protocol, runtime_checkable
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from keyhole.queries import Sketch
 
@@ -230,6 +231,22 @@ def on_terminal(budget: int | None = None, *, quiet: bool = False) -> Iterator[O
             yield bar
     else:
         yield ProgressLines(budget=budget)
+
+
+@contextmanager
+def steps_bar(progress: bool | None, description: str) -> Iterator[Callable[..., None]]:
+    """A bar of steps done, if it is wanted: `show(total=, completed=, advance=, description=, note=)` updates it."""
+    if not wants_bar(progress):
+        yield lambda **_: None
+        return
+    columns = (
+        TextColumn("{task.description:>12}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[note]}"),
+    )
+    with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as bar:
+        yield partial(bar.update, bar.add_task(description, total=None, note=""))
 
 
 def wants_bar(progress: bool | None) -> bool:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
-
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from keyhole.audit.cells import METHOD, Column, FilledColumn, digest, fill
 from keyhole.audit.defences import NONE, Defence, default_defences, parse_defence
@@ -25,7 +23,7 @@ from keyhole.errors import KeyholeError, UsageError
 from keyhole.families import SingleHead
 from keyhole.folders import prepare_folder
 from keyhole.oracles import Oracle
-from keyhole.progress import Observer, Silent, wants_bar
+from keyhole.progress import Observer, Silent, steps_bar
 from keyhole.session import recover
 from keyhole.targets import Target, open_target
 
@@ -63,18 +61,18 @@ def audit(
         where = Path(stack.enter_context(TemporaryDirectory(prefix="keyhole-audit-")) if folder is None else folder)
         for each in (where, where / "cells", where / "journals"):
             prepare_folder(each)
-        with _bar(progress) as bar:
+        with steps_bar(progress, "cells") as show:
             reference, asked = _reference(box, where, seed)
             if not isinstance(reference, SingleHead):
                 raise UsageError(f"an audit is of one attention head; this box is a {type(reference).__name__}")
             bound = counting_bound(reference)
             multiples = _multiples(budgets, bound, most)
             columns = [Column(each, multiples, bound, seed, where) for each in _defences(defences, bound)]
-            bar.total(sum(len(list(column.budgets())) for column in columns))
+            show(total=sum(len(list(column.budgets())) for column in columns))
             if jobs == 1:
-                filled = [fill(column, box.oracle, reference, done=bar.advance) for column in columns]
+                filled = [fill(column, box.oracle, reference, done=partial(show, advance=1)) for column in columns]
             else:
-                filled = _in_processes(columns, box, reference, jobs, bar)
+                filled = _in_processes(columns, box, reference, jobs, show)
     known = "the true parameters" if box.truth is not None else "what its owner recovers of it without a defence"
     rows = tuple(row for each in filled for row in each.rows)
     new_queries = asked + sum(each.new_queries for each in filled)
@@ -182,7 +180,7 @@ def _carry_out(task: Task) -> FilledColumn:
 
 
 def _in_processes(
-    columns: Sequence[Column], box: Target, reference: SingleHead, jobs: int, bar: CellProgress
+    columns: Sequence[Column], box: Target, reference: SingleHead, jobs: int, show: Callable[..., None]
 ) -> list[FilledColumn]:
     context = multiprocessing.get_context("spawn")  # threads of BLAS and CUDA do not survive a fork
     stop = context.Event()
@@ -194,7 +192,7 @@ def _in_processes(
             pending = set(futures)
             while pending:
                 finished, pending = wait(pending, timeout=LOOK)
-                bar.reached(sum(file.exists() for file in files))
+                show(completed=sum(file.exists() for file in files))
                 for each in finished:
                     each.result()  # raises what went wrong there
             return [future.result() for future in futures]
@@ -207,40 +205,3 @@ def _in_processes(
             stop.set()
             pool.shutdown(wait=True, cancel_futures=True)
             raise
-
-
-# What a person sees.
-
-
-class CellProgress:
-    """Cells done of all."""
-
-    def __init__(self, shown: Progress | None) -> None:
-        self._shown = shown
-        self._task = None if shown is None else shown.add_task("cells", total=None)
-
-    def total(self, cells: int) -> None:
-        """So many cells are to be filled."""
-        self._update(total=cells)
-
-    def advance(self) -> None:
-        """One more is done."""
-        self._update(advance=1)
-
-    def reached(self, cells: int) -> None:
-        """So many are done."""
-        self._update(completed=cells)
-
-    def _update(self, **changes: Any) -> None:
-        if self._shown is not None and self._task is not None:
-            self._shown.update(self._task, **changes)
-
-
-@contextmanager
-def _bar(progress: bool | None) -> Iterator[CellProgress]:
-    if not wants_bar(progress):
-        yield CellProgress(None)
-        return
-    columns = (TextColumn("{task.description:>12}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
-        yield CellProgress(shown)

@@ -24,7 +24,7 @@ from keyhole.report.text.diagnosis import (
 )
 from keyhole.runs.store import DIAGNOSIS, reserve_folder
 from keyhole.session import diagnose_box
-from keyhole.targets import open_target
+from keyhole.targets import declared_target
 
 
 def diagnose(
@@ -71,12 +71,12 @@ def diagnose(
 
 def _diagnose_target(text: str, seed: int, out: Path | None, *, force: bool, as_json: bool, quiet: bool) -> int:
     settings = {"target": text, "seed": seed}
-    with redirect_stdout(sys.stderr), reserve_folder(out, DIAGNOSIS, settings, force=force):
-        target = open_target(text)
-        try:
-            found = diagnose_box(target.oracle, seed=seed)
-        finally:
-            target.oracle.close()
+    with (
+        redirect_stdout(sys.stderr),
+        reserve_folder(out, DIAGNOSIS, settings, force=force),
+        declared_target(text) as target,
+    ):
+        found = diagnose_box(target.oracle, seed=seed)
         data = {**found.summary(), "target": target.text, "box": target.label}
         files, notes = keep_record(out, DIAGNOSIS, {**data, "seed": seed}, settings)
     if as_json:

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from keyhole.cli.options import DONE, FAILED, INTERRUPTED, Force, Json, Quiet, Seed, complain
 from keyhole.cli.output import add_report, file_lines, print_json, print_lines
 from keyhole.errors import UsageError
 from keyhole.gauge import distance
 from keyhole.noise import Noise
-from keyhole.progress import wants_bar
+from keyhole.progress import steps_bar
 from keyhole.report.text.learned import describe_learned
 from keyhole.runs.store import RUN, reserve_folder, write_run
 from keyhole.samples import learn as learn_layer
@@ -77,8 +72,12 @@ def learn(
     try:
         with (
             reserve_folder(out, RUN, record, force=force),
-            _bar(shown=wants_bar(False if quiet or as_json else None)) as progress,
+            steps_bar(False if quiet or as_json else None, "starts") as show,
         ):
+
+            def progress(stage: str, done: int, most: int, relative: float) -> None:
+                show(description=stage, completed=done, total=most, note=f"starts, best residual {relative:.1e}")
+
             result = learn_layer(
                 given.inputs, given.outputs, _heads(heads), noise=level, throw=False, progress=progress, **settings
             )
@@ -109,25 +108,3 @@ def _heads(text: str) -> int | str:
         return int(text)
     except ValueError:
         raise UsageError(f"--heads {text!r} is neither a whole number nor auto") from None
-
-
-@contextmanager
-def _bar(*, shown: bool) -> Iterator[Any]:
-    """What a person sees while starts run."""
-    if not shown:
-        yield None
-        return
-    columns = (
-        TextColumn("{task.description:>12}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("starts  {task.fields[residual]}"),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=Console(file=sys.stderr), transient=True) as bar:
-        task = bar.add_task("starts", total=None, residual="")
-
-        def show(stage: str, done: int, most: int, relative: float) -> None:
-            bar.update(task, description=stage, completed=done, total=most, residual=f"best residual {relative:.1e}")
-
-        yield show

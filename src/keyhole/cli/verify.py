@@ -12,10 +12,9 @@ import typer
 from keyhole.cli.options import DONE, FAILED, INTERRUPTED, TARGET, Force, Json, MaxNorm, Quiet, Seed, complain
 from keyhole.cli.output import file_lines, keep_record, print_json, print_lines
 from keyhole.families import load
-from keyhole.noise import Noise
 from keyhole.report.text.verdict import describe_verdict
 from keyhole.runs.store import PARAMS, RADIUS, VERIFICATION, reserve_folder
-from keyhole.targets import open_target
+from keyhole.targets import declared_target
 from keyhole.verify import QUERIES
 from keyhole.verify import verify as run_verify
 
@@ -62,15 +61,15 @@ def verify(
         "noise": noise,
         "radius": radius,
     }
-    with redirect_stdout(sys.stderr), reserve_folder(out, VERIFICATION, settings, force=force):
-        box = open_target(target)
+    with (
+        redirect_stdout(sys.stderr),
+        reserve_folder(out, VERIFICATION, settings, force=force),
+        declared_target(target, max_norm, noise) as box,
+    ):
         try:
-            box = box.with_declared(max_norm, None if noise is None else Noise.parse(noise))
             found = run_verify(box.oracle, claimed, queries, seed, tolerance, radius=radii, journal=journal)
         except KeyboardInterrupt:
             return complain("interrupted; with --journal FILE what was answered is not asked again", INTERRUPTED)
-        finally:
-            box.oracle.close()
         data = {**found.summary(), "target": box.text, "box": box.label}
         files, notes = keep_record(out, VERIFICATION, {**data, "claimed": claim, "seed": seed}, settings)
     if as_json:

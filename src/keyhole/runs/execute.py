@@ -6,14 +6,13 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from keyhole.noise import Noise
 from keyhole.oracles import Oracle
 from keyhole.progress import Observer
 from keyhole.recovery import Recovery
 from keyhole.runs.settings import Settings
 from keyhole.runs.store import RUN, reserve_folder, write_run
 from keyhole.session import recover
-from keyhole.targets import Target, open_target
+from keyhole.targets import Target, declared_target
 
 
 @dataclass(frozen=True)
@@ -42,36 +41,25 @@ def execute(
     force: bool = False,  # whether a folder that belongs to something else may be written to
 ) -> Ending:
     """Open the target, recover it with the norm and noise that the settings declare, and keep it in their folder."""
-    target = open_target(settings.target)
-    try:
-        noise = None if settings.noise is None else Noise.parse(settings.noise)
-        target = target.with_declared(settings.max_norm, noise)
-        with reserve_folder(settings.out, RUN, asdict(settings), force=force):
-            result = recover(
-                target.oracle if around is None else around(target.oracle),
-                settings.method,
-                settings.budget,
-                settings.journal,
-                settings.seed,
-                throw=False,
-                heldout=settings.heldout,
-                observer=observer,
-                **settings.options,
-            )
-            ending = Ending(result, target, settings, target.distance(result.params))
-            if settings.out is not None:
-                ending.files.update(
-                    write_run(
-                        settings.out,
-                        result,
-                        asdict(settings),
-                        target.oracle.name,
-                        ending.distance,
-                        None if picture is None else picture(ending),
-                        label=target.label,
-                        truth=target.truth,
-                    )
-                )
-    finally:
-        target.oracle.close()
+    with (
+        declared_target(settings.target, settings.max_norm, settings.noise) as target,
+        reserve_folder(settings.out, RUN, asdict(settings), force=force),
+    ):
+        result = recover(
+            target.oracle if around is None else around(target.oracle),
+            settings.method,
+            settings.budget,
+            settings.journal,
+            settings.seed,
+            throw=False,
+            heldout=settings.heldout,
+            observer=observer,
+            **settings.options,
+        )
+        ending = Ending(result, target, settings, target.distance(result.params))
+        if settings.out is not None:
+            image = None if picture is None else picture(ending)
+            box, about = target.oracle.name, {"label": target.label, "truth": target.truth}
+            files = write_run(settings.out, result, asdict(settings), box, ending.distance, image, **about)
+            ending.files.update(files)
     return ending

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from keyhole.errors import UsageError
 from keyhole.families import load
+from keyhole.noise import Noise
 from keyhole.oracles import FunctionOracle
 from keyhole.targets.demos import open_demo, random_multi_head, random_net, random_single_head
 from keyhole.targets.models import ONNX_EXAMPLE, TRANSFORMERS_EXAMPLE, open_http, open_onnx, open_transformers
 from keyhole.targets.python_file import open_python
 from keyhole.targets.target import Target, path_of, read_bytes
 
-__all__ = ["KINDS", "Target", "open_target", "random_multi_head", "random_net", "random_single_head"]
+__all__ = ["KINDS", "Target", "declared_target", "open_target", "random_multi_head", "random_net", "random_single_head"]
 
 EXAMPLES = "demo:single-head?width=64&rank=4&seed=0, file:params.safetensors, python:path.py:factory, " + ", ".join(
     [ONNX_EXAMPLE, TRANSFORMERS_EXAMPLE, "http://host:port/v2/models/name"]
@@ -28,6 +30,16 @@ def open_target(text: str) -> Target:
         hint = f" (did you mean file:{text}?)" if Path(text).is_file() else ""
         raise UsageError(f"unknown target {text!r}{hint}; a target looks like: {EXAMPLES}")
     return KINDS[kind](rest)
+
+
+@contextmanager
+def declared_target(text: str, max_norm: float | None = None, noise: str | None = None) -> Iterator[Target]:
+    """The target that `text` names, asked with tokens of at most this norm and known to err like this; then closed."""
+    target = open_target(text)
+    try:
+        yield target.with_declared(max_norm, None if noise is None else Noise.parse(noise))
+    finally:
+        target.oracle.close()
 
 
 def _file(rest: str) -> Target:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from urllib.parse import parse_qsl
 
 import numpy as np
 
 from keyhole.errors import UsageError
 from keyhole.families import MultiHead, OneLayer, ReluNet, Residual, SingleHead
 from keyhole.oracles import FunctionOracle, Noisy, Oracle, Rounded
-from keyhole.targets.target import Target
+from keyhole.targets.target import Target, read_options
 
 # Sets the random numbers of a demo's truth apart from those a method draws from the same seed.
 DEMO_STREAM = 0xDE30
@@ -26,14 +25,11 @@ class Knob:
     least: float
     most: float = float("inf")
 
-    def read(self, name: str, text: str) -> float:
-        """The number in `text`, if it can be meant."""
-        try:
-            number = self.kind(text)
-        except ValueError:
-            number = float("nan")
+    def read(self, text: str) -> float:
+        """The number in `text`; ValueError where it cannot be meant."""
+        number = self.kind(text)
         if not self.least <= number <= self.most or number == float("inf"):
-            raise UsageError(f"{name}={text} makes no sense in a demo target: {name} is {self}")
+            raise ValueError(f"{text} is not {self}")
         return number
 
     def __str__(self) -> str:
@@ -301,19 +297,5 @@ def _read(rest: str) -> tuple[str, dict[str, float]]:
 
 def read_knobs(family: str, query: str, knobs: Mapping[str, Knob]) -> dict[str, float]:
     """The numbers in the text of a demo, key=value&key=value, with the defaults of those left out."""
-    try:
-        pairs = parse_qsl(query.replace("+", "%2B"), keep_blank_values=True, strict_parsing=bool(query))
-    except ValueError as error:
-        raise UsageError(f"cannot read {query!r} ({error}): write key=value&key=value") from error
-    given: dict[str, float] = {}
-    for name, text in pairs:
-        if name not in knobs:
-            raise UsageError(f"demo:{family} has no {name!r}; possible: {_listed(knobs)}")
-        if name in given:
-            raise UsageError(f"demo:{family} was given {name!r} twice: keep one")
-        given[name] = knobs[name].read(name, text)
+    given = read_options(query, {name: (knob.read, str(knob)) for name, knob in knobs.items()}, f"demo:{family}")
     return {name: knob.default for name, knob in knobs.items() if knob.default is not None} | given
-
-
-def _listed(knobs: Mapping[str, Knob]) -> str:
-    return "; ".join(f"{name}: {knob}" for name, knob in knobs.items())

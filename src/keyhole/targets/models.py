@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
-from urllib.parse import parse_qsl
 
 from keyhole.errors import UsageError
 from keyhole.oracles import HttpOracle, OnnxOracle, TransformersOracle
-from keyhole.targets.target import Target
+from keyhole.targets.target import Keys, Target, read_options
 
 ONNX_EXAMPLE = "onnx:model.onnx"
 TRANSFORMERS_EXAMPLE = "transformers:PATH#layer=2"
@@ -38,26 +37,18 @@ def open_http(text: str) -> Target:
     return Target(text, oracle, f"the model at {oracle.url}, of width {oracle.signature.width}")
 
 
-def split(rest: str, example: str, keys: Mapping[str, Callable[[str], Any]]) -> tuple[str, dict[str, Any]]:
+def split(rest: str, example: str, keys: Keys) -> tuple[str, dict[str, Any]]:
     """The path of a text, and what it says behind a # as key=value&key=value."""
     path, _, query = rest.partition("#")
     if not path:
         raise UsageError(f"the target names no file; write {example}")
-    try:
-        pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
-    except ValueError as error:
-        raise UsageError(f"cannot read {query!r} ({error}): write #key=value&key=value") from error
-    given: dict[str, Any] = {}
-    for name, text in pairs:
-        if name not in keys:
-            raise UsageError(f"{example.partition(':')[0]}: has no {name!r}; possible: {', '.join(keys)}")
-        if name in given:
-            raise UsageError(f"{name!r} was given twice in {rest}: keep one")
-        try:
-            given[name] = keys[name](text)
-        except ValueError as error:
-            raise UsageError(f"{name}={text} makes no sense in {example.partition(':')[0]}:{rest}") from error
-    return path, given
+    return path, read_options(query, keys, f"{example.partition(':')[0]}:")
+
+
+def read_http(text: str) -> dict[str, Any]:
+    """Arguments of HttpOracle. Options stand behind a #, which is never sent to a server."""
+    url, _, options = text.partition("#")
+    return {"url": url, **read_options(options, HTTP_KEYS, "a model behind a server")}
 
 
 def _where(given: Mapping[str, Any]) -> str:
@@ -75,44 +66,43 @@ def _layer(text: str) -> Any:
     return text if text == "all" else int(text)
 
 
-COMMON_KEYS: dict[str, Callable[[str], Any]] = {
-    "positions": _positions,
-    "max_norm": float,
-    "max_length": int,
-    "batch_limit": int,
-}
-ONNX_KEYS: dict[str, Callable[[str], Any]] = {
-    "width": int,
-    "input": str,
-    "output": str,
-    "repeat": lambda text: bool(int(text)),
-    **COMMON_KEYS,
-}
-TRANSFORMERS_KEYS: dict[str, Callable[[str], Any]] = {
-    "layer": _layer,
-    "part": str,
-    "dtype": str,
-    "device": str,
-    **COMMON_KEYS,
-}
-
-
 def _yes(text: str) -> bool:
     return {"1": True, "true": True, "0": False, "false": False}[text.lower()]
 
 
+WHOLE = (int, "a whole number")
+COMMON_KEYS: Keys = {
+    "positions": (_positions, "last, all or a whole number"),
+    "max_norm": (float, "a number"),
+    "max_length": WHOLE,
+    "batch_limit": WHOLE,
+}
+ONNX_KEYS: Keys = {
+    "width": WHOLE,
+    "input": (str, "the name of an input"),
+    "output": (str, "the name of an output"),
+    "repeat": (_yes, "true or false"),
+    **COMMON_KEYS,
+}
+TRANSFORMERS_KEYS: Keys = {
+    "layer": (_layer, "a whole number or all"),
+    "part": (str, "attention, attention-block or layer"),
+    "dtype": (str, "the name of a dtype"),
+    "device": (str, "the name of a device"),
+    **COMMON_KEYS,
+}
 # Options of HttpOracle that have a word on the command line: those of the box have options of their own there.
-HTTP_KEYS: Mapping[str, tuple[Callable[[str], Any], str]] = {
-    "width": (int, "a whole number"),
+HTTP_KEYS: Keys = {
+    "width": WHOLE,
     "positions": (str, "last or all"),
-    "max_length": (int, "a whole number"),
+    "max_length": WHOLE,
     "input_name": (str, "text"),
     "output_name": (str, "text"),
     "binary": (_yes, "true or false"),
-    "batch": (int, "a whole number"),
-    "connections": (int, "a whole number"),
+    "batch": WHOLE,
+    "connections": WHOLE,
     "timeout": (float, "a number of seconds"),
-    "retries": (int, "a whole number"),
+    "retries": WHOLE,
     "patience": (float, "a number of seconds"),
     "token_env": (str, "the name of an environment variable"),
     "header": (str, "the name of a header"),
@@ -120,24 +110,3 @@ HTTP_KEYS: Mapping[str, tuple[Callable[[str], Any], str]] = {
     "proxy": (str, "an address"),
     "require_id": (_yes, "true or false"),
 }
-
-
-def read_http(text: str) -> dict[str, Any]:
-    """Arguments of HttpOracle. Options stand behind a #, which is never sent to a server."""
-    url, _, options = text.partition("#")
-    try:
-        pairs = parse_qsl(options.replace("+", "%2B"), keep_blank_values=True, strict_parsing=bool(options))
-    except ValueError as error:
-        raise UsageError(f"cannot read {options!r} ({error}): write #key=value&key=value") from error
-    given: dict[str, Any] = {"url": url}
-    for name, value in pairs:
-        if name not in HTTP_KEYS:
-            raise UsageError(f"a model behind a server has no option {name!r}; possible: {', '.join(HTTP_KEYS)}")
-        if name in given:
-            raise UsageError(f"the option {name!r} is given twice: keep one")
-        read, wanted = HTTP_KEYS[name]
-        try:
-            given[name] = read(value)
-        except (ValueError, KeyError):
-            raise UsageError(f"{name}={value} makes no sense: {name} is {wanted}") from None
-    return given

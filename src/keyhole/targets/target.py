@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl
 
 from keyhole.errors import FileError, UsageError
 from keyhole.gauge import distance
@@ -52,3 +54,28 @@ def read_bytes(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise FileError(f"cannot read {path}: {error.strerror}") from error
+
+
+# How a value behind a key is read (ValueError or KeyError where it cannot be), and what it is in words.
+Keys = Mapping[str, tuple[Callable[[str], Any], str]]
+
+
+def read_options(text: str, keys: Keys, owner: str) -> dict[str, Any]:
+    """The values in a text such as `key=value&key=value`; UsageError says what is wrong and what is possible."""
+    try:
+        pairs = parse_qsl(text.replace("+", "%2B"), keep_blank_values=True, strict_parsing=bool(text))
+    except ValueError as error:
+        raise UsageError(f"cannot read {text!r} ({error}): write key=value&key=value") from error
+    given: dict[str, Any] = {}
+    for name, value in pairs:
+        if name not in keys:
+            possible = "; ".join(f"{key}: {words}" for key, (_, words) in keys.items())
+            raise UsageError(f"{owner} has no {name!r}; possible: {possible}")
+        if name in given:
+            raise UsageError(f"{owner} was given {name!r} twice: keep one")
+        read, words = keys[name]
+        try:
+            given[name] = read(value)
+        except (ValueError, KeyError):
+            raise UsageError(f"{name}={value} makes no sense in {owner}: {name} is {words}") from None
+    return given
