@@ -250,5 +250,5 @@ def steps_bar(progress: bool | None, description: str) -> Iterator[Callable[...,
 
 
 def wants_bar(progress: bool | None) -> bool:
-    """Whether to show a bar: as told, or when standard error is a terminal."""
+    """Whether to show a bar: as given, or when standard error is a terminal."""
     return sys.stderr.isatty() if progress is None else progress

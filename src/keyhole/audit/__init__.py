@@ -1,4 +1,4 @@
-"""What a defence costs an attacker: recover a box behind each of several, with ever more queries."""
+"""What a defence costs an attacker: recover an oracle behind each of several, with ever more queries."""
 
 from keyhole.audit.audit import MULTIPLES, audit
 from keyhole.audit.defences import Defence, default_defences, parse_defence

@@ -1,4 +1,4 @@
-"""Runs an audit: opens the box, fills the columns, in this process or in several, and puts them together."""
+"""Runs an audit: opens the oracle, fills the columns, in this process or in several, and puts them together."""
 
 from __future__ import annotations
 
@@ -45,24 +45,24 @@ def audit(
     most: int | None = None,
     truth: SingleHead | None = None,
 ) -> Audit:
-    """Recover a box behind each defence within each budget, and see how far from the truth that is.
+    """Recover an oracle behind each defence within each budget, and see how far from the truth that is.
 
     `target` is a text as on the command line, or an oracle. `budgets` are multiples of the counting bound;
-    those above `most` queries are left out. The undefended box is always among the defences. Without a known
+    those above `most` queries are left out. The undefended oracle is always among the defences. Without a known
     `truth` (an oracle, a `python:` target) errors are measured against what its owner recovers of it without
     a defence, which must be certified. With a `folder`, finished cells and all answers are kept there, and
     running again does only what is missing. `jobs` processes share the defences; they open the target again
     from its text, so an oracle allows one only.
     """
     with ExitStack() as stack:
-        box = _opened(target, truth, jobs)
+        subject = _open(target, truth, jobs)
         if not isinstance(target, Oracle):
-            stack.callback(box.oracle.close)
+            stack.callback(subject.oracle.close)
         where = Path(stack.enter_context(TemporaryDirectory(prefix="keyhole-audit-")) if folder is None else folder)
         for each in (where, where / "cells", where / "journals"):
             prepare_folder(each)
         with steps_bar(progress, "cells") as show:
-            reference, asked = _reference(box, where, seed)
+            reference, asked = _reference(subject, where, seed)
             if not isinstance(reference, SingleHead):
                 raise UsageError(f"an audit is of one attention head; this box is a {type(reference).__name__}")
             bound = counting_bound(reference)
@@ -70,21 +70,21 @@ def audit(
             columns = [Column(each, multiples, bound, seed, where) for each in _defences(defences, bound)]
             show(total=sum(len(list(column.budgets())) for column in columns))
             if jobs == 1:
-                filled = [fill(column, box.oracle, reference, done=partial(show, advance=1)) for column in columns]
+                filled = [fill(column, subject.oracle, reference, done=partial(show, advance=1)) for column in columns]
             else:
-                filled = _in_processes(columns, box, reference, jobs, show)
-    known = "the true parameters" if box.truth is not None else "what its owner recovers of it without a defence"
+                filled = _in_processes(columns, subject, reference, jobs, show)
+    known = "the true parameters" if subject.truth is not None else "what its owner recovers of it without a defence"
     rows = tuple(row for each in filled for row in each.rows)
     new_queries = asked + sum(each.new_queries for each in filled)
-    return Audit(box.text, box.label, bound, known, seed, rows, new_queries)
+    return Audit(subject.text, subject.label, bound, known, seed, rows, new_queries)
 
 
-def _opened(target: str | Oracle, truth: SingleHead | None, jobs: int) -> Target:
+def _open(target: str | Oracle, truth: SingleHead | None, jobs: int) -> Target:
     if isinstance(jobs, bool) or not isinstance(jobs, int) or jobs < 1:
         raise UsageError(f"jobs must be a whole number of at least 1, not {jobs!r}")
     if not isinstance(target, Oracle):
-        box = open_target(target)
-        return box if truth is None else Target(box.text, box.oracle, box.label, truth)
+        subject = open_target(target)
+        return subject if truth is None else Target(subject.text, subject.oracle, subject.label, truth)
     if jobs > 1:
         raise UsageError(
             "jobs above 1 need a target named by text, which other processes can open: python:path.py:make"
@@ -92,13 +92,13 @@ def _opened(target: str | Oracle, truth: SingleHead | None, jobs: int) -> Target
     return Target(target.name, target, f"{target.name}, of width {target.signature.width}", truth)
 
 
-def _reference(box: Target, folder: Path, seed: int) -> tuple[SingleHead, int]:
-    """The truth, or what its owner recovers of the box; and the queries that took."""
-    if box.truth is not None:
-        return box.truth, 0
-    # With another seed: from the same questions the bare box would differ from itself by nothing at all.
-    seed, journal = seed + 1, folder / "journals" / f"reference-{digest(box.oracle.name, str(seed))[:8]}.db"
-    result = recover(box.oracle, METHOD, journal=journal, seed=seed, observer=Silent())
+def _reference(subject: Target, folder: Path, seed: int) -> tuple[SingleHead, int]:
+    """The truth, or what its owner recovers of the oracle; and the queries that took."""
+    if subject.truth is not None:
+        return subject.truth, 0
+    # With another seed: from the same queries the bare oracle would differ from itself by nothing at all.
+    seed, journal = seed + 1, folder / "journals" / f"reference-{digest(subject.oracle.name, str(seed))[:8]}.db"
+    result = recover(subject.oracle, METHOD, journal=journal, seed=seed, observer=Silent())
     return result.params, result.stats.new_queries
 
 
@@ -112,14 +112,14 @@ def _multiples(budgets: Sequence[float], bound: int, most: int | None) -> tuple[
 
 
 def _defences(given: Sequence[str | Defence] | None, bound: int) -> list[Defence]:
-    """Each once, the bare box first."""
+    """Each once, the bare oracle first."""
     if isinstance(given, str):
         raise UsageError(f"defences is a list of texts, not one text: write [{given!r}]")
-    wanted = default_defences(bound) if given is None else [_read(each) for each in given]
+    wanted = default_defences(bound) if given is None else [_parse(each) for each in given]
     return list(dict.fromkeys([parse_defence(NONE), *wanted]))
 
 
-def _read(defence: str | Defence) -> Defence:
+def _parse(defence: str | Defence) -> Defence:
     return defence if isinstance(defence, Defence) else parse_defence(defence)
 
 
@@ -128,7 +128,7 @@ def _read(defence: str | Defence) -> Defence:
 
 @dataclass(frozen=True)
 class Task:
-    """What a worker needs to know; the box itself cannot travel."""
+    """What a worker needs to know; the oracle itself cannot travel."""
 
     column: Column
     target: str
@@ -141,7 +141,7 @@ _stop: Any = None  # in a worker: an event that says the audit was interrupted
 class InterruptCheck(Silent):
     """Ends a worker's recovery after the batch at hand, which the journal has kept by then."""
 
-    def answered(self, queries: int, *, new: bool) -> None:  # noqa: ARG002 - what it is told does not matter
+    def answered(self, queries: int, *, new: bool) -> None:  # noqa: ARG002 - the counts do not matter
         """Look whether the audit was interrupted."""
         if _stop.is_set():
             raise KeyboardInterrupt
@@ -153,7 +153,7 @@ def _begin(stop: Any) -> None:
     _stop = stop
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if CAN_PUT_OFF:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # what a box starts finds things as usual
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # what an oracle starts finds things as usual
 
 
 @contextmanager
@@ -180,15 +180,15 @@ def _carry_out(task: Task) -> FilledColumn:
 
 
 def _in_processes(
-    columns: Sequence[Column], box: Target, reference: SingleHead, jobs: int, show: Callable[..., None]
+    columns: Sequence[Column], subject: Target, reference: SingleHead, jobs: int, show: Callable[..., None]
 ) -> list[FilledColumn]:
     context = multiprocessing.get_context("spawn")  # threads of BLAS and CUDA do not survive a fork
     stop = context.Event()
-    files = [column.file(box.oracle.name, budget) for column in columns for _, budget in column.budgets()]
+    files = [column.file(subject.oracle.name, budget) for column in columns for _, budget in column.budgets()]
     with ProcessPoolExecutor(min(jobs, len(columns)), context, _begin, (stop,)) as pool:
         try:
             with _put_off_interrupts():
-                futures = [pool.submit(_carry_out, Task(column, box.text, reference)) for column in columns]
+                futures = [pool.submit(_carry_out, Task(column, subject.text, reference)) for column in columns]
             pending = set(futures)
             while pending:
                 finished, pending = wait(pending, timeout=LOOK)

@@ -27,7 +27,7 @@ from keyhole.version import keyhole_version
 # Part of every key: raise it whenever the same settings start to mean another cell.
 CELL_VERSION = 1
 METHOD = "auto"
-# The truth judges what was recovered, so a certificate need not be bought: one question is the fewest there is.
+# The truth judges what was recovered, so a certificate need not be bought: one query is the fewest there is.
 HELDOUT = 1
 
 
@@ -51,14 +51,14 @@ class Column:
         if self.defence.limit is not None and limit <= self.multiples[-1] * self.bound:
             yield self.defence.limit / self.bound, self.defence.limit
 
-    def journal(self, box: str) -> Path:
-        """Where the answers of a box behind this defence are kept."""
+    def journal(self, oracle: str) -> Path:
+        """Where the answers of an oracle behind this defence are kept."""
         slug = self.defence.text.replace(":", "").replace("+", "-")
-        return self.folder / "journals" / f"{slug}-{digest(box, self.defence.text, str(self.seed))[:8]}.db"
+        return self.folder / "journals" / f"{slug}-{digest(oracle, self.defence.text, str(self.seed))[:8]}.db"
 
-    def file(self, box: str, budget: int) -> Path:
+    def file(self, oracle: str, budget: int) -> Path:
         """Where a finished cell is kept: its name is a digest of all that determines it."""
-        settings = [box, self.defence.text, budget, self.bound, self.seed, METHOD, HELDOUT]
+        settings = [oracle, self.defence.text, budget, self.bound, self.seed, METHOD, HELDOUT]
         key = digest(json.dumps([CELL_VERSION, keyhole_version(), *settings]))
         return self.folder / "cells" / f"{key[:32]}.json"
 
@@ -86,7 +86,7 @@ def fill(
         if row is None:
             journal = column.journal(oracle.name)
             # Noise that began anew with every cell would repeat itself: it goes on where the journal ends.
-            state = digest(str(column.seed), column.defence.text, str(budget), str(_answered(journal)))
+            state = digest(str(column.seed), column.defence.text, str(budget), str(_count_answers(journal)))
             defended = column.defence.around(oracle, seed=int(state[:12], 16))
             result = recover(
                 defended,
@@ -140,7 +140,7 @@ def digest(*parts: str) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
-def _answered(journal: Path) -> int:
+def _count_answers(journal: Path) -> int:
     """How many answers a journal has; 0 where there is none."""
     if not journal.exists():
         return 0

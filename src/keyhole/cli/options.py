@@ -1,4 +1,4 @@
-"""What all commands share: exit codes, options of the same name and meaning, and how wrong use is told."""
+"""What all commands share: exit codes, options of the same name and meaning, and how wrong use is reported."""
 
 from __future__ import annotations
 

@@ -61,29 +61,28 @@ def serve(
         return _serve_page(LiveServer(Runs(runs), host, port or 0), as_json=as_json, quiet=quiet)
     token = _token(token_env)
     limits = Limits(batch=max_batch, length=max_length, rate=rate_limit)
-    with redirect_stdout(sys.stderr):  # what the code of a box prints is no part of the report
+    with redirect_stdout(sys.stderr):  # what the code of an oracle prints is no part of the report
         found = open_target(target)
         try:
-            oracle = _defended(found.oracle, noise, decimals, seed)
-            box = ServedOracle(oracle, name or model_name(found.text), limits)
+            oracle = _with_defences(found.oracle, noise, decimals, seed)
+            served = ServedOracle(oracle, name or model_name(found.text), limits)
             server: Server | LiveServer
             if ui:
-                server = LiveServer(Runs(runs, ServedTarget(found.text, found.label)), host, port or 0, box, token)
+                server = LiveServer(Runs(runs, ServedTarget(found.text, found.label)), host, port or 0, served, token)
             else:
-                server = Server(box, host, 8000 if port is None else port, token)
+                server = Server(served, host, 8000 if port is None else port, token)
         except BaseException:
             found.oracle.close()
             raise
-    _announce(server, box, found, as_json=as_json, quiet=quiet, token_env=token_env)
+    _announce(server, served, found, as_json=as_json, quiet=quiet, token_env=token_env)
     try:
         with redirect_stdout(sys.stderr):
             server.run()
     finally:
         found.oracle.close()
     if not (as_json or quiet):
-        typer.echo(
-            f"    stopped  {box.queries:,} queries answered in {box.requests:,} requests, {box.refused:,} refused"
-        )
+        counts = f"{served.queries:,} queries answered in {served.requests:,} requests, {served.refused:,} refused"
+        print_lines([("stopped", counts)], wrap=False)
     return DONE
 
 
@@ -120,7 +119,7 @@ def model_name(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", stem).strip("-.") or kind
 
 
-def _defended(oracle: Oracle, noise: float | None, decimals: int | None, seed: int) -> Oracle:
+def _with_defences(oracle: Oracle, noise: float | None, decimals: int | None, seed: int) -> Oracle:
     if noise is not None:
         oracle = Noisy(oracle, noise, seed=seed)
     return oracle if decimals is None else Rounded(oracle, decimals)
@@ -136,9 +135,15 @@ def _token(name: str | None) -> str | None:
 
 
 def _announce(
-    server: Server | LiveServer, box: ServedOracle, target: Target, *, as_json: bool, quiet: bool, token_env: str | None
+    server: Server | LiveServer,
+    served: ServedOracle,
+    target: Target,
+    *,
+    as_json: bool,
+    quiet: bool,
+    token_env: str | None,
 ) -> None:
-    limits, url = box.limits, f"{server.address}/v2/models/{box.name}"
+    limits, url = served.limits, f"{server.address}/v2/models/{served.name}"
     page = server.address if isinstance(server, LiveServer) else None
     if isinstance(server, LiveServer):
         _warn_of_others(server)
@@ -148,7 +153,7 @@ def _announce(
         about = {
             "url": url,
             **({} if page is None else {"page": page}),
-            "model": box.metadata(),
+            "model": served.metadata(),
             "box": target.label,
             "max_batch": limits.batch,
             "max_length": limits.length,
@@ -162,8 +167,8 @@ def _announce(
             "box": target.label,
             **({} if page is None else {"page": page}),
             "model": url,
-            "tokens": f"{box.tokens.datatype} (batch, length, {box.tokens.shape[2]})",
-            "answers": f"{box.answers.datatype} {list(box.answers.shape)}",
+            "tokens": f"{served.tokens.datatype} (batch, length, {served.tokens.shape[2]})",
+            "answers": f"{served.answers.datatype} {list(served.answers.shape)}",
             "limits": f"{limits.batch:,} sequences per request, {limits.length:,} tokens per sequence{rate}",
             "ask": f"keyhole recover {shlex.quote(url + options)}",
             "stop": "Ctrl-C",

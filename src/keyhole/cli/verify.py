@@ -64,18 +64,18 @@ def verify(
     with (
         redirect_stdout(sys.stderr),
         reserve_folder(out, VERIFICATION, settings, force=force),
-        declared_target(target, max_norm, noise) as box,
+        declared_target(target, max_norm, noise) as subject,
     ):
         try:
-            found = run_verify(box.oracle, claimed, queries, seed, tolerance, radius=radii, journal=journal)
+            found = run_verify(subject.oracle, claimed, queries, seed, tolerance, radius=radii, journal=journal)
         except KeyboardInterrupt:
             return complain("interrupted; with --journal FILE what was answered is not asked again", INTERRUPTED)
-        data = {**found.summary(), "target": box.text, "box": box.label}
+        data = {**found.summary(), "target": subject.text, "box": subject.label}
         files, notes = keep_record(out, VERIFICATION, {**data, "claimed": claim, "seed": seed}, settings)
     if as_json:
         print_json({**data, "files": files, "notes": notes})
     elif not quiet:
-        print_lines([*describe_verdict(found, box.label, claim), *file_lines(files, notes)], good=found.same)
+        print_lines([*describe_verdict(found, subject.label, claim), *file_lines(files, notes)], good=found.same)
     elif not found.same:
         complain(f"{found.conclusion.upper()}: {found.message}")
     return DONE if found.same else FAILED

@@ -10,12 +10,12 @@ from keyhole.errors import UsageError
 from keyhole.targets import open_target
 from keyhole.targets.demos import DEMOS, Knob, demo_text
 
-# Of a page nobody waits for: larger boxes are for the command line.
+# Of a page nobody waits for: larger oracles are for the command line.
 MOST = {"width": 256, "rank": 256, "heads": 16, "neurons": 256, "outputs": 256, "seed": 2**53}
 SEED = Knob(int, 0, 0, MOST["seed"])
 RATE = Knob(float, 400, 0.1, 1e6)
 BUDGET = Knob(int, None, 0, 10**9)
-SERVED = "served"  # the family that stands for the box of `keyhole serve TARGET --ui`
+SERVED = "served"  # the family that stands for the oracle of `keyhole serve TARGET --ui`
 LONGEST = 64  # characters of a number
 LABELS = {
     "width": ("Width d", "numbers per token"),
@@ -87,13 +87,13 @@ def fields_of(family: str) -> dict[str, Knob]:
 
 @dataclass(frozen=True)
 class ServedTarget:
-    """The box of `keyhole serve TARGET --ui`: named at the command line, never by a page."""
+    """The oracle of `keyhole serve TARGET --ui`: named at the command line, never by a page."""
 
     target: str
     label: str
 
 
-def described(served: ServedTarget | None = None) -> list[dict[str, Any]]:
+def describe_form(served: ServedTarget | None = None) -> list[dict[str, Any]]:
     """Families and fields as plain data, for the page to build its form of."""
     families = {**({SERVED: "The box that is served here"} if served else {}), **FAMILIES}
     return [
@@ -143,7 +143,7 @@ def read_form(given: Any, served: ServedTarget | None = None) -> DemoRequest:
         return DemoRequest(served.target, served.label, seed, budget, rate or 1.0)
     target = open_target(demo_text(family, numbers))
     target.oracle.close()
-    # Behind noise `auto` takes a box for a head, and cannot find out that it is none.
+    # Behind noise `auto` takes an oracle for a head, and cannot find out that it is none.
     method = family if numbers.get("noise") and family != "single-head" else "auto"
     return DemoRequest(target.text, target.label, seed, budget, rate or 1.0, method)
 

@@ -69,12 +69,12 @@ class Runs:
         prepare_folder(folder)
         about = {"format": LIVE_FORMAT, "version": LIVE_VERSION, **asdict(request)}
         (folder / LIVE).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
-        run = self._made(identity, request)
+        run = self._make_run(identity, request)
         self._add(run)
         run.begin()
         return run
 
-    def _made(self, identity: str, request: DemoRequest) -> Run:
+    def _make_run(self, identity: str, request: DemoRequest) -> Run:
         folder = self.folder / identity
         settings = Settings(
             request.target,
@@ -157,9 +157,9 @@ class Runs:
                 apart = distance(*found)
             except UsageError as error:
                 note = f"no distance: {error}"
-        told: dict[str, Any] = plain({"distance": apart, "note": note, "runs": [run.snapshot() for run in both]})
+        data: dict[str, Any] = plain({"distance": apart, "note": note, "runs": [run.snapshot() for run in both]})
         drawn = [pictures(matrices_of(params)) if params is not None else [] for params in found]
-        return {**told, "pictures": drawn}
+        return {**data, "pictures": drawn}
 
     # --- finding again ----------------------------------------------------------------------------------------
 
@@ -170,9 +170,9 @@ class Runs:
         for path in sorted(self.folder.glob(f"*/{LIVE}")):
             identity = path.parent.name
             if IDENTITY.fullmatch(identity) and not path.parent.is_symlink():
-                self._runs[identity] = self._found(identity, path)
+                self._runs[identity] = self._read_run(identity, path)
 
-    def _found(self, identity: str, path: Path) -> Run:
+    def _read_run(self, identity: str, path: Path) -> Run:
         try:
             about = _read(path, LIVE_FORMAT, LIVE_VERSION)
             request = DemoRequest.of(about)
@@ -182,7 +182,7 @@ class Runs:
             if not own:
                 # A folder may come from anywhere, and a target may name code to run.
                 raise FileError(f"it is a run of {request.target}, which this page does not open")
-            run = self._made(identity, request)
+            run = self._make_run(identity, request)
             run.state = "stopped"
             run.started = path.stat().st_mtime
             if (path.parent / RUN).exists():

@@ -41,12 +41,12 @@ class Record:
         self._heldout: list[float] = []
         self._throttle = SketchThrottle()
         self._pictures: list[dict[str, Any]] = []
-        self._told_to_stop = False
+        self._stop_requested = False
         self.version = self.picture_version = 0
 
     def stop(self) -> None:
         """End the run after the batch at hand."""
-        self._told_to_stop = True
+        self._stop_requested = True
 
     def end(self) -> None:
         """The clock stops; said again, pages look again."""
@@ -114,7 +114,7 @@ class Record:
         return self._stages.setdefault((self._attempt, self._stage), {"planned": 0, "new": 0, "journal": 0})
 
     def _go_on(self) -> None:
-        if self._told_to_stop:
+        if self._stop_requested:
             raise RunStopped
 
     def _seconds(self) -> float:
@@ -136,7 +136,7 @@ class Record:
                 "version": self.version,
                 "seconds": self._seconds(),
                 "stage": self._stage,
-                "attempt": self._attempt,  # at a method: the first may take a box for what it is not
+                "attempt": self._attempt,  # at a method: the first may take an oracle for what it is not
                 "stages": [{"attempt": at, "name": name, **counts} for (at, name), counts in self._stages.items()],
                 "queries": asked,
                 "new": self._new,
@@ -152,7 +152,7 @@ class Record:
             }
 
     def _rate(self) -> float:
-        """Queries per second that reached the box lately; of a run that ended, on the whole."""
+        """Queries per second that reached the oracle lately; of a run that ended, on the whole."""
         if self._ended is not None:
             return self._new / max(self._seconds(), 1e-9)
         first, last = self._recent[0], (self._seconds(), self._new)

@@ -8,7 +8,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from keyhole.errors import FileError, KeyholeError, UsageError
-from keyhole.live.form import InvalidForm, described
+from keyhole.live.form import InvalidForm, describe_form
 from keyhole.live.manager import Busy, NoSuchRun, Runs
 from keyhole.live.run import FILES, Run
 from keyhole.optional import extra
@@ -80,7 +80,7 @@ def _states_of(runs: Runs) -> "APIRouter":
     @router.get("/api/form")
     async def form() -> dict[str, Any]:
         served = None if runs.served is None else runs.served.label
-        return {"families": described(runs.served), "served": served, "version": keyhole_version()}
+        return {"families": describe_form(runs.served), "served": served, "version": keyhole_version()}
 
     @router.get("/api/runs")
     async def listed() -> dict[str, Any]:
@@ -215,13 +215,13 @@ async def _changes(runs: Runs, identity: str, closing: Callable[[], bool]) -> As
     silent = 0.0
     last = False
     while not last:
-        last, told = closing(), False  # what changed until then is still told
+        last, changed = closing(), False  # what changed until then is still sent
         for event, version, state in _states(runs, identity):
             if sent.get(event) != version:
-                sent[event], told = version, True
+                sent[event], changed = version, True
                 text = json.dumps(plain(state()), allow_nan=False)
                 yield f"event: {event}\nid: {'.'.join(map(str, version))}\ndata: {text}\n\n"
-        silent = 0.0 if told else silent + LOOK_SECONDS
+        silent = 0.0 if changed else silent + LOOK_SECONDS
         if silent > ALIVE_SECONDS:
             silent = 0.0
             yield ": alive\n\n"

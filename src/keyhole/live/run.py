@@ -23,12 +23,12 @@ from keyhole.runs.settings import RESUMABLE, Settings
 from keyhole.runs.store import PARAMS, plain
 
 MOST_HELDOUT = 512  # numbers that a page draws
-BATCHES_PER_SECOND = 20.0  # of a box that is asked slowly, so that a page sees it go on and a stop need not wait
+BATCHES_PER_SECOND = 20.0  # of an oracle that is asked slowly, so that a page sees it go on and a stop need not wait
 log = logging.getLogger("keyhole.live")
 
 
 class SlowOracle(Wrapper):
-    """Answers so many sequences per second at most, as a box at a distance does; its answers are the same."""
+    """Answers so many sequences per second at most, as an oracle at a distance does; its answers are the same."""
 
     def __init__(self, inner: Oracle, rate: float) -> None:
         own = inner.signature.batch_limit
@@ -50,12 +50,12 @@ def carry_out(settings: Settings, observer: Observer, *, rate: float | None = No
 def ending_of(finished: Ending) -> dict[str, Any]:
     """How a run ended, as `run.json` has it."""
     certificate = finished.result.certificate
-    told = {
+    data = {
         "result": finished.result.summary(),
         "distance": finished.distance,
         "heldout": {"predictions": certificate.predictions, "answers": certificate.answers},
     }
-    found: dict[str, Any] = plain(told)
+    found: dict[str, Any] = plain(data)
     return found
 
 
@@ -79,7 +79,7 @@ class Run:
     def __init__(
         self,
         identity: str,
-        label: str,  # what the box is, in words
+        label: str,  # what the oracle is, in words
         settings: Settings,
         work: Callable[[Settings, Observer], Ending],
         changed: Callable[[], None] = lambda: None,  # called when its state changes
@@ -145,7 +145,7 @@ class Run:
         except KeyholeError as error:
             self.error, message = error, str(error)
         except BaseException as error:
-            # A stranger's box may raise anything; whoever waits for the run gets it, and the page says so.
+            # A stranger's oracle may raise anything; whoever waits for the run gets it, and the page says so.
             self.error, message = error, f"{type(error).__name__}: {error}"
             log.exception("the run %s failed", self.id)
         else:
@@ -214,7 +214,7 @@ class Run:
         if ending is not None:
             heldout = {name: numbers[:MOST_HELDOUT] for name, numbers in ending["heldout"].items()}
             ending = {**ending, "heldout": heldout}
-        told: dict[str, Any] = plain(
+        data: dict[str, Any] = plain(
             {
                 **self.brief(),
                 "message": self.message,
@@ -229,7 +229,7 @@ class Run:
                 "ending": ending,
             }
         )
-        return told
+        return data
 
     def files(self) -> list[str]:
         """Names of those files of its folder that a page may offer."""

@@ -47,12 +47,12 @@ class WatchPage:
         """Carry the run out and return its end; KeyboardInterrupt if it was stopped, here or on the page."""
         found: list[Ending] = []
 
-        def shown(settings: Settings, record: Observer) -> Ending:
+        def show(settings: Settings, record: Observer) -> Ending:
             with on_terminal(settings.budget, quiet=quiet) as terminal:
                 found[:] = [work(settings, ObserverPair(terminal, record))]
             return found[0]
 
-        run = self.runs.watch(label, settings, shown)
+        run = self.runs.watch(label, settings, show)
         run.begin()
         if not quiet:
             url = f"{self.server.address}/#run={run.id}"
@@ -71,11 +71,11 @@ class WatchPage:
 
     def _wait(self, run: Run, *, quiet: bool) -> None:
         """Wait for the end; a run that was stopped on the page may be resumed there while somebody sits here."""
-        told = False
+        was_announced = False
         while run.active or (run.state == "stopped" and self.attended and not run.why_not_resumable):
-            if run.state == "stopped" and not told and not quiet:
+            if run.state == "stopped" and not was_announced and not quiet:
                 typer.echo("keyhole: stopped on the page: resume it there, or end it here with Ctrl-C", err=True)
-            told = run.state == "stopped"
+            was_announced = run.state == "stopped"
             run.wait(LOOK_SECONDS)
             if not run.active:
                 sleep(LOOK_SECONDS)

@@ -1,4 +1,4 @@
-"""One layer of a transformers model as a black box that takes vectors."""
+"""One layer of a transformers model as an oracle that takes vectors."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def execute(
         ending = Ending(result, target, settings, target.distance(result.params))
         if settings.out is not None:
             image = None if picture is None else picture(ending)
-            box, about = target.oracle.name, {"label": target.label, "truth": target.truth}
-            files = write_run(settings.out, result, asdict(settings), box, ending.distance, image, **about)
+            name, about = target.oracle.name, {"label": target.label, "truth": target.truth}
+            files = write_run(settings.out, result, asdict(settings), name, ending.distance, image, **about)
             ending.files.update(files)
     return ending

@@ -49,7 +49,7 @@ class SavedRun:
 
     record: Mapping[str, Any]
     result: Recovery
-    label: str  # what the box is, in words
+    label: str  # what the oracle is, in words
     distance: float | None = None  # from the truth
     truth: Any = None
 
@@ -88,7 +88,7 @@ class SavedVerdict:
 
 @dataclass(frozen=True)
 class SavedDiagnosis:
-    """What family a box is of."""
+    """What family an oracle is of."""
 
     record: Mapping[str, Any]
     diagnosis: Diagnosis
@@ -112,7 +112,7 @@ def read_folder(folder: Path) -> Saved:
             raise FileError(_nothing(folder))
     except OSError as error:
         raise FileError(f"cannot read {folder}: {error.strerror or error}") from error
-    page = Page(there[-1], _opened(there[-1]))
+    page = Page(there[-1], _load_record(there[-1]))
     try:
         return READERS[there[-1].name](page, folder)
     except KeyholeError:
@@ -131,7 +131,7 @@ def _nothing(folder: Path) -> str:
     return f"{folder} is no run folder: it has none of {', '.join(FORMATS)}; name one that a command wrote with --out"
 
 
-def _opened(path: Path) -> dict[str, Any]:
+def _load_record(path: Path) -> dict[str, Any]:
     try:
         record = json.loads(path.read_bytes())
     except OSError as error:

@@ -139,11 +139,11 @@ def write_run(
     folder: Path,
     result: Recovery,
     settings: Mapping[str, Any],
-    box: str,  # the name a journal of this run is bound to, or the data it learned from
+    oracle: str,  # the name a journal of this run is bound to, or the data it learned from
     distance: float | None = None,  # from the truth, where it is known
     picture: bytes | None = None,
     *,
-    label: str | None = None,  # what the box is, in words
+    label: str | None = None,  # what the oracle is, in words
     truth: Any = None,  # its parameters, where they are known
 ) -> dict[str, Path]:
     """Write parameters, radii, picture and `run.json`; the paths written, by what they are.
@@ -166,8 +166,8 @@ def write_run(
         makers["picture"] = (PICTURE, lambda path: path.write_bytes(picture))
     record = {
         **_header(FORMATS[RUN]),
-        "box": box,
-        "label": label or box,
+        "box": oracle,
+        "label": label or oracle,
         "settings": settings,
         "result": result.summary(),
         "distance": distance,

@@ -80,16 +80,18 @@ class WebServer:
 
 
 class Server(WebServer):
-    """A box at an address."""
+    """An oracle at an address."""
 
-    def __init__(self, box: ServedOracle, host: str = "127.0.0.1", port: int = 8000, token: str | None = None) -> None:
-        self.box = box
-        super().__init__(make_app(box, token), host, port)
+    def __init__(
+        self, served: ServedOracle, host: str = "127.0.0.1", port: int = 8000, token: str | None = None
+    ) -> None:
+        self.served = served
+        super().__init__(make_app(served, token), host, port)
 
     @property
     def url(self) -> str:
         """The address of the model."""
-        return f"{self.address}/v2/models/{self.box.name}"
+        return f"{self.address}/v2/models/{self.served.name}"
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -1,4 +1,4 @@
-"""Black boxes named by one line of text, as the command line does: `demo:…`, `file:…`, `python:…` and so on."""
+"""Oracles named by one line of text, as the command line does: `demo:…`, `file:…`, `python:…` and so on."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EXAMPLES = "demo:single-head?width=64&rank=4&seed=0, file:params.safetensors, py
 
 
 def open_target(text: str) -> Target:
-    """The box that `text` names; UsageError or FileError says what is wrong with it and what is possible."""
+    """The oracle that `text` names; UsageError or FileError says what is wrong with it and what is possible."""
     kind, colon, rest = text.partition(":")
     if not colon or kind not in KINDS:
         hint = f" (did you mean file:{text}?)" if Path(text).is_file() else ""

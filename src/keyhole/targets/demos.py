@@ -82,7 +82,7 @@ def _single_head_demo(text: str, given: Mapping[str, float]) -> Target:
         "an output bias" if head.output_bias is not None else "",
         "observed at all positions" if everywhere else "",
     ]
-    return _erring(Target(text, oracle, ", ".join([label, *filter(None, extras)]), head), given)
+    return _with_errors(Target(text, oracle, ", ".join([label, *filter(None, extras)]), head), given)
 
 
 def random_single_head(
@@ -144,15 +144,15 @@ def _heads_demo(text: str, given: Mapping[str, float]) -> Target:
     residual = bool(given.get("residual"))
     if residual and layer.outputs != layer.width:
         raise UsageError(f"residual=1 adds tokens of width {layer.width} to answers: set outputs={layer.width}")
-    box = Residual(layer) if residual else layer
-    oracle = FunctionOracle(box, width=layer.width, max_norm=given.get("max_norm"), name=text)
+    params = Residual(layer) if residual else layer
+    oracle = FunctionOracle(params, width=layer.width, max_norm=given.get("max_norm"), name=text)
     label = f"{len(layer.heads)} random softmax heads of width {layer.width}"
     extras = [
         f"{layer.outputs} outputs" if layer.outputs else "",
         "biases" if layer.output_bias is not None else "",
         "with a residual" if residual else "",
     ]
-    return Target(text, oracle, ", ".join([label, *filter(None, extras)]), box)
+    return Target(text, oracle, ", ".join([label, *filter(None, extras)]), params)
 
 
 def random_multi_head(
@@ -226,7 +226,7 @@ def _net_demo(text: str, given: Mapping[str, float]) -> Target:
     net = random_net(width, neurons, outputs, np.random.default_rng([int(given["seed"]), DEMO_STREAM]))
     oracle: Oracle = FunctionOracle(net, width=width, max_norm=given.get("max_norm"), name=text)
     label = f"a random net of {neurons} ReLU neurons on tokens of width {width}"
-    return _erring(Target(text, oracle, label + (f", {outputs} outputs" if outputs else ""), net), given)
+    return _with_errors(Target(text, oracle, label + (f", {outputs} outputs" if outputs else ""), net), given)
 
 
 def _layer_demo(text: str, given: Mapping[str, float]) -> Target:
@@ -240,8 +240,8 @@ def _layer_demo(text: str, given: Mapping[str, float]) -> Target:
     return Target(text, oracle, label + (", with a residual" if residual else ""), layer)
 
 
-def _erring(target: Target, given: Mapping[str, float]) -> Target:
-    """The same with the errors that a demo was asked for, which are declared."""
+def _with_errors(target: Target, given: Mapping[str, float]) -> Target:
+    """A demo whose answers err as its text asks for, which is declared."""
     oracle, label = target.oracle, target.label
     if noise := given.get("noise"):
         oracle, label = (
@@ -263,7 +263,7 @@ DEMOS: dict[str, tuple[dict[str, Knob], Callable[[str, Mapping[str, float]], Tar
 
 
 def demo_text(family: str, numbers: Mapping[str, float | None]) -> str:
-    """The target text of a demo, the same for the same box: defaults filled in, keys in one order."""
+    """The target text of a demo, the same for the same oracle: defaults filled in, keys in one order."""
     knobs, _ = DEMOS[family]
     filled = {name: numbers.get(name, knob.default) for name, knob in knobs.items()}
     if filled.get("rank") == filled["width"]:

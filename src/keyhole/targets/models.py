@@ -91,7 +91,7 @@ TRANSFORMERS_KEYS: Keys = {
     "device": (str, "the name of a device"),
     **COMMON_KEYS,
 }
-# Options of HttpOracle that have a word on the command line: those of the box have options of their own there.
+# Options of HttpOracle that have a word on the command line: those of the oracle have options of their own there.
 HTTP_KEYS: Keys = {
     "width": WHOLE,
     "positions": (str, "last or all"),

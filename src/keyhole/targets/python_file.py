@@ -1,4 +1,4 @@
-"""Boxes that Python code makes: `python:path.py:factory`."""
+"""Oracles that Python code makes: `python:path.py:factory`."""
 
 from __future__ import annotations
 
@@ -24,34 +24,34 @@ def open_python(rest: str) -> Target:
     path = path_of(name, "python:path.py:factory")
     source = read_bytes(path)
     digest = hashlib.sha256(source).hexdigest()
-    module = _guarded(path, lambda: _imported(path, source, digest))
+    module = _call(path, lambda: _import_source(path, source, digest))
     make = getattr(module, factory, None)
     if not callable(make):
         raise UsageError(f"{path} has no function {factory!r}: name one that returns the box")
-    inner = _as_oracle(_guarded(path, make), f"{factory}() in {path}")
+    inner = _as_oracle(_call(path, make), f"{factory}() in {path}")
     oracle = Wrapper(inner)
     oracle.name = f"python:sha256:{digest}:{factory}:{inner.name}"
     label = f"the box of width {inner.signature.width} that {factory}() in {path} makes"
     return Target(f"python:{rest}", oracle, label)
 
 
-def _as_oracle(box: Any, maker: str) -> Oracle:
-    if isinstance(box, Oracle):
-        missing = [name for name in ("signature", "name") if not hasattr(box, name)]
+def _as_oracle(found: Any, maker: str) -> Oracle:
+    if isinstance(found, Oracle):
+        missing = [name for name in ("signature", "name") if not hasattr(found, name)]
         if missing:
             raise UsageError(f"the oracle of {maker} does not set {missing[0]!r}: every oracle must")
-        return box
-    if is_module(box):
-        return TorchOracle(box)
-    if callable(box) and hasattr(box, "width"):
-        return FunctionOracle(box, width=box.width, name=type(box).__qualname__)
+        return found
+    if is_module(found):
+        return TorchOracle(found)
+    if callable(found) and hasattr(found, "width"):
+        return FunctionOracle(found, width=found.width, name=type(found).__qualname__)
     raise UsageError(
-        f"{maker} returned something of type {type(box).__name__}: return a keyhole Oracle, "
+        f"{maker} returned something of type {type(found).__name__}: return a keyhole Oracle, "
         "e.g. FunctionOracle(function, width=64), a PyTorch module, or a callable with a width"
     )
 
 
-def _imported(path: Path, source: bytes, digest: str) -> ModuleType:
+def _import_source(path: Path, source: bytes, digest: str) -> ModuleType:
     """Run the very bytes that were digested, under a name no other module has; neighbours can be imported."""
     module = ModuleType(f"_keyhole_target_{digest}")
     module.__file__ = str(path)
@@ -62,7 +62,7 @@ def _imported(path: Path, source: bytes, digest: str) -> ModuleType:
     return module
 
 
-def _guarded(path: Path, action: Callable[[], Any]) -> Any:
+def _call(path: Path, action: Callable[[], Any]) -> Any:
     """The action's result; what goes wrong in a stranger's code becomes one line that says where."""
     try:
         return action()

@@ -1,4 +1,4 @@
-"""A black box to recover, with what is known of it."""
+"""An oracle to recover, with what is known of it."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from keyhole.oracles import Oracle, Wrapper
 
 @dataclass(frozen=True)
 class Target:
-    """A box to recover. A journal is bound to the oracle's name, which therefore identifies the box."""
+    """An oracle to recover. A journal is bound to the oracle's name, which therefore identifies the oracle."""
 
-    text: str  # names the box again
+    text: str  # names the oracle again
     oracle: Oracle
-    label: str  # what the box is, in words
+    label: str  # what the oracle is, in words
     truth: Any = None  # its parameters, where they are known
 
     def with_declared(self, max_norm: float | None = None, noise: Noise | None = None) -> Target:
-        """The same box asked with tokens of at most this norm, its answers known to err like this."""
+        """A copy with this bound on token norms and this noise in its signature."""
         signature = self.oracle.signature
         if max_norm is not None:
             own = signature.max_norm

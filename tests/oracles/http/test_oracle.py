@@ -160,7 +160,7 @@ def test_the_name_is_that_of_the_box_behind_the_address(server: Server) -> None:
 
 
 def test_a_version_can_be_named(server: Server) -> None:
-    version = server.box.version
+    version = server.served.version
     oracle = HttpOracle(f"{server.url}/versions/{version}")
     assert oracle(some()).shape == (5,)
     assert oracle.ready()
@@ -773,7 +773,7 @@ def test_a_rate_limit_is_waited_for() -> None:
         assert oracle(some(180)).shape == (180,)
         assert time.perf_counter() - began > 0.15
         assert set(oracle.retried) <= {"request to wait"}
-        assert running.box.queries == 180 + result.stats.new_queries
+        assert running.served.queries == 180 + result.stats.new_queries
 
 
 # --- what arrived is kept --------------------------------------------------------------------------------------
@@ -953,7 +953,7 @@ def test_a_run_is_resumed_when_the_server_comes_back(tmp_path: Path) -> None:
     assert "server running" in result.message
     with serving(box, port) as running:
         result = kh.recover(HttpOracle(running.url), journal=journal)
-        assert running.box.queries == result.stats.new_queries == sum(asked_in_process().values()) - 50
+        assert running.served.queries == result.stats.new_queries == sum(asked_in_process().values()) - 50
 
 
 def test_description_is_that_of_a_model() -> None:

@@ -1,4 +1,4 @@
-"""A model behind a server of the Open Inference Protocol v2 (KServe, Triton, `keyhole serve`) as a black box."""
+"""A model behind a server of the Open Inference Protocol v2 (KServe, Triton, `keyhole serve`) as an oracle."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ class HttpOracle(Oracle):
         return self._exchange.send("POST", url, read, make)
 
     def _read(self, reply: Reply, asked: str, shape: tuple[int, ...]) -> Array:
-        """The answers in a reply; Trouble where it is none to this question, and might be if asked again."""
+        """The answers in a reply; Trouble where it is none to this query, and might be if asked again."""
         url = f"{self.url}/infer"
         if reply.status != 200:
             raise self._exchange.refuse(reply, url)

@@ -1,8 +1,8 @@
 """Requests to one server: repeated where that is safe, every failure under a name of its own.
 
 Asking again is safe because inference changes nothing at the server, and it is done only while no intact answer to
-the question has come: after a lost connection, a time-out, a failure of the server (500, 502, 504), a garbled
-answer or one to another question, each at most `retries` times for one question; and after a request to wait (429, 503
+the query has come: after a lost connection, a time-out, a failure of the server (500, 502, 504), a garbled
+answer or one to another query, each at most `retries` times for one query; and after a request to wait (429, 503
 with Retry-After) for as long as `patience` lasts. Whatever the server does answer is final.
 """
 
@@ -35,12 +35,12 @@ from keyhole.oracles.http.replies import Reply
 
 Result = TypeVar("Result")
 
-FIRST_PAUSE = 0.1  # seconds before a question is asked again; doubled each time
+FIRST_PAUSE = 0.1  # seconds before a query is asked again; doubled each time
 LONGEST_PAUSE = 10.0
 LEAST_PAUSE = 0.02  # even if a server says to come back at once
 SHOWN = 300  # characters of a server's own words that an error repeats
 
-# Statuses that say nothing of the question, so that it may be asked again.
+# Statuses that say nothing of the query, so that it may be asked again.
 PASSING = (408, 429, 500, 502, 503, 504)
 # What the reasons for asking again are called in a report.
 WORDS: dict[type[KeyholeError], str] = {
@@ -54,7 +54,7 @@ WORDS: dict[type[KeyholeError], str] = {
 
 
 class Exchange:
-    """Questions to one server, repeated where that is safe."""
+    """Queries to one server, repeated where that is safe."""
 
     def __init__(
         self,

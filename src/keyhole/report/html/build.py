@@ -109,8 +109,8 @@ def _embedded(report: Report) -> dict[str, Any]:
 
 
 def _shortened(record: Any) -> Any:
-    """The same without held-out answers, of a run or of every layer of a model."""
+    """A record without its held-out answers, of a run or of every layer of a model."""
     if not isinstance(record, dict):
         return record
-    told = "left out of this page for their number: they are in the run folder"
-    return {name: told if name == "heldout" else _shortened(value) for name, value in record.items()}
+    note = "left out of this page for their number: they are in the run folder"
+    return {name: note if name == "heldout" else _shortened(value) for name, value in record.items()}
