@@ -52,6 +52,23 @@ def test_nothing_is_imported_that_is_not_needed(case: str) -> None:
     assert spent <= PATIENCE * BARS[case]
 
 
+def test_the_public_names_import_nothing_that_few_of_them_need() -> None:
+    code = IMPORT.replace("; print", "; [getattr(keyhole, name) for name in keyhole.__all__]; print")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    modules = set(json.loads(done.stderr.splitlines()[-1]))
+    assert "keyhole.session" in modules
+    assert not modules & {
+        "scipy.stats",
+        "matplotlib",
+        "torch",
+        "transformers",
+        "onnxruntime",
+        "jinja2",
+        "fastapi",
+        "typer",
+    }
+
+
 def test_the_version_and_the_help_of_one_command_need_no_other() -> None:
     code = COMMAND.format(option="report").replace("['report']", "['report', '--help']")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
