@@ -17,7 +17,7 @@ SOURCE = Path(keyhole.__file__).parent
 
 # From the bottom up; a module may import from its own layer and those below. What is not here has no place yet.
 LAYERS = (
-    {"arrays", "errors", "folders", "optional", "inference_protocol", "version"},
+    {"arrays", "errors", "optional", "inference_protocol"},
     {"noise", "queries"},
     {"families"},
     {"recovery"},

@@ -100,7 +100,7 @@ def test_public_names_stay_what_they_are_whatever_is_imported() -> None:
         assert not inspect.ismodule(found)
         assert pickle.loads(pickle.dumps(found)) is found
         assert name in dir(keyhole)
-    assert keyhole.__version__ == keyhole.version.keyhole_version()
+    assert keyhole.__version__ == keyhole.optional.KEYHOLE_VERSION
     assert keyhole.errors.KeyholeError is keyhole.KeyholeError  # submodules are there without being imported
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         _ = keyhole.nothing

@@ -83,7 +83,7 @@ sys.modules[__name__].__class__ = _Package
 def __getattr__(name: str) -> Any:
     """A public name, the version, or a submodule."""
     if name == "__version__":
-        return import_module("keyhole.version").keyhole_version()
+        return import_module("keyhole.optional").KEYHOLE_VERSION
     if name in _HOME:
         globals()[name] = found = getattr(import_module(_HOME[name]), name)
         return found

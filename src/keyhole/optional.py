@@ -1,4 +1,4 @@
-"""Libraries that are no dependency of the core: imported when they are used."""
+"""What is installed: libraries that are no dependency of the core, imported when they are used, and the version."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from importlib import import_module
 from typing import Any
 
 from keyhole.errors import UsageError
+
+KEYHOLE_VERSION = "0.1.0"  # of Keyhole; pyproject.toml reads it here
 
 
 def extra(library: str, name: str, user: str) -> Any:

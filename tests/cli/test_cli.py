@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 import keyhole as kh
-from keyhole import folders
+from keyhole.optional import KEYHOLE_VERSION
 from keyhole.recovery import Outcome
+from keyhole.runs import folders
 from keyhole.runs.settings import Settings, parse_option
 from keyhole.runs.store import plain
 from keyhole.targets import random_multi_head
-from keyhole.version import keyhole_version
 from support.commands import Run, one_line
 
 SMALL = "demo:single-head?width=8"
@@ -261,7 +261,7 @@ def test_an_interrupt_says_what_is_kept_and_how_to_go_on(run: Run) -> None:
 
 
 def test_version_and_help(run: Run) -> None:
-    assert run("--version") == (0, f"keyhole {keyhole_version()}\n", "")
+    assert run("--version") == (0, f"keyhole {KEYHOLE_VERSION}\n", "")
     for arguments, said in [(["--help"], "keyhole demo"), (["demo", "--help"], "keyhole demo --width 64 --rank 4")]:
         code, out, _ = run(*arguments)
         assert code == 0

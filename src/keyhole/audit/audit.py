@@ -19,9 +19,8 @@ from keyhole.audit.cells import METHOD, Column, FilledColumn, digest, fill
 from keyhole.audit.defences import NONE, Defence, default_defences, parse_defence
 from keyhole.audit.lower_bounds import counting_bound
 from keyhole.audit.result import Audit
-from keyhole.errors import KeyholeError, UsageError
+from keyhole.errors import FileError, KeyholeError, UsageError
 from keyhole.families import SingleHead
-from keyhole.folders import prepare_folder
 from keyhole.oracles import Oracle
 from keyhole.progress import Observer, Silent, steps_bar
 from keyhole.session import recover
@@ -59,8 +58,8 @@ def audit(
         if not isinstance(target, Oracle):
             stack.callback(subject.oracle.close)
         where = Path(stack.enter_context(TemporaryDirectory(prefix="keyhole-audit-")) if folder is None else folder)
-        for each in (where, where / "cells", where / "journals"):
-            prepare_folder(each)
+        for each in ("cells", "journals"):
+            _make_folder(where / each)
         with steps_bar(progress, "cells") as show:
             reference, asked = _reference(subject, where, seed)
             if not isinstance(reference, SingleHead):
@@ -77,6 +76,13 @@ def audit(
     rows = tuple(row for each in filled for row in each.rows)
     new_queries = asked + sum(each.new_queries for each in filled)
     return Audit(subject.text, subject.label, bound, known, seed, rows, new_queries)
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FileError(f"cannot make the folder {folder}: {error.strerror or error}; name another one") from error
 
 
 def _open(target: str | Oracle, truth: SingleHead | None, jobs: int) -> Target:

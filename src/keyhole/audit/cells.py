@@ -18,11 +18,11 @@ from keyhole.audit.result import Cell
 from keyhole.errors import FileError, OracleError
 from keyhole.families import SingleHead
 from keyhole.gauge import distance
+from keyhole.optional import KEYHOLE_VERSION
 from keyhole.oracles import Oracle
 from keyhole.progress import Observer, Silent
 from keyhole.recovery import Outcome, Recovery
 from keyhole.session import recover
-from keyhole.version import keyhole_version
 
 # Part of every key: raise it whenever the same settings start to mean another cell.
 CELL_VERSION = 1
@@ -59,7 +59,7 @@ class Column:
     def file(self, oracle: str, budget: int) -> Path:
         """Where a finished cell is kept: its name is a digest of all that determines it."""
         settings = [oracle, self.defence.text, budget, self.bound, self.seed, METHOD, HELDOUT]
-        key = digest(json.dumps([CELL_VERSION, keyhole_version(), *settings]))
+        key = digest(json.dumps([CELL_VERSION, KEYHOLE_VERSION, *settings]))
         return self.folder / "cells" / f"{key[:32]}.json"
 
 

@@ -12,7 +12,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from keyhole.cli.options import DONE, INTERRUPTED, WRONG_USE, complain
 from keyhole.errors import KeyholeError
-from keyhole.version import keyhole_version
+from keyhole.optional import KEYHOLE_VERSION
 
 # What the parser of the command line raises; its home differs between versions of typer.
 Misuse = cast(type[typer.BadParameter], typer.BadParameter.__bases__[0])
@@ -84,7 +84,7 @@ def overview(
     Begin with: `keyhole demo`
     """
     if version:
-        typer.echo(f"keyhole {keyhole_version()}")
+        typer.echo(f"keyhole {KEYHOLE_VERSION}")
         raise typer.Exit(DONE)
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())

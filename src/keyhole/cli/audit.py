@@ -19,9 +19,9 @@ from keyhole.audit import audit as run_audit
 from keyhole.cli.options import DONE, FAILED, INTERRUPTED, TARGET, Force, Json, Quiet, Seed, complain
 from keyhole.cli.output import LEAST_WIDTH, file_lines, keep_record, print_json, print_lines, print_table
 from keyhole.errors import RecoveryFailed, UsageError
-from keyhole.folders import write_file
 from keyhole.report.html.audit_curves import draw_curves
 from keyhole.report.html.canvas import INSTALL
+from keyhole.runs.folders import write_file
 from keyhole.runs.store import AUDIT, reserve_folder
 
 EACH_BUDGET = ",".join(f"{multiple:g}" for multiple in MULTIPLES)

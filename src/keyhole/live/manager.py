@@ -15,7 +15,6 @@ from typing import Any
 
 from keyhole.errors import FileError, KeyholeError, UsageError
 from keyhole.families.matrices import matrices_of
-from keyhole.folders import prepare_folder
 from keyhole.gauge import distance
 from keyhole.live.form import DemoRequest, ServedTarget, read_form
 from keyhole.live.heatmap import pictures
@@ -23,6 +22,7 @@ from keyhole.live.run import Run, add_report, carry_out
 from keyhole.progress import Observer
 from keyhole.recovery import Outcome
 from keyhole.runs.execute import Ending
+from keyhole.runs.folders import prepare_folder
 from keyhole.runs.settings import Settings
 from keyhole.runs.store import FORMATS, RUN, VERSION, plain
 

@@ -11,9 +11,8 @@ from keyhole.errors import FileError, KeyholeError, UsageError
 from keyhole.live.form import InvalidForm, describe_form
 from keyhole.live.manager import Busy, NoSuchRun, Runs
 from keyhole.live.run import FILES, Run
-from keyhole.optional import extra
+from keyhole.optional import KEYHOLE_VERSION, extra
 from keyhole.runs.store import plain
-from keyhole.version import keyhole_version
 
 if TYPE_CHECKING:
     from fastapi import APIRouter, FastAPI
@@ -41,7 +40,7 @@ def make_empty_app() -> Any:
         extra(library, "serve", "the page")
     from fastapi import FastAPI  # noqa: PLC0415 - in the extra serve
 
-    return FastAPI(title="Keyhole", version=keyhole_version(), docs_url=None, redoc_url=None, openapi_url=None)
+    return FastAPI(title="Keyhole", version=KEYHOLE_VERSION, docs_url=None, redoc_url=None, openapi_url=None)
 
 
 def add_page(app: "FastAPI", runs: Runs, closing: Callable[[], bool]) -> None:
@@ -80,7 +79,7 @@ def _states_of(runs: Runs) -> "APIRouter":
     @router.get("/api/form")
     async def form() -> dict[str, Any]:
         served = None if runs.served is None else runs.served.label
-        return {"families": describe_form(runs.served), "served": served, "version": keyhole_version()}
+        return {"families": describe_form(runs.served), "served": served, "version": KEYHOLE_VERSION}
 
     @router.get("/api/runs")
     async def listed() -> dict[str, Any]:

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from keyhole.errors import KeyholeError, UsageError
-from keyhole.folders import prepare_folder, replace_files, unwritable
+from keyhole.optional import KEYHOLE_VERSION
 from keyhole.recovery import Recovery
+from keyhole.runs.folders import prepare_folder, replace_files, unwritable
 from keyhole.targets.demos import canonical_demo
-from keyhole.version import keyhole_version
 
 VERSION = 1
 PARAMS, RADIUS, ERRORS = "params.safetensors", "radius.safetensors", "standard_error.safetensors"
@@ -195,7 +195,7 @@ def write_record(folder: Path, name: str, data: Mapping[str, Any]) -> Path:
 
 
 def _header(form: str) -> dict[str, Any]:
-    return {"format": form, "version": VERSION, "keyhole": keyhole_version()}
+    return {"format": form, "version": VERSION, "keyhole": KEYHOLE_VERSION}
 
 
 def _as_json(data: Mapping[str, Any]) -> str:

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from keyhole.inference_protocol import BINARY_EXTENSION, HEADER_LENGTH
-from keyhole.optional import extra
+from keyhole.optional import KEYHOLE_VERSION, extra
 from keyhole.serve.openapi import ANSWERED, LENGTH, path_parameters, question, refusals
 from keyhole.serve.served_oracle import Refusal, ServedOracle
-from keyhole.version import keyhole_version
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -71,7 +70,7 @@ def make_app(served: ServedOracle, token: str | None = None) -> Any:  # a FastAP
 
     app = FastAPI(
         title=f"Keyhole: {served.name}",
-        version=keyhole_version(),
+        version=KEYHOLE_VERSION,
         description="A box behind the Open Inference Protocol v2, served to rehearse an audit.",
         docs_url=None,  # those pages load scripts from other servers
         redoc_url=None,
@@ -83,7 +82,7 @@ def make_app(served: ServedOracle, token: str | None = None) -> Any:  # a FastAP
     async def server_metadata(request: Request) -> dict[str, Any]:
         """Name, version and extensions of the server."""
         checks.check_token(request)
-        return {"name": "keyhole", "version": keyhole_version(), "extensions": EXTENSIONS}
+        return {"name": "keyhole", "version": KEYHOLE_VERSION, "extensions": EXTENSIONS}
 
     @app.get("/v2/health/live")
     async def live() -> dict[str, bool]:

@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 
 from keyhole.errors import FileError, KeyholeError
-from keyhole.folders import prepare_folder, write_file
+from keyhole.optional import KEYHOLE_VERSION
 from keyhole.report.html.canvas import INSTALL
 from keyhole.report.html.content import Report
 from keyhole.report.html.drawing import as_element, as_png
 from keyhole.report.sections.other_kinds import report_of_audit, report_of_diagnosis, report_of_model, report_of_verdict
 from keyhole.report.sections.run import report_of_run
+from keyhole.runs.folders import prepare_folder, write_file
 from keyhole.runs.reader import (
     AGAIN,
     Saved,
@@ -27,7 +28,6 @@ from keyhole.runs.reader import (
     read_folder,
 )
 from keyhole.runs.store import REPORT, plain
-from keyhole.version import keyhole_version
 
 PICTURES = "pictures"
 # A record larger than this is embedded without its held-out answers, which the pictures show.
@@ -98,7 +98,7 @@ def as_html(report: Report) -> str:
         style=Markup((folder / "report.css").read_text(encoding="utf-8")),
         picture=lambda chart: Markup(as_element(chart)),
         record=_embedded(report),
-        made_by=keyhole_version(),
+        made_by=KEYHOLE_VERSION,
     )
 
 
