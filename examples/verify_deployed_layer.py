@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 import keyhole as kh
-from keyhole.serve import ServedBox, Server
+from keyhole.serve import ServedOracle, Server
 from keyhole.targets import random_multi_head
 
 WIDTH, HEADS, OUTPUTS = 32, 12, 16
@@ -20,7 +20,7 @@ WIDTH, HEADS, OUTPUTS = 32, 12, 16
 
 def deployed(params: kh.MultiHead, expected: kh.MultiHead) -> kh.Verdict:
     """Serve parameters, and verify what is served over HTTP."""
-    box = ServedBox(kh.FunctionOracle(params, width=WIDTH), "encoder")
+    box = ServedOracle(kh.FunctionOracle(params, width=WIDTH), "encoder")
     with Server(box, port=0) as server:  # 127.0.0.1, any free port
         oracle = kh.HttpOracle(server.url)
         try:

@@ -92,7 +92,7 @@ def encode(
 def encode_pieces(
     message: Mapping[str, Any], key: str, tensor: Tensor, *, binary: bool
 ) -> tuple[list[bytes | memoryview], int | None]:
-    """The same in pieces to be sent one after the other, so that no number is copied."""
+    """A message in pieces to be sent one after the other, so that no number is copied."""
     import orjson  # noqa: PLC0415 - in the extras http and serve
 
     values = np.ascontiguousarray(tensor.values, dtype=DATATYPES[tensor.datatype])

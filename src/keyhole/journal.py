@@ -1,4 +1,4 @@
-"""Every answer kept, keyed by its question, so that a killed run resumes without paying twice.
+"""Every answer kept, keyed by its query, so that a killed run resumes without paying twice.
 
 A journal is one SQLite file in WAL mode. A row holds the answers to one slice of a plan, not to one
 query, so that millions of answers stay cheap. One run at a time may use it.
@@ -32,17 +32,17 @@ CREATE TABLE IF NOT EXISTS answers (
 
 
 class Journal:
-    """The answers a box has given, on disk. Use as a context manager, or close it."""
+    """The answers an oracle has given, on disk. Use as a context manager, or close it."""
 
-    def __init__(self, path: str | PathLike[str], box: str) -> None:
-        """Open or create the journal at `path` for the box described by `box`."""
+    def __init__(self, path: str | PathLike[str], oracle: str) -> None:
+        """Open or create the journal at `path` for the oracle described by `oracle`."""
         self.path = Path(path)
         try:
             self._connection = sqlite3.connect(self.path, isolation_level=None, timeout=0.0)
         except sqlite3.Error as error:
             raise JournalError(f"cannot open the journal {self.path}: {error}; does its folder exist?") from error
         try:
-            self._prepare(box)
+            self._prepare(oracle)
         except sqlite3.Error as error:
             self._connection.close()
             if "locked" in str(error):
@@ -52,8 +52,8 @@ class Journal:
             self._connection.close()
             raise
 
-    def _prepare(self, box: str) -> None:
-        # The exclusive lock keeps a second run from asking the same questions; the system drops it on a kill.
+    def _prepare(self, oracle: str) -> None:
+        # The exclusive lock keeps a second run from asking the same queries; the system drops it on a kill.
         self._connection.execute("PRAGMA locking_mode = EXCLUSIVE")
         (tables,) = self._connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
         (owner,) = self._connection.execute("PRAGMA application_id").fetchone()
@@ -67,7 +67,7 @@ class Journal:
         for statement in _TABLES.strip().split(";\n"):
             self._connection.execute(statement)
         self._agree("schema", str(SCHEMA_VERSION), "it was written by another version of Keyhole")
-        self._agree("box", box, "it belongs to another box, whose answers must not be mixed with this one's")
+        self._agree("box", oracle, "it belongs to another box, whose answers must not be mixed with this one's")
         self._connection.execute("COMMIT")
 
     def _agree(self, key: str, value: str, why: str) -> None:

@@ -84,6 +84,13 @@ class Noise:
         raise UsageError(f"cannot read the noise {text!r}; possible: {possible}")
 
     @property
+    def text(self) -> str:
+        """What `parse` reads as this noise."""
+        if self.kind in ("exact", "measure"):
+            return self.kind
+        return self.name or f"{self.kind}:{self.decimals if self.kind == 'rounded' else repr(self.scale)}"
+
+    @property
     def decimals(self) -> int:
         """Decimals kept, of rounded answers."""
         return round(-math.log10(2 * self.scale))
@@ -99,13 +106,6 @@ class Noise:
         if self.kind == "dtype":
             return 0.0
         return GAUSSIAN_DEVIATIONS * self.scale if self.kind == "gaussian" else self.scale
-
-    @property
-    def text(self) -> str:
-        """What `parse` reads, as on a command line."""
-        if self.kind == "rounded":
-            return f"rounded:{self.decimals}"
-        return self.name or (self.kind if self.kind in ("exact", "measure") else f"{self.kind}:{self.scale!r}")
 
     def __str__(self) -> str:
         return {

@@ -1,4 +1,4 @@
-"""Libraries that are no dependency of the core: imported when they are used."""
+"""What is installed: libraries that are no dependency of the core, imported when they are used, and the version."""
 
 from __future__ import annotations
 
@@ -7,10 +7,17 @@ from typing import Any
 
 from keyhole.errors import UsageError
 
+KEYHOLE_VERSION = "0.1.0"  # of Keyhole; pyproject.toml reads it here
+
 
 def extra(library: str, name: str, user: str) -> Any:
     """The library, which the extra `name` installs; UsageError says what `user` needs and how to get it."""
     try:
         return import_module(library)
     except ImportError as error:
-        raise UsageError(f"{user} needs {library} ({error}): pip install 'keyhole[{name}]'") from error
+        raise UsageError(f"{user} needs {library} ({error}): {install(name)}") from error
+
+
+def install(name: str) -> str:
+    """The command that installs an extra."""
+    return f"pip install 'keyhole[{name}]'"

@@ -7,12 +7,13 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from time import perf_counter
 from types import TracebackType
 from typing import IO, Protocol, runtime_checkable
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from keyhole.queries import Sketch
 
@@ -23,7 +24,7 @@ LOOK_SECONDS, LOOK_SHARE = 0.2, 0.05
 
 
 class Observer(Protocol):
-    """Told by a session what it is about to ask and what came back."""
+    """Hears from a session what it is about to ask and what came back."""
 
     def planned(self, stage: str, queries: int) -> None:
         """A plan of so many queries begins."""
@@ -40,7 +41,7 @@ class Watcher(Observer, Protocol):
         """`so_far()` works it out; it may be left alone."""
 
     def discarded(self) -> None:
-        """The box is not what it was taken for: what was known so far says nothing, and another method begins."""
+        """The oracle is of another family: the sketch so far is void, and another method begins."""
 
 
 class Silent:
@@ -53,7 +54,7 @@ class Silent:
         """Ignore."""
 
 
-class Looks:
+class SketchThrottle:
     """Looks at sketches now and then, so that watching costs little beside the recovery itself."""
 
     def __init__(self) -> None:
@@ -70,16 +71,16 @@ class Looks:
         return found
 
 
-class Count:
+class QueryCounter:
     """Adds up what a session says, for those who show it."""
 
     def __init__(self, budget: int | None = None) -> None:
         self.budget = budget
         self.stage = ""
         self.planned_queries = self.new = self.old = 0
-        self.error = math.nan  # error bar of what was read so far, relative
-        self.heldout = math.nan  # largest error of a fresh answer so far
-        self._looks = Looks()
+        self.error = math.nan  # radius of the estimate so far, relative
+        self.heldout = math.nan  # largest error of a held-out answer so far
+        self._throttle = SketchThrottle()
         self._began: float | None = None
 
     def planned(self, stage: str, queries: int) -> None:
@@ -90,7 +91,7 @@ class Count:
             self._began = perf_counter()
 
     def answered(self, queries: int, *, new: bool) -> None:
-        """Count them apart."""
+        """Count new answers and those of the journal apart."""
         if new:
             self.new += queries
         else:
@@ -98,7 +99,7 @@ class Count:
 
     def sketched(self, so_far: Callable[[], Sketch | None]) -> None:
         """Keep the error."""
-        found = self._looks.look(so_far)
+        found = self._throttle.look(so_far)
         if found is not None:
             self.error = self.error if math.isnan(found.error) else found.error
             self.heldout = max(found.heldout, default=math.nan)
@@ -114,7 +115,7 @@ class Count:
 
     @property
     def rate(self) -> float:
-        """Queries per second that reached the box, since the first."""
+        """Queries per second that reached the oracle, since the first."""
         return self.new / max(perf_counter() - self._began, 1e-9) if self._began is not None else 0.0
 
     @property
@@ -126,7 +127,7 @@ class Count:
 
     @property
     def error_in_words(self) -> str:
-        """The error so far: of fresh answers, where some have come."""
+        """The error so far: of held-out answers, where some have come."""
         if not math.isnan(self.heldout):
             return f"held-out error {self.heldout:.0e}"
         return "" if math.isnan(self.error) else f"error so far ± {self.error:.0e}"
@@ -138,7 +139,7 @@ class Count:
         return f"{self.rate:,.0f}/s{journal}"
 
 
-class Bar(Count):
+class ProgressBar(QueryCounter):
     """A progress line on the terminal: stage, queries asked of those planned so far, rate, what is left, error."""
 
     def __init__(self, console: Console | None = None, budget: int | None = None) -> None:
@@ -153,7 +154,7 @@ class Bar(Count):
         )
         self._task = self._progress.add_task("", total=0, said="")
 
-    def __enter__(self) -> Bar:
+    def __enter__(self) -> ProgressBar:
         self._progress.start()
         return self
 
@@ -174,8 +175,8 @@ class Bar(Count):
         self._progress.update(self._task, completed=self.asked, said=" · ".join(filter(None, words)))
 
 
-class Lines(Count):
-    """The same as plain lines now and then, where there is no terminal to draw on."""
+class ProgressLines(QueryCounter):
+    """Plain lines now and then, with the figures of a `ProgressBar`, where there is no terminal to draw on."""
 
     def __init__(self, file: IO[str] | None = None, budget: int | None = None, every: float = LINE_SECONDS) -> None:
         super().__init__(budget)
@@ -191,8 +192,8 @@ class Lines(Count):
             self._next = perf_counter() + self._every
 
 
-class Both:
-    """Tells two observers the same."""
+class ObserverPair:
+    """Passes on to two observers what a session says."""
 
     def __init__(self, first: Observer, second: Observer) -> None:
         self._all = (first, second)
@@ -226,12 +227,28 @@ def on_terminal(budget: int | None = None, *, quiet: bool = False) -> Iterator[O
     if quiet:
         yield Silent()
     elif sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
-        with Bar(budget=budget) as bar:
+        with ProgressBar(budget=budget) as bar:
             yield bar
     else:
-        yield Lines(budget=budget)
+        yield ProgressLines(budget=budget)
+
+
+@contextmanager
+def steps_bar(progress: bool | None, description: str) -> Iterator[Callable[..., None]]:
+    """A bar of steps done, if it is wanted: `show(total=, completed=, advance=, description=, note=)` updates it."""
+    if not wants_bar(progress):
+        yield lambda **_: None
+        return
+    columns = (
+        TextColumn("{task.description:>12}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[note]}"),
+    )
+    with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as bar:
+        yield partial(bar.update, bar.add_task(description, total=None, note=""))
 
 
 def wants_bar(progress: bool | None) -> bool:
-    """Whether to show a bar: as told, or when standard error is a terminal."""
+    """Whether to show a bar: as given, or when standard error is a terminal."""
     return sys.stderr.isatty() if progress is None else progress

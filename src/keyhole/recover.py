@@ -16,7 +16,7 @@ from keyhole.journal import Journal
 from keyhole.methods import Attempt, Task, recovery_steps, stream
 from keyhole.methods.diagnosis.diagnose import Diagnosis, diagnose
 from keyhole.oracles import Oracle
-from keyhole.progress import Bar, Observer, Silent, wants_bar
+from keyhole.progress import Observer, ProgressBar, Silent, wants_bar
 from keyhole.recovery import Recovery, Stats
 from keyhole.session import Session, box_of
 
@@ -60,7 +60,7 @@ def recover(
     began = perf_counter()
     with ExitStack() as stack:
         if observer is None:
-            observer = stack.enter_context(Bar(budget=budget)) if wants_bar(progress) else Silent()
+            observer = stack.enter_context(ProgressBar(budget=budget)) if wants_bar(progress) else Silent()
         book = None
         if journal is not None:
             book = stack.enter_context(Journal(journal, box_of(oracle)))

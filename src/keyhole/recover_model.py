@@ -113,7 +113,7 @@ def recover_model(
 ) -> ModelRecovery:
     """Recover the attention of a transformers model, given as such or as its folder, layer by layer.
 
-    All layers unless some are named, each as a black box of its own with a certificate of its own. `budget` is for
+    All layers unless some are named, each as an oracle of its own with a certificate of its own. `budget` is for
     one layer; `journal` is a folder, with a journal for every layer. Where a layer fails the others are still
     recovered; `throw` then raises `RecoveryFailed` with the first failure, and everything found as its `partial`.
     `done` is called after every layer. Other arguments are those of `TransformersOracle` and `recover`.

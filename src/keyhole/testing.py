@@ -27,7 +27,7 @@ from keyhole.queries import Signature
 
 __all__ = ["OracleConformance", "check_oracle"]
 
-# Exact answers to one question may differ by so many spacings of the dtype, since batches of other sizes are added up
+# Exact answers to one query may differ by so many spacings of the dtype, since batches of other sizes are added up
 # in another order.
 SPACINGS = 256
 # Normal errors of two answers differ by no more than so many standard deviations, but for one pair in a million.
@@ -42,14 +42,14 @@ class OracleConformance:
 
     @abstractmethod
     def make(self) -> Oracle:
-        """A new oracle, always of the same box."""
+        """A new oracle, always of the same function."""
         raise NotImplementedError
 
     # What it says of itself.
 
     def test_it_says_what_it_is(self) -> None:
         """Name and signature are set, and the name says the same each time: a journal is found by it."""
-        with self._made() as oracle, self._made() as again:
+        with self._oracle() as oracle, self._oracle() as again:
             _require(isinstance(oracle, Oracle), f"{type(oracle).__name__} is no Oracle: derive it from keyhole's")
             _require(isinstance(oracle.signature, Signature), "signature must be a keyhole.queries.Signature")
             _require(isinstance(oracle.name, str) and bool(oracle.name.strip()), "name must be text that names the box")
@@ -61,7 +61,7 @@ class OracleConformance:
 
     def test_its_facts_are_plain(self) -> None:
         """What it tells for the report is a dict by names."""
-        with self._made() as oracle:
+        with self._oracle() as oracle:
             facts = oracle.facts()
             _require(
                 isinstance(facts, dict) and all(isinstance(name, str) for name in facts), "facts is a dict by name"
@@ -71,7 +71,7 @@ class OracleConformance:
 
     def test_answers_have_one_row_per_sequence(self) -> None:
         """Whatever batch and length, and of one shape per sequence."""
-        with self._made() as oracle:
+        with self._oracle() as oracle:
             seen = set()
             for length in self._lengths(oracle):
                 for batch in (1, 2, 7):
@@ -84,7 +84,7 @@ class OracleConformance:
 
     def test_answers_live_where_the_signature_says(self) -> None:
         """Array library, dtype and device; and all are finite."""
-        with self._made() as oracle:
+        with self._oracle() as oracle:
             answers = oracle(self._tokens(oracle, 2, 1))
             space = oracle.signature.space
             found, wanted = Space.of(answers), Space.of(space.zeros(1))
@@ -92,14 +92,14 @@ class OracleConformance:
             _require(bool(np.all(np.isfinite(to_numpy(answers)))), "an answer is nan or inf")
 
     def test_zero_tokens_are_answered(self) -> None:
-        """The shortest question there is."""
-        with self._made() as oracle:
+        """The shortest query there is."""
+        with self._oracle() as oracle:
             answers = oracle(oracle.signature.space.zeros(1, 1, oracle.signature.width))
             _require(bool(np.all(np.isfinite(to_numpy(answers)))), "the zero token is answered with nan or inf")
 
     def test_answers_do_not_depend_on_the_batch(self) -> None:
         """A sequence is answered the same alone, among others, and in another place among them."""
-        with self._made() as oracle:
+        with self._oracle() as oracle:
             for length in self._lengths(oracle):
                 batch = self._most(oracle, 6)
                 tokens = self._tokens(oracle, batch, length)
@@ -114,14 +114,14 @@ class OracleConformance:
 
     def test_what_is_asked_twice_differs_by_the_declared_noise_at_most(self) -> None:
         """Sampling, dropout and other chance must be declared, as noise=."""
-        with self._made() as oracle:
+        with self._oracle() as oracle:
             tokens = self._tokens(oracle, self._most(oracle, 6), self._lengths(oracle)[-1])
             first, second = to_numpy(oracle(tokens)), to_numpy(oracle(tokens))
             self._agree(oracle, first, second, "one question asked twice")
 
     def test_a_new_oracle_of_the_same_box_agrees(self) -> None:
-        """`make` makes the same box, so that a journal can be resumed."""
-        with self._made() as oracle, self._made() as again:
+        """`make` makes the same oracle, so that a journal can be resumed."""
+        with self._oracle() as oracle, self._oracle() as again:
             tokens = self._tokens(oracle, self._most(oracle, 4), self._lengths(oracle)[-1])
             self._agree(oracle, to_numpy(oracle(tokens)), to_numpy(again(tokens)), "two oracles of one box")
 
@@ -129,7 +129,7 @@ class OracleConformance:
 
     def test_tokens_are_left_alone(self) -> None:
         """An oracle does not write to the tokens it is given."""
-        with self._made() as oracle:
+        with self._oracle() as oracle:
             tokens = self._tokens(oracle, 3, 2)
             before = to_numpy(tokens).copy()
             oracle(tokens)
@@ -137,7 +137,7 @@ class OracleConformance:
 
     def test_answers_are_its_callers_own(self) -> None:
         """Writing to tokens or answers afterwards changes no other answer: a session uses the tokens' memory again."""
-        with self._made() as oracle:
+        with self._oracle() as oracle:
             tokens = self._tokens(oracle, 3, 1)
             kept = tokens[...] + 0.0
             first = oracle(tokens)
@@ -150,7 +150,7 @@ class OracleConformance:
 
     def test_a_slice_of_an_array_is_a_question_too(self) -> None:
         """Tokens need not lie side by side in memory."""
-        with self._made() as oracle:
+        with self._oracle() as oracle:
             batch = self._most(oracle, 3)
             tokens = self._tokens(oracle, 2 * batch, 2)
             apart, close = tokens[::2, ...], tokens[::2, ...] + 0.0
@@ -159,8 +159,8 @@ class OracleConformance:
     # Limits.
 
     def test_wrong_questions_are_refused(self) -> None:
-        """UsageError, before the box sees them; and right ones are answered afterwards."""
-        with self._made() as oracle:
+        """UsageError, before the oracle sees them; and right ones are answered afterwards."""
+        with self._oracle() as oracle:
             signature = oracle.signature
             space, width = signature.space, signature.width
             wrong = {
@@ -182,13 +182,13 @@ class OracleConformance:
 
     def test_a_batch_of_the_limit_is_answered(self) -> None:
         """As many sequences as `batch_limit` allows, up to a size that tests can afford."""
-        with self._made() as oracle:
+        with self._oracle() as oracle:
             batch = self._most(oracle, 2000)
             _require(oracle(self._tokens(oracle, batch, 1)).shape[0] == batch, f"a batch of {batch} is not answered")
 
     def test_the_longest_token_is_answered(self) -> None:
         """One of `max_norm`, where that is set."""
-        with self._made() as oracle:
+        with self._oracle() as oracle:
             limit = oracle.signature.norm_limit
             if np.isfinite(limit):
                 tokens = self._tokens(oracle, 2, 1)
@@ -204,7 +204,7 @@ class OracleConformance:
     # Helpers.
 
     @contextmanager
-    def _made(self) -> Iterator[Oracle]:
+    def _oracle(self) -> Iterator[Oracle]:
         oracle = self.make()
         try:
             yield oracle
@@ -234,7 +234,7 @@ class OracleConformance:
         if noise.kind == "measure":  # anything may happen, as declared
             return
         size = float(np.max(np.abs(first), initial=0.0))
-        allowed = SPACINGS * space.spacing * max(size, space.tiny) + _spread(noise, size)
+        allowed = SPACINGS * space.spacing * max(size, space.tiny) + _allowed_difference(noise, size)
         difference = float(np.max(np.abs(first.astype(np.float64) - second.astype(np.float64)), initial=0.0))
         _require(
             difference <= allowed,
@@ -255,8 +255,8 @@ def check_oracle(make: Callable[[], Oracle]) -> None:
             getattr(Given(), name)()
 
 
-def _spread(noise: Noise, size: float) -> float:
-    """How far apart two answers to one question may be."""
+def _allowed_difference(noise: Noise, size: float) -> float:
+    """How far apart two answers to one query may be."""
     if noise.kind == "gaussian":
         return DEVIATIONS * 2**0.5 * noise.scale
     return 2 * noise.radius + 2 * noise.relative * size

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import keyhole as kh
-from keyhole.audit import Audit, Defence, Row, audit, parse_defence
+from keyhole.audit import Audit, Cell, Defence, audit, parse_defence
 from keyhole.audit.cells import Column
 from keyhole.errors import OracleError, UsageError
 from keyhole.oracles import FunctionOracle
@@ -28,7 +28,7 @@ FEW = ["round:3", "noise:1e-3+clip:1", "budget:10"]
 def made(**errors: list[tuple[int, float, float]]) -> Audit:
     """An audit of bound 100 with (queries, error, floor) by defence."""
     rows = [
-        Row(
+        Cell(
             defence.replace("_", ":").replace("x", "+"),
             queries / 100,
             queries,

@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 import keyhole as kh
+from keyhole.optional import KEYHOLE_VERSION
 from keyhole.recovery import Outcome
-from keyhole.runs import store as runs
-from keyhole.runs.store import Settings, parse_option, plain
+from keyhole.runs import folders
+from keyhole.runs.settings import Settings, parse_option
+from keyhole.runs.store import plain
 from keyhole.targets import random_multi_head
 from support.commands import Run, one_line
 
@@ -174,7 +176,7 @@ def test_a_box_that_cannot_be_recovered_exits_with_1(run: Run, factory: str, out
 
 def test_a_failed_run_leaves_nothing_of_an_earlier_one(run: Run) -> None:
     run("recover", SMALL, "--out", "run", "-q")
-    run("recover", "python:box.py:mute", "--out", "run", "-q")
+    run("recover", "python:box.py:mute", "--out", "run", "--force", "-q")
     assert sorted(path.name for path in Path("run").iterdir()) == ["report.html", "run.json"]
     assert "Not identifiable" in Path("run/report.html").read_text()
 
@@ -230,14 +232,14 @@ def test_a_disk_that_fills_up_is_told_in_words(run: Run, monkeypatch: pytest.Mon
 
     run("recover", SMALL, "--out", "run", "-q")
     before = {path.name: path.read_bytes() for path in Path("run").iterdir()}
-    monkeypatch.setattr(runs.os, "replace", full)
+    monkeypatch.setattr(folders.os, "replace", full)
     code, _, err = run("recover", SMALL, "--out", "other")
     assert code == 2
     assert one_line(err)
     assert "No space left" in err
     assert list(Path("other").iterdir()) == []
     monkeypatch.setattr(Path, "write_text", full)
-    run("recover", f"{SMALL}&seed=1", "--out", "run")
+    run("recover", f"{SMALL}&seed=1", "--out", "run", "--force")
     assert {path.name: path.read_bytes() for path in Path("run").iterdir()} == before
 
 
@@ -259,7 +261,7 @@ def test_an_interrupt_says_what_is_kept_and_how_to_go_on(run: Run) -> None:
 
 
 def test_version_and_help(run: Run) -> None:
-    assert run("--version") == (0, f"keyhole {runs.keyhole_version()}\n", "")
+    assert run("--version") == (0, f"keyhole {KEYHOLE_VERSION}\n", "")
     for arguments, said in [(["--help"], "keyhole demo"), (["demo", "--help"], "keyhole demo --width 64 --rank 4")]:
         code, out, _ = run(*arguments)
         assert code == 0

@@ -18,7 +18,7 @@ import pexpect
 import pytest
 
 from keyhole.cli import main
-from keyhole.progress import Bar, Both, Lines, Looks, Silent, on_terminal
+from keyhole.progress import ObserverPair, ProgressBar, ProgressLines, Silent, SketchThrottle, on_terminal
 from keyhole.queries import Sketch
 
 BOX = """
@@ -101,7 +101,7 @@ def test_ctrl_c_ends_a_run_that_is_watched(tmp_path: Path) -> None:
 
 def test_plain_lines_where_there_is_no_terminal() -> None:
     file = io.StringIO()
-    lines = Lines(file, budget=50, every=0.0)
+    lines = ProgressLines(file, budget=50, every=0.0)
     lines.planned("columns", 40)
     lines.sketched(lambda: Sketch({}, 0.5, 1e-9))
     lines.answered(10, new=False)
@@ -126,25 +126,25 @@ def test_a_quick_run_says_nothing_on_its_way(capsys: pytest.CaptureFixture[str])
 
 def test_what_is_shown_depends_on_where(monkeypatch: pytest.MonkeyPatch) -> None:
     with on_terminal() as observer:
-        assert isinstance(observer, Lines)
+        assert isinstance(observer, ProgressLines)
     with on_terminal(quiet=True) as observer:
         assert type(observer) is Silent
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     monkeypatch.setenv("TERM", "dumb")
     with on_terminal() as observer:
-        assert isinstance(observer, Lines)
+        assert isinstance(observer, ProgressLines)
     monkeypatch.setenv("TERM", "xterm")
     with on_terminal() as observer:
-        assert isinstance(observer, Bar)
+        assert isinstance(observer, ProgressBar)
 
 
 def test_looks_are_rare_and_both_are_told() -> None:
-    looks, made = Looks(), []
+    throttle, made = SketchThrottle(), []
     for _ in range(3):
-        looks.look(lambda: made.append(1))  # type: ignore[func-returns-value]
+        throttle.look(lambda: made.append(1))  # type: ignore[func-returns-value]
     assert len(made) == 1
-    first, second = Lines(io.StringIO()), Lines(io.StringIO())
-    both = Both(Both(first, Silent()), second)
+    first, second = ProgressLines(io.StringIO()), ProgressLines(io.StringIO())
+    both = ObserverPair(ObserverPair(first, Silent()), second)
     both.planned("value", 4)
     both.answered(4, new=True)
     both.sketched(lambda: Sketch({}, 1.0, 0.5))
@@ -159,7 +159,7 @@ def test_ctrl_c_outside_of_a_run_ends_quietly(
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("keyhole.cli.diagnose_box", interrupted)
+    monkeypatch.setattr("keyhole.cli.diagnose.diagnose_box", interrupted)
     with pytest.raises(SystemExit) as ended:
         main(["diagnose", "demo:single-head?width=4"])
     assert ended.value.code == 130

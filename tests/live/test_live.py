@@ -25,12 +25,12 @@ import keyhole as kh
 from keyhole.cli import main
 from keyhole.live import LiveServer, Runs
 from keyhole.live.access import refused
-from keyhole.live.form import Nonsense, read_form
+from keyhole.live.form import InvalidForm, read_form
 from keyhole.live.heatmap import MOST_CELLS, pictures
 from keyhole.live.run import carry_out
 from keyhole.progress import Silent
 from keyhole.queries import Sketch
-from keyhole.runs.store import Settings
+from keyhole.runs.settings import Settings
 from support.browsers import ARGUMENTS, ARTEFACTS, chromium
 
 QUICK = {"family": "single-head", "width": "6", "rate": "1000000"}
@@ -230,7 +230,7 @@ def plain_get(server: LiveServer, path: str) -> tuple[int, bytes]:
     ],
 )
 def test_nonsense_is_refused_field_by_field(form: Any, field: str) -> None:
-    with pytest.raises(Nonsense) as caught:
+    with pytest.raises(InvalidForm) as caught:
         read_form(form)
     assert list(caught.value.fields) == [field]
 
@@ -285,7 +285,7 @@ def test_events_begin_with_everything_and_a_lost_browser_stops_nothing(server: L
 
 
 def test_a_stopped_run_pays_nothing_twice_across_servers(tmp_path: Path) -> None:
-    """Stopped on the page, then by the end of the server, then found again by the next one."""
+    """RunStopped on the page, then by the end of the server, then found again by the next one."""
     paid = []
     with serving(tmp_path / "runs") as server:
         identity = start(server, SLOW)
@@ -633,7 +633,7 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytes
 
 
 def test_a_browser_that_cannot_be_had_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("browsers.shutil.which", lambda _: None)
+    monkeypatch.setattr("support.browsers.shutil.which", lambda _: None)
     with pytest.raises(
         pytest.fail.Exception, match="need chromium, and could not install it: apt-get install chromium"
     ):

@@ -8,6 +8,7 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
@@ -26,7 +27,8 @@ from keyhole.report.html import build
 from keyhole.report.html.build import as_html, read_report, write_report
 from keyhole.report.html.canvas import canvas, power, short, through_zero
 from keyhole.report.html.charts import thin
-from keyhole.runs.store import Settings, write_run
+from keyhole.runs.settings import Settings
+from keyhole.runs.store import write_run
 from keyhole.targets import open_target, random_multi_head
 from support.commands import Run, one_line
 
@@ -114,10 +116,9 @@ def whole_model(folder: Path) -> None:
     found = ModelRecovery(dict(zip(names, results, strict=True)), {})
     layers = {name: {**each.summary(), "distance": None, "left_out": None} for name, each in found.layers.items()}
     folder.mkdir()
-    _, note = cli_model._keep(
-        found, {"target": "transformers:m#layer=all", "certified": False, "layers": layers}, folder
-    )
-    assert note is None
+    settings = Settings("transformers:m#layer=all", out=folder)
+    _, notes = cli_model._keep(found, {"target": settings.target, "certified": False, "layers": layers}, settings)
+    assert notes == []
 
 
 class Page(HTMLParser):
@@ -244,7 +245,7 @@ def test_a_large_layer_makes_a_page_of_less_than_three_megabytes(tmp_path: Path)
     certificate = Certificate(radius, None, 32, 4e-9, 0.5, 1e-9, ("a", "b"), answers + errors, answers)
     stats = Stats(2431, 2463, 32, 1474, 1.0, 0.5, {"value": 400, "scores": 2031}, {"heads": 12})
     result = Recovery(Outcome.CERTIFIED, "32 fresh answers predicted", layer, certificate, stats, "multi-head")
-    write_run(tmp_path, result, Settings("demo:multi-head"), "box", 1e-10, label="a layer", truth=layer)
+    write_run(tmp_path, result, asdict(Settings("demo:multi-head")), "box", 1e-10, label="a layer", truth=layer)
     path, report = write_report(tmp_path)
     assert path.stat().st_size <= 3_000_000
     page = check_page(path.read_text())

@@ -24,7 +24,7 @@ from keyhole.cli.serve import model_name
 from keyhole.errors import OracleError, UsageError
 from keyhole.inference_protocol import HEADER_LENGTH, Tensor, encode
 from keyhole.oracles import Budgeted, Oracle
-from keyhole.serve import Limits, ServedBox, Server
+from keyhole.serve import Limits, ServedOracle, Server
 from keyhole.serve.served_oracle import Rate
 from support import targets as t
 from support.serving import serving
@@ -120,7 +120,7 @@ def test_the_client_of_nvidia(server: Server, binary: bool) -> None:
     asked = triton.InferInput("tokens", tokens.shape, "FP64")
     asked.set_data_from_numpy(tokens, binary_data=binary)
     for wanted in ([triton.InferRequestedOutput("answers", binary_data=binary)], None):
-        found = client.infer("box", [asked], outputs=wanted, request_id="nv", model_version=server.box.version)
+        found = client.infer("box", [asked], outputs=wanted, request_id="nv", model_version=server.served.version)
         np.testing.assert_array_equal(found.as_numpy("answers"), head()(tokens))
         assert found.get_response()["id"] == "nv"
     with pytest.raises(Exception, match="this server has 'box'") as caught:
@@ -132,7 +132,7 @@ def test_the_client_of_nvidia(server: Server, binary: bool) -> None:
 def test_several_outputs_at_all_positions(client: Any) -> None:
     layer = kh.SingleHead(np.eye(WIDTH), np.ones((WIDTH, 3))).at_all_positions
     with serving(kh.FunctionOracle(layer, width=WIDTH, positions="all")) as running:
-        assert running.box.answers.shape == (-1, -1, 3)
+        assert running.served.answers.shape == (-1, -1, 3)
         reply = client.post(f"{running.url}/infer", json=question(np.ones((2, 5, WIDTH)))).json()
         assert reply["outputs"][0]["shape"] == [2, 5, 3]
 
@@ -247,7 +247,7 @@ def test_a_token_is_wanted_everywhere_but_for_health(client: Any) -> None:
             assert client.post(f"{running.url}/infer", json=question(), headers=headers).status_code == 401
         right = {"Authorization": "Bearer sesame"}
         assert client.post(f"{running.url}/infer", json=question(), headers=right).status_code == 200
-        assert running.box.queries == 2
+        assert running.served.queries == 2
 
 
 def test_too_many_queries_are_refused_for_a_while(client: Any) -> None:
@@ -326,9 +326,9 @@ def test_health_is_answered_while_the_box_thinks(client: Any) -> None:
         thread.start()
         time.sleep(0.1)
         assert client.get(f"{running.url}/ready").status_code == 200
-        assert running.box.requests == 0  # still thinking
+        assert running.served.requests == 0  # still thinking
         thread.join()
-        assert running.box.requests == 1
+        assert running.served.requests == 1
 
 
 # --- the document ----------------------------------------------------------------------------------------------
@@ -343,10 +343,10 @@ def test_no_request_makes_the_server_fail(server: Server, tmp_path: Path) -> Non
     address = f"{server.url.partition('/v2')[0]}/openapi.json"
     command = [sys.executable, "-m", "schemathesis.cli", "run", address, "--checks", CHECKS, "--no-color"]
     options = ["--max-examples", "5", "--phases", "examples,fuzzing", "--seed", "1", "--exclude-path-regex", "versions"]
-    answered = server.box.requests
+    answered = server.served.requests
     ended = subprocess.run([*command, *options], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stdout
-    assert server.box.requests > answered  # the example is answered
+    assert server.served.requests > answered  # the example is answered
 
 
 def test_the_document_describes_every_page(server: Server, client: Any) -> None:
@@ -465,10 +465,10 @@ def test_models_are_named_after_their_target(text: str, name: str) -> None:
 
 def test_a_box_that_does_not_answer_is_not_served() -> None:
     with pytest.raises(OracleError, match="nan or inf"):
-        ServedBox(kh.FunctionOracle(lambda tokens: tokens[:, 0, 0] + np.nan, width=WIDTH), "box")
+        ServedOracle(kh.FunctionOracle(lambda tokens: tokens[:, 0, 0] + np.nan, width=WIDTH), "box")
     half: Oracle = kh.FunctionOracle(lambda tokens: tokens[:, 0, 0], width=WIDTH, like=np.zeros(1, np.float16))
     with pytest.raises(UsageError, match="float16"):
-        ServedBox(half, "box")
+        ServedOracle(half, "box")
 
 
 @pytest.mark.parametrize("limits", [{"batch": 0}, {"length": 1.5}, {"rate": -1.0}, {"rate": float("nan")}])

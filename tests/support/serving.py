@@ -21,13 +21,13 @@ import numpy as np
 
 from keyhole.inference_protocol import HEADER_LENGTH, Tensor, decode, encode
 from keyhole.oracles import Oracle
-from keyhole.serve import Limits, ServedBox, Server
+from keyhole.serve import Limits, ServedOracle, Server
 
 
 @contextmanager
 def serving(oracle: Oracle, port: int = 0, token: str | None = None, **limits: Any) -> Iterator[Server]:
     """`keyhole serve` in a thread."""
-    with Server(ServedBox(oracle, "box", Limits(**limits)), port=port, token=token) as server:
+    with Server(ServedOracle(oracle, "box", Limits(**limits)), port=port, token=token) as server:
         yield server
 
 

@@ -209,10 +209,10 @@ def test_code_that_cannot_be_read_or_compiled_is_refused(box: Path) -> None:
 
 def test_a_bound_can_be_tightened_but_not_loosened(box: Path) -> None:
     target = open_target(f"python:{box}:oracle")
-    tight = target.told(1.0)
+    tight = target.with_declared(1.0)
     assert isinstance(tight.oracle, Wrapper)
     assert tight.oracle.name == target.oracle.name
     assert tight.oracle.signature.max_norm == 1.0
-    assert target.told() is target
+    assert target.with_declared() is target
     with pytest.raises(UsageError, match=r"exceeds the 2\.0"):
-        target.told(3.0)
+        target.with_declared(3.0)

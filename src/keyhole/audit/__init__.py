@@ -1,7 +1,7 @@
-"""What a defence costs an attacker: recover a box behind each of several, with ever more queries."""
+"""What a defence costs an attacker: recover an oracle behind each of several, with ever more queries."""
 
 from keyhole.audit.audit import MULTIPLES, audit
 from keyhole.audit.defences import Defence, default_defences, parse_defence
-from keyhole.audit.result import Audit, Row
+from keyhole.audit.result import Audit, Cell
 
-__all__ = ["MULTIPLES", "Audit", "Defence", "Row", "audit", "default_defences", "parse_defence"]
+__all__ = ["MULTIPLES", "Audit", "Cell", "Defence", "audit", "default_defences", "parse_defence"]

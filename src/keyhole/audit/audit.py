@@ -1,31 +1,28 @@
-"""Runs an audit: opens the box, fills the columns, in this process or in several, and puts them together."""
+"""Runs an audit: opens the oracle, fills the columns, in this process or in several, and puts them together."""
 
 from __future__ import annotations
 
 import multiprocessing
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-from keyhole.audit.cells import METHOD, Column, Filled, digest, fill
+from keyhole.audit.cells import METHOD, Column, FilledColumn, digest, fill
 from keyhole.audit.defences import NONE, Defence, default_defences, parse_defence
 from keyhole.audit.result import Audit
-from keyhole.errors import KeyholeError, UsageError
+from keyhole.errors import FileError, KeyholeError, UsageError
 from keyhole.families import Family, SingleHead
 from keyhole.oracles import Oracle
-from keyhole.progress import Observer, Silent, wants_bar
+from keyhole.progress import Observer, Silent, steps_bar
 from keyhole.recover import recover
-from keyhole.runs.store import prepare_folder
 from keyhole.targets import Target, open_target
 
 MULTIPLES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
@@ -46,44 +43,51 @@ def audit(
     most: int | None = None,
     truth: SingleHead | None = None,
 ) -> Audit:
-    """Recover a box behind each defence within each budget, and see how far from the truth that is.
+    """Recover an oracle behind each defence within each budget, and see how far from the truth that is.
 
     `target` is a text as on the command line, or an oracle. `budgets` are multiples of the counting bound;
-    those above `most` queries are left out. The undefended box is always among the defences. Without a known
+    those above `most` queries are left out. The undefended oracle is always among the defences. Without a known
     `truth` (an oracle, a `python:` target) errors are measured against what its owner recovers of it without
     a defence, which must be certified. With a `folder`, finished cells and all answers are kept there, and
     running again does only what is missing. `jobs` processes share the defences; they open the target again
     from its text, so an oracle allows one only.
     """
     with ExitStack() as stack:
-        box = _opened(target, truth, jobs)
+        subject = _open(target, truth, jobs)
         if not isinstance(target, Oracle):
-            stack.callback(box.oracle.close)
+            stack.callback(subject.oracle.close)
         where = Path(stack.enter_context(TemporaryDirectory(prefix="keyhole-audit-")) if folder is None else folder)
-        for each in (where, where / "cells", where / "journals"):
-            prepare_folder(each)
-        with _bar(progress) as bar:
-            reference, asked = _reference(box, where, seed)
+        for each in ("cells", "journals"):
+            _make_folder(where / each)
+        with steps_bar(progress, "cells") as show:
+            reference, asked = _reference(subject, where, seed)
             bound = reference.counting_bound
             multiples = _multiples(budgets, bound, most)
             columns = [Column(each, multiples, bound, seed, where) for each in _defences(defences, bound)]
-            bar.total(sum(len(list(column.budgets())) for column in columns))
+            show(total=sum(len(list(column.budgets())) for column in columns))
             if jobs == 1:
-                filled = [fill(column, box.oracle, reference, done=bar.advance) for column in columns]
+                filled = [fill(column, subject.oracle, reference, done=partial(show, advance=1)) for column in columns]
             else:
-                filled = _in_processes(columns, box, reference, jobs, bar)
-    known = "the true parameters" if box.truth is not None else "what its owner recovers of it without a defence"
+                filled = _in_processes(columns, subject, reference, jobs, show)
+    known = "the true parameters" if subject.truth is not None else "what its owner recovers of it without a defence"
     rows = tuple(row for each in filled for row in each.rows)
     new_queries = asked + sum(each.new_queries for each in filled)
-    return Audit(box.text, box.label, bound, known, seed, rows, new_queries)
+    return Audit(subject.text, subject.label, bound, known, seed, rows, new_queries)
 
 
-def _opened(target: str | Oracle, truth: SingleHead | None, jobs: int) -> Target:
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FileError(f"cannot make the folder {folder}: {error.strerror or error}; name another one") from error
+
+
+def _open(target: str | Oracle, truth: SingleHead | None, jobs: int) -> Target:
     if isinstance(jobs, bool) or not isinstance(jobs, int) or jobs < 1:
         raise UsageError(f"jobs must be a whole number of at least 1, not {jobs!r}")
     if not isinstance(target, Oracle):
-        box = open_target(target)
-        return box if truth is None else Target(box.text, box.oracle, box.label, truth)
+        subject = open_target(target)
+        return subject if truth is None else Target(subject.text, subject.oracle, subject.label, truth)
     if jobs > 1:
         raise UsageError(
             "jobs above 1 need a target named by text, which other processes can open: python:path.py:make"
@@ -91,13 +95,13 @@ def _opened(target: str | Oracle, truth: SingleHead | None, jobs: int) -> Target
     return Target(target.name, target, f"{target.name}, of width {target.signature.width}", truth)
 
 
-def _reference(box: Target, folder: Path, seed: int) -> tuple[SingleHead, int]:
-    """The truth, or what its owner recovers of the box; and the queries that took."""
-    if box.truth is not None:
-        return _one_head(box.truth), 0
-    # With another seed: from the same questions the bare box would differ from itself by nothing at all.
-    seed, journal = seed + 1, folder / "journals" / f"reference-{digest(box.oracle.name, str(seed))[:8]}.db"
-    result = recover(box.oracle, METHOD, journal=journal, seed=seed, observer=Silent())
+def _reference(subject: Target, folder: Path, seed: int) -> tuple[SingleHead, int]:
+    """The truth, or what its owner recovers of the oracle; and the queries that took."""
+    if subject.truth is not None:
+        return _one_head(subject.truth), 0
+    # With another seed: from the same queries the bare oracle would differ from itself by nothing at all.
+    seed, journal = seed + 1, folder / "journals" / f"reference-{digest(subject.oracle.name, str(seed))[:8]}.db"
+    result = recover(subject.oracle, METHOD, journal=journal, seed=seed, observer=Silent())
     return _one_head(result.params), result.stats.new_queries
 
 
@@ -118,14 +122,14 @@ def _multiples(budgets: Sequence[float], bound: int, most: int | None) -> tuple[
 
 
 def _defences(given: Sequence[str | Defence] | None, bound: int) -> list[Defence]:
-    """Each once, the bare box first."""
+    """Each once, the bare oracle first."""
     if isinstance(given, str):
         raise UsageError(f"defences is a list of texts, not one text: write [{given!r}]")
-    wanted = default_defences(bound) if given is None else [_read(each) for each in given]
+    wanted = default_defences(bound) if given is None else [_parse(each) for each in given]
     return list(dict.fromkeys([parse_defence(NONE), *wanted]))
 
 
-def _read(defence: str | Defence) -> Defence:
+def _parse(defence: str | Defence) -> Defence:
     return defence if isinstance(defence, Defence) else parse_defence(defence)
 
 
@@ -133,8 +137,8 @@ def _read(defence: str | Defence) -> Defence:
 
 
 @dataclass(frozen=True)
-class Order:
-    """What a worker needs to know; the box itself cannot travel."""
+class Task:
+    """What a worker needs to know; the oracle itself cannot travel."""
 
     column: Column
     target: str
@@ -144,10 +148,10 @@ class Order:
 _stop: Any = None  # in a worker: an event that says the audit was interrupted
 
 
-class Stopping(Silent):
+class InterruptCheck(Silent):
     """Ends a worker's recovery after the batch at hand, which the journal has kept by then."""
 
-    def answered(self, queries: int, *, new: bool) -> None:  # noqa: ARG002 - what it is told does not matter
+    def answered(self, queries: int, *, new: bool) -> None:  # noqa: ARG002 - the counts do not matter
         """Look whether the audit was interrupted."""
         if _stop.is_set():
             raise KeyboardInterrupt
@@ -159,7 +163,7 @@ def _begin(stop: Any) -> None:
     _stop = stop
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if CAN_PUT_OFF:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # what a box starts finds things as usual
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # what an oracle starts finds things as usual
 
 
 @contextmanager
@@ -176,27 +180,29 @@ def _put_off_interrupts() -> Iterator[None]:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _carry_out(order: Order) -> Filled:
-    target = open_target(order.target)
-    observer: Observer = Stopping()
+def _carry_out(task: Task) -> FilledColumn:
+    target = open_target(task.target)
+    observer: Observer = InterruptCheck()
     try:
-        return fill(order.column, target.oracle, order.reference, observer)
+        return fill(task.column, target.oracle, task.reference, observer)
     finally:
         target.oracle.close()
 
 
-def _in_processes(columns: Sequence[Column], box: Target, reference: SingleHead, jobs: int, bar: Bar) -> list[Filled]:
+def _in_processes(
+    columns: Sequence[Column], subject: Target, reference: SingleHead, jobs: int, show: Callable[..., None]
+) -> list[FilledColumn]:
     context = multiprocessing.get_context("spawn")  # threads of BLAS and CUDA do not survive a fork
     stop = context.Event()
-    files = [column.file(box.oracle.name, budget) for column in columns for _, budget in column.budgets()]
+    files = [column.file(subject.oracle.name, budget) for column in columns for _, budget in column.budgets()]
     with ProcessPoolExecutor(min(jobs, len(columns)), context, _begin, (stop,)) as pool:
         try:
             with _put_off_interrupts():
-                futures = [pool.submit(_carry_out, Order(column, box.text, reference)) for column in columns]
+                futures = [pool.submit(_carry_out, Task(column, subject.text, reference)) for column in columns]
             pending = set(futures)
             while pending:
                 finished, pending = wait(pending, timeout=LOOK)
-                bar.reached(sum(file.exists() for file in files))
+                show(completed=sum(file.exists() for file in files))
                 for each in finished:
                     each.result()  # raises what went wrong there
             return [future.result() for future in futures]
@@ -209,40 +215,3 @@ def _in_processes(columns: Sequence[Column], box: Target, reference: SingleHead,
             stop.set()
             pool.shutdown(wait=True, cancel_futures=True)
             raise
-
-
-# What a person sees.
-
-
-class Bar:
-    """Cells done of all."""
-
-    def __init__(self, shown: Progress | None) -> None:
-        self._shown = shown
-        self._task = None if shown is None else shown.add_task("cells", total=None)
-
-    def total(self, cells: int) -> None:
-        """So many cells are to be filled."""
-        self._update(total=cells)
-
-    def advance(self) -> None:
-        """One more is done."""
-        self._update(advance=1)
-
-    def reached(self, cells: int) -> None:
-        """So many are done."""
-        self._update(completed=cells)
-
-    def _update(self, **changes: Any) -> None:
-        if self._shown is not None and self._task is not None:
-            self._shown.update(self._task, **changes)
-
-
-@contextmanager
-def _bar(progress: bool | None) -> Iterator[Bar]:
-    if not wants_bar(progress):
-        yield Bar(None)
-        return
-    columns = (TextColumn("{task.description:>12}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
-        yield Bar(shown)

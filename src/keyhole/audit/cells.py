@@ -14,20 +14,20 @@ from pathlib import Path
 
 from keyhole.audit.defences import Defence
 from keyhole.audit.lower_bounds import NOTHING, Geometry, floor
-from keyhole.audit.result import Row
+from keyhole.audit.result import Cell
 from keyhole.errors import FileError, OracleError
 from keyhole.families import SingleHead
 from keyhole.gauge import distance
+from keyhole.optional import KEYHOLE_VERSION
 from keyhole.oracles import Oracle
 from keyhole.progress import Observer, Silent
 from keyhole.recover import recover
 from keyhole.recovery import Outcome, Recovery
-from keyhole.runs.store import keyhole_version
 
 # Part of every key: raise it whenever the same settings start to mean another cell.
 CELL_VERSION = 1
 METHOD = "auto"
-# The truth judges what was recovered, so a certificate need not be bought: one question is the fewest there is.
+# The truth judges what was recovered, so a certificate need not be bought: one query is the fewest there is.
 HELDOUT = 1
 
 
@@ -51,23 +51,23 @@ class Column:
         if self.defence.limit is not None and limit <= self.multiples[-1] * self.bound:
             yield self.defence.limit / self.bound, self.defence.limit
 
-    def journal(self, box: str) -> Path:
-        """Where the answers of a box behind this defence are kept."""
+    def journal(self, oracle: str) -> Path:
+        """Where the answers of an oracle behind this defence are kept."""
         slug = self.defence.text.replace(":", "").replace("+", "-")
-        return self.folder / "journals" / f"{slug}-{digest(box, self.defence.text, str(self.seed))[:8]}.db"
+        return self.folder / "journals" / f"{slug}-{digest(oracle, self.defence.text, str(self.seed))[:8]}.db"
 
-    def file(self, box: str, budget: int) -> Path:
+    def file(self, oracle: str, budget: int) -> Path:
         """Where a finished cell is kept: its name is a digest of all that determines it."""
-        settings = [box, self.defence.text, budget, self.bound, self.seed, METHOD, HELDOUT]
-        key = digest(json.dumps([CELL_VERSION, keyhole_version(), *settings]))
+        settings = [oracle, self.defence.text, budget, self.bound, self.seed, METHOD, HELDOUT]
+        key = digest(json.dumps([CELL_VERSION, KEYHOLE_VERSION, *settings]))
         return self.folder / "cells" / f"{key[:32]}.json"
 
 
 @dataclass(frozen=True)
-class Filled:
+class FilledColumn:
     """The rows of a column, and how many queries they took now."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[Cell, ...]
     new_queries: int
 
 
@@ -77,7 +77,7 @@ def fill(
     reference: SingleHead,
     observer: Observer | None = None,
     done: Callable[[], None] = lambda: None,  # called after each cell
-) -> Filled:
+) -> FilledColumn:
     """Run the cells of a column that are not on disk yet."""
     rows, new_queries = [], 0
     for multiple, budget in column.budgets():
@@ -86,7 +86,7 @@ def fill(
         if row is None:
             journal = column.journal(oracle.name)
             # Noise that began anew with every cell would repeat itself: it goes on where the journal ends.
-            state = digest(str(column.seed), column.defence.text, str(budget), str(_answered(journal)))
+            state = digest(str(column.seed), column.defence.text, str(budget), str(_count_answers(journal)))
             defended = column.defence.around(oracle, seed=int(state[:12], 16))
             result = recover(
                 defended,
@@ -104,15 +104,15 @@ def fill(
                     "with a folder, finished cells and all answers are kept"
                 )
             geometry = Geometry.of(reference, defended.signature)
-            row = _row(column.defence.text, multiple, budget, result, reference, geometry, defended)
+            row = _cell(column.defence.text, multiple, budget, result, reference, geometry, defended)
             new_queries += result.stats.new_queries
             _write(file, row)
         rows.append(row)
         done()
-    return Filled(tuple(rows), new_queries)
+    return FilledColumn(tuple(rows), new_queries)
 
 
-def _row(
+def _cell(
     defence: str,
     multiple: float,
     budget: int,
@@ -120,9 +120,9 @@ def _row(
     reference: SingleHead,
     geometry: Geometry,
     defended: Oracle,
-) -> Row:
+) -> Cell:
     error = NOTHING if result.params is None else distance(result.params, reference)
-    return Row(
+    return Cell(
         defence=defence,
         multiple=multiple,
         budget=budget,
@@ -140,7 +140,7 @@ def digest(*parts: str) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
-def _answered(journal: Path) -> int:
+def _count_answers(journal: Path) -> int:
     """How many answers a journal has; 0 where there is none."""
     if not journal.exists():
         return 0
@@ -152,16 +152,16 @@ def _answered(journal: Path) -> int:
     return int(count)
 
 
-def _read(file: Path) -> Row | None:
+def _read(file: Path) -> Cell | None:
     try:
-        return Row(**json.loads(file.read_text(encoding="utf-8")))
+        return Cell(**json.loads(file.read_text(encoding="utf-8")))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError) as error:
         raise FileError(f"cannot read the finished cell {file} ({error}): remove it, and it is run again") from error
 
 
-def _write(file: Path, row: Row) -> None:
+def _write(file: Path, row: Cell) -> None:
     """Under another name first: a cell that is there is whole."""
     temporary = file.with_suffix(f".{os.getpid()}.tmp")
     try:

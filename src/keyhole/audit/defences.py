@@ -112,7 +112,7 @@ class Clipped(Wrapper):
 
 
 def default_defences(bound: int) -> tuple[Defence, ...]:
-    """What a server might do, alone and together; `bound` is the counting bound of the box."""
+    """What a server might do, alone and together; `bound` is the counting bound of the oracle."""
     texts = [
         NONE,
         "clip:1",

@@ -1,6 +1,6 @@
 """What no attacker can do better than: floors under the relative error of a recovered head, by kind of defence.
 
-All are of the size that `keyhole.distance` measures. They bound what answers reveal, not what is known of a box
+All are of the size that `keyhole.distance` measures. They bound what answers reveal, not what is known of an oracle
 besides, and say nothing of a head without attention.
 """
 
@@ -27,7 +27,7 @@ class Geometry:
 
     width: int
     bound: int  # the counting bound
-    spacing: float  # of the numbers the box computes with
+    spacing: float  # of the numbers the oracle computes with
     max_norm: float  # of a token; inf where there is no limit
     value_norm: float  # the largest of any output
     score_norm: float  # Frobenius
@@ -57,16 +57,16 @@ class Geometry:
 
 
 def machine_floor(spacing: float) -> float:
-    """The rounding of the numbers that a box computes with.
+    """The rounding of the numbers that an oracle computes with.
 
     All that is left of defences without a norm limit, since long tokens make any fixed error small, and of
-    answers in a short dtype: a question whose answer is nearly zero is rounded by nearly nothing.
+    answers in a short dtype: a query whose answer is nearly zero is rounded by nearly nothing.
     """
     return spacing
 
 
 def counting_floor(queries: float, bound: int) -> float:
-    """Fewer answers than unknown numbers: of a box without any pattern, the share that was not asked remains."""
+    """Fewer answers than unknown numbers: of an oracle without any pattern, the share that was not asked remains."""
     return math.sqrt(max(0.0, 1 - queries / bound))
 
 

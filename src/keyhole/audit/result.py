@@ -11,7 +11,7 @@ from rich.text import Text
 
 from keyhole.audit.defences import NONE, Defence, parse_defence
 
-# Relative errors an attacker may be content with: as good as the box for most uses, and as good as a copy.
+# Relative errors an attacker may be content with: as good as the oracle for most uses, and as good as a copy.
 USEFUL, COPY = 1e-2, 1e-6
 # Less than this many times the queries is no cost worth a word.
 NO_COST = 1.25
@@ -20,7 +20,7 @@ NEAR = 3.0
 
 
 @dataclass(frozen=True)
-class Row:
+class Cell:
     """One cell: what an attacker got behind one defence for one budget."""
 
     defence: str
@@ -39,19 +39,19 @@ class Audit:
     """Every defence against every budget."""
 
     target: str
-    label: str  # what the box is, in words
-    bound: int  # the counting bound of the box
+    label: str  # what the oracle is, in words
+    bound: int  # the counting bound of the oracle
     reference: str  # what errors are measured against, in words
     seed: int
-    rows: tuple[Row, ...]  # by defence, then by budget
-    new_queries: int  # that reached the box now; all others came from the folder
+    rows: tuple[Cell, ...]  # by defence, then by budget
+    new_queries: int  # that reached the oracle now; all others came from the folder
 
     @property
     def defences(self) -> tuple[str, ...]:
         """The defences, in order."""
         return tuple(dict.fromkeys(row.defence for row in self.rows))
 
-    def of(self, defence: str) -> tuple[Row, ...]:
+    def of(self, defence: str) -> tuple[Cell, ...]:
         """The rows of one defence, by budget."""
         return tuple(row for row in self.rows if row.defence == defence)
 
@@ -60,10 +60,10 @@ class Audit:
         """What each defence achieves, in plain words."""
         return tuple(sentence(self.of(defence), self._short_tokens(defence), self) for defence in self.defences)
 
-    def _short_tokens(self, defence: str) -> tuple[Row, ...]:
+    def _short_tokens(self, defence: str) -> tuple[Cell, ...]:
         """Rows of the same defence with clipping: whoever is not clipped may send short tokens all the same."""
         own = parse_defence(defence)
-        return tuple(row for row in self.rows if own != parse_defence(row.defence) and _unclipped(row) == own)
+        return tuple(row for row in self.rows if own != parse_defence(row.defence) and _without_clip(row) == own)
 
     def table(self) -> Table:
         """Errors by defence and budget, for a terminal."""
@@ -76,7 +76,7 @@ class Audit:
         for defence in self.defences:
             rows = self.of(defence)
             by_multiple = {multiple: _within(rows, multiple) for multiple in multiples}
-            cells = [_coloured(row.error) if row else Text("") for row in by_multiple.values()]
+            cells = [_colour(row.error) if row else Text("") for row in by_multiple.values()]
             table.add_row(defence, *cells, Text(f"{rows[-1].floor:.1e}", style="dim"))
         return table
 
@@ -94,22 +94,22 @@ class Audit:
         }
 
 
-def _within(rows: Sequence[Row], multiple: float) -> Row | None:
+def _within(rows: Sequence[Cell], multiple: float) -> Cell | None:
     """What an attacker has for a budget: the row of the largest budget that it covers."""
     return next((row for row in reversed(rows) if row.multiple <= multiple), None)
 
 
-def _coloured(error: float) -> Text:
+def _colour(error: float) -> Text:
     style = "red" if error <= COPY else "yellow" if error <= USEFUL else "green"
     return Text(f"{error:.1e}", style=style)
 
 
-def _unclipped(row: Row) -> Defence:
+def _without_clip(row: Cell) -> Defence:
     return parse_defence(row.defence).without_clip()
 
 
-def sentence(rows: Sequence[Row], short: Sequence[Row], audit: Audit) -> str:
-    """What one defence achieves, beside what the bare box gives away.
+def sentence(rows: Sequence[Cell], short: Sequence[Cell], audit: Audit) -> str:
+    """What one defence achieves, beside what the bare oracle gives away.
 
     `short` are the rows of an attacker who keeps his tokens short where the defence does not make him.
     """
@@ -135,7 +135,7 @@ def sentence(rows: Sequence[Row], short: Sequence[Row], audit: Audit) -> str:
     return f"{words} {costs} and stops nothing: the error falls to {best.error:.1e}{spent}."
 
 
-def _bare_sentence(rows: Sequence[Row], bound: int) -> str:
+def _bare_sentence(rows: Sequence[Cell], bound: int) -> str:
     best = min(rows, key=lambda row: (row.error > COPY, row.queries if row.error <= COPY else row.error))
     return (
         f"No defence: {best.queries:,} queries, {_times(best.queries / bound)} the counting bound, "
@@ -143,15 +143,15 @@ def _bare_sentence(rows: Sequence[Row], bound: int) -> str:
     )
 
 
-def _beside_floor(best: Row, last: Row) -> str:
+def _beside_floor(best: Cell, last: Cell) -> str:
     """Whether that is the defence's merit or the attack's fault."""
     if best.error <= NEAR * last.floor:
         return f", which is near the floor of {_size(last.floor)} under every attack."
     return f". The floor is at {_size(last.floor)}, so a better attack may do more."
 
 
-def _cost(rows: Sequence[Row], bare: Sequence[Row], goal: float) -> str:
-    """What an error of `goal` costs beside the bare box: budgets are steps, so it is no more than that."""
+def _cost(rows: Sequence[Cell], bare: Sequence[Cell], goal: float) -> str:
+    """What an error of `goal` costs beside the bare oracle: budgets are steps, so it is no more than that."""
     needed, free = (min((row.queries for row in each if row.error <= goal), default=0) for each in (rows, bare))
     if not free:
         return f"for {needed:,} queries"

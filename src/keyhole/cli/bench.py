@@ -16,15 +16,15 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from keyhole.cli.tables import print_whole
+from keyhole.cli.options import DONE, FAILED, INTERRUPTED, Json, MethodOption, Quiet, complain
+from keyhole.cli.output import print_json, print_table
 from keyhole.errors import UsageError
-from keyhole.progress import wants_bar
-from keyhole.recover import recover
+from keyhole.progress import Silent, wants_bar
 from keyhole.recovery import Recovery
-from keyhole.runs.store import parse_option, plain
-from keyhole.targets import open_target
+from keyhole.runs.execute import execute
+from keyhole.runs.settings import Settings, parse_option
+from keyhole.runs.store import plain
 
-DONE, FAILED, INTERRUPTED = 0, 1, 130
 # One box of each family, seconds in all.
 USUAL = (
     "demo:single-head?width=64",
@@ -84,10 +84,10 @@ def bench(
     method: Annotated[str, typer.Option(help="The learner.")] = "auto",
     runs: Annotated[int, typer.Option(min=1, help="Recoveries of each box, with seeds that follow one another.")] = 3,
     seed: Annotated[int, typer.Option(min=0, help="The first seed of the method.")] = 0,
-    option: Annotated[list[str] | None, typer.Option(help="NAME=VALUE for the method; repeatable.")] = None,
+    option: MethodOption = None,
     out: Annotated[Path | None, typer.Option(help="File to keep the figures in, as JSON.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
 ) -> int:
     """Recover boxes several times and print what it costs: queries over the counting bound, time over the box's own.
 
@@ -106,14 +106,14 @@ def bench(
         ):
             found.append(_costs(name, method, range(seed, seed + runs), options))  # noqa: PERF401 kept if interrupted
     except KeyboardInterrupt:
-        typer.echo(f"keyhole: interrupted after {len(found)} of {len(names)} boxes", err=True)
+        complain(f"interrupted after {len(found)} of {len(names)} boxes")
         if not found:
             return INTERRUPTED
     data = plain({"benchmarks": [costs.summary() for costs in found]})
     if out is not None:
         _keep(data, out)
     if as_json:
-        typer.echo(json.dumps(data, allow_nan=False))
+        print_json(data)
     elif not quiet:
         _show(found)
     if len(found) < len(names):
@@ -122,18 +122,10 @@ def bench(
 
 
 def _costs(name: str, method: str, seeds: Sequence[int], options: dict[str, Any]) -> Costs:
-    results, distances = [], []
-    for seed in seeds:
-        # What the code of a box prints is not part of the table.
-        with redirect_stdout(sys.stderr):
-            box = open_target(name)
-            try:
-                result = recover(box.oracle, method, seed=seed, throw=False, progress=False, **options)
-            finally:
-                box.oracle.close()
-        results.append(result)
-        distances.append(box.distance(result.params))
-    return Costs(name, tuple(results), tuple(distances))
+    # What the code of a box prints is not part of the table.
+    with redirect_stdout(sys.stderr):
+        endings = [execute(Settings(name, method, seed=seed, options=options), Silent()) for seed in seeds]
+    return Costs(name, tuple(each.result for each in endings), tuple(each.distance for each in endings))
 
 
 def _keep(data: Any, path: Path) -> None:
@@ -162,7 +154,7 @@ def _show(found: Sequence[Costs]) -> None:
             f"{row['seconds']:.2f}",
             _figure(row["seconds_over_oracle"], ".1f"),
         )
-    print_whole(table)
+    print_table(table)
 
 
 def _figure(number: float | None, form: str) -> str:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import sys
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import typer
 
+from keyhole.cli.output import keep_record, print_json
 from keyhole.errors import UsageError
 from keyhole.families.torch_layouts import Place, attention_in, heads_of
 from keyhole.gauge import distance
@@ -17,9 +19,8 @@ from keyhole.noise import Noise
 from keyhole.oracles.transformers import open_model
 from keyhole.recover_model import ModelRecovery, recover_model
 from keyhole.recovery import Recovery
-from keyhole.report.html.build import try_report
-from keyhole.runs.reader import FORMATS, HEADS, LAYERS
-from keyhole.runs.store import VERSION, Settings, keyhole_version, plain, prepare_folder, write_record
+from keyhole.runs.settings import Settings
+from keyhole.runs.store import HEADS, LAYERS, reserve_folder
 from keyhole.targets.models import TRANSFORMERS_EXAMPLE, TRANSFORMERS_KEYS, split
 
 PREFIX = "transformers:"
@@ -30,7 +31,7 @@ def names_all_layers(target: str) -> bool:
     return target.startswith(PREFIX) and "layer=all" in target.partition("#")[2].split("&")
 
 
-def recover_all_layers(settings: Settings, *, as_json: bool, quiet: bool) -> bool:
+def recover_all_layers(settings: Settings, *, as_json: bool, quiet: bool, force: bool) -> bool:
     """Recover them, say how each ended as soon as it has, and keep one file; whether all were certified."""
     path, given = split(settings.target.removeprefix(PREFIX), TRANSFORMERS_EXAMPLE, TRANSFORMERS_KEYS)
     if given.pop("layer") != "all" or given.pop("part", "attention") != "attention":
@@ -39,8 +40,6 @@ def recover_all_layers(settings: Settings, *, as_json: bool, quiet: bool) -> boo
         raise UsageError("max_length and batch_limit are for one layer: leave them out")
     if settings.max_norm is not None:
         given["max_norm"] = settings.max_norm
-    if settings.out is not None:
-        prepare_folder(settings.out)
     distances: dict[str, float | None] = {}
     with redirect_stdout(sys.stderr):
         model = open_model(path, "recover_model")
@@ -51,40 +50,51 @@ def recover_all_layers(settings: Settings, *, as_json: bool, quiet: bool) -> boo
         if not (as_json or quiet):
             typer.echo(_line(name, result, distances[name]))
 
-    found = recover_model(
-        model,
-        method="multi-head" if settings.method == "auto" else settings.method,
-        budget=settings.budget,
-        journal=settings.journal,
-        seed=settings.seed,
-        throw=False,
-        noise=None if settings.noise is None else Noise.parse(settings.noise),
-        heldout=settings.heldout,
-        progress=False if quiet or as_json else None,
-        done=done,
-        **given,
-        **settings.options,
-    )
-    data = {
-        "target": settings.target,
-        "certified": found.certified,
-        "layers": {
-            name: {**result.summary(), "distance": distances[name], "left_out": found.left_out.get(name)}
-            for name, result in found.layers.items()
-        },
-    }
-    files, note = ({}, None) if settings.out is None else _keep(found, data, settings.out)
-    if as_json:
-        typer.echo(
-            json.dumps(plain({**data, "files": files, "notes": [] if note is None else [note]}), allow_nan=False)
+    with reserve_folder(settings.out, LAYERS, asdict(settings), force=force):
+        found = recover_model(
+            model,
+            method="multi-head" if settings.method == "auto" else settings.method,
+            budget=settings.budget,
+            journal=settings.journal,
+            seed=settings.seed,
+            throw=False,
+            noise=None if settings.noise is None else Noise.parse(settings.noise),
+            heldout=settings.heldout,
+            progress=False if quiet or as_json else None,
+            done=done,
+            **given,
+            **settings.options,
         )
+        data = {
+            "target": settings.target,
+            "certified": found.certified,
+            "layers": {
+                name: {**result.summary(), "distance": distances[name], "left_out": found.left_out.get(name)}
+                for name, result in found.layers.items()
+            },
+        }
+        files, notes = _keep(found, data, settings)
+    _print(found, data, files, notes, as_json=as_json, quiet=quiet)
+    return found.certified
+
+
+def _print(
+    found: ModelRecovery,
+    data: Mapping[str, Any],
+    files: Mapping[str, Path],
+    notes: Sequence[str],
+    *,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    if as_json:
+        print_json({**data, "files": files, "notes": notes})
     elif not quiet:
         for name, reason in found.left_out.items():
             typer.echo(f"{name}: no weights: {reason}")
         typer.echo("\n".join(map(str, files.values())) or "nothing was kept: --out FOLDER keeps the heads and weights")
-        if note is not None:
+        for note in notes:
             typer.echo(note)
-    return found.certified
 
 
 def _distance(result: Recovery, place: Place) -> float | None:
@@ -107,15 +117,14 @@ def _line(name: str, result: Recovery, apart: float | None) -> str:
     return f"{name}: CERTIFIED, {len(heads)} head{'s' * (len(heads) > 1)}{truth}; {cost}"
 
 
-def _keep(found: ModelRecovery, data: dict[str, Any], folder: Path) -> tuple[dict[str, Path], str | None]:
-    """Write heads, figures and report; the paths, and why there is no report where there is none."""
-    files = {"layers": folder / HEADS}
-    found.save(files["layers"])
-    about = {"format": FORMATS[LAYERS], "version": VERSION, "keyhole": keyhole_version()}
+def _keep(found: ModelRecovery, data: Mapping[str, Any], settings: Settings) -> tuple[dict[str, Path], list[str]]:
+    """Write heads, figures and report, if there is a folder for them; the paths, and notes on what is missing."""
+    if settings.out is None:
+        return {}, []
+    found.save(settings.out / HEADS)
     layers = {name: {**data["layers"][name], "heldout": _heldout(result)} for name, result in found.layers.items()}
-    files["run"] = write_record(folder, LAYERS, {**about, **data, "layers": layers})
-    path, note = try_report(folder)
-    return files | ({} if path is None else {"report": path}), note
+    files, notes = keep_record(settings.out, LAYERS, {**data, "layers": layers}, asdict(settings))
+    return {"layers": settings.out / HEADS, **files}, notes
 
 
 def _heldout(result: Recovery) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -13,14 +12,16 @@ from typing import Annotated
 
 import typer
 
+from keyhole.cli.options import DONE, TARGET, Json, Quiet, complain
+from keyhole.cli.output import print_json, print_lines
 from keyhole.errors import UsageError
-from keyhole.live.form import Served
+from keyhole.live.form import ServedTarget
 from keyhole.live.manager import Runs
 from keyhole.live.server import LiveServer
 from keyhole.live.watch_page import RUNS, open_page
 from keyhole.oracles import Noisy, Oracle, Rounded
 from keyhole.oracles.http.oracle import LOOPBACK
-from keyhole.serve.served_oracle import Limits, ServedBox
+from keyhole.serve.served_oracle import Limits, ServedOracle
 from keyhole.serve.server import Server
 from keyhole.targets import Target, open_target
 
@@ -28,7 +29,7 @@ from keyhole.targets import Target, open_target
 def serve(
     target: Annotated[
         str | None,
-        typer.Argument(metavar="TARGET", help="The box, named as for `keyhole recover`; may be left out with --ui."),
+        typer.Argument(metavar="TARGET", help=f"{TARGET.rstrip('.')}; may be left out with --ui."),
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
     port: Annotated[
@@ -47,7 +48,8 @@ def serve(
     ] = None,
     ui: Annotated[bool, typer.Option("--ui", help="A page that starts, shows, stops and compares recoveries.")] = False,
     runs: Annotated[Path, typer.Option(help="Folder for the runs of that page, and to find earlier ones.")] = RUNS,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
 ) -> int:
     """Serve a box over the Open Inference Protocol v2, to rehearse an audit on your own machine; or a page to watch.
 
@@ -56,59 +58,57 @@ def serve(
     if target is None:
         if not ui:
             raise UsageError("name the box to serve, or ask for the page alone: keyhole serve --ui")
-        return _serve_page(LiveServer(Runs(runs), host, port or 0), as_json=as_json)
+        return _serve_page(LiveServer(Runs(runs), host, port or 0), as_json=as_json, quiet=quiet)
     token = _token(token_env)
     limits = Limits(batch=max_batch, length=max_length, rate=rate_limit)
-    with redirect_stdout(sys.stderr):  # what the code of a box prints is no part of the report
+    with redirect_stdout(sys.stderr):  # what the code of an oracle prints is no part of the report
         found = open_target(target)
         try:
-            oracle = _defended(found.oracle, noise, decimals, seed)
-            box = ServedBox(oracle, name or model_name(found.text), limits)
+            oracle = _with_defences(found.oracle, noise, decimals, seed)
+            served = ServedOracle(oracle, name or model_name(found.text), limits)
             server: Server | LiveServer
             if ui:
-                server = LiveServer(Runs(runs, Served(found.text, found.label)), host, port or 0, box, token)
+                server = LiveServer(Runs(runs, ServedTarget(found.text, found.label)), host, port or 0, served, token)
             else:
-                server = Server(box, host, 8000 if port is None else port, token)
+                server = Server(served, host, 8000 if port is None else port, token)
         except BaseException:
             found.oracle.close()
             raise
-    _announce(server, box, found, as_json=as_json, token_env=token_env)
+    _announce(server, served, found, as_json=as_json, quiet=quiet, token_env=token_env)
     try:
         with redirect_stdout(sys.stderr):
             server.run()
     finally:
         found.oracle.close()
-    if not as_json:
-        typer.echo(
-            f"    stopped  {box.queries:,} queries answered in {box.requests:,} requests, {box.refused:,} refused"
-        )
-    return 0
+    if not (as_json or quiet):
+        counts = f"{served.queries:,} queries answered in {served.requests:,} requests, {served.refused:,} refused"
+        print_lines([("stopped", counts)], wrap=False)
+    return DONE
 
 
-def _serve_page(server: LiveServer, *, as_json: bool) -> int:
+def _serve_page(server: LiveServer, *, as_json: bool, quiet: bool) -> int:
     """The page alone."""
     _warn_of_others(server)
     if as_json:
-        typer.echo(json.dumps({"page": server.address, "runs": str(server.runs.folder)}))
-    else:
-        for word, said in {"page": server.address, "runs": str(server.runs.folder), "stop": "Ctrl-C"}.items():
-            typer.echo(f"{word:>11}  {said}")
+        print_json({"page": server.address, "runs": server.runs.folder})
+    elif not quiet:
+        print_lines({"page": server.address, "runs": str(server.runs.folder), "stop": "Ctrl-C"}.items(), wrap=False)
         sys.stdout.flush()
         open_page(server.address)
     sys.stdout.flush()
     with redirect_stdout(sys.stderr):
         server.run()
-    if not as_json:
+    if not (as_json or quiet):
         stopped = [run for run in server.runs.all() if run.state in ("stopped", "stopping")]
         again = shlex.join(["keyhole", "serve", "--ui", "--runs", str(server.runs.folder)])
         kept = f"; {len(stopped)} unfinished, to be resumed on the page: {again}" if stopped else ""
         typer.echo(f"    stopped  {len(server.runs.all())} runs in {server.runs.folder}{kept}")
-    return 0
+    return DONE
 
 
 def _warn_of_others(server: LiveServer) -> None:
     if server.host not in LOOPBACK:
-        typer.echo(f"keyhole: whoever can reach {server.host} can start and stop runs on this page", err=True)
+        complain(f"whoever can reach {server.host} can start and stop runs on this page")
 
 
 def model_name(text: str) -> str:
@@ -119,7 +119,7 @@ def model_name(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", stem).strip("-.") or kind
 
 
-def _defended(oracle: Oracle, noise: float | None, decimals: int | None, seed: int) -> Oracle:
+def _with_defences(oracle: Oracle, noise: float | None, decimals: int | None, seed: int) -> Oracle:
     if noise is not None:
         oracle = Noisy(oracle, noise, seed=seed)
     return oracle if decimals is None else Rounded(oracle, decimals)
@@ -135,42 +135,45 @@ def _token(name: str | None) -> str | None:
 
 
 def _announce(
-    server: Server | LiveServer, box: ServedBox, target: Target, *, as_json: bool, token_env: str | None
+    server: Server | LiveServer,
+    served: ServedOracle,
+    target: Target,
+    *,
+    as_json: bool,
+    quiet: bool,
+    token_env: str | None,
 ) -> None:
-    limits, url = box.limits, f"{server.address}/v2/models/{box.name}"
+    limits, url = served.limits, f"{server.address}/v2/models/{served.name}"
     page = server.address if isinstance(server, LiveServer) else None
     if isinstance(server, LiveServer):
         _warn_of_others(server)
     if server.host not in LOOPBACK and token_env is None:
-        typer.echo(
-            f"keyhole: whoever can reach {server.host} can ask this box: --token-env NAME wants a token", err=True
-        )
+        complain(f"whoever can reach {server.host} can ask this box: --token-env NAME wants a token")
     if as_json:
         about = {
             "url": url,
             **({} if page is None else {"page": page}),
-            "model": box.metadata(),
+            "model": served.metadata(),
             "box": target.label,
             "max_batch": limits.batch,
             "max_length": limits.length,
             "rate_limit": limits.rate,
         }
-        typer.echo(json.dumps(about))
-    else:
+        print_json(about)
+    elif not quiet:
         options = f"#token_env={token_env}" if token_env else ""
         rate = "" if limits.rate is None else f", {limits.rate:g} queries per second"
         lines = {
             "box": target.label,
             **({} if page is None else {"page": page}),
             "model": url,
-            "tokens": f"{box.tokens.datatype} (batch, length, {box.tokens.shape[2]})",
-            "answers": f"{box.answers.datatype} {list(box.answers.shape)}",
+            "tokens": f"{served.tokens.datatype} (batch, length, {served.tokens.shape[2]})",
+            "answers": f"{served.answers.datatype} {list(served.answers.shape)}",
             "limits": f"{limits.batch:,} sequences per request, {limits.length:,} tokens per sequence{rate}",
             "ask": f"keyhole recover {shlex.quote(url + options)}",
             "stop": "Ctrl-C",
         }
-        for word, said in lines.items():
-            typer.echo(f"{word:>11}  {said}")
+        print_lines(lines.items(), wrap=False)
     sys.stdout.flush()
-    if page is not None and not as_json:
+    if page is not None and not (as_json or quiet):
         open_page(page)

@@ -69,7 +69,7 @@ def _own_name(name: str, host: str) -> bool:
     return address.is_loopback or host not in ("127.0.0.1", "::1", "localhost")
 
 
-class Gate:
+class Access:
     """Lets requests of the page through, with its headers on every answer; those of `beside` are not its business."""
 
     def __init__(self, app: Any, where: Callable[[], tuple[str, int]], beside: tuple[str, ...] = ()) -> None:

@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from keyhole.errors import UsageError
-from keyhole.targets import DEMOS, Knob, demo_text, open_target
+from keyhole.targets import open_target
+from keyhole.targets.demos import DEMOS, Knob, demo_text
 
-# Of a page nobody waits for: larger boxes are for the command line.
+# Of a page nobody waits for: larger oracles are for the command line.
 MOST = {"width": 256, "rank": 256, "heads": 16, "neurons": 256, "outputs": 256, "seed": 2**53}
 SEED = Knob(int, 0, 0, MOST["seed"])
 RATE = Knob(float, 400, 0.1, 1e6)
 BUDGET = Knob(int, None, 0, 10**9)
-SERVED = "served"  # the family that stands for the box of `keyhole serve TARGET --ui`
+SERVED = "served"  # the family that stands for the oracle of `keyhole serve TARGET --ui`
 LONGEST = 64  # characters of a number
 LABELS = {
     "width": ("Width d", "numbers per token"),
@@ -36,7 +37,7 @@ FAMILIES = {
 SMALLER = {"single-head": {"width": 24}, "multi-head": {"width": 8, "heads": 3}}  # defaults that are quick to watch
 
 
-class Nonsense(UsageError):
+class InvalidForm(UsageError):
     """Fields that cannot be meant, each with the reason."""
 
     def __init__(self, fields: Mapping[str, str]) -> None:
@@ -45,7 +46,7 @@ class Nonsense(UsageError):
 
 
 @dataclass(frozen=True)
-class Wish:
+class DemoRequest:
     """What a form asks for."""
 
     target: str
@@ -56,7 +57,7 @@ class Wish:
     method: str = "auto"
 
     @classmethod
-    def of(cls, about: Mapping[str, Any]) -> Wish:
+    def of(cls, about: Mapping[str, Any]) -> DemoRequest:
         """What was written down of one; ValueError, KeyError or TypeError where it cannot have been."""
         found = cls(*(about[name] for name in ("target", "label", "seed", "budget", "rate", "method")))
         for name in ("target", "label", "method"):
@@ -85,14 +86,14 @@ def fields_of(family: str) -> dict[str, Knob]:
 
 
 @dataclass(frozen=True)
-class Served:
-    """The box of `keyhole serve TARGET --ui`: named at the command line, never by a page."""
+class ServedTarget:
+    """The oracle of `keyhole serve TARGET --ui`: named at the command line, never by a page."""
 
     target: str
     label: str
 
 
-def described(served: Served | None = None) -> list[dict[str, Any]]:
+def describe_form(served: ServedTarget | None = None) -> list[dict[str, Any]]:
     """Families and fields as plain data, for the page to build its form of."""
     families = {**({SERVED: "The box that is served here"} if served else {}), **FAMILIES}
     return [
@@ -115,14 +116,14 @@ def _field(name: str, knob: Knob) -> dict[str, Any]:
     }
 
 
-def read_form(given: Any, served: Served | None = None) -> Wish:
-    """What the form asks for; Nonsense says what is wrong, field by field."""
+def read_form(given: Any, served: ServedTarget | None = None) -> DemoRequest:
+    """What the form asks for; InvalidForm says what is wrong, field by field."""
     if not isinstance(given, Mapping):
-        raise Nonsense({"family": "the form is an object of fields"})
+        raise InvalidForm({"family": "the form is an object of fields"})
     family = given.get("family")
     possible = [*([SERVED] if served else []), *FAMILIES]
     if family not in possible:
-        raise Nonsense({"family": f"one of {', '.join(possible)}"})
+        raise InvalidForm({"family": f"one of {', '.join(possible)}"})
     knobs = fields_of(family)
     wrong = {str(name)[:40]: f"{family} has no such field" for name in given if name not in knobs and name != "family"}
     numbers: dict[str, float | None] = {}
@@ -135,16 +136,16 @@ def read_form(given: Any, served: Served | None = None) -> Wish:
     if rank is not None and width is not None and rank > width:
         wrong["rank"] = f"at most the width, {width:g}"
     if wrong:
-        raise Nonsense(wrong)
+        raise InvalidForm(wrong)
     budget, rate, seed = numbers.pop("budget"), numbers.pop("rate"), int(numbers["seed"] or 0)
     budget = None if budget is None else int(budget)
     if served and family == SERVED:
-        return Wish(served.target, served.label, seed, budget, rate or 1.0)
+        return DemoRequest(served.target, served.label, seed, budget, rate or 1.0)
     target = open_target(demo_text(family, numbers))
     target.oracle.close()
-    # Behind noise `auto` takes a box for a head, and cannot find out that it is none.
+    # Behind noise `auto` takes an oracle for a head, and cannot find out that it is none.
     method = family if numbers.get("noise") and family != "single-head" else "auto"
-    return Wish(target.text, target.label, seed, budget, rate or 1.0, method)
+    return DemoRequest(target.text, target.label, seed, budget, rate or 1.0, method)
 
 
 def _number(given: Any, knob: Knob) -> float | None:

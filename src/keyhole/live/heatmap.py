@@ -21,7 +21,7 @@ def pictures(matrices: Mapping[str, Array]) -> list[dict[str, Any]]:
 
 def _picture(name: str, matrix: Array) -> dict[str, Any]:
     numbers = np.nan_to_num(np.atleast_2d(to_numpy(matrix).astype(np.float64)), posinf=0.0, neginf=0.0)
-    cells = _pooled(_pooled(numbers).T).T if numbers.size else numbers
+    cells = _pool(_pool(numbers).T).T if numbers.size else numbers
     largest = float(np.max(np.abs(cells), initial=0.0))
     steps = np.round(cells * (127 / largest)) if largest > 0 else cells
     return {
@@ -33,7 +33,7 @@ def _picture(name: str, matrix: Array) -> dict[str, Any]:
     }
 
 
-def _pooled(numbers: Floats) -> Floats:  # (rows, columns) -> (fewer rows, columns)
+def _pool(numbers: Floats) -> Floats:  # (rows, columns) -> (fewer rows, columns)
     """Rows put together where they are many: of several entries the one that is largest in size."""
     rows = numbers.shape[0]
     if rows <= MOST_CELLS:

@@ -15,12 +15,15 @@ from typing import Any
 
 from keyhole.errors import FileError, KeyholeError, UsageError
 from keyhole.gauge import distance
-from keyhole.live.form import Served, Wish, read_form
+from keyhole.live.form import DemoRequest, ServedTarget, read_form
 from keyhole.live.heatmap import pictures
-from keyhole.live.run import Finished, Run, add_report, carry_out
+from keyhole.live.run import Run, add_report, carry_out
 from keyhole.progress import Observer
 from keyhole.recovery import Outcome
-from keyhole.runs.store import FORMAT, RUN, VERSION, Settings, plain, prepare_folder
+from keyhole.runs.execute import Ending
+from keyhole.runs.folders import prepare_folder
+from keyhole.runs.settings import Settings
+from keyhole.runs.store import FORMATS, RUN, VERSION, plain
 
 LIVE, JOURNAL = "live.json", "journal.db"  # beside what `keyhole recover --out` writes
 LIVE_FORMAT, LIVE_VERSION = "keyhole-live", 1
@@ -41,7 +44,7 @@ class Busy(KeyholeError):
 class Runs:
     """The runs of a page. Those it starts live in folders of their own below `folder`."""
 
-    def __init__(self, folder: Path, served: Served | None = None, *, reports: bool = True) -> None:
+    def __init__(self, folder: Path, served: ServedTarget | None = None, *, reports: bool = True) -> None:
         self.folder, self.served = folder, served
         self._after = add_report if reports else None
         self.version = 0  # changes whenever the list does
@@ -56,28 +59,33 @@ class Runs:
     # --- starting and stopping --------------------------------------------------------------------------------
 
     def start(self, form: Any) -> Run:
-        """A new run of what a form asks for; Nonsense says what is wrong with it."""
-        wish = read_form(form, self.served)
+        """A new run of what a form asks for; InvalidForm says what is wrong with it."""
+        request = read_form(form, self.served)
         self._make_room()
-        name = re.sub(r"[^a-z0-9]+", "-", wish.target.partition(":")[2].partition("?")[0].lower()).strip("-")[-24:]
+        name = re.sub(r"[^a-z0-9]+", "-", request.target.partition(":")[2].partition("?")[0].lower()).strip("-")[-24:]
         identity = f"{name.strip('-') or 'run'}-{secrets.token_hex(3)}"
         folder = self.folder / identity
         prepare_folder(folder)
-        about = {"format": LIVE_FORMAT, "version": LIVE_VERSION, **asdict(wish)}
+        about = {"format": LIVE_FORMAT, "version": LIVE_VERSION, **asdict(request)}
         (folder / LIVE).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
-        run = self._made(identity, wish)
+        run = self._make_run(identity, request)
         self._add(run)
         run.begin()
         return run
 
-    def _made(self, identity: str, wish: Wish) -> Run:
+    def _make_run(self, identity: str, request: DemoRequest) -> Run:
         folder = self.folder / identity
         settings = Settings(
-            wish.target, wish.method, seed=wish.seed, budget=wish.budget, journal=folder / JOURNAL, out=folder
+            request.target,
+            request.method,
+            seed=request.seed,
+            budget=request.budget,
+            journal=folder / JOURNAL,
+            out=folder,
         )
-        return Run(identity, wish.label, settings, partial(carry_out, rate=wish.rate), self._changed, self._after)
+        return Run(identity, request.label, settings, partial(carry_out, rate=request.rate), self._changed, self._after)
 
-    def watch(self, label: str, settings: Settings, work: Callable[[Settings, Observer], Finished]) -> Run:
+    def watch(self, label: str, settings: Settings, work: Callable[[Settings, Observer], Ending]) -> Run:
         """A run of the command line, to be begun by it."""
         run = Run(f"watched-{secrets.token_hex(3)}", label, settings, work, self._changed)
         self._add(run)
@@ -148,9 +156,9 @@ class Runs:
                 apart = distance(found[0], found[1])
             except UsageError as error:
                 note = f"no distance: {error}"
-        told: dict[str, Any] = plain({"distance": apart, "note": note, "runs": [run.snapshot() for run in both]})
+        data: dict[str, Any] = plain({"distance": apart, "note": note, "runs": [run.snapshot() for run in both]})
         drawn = [pictures(params.matrices()) if params is not None else [] for params in found]
-        return {**told, "pictures": drawn}
+        return {**data, "pictures": drawn}
 
     # --- finding again ----------------------------------------------------------------------------------------
 
@@ -161,17 +169,19 @@ class Runs:
         for path in sorted(self.folder.glob(f"*/{LIVE}")):
             identity = path.parent.name
             if IDENTITY.fullmatch(identity) and not path.parent.is_symlink():
-                self._runs[identity] = self._found(identity, path)
+                self._runs[identity] = self._read_run(identity, path)
 
-    def _found(self, identity: str, path: Path) -> Run:
+    def _read_run(self, identity: str, path: Path) -> Run:
         try:
             about = _read(path, LIVE_FORMAT, LIVE_VERSION)
-            wish = Wish.of(about)
-            own = wish.target.startswith("demo:") or (self.served is not None and wish.target == self.served.target)
+            request = DemoRequest.of(about)
+            own = request.target.startswith("demo:") or (
+                self.served is not None and request.target == self.served.target
+            )
             if not own:
                 # A folder may come from anywhere, and a target may name code to run.
-                raise FileError(f"it is a run of {wish.target}, which this page does not open")
-            run = self._made(identity, wish)
+                raise FileError(f"it is a run of {request.target}, which this page does not open")
+            run = self._make_run(identity, request)
             run.state = "stopped"
             run.started = path.stat().st_mtime
             if (path.parent / RUN).exists():
@@ -186,13 +196,13 @@ class Runs:
         return run
 
 
-def _unreadable(settings: Settings, observer: Observer) -> Finished:  # noqa: ARG001 - what any run is given
+def _unreadable(settings: Settings, observer: Observer) -> Ending:  # noqa: ARG001 - what any run is given
     raise FileError("a run that cannot be read cannot be resumed")
 
 
 def _ending(path: Path) -> dict[str, Any]:
     """How a run ended, with everything in it that a page shows."""
-    found = _read(path, FORMAT, VERSION)
+    found = _read(path, FORMATS[RUN], VERSION)
     ending = {name: found[name] for name in ("result", "distance", "heldout")}
     Outcome[ending["result"]["outcome"]]  # a KeyError where there is none of this name
     numbers = [ending["heldout"][name] for name in ("predictions", "answers")]

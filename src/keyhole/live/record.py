@@ -9,7 +9,7 @@ from time import monotonic
 from typing import Any
 
 from keyhole.live.heatmap import pictures
-from keyhole.progress import Looks
+from keyhole.progress import SketchThrottle
 from keyhole.queries import Sketch
 
 # Between two points of the curve of queries over time, at first; when there are too many, every other one goes.
@@ -18,7 +18,7 @@ POINT_SECONDS, MOST_POINTS = 0.1, 200
 RATE_SECONDS = 2.0
 
 
-class Stopped(Exception):
+class RunStopped(Exception):
     """Raised inside a run that was told to stop, between two batches: the journal has kept the last one."""
 
 
@@ -39,14 +39,14 @@ class Record:
         self._recent: list[tuple[float, int]] = [(0.0, 0)]
         self._known = self._error = math.nan
         self._heldout: list[float] = []
-        self._looks = Looks()
+        self._throttle = SketchThrottle()
         self._pictures: list[dict[str, Any]] = []
-        self._told_to_stop = False
+        self._stop_requested = False
         self.version = self.picture_version = 0
 
     def stop(self) -> None:
         """End the run after the batch at hand."""
-        self._told_to_stop = True
+        self._stop_requested = True
 
     def end(self) -> None:
         """The clock stops; said again, pages look again."""
@@ -92,7 +92,7 @@ class Record:
 
     def sketched(self, so_far: Callable[[], Sketch | None]) -> None:
         """Something is known already."""
-        found = self._looks.look(so_far)
+        found = self._throttle.look(so_far)
         if found is None:
             return
         drawn = pictures(found.matrices)
@@ -107,15 +107,15 @@ class Record:
             self._attempt += 1
             self._known = self._error = math.nan
             self._heldout = []
-            self._looks = Looks()
+            self._throttle = SketchThrottle()
         self.draw([])
 
     def _counts(self) -> dict[str, int]:
         return self._stages.setdefault((self._attempt, self._stage), {"planned": 0, "new": 0, "journal": 0})
 
     def _go_on(self) -> None:
-        if self._told_to_stop:
-            raise Stopped
+        if self._stop_requested:
+            raise RunStopped
 
     def _seconds(self) -> float:
         return (monotonic() if self._ended is None else self._ended) - self._began
@@ -136,7 +136,7 @@ class Record:
                 "version": self.version,
                 "seconds": self._seconds(),
                 "stage": self._stage,
-                "attempt": self._attempt,  # at a method: the first may take a box for what it is not
+                "attempt": self._attempt,  # at a method: the first may take an oracle for what it is not
                 "stages": [{"attempt": at, "name": name, **counts} for (at, name), counts in self._stages.items()],
                 "queries": asked,
                 "new": self._new,
@@ -152,7 +152,7 @@ class Record:
             }
 
     def _rate(self) -> float:
-        """Queries per second that reached the box lately; of a run that ended, on the whole."""
+        """Queries per second that reached the oracle lately; of a run that ended, on the whole."""
         if self._ended is not None:
             return self._new / max(self._seconds(), 1e-9)
         first, last = self._recent[0], (self._seconds(), self._new)

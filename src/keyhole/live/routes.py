@@ -8,14 +8,15 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from keyhole.errors import FileError, KeyholeError, UsageError
-from keyhole.live.form import Nonsense, described
+from keyhole.live.form import InvalidForm, describe_form
 from keyhole.live.manager import Busy, NoSuchRun, Runs
-from keyhole.live.run import FILES
-from keyhole.runs.store import keyhole_version, plain
-from keyhole.serve.routes import INSTALL
+from keyhole.live.run import FILES, Run
+from keyhole.optional import KEYHOLE_VERSION, extra
+from keyhole.runs.store import plain
 
 if TYPE_CHECKING:
-    from fastapi import FastAPI
+    from fastapi import APIRouter, FastAPI
+    from fastapi.responses import Response
 
 LOOK_SECONDS = 0.1  # between two looks whether something changed
 ALIVE_SECONDS = 10.0  # between two signs of life where nothing does
@@ -34,43 +35,51 @@ SANDBOX = (
 
 
 def make_empty_app() -> Any:
-    """An application without a box."""
-    try:
-        import orjson  # noqa: F401, PLC0415 - in the extra serve, like the next one
-        from fastapi import FastAPI  # noqa: PLC0415
-    except ImportError as error:
-        raise UsageError(f"the page needs {error.name}: {INSTALL}") from error
-    return FastAPI(title="Keyhole", version=keyhole_version(), docs_url=None, redoc_url=None, openapi_url=None)
+    """An application without a served oracle."""
+    for library in ("orjson", "fastapi"):
+        extra(library, "serve", "the page")
+    from fastapi import FastAPI  # noqa: PLC0415 - in the extra serve
+
+    return FastAPI(title="Keyhole", version=KEYHOLE_VERSION, docs_url=None, redoc_url=None, openapi_url=None)
 
 
 def add_page(app: "FastAPI", runs: Runs, closing: Callable[[], bool]) -> None:
     """Add the page of these runs to an application."""
-    from fastapi import APIRouter, Request  # noqa: PLC0415
-    from fastapi.responses import JSONResponse, Response, StreamingResponse  # noqa: PLC0415
+    for router in (_static_files(), _states_of(runs), _actions_on(runs), _events_of(runs, closing)):
+        app.include_router(router, include_in_schema=False)
 
-    router = APIRouter(include_in_schema=False)
 
-    def refuse(error: KeyholeError) -> JSONResponse:
-        kinds = ((Nonsense, 422), (NoSuchRun, 404), (FileError, 404), (Busy, 429), (UsageError, 422))
-        status = next((status for kind, status in kinds if isinstance(error, kind)), 409)
-        fields = {"fields": error.fields} if isinstance(error, Nonsense) else {}
-        return JSONResponse({"error": str(error), **fields}, status)
+def _static_files() -> "APIRouter":
+    """The files that make the page."""
+    from fastapi import APIRouter  # noqa: PLC0415
+    from fastapi.responses import Response  # noqa: PLC0415
+
+    router = APIRouter()
 
     def page(name: str, kind: str) -> Callable[[], Any]:
         content = files("keyhole.live").joinpath("static", name).read_bytes()
 
-        async def shown() -> Response:
+        async def file() -> Response:
             return Response(content, media_type=kind)
 
-        return shown
+        return file
 
     for path, (name, kind) in PAGES.items():
         router.get(path, name=name)(page(name, kind))
+    return router
+
+
+def _states_of(runs: Runs) -> "APIRouter":
+    """What a page reads: the form, the list of runs, one of them, its files, and two compared."""
+    from fastapi import APIRouter  # noqa: PLC0415
+    from fastapi.responses import JSONResponse, Response  # noqa: PLC0415
+
+    router = APIRouter()
 
     @router.get("/api/form")
     async def form() -> dict[str, Any]:
         served = None if runs.served is None else runs.served.label
-        return {"families": described(runs.served), "served": served, "version": keyhole_version()}
+        return {"families": describe_form(runs.served), "served": served, "version": KEYHOLE_VERSION}
 
     @router.get("/api/runs")
     async def listed() -> dict[str, Any]:
@@ -81,14 +90,14 @@ def add_page(app: "FastAPI", runs: Runs, closing: Callable[[], bool]) -> None:
         try:
             return JSONResponse(runs.get(identity).snapshot())
         except KeyholeError as error:
-            return refuse(error)
+            return _refuse(error)
 
     @router.get("/api/runs/{identity}/files/{name}")
     async def file(identity: str, name: str) -> Response:
         try:
             content = await _in_thread(runs.get(identity).read, name)
         except KeyholeError as error:
-            return refuse(error)
+            return _refuse(error)
         headers = {"Content-Security-Policy": SANDBOX} if name == "report.html" else {}
         if name != "report.html":
             headers["Content-Disposition"] = f'attachment; filename="{identity}-{name}"'
@@ -99,42 +108,75 @@ def add_page(app: "FastAPI", runs: Runs, closing: Callable[[], bool]) -> None:
         try:
             return JSONResponse(await _in_thread(runs.compare, first, second))
         except KeyholeError as error:
-            return refuse(error)
+            return _refuse(error)
 
-    async def posted(request: Request, act: Callable[[Any], Any]) -> Response:
-        body = await _body(request)
-        if body is None:
-            return JSONResponse({"error": f"a form has at most {LARGEST} bytes"}, 413)
-        try:
-            given = json.loads(body or b"{}")
-        except (ValueError, RecursionError):
-            return JSONResponse({"error": "this is no JSON"}, 400)
-        try:
-            run = await _in_thread(act, given)
-        except (FileError, OSError) as error:
-            return JSONResponse({"error": f"{error}; the folder for runs is named by --runs"}, 507)
-        except KeyholeError as error:
-            return refuse(error)
-        return JSONResponse(run.brief(), 201 if request.url.path == "/api/runs" else 200)
+    return router
+
+
+def _actions_on(runs: Runs) -> "APIRouter":
+    """What a page changes: runs are started, stopped and resumed."""
+    from fastapi import APIRouter, Request  # noqa: PLC0415
+    from fastapi.responses import Response  # noqa: PLC0415
+
+    router = APIRouter()
 
     @router.post("/api/runs")
     async def start(request: Request) -> Response:
-        return await posted(request, runs.start)
+        return await _act(request, runs.start, 201)
 
     @router.post("/api/runs/{identity}/stop")
     async def stop(request: Request, identity: str) -> Response:
-        return await posted(request, lambda _: runs.stop(identity))
+        return await _act(request, lambda _: runs.stop(identity))
 
     @router.post("/api/runs/{identity}/resume")
     async def resume(request: Request, identity: str) -> Response:
-        return await posted(request, lambda given: runs.resume(identity, _budget(given)))
+        return await _act(request, lambda given: runs.resume(identity, _budget(given)))
+
+    return router
+
+
+def _events_of(runs: Runs, closing: Callable[[], bool]) -> "APIRouter":
+    """Changes as they happen."""
+    from fastapi import APIRouter  # noqa: PLC0415
+    from fastapi.responses import Response, StreamingResponse  # noqa: PLC0415
+
+    router = APIRouter()
 
     @router.get("/api/events")
     async def events(run: str = "") -> Response:
-        """Changes as they happen, everything first: whoever comes late or again knows as much as the others."""
+        """Everything first, then what changes: whoever comes late or again knows as much as the others."""
         return StreamingResponse(_changes(runs, run, closing), media_type="text/event-stream")
 
-    app.include_router(router)
+    return router
+
+
+def _refuse(error: KeyholeError) -> "Response":
+    from fastapi.responses import JSONResponse  # noqa: PLC0415
+
+    kinds = ((InvalidForm, 422), (NoSuchRun, 404), (FileError, 404), (Busy, 429), (UsageError, 422))
+    status = next((status for kind, status in kinds if isinstance(error, kind)), 409)
+    fields = {"fields": error.fields} if isinstance(error, InvalidForm) else {}
+    return JSONResponse({"error": str(error), **fields}, status)
+
+
+async def _act(request: Any, action: Callable[[Any], Run], status: int = 200) -> "Response":
+    """Carry out what was posted; the run that it is about."""
+    from fastapi.responses import JSONResponse  # noqa: PLC0415
+
+    body = await _body(request)
+    if body is None:
+        return JSONResponse({"error": f"a form has at most {LARGEST} bytes"}, 413)
+    try:
+        given = json.loads(body or b"{}")
+    except (ValueError, RecursionError):
+        return JSONResponse({"error": "this is no JSON"}, 400)
+    try:
+        run = await _in_thread(action, given)
+    except (FileError, OSError) as error:
+        return JSONResponse({"error": f"{error}; the folder for runs is named by --runs"}, 507)
+    except KeyholeError as error:
+        return _refuse(error)
+    return JSONResponse(run.brief(), status)
 
 
 def _budget(given: Any) -> int | None:
@@ -142,7 +184,7 @@ def _budget(given: Any) -> int | None:
     if isinstance(budget, str):
         budget = int(budget) if budget.strip().isdecimal() and len(budget) < 16 else budget or None
     if budget is not None and (isinstance(budget, bool) or not isinstance(budget, int)):
-        raise Nonsense({"budget": "a whole number"})
+        raise InvalidForm({"budget": "a whole number"})
     return budget
 
 
@@ -172,13 +214,13 @@ async def _changes(runs: Runs, identity: str, closing: Callable[[], bool]) -> As
     silent = 0.0
     last = False
     while not last:
-        last, told = closing(), False  # what changed until then is still told
+        last, changed = closing(), False  # what changed until then is still sent
         for event, version, state in _states(runs, identity):
             if sent.get(event) != version:
-                sent[event], told = version, True
+                sent[event], changed = version, True
                 text = json.dumps(plain(state()), allow_nan=False)
                 yield f"event: {event}\nid: {'.'.join(map(str, version))}\ndata: {text}\n\n"
-        silent = 0.0 if told else silent + LOOK_SECONDS
+        silent = 0.0 if changed else silent + LOOK_SECONDS
         if silent > ALIVE_SECONDS:
             silent = 0.0
             yield ": alive\n\n"

@@ -5,48 +5,29 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from time import sleep, time
-from typing import Any, Protocol
+from typing import Any
 
 from keyhole.errors import FileError, KeyholeError, UsageError
 from keyhole.families import Family, load
 from keyhole.live.heatmap import pictures
-from keyhole.live.record import Record, Stopped
+from keyhole.live.record import Record, RunStopped
 from keyhole.oracles import Oracle, Wrapper
 from keyhole.progress import Observer
-from keyhole.recovery import Recovery
 from keyhole.report.html.build import try_report
-from keyhole.runs.store import PARAMS, RESUMABLE, Settings, plain, write_run
+from keyhole.runs.execute import Ending, execute
+from keyhole.runs.settings import RESUMABLE, Settings
+from keyhole.runs.store import PARAMS, plain
 
 MOST_HELDOUT = 512  # numbers that a page draws
-BATCHES_PER_SECOND = 20.0  # of a box that is asked slowly, so that a page sees it go on and a stop need not wait
+BATCHES_PER_SECOND = 20.0  # of an oracle that is asked slowly, so that a page sees it go on and a stop need not wait
 log = logging.getLogger("keyhole.live")
 
 
-class Finished(Protocol):
-    """What a run ends with."""
-
-    @property
-    def result(self) -> Recovery:
-        """How it ended."""
-
-    @property
-    def distance(self) -> float | None:
-        """From the truth, where that is known."""
-
-
-@dataclass(frozen=True)
-class Ended:
-    """The plainest of them."""
-
-    result: Recovery
-    distance: float | None
-
-
-class Paced(Wrapper):
-    """Answers so many sequences per second at most, as a box at a distance does; its answers are the same."""
+class SlowOracle(Wrapper):
+    """Answers so many sequences per second at most, as an oracle at a distance does; its answers are the same."""
 
     def __init__(self, inner: Oracle, rate: float) -> None:
         own = inner.signature.batch_limit
@@ -60,24 +41,20 @@ class Paced(Wrapper):
         return super().answer(tokens)
 
 
-def carry_out(settings: Settings, observer: Observer, *, rate: float | None = None) -> Ended:
-    """Recover what the settings name, and keep it in their folder."""
-    target, result = settings.recover(observer, None if rate is None else partial(Paced, rate=rate))
-    apart = target.distance(result.params)
-    if settings.out is not None:
-        write_run(settings.out, result, settings, target.oracle.name, apart, label=target.label, truth=target.truth)
-    return Ended(result, apart)
+def carry_out(settings: Settings, observer: Observer, *, rate: float | None = None) -> Ending:
+    """Recover what the settings name, in a folder that the page has made for it."""
+    return execute(settings, observer, around=None if rate is None else partial(SlowOracle, rate=rate), force=True)
 
 
-def ending_of(finished: Finished) -> dict[str, Any]:
+def ending_of(finished: Ending) -> dict[str, Any]:
     """How a run ended, as `run.json` has it."""
     certificate = finished.result.certificate
-    told = {
+    data = {
         "result": finished.result.summary(),
         "distance": finished.distance,
         "heldout": {"predictions": certificate.predictions, "answers": certificate.answers},
     }
-    found: dict[str, Any] = plain(told)
+    found: dict[str, Any] = plain(data)
     return found
 
 
@@ -101,9 +78,9 @@ class Run:
     def __init__(
         self,
         identity: str,
-        label: str,  # what the box is, in words
+        label: str,  # what the oracle is, in words
         settings: Settings,
-        work: Callable[[Settings, Observer], Finished],
+        work: Callable[[Settings, Observer], Ending],
         changed: Callable[[], None] = lambda: None,  # called when its state changes
         after: Callable[[Settings], None] | None = None,  # done when it has ended, while pages show that it has
     ) -> None:
@@ -113,7 +90,7 @@ class Run:
         self.attempts = 0
         self.record = Record(settings.budget)
         self.ending: dict[str, Any] | None = None
-        self.finished: Finished | None = None
+        self.finished: Ending | None = None
         self.error: BaseException | None = None
         self._work, self._changed, self._after = work, changed, after
         # Not the thread is waited for: of one whose join was interrupted Python 3.11 says that it has ended.
@@ -163,12 +140,12 @@ class Run:
             self.ending = ending_of(finished)
             params = finished.result.params
             record.draw([] if params is None else pictures(params.matrices()))
-        except Stopped:
+        except RunStopped:
             state = "stopped"
         except KeyholeError as error:
             self.error, message = error, str(error)
         except BaseException as error:
-            # A stranger's box may raise anything; whoever waits for the run gets it, and the page says so.
+            # A stranger's oracle may raise anything; whoever waits for the run gets it, and the page says so.
             self.error, message = error, f"{type(error).__name__}: {error}"
             log.exception("the run %s failed", self.id)
         else:
@@ -237,7 +214,7 @@ class Run:
         if ending is not None:
             heldout = {name: numbers[:MOST_HELDOUT] for name, numbers in ending["heldout"].items()}
             ending = {**ending, "heldout": heldout}
-        told: dict[str, Any] = plain(
+        data: dict[str, Any] = plain(
             {
                 **self.brief(),
                 "message": self.message,
@@ -252,7 +229,7 @@ class Run:
                 "ending": ending,
             }
         )
-        return told
+        return data
 
     def files(self) -> list[str]:
         """Names of those files of its folder that a page may offer."""

@@ -9,21 +9,19 @@ from collections.abc import Callable
 from pathlib import Path
 from time import monotonic, sleep
 from types import TracebackType
-from typing import TypeVar
 
 import typer
 
 from keyhole.live.manager import Runs
-from keyhole.live.run import Finished, Run
+from keyhole.live.run import Run
 from keyhole.live.server import LiveServer
-from keyhole.progress import Both, Observer, on_terminal
-from keyhole.runs.store import Settings
+from keyhole.progress import Observer, ObserverPair, on_terminal
+from keyhole.runs.execute import Ending
+from keyhole.runs.settings import Settings
 
 RUNS = Path("runs")  # for runs that are started from the page; made when the first one is
 LINGER_SECONDS = 1.5  # for pages to see the end, where nobody sits at a terminal
 LOOK_SECONDS = 0.1
-
-End = TypeVar("End", bound=Finished)
 
 
 class WatchPage:
@@ -43,16 +41,18 @@ class WatchPage:
     ) -> None:
         self.server.__exit__(kind, error, trace)
 
-    def watch(self, label: str, settings: Settings, work: Callable[[Settings, Observer], End], *, quiet: bool) -> End:
+    def watch(
+        self, label: str, settings: Settings, work: Callable[[Settings, Observer], Ending], *, quiet: bool
+    ) -> Ending:
         """Carry the run out and return its end; KeyboardInterrupt if it was stopped, here or on the page."""
-        found: list[End] = []
+        found: list[Ending] = []
 
-        def shown(settings: Settings, record: Observer) -> End:
+        def show(settings: Settings, record: Observer) -> Ending:
             with on_terminal(settings.budget, quiet=quiet) as terminal:
-                found[:] = [work(settings, Both(terminal, record))]
+                found[:] = [work(settings, ObserverPair(terminal, record))]
             return found[0]
 
-        run = self.runs.watch(label, settings, shown)
+        run = self.runs.watch(label, settings, show)
         run.begin()
         if not quiet:
             url = f"{self.server.address}/#run={run.id}"
@@ -71,11 +71,11 @@ class WatchPage:
 
     def _wait(self, run: Run, *, quiet: bool) -> None:
         """Wait for the end; a run that was stopped on the page may be resumed there while somebody sits here."""
-        told = False
+        was_announced = False
         while run.active or (run.state == "stopped" and self.attended and not run.why_not_resumable):
-            if run.state == "stopped" and not told and not quiet:
+            if run.state == "stopped" and not was_announced and not quiet:
                 typer.echo("keyhole: stopped on the page: resume it there, or end it here with Ctrl-C", err=True)
-            told = run.state == "stopped"
+            was_announced = run.state == "stopped"
             run.wait(LOOK_SECONDS)
             if not run.active:
                 sleep(LOOK_SECONDS)

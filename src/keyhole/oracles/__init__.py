@@ -1,4 +1,4 @@
-"""Black boxes behind one interface, and wrappers that change how one behaves."""
+"""Oracles behind one interface, and wrappers that change how one behaves."""
 
 from keyhole.oracles.base import Oracle
 from keyhole.oracles.function import FunctionOracle

@@ -1,4 +1,4 @@
-"""The interface of a black box: one method to write, one to call."""
+"""The interface of an oracle: one method to write, one to call."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from keyhole.queries import Signature
 
 
 class Oracle(ABC):
-    """A black box that answers sequences of tokens.
+    """An oracle that answers sequences of tokens.
 
     A subclass sets `signature` and `name` and writes `answer`; callers use the oracle as a function,
-    which checks question and answer.
+    which checks query and answer.
     """
 
     signature: Signature
-    name: str  # what the box is; a journal belongs to one name
+    name: str  # what the oracle is; a journal belongs to one name
 
     @abstractmethod
     def answer(self, tokens: Array) -> Array:  # (batch, length, width) -> (batch,) or (batch, outputs)
@@ -30,12 +30,12 @@ class Oracle(ABC):
         """Release what the oracle holds."""
 
     def facts(self) -> dict[str, Any]:
-        """What a report should say of how the box was asked, such as requests sent again."""
+        """What a report should say of how the oracle was asked, such as requests sent again."""
         return {}
 
     @final
     def __call__(self, tokens: Array) -> Array:
-        """Answer a batch, or raise an error that says what is wrong with the question or the answer."""
+        """Answer a batch, or raise an error that says what is wrong with the query or the answer."""
         self._check_question(tokens)
         try:
             answers = self.answer(tokens)

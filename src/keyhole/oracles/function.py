@@ -1,4 +1,4 @@
-"""Any Python function as a black box."""
+"""Any Python function as an oracle."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class FunctionOracle(Oracle):
     """A function from tokens (batch, length, width) to answers (batch,) or (batch, outputs).
 
     `like` is an example array that says which array library, dtype and device the function wants
-    (NumPy float64 if left out). `name` says what the box is; a journal belongs to one name.
+    (NumPy float64 if left out). `name` says what the oracle is; a journal belongs to one name.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""An ONNX model as a black box, through onnxruntime. A graph of known operators: reading it runs no code of its own."""
+"""An ONNX model as an oracle, through onnxruntime. A graph of known operators: reading it runs no code of its own."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class OnnxOracle(Oracle):
     Batch and length may be dynamic or fixed in the file. A fixed batch is filled up with zeros; these are no
     queries. A fixed length is the only one that the model can answer, so that methods, which ask single tokens
     too, fail unless `repeat=True`: then a sequence whose length divides it is asked with every token so many
-    times in a row. That is the same question to attention without positions, and to nothing else.
+    times in a row. That is the same query to attention without positions, and to nothing else.
 
     `input` and `output` name the tensors where there are several; `width` is only needed where the file leaves it
     open. The dtype is the file's, float64, float32 or float16. `providers` is handed to onnxruntime, and is its
@@ -56,7 +56,7 @@ class OnnxOracle(Oracle):
         name: str | None = None,
     ) -> None:
         place = place_of(positions)
-        self._session = _opened(path, providers)
+        self._session = _open_session(path, providers)
         self._who = f"the ONNX model {Path(path).name}"
         tokens = _tokens(self._session.get_inputs(), input, self._who)
         self._input, self._dtype = tokens.name, DTYPES[tokens.type]
@@ -124,7 +124,7 @@ class OnnxOracle(Oracle):
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
 
-def _opened(path: str | PathLike[str], providers: Sequence[Any]) -> Any:
+def _open_session(path: str | PathLike[str], providers: Sequence[Any]) -> Any:
     runtime = extra("onnxruntime", "onnx", "OnnxOracle")
     if not Path(path).is_file():
         raise FileError(f"{path}: no such file")

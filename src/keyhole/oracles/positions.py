@@ -25,7 +25,7 @@ class Observed:
     """Which of a model's outputs an answer is.
 
     A method calls the token whose output it reads the last one. So where another position is read, the last token of a
-    question is moved there, and those behind it move back by one.
+    query is moved there, and those behind it move back by one.
     """
 
     place: int | None  # the position that is read; None: all of them
@@ -75,7 +75,7 @@ def observe(
     place = place_of(positions)
     lengths = [min(length, signature.max_length or length) for length in lengths]
     tokens = [_trial(signature, length) for length in lengths]
-    outputs = [_asked(model, each, who, remedy) for each in tokens]
+    outputs = [_ask(model, each, who, remedy) for each in tokens]
     shapes = [tuple(each.shape) for each in outputs]
     everywhere = all(shape[1:2] == (length,) for shape, length in zip(shapes, lengths, strict=True))
     everywhere &= len(shapes[0]) == 3 or len(set(lengths)) > 1  # a matrix may be one row of outputs per sequence
@@ -88,8 +88,8 @@ def observe(
     if not everywhere and positions != "last":
         raise UsageError(f"{who} has one answer per sequence, not one per position: leave positions at 'last'")
     if signature.noise.kind == "exact":
-        _refuse_random(outputs[0], _asked(model, tokens[0], who, remedy), signature, who)
-        _refuse_mixing(outputs[0], _asked(model, tokens[0][:1, ...], who, remedy), signature, who)
+        _refuse_random(outputs[0], _ask(model, tokens[0], who, remedy), signature, who)
+        _refuse_mixing(outputs[0], _ask(model, tokens[0][:1, ...], who, remedy), signature, who)
     return Observed(place, everywhere)
 
 
@@ -126,8 +126,8 @@ def _trial(signature: Signature, length: int) -> Array:  # -> (batch, length, wi
     return signature.space.asarray(tokens * min(1.0, signature.norm_limit / longest))
 
 
-def _asked(model: Callable[[Array], Any], tokens: Array, who: str, remedy: str) -> Array:
-    """The outputs of a model, if they are one array that fits the question."""
+def _ask(model: Callable[[Array], Any], tokens: Array, who: str, remedy: str) -> Array:
+    """The outputs of a model, if they are one array that fits the query."""
     batch, length, width = tokens.shape
     try:
         outputs = model(tokens)

@@ -1,4 +1,4 @@
-"""Any PyTorch module as a black box."""
+"""Any PyTorch module as an oracle."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class TorchOracle(Oracle):
 
     `nn.MultiheadAttention` and `nn.TransformerEncoderLayer` are taken as they are, and their width is known; of other
     modules say `width`. `positions` is where the output is read: "last", "all", or the number of a position, to which
-    the last token of every question is then moved. `dtype` and `device` are those of the module's parameters unless
+    the last token of every query is then moved. `dtype` and `device` are those of the module's parameters unless
     given; where they differ a copy is made, and the module itself is never changed. `batch_first=False` means
     a module that wants (length, batch, width); left out, it is found out. `call` asks a module that cannot be called
     with tokens alone: `call=lambda module, tokens: module(tokens, mask=None)[0]`.
@@ -101,11 +101,11 @@ class TorchOracle(Oracle):
             outputs = outputs.transpose(0, 1)
         return outputs
 
-    def _find_order(self, positions: Positions, told: bool | None) -> tuple[bool, Observed]:
+    def _find_order(self, positions: Positions, batch_first: bool | None) -> tuple[bool, Observed]:
         """Whether the batch comes first, and where outputs are read: the first order that makes sense."""
-        likely = _says_batch_first(self.module) if told is None else told
+        likely = _says_batch_first(self.module) if batch_first is None else batch_first
         troubles: list[KeyholeError] = []
-        for order in (likely, not likely) if told is None else (told,):
+        for order in (likely, not likely) if batch_first is None else (batch_first,):
             try:
                 outputs = partial(self._outputs, batch_first=order)
                 return order, observe(positions, outputs, self.signature, self._who)
@@ -114,10 +114,10 @@ class TorchOracle(Oracle):
         raise troubles[0]
 
 
-def is_module(box: Any) -> bool:
+def is_module(model: Any) -> bool:
     """Whether something is a PyTorch module, without importing PyTorch for it."""
     torch = sys.modules.get("torch")
-    return torch is not None and isinstance(box, torch.nn.Module)
+    return torch is not None and isinstance(model, torch.nn.Module)
 
 
 def identity(module: Any) -> str:

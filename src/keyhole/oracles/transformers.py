@@ -1,24 +1,28 @@
-"""One layer of a transformers model as a black box that takes vectors."""
+"""One layer of a transformers model as an oracle that takes vectors."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from os import PathLike
+from pathlib import Path
 from typing import Any, Literal
 
 from keyhole.arrays import Array
-from keyhole.errors import UsageError
+from keyhole.errors import FileError, UsageError
 from keyhole.families import MultiHead
 from keyhole.families.torch_layouts import Albert, Bert, Gpt2, Llama, Place, attention_in, heads_of
 from keyhole.noise import Noise
 from keyhole.optional import extra
 from keyhole.oracles.positions import Positions
-from keyhole.oracles.pretrained import read_model
 from keyhole.oracles.torch import TorchOracle, identity
 from keyhole.queries import digest
 
 Part = Literal["attention", "attention-block", "layer"]
 PARTS = ("attention", "attention-block", "layer")
+# Files with the weights of a model, those that can be read without running code first.
+SAFE = ("model.safetensors", "model.safetensors.index.json")
+PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 
 # (the part's module, tokens, what else the model's own code would give it) -> outputs
 Ask = Callable[[Any, Array, dict[str, Any]], Any]
@@ -205,3 +209,77 @@ ASKS: dict[type, dict[str, Ask]] = {
     Gpt2: {"attention": _whole_module, "attention-block": _gpt2_block},
     Llama: {"attention": _whole_module, "attention-block": _llama_block},
 }
+
+
+# Reading a model from a folder: never from the network, never with code of the folder.
+
+
+def read_model(path: str | PathLike[str], user: str) -> Any:
+    """The model in a folder that `save_pretrained` wrote, in eval mode and in the dtype that it is stored in."""
+    folder = Path(path).expanduser()
+    if not folder.is_dir():
+        raise FileError(
+            f"{path} is no folder: a model is read from a folder with config.json and model.safetensors, never fetched "
+            "by its name; download it first"
+        )
+    if not (folder / "config.json").is_file():
+        raise FileError(f"{path} has no config.json: it is no folder of a transformers model")
+    safe = any((folder / name).is_file() for name in SAFE)
+    pickled = [name for name in PICKLED if (folder / name).is_file()]
+    if not safe and not pickled:
+        raise FileError(f"{path} has no weights: there should be a model.safetensors beside its config.json")
+    transformers = extra("transformers", "transformers", user)
+    try:
+        with _quiet(transformers):
+            model, about = transformers.AutoModel.from_pretrained(
+                folder,
+                local_files_only=True,
+                trust_remote_code=False,
+                use_safetensors=safe,
+                weights_only=True,
+                attn_implementation="sdpa",
+                dtype="auto",
+                output_loading_info=True,
+            )
+    except Exception as error:
+        raise _unreadable(path, pickled, safe, error) from error
+    _refuse_missing(path, about)
+    return model.eval()
+
+
+def _unreadable(path: object, pickled: list[str], safe: bool, error: Exception) -> FileError:
+    if not safe:
+        return FileError(
+            f"{path} has its weights in {pickled[0]} only, a pickle, and they cannot be read as weights alone "
+            f"({type(error).__name__}). A pickle can run any code: ask for model.safetensors, or convert it where you "
+            "trust it"
+        )
+    reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    return FileError(f"{path} cannot be read as a transformers model ({reason})")
+
+
+def _refuse_missing(path: object, about: dict[str, Any]) -> None:
+    """Tensors that are not in the file would be random numbers; a pooler is no part of any layer."""
+    missing = sorted(name for name in about.get("missing_keys", ()) if "pooler" not in name)
+    wrong = sorted(str(each) for each in about.get("mismatched_keys", ()))
+    if missing or wrong:
+        named = ", ".join((missing + wrong)[:3])
+        raise FileError(
+            f"{path} lacks {len(missing) + len(wrong)} of the tensors that its config.json describes, {named} among "
+            "them: the model would have random weights in their place"
+        )
+
+
+@contextmanager
+def _quiet(transformers: Any) -> Iterator[None]:
+    """No progress bars and no advice while a model is read: what matters becomes an error."""
+    logging = transformers.utils.logging
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()

@@ -14,7 +14,7 @@ from keyhole.queries import Signature
 
 
 class Wrapper(Oracle):
-    """An oracle that passes questions on to another one; a subclass changes what it needs to.
+    """An oracle that passes queries on to another one; a subclass changes what it needs to.
 
     One that changes answers writes `change`, so that it is also done to those that arrived before an error.
     """
@@ -25,7 +25,7 @@ class Wrapper(Oracle):
         self.name = inner.name
 
     def answer(self, tokens: Array) -> Array:
-        """Pass the question on."""
+        """Pass the query on."""
         try:
             answers = self.inner(tokens)
         except OracleError as error:

@@ -15,26 +15,32 @@ from typing import Any
 import numpy as np
 
 from keyhole.arrays import Floats
-from keyhole.audit.result import Audit, Row
+from keyhole.audit.result import Audit, Cell
 from keyhole.errors import FileError, KeyholeError
 from keyhole.families import Family, MultiHead, load
 from keyhole.methods.diagnosis.diagnose import Diagnosis
 from keyhole.methods.diagnosis.examination import Finding
 from keyhole.recover_model import load_layers
 from keyhole.recovery import Certificate, Outcome, Recovery, Stats
-from keyhole.report.html.charts import MOST
-from keyhole.runs.store import ERRORS, PARAMS, RADIUS, RUN, TRUTH, VERSION
+from keyhole.runs.store import (
+    AUDIT,
+    DIAGNOSIS,
+    ERRORS,
+    FORMATS,
+    HEADS,
+    LAYERS,
+    PARAMS,
+    RADIUS,
+    RESERVATION,
+    RUN,
+    TRUTH,
+    VERIFICATION,
+    VERSION,
+)
 from keyhole.verify.verdict import Difference, Verdict
 
-AUDIT, LAYERS, VERIFICATION, DIAGNOSIS = "audit.json", "layers.json", "verify.json", "diagnosis.json"
-HEADS = "layers.safetensors"
-FORMATS = {
-    RUN: "keyhole-run",
-    AUDIT: "keyhole-audit",
-    LAYERS: "keyhole-layers",
-    VERIFICATION: "keyhole-verification",
-    DIAGNOSIS: "keyhole-diagnosis",
-}
+LARGEST = 1e100  # what is larger is no measurement, and cannot be drawn
+BEGUN = (PARAMS, HEADS, RESERVATION, "cells")  # what a run leaves that does not come to its end
 AGAIN = "restore it, or run the command again"
 
 
@@ -44,7 +50,7 @@ class SavedRun:
 
     record: Mapping[str, Any]
     result: Recovery
-    label: str  # what the box is, in words
+    label: str  # what the oracle is, in words
     distance: float | None = None  # from the truth
     truth: Family | None = None
 
@@ -83,7 +89,7 @@ class SavedVerdict:
 
 @dataclass(frozen=True)
 class SavedDiagnosis:
-    """What family a box is of."""
+    """What family an oracle is of."""
 
     record: Mapping[str, Any]
     diagnosis: Diagnosis
@@ -107,7 +113,7 @@ def read_folder(folder: Path) -> Saved:
             raise FileError(_nothing(folder))
     except OSError as error:
         raise FileError(f"cannot read {folder}: {error.strerror or error}") from error
-    page = Page(there[-1], _opened(there[-1]))
+    page = Page(there[-1], _load_record(there[-1]))
     try:
         return READERS[there[-1].name](page, folder)
     except KeyholeError:
@@ -117,13 +123,16 @@ def read_folder(folder: Path) -> Saved:
 
 
 def _nothing(folder: Path) -> str:
-    begun = [*folder.glob(".*.tmp"), *(folder / name for name in (PARAMS, HEADS, "cells") if (folder / name).exists())]
+    begun = [
+        *folder.glob(".*.tmp"),
+        *(folder / name for name in BEGUN if (folder / name).exists()),
+    ]
     if begun:
         return f"{folder} is incomplete: the run that wrote {begun[0].name} did not come to its end; run it again"
     return f"{folder} is no run folder: it has none of {', '.join(FORMATS)}; name one that a command wrote with --out"
 
 
-def _opened(path: Path) -> dict[str, Any]:
+def _load_record(path: Path) -> dict[str, Any]:
     try:
         record = json.loads(path.read_bytes())
     except OSError as error:
@@ -288,7 +297,7 @@ def _audit(page: Page, _: Path) -> SavedAudit:
     for each in rows:
         row = Page(page.path, each if isinstance(each, dict) else {})
         cells.append(
-            Row(
+            Cell(
                 row.text("defence"),
                 row.number("multiple"),
                 row.count("budget"),
@@ -309,7 +318,7 @@ def _audit(page: Page, _: Path) -> SavedAudit:
         tuple(cells),
         page.count("new_queries"),
     )
-    if not all(0 <= row.error <= MOST and 0 <= row.floor <= MOST and row.multiple > 0 for row in cells):
+    if not all(0 <= row.error <= LARGEST and 0 <= row.floor <= LARGEST and row.multiple > 0 for row in cells):
         raise page.damaged("its errors, floors or multiples are no numbers that can be meant")
     if not audit.bound or not all(row.budget for row in cells):
         raise page.damaged("its budgets are no positive numbers")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.stats import norm
+from scipy.special import ndtri
 
 from keyhole.arrays import Floats
 from keyhole.families.attention_layer import AttentionLayer
@@ -145,7 +145,7 @@ def _radii(
         tiny = ROUNDING_UNITS * np.finfo(float).eps
         sizes = [np.max(np.abs(each)) for each in (point.scores, point.projections)]
         return AttentionLayer(*(wide * each + tiny * size for each, size in zip(errors, sizes, strict=True))), None
-    wide = CURVED * float(norm.isf(CHANCE / (2 * parameters))) * (1.0 if unit_errors.entrywise else POOLED)
+    wide = -CURVED * float(ndtri(CHANCE / (2 * parameters))) * (1.0 if unit_errors.entrywise else POOLED)
     return AttentionLayer(*(wide * each for each in errors)), AttentionLayer(*errors)
 
 
@@ -160,7 +160,7 @@ def _bars(
     if exact:
         bars = rounding + ROUNDING_SAFETY * label_error / np.sqrt(count.ratio)
         return bars, bars
-    wide = float(norm.isf(CHANCE / (2 * rest.labels.size)))
+    wide = -float(ndtri(CHANCE / (2 * rest.labels.size)))
     own = rounding + label_error * CURVED * 2 / np.sqrt(count.ratio)  # some inputs depend on more than the mean
     return own, rounding + wide * np.hypot(label_error, own)
 

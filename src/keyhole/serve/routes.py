@@ -9,45 +9,45 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from keyhole.errors import UsageError
 from keyhole.inference_protocol import BINARY_EXTENSION, HEADER_LENGTH
-from keyhole.runs.store import keyhole_version
+from keyhole.optional import KEYHOLE_VERSION, extra
 from keyhole.serve.openapi import ANSWERED, LENGTH, path_parameters, question, refusals
-from keyhole.serve.served_oracle import Refusal, ServedBox
+from keyhole.serve.served_oracle import Refusal, ServedOracle
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-INSTALL = "pip install 'keyhole[serve]'"
 EXTENSIONS = [BINARY_EXTENSION, "model_configuration"]
 log = logging.getLogger("keyhole.serve")
 
 
 @dataclass(frozen=True)
-class Gate:
-    """Who may ask what: raises a Refusal, or lets a request pass."""
+class RequestChecks:
+    """Who may ask what; each check raises Refusal."""
 
-    box: ServedBox
+    served: ServedOracle
     token: str | None
 
-    def allow(self, request: Any) -> None:
+    def check_token(self, request: Any) -> None:
         """Refuse whoever does not know the token."""
         given = request.headers.get("authorization", "")
         if self.token is not None and not hmac.compare_digest(given.encode(), f"Bearer {self.token}".encode()):
             raise Refusal(401, "a token is needed: Authorization: Bearer TOKEN")
 
-    def find(self, request: Any) -> None:
+    def check_model(self, request: Any) -> None:
         """Refuse a model that is not here."""
-        self.allow(request)
+        self.check_token(request)
         model, version = request.path_params["model"], request.path_params.get("version")
-        if model != self.box.name:
-            raise Refusal(404, f"unknown model {model[:80]!r}; this server has {self.box.name!r}")
-        if version not in (None, self.box.version):
-            raise Refusal(404, f"unknown version {version[:80]!r} of {model!r}; this server has {self.box.version!r}")
+        if model != self.served.name:
+            raise Refusal(404, f"unknown model {model[:80]!r}; this server has {self.served.name!r}")
+        if version not in (None, self.served.version):
+            raise Refusal(
+                404, f"unknown version {version[:80]!r} of {model!r}; this server has {self.served.version!r}"
+            )
 
-    async def read(self, request: Any) -> bytes:
+    async def read_body(self, request: Any) -> bytes:
         """The body of a request, unless it is too long."""
-        most = self.box.limits.body
+        most = self.served.limits.body
         length = request.headers.get("content-length", "0")
         if not length.isdecimal() or int(length) > most:
             raise Refusal(413, f"a request has at most {most} bytes")
@@ -62,31 +62,27 @@ class Gate:
         return b"".join(pieces)
 
 
-def make_app(box: ServedBox, token: str | None = None) -> Any:  # a FastAPI application
-    """The web application that serves a box, to clients that know the token where there is one."""
-    try:
-        import orjson  # noqa: F401, PLC0415 - in the extra serve, like the next two
-        from fastapi import FastAPI, Request  # noqa: PLC0415
-        from fastapi.responses import Response  # noqa: PLC0415
-    except ImportError as error:
-        raise UsageError(f"serving needs {error.name}: {INSTALL}") from error
-    worker = ThreadPoolExecutor(1, thread_name_prefix="keyhole-box")  # the loop stays free for health checks
+def make_app(served: ServedOracle, token: str | None = None) -> Any:  # a FastAPI application
+    """The web application that serves an oracle, to clients that know the token where there is one."""
+    for library in ("orjson", "fastapi"):
+        extra(library, "serve", "serving")
+    from fastapi import FastAPI, Request  # noqa: PLC0415 - in the extra serve
+
     app = FastAPI(
-        title=f"Keyhole: {box.name}",
-        version=keyhole_version(),
+        title=f"Keyhole: {served.name}",
+        version=KEYHOLE_VERSION,
         description="A box behind the Open Inference Protocol v2, served to rehearse an audit.",
         docs_url=None,  # those pages load scripts from other servers
         redoc_url=None,
     )
-
-    gate = Gate(box, token)
-    _say_errors(app, box)
+    checks = RequestChecks(served, token)
+    _say_errors(app, served)
 
     @app.get("/v2", responses=refusals(401))
     async def server_metadata(request: Request) -> dict[str, Any]:
         """Name, version and extensions of the server."""
-        gate.allow(request)
-        return {"name": "keyhole", "version": keyhole_version(), "extensions": EXTENSIONS}
+        checks.check_token(request)
+        return {"name": "keyhole", "version": KEYHOLE_VERSION, "extensions": EXTENSIONS}
 
     @app.get("/v2/health/live")
     async def live() -> dict[str, bool]:
@@ -98,31 +94,42 @@ def make_app(box: ServedBox, token: str | None = None) -> Any:  # a FastAPI appl
         """Whether the server can be asked."""
         return {"ready": True}
 
+    _add_model(app, served, checks)
+    return app
+
+
+def _add_model(app: "FastAPI", served: ServedOracle, checks: RequestChecks) -> None:
+    """The pages of the model, each with and without its version in the address."""
+    from fastapi import Request  # noqa: PLC0415
+    from fastapi.responses import Response  # noqa: PLC0415
+
+    worker = ThreadPoolExecutor(1, thread_name_prefix="keyhole-box")  # the loop stays free for health checks
+
     async def metadata(request: Request) -> dict[str, Any]:
         """Inputs and outputs of the model."""
-        gate.find(request)
-        return box.metadata()
+        checks.check_model(request)
+        return served.metadata()
 
     async def model_ready(request: Request) -> dict[str, Any]:
         """Whether the model can be asked."""
-        gate.find(request)
-        return {"name": box.name, "ready": True}
+        checks.check_model(request)
+        return {"name": served.name, "ready": True}
 
     async def config(request: Request) -> dict[str, Any]:
         """Batch limit and tensors, as Triton's extension has them."""
-        gate.find(request)
-        return box.config()
+        checks.check_model(request)
+        return served.config()
 
     async def infer(request: Request) -> Response:
         """Answer a batch of sequences."""
-        gate.find(request)
-        body, size = await gate.read(request), request.headers.get(HEADER_LENGTH)
-        answer, headers = await asyncio.get_running_loop().run_in_executor(worker, box.infer, body, size)
+        checks.check_model(request)
+        body, size = await checks.read_body(request), request.headers.get(HEADER_LENGTH)
+        answer, headers = await asyncio.get_running_loop().run_in_executor(worker, served.infer, body, size)
         return Response(answer, headers=headers)
 
     for page, names in (
-        ("/v2/models/{model}", {"model": box.name}),
-        ("/v2/models/{model}/versions/{version}", {"model": box.name, "version": box.version}),
+        ("/v2/models/{model}", {"model": served.name}),
+        ("/v2/models/{model}/versions/{version}", {"model": served.name, "version": served.version}),
     ):
         kind = " of a version" if "version" in names else ""
         for path, endpoint in (("", metadata), ("/ready", model_ready), ("/config", config)):
@@ -137,12 +144,11 @@ def make_app(box: ServedBox, token: str | None = None) -> Any:  # a FastAPI appl
             name=infer.__name__ + kind,
             response_class=Response,
             responses={**ANSWERED, **refusals(400, 401, 404, 413, 415, 422, 429)},
-            openapi_extra={"requestBody": question(box.tokens), "parameters": [*path_parameters(names), LENGTH]},
+            openapi_extra={"requestBody": question(served.tokens), "parameters": [*path_parameters(names), LENGTH]},
         )(infer)
-    return app
 
 
-def _say_errors(app: "FastAPI", box: ServedBox) -> None:
+def _say_errors(app: "FastAPI", served: ServedOracle) -> None:
     """Every error as the protocol has it: {"error": words}."""
     from fastapi import Request  # noqa: PLC0415
     from fastapi.responses import JSONResponse  # noqa: PLC0415
@@ -150,7 +156,7 @@ def _say_errors(app: "FastAPI", box: ServedBox) -> None:
 
     @app.exception_handler(Refusal)
     async def refused(_: Request, refusal: Refusal) -> JSONResponse:
-        box.refused += 1
+        served.refused += 1
         headers = {"WWW-Authenticate": "Bearer"} if refusal.status == 401 else {}
         if refusal.after is not None:  # in whole seconds, as HTTP has it, and as exactly as it is known
             headers = {

@@ -1,4 +1,4 @@
-"""A box as a model of the protocol: questions are read and checked, answers written. No HTTP here."""
+"""An oracle as a model of the protocol: queries are read and checked, answers written. No HTTP here."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ UNKNOWN = ("classification", "shared_memory_region")  # of an output; to leave t
 
 
 class Refusal(Exception):
-    """A question that is not answered: the status, and the reason in words."""
+    """A query that is not answered: the status, and the reason in words."""
 
     def __init__(self, status: int, reason: str, after: float | None = None) -> None:
         super().__init__(reason)
@@ -77,8 +77,8 @@ class Rate:
         return 0.0
 
 
-class ServedBox:
-    """An oracle with a name, limits and counters. Questions are answered one after the other."""
+class ServedOracle:
+    """An oracle with a name, limits and counters. Queries are answered one after the other."""
 
     def __init__(self, oracle: Oracle, name: str, limits: Limits | None = None) -> None:
         if not name or not all(mark.isalnum() or mark in "-_." for mark in name) or not name.isascii():
@@ -91,13 +91,13 @@ class ServedBox:
                 f"the box {oracle.name!r} computes in {dtype}: only {' and '.join(DATATYPES)} can be served"
             )
         self._numbers = np.dtype(dtype)
-        # One question shows what answers look like, and that the box answers at all.
+        # One query shows what answers look like, and that the oracle answers at all.
         first = oracle(signature.space.zeros(1, 1, signature.width))
         places = (-1,) if signature.positions == "last" else (-1, -1)
         self.tokens = TensorInfo(TOKENS, DATATYPES[dtype], (-1, -1, signature.width))
         shape = (*places, *(int(side) for side in first.shape[len(places) :]))
         self.answers = TensorInfo(ANSWERS, DATATYPES[dtype], shape, signature.positions)
-        self.version = hashlib.sha256(oracle.name.encode()).hexdigest()[:12]  # another box is another version
+        self.version = hashlib.sha256(oracle.name.encode()).hexdigest()[:12]  # another oracle is another version
         self.queries = self.requests = self.refused = 0
         self._rate = None if self.limits.rate is None else Rate(self.limits.rate)
         self._lock = Lock()

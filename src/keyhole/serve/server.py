@@ -11,8 +11,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from keyhole.errors import UsageError
-from keyhole.serve.routes import INSTALL, make_app
-from keyhole.serve.served_oracle import ServedBox
+from keyhole.optional import extra
+from keyhole.serve.routes import make_app
+from keyhole.serve.served_oracle import ServedOracle
 
 GRACE_SECONDS = 10  # for answers under way, once the server is told to stop
 IDLE_SECONDS = 75  # a connection that is not used is kept for so long
@@ -25,7 +26,7 @@ class WebServer:
     """
 
     def __init__(self, app: Any, host: str, port: int) -> None:
-        uvicorn = _uvicorn()
+        uvicorn = extra("uvicorn", "serve", "serving")
         config = uvicorn.Config(
             app,
             log_config=None,
@@ -79,25 +80,18 @@ class WebServer:
 
 
 class Server(WebServer):
-    """A box at an address."""
+    """An oracle at an address."""
 
-    def __init__(self, box: ServedBox, host: str = "127.0.0.1", port: int = 8000, token: str | None = None) -> None:
-        _uvicorn()
-        self.box = box
-        super().__init__(make_app(box, token), host, port)
+    def __init__(
+        self, served: ServedOracle, host: str = "127.0.0.1", port: int = 8000, token: str | None = None
+    ) -> None:
+        self.served = served
+        super().__init__(make_app(served, token), host, port)
 
     @property
     def url(self) -> str:
         """The address of the model."""
-        return f"{self.address}/v2/models/{self.box.name}"
-
-
-def _uvicorn() -> Any:
-    try:
-        import uvicorn  # noqa: PLC0415 - in the extra serve
-    except ImportError as error:
-        raise UsageError(f"serving needs {error.name}: {INSTALL}") from error
-    return uvicorn
+        return f"{self.address}/v2/models/{self.served.name}"
 
 
 def _listen(host: str, port: int) -> socket.socket:

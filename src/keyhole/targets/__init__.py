@@ -1,66 +1,30 @@
-"""Black boxes named by one line of text, as the command line does: `demo:…`, `file:…`, `python:…` and so on."""
+"""Oracles named by one line of text, as the command line does: `demo:…`, `file:…`, `python:…` and so on."""
 
 from __future__ import annotations
 
 import hashlib
-import sys
-import traceback
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
-from typing import Any
-from urllib.parse import parse_qsl
 
-import numpy as np
-
-from keyhole.errors import FileError, KeyholeError, UsageError
-from keyhole.families import Family, MultiHead, OneLayer, ReluNet, Residual, SingleHead, load
-from keyhole.gauge import distance
+from keyhole.errors import UsageError
+from keyhole.families import load
 from keyhole.noise import Noise
-from keyhole.oracles import FunctionOracle, HttpOracle, Noisy, Oracle, Rounded, TorchOracle, Wrapper
-from keyhole.oracles.torch import is_module
-from keyhole.targets.http_text import read_http
-from keyhole.targets.models import ONNX_EXAMPLE, TRANSFORMERS_EXAMPLE, onnx_box, transformers_box
+from keyhole.oracles import FunctionOracle
+from keyhole.targets.demos import open_demo, random_multi_head, random_net, random_single_head
+from keyhole.targets.models import ONNX_EXAMPLE, TRANSFORMERS_EXAMPLE, open_http, open_onnx, open_transformers
+from keyhole.targets.python_file import open_python
+from keyhole.targets.target import Target, path_of, read_bytes
+
+__all__ = ["KINDS", "Target", "declared_target", "open_target", "random_multi_head", "random_net", "random_single_head"]
 
 EXAMPLES = "demo:single-head?width=64&rank=4&seed=0, file:params.safetensors, python:path.py:factory, " + ", ".join(
     [ONNX_EXAMPLE, TRANSFORMERS_EXAMPLE, "http://host:port/v2/models/name"]
 )
-# Sets the random numbers of a demo's truth apart from those a method draws from the same seed.
-DEMO_STREAM = 0xDE30
-
-
-@dataclass(frozen=True)
-class Target:
-    """A box to recover. A journal is bound to the oracle's name, which therefore identifies the box."""
-
-    text: str  # names the box again
-    oracle: Oracle
-    label: str  # what the box is, in words
-    truth: Family | None = None  # its parameters, where they are known
-
-    def told(self, max_norm: float | None = None, noise: Noise | None = None) -> Target:
-        """The same box asked with tokens of at most this norm, its answers known to err like this."""
-        signature = self.oracle.signature
-        if max_norm is not None:
-            own = signature.max_norm
-            if own is not None and max_norm > own:
-                raise UsageError(f"max_norm {max_norm} exceeds the {own} that the target {self.text} allows")
-            signature = signature.with_changes(max_norm=max_norm)
-        if noise is not None:
-            signature = signature.with_changes(noise=noise)
-        return self if signature is self.oracle.signature else replace(self, oracle=Wrapper(self.oracle, signature))
-
-    def distance(self, params: Family | None) -> float | None:
-        """How far parameters are from the truth; None where it is not known, or they are of another family."""
-        if self.truth is None or params is None or params.family != self.truth.family:
-            return None
-        return distance(params, self.truth)
 
 
 def open_target(text: str) -> Target:
-    """The box that `text` names; UsageError or FileError says what is wrong with it and what is possible."""
+    """The oracle that `text` names; UsageError or FileError says what is wrong with it and what is possible."""
     kind, colon, rest = text.partition(":")
     if not colon or kind not in KINDS:
         hint = f" (did you mean file:{text}?)" if Path(text).is_file() else ""
@@ -68,405 +32,30 @@ def open_target(text: str) -> Target:
     return KINDS[kind](rest)
 
 
-# Demos: random parameters, known to whoever judges the result, never to the method.
-
-
-@dataclass(frozen=True)
-class Knob:
-    """One number a demo can be given."""
-
-    kind: type[int] | type[float]
-    default: float | None
-    least: float
-    most: float = float("inf")
-
-    def read(self, name: str, text: str) -> float:
-        """The number in `text`, if it can be meant."""
-        try:
-            number = self.kind(text)
-        except ValueError:
-            number = float("nan")
-        if not self.least <= number <= self.most or number == float("inf"):
-            raise UsageError(f"{name}={text} makes no sense in a demo target: {name} is {self}")
-        return number
-
-    def __str__(self) -> str:
-        kind = "a whole number" if self.kind is int else "a number"
-        upper = "" if self.most == float("inf") else f" to {self.most:g}"
-        default = "" if self.default is None else f", {self.default:g} if left out"
-        return f"{kind} from {self.least:g}{upper}{default}"
-
-
-SINGLE_HEAD_KNOBS = {
-    "width": Knob(int, 32, 1, 8192),
-    "rank": Knob(int, None, 0),  # full if left out
-    "norm": Knob(float, 1.0, 0.0),
-    "seed": Knob(int, 0, 0),
-    "max_norm": Knob(float, None, 0.0),
-    "outputs": Knob(int, None, 1, 8192),  # one plain number per sequence if left out
-    "score_bias": Knob(float, None, 0.0),  # sizes of the entries of random biases
-    "output_bias": Knob(float, None, 0.0),
-    "all_positions": Knob(int, None, 0, 1),  # 1: answers at every position
-    "noise": Knob(float, None, 0.0),  # standard deviation of normal errors of answers, which are declared
-    "decimals": Knob(int, None, -300, 300),  # that answers are rounded to, which is declared
-}
-
-
-def _single_head_demo(text: str, given: Mapping[str, float]) -> Target:
-    width, norm, seed = int(given["width"]), given["norm"], int(given["seed"])
-    rank = int(given.get("rank", width))
-    head = random_single_head(
-        width,
-        rank=rank,
-        norm=norm,
-        seed=seed,
-        outputs=int(given["outputs"]) if "outputs" in given else None,
-        score_bias=given.get("score_bias", 0.0),
-        output_bias=given.get("output_bias", 0.0),
-    )
-    everywhere = bool(given.get("all_positions", 0))
-    oracle = FunctionOracle(
-        head.at_all_positions if everywhere else head,
-        width=width,
-        max_norm=given.get("max_norm"),
-        positions="all" if everywhere else "last",
-        name=text,
-    )
-    rank = rank if norm else 0
-    label = f"a random softmax head of width {width}, its score matrix of rank {rank} and norm {norm:g}"
-    extras = [
-        f"{head.outputs} outputs" if head.outputs else "",
-        "a score bias" if head.score_bias is not None else "",
-        "an output bias" if head.output_bias is not None else "",
-        "observed at all positions" if everywhere else "",
-    ]
-    return _erring(Target(text, oracle, ", ".join([label, *filter(None, extras)]), head), given)
-
-
-def random_single_head(
-    width: int,
-    *,
-    rank: int,
-    norm: float,
-    seed: int | Sequence[int],
-    outputs: int | None = None,
-    score_bias: float = 0.0,
-    output_bias: float = 0.0,
-) -> SingleHead:
-    """Gaussian value and biases; Gaussian score, or a product of two Gaussian factors, scaled to the spectral norm."""
-    if rank > width:
-        raise UsageError(f"rank={rank} exceeds width={width}: the rank of a matrix is at most its width")
-    rng = np.random.default_rng([*np.atleast_1d(seed), DEMO_STREAM])
-    value = rng.standard_normal(width)
-    score = rng.standard_normal((width, width))
-    if rank < width:
-        score = score[:, :rank] @ rng.standard_normal((rank, width))
-    size = float(np.linalg.norm(score, 2)) if rank else 1.0
-    if outputs is not None:
-        value = rng.standard_normal((width, outputs))
-    return SingleHead(
-        score / size * norm,
-        value,
-        score_bias * rng.standard_normal(width) if score_bias else None,
-        np.asarray(output_bias * rng.standard_normal(value.shape[1:])) if output_bias else None,
-    )
-
-
-HEADS_KNOBS = {
-    "heads": Knob(int, 4, 1, 1024),
-    "width": Knob(int, 16, 1, 8192),
-    "rank": Knob(int, None, 1),  # of every score matrix; full if left out
-    "norm": Knob(float, 1.0, 0.0),
-    "seed": Knob(int, 0, 0),
-    "max_norm": Knob(float, None, 0.0),
-    "outputs": Knob(int, None, 1, 8192),  # one plain number per sequence if left out
-    "value_rank": Knob(int, None, 1),  # of every value matrix; full if left out
-    "score_bias": Knob(float, None, 0.0),  # sizes of the entries of random biases
-    "output_bias": Knob(float, None, 0.0),
-    "residual": Knob(int, None, 0, 1),  # 1: the last token is added to the answer
-}
-
-
-def _heads_demo(text: str, given: Mapping[str, float]) -> Target:
-    layer = random_multi_head(
-        int(given["heads"]),
-        int(given["width"]),
-        rank=_whole(given, "rank"),
-        norm=given["norm"],
-        seed=int(given["seed"]),
-        outputs=_whole(given, "outputs"),
-        value_rank=_whole(given, "value_rank"),
-        score_bias=given.get("score_bias", 0.0),
-        output_bias=given.get("output_bias", 0.0),
-    )
-    residual = bool(given.get("residual"))
-    if residual and layer.outputs != layer.width:
-        raise UsageError(f"residual=1 adds tokens of width {layer.width} to answers: set outputs={layer.width}")
-    box = Residual(layer) if residual else layer
-    oracle = FunctionOracle(box, width=layer.width, max_norm=given.get("max_norm"), name=text)
-    label = f"{len(layer.heads)} random softmax heads of width {layer.width}"
-    extras = [
-        f"{layer.outputs} outputs" if layer.outputs else "",
-        "biases" if layer.output_bias is not None else "",
-        "with a residual" if residual else "",
-    ]
-    return Target(text, oracle, ", ".join([label, *filter(None, extras)]), box)
-
-
-def random_multi_head(
-    heads: int,
-    width: int,
-    *,
-    rank: int | None = None,
-    norm: float = 1.0,
-    seed: int = 0,
-    outputs: int | None = None,
-    value_rank: int | None = None,
-    score_bias: float = 0.0,
-    output_bias: float = 0.0,
-) -> MultiHead:
-    """Independent random heads, each made like a single one; values of a low rank are products of two factors."""
-    made = [
-        random_single_head(
-            width, rank=rank or width, norm=norm, seed=[seed, number], outputs=outputs, score_bias=score_bias
-        )
-        for number in range(heads)
-    ]
-    rng = np.random.default_rng([seed, heads, DEMO_STREAM])
-    if value_rank is not None:
-        if outputs is None or value_rank > min(width, outputs):
-            raise UsageError(f"value_rank={value_rank} exceeds what a value of width {width} and {outputs} outputs has")
-        shape = (width, value_rank), (value_rank, outputs)
-        made = [
-            replace(head, value=rng.standard_normal(shape[0]) @ rng.standard_normal(shape[1]) / value_rank**0.5)
-            for head in made
-        ]
-    bias = np.asarray(output_bias * rng.standard_normal(() if outputs is None else outputs))
-    return MultiHead(made, bias if output_bias else None)
-
-
-NET_KNOBS = {
-    "width": Knob(int, 16, 1, 8192),
-    "neurons": Knob(int, 32, 0, 8192),
-    "outputs": Knob(int, None, 1, 8192),  # one plain number if left out
-    "seed": Knob(int, 0, 0),
-    "max_norm": Knob(float, None, 0.0),
-    "noise": Knob(float, None, 0.0),
-    "decimals": Knob(int, None, -300, 300),
-}
-LAYER_KNOBS = {
-    "width": Knob(int, 16, 1, 8192),
-    "neurons": Knob(int, 32, 0, 8192),
-    "outputs": Knob(int, None, 1, 8192),
-    "norm": Knob(float, 1.0, 0.0),
-    "residual": Knob(int, 0, 0, 1),
-    "seed": Knob(int, 0, 0),
-}
-
-
-def random_net(width: int, neurons: int, outputs: int | None, rng: np.random.Generator) -> ReluNet:
-    """Gaussian weights scaled to answers of about one, biases half as large as what meets them."""
-    shape = () if outputs is None else (outputs,)
-    return ReluNet(
-        rng.standard_normal((neurons, width)) / width**0.5,
-        0.5 * rng.standard_normal(neurons),
-        rng.standard_normal((*shape, neurons)) / max(1, neurons) ** 0.5,
-        np.asarray(0.5 * rng.standard_normal(shape)),
-    )
-
-
-def _whole(given: Mapping[str, float], name: str) -> int | None:
-    return int(given[name]) if name in given else None
-
-
-def _net_demo(text: str, given: Mapping[str, float]) -> Target:
-    width, neurons, outputs = int(given["width"]), int(given["neurons"]), _whole(given, "outputs")
-    net = random_net(width, neurons, outputs, np.random.default_rng([int(given["seed"]), DEMO_STREAM]))
-    oracle: Oracle = FunctionOracle(net, width=width, max_norm=given.get("max_norm"), name=text)
-    label = f"a random net of {neurons} ReLU neurons on tokens of width {width}"
-    return _erring(Target(text, oracle, label + (f", {outputs} outputs" if outputs else ""), net), given)
-
-
-def _layer_demo(text: str, given: Mapping[str, float]) -> Target:
-    width, neurons, outputs = int(given["width"]), int(given["neurons"]), _whole(given, "outputs")
-    rng, residual = np.random.default_rng([int(given["seed"]), DEMO_STREAM]), bool(given["residual"])
-    score, value = rng.standard_normal((width, width)), rng.standard_normal((width, width)) / width**0.5
-    head = SingleHead(score * (given["norm"] / np.linalg.norm(score, 2)), value)
-    layer = OneLayer(head, random_net(width, neurons, outputs, rng), residual=residual)
-    oracle = FunctionOracle(layer, width=width, name=text)
-    label = f"a random layer of width {width}: a softmax head, then a net of {neurons} ReLU neurons"
-    return Target(text, oracle, label + (", with a residual" if residual else ""), layer)
-
-
-def _erring(target: Target, given: Mapping[str, float]) -> Target:
-    """The same with the errors that a demo was asked for, which are declared."""
-    oracle, label = target.oracle, target.label
-    if noise := given.get("noise"):
-        oracle, label = (
-            Noisy(oracle, noise, seed=int(given["seed"])),
-            f"{label}, answers with normal errors of {noise:g}",
-        )
-    if "decimals" in given:
-        decimals = int(given["decimals"])
-        oracle, label = Rounded(oracle, decimals), f"{label}, answers rounded to {decimals} decimals"
-    return replace(target, oracle=oracle, label=label)
-
-
-DEMOS: dict[str, tuple[dict[str, Knob], Callable[[str, Mapping[str, float]], Target]]] = {
-    "single-head": (SINGLE_HEAD_KNOBS, _single_head_demo),
-    "multi-head": (HEADS_KNOBS, _heads_demo),
-    "relu-net": (NET_KNOBS, _net_demo),
-    "one-layer": (LAYER_KNOBS, _layer_demo),
-}
-
-
-def demo_text(family: str, numbers: Mapping[str, float | None]) -> str:
-    """The target text of a demo, the same for the same box: defaults filled in, keys in one order."""
-    knobs, _ = DEMOS[family]
-    filled = {name: numbers.get(name, knob.default) for name, knob in knobs.items()}
-    if filled.get("rank") == filled["width"]:
-        filled["rank"] = None
-    pairs = [f"{name}={_plain(number)}" for name, number in filled.items() if number is not None]
-    return f"demo:{family}?{'&'.join(pairs)}"
-
-
-def _plain(number: float) -> str:
-    whole = isinstance(number, float) and number.is_integer() and abs(number) < 2**53
-    return str(int(number)) if whole else repr(number).replace("+", "")  # a plus means a space in such a text
-
-
-def _demo(rest: str) -> Target:
-    family, _, query = rest.partition("?")
-    if family not in DEMOS:
-        raise UsageError(f"unknown demo family {family!r}; known: {', '.join(DEMOS)}")
-    knobs, make = DEMOS[family]
-    given = read_knobs(family, query, knobs)
-    defaults = {name: knob.default for name, knob in knobs.items() if knob.default is not None}
-    asked = {name: number for name, number in given.items() if number != defaults.get(name)}
-    return make(demo_text(family, asked), given)
-
-
-def read_knobs(family: str, query: str, knobs: Mapping[str, Knob]) -> dict[str, float]:
-    """The numbers in the text of a demo, key=value&key=value, with the defaults of those left out."""
+@contextmanager
+def declared_target(text: str, max_norm: float | None = None, noise: str | None = None) -> Iterator[Target]:
+    """The target that `text` names, asked with tokens of at most this norm and known to err like this; then closed."""
+    target = open_target(text)
     try:
-        pairs = parse_qsl(query.replace("+", "%2B"), keep_blank_values=True, strict_parsing=bool(query))
-    except ValueError as error:
-        raise UsageError(f"cannot read {query!r} ({error}): write key=value&key=value") from error
-    given: dict[str, float] = {}
-    for name, text in pairs:
-        if name not in knobs:
-            raise UsageError(f"demo:{family} has no {name!r}; possible: {_listed(knobs)}")
-        if name in given:
-            raise UsageError(f"demo:{family} was given {name!r} twice: keep one")
-        given[name] = knobs[name].read(name, text)
-    return {name: knob.default for name, knob in knobs.items() if knob.default is not None} | given
-
-
-def _listed(knobs: Mapping[str, Knob]) -> str:
-    return "; ".join(f"{name}: {knob}" for name, knob in knobs.items())
-
-
-# Files and Python code.
+        yield target.with_declared(max_norm, None if noise is None else Noise.parse(noise))
+    finally:
+        target.oracle.close()
 
 
 def _file(rest: str) -> Target:
-    path = _path(rest, "file:params.safetensors")
-    digest = hashlib.sha256(_content(path)).hexdigest()
+    path = path_of(rest, "file:params.safetensors")
+    digest = hashlib.sha256(read_bytes(path)).hexdigest()
     params = load(path)
     oracle = FunctionOracle(params, width=params.width, name=f"file:sha256:{digest}")
     return Target(f"file:{rest}", oracle, f"the {params.family} of width {params.width} in {path}", params)
 
 
-def _python(rest: str) -> Target:
-    name, _, factory = rest.rpartition(":")
-    if not factory.isidentifier():
-        raise UsageError(f"cannot read python:{rest}; write python:path.py:factory, a function without arguments")
-    path = _path(name, "python:path.py:factory")
-    source = _content(path)
-    digest = hashlib.sha256(source).hexdigest()
-    module = _guarded(path, lambda: _imported(path, source, digest))
-    make = getattr(module, factory, None)
-    if not callable(make):
-        raise UsageError(f"{path} has no function {factory!r}: name one that returns the box")
-    inner = _as_oracle(_guarded(path, make), f"{factory}() in {path}")
-    oracle = Wrapper(inner)
-    oracle.name = f"python:sha256:{digest}:{factory}:{inner.name}"
-    label = f"the box of width {inner.signature.width} that {factory}() in {path} makes"
-    return Target(f"python:{rest}", oracle, label)
-
-
-def _as_oracle(box: Any, maker: str) -> Oracle:
-    if isinstance(box, Oracle):
-        missing = [name for name in ("signature", "name") if not hasattr(box, name)]
-        if missing:
-            raise UsageError(f"the oracle of {maker} does not set {missing[0]!r}: every oracle must")
-        return box
-    if is_module(box):
-        return TorchOracle(box)
-    if callable(box) and hasattr(box, "width"):
-        return FunctionOracle(box, width=box.width, name=type(box).__qualname__)
-    raise UsageError(
-        f"{maker} returned something of type {type(box).__name__}: return a keyhole Oracle, "
-        "e.g. FunctionOracle(function, width=64), a PyTorch module, or a callable with a width"
-    )
-
-
-def _imported(path: Path, source: bytes, digest: str) -> ModuleType:
-    """Run the very bytes that were digested, under a name no other module has; neighbours can be imported."""
-    module = ModuleType(f"_keyhole_target_{digest}")
-    module.__file__ = str(path)
-    sys.modules[module.__name__] = module  # dataclasses and pickle look their module up
-    if str(path.parent.resolve()) not in sys.path:
-        sys.path.append(str(path.parent.resolve()))
-    exec(compile(source, str(path), "exec"), module.__dict__)
-    return module
-
-
-def _guarded(path: Path, action: Callable[[], Any]) -> Any:
-    """The action's result; what goes wrong in a stranger's code becomes one line that says where."""
-    try:
-        return action()
-    except KeyholeError:
-        raise
-    except (Exception, SystemExit) as error:
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
-        where = f"{path}, line {lines[-1]}" if lines else str(path)
-        raise UsageError(f"{where}: {type(error).__name__}: {error}") from error
-
-
-def _path(text: str, example: str) -> Path:
-    if not text:
-        raise UsageError(f"the target names no file; write {example}")
-    return Path(text).expanduser()
-
-
-def _content(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise FileError(f"cannot read {path}: {error.strerror}") from error
-
-
-def _http(scheme: str, rest: str) -> Target:
-    oracle = HttpOracle(**read_http(f"{scheme}:{rest}"))
-    label = f"the model at {oracle.url}, of width {oracle.signature.width}"
-    return Target(f"{scheme}:{rest}", oracle, label)
-
-
-def _onnx(rest: str) -> Target:
-    return Target(f"onnx:{rest}", *onnx_box(rest))
-
-
-def _transformers(rest: str) -> Target:
-    return Target(f"transformers:{rest}", *transformers_box(rest))
-
-
 KINDS: dict[str, Callable[[str], Target]] = {
-    "demo": _demo,
+    "demo": open_demo,
     "file": _file,
-    "python": _python,
-    "http": partial(_http, "http"),
-    "https": partial(_http, "https"),
-    "onnx": _onnx,
-    "transformers": _transformers,
+    "python": open_python,
+    "http": lambda rest: open_http(f"http:{rest}"),
+    "https": lambda rest: open_http(f"https:{rest}"),
+    "onnx": open_onnx,
+    "transformers": open_transformers,
 }

@@ -1,57 +1,54 @@
-"""Oracles named by one line of text: what stands behind `onnx:` and `transformers:`."""
+"""Models named by one line of text: in a file, `onnx:` and `transformers:`, or behind a server, `http:`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
-from urllib.parse import parse_qsl
 
 from keyhole.errors import UsageError
-from keyhole.oracles.base import Oracle
-from keyhole.oracles.onnx import OnnxOracle
-from keyhole.oracles.transformers import TransformersOracle
+from keyhole.oracles import HttpOracle, OnnxOracle, TransformersOracle
+from keyhole.targets.target import Keys, Target, read_options
 
 ONNX_EXAMPLE = "onnx:model.onnx"
 TRANSFORMERS_EXAMPLE = "transformers:PATH#layer=2"
 
 
-def onnx_box(rest: str) -> tuple[Oracle, str]:  # the oracle, and what it is in words
-    """The box of a text such as `model.onnx` or `model.onnx#positions=all&output=hidden`."""
+def open_onnx(rest: str) -> Target:
+    """The model of a text such as `model.onnx` or `model.onnx#positions=all&output=hidden`."""
     path, given = split(rest, ONNX_EXAMPLE, ONNX_KEYS)
     oracle = OnnxOracle(path, **given)
-    return oracle, f"the ONNX model of width {oracle.signature.width} in {path}{_where(given)}"
+    label = f"the ONNX model of width {oracle.signature.width} in {path}{_where(given)}"
+    return Target(f"onnx:{rest}", oracle, label)
 
 
-def transformers_box(rest: str) -> tuple[TransformersOracle, str]:
-    """The box of a text such as `PATH#layer=2` or `PATH#layer=-1&part=layer&dtype=float64`."""
+def open_transformers(rest: str) -> Target:
+    """The layer of a text such as `PATH#layer=2` or `PATH#layer=-1&part=layer&dtype=float64`."""
     path, given = split(rest, TRANSFORMERS_EXAMPLE, TRANSFORMERS_KEYS)
     if "layer" not in given:
         raise UsageError(f"the target transformers:{rest} does not say which layer; write {TRANSFORMERS_EXAMPLE}")
     oracle = TransformersOracle(path, **given)
     label = f"the {oracle.part} of width {oracle.signature.width} at {oracle.place.name} in {path}"
-    return oracle, label + _where(given)
+    return Target(f"transformers:{rest}", oracle, label + _where(given))
 
 
-def split(rest: str, example: str, keys: Mapping[str, Callable[[str], Any]]) -> tuple[str, dict[str, Any]]:
+def open_http(text: str) -> Target:
+    """The model at an address such as `http://host:port/v2/models/name#timeout=10&connections=8`."""
+    oracle = HttpOracle(**read_http(text))
+    return Target(text, oracle, f"the model at {oracle.url}, of width {oracle.signature.width}")
+
+
+def split(rest: str, example: str, keys: Keys) -> tuple[str, dict[str, Any]]:
     """The path of a text, and what it says behind a # as key=value&key=value."""
     path, _, query = rest.partition("#")
     if not path:
         raise UsageError(f"the target names no file; write {example}")
-    try:
-        pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
-    except ValueError as error:
-        raise UsageError(f"cannot read {query!r} ({error}): write #key=value&key=value") from error
-    given: dict[str, Any] = {}
-    for name, text in pairs:
-        if name not in keys:
-            raise UsageError(f"{example.partition(':')[0]}: has no {name!r}; possible: {', '.join(keys)}")
-        if name in given:
-            raise UsageError(f"{name!r} was given twice in {rest}: keep one")
-        try:
-            given[name] = keys[name](text)
-        except ValueError as error:
-            raise UsageError(f"{name}={text} makes no sense in {example.partition(':')[0]}:{rest}") from error
-    return path, given
+    return path, read_options(query, keys, f"{example.partition(':')[0]}:")
+
+
+def read_http(text: str) -> dict[str, Any]:
+    """Arguments of HttpOracle. Options stand behind a #, which is never sent to a server."""
+    url, _, options = text.partition("#")
+    return {"url": url, **read_options(options, HTTP_KEYS, "a model behind a server")}
 
 
 def _where(given: Mapping[str, Any]) -> str:
@@ -69,23 +66,47 @@ def _layer(text: str) -> Any:
     return text if text == "all" else int(text)
 
 
-COMMON_KEYS: dict[str, Callable[[str], Any]] = {
-    "positions": _positions,
-    "max_norm": float,
-    "max_length": int,
-    "batch_limit": int,
+def _yes(text: str) -> bool:
+    return {"1": True, "true": True, "0": False, "false": False}[text.lower()]
+
+
+WHOLE = (int, "a whole number")
+COMMON_KEYS: Keys = {
+    "positions": (_positions, "last, all or a whole number"),
+    "max_norm": (float, "a number"),
+    "max_length": WHOLE,
+    "batch_limit": WHOLE,
 }
-ONNX_KEYS: dict[str, Callable[[str], Any]] = {
-    "width": int,
-    "input": str,
-    "output": str,
-    "repeat": lambda text: bool(int(text)),
+ONNX_KEYS: Keys = {
+    "width": WHOLE,
+    "input": (str, "the name of an input"),
+    "output": (str, "the name of an output"),
+    "repeat": (_yes, "true or false"),
     **COMMON_KEYS,
 }
-TRANSFORMERS_KEYS: dict[str, Callable[[str], Any]] = {
-    "layer": _layer,
-    "part": str,
-    "dtype": str,
-    "device": str,
+TRANSFORMERS_KEYS: Keys = {
+    "layer": (_layer, "a whole number or all"),
+    "part": (str, "attention, attention-block or layer"),
+    "dtype": (str, "the name of a dtype"),
+    "device": (str, "the name of a device"),
     **COMMON_KEYS,
+}
+# Options of HttpOracle that have a word on the command line: those of the oracle have options of their own there.
+HTTP_KEYS: Keys = {
+    "width": WHOLE,
+    "positions": (str, "last or all"),
+    "max_length": WHOLE,
+    "input_name": (str, "text"),
+    "output_name": (str, "text"),
+    "binary": (_yes, "true or false"),
+    "batch": WHOLE,
+    "connections": WHOLE,
+    "timeout": (float, "a number of seconds"),
+    "retries": WHOLE,
+    "patience": (float, "a number of seconds"),
+    "token_env": (str, "the name of an environment variable"),
+    "header": (str, "the name of a header"),
+    "ca": (str, "a file"),
+    "proxy": (str, "an address"),
+    "require_id": (_yes, "true or false"),
 }

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 from scipy.linalg import cho_factor, cho_solve
-from scipy.stats import chi2, norm
+from scipy.special import chdtri, ndtri
 
 from keyhole.arrays import Floats
 from keyhole.families.base import Part, Sensitivity
@@ -56,7 +56,7 @@ def radii_of(seen: Sensitivity, signature: Signature, tolerance: float) -> Answe
     for part in seen.parts:
         known = known + SECOND_ORDER * tolerance * part.size * part.reach
     if noise.kind == "gaussian":
-        deviations = float(norm.isf(FALSE_ALARM / 4 / known.size))  # half of the probability is for all together
+        deviations = -float(ndtri(FALSE_ALARM / 4 / known.size))  # half of the probability is for all together
         return AnswerRadii(known, known + deviations * noise.scale, FALSE_ALARM)
     return AnswerRadii(known, known + noise.radius, 0.0)
 
@@ -64,7 +64,7 @@ def radii_of(seen: Sensitivity, signature: Signature, tolerance: float) -> Answe
 def has_scatter(errors: Floats, known: Floats, scale: float) -> bool:
     """Whether normal errors are too large all together, beyond what is known of the predictions."""
     beyond = np.maximum(np.abs(errors) - known, 0.0) / scale
-    return bool(np.sum(beyond**2) > chi2.isf(FALSE_ALARM / 2, errors.size))
+    return bool(np.sum(beyond**2) > chdtri(errors.size, FALSE_ALARM / 2))
 
 
 def resolution_of(part: Part, allowed: Floats) -> float:  # (rows,)

@@ -47,7 +47,8 @@ from keyhole.oracles.http import connections as lines
 from keyhole.oracles.http import retries as x
 from keyhole.serve import Server
 from keyhole.targets import open_target
-from keyhole.targets.http_text import OPTIONS, read_http
+from keyhole.targets.models import HTTP_KEYS as OPTIONS
+from keyhole.targets.models import read_http
 from support import targets as t
 from support.serving import Said, as_json, description, digest, faking, havoc, honest, serving
 
@@ -159,7 +160,7 @@ def test_the_name_is_that_of_the_box_behind_the_address(server: Server) -> None:
 
 
 def test_a_version_can_be_named(server: Server) -> None:
-    version = server.box.version
+    version = server.served.version
     oracle = HttpOracle(f"{server.url}/versions/{version}")
     assert oracle(some()).shape == (5,)
     assert oracle.ready()
@@ -280,7 +281,7 @@ def test_options_of_a_target_stand_behind_a_hash() -> None:
 def test_a_target_on_the_command_line(server: Server) -> None:
     target = open_target(f"{server.url}#connections=2")
     assert target.text == f"{server.url}#connections=2"
-    assert kh.recover(target.told(max_norm=4.0).oracle).certified
+    assert kh.recover(target.with_declared(max_norm=4.0).oracle).certified
     target.oracle.close()
 
 
@@ -628,7 +629,7 @@ def test_everything_that_connections_raise_has_a_name_here() -> None:
     raised = [kind for kind in kinds if issubclass(kind, http.client.HTTPException | OSError)]
     assert len(raised) > 30
     for kind in raised:
-        trouble = lines.named(kind("x"), "http://h")
+        trouble = lines.trouble_of(kind("x"), "http://h")
         assert isinstance(trouble.error, ServerError | UsageError)
         assert type(trouble.error) is not ServerError
         assert str(trouble.error).startswith("http://h: ")
@@ -744,7 +745,7 @@ def test_an_answer_that_drips_is_a_time_out() -> None:
 
         threading.Thread(target=drip, daemon=True).start()
         server = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        exchange = x.Exchange(lines.Lines(server, timeout=0.3), retries=0, patience=9.0, headers={})
+        exchange = x.Exchange(lines.ConnectionPool(server, timeout=0.3), retries=0, patience=9.0, headers={})
         with pytest.raises(ServerTimeout, match="did not end"):
             exchange.send("GET", f"{server}/v2", lambda reply: reply.body)
         exchange.close()
@@ -772,7 +773,7 @@ def test_a_rate_limit_is_waited_for() -> None:
         assert oracle(some(180)).shape == (180,)
         assert time.perf_counter() - began > 0.15
         assert set(oracle.retried) <= {"request to wait"}
-        assert running.box.queries == 180 + result.stats.new_queries
+        assert running.served.queries == 180 + result.stats.new_queries
 
 
 # --- what arrived is kept --------------------------------------------------------------------------------------
@@ -952,7 +953,7 @@ def test_a_run_is_resumed_when_the_server_comes_back(tmp_path: Path) -> None:
     assert "server running" in result.message
     with serving(box, port) as running:
         result = kh.recover(HttpOracle(running.url), journal=journal)
-        assert running.box.queries == result.stats.new_queries == sum(asked_in_process().values()) - 50
+        assert running.served.queries == result.stats.new_queries == sum(asked_in_process().values()) - 50
 
 
 def test_description_is_that_of_a_model() -> None:

@@ -70,7 +70,7 @@ class Trouble(Exception):
         self.after = after
 
 
-class Line(client.HTTPConnection):
+class Connection(client.HTTPConnection):
     """A connection on which head and body of a request leave together, so that a server wakes up once for both."""
 
     used = 0.0  # when
@@ -115,11 +115,11 @@ def _send(connection: socket.socket, pieces: Body) -> None:
             left[0] = left[0][sent:]
 
 
-class SecureLine(Line, client.HTTPSConnection):
-    """The same over TLS."""
+class SecureConnection(Connection, client.HTTPSConnection):
+    """A connection over TLS on which head and body of a request leave together."""
 
 
-class Lines:
+class ConnectionPool:
     """Connections to the server of one address, one for each request under way."""
 
     def __init__(self, server: str, timeout: float, ca: str | None = None, proxy: str | None = None) -> None:
@@ -130,8 +130,8 @@ class Lines:
         self._secure = trusted if parts.scheme == "https" else None
         self._proxy = _proxy(proxy)
         self._netloc = parts.netloc
-        self._idle: list[Line] = []
-        self._busy: set[Line] = set()
+        self._idle: list[Connection] = []
+        self._busy: set[Connection] = set()
         self._lock = Lock()
         self._closed = False
 
@@ -140,80 +140,80 @@ class Lines:
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []
-            for line in self._busy:
-                if line.sock is not None:
+            for connection in self._busy:
+                if connection.sock is not None:
                     with suppress(OSError):
-                        line.sock.shutdown(socket.SHUT_RDWR)
-        for line in idle:
-            line.close()
+                        connection.sock.shutdown(socket.SHUT_RDWR)
+        for connection in idle:
+            connection.close()
 
-    def take(self, url: str) -> Line:
+    def take(self, url: str) -> Connection:
         """A connection that is open."""
         while True:
             with self._lock:
                 if self._closed:
                     raise Trouble(ConnectionLost(f"{url}: the oracle was closed"), again=False)
-                line = self._idle.pop() if self._idle else None
-                if line is not None:
-                    self._busy.add(line)
-            if line is None:
-                return self._opened(url)
-            if not line.stale:
-                return line
-            self.drop(line)
+                connection = self._idle.pop() if self._idle else None
+                if connection is not None:
+                    self._busy.add(connection)
+            if connection is None:
+                return self._open(url)
+            if not connection.stale:
+                return connection
+            self.drop(connection)
 
-    def give(self, line: Line) -> None:
+    def give(self, connection: Connection) -> None:
         """Back for the next request."""
-        line.used = monotonic()
+        connection.used = monotonic()
         with self._lock:
-            self._busy.discard(line)
+            self._busy.discard(connection)
             if not self._closed:
-                self._idle.append(line)
+                self._idle.append(connection)
                 return
-        line.close()
+        connection.close()
 
-    def drop(self, line: Line) -> None:
+    def drop(self, connection: Connection) -> None:
         """Not to be used again."""
         with self._lock:
-            self._busy.discard(line)
-        line.close()
+            self._busy.discard(connection)
+        connection.close()
 
-    def _opened(self, url: str) -> Line:
+    def _open(self, url: str) -> Connection:
         host, port = self._proxy or (self._host, self._port)
         seconds = min(self.timeout, CONNECT_SECONDS)
-        line = (
-            Line(host, port, timeout=seconds)
+        connection = (
+            Connection(host, port, timeout=seconds)
             if self._secure is None
-            else SecureLine(host, port, timeout=seconds, context=self._secure)
+            else SecureConnection(host, port, timeout=seconds, context=self._secure)
         )
         if self._proxy and self._secure is not None:
-            line.set_tunnel(self._host, self._port)
+            connection.set_tunnel(self._host, self._port)
         try:
-            line.connect()
-            line.sock.settimeout(self.timeout)
+            connection.connect()
+            connection.sock.settimeout(self.timeout)
         except TimeoutError as error:
-            line.close()
+            connection.close()
             said = "no connection in time: is the address right? is a firewall in the way?"
             raise Trouble(ServerTimeout(f"{url}: {said}"), again=True) from error
         except OSError as error:
-            line.close()
-            raise named(error, url, connecting=True) from error
+            connection.close()
+            raise trouble_of(error, url, connecting=True) from error
         with self._lock:
-            self._busy.add(line)
-        return line
+            self._busy.add(connection)
+        return connection
 
-    def ask(self, line: Line, method: str, url: str, body: Body, headers: Mapping[str, str]) -> Reply:
+    def ask(self, connection: Connection, method: str, url: str, body: Body, headers: Mapping[str, str]) -> Reply:
         """One request and its reply on a connection."""
         path = url.partition(self._netloc)[2]
         if self._proxy and self._secure is None:
             path = url  # a proxy wants all of it
         try:
-            return line.ask(method, path, body, {"Host": self._netloc, **headers}, Deadline.after(self.timeout))
+            return connection.ask(method, path, body, {"Host": self._netloc, **headers}, Deadline.after(self.timeout))
         except (OSError, client.HTTPException, ValueError) as error:
-            raise named(error, url) from error
+            raise trouble_of(error, url) from error
 
 
-def named(error: Exception, url: str, *, connecting: bool = False) -> Trouble:
+def trouble_of(error: Exception, url: str, *, connecting: bool = False) -> Trouble:
     """The error of ours that an exception is."""
     kind, again, said = next((kind, again, said) for each, kind, again, said in NAMES if isinstance(error, each))
     if connecting and kind is ConnectionLost:

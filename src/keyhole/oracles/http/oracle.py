@@ -1,4 +1,4 @@
-"""A model behind a server of the Open Inference Protocol v2 (KServe, Triton, `keyhole serve`) as a black box."""
+"""A model behind a server of the Open Inference Protocol v2 (KServe, Triton, `keyhole serve`) as an oracle."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from keyhole.errors import BadAnswer, NonFiniteAnswer, OracleError, UsageError, 
 from keyhole.inference_protocol import HEADER_LENGTH, Malformed, Tensor, decode, encode_pieces
 from keyhole.noise import Noise
 from keyhole.oracles.base import Oracle
-from keyhole.oracles.http.connections import Body, Lines, Trouble
+from keyhole.oracles.http.connections import Body, ConnectionPool, Trouble
 from keyhole.oracles.http.metadata import EXAMPLE, is_ready, look
 from keyhole.oracles.http.replies import Reply
 from keyhole.oracles.http.retries import Exchange
@@ -81,7 +81,7 @@ class HttpOracle(Oracle):
         bearer = f"Bearer {secret}" if header.lower() == "authorization" else secret
         _need_orjson()
         self._exchange = Exchange(
-            Lines(self._server, timeout, ca, proxy),
+            ConnectionPool(self._server, timeout, ca, proxy),
             retries=retries,
             patience=patience,
             headers={} if bearer is None else {header: bearer},
@@ -197,7 +197,7 @@ class HttpOracle(Oracle):
         return self._exchange.send("POST", url, read, make)
 
     def _read(self, reply: Reply, asked: str, shape: tuple[int, ...]) -> Array:
-        """The answers in a reply; Trouble where it is none to this question, and might be if asked again."""
+        """The answers in a reply; Trouble where it is none to this query, and might be if asked again."""
         url = f"{self.url}/infer"
         if reply.status != 200:
             raise self._exchange.refuse(reply, url)

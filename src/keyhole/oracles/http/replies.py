@@ -3,7 +3,7 @@
 Nearly all replies are of one plain kind: a status, headers that stand there once, and a body of a length that is known.
 Those are read here. The standard library's `http.client` reads all others (chunked ones, those that end with the
 connection, headers over several lines), and decides what is no HTTP. On plain replies it takes 0.1 ms more, where a
-small question takes a server half a millisecond.
+small query takes a server half a millisecond.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Requests to one server: repeated where that is safe, every failure under a name of its own.
 
 Asking again is safe because inference changes nothing at the server, and it is done only while no intact answer to
-the question has come: after a lost connection, a time-out, a failure of the server (500, 502, 504), a garbled
-answer or one to another question, each at most `retries` times for one question; and after a request to wait (429, 503
+the query has come: after a lost connection, a time-out, a failure of the server (500, 502, 504), a garbled
+answer or one to another query, each at most `retries` times for one query; and after a request to wait (429, 503
 with Retry-After) for as long as `patience` lasts. Whatever the server does answer is final.
 """
 
@@ -30,17 +30,17 @@ from keyhole.errors import (
     UnknownModel,
 )
 from keyhole.inference_protocol import Malformed, parse
-from keyhole.oracles.http.connections import Body, Lines, Trouble
+from keyhole.oracles.http.connections import Body, ConnectionPool, Trouble
 from keyhole.oracles.http.replies import Reply
 
 Result = TypeVar("Result")
 
-FIRST_PAUSE = 0.1  # seconds before a question is asked again; doubled each time
+FIRST_PAUSE = 0.1  # seconds before a query is asked again; doubled each time
 LONGEST_PAUSE = 10.0
 LEAST_PAUSE = 0.02  # even if a server says to come back at once
 SHOWN = 300  # characters of a server's own words that an error repeats
 
-# Statuses that say nothing of the question, so that it may be asked again.
+# Statuses that say nothing of the query, so that it may be asked again.
 PASSING = (408, 429, 500, 502, 503, 504)
 # What the reasons for asking again are called in a report.
 WORDS: dict[type[KeyholeError], str] = {
@@ -54,11 +54,11 @@ WORDS: dict[type[KeyholeError], str] = {
 
 
 class Exchange:
-    """Questions to one server, repeated where that is safe."""
+    """Queries to one server, repeated where that is safe."""
 
     def __init__(
         self,
-        lines: Lines,
+        pool: ConnectionPool,
         *,
         retries: int,
         patience: float,
@@ -68,7 +68,7 @@ class Exchange:
         self.retries, self.patience = retries, patience
         self.requests = 0
         self.retried: Counter[str] = Counter()
-        self._lines, self._secret = lines, secret
+        self._pool, self._secret = pool, secret
         self._headers = {**headers, "User-Agent": "keyhole"}
         self._lock = Lock()
         self._closing = Event()
@@ -77,7 +77,7 @@ class Exchange:
     def close(self) -> None:
         """End pauses and connections."""
         self._closing.set()
-        self._lines.close()
+        self._pool.close()
 
     def send(
         self,
@@ -132,16 +132,16 @@ class Exchange:
         make: Callable[[], tuple[Body, dict[str, str]]] | None,
     ) -> Result:
         """One attempt. A connection that has brought something garbled may bring more of it, and is not used again."""
-        line = self._lines.take(url)
+        connection = self._pool.take(url)
         try:
             content, headers = make() if make else ((), {})
             with self._lock:
                 self.requests += make is not None
-            result = read(self._lines.ask(line, method, url, content, {**self._headers, **headers}))
+            result = read(self._pool.ask(connection, method, url, content, {**self._headers, **headers}))
         except BaseException:
-            self._lines.drop(line)
+            self._pool.drop(connection)
             raise
-        self._lines.give(line)
+        self._pool.give(connection)
         return result
 
     def refuse(self, reply: Reply, url: str) -> Trouble:
@@ -173,7 +173,7 @@ class Exchange:
         return Trouble(error, again=again, after=retry_after(reply.headers) if status in (429, 503) else None)
 
     def _words(self, reply: Reply) -> str:
-        """The server's own words, in one line, without the secret should it repeat that."""
+        """The server's own words, in one connection, without the secret should it repeat that."""
         try:
             said = str(parse(reply.body).get("error", ""))
         except Malformed:

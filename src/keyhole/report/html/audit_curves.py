@@ -8,7 +8,7 @@ from itertools import cycle
 from typing import Any
 
 from keyhole.audit.defences import NONE, parse_defence
-from keyhole.audit.result import COPY, USEFUL, Audit, Row
+from keyhole.audit.result import COPY, USEFUL, Audit, Cell
 from keyhole.report.html.canvas import FAINT, INK, canvas, harmless, powers_of_ten, tidy, to_png
 
 # Distinct in hue and lightness, also for readers who see few colours; the bare box is drawn in ink.
@@ -64,7 +64,7 @@ def _curves(axis: Any, audit: Audit) -> None:
         axis.plot([], [], color=INK, label="floor, as far as is known", **DASHED)
 
 
-def _points(rows: Sequence[Row]) -> tuple[list[int], list[float]]:
+def _points(rows: Sequence[Cell]) -> tuple[list[int], list[float]]:
     """(queries, error): those sent where they brought something, else those allowed."""
     points = dict.fromkeys(
         (row.queries if row.error <= USEFUL else row.budget, max(row.error, NO_ERROR)) for row in rows

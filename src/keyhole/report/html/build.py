@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,13 @@ from typing import Any
 import numpy as np
 
 from keyhole.errors import FileError, KeyholeError
+from keyhole.optional import KEYHOLE_VERSION
 from keyhole.report.html.canvas import INSTALL
 from keyhole.report.html.content import Report
 from keyhole.report.html.drawing import as_element, as_png
 from keyhole.report.sections.other_kinds import report_of_audit, report_of_diagnosis, report_of_model, report_of_verdict
 from keyhole.report.sections.run import report_of_run
+from keyhole.runs.folders import prepare_folder, write_file
 from keyhole.runs.reader import (
     AGAIN,
     Saved,
@@ -24,7 +27,7 @@ from keyhole.runs.reader import (
     SavedRun,
     read_folder,
 )
-from keyhole.runs.store import REPORT, keyhole_version, plain, prepare_folder, write_file
+from keyhole.runs.store import REPORT, plain
 
 PICTURES = "pictures"
 # A record larger than this is embedded without its held-out answers, which the pictures show.
@@ -71,11 +74,15 @@ def try_report(folder: Path) -> tuple[Path | None, str | None]:
     try:
         return write_report(folder)[0], None
     except ImportError as error:
-        return None, f"no report: {error}; get it with {INSTALL}, then keyhole report {folder}"
+        return None, f"no report: {error}; get it with {INSTALL}, then {_command(folder)}"
     except KeyboardInterrupt:
-        return None, f"no report: interrupted; the result is complete, and keyhole report {folder} makes it"
+        return None, f"no report: interrupted; the result is complete, and {_command(folder)} makes it"
     except Exception as error:
         return None, f"no report: {type(error).__name__}: {error}; the result itself is complete"
+
+
+def _command(folder: Path) -> str:
+    return shlex.join(["keyhole", "report", str(folder)])
 
 
 def as_html(report: Report) -> str:
@@ -91,7 +98,7 @@ def as_html(report: Report) -> str:
         style=Markup((folder / "report.css").read_text(encoding="utf-8")),
         picture=lambda chart: Markup(as_element(chart)),
         record=_embedded(report),
-        made_by=keyhole_version(),
+        made_by=KEYHOLE_VERSION,
     )
 
 
@@ -102,8 +109,8 @@ def _embedded(report: Report) -> dict[str, Any]:
 
 
 def _shortened(record: Any) -> Any:
-    """The same without held-out answers, of a run or of every layer of a model."""
+    """A record without its held-out answers, of a run or of every layer of a model."""
     if not isinstance(record, dict):
         return record
-    told = "left out of this page for their number: they are in the run folder"
-    return {name: told if name == "heldout" else _shortened(value) for name, value in record.items()}
+    note = "left out of this page for their number: they are in the run folder"
+    return {name: note if name == "heldout" else _shortened(value) for name, value in record.items()}

@@ -15,7 +15,9 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-INSTALL = "pip install 'keyhole[report]'"
+from keyhole.optional import install
+
+INSTALL = install("report")
 DPI = 150
 INK, FOUND, TRUE, FAINT = "#22303c", "#1f5fa8", "#e07b39", "#9aa5b1"
 STYLE: dict[Any, Any] = {

@@ -11,6 +11,7 @@ import numpy as np
 from keyhole.arrays import Floats, floats
 from keyhole.audit.result import Audit
 from keyhole.report.html.canvas import short
+from keyhole.runs.reader import LARGEST
 
 # What a series is: dots of what was found, rings of the truth, a line, a faint line to compare with.
 Look = Literal["found", "true", "line", "faint"]
@@ -21,7 +22,7 @@ PANEL_PIXELS = 96  # the same where there are many
 
 
 # Numbers beyond these are the work of a broken box or file, and no ruler reaches so far.
-LEAST, MOST = 1e-300, 1e100
+LEAST, MOST = 1e-300, LARGEST
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from keyhole.gauge import canonical, kinds, witness
 from keyhole.gauge.identifiability import INPUTS, claims
 from keyhole.gauge.redundancy import Pair, Redundancy, redundancy
 from keyhole.methods.diagnosis.diagnose import Diagnosis
+from keyhole.runs.settings import Settings
 
 FEW = 6  # pairs that are named one by one
 
@@ -110,8 +111,12 @@ def describe_diagnosis(found: Diagnosis, target: str) -> Iterator[tuple[str, str
     yield "family", f"{found.family}, from {found.queries} queries"
     for finding in found.findings:
         yield finding.what, f"{finding.found}: {finding.evidence}"
+    yield "next", next_command(found, target) or "no method here recovers such a box"
+
+
+def next_command(found: Diagnosis, target: str) -> str | None:
+    """The command that recovers a box of this diagnosis; None where no method does."""
     if found.method is None:
-        yield "next", "no method here recovers such a box"
-    else:
-        options = "".join(f" --option {name}={value}" for name, value in found.options.items())
-        yield "next", f"keyhole recover '{target}' --method {found.method}{options}"
+        return None
+    noise = None if found.noise.kind == "exact" else found.noise.text
+    return Settings(target, found.method, noise=noise, options=found.options).command()

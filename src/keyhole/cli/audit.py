@@ -1,0 +1,127 @@
+"""`keyhole audit`: what defences cost an attacker."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import textwrap
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from keyhole.audit import MULTIPLES, Audit
+from keyhole.audit import audit as run_audit
+from keyhole.cli.options import DONE, FAILED, INTERRUPTED, TARGET, Force, Json, Quiet, Seed, complain
+from keyhole.cli.output import LEAST_WIDTH, file_lines, keep_record, print_json, print_lines, print_table
+from keyhole.errors import RecoveryFailed, UsageError
+from keyhole.report.html.audit_curves import draw_curves
+from keyhole.report.html.canvas import INSTALL
+from keyhole.runs.folders import write_file
+from keyhole.runs.store import AUDIT, reserve_folder
+
+EACH_BUDGET = ",".join(f"{multiple:g}" for multiple in MULTIPLES)
+COLUMN = 8  # characters of the words at the left
+
+
+def audit(
+    target: Annotated[str, typer.Argument(metavar="TARGET", help=TARGET)],
+    defence: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TEXT",
+            help="`clip:1`, `noise:1e-3`, `round:3`, `float32`, `float16`, `bfloat16`, `budget:5000`, or several "
+            "joined by `+`; repeatable. A list of common ones if left out.",
+        ),
+    ] = None,
+    multiples: Annotated[str, typer.Option(help="Budgets, as multiples of the counting bound.")] = EACH_BUDGET,
+    budget: Annotated[int | None, typer.Option(min=1, help="Leave out budgets of more queries than this.")] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes that share the defences.")] = 1,
+    seed: Seed = 0,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for audit.json, report.html, audit.png and all answers, to resume from.")
+    ] = None,
+    force: Force = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> int:
+    """See what defences cost an attacker: recover the box behind each, with ever more queries.
+
+    Example: `keyhole audit file:params.safetensors --defence round:3 --defence noise:1e-3+clip:1 --out audit`
+    """
+    given: dict[str, Sequence[Any]] = {"defence": defence or [], "multiples": [multiples], "budget": [budget]}
+    again = ["keyhole", "audit", target, *_words({**given, "jobs": [jobs], "seed": [seed], "out": [out]})]
+    settings = {"target": target, "seed": seed}
+    try:
+        with redirect_stdout(sys.stderr), reserve_folder(out, AUDIT, settings, force=force):
+            found = run_audit(
+                target, defence, _numbers(multiples), seed, jobs, out, progress=False if quiet else None, most=budget
+            )
+            files, notes = ({}, []) if out is None else _keep_audit(found, out, settings)
+    except KeyboardInterrupt:
+        kept = "nothing was kept: with --out FOLDER an audit can be resumed"
+        if out is not None:
+            kept = f"finished cells and all answers are kept in {out}. To go on: {shlex.join(again)}"
+        return complain(f"interrupted; {kept}", INTERRUPTED)
+    except RecoveryFailed as error:
+        cause = f"the box cannot be recovered even without a defence, so nothing can be compared with it: {error}"
+        return complain(cause, FAILED)
+    if as_json:
+        print_json({**found.as_data(), "files": files, "notes": notes})
+    elif not quiet:
+        _print_audit(found, files, notes)
+    return DONE
+
+
+def _words(options: Mapping[str, Sequence[Any]]) -> list[str]:
+    """Options as they were given, to be given again."""
+    return [
+        word
+        for name, values in options.items()
+        for value in values
+        if value is not None
+        for word in (f"--{name}", str(value))
+    ]
+
+
+def _numbers(text: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError as error:
+        raise UsageError(f"--multiples {text!r} is no list of numbers, for example --multiples 1,2,4") from error
+
+
+def _keep_audit(found: Audit, folder: Path, settings: Mapping[str, Any]) -> tuple[dict[str, Path], list[str]]:
+    """Write figures and picture; the paths, and notes on what is missing."""
+    kept, notes = keep_record(folder, AUDIT, found.as_data(), settings)
+    files = {"json": kept.pop("run")}
+    try:
+        files["png"] = write_file(folder, "audit.png", draw_curves(found))
+    except ImportError as error:
+        notes.append(f"no picture: {error}; get it with {INSTALL}")
+    return {**files, **kept}, notes
+
+
+def _print_audit(found: Audit, files: Mapping[str, Path], notes: Sequence[str]) -> None:
+    console = Console(highlight=False)
+    lines = {
+        "box": found.label,
+        "errors": f"relative, against {found.reference}; 1 is what a guess of nothing has",
+        "budgets": f"in multiples of the counting bound, {found.bound:,} queries",
+    }
+    print_lines(lines.items(), column=COLUMN)
+    console.print()
+    print_table(found.table())
+    console.print()
+    for sentence in found.sentences:
+        for number, row in enumerate(
+            textwrap.wrap(sentence, max(console.width, LEAST_WIDTH) - 2, break_long_words=False)
+        ):
+            console.print(Text.assemble(("  " if number else "· ", "cyan"), row), soft_wrap=True)
+    if files:
+        console.print()
+    print_lines(file_lines(files, notes), column=COLUMN)

@@ -1,0 +1,86 @@
+"""`keyhole diagnose`: what can be known of a family or of parameters, or what family a box is of."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from keyhole.cli.options import DONE, FAILED, Force, Json, Quiet, Seed
+from keyhole.cli.output import file_lines, keep_record, print_json, print_lines
+from keyhole.errors import UsageError
+from keyhole.families import load
+from keyhole.recover import diagnose_box
+from keyhole.report.text.diagnosis import (
+    describe_diagnosis,
+    describe_params,
+    next_command,
+    of_family,
+    of_params,
+    table_of_claims,
+)
+from keyhole.runs.store import DIAGNOSIS, reserve_folder
+from keyhole.targets import declared_target
+
+
+def diagnose(
+    subject: Annotated[
+        str,
+        typer.Argument(
+            metavar="SUBJECT",
+            help="A family: `single-head`, `multi-head`, `relu-net` or `one-layer`; parameters: "
+            "`file:params.safetensors`; or a box, named as for `keyhole recover`",
+        ),
+    ],
+    inputs: Annotated[str, typer.Option(help="`unrestricted`, `one-hot` or `mean-zero` tokens.")] = "unrestricted",
+    max_length: Annotated[int | None, typer.Option(min=1, help="Tokens per sequence at most.")] = None,
+    seed: Seed = 0,
+    out: Annotated[Path | None, typer.Option(help="Of a box: folder for diagnosis.json and report.html.")] = None,
+    force: Force = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> int:
+    """Say what of a family or of given parameters can be known from answers, or what family a box is of.
+
+    Example: `keyhole diagnose multi-head --max-length 2`, `keyhole diagnose 'demo:one-layer?residual=1'`
+    """
+    if ":" in subject and not subject.startswith("file:"):
+        return _diagnose_target(subject, seed, out, force=force, as_json=as_json, quiet=quiet)
+    if out is not None:
+        raise UsageError("--out is for boxes: there is no run to keep of a family or a file")
+    if subject.startswith("file:"):
+        if inputs != "unrestricted" or max_length is not None:
+            raise UsageError("--inputs and --max-length are for families: a file is diagnosed for inputs of all kinds")
+        params = load(subject.removeprefix("file:"))
+        if as_json:
+            print_json(of_params(params))
+        elif not quiet:
+            print_lines(describe_params(params))
+        return DONE
+    found = of_family(subject, inputs, max_length)
+    if as_json:
+        print_json(found)
+    elif not quiet:
+        Console(highlight=False).print(table_of_claims(found))
+    return DONE
+
+
+def _diagnose_target(text: str, seed: int, out: Path | None, *, force: bool, as_json: bool, quiet: bool) -> int:
+    settings = {"target": text, "seed": seed}
+    with (
+        redirect_stdout(sys.stderr),
+        reserve_folder(out, DIAGNOSIS, settings, force=force),
+        declared_target(text) as target,
+    ):
+        found = diagnose_box(target.oracle, seed=seed)
+        data = {**found.summary(), "target": target.text, "box": target.label}
+        files, notes = keep_record(out, DIAGNOSIS, {**data, "seed": seed}, settings)
+    if as_json:
+        print_json({**data, "next": next_command(found, text), "files": files, "notes": notes})
+    elif not quiet:
+        print_lines([*describe_diagnosis(found, text), *file_lines(files, notes)])
+    return DONE if found.method else FAILED

@@ -1,0 +1,87 @@
+"""`keyhole verify`: whether a box is the one in a file."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from keyhole.cli.options import DONE, FAILED, INTERRUPTED, TARGET, Force, Json, MaxNorm, Quiet, Seed, complain
+from keyhole.cli.output import file_lines, keep_record, print_json, print_lines
+from keyhole.families import load
+from keyhole.report.text.verdict import describe_verdict
+from keyhole.runs.store import PARAMS, RADIUS, VERIFICATION, reserve_folder
+from keyhole.targets import declared_target
+from keyhole.verify import QUERIES
+from keyhole.verify import verify as run_verify
+
+
+def verify(
+    target: Annotated[str, typer.Argument(metavar="TARGET", help=TARGET)],
+    params: Annotated[str, typer.Argument(metavar="PARAMS", help="The file that says what it should be.")],
+    queries: Annotated[int, typer.Option(min=1, help="Most queries in all.")] = QUERIES,
+    tolerance: Annotated[
+        float | None, typer.Option(help="Relative change of any part that does not count; rounding if left out.")
+    ] = None,
+    journal: Annotated[Path | None, typer.Option(help="File that keeps every answer, to resume from.")] = None,
+    seed: Seed = 0,
+    max_norm: MaxNorm = None,
+    noise: Annotated[str | None, typer.Option(help="How answers err, as for `keyhole recover`.")] = None,
+    radius: Annotated[
+        bool,
+        typer.Option(
+            "--radius/--no-radius", help="Allow for the error bars in radius.safetensors, where it lies beside PARAMS."
+        ),
+    ] = True,
+    out: Annotated[Path | None, typer.Option(help="Folder for verify.json and report.html.")] = None,
+    force: Force = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> int:
+    """Find out from a few queries whether a box is the one in a file. Exit code 0: same, 1: different or inconclusive.
+
+    Example: `keyhole verify python:box.py:make file:params.safetensors --tolerance 1e-4`
+    """
+    path = Path(params.removeprefix("file:"))
+    claimed = load(path)
+    radii = _beside(path) if radius else None
+    claim = f"the {claimed.family} of width {claimed.width} in {path}"
+    claim += "" if radii is None else f", with the error bars in {path.with_name(RADIUS)}"
+    settings = {
+        "target": target,
+        "params": params,
+        "queries": queries,
+        "tolerance": tolerance,
+        "journal": journal,
+        "seed": seed,
+        "max_norm": max_norm,
+        "noise": noise,
+        "radius": radius,
+    }
+    with (
+        redirect_stdout(sys.stderr),
+        reserve_folder(out, VERIFICATION, settings, force=force),
+        declared_target(target, max_norm, noise) as subject,
+    ):
+        try:
+            found = run_verify(subject.oracle, claimed, queries, seed, tolerance, radius=radii, journal=journal)
+        except KeyboardInterrupt:
+            return complain("interrupted; with --journal FILE what was answered is not asked again", INTERRUPTED)
+        data = {**found.summary(), "target": subject.text, "box": subject.label}
+        files, notes = keep_record(out, VERIFICATION, {**data, "claimed": claim, "seed": seed}, settings)
+    if as_json:
+        print_json({**data, "files": files, "notes": notes})
+    elif not quiet:
+        print_lines([*describe_verdict(found, subject.label, claim), *file_lines(files, notes)], good=found.same)
+    elif not found.same:
+        complain(f"{found.conclusion.upper()}: {found.message}")
+    return DONE if found.same else FAILED
+
+
+def _beside(path: Path) -> Any:
+    """The error bars that a run wrote beside the parameters; None where it is no such file."""
+    radii = path.with_name(RADIUS)
+    return load(radii) if path.name == PARAMS and radii.is_file() else None

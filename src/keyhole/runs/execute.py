@@ -1,0 +1,65 @@
+"""Carries out the settings of a run: for the command line, the live page and benchmarks alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from keyhole.oracles import Oracle
+from keyhole.progress import Observer
+from keyhole.recover import recover
+from keyhole.recovery import Recovery
+from keyhole.runs.settings import Settings
+from keyhole.runs.store import RUN, reserve_folder, write_run
+from keyhole.targets import Target, declared_target
+
+
+@dataclass(frozen=True)
+class Ending:
+    """A finished run and everything there is to say about it."""
+
+    result: Recovery
+    target: Target
+    settings: Settings
+    distance: float | None  # from the truth, where that is known
+    files: dict[str, Path] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def resume(self) -> str | None:
+        """The command that goes on from here."""
+        return self.settings.resume(self.result, self.target.oracle.signature.width)
+
+
+def execute(
+    settings: Settings,
+    observer: Observer,
+    *,
+    around: Callable[[Oracle], Oracle] | None = None,  # a wrapper for the oracle
+    picture: Callable[[Ending], bytes | None] | None = None,  # draws what is kept beside the parameters
+    force: bool = False,  # whether a folder that belongs to something else may be written to
+) -> Ending:
+    """Open the target, recover it with the norm and noise that the settings declare, and keep it in their folder."""
+    with (
+        declared_target(settings.target, settings.max_norm, settings.noise) as target,
+        reserve_folder(settings.out, RUN, asdict(settings), force=force),
+    ):
+        result = recover(
+            target.oracle if around is None else around(target.oracle),
+            settings.method,
+            settings.budget,
+            settings.journal,
+            settings.seed,
+            throw=False,
+            heldout=settings.heldout,
+            observer=observer,
+            **settings.options,
+        )
+        ending = Ending(result, target, settings, target.distance(result.params))
+        if settings.out is not None:
+            image = None if picture is None else picture(ending)
+            name, about = target.oracle.name, {"label": target.label, "truth": target.truth}
+            files = write_run(settings.out, result, asdict(settings), name, ending.distance, image, **about)
+            ending.files.update(files)
+    return ending

@@ -1,0 +1,301 @@
+"""Demos: random parameters, known to whoever judges the result, never to the method."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from keyhole.errors import UsageError
+from keyhole.families import MultiHead, OneLayer, ReluNet, Residual, SingleHead
+from keyhole.oracles import FunctionOracle, Noisy, Oracle, Rounded
+from keyhole.targets.target import Target, read_options
+
+# Sets the random numbers of a demo's truth apart from those a method draws from the same seed.
+DEMO_STREAM = 0xDE30
+
+
+@dataclass(frozen=True)
+class Knob:
+    """One number a demo can be given."""
+
+    kind: type[int] | type[float]
+    default: float | None
+    least: float
+    most: float = float("inf")
+
+    def read(self, text: str) -> float:
+        """The number in `text`; ValueError where it cannot be meant."""
+        number = self.kind(text)
+        if not self.least <= number <= self.most or number == float("inf"):
+            raise ValueError(f"{text} is not {self}")
+        return number
+
+    def __str__(self) -> str:
+        kind = "a whole number" if self.kind is int else "a number"
+        upper = "" if self.most == float("inf") else f" to {self.most:g}"
+        default = "" if self.default is None else f", {self.default:g} if left out"
+        return f"{kind} from {self.least:g}{upper}{default}"
+
+
+SINGLE_HEAD_KNOBS = {
+    "width": Knob(int, 32, 1, 8192),
+    "rank": Knob(int, None, 0),  # full if left out
+    "norm": Knob(float, 1.0, 0.0),
+    "seed": Knob(int, 0, 0),
+    "max_norm": Knob(float, None, 0.0),
+    "outputs": Knob(int, None, 1, 8192),  # one plain number per sequence if left out
+    "score_bias": Knob(float, None, 0.0),  # sizes of the entries of random biases
+    "output_bias": Knob(float, None, 0.0),
+    "all_positions": Knob(int, None, 0, 1),  # 1: answers at every position
+    "noise": Knob(float, None, 0.0),  # standard deviation of normal errors of answers, which are declared
+    "decimals": Knob(int, None, -300, 300),  # that answers are rounded to, which is declared
+}
+
+
+def _single_head_demo(text: str, given: Mapping[str, float]) -> Target:
+    width, norm, seed = int(given["width"]), given["norm"], int(given["seed"])
+    rank = int(given.get("rank", width))
+    head = random_single_head(
+        width,
+        rank=rank,
+        norm=norm,
+        seed=seed,
+        outputs=int(given["outputs"]) if "outputs" in given else None,
+        score_bias=given.get("score_bias", 0.0),
+        output_bias=given.get("output_bias", 0.0),
+    )
+    everywhere = bool(given.get("all_positions", 0))
+    oracle = FunctionOracle(
+        head.at_all_positions if everywhere else head,
+        width=width,
+        max_norm=given.get("max_norm"),
+        positions="all" if everywhere else "last",
+        name=text,
+    )
+    rank = rank if norm else 0
+    label = f"a random softmax head of width {width}, its score matrix of rank {rank} and norm {norm:g}"
+    extras = [
+        f"{head.outputs} outputs" if head.outputs else "",
+        "a score bias" if head.score_bias is not None else "",
+        "an output bias" if head.output_bias is not None else "",
+        "observed at all positions" if everywhere else "",
+    ]
+    return _with_errors(Target(text, oracle, ", ".join([label, *filter(None, extras)]), head), given)
+
+
+def random_single_head(
+    width: int,
+    *,
+    rank: int,
+    norm: float,
+    seed: int | Sequence[int],
+    outputs: int | None = None,
+    score_bias: float = 0.0,
+    output_bias: float = 0.0,
+) -> SingleHead:
+    """Gaussian value and biases; Gaussian score, or a product of two Gaussian factors, scaled to the spectral norm."""
+    if rank > width:
+        raise UsageError(f"rank={rank} exceeds width={width}: the rank of a matrix is at most its width")
+    rng = np.random.default_rng([*np.atleast_1d(seed), DEMO_STREAM])
+    value = rng.standard_normal(width)
+    score = rng.standard_normal((width, width))
+    if rank < width:
+        score = score[:, :rank] @ rng.standard_normal((rank, width))
+    size = float(np.linalg.norm(score, 2)) if rank else 1.0
+    if outputs is not None:
+        value = rng.standard_normal((width, outputs))
+    return SingleHead(
+        score / size * norm,
+        value,
+        score_bias * rng.standard_normal(width) if score_bias else None,
+        np.asarray(output_bias * rng.standard_normal(value.shape[1:])) if output_bias else None,
+    )
+
+
+HEADS_KNOBS = {
+    "heads": Knob(int, 4, 1, 1024),
+    "width": Knob(int, 16, 1, 8192),
+    "rank": Knob(int, None, 1),  # of every score matrix; full if left out
+    "norm": Knob(float, 1.0, 0.0),
+    "seed": Knob(int, 0, 0),
+    "max_norm": Knob(float, None, 0.0),
+    "outputs": Knob(int, None, 1, 8192),  # one plain number per sequence if left out
+    "value_rank": Knob(int, None, 1),  # of every value matrix; full if left out
+    "score_bias": Knob(float, None, 0.0),  # sizes of the entries of random biases
+    "output_bias": Knob(float, None, 0.0),
+    "residual": Knob(int, None, 0, 1),  # 1: the last token is added to the answer
+}
+
+
+def _heads_demo(text: str, given: Mapping[str, float]) -> Target:
+    layer = random_multi_head(
+        int(given["heads"]),
+        int(given["width"]),
+        rank=_whole(given, "rank"),
+        norm=given["norm"],
+        seed=int(given["seed"]),
+        outputs=_whole(given, "outputs"),
+        value_rank=_whole(given, "value_rank"),
+        score_bias=given.get("score_bias", 0.0),
+        output_bias=given.get("output_bias", 0.0),
+    )
+    residual = bool(given.get("residual"))
+    if residual and layer.outputs != layer.width:
+        raise UsageError(f"residual=1 adds tokens of width {layer.width} to answers: set outputs={layer.width}")
+    params = Residual(layer) if residual else layer
+    oracle = FunctionOracle(params, width=layer.width, max_norm=given.get("max_norm"), name=text)
+    label = f"{len(layer.heads)} random softmax heads of width {layer.width}"
+    extras = [
+        f"{layer.outputs} outputs" if layer.outputs else "",
+        "biases" if layer.output_bias is not None else "",
+        "with a residual" if residual else "",
+    ]
+    return Target(text, oracle, ", ".join([label, *filter(None, extras)]), params)
+
+
+def random_multi_head(
+    heads: int,
+    width: int,
+    *,
+    rank: int | None = None,
+    norm: float = 1.0,
+    seed: int = 0,
+    outputs: int | None = None,
+    value_rank: int | None = None,
+    score_bias: float = 0.0,
+    output_bias: float = 0.0,
+) -> MultiHead:
+    """Independent random heads, each made like a single one; values of a low rank are products of two factors."""
+    made = [
+        random_single_head(
+            width, rank=rank or width, norm=norm, seed=[seed, number], outputs=outputs, score_bias=score_bias
+        )
+        for number in range(heads)
+    ]
+    rng = np.random.default_rng([seed, heads, DEMO_STREAM])
+    if value_rank is not None:
+        if outputs is None or value_rank > min(width, outputs):
+            raise UsageError(f"value_rank={value_rank} exceeds what a value of width {width} and {outputs} outputs has")
+        shape = (width, value_rank), (value_rank, outputs)
+        made = [
+            replace(head, value=rng.standard_normal(shape[0]) @ rng.standard_normal(shape[1]) / value_rank**0.5)
+            for head in made
+        ]
+    bias = np.asarray(output_bias * rng.standard_normal(() if outputs is None else outputs))
+    return MultiHead(made, bias if output_bias else None)
+
+
+NET_KNOBS = {
+    "width": Knob(int, 16, 1, 8192),
+    "neurons": Knob(int, 32, 0, 8192),
+    "outputs": Knob(int, None, 1, 8192),  # one plain number if left out
+    "seed": Knob(int, 0, 0),
+    "max_norm": Knob(float, None, 0.0),
+    "noise": Knob(float, None, 0.0),
+    "decimals": Knob(int, None, -300, 300),
+}
+LAYER_KNOBS = {
+    "width": Knob(int, 16, 1, 8192),
+    "neurons": Knob(int, 32, 0, 8192),
+    "outputs": Knob(int, None, 1, 8192),
+    "norm": Knob(float, 1.0, 0.0),
+    "residual": Knob(int, 0, 0, 1),
+    "seed": Knob(int, 0, 0),
+}
+
+
+def random_net(width: int, neurons: int, outputs: int | None, rng: np.random.Generator) -> ReluNet:
+    """Gaussian weights scaled to answers of about one, biases half as large as what meets them."""
+    shape = () if outputs is None else (outputs,)
+    return ReluNet(
+        rng.standard_normal((neurons, width)) / width**0.5,
+        0.5 * rng.standard_normal(neurons),
+        rng.standard_normal((*shape, neurons)) / max(1, neurons) ** 0.5,
+        np.asarray(0.5 * rng.standard_normal(shape)),
+    )
+
+
+def _whole(given: Mapping[str, float], name: str) -> int | None:
+    return int(given[name]) if name in given else None
+
+
+def _net_demo(text: str, given: Mapping[str, float]) -> Target:
+    width, neurons, outputs = int(given["width"]), int(given["neurons"]), _whole(given, "outputs")
+    net = random_net(width, neurons, outputs, np.random.default_rng([int(given["seed"]), DEMO_STREAM]))
+    oracle: Oracle = FunctionOracle(net, width=width, max_norm=given.get("max_norm"), name=text)
+    label = f"a random net of {neurons} ReLU neurons on tokens of width {width}"
+    return _with_errors(Target(text, oracle, label + (f", {outputs} outputs" if outputs else ""), net), given)
+
+
+def _layer_demo(text: str, given: Mapping[str, float]) -> Target:
+    width, neurons, outputs = int(given["width"]), int(given["neurons"]), _whole(given, "outputs")
+    rng, residual = np.random.default_rng([int(given["seed"]), DEMO_STREAM]), bool(given["residual"])
+    score, value = rng.standard_normal((width, width)), rng.standard_normal((width, width)) / width**0.5
+    head = SingleHead(score * (given["norm"] / np.linalg.norm(score, 2)), value)
+    layer = OneLayer(head, random_net(width, neurons, outputs, rng), residual=residual)
+    oracle = FunctionOracle(layer, width=width, name=text)
+    label = f"a random layer of width {width}: a softmax head, then a net of {neurons} ReLU neurons"
+    return Target(text, oracle, label + (", with a residual" if residual else ""), layer)
+
+
+def _with_errors(target: Target, given: Mapping[str, float]) -> Target:
+    """A demo whose answers err as its text asks for, which is declared."""
+    oracle, label = target.oracle, target.label
+    if noise := given.get("noise"):
+        oracle, label = (
+            Noisy(oracle, noise, seed=int(given["seed"])),
+            f"{label}, answers with normal errors of {noise:g}",
+        )
+    if "decimals" in given:
+        decimals = int(given["decimals"])
+        oracle, label = Rounded(oracle, decimals), f"{label}, answers rounded to {decimals} decimals"
+    return replace(target, oracle=oracle, label=label)
+
+
+DEMOS: dict[str, tuple[dict[str, Knob], Callable[[str, Mapping[str, float]], Target]]] = {
+    "single-head": (SINGLE_HEAD_KNOBS, _single_head_demo),
+    "multi-head": (HEADS_KNOBS, _heads_demo),
+    "relu-net": (NET_KNOBS, _net_demo),
+    "one-layer": (LAYER_KNOBS, _layer_demo),
+}
+
+
+def demo_text(family: str, numbers: Mapping[str, float | None]) -> str:
+    """The target text of a demo, the same for the same oracle: defaults filled in, keys in one order."""
+    knobs, _ = DEMOS[family]
+    filled = {name: numbers.get(name, knob.default) for name, knob in knobs.items()}
+    if filled.get("rank") == filled["width"]:
+        filled["rank"] = None
+    pairs = [f"{name}={_plain(number)}" for name, number in filled.items() if number is not None]
+    return f"demo:{family}?{'&'.join(pairs)}"
+
+
+def _plain(number: float) -> str:
+    whole = isinstance(number, float) and number.is_integer() and abs(number) < 2**53
+    return str(int(number)) if whole else repr(number).replace("+", "")  # a plus means a space in such a text
+
+
+def open_demo(rest: str) -> Target:
+    """The demo of a text such as `single-head?width=64&rank=4`."""
+    family, given = _read(rest)
+    return DEMOS[family][1](demo_text(family, given), given)
+
+
+def canonical_demo(rest: str) -> str:
+    """The full target text of such a text, the same for the same demo."""
+    return demo_text(*_read(rest))
+
+
+def _read(rest: str) -> tuple[str, dict[str, float]]:
+    family, _, query = rest.partition("?")
+    if family not in DEMOS:
+        raise UsageError(f"unknown demo family {family!r}; known: {', '.join(DEMOS)}")
+    return family, read_knobs(family, query, DEMOS[family][0])
+
+
+def read_knobs(family: str, query: str, knobs: Mapping[str, Knob]) -> dict[str, float]:
+    """The numbers in the text of a demo, key=value&key=value, with the defaults of those left out."""
+    given = read_options(query, {name: (knob.read, str(knob)) for name, knob in knobs.items()}, f"demo:{family}")
+    return {name: knob.default for name, knob in knobs.items() if knob.default is not None} | given

@@ -1,0 +1,74 @@
+"""Oracles that Python code makes: `python:path.py:factory`."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from keyhole.errors import KeyholeError, UsageError
+from keyhole.oracles import FunctionOracle, Oracle, TorchOracle, Wrapper
+from keyhole.oracles.torch import is_module
+from keyhole.targets.target import Target, path_of, read_bytes
+
+
+def open_python(rest: str) -> Target:
+    """What the function of a text such as `path.py:factory` returns."""
+    name, _, factory = rest.rpartition(":")
+    if not factory.isidentifier():
+        raise UsageError(f"cannot read python:{rest}; write python:path.py:factory, a function without arguments")
+    path = path_of(name, "python:path.py:factory")
+    source = read_bytes(path)
+    digest = hashlib.sha256(source).hexdigest()
+    module = _call(path, lambda: _import_source(path, source, digest))
+    make = getattr(module, factory, None)
+    if not callable(make):
+        raise UsageError(f"{path} has no function {factory!r}: name one that returns the box")
+    inner = _as_oracle(_call(path, make), f"{factory}() in {path}")
+    oracle = Wrapper(inner)
+    oracle.name = f"python:sha256:{digest}:{factory}:{inner.name}"
+    label = f"the box of width {inner.signature.width} that {factory}() in {path} makes"
+    return Target(f"python:{rest}", oracle, label)
+
+
+def _as_oracle(found: Any, maker: str) -> Oracle:
+    if isinstance(found, Oracle):
+        missing = [name for name in ("signature", "name") if not hasattr(found, name)]
+        if missing:
+            raise UsageError(f"the oracle of {maker} does not set {missing[0]!r}: every oracle must")
+        return found
+    if is_module(found):
+        return TorchOracle(found)
+    if callable(found) and hasattr(found, "width"):
+        return FunctionOracle(found, width=found.width, name=type(found).__qualname__)
+    raise UsageError(
+        f"{maker} returned something of type {type(found).__name__}: return a keyhole Oracle, "
+        "e.g. FunctionOracle(function, width=64), a PyTorch module, or a callable with a width"
+    )
+
+
+def _import_source(path: Path, source: bytes, digest: str) -> ModuleType:
+    """Run the very bytes that were digested, under a name no other module has; neighbours can be imported."""
+    module = ModuleType(f"_keyhole_target_{digest}")
+    module.__file__ = str(path)
+    sys.modules[module.__name__] = module  # dataclasses and pickle look their module up
+    if str(path.parent.resolve()) not in sys.path:
+        sys.path.append(str(path.parent.resolve()))
+    exec(compile(source, str(path), "exec"), module.__dict__)
+    return module
+
+
+def _call(path: Path, action: Callable[[], Any]) -> Any:
+    """The action's result; what goes wrong in a stranger's code becomes one line that says where."""
+    try:
+        return action()
+    except KeyholeError:
+        raise
+    except (Exception, SystemExit) as error:
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+        where = f"{path}, line {lines[-1]}" if lines else str(path)
+        raise UsageError(f"{where}: {type(error).__name__}: {error}") from error
