@@ -66,7 +66,17 @@ def test_equal_overlap(library: str, seed: int, width: int, part: float, kind: s
     turned = equal_overlap(space, rows, space.asarray(plain / np.max(np.abs(plain)) * 10.0**power))
     close(turned @ turned.T, np.eye(count), space)
     close(turned.T @ turned, rows.T @ rows, space)
-    close(turned @ space.asarray(plain / np.linalg.norm(plain)), np.full(count, _overlap(turned, plain)), space)
+    # Reflecting overlaps that are almost even amplifies their rounding; those even to half the digits are left alone.
+    unit = plain / np.linalg.norm(plain)
+    overlaps = to_numpy(rows).astype(np.float64) @ unit
+    even = np.linalg.norm(overlaps) / count**0.5
+    unevenness = np.linalg.norm(overlaps - even) / np.linalg.norm(overlaps)
+    close(
+        turned @ space.asarray(unit),
+        np.full(count, _overlap(turned, plain)),
+        space,
+        64 / max(unevenness, space.eps**0.5),
+    )
 
 
 def _overlap(rows: Array, vector: t.Floats) -> float:
