@@ -188,6 +188,7 @@ def test_a_broken_cell_is_told(tmp_path: Path) -> None:
         audit(SMALL, [], [2], folder=tmp_path)
 
 
+@pytest.mark.slow
 def test_processes_find_the_same(tmp_path: Path) -> None:
     alone = audit(SMALL, ["round:3", "clip:1"], [1, 2])
     together = audit(SMALL, ["round:3", "clip:1"], [1, 2], jobs=2, folder=tmp_path)

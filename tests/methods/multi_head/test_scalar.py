@@ -88,6 +88,7 @@ SIZES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("heads", "d", "rank"), SIZES)
 def test_queries_per_parameter_and_errors(heads: int, d: int, rank: int | None) -> None:
     most, worst = SIZES[heads, d, rank]

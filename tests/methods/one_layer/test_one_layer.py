@@ -607,6 +607,7 @@ def make_biased():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factory", ["make", "make_biased"])
 def test_an_encoder_layer_of_torch(factory: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     """h = x + attention(x), then h + W2·relu(W1·h + b1) + b2: a residual, and a skip past the neurons."""

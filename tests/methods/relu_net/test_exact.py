@@ -396,6 +396,7 @@ def strangers() -> dict[str, Callable[[Any], Any]]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(strangers()))
 @pytest.mark.parametrize("max_norm", [None, 2.0])
 def test_boxes_of_another_family_are_never_certified(name: str, max_norm: float | None) -> None:
@@ -416,6 +417,7 @@ def wrongly_certified(box: Callable[[Any], Any], width: int, seed: int, polish: 
     return bool(np.any(off > result.params.error_bar(result.radius, x[:, None, :], 1e-15)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("polish", [False, True])
 @pytest.mark.parametrize("width", [2, 4])
 def test_maxima_of_affine_maps_are_never_certified(width: int, polish: bool) -> None:

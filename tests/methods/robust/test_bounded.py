@@ -114,6 +114,7 @@ def drawn_value(rng: t.Random, width: int) -> t.Floats:
     return kinds[rng.integers(len(kinds))](rng, width)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ADVERSARIES)
 def test_the_truth_is_within_the_radius(name: str, like: Any, fresh_seed: int) -> None:
     finished = 0
