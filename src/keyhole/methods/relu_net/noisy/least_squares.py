@@ -192,6 +192,8 @@ def descended(fit: Fit, steps: int, enough: float = 0.0) -> Fit:
 
 
 def _tried(problem: Problem, planes: Floats) -> Fit | None:
+    if not np.all(np.isfinite(planes)):  # a step that single precision cannot hold
+        return None
     try:
         return fitted(problem, planes)
     except LinAlgError:  # two neurons have become one
