@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +40,7 @@ class Witness(Wrapper):
         return answers
 
 
+@cache
 def asked_in_process() -> Counter[bytes]:
     asked: Counter[bytes] = Counter()
 
