@@ -8,6 +8,11 @@ import signal
 import sys
 from pathlib import Path
 
+# The tests share the machine's cores among themselves: threads of linear algebra that wait for each other cost twice
+# the processor time. Read when NumPy, PyTorch and ONNX Runtime are imported, here and in every command started.
+for library in ("OPENBLAS", "OMP", "MKL"):
+    os.environ.setdefault(f"{library}_NUM_THREADS", "1")
+
 import numpy as np
 import pytest
 from hypothesis import settings
@@ -22,6 +27,57 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # The same examples in every run, so that a failure is never a matter of luck; `fresh_seed` looks for new ones.
 settings.register_profile("keyhole", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("keyhole")
+
+# What `--quick` leaves out besides tests on fresh seeds, those of PyTorch, and those marked slow.
+QUICK_LEAVES_OUT = {
+    "cli/test_cli.py": "runs that draw",
+    "cli/test_serve.py": "starts programs",
+    "cli/test_terminal.py": "starts programs",
+    "live/test_page.py": "a browser",
+    "oracles/http/test_havoc.py": "waits for servers that hang",
+    "oracles/test_conformance_models.py": "imports PyTorch",
+    "oracles/test_onnx.py": "imports ONNX Runtime",
+    "oracles/test_torch.py": "imports PyTorch",
+    "oracles/test_transformers.py": "imports PyTorch",
+    "report/test_report.py": "draws",
+    "serve/test_serve.py": "starts programs",
+    "test_docs.py": "runs every example",
+    "test_examples.py": "runs every example",
+    "test_honesty.py": "sweeps over random boxes",
+    "test_kill.py": "starts programs",
+    "test_site.py": "builds the site",
+}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--quick", action="store_true", help="what a change should pass first, in a minute")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "slow: takes a second or more, or several; left out by --quick")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    inside = collection_path.relative_to(Path(__file__).parent).as_posix()
+    return True if config.getoption("quick") and inside in QUICK_LEAVES_OUT else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("quick"):
+        config.hook.pytest_deselected(items=[item for item in items if not _is_quick(item)])
+        items[:] = [item for item in items if _is_quick(item)]
+
+
+def _is_quick(item: pytest.Item) -> bool:
+    parameters = item.name.partition("[")[2]
+    slow = item.get_closest_marker("slow") or "fresh_seed" in getattr(item, "fixturenames", ())
+    return not slow and "torch" not in parameters
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if config.getoption("quick"):
+        files = "; ".join(f"{name} ({why})" for name, why in QUICK_LEAVES_OUT.items())
+        terminalreporter.write_line(f"left out by --quick: fresh seeds, PyTorch, tests marked slow; {files}")
 
 
 @pytest.fixture

@@ -3,31 +3,42 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing import forkserver
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from support import kill_oracle
 from support.kill_oracle import BATCH_LIMIT, WIDTH, target
 
 KILLS = 10
-SCRIPT = Path(__file__).parent / "support" / "kill_oracle.py"
-ENVIRONMENT = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
+PROCESSES = multiprocessing.get_context("forkserver")
 
 
-def start(*arguments: object) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, str(SCRIPT), *map(str, arguments)], env=ENVIRONMENT, stderr=subprocess.PIPE
-    )
+@pytest.fixture(scope="module", autouse=True)
+def fork_server() -> None:
+    """Every box and every run is a process of its own, forked from one that has imported Keyhole already."""
+    PROCESSES.set_forkserver_preload(["__main__", "support.kill_oracle"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # it knows no other
+        forkserver.ensure_running()
+
+
+def start(task: Callable[..., None], *arguments: object) -> BaseProcess:
+    process = PROCESSES.Process(target=task, args=tuple(map(str, arguments)), daemon=True)
+    process.start()
+    return process
 
 
 def wait_until(happened: Callable[[], bool], what: str, seconds: float = 20.0) -> None:
@@ -45,19 +56,19 @@ def box(folder: Path) -> Iterator[tuple[str, Path]]:
     # A socket's path must be short, which a test's folder may not be.
     with tempfile.TemporaryDirectory(prefix="kh") as short:
         address = f"{short}/box"
-        server = start("serve", address, log)
+        server = start(kill_oracle.serve, address, log)
         try:
             wait_until(lambda: Path(address).exists() and log.exists(), "the box to listen")
             yield address, log
         finally:
             server.kill()
-            server.communicate()
+            server.join()
 
 
 def finish(address: str, journal: Path, out: Path) -> dict[str, np.ndarray]:
-    run = start("run", address, journal, out)
-    _, errors = run.communicate(timeout=60)
-    assert run.returncode == 0, errors.decode()
+    run = start(kill_oracle.run, address, journal, out)
+    run.join(timeout=60)
+    assert run.exitcode == 0  # what went wrong stands on standard error
     with np.load(out) as found:
         return dict(found)
 
@@ -82,14 +93,14 @@ def test_ten_kills(tmp_path: Path, fresh_seed: int) -> None:
         journal, out = tmp_path / "rough.journal", tmp_path / "rough.npz"
         for _ in range(KILLS):
             before = size(log)
-            run = start("run", address, journal, out)
+            run = start(kill_oracle.run, address, journal, out)
             wanted = before + int(rng.integers(1, 8))
-            wait_until(lambda run=run, wanted=wanted: size(log) >= wanted or run.poll() is not None, "batches")
+            wait_until(lambda run=run, wanted=wanted: size(log) >= wanted or not run.is_alive(), "batches")
             time.sleep(rng.uniform(0, 0.01))  # anywhere between a question and the commit of its answer
-            assert run.poll() is None, "the run ended before it could be killed: ask slower, or kill earlier"
-            run.send_signal(signal.SIGKILL)
-            run.communicate()
-            assert run.returncode == -signal.SIGKILL
+            assert run.is_alive(), "the run ended before it could be killed: ask slower, or kill earlier"
+            run.kill()
+            run.join()
+            assert run.exitcode == -signal.SIGKILL
             assert not out.exists()
         found = finish(address, journal, out)
         rough = batches(log)
@@ -131,9 +142,9 @@ def test_a_finished_journal_answers_everything(tmp_path: Path) -> None:
 def test_a_kill_while_the_journal_is_made(tmp_path: Path, later: float) -> None:
     """Killed at start-up, before or while the file appears: the next run opens it all the same."""
     with box(tmp_path / "box") as (address, _):
-        run = start("run", address, tmp_path / "journal", tmp_path / "out.npz")
+        run = start(kill_oracle.run, address, tmp_path / "journal", tmp_path / "out.npz")
         wait_until((tmp_path / "journal").exists, "the journal to appear")
         time.sleep(later)
         run.kill()
-        run.communicate()
+        run.join()
         finish(address, tmp_path / "journal", tmp_path / "out.npz")

@@ -1,12 +1,15 @@
-"""Imports point one way, importing Keyhole is cheap, and the public names are those of the design."""
+"""Imports point one way, modules lie where their importers are, importing is cheap, public names are the design's."""
 
 from __future__ import annotations
 
 import ast
+import statistics
 import subprocess
 import sys
+from collections import Counter, defaultdict
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, reduce
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,7 @@ import pytest
 import keyhole
 
 SOURCE = Path(keyhole.__file__).parent
+TESTS = Path(__file__).parent
 
 # From the bottom up; a module may import from its own layer and those below. What is not here has no place yet.
 LAYERS = (
@@ -105,21 +109,27 @@ def statements(nodes: list[ast.stmt]) -> Iterator[tuple[ast.stmt, bool]]:
                 yield from statements(child.body if isinstance(child, ast.ExceptHandler) else [child])
 
 
+def imported(node: ast.Import | ast.ImportFrom) -> list[str]:
+    """The modules that a statement names; submodules of Keyhole by their full name."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    assert node.level == 0, f"imports are absolute: {ast.unparse(node)}"
+    assert node.module is not None
+    within = SOURCE.parent / Path(*node.module.split("."))
+    names = [alias.name for alias in node.names]
+    are_modules = [(within / name).is_dir() or (within / f"{name}.py").exists() for name in names]
+    return [f"{node.module}.{name}" if own else node.module for name, own in zip(names, are_modules, strict=True)]
+
+
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 @cache
 def imports(path: Path) -> tuple[tuple[str, bool], ...]:
-    """(module, whether at import time) for everything a file imports; submodules of Keyhole by their full name."""
-    found = []
-    for node, at_once in statements(ast.parse(path.read_text()).body):
-        if isinstance(node, ast.Import):
-            found += [(alias.name, at_once) for alias in node.names]
-            continue
-        assert node.level == 0, f"{path}: imports are absolute"
-        assert node.module is not None
-        for alias in node.names:
-            inner = SOURCE.parent / Path(*node.module.split("."), alias.name)
-            is_module = inner.is_dir() or inner.with_suffix(".py").exists()
-            found.append((f"{node.module}.{alias.name}" if is_module else node.module, at_once))
-    return tuple(found)
+    """(module, whether at import time) for everything that a file imports when it runs."""
+    return tuple((module, at_once) for node, at_once in statements(parsed(path).body) for module in imported(node))
 
 
 def inside(path: Path) -> list[str]:
@@ -146,7 +156,7 @@ def test_methods_touch_no_oracle(path: Path) -> None:
 
 @pytest.mark.parametrize("path", sorted((SOURCE / "numerics").glob("*.py")), ids=name_of)
 def test_numerics_know_nothing_of_plans_and_oracles(path: Path) -> None:
-    assert {part_of(module) for module in inside(path)} <= {"arrays", "errors", "model", "numerics"}
+    assert {part_of(module) for module in inside(path)} <= {"arrays", "errors", "families", "numerics"}
 
 
 def test_there_is_no_cycle() -> None:
@@ -163,6 +173,127 @@ def test_there_is_no_cycle() -> None:
 
     for module in graph:
         visit(module, ())
+
+
+# --- rooms ----------------------------------------------------------------------------------------------------------
+
+# May be imported from anywhere: what a folder is for.
+ENTRY_POINTS = {"__init__", "__main__", "base", "certificate", "diagnose", "measure", "method"}
+
+# Modules that lie elsewhere than their importers say, and why.
+ELSEWHERE = {
+    "gauge.identifiability": "public: keyhole.gauge.identifiability says what can be told of given parameters",
+}
+MOST_MODULES = 14  # in a folder
+MOST_LONG_FUNCTIONS, LONG = 6, 60  # functions of more than LONG lines in the whole package
+MEDIAN_LINES = 160  # of a module
+
+
+def room(path: Path) -> tuple[str, ...]:
+    """The folder of a module, from the package down."""
+    return path.relative_to(SOURCE).parent.parts
+
+
+def rooms() -> dict[tuple[str, ...], list[str]]:
+    """The names of the modules in each folder."""
+    found = defaultdict(list)
+    for path in MODULES:
+        if path.stem != "__init__":
+            found[room(path)].append(path.stem)
+    return found
+
+
+@cache
+def importers() -> dict[str, list[Path]]:
+    """Who imports a module, also within functions and for type checkers only."""
+    found = defaultdict(list)
+    for path in MODULES:
+        nodes = [node for node in ast.walk(parsed(path)) if isinstance(node, ast.Import | ast.ImportFrom)]
+        for module in {module for node in nodes for module in imported(node)} - {name_of(path)}:
+            if module.split(".")[0] == "keyhole":
+                found[module].append(path)
+    return found
+
+
+def common_room(one: tuple[str, ...], other: tuple[str, ...]) -> tuple[str, ...]:
+    """The lowest folder that contains both."""
+    same = takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
+    return tuple(name for name, _ in same)
+
+
+def strays() -> dict[str, str]:
+    """Modules outside the lowest folder that contains all of their importers, and that folder; deeper ones are fine.
+
+    What several learners share and asks nothing lies in numerics, which knows nothing of plans.
+    """
+    found = {}
+    for path in MODULES:
+        users = importers()[name_of(path)]
+        if path.stem in ENTRY_POINTS or not users:
+            continue
+        common = reduce(common_room, map(room, users))
+        if common == ("methods",) and room(path) == ("numerics",):
+            continue
+        if room(path)[: len(common)] != common:
+            found[name_of(path).removeprefix("keyhole.")] = "/".join(common) or "."
+    return found
+
+
+def test_every_module_lies_in_the_lowest_folder_that_contains_its_importers() -> None:
+    found = strays()
+    astray = [f"{name}: its importers live in {where}" for name, where in found.items() if name not in ELSEWHERE]
+    assert not astray, "\n".join(astray)
+    assert set(ELSEWHERE) <= set(found), "this exception is none any more"
+
+
+def test_no_folder_has_many_modules() -> None:
+    sizes = {"/".join(folder): len(names) for folder, names in rooms().items()}
+    assert {folder: size for folder, size in sizes.items() if size > MOST_MODULES} == {}
+
+
+def test_no_prefix_stands_in_for_a_folder() -> None:
+    counts = Counter((folder, name.split("_")[0]) for folder, names in rooms().items() for name in names)
+    assert [("/".join(folder), prefix) for (folder, prefix), count in counts.items() if count > 3] == []
+
+
+def test_no_two_packages_import_each_other() -> None:
+    """Neither at the top nor within a package: of two folders beside each other at most one knows the other."""
+    pairs = set()
+    for module, users in importers().items():
+        parts = tuple(module.split(".")[1:])
+        other = parts if (SOURCE / Path(*parts)).is_dir() else parts[:-1]
+        for mine in map(room, users):
+            shared = len(common_room(mine, other))
+            if shared < min(len(mine), len(other)):
+                pairs.add((mine[: shared + 1], other[: shared + 1]))
+    both = {tuple(sorted(("/".join(one), "/".join(other)))) for one, other in pairs if (other, one) in pairs}
+    assert both == set()
+
+
+def test_few_functions_are_long() -> None:
+    long = [
+        f"{name_of(path)}.{node.name}: {node.end_lineno - node.lineno + 1} lines"
+        for path in MODULES
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.end_lineno is not None
+        and node.end_lineno - node.lineno + 1 > LONG
+    ]
+    assert len(long) <= MOST_LONG_FUNCTIONS, long
+
+
+def test_modules_are_short() -> None:
+    lines = [len(path.read_text().splitlines()) for path in MODULES if path.stem != "__init__"]
+    assert statistics.median(lines) <= MEDIAN_LINES
+
+
+def test_tests_mirror_the_tree() -> None:
+    """The tests of a folder lie in a folder of that name; what concerns all of them lies at the top."""
+    folders = {path.relative_to(TESTS).parent for path in TESTS.rglob("test_*.py")}
+    assert [str(folder) for folder in sorted(folders) if not (SOURCE / folder).is_dir()] == []
+
+
+# --- what importing costs, and what is public -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)

@@ -23,15 +23,15 @@ METHOD_PAGES = sorted(page for page in DOCS.glob("methods/*.md") if page.stem !=
 
 # Where each page's assumptions stand in the code. `robust` and `residual` hand on to others.
 ASSUMPTIONS = {
-    "single-head": ["methods.single_head"],
-    "low-rank": ["methods.single_head"],
-    "sensing": ["methods.sensing"],
+    "single-head": ["methods.single_head.method"],
+    "low-rank": ["methods.single_head.method"],
+    "sensing": ["methods.sensing.method"],
     "robust": [],
-    "multi-head": ["methods.multi_vector"],
-    "multi-head-scalar": ["methods.multi_scalar"],
+    "multi-head": ["methods.multi_head.vector.method"],
+    "multi-head-scalar": ["methods.multi_head.scalar.method"],
     "residual": [],
-    "relu-net": ["methods.relu_estimate"],
-    "one-layer": ["methods.one_layer"],
+    "relu-net": ["methods.relu_net.exact.estimate"],
+    "one-layer": ["methods.one_layer.method"],
     "learn": ["samples.varpro"],
 }
 
@@ -147,7 +147,7 @@ def test_a_page_of_a_method_is_complete(page: Path) -> None:
     section = re.split(r"^## ", text_of(page).partition(f"# {heading}\n")[2], maxsplit=1, flags=re.MULTILINE)[0]
     assert "|---|" in section, "what was measured is a table"
     names = re.findall(r"benchmarks (\w+)`|(?<=, )`(\w+)`", said["measured"])
-    assert all((ROOT / "benchmarks" / f"{one or two}.py").is_file() for one, two in names)
+    assert all((ROOT / "benchmarks" / "tables" / f"{one or two}.py").is_file() for one, two in names)
 
 
 def slug(heading: str) -> str:

@@ -57,6 +57,7 @@ def made(**errors: list[tuple[int, float, float]]) -> Audit:
         ([(200, 1.0, 0), (6400, 0.03, 0.02)], "leaves an error of 3 % after 64 × the counting bound, which is near"),
         ([(200, 1.0, 0), (6400, 1.0, 0.02)], "leaves an error of 100 % after 64 ×"),
     ],
+    ids=["no cost", "dearer", "a price", "no price", "at the floor", "above the floor", "some left", "all left"],
 )
 def test_sentences_follow_from_rows(cells: list[tuple[int, float, float]], said: str) -> None:
     found = made(none=[(100, 0.9, 0), (200, 1e-15, 0)], round_3=cells)
@@ -188,6 +189,7 @@ def test_a_broken_cell_is_told(tmp_path: Path) -> None:
         audit(SMALL, [], [2], folder=tmp_path)
 
 
+@pytest.mark.slow
 def test_processes_find_the_same(tmp_path: Path) -> None:
     alone = audit(SMALL, ["round:3", "clip:1"], [1, 2])
     together = audit(SMALL, ["round:3", "clip:1"], [1, 2], jobs=2, folder=tmp_path)

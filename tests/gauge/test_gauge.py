@@ -47,6 +47,7 @@ def test_the_same_map_has_the_same_canonical_form(fresh_seed: int) -> None:
                 np.testing.assert_allclose(array, right[name], rtol=1e-8, atol=1e-8, err_msg=family)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", MAKERS)
 def test_every_kind_of_witness(family: str) -> None:
     """Each kind is met, its parameters are others, and the map is the same as far as it says."""

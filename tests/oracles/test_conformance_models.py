@@ -65,7 +65,7 @@ def test_an_encoder_layer_conforms() -> None:
 )
 def test_layers_of_transformers_models_conform(kind: str, options: dict[str, Any]) -> None:
     pytest.importorskip("transformers")
-    from test_transformers_oracle import model_of  # noqa: PLC0415 - imports PyTorch
+    from support.transformers_models import model_of  # noqa: PLC0415 - imports PyTorch
 
     check_oracle(lambda: kh.TransformersOracle(model_of(kind), 1, **options))
 
@@ -81,7 +81,7 @@ class OfOnnx(OracleConformance):
     def written(self, tmp_path: Path) -> None:
         pytest.importorskip("onnx")
         pytest.importorskip("onnxruntime")
-        from test_onnx_oracle import graph, write  # noqa: PLC0415 - imports onnx
+        from support.onnx_models import graph, write  # noqa: PLC0415 - imports onnx
 
         self.path = write(tmp_path / "model.onnx", graph(**self.graph))
 

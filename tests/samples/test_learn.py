@@ -259,6 +259,7 @@ def test_starts_may_come_from_elsewhere(init: str, rng: np.random.Generator) -> 
     assert kh.distance(kh.learn(inputs, outputs, heads=2, init=init).params, truth) <= 1e-9
 
 
+@pytest.mark.slow
 def test_processes_share_the_starts_and_change_nothing(rng: np.random.Generator) -> None:
     _, inputs, outputs = examples(rng, 4, 4, 2)
     one, two = (kh.learn(inputs, outputs, heads=2, jobs=jobs, seed=3) for jobs in (1, 2))

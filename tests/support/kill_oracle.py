@@ -1,14 +1,9 @@
-"""Two processes for the kill test: a box that logs every question it sees, and a run that asks it.
-
-kill_oracle.py serve ADDRESS LOG        answers forever, one line of JSON per batch
-kill_oracle.py run ADDRESS JOURNAL OUT  recovers the box, and writes what it found
-"""
+"""What the two processes of the kill test do: `serve` a box that logs every question it sees, and `run` a recovery."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import sys
 import time
 from multiprocessing.connection import Client, Listener
 from pathlib import Path
@@ -67,7 +62,3 @@ def run(address: str, journal: str, out: str) -> None:
             new_queries=result.stats.new_queries,
         )
     unfinished.rename(out)
-
-
-if __name__ == "__main__":
-    {"serve": serve, "run": run}[sys.argv[1]](*sys.argv[2:])

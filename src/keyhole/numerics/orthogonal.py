@@ -37,8 +37,8 @@ def equal_overlap(space: Space, rows: Array, vector: Array) -> Array:  # (n, wid
     aim = float(xp.linalg.vector_norm(overlaps)) / count**0.5
     mirror = overlaps - aim
     size = float(xp.vecdot(mirror, mirror))
-    # A mirror no longer than the rounding of the overlaps would reflect about noise.
-    if size <= (8 * space.eps * aim * count) ** 2:
+    # Rounding turns a mirror of length m by eps·aim/m: a shorter one would make overlaps less even than they are.
+    if size <= space.eps * aim**2 * count:
         return rows
     return rows - (2 / size) * mirror[:, None] * (mirror @ rows)[None, :]
 

@@ -59,7 +59,9 @@ def execute(
         ending = Ending(result, target, settings, target.distance(result.params))
         if settings.out is not None:
             image = None if picture is None else picture(ending)
-            name, about = target.oracle.name, {"label": target.label, "truth": target.truth}
-            files = write_run(settings.out, result, asdict(settings), name, ending.distance, image, **about)
+            about, name = asdict(settings), target.oracle.name
+            files = write_run(
+                settings.out, result, about, name, ending.distance, image, label=target.label, truth=target.truth
+            )
             ending.files.update(files)
     return ending

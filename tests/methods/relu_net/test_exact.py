@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -273,11 +274,11 @@ def test_queries_and_errors_of_small_nets(width: int, neurons: int, lean: int) -
 
 def test_radii_cover_the_truth(fresh_seed: int) -> None:
     """Entry by entry, neurons being matched: normals of unit length, offsets, weights."""
-    rng = np.random.default_rng(fresh_seed)
-    for polish in (False, True):
-        truth = random_net(rng, 8, 12)
-        result = recover(truth, 8, fresh_seed, polish=polish)
+    for seed, polish in product((0, fresh_seed), (False, True)):
+        truth = random_net(np.random.default_rng([seed, polish]), 8, 12)
+        result = recover(truth, 8, seed, polish=polish)
         if result.outcome is not Outcome.CERTIFIED or result.details["orientation"] != "found":
+            assert seed == fresh_seed != 0, "this one is certified"
             continue
         norms = np.linalg.norm(truth.weights_in, axis=1)
         normal, offset, weight = truth.weights_in / norms[:, None], truth.bias_in / norms, truth.weights_out * norms
@@ -315,9 +316,12 @@ def test_an_affine_way_past_the_neurons_hides_their_orientation(rng: np.random.G
 
 @pytest.mark.parametrize("max_norm", [0.7, 3.0])
 def test_inside_a_ball(max_norm: float, fresh_seed: int) -> None:
-    truth = random_net(np.random.default_rng(fresh_seed), 6, 8)
-    result = recover(truth, 6, fresh_seed, max_norm=max_norm)
-    if result.outcome is Outcome.CERTIFIED:
+    for seed in (0, fresh_seed):
+        truth = random_net(np.random.default_rng(seed), 6, 8)
+        result = recover(truth, 6, seed, max_norm=max_norm)
+        if result.outcome is not Outcome.CERTIFIED:
+            assert seed == fresh_seed != 0, "this one is certified"
+            continue
         assert "max_norm" in " ".join(result.assumptions)
         x = normal_tokens(6)
         x *= max_norm / np.linalg.norm(x, axis=1, keepdims=True)
@@ -397,6 +401,7 @@ def strangers() -> dict[str, Callable[[Any], Any]]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(strangers()))
 @pytest.mark.parametrize("max_norm", [None, 2.0])
 def test_boxes_of_another_family_are_never_certified(name: str, max_norm: float | None) -> None:
@@ -417,6 +422,7 @@ def wrongly_certified(box: Callable[[Any], Any], width: int, seed: int, polish: 
     return bool(np.any(off > result.params.error_bar(result.radius, x[:, None, :], 1e-15)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("polish", [False, True])
 @pytest.mark.parametrize("width", [2, 4])
 def test_maxima_of_affine_maps_are_never_certified(width: int, polish: bool) -> None:
@@ -474,8 +480,8 @@ def test_noise_is_admitted(noise: Noise) -> None:
         return np.round(answers, 6) if noise.kind == "rounded" else answers + 1e-6 * rng.standard_normal(answers.shape)
 
     result = recover(box, 5, noise=noise, polish=False)
-    if result.outcome is Outcome.CERTIFIED:
-        assert worst_error(result.params, truth, normal_tokens(5)) < 1e-3
+    assert result.outcome is not Outcome.CERTIFIED
+    assert result.message
 
 
 def test_options_that_cannot_be_meant(rng: np.random.Generator) -> None:

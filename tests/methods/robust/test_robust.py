@@ -278,6 +278,7 @@ def is_honest(situation: Noise) -> bool:
     return t.right_or_admitted(result, truth, situation)
 
 
+@pytest.mark.slow
 def test_fixed_seeds_are_honest_and_not_silent() -> None:
     assert sum(is_honest(Noise(seed)) for seed in range(80)) >= 40
 

@@ -192,6 +192,8 @@ def descend(fit: NetFit, steps: int, enough: float = 0.0) -> NetFit:
 
 
 def _try(problem: NetProblem, planes: Floats) -> NetFit | None:
+    if not np.all(np.isfinite(planes)):  # a step that single precision cannot hold
+        return None
     try:
         return fit_planes(problem, planes)
     except LinAlgError:  # two neurons have become one
