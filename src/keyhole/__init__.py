@@ -63,7 +63,7 @@ _HOMES = {
     "keyhole.recover_model": ("recover_model",),
     "keyhole.recovery": ("Outcome", "Recovery"),
     "keyhole.samples": ("learn",),
-    "keyhole.session": ("recover",),
+    "keyhole.recover": ("recover",),
     "keyhole.verify": ("Verdict", "verify"),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
