@@ -60,6 +60,11 @@ class Probe:
     forms: Forms
     responds: bool  # whether it can be told from zero, or others may be that cannot be told from it
 
+    def is_same(self, again: Forms) -> bool:
+        """Whether the form measured at another scale is the same within its errors; a score bias scales differently."""
+        apart = abs(float(self.forms.values[0]) - float(again.values[0]))
+        return apart <= float(self.forms.radius[0]) + float(again.radius[0])
+
 
 class FormReader(ABC):
     """Measures bilinear forms rowᵀ·score·column, one query each, at a scale it keeps adjusting.
@@ -203,9 +208,9 @@ class SearchingReader(FormReader):
 
         It adds its share times the norm of the first token over the scale to a form, so that it shows as a difference.
         """
-        errors = float(probe.forms.radius[0]) + float(again.radius[0])
-        if abs(float(probe.forms.values[0]) - float(again.values[0])) > errors:
+        if not probe.is_same(again):
             return None
+        errors = float(probe.forms.radius[0]) + float(again.radius[0])
         parts = [self.first_norm(scale) / scale for scale in (self.estimate.first, self.estimate.latest)]
         return 32 * math.sqrt(self.signature.width) * errors / abs(parts[0] - parts[1])
 

@@ -150,7 +150,7 @@ class _Sensing:
         if not probe.responds:
             return _Pilot(FormData.of(first, second, probe.forms), responds=False, bilinear=True)
         forms = yield from reader.ask_forms("measurements", rows, columns, order, order)
-        bilinear = not reader.negligible_last or reader.undetected_bias(probe, forms) is not None
+        bilinear = not reader.negligible_last or probe.is_same(forms)
         return _Pilot(FormData.of(first, second, forms), responds=True, bilinear=bilinear)
 
     def _ask_batch(self, reader: PairReader, count: int) -> Steps[FormData]:
