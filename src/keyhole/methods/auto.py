@@ -124,7 +124,8 @@ class _Auto:
             try:
                 diagnosis = yield from self._ask(diagnose(self.task.signature, self.task.stream("diagnosis")))
             except (BudgetExhausted, OracleError) as error:
-                return self._result(last or Attempt(NAME, ending(error), str(error), cause=error))
+                ended = last or Attempt(NAME, Outcome.WRONG_FAMILY, "no method was tried")
+                return self._result(replace(ended, outcome=ending(error), message=str(error), cause=error))
             self.known |= {"diagnosis": diagnosis.family, "diagnosis_findings": diagnosis.summary()["findings"]}
             return (yield from self._go_on(last, diagnosis))
         return (yield from self._go_on(last, None))
