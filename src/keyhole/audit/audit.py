@@ -137,7 +137,7 @@ def _parse(defence: str | Defence) -> Defence:
 
 
 @dataclass(frozen=True)
-class Task:
+class AuditTask:
     """What a worker needs to know; the oracle itself cannot travel."""
 
     column: Column
@@ -180,7 +180,7 @@ def _put_off_interrupts() -> Iterator[None]:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _carry_out(task: Task) -> FilledColumn:
+def _carry_out(task: AuditTask) -> FilledColumn:
     target = open_target(task.target)
     observer: Observer = InterruptCheck()
     try:
@@ -198,7 +198,7 @@ def _in_processes(
     with ProcessPoolExecutor(min(jobs, len(columns)), context, _begin, (stop,)) as pool:
         try:
             with _put_off_interrupts():
-                futures = [pool.submit(_carry_out, Task(column, subject.text, reference)) for column in columns]
+                futures = [pool.submit(_carry_out, AuditTask(column, subject.text, reference)) for column in columns]
             pending = set(futures)
             while pending:
                 finished, pending = wait(pending, timeout=LOOK)

@@ -165,8 +165,8 @@ class _Auto:
         """Methods and options that are worth trying after a first attempt, the likeliest first."""
         if diagnosis is not None and diagnosis.recovers is not None:
             for method in self._methods(diagnosis.recovers)[:1]:
-                yield method, diagnosis.options
-                yield method, {}  # options that few answers tell may be wrong
+                # Options that few answers tell may be wrong.
+                yield from ((method, options) for options in (diagnosis.options, *diagnosis.alternatives))
         if first is not None and self.several_outputs and "single-head" in METHODS[first.method].families:
             yield from ((method, {}) for method in self._methods("multi-head")[:1])
         if diagnosis is not None and diagnosis.recovers is None:

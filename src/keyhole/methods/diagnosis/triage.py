@@ -166,6 +166,8 @@ class _Triage:
     def _one_head(self, slope: Floats) -> Steps[bool]:
         """Whether −t·e and t·e, and copies of the first, are answered as one head with these values would."""
         norm = self.exam.norm
+        if not np.any(slope):  # without values heads cannot be told apart
+            return True
         for _ in range(NORMS):
             weight, radius, line = yield from self._weight(norm, 1, slope)
             if not line or not -radius <= weight <= 1 + radius:
