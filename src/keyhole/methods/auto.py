@@ -124,7 +124,9 @@ class _Auto:
             try:
                 diagnosis = yield from self._ask(diagnose(self.task.signature, self.task.stream("diagnosis")))
             except (BudgetExhausted, OracleError) as error:
-                ended = last or Attempt(NAME, Outcome.WRONG_FAMILY, "no method was tried")
+                ended = last or Attempt(
+                    NAME, Outcome.WRONG_FAMILY, "no family that a method recovers fits a few first answers"
+                )
                 return self._result(replace(ended, outcome=ending(error), message=str(error), cause=error))
             self.known |= {"diagnosis": diagnosis.family, "diagnosis_findings": diagnosis.summary()["findings"]}
             return (yield from self._go_on(last, diagnosis))
@@ -152,7 +154,9 @@ class _Auto:
                 return self._result(last)
         words = f"; {diagnosis.in_words()}" if diagnosis is not None else ""
         if last is None or last is first:
-            ended = first or Attempt(NAME, Outcome.WRONG_FAMILY, "no method was tried")
+            ended = first or Attempt(
+                NAME, Outcome.WRONG_FAMILY, "no family that a method recovers fits a few first answers"
+            )
             words += ", which no method here recovers" if diagnosis is not None else ""
             return self._result(replace(ended, message=ended.message + words))
         if diagnosis is None and first is not None:
