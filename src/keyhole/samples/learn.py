@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
 
@@ -171,9 +171,9 @@ class _Request:
             noise, trusted = self._level(train, fitted)
             self.details |= diagnose(train, fitted, count, noise)
             self._explained(train, fitted, count, noise)
-            verdict = judge(fitted, count, heldout, noise, trusted, np.random.default_rng([self.seed, 0xCE27]))
-            outcome, message, certificate = verdict.outcome, verdict.message, verdict.certificate
-            self.details |= verdict.details
+            rng = np.random.default_rng([self.seed, 0xCE27])
+            outcome, message, certificate, more = judge(fitted, count, heldout, noise, trusted, rng)
+            self.details |= more
         except _Ended as ending:
             outcome, message = ending.outcome, str(ending)
         stats = Stats(
@@ -230,7 +230,7 @@ class _Request:
         settings = self.settings
         if self.method == "six-phase":
             steps = settings.steps if self.polish else 0
-            settings = VarproSettings(1, "random", settings.rank, 1, settings.search, settings.max_heads, steps)
+            settings = replace(settings, restarts=1, init="random", jobs=1, steps=steps)
         if self.noise == 0.0:
             most = count_of(train, self.heads or settings.max_heads, settings.rank).needed(FITTED_RATIO, FITTED_PAIRS)
             if most < train.count:

@@ -15,7 +15,7 @@ import numpy as np
 
 from keyhole.arrays import Floats
 from keyhole.errors import KeyholeError
-from keyhole.samples.levenberg_marquardt import Descent, FactoredScores, Full, Parametrisation, StepLimits, descend
+from keyhole.samples.levenberg_marquardt import Chart, StepLimits, descend
 from keyhole.samples.starts import Moment, random_start, spectral_start
 from keyhole.samples.variable_projection import LayerPoint, LayerProblem
 
@@ -38,17 +38,6 @@ class RestartFit:
     first: Floats | None = None  # (heads, d, d): the first start, where it is given
     steps: int = 100
 
-    @property
-    def chart(self) -> Parametrisation:
-        """How scores are written."""
-        return Full() if self.rank is None or self.rank >= self.problem.width else FactoredScores(self.rank)
-
-    @property
-    def limits(self) -> StepLimits:
-        """When a start ends: without noise at rounding, else where it is flat."""
-        good = (self.rounding / 16) ** 2 * self.problem.energy if self.noise == 0.0 else 0.0
-        return StepLimits(good, self.steps)
-
     def start(self, number: int, seed: int) -> Trace:
         """The start of a number."""
         rng = np.random.default_rng([seed, self.heads, number])
@@ -58,8 +47,12 @@ class RestartFit:
             scores = spectral_start(self.moment, self.problem, self.heads, rng)
         else:
             scores = random_start(self.problem, self.heads, rng)
+        # A start ends at rounding where there is no noise, else where it is flat.
+        good = (self.rounding / 16) ** 2 * self.problem.energy if self.noise == 0.0 else 0.0
+        chart = Chart(self.rank if self.rank is not None and self.rank < self.problem.width else None)
         with np.errstate(all="ignore"):  # a start that runs away is one that failed
-            return Trace.of(descend(self.problem, scores, self.limits, rng, self.chart), number)
+            end = descend(self.problem, scores, StepLimits(good, self.steps), rng, chart)
+        return Trace(number, end.point.scores, end.point.rss, end.point.relative, end.steps, end.products)
 
 
 @dataclass(frozen=True)
@@ -72,12 +65,6 @@ class Trace:
     relative: float
     steps: int
     products: int
-
-    @classmethod
-    def of(cls, descent: Descent, number: int) -> Trace:
-        """The end of a descent."""
-        point = descent.point
-        return cls(number, point.scores, point.rss, point.relative, descent.steps, descent.products)
 
 
 @dataclass(frozen=True)
@@ -100,13 +87,8 @@ class RestartSearch:
     @property
     def agreement(self) -> int:
         """Starts that ended with the least residual."""
-        return sum(self._agree(trace) for trace in self.traces)
-
-    def _agree(self, trace: Trace) -> bool:
-        return trace.relative <= max(self.fit.rounding, (1 + AGREE) * self.best.relative)
-
-
-Told = Callable[[int, float], None]  # starts done, least relative residual so far
+        least = max(self.fit.rounding, (1 + AGREE) * self.best.relative)
+        return sum(trace.relative <= least for trace in self.traces)
 
 
 def search(
@@ -115,14 +97,14 @@ def search(
     most: int,
     done: Callable[[RestartSearch], bool],
     jobs: int = 1,
-    told: Told | None = None,
+    report: Callable[[int, float], None] | None = None,  # starts done, least relative residual so far
 ) -> RestartSearch:
     """Make up to `most` starts, one after the other as far as the result is concerned, until they are `done`."""
     traces: list[Trace] = []
     for trace in _traces(fit, seed, most, jobs):
         traces.append(trace)
-        if told is not None:
-            told(len(traces), min(each.relative for each in traces))
+        if report is not None:
+            report(len(traces), min(each.relative for each in traces))
         if done(RestartSearch(fit, tuple(traces))):
             break
     return RestartSearch(fit, tuple(traces))

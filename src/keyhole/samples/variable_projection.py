@@ -55,9 +55,9 @@ class LayerProblem:
         return np.ascontiguousarray(np.swapaxes(self.inputs, 1, 2))
 
     @cached_property
-    def single(self) -> tuple[Any, Any]:  # (n, k, d), (n, d, k)
+    def single(self) -> list[Any]:  # (n, k, d), (n, d, k)
         """The examples and their transposes in single precision."""
-        return single(self.inputs), single(self.turned)
+        return [array.astype(np.float32) for array in (self.inputs, self.turned)]
 
     @cached_property
     def labels(self) -> Floats:  # (rows, d_out)
@@ -79,14 +79,10 @@ class LayerProblem:
         """Softmax weights of every token in every head."""
         return _softmax(logits(self.inputs, self.turned, scores))
 
-    def mix(self, weights: Floats) -> Floats:  # (n, k, m, k) -> (rows, m·d)
-        """Tokens mixed with the given weights, the heads of one token side by side."""
-        return mixture(self.inputs, weights)
-
     def at(self, scores: Floats) -> LayerPoint:
         """Everything about the fit with the given scores."""
         weights = self.weights(scores)
-        mixed = self.mix(weights)
+        mixed = mixture(self.inputs, weights)
         basis, triangle = orthonormal(mixed)
         inside = basis.T @ self.labels
         residual = self.labels - basis @ inside
@@ -133,23 +129,8 @@ class LayerPoint:
     def quick(self) -> Products:
         """Products with the Jacobian in single precision, in half the time."""
         exact = self.products
-        return Products(*self.problem.single, *map(single, (exact.weights, exact.values, exact.basis)))
-
-    def outside(self, labels: Floats) -> Floats:  # (rows, d_out) -> (rows, d_out)
-        """What no projections can explain."""
-        return self.products.outside(labels)
-
-    def forward(self, direction: Floats) -> Floats:  # (m, d, d) -> (rows, d_out)
-        """How the answers move with the scores, projections fixed."""
-        return self.products.forward(direction)
-
-    def backward(self, labels: Floats) -> Floats:  # (rows, d_out) -> (m, d, d)
-        """The transpose of `forward`."""
-        return self.products.backward(labels)
-
-    def curvature(self, direction: Floats) -> Floats:  # (m, d, d) -> (m, d, d)
-        """Product with JᵀJ."""
-        return self.products.curvature(direction)
+        arrays = (array.astype(np.float32) for array in (exact.weights, exact.values, exact.basis))
+        return Products(*self.problem.single, *arrays)
 
     @cached_property
     def gram_matrices(self) -> tuple[Floats, Floats]:  # (c, c), (m·d·d_out, c), c entries (j, i, l) of the scores
@@ -251,11 +232,6 @@ class Kronecker:
         inner /= np.outer(self.left, self.right) + damping
         solution: Floats = (self.left_vectors @ inner @ self.right_vectors.T).reshape(d, m, d).transpose(1, 0, 2)
         return solution
-
-
-def single(array: Floats) -> Any:
-    """An array in single precision."""
-    return array.astype(np.float32)
 
 
 def logits(inputs: Floats, turned: Floats, scores: Floats) -> Floats:  # (n, k, d), (n, d, k), (m, d, d) -> (n, k, m, k)

@@ -160,11 +160,11 @@ class _Fits:
         )
 
     def search(self, heads: int, most: int, first: Floats | None = None) -> RestartSearch:
-        def told(done: int, relative: float) -> None:
+        def report(done: int, relative: float) -> None:
             if self.progress is not None:
                 self.progress(f"{heads} head{'s' if heads > 1 else ''}", done, most, relative)
 
-        found = search(self.fit(heads, first), self.seed, most, self.done, self.settings.jobs, told)
+        found = search(self.fit(heads, first), self.seed, most, self.done, self.settings.jobs, report)
         self.starts += len(found.traces)
         return found
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from keyhole.arrays import Floats
-from keyhole.samples.variable_projection import LayerProblem
+from keyhole.samples.variable_projection import LayerProblem, mixture
 
 # Points of the net along each direction, its radius over that of the proxy, and how often it is refined.
 POINTS = {1: 41, 2: 15, 3: 9}
@@ -101,7 +101,11 @@ class _Table:
     def __init__(self, problem: LayerProblem, scores: Floats) -> None:
         self.width = problem.width
         mixed = np.concatenate(
-            [problem.mix(problem.weights(scores[start : start + 32])) for start in range(0, len(scores), 32)], axis=1
+            [
+                mixture(problem.inputs, problem.weights(scores[start : start + 32]))
+                for start in range(0, len(scores), 32)
+            ],
+            axis=1,
         )
         self.products = (mixed.T @ mixed).reshape(len(scores), self.width, len(scores), self.width)
         self.right = (mixed.T @ problem.labels).reshape(len(scores), self.width, -1)
