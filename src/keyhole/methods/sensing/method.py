@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from keyhole.arrays import Array, namespace
+from keyhole.arrays import Array, Floats, namespace
 from keyhole.errors import UsageError
 from keyhole.families import SingleHead
 from keyhole.methods.base import Estimate, Method, Steps, Unrecoverable
@@ -16,14 +16,7 @@ from keyhole.methods.forms.score_bias import ask_for_bias, ask_score_bias
 from keyhole.methods.forms.value import Value, ask_value, check_nonzero
 from keyhole.methods.last_position import at_last_position
 from keyhole.methods.sensing.request import FormData, Request
-from keyhole.methods.sensing.solvers import (
-    Floats,
-    SensingSolution,
-    factored,
-    nuclear_norm,
-    parameter_count,
-    standard_error,
-)
+from keyhole.methods.sensing.solvers import SensingSolution, factored, nuclear_norm, parameter_count, standard_error
 from keyhole.queries import Signature, TokenRows
 from keyhole.recovery import Outcome
 
@@ -32,8 +25,6 @@ ASSUMPTIONS = (
     "answers are right up to the rounding of their dtype and the declared noise",
     "what the random measurements do not explain of the score matrix is no larger than they show",
 )
-# What ends a recovery whose measurements do not determine the score matrix.
-UNDETERMINED = Outcome.TOO_FEW_MEASUREMENTS
 # The first of the measurements are asked before the others, in four small rounds, to find the scale of all.
 PILOT = 15
 # Up to so many measurements reweighted least squares is cheap; it takes the cube of their number.
@@ -86,7 +77,12 @@ def sensing(
     if rank is not None and rank > signature.width:
         raise UsageError(f"rank must be at most the width {signature.width}, not {rank}")
     value = yield from ask_value(signature, nonzero=False)
-    _check_one_output(value)
+    if value.vector.ndim != 1:
+        raise Unrecoverable(
+            Outcome.WRONG_FAMILY,
+            f"the box answers {tuple(value.vector.shape[1:])} numbers per sequence, this method reads one: "
+            "let the oracle return one of them, or a fixed combination",
+        )
     check_nonzero(signature, value)
     bias, sensed = yield from _Sensing(signature, value, rng, request).run()
     return _estimate(signature, request, value, bias, sensed)
@@ -101,11 +97,8 @@ class _Pilot:
 
 class _Sensing:
     def __init__(self, signature: Signature, value: Value, rng: np.random.Generator, request: Request) -> None:
-        self.signature = signature
-        self.value = value
-        self.rng = rng
+        self.signature, self.value, self.rng, self.request = signature, value, rng, request
         self.solver_rng = np.random.default_rng(rng.integers(2**63))
-        self.request = request
 
     def run(self) -> Steps[tuple[ScoreBias, SensedScore]]:
         totals = self.request.totals(self.signature.width)
@@ -115,7 +108,9 @@ class _Sensing:
             return bias, _zero(readings, 0)
         for number, total in enumerate(totals):
             if total > readings.count:
-                readings = FormData.concat(readings, (yield from self._ask_batch(reader, total - readings.count)))
+                rows, columns = self._pairs(total - readings.count)
+                forms = yield from reader.ask_batch("measurements", rows, columns)
+                readings = FormData.concat(readings, FormData.of(rows.vectors, columns.vectors, forms))
             if readings.silent:
                 return bias, _zero(readings, number + 1)
             solution = self._solution(readings, only=len(totals) == 1)
@@ -153,11 +148,6 @@ class _Sensing:
         bilinear = not reader.negligible_last or probe.is_same(forms)
         return _Pilot(FormData.of(first, second, forms), responds=True, bilinear=bilinear)
 
-    def _ask_batch(self, reader: PairReader, count: int) -> Steps[FormData]:
-        rows, columns = self._pairs(count)
-        forms = yield from reader.ask_batch("measurements", rows, columns)
-        return FormData.of(rows.vectors, columns.vectors, forms)
-
     def _pairs(self, count: int) -> tuple[TokenRows, TokenRows]:  # (count, width) each
         """Random unit vectors; of the first all share the value evenly, of the second none leans its way.
 
@@ -193,11 +183,6 @@ class _Sensing:
 
     def _failure(self, readings: FormData, solution: SensingSolution) -> Unrecoverable:
         """Says how many measurements are recommended, and what else may be wrong."""
-        error = Unrecoverable(UNDETERMINED, self._advice(readings, solution))
-        error.partial = SingleHead(self.signature.space.asarray(solution.matrix), self.value.vector)
-        return error
-
-    def _advice(self, readings: FormData, solution: SensingSolution) -> str:
         request, width, count = self.request, self.signature.width, readings.count
         enough = request.largest_rank(width, count)
         rank = request.rank or min(enough + 1, width)
@@ -209,12 +194,15 @@ class _Sensing:
             cause += f"; so many are enough up to rank {enough}" if request.rank is None and enough else ""
         else:
             cause = f"{wanted} are recommended for width {width} and rank {rank}, so the rank is higher"
-        return (
+        error = Unrecoverable(
+            Outcome.TOO_FEW_MEASUREMENTS,
             f"{count} measurements did not determine the score matrix: {cause}. They are uncertain by "
             f"{readings.noise:.1g} of their size, and the best fit leaves {solution.residual:.1g} of it; if neither "
             "number nor noise is to blame, the box is not one softmax head. Ask for more `measurements`, or "
-            f"use single-head, which does with {width**2 + width + 2} queries whatever the rank"
+            f"use single-head, which does with {width**2 + width + 2} queries whatever the rank",
         )
+        error.partial = SingleHead(self.signature.space.asarray(solution.matrix), self.value.vector)
+        return error
 
 
 def _units(vectors: Array) -> Array:  # (n, width) -> (n, width)
@@ -272,15 +260,6 @@ def _estimate(
             "output_bias": value.has_bias,
         },
     )
-
-
-def _check_one_output(value: Value) -> None:
-    if value.vector.ndim != 1:
-        raise Unrecoverable(
-            Outcome.WRONG_FAMILY,
-            f"the box answers {tuple(value.vector.shape[1:])} numbers per sequence, this method reads one: "
-            "let the oracle return one of them, or a fixed combination",
-        )
 
 
 SENSING = Method(

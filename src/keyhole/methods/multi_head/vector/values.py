@@ -103,11 +103,10 @@ class _ValueReader:
         drawn[0] = start.token
         self.basis = np.linalg.qr(drawn.T)[0].T  # the first is that of the known token
         self.basis[0] = start.token / np.linalg.norm(start.token)
-        self.values: list[Floats] = [
-            start.values / np.linalg.norm(start.token)
-        ]  # of each basis token, (heads, outputs)
         self.tokens: list[Floats] = [self.basis[0]]
-        self.draws: list[Floats] = [start.value_draws / np.linalg.norm(start.token)]  # (draws, heads, outputs)
+        size = np.linalg.norm(start.token)
+        self.values: list[Floats] = [start.values / size]  # of each basis token, (heads, outputs)
+        self.draws: list[Floats] = [start.value_draws / size]  # (draws, heads, outputs)
         sizes = np.sqrt(np.mean(np.minimum(start.logits**2, LARGEST**2), axis=0))
         self.size = queries.scale * min(1.0, (1.0 if self.roomy else AIM) / max(float(np.max(sizes)), 1e-300))
         self.shrink = 1.0
@@ -245,43 +244,22 @@ class _ValueReader:
     def alone(self) -> VectorValues:
         """The values of a single head, which are those of the sum."""
         matrices = self.queries.linear[None]
-        singular = np.linalg.svd(matrices, compute_uv=False)
         error = float(np.max(floats(self.queries.value.radius))) / ROUNDING_DEVIATIONS
-        floor = CLEAR * error * (self.queries.width**0.5 + self.queries.outputs**0.5)
-        return VectorValues(
-            matrices=matrices,
-            ranks=np.maximum(np.sum(singular > floor, axis=1), 1),
-            tokens=0,
-            error=error,
-            spread=np.full((1, self.queries.outputs), error),
-            noise=self.noise,
-            draws=matrices[None][:0],
-            weak=np.zeros((0, 1, self.queries.outputs)),
-            traded=0.0,
-        )
+        return self._whole(matrices, error, np.full((1, self.queries.outputs), error), matrices[None][:0], 0)
 
     def plainly(self) -> VectorValues:
-        """All tokens of a basis were read."""
+        """The values where all tokens of a basis were read."""
         tokens, values = np.stack(self.tokens), np.stack(self.values, axis=1)  # (heads, width, outputs)
-        matrices = np.asarray(np.linalg.solve(tokens, values))
-        singular = np.linalg.svd(matrices, compute_uv=False)
-        floor = CLEAR * self.error * (self.queries.width**0.5 + self.queries.outputs**0.5)
-        ranks = np.maximum(np.sum(singular > floor, axis=1), 1)
-        drawn = STRESS * np.asarray(
-            np.linalg.solve(tokens, np.stack(self.draws, axis=2))
-        )  # (draws, heads, width, outputs)
-        spread = np.sqrt(np.mean(drawn**2, axis=(0, 2)))
-        return VectorValues(
-            matrices=matrices,
-            ranks=ranks,
-            tokens=len(self.tokens),
-            error=self.error,
-            spread=np.maximum(spread, self.error),
-            noise=self.noise,
-            draws=drawn,
-            weak=np.zeros((0, *spread.shape)),
-            traded=0.0,
-        )
+        drawn = STRESS * np.linalg.solve(tokens, np.stack(self.draws, axis=2))  # (draws, heads, width, outputs)
+        spread = np.maximum(np.sqrt(np.mean(drawn**2, axis=(0, 2))), self.error)
+        return self._whole(np.asarray(np.linalg.solve(tokens, values)), self.error, spread, drawn, len(self.tokens))
+
+    def _whole(self, matrices: Floats, error: float, spread: Floats, draws: Floats, tokens: int) -> VectorValues:
+        """Values that were read entry by entry, with their ranks."""
+        floor = CLEAR * error * (self.queries.width**0.5 + self.queries.outputs**0.5)
+        ranks = np.maximum(np.sum(np.linalg.svd(matrices, compute_uv=False) > floor, axis=1), 1)
+        weak = np.zeros((0, *spread.shape))
+        return VectorValues(matrices, ranks, tokens, error, spread, self.noise, draws, weak, traded=0.0)
 
     def solve_spanned(self) -> VectorValues | None:
         """Values of all tokens, where those read span all that heads answer and heads share no direction."""

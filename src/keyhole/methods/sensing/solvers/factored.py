@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import chain
 
 import numpy as np
 from scipy.linalg import cho_solve
@@ -19,12 +18,9 @@ from keyhole.methods.sensing.solvers.problem import (
     largest_rank,
     leading_left,
     linear,
-    make_problem,
     parameter_count,
-    split,
 )
-from keyhole.methods.sensing.solvers.validation import all_zero, finish, validate
-from keyhole.methods.sensing.solvers.variable_projection import fit
+from keyhole.methods.sensing.solvers.validation import FIRST_STEPS, refine, solve
 
 _LOCAL_RANKS = 8  # ranks tried one by one; beyond, letting the reweighted iteration name the rank is cheaper
 
@@ -53,40 +49,25 @@ def _reweigh(problem: SensingProblem, shrink: float, start: Floats | None) -> It
         yield matrix, spectrum
 
 
-def _first_pass(search: SensingProblem, ranks: range) -> Iterator[tuple[Floats, int]]:
-    """Local searches from the spectral start, ranks upwards, on no more measurements than the rank needs."""
-    d = search.width
-    for rank in ranks:
-        part = search.rows(slice(0, 4 * parameter_count(d, rank) + 4 * d))
-        yield fit(part, leading_left(part.adjoint(part.values), rank))
-
-
 def _second_pass(
     search: SensingProblem, rank: int | None, limit: int, starts: int, rng: np.random.Generator
-) -> Iterator[tuple[Floats, int]]:
+) -> Iterator[Floats]:
     """Reweighted starts, each polished whenever its spectral gap has grown enough to name a rank."""
     d = search.width
     part = gram_part(search)
     for attempt in range(starts):
         start = rng.standard_normal((d, d)) / d if attempt else None
         shrink = 0.85 if attempt == 0 else 0.9  # slower is safer and dearer
-        wanted, waited = 100.0, 0
+        wanted = 100.0
         for matrix, spectrum in _reweigh(part, shrink, start):
-            waited += 1
             guess, ratio = gap_rank(spectrum, rank or limit)
-            if rank and _gap_at(spectrum, rank) > wanted:
-                guess, ratio = rank, _gap_at(spectrum, rank)
+            if rank:
+                below = EPS * float(spectrum[0]) if rank < len(spectrum) else np.inf
+                gap = float(spectrum[rank - 1] / max(float(spectrum[min(rank, len(spectrum) - 1)]), below))
+                guess, ratio = (rank, gap) if gap > wanted else (guess, ratio)
             if guess and ratio > wanted:
                 wanted *= 30.0
-                found, used = fit(part, leading_left(matrix, guess))
-                yield found, used + waited
-                waited = 0
-
-
-def _gap_at(spectrum: Floats, rank: int) -> float:
-    if rank >= len(spectrum):
-        return 1.0
-    return float(spectrum[rank - 1] / max(float(spectrum[rank]), EPS * float(spectrum[0])))
+                yield refine(part, leading_left(matrix, guess), FIRST_STEPS)
 
 
 def factored(
@@ -111,18 +92,15 @@ def factored(
     variable projection 0.011 s, alternating least squares 0.087 s, ``scipy.optimize.least_squares`` 0.55 s.
     The time is bounded by ``max_rank`` and ``starts``.
     """
-    problem = make_problem(U, G, b, noise)
-    if (silent := all_zero(problem, "factored")) is not None:
-        return silent
-    rng = np.random.default_rng(0) if rng is None else rng
-    search, held = split(problem, rng)
-    limit = min(largest_rank(search), max_rank or problem.width)
-    ranks = range(1, min(limit, _LOCAL_RANKS) + 1) if rank is None else range(rank, min(rank, limit) + 1)
-    best, used = np.zeros((problem.width, problem.width)), 0
-    reweighted = _second_pass(search, rank, limit, starts, rng) if ranks else ()
-    for found, steps in chain(_first_pass(search, ranks), linear(search), reweighted):
-        used += steps
-        if (proven := validate(problem, search, held, found)) is not None:
-            return finish(problem, proven, used, True, "factored")
-        best = min(best, found, key=problem.residual)
-    return finish(problem, best, used, False, "factored")
+
+    def candidates(search: SensingProblem, rng: np.random.Generator) -> Iterator[tuple[None, Floats]]:
+        d, limit = search.width, min(largest_rank(search), max_rank or search.width)
+        ranks = range(1, min(limit, _LOCAL_RANKS) + 1) if rank is None else range(rank, min(rank, limit) + 1)
+        for tried in ranks:  # from the spectral start, on no more measurements than the rank needs
+            part = search.rows(slice(0, 4 * parameter_count(d, tried) + 4 * d))
+            yield None, refine(part, leading_left(part.adjoint(part.values), tried), FIRST_STEPS)
+        yield from ((None, found) for found in linear(search))
+        if ranks:
+            yield from ((None, found) for found in _second_pass(search, rank, limit, starts, rng))
+
+    return solve(U, G, b, noise, rng, candidates)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import chain
 
 import numpy as np
 from scipy.linalg import cho_solve
@@ -19,12 +18,8 @@ from keyhole.methods.sensing.solvers.problem import (
     largest_rank,
     leading_left,
     linear,
-    make_problem,
-    singular_values,
-    split,
 )
-from keyhole.methods.sensing.solvers.validation import all_zero, finish, validate
-from keyhole.methods.sensing.solvers.variable_projection import fit
+from keyhole.methods.sensing.solvers.validation import FIRST_STEPS, refine, solve
 
 
 def _admm(problem: SensingProblem, steps: int) -> Iterator[tuple[Floats, Floats, float]]:
@@ -47,29 +42,21 @@ def _admm(problem: SensingProblem, steps: int) -> Iterator[tuple[Floats, Floats,
         threshold, dual = threshold * factor_up, dual * factor_up  # balance; the scaled dual follows
 
 
-def _unique(search: SensingProblem) -> Iterator[tuple[Floats, Floats, int]]:
-    """Where the measurements outnumber the entries, the feasible set is one point."""
-    for found, steps in linear(search):
-        yield found, found, steps
-
-
-def _convex(search: SensingProblem, steps: int, max_rank: int) -> Iterator[tuple[Floats, Floats, int]]:
-    """(feasible point, polished candidate, steps since the last) at each tolerance met and at the end."""
+def _convex(search: SensingProblem, steps: int, max_rank: int) -> Iterator[tuple[Floats, Floats]]:
+    """(feasible point, polished candidate) at each tolerance met and at the end."""
     part, limit = gram_part(search), min(largest_rank(search), max_rank)
     if not limit:
         return
-    feasible, low, waited = part.adjoint(part.values), part.adjoint(part.values), 0
+    feasible = low = part.adjoint(part.values)
     wanted = EPS**0.25  # the spectral gap shows early; the last digits are left to the polish
     for feasible, low, gap in _admm(part, steps):
-        waited += 1
-        rank, _ = gap_rank(singular_values(low), limit) if gap <= wanted else (0, 1.0)
+        rank, _ = gap_rank(np.asarray(np.linalg.svd(low, compute_uv=False)), limit) if gap <= wanted else (0, 1.0)
         if rank:
-            found, used = fit(part, leading_left(low, rank))
-            yield feasible, found, used + waited
+            yield feasible, refine(part, leading_left(low, rank), FIRST_STEPS)
             if wanted <= np.sqrt(EPS):
                 return
-            wanted, waited = wanted * EPS**0.125, 0
-    yield feasible, low, waited
+            wanted *= EPS**0.125
+    yield feasible, low
 
 
 def nuclear_norm(
@@ -93,13 +80,10 @@ def nuclear_norm(
     Measured at 3 x the parameter count, r = 2, d = 16 / 32 / 64: this ADMM takes 0.01 / 0.05 / 0.37 s to
     3e-8, cvxpy with SCS 0.13 / 0.83 / 7.2 s to 1e-6, with Clarabel 0.22 / 4.3 / over 150 s to 3e-8.
     """
-    problem = make_problem(U, G, b, noise)
-    if (silent := all_zero(problem, "nuclear_norm")) is not None:
-        return silent
-    search, held = split(problem, np.random.default_rng(0) if rng is None else rng)
-    best, used = np.zeros((problem.width, problem.width)), 0
-    for feasible, found, steps in chain(_unique(search), _convex(search, max_iterations, max_rank or problem.width)):
-        best, used = feasible, used + steps
-        if (proven := validate(problem, search, held, found)) is not None:
-            return finish(problem, proven, used, True, "nuclear_norm")
-    return finish(problem, best, used, False, "nuclear_norm")
+
+    def candidates(search: SensingProblem, _: np.random.Generator) -> Iterator[tuple[Floats, Floats]]:
+        for found in linear(search):  # where measurements outnumber the entries, the feasible set is one point
+            yield found, found
+        yield from _convex(search, max_iterations, max_rank or search.width)
+
+    return solve(U, G, b, noise, rng, candidates)
