@@ -112,8 +112,7 @@ def _beyond_linear(inputs: Floats, outputs: Floats, train: int) -> Floats:
     mean = np.repeat(np.mean(inputs, axis=1), k, axis=0)
     features = np.hstack([mean, inputs.reshape(len(mean), -1), np.ones((len(mean), 1))])
     solution = np.linalg.lstsq(features[:train], outputs[:train], rcond=None)[0]
-    rest: Floats = outputs - features @ solution
-    return rest
+    return np.asarray(outputs - features @ solution)
 
 
 def _kernel_fit(kernel: Floats, labels: Floats, train: int) -> float:

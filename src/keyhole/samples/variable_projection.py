@@ -179,8 +179,7 @@ class Products:
 
     def outside(self, labels: Floats) -> Floats:  # (rows, d_out) -> (rows, d_out)
         """What no projections can explain."""
-        left: Floats = labels - self.basis @ (self.basis.T @ labels)
-        return left
+        return np.asarray(labels - self.basis @ (self.basis.T @ labels))
 
     def forward(self, direction: Floats) -> Floats:  # (m, d, d) -> (rows, d_out)
         """How the answers move with the scores, projections fixed."""
@@ -191,8 +190,7 @@ class Products:
     def backward(self, labels: Floats) -> Floats:  # (rows, d_out) -> (m, d, d)
         """The transpose of `forward`."""
         (n, k, m, _), d = self.weights.shape, self.inputs.shape[2]
-        gradient: Floats = (self.inputs.reshape(n * k, d).T @ self.sensed(labels)).reshape(d, m, d).transpose(1, 0, 2)
-        return gradient
+        return np.asarray((self.inputs.reshape(n * k, d).T @ self.sensed(labels)).reshape(d, m, d).transpose(1, 0, 2))
 
     def sensed(self, labels: Floats) -> Floats:  # (rows, d_out) -> (rows, m·d): Cov_p(X)·W_i·label
         """How a change of logits' gradients along each token shows in labels."""
@@ -230,8 +228,7 @@ class Kronecker:
         flat = gradient.transpose(1, 0, 2).reshape(d, m * d)
         inner = self.left_vectors.T @ flat @ self.right_vectors
         inner /= np.outer(self.left, self.right) + damping
-        solution: Floats = (self.left_vectors @ inner @ self.right_vectors.T).reshape(d, m, d).transpose(1, 0, 2)
-        return solution
+        return np.asarray((self.left_vectors @ inner @ self.right_vectors.T).reshape(d, m, d).transpose(1, 0, 2))
 
 
 def logits(inputs: Floats, turned: Floats, scores: Floats) -> Floats:  # (n, k, d), (n, d, k), (m, d, d) -> (n, k, m, k)

@@ -151,8 +151,7 @@ def crude_sum(inputs: Floats, outputs: Floats, count: int = CRUDE_EXAMPLES) -> F
         variance = np.mean((inputs - centre[:, None]) ** 2, axis=(1, 2))
         # By chance all tokens may be nothing but small: what counts is the spread over the size.
         chosen = np.argsort(variance / np.maximum(np.mean(centre**2, axis=1), 1e-12), kind="stable")[:count]
-    found: Floats = np.linalg.lstsq(centre[chosen], np.mean(outputs[chosen], axis=1), rcond=None)[0]
-    return found
+    return np.asarray(np.linalg.lstsq(centre[chosen], np.mean(outputs[chosen], axis=1), rcond=None)[0])
 
 
 def all_alike(inputs: Floats) -> Any:  # (n, k, d) -> (some,) or None

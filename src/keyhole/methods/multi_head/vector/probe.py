@@ -77,17 +77,14 @@ class VectorQueries:
     def on_grid(self, tokens: Floats) -> Floats:
         """Tokens with so few digits that sums of two of them, and their halves, are exact in the oracle's dtype."""
         unit = floor_power(2 * self.scale) * self.signature.space.spacing * 2.0**SPARE_BITS
-        rounded: Floats = np.round(tokens / unit) * unit
-        return rounded
+        return np.asarray(np.round(tokens / unit) * unit)
 
     def directions(self, count: int) -> Floats:  # (count, width)
         """Random unit vectors, orthogonal as far as that goes."""
         drawn = self.rng.standard_normal((count, self.width))
         if count <= self.width:
-            basis: Floats = np.linalg.qr(drawn.T)[0].T
-            return basis
-        unit: Floats = drawn / np.linalg.norm(drawn, axis=1, keepdims=True)
-        return unit
+            return np.asarray(np.linalg.qr(drawn.T)[0].T)
+        return np.asarray(drawn / np.linalg.norm(drawn, axis=1, keepdims=True))
 
     def ask(
         self,

@@ -43,8 +43,9 @@ class Scores:
 def spectral(bars: Floats) -> Floats:  # (heads, m, n) -> (heads,)
     """What independent errors of these deviations make of the largest singular value, a few of them large or not."""
     squares = bars**2
-    found: Floats = np.sqrt(np.max(np.sum(squares, axis=2), axis=1)) + np.sqrt(np.max(np.sum(squares, axis=1), axis=1))
-    return found
+    return np.asarray(
+        np.sqrt(np.max(np.sum(squares, axis=2), axis=1)) + np.sqrt(np.max(np.sum(squares, axis=1), axis=1))
+    )
 
 
 def ranks_above(rows: Floats, bars: Floats) -> Integers:  # (heads, m, n)
@@ -54,8 +55,7 @@ def ranks_above(rows: Floats, bars: Floats) -> Integers:  # (heads, m, n)
 
 def rms(bars: Floats) -> Floats:  # (heads, m, n) -> (heads,)
     """Over all forms of a head."""
-    found: Floats = np.sqrt(np.mean(bars**2, axis=(1, 2)))
-    return found
+    return np.asarray(np.sqrt(np.mean(bars**2, axis=(1, 2))))
 
 
 def errors_outside(rows: Floats, more: Floats, bars: Floats, ranks: Integers) -> Floats:  # (heads,)
@@ -65,15 +65,13 @@ def errors_outside(rows: Floats, more: Floats, bars: Floats, ranks: Integers) ->
         singular = np.linalg.svd(rows[head], compute_uv=False)
         used = float(np.sqrt(np.mean(more[head] ** 2))) * rows.shape[2] ** 0.5 / max(singular[rank - 1], 1e-300)
         found.append(1 + used)
-    allowed: Floats = 2 * CLEAR * rms(bars) * np.array(found)
-    return allowed
+    return np.asarray(2 * CLEAR * rms(bars) * np.array(found))
 
 
 def inverse_of(values: Floats) -> Floats:  # (heads, k, outputs) -> (outputs, heads·k)
     """What takes answers to weights."""
     basis, triangle = np.linalg.qr(values.reshape(-1, values.shape[2]).T)
-    inverse: Floats = basis @ np.linalg.inv(triangle).T
-    return inverse
+    return np.asarray(basis @ np.linalg.inv(triangle).T)
 
 
 def worst_of(inverse: Floats) -> float:
@@ -185,8 +183,7 @@ def scores_of(
 
 def ranks_of(matrices: Floats, floors: Floats) -> Integers:  # (heads, m, n), (heads,) -> (heads,)
     """Singular values above those that errors can make."""
-    ranks: Integers = np.sum(np.linalg.svd(matrices, compute_uv=False) > floors[:, None], axis=1)
-    return ranks
+    return np.asarray(np.sum(np.linalg.svd(matrices, compute_uv=False) > floors[:, None], axis=1))
 
 
 def choose_columns(rows: Floats, ranks: Integers, count: int) -> Integers:  # (heads, m, n) -> (count,)
@@ -248,5 +245,4 @@ def steepness(rows: Floats, more: Floats, ranks: Integers) -> Floats:  # (heads,
 def _inverse(matrix: Floats, rank: int) -> Floats:  # (m, n) -> (n, m)
     left, sizes, right = np.linalg.svd(matrix, full_matrices=False)
     kept = max(rank, 1)
-    inverse: Floats = (right[:kept].T / np.maximum(sizes[:kept], 1e-300)) @ left[:, :kept].T
-    return inverse
+    return np.asarray((right[:kept].T / np.maximum(sizes[:kept], 1e-300)) @ left[:, :kept].T)

@@ -105,8 +105,7 @@ class _ScoreReader:
         if len(changes) < len(self.blocks) or self.values.weak.shape[0] == 0:
             return self.values.matrices
         shares = np.linalg.solve(self.tokens, np.concatenate(changes))  # (width, n)
-        matrices: Floats = self.values.matrices + np.einsum("db,bho->hdo", shares, self.values.weak)
-        return matrices
+        return np.asarray(self.values.matrices + np.einsum("db,bho->hdo", shares, self.values.weak))
 
     def ask(self, block: int, columns: Integers) -> Steps[tuple[Floats, Floats]]:  # -> twice (heads, k, columns)
         """Forms u·(M·g + c) of a block of tokens with some of the last tokens, and their radii."""

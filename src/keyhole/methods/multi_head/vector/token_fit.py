@@ -115,8 +115,7 @@ def fit_token(asked: TokenData, logits: Floats, enough: float) -> TokenFit:
 def _frame(asked: TokenData, heads: int) -> Floats:  # (outputs, at most 2·heads + 1)
     """The directions of all values: answers have nothing but errors elsewhere."""
     rows = np.vstack([asked.answers, asked.known, asked.total[None, :]])
-    frame: Floats = np.linalg.svd(rows, full_matrices=False)[2][: 2 * heads + 1].T
-    return frame
+    return np.asarray(np.linalg.svd(rows, full_matrices=False)[2][: 2 * heads + 1].T)
 
 
 def _step(slopes: Floats, rest: Floats, damping: float) -> Floats:
@@ -194,5 +193,4 @@ def guess_logits(asked: TokenData, groups: int) -> Floats | None:  # (groups, he
         rest = (1 - new) / (1 + asked.odds[:, head])  # of the last token
         logits[:, head] = np.log(new / rest / asked.copies)
     member = (np.arange(groups)[:, None] == asked.group).astype(float)
-    found: Floats = (member @ logits) / np.sum(member, axis=1, keepdims=True)
-    return found
+    return np.asarray((member @ logits) / np.sum(member, axis=1, keepdims=True))

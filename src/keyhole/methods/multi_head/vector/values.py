@@ -250,7 +250,9 @@ class _ValueReader:
     def plainly(self) -> VectorValues:
         """The values where all tokens of a basis were read."""
         tokens, values = np.stack(self.tokens), np.stack(self.values, axis=1)  # (heads, width, outputs)
-        drawn = STRESS * np.linalg.solve(tokens, np.stack(self.draws, axis=2))  # (draws, heads, width, outputs)
+        drawn = STRESS * np.asarray(
+            np.linalg.solve(tokens, np.stack(self.draws, axis=2))
+        )  # (draws, heads, width, outputs)
         spread = np.maximum(np.sqrt(np.mean(drawn**2, axis=(0, 2))), self.error)
         return self._whole(np.asarray(np.linalg.solve(tokens, values)), self.error, spread, drawn, len(self.tokens))
 
