@@ -20,8 +20,8 @@ from keyhole.samples.diagnostics import low_orders
 from keyhole.samples.examples import ExampleCount, Examples
 from keyhole.samples.levenberg_marquardt import Chart
 from keyhole.samples.parity import find_parity, parity_layer
+from keyhole.samples.restarts import moment
 from keyhole.samples.standard_errors import standard_errors
-from keyhole.samples.starts import moment
 from keyhole.samples.variable_projection import LayerPoint, LayerProblem, mixture, orthonormal
 from keyhole.targets.datasets import open_data, random_layer, signs
 

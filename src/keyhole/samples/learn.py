@@ -12,22 +12,13 @@ from keyhole.errors import RecoveryFailed, UsageError
 from keyhole.families.attention_layer import AttentionLayer
 from keyhole.noise import Noise
 from keyhole.recovery import Certificate, Outcome, Recovery, Stats
+from keyhole.samples import varpro
 from keyhole.samples.certificate import ENOUGH_REPEATS, judge
 from keyhole.samples.diagnostics import PARITY_LIKE, diagnose, enough_for_low_orders, low_orders
 from keyhole.samples.examples import GOOD_PAIRS, GOOD_RATIO, REFUSED_PAIRS, REFUSED_RATIO, ExampleCount, Examples
 from keyhole.samples.six_phase.method import six_phase
 from keyhole.samples.six_phase.proxy import MOST_HEADS as SIX_PHASE_HEADS
-from keyhole.samples.varpro import (
-    INITS,
-    MOST_HEADS,
-    SEARCHES,
-    Progress,
-    VarproFit,
-    VarproSettings,
-    count_of,
-    fit_layer,
-    freedom_of,
-)
+from keyhole.samples.varpro import INITS, MOST_HEADS, SEARCHES, Progress, VarproFit, VarproSettings
 
 METHODS = ("varpro", "six-phase")
 # Exact outputs are fitted to a part of the examples, if there are more: this many numbers per parameter, and this many
@@ -166,7 +157,7 @@ class _Request:
             self._enough(train)
             fitted, train = self._fitted(train)
             params = AttentionLayer(fitted.point.scores, fitted.point.projections)
-            count = count_of(train, fitted.heads, self.settings.rank)
+            count = varpro.count_of(train, fitted.heads, self.settings.rank)
             bound = count.needed(1.0, 0.0)
             noise, trusted = self._level(train, fitted)
             self.details |= diagnose(train, fitted, count, noise)
@@ -203,7 +194,7 @@ class _Request:
 
     def _enough(self, train: Examples) -> None:
         """Whether there are examples enough; ends the request where there are not. Repeated ones count once."""
-        count = count_of(train, self.heads or 1, self.settings.rank)
+        count = varpro.count_of(train, self.heads or 1, self.settings.rank)
         self.details["samples"] = {"sentence": count.sentence()}
         if count.check_enough:
             held = self.examples.different - train.different
@@ -232,17 +223,21 @@ class _Request:
             steps = settings.steps if self.polish else 0
             settings = replace(settings, restarts=1, init="random", jobs=1, steps=steps)
         if self.noise == 0.0:
-            most = count_of(train, self.heads or settings.max_heads, settings.rank).needed(FITTED_RATIO, FITTED_PAIRS)
+            most = varpro.count_of(train, self.heads or settings.max_heads, settings.rank).needed(
+                FITTED_RATIO, FITTED_PAIRS
+            )
             if most < train.count:
                 train = train.some(np.random.default_rng([self.seed, 0xF17]).permutation(train.count)[:most])
-        fitted = fit_layer(train, self.heads, self.noise, settings, self.seed, first=first, progress=self.progress)
+        fitted = varpro.fit_layer(
+            train, self.heads, self.noise, settings, self.seed, first=first, progress=self.progress
+        )
         return fitted, train
 
     def _level(self, train: Examples, fitted: VarproFit) -> tuple[float, bool]:
         """The noise, and whether it is known apart from the fit."""
         if self.noise is not None:
             return self.noise, True
-        freedom = freedom_of(train, fitted.heads, self.settings.rank)
+        freedom = varpro.freedom_of(train, fitted.heads, self.settings.rank)
         left = float(np.sqrt(fitted.search.best.rss / freedom))
         alone, repeats = self.examples.noise_of_repeats()
         self.details["repeated_inputs"] = {"noise": alone, "freedom": repeats}
@@ -263,7 +258,7 @@ class _Request:
         """Whether the fit explains the examples; ends the request where it does not."""
         if fitted.solved or self.noise is None:
             return
-        freedom = freedom_of(train, fitted.heads, self.settings.rank)
+        freedom = varpro.freedom_of(train, fitted.heads, self.settings.rank)
         left = float(np.sqrt(fitted.search.best.rss / freedom))
         expected = f"{noise:.2g}" if noise else "rounding"
         more = "" if self.heads is None else f" by {self.heads} head{'s' * (self.heads > 1)}"

@@ -16,8 +16,7 @@ import numpy as np
 from keyhole.arrays import Floats
 from keyhole.families import AttentionLayer
 from keyhole.samples.examples import ExampleCount, Examples
-from keyhole.samples.restarts import RestartFit, RestartSearch, search
-from keyhole.samples.starts import moment
+from keyhole.samples.restarts import RestartFit, RestartSearch, moment, search
 from keyhole.samples.variable_projection import LayerPoint
 
 ASSUMPTIONS = (
@@ -99,7 +98,8 @@ def fit_layer(
         if solved and suspicious(found.point):
             found = fits.prune(found)
         return VarproFit(found, solved, noise, (heads,), heads, fits.starts)
-    most = _most_heads(examples, settings)
+    counts = {number: count_of(examples, number, settings.rank).once for number in range(1, settings.max_heads + 1)}
+    most = max((number for number, count in counts.items() if count.ratio >= TRIED_RATIO), default=1)
     found, tried = fits.grow(most) if settings.search == "grow" else (fits.search(most, settings.restarts), [most])
     solved = fits.solved(found)
     if solved:
@@ -113,17 +113,9 @@ def count_of(examples: Examples, heads: int, rank: int | None = None) -> Example
     return ExampleCount(examples.count, *shape, heads, rank, examples.different)
 
 
-def _most_heads(examples: Examples, settings: VarproSettings) -> int:
-    possible = [
-        m for m in range(1, settings.max_heads + 1) if count_of(examples, m, settings.rank).once.ratio >= TRIED_RATIO
-    ]
-    return max(possible, default=1)
-
-
 def suspicious(point: LayerPoint) -> bool:
     """Whether a head hardly contributes, or two heads nearly have the same scores."""
-    loads = contributions(point)
-    scores = point.scores
+    loads, scores = contributions(point), point.scores
     size = float(np.max(np.linalg.norm(scores, axis=(1, 2)), initial=0.0))
     apart = [np.linalg.norm(one - two) for i, one in enumerate(scores) for two in scores[:i]]
     return bool(np.min(loads) < SUSPICIOUS * np.max(loads)) or bool(min(apart, default=np.inf) <= SUSPICIOUS * size)
@@ -154,10 +146,8 @@ class _Fits:
         self.moment = moment(self.problem, self.settings.max_heads) if spectral else None
 
     def fit(self, heads: int, first: Floats | None = None) -> RestartFit:
-        rounding = ROUNDING * self.examples.eps
-        return RestartFit(
-            self.problem, heads, rounding, self.noise, self.settings.rank, self.moment, first, self.settings.steps
-        )
+        rounding, settings = ROUNDING * self.examples.eps, self.settings
+        return RestartFit(self.problem, heads, rounding, self.noise, settings.rank, self.moment, first, settings.steps)
 
     def search(self, heads: int, most: int, first: Floats | None = None) -> RestartSearch:
         def report(done: int, relative: float) -> None:
@@ -243,21 +233,16 @@ class _Fits:
     def prune(self, found: RestartSearch) -> RestartSearch:
         """A search with as few heads as explain the examples as well."""
         while found.fit.heads > 1:
-            fewer = self._without_one(found)
-            if fewer is None:
-                return found
-            found = fewer
+            for head in _candidates(found.point):
+                fit = self.fit(found.fit.heads - 1, np.delete(found.point.scores, head, axis=0))
+                fewer = search(replace(fit, moment=None), self.seed, 1, lambda _: True)
+                self.starts += 1
+                if self.solved(fewer) and not self.better(found, fewer):
+                    found = fewer
+                    break
+            else:
+                break
         return found
-
-    def _without_one(self, found: RestartSearch) -> RestartSearch | None:
-        point = found.point
-        for head in _candidates(point):
-            first = np.delete(point.scores, head, axis=0)
-            fewer = search(replace(self.fit(found.fit.heads - 1, first), moment=None), self.seed, 1, lambda _: True)
-            self.starts += 1
-            if self.solved(fewer) and not self.better(found, fewer):
-                return fewer
-        return None
 
 
 def _at_most(usual: float) -> float:
@@ -276,5 +261,4 @@ def _candidates(point: LayerPoint) -> Sequence[int]:
 
 def freedom_of(examples: Examples, heads: int, rank: int | None) -> float:
     """Numbers in the outputs less those of the layer."""
-    count = count_of(examples, heads, rank)
-    return float(max(1, examples.outputs.size - count.parameters))
+    return float(max(1, examples.outputs.size - count_of(examples, heads, rank).parameters))

@@ -320,7 +320,8 @@ def test_logits_are_within_their_interval(layout: PairLayout, fresh_seed: int) -
     logit, own, first = rng.normal(size=n), rng.normal(size=n), rng.uniform(0.5, 2.0, n)
     last = rng.uniform(-1, 1, n) * first
     errors = [10 ** rng.uniform(-12, -2, n) for _ in range(4)]
-    exact = (layout.answer(logit, own, first, last), own, first, last)
+    up, down, rest = layout.plus * np.exp(logit), layout.minus * np.exp(-logit), np.exp(own)
+    exact = ((first * (up - down) + last * rest) / (up + down + rest), own, first, last)
     given = [Interval.around(a + rng.uniform(-1, 1, n) * e, e) for a, e in zip(exact, errors, strict=True)]
     found = layout.logit(*given)
     assert np.all((found.low <= logit) & (logit <= found.high))
@@ -335,13 +336,13 @@ def test_rows_lean_on_the_value_at_the_best_angle() -> None:
     for width in (1, 2, 5, 30):
         direction = rng.standard_normal(width)
         direction /= np.linalg.norm(direction)
-        rows = leaning_rows(direction)
-        vectors = rows.part[:, None] * direction + np.tile(np.eye(width), (2, 1)) * rows.height[:, None]
+        part, height, shorter = leaning_rows(direction)
+        vectors = part[:, None] * direction + np.tile(np.eye(width), (2, 1)) * height[:, None]
         np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1.0, rtol=1e-9)
         overlap = (vectors @ direction)[:width]
         assert np.all(overlap >= 1 / np.sqrt(3) - 1e-9)
-        cost = 1 / np.abs(rows.height[:width]) / overlap + np.abs(rows.part / rows.height)[:width]
+        cost = 1 / np.abs(height[:width]) / overlap + np.abs(part / height)[:width]
         assert np.all(cost <= 2 * np.sqrt(2) + 1e-9)
         steep = slice(width, 2 * width)
-        factor = rows.shorter / np.abs(rows.height[steep]) + np.abs(rows.part / rows.height)[steep]
+        factor = shorter / np.abs(height[steep]) + np.abs(part / height)[steep]
         assert np.all(factor <= 0.9)

@@ -13,8 +13,7 @@ from keyhole.methods.base import BiasDetected, Estimate, Method, Steps, Unrecove
 from keyhole.methods.last_position import at_last_position
 from keyhole.methods.robust.bounded.method import bounded
 from keyhole.methods.robust.gaussian.method import gaussian
-from keyhole.methods.robust.quantised.decimals import by_thresholds
-from keyhole.methods.robust.quantised.floats import by_null_queries
+from keyhole.methods.robust.quantised.method import by_null_queries, by_thresholds
 from keyhole.methods.robust.quantised.pair_queries import SHORTEST
 from keyhole.methods.robust.stored_bits import bit_exact
 from keyhole.methods.single_head.method import single_head

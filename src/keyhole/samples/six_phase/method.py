@@ -100,7 +100,8 @@ class _Run:
         started = float(np.linalg.norm(total))
         for cycle in range(CYCLES):
             pool = sculpt(self.different_inputs, self.different_outputs, total, POOL * self.last)
-            for count in _row_counts(min(self.last, max(2, len(pool.scores) // 2)), ROUNDS):
+            last = min(self.last, max(2, len(pool.scores) // 2))
+            for count in (round(float(each)) for each in np.geomspace(min(FIRST_ROWS, last), last, ROUNDS)):
                 rows = rescore(pool, total).best(count)
                 use = self.solver if cycle == CYCLES - 1 and count == self.last else "least-squares"
                 point, total = proxy(rows, total, self.heads, use, refine=not self.exact_sum)
@@ -173,8 +174,3 @@ def _distinct(inputs: Floats) -> Any:
     flat = np.ascontiguousarray(inputs.reshape(len(inputs), -1))
     keys = flat.view(np.dtype((np.void, flat.dtype.itemsize * flat.shape[1]))).reshape(-1)
     return np.sort(np.unique(keys, return_index=True)[1])
-
-
-def _row_counts(last: int, rounds: int) -> list[int]:
-    first = min(FIRST_ROWS, last)
-    return [round(float(count)) for count in np.geomspace(first, last, rounds)]

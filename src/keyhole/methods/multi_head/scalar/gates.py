@@ -77,16 +77,6 @@ def gate(
     return HeadGate(points, np.append(levers, levers[0]), points @ normals.T > 0)
 
 
-@dataclass(frozen=True)
-class Crossing:
-    """A point off the hyperplane of a head, and the combination of two rows that leaves the head undecided there."""
-
-    point: Floats  # (size,)
-    mix: Floats  # (2,)
-    lever: float
-    first: Booleans  # (heads,)
-
-
 def solve_crossing(
     rng: np.random.Generator,
     normals: Floats,  # (2, heads, size) of the hyperplanes of two orthonormal rows
@@ -95,8 +85,11 @@ def solve_crossing(
     shares: Floats,  # (2, outputs) what the head gives each row, over what all heads give
     width: int,
     radius: float,
-) -> Crossing:
-    """A point along the first normal of `head`, where a combination of the rows decides all other heads best."""
+) -> tuple[HeadGate, Floats]:
+    """One point along the first normal of `head`, and the combination (2,) of the rows that leaves it undecided there.
+
+    Of all such points the one where that combination decides all other heads best.
+    """
     size = normals.shape[2]
     away = normals[0, head, :width] / np.linalg.norm(normals[0, head, :width])
     points = rng.standard_normal((CANDIDATES, width))
@@ -116,7 +109,7 @@ def solve_crossing(
         costs = (typical / margins + 1 / np.linalg.norm(mixes @ shares, axis=1)) / np.abs(mixes[:, 0])
     best = int(np.argmin(costs))
     logits[:, head] = 0.0
-    return Crossing(points[best], mixes[best], float(1 / margins[best]), logits[best] > 0)
+    return HeadGate(points[[best]], 1 / margins[[best]], logits[[best]] > 0), mixes[best]
 
 
 def independent(vectors: Floats, count: int) -> Integers:  # (n, size) -> (count,)

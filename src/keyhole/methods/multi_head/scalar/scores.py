@@ -253,13 +253,13 @@ class HeadReader:
         pair = np.stack([scope.row, self.values.rows[0]])
         loudness = np.sqrt(np.sum(self.values.vectors**2, axis=(0, 1)))  # (outputs,)
         shares = pair @ self.values.vectors[number] / np.where(loudness > 0, loudness, 1.0)
-        found = solve_crossing(self.rng, both, number, self._least_logits(number, room), shares, width, self.radius)
-        doors = HeadGate(found.point[None, :].copy(), np.array([found.lever]), found.first[None, :])
-        row = found.mix @ pair
+        least = self._least_logits(number, room)
+        doors, mix = solve_crossing(self.rng, both, number, least, shares, width, self.radius)
+        row, lever = mix @ pair, float(doors.levers[0])
         reader = self._reader(doors, number, row, np.sqrt(np.tensordot(row**2, self.values.radius**2, (0, 1))))
         every = space.indices(range(width - 1))
         try:
-            yield from reader.ask_base(found.mix @ both[:, number], 0.0, off=1)
+            yield from reader.ask_base(mix @ both[:, number], 0.0, off=1)
         except Unrecoverable:  # a neighbour is so near that the second row is not known well enough
             last = yield from near.ask_forms(
                 "columns", TokenRows(self.rows), near.points, every, 0 * every + scope.size - 1
@@ -270,8 +270,8 @@ class HeadReader:
         last = yield from reader.ask_forms("columns", TokenRows(self.rows), reader.points, every, 0 * every)
         # What the combination of rows says, less the second row's part, is the common row's.
         second, second_bar = float(last.values[0]), float(last.radius[0])
-        common = (reader.base[0] / found.lever - found.mix[1] * second) / found.mix[0]
-        bar = (reader.base_radius[0] / found.lever + abs(found.mix[1]) * second_bar) / abs(found.mix[0])
+        common = (reader.base[0] / lever - mix[1] * second) / mix[0]
+        bar = (reader.base_radius[0] / lever + abs(mix[1]) * second_bar) / abs(mix[0])
         return self._assemble(own, doors.points[0], common, bar, last), reader
 
     def _assemble(self, own: Columns, point: Floats, common: float, bar: float, last: Forms) -> HeadScore:

@@ -15,8 +15,7 @@ import numpy as np
 from keyhole.arrays import Booleans, Floats
 from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.forms.scale import NO_RESPONSE
-from keyhole.methods.multi_head.scalar.half_circle import HalfCircle, cross_section
-from keyhole.methods.multi_head.scalar.jumps import JumpReader, Jumps
+from keyhole.methods.multi_head.scalar.jumps import HalfCircle, JumpReader, Jumps, cross_section
 from keyhole.methods.multi_head.scalar.queries import Scope
 from keyhole.recovery import Outcome
 

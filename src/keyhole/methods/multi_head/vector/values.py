@@ -175,7 +175,7 @@ class _ValueReader:
                     errors = self._errors(fit, answers[place].shape[:2])
                     found[number] = (tokens[place] / length, fit.values / length, errors / length)
                     self.noise = max(self.noise, fit.residual)
-                    self.error = max(self.error, fit.condition * max(fit.residual, self.queries.noise) / length)
+                    self.error = max(self.error, fit.state.condition * max(fit.residual, self.queries.noise) / length)
                 else:
                     failed.append(number)
             missing = failed
@@ -236,8 +236,9 @@ class _ValueReader:
         size = self.queries.residual_error(fit, start.logits[self.chosen], start.values)
         changes = size * self.queries.rng.standard_normal((draws.shape[0], group.size + 1, self.queries.outputs))
         logits = start.logit_draws[:, self.chosen][:, group]  # (draws, J, heads)
-        changes[:, :-1] -= fit.others @ draws
-        own = (fit.others * (1 - fit.others) * logits) @ start.values - (fit.others * fit.weights * logits) @ fit.values
+        known, new = fit.state.others, fit.state.weights
+        own = (known * (1 - known) * logits) @ start.values - (known * new * logits) @ fit.values
+        changes[:, :-1] -= known @ draws
         changes[:, :-1] -= own
         return fit.respond(changes)[1]
 

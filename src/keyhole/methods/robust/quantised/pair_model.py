@@ -27,6 +27,12 @@ LARGEST_LOGIT = 40.0
 LARGEST_READ = 2.5
 # Logits that are known no better than this may be saturated ones: radii of first order do not hold for them.
 WIDEST_READ = 0.75
+# A whole column that saturates is read again with a last token shorter by this.
+SHRINK_COLUMN = 1 / 16
+# The last token along the value vector is so much shorter than others, so that its value can be balanced.
+ALONG = 0.25
+# Rows that are also read with a zero last token, where only a score bias has a form.
+BIAS_ROWS = 3
 # Second-order terms of radii, which are first order, stay within this factor.
 SECOND_ORDER = 1.1
 # Steps of Newton's method from anywhere within the reach of logits to full precision.
@@ -88,13 +94,10 @@ class SteeredDesign:
         others, along = split_along(plain, random_orthogonal(plain, rng, width), value)
         columns = np.concatenate([to_numpy(others), to_numpy(along)[None, :], np.zeros((1, width))])
         # As the space holds them, so that what is asked is what is solved.
-        self.rows, self.columns = (self._clip(array) for array in (rows, columns))
+        self.rows, self.columns = (floats(space.asarray(array)) for array in (rows, columns))
         self.inverse, self.columns_inverse = np.asarray(np.linalg.inv(self.rows)), np.linalg.inv(self.columns[:-1])
         self.own: Floats = self.inverse.T @ self.columns.T  # (rows, columns): S_j = Σ_k own_kj·F_kj
         self.with_value(value, np.zeros(width))
-
-    def _clip(self, array: Floats) -> Floats:
-        return floats(self.space.asarray(array))
 
     def with_value(self, value: Floats, radius: Floats) -> None:  # (width,), (width,)
         """Take note of the value vector."""
