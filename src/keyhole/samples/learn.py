@@ -17,7 +17,7 @@ from keyhole.samples.certificate import ENOUGH_REPEATS, judge
 from keyhole.samples.diagnostics import PARITY_LIKE, diagnose, enough_for_low_orders, low_orders
 from keyhole.samples.examples import GOOD_PAIRS, GOOD_RATIO, REFUSED_PAIRS, REFUSED_RATIO, ExampleCount, Examples
 from keyhole.samples.six_phase.method import six_phase
-from keyhole.samples.six_phase.proxy import MOST_HEADS as SIX_PHASE_HEADS
+from keyhole.samples.six_phase.rows import MOST_HEADS as SIX_PHASE_HEADS
 from keyhole.samples.varpro import INITS, MOST_HEADS, SEARCHES, Progress, VarproFit, VarproSettings
 
 METHODS = ("varpro", "six-phase")

@@ -21,8 +21,8 @@ LOOSE = 0.1
 # double precision where a step brings less than PART of what it promises although the residual is as small as NEAR:
 # there steps are nearly right.
 SINGLE, PART, NEAR = 1e-3, 0.5, 1e-3
-# Products with the Jacobian that one step may take.
-MOST_PRODUCTS = 300
+# Products with the Jacobian that one step may take, and a start in all.
+MOST_PRODUCTS, MOST_IN_ALL = 300, 5_000
 # Below this many output numbers times entries of the scores, writing JᵀJ down is faster than products with it.
 WRITTEN_DOWN = 1200
 # Rejected steps in a row after which a start ends.
@@ -74,15 +74,6 @@ class Chart:
 
 
 @dataclass(frozen=True)
-class StepLimits:
-    """When a start ends."""
-
-    rss: float  # good enough: rounding, or nothing where there is noise; below it a start only settles
-    steps: int = 100
-    products: int = 5_000  # with the Jacobian, in all
-
-
-@dataclass(frozen=True)
 class Descent:
     """How a start ended."""
 
@@ -94,21 +85,21 @@ class Descent:
 def descend(
     problem: LayerProblem,
     scores: Floats,
-    limits: StepLimits,
+    enough: float,  # residual sum of squares that is rounding, or 0 where there is noise; below it a start only settles
     rng: np.random.Generator,
-    chart: Chart | None = None,
+    chart: Chart = Chart(),  # noqa: B008
+    most: int = 100,  # steps
 ) -> Descent:
     """Fit the scores from a start; ends at the residual asked for, in a minimum, or at a limit."""
-    chart = chart or Chart()
     numbers = chart.begin(scores)
     point = problem.at(chart.scores(numbers))
     growth, rejected, products, steps, single = 2.0, 0, 0, 0, True
     history = [point.rss]
     kronecker = point.preconditioner(rng)
     damping = FIRST_DAMPING * kronecker.level
-    while steps < limits.steps and products < limits.products and point.rss > 0.0:
+    while steps < most and products < MOST_IN_ALL and point.rss > 0.0:
         steps += 1
-        good = point.rss <= limits.rss
+        good = point.rss <= enough
         gradient = chart.pull(numbers, -point.products.backward(point.residual))
         accuracy = LOOSE if good else min(LOOSE, point.relative)
         accuracy = max(accuracy, SINGLE) if single else accuracy

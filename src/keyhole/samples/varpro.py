@@ -65,7 +65,6 @@ class VarproFit:
     search: RestartSearch
     solved: bool  # the residual is rounding, or what the declared noise explains; False where noise is unknown
     noise: float | None  # as declared
-    tried: tuple[int, ...]  # counts of heads
     asked: int | None  # heads asked for; None for auto
     starts: int  # in all
 
@@ -97,14 +96,14 @@ def fit_layer(
         solved = fits.solved(found)
         if solved and suspicious(found.point):
             found = fits.prune(found)
-        return VarproFit(found, solved, noise, (heads,), heads, fits.starts)
+        return VarproFit(found, solved, noise, heads, fits.starts)
     counts = {number: count_of(examples, number, settings.rank).once for number in range(1, settings.max_heads + 1)}
     most = max((number for number, count in counts.items() if count.ratio >= TRIED_RATIO), default=1)
-    found, tried = fits.grow(most) if settings.search == "grow" else (fits.search(most, settings.restarts), [most])
+    found = fits.grow(most) if settings.search == "grow" else fits.search(most, settings.restarts)
     solved = fits.solved(found)
     if solved:
         found = fits.prune(found)
-    return VarproFit(found, solved, noise, tuple(tried), None, fits.starts)
+    return VarproFit(found, solved, noise, None, fits.starts)
 
 
 def count_of(examples: Examples, heads: int, rank: int | None = None) -> ExampleCount:
@@ -172,30 +171,24 @@ class _Fits:
         allowed = self.noise**2 * (freedom + NOISE_DEVIATIONS * np.sqrt(2 * freedom))
         return bool(found.best.rss <= allowed)
 
-    def grow(self, most: int) -> tuple[RestartSearch, list[int]]:
+    def grow(self, most: int) -> RestartSearch:
         """One head after the other until the examples are explained, or no further head pays."""
-        tried: list[int] = []
         searches: list[RestartSearch] = []
         starts = min(STARTS_PER_COUNT, self.settings.restarts)
         for heads in range(1, most + 1):
             found = self.search(heads, starts)
-            tried.append(heads)
             if self.noise == 0.0 and self.solved(found):
-                return found, tried
+                return found
             # Within noise a weak head hides: one more must have been of no use.
             if searches and self.solved(searches[-1]) and not self.better(found, searches[-1]):
-                return searches[-1], tried
+                return searches[-1]
             searches.append(found)
             costs = [self._cost(each) for each in searches]
-            if (
-                len(costs) > 1
-                and not self.solved(found)
-                and costs[-1] > min(costs)
-                and (self.noise is None or costs[-2] > min(costs))
-            ):
-                break  # where noise is known, two heads in a row that did not pay
+            recent = costs[-1:] if self.noise is None else costs[-2:]  # where noise is known, two heads in a row
+            if len(costs) > 1 and not self.solved(found) and min(recent) > min(costs):
+                break
         explained = [each for each in searches if self.solved(each)]
-        return explained[-1] if explained else min(searches, key=self._cost), tried
+        return explained[-1] if explained else min(searches, key=self._cost)
 
     def better(self, more: RestartSearch, fewer: RestartSearch) -> bool:
         """Whether more heads explain more than they would of pure noise."""

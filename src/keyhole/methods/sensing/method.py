@@ -88,11 +88,8 @@ def sensing(
     return _estimate(signature, request, value, bias, sensed)
 
 
-@dataclass(frozen=True)
-class _Pilot:
-    readings: FormData
-    responds: bool  # otherwise the score matrix is zero
-    bilinear: bool  # otherwise there is a score bias
+# First measurements, whether any responds (else the score is zero), and whether they are bilinear (else a bias shows).
+Pilot = tuple[FormData, bool, bool]
 
 
 class _Sensing:
@@ -102,9 +99,8 @@ class _Sensing:
 
     def run(self) -> Steps[tuple[ScoreBias, SensedScore]]:
         totals = self.request.totals(self.signature.width)
-        bias, reader, pilot = yield from self._ask_start(min(PILOT, totals[0]))
-        readings = pilot.readings
-        if not pilot.responds:
+        bias, reader, (readings, responds, _) = yield from self._ask_start(min(PILOT, totals[0]))
+        if not responds:
             return bias, _zero(readings, 0)
         for number, total in enumerate(totals):
             if total > readings.count:
@@ -118,7 +114,7 @@ class _Sensing:
                 return bias, _scale_back(readings, solution, number + 1)
         raise self._failure(readings, solution)
 
-    def _ask_start(self, count: int) -> Steps[tuple[ScoreBias, PairReader, _Pilot]]:
+    def _ask_start(self, count: int) -> Steps[tuple[ScoreBias, PairReader, Pilot]]:
         """The score bias where one shows, a reader that knows the scale, and the first measurements."""
         signature, value = self.signature, self.value
         biased, hidden = False, 0.0
@@ -127,14 +123,14 @@ class _Sensing:
         if not biased:
             reader = PairReader(signature, value, hidden_bias=hidden)
             pilot = yield from self._ask_pilot(reader, count)
-            if pilot.bilinear:
+            if pilot[2]:
                 nothing = signature.space.zeros(signature.width)
                 return ScoreBias(nothing, nothing + hidden), reader, pilot
         bias = yield from ask_score_bias(signature, value, self.rng)
         reader = PairReader(signature, value, bias)
         return bias, reader, (yield from self._ask_pilot(reader, count))
 
-    def _ask_pilot(self, reader: PairReader, count: int) -> Steps[_Pilot]:
+    def _ask_pilot(self, reader: PairReader, count: int) -> Steps[Pilot]:
         """The first measurements, the first of them twice: at another scale it shows a score bias."""
         space = self.signature.space
         rows, columns = self._pairs(count)
@@ -143,10 +139,10 @@ class _Sensing:
         order = order if probe.responds else order[:1]
         first, second = (space.xp.take(side.vectors, order, axis=0) for side in (rows, columns))
         if not probe.responds:
-            return _Pilot(FormData.of(first, second, probe.forms), responds=False, bilinear=True)
+            return FormData.of(first, second, probe.forms), False, True
         forms = yield from reader.ask_forms("measurements", rows, columns, order, order)
         bilinear = not reader.negligible_last or probe.is_same(forms)
-        return _Pilot(FormData.of(first, second, forms), responds=True, bilinear=bilinear)
+        return FormData.of(first, second, forms), True, bilinear
 
     def _pairs(self, count: int) -> tuple[TokenRows, TokenRows]:  # (count, width) each
         """Random unit vectors; of the first all share the value evenly, of the second none leans its way.

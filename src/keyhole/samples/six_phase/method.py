@@ -24,8 +24,7 @@ import numpy as np
 from keyhole.arrays import Floats
 from keyhole.errors import UsageError
 from keyhole.samples.six_phase.hull import Hull, net
-from keyhole.samples.six_phase.proxy import MOST_HEADS, proxy, span
-from keyhole.samples.six_phase.rows import Rows, alike, rescore, sculpt
+from keyhole.samples.six_phase.rows import MOST_HEADS, Rows, alike, proxy, rescore, sculpt, span
 from keyhole.samples.variable_projection import LayerProblem
 
 ASSUMPTIONS = (

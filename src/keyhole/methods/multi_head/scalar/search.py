@@ -15,6 +15,7 @@ import numpy as np
 from keyhole.arrays import Booleans, Floats
 from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.forms.scale import NO_RESPONSE
+from keyhole.methods.multi_head.scalar.gates import homogeneous
 from keyhole.methods.multi_head.scalar.jumps import HalfCircle, JumpReader, Jumps, cross_section
 from keyhole.methods.multi_head.scalar.queries import Scope
 from keyhole.recovery import Outcome
@@ -93,7 +94,7 @@ def ask_jumps(scope: Scope, rng: np.random.Generator) -> Steps[JumpSearch | None
     start, other = np.linalg.qr(rng.standard_normal((width, 2)))[0].T if width > 1 else np.array([[1.0], [0.0]])
     whole = float(scope.row @ scope.vector @ scope.mix)
     for _ in range(MOST_RADII):
-        scope, lever = yield from _ask_saturating(scope, _lift(scope, start[None, :]))
+        scope, lever = yield from _ask_saturating(scope, homogeneous(start[None, :], scope.size))
         if lever is None:
             return None
         saturating = lever
@@ -130,7 +131,7 @@ class _Half:
         self.scope, self.lever, self.start, self.other = scope, SHARP / self.narrowest * lever, start, other
 
     def at(self, angles: Floats) -> Floats:  # (n,) -> (n, size)
-        return _lift(self.scope, cross_section(self.start, self.other, angles))
+        return homogeneous(cross_section(self.start, self.other, angles), self.scope.size)
 
     def ask_sums(self, angles: Floats) -> Steps[Floats]:  # (n,) -> (n,)
         levels = yield from self.scope.ask("jumps", np.full(angles.size, self.lever), self.at(angles))
@@ -141,10 +142,6 @@ class _Half:
         levels = yield from self.ask_sums(angles)
         self.scope = self.scope.with_values_of(levels)
         return HalfCircle(angles, levels, 4 * self.scope.blur, self.narrowest)
-
-
-def _lift(scope: Scope, points: Floats) -> Floats:
-    return points if scope.radius is None else np.column_stack([points, np.ones(points.shape[0])])
 
 
 def _from_there_on(good: Booleans) -> int:

@@ -183,7 +183,6 @@ class Pencil:
     null: float  # the largest singular value of the null space, over the largest of all
     gap: float  # the smallest one outside it
     condition: float  # of the eigenproblem
-    imaginary: float  # size of imaginary parts, zero for heads
 
 
 def equations(heads: int) -> int:
@@ -216,6 +215,5 @@ def solve_pencil(answers: Floats, copies: Floats, rng: np.random.Generator) -> P
     eigenvalues, vectors = np.linalg.eig(matrix)
     condition = float(np.linalg.cond(vectors)) * float(np.linalg.cond(linear))
     vectors = vectors * (eigenvalues / (turn @ vectors))
-    imaginary = float(np.max(np.abs(vectors.imag)) / np.max(np.abs(vectors)))
     gap = float(singular[-heads - 1] / singular[0]) if singular.size > heads else 1.0
-    return Pencil(vectors.real.T, float(singular[-heads] / singular[0]), gap, condition, imaginary)
+    return Pencil(vectors.real.T, float(singular[-heads] / singular[0]), gap, condition)

@@ -50,7 +50,8 @@ def spectral(bars: Floats) -> Floats:  # (heads, m, n) -> (heads,)
 
 def ranks_above(rows: Floats, bars: Floats) -> Integers:  # (heads, m, n)
     """Singular values that errors do not make, one at least."""
-    return np.maximum(ranks_of(rows, CLEAR * spectral(bars)), 1)
+    floors = CLEAR * spectral(bars)[:, None]
+    return np.asarray(np.maximum(np.sum(np.linalg.svd(rows, compute_uv=False) > floors, axis=1), 1))
 
 
 def rms(bars: Floats) -> Floats:  # (heads, m, n) -> (heads,)
@@ -143,7 +144,11 @@ def cross_scores(
     dropped: Floats,  # (heads,)
 ) -> tuple[Floats, Floats, Floats]:
     """All forms of low rank, their radii, and what may have been left out of them."""
-    whole, of_rows, of_columns = solve_cross(rows, kept, columns, ranks)
+    inverses = [_inverse(head[:, kept], int(rank)) for head, rank in zip(rows, ranks, strict=True)]
+    whole = np.stack([c @ inverse @ r for c, inverse, r in zip(columns, inverses, rows, strict=True)])
+    # How much that enlarges errors of rows, and errors of columns.
+    of_rows = np.array([np.linalg.norm(c @ inverse, 2) for c, inverse in zip(columns, inverses, strict=True)])
+    of_columns = np.array([np.linalg.norm(inverse @ r, 2) for inverse, r in zip(inverses, rows, strict=True)])
     # C·U⁻¹·R with errors in each of the three.
     core = rms(bars[:, :, kept])
     errors = rms(bars) * of_rows + rms(wide) * of_columns + core * of_rows * of_columns
@@ -181,11 +186,6 @@ def scores_of(
     )
 
 
-def ranks_of(matrices: Floats, floors: Floats) -> Integers:  # (heads, m, n), (heads,) -> (heads,)
-    """Singular values above those that errors can make."""
-    return np.asarray(np.sum(np.linalg.svd(matrices, compute_uv=False) > floors[:, None], axis=1))
-
-
 def choose_columns(rows: Floats, ranks: Integers, count: int) -> Integers:  # (heads, m, n) -> (count,)
     """Columns that span those of every head well: each time the one that adds most, as a product over heads."""
     _, _, right = np.linalg.svd(rows, full_matrices=False)
@@ -217,22 +217,6 @@ def outside(rows: Floats, more: Floats, ranks: Integers) -> Floats:  # (heads, m
         rest = more[head] - (more[head] @ span.T) @ span
         found.append(float(np.sqrt(np.mean(rest**2))))
     return np.array(found)
-
-
-def solve_cross(
-    rows: Floats, chosen: Integers, columns: Floats, ranks: Integers
-) -> tuple[Floats, Floats, Floats]:  # (heads, size, n), (heads,), (heads,)
-    """Whole matrices from rows (heads, m, n) and columns (heads, size, chosen).
-
-    And how much that enlarges errors of rows, and errors of columns.
-    """
-    whole, of_rows, of_columns = [], [], []
-    for head, rank in enumerate(ranks):
-        inverse = _inverse(rows[head][:, chosen], int(rank))
-        whole.append(columns[head] @ inverse @ rows[head])
-        of_rows.append(float(np.linalg.norm(columns[head] @ inverse, 2)))
-        of_columns.append(float(np.linalg.norm(inverse @ rows[head], 2)))
-    return np.stack(whole), np.array(of_rows), np.array(of_columns)
 
 
 def steepness(rows: Floats, more: Floats, ranks: Integers) -> Floats:  # (heads, m, c), (heads, k, c) -> (heads,)

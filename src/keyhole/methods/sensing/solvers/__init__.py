@@ -14,9 +14,8 @@ projection; Kuemmerle and Mayrink Verdun (2021) for harmonic-mean reweighting, w
 
 from __future__ import annotations
 
-from keyhole.methods.sensing.solvers.factored import factored
-from keyhole.methods.sensing.solvers.nuclear_norm import nuclear_norm
 from keyhole.methods.sensing.solvers.problem import SensingSolution, parameter_count, recommended_measurements
+from keyhole.methods.sensing.solvers.search import factored, nuclear_norm
 from keyhole.methods.sensing.solvers.validation import standard_error
 
 __all__ = [
