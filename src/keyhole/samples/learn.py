@@ -196,7 +196,7 @@ class _Request:
         """Whether there are examples enough; ends the request where there are not. Repeated ones count once."""
         count = varpro.count_of(train, self.heads or 1, self.settings.rank)
         self.details["samples"] = {"sentence": count.sentence()}
-        if count.check_enough:
+        if count.too_few:
             held = self.examples.different - train.different
             needed = count.needed(1.25 * REFUSED_RATIO, REFUSED_PAIRS) + held
             many = count.needed(GOOD_RATIO, GOOD_PAIRS) + held

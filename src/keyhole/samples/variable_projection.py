@@ -77,7 +77,10 @@ class LayerProblem:
 
     def weights(self, scores: Floats) -> Floats:  # (m, d, d) -> (n, k, m, k)
         """Softmax weights of every token in every head."""
-        return _softmax(logits(self.inputs, self.turned, scores))
+        weights = logits(self.inputs, self.turned, scores)
+        weights = weights - np.max(weights, axis=-1, keepdims=True)
+        np.exp(weights, out=weights)
+        return np.asarray(weights / np.sum(weights, axis=-1, keepdims=True))
 
     def at(self, scores: Floats) -> LayerPoint:
         """Everything about the fit with the given scores."""
@@ -242,13 +245,6 @@ def mixture(inputs: Floats, weights: Floats) -> Floats:  # (n, k, d), (n, k, m, 
     """Tokens mixed with the given weights, the heads of one token side by side."""
     n, k, m, _ = weights.shape
     return (weights.reshape(n, k * m, k) @ inputs).reshape(n * k, m * inputs.shape[2])
-
-
-def _softmax(given: Floats) -> Floats:
-    weights = given - np.max(given, axis=-1, keepdims=True)
-    np.exp(weights, out=weights)
-    weights /= np.sum(weights, axis=-1, keepdims=True)
-    return np.asarray(weights)
 
 
 def orthonormal(columns: Floats) -> tuple[Floats, Floats]:  # (rows, c) -> (rows, c), (c, c)

@@ -86,14 +86,7 @@ def _ask_quantised(
     return None
 
 
-def _check(
-    signature: Signature,
-    target_error: float | None,
-    rank: int | None,
-    copies: int | None,
-    bits: str | None,
-    cover_biases: bool,
-) -> None:
+def _check(signature: Signature, target_error: Any, rank: Any, copies: Any, bits: Any, cover_biases: Any) -> None:
     if target_error is not None and not (isinstance(target_error, int | float) and 0 < target_error < math.inf):
         raise UsageError(f"target_error must be a positive number, not {target_error!r}")
     for name, number, most in (("rank", rank, signature.width), ("copies", copies, 10**6)):

@@ -42,13 +42,6 @@ class Hull:
         flat = self.directions.reshape(len(self.directions), self.proxy.size)
         return np.asarray((scores - self.proxy).reshape(len(scores), -1) @ flat.T)
 
-    def distance(self, scores: Floats) -> float:  # (m, d, d)
-        """How far score matrices are from the hull, over their size, root mean squares."""
-        apart = (scores - self.proxy).reshape(len(scores), -1)
-        flat = self.directions.reshape(len(self.directions), self.proxy.size)
-        apart = apart - (apart @ flat.T) @ flat
-        return float(np.linalg.norm(apart) / np.linalg.norm(scores))
-
 
 def net(
     inputs: Floats,

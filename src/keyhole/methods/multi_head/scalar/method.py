@@ -109,8 +109,13 @@ def _check_signature(signature: Signature) -> None:
 def _ask_heads(signature: Signature, total: Value, rng: np.random.Generator) -> Steps[_Found | None]:
     """The heads, from one half-circle or, where that shows them badly, another; None when nothing ever responds."""
     trouble: Unrecoverable | None = None
+    sizes = np.linalg.norm(columns(floats(total.vector)), axis=0)
     for _ in range(ATTEMPTS):
-        scope = yield from ask_for_bias(_scope(signature, total, rng), rng)
+        # A random row, and a random combination of the outputs, each brought to about one size.
+        row = rng.standard_normal(signature.width)
+        mix = rng.standard_normal(sizes.size) / np.where(sizes > 0, sizes, np.max(sizes, initial=1.0))
+        scope = Scope(signature, total, row / np.linalg.norm(row), mix / np.linalg.norm(mix))
+        scope = yield from ask_for_bias(scope, rng)
         search = yield from ask_jumps(scope, rng)
         if search is None:
             continue
@@ -133,14 +138,6 @@ def _ask_heads(signature: Signature, total: Value, rng: np.random.Generator) -> 
     if trouble is not None:
         raise trouble
     return None
-
-
-def _scope(signature: Signature, total: Value, rng: np.random.Generator) -> Scope:
-    """A random row, and a random combination of the outputs, each brought to about one size."""
-    row = rng.standard_normal(signature.width)
-    sizes = np.linalg.norm(columns(floats(total.vector)), axis=0)
-    mix = rng.standard_normal(sizes.size) / np.where(sizes > 0, sizes, np.max(sizes, initial=1.0))
-    return Scope(signature, total, row / np.linalg.norm(row), mix / np.linalg.norm(mix))
 
 
 def _ask_all_heads(found: _Found, rng: np.random.Generator) -> Steps[tuple[ScalarValues, list[HeadScore]]]:

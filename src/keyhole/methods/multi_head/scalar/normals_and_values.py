@@ -113,8 +113,12 @@ def ask_values(
     """
     width = scope.signature.width
     heads = normals.shape[0] + uniform
+    # Reflected so that the basis begins with the common row.
     basis = floats(random_orthogonal(scope.signature.space, rng, width))
-    basis = _beginning_with(scope.row, basis)
+    mirror = basis[0] - scope.row
+    size = mirror @ mirror
+    basis = basis if size == 0 else basis - np.outer(basis @ mirror, mirror) * (2 / size)
+    basis = np.vstack([scope.row, basis[1:]])
     points, margins = shares(rng, normals, width, 1.0, heads - 1, uniform)
     leans = lean * LEAN * np.minimum(margins, 1.0)  # (points,)
     count = heads - 1
@@ -144,14 +148,6 @@ def ask_values(
     vectors = basis.T @ inside
     radius = np.sqrt((basis.T) ** 2 @ variance)
     return ScalarValues(vectors, radius + blur, np.sqrt(variance[:, 0, :]) + blur, leans, points, basis[1:])
-
-
-def _beginning_with(row: Floats, basis: Floats) -> Floats:  # (width,), (width, width)
-    """The basis reflected so that it begins with the unit vector `row`."""
-    mirror = basis[0] - row
-    size = mirror @ mirror
-    turned = basis if size == 0 else basis - np.outer(basis @ mirror, mirror) * (2 / size)
-    return np.vstack([row, turned[1:]])
 
 
 def saturated_at(gate: HeadGate, head: int, values: ScalarValues, row: Floats, row_radius: Floats) -> SaturatedHeads:

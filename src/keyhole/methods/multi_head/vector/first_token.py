@@ -84,7 +84,7 @@ def ask_first_token(queries: VectorQueries) -> Steps[FirstToken]:
             ends = np.stack([fresh, fresh + token][: len(queries.views)], axis=1)
             answers = np.concatenate([answers, found.reshape(-1, *found.shape[2:])])
             last = np.concatenate([last, ends.reshape(-1, queries.width)])
-            heads, _ = _count(queries, answers)
+            heads = _count(queries, answers)[0]
             wanted = _enough(heads, len(copies), spare, queries)
         start = _solve(queries, token, last, answers, copies)
         if start is not None:
@@ -99,21 +99,16 @@ def ask_first_token(queries: VectorQueries) -> Steps[FirstToken]:
     )
 
 
-def _count(queries: VectorQueries, answers: Floats) -> tuple[int, Floats]:
-    """The heads that show: singular values above those of errors."""
+def _count(queries: VectorQueries, answers: Floats) -> tuple[int, Floats, float]:
+    """The heads that show, the singular values, and what errors alone make of those."""
     flat = answers.reshape(-1, queries.outputs)
     singular = np.asarray(np.linalg.svd(flat, compute_uv=False))
-    floor = _floor(queries, flat)
+    floor = float(CLEAR * queries.noise * (flat.shape[0] ** 0.5 + queries.outputs**0.5))
     if singular[0] <= floor:
         raise Unrecoverable(
             Outcome.NOT_IDENTIFIABLE, "the values of all heads are zero, so that no answer depends on a score matrix"
         )
-    return int(np.sum(singular > floor)), singular
-
-
-def _floor(queries: VectorQueries, answers: Floats) -> float:
-    """What errors alone make of singular values."""
-    return float(CLEAR * queries.noise * (answers.shape[0] ** 0.5 + queries.outputs**0.5))
+    return int(np.sum(singular > floor)), singular, floor
 
 
 def _enough(heads: int, multiplicities: int, spare: float, queries: VectorQueries) -> int:
@@ -131,9 +126,8 @@ def _solve(
     queries: VectorQueries, token: Floats, last: Floats, answers: Floats, copies: tuple[tuple[int, int], ...]
 ) -> FirstToken | None:
     """The heads; None where the answers are no weights of heads, as far as they say."""
-    heads, singular = _count(queries, answers)
+    heads, singular, floor = _count(queries, answers)
     flat = answers.reshape(-1, queries.outputs)
-    floor = _floor(queries, flat)
     frame = np.linalg.svd(flat, full_matrices=False)[2][:heads]
     ratios = np.array([many / few for many, few in copies])
     turned = answers @ frame.T

@@ -93,18 +93,7 @@ class VectorQueries:
         index: Integers,  # (n,) which of them ends sequence n
         added: list[tuple[Floats, Integers, Floats]],  # (rows, index, scale): tokens before it, less the last one
         plain: int = 1,  # copies of the last token
-    ) -> Steps[Floats]:  # (n, outputs)
-        """Answers of [added_1 + g; …; g; …; g], less the share g has of them."""
-        return (yield from self.ask_at((-1,), stage, last, index, added, plain))[:, 0]
-
-    def ask_at(
-        self,
-        places: tuple[int, ...],  # positions whose answers are wanted: any where all are seen, else the last
-        stage: str,
-        last: Floats,
-        index: Integers,
-        added: list[tuple[Floats, Integers, Floats]],
-        plain: int = 1,
+        places: tuple[int, ...] = (-1,),  # positions whose answers are wanted: any where all are seen, else the last
     ) -> Steps[Floats]:  # (n, places, outputs)
         """Answers of [added_1 + g; …; g; …; g] at several positions, less the share g has of them."""
         space = self.signature.space
@@ -134,7 +123,7 @@ class VectorQueries:
         count = last.shape[0]
         rows = (token[None, :], np.zeros(count, dtype=np.int64), np.ones(count))
         every = np.arange(count, dtype=np.int64)
-        return (yield from self.ask_at(self.views, stage, last, every, [rows] * copies[0], copies[1]))
+        return (yield from self.ask(stage, last, every, [rows] * copies[0], copies[1], self.views))
 
     def ask_probes(self) -> Steps[None]:
         """Settle scale, precision, and whether all positions may be used."""
@@ -162,7 +151,7 @@ class VectorQueries:
     def _ask_precision(self) -> Steps[None]:
         """Errors at tokens of the chosen norm: one-token answers are affine but for those."""
         last = self.on_grid(self.scale * self.directions(PRECISION_QUERIES))
-        rest = yield from self.ask("precision", last, np.arange(last.shape[0], dtype=np.int64), [])
+        rest = (yield from self.ask("precision", last, np.arange(last.shape[0], dtype=np.int64), []))[:, 0]
         size = float(np.sqrt(np.mean((last @ self.linear) ** 2) + np.mean(self.bias**2)))
         error = float(np.sqrt(np.mean(rest**2)))
         declared, rounded = self.signature.noise.deviation, self.signature.space.eps * size
@@ -183,7 +172,7 @@ class VectorQueries:
             self.scale = norm
             tokens = self.on_grid(norm * ways)
             rows = (tokens[:PAIRS], every, np.ones(PAIRS))
-            found = yield from self.ask("scale", tokens[PAIRS:], every, [rows], 2)
+            found = (yield from self.ask("scale", tokens[PAIRS:], every, [rows], 2))[:, 0]
             if np.linalg.norm(found - tokens[:PAIRS] @ self.linear / 3) > norm * self.zero_effect(norm):
                 raise HeadsHidden(Outcome.WRONG_FAMILY, "heads cancel wherever two tokens are asked, but not three")
 
@@ -204,7 +193,7 @@ class VectorQueries:
                 tokens = self.on_grid(norm * pairs)
                 every = np.arange(PAIRS, dtype=np.int64)
                 rows = (tokens[:PAIRS], every, np.ones(PAIRS))
-                found = yield from self.ask("scale", tokens[PAIRS:], every, [rows])
+                found = (yield from self.ask("scale", tokens[PAIRS:], every, [rows]))[:, 0]
                 seen[norm] = float(np.linalg.norm(found - 0.5 * tokens[:PAIRS] @ self.linear)) / norm
             return seen[norm]
 

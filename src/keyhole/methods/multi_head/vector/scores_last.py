@@ -118,7 +118,7 @@ class _ScoreReader:
         for _ in range(HALVINGS):
             zeros = np.zeros(left.size, dtype=np.int64)
             added = [(self.tokens[[member]], zeros, scale[left]) for member in members]
-            answers = yield from queries.ask("scores", self.last, columns[left], added)
+            answers = (yield from queries.ask("scores", self.last, columns[left], added))[:, 0]
             if self.mended[block] is None:
                 self._correct(block, answers)
             if np.all(scale == 1.0):

@@ -139,23 +139,15 @@ class _ValueReader:
     def _condition(self, some: Integers) -> float:
         """Of the linear problem for small tokens: values and logits of one head along the known value."""
         odds = np.exp(np.clip(self.start.logits[some], -LARGEST, LARGEST))
-        weights, others = [], []
-        for known, new, last in self.copies:
-            whole = known * odds + new + last
-            weights.append(new / whole)
-            others.append(known * odds / whole)
-        weight, other = np.stack(weights, axis=1), np.stack(others, axis=1)  # (n, copies, heads)
+        known, new, last = (np.array(each, dtype=float)[:, None] for each in zip(*self.copies, strict=True))
+        whole = known * odds[:, None] + new + last  # (n, copies, heads)
+        weight, other = new / whole, known * odds[:, None] / whole
         count, many, heads = weight.shape
         slopes = np.zeros((heads, count, many, count))
         index = np.arange(count)
         slopes[:, index, :, index] = (weight * other).transpose(0, 2, 1)
-        system = np.concatenate(
-            [
-                np.broadcast_to(weight.reshape(-1, heads), (heads, count * many, heads)),
-                slopes.reshape(heads, -1, count),
-            ],
-            axis=2,
-        )
+        shared = np.broadcast_to(weight.reshape(-1, heads), (heads, count * many, heads))
+        system = np.concatenate([shared, slopes.reshape(heads, -1, count)], axis=2)
         total = np.concatenate([np.ones((heads, 1, heads)), np.zeros((heads, 1, count))], axis=2)
         return float(np.max(np.linalg.cond(np.concatenate([system, total], axis=1))))
 
@@ -202,7 +194,7 @@ class _ValueReader:
         columns = []
         for held, copies, ends in self.copies:
             added = [(self.start.token[None, :], zeros, ones)] * held + [(tokens, new, ones)] * copies
-            columns.append((yield from queries.ask_at(queries.views, "values", self.start.last, last, added, ends)))
+            columns.append((yield from queries.ask("values", self.start.last, last, added, ends, queries.views)))
         return np.stack(columns, axis=2).reshape(count, self.chosen.size, len(self.copies), queries.outputs)
 
     def _fit(self, answers: Floats, token: Floats) -> TokenFit:  # (groups, copies, outputs)
@@ -319,7 +311,7 @@ class _ValueReader:
         last = plain[every % plain.size]
         answers = yield from queries.ask("values", self.start.last, last, [(tokens, every, np.ones(TESTS))])
         rests = []
-        for token, answer in zip(tokens, answers, strict=True):
+        for token, answer in zip(tokens, answers[:, 0], strict=True):
             values = token @ found.matrices
             rests.append(answer - values.T @ np.linalg.lstsq(values.T, answer, rcond=None)[0])
         error = found.noise + found.error * queries.scale * heads**0.5
