@@ -156,12 +156,10 @@ def _bars(
 
 def _effect_of_attention(problem: LayerProblem) -> float:
     """Root mean square of what the outputs are beyond a linear map of the mean token."""
-    k = problem.inputs.shape[1]
-    mean = np.repeat(np.mean(problem.inputs, axis=1), k, axis=0)
     if problem.rows <= 2 * problem.width:
         return _rms(problem.labels)
-    rest = problem.labels - mean @ np.linalg.lstsq(mean, problem.labels, rcond=None)[0]
-    return _rms(rest)
+    mean = np.repeat(np.mean(problem.inputs, axis=1), problem.inputs.shape[1], axis=0)
+    return _rms(problem.labels - mean @ np.linalg.lstsq(mean, problem.labels, rcond=None)[0])
 
 
 def _rms(array: Floats) -> float:

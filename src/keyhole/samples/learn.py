@@ -152,16 +152,16 @@ class _Request:
         train, heldout = self.examples, self.examples.some(slice(0, 0))
         bound = 0
         try:
-            self._visible()
+            self._check_visible()
             train, heldout = self.examples.split(self.heldout, np.random.default_rng([self.seed, 0x5E1D]))
-            self._enough(train)
-            fitted, train = self._fitted(train)
+            self._check_enough(train)
+            fitted, train = self._fit(train)
             params = AttentionLayer(fitted.point.scores, fitted.point.projections)
             count = varpro.count_of(train, fitted.heads, self.settings.rank)
             bound = count.needed(1.0, 0.0)
-            noise, trusted = self._level(train, fitted)
+            noise, trusted = self._noise_level(train, fitted)
             self.details |= diagnose(train, fitted, count, noise)
-            self._explained(train, fitted, count, noise)
+            self._check_explained(train, fitted, count, noise)
             rng = np.random.default_rng([self.seed, 0xCE27])
             outcome, message, certificate, more = judge(fitted, count, heldout, noise, trusted, rng)
             self.details |= more
@@ -177,7 +177,7 @@ class _Request:
         name = "varpro" if self.method == "auto" else self.method
         return Recovery(outcome, message, params, certificate, stats, name)
 
-    def _visible(self) -> None:
+    def _check_visible(self) -> None:
         """Whether the outputs can tell anything."""
         examples = self.examples
         if not np.any(examples.outputs):
@@ -192,7 +192,7 @@ class _Request:
             cause = "all inputs are equal: different ones are needed, some to learn from and some to judge by"
             raise _Ended(Outcome.TOO_FEW_EXAMPLES, cause)
 
-    def _enough(self, train: Examples) -> None:
+    def _check_enough(self, train: Examples) -> None:
         """Whether there are examples enough; ends the request where there are not. Repeated ones count once."""
         count = varpro.count_of(train, self.heads or 1, self.settings.rank)
         self.details["samples"] = {"sentence": count.sentence()}
@@ -209,7 +209,7 @@ class _Request:
                 f"{count.sentence()}. At least {needed:,} are needed, {many:,} for a good chance",
             )
 
-    def _fitted(self, train: Examples) -> tuple[VarproFit, Examples]:
+    def _fit(self, train: Examples) -> tuple[VarproFit, Examples]:
         """The fit, and the examples that it was made to."""
         first = None
         if self.method == "six-phase" or self.settings.init == "six-phase":
@@ -233,7 +233,7 @@ class _Request:
         )
         return fitted, train
 
-    def _level(self, train: Examples, fitted: VarproFit) -> tuple[float, bool]:
+    def _noise_level(self, train: Examples, fitted: VarproFit) -> tuple[float, bool]:
         """The noise, and whether it is known apart from the fit."""
         if self.noise is not None:
             return self.noise, True
@@ -254,7 +254,7 @@ class _Request:
             f"{self._failure(train, fitted)}",
         )
 
-    def _explained(self, train: Examples, fitted: VarproFit, count: ExampleCount, noise: float) -> None:
+    def _check_explained(self, train: Examples, fitted: VarproFit, count: ExampleCount, noise: float) -> None:
         """Whether the fit explains the examples; ends the request where it does not."""
         if fitted.solved or self.noise is None:
             return

@@ -89,7 +89,7 @@ class LayerProblem:
         basis, triangle = orthonormal(mixed)
         inside = basis.T @ self.labels
         residual = self.labels - basis @ inside
-        return LayerPoint(self, scores, weights, mixed, basis, _solved(triangle, inside), residual)
+        return LayerPoint(self, scores, weights, mixed, basis, _solve_triangle(triangle, inside), residual)
 
 
 @dataclass(frozen=True, eq=False)
@@ -277,7 +277,7 @@ def _once(columns: Floats) -> tuple[Floats, Floats]:
     return np.ascontiguousarray(turned.T), triangle
 
 
-def _solved(triangle: Floats, inside: Floats) -> Floats:  # (c, c), (c, d_out) -> (c, d_out)
+def _solve_triangle(triangle: Floats, inside: Floats) -> Floats:  # (c, c), (c, d_out) -> (c, d_out)
     """Least squares with a triangle; where columns depend on each other, the solution of least norm."""
     diagonal = np.abs(np.diag(triangle))
     if np.min(diagonal) > DEPENDENT * np.max(diagonal):

@@ -93,14 +93,14 @@ def fit_layer(
     fits = _Fits(examples, noise, settings, seed, progress)
     if heads is not None:
         found = fits.search(heads, settings.restarts, first)
-        solved = fits.solved(found)
-        if solved and suspicious(found.point):
+        solved = fits.is_solved(found)
+        if solved and is_suspicious(found.point):
             found = fits.prune(found)
         return VarproFit(found, solved, noise, heads, fits.starts)
     counts = {number: count_of(examples, number, settings.rank).once for number in range(1, settings.max_heads + 1)}
     most = max((number for number, count in counts.items() if count.ratio >= TRIED_RATIO), default=1)
     found = fits.grow(most) if settings.search == "grow" else fits.search(most, settings.restarts)
-    solved = fits.solved(found)
+    solved = fits.is_solved(found)
     if solved:
         found = fits.prune(found)
     return VarproFit(found, solved, noise, None, fits.starts)
@@ -112,7 +112,7 @@ def count_of(examples: Examples, heads: int, rank: int | None = None) -> Example
     return ExampleCount(examples.count, *shape, heads, rank, examples.different)
 
 
-def suspicious(point: LayerPoint) -> bool:
+def is_suspicious(point: LayerPoint) -> bool:
     """Whether a head hardly contributes, or two heads nearly have the same scores."""
     loads, scores = contributions(point), point.scores
     size = float(np.max(np.linalg.norm(scores, axis=(1, 2)), initial=0.0))
@@ -159,10 +159,10 @@ class _Fits:
 
     def done(self, found: RestartSearch) -> bool:
         if self.noise == 0.0:
-            return self.solved(found)
-        return (self.noise is None or self.solved(found)) and found.agreement >= AGREEING
+            return self.is_solved(found)
+        return (self.noise is None or self.is_solved(found)) and found.agreement >= AGREEING
 
-    def solved(self, found: RestartSearch) -> bool:
+    def is_solved(self, found: RestartSearch) -> bool:
         if self.noise is None:
             return False
         if self.noise == 0.0:
@@ -177,23 +177,23 @@ class _Fits:
         starts = min(STARTS_PER_COUNT, self.settings.restarts)
         for heads in range(1, most + 1):
             found = self.search(heads, starts)
-            if self.noise == 0.0 and self.solved(found):
+            if self.noise == 0.0 and self.is_solved(found):
                 return found
             # Within noise a weak head hides: one more must have been of no use.
-            if searches and self.solved(searches[-1]) and not self.better(found, searches[-1]):
+            if searches and self.is_solved(searches[-1]) and not self.better(found, searches[-1]):
                 return searches[-1]
             searches.append(found)
             costs = [self._cost(each) for each in searches]
             recent = costs[-1:] if self.noise is None else costs[-2:]  # where noise is known, two heads in a row
-            if len(costs) > 1 and not self.solved(found) and min(recent) > min(costs):
+            if len(costs) > 1 and not self.is_solved(found) and min(recent) > min(costs):
                 break
-        explained = [each for each in searches if self.solved(each)]
+        explained = [each for each in searches if self.is_solved(each)]
         return explained[-1] if explained else min(searches, key=self._cost)
 
     def better(self, more: RestartSearch, fewer: RestartSearch) -> bool:
         """Whether more heads explain more than they would of pure noise."""
         if not self.noise:
-            return not self.solved(fewer)
+            return not self.is_solved(fewer)
         counts = [count_of(self.examples, each.fit.heads, self.settings.rank).parameters for each in (more, fewer)]
         explained = (fewer.best.rss - more.best.rss) / self.noise**2
         if explained <= _at_most(counts[0] - counts[1]):
@@ -230,7 +230,7 @@ class _Fits:
                 fit = self.fit(found.fit.heads - 1, np.delete(found.point.scores, head, axis=0))
                 fewer = search(replace(fit, moment=None), self.seed, 1, lambda _: True)
                 self.starts += 1
-                if self.solved(fewer) and not self.better(found, fewer):
+                if self.is_solved(fewer) and not self.better(found, fewer):
                     found = fewer
                     break
             else:

@@ -158,12 +158,9 @@ def _ask_neighbours(signature: Signature, rng: np.random.Generator, longest: flo
             plans.append(sequences(STAGE, signature.space.asarray(tokens)))
             shapes.append((points, half))
     answers = _numbers((yield plans), signature)
-    return [Segment(points, _some(each[:, -1, :]), half) for (points, half), each in zip(shapes, answers, strict=True)]
-
-
-def _some(answers: Floats) -> Floats:  # (count, outputs) -> (count, at most OUTPUTS)
-    outputs = answers.shape[1]
-    return answers[:, np.unique(np.linspace(0, outputs - 1, min(outputs, OUTPUTS)).astype(int))]
+    outputs = answers[0].shape[2]
+    some = np.unique(np.linspace(0, outputs - 1, min(outputs, OUTPUTS)).astype(int))
+    return [Segment(points, each[:, -1, some], half) for (points, half), each in zip(shapes, answers, strict=True)]
 
 
 def _numbers(measured: list[Measurements], signature: Signature) -> list[Floats]:

@@ -40,7 +40,7 @@ HIDDEN_FACTOR = 2.0
 
 
 @dataclass(frozen=True)
-class SensedScore:
+class ScoreEstimate:
     """The score matrix as found."""
 
     matrix: Floats  # (d, d)
@@ -84,8 +84,8 @@ def sensing(
             "let the oracle return one of them, or a fixed combination",
         )
     check_nonzero(signature, value)
-    bias, sensed = yield from _Sensing(signature, value, rng, request).run()
-    return _estimate(signature, request, value, bias, sensed)
+    bias, estimate = yield from _Sensing(signature, value, rng, request).run()
+    return _estimate(signature, request, value, bias, estimate)
 
 
 # First measurements, whether any responds (else the score is zero), and whether they are bilinear (else a bias shows).
@@ -97,7 +97,7 @@ class _Sensing:
         self.signature, self.value, self.rng, self.request = signature, value, rng, request
         self.solver_rng = np.random.default_rng(rng.integers(2**63))
 
-    def run(self) -> Steps[tuple[ScoreBias, SensedScore]]:
+    def run(self) -> Steps[tuple[ScoreBias, ScoreEstimate]]:
         totals = self.request.totals(self.signature.width)
         bias, reader, (readings, responds, _) = yield from self._ask_start(min(PILOT, totals[0]))
         if not responds:
@@ -206,7 +206,7 @@ def _units(vectors: Array) -> Array:  # (n, width) -> (n, width)
     return vectors / namespace(vectors).linalg.vector_norm(vectors, axis=1)[:, None]
 
 
-def _scale_back(readings: FormData, solution: SensingSolution, batches: int) -> SensedScore:
+def _scale_back(readings: FormData, solution: SensingSolution, batches: int) -> ScoreEstimate:
     """The solution with its radius: errors of the measurements, and what may hide in what they do not explain."""
     even, width = readings.even(), readings.left.shape[1]
     miss = ((even.left @ solution.matrix) * even.right).sum(axis=1) - even.values
@@ -217,27 +217,27 @@ def _scale_back(readings: FormData, solution: SensingSolution, batches: int) -> 
     # Random unit vectors see a matrix as its Frobenius norm over the width; at worst it is a single entry.
     seen = float(np.sqrt(np.mean(np.sum(even.left**2, axis=1))))
     hidden = HIDDEN_FACTOR * width * deviation / seen
-    return SensedScore(
+    return ScoreEstimate(
         solution.matrix, bar * spread + hidden, solution.rank, solution.residual, readings.count, batches
     )
 
 
-def _zero(readings: FormData, batches: int) -> SensedScore:
+def _zero(readings: FormData, batches: int) -> ScoreEstimate:
     """No measurement can be told from zero: neither can the score matrix."""
     width = readings.left.shape[1]
     nothing = np.zeros((width, width))
     most = float(np.sqrt(np.mean((np.abs(readings.values) + readings.radius) ** 2)))
-    return SensedScore(nothing, nothing + 4 * width * most, 0, 0.0, readings.count, batches)
+    return ScoreEstimate(nothing, nothing + 4 * width * most, 0, 0.0, readings.count, batches)
 
 
 def _estimate(
-    signature: Signature, request: Request, value: Value, bias: ScoreBias, sensed: SensedScore
+    signature: Signature, request: Request, value: Value, bias: ScoreBias, estimate: ScoreEstimate
 ) -> Estimate[SingleHead]:
-    space, width, rank = signature.space, signature.width, sensed.rank
+    space, width, rank = signature.space, signature.width, estimate.rank
     biased = bool(space.xp.any(bias.vector != 0))
-    score = space.asarray(sensed.matrix)
+    score = space.asarray(estimate.matrix)
     # The matrix was found in double precision and is handed back in that of the oracle.
-    radius = space.asarray(sensed.radius) + space.eps * space.xp.abs(score)
+    radius = space.asarray(estimate.radius) + space.eps * space.xp.abs(score)
     params = SingleHead(score, value.vector, bias.vector if biased else None, value.bias if value.has_bias else None)
     bars = SingleHead(radius, value.radius, bias.radius, value.bias_radius if value.has_bias else None)
     return Estimate(
@@ -247,11 +247,11 @@ def _estimate(
         assumptions=ASSUMPTIONS,
         details={
             "rank": rank,
-            "measurements": sensed.readings,
+            "measurements": estimate.readings,
             "recommended": request.recommended(width, max(rank, 1)),
-            "batches": sensed.batches,
+            "batches": estimate.batches,
             "solver": request.solver,
-            "residual": sensed.residual,
+            "residual": estimate.residual,
             "score_bias": biased,
             "output_bias": value.has_bias,
         },

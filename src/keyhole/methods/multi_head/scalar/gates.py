@@ -35,12 +35,8 @@ def homogeneous(points: Floats, size: int) -> Floats:  # (n, width) -> (n, size)
 
 
 def spread_points(
-    rng: np.random.Generator,
-    normals: Floats,  # (heads, size)
-    width: int,
-    radius: float,
-    onto: int | None = None,
-) -> Floats:  # (n, size)
+    rng: np.random.Generator, normals: Floats, width: int, radius: float, onto: int | None = None
+) -> Floats:  # (heads, size) -> (n, size)
     """Random points of norm about `radius`; those on the hyperplane of head `onto` where it is given."""
     points = rng.standard_normal((CANDIDATES, width))
     points *= radius / np.linalg.norm(points, axis=1, keepdims=True)
@@ -151,8 +147,7 @@ def between(rng: np.random.Generator, normals: Floats, width: int, radius: float
     np.fill_diagonal(cosines, 0.0)
     nearest = np.argmax(np.abs(cosines), axis=1)
     middle = units + np.sign(cosines[np.arange(nearest.size), nearest])[:, None] * units[nearest]
-    found = [spread_points(rng, middle, width, radius, head)[:NEIGHBOURS] for head in range(nearest.size)]
-    return np.vstack(found)
+    return np.vstack([spread_points(rng, middle, width, radius, head)[:NEIGHBOURS] for head in range(nearest.size)])
 
 
 def weights_of(points: Floats, normals: Floats, uniform: int) -> Floats:  # -> (n, heads + uniform)

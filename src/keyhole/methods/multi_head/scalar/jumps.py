@@ -153,8 +153,8 @@ class JumpReader:
         if self.found is not None:
             known = self.found.ranges
             inside = (circle.angles[before, None] >= known[:, 0]) & (circle.angles[after, None] <= known[:, 1])
-            fresh = ~np.any(inside, axis=1)
-            before, after, gaps = before[fresh], after[fresh], gaps[fresh]
+            new = ~np.any(inside, axis=1)
+            before, after, gaps = before[new], after[new], gaps[new]
         if not before.size:
             self.doubtful = np.zeros((0, 2))
             return
@@ -175,11 +175,13 @@ class _Batch:
         self.ranges = np.stack([self.left, self.right], axis=1)
         self.before = circle.levels[before]
         self.step = circle.levels[after] - self.before
-        self.blur = (4 * self.scope.blur + self.scope.known_error(levers, self.scope.mix)) / np.abs(self.step)
+        self.weight_radius = (4 * self.scope.level_radius + self.scope.known_error(levers, self.scope.mix)) / np.abs(
+            self.step
+        )
 
     def _weights(self, levels: Floats, which: Integers) -> tuple[Floats, Floats]:
         weights = (levels - self.before[which]) / self.step[which]
-        return logits_of(weights, self.blur[which])
+        return logits_of(weights, self.weight_radius[which])
 
     def _ask_location(self) -> Steps[tuple[Floats, Floats, Floats, Booleans]]:
         """Angles with small logits, the logits, the slopes, and whether they were found."""
@@ -239,6 +241,6 @@ class _Batch:
         good &= bar < 0.1  # false for nan
         shares = sign * self.step
         base = np.where(sign > 0, self.before, self.before + self.step)
-        errors = 4 * self.blur + own
+        errors = 4 * self.weight_radius + own
         jumps = Jumps(self.ranges, self.at(angle), sign * logit, sign * slopes, levers, shares, base, errors)
         return jumps, good

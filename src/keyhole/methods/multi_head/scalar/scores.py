@@ -61,12 +61,12 @@ class GatedReader(FormReader):
         self.expected = expected
         self.estimate.update(space.full((4,), expected), 1.0)
 
-    def ask_base(self, normal: Floats, doubt: float, off: int) -> Steps[None]:  # (size,)
+    def ask_base(self, normal: Floats, normal_error: float, off: int) -> Steps[None]:  # (size,)
         """The logits of the common row alone, and points moved onto the hyperplane by what these tell of it.
 
-        The normal is uncertain by `doubt`, relatively. The last `off` points stay where they are. A point that is so
-        far off that its logit saturates is moved until the logit changes its sign, then by half of that, but no
-        farther than other heads stay decided.
+        The normal is uncertain by `normal_error`, relatively. The last `off` points stay where they are. A point whose
+        logit saturates is moved until the logit changes its sign, then by half of that, but no farther than other heads
+        stay decided.
         """
         width = self.signature.width
         step = normal[:width] / (normal[:width] @ normal[:width])
@@ -79,7 +79,7 @@ class GatedReader(FormReader):
             self.base[open_], self.base_radius[open_] = logits, radius
             seen = np.isfinite(radius) & (np.abs(logits) <= LARGEST_BASE)
             # Where a logit is small, what it becomes by the move is as good as known.
-            fine = seen & ((np.abs(logits) * doubt <= radius) | (open_ >= self.base.size - off))
+            fine = seen & ((np.abs(logits) * normal_error <= radius) | (open_ >= self.base.size - off))
             exact = open_[fine & (open_ < self.base.size - off)]
             rest = open_[~fine]
             lost = ~np.isfinite(radius[~fine])
@@ -88,7 +88,7 @@ class GatedReader(FormReader):
             far = np.where(self.base[rest] > 0, FAR, -FAR)
             half = (below[rest] + above[rest]) / 2
             moved[exact] += self.base[exact]
-            self.base_radius[exact] += np.abs(self.base[exact]) * doubt
+            self.base_radius[exact] += np.abs(self.base[exact]) * normal_error
             moved[rest] = np.where(lost, np.where(np.isfinite(half), half, far), moved[rest] + self.base[rest])
             self.base[exact] = 0.0
             self.gate.points[:, :width] = start[:, :width] - (moved / self.gate.levers)[:, None] * step
@@ -205,9 +205,9 @@ class HeadReader:
     """Reads heads one by one, in two rounds: first their hyperplanes, which then tell where to read the rest."""
 
     def __init__(
-        self, scope: Scope, normals: Floats, doubts: Floats, values: ScalarValues, rng: np.random.Generator
+        self, scope: Scope, normals: Floats, normal_errors: Floats, values: ScalarValues, rng: np.random.Generator
     ) -> None:
-        self.scope, self.normals, self.doubts, self.values, self.rng = scope, normals, doubts, values, rng
+        self.scope, self.normals, self.normal_errors, self.values, self.rng = scope, normals, normal_errors, values, rng
         space, width = scope.signature.space, scope.signature.width
         self.rows = space.asarray(values.rows)  # orthonormal, across the common row
         self.lengths = np.linalg.norm(normals[:, :width], axis=1)
@@ -231,7 +231,7 @@ class HeadReader:
             self.rng, self.normals, number, self._least_logits(number, room), scope.signature.width, self.radius
         )
         reader = self._reader(doors, number, scope.row, self.values.row_radius)
-        yield from reader.ask_base(self.normals[number], self.doubts[number], off=1)
+        yield from reader.ask_base(self.normals[number], self.normal_errors[number], off=1)
         score = yield from ask_score(reader, self.rng, Draft(), bases=(self.rows, self.rows.T, space.eye(size - 1)))
         assert score is not None  # forms that cannot disagree with themselves
         one = space.indices([0])

@@ -74,14 +74,14 @@ def ask_first_token(queries: VectorQueries) -> Steps[FirstToken]:
     wanted, spare = FIRST_ROUND, SPARE_EQUATIONS * queries.patience
     for _ in range(ATTEMPTS):
         while wanted > last.shape[0]:
-            fresh = queries.scale * queries.directions(-(-(wanted - last.shape[0]) // len(queries.views)))
-            fresh[1::2] *= SHORTER
-            fresh = queries.on_grid(fresh)
+            new = queries.scale * queries.directions(-(-(wanted - last.shape[0]) // len(queries.views)))
+            new[1::2] *= SHORTER
+            new = queries.on_grid(new)
             columns = []
             for pair in copies:
-                columns += [(yield from queries.ask_pairs("heads", fresh, token, pair))]
+                columns += [(yield from queries.ask_pairs("heads", new, token, pair))]
             found = np.stack(columns, axis=2)  # (n, views, multiplicities, outputs)
-            ends = np.stack([fresh, fresh + token][: len(queries.views)], axis=1)
+            ends = np.stack([new, new + token][: len(queries.views)], axis=1)
             answers = np.concatenate([answers, found.reshape(-1, *found.shape[2:])])
             last = np.concatenate([last, ends.reshape(-1, queries.width)])
             heads = _count(queries, answers)[0]

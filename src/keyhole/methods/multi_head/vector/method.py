@@ -25,8 +25,6 @@ ASSUMPTIONS = (
     "answers are right up to the rounding of their dtype and the declared noise",
 )
 EVERYWHERE = ("the box adds up softmax heads over its raw tokens, all of which every position sees", *ASSUMPTIONS[1:])
-
-
 # Heads nearer than so many radii of their scores may have traded what a low rank has left out.
 TRADED = 1e2
 

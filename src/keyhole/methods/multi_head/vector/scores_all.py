@@ -150,7 +150,7 @@ class _BlockReader:
         positions: list[Position] = [[Term(rows, space.indices(column))] for column in members.T]
         queries.asked = max(queries.asked, count + 1)
         answers: Measurements = yield Plan("scores", members.shape[0], [*positions, []])
-        seen = queries.seen(answers) - queries.bias  # (queries, n + 1, outputs)
+        seen = queries.values_at(answers) - queries.bias  # (queries, n + 1, outputs)
         share = self.size * (self.heads / self.per_query) ** 0.5
         mixed = float(np.hypot(self.values.noise, self.values.error * share))
         forms, bars = np.zeros((2, members.shape[0], self.heads, count, count + 1))
@@ -187,9 +187,9 @@ class _BlockReader:
         if coarse or rank + SPARE_ROWS > read.size:
             return None
         columns, wide = self.forms[:, :, ends], self.bars[:, :, ends]
-        fresh = np.setdiff1d(np.arange(width), read)
-        allowed = common.errors_outside(rows[:, :, ends], columns[:, fresh], wide[:, fresh], ranks)
-        if not np.all(common.outside(rows[:, :, ends], columns[:, fresh], ranks) <= allowed):
+        others = np.setdiff1d(np.arange(width), read)
+        allowed = common.errors_outside(rows[:, :, ends], columns[:, others], wide[:, others], ranks)
+        if not np.all(common.outside(rows[:, :, ends], columns[:, others], ranks) <= allowed):
             return None
         kept = ends[common.choose_columns(rows[:, :, ends], ranks, rank)]
         dropped = allowed + CLEAR * common.spectral(bars)

@@ -55,26 +55,26 @@ def bounded(
     else:
         hidden = yield from reader.ask_bias_check(value, design, rng)
     scale = yield from reader.ask_scale(value, design, rng)
-    sheet = ScoreTable(value, design, reader.layout, signature.space.eps)
-    entries = ScoreReader(reader, sheet)
+    table = ScoreTable(value, design, reader.layout, signature.space.eps)
+    entries = ScoreReader(reader, table)
     yield from entries.ask_diagonal(scale)
     yield from entries.ask_rest(rng)
     score, forms = entries.solve()
     if reader.free:
         yield from entries.ask_form_check(score, rng)
-    return _estimate(reader, sheet, score, forms, shape, hidden)
+    return _estimate(reader, table, score, forms, shape, hidden)
 
 
 def _estimate(
     reader: BoundedReader,
-    sheet: ScoreTable,
+    table: ScoreTable,
     score: Interval,
     forms: Interval,
     shape: tuple[int, ...],
     hidden: float | None,
 ) -> Estimate[SingleHead]:
     """Parameters, radii, and the conditions they rest on."""
-    space, value, design = reader.space, sheet.value, sheet.design
+    space, value, design = reader.space, table.value, table.design
     vector, around = (part.reshape((reader.width, *shape)) for part in (value.vector, value.radius))
     # What cannot be told from nothing is taken for nothing: tokens made for its logits would be of any length.
     silent = bool(np.all(np.abs(score.middle) <= score.radius))
@@ -84,10 +84,10 @@ def _estimate(
         biases = _radius(space, 0.0, design.bias.size), _radius(space, 0.0, value.hidden_bias.reshape(shape))
         radius = replace(radius, score_bias=biases[0], output_bias=biases[1])
     asked = slice(reader.width + 1)
-    logits, overlap = np.abs(forms.middle) * sheet.scale[asked], design.overlap[asked]
+    logits, overlap = np.abs(forms.middle) * table.scale[asked], design.overlap[asked]
     # The logit at which the answer comes within its own errors of the value of the first token.
-    gap = (overlap.radius[:, None] + sheet.radius[asked]) / overlap.middle[:, None]
-    strain = float(np.max(logits / np.arctanh(1 - gap)))
+    gap = (overlap.radius[:, None] + table.radius[asked]) / overlap.middle[:, None]
+    saturation = float(np.max(logits / np.arctanh(1 - gap)))
     floor = 0.0 if reader.free else 2 * reader.signature.noise.radius / (reader.longest**3 * value.norm)
     return Estimate(
         params=SingleHead(space.asarray(matrix), space.asarray(vector)),
@@ -96,7 +96,7 @@ def _estimate(
         assumptions=ASSUMPTIONS_COVERED if reader.cover_biases else ASSUMPTIONS,
         details={
             "margin": design.margin,
-            "norm": strain,
+            "norm": saturation,
             "floor": floor,
             "largest_radius": float(np.max(score.radius)),
             "largest_logit": float(np.max(logits)),
@@ -106,7 +106,7 @@ def _estimate(
             "hidden_score_bias": hidden,
             "conditions": {  # of the theorem
                 "margin": {"value": design.margin, "needed": reader.least_margin, "holds": True},
-                "norm": {"value": strain, "needed": 1.0, "holds": strain <= 1.0},
+                "norm": {"value": saturation, "needed": 1.0, "holds": saturation <= 1.0},
             },
         },
     )

@@ -194,9 +194,7 @@ class _Tangent:
             matrix += slopes.T @ (weight[mine, None] * slopes)
             side += slopes.T @ (weight[mine] * residual[mine])
         edge = slice(self.size, None)
-        prior, prior_side = matrix[edge, edge].copy(), side[edge].copy()
-        _with_prior(frame, point, prior, prior_side)
-        matrix[edge, edge], side[edge] = prior, prior_side
+        _with_prior(frame, point, matrix[edge, edge], side[edge])
         self.whole = np.linalg.inv(matrix)
         found_step = self.whole @ side
         self.covariance, self.border = self.whole[edge, edge], found_step[edge]

@@ -124,7 +124,7 @@ class FormIntervals:
         if np.any(np.abs(answers) > error):
             raise BiasDetected(BIASED.format("a score"))
         slope = self.design.answer(pairs, np.zeros(row.size), np.zeros(row.size)).by_form
-        reach = SECOND_ORDER**2 * (self.half + self.design.slack(pairs)) / slope
+        reach = SECOND_ORDER**2 * (self.half + self.design.rounding_radius(pairs)) / slope
         self.low[row, -1], self.high[row, -1] = -reach, reach
 
     @property

@@ -145,7 +145,7 @@ class NullForms:
         if bias:
             # Opposite tokens before a zero token answer zero, unless a score bias prefers one of them.
             answers, error = self.solve_answers(measured[1])
-            if np.any(np.abs(answers) > error + self.design.slack(few)):
+            if np.any(np.abs(answers) > error + self.design.rounding_radius(few)):
                 raise BiasDetected("the head has a score bias, which null queries do not read: use single-head")
         answers, error = self.solve_answers(measured[0])
         known = self.forms[row, column]

@@ -65,7 +65,7 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Reading:
+class ColumnForms:
     """Forms of whole columns as read, (n,) each."""
 
     form: Floats
@@ -123,7 +123,7 @@ class SteeredDesign:
             by_column=mu * rest,
         )
 
-    def slack(self, pairs: SteeredPairs) -> Floats:  # (n,)
+    def rounding_radius(self, pairs: SteeredPairs) -> Floats:  # (n,)
         """How far the oracle's own rounding takes an answer."""
         longest = np.maximum(np.maximum(np.abs(pairs.plus), np.abs(pairs.minus)), np.abs(pairs.last))
         return 2 * self.space.rounding * longest * self.norm
@@ -134,7 +134,7 @@ class SteeredDesign:
             np.abs(answer.by_own) * own_radius
             + np.abs(answer.by_row) * self.row_radius[pairs.row]
             + np.abs(answer.by_column) * self.column_radius[pairs.column]
-            + self.slack(pairs)
+            + self.rounding_radius(pairs)
         )
 
     def steer_pairs(
@@ -187,7 +187,9 @@ class SteeredDesign:
             form = np.clip(form + np.clip(step, -reach / 8, reach / 8), -reach, reach)
         return form
 
-    def solve_pairs(self, pairs: SteeredPairs, answers: Floats, error: Floats, start: Floats) -> Reading:  # (n,) each
+    def solve_pairs(
+        self, pairs: SteeredPairs, answers: Floats, error: Floats, start: Floats
+    ) -> ColumnForms:  # (n,) each
         """Forms of whole columns with their radii, and which columns saturate."""
         form = self.solve_columns(pairs, answers, start)
         radius, common = self._column_radii(pairs, form, form, error)
@@ -199,10 +201,12 @@ class SteeredDesign:
         readable = (np.abs(form) * scale <= LARGEST_READ) & ((radius + common) * scale <= WIDEST_READ)
         shape = (self.rows.shape[0], -1)
         own = np.sum(self.own[pairs.row, pairs.column].reshape(shape) * form.reshape(shape), axis=0)
-        missed = np.abs(answers - self.answer(pairs, form, np.tile(own, shape[0])).value) > error + self.slack(pairs)
+        missed = np.abs(
+            answers - self.answer(pairs, form, np.tile(own, shape[0])).value
+        ) > error + self.rounding_radius(pairs)
         bad = ~readable | missed
         spread = np.sum(np.abs(self.own[pairs.row, pairs.column] * (radius + common)).reshape(shape), axis=0)
-        return Reading(form, radius, common, np.any(bad.reshape(shape), axis=0), own, spread)
+        return ColumnForms(form, radius, common, np.any(bad.reshape(shape), axis=0), own, spread)
 
     def _column_radii(self, pairs: SteeredPairs, form: Floats, at_form: Floats, error: Floats) -> tuple[Floats, Floats]:
         """Radii to first order, with the slopes at other forms: from errors of their own answers, and shared ones."""
@@ -211,7 +215,7 @@ class SteeredDesign:
         at = self.answer(pairs, at_form, np.tile(np.sum(own * form.reshape(shape), axis=0), shape[0]))
         known = np.abs(at.by_row) * self.row_radius[pairs.row] + np.abs(at.by_column) * self.column_radius[pairs.column]
         slope = np.abs(at.by_form)
-        alone, shared = ((part / slope).reshape(shape) for part in (error + self.slack(pairs), known))
+        alone, shared = ((part / slope).reshape(shape) for part in (error + self.rounding_radius(pairs), known))
         through = (at.by_own / at.by_form).reshape(shape)
         coupling = np.abs(through / (1 + np.sum(own * through, axis=0)))
         size = np.abs(own)

@@ -16,7 +16,7 @@ from keyhole.arrays import Array, Booleans, Floats, Integers
 from keyhole.errors import UsageError
 from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.forms.value import check_length, unit_plan
-from keyhole.methods.robust.quantised.pair_model import Reading, SteeredDesign, SteeredPairs
+from keyhole.methods.robust.quantised.pair_model import ColumnForms, SteeredDesign, SteeredPairs
 from keyhole.queries import Measurements, Plan, Position, Signature, Term, TokenRows
 from keyhole.recovery import Outcome
 
@@ -57,7 +57,7 @@ class OwnForms:
     form: Floats  # S_j
     radius: Floats
 
-    def contradict(self, columns: Integers, read: Reading) -> Booleans:  # (columns,)
+    def contradict(self, columns: Integers, read: ColumnForms) -> Booleans:  # (columns,)
         """Whether forms read together have another sum: answers that hardly move have several explanations."""
         apart = np.abs(self.form[columns] - read.own)
         return np.asarray(~(apart <= self.radius[columns] + read.own_radius))
@@ -111,7 +111,7 @@ def _logits(design: SteeredDesign, pairs: SteeredPairs, values: Floats, errors: 
     share = (values - c) / (high - c)
     inside = (share > 0) & (share < 1)
     share = np.where(inside, share, 0.5)
-    error = errors + design.slack(pairs) + (1 - share) * c_radius + share * high_radius
+    error = errors + design.rounding_radius(pairs) + (1 - share) * c_radius + share * high_radius
     bar = error / (np.abs(high - c) * share * (1 - share))
     return np.log(share / (1 - share) / pairs.copies), np.where(inside & (bar < 1), bar, np.inf)
 

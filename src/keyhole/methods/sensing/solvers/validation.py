@@ -105,12 +105,7 @@ def _tangent(left: Floats, right: Floats, rank: int) -> Floats:  # (m, d), (m, d
     return np.hstack([khatri_rao(left[:, :rank], right), khatri_rao(right[:, :rank], left[:, rank:])])
 
 
-def standard_error(
-    U: Floats,  # (m, d)
-    G: Floats,  # (m, d)
-    matrix: Floats,  # (d, d)
-    rank: int,
-) -> Floats:  # (d, d)
+def standard_error(U: Floats, G: Floats, matrix: Floats, rank: int) -> Floats:  # (m, d), (m, d), (d, d) -> (d, d)
     """Standard deviation of every entry of a least-squares solution of this rank, to first order.
 
     For independent errors of the values with standard deviation one: J the measurements on the tangent space,
