@@ -8,11 +8,12 @@ from time import process_time
 import numpy as np
 
 import keyhole as kh
+from benchmarks.support.parity import find_parity
 from benchmarks.support.rows import Kept, Row, markdown
 from keyhole.samples.diagnostics import low_orders
 from keyhole.samples.examples import Examples
-from keyhole.samples.parity import find_parity, parity_layer
 from keyhole.targets.datasets import signs
+from keyhole.targets.parity import parity_layer
 
 WIDTH, INSTANCES, RESTARTS = 10, 3, 3
 EXAMPLES = {1: 1000, 2: 1000, 3: 1000, 4: 1500, 5: 1500}  # by heads: more than four numbers per parameter

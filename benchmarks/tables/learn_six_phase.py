@@ -9,7 +9,7 @@ import numpy as np
 
 import keyhole as kh
 from benchmarks.support.rows import Kept, Row, markdown
-from keyhole.samples.levenberg_marquardt import StepLimits, descend
+from keyhole.samples.levenberg_marquardt import descend
 from keyhole.samples.six_phase.method import six_phase
 from keyhole.samples.variable_projection import LayerProblem
 from keyhole.targets.datasets import random_layer, signs
@@ -77,8 +77,7 @@ def _errors(case: tuple[int, int, int], sigma: float, count: int, theirs: str) -
 def polish(inputs: np.ndarray, outputs: np.ndarray, scores: np.ndarray) -> kh.AttentionLayer:
     """The descent from the scores of the six phases, to as many examples as `learn` would take."""
     problem = LayerProblem(inputs[:2000], outputs[:2000])
-    limits = StepLimits(rss=1e-29 * problem.energy)
-    point = descend(problem, scores, limits, np.random.default_rng(0)).point
+    point = descend(problem, scores, 1e-29 * problem.energy, np.random.default_rng(0)).point
     return kh.AttentionLayer(point.scores, point.projections)
 
 

@@ -11,8 +11,7 @@ from benchmarks.support.rows import markdown
 from keyhole.methods import Estimate, Steps
 from keyhole.methods.certificate import certify
 from keyhole.methods.robust.dtypes import grid_of
-from keyhole.methods.robust.quantised.decimals import by_thresholds
-from keyhole.methods.robust.quantised.floats import by_null_queries
+from keyhole.methods.robust.quantised.method import by_null_queries, by_thresholds
 from keyhole.methods.robust.stored_bits import bit_exact
 from keyhole.oracles import Cast, Oracle, Rounded
 from keyhole.queries import Signature

@@ -12,18 +12,19 @@ from safetensors.numpy import save_file
 from scipy.optimize import linear_sum_assignment
 
 import keyhole as kh
+from benchmarks.support.parity import find_parity
 from keyhole.arrays import Space
 from keyhole.cli import main
 from keyhole.errors import FileError, UsageError
 from keyhole.recovery import Outcome
 from keyhole.samples.diagnostics import low_orders
 from keyhole.samples.examples import ExampleCount, Examples
-from keyhole.samples.levenberg_marquardt import FactoredScores
-from keyhole.samples.parity import find_parity, parity_layer
+from keyhole.samples.levenberg_marquardt import Chart
+from keyhole.samples.restarts import moment
 from keyhole.samples.standard_errors import standard_errors
-from keyhole.samples.starts import moment
-from keyhole.samples.variable_projection import LayerPoint, LayerProblem, orthonormal
+from keyhole.samples.variable_projection import LayerPoint, LayerProblem, mixture, orthonormal
 from keyhole.targets.datasets import open_data, random_layer, signs
+from keyhole.targets.parity import parity_layer
 
 
 def examples(
@@ -122,26 +123,28 @@ def test_the_jacobian_is_the_derivative(point: LayerPoint, rng: np.random.Genera
     direction, step = rng.standard_normal(point.scores.shape), 1e-6
 
     def answers(scores: np.ndarray) -> np.ndarray:
-        return point.problem.mix(point.problem.weights(scores)) @ point.stacked
+        return mixture(point.problem.inputs, point.problem.weights(scores)) @ point.stacked
 
     ahead, behind = answers(point.scores + step * direction), answers(point.scores - step * direction)
-    assert np.allclose(point.forward(direction), (ahead - behind) / (2 * step), rtol=0, atol=1e-8)
+    assert np.allclose(point.products.forward(direction), (ahead - behind) / (2 * step), rtol=0, atol=1e-8)
 
 
 def test_backward_is_the_transpose_of_forward(point: LayerPoint, rng: np.random.Generator) -> None:
     direction, labels = rng.standard_normal(point.scores.shape), rng.standard_normal(point.residual.shape)
-    assert np.vdot(point.forward(direction), labels) == pytest.approx(np.vdot(direction, point.backward(labels)))
+    assert np.vdot(point.products.forward(direction), labels) == pytest.approx(
+        np.vdot(direction, point.products.backward(labels))
+    )
 
 
 def test_the_matrix_is_the_products(point: LayerPoint, rng: np.random.Generator) -> None:
     direction = rng.standard_normal(point.scores.shape)
     flat = direction.transpose(1, 0, 2).reshape(-1)
     product = (point.gram_matrices[0] @ flat).reshape(5, 2, 5).transpose(1, 0, 2)
-    assert np.allclose(product, point.curvature(direction), rtol=1e-10, atol=1e-10)
+    assert np.allclose(product, point.products.curvature(direction), rtol=1e-10, atol=1e-10)
 
 
 def test_factors_push_and_pull(rng: np.random.Generator) -> None:
-    chart = FactoredScores(2)
+    chart = Chart(2)
     numbers, move = rng.standard_normal((2, 3, 5, 4))
     gradient = rng.standard_normal((3, 5, 5))
     moved = (chart.scores(numbers + 1e-6 * move) - chart.scores(numbers - 1e-6 * move)) / 2e-6

@@ -14,7 +14,7 @@ from keyhole.errors import BudgetExhausted, KeyholeError, OracleError
 from keyhole.families import Family
 from keyhole.methods.base import Estimate, Found, Method, Steps, Unrecoverable, adapt
 from keyhole.methods.certificate import Judgement, certify
-from keyhole.methods.noise_estimation.measure import Coarseness, coarseness, measure_noise
+from keyhole.methods.noise_estimation.measure import NoiseEstimate, coarseness, measure_noise
 from keyhole.noise import Noise
 from keyhole.queries import Measurements, Plan, Signature
 from keyhole.recovery import Certificate, Outcome
@@ -92,9 +92,9 @@ class Ledger:
 
         return adapt(steps, incoming=add)
 
-    def digits(self, signature: Signature) -> Coarseness:
+    def digits(self, signature: Signature) -> NoiseEstimate:
         """The rounding that the digits of the first answers show, if any."""
-        return coarseness(np.concatenate(self.sample), signature) if self.sample else Coarseness(Noise.exact())
+        return coarseness(np.concatenate(self.sample), signature) if self.sample else NoiseEstimate(Noise.exact())
 
 
 def stream(seed: int, purpose: str) -> np.random.Generator:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from keyhole.families.attention_layer import AttentionLayer
 from keyhole.recovery import Certificate, Outcome
 from keyhole.samples.examples import ExampleCount, Examples
 from keyhole.samples.standard_errors import StandardErrors, standard_errors
-from keyhole.samples.variable_projection import LayerPoint, LayerProblem
+from keyhole.samples.variable_projection import LayerPoint, LayerProblem, mixture
 from keyhole.samples.varpro import ASSUMPTIONS, VarproFit
 
 # Rounding errors are neither normal nor independent: radii are this much wider than if they were.
@@ -35,16 +34,6 @@ FIRST_ORDER = 5.0
 ENOUGH_REPEATS = 30
 
 
-@dataclass(frozen=True)
-class ExampleJudgement:
-    """How the certificate ended."""
-
-    outcome: Outcome
-    message: str
-    certificate: Certificate
-    details: dict[str, Any]
-
-
 def judge(
     fitted: VarproFit,
     count: ExampleCount,
@@ -52,12 +41,12 @@ def judge(
     noise: float,  # standard deviation of labels, declared or estimated; 0: exact
     trusted: bool,  # the noise was declared, or shown by repeated inputs
     rng: np.random.Generator,
-) -> ExampleJudgement:
-    """Radii of parameters and predictions, and whether the held-out outputs lie within them."""
+) -> tuple[Outcome, str, Certificate, dict[str, Any]]:
+    """Whether held-out outputs lie within the radii of their predictions: outcome, message, certificate, details."""
     point = fitted.point
     unit_errors = standard_errors(point, rng)
     exact = noise == 0.0
-    scale = _sizes(point)
+    scale = np.abs(point.mixed) @ np.abs(point.stacked)  # (rows, d_out)
     label_error = max(_rms(point.residual), 4 * heldout.eps * _rms(scale)) if exact else noise
     radius, standard_error = _radii(point, unit_errors, label_error, exact, count.parameters)
     layer = AttentionLayer(point.scores, point.projections)
@@ -108,7 +97,7 @@ def judge(
         said += ", but the error bars are as large as what attention does to the outputs: more examples or less noise"
     else:
         outcome = Outcome.CERTIFIED
-    return ExampleJudgement(outcome, said, certificate, details)
+    return outcome, said, certificate, details
 
 
 def _saturated_head(
@@ -154,7 +143,7 @@ def _bars(
 ) -> tuple[Floats, Floats]:  # (rows, d_out) each: of the predictions, and with the errors of labels
     weights = rest.weights(point.scores)
     logits = np.max(np.abs(np.log(np.maximum(weights, np.finfo(float).tiny))))
-    mixed = rest.mix(weights).reshape(rest.rows, point.scores.shape[0], -1)
+    mixed = mixture(rest.inputs, weights).reshape(rest.rows, point.scores.shape[0], -1)
     sizes = sum(np.abs(mixed[:, i]) @ np.abs(point.projections[i]) for i in range(point.scores.shape[0]))
     rounding = ROUNDING_UNITS * eps * (1 + logits) * np.maximum(sizes, _rms(sizes))
     if exact:
@@ -165,19 +154,12 @@ def _bars(
     return own, rounding + wide * np.hypot(label_error, own)
 
 
-def _sizes(point: LayerPoint) -> Floats:  # (rows, d_out)
-    mixed = np.abs(point.mixed) @ np.abs(point.stacked)
-    return np.asarray(mixed)
-
-
 def _effect_of_attention(problem: LayerProblem) -> float:
     """Root mean square of what the outputs are beyond a linear map of the mean token."""
-    k = problem.inputs.shape[1]
-    mean = np.repeat(np.mean(problem.inputs, axis=1), k, axis=0)
     if problem.rows <= 2 * problem.width:
         return _rms(problem.labels)
-    rest = problem.labels - mean @ np.linalg.lstsq(mean, problem.labels, rcond=None)[0]
-    return _rms(rest)
+    mean = np.repeat(np.mean(problem.inputs, axis=1), problem.inputs.shape[1], axis=0)
+    return _rms(problem.labels - mean @ np.linalg.lstsq(mean, problem.labels, rcond=None)[0])
 
 
 def _rms(array: Floats) -> float:

@@ -8,8 +8,7 @@ import numpy as np
 
 from keyhole.arrays import Floats
 from keyhole.samples.examples import GOOD_PAIRS, GOOD_RATIO, ExampleCount, Examples
-from keyhole.samples.starts import moment
-from keyhole.samples.variable_projection import LayerPoint
+from keyhole.samples.restarts import moment
 from keyhole.samples.varpro import VarproFit
 
 # Rows that the model of first order is fitted to, and judged by, at most.
@@ -22,60 +21,43 @@ PARITY_LIKE = 0.35
 
 def diagnose(examples: Examples, fitted: VarproFit, count: ExampleCount, noise: float) -> dict[str, Any]:
     """Everything there is to say before the certificate."""
-    point = fitted.point
-    projections = point.projections
-    total = np.sum(projections, axis=0)
-    singular = np.linalg.svd(total, compute_uv=False)
+    point, traces, wanted = fitted.point, fitted.search.traces, fitted.heads * (examples.length - 1)
+    projections, scores = point.projections, point.scores
+    singular = np.linalg.svd(np.sum(projections, axis=0), compute_uv=False)
     found = moment(point.problem, fitted.heads + 1)
     return {
         "heads": fitted.heads,
         "heads_asked": fitted.asked if fitted.asked is not None else "auto",
         "parameters": count.parameters,
-        "samples": samples(count),
-        "restarts": restarts(fitted),
+        "samples": {
+            "examples": count.examples,
+            "different": count.once.examples,
+            "ratio": count.ratio,
+            "pairs": count.pairs,
+            "holds": count.good,
+            "needed": count.needed(GOOD_RATIO, GOOD_PAIRS),
+            "sentence": count.sentence(),
+        },
+        "restarts": {
+            "made": len(traces),
+            "agreeing": fitted.search.agreement,
+            "residuals": sorted(trace.relative for trace in traces),
+            "in_all": fitted.starts,
+        },
         "relative_residual": point.relative,
         "noise": noise,
         "predicted_error": noise / np.sqrt(count.ratio),
         "projection_norms": [float(np.linalg.norm(each)) for each in projections],
-        "score_norms": [float(np.linalg.norm(each)) for each in point.scores],
-        "score_distances": _distances(point),
+        "score_norms": [float(np.linalg.norm(each)) for each in scores],
+        "score_distances": [float(np.linalg.norm(scores[i] - scores[j])) for i in range(len(scores)) for j in range(i)],
         "sum_of_projections": float(singular[-1] / singular[0]) if singular[0] > 0 else 0.0,
         "outputs_for_six_phase": {
             "outputs": examples.outputs_per_token,
-            "wanted": fitted.heads * (examples.length - 1),
-            "holds": examples.outputs_per_token >= fitted.heads * (examples.length - 1),
+            "wanted": wanted,
+            "holds": examples.outputs_per_token >= wanted,
         },
         "spectral_gap": None if found is None else found.gap(fitted.heads),
     }
-
-
-def samples(count: ExampleCount) -> dict[str, Any]:
-    """Both sample conditions and what is missing."""
-    return {
-        "examples": count.examples,
-        "different": count.once.examples,
-        "ratio": count.ratio,
-        "pairs": count.pairs,
-        "holds": count.good,
-        "needed": count.needed(GOOD_RATIO, GOOD_PAIRS),
-        "sentence": count.sentence(),
-    }
-
-
-def restarts(fitted: VarproFit) -> dict[str, Any]:
-    """Starts of the best fit that agree."""
-    traces = fitted.search.traces
-    return {
-        "made": len(traces),
-        "agreeing": fitted.search.agreement,
-        "residuals": sorted(trace.relative for trace in traces),
-        "in_all": fitted.starts,
-    }
-
-
-def _distances(point: LayerPoint) -> list[float]:
-    scores = point.scores
-    return [float(np.linalg.norm(scores[i] - scores[j])) for i in range(len(scores)) for j in range(i)]
 
 
 def enough_for_low_orders(examples: Examples) -> bool:
@@ -112,8 +94,7 @@ def _beyond_linear(inputs: Floats, outputs: Floats, train: int) -> Floats:
     mean = np.repeat(np.mean(inputs, axis=1), k, axis=0)
     features = np.hstack([mean, inputs.reshape(len(mean), -1), np.ones((len(mean), 1))])
     solution = np.linalg.lstsq(features[:train], outputs[:train], rcond=None)[0]
-    rest: Floats = outputs - features @ solution
-    return rest
+    return np.asarray(outputs - features @ solution)
 
 
 def _kernel_fit(kernel: Floats, labels: Floats, train: int) -> float:

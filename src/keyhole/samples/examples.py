@@ -175,7 +175,7 @@ class ExampleCount:
         return self if self.different is None else replace(self, examples=self.different, different=None)
 
     @property
-    def check_enough(self) -> bool:
+    def too_few(self) -> bool:
         """Whether nothing could be learned."""
         return self.once.ratio <= REFUSED_RATIO or self.once.pairs < REFUSED_PAIRS
 

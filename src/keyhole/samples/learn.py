@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
 
@@ -12,22 +12,13 @@ from keyhole.errors import RecoveryFailed, UsageError
 from keyhole.families.attention_layer import AttentionLayer
 from keyhole.noise import Noise
 from keyhole.recovery import Certificate, Outcome, Recovery, Stats
+from keyhole.samples import varpro
 from keyhole.samples.certificate import ENOUGH_REPEATS, judge
 from keyhole.samples.diagnostics import PARITY_LIKE, diagnose, enough_for_low_orders, low_orders
 from keyhole.samples.examples import GOOD_PAIRS, GOOD_RATIO, REFUSED_PAIRS, REFUSED_RATIO, ExampleCount, Examples
 from keyhole.samples.six_phase.method import six_phase
-from keyhole.samples.six_phase.proxy import MOST_HEADS as SIX_PHASE_HEADS
-from keyhole.samples.varpro import (
-    INITS,
-    MOST_HEADS,
-    SEARCHES,
-    Progress,
-    VarproFit,
-    VarproSettings,
-    count_of,
-    fit_layer,
-    freedom_of,
-)
+from keyhole.samples.six_phase.rows import MOST_HEADS as SIX_PHASE_HEADS
+from keyhole.samples.varpro import INITS, MOST_HEADS, SEARCHES, Progress, VarproFit, VarproSettings
 
 METHODS = ("varpro", "six-phase")
 # Exact outputs are fitted to a part of the examples, if there are more: this many numbers per parameter, and this many
@@ -161,19 +152,19 @@ class _Request:
         train, heldout = self.examples, self.examples.some(slice(0, 0))
         bound = 0
         try:
-            self._visible()
+            self._check_visible()
             train, heldout = self.examples.split(self.heldout, np.random.default_rng([self.seed, 0x5E1D]))
-            self._enough(train)
-            fitted, train = self._fitted(train)
+            self._check_enough(train)
+            fitted, train = self._fit(train)
             params = AttentionLayer(fitted.point.scores, fitted.point.projections)
-            count = count_of(train, fitted.heads, self.settings.rank)
+            count = varpro.count_of(train, fitted.heads, self.settings.rank)
             bound = count.needed(1.0, 0.0)
-            noise, trusted = self._level(train, fitted)
+            noise, trusted = self._noise_level(train, fitted)
             self.details |= diagnose(train, fitted, count, noise)
-            self._explained(train, fitted, count, noise)
-            verdict = judge(fitted, count, heldout, noise, trusted, np.random.default_rng([self.seed, 0xCE27]))
-            outcome, message, certificate = verdict.outcome, verdict.message, verdict.certificate
-            self.details |= verdict.details
+            self._check_explained(train, fitted, count, noise)
+            rng = np.random.default_rng([self.seed, 0xCE27])
+            outcome, message, certificate, more = judge(fitted, count, heldout, noise, trusted, rng)
+            self.details |= more
         except _Ended as ending:
             outcome, message = ending.outcome, str(ending)
         stats = Stats(
@@ -186,7 +177,7 @@ class _Request:
         name = "varpro" if self.method == "auto" else self.method
         return Recovery(outcome, message, params, certificate, stats, name)
 
-    def _visible(self) -> None:
+    def _check_visible(self) -> None:
         """Whether the outputs can tell anything."""
         examples = self.examples
         if not np.any(examples.outputs):
@@ -201,11 +192,11 @@ class _Request:
             cause = "all inputs are equal: different ones are needed, some to learn from and some to judge by"
             raise _Ended(Outcome.TOO_FEW_EXAMPLES, cause)
 
-    def _enough(self, train: Examples) -> None:
+    def _check_enough(self, train: Examples) -> None:
         """Whether there are examples enough; ends the request where there are not. Repeated ones count once."""
-        count = count_of(train, self.heads or 1, self.settings.rank)
+        count = varpro.count_of(train, self.heads or 1, self.settings.rank)
         self.details["samples"] = {"sentence": count.sentence()}
-        if count.check_enough:
+        if count.too_few:
             held = self.examples.different - train.different
             needed = count.needed(1.25 * REFUSED_RATIO, REFUSED_PAIRS) + held
             many = count.needed(GOOD_RATIO, GOOD_PAIRS) + held
@@ -218,7 +209,7 @@ class _Request:
                 f"{count.sentence()}. At least {needed:,} are needed, {many:,} for a good chance",
             )
 
-    def _fitted(self, train: Examples) -> tuple[VarproFit, Examples]:
+    def _fit(self, train: Examples) -> tuple[VarproFit, Examples]:
         """The fit, and the examples that it was made to."""
         first = None
         if self.method == "six-phase" or self.settings.init == "six-phase":
@@ -230,19 +221,23 @@ class _Request:
         settings = self.settings
         if self.method == "six-phase":
             steps = settings.steps if self.polish else 0
-            settings = VarproSettings(1, "random", settings.rank, 1, settings.search, settings.max_heads, steps)
+            settings = replace(settings, restarts=1, init="random", jobs=1, steps=steps)
         if self.noise == 0.0:
-            most = count_of(train, self.heads or settings.max_heads, settings.rank).needed(FITTED_RATIO, FITTED_PAIRS)
+            most = varpro.count_of(train, self.heads or settings.max_heads, settings.rank).needed(
+                FITTED_RATIO, FITTED_PAIRS
+            )
             if most < train.count:
                 train = train.some(np.random.default_rng([self.seed, 0xF17]).permutation(train.count)[:most])
-        fitted = fit_layer(train, self.heads, self.noise, settings, self.seed, first=first, progress=self.progress)
+        fitted = varpro.fit_layer(
+            train, self.heads, self.noise, settings, self.seed, first=first, progress=self.progress
+        )
         return fitted, train
 
-    def _level(self, train: Examples, fitted: VarproFit) -> tuple[float, bool]:
+    def _noise_level(self, train: Examples, fitted: VarproFit) -> tuple[float, bool]:
         """The noise, and whether it is known apart from the fit."""
         if self.noise is not None:
             return self.noise, True
-        freedom = freedom_of(train, fitted.heads, self.settings.rank)
+        freedom = varpro.freedom_of(train, fitted.heads, self.settings.rank)
         left = float(np.sqrt(fitted.search.best.rss / freedom))
         alone, repeats = self.examples.noise_of_repeats()
         self.details["repeated_inputs"] = {"noise": alone, "freedom": repeats}
@@ -259,11 +254,11 @@ class _Request:
             f"{self._failure(train, fitted)}",
         )
 
-    def _explained(self, train: Examples, fitted: VarproFit, count: ExampleCount, noise: float) -> None:
+    def _check_explained(self, train: Examples, fitted: VarproFit, count: ExampleCount, noise: float) -> None:
         """Whether the fit explains the examples; ends the request where it does not."""
         if fitted.solved or self.noise is None:
             return
-        freedom = freedom_of(train, fitted.heads, self.settings.rank)
+        freedom = varpro.freedom_of(train, fitted.heads, self.settings.rank)
         left = float(np.sqrt(fitted.search.best.rss / freedom))
         expected = f"{noise:.2g}" if noise else "rounding"
         more = "" if self.heads is None else f" by {self.heads} head{'s' * (self.heads > 1)}"

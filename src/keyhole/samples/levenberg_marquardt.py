@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import scipy.linalg
@@ -22,8 +21,8 @@ LOOSE = 0.1
 # double precision where a step brings less than PART of what it promises although the residual is as small as NEAR:
 # there steps are nearly right.
 SINGLE, PART, NEAR = 1e-3, 0.5, 1e-3
-# Products with the Jacobian that one step may take.
-MOST_PRODUCTS = 300
+# Products with the Jacobian that one step may take, and a start in all.
+MOST_PRODUCTS, MOST_IN_ALL = 300, 5_000
 # Below this many output numbers times entries of the scores, writing JᵀJ down is faster than products with it.
 WRITTEN_DOWN = 1200
 # Rejected steps in a row after which a start ends.
@@ -39,87 +38,39 @@ IRRELEVANT = 1e-4
 SETTLED = 25.0
 
 
-class Parametrisation(Protocol):
-    """How scores are written as free numbers."""
-
-    def begin(self, scores: Floats) -> Floats:
-        """The numbers of scores, or of scores near them."""
-
-    def scores(self, numbers: Floats) -> Floats:
-        """The scores."""
-
-    def push(self, numbers: Floats, move: Floats) -> Floats:
-        """How the scores move with the numbers, to first order."""
-
-    def pull(self, numbers: Floats, gradient: Floats) -> Floats:
-        """The transpose of `push`."""
-
-    def soften(self, kronecker: Kronecker, gradient: Floats, damping: float) -> Floats:
-        """A cheap approximate solution of a step."""
-
-
-class Full:
-    """Every entry is free."""
-
-    def begin(self, scores: Floats) -> Floats:
-        """The scores themselves."""
-        return scores
-
-    def scores(self, numbers: Floats) -> Floats:
-        """The numbers themselves."""
-        return numbers
-
-    def push(self, numbers: Floats, move: Floats) -> Floats:  # noqa: ARG002
-        """The move itself."""
-        return move
-
-    def pull(self, numbers: Floats, gradient: Floats) -> Floats:  # noqa: ARG002
-        """The gradient itself."""
-        return gradient
-
-    def soften(self, kronecker: Kronecker, gradient: Floats, damping: float) -> Floats:
-        """As if tokens and covariances were independent."""
-        return kronecker.solve(gradient, damping)
-
-
 @dataclass(frozen=True)
-class FactoredScores:
-    """Scores A·Bᵀ of a given rank; the numbers are A beside B, (heads, d, 2·rank)."""
+class Chart:
+    """Scores as free numbers: themselves, or of a rank A·Bᵀ; then the numbers are A beside B, (heads, d, 2·rank)."""
 
-    rank: int
+    rank: int | None = None
 
     def begin(self, scores: Floats) -> Floats:
-        """The nearest scores of the rank, in balanced factors."""
+        """The numbers of scores, or of the nearest of the rank, in balanced factors."""
+        if self.rank is None:
+            return scores
         left, values, right = np.linalg.svd(scores)
         root = np.sqrt(values[:, None, : self.rank])
         return np.concatenate([left[..., : self.rank] * root, np.swapaxes(right, 1, 2)[..., : self.rank] * root], -1)
 
     def scores(self, numbers: Floats) -> Floats:
-        """A·Bᵀ."""
+        """The scores."""
+        if self.rank is None:
+            return numbers
         return numbers[..., : self.rank] @ np.swapaxes(numbers[..., self.rank :], 1, 2)
 
     def push(self, numbers: Floats, move: Floats) -> Floats:
-        """dA·Bᵀ + A·dBᵀ."""
+        """How the scores move with the numbers, to first order: dA·Bᵀ + A·dBᵀ."""
+        if self.rank is None:
+            return move
         first = move[..., : self.rank] @ np.swapaxes(numbers[..., self.rank :], 1, 2)
         return first + numbers[..., : self.rank] @ np.swapaxes(move[..., self.rank :], 1, 2)
 
     def pull(self, numbers: Floats, gradient: Floats) -> Floats:
-        """G·B beside Gᵀ·A."""
+        """The transpose of `push`: G·B beside Gᵀ·A."""
+        if self.rank is None:
+            return gradient
         one, two = gradient @ numbers[..., self.rank :], np.swapaxes(gradient, 1, 2) @ numbers[..., : self.rank]
         return np.concatenate([one, two], axis=-1)
-
-    def soften(self, kronecker: Kronecker, gradient: Floats, damping: float) -> Floats:  # noqa: ARG002
-        """Nothing cheap is known for factors."""
-        return gradient
-
-
-@dataclass(frozen=True)
-class StepLimits:
-    """When a start ends."""
-
-    rss: float  # good enough: rounding, or nothing where there is noise; below it a start only settles
-    steps: int = 100
-    products: int = 5_000  # with the Jacobian, in all
 
 
 @dataclass(frozen=True)
@@ -134,22 +85,22 @@ class Descent:
 def descend(
     problem: LayerProblem,
     scores: Floats,
-    limits: StepLimits,
+    enough: float,  # residual sum of squares that is rounding, or 0 where there is noise; below it a start only settles
     rng: np.random.Generator,
-    chart: Parametrisation | None = None,
+    chart: Chart = Chart(),  # noqa: B008
+    most: int = 100,  # steps
 ) -> Descent:
     """Fit the scores from a start; ends at the residual asked for, in a minimum, or at a limit."""
-    chart = chart or Full()
     numbers = chart.begin(scores)
     point = problem.at(chart.scores(numbers))
     growth, rejected, products, steps, single = 2.0, 0, 0, 0, True
     history = [point.rss]
     kronecker = point.preconditioner(rng)
     damping = FIRST_DAMPING * kronecker.level
-    while steps < limits.steps and products < limits.products and point.rss > 0.0:
+    while steps < most and products < MOST_IN_ALL and point.rss > 0.0:
         steps += 1
-        good = point.rss <= limits.rss
-        gradient = chart.pull(numbers, -point.backward(point.residual))
+        good = point.rss <= enough
+        gradient = chart.pull(numbers, -point.products.backward(point.residual))
         accuracy = LOOSE if good else min(LOOSE, point.relative)
         accuracy = max(accuracy, SINGLE) if single else accuracy
         move, promised, used = _step(point, chart, numbers, gradient, damping, kronecker, accuracy, single=single)
@@ -178,7 +129,7 @@ def descend(
 
 def _step(
     point: LayerPoint,
-    chart: Parametrisation,
+    chart: Chart,
     numbers: Floats,
     gradient: Floats,
     damping: float,
@@ -188,17 +139,18 @@ def _step(
     single: bool,
 ) -> tuple[Floats, float, int]:
     """The move, the decrease of the sum of squares that it promises, and the products it took."""
-    if isinstance(chart, Full) and point.scores.size * point.residual.shape[1] <= WRITTEN_DOWN:
+    if chart.rank is None and point.scores.size * point.residual.shape[1] <= WRITTEN_DOWN:
         return _direct(point, gradient, damping)
 
-    def bend(move: Floats) -> Floats:
+    def curve(move: Floats) -> Floats:
         direction = chart.push(numbers, move)
-        bent = point.quick.curvature(direction.astype(np.float32)) if single else point.curvature(direction)
-        return chart.pull(numbers, bent.astype(np.float64)) + damping * move
+        curved = point.quick.curvature(direction.astype(np.float32)) if single else point.products.curvature(direction)
+        return chart.pull(numbers, curved.astype(np.float64)) + damping * move
 
-    move, left, used = conjugate_gradients(
-        bend, -gradient, lambda each: chart.soften(kronecker, each, damping), accuracy, MOST_PRODUCTS
-    )
+    def soften(each: Floats) -> Floats:  # nothing cheap is known for factors
+        return kronecker.solve(each, damping) if chart.rank is None else each
+
+    move, left, used = conjugate_gradients(curve, -gradient, soften, accuracy, MOST_PRODUCTS)
     # ‖r‖² − ‖r + J·s‖², where (JᵀJ + damping)·s = −g − left.
     promised = -float(np.vdot(gradient, move)) + float(np.vdot(move, damping * move + left))
     return move, promised, used
@@ -222,17 +174,17 @@ def _direct(point: LayerPoint, gradient: Floats, damping: float) -> tuple[Floats
 
 
 def conjugate_gradients(
-    bend: Callable[[Floats], Floats], wanted: Floats, soften: Callable[[Floats], Floats], accuracy: float, most: int
+    curve: Callable[[Floats], Floats], wanted: Floats, soften: Callable[[Floats], Floats], accuracy: float, most: int
 ) -> tuple[Floats, Floats, int]:
-    """The x with bend(x) = wanted up to `accuracy`, what is left of `wanted`, and the products it took."""
+    """The x with curve(x) = wanted up to `accuracy`, what is left of `wanted`, and the products it took."""
     found, left = np.zeros_like(wanted), wanted
     turned = soften(left)
     search, size = turned, float(np.vdot(left, turned))
     enough, used = accuracy**2 * size, 0
     while used < most and size > enough:
-        bent = bend(search)
-        length = size / float(np.vdot(search, bent))
-        found, left = found + length * search, left - length * bent
+        curved = curve(search)
+        length = size / float(np.vdot(search, curved))
+        found, left = found + length * search, left - length * curved
         turned = soften(left)
         before, size = size, float(np.vdot(left, turned))
         search = turned + (size / before) * search

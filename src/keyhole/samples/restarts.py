@@ -1,4 +1,4 @@
-"""Several starts of one fit, in this process or in others; the result does not depend on how many share the work."""
+"""Several starts of one fit, random or from a moment of the examples; the same result however many share them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,67 @@ import numpy as np
 
 from keyhole.arrays import Floats
 from keyhole.errors import KeyholeError
-from keyhole.samples.levenberg_marquardt import Descent, FactoredScores, Full, Parametrisation, StepLimits, descend
-from keyhole.samples.starts import Moment, random_start, spectral_start
+from keyhole.samples.levenberg_marquardt import Chart, descend
 from keyhole.samples.variable_projection import LayerPoint, LayerProblem
+
+# Standard deviation of the entries of a random start, times the width: logits of about a third.
+RANDOM_SIZE = 0.3
+# Entries of the moment that are kept at most; wider tokens are not worth the memory.
+MOST_ENTRIES = 2**25
+
+
+def random_start(problem: LayerProblem, heads: int, rng: np.random.Generator) -> Floats:  # (heads, d, d)
+    """Small random scores."""
+    return rng.standard_normal((heads, problem.width, problem.width)) * (RANDOM_SIZE / problem.width)
+
+
+@dataclass(frozen=True)
+class Moment:
+    """The singular vectors of E[F ⊗ x_a ⊗ Cov(X)], unfolded such that scores stand on the left."""
+
+    left: Floats  # (d·d, some): combinations of the scores, nearly
+    values: Floats  # (some,)
+
+    def gap(self, heads: int) -> float:
+        """How far the values fall after those of the heads; 1 for not at all."""
+        if len(self.values) <= heads or self.values[heads] <= 0:
+            return float("inf")
+        return float(self.values[heads - 1] / self.values[heads])
+
+
+def moment(problem: LayerProblem, most: int) -> Moment | None:
+    """First order in Θ, F_a = X̄·S + Σ_i x_aᵀΘ_i·Cov(X)·W_i: its coefficients, for tokens that are nearly independent.
+
+    Only Θ_i[j, l]·W_i[l', o] + Θ_i[j, l']·W_i[l, o] shows; unfolded to (j, l) × (l', o), the first term has rank m and
+    the second none that stands out. None where the moment would not fit into memory.
+    """
+    n, k, d = problem.inputs.shape
+    outputs = problem.labels.shape[1]
+    if d**3 * outputs > MOST_ENTRIES:
+        return None
+    centred = problem.inputs - np.mean(problem.inputs, axis=1, keepdims=True)
+    covariance = (np.swapaxes(centred, 1, 2) @ centred / k).reshape(n, d * d)
+    covariance = covariance - np.mean(covariance, axis=0)
+    mean = np.repeat(np.mean(problem.inputs, axis=1), k, axis=0)  # (rows, d)
+    both = np.hstack([mean, problem.tokens])
+    rest = problem.labels - both @ np.linalg.lstsq(both, problem.labels, rcond=None)[0]
+    # Σ over tokens of x_a ⊗ F_a first: (n, d, d_out).
+    paired = problem.turned @ rest.reshape(n, k, outputs)
+    unfolded = covariance.T @ paired.reshape(n, d * outputs) / problem.rows  # (l·l', j·o)
+    tensor = unfolded.reshape(d, d, d, outputs).transpose(2, 0, 1, 3)  # (j, l, l', o)
+    left, values, _ = np.linalg.svd(tensor.reshape(d * d, d * outputs), full_matrices=False)
+    return Moment(left[:, :most], values[:most])
+
+
+def spectral_start(found: Moment, problem: LayerProblem, heads: int, rng: np.random.Generator) -> Floats:
+    """Random combinations of the scores that the moment shows, as large as a random start."""
+    d = problem.width
+    known = found.left[:, :heads]
+    turn = np.linalg.qr(rng.standard_normal((known.shape[1], known.shape[1])))[0]
+    scores = (known @ turn).T.reshape(-1, d, d) * RANDOM_SIZE
+    missing = heads - scores.shape[0]
+    return np.concatenate([scores, random_start(problem, missing, rng)]) + 0.1 * random_start(problem, heads, rng)
+
 
 # Starts agree whose root mean square residuals differ by less than this part, or are all rounding.
 AGREE = 1e-3
@@ -38,17 +96,6 @@ class RestartFit:
     first: Floats | None = None  # (heads, d, d): the first start, where it is given
     steps: int = 100
 
-    @property
-    def chart(self) -> Parametrisation:
-        """How scores are written."""
-        return Full() if self.rank is None or self.rank >= self.problem.width else FactoredScores(self.rank)
-
-    @property
-    def limits(self) -> StepLimits:
-        """When a start ends: without noise at rounding, else where it is flat."""
-        good = (self.rounding / 16) ** 2 * self.problem.energy if self.noise == 0.0 else 0.0
-        return StepLimits(good, self.steps)
-
     def start(self, number: int, seed: int) -> Trace:
         """The start of a number."""
         rng = np.random.default_rng([seed, self.heads, number])
@@ -58,8 +105,12 @@ class RestartFit:
             scores = spectral_start(self.moment, self.problem, self.heads, rng)
         else:
             scores = random_start(self.problem, self.heads, rng)
+        # A start ends at rounding where there is no noise, else where it is flat.
+        good = (self.rounding / 16) ** 2 * self.problem.energy if self.noise == 0.0 else 0.0
+        chart = Chart(self.rank if self.rank is not None and self.rank < self.problem.width else None)
         with np.errstate(all="ignore"):  # a start that runs away is one that failed
-            return Trace.of(descend(self.problem, scores, self.limits, rng, self.chart), number)
+            end = descend(self.problem, scores, good, rng, chart, self.steps)
+        return Trace(number, end.point.scores, end.point.rss, end.point.relative, end.steps, end.products)
 
 
 @dataclass(frozen=True)
@@ -72,12 +123,6 @@ class Trace:
     relative: float
     steps: int
     products: int
-
-    @classmethod
-    def of(cls, descent: Descent, number: int) -> Trace:
-        """The end of a descent."""
-        point = descent.point
-        return cls(number, point.scores, point.rss, point.relative, descent.steps, descent.products)
 
 
 @dataclass(frozen=True)
@@ -100,13 +145,8 @@ class RestartSearch:
     @property
     def agreement(self) -> int:
         """Starts that ended with the least residual."""
-        return sum(self._agree(trace) for trace in self.traces)
-
-    def _agree(self, trace: Trace) -> bool:
-        return trace.relative <= max(self.fit.rounding, (1 + AGREE) * self.best.relative)
-
-
-Told = Callable[[int, float], None]  # starts done, least relative residual so far
+        least = max(self.fit.rounding, (1 + AGREE) * self.best.relative)
+        return sum(trace.relative <= least for trace in self.traces)
 
 
 def search(
@@ -115,14 +155,14 @@ def search(
     most: int,
     done: Callable[[RestartSearch], bool],
     jobs: int = 1,
-    told: Told | None = None,
+    report: Callable[[int, float], None] | None = None,  # starts done, least relative residual so far
 ) -> RestartSearch:
     """Make up to `most` starts, one after the other as far as the result is concerned, until they are `done`."""
     traces: list[Trace] = []
     for trace in _traces(fit, seed, most, jobs):
         traces.append(trace)
-        if told is not None:
-            told(len(traces), min(each.relative for each in traces))
+        if report is not None:
+            report(len(traces), min(each.relative for each in traces))
         if done(RestartSearch(fit, tuple(traces))):
             break
     return RestartSearch(fit, tuple(traces))

@@ -41,7 +41,7 @@ def _dense(point: LayerPoint) -> StandardErrors:
     curvature, inside = point.gram_matrices
     values, vectors = np.linalg.eigh(curvature)
     determined = bool(values[0] > FLAT * values[-1])
-    gradient = point.backward(point.residual).transpose(1, 0, 2).reshape(-1)
+    gradient = point.products.backward(point.residual).transpose(1, 0, 2).reshape(-1)
     root = vectors / np.sqrt(np.maximum(values, FLAT * max(values[-1], np.finfo(float).tiny)))
     scores = np.sqrt(np.sum(root**2, axis=1)).reshape(d, m, d).transpose(1, 0, 2)
     # dW = Z⁺·(label errors − J·dΘ)
@@ -60,9 +60,9 @@ def _sample(point: LayerPoint, rng: np.random.Generator) -> StandardErrors:
     scores = np.zeros(point.scores.shape)
     projections = np.zeros(point.projections.shape)
 
-    def solved(gradient: Floats) -> Floats:
+    def solve(gradient: Floats) -> Floats:
         return conjugate_gradients(
-            lambda move: point.curvature(move) + least * move,
+            lambda move: point.products.curvature(move) + least * move,
             gradient,
             lambda each: kronecker.solve(each, least),
             SAMPLE_ACCURACY,
@@ -71,8 +71,8 @@ def _sample(point: LayerPoint, rng: np.random.Generator) -> StandardErrors:
 
     for _ in range(SAMPLES):
         labels = rng.standard_normal(point.problem.labels.shape)
-        moved = solved(point.backward(point.outside(labels)))
-        left = point.basis.T @ (labels - point.forward(moved))
+        moved = solve(point.products.backward(point.products.outside(labels)))
+        left = point.basis.T @ (labels - point.products.forward(moved))
         projections += (np.linalg.lstsq(point.basis.T @ point.mixed, left, rcond=None)[0] ** 2).reshape(
             projections.shape
         )
@@ -82,6 +82,6 @@ def _sample(point: LayerPoint, rng: np.random.Generator) -> StandardErrors:
         level = np.sqrt(np.mean(squares, axis=(1, 2), keepdims=True) / SAMPLES)
         return np.broadcast_to(level, squares.shape).copy()
 
-    gradient = point.backward(point.residual)
-    unsettled = max(0.0, float(np.vdot(gradient, solved(gradient)))) ** 0.5
+    gradient = point.products.backward(point.residual)
+    unsettled = max(0.0, float(np.vdot(gradient, solve(gradient)))) ** 0.5
     return StandardErrors(pool(scores), pool(projections), False, True, unsettled)

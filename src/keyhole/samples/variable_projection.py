@@ -55,9 +55,9 @@ class LayerProblem:
         return np.ascontiguousarray(np.swapaxes(self.inputs, 1, 2))
 
     @cached_property
-    def single(self) -> tuple[Any, Any]:  # (n, k, d), (n, d, k)
+    def single(self) -> list[Any]:  # (n, k, d), (n, d, k)
         """The examples and their transposes in single precision."""
-        return single(self.inputs), single(self.turned)
+        return [array.astype(np.float32) for array in (self.inputs, self.turned)]
 
     @cached_property
     def labels(self) -> Floats:  # (rows, d_out)
@@ -77,20 +77,19 @@ class LayerProblem:
 
     def weights(self, scores: Floats) -> Floats:  # (m, d, d) -> (n, k, m, k)
         """Softmax weights of every token in every head."""
-        return _softmax(logits(self.inputs, self.turned, scores))
-
-    def mix(self, weights: Floats) -> Floats:  # (n, k, m, k) -> (rows, m·d)
-        """Tokens mixed with the given weights, the heads of one token side by side."""
-        return mixture(self.inputs, weights)
+        weights = logits(self.inputs, self.turned, scores)
+        weights = weights - np.max(weights, axis=-1, keepdims=True)
+        np.exp(weights, out=weights)
+        return np.asarray(weights / np.sum(weights, axis=-1, keepdims=True))
 
     def at(self, scores: Floats) -> LayerPoint:
         """Everything about the fit with the given scores."""
         weights = self.weights(scores)
-        mixed = self.mix(weights)
+        mixed = mixture(self.inputs, weights)
         basis, triangle = orthonormal(mixed)
         inside = basis.T @ self.labels
         residual = self.labels - basis @ inside
-        return LayerPoint(self, scores, weights, mixed, basis, _solved(triangle, inside), residual)
+        return LayerPoint(self, scores, weights, mixed, basis, _solve_triangle(triangle, inside), residual)
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,23 +132,8 @@ class LayerPoint:
     def quick(self) -> Products:
         """Products with the Jacobian in single precision, in half the time."""
         exact = self.products
-        return Products(*self.problem.single, *map(single, (exact.weights, exact.values, exact.basis)))
-
-    def outside(self, labels: Floats) -> Floats:  # (rows, d_out) -> (rows, d_out)
-        """What no projections can explain."""
-        return self.products.outside(labels)
-
-    def forward(self, direction: Floats) -> Floats:  # (m, d, d) -> (rows, d_out)
-        """How the answers move with the scores, projections fixed."""
-        return self.products.forward(direction)
-
-    def backward(self, labels: Floats) -> Floats:  # (rows, d_out) -> (m, d, d)
-        """The transpose of `forward`."""
-        return self.products.backward(labels)
-
-    def curvature(self, direction: Floats) -> Floats:  # (m, d, d) -> (m, d, d)
-        """Product with JᵀJ."""
-        return self.products.curvature(direction)
+        arrays = (array.astype(np.float32) for array in (exact.weights, exact.values, exact.basis))
+        return Products(*self.problem.single, *arrays)
 
     @cached_property
     def gram_matrices(self) -> tuple[Floats, Floats]:  # (c, c), (m·d·d_out, c), c entries (j, i, l) of the scores
@@ -198,8 +182,7 @@ class Products:
 
     def outside(self, labels: Floats) -> Floats:  # (rows, d_out) -> (rows, d_out)
         """What no projections can explain."""
-        left: Floats = labels - self.basis @ (self.basis.T @ labels)
-        return left
+        return np.asarray(labels - self.basis @ (self.basis.T @ labels))
 
     def forward(self, direction: Floats) -> Floats:  # (m, d, d) -> (rows, d_out)
         """How the answers move with the scores, projections fixed."""
@@ -210,8 +193,7 @@ class Products:
     def backward(self, labels: Floats) -> Floats:  # (rows, d_out) -> (m, d, d)
         """The transpose of `forward`."""
         (n, k, m, _), d = self.weights.shape, self.inputs.shape[2]
-        gradient: Floats = (self.inputs.reshape(n * k, d).T @ self.sensed(labels)).reshape(d, m, d).transpose(1, 0, 2)
-        return gradient
+        return np.asarray((self.inputs.reshape(n * k, d).T @ self.sensed(labels)).reshape(d, m, d).transpose(1, 0, 2))
 
     def sensed(self, labels: Floats) -> Floats:  # (rows, d_out) -> (rows, m·d): Cov_p(X)·W_i·label
         """How a change of logits' gradients along each token shows in labels."""
@@ -249,13 +231,7 @@ class Kronecker:
         flat = gradient.transpose(1, 0, 2).reshape(d, m * d)
         inner = self.left_vectors.T @ flat @ self.right_vectors
         inner /= np.outer(self.left, self.right) + damping
-        solution: Floats = (self.left_vectors @ inner @ self.right_vectors.T).reshape(d, m, d).transpose(1, 0, 2)
-        return solution
-
-
-def single(array: Floats) -> Any:
-    """An array in single precision."""
-    return array.astype(np.float32)
+        return np.asarray((self.left_vectors @ inner @ self.right_vectors.T).reshape(d, m, d).transpose(1, 0, 2))
 
 
 def logits(inputs: Floats, turned: Floats, scores: Floats) -> Floats:  # (n, k, d), (n, d, k), (m, d, d) -> (n, k, m, k)
@@ -269,13 +245,6 @@ def mixture(inputs: Floats, weights: Floats) -> Floats:  # (n, k, d), (n, k, m, 
     """Tokens mixed with the given weights, the heads of one token side by side."""
     n, k, m, _ = weights.shape
     return (weights.reshape(n, k * m, k) @ inputs).reshape(n * k, m * inputs.shape[2])
-
-
-def _softmax(given: Floats) -> Floats:
-    weights = given - np.max(given, axis=-1, keepdims=True)
-    np.exp(weights, out=weights)
-    weights /= np.sum(weights, axis=-1, keepdims=True)
-    return np.asarray(weights)
 
 
 def orthonormal(columns: Floats) -> tuple[Floats, Floats]:  # (rows, c) -> (rows, c), (c, c)
@@ -308,7 +277,7 @@ def _once(columns: Floats) -> tuple[Floats, Floats]:
     return np.ascontiguousarray(turned.T), triangle
 
 
-def _solved(triangle: Floats, inside: Floats) -> Floats:  # (c, c), (c, d_out) -> (c, d_out)
+def _solve_triangle(triangle: Floats, inside: Floats) -> Floats:  # (c, c), (c, d_out) -> (c, d_out)
     """Least squares with a triangle; where columns depend on each other, the solution of least norm."""
     diagonal = np.abs(np.diag(triangle))
     if np.min(diagonal) > DEPENDENT * np.max(diagonal):

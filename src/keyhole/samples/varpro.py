@@ -16,8 +16,7 @@ import numpy as np
 from keyhole.arrays import Floats
 from keyhole.families import AttentionLayer
 from keyhole.samples.examples import ExampleCount, Examples
-from keyhole.samples.restarts import RestartFit, RestartSearch, search
-from keyhole.samples.starts import moment
+from keyhole.samples.restarts import RestartFit, RestartSearch, moment, search
 from keyhole.samples.variable_projection import LayerPoint
 
 ASSUMPTIONS = (
@@ -66,7 +65,6 @@ class VarproFit:
     search: RestartSearch
     solved: bool  # the residual is rounding, or what the declared noise explains; False where noise is unknown
     noise: float | None  # as declared
-    tried: tuple[int, ...]  # counts of heads
     asked: int | None  # heads asked for; None for auto
     starts: int  # in all
 
@@ -95,16 +93,17 @@ def fit_layer(
     fits = _Fits(examples, noise, settings, seed, progress)
     if heads is not None:
         found = fits.search(heads, settings.restarts, first)
-        solved = fits.solved(found)
-        if solved and suspicious(found.point):
+        solved = fits.is_solved(found)
+        if solved and is_suspicious(found.point):
             found = fits.prune(found)
-        return VarproFit(found, solved, noise, (heads,), heads, fits.starts)
-    most = _most_heads(examples, settings)
-    found, tried = fits.grow(most) if settings.search == "grow" else (fits.search(most, settings.restarts), [most])
-    solved = fits.solved(found)
+        return VarproFit(found, solved, noise, heads, fits.starts)
+    counts = {number: count_of(examples, number, settings.rank).once for number in range(1, settings.max_heads + 1)}
+    most = max((number for number, count in counts.items() if count.ratio >= TRIED_RATIO), default=1)
+    found = fits.grow(most) if settings.search == "grow" else fits.search(most, settings.restarts)
+    solved = fits.is_solved(found)
     if solved:
         found = fits.prune(found)
-    return VarproFit(found, solved, noise, tuple(tried), None, fits.starts)
+    return VarproFit(found, solved, noise, None, fits.starts)
 
 
 def count_of(examples: Examples, heads: int, rank: int | None = None) -> ExampleCount:
@@ -113,17 +112,9 @@ def count_of(examples: Examples, heads: int, rank: int | None = None) -> Example
     return ExampleCount(examples.count, *shape, heads, rank, examples.different)
 
 
-def _most_heads(examples: Examples, settings: VarproSettings) -> int:
-    possible = [
-        m for m in range(1, settings.max_heads + 1) if count_of(examples, m, settings.rank).once.ratio >= TRIED_RATIO
-    ]
-    return max(possible, default=1)
-
-
-def suspicious(point: LayerPoint) -> bool:
+def is_suspicious(point: LayerPoint) -> bool:
     """Whether a head hardly contributes, or two heads nearly have the same scores."""
-    loads = contributions(point)
-    scores = point.scores
+    loads, scores = contributions(point), point.scores
     size = float(np.max(np.linalg.norm(scores, axis=(1, 2)), initial=0.0))
     apart = [np.linalg.norm(one - two) for i, one in enumerate(scores) for two in scores[:i]]
     return bool(np.min(loads) < SUSPICIOUS * np.max(loads)) or bool(min(apart, default=np.inf) <= SUSPICIOUS * size)
@@ -154,26 +145,24 @@ class _Fits:
         self.moment = moment(self.problem, self.settings.max_heads) if spectral else None
 
     def fit(self, heads: int, first: Floats | None = None) -> RestartFit:
-        rounding = ROUNDING * self.examples.eps
-        return RestartFit(
-            self.problem, heads, rounding, self.noise, self.settings.rank, self.moment, first, self.settings.steps
-        )
+        rounding, settings = ROUNDING * self.examples.eps, self.settings
+        return RestartFit(self.problem, heads, rounding, self.noise, settings.rank, self.moment, first, settings.steps)
 
     def search(self, heads: int, most: int, first: Floats | None = None) -> RestartSearch:
-        def told(done: int, relative: float) -> None:
+        def report(done: int, relative: float) -> None:
             if self.progress is not None:
                 self.progress(f"{heads} head{'s' if heads > 1 else ''}", done, most, relative)
 
-        found = search(self.fit(heads, first), self.seed, most, self.done, self.settings.jobs, told)
+        found = search(self.fit(heads, first), self.seed, most, self.done, self.settings.jobs, report)
         self.starts += len(found.traces)
         return found
 
     def done(self, found: RestartSearch) -> bool:
         if self.noise == 0.0:
-            return self.solved(found)
-        return (self.noise is None or self.solved(found)) and found.agreement >= AGREEING
+            return self.is_solved(found)
+        return (self.noise is None or self.is_solved(found)) and found.agreement >= AGREEING
 
-    def solved(self, found: RestartSearch) -> bool:
+    def is_solved(self, found: RestartSearch) -> bool:
         if self.noise is None:
             return False
         if self.noise == 0.0:
@@ -182,35 +171,29 @@ class _Fits:
         allowed = self.noise**2 * (freedom + NOISE_DEVIATIONS * np.sqrt(2 * freedom))
         return bool(found.best.rss <= allowed)
 
-    def grow(self, most: int) -> tuple[RestartSearch, list[int]]:
+    def grow(self, most: int) -> RestartSearch:
         """One head after the other until the examples are explained, or no further head pays."""
-        tried: list[int] = []
         searches: list[RestartSearch] = []
         starts = min(STARTS_PER_COUNT, self.settings.restarts)
         for heads in range(1, most + 1):
             found = self.search(heads, starts)
-            tried.append(heads)
-            if self.noise == 0.0 and self.solved(found):
-                return found, tried
+            if self.noise == 0.0 and self.is_solved(found):
+                return found
             # Within noise a weak head hides: one more must have been of no use.
-            if searches and self.solved(searches[-1]) and not self.better(found, searches[-1]):
-                return searches[-1], tried
+            if searches and self.is_solved(searches[-1]) and not self.better(found, searches[-1]):
+                return searches[-1]
             searches.append(found)
             costs = [self._cost(each) for each in searches]
-            if (
-                len(costs) > 1
-                and not self.solved(found)
-                and costs[-1] > min(costs)
-                and (self.noise is None or costs[-2] > min(costs))
-            ):
-                break  # where noise is known, two heads in a row that did not pay
-        explained = [each for each in searches if self.solved(each)]
-        return explained[-1] if explained else min(searches, key=self._cost), tried
+            recent = costs[-1:] if self.noise is None else costs[-2:]  # where noise is known, two heads in a row
+            if len(costs) > 1 and not self.is_solved(found) and min(recent) > min(costs):
+                break
+        explained = [each for each in searches if self.is_solved(each)]
+        return explained[-1] if explained else min(searches, key=self._cost)
 
     def better(self, more: RestartSearch, fewer: RestartSearch) -> bool:
         """Whether more heads explain more than they would of pure noise."""
         if not self.noise:
-            return not self.solved(fewer)
+            return not self.is_solved(fewer)
         counts = [count_of(self.examples, each.fit.heads, self.settings.rank).parameters for each in (more, fewer)]
         explained = (fewer.best.rss - more.best.rss) / self.noise**2
         if explained <= _at_most(counts[0] - counts[1]):
@@ -243,21 +226,16 @@ class _Fits:
     def prune(self, found: RestartSearch) -> RestartSearch:
         """A search with as few heads as explain the examples as well."""
         while found.fit.heads > 1:
-            fewer = self._without_one(found)
-            if fewer is None:
-                return found
-            found = fewer
+            for head in _candidates(found.point):
+                fit = self.fit(found.fit.heads - 1, np.delete(found.point.scores, head, axis=0))
+                fewer = search(replace(fit, moment=None), self.seed, 1, lambda _: True)
+                self.starts += 1
+                if self.is_solved(fewer) and not self.better(found, fewer):
+                    found = fewer
+                    break
+            else:
+                break
         return found
-
-    def _without_one(self, found: RestartSearch) -> RestartSearch | None:
-        point = found.point
-        for head in _candidates(point):
-            first = np.delete(point.scores, head, axis=0)
-            fewer = search(replace(self.fit(found.fit.heads - 1, first), moment=None), self.seed, 1, lambda _: True)
-            self.starts += 1
-            if self.solved(fewer) and not self.better(found, fewer):
-                return fewer
-        return None
 
 
 def _at_most(usual: float) -> float:
@@ -276,5 +254,4 @@ def _candidates(point: LayerPoint) -> Sequence[int]:
 
 def freedom_of(examples: Examples, heads: int, rank: int | None) -> float:
     """Numbers in the outputs less those of the layer."""
-    count = count_of(examples, heads, rank)
-    return float(max(1, examples.outputs.size - count.parameters))
+    return float(max(1, examples.outputs.size - count_of(examples, heads, rank).parameters))

@@ -15,7 +15,7 @@ from keyhole.arrays import Array, Floats, floats, to_numpy
 from keyhole.gauge.heads import canonical_heads, into_logits
 from keyhole.gauge.tolerance import relative
 from keyhole.methods.multi_head.scalar.gates import gate, shares, solve_crossing, weights_of
-from keyhole.methods.multi_head.scalar.half_circle import HalfCircle, next_guess
+from keyhole.methods.multi_head.scalar.jumps import HalfCircle, next_guess
 from support.targets import example
 
 
@@ -377,12 +377,12 @@ def test_a_gate_leaves_one_head_undecided(size: int, rng: np.random.Generator) -
 
 def test_a_crossing_leaves_one_head_undecided_off_its_hyperplane(rng: np.random.Generator) -> None:
     normals = rng.standard_normal((2, 5, 6))
-    found = solve_crossing(rng, normals, 2, np.full(5, 50.0), rng.standard_normal((2, 1)), 6, 1.0)
-    forms = found.lever * (found.mix @ (normals @ found.point))
+    found, mix = solve_crossing(rng, normals, 2, np.full(5, 50.0), rng.standard_normal((2, 1)), 6, 1.0)
+    forms = found.levers[0] * (mix @ (normals @ found.points[0]))
     assert forms[2] == pytest.approx(0, abs=1e-9)
     assert np.all(np.abs(np.delete(forms, 2)) >= 50 * (1 - 1e-9))
     away = normals[0, 2] / np.linalg.norm(normals[0, 2])
-    assert abs(found.point @ away) > 0.5
+    assert abs(found.points[0] @ away) > 0.5
 
 
 @pytest.mark.parametrize(("heads", "width"), [(3, 2), (8, 3), (20, 8)])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import keyhole as kh
-from keyhole.methods.multi_head.vector.odds_pencil import solve_pencil
+from keyhole.methods.multi_head.vector.first_token import solve_pencil
 from keyhole.recovery import Outcome
 from keyhole.targets import open_target
 from support.heads import covered, layer

@@ -11,7 +11,7 @@ import pytest
 import keyhole as kh
 from keyhole.arrays import Array, namespace, to_numpy
 from keyhole.methods.noise_estimation.digits import binary_digits, decimals, distance_from_polynomials
-from keyhole.methods.noise_estimation.measure import QUESTIONS, REPEATS, FoundNoise, measure_noise
+from keyhole.methods.noise_estimation.measure import QUESTIONS, REPEATS, NoiseEstimate, measure_noise
 from keyhole.noise import Noise
 from keyhole.oracles import Cast, Counted, Noisy, Oracle, Rounded
 from keyhole.queries import Signature
@@ -61,7 +61,7 @@ def plus_or_minus(tau: float) -> Callable[[Random, tuple[int, ...]], Array]:
     return lambda rng, shape: tau * rng.choice([-1.0, 1.0], shape)
 
 
-def measured(oracle: Oracle, seed: int) -> tuple[FoundNoise, int]:
+def measured(oracle: Oracle, seed: int) -> tuple[NoiseEstimate, int]:
     counted = Counted(oracle)
     found = Session(counted).run(measure_noise(counted.signature, np.random.default_rng(seed)))
     assert found.evidence
@@ -202,7 +202,7 @@ def test_a_box_that_always_says_the_same_tells_nothing(box: Box) -> None:
 def test_of_two_kinds_the_larger_is_reported_and_the_other_told(rng: Random) -> None:
     box = head(rng, 8)
 
-    def both(scale: float, places: int) -> FoundNoise:
+    def both(scale: float, places: int) -> NoiseEstimate:
         noisy = Noisy(unknown(box, 8), scale, declared=False)
         return measured(Rounded(noisy, places, declared=False), 0)[0]
 

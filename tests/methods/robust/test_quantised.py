@@ -15,8 +15,7 @@ from keyhole.methods import Estimate, Method, Steps, Unrecoverable
 from keyhole.methods.certificate import certify
 from keyhole.methods.robust.dtypes import GRIDS, grid_of
 from keyhole.methods.robust.method import ROBUST
-from keyhole.methods.robust.quantised.decimals import by_thresholds
-from keyhole.methods.robust.quantised.floats import by_null_queries
+from keyhole.methods.robust.quantised.method import by_null_queries, by_thresholds
 from keyhole.methods.robust.stored_bits import bit_exact
 from keyhole.noise import Noise
 from keyhole.oracles import Cast, Oracle, Rounded

@@ -7,8 +7,8 @@ import secrets
 import numpy as np
 import pytest
 
+from keyhole.arrays import Floats
 from keyhole.methods.sensing.solvers import (
-    Floats,
     SensingSolution,
     factored,
     nuclear_norm,

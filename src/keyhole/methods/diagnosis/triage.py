@@ -18,7 +18,7 @@ from keyhole.methods.attempt import Ledger
 from keyhole.methods.base import Steps
 from keyhole.methods.diagnosis.activation import ask_curvature
 from keyhole.methods.diagnosis.examination import Examination, Finding
-from keyhole.methods.noise_estimation.measure import Coarseness, FoundNoise, coarseness, measure_noise
+from keyhole.methods.noise_estimation.measure import NoiseEstimate, coarseness, measure_noise
 from keyhole.noise import Noise
 from keyhole.queries import Signature
 
@@ -102,7 +102,7 @@ class _Triage:
             again = yield from exam.ask([[self.far * self.direction]], repeat=1)
             apart = float(np.max(np.abs(again[0] - answers[1])))
             measure = apart > exam.error(size) or (not digits.evidence and bend <= SLIGHT * size)
-        found: FoundNoise | Coarseness = digits
+        found: NoiseEstimate = digits
         ledger = Ledger(np.inf)
         if measure:
             found = yield from ledger.count(measure_noise(exam.signature, exam.rng))

@@ -57,16 +57,8 @@ OUTPUTS = 16  # outputs looked at for neighbours: more would take time, and no f
 
 
 @dataclass(frozen=True)
-class FoundNoise:
-    """What was found, and in words what it rests on."""
-
-    noise: Noise
-    evidence: str
-
-
-@dataclass(frozen=True)
-class Coarseness:
-    """What the digits of the answers say: rounded to decimals, to a dtype, or (exact) neither."""
+class NoiseEstimate:
+    """A kind of errors, and in words what it rests on."""
 
     noise: Noise
     evidence: str = ""
@@ -91,7 +83,7 @@ class Segment:
         return np.asarray(np.abs(centred @ self.answers) / (centred @ centred) / self.half)
 
 
-def measure_noise(signature: Signature, rng: np.random.Generator) -> Steps[FoundNoise]:
+def measure_noise(signature: Signature, rng: np.random.Generator) -> Steps[NoiseEstimate]:
     """The kind and scale of an oracle's errors, from about 100 queries, or 336 where repeats differ.
 
     Random errors are taken for normal ones; their standard deviation is found within 20 %, as is the largest
@@ -101,7 +93,7 @@ def measure_noise(signature: Signature, rng: np.random.Generator) -> Steps[Found
     plans, rounds, longest = yield from _ask_scales(signature, rng)
     answers, first = np.concatenate([_flat(one) for one in rounds]), _rows(rounds[-1])
     if len(np.unique(answers)) == 1:
-        return FoundNoise(
+        return NoiseEstimate(
             Noise.exact(),
             f"all {len(answers)} answers are {answers[0]:.3g}, for tokens as long as {longest:.2g}: "
             "nothing can be said of their errors, so they are taken for right",
@@ -120,9 +112,6 @@ def measure_noise(signature: Signature, rng: np.random.Generator) -> Steps[Found
     return replace(found, evidence=f"{QUESTIONS} questions asked twice were answered {same}; {found.evidence}")
 
 
-# Asking.
-
-
 def _ask_scales(signature: Signature, rng: np.random.Generator) -> Steps[tuple[list[Plan], list[list[Floats]], float]]:
     """Random queries whose answers differ enough to tell something; all answers so far; the longest token."""
     # Typical tokens have entries of about one; the fourth root leaves room for the products in a logit.
@@ -130,17 +119,15 @@ def _ask_scales(signature: Signature, rng: np.random.Generator) -> Steps[tuple[l
     longest = min(most, signature.width**0.5)
     rounds: list[list[Floats]] = []
     while True:
-        plans = [_random_plan(signature, rng, length, longest) for length in _lengths(signature)]
+        plans = []
+        for length in _lengths(signature):
+            directions = _unit(rng.standard_normal((QUESTIONS // 2, length, signature.width)))
+            norms = longest * 10.0 ** -rng.uniform(0, DECADES, (QUESTIONS // 2, length, 1))
+            plans.append(sequences(STAGE, signature.space.asarray(directions * norms)))
         rounds.append(_numbers((yield plans), signature))
         if len(np.unique(_flat(rounds[-1]))) >= DIFFERENT or longest >= most or len(rounds) == ATTEMPTS:
             return plans, rounds, longest
         longest = min(most, longest * LONGER)
-
-
-def _random_plan(signature: Signature, rng: np.random.Generator, length: int, longest: float) -> Plan:
-    directions = _unit(rng.standard_normal((QUESTIONS // 2, length, signature.width)))
-    norms = longest * 10.0 ** -rng.uniform(0, DECADES, (QUESTIONS // 2, length, 1))
-    return sequences(STAGE, signature.space.asarray(directions * norms))
 
 
 def _lengths(signature: Signature) -> tuple[int, int]:
@@ -171,12 +158,9 @@ def _ask_neighbours(signature: Signature, rng: np.random.Generator, longest: flo
             plans.append(sequences(STAGE, signature.space.asarray(tokens)))
             shapes.append((points, half))
     answers = _numbers((yield plans), signature)
-    return [Segment(points, _some(each[:, -1, :]), half) for (points, half), each in zip(shapes, answers, strict=True)]
-
-
-def _some(answers: Floats) -> Floats:  # (count, outputs) -> (count, at most OUTPUTS)
-    outputs = answers.shape[1]
-    return answers[:, np.unique(np.linspace(0, outputs - 1, min(outputs, OUTPUTS)).astype(int))]
+    outputs = answers[0].shape[2]
+    some = np.unique(np.linspace(0, outputs - 1, min(outputs, OUTPUTS)).astype(int))
+    return [Segment(points, each[:, -1, some], half) for (points, half), each in zip(shapes, answers, strict=True)]
 
 
 def _numbers(measured: list[Measurements], signature: Signature) -> list[Floats]:
@@ -197,38 +181,31 @@ def _flat(answers: list[Floats]) -> Floats:
     return np.concatenate([each.ravel() for each in answers])
 
 
-# Judging.
-
-
 def _arithmetic(spacing: float, width: int) -> float:
     """Relative error that the sums inside an oracle may make of the spacing of its numbers."""
     return float(ROUNDING * spacing * width**0.5)
 
 
-def coarseness(answers: Floats, signature: Signature, coincidence: float = COINCIDENCE) -> Coarseness:
-    """Rounding that the digits of all answers betray: whichever explains more of the digits that are missing."""
+def coarseness(answers: Floats, signature: Signature, coincidence: float = COINCIDENCE) -> NoiseEstimate:
+    """Rounding to decimals or to a dtype, whichever explains more of the digits that all answers lack; else exact."""
     spacing, different = signature.space.eps, np.unique(answers)
-    found, most = Coarseness(Noise.exact()), coincidence
+    found, most = NoiseEstimate(Noise.exact()), coincidence
     digits = binary_digits(different)
     fitting = [name for name in sorted(DIGITS, key=lambda name: DIGITS[name]) if digits <= DIGITS[name]]
     if fitting and DIGITS[fitting[0]] < 1 - np.log2(spacing):
         lost = bits_lost_to_digits(different, DIGITS[fitting[0]], spacing)
         if lost > most:
             said = f"all {len(different)} different answers have at most {digits} binary digits"
-            found, most = Coarseness(Noise.dtype(fitting[0]), said), lost
+            found, most = NoiseEstimate(Noise.dtype(fitting[0]), said), lost
     places = decimals(different, spacing)
     if places is not None and bits_lost_to_decimals(different, places, spacing) > most:
         unit = f"{places} decimals" if places >= 0 else f"{-places} zeros before the point"
         at = "at most" if places >= 0 else "at least"
-        found = Coarseness(Noise.rounded(places), f"all {len(different)} different answers have {at} {unit}")
+        found = NoiseEstimate(Noise.rounded(places), f"all {len(different)} different answers have {at} {unit}")
     return found
 
 
-def _random(
-    answers: Floats,  # (repeats, queries, outputs)
-    coarse: Coarseness,
-    largest: float,
-) -> FoundNoise:
+def _random(answers: Floats, coarse: NoiseEstimate, largest: float) -> NoiseEstimate:  # (repeats, queries, outputs)
     """Random errors, or the rounding beside them where that is larger."""
     repeats, questions, outputs = answers.shape
     variance = np.var(answers, axis=0, ddof=1)
@@ -239,9 +216,8 @@ def _random(
     )
     rounding = coarse.noise.relative * largest / 3**0.5 if coarse.noise.kind == "dtype" else coarse.noise.deviation
     if 2 * rounding**2 > deviation**2:  # rounding has made its own part of what repeats differ by
-        return FoundNoise(
-            coarse.noise, f"{coarse.evidence}, an error of {rounding:.2g}, which is more than that {said}"
-        )
+        said = f"{coarse.evidence}, an error of {rounding:.2g}, which is more than that {said}"
+        return NoiseEstimate(coarse.noise, said)
     if coarse.evidence:
         said += f"; {coarse.evidence}, an error of {rounding:.2g}, which is less"
     for what, axis in (("questions", 1), ("outputs", 0)):
@@ -249,10 +225,10 @@ def _random(
         if UNEQUAL * np.min(each) < np.max(each):
             said += f"; it differs between {what}, from {np.min(each):.2g} to {np.max(each):.2g}, the largest is taken"
             deviation = max(deviation, float(np.max(each)))
-    return FoundNoise(Noise.gaussian(deviation), said)
+    return NoiseEstimate(Noise.gaussian(deviation), said)
 
 
-def _deterministic(segments: list[Segment], answers: Floats, signature: Signature) -> FoundNoise:
+def _deterministic(segments: list[Segment], answers: Floats, signature: Signature) -> NoiseEstimate:
     """Rounding, or errors that it cannot explain, or none."""
     coarse = coarseness(answers, signature)
     spacing = max(signature.space.eps, 2 * coarse.noise.relative)
@@ -277,4 +253,4 @@ def _deterministic(segments: list[Segment], answers: Floats, signature: Signatur
         noise, said = Noise.exact(), "neighbouring questions have answers on a smooth curve up to rounding"
     if bends:
         said += f"; answers to single tokens are curved by {bends:.2g}, {beyond}: those of one head are not"
-    return FoundNoise(noise, said)
+    return NoiseEstimate(noise, said)

@@ -32,8 +32,7 @@ class Grid:
     def spacing(self, numbers: Floats) -> Floats:
         """Distance between neighbours in the binade of each number."""
         _, exponent = np.frexp(numbers)
-        spacing: Floats = np.exp2(np.maximum(exponent - 1, self.lowest) - (self.digits - 1.0))
-        return spacing
+        return np.asarray(np.exp2(np.maximum(exponent - 1, self.lowest) - (self.digits - 1.0)))
 
     def within(self, centre: Floats, radius: Floats) -> tuple[Floats, Floats]:
         """The smallest and the largest number of the dtype in each interval; where none is, the first is the larger.

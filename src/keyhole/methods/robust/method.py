@@ -13,8 +13,7 @@ from keyhole.methods.base import BiasDetected, Estimate, Method, Steps, Unrecove
 from keyhole.methods.last_position import at_last_position
 from keyhole.methods.robust.bounded.method import bounded
 from keyhole.methods.robust.gaussian.method import gaussian
-from keyhole.methods.robust.quantised.decimals import by_thresholds
-from keyhole.methods.robust.quantised.floats import by_null_queries
+from keyhole.methods.robust.quantised.method import by_null_queries, by_thresholds
 from keyhole.methods.robust.quantised.pair_queries import SHORTEST
 from keyhole.methods.robust.stored_bits import bit_exact
 from keyhole.methods.single_head.method import single_head
@@ -87,14 +86,7 @@ def _ask_quantised(
     return None
 
 
-def _check(
-    signature: Signature,
-    target_error: float | None,
-    rank: int | None,
-    copies: int | None,
-    bits: str | None,
-    cover_biases: bool,
-) -> None:
+def _check(signature: Signature, target_error: Any, rank: Any, copies: Any, bits: Any, cover_biases: Any) -> None:
     if target_error is not None and not (isinstance(target_error, int | float) and 0 < target_error < math.inf):
         raise UsageError(f"target_error must be a positive number, not {target_error!r}")
     for name, number, most in (("rank", rank, signature.width), ("copies", copies, 10**6)):

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from keyhole.arrays import Array, namespace
+from keyhole.arrays import Array, Floats, namespace
 from keyhole.errors import UsageError
 from keyhole.families import SingleHead
 from keyhole.methods.base import Estimate, Method, Steps, Unrecoverable
@@ -16,14 +16,7 @@ from keyhole.methods.forms.score_bias import ask_for_bias, ask_score_bias
 from keyhole.methods.forms.value import Value, ask_value, check_nonzero
 from keyhole.methods.last_position import at_last_position
 from keyhole.methods.sensing.request import FormData, Request
-from keyhole.methods.sensing.solvers import (
-    Floats,
-    SensingSolution,
-    factored,
-    nuclear_norm,
-    parameter_count,
-    standard_error,
-)
+from keyhole.methods.sensing.solvers import SensingSolution, factored, nuclear_norm, parameter_count, standard_error
 from keyhole.queries import Signature, TokenRows
 from keyhole.recovery import Outcome
 
@@ -32,8 +25,6 @@ ASSUMPTIONS = (
     "answers are right up to the rounding of their dtype and the declared noise",
     "what the random measurements do not explain of the score matrix is no larger than they show",
 )
-# What ends a recovery whose measurements do not determine the score matrix.
-UNDETERMINED = Outcome.TOO_FEW_MEASUREMENTS
 # The first of the measurements are asked before the others, in four small rounds, to find the scale of all.
 PILOT = 15
 # Up to so many measurements reweighted least squares is cheap; it takes the cube of their number.
@@ -49,7 +40,7 @@ HIDDEN_FACTOR = 2.0
 
 
 @dataclass(frozen=True)
-class SensedScore:
+class ScoreEstimate:
     """The score matrix as found."""
 
     matrix: Floats  # (d, d)
@@ -86,36 +77,36 @@ def sensing(
     if rank is not None and rank > signature.width:
         raise UsageError(f"rank must be at most the width {signature.width}, not {rank}")
     value = yield from ask_value(signature, nonzero=False)
-    _check_one_output(value)
+    if value.vector.ndim != 1:
+        raise Unrecoverable(
+            Outcome.WRONG_FAMILY,
+            f"the box answers {tuple(value.vector.shape[1:])} numbers per sequence, this method reads one: "
+            "let the oracle return one of them, or a fixed combination",
+        )
     check_nonzero(signature, value)
-    bias, sensed = yield from _Sensing(signature, value, rng, request).run()
-    return _estimate(signature, request, value, bias, sensed)
+    bias, estimate = yield from _Sensing(signature, value, rng, request).run()
+    return _estimate(signature, request, value, bias, estimate)
 
 
-@dataclass(frozen=True)
-class _Pilot:
-    readings: FormData
-    responds: bool  # otherwise the score matrix is zero
-    bilinear: bool  # otherwise there is a score bias
+# First measurements, whether any responds (else the score is zero), and whether they are bilinear (else a bias shows).
+Pilot = tuple[FormData, bool, bool]
 
 
 class _Sensing:
     def __init__(self, signature: Signature, value: Value, rng: np.random.Generator, request: Request) -> None:
-        self.signature = signature
-        self.value = value
-        self.rng = rng
+        self.signature, self.value, self.rng, self.request = signature, value, rng, request
         self.solver_rng = np.random.default_rng(rng.integers(2**63))
-        self.request = request
 
-    def run(self) -> Steps[tuple[ScoreBias, SensedScore]]:
+    def run(self) -> Steps[tuple[ScoreBias, ScoreEstimate]]:
         totals = self.request.totals(self.signature.width)
-        bias, reader, pilot = yield from self._ask_start(min(PILOT, totals[0]))
-        readings = pilot.readings
-        if not pilot.responds:
+        bias, reader, (readings, responds, _) = yield from self._ask_start(min(PILOT, totals[0]))
+        if not responds:
             return bias, _zero(readings, 0)
         for number, total in enumerate(totals):
             if total > readings.count:
-                readings = FormData.concat(readings, (yield from self._ask_batch(reader, total - readings.count)))
+                rows, columns = self._pairs(total - readings.count)
+                forms = yield from reader.ask_batch("measurements", rows, columns)
+                readings = FormData.concat(readings, FormData.of(rows.vectors, columns.vectors, forms))
             if readings.silent:
                 return bias, _zero(readings, number + 1)
             solution = self._solution(readings, only=len(totals) == 1)
@@ -123,7 +114,7 @@ class _Sensing:
                 return bias, _scale_back(readings, solution, number + 1)
         raise self._failure(readings, solution)
 
-    def _ask_start(self, count: int) -> Steps[tuple[ScoreBias, PairReader, _Pilot]]:
+    def _ask_start(self, count: int) -> Steps[tuple[ScoreBias, PairReader, Pilot]]:
         """The score bias where one shows, a reader that knows the scale, and the first measurements."""
         signature, value = self.signature, self.value
         biased, hidden = False, 0.0
@@ -132,14 +123,14 @@ class _Sensing:
         if not biased:
             reader = PairReader(signature, value, hidden_bias=hidden)
             pilot = yield from self._ask_pilot(reader, count)
-            if pilot.bilinear:
+            if pilot[2]:
                 nothing = signature.space.zeros(signature.width)
                 return ScoreBias(nothing, nothing + hidden), reader, pilot
         bias = yield from ask_score_bias(signature, value, self.rng)
         reader = PairReader(signature, value, bias)
         return bias, reader, (yield from self._ask_pilot(reader, count))
 
-    def _ask_pilot(self, reader: PairReader, count: int) -> Steps[_Pilot]:
+    def _ask_pilot(self, reader: PairReader, count: int) -> Steps[Pilot]:
         """The first measurements, the first of them twice: at another scale it shows a score bias."""
         space = self.signature.space
         rows, columns = self._pairs(count)
@@ -148,15 +139,10 @@ class _Sensing:
         order = order if probe.responds else order[:1]
         first, second = (space.xp.take(side.vectors, order, axis=0) for side in (rows, columns))
         if not probe.responds:
-            return _Pilot(FormData.of(first, second, probe.forms), responds=False, bilinear=True)
+            return FormData.of(first, second, probe.forms), False, True
         forms = yield from reader.ask_forms("measurements", rows, columns, order, order)
         bilinear = not reader.negligible_last or probe.is_same(forms)
-        return _Pilot(FormData.of(first, second, forms), responds=True, bilinear=bilinear)
-
-    def _ask_batch(self, reader: PairReader, count: int) -> Steps[FormData]:
-        rows, columns = self._pairs(count)
-        forms = yield from reader.ask_batch("measurements", rows, columns)
-        return FormData.of(rows.vectors, columns.vectors, forms)
+        return FormData.of(first, second, forms), True, bilinear
 
     def _pairs(self, count: int) -> tuple[TokenRows, TokenRows]:  # (count, width) each
         """Random unit vectors; of the first all share the value evenly, of the second none leans its way.
@@ -193,11 +179,6 @@ class _Sensing:
 
     def _failure(self, readings: FormData, solution: SensingSolution) -> Unrecoverable:
         """Says how many measurements are recommended, and what else may be wrong."""
-        error = Unrecoverable(UNDETERMINED, self._advice(readings, solution))
-        error.partial = SingleHead(self.signature.space.asarray(solution.matrix), self.value.vector)
-        return error
-
-    def _advice(self, readings: FormData, solution: SensingSolution) -> str:
         request, width, count = self.request, self.signature.width, readings.count
         enough = request.largest_rank(width, count)
         rank = request.rank or min(enough + 1, width)
@@ -209,12 +190,15 @@ class _Sensing:
             cause += f"; so many are enough up to rank {enough}" if request.rank is None and enough else ""
         else:
             cause = f"{wanted} are recommended for width {width} and rank {rank}, so the rank is higher"
-        return (
+        error = Unrecoverable(
+            Outcome.TOO_FEW_MEASUREMENTS,
             f"{count} measurements did not determine the score matrix: {cause}. They are uncertain by "
             f"{readings.noise:.1g} of their size, and the best fit leaves {solution.residual:.1g} of it; if neither "
             "number nor noise is to blame, the box is not one softmax head. Ask for more `measurements`, or "
-            f"use single-head, which does with {width**2 + width + 2} queries whatever the rank"
+            f"use single-head, which does with {width**2 + width + 2} queries whatever the rank",
         )
+        error.partial = SingleHead(self.signature.space.asarray(solution.matrix), self.value.vector)
+        return error
 
 
 def _units(vectors: Array) -> Array:  # (n, width) -> (n, width)
@@ -222,7 +206,7 @@ def _units(vectors: Array) -> Array:  # (n, width) -> (n, width)
     return vectors / namespace(vectors).linalg.vector_norm(vectors, axis=1)[:, None]
 
 
-def _scale_back(readings: FormData, solution: SensingSolution, batches: int) -> SensedScore:
+def _scale_back(readings: FormData, solution: SensingSolution, batches: int) -> ScoreEstimate:
     """The solution with its radius: errors of the measurements, and what may hide in what they do not explain."""
     even, width = readings.even(), readings.left.shape[1]
     miss = ((even.left @ solution.matrix) * even.right).sum(axis=1) - even.values
@@ -233,27 +217,27 @@ def _scale_back(readings: FormData, solution: SensingSolution, batches: int) -> 
     # Random unit vectors see a matrix as its Frobenius norm over the width; at worst it is a single entry.
     seen = float(np.sqrt(np.mean(np.sum(even.left**2, axis=1))))
     hidden = HIDDEN_FACTOR * width * deviation / seen
-    return SensedScore(
+    return ScoreEstimate(
         solution.matrix, bar * spread + hidden, solution.rank, solution.residual, readings.count, batches
     )
 
 
-def _zero(readings: FormData, batches: int) -> SensedScore:
+def _zero(readings: FormData, batches: int) -> ScoreEstimate:
     """No measurement can be told from zero: neither can the score matrix."""
     width = readings.left.shape[1]
     nothing = np.zeros((width, width))
     most = float(np.sqrt(np.mean((np.abs(readings.values) + readings.radius) ** 2)))
-    return SensedScore(nothing, nothing + 4 * width * most, 0, 0.0, readings.count, batches)
+    return ScoreEstimate(nothing, nothing + 4 * width * most, 0, 0.0, readings.count, batches)
 
 
 def _estimate(
-    signature: Signature, request: Request, value: Value, bias: ScoreBias, sensed: SensedScore
+    signature: Signature, request: Request, value: Value, bias: ScoreBias, estimate: ScoreEstimate
 ) -> Estimate[SingleHead]:
-    space, width, rank = signature.space, signature.width, sensed.rank
+    space, width, rank = signature.space, signature.width, estimate.rank
     biased = bool(space.xp.any(bias.vector != 0))
-    score = space.asarray(sensed.matrix)
+    score = space.asarray(estimate.matrix)
     # The matrix was found in double precision and is handed back in that of the oracle.
-    radius = space.asarray(sensed.radius) + space.eps * space.xp.abs(score)
+    radius = space.asarray(estimate.radius) + space.eps * space.xp.abs(score)
     params = SingleHead(score, value.vector, bias.vector if biased else None, value.bias if value.has_bias else None)
     bars = SingleHead(radius, value.radius, bias.radius, value.bias_radius if value.has_bias else None)
     return Estimate(
@@ -263,24 +247,15 @@ def _estimate(
         assumptions=ASSUMPTIONS,
         details={
             "rank": rank,
-            "measurements": sensed.readings,
+            "measurements": estimate.readings,
             "recommended": request.recommended(width, max(rank, 1)),
-            "batches": sensed.batches,
+            "batches": estimate.batches,
             "solver": request.solver,
-            "residual": sensed.residual,
+            "residual": estimate.residual,
             "score_bias": biased,
             "output_bias": value.has_bias,
         },
     )
-
-
-def _check_one_output(value: Value) -> None:
-    if value.vector.ndim != 1:
-        raise Unrecoverable(
-            Outcome.WRONG_FAMILY,
-            f"the box answers {tuple(value.vector.shape[1:])} numbers per sequence, this method reads one: "
-            "let the oracle return one of them, or a fixed combination",
-        )
 
 
 SENSING = Method(

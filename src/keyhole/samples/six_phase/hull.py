@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from keyhole.arrays import Floats
-from keyhole.samples.variable_projection import LayerProblem
+from keyhole.samples.variable_projection import LayerProblem, mixture
 
 # Points of the net along each direction, its radius over that of the proxy, and how often it is refined.
 POINTS = {1: 41, 2: 15, 3: 9}
@@ -41,13 +41,6 @@ class Hull:
         """Of the points of the hull that are nearest to score matrices."""
         flat = self.directions.reshape(len(self.directions), self.proxy.size)
         return np.asarray((scores - self.proxy).reshape(len(scores), -1) @ flat.T)
-
-    def distance(self, scores: Floats) -> float:  # (m, d, d)
-        """How far score matrices are from the hull, over their size, root mean squares."""
-        apart = (scores - self.proxy).reshape(len(scores), -1)
-        flat = self.directions.reshape(len(self.directions), self.proxy.size)
-        apart = apart - (apart @ flat.T) @ flat
-        return float(np.linalg.norm(apart) / np.linalg.norm(scores))
 
 
 def net(
@@ -101,7 +94,11 @@ class _Table:
     def __init__(self, problem: LayerProblem, scores: Floats) -> None:
         self.width = problem.width
         mixed = np.concatenate(
-            [problem.mix(problem.weights(scores[start : start + 32])) for start in range(0, len(scores), 32)], axis=1
+            [
+                mixture(problem.inputs, problem.weights(scores[start : start + 32]))
+                for start in range(0, len(scores), 32)
+            ],
+            axis=1,
         )
         self.products = (mixed.T @ mixed).reshape(len(scores), self.width, len(scores), self.width)
         self.right = (mixed.T @ problem.labels).reshape(len(scores), self.width, -1)

@@ -24,8 +24,7 @@ import numpy as np
 from keyhole.arrays import Floats
 from keyhole.errors import UsageError
 from keyhole.samples.six_phase.hull import Hull, net
-from keyhole.samples.six_phase.proxy import MOST_HEADS, proxy, span
-from keyhole.samples.six_phase.rows import Rows, alike, rescore, sculpt
+from keyhole.samples.six_phase.rows import MOST_HEADS, Rows, alike, proxy, rescore, sculpt, span
 from keyhole.samples.variable_projection import LayerProblem
 
 ASSUMPTIONS = (
@@ -100,7 +99,8 @@ class _Run:
         started = float(np.linalg.norm(total))
         for cycle in range(CYCLES):
             pool = sculpt(self.different_inputs, self.different_outputs, total, POOL * self.last)
-            for count in _row_counts(min(self.last, max(2, len(pool.scores) // 2)), ROUNDS):
+            last = min(self.last, max(2, len(pool.scores) // 2))
+            for count in (round(float(each)) for each in np.geomspace(min(FIRST_ROWS, last), last, ROUNDS)):
                 rows = rescore(pool, total).best(count)
                 use = self.solver if cycle == CYCLES - 1 and count == self.last else "least-squares"
                 point, total = proxy(rows, total, self.heads, use, refine=not self.exact_sum)
@@ -151,8 +151,7 @@ def crude_sum(inputs: Floats, outputs: Floats, count: int = CRUDE_EXAMPLES) -> F
         variance = np.mean((inputs - centre[:, None]) ** 2, axis=(1, 2))
         # By chance all tokens may be nothing but small: what counts is the spread over the size.
         chosen = np.argsort(variance / np.maximum(np.mean(centre**2, axis=1), 1e-12), kind="stable")[:count]
-    found: Floats = np.linalg.lstsq(centre[chosen], np.mean(outputs[chosen], axis=1), rcond=None)[0]
-    return found
+    return np.asarray(np.linalg.lstsq(centre[chosen], np.mean(outputs[chosen], axis=1), rcond=None)[0])
 
 
 def all_alike(inputs: Floats) -> Any:  # (n, k, d) -> (some,) or None
@@ -174,8 +173,3 @@ def _distinct(inputs: Floats) -> Any:
     flat = np.ascontiguousarray(inputs.reshape(len(inputs), -1))
     keys = flat.view(np.dtype((np.void, flat.dtype.itemsize * flat.shape[1]))).reshape(-1)
     return np.sort(np.unique(keys, return_index=True)[1])
-
-
-def _row_counts(last: int, rounds: int) -> list[int]:
-    first = min(FIRST_ROWS, last)
-    return [round(float(count)) for count in np.geomspace(first, last, rounds)]

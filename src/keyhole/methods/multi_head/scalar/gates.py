@@ -35,12 +35,8 @@ def homogeneous(points: Floats, size: int) -> Floats:  # (n, width) -> (n, size)
 
 
 def spread_points(
-    rng: np.random.Generator,
-    normals: Floats,  # (heads, size)
-    width: int,
-    radius: float,
-    onto: int | None = None,
-) -> Floats:  # (n, size)
+    rng: np.random.Generator, normals: Floats, width: int, radius: float, onto: int | None = None
+) -> Floats:  # (heads, size) -> (n, size)
     """Random points of norm about `radius`; those on the hyperplane of head `onto` where it is given."""
     points = rng.standard_normal((CANDIDATES, width))
     points *= radius / np.linalg.norm(points, axis=1, keepdims=True)
@@ -77,16 +73,6 @@ def gate(
     return HeadGate(points, np.append(levers, levers[0]), points @ normals.T > 0)
 
 
-@dataclass(frozen=True)
-class Crossing:
-    """A point off the hyperplane of a head, and the combination of two rows that leaves the head undecided there."""
-
-    point: Floats  # (size,)
-    mix: Floats  # (2,)
-    lever: float
-    first: Booleans  # (heads,)
-
-
 def solve_crossing(
     rng: np.random.Generator,
     normals: Floats,  # (2, heads, size) of the hyperplanes of two orthonormal rows
@@ -95,8 +81,11 @@ def solve_crossing(
     shares: Floats,  # (2, outputs) what the head gives each row, over what all heads give
     width: int,
     radius: float,
-) -> Crossing:
-    """A point along the first normal of `head`, where a combination of the rows decides all other heads best."""
+) -> tuple[HeadGate, Floats]:
+    """One point along the first normal of `head`, and the combination (2,) of the rows that leaves it undecided there.
+
+    Of all such points the one where that combination decides all other heads best.
+    """
     size = normals.shape[2]
     away = normals[0, head, :width] / np.linalg.norm(normals[0, head, :width])
     points = rng.standard_normal((CANDIDATES, width))
@@ -116,7 +105,7 @@ def solve_crossing(
         costs = (typical / margins + 1 / np.linalg.norm(mixes @ shares, axis=1)) / np.abs(mixes[:, 0])
     best = int(np.argmin(costs))
     logits[:, head] = 0.0
-    return Crossing(points[best], mixes[best], float(1 / margins[best]), logits[best] > 0)
+    return HeadGate(points[[best]], 1 / margins[[best]], logits[[best]] > 0), mixes[best]
 
 
 def independent(vectors: Floats, count: int) -> Integers:  # (n, size) -> (count,)
@@ -158,8 +147,7 @@ def between(rng: np.random.Generator, normals: Floats, width: int, radius: float
     np.fill_diagonal(cosines, 0.0)
     nearest = np.argmax(np.abs(cosines), axis=1)
     middle = units + np.sign(cosines[np.arange(nearest.size), nearest])[:, None] * units[nearest]
-    found = [spread_points(rng, middle, width, radius, head)[:NEIGHBOURS] for head in range(nearest.size)]
-    return np.vstack(found)
+    return np.vstack([spread_points(rng, middle, width, radius, head)[:NEIGHBOURS] for head in range(nearest.size)])
 
 
 def weights_of(points: Floats, normals: Floats, uniform: int) -> Floats:  # -> (n, heads + uniform)

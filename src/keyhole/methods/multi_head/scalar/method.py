@@ -48,12 +48,12 @@ HIDDEN = (
 
 
 @dataclass(frozen=True)
-class _Found:
+class _JumpHeads:
     """Heads as jumps: their hyperplanes, and how many heads weigh all tokens the same."""
 
     search: JumpSearch
     normals: Floats  # (heads, size)
-    doubts: Floats  # (heads,) their relative errors
+    normal_errors: Floats  # (heads,) their relative errors
     uniform: int
 
 
@@ -106,11 +106,16 @@ def _check_signature(signature: Signature) -> None:
         )
 
 
-def _ask_heads(signature: Signature, total: Value, rng: np.random.Generator) -> Steps[_Found | None]:
+def _ask_heads(signature: Signature, total: Value, rng: np.random.Generator) -> Steps[_JumpHeads | None]:
     """The heads, from one half-circle or, where that shows them badly, another; None when nothing ever responds."""
     trouble: Unrecoverable | None = None
+    sizes = np.linalg.norm(columns(floats(total.vector)), axis=0)
     for _ in range(ATTEMPTS):
-        scope = yield from ask_for_bias(_scope(signature, total, rng), rng)
+        # A random row, and a random combination of the outputs, each brought to about one size.
+        row = rng.standard_normal(signature.width)
+        mix = rng.standard_normal(sizes.size) / np.where(sizes > 0, sizes, np.max(sizes, initial=1.0))
+        scope = Scope(signature, total, row / np.linalg.norm(row), mix / np.linalg.norm(mix))
+        scope = yield from ask_for_bias(scope, rng)
         search = yield from ask_jumps(scope, rng)
         if search is None:
             continue
@@ -122,34 +127,26 @@ def _ask_heads(signature: Signature, total: Value, rng: np.random.Generator) -> 
         own = np.append(jumps.shares, [scope.uniform] * uniform)
         rest = float(scope.row @ scope.vector @ scope.mix) - float(np.sum(own))
         trouble = Unrecoverable(Outcome.WRONG_FAMILY, HIDDEN)
-        if abs(rest) > 24 * own.size**0.5 * scope.blur or not len(jumps):
+        if abs(rest) > 24 * own.size**0.5 * scope.level_radius or not len(jumps):
             continue
         if own.size == 1:
-            return _Found(search, np.zeros((1, scope.size)), np.zeros(1), 0)
-        normals, doubts = yield from ask_normals(scope, jumps, rng)
+            return _JumpHeads(search, np.zeros((1, scope.size)), np.zeros(1), 0)
+        normals, normal_errors = yield from ask_normals(scope, jumps, rng)
         lever = DECIDED * float(np.max(jumps.levers))
         if (yield from ask_unexplained(scope, normals, own, lever, rng)) <= 1:
-            return _Found(search, normals, doubts, uniform)
+            return _JumpHeads(search, normals, normal_errors, uniform)
     if trouble is not None:
         raise trouble
     return None
 
 
-def _scope(signature: Signature, total: Value, rng: np.random.Generator) -> Scope:
-    """A random row, and a random combination of the outputs, each brought to about one size."""
-    row = rng.standard_normal(signature.width)
-    sizes = np.linalg.norm(columns(floats(total.vector)), axis=0)
-    mix = rng.standard_normal(sizes.size) / np.where(sizes > 0, sizes, np.max(sizes, initial=1.0))
-    return Scope(signature, total, row / np.linalg.norm(row), mix / np.linalg.norm(mix))
-
-
-def _ask_all_heads(found: _Found, rng: np.random.Generator) -> Steps[tuple[ScalarValues, list[HeadScore]]]:
+def _ask_all_heads(found: _JumpHeads, rng: np.random.Generator) -> Steps[tuple[ScalarValues, list[HeadScore]]]:
     """Values and scores of all heads; again, with more room, where some turn out to be larger than thought."""
     search, normals = found.search, found.normals
     lever, lean = DECIDED * float(np.max(search.jumps.levers)), 1.0
     for _ in range(MOST_READINGS):
         values = yield from ask_values(search.scope, normals, found.uniform, lever, lean, rng)
-        reader, read = HeadReader(search.scope, normals, found.doubts, values, rng), dict[int, Columns]()
+        reader, read = HeadReader(search.scope, normals, found.normal_errors, values, rng), dict[int, Columns]()
         heads = yield from with_sketch(_ask_scores(reader, read), partial(_sketch, read, normals.shape[0]))
         if heads is not None and not values.is_disturbed(np.stack([head.score for head in heads]), normals):
             return values, heads
@@ -186,20 +183,20 @@ def _ask_scores(reader: HeadReader, columns: dict[int, Columns]) -> Steps[list[H
             heads.append(head)
             last.append(check)
         scores, radii = (np.stack([getattr(head, name) for head in heads]) for name in ("score", "radius"))
-        stolen = [
+        disturbed = [
             number
             for number in range(count)
             if any(each[number].has_unsaturated(scores, radii) for each in (checks, last))
         ]
-        if not stolen:
+        if not disturbed:
             return heads
-        for number in stolen:
+        for number in disturbed:
             room[number] *= ROOMIER
             del columns[number]
     return None
 
 
-def _estimate(found: _Found, values: ScalarValues, heads: list[HeadScore]) -> Estimate[MultiHead]:
+def _estimate(found: _JumpHeads, values: ScalarValues, heads: list[HeadScore]) -> Estimate[MultiHead]:
     scope = found.search.scope
     space, width = scope.signature.space, scope.signature.width
     flat = scope.total.vector.ndim == 1

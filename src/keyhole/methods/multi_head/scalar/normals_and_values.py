@@ -74,11 +74,11 @@ def ask_normals(scope: Scope, jumps: Jumps, rng: np.random.Generator) -> Steps[t
     slopes = (logits - jumps.logits[:, None]) / (jumps.levers[:, None] * lengths)
     normals = slopes @ basis
     errors = (bars + 2 * jumps.errors[:, None]) / (jumps.levers[:, None] * lengths)
-    doubts = np.linalg.norm(errors, axis=1) / np.linalg.norm(normals, axis=1)
+    normal_errors = np.linalg.norm(errors, axis=1) / np.linalg.norm(normals, axis=1)
     if scope.radius is None:
-        return normals, doubts
+        return normals, normal_errors
     offsets = jumps.logits / jumps.levers - np.sum(normals * jumps.points[:, :width], axis=1)
-    return np.column_stack([normals, offsets]), doubts
+    return np.column_stack([normals, offsets]), normal_errors
 
 
 def ask_unexplained(scope: Scope, normals: Floats, own: Floats, lever: float, rng: np.random.Generator) -> Steps[float]:
@@ -90,18 +90,14 @@ def ask_unexplained(scope: Scope, normals: Floats, own: Floats, lever: float, rn
     margins = np.min(np.abs(points @ normals.T) / np.linalg.norm(normals, axis=1), axis=1, initial=np.inf)
     points = points[margins >= np.quantile(margins, 0.5)][: 2 * FRESH_POINTS]  # clear of all hyperplanes
     levers, half = np.full(FRESH_POINTS, lever), FRESH_POINTS
-    plans = [
-        scope.plan("fresh points", levers, points[:half]),
-        scope.plan("fresh points", levers, points[half:], copies=(2, 1)),
-    ]
+    parts = points[:half], points[half:]
+    plans = [scope.plan("fresh points", levers, part, copies=(count, 1)) for count, part in enumerate(parts, 1)]
     answers: list[Measurements] = yield plans
-    levels = np.concatenate(
-        [scope.levels(a, levers, p) @ scope.mix for a, p in zip(answers, (points[:half], points[half:]), strict=True)]
-    )
+    levels = np.concatenate([scope.levels(a, levers, p) @ scope.mix for a, p in zip(answers, parts, strict=True)])
     uniform = own.size - normals.shape[0]
     weights = weights_of(points, normals, uniform)
     weights[half:, normals.shape[0] :] = 2 / 3
-    return float(np.max(np.abs(levels - weights @ own)) / (8 * own.size**0.5 * scope.blur))
+    return float(np.max(np.abs(levels - weights @ own)) / (8 * own.size**0.5 * scope.level_radius))
 
 
 def ask_values(
@@ -113,8 +109,12 @@ def ask_values(
     """
     width = scope.signature.width
     heads = normals.shape[0] + uniform
+    # Reflected so that the basis begins with the common row.
     basis = floats(random_orthogonal(scope.signature.space, rng, width))
-    basis = _beginning_with(scope.row, basis)
+    mirror = basis[0] - scope.row
+    size = mirror @ mirror
+    basis = basis if size == 0 else basis - np.outer(basis @ mirror, mirror) * (2 / size)
+    basis = np.vstack([scope.row, basis[1:]])
     points, margins = shares(rng, normals, width, 1.0, heads - 1, uniform)
     leans = lean * LEAN * np.minimum(margins, 1.0)  # (points,)
     count = heads - 1
@@ -144,14 +144,6 @@ def ask_values(
     vectors = basis.T @ inside
     radius = np.sqrt((basis.T) ** 2 @ variance)
     return ScalarValues(vectors, radius + blur, np.sqrt(variance[:, 0, :]) + blur, leans, points, basis[1:])
-
-
-def _beginning_with(row: Floats, basis: Floats) -> Floats:  # (width,), (width, width)
-    """The basis reflected so that it begins with the unit vector `row`."""
-    mirror = basis[0] - row
-    size = mirror @ mirror
-    turned = basis if size == 0 else basis - np.outer(basis @ mirror, mirror) * (2 / size)
-    return np.vstack([row, turned[1:]])
 
 
 def saturated_at(gate: HeadGate, head: int, values: ScalarValues, row: Floats, row_radius: Floats) -> SaturatedHeads:

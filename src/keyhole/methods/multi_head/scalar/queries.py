@@ -103,7 +103,7 @@ class Scope:
         )
 
     @property
-    def blur(self) -> float:
+    def level_radius(self) -> float:
         """How far a level in the combination may be off: roundings of the tokens, of their values and of the sum."""
         known = float(np.linalg.norm(columns(floats(self.total.radius)) @ np.abs(self.mix)))
         return 2 * self.signature.space.rounding * self.loudness + known

@@ -61,12 +61,12 @@ class GatedReader(FormReader):
         self.expected = expected
         self.estimate.update(space.full((4,), expected), 1.0)
 
-    def ask_base(self, normal: Floats, doubt: float, off: int) -> Steps[None]:  # (size,)
+    def ask_base(self, normal: Floats, normal_error: float, off: int) -> Steps[None]:  # (size,)
         """The logits of the common row alone, and points moved onto the hyperplane by what these tell of it.
 
-        The normal is uncertain by `doubt`, relatively. The last `off` points stay where they are. A point that is so
-        far off that its logit saturates is moved until the logit changes its sign, then by half of that, but no
-        farther than other heads stay decided.
+        The normal is uncertain by `normal_error`, relatively. The last `off` points stay where they are. A point whose
+        logit saturates is moved until the logit changes its sign, then by half of that, but no farther than other heads
+        stay decided.
         """
         width = self.signature.width
         step = normal[:width] / (normal[:width] @ normal[:width])
@@ -79,7 +79,7 @@ class GatedReader(FormReader):
             self.base[open_], self.base_radius[open_] = logits, radius
             seen = np.isfinite(radius) & (np.abs(logits) <= LARGEST_BASE)
             # Where a logit is small, what it becomes by the move is as good as known.
-            fine = seen & ((np.abs(logits) * doubt <= radius) | (open_ >= self.base.size - off))
+            fine = seen & ((np.abs(logits) * normal_error <= radius) | (open_ >= self.base.size - off))
             exact = open_[fine & (open_ < self.base.size - off)]
             rest = open_[~fine]
             lost = ~np.isfinite(radius[~fine])
@@ -88,7 +88,7 @@ class GatedReader(FormReader):
             far = np.where(self.base[rest] > 0, FAR, -FAR)
             half = (below[rest] + above[rest]) / 2
             moved[exact] += self.base[exact]
-            self.base_radius[exact] += np.abs(self.base[exact]) * doubt
+            self.base_radius[exact] += np.abs(self.base[exact]) * normal_error
             moved[rest] = np.where(lost, np.where(np.isfinite(half), half, far), moved[rest] + self.base[rest])
             self.base[exact] = 0.0
             self.gate.points[:, :width] = start[:, :width] - (moved / self.gate.levers)[:, None] * step
@@ -205,9 +205,9 @@ class HeadReader:
     """Reads heads one by one, in two rounds: first their hyperplanes, which then tell where to read the rest."""
 
     def __init__(
-        self, scope: Scope, normals: Floats, doubts: Floats, values: ScalarValues, rng: np.random.Generator
+        self, scope: Scope, normals: Floats, normal_errors: Floats, values: ScalarValues, rng: np.random.Generator
     ) -> None:
-        self.scope, self.normals, self.doubts, self.values, self.rng = scope, normals, doubts, values, rng
+        self.scope, self.normals, self.normal_errors, self.values, self.rng = scope, normals, normal_errors, values, rng
         space, width = scope.signature.space, scope.signature.width
         self.rows = space.asarray(values.rows)  # orthonormal, across the common row
         self.lengths = np.linalg.norm(normals[:, :width], axis=1)
@@ -231,7 +231,7 @@ class HeadReader:
             self.rng, self.normals, number, self._least_logits(number, room), scope.signature.width, self.radius
         )
         reader = self._reader(doors, number, scope.row, self.values.row_radius)
-        yield from reader.ask_base(self.normals[number], self.doubts[number], off=1)
+        yield from reader.ask_base(self.normals[number], self.normal_errors[number], off=1)
         score = yield from ask_score(reader, self.rng, Draft(), bases=(self.rows, self.rows.T, space.eye(size - 1)))
         assert score is not None  # forms that cannot disagree with themselves
         one = space.indices([0])
@@ -253,13 +253,13 @@ class HeadReader:
         pair = np.stack([scope.row, self.values.rows[0]])
         loudness = np.sqrt(np.sum(self.values.vectors**2, axis=(0, 1)))  # (outputs,)
         shares = pair @ self.values.vectors[number] / np.where(loudness > 0, loudness, 1.0)
-        found = solve_crossing(self.rng, both, number, self._least_logits(number, room), shares, width, self.radius)
-        doors = HeadGate(found.point[None, :].copy(), np.array([found.lever]), found.first[None, :])
-        row = found.mix @ pair
+        least = self._least_logits(number, room)
+        doors, mix = solve_crossing(self.rng, both, number, least, shares, width, self.radius)
+        row, lever = mix @ pair, float(doors.levers[0])
         reader = self._reader(doors, number, row, np.sqrt(np.tensordot(row**2, self.values.radius**2, (0, 1))))
         every = space.indices(range(width - 1))
         try:
-            yield from reader.ask_base(found.mix @ both[:, number], 0.0, off=1)
+            yield from reader.ask_base(mix @ both[:, number], 0.0, off=1)
         except Unrecoverable:  # a neighbour is so near that the second row is not known well enough
             last = yield from near.ask_forms(
                 "columns", TokenRows(self.rows), near.points, every, 0 * every + scope.size - 1
@@ -270,8 +270,8 @@ class HeadReader:
         last = yield from reader.ask_forms("columns", TokenRows(self.rows), reader.points, every, 0 * every)
         # What the combination of rows says, less the second row's part, is the common row's.
         second, second_bar = float(last.values[0]), float(last.radius[0])
-        common = (reader.base[0] / found.lever - found.mix[1] * second) / found.mix[0]
-        bar = (reader.base_radius[0] / found.lever + abs(found.mix[1]) * second_bar) / abs(found.mix[0])
+        common = (reader.base[0] / lever - mix[1] * second) / mix[0]
+        bar = (reader.base_radius[0] / lever + abs(mix[1]) * second_bar) / abs(mix[0])
         return self._assemble(own, doors.points[0], common, bar, last), reader
 
     def _assemble(self, own: Columns, point: Floats, common: float, bar: float, last: Forms) -> HeadScore:

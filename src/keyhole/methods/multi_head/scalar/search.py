@@ -15,8 +15,8 @@ import numpy as np
 from keyhole.arrays import Booleans, Floats
 from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.forms.scale import NO_RESPONSE
-from keyhole.methods.multi_head.scalar.half_circle import HalfCircle, cross_section
-from keyhole.methods.multi_head.scalar.jumps import JumpReader, Jumps
+from keyhole.methods.multi_head.scalar.gates import homogeneous
+from keyhole.methods.multi_head.scalar.jumps import HalfCircle, JumpReader, Jumps, cross_section
 from keyhole.methods.multi_head.scalar.queries import Scope
 from keyhole.recovery import Outcome
 
@@ -61,7 +61,7 @@ def ask_for_bias(scope: Scope, rng: np.random.Generator) -> Steps[Scope]:
     scope = scope.with_values_of(level)
     whole = float(scope.row @ scope.vector @ scope.mix)
     drowned = float(biased.known_error(lever, scope.mix)[0])
-    if abs(float(level[0]) - whole / 2) <= scope.blur + drowned:
+    if abs(float(level[0]) - whole / 2) <= scope.level_radius + drowned:
         return scope
     direction = rng.standard_normal(width)
     direction /= np.linalg.norm(direction)
@@ -71,7 +71,7 @@ def ask_for_bias(scope: Scope, rng: np.random.Generator) -> Steps[Scope]:
         both = np.concatenate([radii, -radii])
         points = np.column_stack([both[:, None] * direction, np.ones(both.size)])
         sums = (yield from biased.ask("biases", np.full(both.size, lever[0]), points)) @ scope.mix
-        error = scope.with_values_of(sums).blur + drowned * np.maximum(1, radii)
+        error = scope.with_values_of(sums).level_radius + drowned * np.maximum(1, radii)
         return np.abs(sums[: radii.size] + sums[radii.size :] - whole) <= 4 * error
 
     powers = list(RADII)
@@ -94,14 +94,14 @@ def ask_jumps(scope: Scope, rng: np.random.Generator) -> Steps[JumpSearch | None
     start, other = np.linalg.qr(rng.standard_normal((width, 2)))[0].T if width > 1 else np.array([[1.0], [0.0]])
     whole = float(scope.row @ scope.vector @ scope.mix)
     for _ in range(MOST_RADII):
-        scope, lever = yield from _ask_saturating(scope, _lift(scope, start[None, :]))
+        scope, lever = yield from _ask_saturating(scope, homogeneous(start[None, :], scope.size))
         if lever is None:
             return None
         saturating = lever
         seen = _Half(scope, lever, start, other)
         circle = yield from seen.ask_first()
         scope = seen.scope
-        astray = abs(float(circle.levels[0] + circle.levels[-1]) - whole) > 4 * scope.blur
+        astray = abs(float(circle.levels[0] + circle.levels[-1]) - whole) > 4 * scope.level_radius
         if not astray:
             break
         if scope.radius is None:
@@ -111,7 +111,7 @@ def ask_jumps(scope: Scope, rng: np.random.Generator) -> Steps[JumpSearch | None
         raise Unrecoverable(Outcome.WRONG_FAMILY, "answers to opposite tokens do not add up as those of heads do")
     doubled = yield from scope.ask("jumps", np.full(1, seen.lever), seen.at(np.zeros(1)), copies=(2, 1))
     uniform = 6 * (float(doubled[0] @ scope.mix) - float(circle.levels[0]))
-    scope = replace(scope, uniform=uniform if abs(uniform) > 24 * scope.blur else 0.0)
+    scope = replace(scope, uniform=uniform if abs(uniform) > 24 * scope.level_radius else 0.0)
     yield from _ask_isolation(circle, seen.ask_sums)
     reading = JumpReader(scope, saturating, circle, seen.at)
     yield from reading.run()
@@ -131,7 +131,7 @@ class _Half:
         self.scope, self.lever, self.start, self.other = scope, SHARP / self.narrowest * lever, start, other
 
     def at(self, angles: Floats) -> Floats:  # (n,) -> (n, size)
-        return _lift(self.scope, cross_section(self.start, self.other, angles))
+        return homogeneous(cross_section(self.start, self.other, angles), self.scope.size)
 
     def ask_sums(self, angles: Floats) -> Steps[Floats]:  # (n,) -> (n,)
         levels = yield from self.scope.ask("jumps", np.full(angles.size, self.lever), self.at(angles))
@@ -141,11 +141,7 @@ class _Half:
         angles = np.linspace(0.0, np.pi, FIRST_ANGLES)
         levels = yield from self.ask_sums(angles)
         self.scope = self.scope.with_values_of(levels)
-        return HalfCircle(angles, levels, 4 * self.scope.blur, self.narrowest)
-
-
-def _lift(scope: Scope, points: Floats) -> Floats:
-    return points if scope.radius is None else np.column_stack([points, np.ones(points.shape[0])])
+        return HalfCircle(angles, levels, 4 * self.scope.level_radius, self.narrowest)
 
 
 def _from_there_on(good: Booleans) -> int:
@@ -171,7 +167,7 @@ def _ask_saturating(scope: Scope, point: Floats) -> Steps[tuple[Scope, float | N
         levels, errors = yield from ask_sums(powers)
         if settled is None:
             scope, settled = scope.with_values_of(levels), float(levels[-1])
-        same = np.abs(levels - settled) <= scope.blur + errors
+        same = np.abs(levels - settled) <= scope.level_radius + errors
         if scope.radius is None and step == POWER_STEPS[0] and np.all(same):
             return scope, None
         first = _from_there_on(same)

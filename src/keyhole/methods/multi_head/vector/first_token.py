@@ -1,4 +1,10 @@
-"""How many heads there are, and the values and odds of one token in each of them."""
+"""How many heads there are, and the values and odds of one token in each of them, from the odds of that token.
+
+A token of odds p, in m copies against one other, has the weight w_m = m·p/(1 + m·p), so that two multiplicities obey
+k·w_m − m·w_k + (m − k)·w_k·w_m = 0. Answers are sums of heads, each with its own p: a functional c with c·answer = w of
+one head obeys that too, which is linear in (c, c·cᵀ). The null space of as many equations as needed has one dimension
+per head, and one eigenproblem in it yields every c.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +14,6 @@ import numpy as np
 
 from keyhole.arrays import Floats
 from keyhole.methods.base import Steps, Unrecoverable
-from keyhole.methods.multi_head.vector.odds_pencil import Pencil, equations, solve_pencil
 from keyhole.methods.multi_head.vector.probe import HeadsHidden, VectorQueries
 from keyhole.methods.multi_head.vector.token_fit import TokenData, TokenFit, fit_token
 from keyhole.recovery import Outcome
@@ -69,17 +74,17 @@ def ask_first_token(queries: VectorQueries) -> Steps[FirstToken]:
     wanted, spare = FIRST_ROUND, SPARE_EQUATIONS * queries.patience
     for _ in range(ATTEMPTS):
         while wanted > last.shape[0]:
-            fresh = queries.scale * queries.directions(-(-(wanted - last.shape[0]) // len(queries.views)))
-            fresh[1::2] *= SHORTER
-            fresh = queries.on_grid(fresh)
+            new = queries.scale * queries.directions(-(-(wanted - last.shape[0]) // len(queries.views)))
+            new[1::2] *= SHORTER
+            new = queries.on_grid(new)
             columns = []
             for pair in copies:
-                columns += [(yield from queries.ask_pairs("heads", fresh, token, pair))]
+                columns += [(yield from queries.ask_pairs("heads", new, token, pair))]
             found = np.stack(columns, axis=2)  # (n, views, multiplicities, outputs)
-            ends = np.stack([fresh, fresh + token][: len(queries.views)], axis=1)
+            ends = np.stack([new, new + token][: len(queries.views)], axis=1)
             answers = np.concatenate([answers, found.reshape(-1, *found.shape[2:])])
             last = np.concatenate([last, ends.reshape(-1, queries.width)])
-            heads, _ = _count(queries, answers)
+            heads = _count(queries, answers)[0]
             wanted = _enough(heads, len(copies), spare, queries)
         start = _solve(queries, token, last, answers, copies)
         if start is not None:
@@ -94,21 +99,16 @@ def ask_first_token(queries: VectorQueries) -> Steps[FirstToken]:
     )
 
 
-def _count(queries: VectorQueries, answers: Floats) -> tuple[int, Floats]:
-    """The heads that show: singular values above those of errors."""
+def _count(queries: VectorQueries, answers: Floats) -> tuple[int, Floats, float]:
+    """The heads that show, the singular values, and what errors alone make of those."""
     flat = answers.reshape(-1, queries.outputs)
     singular = np.asarray(np.linalg.svd(flat, compute_uv=False))
-    floor = _floor(queries, flat)
+    floor = float(CLEAR * queries.noise * (flat.shape[0] ** 0.5 + queries.outputs**0.5))
     if singular[0] <= floor:
         raise Unrecoverable(
             Outcome.NOT_IDENTIFIABLE, "the values of all heads are zero, so that no answer depends on a score matrix"
         )
-    return int(np.sum(singular > floor)), singular
-
-
-def _floor(queries: VectorQueries, answers: Floats) -> float:
-    """What errors alone make of singular values."""
-    return float(CLEAR * queries.noise * (answers.shape[0] ** 0.5 + queries.outputs**0.5))
+    return int(np.sum(singular > floor)), singular, floor
 
 
 def _enough(heads: int, multiplicities: int, spare: float, queries: VectorQueries) -> int:
@@ -126,9 +126,8 @@ def _solve(
     queries: VectorQueries, token: Floats, last: Floats, answers: Floats, copies: tuple[tuple[int, int], ...]
 ) -> FirstToken | None:
     """The heads; None where the answers are no weights of heads, as far as they say."""
-    heads, singular = _count(queries, answers)
+    heads, singular, floor = _count(queries, answers)
     flat = answers.reshape(-1, queries.outputs)
-    floor = _floor(queries, flat)
     frame = np.linalg.svd(flat, full_matrices=False)[2][:heads]
     ratios = np.array([many / few for many, few in copies])
     turned = answers @ frame.T
@@ -168,3 +167,47 @@ def _check_apart(values: Floats, draws: Floats) -> None:
             f"their values cannot be told apart: {np.max(errors):.1g} of their size is unknown; an oracle of higher "
             f"precision tells more",
         )
+
+
+@dataclass(frozen=True)
+class Pencil:
+    """The functionals that tell heads apart, and how clearly they do."""
+
+    functionals: Floats  # (heads, heads): row h applied to an answer is the weight in head h
+    null: float  # the largest singular value of the null space, over the largest of all
+    gap: float  # the smallest one outside it
+    condition: float  # of the eigenproblem
+
+
+def equations(heads: int) -> int:
+    """Equations that determine the functionals: unknowns less the dimension of the null space."""
+    return heads * (heads + 3) // 2 - heads
+
+
+def solve_pencil(answers: Floats, copies: Floats, rng: np.random.Generator) -> Pencil:  # (n, multiplicities, heads)
+    """All heads from whitened answers, one coordinate per head."""
+    heads = answers.shape[2]
+    i, j = np.triu_indices(heads)
+    double = np.where(i == j, 1.0, 2.0)
+    rows = []
+    for a in range(copies.size):
+        for b in range(a + 1, copies.size):
+            one, two, k, m = answers[:, a], answers[:, b], copies[a], copies[b]
+            products = (one[:, i] * two[:, j] + one[:, j] * two[:, i]) / 2 * double
+            rows.append(np.hstack([k * two - m * one, (m - k) * products]) / np.hypot(k, m))
+    system = np.concatenate(rows)
+    sizes = np.linalg.norm(system, axis=0)
+    sizes = np.where(sizes > 0, sizes, 1.0)
+    full = system.shape[0] < system.shape[1]
+    _, singular, right = np.linalg.svd(system / sizes, full_matrices=full)
+    singular = np.concatenate([singular, np.zeros(right.shape[0] - singular.size)])
+    space = right[-heads:] / sizes
+    linear, quadratic = space[:, :heads], np.zeros((heads, heads, heads))
+    quadratic[:, i, j] = quadratic[:, j, i] = space[:, heads:]
+    turn = rng.standard_normal(heads)
+    matrix = np.linalg.lstsq(linear, quadratic @ turn, rcond=None)[0].T
+    eigenvalues, vectors = np.linalg.eig(matrix)
+    condition = float(np.linalg.cond(vectors)) * float(np.linalg.cond(linear))
+    vectors = vectors * (eigenvalues / (turn @ vectors))
+    gap = float(singular[-heads - 1] / singular[0]) if singular.size > heads else 1.0
+    return Pencil(vectors.real.T, float(singular[-heads] / singular[0]), gap, condition)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from keyhole.arrays import ROUNDING_DEVIATIONS, Array, Floats, floats
+from keyhole.arrays import ROUNDING_DEVIATIONS, floats
 from keyhole.families import MultiHead, SingleHead
 from keyhole.methods.base import Estimate, Steps, Unrecoverable
 from keyhole.methods.forms.value import Value
@@ -25,8 +25,6 @@ ASSUMPTIONS = (
     "answers are right up to the rounding of their dtype and the declared noise",
 )
 EVERYWHERE = ("the box adds up softmax heads over its raw tokens, all of which every position sees", *ASSUMPTIONS[1:])
-
-
 # Heads nearer than so many radii of their scores may have traded what a low rank has left out.
 TRADED = 1e2
 
@@ -72,19 +70,13 @@ def _estimate(
             scores.matrices[head] = 0.0
         bias = space.asarray(scores.biases[head]) if biased[head] else None
         params.append(SingleHead(space.asarray(scores.matrices[head]), space.asarray(scores.values[head]), bias))
-        wide = (
-            bars[1, head]
-            + ROUNDING_DEVIATIONS * scores.dropped[head] * queries.scale
-            + (0.0 if biased[head] else np.abs(scores.biases[head]))
+        hidden = 0.0 if biased[head] else np.abs(scores.biases[head])
+        own = (  # what mending changed in the values may be an error of its own
+            (scores.matrices[head], bars[0, head] + ROUNDING_DEVIATIONS * scores.dropped[head]),
+            (scores.values[head], ROUNDING_DEVIATIONS * values.spread[head] + mended[head]),
+            (scores.biases[head], bars[1, head] + ROUNDING_DEVIATIONS * scores.dropped[head] * queries.scale + hidden),
         )
-        radii.append(
-            SingleHead(
-                _radius(space, scores.matrices[head], bars[0, head] + ROUNDING_DEVIATIONS * scores.dropped[head]),
-                # What mending changed may be an error of its own.
-                _radius(space, scores.values[head], ROUNDING_DEVIATIONS * values.spread[head] + mended[head]),
-                _radius(space, scores.biases[head], wide),
-            )
-        )
+        radii.append(SingleHead(*(space.asarray(bar + space.spacing * np.abs(part)) for part, bar in own)))
     found = MultiHead(params, value.bias if value.has_bias else None)
     _check_apart(found, scores, radii)
     return Estimate(
@@ -110,11 +102,6 @@ def _check_apart(found: MultiHead, scores: Scores, radii: list[SingleHead]) -> N
                 )
                 error.partial = found
                 raise error
-
-
-def _radius(space: Any, entries: Floats, bar: Floats | float) -> Array:
-    """The radius of each entry, and its rounding."""
-    return space.asarray(bar + space.spacing * np.abs(entries))
 
 
 def _bound(queries: VectorQueries, values: VectorValues, scores: Scores, biased: list[bool], offset: bool) -> int:

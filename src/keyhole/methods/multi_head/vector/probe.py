@@ -30,8 +30,6 @@ PAIRS, LADDER = 3, 4.0
 # ... until attention does no more than this much more at the next; tokens are chosen where it does this part of it.
 PLATEAU, PART = 1.15, 0.6
 MOST_RUNGS = 40
-
-
 # Sequences of so many tokens decide everything; of fewer they do not.
 FEWEST_TOKENS = 3
 # Residuals of so many degrees of freedom tell errors, and errors are taken for so many times as much.
@@ -77,17 +75,14 @@ class VectorQueries:
     def on_grid(self, tokens: Floats) -> Floats:
         """Tokens with so few digits that sums of two of them, and their halves, are exact in the oracle's dtype."""
         unit = floor_power(2 * self.scale) * self.signature.space.spacing * 2.0**SPARE_BITS
-        rounded: Floats = np.round(tokens / unit) * unit
-        return rounded
+        return np.asarray(np.round(tokens / unit) * unit)
 
     def directions(self, count: int) -> Floats:  # (count, width)
         """Random unit vectors, orthogonal as far as that goes."""
         drawn = self.rng.standard_normal((count, self.width))
         if count <= self.width:
-            basis: Floats = np.linalg.qr(drawn.T)[0].T
-            return basis
-        unit: Floats = drawn / np.linalg.norm(drawn, axis=1, keepdims=True)
-        return unit
+            return np.asarray(np.linalg.qr(drawn.T)[0].T)
+        return np.asarray(drawn / np.linalg.norm(drawn, axis=1, keepdims=True))
 
     def ask(
         self,
@@ -96,18 +91,7 @@ class VectorQueries:
         index: Integers,  # (n,) which of them ends sequence n
         added: list[tuple[Floats, Integers, Floats]],  # (rows, index, scale): tokens before it, less the last one
         plain: int = 1,  # copies of the last token
-    ) -> Steps[Floats]:  # (n, outputs)
-        """Answers of [added_1 + g; …; g; …; g], less the share g has of them."""
-        return (yield from self.ask_at((-1,), stage, last, index, added, plain))[:, 0]
-
-    def ask_at(
-        self,
-        places: tuple[int, ...],  # positions whose answers are wanted: any where all are seen, else the last
-        stage: str,
-        last: Floats,
-        index: Integers,
-        added: list[tuple[Floats, Integers, Floats]],
-        plain: int = 1,
+        places: tuple[int, ...] = (-1,),  # positions whose answers are wanted: any where all are seen, else the last
     ) -> Steps[Floats]:  # (n, places, outputs)
         """Answers of [added_1 + g; …; g; …; g] at several positions, less the share g has of them."""
         space = self.signature.space
@@ -118,9 +102,9 @@ class VectorQueries:
         ]
         self.asked = max(self.asked, len(positions) + plain)
         answers: Measurements = yield Plan(stage, index.size, [*positions, *([[ends]] * plain)])
-        return self.seen(answers, places) - (last @ self.linear + self.bias)[index][:, None]
+        return self.values_at(answers, places) - (last @ self.linear + self.bias)[index][:, None]
 
-    def seen(self, answers: Measurements, places: tuple[int, ...] | None = None) -> Floats:  # (n, places, outputs)
+    def values_at(self, answers: Measurements, places: tuple[int, ...] | None = None) -> Floats:  # (n, places, outputs)
         """Answers at some positions, or at all of them, as plain numbers."""
         values = floats(answers.values)
         if self.signature.positions == "last":
@@ -137,7 +121,7 @@ class VectorQueries:
         count = last.shape[0]
         rows = (token[None, :], np.zeros(count, dtype=np.int64), np.ones(count))
         every = np.arange(count, dtype=np.int64)
-        return (yield from self.ask_at(self.views, stage, last, every, [rows] * copies[0], copies[1]))
+        return (yield from self.ask(stage, last, every, [rows] * copies[0], copies[1], self.views))
 
     def ask_probes(self) -> Steps[None]:
         """Settle scale, precision, and whether all positions may be used."""
@@ -157,7 +141,7 @@ class VectorQueries:
         turned = np.arange(FEWEST_TOKENS)[None, :] - np.arange(2)[:, None]  # in the second, each moves up by one
         order = turned % FEWEST_TOKENS
         plan = Plan("precision", 2, [[Term(TokenRows(tokens), space.indices(column))] for column in order.T])
-        answers = self.seen((yield plan))
+        answers = self.values_at((yield plan))
         apart = float(np.sqrt(np.mean((answers[0] - np.roll(answers[1], -1, axis=0)) ** 2)))
         size = float(np.sqrt(np.mean(answers**2)))
         self.everywhere = apart <= AFFINE * self.signature.space.eps * size + 2 * SPARE_BITS * self.noise
@@ -165,7 +149,7 @@ class VectorQueries:
     def _ask_precision(self) -> Steps[None]:
         """Errors at tokens of the chosen norm: one-token answers are affine but for those."""
         last = self.on_grid(self.scale * self.directions(PRECISION_QUERIES))
-        rest = yield from self.ask("precision", last, np.arange(last.shape[0], dtype=np.int64), [])
+        rest = (yield from self.ask("precision", last, np.arange(last.shape[0], dtype=np.int64), []))[:, 0]
         size = float(np.sqrt(np.mean((last @ self.linear) ** 2) + np.mean(self.bias**2)))
         error = float(np.sqrt(np.mean(rest**2)))
         declared, rounded = self.signature.noise.deviation, self.signature.space.eps * size
@@ -179,16 +163,13 @@ class VectorQueries:
         self.patience = max(1.0, 1 + (math.log10(self.noise / size) - PRECISE) / LESS if size > 0 else 1.0)
         self.coarse = self.patience > COARSE
 
-    def _ask_cancelling(self, ways: Floats, norms: list[float]) -> Steps[None]:
-        """End where heads of opposite logits and equal values cancel beside one last token, but not beside two."""
-        every = np.arange(PAIRS, dtype=np.int64)
-        for norm in norms:
-            self.scale = norm
-            tokens = self.on_grid(norm * ways)
-            rows = (tokens[:PAIRS], every, np.ones(PAIRS))
-            found = yield from self.ask("scale", tokens[PAIRS:], every, [rows], 2)
-            if np.linalg.norm(found - tokens[:PAIRS] @ self.linear / 3) > norm * self.zero_effect(norm):
-                raise HeadsHidden(Outcome.WRONG_FAMILY, "heads cancel wherever two tokens are asked, but not three")
+    def _ask_effect(self, ways: Floats, norm: float, plain: int = 1) -> Steps[float]:
+        """What attention adds to the mean of a token and so many copies of a last one, over their norm."""
+        self.scale, every = norm, np.arange(PAIRS, dtype=np.int64)
+        tokens = self.on_grid(norm * ways)
+        rows = (tokens[:PAIRS], every, np.ones(PAIRS))
+        found = (yield from self.ask("scale", tokens[PAIRS:], every, [rows], plain))[:, 0]
+        return float(np.linalg.norm(found - tokens[:PAIRS] @ self.linear / (plain + 1))) / norm
 
     def _ask_scale(self) -> Steps[None]:
         """The norm of tokens at which attention chooses, without being decided."""
@@ -203,12 +184,7 @@ class VectorQueries:
 
         def ask_effect(norm: float) -> Steps[float]:
             if norm not in seen:
-                self.scale = norm
-                tokens = self.on_grid(norm * pairs)
-                every = np.arange(PAIRS, dtype=np.int64)
-                rows = (tokens[:PAIRS], every, np.ones(PAIRS))
-                found = yield from self.ask("scale", tokens[PAIRS:], every, [rows])
-                seen[norm] = float(np.linalg.norm(found - 0.5 * tokens[:PAIRS] @ self.linear)) / norm
+                seen[norm] = yield from self._ask_effect(pairs, norm)
             return seen[norm]
 
         norm = limit if self.signature.max_norm is not None else min(1.0, limit)
@@ -222,7 +198,10 @@ class VectorQueries:
             norm, top = min(norm * LADDER, limit), max(top, higher)
         floor = self.zero_effect(norm)
         if top <= floor:  # no attention at all, or one that cancels beside a single last token
-            yield from self._ask_cancelling(self.directions(2 * PAIRS), list(seen))
+            ways = self.directions(2 * PAIRS)
+            for tried in list(seen):  # heads of opposite logits and equal values
+                if (yield from self._ask_effect(ways, tried, 2)) > self.zero_effect(tried):
+                    raise HeadsHidden(Outcome.WRONG_FAMILY, "heads cancel wherever two tokens are asked, but not three")
             self.scale = min(1.0, limit)
             return
         for _ in range(MOST_RUNGS):  # down, until it does less

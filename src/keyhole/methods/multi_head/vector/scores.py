@@ -43,19 +43,20 @@ class Scores:
 def spectral(bars: Floats) -> Floats:  # (heads, m, n) -> (heads,)
     """What independent errors of these deviations make of the largest singular value, a few of them large or not."""
     squares = bars**2
-    found: Floats = np.sqrt(np.max(np.sum(squares, axis=2), axis=1)) + np.sqrt(np.max(np.sum(squares, axis=1), axis=1))
-    return found
+    return np.asarray(
+        np.sqrt(np.max(np.sum(squares, axis=2), axis=1)) + np.sqrt(np.max(np.sum(squares, axis=1), axis=1))
+    )
 
 
 def ranks_above(rows: Floats, bars: Floats) -> Integers:  # (heads, m, n)
     """Singular values that errors do not make, one at least."""
-    return np.maximum(ranks_of(rows, CLEAR * spectral(bars)), 1)
+    floors = CLEAR * spectral(bars)[:, None]
+    return np.asarray(np.maximum(np.sum(np.linalg.svd(rows, compute_uv=False) > floors, axis=1), 1))
 
 
 def rms(bars: Floats) -> Floats:  # (heads, m, n) -> (heads,)
     """Over all forms of a head."""
-    found: Floats = np.sqrt(np.mean(bars**2, axis=(1, 2)))
-    return found
+    return np.asarray(np.sqrt(np.mean(bars**2, axis=(1, 2))))
 
 
 def errors_outside(rows: Floats, more: Floats, bars: Floats, ranks: Integers) -> Floats:  # (heads,)
@@ -65,15 +66,13 @@ def errors_outside(rows: Floats, more: Floats, bars: Floats, ranks: Integers) ->
         singular = np.linalg.svd(rows[head], compute_uv=False)
         used = float(np.sqrt(np.mean(more[head] ** 2))) * rows.shape[2] ** 0.5 / max(singular[rank - 1], 1e-300)
         found.append(1 + used)
-    allowed: Floats = 2 * CLEAR * rms(bars) * np.array(found)
-    return allowed
+    return np.asarray(2 * CLEAR * rms(bars) * np.array(found))
 
 
 def inverse_of(values: Floats) -> Floats:  # (heads, k, outputs) -> (outputs, heads·k)
     """What takes answers to weights."""
     basis, triangle = np.linalg.qr(values.reshape(-1, values.shape[2]).T)
-    inverse: Floats = basis @ np.linalg.inv(triangle).T
-    return inverse
+    return np.asarray(basis @ np.linalg.inv(triangle).T)
 
 
 def worst_of(inverse: Floats) -> float:
@@ -145,7 +144,11 @@ def cross_scores(
     dropped: Floats,  # (heads,)
 ) -> tuple[Floats, Floats, Floats]:
     """All forms of low rank, their radii, and what may have been left out of them."""
-    whole, of_rows, of_columns = solve_cross(rows, kept, columns, ranks)
+    inverses = [_inverse(head[:, kept], int(rank)) for head, rank in zip(rows, ranks, strict=True)]
+    whole = np.stack([c @ inverse @ r for c, inverse, r in zip(columns, inverses, rows, strict=True)])
+    # How much that enlarges errors of rows, and errors of columns.
+    of_rows = np.array([np.linalg.norm(c @ inverse, 2) for c, inverse in zip(columns, inverses, strict=True)])
+    of_columns = np.array([np.linalg.norm(inverse @ r, 2) for inverse, r in zip(inverses, rows, strict=True)])
     # C·U⁻¹·R with errors in each of the three.
     core = rms(bars[:, :, kept])
     errors = rms(bars) * of_rows + rms(wide) * of_columns + core * of_rows * of_columns
@@ -183,12 +186,6 @@ def scores_of(
     )
 
 
-def ranks_of(matrices: Floats, floors: Floats) -> Integers:  # (heads, m, n), (heads,) -> (heads,)
-    """Singular values above those that errors can make."""
-    ranks: Integers = np.sum(np.linalg.svd(matrices, compute_uv=False) > floors[:, None], axis=1)
-    return ranks
-
-
 def choose_columns(rows: Floats, ranks: Integers, count: int) -> Integers:  # (heads, m, n) -> (count,)
     """Columns that span those of every head well: each time the one that adds most, as a product over heads."""
     _, _, right = np.linalg.svd(rows, full_matrices=False)
@@ -222,22 +219,6 @@ def outside(rows: Floats, more: Floats, ranks: Integers) -> Floats:  # (heads, m
     return np.array(found)
 
 
-def solve_cross(
-    rows: Floats, chosen: Integers, columns: Floats, ranks: Integers
-) -> tuple[Floats, Floats, Floats]:  # (heads, size, n), (heads,), (heads,)
-    """Whole matrices from rows (heads, m, n) and columns (heads, size, chosen).
-
-    And how much that enlarges errors of rows, and errors of columns.
-    """
-    whole, of_rows, of_columns = [], [], []
-    for head, rank in enumerate(ranks):
-        inverse = _inverse(rows[head][:, chosen], int(rank))
-        whole.append(columns[head] @ inverse @ rows[head])
-        of_rows.append(float(np.linalg.norm(columns[head] @ inverse, 2)))
-        of_columns.append(float(np.linalg.norm(inverse @ rows[head], 2)))
-    return np.stack(whole), np.array(of_rows), np.array(of_columns)
-
-
 def steepness(rows: Floats, more: Floats, ranks: Integers) -> Floats:  # (heads, m, c), (heads, k, c) -> (heads,)
     """How much errors of rows are enlarged where further ones are told by them."""
     return np.array(
@@ -248,5 +229,4 @@ def steepness(rows: Floats, more: Floats, ranks: Integers) -> Floats:  # (heads,
 def _inverse(matrix: Floats, rank: int) -> Floats:  # (m, n) -> (n, m)
     left, sizes, right = np.linalg.svd(matrix, full_matrices=False)
     kept = max(rank, 1)
-    inverse: Floats = (right[:kept].T / np.maximum(sizes[:kept], 1e-300)) @ left[:, :kept].T
-    return inverse
+    return np.asarray((right[:kept].T / np.maximum(sizes[:kept], 1e-300)) @ left[:, :kept].T)

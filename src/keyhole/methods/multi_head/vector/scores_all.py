@@ -14,26 +14,10 @@ import numpy as np
 
 from keyhole.arrays import Floats, Integers
 from keyhole.methods.base import Steps
+from keyhole.methods.multi_head.vector import scores as common
 from keyhole.methods.multi_head.vector.first_token import CLEAR, FirstToken
 from keyhole.methods.multi_head.vector.probe import VectorQueries
-from keyhole.methods.multi_head.vector.scores import (
-    KNOWN,
-    SHARPEST,
-    Scores,
-    affordable,
-    answer_noise,
-    choose_columns,
-    cross_scores,
-    errors_outside,
-    inverse_of,
-    outside,
-    ranks_above,
-    rms,
-    scores_of,
-    spectral,
-    weight_errors,
-    worst_of,
-)
+from keyhole.methods.multi_head.vector.scores import Scores
 from keyhole.methods.multi_head.vector.values import LARGEST, VectorValues
 from keyhole.queries import Measurements, Plan, Position, Term, TokenRows
 
@@ -92,7 +76,7 @@ class _BlockReader:
         self.size = queries.scale * min(1.0, (AIM / max(float(np.max(sizes)), 1e-300)) ** 0.5)
         self.tokens = queries.on_grid(self.size * self.unit)
         roomy = FILLED * queries.outputs >= FEWEST_TOKENS * self.heads
-        half = max(affordable(queries, values, self.tokens, FILLED if roomy else 1.0) // 2, 1)
+        half = max(common.affordable(queries, values, self.tokens, FILLED if roomy else 1.0) // 2, 1)
         self.per_query = 2 * half
         if queries.width <= self.per_query:
             half = queries.width
@@ -104,10 +88,6 @@ class _BlockReader:
     def _clear(self) -> None:
         shape = (self.heads, self.queries.width, self.queries.width + 1)
         self.forms, self.bars, self.times = np.zeros(shape), np.zeros(shape), np.zeros(shape[1:])
-
-    def figures(self) -> tuple[int, float]:
-        """What details say."""
-        return self.per_query, self.condition
 
     def ask_size(self) -> Steps[bool]:
         """Make tokens of the size at which forms are known best, if they are known well at any."""
@@ -133,7 +113,10 @@ class _BlockReader:
         for group in range(last + 1):
             if not (yield from self._ask_beside(group)):
                 return None
-            found = self.solve_spanned(np.concatenate(self.groups[: group + 1])) if group < last else self.solve_whole()
+            if group == last:  # all forms were read
+                ranks = common.ranks_above(self.forms, self.bars)
+                return self._scores(self.forms, ranks, common.rms(self.bars), self.bars, 0.0)
+            found = self.solve_spanned(np.concatenate(self.groups[: group + 1]))
             if found is not None:
                 return found
         return None
@@ -167,53 +150,50 @@ class _BlockReader:
         positions: list[Position] = [[Term(rows, space.indices(column))] for column in members.T]
         queries.asked = max(queries.asked, count + 1)
         answers: Measurements = yield Plan("scores", members.shape[0], [*positions, []])
-        seen = queries.seen(answers) - queries.bias  # (queries, n + 1, outputs)
+        seen = queries.values_at(answers) - queries.bias  # (queries, n + 1, outputs)
         share = self.size * (self.heads / self.per_query) ** 0.5
         mixed = float(np.hypot(self.values.noise, self.values.error * share))
         forms, bars = np.zeros((2, members.shape[0], self.heads, count, count + 1))
         for number, some in enumerate(members):
             own = self.tokens[some] @ self.values.matrices  # (heads, n, outputs)
-            inverse = inverse_of(own)
-            self.condition = max(self.condition, worst_of(inverse) * self.size)
+            inverse = common.inverse_of(own)
+            self.condition = max(self.condition, common.worst_of(inverse) * self.size)
             flat = seen[number] @ inverse
-            noise = answer_noise(queries, self.values, seen[number], own, inverse, share, mixed)
+            noise = common.answer_noise(queries, self.values, seen[number], own, inverse, share, mixed)
             weights = flat.reshape(-1, self.heads, count)
             rest = 1 - np.sum(weights, axis=2, keepdims=True)
             if not (np.all(weights > 0) and np.all(rest > 0)):
                 return None
-            errors = weight_errors(self.values, self.tokens[some], weights, inverse, noise)
+            errors = common.weight_errors(self.values, self.tokens[some], weights, inverse, noise)
             bar = np.hypot(errors / weights, np.linalg.norm(errors, axis=2, keepdims=True) / rest)
-            if not np.all(bar < SHARPEST):
+            if not np.all(bar < common.SHARPEST):
                 return None
             forms[number] = np.log(weights / rest).transpose(1, 2, 0)
             bars[number] = bar.transpose(1, 2, 0)
         return _Read(forms, bars)
 
-    def solve_whole(self) -> Scores:
-        """Scores where all forms were read."""
-        bars, ranks = rms(self.bars), ranks_above(self.forms, self.bars)
-        return scores_of(self.forms, self.tokens, self.tokens, self.values.matrices, ranks, bars, bars, self.figures())
+    def _scores(self, forms: Floats, ranks: Integers, errors: Floats, bars: Floats, dropped: Floats | float) -> Scores:
+        shown, known = (self.per_query, self.condition), self.values.matrices
+        return common.scores_of(forms, self.tokens, self.tokens, known, ranks, errors, common.rms(bars), shown, dropped)
 
     def solve_spanned(self, read: Integers) -> Scores | None:
         """All forms, where the rows read span the others; None where they do not show to."""
         width = self.queries.width
         rows, bars = self.forms[:, read], self.bars[:, read]
-        ranks = ranks_above(rows, bars)
+        ranks = common.ranks_above(rows, bars)
         rank = int(np.max(ranks))
-        coarse = bool(np.median(bars) > KNOWN * np.median(np.abs(rows)))
+        coarse = bool(np.median(bars) > common.KNOWN * np.median(np.abs(rows)))
         ends = np.append(read, width)  # columns that are read whole
         if coarse or rank + SPARE_ROWS > read.size:
             return None
         columns, wide = self.forms[:, :, ends], self.bars[:, :, ends]
-        fresh = np.setdiff1d(np.arange(width), read)
-        allowed = errors_outside(rows[:, :, ends], columns[:, fresh], wide[:, fresh], ranks)
-        if not np.all(outside(rows[:, :, ends], columns[:, fresh], ranks) <= allowed):
+        others = np.setdiff1d(np.arange(width), read)
+        allowed = common.errors_outside(rows[:, :, ends], columns[:, others], wide[:, others], ranks)
+        if not np.all(common.outside(rows[:, :, ends], columns[:, others], ranks) <= allowed):
             return None
-        kept = ends[choose_columns(rows[:, :, ends], ranks, rank)]
-        dropped = allowed + CLEAR * spectral(bars)
-        whole, errors, dropped = cross_scores(
+        kept = ends[common.choose_columns(rows[:, :, ends], ranks, rank)]
+        dropped = allowed + CLEAR * common.spectral(bars)
+        whole, errors, dropped = common.cross_scores(
             rows, bars, kept, self.forms[:, :, kept], self.bars[:, :, kept], ranks, dropped
         )
-        return scores_of(
-            whole, self.tokens, self.tokens, self.values.matrices, ranks, errors, rms(bars), self.figures(), dropped
-        )
+        return self._scores(whole, ranks, errors, bars, dropped)

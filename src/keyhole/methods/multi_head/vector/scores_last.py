@@ -6,27 +6,10 @@ import numpy as np
 
 from keyhole.arrays import Floats, Integers
 from keyhole.methods.base import Steps, Unrecoverable
+from keyhole.methods.multi_head.vector import scores as common
 from keyhole.methods.multi_head.vector.first_token import CLEAR, FirstToken
 from keyhole.methods.multi_head.vector.probe import VectorQueries
-from keyhole.methods.multi_head.vector.scores import (
-    KNOWN,
-    SHARPEST,
-    Scores,
-    affordable,
-    answer_noise,
-    choose_columns,
-    cross_scores,
-    errors_outside,
-    inverse_of,
-    outside,
-    ranks_above,
-    rms,
-    scores_of,
-    spectral,
-    steepness,
-    weight_errors,
-    worst_of,
-)
+from keyhole.methods.multi_head.vector.scores import Scores
 from keyhole.methods.multi_head.vector.values import LARGEST, VectorValues
 from keyhole.recovery import Outcome
 
@@ -49,20 +32,20 @@ def ask_scores(queries: VectorQueries, start: FirstToken, values: VectorValues) 
     every = np.arange(whole, dtype=np.int64)
     rows, bars = yield from reader.ask(0, every)
     for block in range(1, len(reader.blocks)):
-        ranks = ranks_above(rows, bars)
+        ranks = common.ranks_above(rows, bars)
         rank = int(np.max(ranks))
-        coarse = bool(np.median(bars) > KNOWN * np.median(np.abs(rows)))
+        coarse = bool(np.median(bars) > common.KNOWN * np.median(np.abs(rows)))
         enough = whole if coarse else rank + 1
-        chosen = choose_columns(rows, ranks, enough) if enough < whole - 1 else every
+        chosen = common.choose_columns(rows, ranks, enough) if enough < whole - 1 else every
         more, wide = yield from reader.ask(block, chosen)
         if enough < whole - 1:
-            allowed = errors_outside(rows[:, :, chosen], more, wide, ranks)
+            allowed = common.errors_outside(rows[:, :, chosen], more, wide, ranks)
             sizes = np.sqrt(np.mean(more**2, axis=(1, 2)))
             telling = rank < rows.shape[1] or bool(np.all(allowed <= TELLING * sizes))
-            telling = telling and bool(np.all(steepness(rows[:, :, chosen], more, ranks) <= STEEPEST))
-            if telling and np.all(outside(rows[:, :, chosen], more, ranks) <= allowed):
+            telling = telling and bool(np.all(common.steepness(rows[:, :, chosen], more, ranks) <= STEEPEST))
+            if telling and np.all(common.outside(rows[:, :, chosen], more, ranks) <= allowed):
                 chosen = chosen[:rank]
-                dropped = allowed + CLEAR * spectral(bars)  # what rank and span may have left out
+                dropped = allowed + CLEAR * common.spectral(bars)  # what rank and span may have left out
                 return (yield from reader.ask_columns(rows, bars, ranks, chosen, block, more, wide, dropped))
             others = np.setdiff1d(every, chosen)
             rest, wide_rest = yield from reader.ask(block, others)
@@ -70,7 +53,7 @@ def ask_scores(queries: VectorQueries, start: FirstToken, values: VectorValues) 
             more = np.concatenate([more, rest], axis=2)[:, :, order]
             wide = np.concatenate([wide, wide_rest], axis=2)[:, :, order]
         rows, bars = np.concatenate([rows, more], axis=1), np.concatenate([bars, wide], axis=1)
-    return reader.solve(rows, ranks_above(rows, bars), rms(bars), rms(bars))
+    return reader.solve(rows, common.ranks_above(rows, bars), common.rms(bars), common.rms(bars))
 
 
 class _ScoreReader:
@@ -83,13 +66,13 @@ class _ScoreReader:
         sizes = np.sqrt(np.mean(np.minimum(start.logits**2, LARGEST**2), axis=0))
         self.size = queries.scale * min(1.0, AIM / max(float(np.max(sizes)), 1e-300))
         self.tokens = queries.on_grid(self.size * queries.directions(self.width))
-        self.per_query = affordable(queries, values, self.tokens, 1.0)
+        self.per_query = common.affordable(queries, values, self.tokens, 1.0)
         starts = range(0, self.width, self.per_query)
         self.blocks = [np.arange(first, min(first + self.per_query, self.width)) for first in starts]
         self.own = [tokens_of @ values.matrices for tokens_of in (self.tokens[block] for block in self.blocks)]
-        self.inverses = [inverse_of(own) for own in self.own]
+        self.inverses = [common.inverse_of(own) for own in self.own]
         self.mended: list[Floats | None] = [None] * len(self.blocks)
-        self.condition = max(worst_of(inverse) for inverse in self.inverses) * self.size
+        self.condition = max(common.worst_of(inverse) for inverse in self.inverses) * self.size
         # What answers are off by: their rounding, what start and values explain no further, and the values' errors.
         mixed = values.error * self.size * (self.heads / self.per_query) ** 0.5
         self.noise = float(np.hypot(values.noise, mixed))
@@ -102,19 +85,19 @@ class _ScoreReader:
         self.mended[block] = np.zeros((count, weak.shape[0]))
         if weak.shape[0] == 0 or spare * answers.shape[0] < SPARE * count * weak.shape[0]:
             return
-        outside = np.linalg.qr(flat.T, mode="complete")[0][:, heads * count :]  # (outputs, spare)
+        beyond = np.linalg.qr(flat.T, mode="complete")[0][:, heads * count :]  # (outputs, spare)
         weights = (answers @ self.inverses[block]).reshape(-1, heads, count)
-        effects = np.einsum("nhk,bhs->nskb", weights, weak @ outside, optimize=True).reshape(
+        effects = np.einsum("nhk,bhs->nskb", weights, weak @ beyond, optimize=True).reshape(
             answers.shape[0] * spare, -1
         )
         # As much as values may be off by, no more: where nothing of them shows outside, answers tell nothing of it.
         likely = self.size * float(np.max(self.values.spread))
         held = (self.noise / likely) ** 2 * np.eye(effects.shape[1])
-        found = np.linalg.solve(effects.T @ effects + held, effects.T @ (answers @ outside).ravel())
+        found = np.linalg.solve(effects.T @ effects + held, effects.T @ (answers @ beyond).ravel())
         change = found.reshape(count, -1)
         self.mended[block] = change
         self.own[block] = own + np.einsum("kb,bho->hko", change, weak)
-        self.inverses[block] = inverse_of(self.own[block])
+        self.inverses[block] = common.inverse_of(self.own[block])
 
     def corrected_values(self) -> Floats:  # (heads, width, outputs)
         """The values of all heads with the corrections of all blocks."""
@@ -122,8 +105,7 @@ class _ScoreReader:
         if len(changes) < len(self.blocks) or self.values.weak.shape[0] == 0:
             return self.values.matrices
         shares = np.linalg.solve(self.tokens, np.concatenate(changes))  # (width, n)
-        matrices: Floats = self.values.matrices + np.einsum("db,bho->hdo", shares, self.values.weak)
-        return matrices
+        return np.asarray(self.values.matrices + np.einsum("db,bho->hdo", shares, self.values.weak))
 
     def ask(self, block: int, columns: Integers) -> Steps[tuple[Floats, Floats]]:  # -> twice (heads, k, columns)
         """Forms u·(M·g + c) of a block of tokens with some of the last tokens, and their radii."""
@@ -136,28 +118,28 @@ class _ScoreReader:
         for _ in range(HALVINGS):
             zeros = np.zeros(left.size, dtype=np.int64)
             added = [(self.tokens[[member]], zeros, scale[left]) for member in members]
-            answers = yield from queries.ask("scores", self.last, columns[left], added)
+            answers = (yield from queries.ask("scores", self.last, columns[left], added))[:, 0]
             if self.mended[block] is None:
                 self._correct(block, answers)
             if np.all(scale == 1.0):
                 share = self.size * (heads / members.size) ** 0.5
-                noise = answer_noise(
+                noise = common.answer_noise(
                     queries, self.values, answers, self.own[block], self.inverses[block], share, self.noise
                 )
             inverse = self.inverses[block]
             weights = (answers @ inverse / scale[left][:, None]).reshape(left.size, heads, members.size)
             rest = 1 - np.sum(weights, axis=2, keepdims=True)
-            errors = weight_errors(self.values, self.tokens[members], weights, inverse, noise)
+            errors = common.weight_errors(self.values, self.tokens[members], weights, inverse, noise)
             errors = errors / scale[left][:, None, None]
             bar = np.hypot(errors / weights, np.linalg.norm(errors, axis=2, keepdims=True) / rest)
             usual = np.maximum(usual, np.median(bar, axis=(0, 2)))
-            if np.any(usual > SHARPEST):
+            if np.any(usual > common.SHARPEST):
                 raise Unrecoverable(
                     Outcome.TOO_NOISY,
-                    f"{int(np.sum(usual > SHARPEST))} of {heads} heads answer too faintly beside the others for their "
-                    f"weights to be read: use an oracle of higher precision",
+                    f"{int(np.sum(usual > common.SHARPEST))} of {heads} heads answer too faintly beside the others for "
+                    f"their weights to be read: use an oracle of higher precision",
                 )
-            most = np.minimum(SHARPEST, UNUSUAL * usual)[:, None]
+            most = np.minimum(common.SHARPEST, UNUSUAL * usual)[:, None]
             good = np.all((weights > 0) & (rest > 0) & (bar < most), axis=(1, 2))
             taken = left[good]
             if taken.size:
@@ -189,10 +171,10 @@ class _ScoreReader:
             forms, errors = yield from self.ask(number, kept)
             columns.append(forms)
             wide.append(errors)
-        whole, errors, left_out = cross_scores(
+        whole, errors, left_out = common.cross_scores(
             rows, bars, kept, np.concatenate(columns, axis=1), np.concatenate(wide, axis=1), ranks, dropped
         )
-        return self.solve(whole, ranks, errors, rms(bars), left_out)
+        return self.solve(whole, ranks, errors, common.rms(bars), left_out)
 
     def solve(
         self,
@@ -204,4 +186,4 @@ class _ScoreReader:
     ) -> Scores:
         """Scores and biases from forms: the last of the last tokens is zero."""
         shown, known = (self.per_query, self.condition), self.corrected_values()
-        return scores_of(forms, self.tokens, self.last[:-1], known, ranks, bars, read_bars, shown, dropped)
+        return common.scores_of(forms, self.tokens, self.last[:-1], known, ranks, bars, read_bars, shown, dropped)

@@ -42,16 +42,13 @@ class TokenFit:
     logits: Floats  # (n, heads)
     residual: float  # root mean square per degree of freedom
     freedom: int  # degrees of freedom that it was told by
-    condition: float  # of the weights: errors of answers over errors of values
-    weights: Floats  # (J, heads) of the new token
-    others: Floats  # (J, heads) of the known one
+    state: TokenState
     _slopes: Floats
-    _state: _State
     _frame: Floats
 
     def respond(self, changes: Floats) -> tuple[Floats, Floats]:  # (draws, J + 1, outputs)
         """How logits (draws, n, heads) and values (draws, heads, outputs) follow small changes of answers and total."""
-        state, heads = self._state, self.values.shape[0]
+        state, heads = self.state, self.values.shape[0]
         slim = changes @ self._frame
         clear = slim - state.basis @ (state.basis.T @ slim)
         scale = np.linalg.norm(self._slopes, axis=0) + 1e-300
@@ -72,10 +69,12 @@ def fit_token(asked: TokenData, logits: Floats, enough: float) -> TokenFit:
 
     Ends where residuals are `enough`, root mean square, and do not fall much any more, or do not fall at all.
     """
-    frame = _frame(asked, logits.shape[1])
     outputs, (groups, heads) = asked.answers.shape[1], logits.shape
+    # The directions of all values, (outputs, at most 2·heads + 1): answers have nothing but errors elsewhere.
+    rows = np.vstack([asked.answers, asked.known, asked.total[None, :]])
+    frame = np.asarray(np.linalg.svd(rows, full_matrices=False)[2][: 2 * heads + 1].T)
     slim = replace(asked, answers=asked.answers @ frame, known=asked.known @ frame, total=asked.total @ frame)
-    state, damping = _State(slim, logits), DAMPING
+    state, damping = TokenState(slim, logits), DAMPING
     done = enough**2 * asked.answers.size
     for _ in range(MOST_STEPS):
         slopes = state.slopes(groups)
@@ -85,7 +84,7 @@ def fit_token(asked: TokenData, logits: Floats, enough: float) -> TokenFit:
             step = _step(slopes / scale, state.rest.ravel(), damping) / scale
             step = step.reshape(groups, heads)
             step *= min(1.0, LONGEST_STEP / max(float(np.max(np.abs(step))), 1e-300))
-            new = _State(slim, logits + step)
+            new = TokenState(slim, logits + step)
             if new.error < state.error:
                 break
             damping *= 10
@@ -98,25 +97,7 @@ def fit_token(asked: TokenData, logits: Floats, enough: float) -> TokenFit:
     freedom = (asked.answers.shape[0] + 1 - heads) * outputs - logits.size
     hidden = float(np.sum((asked.answers - slim.answers @ frame.T) ** 2))  # what no values of so many heads explain
     residual = float(np.sqrt((state.error + hidden) / max(freedom, 1)))
-    return TokenFit(
-        values=state.values @ frame.T,
-        logits=logits,
-        residual=residual,
-        freedom=freedom,
-        condition=state.condition,
-        weights=state.weights,
-        others=state.others,
-        _slopes=state.slopes(groups),
-        _state=state,
-        _frame=frame,
-    )
-
-
-def _frame(asked: TokenData, heads: int) -> Floats:  # (outputs, at most 2·heads + 1)
-    """The directions of all values: answers have nothing but errors elsewhere."""
-    rows = np.vstack([asked.answers, asked.known, asked.total[None, :]])
-    frame: Floats = np.linalg.svd(rows, full_matrices=False)[2][: 2 * heads + 1].T
-    return frame
+    return TokenFit(state.values @ frame.T, logits, residual, freedom, state, state.slopes(groups), frame)
 
 
 def _step(slopes: Floats, rest: Floats, damping: float) -> Floats:
@@ -128,8 +109,8 @@ def _step(slopes: Floats, rest: Floats, damping: float) -> Floats:
     return np.asarray(np.linalg.solve(triangle, basis[: rest.size].T @ rest))
 
 
-class _State:
-    """Weights, values and residuals at some logits."""
+class TokenState:
+    """Weights of the new token and of the known one, (J, heads) each, values and residuals at some logits."""
 
     def __init__(self, asked: TokenData, logits: Floats) -> None:
         self.asked = asked
@@ -194,5 +175,4 @@ def guess_logits(asked: TokenData, groups: int) -> Floats | None:  # (groups, he
         rest = (1 - new) / (1 + asked.odds[:, head])  # of the last token
         logits[:, head] = np.log(new / rest / asked.copies)
     member = (np.arange(groups)[:, None] == asked.group).astype(float)
-    found: Floats = (member @ logits) / np.sum(member, axis=1, keepdims=True)
-    return found
+    return np.asarray((member @ logits) / np.sum(member, axis=1, keepdims=True))

@@ -103,11 +103,10 @@ class _ValueReader:
         drawn[0] = start.token
         self.basis = np.linalg.qr(drawn.T)[0].T  # the first is that of the known token
         self.basis[0] = start.token / np.linalg.norm(start.token)
-        self.values: list[Floats] = [
-            start.values / np.linalg.norm(start.token)
-        ]  # of each basis token, (heads, outputs)
         self.tokens: list[Floats] = [self.basis[0]]
-        self.draws: list[Floats] = [start.value_draws / np.linalg.norm(start.token)]  # (draws, heads, outputs)
+        size = np.linalg.norm(start.token)
+        self.values: list[Floats] = [start.values / size]  # of each basis token, (heads, outputs)
+        self.draws: list[Floats] = [start.value_draws / size]  # (draws, heads, outputs)
         sizes = np.sqrt(np.mean(np.minimum(start.logits**2, LARGEST**2), axis=0))
         self.size = queries.scale * min(1.0, (1.0 if self.roomy else AIM) / max(float(np.max(sizes)), 1e-300))
         self.shrink = 1.0
@@ -140,23 +139,15 @@ class _ValueReader:
     def _condition(self, some: Integers) -> float:
         """Of the linear problem for small tokens: values and logits of one head along the known value."""
         odds = np.exp(np.clip(self.start.logits[some], -LARGEST, LARGEST))
-        weights, others = [], []
-        for known, new, last in self.copies:
-            whole = known * odds + new + last
-            weights.append(new / whole)
-            others.append(known * odds / whole)
-        weight, other = np.stack(weights, axis=1), np.stack(others, axis=1)  # (n, copies, heads)
+        known, new, last = (np.array(each, dtype=float)[:, None] for each in zip(*self.copies, strict=True))
+        whole = known * odds[:, None] + new + last  # (n, copies, heads)
+        weight, other = new / whole, known * odds[:, None] / whole
         count, many, heads = weight.shape
         slopes = np.zeros((heads, count, many, count))
         index = np.arange(count)
         slopes[:, index, :, index] = (weight * other).transpose(0, 2, 1)
-        system = np.concatenate(
-            [
-                np.broadcast_to(weight.reshape(-1, heads), (heads, count * many, heads)),
-                slopes.reshape(heads, -1, count),
-            ],
-            axis=2,
-        )
+        shared = np.broadcast_to(weight.reshape(-1, heads), (heads, count * many, heads))
+        system = np.concatenate([shared, slopes.reshape(heads, -1, count)], axis=2)
         total = np.concatenate([np.ones((heads, 1, heads)), np.zeros((heads, 1, count))], axis=2)
         return float(np.max(np.linalg.cond(np.concatenate([system, total], axis=1))))
 
@@ -176,7 +167,7 @@ class _ValueReader:
                     errors = self._errors(fit, answers[place].shape[:2])
                     found[number] = (tokens[place] / length, fit.values / length, errors / length)
                     self.noise = max(self.noise, fit.residual)
-                    self.error = max(self.error, fit.condition * max(fit.residual, self.queries.noise) / length)
+                    self.error = max(self.error, fit.state.condition * max(fit.residual, self.queries.noise) / length)
                 else:
                     failed.append(number)
             missing = failed
@@ -203,7 +194,7 @@ class _ValueReader:
         columns = []
         for held, copies, ends in self.copies:
             added = [(self.start.token[None, :], zeros, ones)] * held + [(tokens, new, ones)] * copies
-            columns.append((yield from queries.ask_at(queries.views, "values", self.start.last, last, added, ends)))
+            columns.append((yield from queries.ask("values", self.start.last, last, added, ends, queries.views)))
         return np.stack(columns, axis=2).reshape(count, self.chosen.size, len(self.copies), queries.outputs)
 
     def _fit(self, answers: Floats, token: Floats) -> TokenFit:  # (groups, copies, outputs)
@@ -237,51 +228,33 @@ class _ValueReader:
         size = self.queries.residual_error(fit, start.logits[self.chosen], start.values)
         changes = size * self.queries.rng.standard_normal((draws.shape[0], group.size + 1, self.queries.outputs))
         logits = start.logit_draws[:, self.chosen][:, group]  # (draws, J, heads)
-        changes[:, :-1] -= fit.others @ draws
-        own = (fit.others * (1 - fit.others) * logits) @ start.values - (fit.others * fit.weights * logits) @ fit.values
+        known, new = fit.state.others, fit.state.weights
+        own = (known * (1 - known) * logits) @ start.values - (known * new * logits) @ fit.values
+        changes[:, :-1] -= known @ draws
         changes[:, :-1] -= own
         return fit.respond(changes)[1]
 
     def alone(self) -> VectorValues:
         """The values of a single head, which are those of the sum."""
         matrices = self.queries.linear[None]
-        singular = np.linalg.svd(matrices, compute_uv=False)
         error = float(np.max(floats(self.queries.value.radius))) / ROUNDING_DEVIATIONS
-        floor = CLEAR * error * (self.queries.width**0.5 + self.queries.outputs**0.5)
-        return VectorValues(
-            matrices=matrices,
-            ranks=np.maximum(np.sum(singular > floor, axis=1), 1),
-            tokens=0,
-            error=error,
-            spread=np.full((1, self.queries.outputs), error),
-            noise=self.noise,
-            draws=matrices[None][:0],
-            weak=np.zeros((0, 1, self.queries.outputs)),
-            traded=0.0,
-        )
+        return self._whole(matrices, error, np.full((1, self.queries.outputs), error), matrices[None][:0], 0)
 
     def plainly(self) -> VectorValues:
-        """All tokens of a basis were read."""
+        """The values where all tokens of a basis were read."""
         tokens, values = np.stack(self.tokens), np.stack(self.values, axis=1)  # (heads, width, outputs)
-        matrices = np.asarray(np.linalg.solve(tokens, values))
-        singular = np.linalg.svd(matrices, compute_uv=False)
-        floor = CLEAR * self.error * (self.queries.width**0.5 + self.queries.outputs**0.5)
-        ranks = np.maximum(np.sum(singular > floor, axis=1), 1)
         drawn = STRESS * np.asarray(
             np.linalg.solve(tokens, np.stack(self.draws, axis=2))
         )  # (draws, heads, width, outputs)
-        spread = np.sqrt(np.mean(drawn**2, axis=(0, 2)))
-        return VectorValues(
-            matrices=matrices,
-            ranks=ranks,
-            tokens=len(self.tokens),
-            error=self.error,
-            spread=np.maximum(spread, self.error),
-            noise=self.noise,
-            draws=drawn,
-            weak=np.zeros((0, *spread.shape)),
-            traded=0.0,
-        )
+        spread = np.maximum(np.sqrt(np.mean(drawn**2, axis=(0, 2))), self.error)
+        return self._whole(np.asarray(np.linalg.solve(tokens, values)), self.error, spread, drawn, len(self.tokens))
+
+    def _whole(self, matrices: Floats, error: float, spread: Floats, draws: Floats, tokens: int) -> VectorValues:
+        """Values that were read entry by entry, with their ranks."""
+        floor = CLEAR * error * (self.queries.width**0.5 + self.queries.outputs**0.5)
+        ranks = np.maximum(np.sum(np.linalg.svd(matrices, compute_uv=False) > floor, axis=1), 1)
+        weak = np.zeros((0, *spread.shape))
+        return VectorValues(matrices, ranks, tokens, error, spread, self.noise, draws, weak, traded=0.0)
 
     def solve_spanned(self) -> VectorValues | None:
         """Values of all tokens, where those read span all that heads answer and heads share no direction."""
@@ -338,7 +311,7 @@ class _ValueReader:
         last = plain[every % plain.size]
         answers = yield from queries.ask("values", self.start.last, last, [(tokens, every, np.ones(TESTS))])
         rests = []
-        for token, answer in zip(tokens, answers, strict=True):
+        for token, answer in zip(tokens, answers[:, 0], strict=True):
             values = token @ found.matrices
             rests.append(answer - values.T @ np.linalg.lstsq(values.T, answer, rcond=None)[0])
         error = found.noise + found.error * queries.scale * heads**0.5

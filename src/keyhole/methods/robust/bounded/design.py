@@ -59,17 +59,10 @@ class BoundedValue:
         return np.asarray(vector / np.linalg.norm(vector))
 
 
-@dataclass(frozen=True, eq=False)
-class Leaning:
-    """Unit vectors x_a = part·v̂ + height·e_a, first those of least radius, then steeper ones for the diagonal."""
+def leaning_rows(direction: Floats) -> tuple[Floats, Floats, Floats]:  # (width,) -> (2·width,), (2·width,), (width,)
+    """Unit vectors part·v̂ + height·e_a for the direction v̂ of the value, by part and height.
 
-    part: Floats  # (2·width,)
-    height: Floats  # (2·width,)
-    shorter: Floats  # (width,) length of g with a steeper row over that of other last tokens
-
-
-def leaning_rows(direction: Floats) -> Leaning:  # (width,) of norm one
-    """Rows between the direction v̂ of the value and every unit vector e_a.
+    First those of least radius, then steeper ones for the diagonal; of these also the length of g over that of others.
 
     A row x_a at an angle φ to v̂ gives W_ab, by e_a = (x_a − p·v̂)/r, with a radius of |1/r|/cos φ + |p/r|. That is
     least at tan φ = √2, or at e_a itself if that is nearer to v̂. A steeper row leans less on v̂, so that with a shorter
@@ -87,7 +80,7 @@ def leaning_rows(direction: Floats) -> Leaning:  # (width,) of norm one
         cost = np.where(shorter > 0, own * np.hypot(1.0, tangents) / np.maximum(shorter, 0.0) + first, np.inf)
     best = np.argmin(cost, axis=0), np.arange(len(share))
     heights = np.concatenate([height * sign, steep_height[best] * sign])
-    return Leaning(np.concatenate([part, steep_part[best]]), heights, shorter[best])
+    return np.concatenate([part, steep_part[best]]), heights, shorter[best]
 
 
 def _at_angle(share: Floats, across: Floats, tangent: Floats) -> tuple[Floats, Floats]:
@@ -185,10 +178,8 @@ class ScoreTable:
         factor = np.abs(own) * self.scale[row, column] + np.abs(first) * self.scale[0]
         parts = [self.forms(each, column, nothing, size).size for each in (row, 0 * row)]
         total = np.abs(own) * parts[0] + np.where(first != 0, np.abs(first) * parts[1], 0.0)
-        bound = np.where(
-            factor <= CONTRACTION, (total + lost) / (1 - factor) * SAFE, np.inf
-        )  # also where nothing was asked
-        bound = np.where(np.isnan(bound), np.inf, bound)
+        bound = np.where(factor <= CONTRACTION, (total + lost) / (1 - factor) * SAFE, np.inf)
+        bound = np.where(np.isnan(bound), np.inf, bound)  # where nothing was asked
         return Interval(-bound, bound)
 
     def _solve_diagonal(self, diagonal: Interval, block: int, size: Floats | None) -> Interval:

@@ -91,11 +91,6 @@ class PairLayout:
         """Tokens per sequence."""
         return self.plus + self.minus + 1
 
-    def answer(self, logit: Any, own: Any, first: Any, last: Any) -> Floats:
-        """The answer, from the logits of x and g and the values of x and g."""
-        up, down, own = self.plus * np.exp(logit), self.minus * np.exp(-np.asarray(logit)), np.exp(own)
-        return np.asarray((first * (up - down) + last * own) / (up + down + own))
-
     def logit(
         self,
         answer: Interval,  # y

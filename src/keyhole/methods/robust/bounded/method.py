@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -56,26 +55,26 @@ def bounded(
     else:
         hidden = yield from reader.ask_bias_check(value, design, rng)
     scale = yield from reader.ask_scale(value, design, rng)
-    sheet = ScoreTable(value, design, reader.layout, signature.space.eps)
-    entries = ScoreReader(reader, sheet)
+    table = ScoreTable(value, design, reader.layout, signature.space.eps)
+    entries = ScoreReader(reader, table)
     yield from entries.ask_diagonal(scale)
     yield from entries.ask_rest(rng)
     score, forms = entries.solve()
     if reader.free:
         yield from entries.ask_form_check(score, rng)
-    return _estimate(reader, sheet, score, forms, shape, hidden)
+    return _estimate(reader, table, score, forms, shape, hidden)
 
 
 def _estimate(
     reader: BoundedReader,
-    sheet: ScoreTable,
+    table: ScoreTable,
     score: Interval,
     forms: Interval,
     shape: tuple[int, ...],
     hidden: float | None,
 ) -> Estimate[SingleHead]:
     """Parameters, radii, and the conditions they rest on."""
-    space, value, design = reader.space, sheet.value, sheet.design
+    space, value, design = reader.space, table.value, table.design
     vector, around = (part.reshape((reader.width, *shape)) for part in (value.vector, value.radius))
     # What cannot be told from nothing is taken for nothing: tokens made for its logits would be of any length.
     silent = bool(np.all(np.abs(score.middle) <= score.radius))
@@ -84,12 +83,32 @@ def _estimate(
     if reader.cover_biases:
         biases = _radius(space, 0.0, design.bias.size), _radius(space, 0.0, value.hidden_bias.reshape(shape))
         radius = replace(radius, score_bias=biases[0], output_bias=biases[1])
+    asked = slice(reader.width + 1)
+    logits, overlap = np.abs(forms.middle) * table.scale[asked], design.overlap[asked]
+    # The logit at which the answer comes within its own errors of the value of the first token.
+    gap = (overlap.radius[:, None] + table.radius[asked]) / overlap.middle[:, None]
+    saturation = float(np.max(logits / np.arctanh(1 - gap)))
+    floor = 0.0 if reader.free else 2 * reader.signature.noise.radius / (reader.longest**3 * value.norm)
     return Estimate(
         params=SingleHead(space.asarray(matrix), space.asarray(vector)),
         radius=radius,
         counting_bound=reader.width**2 + reader.width,
         assumptions=ASSUMPTIONS_COVERED if reader.cover_biases else ASSUMPTIONS,
-        details=_details(reader, sheet, score, forms, hidden),
+        details={
+            "margin": design.margin,
+            "norm": saturation,
+            "floor": floor,
+            "largest_radius": float(np.max(score.radius)),
+            "largest_logit": float(np.max(logits)),
+            "copies": reader.layout.plus,
+            "output": value.output,
+            "hidden_output_bias": float(np.max(value.hidden_bias)),
+            "hidden_score_bias": hidden,
+            "conditions": {  # of the theorem
+                "margin": {"value": design.margin, "needed": reader.least_margin, "holds": True},
+                "norm": {"value": saturation, "needed": 1.0, "holds": saturation <= 1.0},
+            },
+        },
     )
 
 
@@ -97,31 +116,3 @@ def _radius(space: Space, centre: Floats | float, radius: Floats) -> Array:
     """Radii that also cover the rounding of centre and radius to the oracle's dtype."""
     eps = space.spacing
     return space.asarray((radius + eps * np.abs(centre)) * (1 + 4 * eps) + space.tiny)
-
-
-def _details(
-    reader: BoundedReader, sheet: ScoreTable, score: Interval, forms: Interval, hidden: float | None
-) -> dict[str, Any]:
-    """Conditions of the theorem in plain numbers."""
-    value, design, asked = sheet.value, sheet.design, slice(reader.width + 1)
-    logits = np.abs(forms.middle) * sheet.scale[asked]
-    # The logit at which the answer comes within its own errors of the value of the first token.
-    overlap = design.overlap[asked]
-    gap = (overlap.radius[:, None] + sheet.radius[asked]) / overlap.middle[:, None]
-    strain = float(np.max(logits / np.arctanh(1 - gap)))
-    floor = 0.0 if reader.free else 2 * reader.signature.noise.radius / (reader.longest**3 * value.norm)
-    return {
-        "margin": design.margin,
-        "norm": strain,
-        "floor": floor,
-        "largest_radius": float(np.max(score.radius)),
-        "largest_logit": float(np.max(logits)),
-        "copies": reader.layout.plus,
-        "output": value.output,
-        "hidden_output_bias": float(np.max(value.hidden_bias)),
-        "hidden_score_bias": hidden,
-        "conditions": {
-            "margin": {"value": design.margin, "needed": reader.least_margin, "holds": True},
-            "norm": {"value": strain, "needed": 1.0, "holds": strain <= 1.0},
-        },
-    }

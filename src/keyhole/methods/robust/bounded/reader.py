@@ -72,8 +72,6 @@ class BoundedReader:
         radius = answers.radius + hidden + roundings * self.longest * value.norm + self.space.tiny
         return answers.by_output[:, value.output], radius
 
-    # --- value, biases and the size of logits -------------------------------------------------------------------
-
     def ask_value(self) -> Steps[tuple[BoundedValue, tuple[int, ...]]]:
         """One-token queries: the zero token, which shows an output bias, then every entry."""
         rows, exact = self.vectors(np.concatenate([np.zeros((1, self.width)), self.longest * np.eye(self.width)]))
@@ -100,16 +98,16 @@ class BoundedReader:
         rows, along_value = self.vectors(self.longest * value.direction[None, :])
         answers: Measurements = yield Plan("value", 1, [[Term(rows)]])
         along = Interval.around(*self.solve_answers(answers, value, 1))
-        leaning = leaning_rows(value.direction)
-        height = leaning.height * self.longest
-        made = leaning.part[:, None] * along_value + np.tile(np.eye(self.width), (2, 1)) * height[:, None]
+        part, height, shorter = leaning_rows(value.direction)
+        height = height * self.longest
+        made = part[:, None] * along_value + np.tile(np.eye(self.width), (2, 1)) * height[:, None]
         _, exact = self.vectors(np.concatenate([along_value, made]))
-        others = along.times(leaning.part) + value.used[np.arange(2 * self.width) % self.width].times(height)
+        others = along.times(part) + value.used[np.arange(2 * self.width) % self.width].times(height)
         # What was rounded when rows were made, and the rounding of that difference.
         lost = np.abs(exact[1:] - made) @ value.used.size + 4 * EPS * self.longest * value.norm
         nothing = Interval(np.zeros(2 * self.width + 1), np.zeros(2 * self.width + 1))
         overlap, bias = along.beside(others.widen(lost)), nothing[: self.width]
-        design = PairDesign(exact, 1 / height, -leaning.part / height, leaning.shorter, overlap, nothing, bias)
+        design = PairDesign(exact, 1 / height, -part / height, shorter, overlap, nothing, bias)
         if not design.margin >= self.least_margin:
             raise self._no_margin(design.margin)
         return design

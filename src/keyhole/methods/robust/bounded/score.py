@@ -33,22 +33,22 @@ MOST_ROUNDING = 0.01
 
 
 class ScoreReader:
-    """Fills a sheet with answers."""
+    """Asks for the score matrix, and fills its table with answers."""
 
-    def __init__(self, reader: BoundedReader, sheet: ScoreTable) -> None:
-        self.reader, self.sheet, self.space, self.width = reader, sheet, reader.space, reader.width
+    def __init__(self, reader: BoundedReader, table: ScoreTable) -> None:
+        self.reader, self.table, self.space, self.width = reader, table, reader.space, reader.width
 
     def _ask(self, row: Integers, column: Integers, scale: Floats) -> Steps[None]:
         """Ask rows and columns, (n,) each, at their scales; what was answered before is forgotten."""
-        reader, sheet = self.reader, self.sheet
-        rows, units = reader.vectors(sheet.design.rows)[0], reader.vectors(np.eye(self.width))[0]
+        reader, table = self.reader, self.table
+        rows, units = reader.vectors(table.design.rows)[0], reader.vectors(np.eye(self.width))[0]
         lengths, exact = reader.vectors(scale)
         first = Term(rows, self.space.indices(row))
         last = Term(units, self.space.indices(column), lengths.vectors)
         answers: Measurements = yield reader.sequences("score", first, [last], len(row))
-        centre, radius = reader.solve_answers(answers, sheet.value, reader.layout.length)
-        sheet.answers[row, column], sheet.radius[row, column], sheet.scale[row, column] = centre, radius, exact
-        largest = np.maximum(sheet.design.overlap[row].high, sheet.value.used[column].times(exact).size)
+        centre, radius = reader.solve_answers(answers, table.value, reader.layout.length)
+        table.answers[row, column], table.radius[row, column], table.scale[row, column] = centre, radius, exact
+        largest = np.maximum(table.design.overlap[row].high, table.value.used[column].times(exact).size)
         if np.any(np.abs(centre) - radius > largest):
             raise Unrecoverable(
                 Outcome.WRONG_FAMILY,
@@ -58,18 +58,18 @@ class ScoreReader:
 
     def ask_diagonal(self, scale: float) -> Steps[None]:
         """Row x_0 and the diagonal, with a steeper row besides where that alone makes the contraction."""
-        every, scales, design = np.arange(self.width), np.full(self.width, scale), self.sheet.design
+        every, scales, design = np.arange(self.width), np.full(self.width, scale), self.table.design
         weight = (np.abs(design.own) + np.abs(design.first))[: self.width]
         asking = every
         for _ in range(MOST_ROUNDS):
             steep = asking[weight[asking] * scales[asking] > CONTRACTION]
-            self.sheet.scale[asking + 1 + self.width, asking] = np.nan
+            self.table.scale[asking + 1 + self.width, asking] = np.nan
             row = np.concatenate([0 * asking, asking + 1, steep + 1 + self.width])
             column = np.concatenate([asking, asking, steep])
             lengths = [scales[asking], scales[asking], design.shorter[steep] * scales[steep]]
             yield from self._ask(row, column, np.concatenate(lengths))
-            diagonal = self.sheet.diagonal()
-            forms = self.sheet.forms(np.stack([0 * every, every + 1]), every, diagonal)
+            diagonal = self.table.diagonal()
+            forms = self.table.forms(np.stack([0 * every, every + 1]), every, diagonal)
             logits, own = np.max(np.abs(forms.middle), axis=0) * scales, np.maximum(diagonal.middle, 0.0) * scales**2
             unread = ~np.isfinite(np.max(forms.size, axis=0) + diagonal.size)
             again = unread | (logits > WORST_LOGIT) | (own > 2 * self.reader.most_own)
@@ -91,9 +91,9 @@ class ScoreReader:
                 yield from self._ask_again()
         for _ in range(MOST_ROUNDS):
             # Beside entries that were read at another scale by far, the rounding of a long last token drowns all.
-            limit = MOST_ROUNDING / self.sheet.logit_rounding
-            row, column = self.sheet.entries_to_ask()
-            late = self.sheet.scale[row, column] > limit[column]
+            limit = MOST_ROUNDING / self.table.logit_rounding
+            row, column = self.table.entries_to_ask()
+            late = self.table.scale[row, column] > limit[column]
             if not np.any(late):
                 return
             yield from self._ask(row[late], column[late], SHRINK * limit[column[late]])
@@ -101,9 +101,9 @@ class ScoreReader:
 
     def _lengths(self) -> Floats:  # (width,)
         """Lengths of last tokens from the forms read so far, of a column and of all."""
-        row, column = self.sheet.entries_to_ask()
-        diagonal = self.sheet.diagonal()
-        forms = self.sheet.forms(row, column, diagonal)
+        row, column = self.table.entries_to_ask()
+        diagonal = self.table.diagonal()
+        forms = self.table.forms(row, column, diagonal)
         # A form that cannot be told from zero may be as large as its radius is; a third of it is a fair guess.
         sizes = np.maximum(np.abs(forms.middle), forms.radius / 3)
         count, total = np.bincount(column, minlength=self.width), np.bincount(column, sizes, self.width)
@@ -113,10 +113,10 @@ class ScoreReader:
 
     def _ask_again(self) -> Steps[None]:
         """Ask again, with a shorter last token, what saturates or is read badly."""
-        row, column = self.sheet.entries_to_ask()
+        row, column = self.table.entries_to_ask()
         shrink, ceiling = np.full(len(row), SHRINK), np.full(len(row), self.reader.longest_last)
         for _ in range(MOST_ROUNDS):
-            forms, scale = self.sheet.forms(row, column, self.sheet.diagonal()), self.sheet.scale[row, column]
+            forms, scale = self.table.forms(row, column, self.table.diagonal()), self.table.scale[row, column]
             unread = ~np.isfinite(forms.size)
             logits = np.where(unread, np.inf, np.abs(forms.middle) * scale)
             ceiling = np.where(unread, np.minimum(ceiling, scale / 2), ceiling)
@@ -133,26 +133,26 @@ class ScoreReader:
 
     def ask_form_check(self, score: Interval, rng: np.random.Generator) -> Steps[None]:
         """Random forms at the norms that the score was read at: no held-out answer is as sharp as those radii are."""
-        reader, sheet = self.reader, self.sheet
-        rows, first, overlap = reader.random_rows(sheet.value, sheet.design, rng, CHECK_QUERIES)
+        reader, table = self.reader, self.table
+        rows, first, overlap = reader.random_rows(table.value, table.design, rng, CHECK_QUERIES)
         directions = rng.standard_normal((CHECK_QUERIES, self.width))
         directions /= np.linalg.norm(directions, axis=1, keepdims=True)
         typical = float(np.sqrt(np.mean(np.sum(first @ score.middle * directions, axis=1) ** 2)))
-        limit = np.min(MOST_ROUNDING / sheet.logit_rounding) / self.width
+        limit = np.min(MOST_ROUNDING / table.logit_rounding) / self.width
         scale = min(BEST_LOGIT / max(typical, self.space.tiny), reader.longest_last, float(limit))
         lasts, last = reader.vectors(scale * directions)
         plan = reader.sequences("score", Term(rows), [Term(lasts)], CHECK_QUERIES)
-        seen = Interval.around(*reader.solve_answers((yield plan), sheet.value, reader.layout.length))
-        rounding = 2 * sheet.rounding * np.linalg.norm(score.size) * np.linalg.norm(last, axis=1)
+        seen = Interval.around(*reader.solve_answers((yield plan), table.value, reader.layout.length))
+        rounding = 2 * table.rounding * np.linalg.norm(score.size) * np.linalg.norm(last, axis=1)
 
         def form(vectors: Floats) -> Interval:
             centre = np.sum(vectors @ score.middle * last, axis=1)
             radius = np.sum(np.abs(vectors) @ score.radius * np.abs(last), axis=1)
-            tilt = np.abs(vectors) @ sheet.design.bias.size
+            tilt = np.abs(vectors) @ table.design.bias.size
             return Interval.around(centre, radius + rounding * np.linalg.norm(vectors, axis=1) + tilt)
 
-        spread = np.abs(last) @ sheet.value.used.radius + 4 * self.width * EPS * scale * sheet.value.norm
-        logits = reader.layout.logit(seen, form(last), overlap, Interval.around(last @ sheet.value.used.middle, spread))
+        spread = np.abs(last) @ table.value.used.radius + 4 * self.width * EPS * scale * table.value.norm
+        logits = reader.layout.logit(seen, form(last), overlap, Interval.around(last @ table.value.used.middle, spread))
         if np.any(logits.within(form(first)).empty):
             raise Unrecoverable(
                 Outcome.WRONG_FAMILY,
@@ -162,7 +162,7 @@ class ScoreReader:
 
     def solve(self) -> tuple[Interval, Interval]:
         """The score matrix and the forms behind it, if there is one."""
-        score, forms = self.sheet.solve()
+        score, forms = self.table.solve()
         if np.any(score.empty):
             raise Unrecoverable(
                 Outcome.WRONG_FAMILY,

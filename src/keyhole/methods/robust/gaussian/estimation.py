@@ -64,8 +64,6 @@ class Estimation:
         free = self.rank or self.width
         self.counting_bound = free * (2 * self.width - free) + self.width  # numbers that determine score and value
 
-    # --- what single answers say ------------------------------------------------------------------------------
-
     def value(self, biased: bool) -> Floats:  # (width, outputs)
         """The value as the one-token queries have it."""
         bias = self.answers[0] if biased else np.zeros_like(self.answers[0])
@@ -98,8 +96,6 @@ class Estimation:
         response = np.clip(response * (1 + 1 / self.copies), -LARGEST_RESPONSE_SHARE, LARGEST_RESPONSE_SHARE)
         minus = np.maximum(pairs.minus, 0.5)  # none at all where a query was about the last token alone
         return np.asarray(np.arctanh(response) - np.log(pairs.plus / minus) / 2)
-
-    # --- what all of them say ---------------------------------------------------------------------------------
 
     def frame(self, *, wide: bool) -> Frame:
         """What is fixed in a fit; the wide one has biases even where none shows."""
@@ -174,8 +170,6 @@ class Estimation:
         score = np.linalg.inv(self.rows[: self.width]) @ matrix @ self.columns[: self.width]
         return self._in_shape(score, self.value(self.biased), beside, self.answers[0] * self.biased)
 
-    # --- the result -------------------------------------------------------------------------------------------
-
     def estimate(self, target_error: float | None) -> Estimate[SingleHead]:
         """Parameters, standard errors and radii."""
         frame, pairs, narrow = self.frame(wide=False), PairQueries.concat(*self.parts), self.best()
@@ -187,12 +181,8 @@ class Estimation:
         errors = self._errors(frame, narrow)
         other, others = self._head(broad, wide), self._errors(broad, wide)
         deviations = -float(ndtri(MISSES / 2 / (self.width * (self.width + self.answers.shape[1] + 2))))
-        radius = SingleHead(
-            *(
-                deviations * spread + np.abs(theirs - mine)
-                for mine, theirs, spread in zip(_parts(params), _parts(other), _parts(others), strict=True)
-            )
-        )
+        heads = zip(*(head.arrays().values() for head in (params, other, others)), strict=True)
+        radius = SingleHead(*(deviations * error + np.abs(theirs - mine) for mine, theirs, error in heads))
         if not self.score_bias:
             params, errors = replace(params, score_bias=None), replace(errors, score_bias=None)
         if not self.biased:
@@ -262,10 +252,6 @@ class Estimation:
             floor = universal_floor(self.width, norm, self.max_norm, self.noise, self.asked)
             details |= {"floor": floor, "over_floor": error / floor}
         return details | target_details(target_error, error)
-
-
-def _parts(head: SingleHead) -> tuple[Any, ...]:
-    return head.score, head.value, head.score_bias, head.output_bias
 
 
 def _on_device(space: Space, head: SingleHead) -> SingleHead:

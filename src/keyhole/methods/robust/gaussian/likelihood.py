@@ -54,11 +54,6 @@ class Frame:
     score_bias: bool  # whether there is one to be fitted
 
     @property
-    def values(self) -> int:
-        """Numbers of the value that are fitted."""
-        return int(self.row_map.shape[1])
-
-    @property
     def width(self) -> int:
         """Numbers per token."""
         return int(self.rows.shape[1])
@@ -71,12 +66,6 @@ class HeadPoint:
     score: Floats  # (width, width) W
     shared: Floats  # (values + biases,)
     score_bias: Floats  # (width,)
-
-    def moved(self, score: Floats, border: Floats, by: float) -> HeadPoint:
-        """The point a step away: a step of the score matrix, and one of the border."""
-        shared = self.shared + by * border[: self.shared.size]
-        rest = border[self.shared.size :]
-        return HeadPoint(self.score + by * score, shared, self.score_bias + by * rest if rest.size else self.score_bias)
 
 
 @dataclass(frozen=True)
@@ -94,7 +83,7 @@ def predict(frame: Frame, point: HeadPoint, pairs: PairQueries) -> PairAnswers:
     """What the pairs answer at a point, output bias included."""
     seen = frame.columns @ point.score.T  # (columns, width) W·p_j
     own = np.sum(seen * frame.columns, axis=1)
-    values, biases = point.shared[: frame.values], point.shared[frame.values :]
+    values, biases = np.split(point.shared, [frame.row_map.shape[1]])
     row, column, norm = pairs.row, pairs.column, pairs.norm
     forms = (seen @ frame.rows.T)[column, row]
     found = pair_answers(
@@ -205,9 +194,7 @@ class _Tangent:
             matrix += slopes.T @ (weight[mine, None] * slopes)
             side += slopes.T @ (weight[mine] * residual[mine])
         edge = slice(self.size, None)
-        prior, prior_side = matrix[edge, edge].copy(), side[edge].copy()
-        _with_prior(frame, point, prior, prior_side)
-        matrix[edge, edge], side[edge] = prior, prior_side
+        _with_prior(frame, point, matrix[edge, edge], side[edge])
         self.whole = np.linalg.inv(matrix)
         found_step = self.whole @ side
         self.covariance, self.border = self.whole[edge, edge], found_step[edge]
@@ -222,11 +209,10 @@ class _Tangent:
     def score_variance(self) -> Floats:  # (width, width)
         """Of the entries of W, row by row."""
         width, rank = self.range.shape[0], self.rank
-        covariance = self.whole[: self.size, : self.size]
+        covariance, place = self.whole[: self.size, : self.size], np.arange(width)
         variance = np.zeros((width, width))
         for row in range(width):
             slopes = np.zeros((width, self.size))
-            place = np.arange(width)
             by_y = slopes[:, : width * rank].reshape(width, width, rank)
             by_y[place, place, :] = self.range[row]
             slopes[:, width * rank :] = (self.null[row][None, :, None] * self.right.T[:, None, :]).reshape(width, -1)
@@ -239,13 +225,15 @@ def fit(frame: Frame, start: HeadPoint, pairs: PairQueries, rank: int | None = N
 
     Without `rank`, the columns of the frame must be orthonormal.
     """
+    size = frame.known.size
 
     def equations(point: HeadPoint) -> _Columns | _Tangent:
         return _Columns(frame, point, pairs) if rank is None else _Tangent(frame, point, pairs, rank)
 
     def moved(point: HeadPoint, system: _Columns | _Tangent, by: float) -> HeadPoint:
-        there = point.moved(system.step, system.border, by)
-        return there if rank is None else replace(there, score=of_rank(there.score, rank))
+        score, shared = point.score + by * system.step, point.shared + by * system.border[:size]
+        bias = point.score_bias + by * system.border[size:] if frame.score_bias else point.score_bias
+        return HeadPoint(score if rank is None else of_rank(score, rank), shared, bias)
 
     point = start if rank is None else replace(start, score=of_rank(start.score, rank))
     best, system = misfit(frame, point, pairs), equations(point)
@@ -261,9 +249,8 @@ def fit(frame: Frame, start: HeadPoint, pairs: PairQueries, rank: int | None = N
     variance = system.score_variance()
     if not np.all(variance >= 0):  # also nan: what is not determined is known to no digit
         raise np.linalg.LinAlgError("singular")
-    size = frame.known.size
-    spread = np.diag(system.covariance)[size:] if frame.score_bias else np.zeros(frame.width)
-    return HeadFit(point, best, variance, np.asarray(system.covariance[:size, :size]), spread)
+    biases = np.diag(system.covariance)[size:] if frame.score_bias else np.zeros(frame.width)
+    return HeadFit(point, best, variance, np.asarray(system.covariance[:size, :size]), biases)
 
 
 def of_rank(matrix: Floats, rank: int) -> Floats:

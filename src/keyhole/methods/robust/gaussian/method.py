@@ -7,13 +7,12 @@ from typing import final
 
 import numpy as np
 
-from keyhole.arrays import Floats, Integers
+from keyhole.arrays import Integers
 from keyhole.errors import KeyholeError
 from keyhole.families.single_head import SingleHead
 from keyhole.methods.base import Estimate, Steps
 from keyhole.methods.forms.value import check_length
 from keyhole.methods.robust.gaussian.estimation import Estimation
-from keyhole.methods.robust.gaussian.likelihood import Frame, HeadPoint
 from keyhole.methods.robust.gaussian.pair_design import tilted_rows
 from keyhole.methods.robust.gaussian.passes import Passes
 from keyhole.queries import Signature
@@ -81,11 +80,6 @@ class FullRank(Passes):
         every = np.arange(self.width)
         self.keys = yield from self.ask_columns(every, every, np.linalg.inv(self.known.rows))
 
-    def start_at(self, frame: Frame) -> HeadPoint:
-        """Column by column."""
-        known = self.known
-        return HeadPoint(self.keys @ known.columns, frame.known, known.null_score_bias())
-
     def next_pass(self) -> tuple[Integers, Integers]:
         """Every pair with every direction."""
         row, column = np.divmod(np.arange(self.width**2), self.width)
@@ -106,30 +100,23 @@ class LowRank(Passes):
         few = self.rank + MORE_DIRECTIONS
         row, column = np.divmod(self.rng.permutation(self.width * few), few)
         yield from self.ask_first_pairs(row, column)
-        every, back = np.arange(self.width), np.linalg.inv(known.rows)
-        shown = yield from self.ask_columns(every, every[:few], back)  # W·p of the few directions
-        self.range = np.linalg.svd(shown)[0][:, : self.rank]
-        inside = self.add_rows(self._tilted_rows())
+        every = np.arange(self.width)
+        shown = yield from self.ask_columns(every, every[:few], np.linalg.inv(known.rows))  # W·p of the few directions
+        span = np.linalg.svd(shown)[0][:, : self.rank]
+        inside = self.add_rows(tilted_rows(span, known.value(known.biased)))
         row, column = (each.ravel() for each in np.meshgrid(inside, every[few:], indexing="ij"))
         yield from self.ask_pairs("forms", row, column)
-        back = self.range @ np.linalg.inv(known.rows[inside] @ self.range)
+        back = span @ np.linalg.inv(known.rows[inside] @ span)
         rest = yield from self.ask_columns(inside, every[few:], back)
-        self.keys = np.concatenate([self.range @ (self.range.T @ shown), rest], axis=1)
-
-    def _tilted_rows(self) -> Floats:  # (rank, width)
-        known = self.known
-        return tilted_rows(self.range, known.value(known.biased))
-
-    def start_at(self, frame: Frame) -> HeadPoint:
-        """The range from the few directions, the rest from pairs in it."""
-        known = self.known
-        return HeadPoint(self.keys @ known.columns[: self.width], frame.known, known.null_score_bias())
+        self.keys = np.concatenate([span @ (span.T @ shown), rest], axis=1)
 
     def next_pass(self) -> tuple[Integers, Integers]:
         """Pairs of the range as it is known by now with all directions, all pairs with those of the row space."""
-        left, _, right = np.linalg.svd(self.known.best().point.score)
-        self.range = left[:, : self.rank]
-        inside, across = self.add_rows(self._tilted_rows()), self.add_columns(right[: self.rank])
+        known, rank = self.known, self.rank
+        left, _, right = np.linalg.svd(known.best().point.score)
+        inside = self.add_rows(tilted_rows(left[:, :rank], known.value(known.biased)))
+        across = np.arange(known.columns.shape[0], known.columns.shape[0] + rank)
+        known.columns = np.concatenate([known.columns, right[:rank]])
         every = np.arange(self.width)
-        row = np.concatenate([np.repeat(inside, self.width), np.tile(every, self.rank)])
-        return row, np.concatenate([np.tile(every, self.rank), np.repeat(across, self.width)])
+        row = np.concatenate([np.repeat(inside, self.width), np.tile(every, rank)])
+        return row, np.concatenate([np.tile(every, rank), np.repeat(across, self.width)])

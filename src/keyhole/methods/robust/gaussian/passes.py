@@ -50,6 +50,8 @@ PARTS = 16
 class Passes(ABC):
     """Asks for pairs, pass by pass. A subclass says which pairs make a pass."""
 
+    keys: Floats  # (width, width) W·p of the first directions p, after the first pass
+
     def __init__(self, signature: Signature, rng: np.random.Generator, known: Estimation) -> None:
         self.rng, self.known, self.signature = rng, known, signature
         self.width, self.max_norm, self.copies = known.width, known.max_norm, known.copies
@@ -59,15 +61,14 @@ class Passes(ABC):
     def ask_first_pass(self) -> Steps[None]:
         """Enough to determine the score matrix."""
 
-    @abstractmethod
     def start_at(self, frame: Frame) -> HeadPoint:
         """A point near enough to the best fit of the first pass for Gauss–Newton."""
+        known = self.known
+        return HeadPoint(self.keys @ known.columns[: self.width], frame.known, known.null_score_bias())
 
     @abstractmethod
     def next_pass(self) -> tuple[Integers, Integers]:
         """Rows and columns of the pairs that say most, now that something is known; may add to the tables."""
-
-    # --- value, tokens and biases -----------------------------------------------------------------------------
 
     def ask_value(self, repeats: int) -> Steps[None]:
         """The zero token and B·e_i, some times more."""
@@ -88,8 +89,7 @@ class Passes(ABC):
 
     def settle(self) -> None:
         """Choose the pairs, now that the value is known."""
-        known = self.known
-        signature = self.signature
+        known, signature = self.known, self.signature
         noise = signature.noise.deviation
         plain = (known.answers[1:] - known.answers[0]) / self.max_norm
         # The oracle's own arithmetic errs too, by about so much for tokens as long as they may be.
@@ -126,13 +126,6 @@ class Passes(ABC):
         known.rows, known.looks = (np.concatenate([known.rows, rows]), np.concatenate([known.looks, looks]))
         return np.arange(before, before + rows.shape[0])
 
-    def add_columns(self, columns: Floats) -> Integers:  # (n, width) -> (n,)
-        """Add directions of last tokens to the table, and return their places there."""
-        known = self.known
-        before = known.columns.shape[0]
-        known.columns = np.concatenate([known.columns, columns])
-        return np.arange(before, before + columns.shape[0])
-
     def ask_null_column(self) -> Steps[None]:
         """Pairs beside a zero token: without score bias all they answer is the output bias."""
         known = self.known
@@ -154,8 +147,6 @@ class Passes(ABC):
         known.null_logits = known.pair_logits(known.parts[-1]) if known.score_bias else np.zeros(self.width)
         if not known.score_bias:
             known.biased = known.biased or bool(np.any(np.abs(bias) > BIAS_DEVIATIONS * np.sqrt(np.diag(spread))))
-
-    # --- the first pass ---------------------------------------------------------------------------------------
 
     def ask_first_pairs(self, row: Integers, column: Integers) -> Steps[None]:  # (n,), (n,)
         """Ask pairs, the first few until they show how long last tokens should be."""
@@ -243,8 +234,6 @@ class Passes(ABC):
         )
         return (logits - offset) / (self.max_norm * norm), own
 
-    # --- further passes ---------------------------------------------------------------------------------------
-
     def more_passes(self, target_error: float | None, budget: float) -> float:
         """How many passes more are wanted and can be paid, with the one-token queries that go with them."""
         known = self.known
@@ -328,8 +317,6 @@ class Passes(ABC):
         )
         return PairQueries(row, column, norm, plus, minus)
 
-    # --- the queries themselves -----------------------------------------------------------------------------
-
     def ask_pairs(self, stage: str, row: Integers, column: Integers) -> Steps[None]:
         """Ask pairs with as many copies of either sign."""
         known = self.known
@@ -340,14 +327,11 @@ class Passes(ABC):
 
     def _ask(self, stage: str, pairs: PairQueries, repeats: int, first_repeat: int) -> Steps[None]:
         """Ask pairs, and keep what was answered along the outputs they are looked at."""
-        known = self.known
-        space = self.signature.space
+        known, space = self.known, self.signature.space
         long, columns = (TokenRows(space.asarray(self.max_norm * known.rows)), TokenRows(space.asarray(known.columns)))
         row = space.indices(pairs.row)
-        positions = []
-        for place in range(self.copies):
-            sign = space.asarray(np.where(place < pairs.plus, 1.0, -1.0))
-            positions.append([Term(long, row, sign)])
+        signs = (space.asarray(np.where(place < pairs.plus, 1.0, -1.0)) for place in range(self.copies))
+        positions = [[Term(long, row, sign)] for sign in signs]
         positions.append([Term(columns, space.indices(pairs.column), space.asarray(pairs.norm))])
         found: Measurements = yield Plan(stage, pairs.row.size, positions, repeats, first_repeat)
         answers = np.sum(found.by_output * known.looks[pairs.row], axis=1)

@@ -10,15 +10,15 @@ from keyhole.arrays import Floats, Integers
 from keyhole.families import SingleHead
 from keyhole.methods.base import BiasDetected, Steps, Unrecoverable
 from keyhole.methods.robust.quantised.decimals_value import AUDIBLE, BIASED, DITHER, STUCK, ValueIntervals
-from keyhole.methods.robust.quantised.pair_model import SECOND_ORDER, SteeredDesign, SteeredPairs
-from keyhole.methods.robust.quantised.pair_queries import (
+from keyhole.methods.robust.quantised.pair_model import (
     ALONG,
     BIAS_ROWS,
+    SECOND_ORDER,
     SHRINK_COLUMN,
-    OwnForms,
-    ask_own_forms,
-    pair_plan,
+    SteeredDesign,
+    SteeredPairs,
 )
+from keyhole.methods.robust.quantised.pair_queries import OwnForms, ask_own_forms, pair_plan
 from keyhole.queries import Measurements, Signature
 from keyhole.recovery import Outcome
 
@@ -74,7 +74,7 @@ class FormIntervals:
             "no threshold is within reach",
         )
 
-    def told(self, measured: Measurements) -> tuple[Floats, Floats]:
+    def solve_answers(self, measured: Measurements) -> tuple[Floats, Floats]:
         """Answers of the main output and their radii."""
         answers = measured.by_output[:, self.value.main]
         self.spent += answers.size
@@ -84,7 +84,7 @@ class FormIntervals:
         """Norms of last tokens, then every form from one pair; columns with saturated ones again, shorter."""
         start = self.last.copy()
         start[-2] *= ALONG
-        found = yield from ask_own_forms(self.design, self.rng, self.norm, start, 1, self.told)
+        found = yield from ask_own_forms(self.design, self.rng, self.norm, start, 1, self.solve_answers)
         self.last, self.own, self.own_radius = found.last, found.form, found.radius
         columns = np.arange(self.width)
         for _ in range(MOST_ROUNDS):
@@ -94,23 +94,19 @@ class FormIntervals:
             self.last[columns] *= SHRINK_COLUMN
         else:
             raise Unrecoverable(Outcome.SATURATED, f"{columns.size} columns saturate however short the tokens")
-        self._shorten()
-        yield from self._ask_for_bias()
-        self.started = True
-
-    def _shorten(self) -> None:
-        """Last tokens so short that thresholds are within reach of every form of their column."""
-        aim = np.full(self.width, STEERED)
-        aim[-1] = STEERED_ALONG
+        # Last tokens so short that thresholds are within reach of every form of their column.
+        aim = np.append(np.full(self.width - 1, STEERED), STEERED_ALONG)
         largest = np.max(np.abs(self._middle()[:, :-1]), axis=0)
         self.last[:-1] = np.minimum(self.last[:-1], aim / np.maximum(self.norm * largest, self.space.tiny))
+        yield from self._ask_for_bias()
+        self.started = True
 
     def _ask_columns(self, columns: Integers, probed: OwnForms) -> Steps[Integers]:
         """Whole columns, one query a form; returns those that saturate."""
         row, column = np.repeat(np.arange(self.width), columns.size), np.tile(columns, self.width)
         norm = np.full(row.size, self.norm)
         pairs = SteeredPairs(row, column, norm, norm, self.last[column], self.copies)
-        answers, error = self.told((yield pair_plan(self.design, "forms", pairs)))
+        answers, error = self.solve_answers((yield pair_plan(self.design, "forms", pairs)))
         read = self.design.solve_pairs(pairs, answers, error, np.zeros(row.size))
         again = read.saturated | probed.contradict(columns, read)
         good = ~np.tile(again, self.width)
@@ -124,11 +120,11 @@ class FormIntervals:
         row = np.nonzero(self.asked[:, -1])[0]
         norm, column = np.full(row.size, self.norm), np.full(row.size, self.width)
         pairs = SteeredPairs(row, column, norm, norm, norm, self.copies)
-        answers, error = self.told((yield pair_plan(self.design, "score bias", pairs)))
+        answers, error = self.solve_answers((yield pair_plan(self.design, "score bias", pairs)))
         if np.any(np.abs(answers) > error):
             raise BiasDetected(BIASED.format("a score"))
         slope = self.design.answer(pairs, np.zeros(row.size), np.zeros(row.size)).by_form
-        reach = SECOND_ORDER**2 * (self.half + self.design.slack(pairs)) / slope
+        reach = SECOND_ORDER**2 * (self.half + self.design.rounding_radius(pairs)) / slope
         self.low[row, -1], self.high[row, -1] = -reach, reach
 
     @property
@@ -186,18 +182,23 @@ class FormIntervals:
 
     def _ask_halves(self, row: Integers, column: Integers) -> Steps[None]:
         """One query a form, steered to a threshold at the middle of its interval."""
-        self._update_own()
+        # The last token's own form is a sum of forms: that is taken where it is known better.
+        radius = np.sum(np.abs(self.design.own) * self.widths / 2, axis=0)
+        better = radius < self.own_radius
+        self.own = np.where(better, self.design.own_forms(self._middle()), self.own)
+        self.own_radius = np.where(better, radius, self.own_radius)
         low, high, own = self.low[row, column], self.high[row, column], self.own[column]
         middle = low + (high - low) * (0.5 + self.rng.uniform(-DITHER, DITHER, row.size))
         norm = np.full(row.size, self.norm)
         pairs, threshold = self.design.steer_pairs(
             row, column, norm, self.last[column], self.few_copies, middle, own, self.half
         )
-        answers, _ = self.told((yield pair_plan(self.design, "thresholds", pairs)))
+        answers, _ = self.solve_answers((yield pair_plan(self.design, "thresholds", pairs)))
         at = self.design.answer(pairs, middle, own)
         point = middle + (threshold - at.value) / at.by_form
         nuisance = self.design.nuisance(pairs, at, self.own_radius[column]) / at.by_form
-        bar = SECOND_ORDER * nuisance + self.space.rounding * self._key_norms()[column]
+        keys = np.linalg.norm(self.design.inverse @ self._middle(), axis=0)  # |W·g_j| as known
+        bar = SECOND_ORDER * nuisance + self.space.rounding * keys[column]
         # A threshold out of reach tells nothing.
         reached = np.abs(point - middle) <= high - low
         above = answers > threshold
@@ -218,17 +219,6 @@ class FormIntervals:
 
     def _middle(self) -> Floats:  # (width, width + 1)
         return np.where(self.asked & np.isfinite(self.high - self.low), (self.low + self.high) / 2, 0.0)
-
-    def _update_own(self) -> None:
-        """The last token's own form is a sum of forms: take that where it is known better."""
-        radius = np.sum(np.abs(self.design.own) * self.widths / 2, axis=0)
-        better = radius < self.own_radius
-        self.own = np.where(better, self.design.own_forms(self._middle()), self.own)
-        self.own_radius = np.where(better, radius, self.own_radius)
-
-    def _key_norms(self) -> Floats:  # (width + 1,)
-        """Norms of W·g_j as known."""
-        return np.asarray(np.linalg.norm(self.design.inverse @ self._middle(), axis=0))
 
     def error(self) -> float:
         """Root-mean-square error of an entry of W that is to be expected."""

@@ -6,7 +6,7 @@ import numpy as np
 
 from keyhole.arrays import Floats, Integers
 from keyhole.methods.base import BiasDetected, Steps, Unrecoverable
-from keyhole.methods.robust.quantised.single_tokens import TokenValues
+from keyhole.methods.robust.quantised.pair_queries import TokenValues
 from keyhole.queries import Signature, Term
 from keyhole.recovery import Outcome
 

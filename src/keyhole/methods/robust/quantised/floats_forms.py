@@ -11,15 +11,15 @@ from keyhole.families import SingleHead
 from keyhole.methods.base import BiasDetected, Steps, Unrecoverable
 from keyhole.methods.forms.scale import NORM_RATIO, floor_power
 from keyhole.methods.robust.quantised.floats_value import ValueRatios
-from keyhole.methods.robust.quantised.pair_model import SECOND_ORDER, SteeredDesign, SteeredPairs
-from keyhole.methods.robust.quantised.pair_queries import (
+from keyhole.methods.robust.quantised.pair_model import (
     ALONG,
     BIAS_ROWS,
+    SECOND_ORDER,
     SHRINK_COLUMN,
-    OwnForms,
-    ask_own_forms,
-    pair_plan,
+    SteeredDesign,
+    SteeredPairs,
 )
+from keyhole.methods.robust.quantised.pair_queries import OwnForms, ask_own_forms, pair_plan
 from keyhole.queries import Measurements, Signature
 from keyhole.recovery import Outcome
 
@@ -48,8 +48,7 @@ class NullForms:
         limit = signature.norm_limit
         if signature.noise.name == "float16":  # longer tokens may be answered by infinity
             limit = min(limit, HALF_PRECISION_LIMIT / (abs(value.largest[value.main]) * self.design.norm))
-        self.free = math.isinf(limit)
-        self.limit = limit
+        self.free, self.limit = math.isinf(limit), limit
         shape = (self.width, self.width + 1)  # a column for the zero token, which stays empty
         self.forms, self.radius, self.common = np.zeros(shape), np.full(shape, np.inf), np.zeros(shape)
         self.norm = np.full(self.width + 1, 1.0 if self.free else limit)  # of the pair, by column
@@ -62,10 +61,10 @@ class NullForms:
     def _learn_value(self) -> None:
         self.design.with_value(self.value.ratio[:, self.value.main], self.value.radius[:, self.value.main])
 
-    def told(self, measured: Measurements) -> tuple[Floats, Floats]:
+    def solve_answers(self, measured: Measurements) -> tuple[Floats, Floats]:
         """Answers of the main output and their radii, over the largest entry of the value."""
         value = self.value
-        answers, radius = (part[:, value.main] for part in value.told(measured.by_output))
+        answers, radius = (part[:, value.main] for part in value.solve_answers(measured.by_output))
         largest = value.largest[value.main]
         self.spent += answers.size
         answers, radius = answers / largest, radius / abs(largest)
@@ -82,7 +81,7 @@ class NullForms:
         else:
             last = self.last.copy()
             last[-2] *= ALONG
-            found = yield from ask_own_forms(self.design, self.rng, self.limit, last, 1, self.told)
+            found = yield from ask_own_forms(self.design, self.rng, self.limit, last, 1, self.solve_answers)
             self.last, self.probed = found.last, found
         columns = np.arange(self.width)
         for number in range(MOST_PROBES):
@@ -104,7 +103,7 @@ class NullForms:
             norm = NORM_RATIO * floor_power(math.sqrt(scale))
             self.norm[:], self.last[:] = norm, scale / norm
             pairs = self._pairs(few, few, steer=False)
-            answers, _ = self.told((yield pair_plan(self.design, "scale", pairs)))
+            answers, _ = self.solve_answers((yield pair_plan(self.design, "scale", pairs)))
             share = np.abs(answers / (norm * self.design.row_values[few]))  # (2/3)·logit where that is small
             size = float(np.max(share))
             if size > 0.5:
@@ -144,8 +143,11 @@ class NullForms:
             plans.append(pair_plan(self.design, "score bias", few))
         measured: list[Measurements] = yield plans
         if bias:
-            self._check_bias(few, *self.told(measured[1]))
-        answers, error = self.told(measured[0])
+            # Opposite tokens before a zero token answer zero, unless a score bias prefers one of them.
+            answers, error = self.solve_answers(measured[1])
+            if np.any(np.abs(answers) > error + self.design.rounding_radius(few)):
+                raise BiasDetected("the head has a score bias, which null queries do not read: use single-head")
+        answers, error = self.solve_answers(measured[0])
         known = self.forms[row, column]
         read = self.design.solve_pairs(grid, answers, SECOND_ORDER * error, known)
         again = read.saturated
@@ -188,11 +190,6 @@ class NullForms:
         most[-2] *= ALONG
         own = np.maximum(np.abs(self.design.own_forms(self.forms)), self.space.tiny)
         self.last = np.minimum(np.minimum(most, wanted / self.limit), np.sqrt(AIM / own))
-
-    def _check_bias(self, pairs: SteeredPairs, answers: Floats, error: Floats) -> None:
-        """Opposite tokens before a zero token answer zero, unless a score bias prefers one of them."""
-        if np.any(np.abs(answers) > error + self.design.slack(pairs)):
-            raise BiasDetected("the head has a score bias, which null queries do not read: use single-head")
 
     def error(self) -> float:
         """Root-mean-square error of an entry of W, if every form is off by its radius."""

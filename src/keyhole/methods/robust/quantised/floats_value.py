@@ -11,7 +11,7 @@ from keyhole.methods.base import BiasDetected, Steps, Unrecoverable
 from keyhole.methods.forms.scale import floor_power
 from keyhole.methods.robust.dtypes import grid_of
 from keyhole.methods.robust.quantised.pair_model import SECOND_ORDER
-from keyhole.methods.robust.quantised.single_tokens import TokenValues
+from keyhole.methods.robust.quantised.pair_queries import TokenValues
 from keyhole.noise import DIGITS
 from keyhole.queries import Signature, Term
 from keyhole.recovery import Outcome
@@ -34,7 +34,7 @@ class ValueRatios(TokenValues):
         self.flushed = True
         self.norm = 1.0 if signature.max_norm is None else floor_power(signature.norm_limit)
 
-    def told(self, answers: Floats) -> tuple[Floats, Floats]:  # (n, outputs)
+    def solve_answers(self, answers: Floats) -> tuple[Floats, Floats]:  # (n, outputs)
         """Answers and their radii."""
         steps = answers / self.grid.smallest
         if np.any((steps != np.round(steps)) & (np.abs(steps) < 2.0**self.digits)):
@@ -44,7 +44,7 @@ class ValueRatios(TokenValues):
 
     def ask_value(self) -> Steps[None]:
         """One-token queries, the zero token among them, which shows an output bias."""
-        answers, radius = self.told((yield from self.ask_units(self.norm)))
+        answers, radius = self.solve_answers((yield from self.ask_units(self.norm)))
         if np.any(np.abs(answers[0]) > radius[0]):
             raise BiasDetected("the head has an output bias, which null queries do not read: use single-head")
         read, error = answers[1:] / self.norm, radius[1:] / self.norm
@@ -98,7 +98,7 @@ class ValueRatios(TokenValues):
         known = self.ratio[row, output]
         index, scale = self.space.indices, self.space.asarray(-length * known)
         token = [Term(self.units, index(row), length), Term(self.units, index(self.place[output]), scale)]
-        every, errors = self.told((yield from self.ask(token, row.size)))
+        every, errors = self.solve_answers((yield from self.ask(token, row.size)))
         answers, error = (part[np.arange(row.size), output] for part in (every, errors))
         unit = length * self.largest[output]
         change = answers / unit
@@ -137,7 +137,7 @@ class ValueRatios(TokenValues):
             scale = self.sign[chosen][:, None] * halfway / guess
             place = np.repeat(self.place[chosen], THRESHOLDS)
             term = Term(self.units, self.space.indices(place), self.space.asarray(scale.reshape(-1)))
-            every, _ = self.told((yield from self.ask([term], place.size)))
+            every, _ = self.solve_answers((yield from self.ask([term], place.size)))
             answers = every[np.arange(place.size), np.repeat(chosen, THRESHOLDS)]
             above = answers.reshape(guess.shape) > halfway
             slack = self.space.rounding * guess
@@ -161,7 +161,7 @@ class ValueRatios(TokenValues):
         aim = near + np.where(np.arange(CHECKS) % 2, 0.25, -0.25) * spacing
         place = self.space.indices(np.full(CHECKS, self.place[self.main]))
         scale = self.space.asarray(aim / self.largest[self.main])
-        answers, _ = self.told((yield from self.ask([Term(self.units, place, scale)], CHECKS)))
+        answers, _ = self.solve_answers((yield from self.ask([Term(self.units, place, scale)], CHECKS)))
         if np.any(np.abs(answers[:, self.main] - near) > 0.25 * spacing):
             raise Unrecoverable(
                 Outcome.WRONG_FAMILY, f"answers are not rounded to the nearest {self.signature.noise.name} number"

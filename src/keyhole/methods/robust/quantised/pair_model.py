@@ -27,6 +27,12 @@ LARGEST_LOGIT = 40.0
 LARGEST_READ = 2.5
 # Logits that are known no better than this may be saturated ones: radii of first order do not hold for them.
 WIDEST_READ = 0.75
+# A whole column that saturates is read again with a last token shorter by this.
+SHRINK_COLUMN = 1 / 16
+# The last token along the value vector is so much shorter than others, so that its value can be balanced.
+ALONG = 0.25
+# Rows that are also read with a zero last token, where only a score bias has a form.
+BIAS_ROWS = 3
 # Second-order terms of radii, which are first order, stay within this factor.
 SECOND_ORDER = 1.1
 # Steps of Newton's method from anywhere within the reach of logits to full precision.
@@ -59,7 +65,7 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Reading:
+class ColumnForms:
     """Forms of whole columns as read, (n,) each."""
 
     form: Floats
@@ -88,13 +94,10 @@ class SteeredDesign:
         others, along = split_along(plain, random_orthogonal(plain, rng, width), value)
         columns = np.concatenate([to_numpy(others), to_numpy(along)[None, :], np.zeros((1, width))])
         # As the space holds them, so that what is asked is what is solved.
-        self.rows, self.columns = (self._clip(array) for array in (rows, columns))
+        self.rows, self.columns = (floats(space.asarray(array)) for array in (rows, columns))
         self.inverse, self.columns_inverse = np.asarray(np.linalg.inv(self.rows)), np.linalg.inv(self.columns[:-1])
         self.own: Floats = self.inverse.T @ self.columns.T  # (rows, columns): S_j = Σ_k own_kj·F_kj
         self.with_value(value, np.zeros(width))
-
-    def _clip(self, array: Floats) -> Floats:
-        return floats(self.space.asarray(array))
 
     def with_value(self, value: Floats, radius: Floats) -> None:  # (width,), (width,)
         """Take note of the value vector."""
@@ -120,7 +123,7 @@ class SteeredDesign:
             by_column=mu * rest,
         )
 
-    def slack(self, pairs: SteeredPairs) -> Floats:  # (n,)
+    def rounding_radius(self, pairs: SteeredPairs) -> Floats:  # (n,)
         """How far the oracle's own rounding takes an answer."""
         longest = np.maximum(np.maximum(np.abs(pairs.plus), np.abs(pairs.minus)), np.abs(pairs.last))
         return 2 * self.space.rounding * longest * self.norm
@@ -131,7 +134,7 @@ class SteeredDesign:
             np.abs(answer.by_own) * own_radius
             + np.abs(answer.by_row) * self.row_radius[pairs.row]
             + np.abs(answer.by_column) * self.column_radius[pairs.column]
-            + self.slack(pairs)
+            + self.rounding_radius(pairs)
         )
 
     def steer_pairs(
@@ -184,7 +187,9 @@ class SteeredDesign:
             form = np.clip(form + np.clip(step, -reach / 8, reach / 8), -reach, reach)
         return form
 
-    def solve_pairs(self, pairs: SteeredPairs, answers: Floats, error: Floats, start: Floats) -> Reading:  # (n,) each
+    def solve_pairs(
+        self, pairs: SteeredPairs, answers: Floats, error: Floats, start: Floats
+    ) -> ColumnForms:  # (n,) each
         """Forms of whole columns with their radii, and which columns saturate."""
         form = self.solve_columns(pairs, answers, start)
         radius, common = self._column_radii(pairs, form, form, error)
@@ -196,10 +201,12 @@ class SteeredDesign:
         readable = (np.abs(form) * scale <= LARGEST_READ) & ((radius + common) * scale <= WIDEST_READ)
         shape = (self.rows.shape[0], -1)
         own = np.sum(self.own[pairs.row, pairs.column].reshape(shape) * form.reshape(shape), axis=0)
-        missed = np.abs(answers - self.answer(pairs, form, np.tile(own, shape[0])).value) > error + self.slack(pairs)
+        missed = np.abs(
+            answers - self.answer(pairs, form, np.tile(own, shape[0])).value
+        ) > error + self.rounding_radius(pairs)
         bad = ~readable | missed
         spread = np.sum(np.abs(self.own[pairs.row, pairs.column] * (radius + common)).reshape(shape), axis=0)
-        return Reading(form, radius, common, np.any(bad.reshape(shape), axis=0), own, spread)
+        return ColumnForms(form, radius, common, np.any(bad.reshape(shape), axis=0), own, spread)
 
     def _column_radii(self, pairs: SteeredPairs, form: Floats, at_form: Floats, error: Floats) -> tuple[Floats, Floats]:
         """Radii to first order, with the slopes at other forms: from errors of their own answers, and shared ones."""
@@ -208,7 +215,7 @@ class SteeredDesign:
         at = self.answer(pairs, at_form, np.tile(np.sum(own * form.reshape(shape), axis=0), shape[0]))
         known = np.abs(at.by_row) * self.row_radius[pairs.row] + np.abs(at.by_column) * self.column_radius[pairs.column]
         slope = np.abs(at.by_form)
-        alone, shared = ((part / slope).reshape(shape) for part in (error + self.slack(pairs), known))
+        alone, shared = ((part / slope).reshape(shape) for part in (error + self.rounding_radius(pairs), known))
         through = (at.by_own / at.by_form).reshape(shape)
         coupling = np.abs(through / (1 + np.sum(own * through, axis=0)))
         size = np.abs(own)

@@ -1,4 +1,4 @@
-"""Queries of opposite pairs, and what their last tokens g do by themselves: gᵀ·W·g, from two queries for each.
+"""Queries of single tokens and of opposite pairs, and gᵀ·W·g of their last tokens g, from two queries for each.
 
 [m × x; g] and [m × −x; g] have the logits ±xᵀWg − gᵀWg, whose sum is the form wanted; g is made shorter where they
 saturate.
@@ -6,16 +6,17 @@ saturate.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from keyhole.arrays import Booleans, Floats, Integers
+from keyhole.arrays import Array, Booleans, Floats, Integers
 from keyhole.errors import UsageError
 from keyhole.methods.base import Steps, Unrecoverable
-from keyhole.methods.forms.value import check_length
-from keyhole.methods.robust.quantised.pair_model import Reading, SteeredDesign, SteeredPairs
+from keyhole.methods.forms.value import check_length, unit_plan
+from keyhole.methods.robust.quantised.pair_model import ColumnForms, SteeredDesign, SteeredPairs
 from keyhole.queries import Measurements, Plan, Position, Signature, Term, TokenRows
 from keyhole.recovery import Outcome
 
@@ -23,12 +24,6 @@ from keyhole.recovery import Outcome
 SHORTEST = 3
 # Logits at which a column is read: beyond them its last token is made shorter by SHRINK.
 LARGEST, SHRINK = 1.5, 0.25
-# A whole column that saturates is read again with a last token shorter by this.
-SHRINK_COLUMN = 1 / 16
-# The last token along the value vector is so much shorter than others, so that its value can be balanced.
-ALONG = 0.25
-# Rows that are also read with a zero last token, where only a score bias has a form.
-BIAS_ROWS = 3
 # More rounds than the whole range of norms needs.
 MOST_ROUNDS = 200
 # A logit that is not known better than this is lost in rounding.
@@ -62,7 +57,7 @@ class OwnForms:
     form: Floats  # S_j
     radius: Floats
 
-    def contradict(self, columns: Integers, read: Reading) -> Booleans:  # (columns,)
+    def contradict(self, columns: Integers, read: ColumnForms) -> Booleans:  # (columns,)
         """Whether forms read together have another sum: answers that hardly move have several explanations."""
         apart = np.abs(self.form[columns] - read.own)
         return np.asarray(~(apart <= self.radius[columns] + read.own_radius))
@@ -74,7 +69,7 @@ def ask_own_forms(
     norm: float,
     last: Floats,  # (columns,) norms of last tokens to start from
     copies: int,
-    told: Callable[[Measurements], tuple[Floats, Floats]],  # -> answers and their radii, (n,) each
+    solve_answers: Callable[[Measurements], tuple[Floats, Floats]],  # -> answers and their radii, (n,) each
 ) -> Steps[OwnForms]:
     """Shorten last tokens until two logits of each are moderate; the zero column has no form."""
     width = last.size - 1
@@ -87,7 +82,7 @@ def ask_own_forms(
         row, count = rows[open_], open_.size
         sides = np.repeat([norm, -norm], count)
         pairs = SteeredPairs(np.tile(row, 2), np.tile(open_, 2), sides, 0 * sides, np.tile(last[open_], 2), copies)
-        values, errors = told((yield pair_plan(design, "own forms", pairs)))
+        values, errors = solve_answers((yield pair_plan(design, "own forms", pairs)))
         logits, bars = _logits(design, pairs, values, errors)
         first, second = logits[:count], logits[count:]
         own, other = -(first + second) / 2, (first - second) / 2
@@ -116,6 +111,49 @@ def _logits(design: SteeredDesign, pairs: SteeredPairs, values: Floats, errors: 
     share = (values - c) / (high - c)
     inside = (share > 0) & (share < 1)
     share = np.where(inside, share, 0.5)
-    error = errors + design.slack(pairs) + (1 - share) * c_radius + share * high_radius
+    error = errors + design.rounding_radius(pairs) + (1 - share) * c_radius + share * high_radius
     bar = error / (np.abs(high - c) * share * (1 - share))
     return np.log(share / (1 - share) / pairs.copies), np.where(inside & (bar < 1), bar, np.inf)
+
+
+class TokenValues(ABC):
+    """Asks single tokens and counts them. A subclass says what it makes of the answers."""
+
+    def __init__(self, signature: Signature) -> None:
+        self.signature, self.space = signature, signature.space
+        self.units = TokenRows(self.space.eye(signature.width))
+        self.spent = 0
+
+    @abstractmethod
+    def ask_value(self) -> Steps[None]:
+        """A first estimate of the value."""
+
+    def ask_units(self, norm: float) -> Steps[Floats]:  # (width + 1, outputs)
+        """The zero token, then every norm·e_i."""
+        measured: Measurements = yield unit_plan(self.signature, norm)
+        self.spent += self.signature.width + 1
+        self.scalar = measured.values.ndim == 1
+        return measured.by_output
+
+    def ask(self, token: Position, count: int) -> Steps[Floats]:  # (count, outputs)
+        """Some tokens, each a sum of terms."""
+        measured: Measurements = yield Plan("value", count, [token])
+        self.spent += count
+        return measured.by_output
+
+    def choose(self, read: Floats) -> None:  # (width, outputs)
+        """The largest entry of every output, the longest output, and the rank of all."""
+        self.outputs = read.shape[1]
+        self.place = np.argmax(np.abs(read), axis=0)  # (outputs,) of the largest entry
+        self.main = int(np.argmax(np.linalg.norm(read, axis=0)))
+        self.rank = int(np.linalg.matrix_rank(read)) if self.outputs > 1 else 1
+
+    @property
+    def counting_bound(self) -> int:
+        """Queries below which a head of full rank has more unknown numbers than answers."""
+        width = self.signature.width
+        return width + -(-width * width // self.rank)
+
+    def in_shape(self, entries: Floats) -> Array:  # (width, outputs)
+        """In the shape and space of the oracle."""
+        return self.space.asarray(entries[:, 0] if self.scalar else entries)

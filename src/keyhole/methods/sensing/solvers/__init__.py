@@ -14,14 +14,11 @@ projection; Kuemmerle and Mayrink Verdun (2021) for harmonic-mean reweighting, w
 
 from __future__ import annotations
 
-from keyhole.arrays import Floats
-from keyhole.methods.sensing.solvers.factored import factored
-from keyhole.methods.sensing.solvers.nuclear_norm import nuclear_norm
 from keyhole.methods.sensing.solvers.problem import SensingSolution, parameter_count, recommended_measurements
+from keyhole.methods.sensing.solvers.search import factored, nuclear_norm
 from keyhole.methods.sensing.solvers.validation import standard_error
 
 __all__ = [
-    "Floats",
     "SensingSolution",
     "factored",
     "nuclear_norm",

@@ -7,17 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from scipy.linalg import cho_factor, cho_solve
 
-from keyhole.arrays import Floats
-
-TokenRows = npt.NDArray[np.intp]
-
+from keyhole.arrays import Floats, Integers
 
 EPS = float(np.finfo(np.float64).eps)
 _MEMORY = 500_000_000  # bytes: the largest work array any solver may form
-HELD_OUT = (4, 8)  # fewest and most held out: a wrong answer passes each with probability near the floor
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +22,7 @@ class SensingSolution:
     matrix: Floats  # (d, d)
     rank: int
     residual: float  # ||A(W) - b|| / ||b|| over all measurements
-    iterations: int
     converged: bool
-    solver: str
 
 
 def parameter_count(d: int, r: int) -> int:
@@ -69,7 +62,7 @@ class SensingProblem:
         """Rows and columns of the matrix."""
         return int(self.left.shape[1])
 
-    def rows(self, rows: TokenRows | slice) -> SensingProblem:
+    def rows(self, rows: Integers | slice) -> SensingProblem:
         """Some of the measurements."""
         return SensingProblem(self.left[rows], self.right[rows], self.values[rows], self.noise, self.unit)
 
@@ -117,13 +110,6 @@ def make_problem(U: Floats, G: Floats, b: Floats, noise: float) -> SensingProble
     return SensingProblem(left, right, values, float(noise), sizes[2] / sizes[0] / sizes[1])
 
 
-def split(problem: SensingProblem, rng: np.random.Generator) -> tuple[SensingProblem, SensingProblem]:
-    """Random (search, held out) parts: 1 in 20 held out, within ``HELD_OUT``."""
-    held = int(np.clip(problem.size // 20, *HELD_OUT))
-    order = rng.permutation(problem.size)
-    return problem.rows(order[held:]), problem.rows(order[:held])
-
-
 def largest_rank(problem: SensingProblem) -> int:
     """Largest rank with fewer parameters than measurements (0 if none)."""
     ranks = np.arange(1, problem.width + 1)
@@ -153,19 +139,9 @@ def least_squares(design: Floats, values: Floats) -> tuple[Floats, Floats, Any]:
     return solution, values - design @ solution, factor
 
 
-def orthonormal(matrix: Floats) -> Floats:  # (d, r) -> (d, r)
-    """An orthonormal basis of the columns."""
-    return np.asarray(np.linalg.qr(matrix)[0])
-
-
-def singular_values(matrix: Floats) -> Floats:  # (d, d) -> (d,)
-    """Singular values, largest first."""
-    return np.asarray(np.linalg.svd(matrix, compute_uv=False), dtype=np.float64)
-
-
 def numerical_rank(matrix: Floats, floor: float) -> int:
     """Singular values above `floor`, relative to the largest, and above rounding."""
-    spectrum = singular_values(matrix)
+    spectrum = np.linalg.svd(matrix, compute_uv=False)
     return int(np.count_nonzero(spectrum > max(floor, EPS * len(matrix)) * spectrum[0]))
 
 
@@ -190,9 +166,9 @@ def gram_part(problem: SensingProblem) -> SensingProblem:
     return problem.rows(slice(0, most if problem.size <= entries else min(most, entries // 2)))
 
 
-def linear(problem: SensingProblem) -> Iterator[tuple[Floats, int]]:
+def linear(problem: SensingProblem) -> Iterator[Floats]:
     """Plain least squares in all d^2 entries, where that is overdetermined and fits in memory."""
     d = problem.width
     if d * d < problem.size <= _MEMORY // (8 * d * d):
         solution = least_squares(khatri_rao(problem.left, problem.right), problem.values)[0]
-        yield solution.reshape(d, d), 1
+        yield solution.reshape(d, d)
