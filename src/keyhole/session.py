@@ -120,7 +120,7 @@ class Session:
                 pieces.append(self._replayed(plan, answers))
                 done += answers.shape[0]
         if not pieces:  # a plan that asks nothing
-            places = () if self.signature.positions == "last" else (plan.length,)
+            places = () if self.signature.positions == "last" else (len(plan.positions),)
             return self.signature.space.zeros(0, *places, *(self._outputs or ()))
         return pieces[0] if len(pieces) == 1 else self.signature.space.xp.concat(pieces)
 
@@ -162,7 +162,7 @@ class Session:
         """
         if not array_api_compat.is_numpy_namespace(self.signature.space.xp):
             return None
-        size = count * plan.length * self.signature.width
+        size = count * len(plan.positions) * self.signature.width
         if self._memory is None or self._memory.shape[0] < size or getrefcount(self._memory) > UNSHARED:
             self._memory = self.signature.space.zeros(size)
         return self._memory[:size]
@@ -170,7 +170,7 @@ class Session:
     def _batch(self, plan: Plan) -> int:
         space = self.signature.space
         room = CPU_BATCH_BYTES if space.on_cpu else GPU_BATCH_BYTES
-        fitting = max(1, room // (space.itemsize * plan.length * self.signature.width))
+        fitting = max(1, room // (space.itemsize * len(plan.positions) * self.signature.width))
         return min(fitting, self.signature.batch_limit or fitting)
 
     def _afford(self, plan: Plan, wanted: int) -> int:

@@ -23,6 +23,11 @@ LONGER = (8, 16, 64, 32)
 # Every so many queries have tokens as long as a logit stays known to this, or shorter by one of these: heads that
 # cancel among short tokens, or whose scores were taken for zero, do not there.
 LONG_EVERY, LONG_PARTS, KNOWN_LOGIT = 8, (1.0, 2.0, 4.0, 16.0), 1.0
+# Held-out tokens have logits of about these sizes, from flat to nearly saturated attention, or (None) a norm that does
+# not depend on what was recovered: a wrong recovery must not choose its own queries.
+LOGIT_SIZES = (0.5, 2.0, 6.0, None)
+# Without attention: norms over that of the kinks; far out every piece of a function is wide.
+KINK_SIZES = (1.0, 30.0, 1000.0, None)
 # A radius above this fraction of what attention does would certify anything; of an oracle known to be noisy less can
 # be asked, and the resolution says how much it was.
 COARSEST = 0.05
@@ -142,10 +147,7 @@ def _has_scatter(errors: Floats, radii: Floats | float) -> bool:
 
 
 def _explain_miss(
-    plans: list[Plan],
-    answers: list[Measurements],
-    miss: str,
-    signature: Signature,
+    plans: list[Plan], answers: list[Measurements], miss: str, signature: Signature
 ) -> Steps[tuple[Outcome, str]]:
     """Ask the same queries again: an oracle that contradicts itself is not of another family."""
     try:
@@ -164,10 +166,7 @@ def _explain_miss(
     relative = 64 * signature.space.eps + 4 * signature.noise.relative
     allowed = 4 * signature.noise.radius + relative * float(np.max(np.abs(first)))
     if difference > allowed:
-        return (
-            Outcome.INCONSISTENT,
-            f"the same questions asked twice gave answers that differ by {difference:.2g}",
-        )
+        return (Outcome.INCONSISTENT, f"the same questions asked twice gave answers that differ by {difference:.2g}")
     return Outcome.WRONG_FAMILY, miss
 
 
@@ -182,7 +181,7 @@ def heldout_plans(
     """Random sequences of several lengths and sizes, `count` in all, a plan per length, those of long tokens apart."""
     space, params = signature.space, estimate.params
     lengths = _lengths(signature.max_length, count)
-    sizes = params.heldout_sizes
+    sizes = KINK_SIZES if params.without_attention() is None else LOGIT_SIZES
     loudest = params.loudest() if signature.noise.kind != "exact" else None
     norms = [_norm(params, signature, sizes[number % len(sizes)]) for number in range(count)]
     longest = _longest_predictable(estimate, signature)

@@ -25,11 +25,7 @@ class Ending:
     distance: float | None  # from the truth, where that is known
     files: dict[str, Path] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-
-    @property
-    def resume(self) -> str | None:
-        """The command that goes on from here."""
-        return self.settings.resume(self.result, self.target.oracle.signature.width)
+    resume: str | None = None  # the command that goes on from here
 
 
 def execute(
@@ -56,7 +52,8 @@ def execute(
             observer=observer,
             **settings.options,
         )
-        ending = Ending(result, target, settings, target.distance(result.params))
+        resume = settings.resume(result, target.oracle.signature.width)
+        ending = Ending(result, target, settings, target.distance(result.params), resume=resume)
         if settings.out is not None:
             image = None if picture is None else picture(ending)
             about, name = asdict(settings), target.oracle.name

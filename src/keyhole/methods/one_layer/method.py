@@ -20,7 +20,6 @@ from keyhole.methods.forms.columns import Draft, Score
 from keyhole.methods.forms.reader import FormReader, ScoreBias
 from keyhole.methods.forms.score_matrix import ask_score
 from keyhole.methods.forms.value import check_length
-from keyhole.methods.last_position import last_only
 from keyhole.methods.one_layer.cells_with_bias import ask_beside_score_bias, ask_for_score_bias
 from keyhole.methods.one_layer.cells_with_residual import ask_behind_residual
 from keyhole.methods.one_layer.paths import Net, PathReader
@@ -112,9 +111,6 @@ def one_layer(
     if ffn_learner is not None and not callable(ffn_learner):
         raise UsageError(f"ffn_learner must be a function of signature and rng, not {type(ffn_learner).__name__}")
     check_length(signature)
-    if signature.positions == "all":
-        inner = one_layer(signature.with_changes(positions="last"), rng, residual=residual, ffn_learner=ffn_learner)
-        return (yield from last_only(inner))
     # Checks far out are made below, of whatever net comes back.
     learn = ffn_learner or partial(relu_net, far_checks=False)
     try:
@@ -390,6 +386,7 @@ ONE_LAYER = Method(
     name="one-layer",
     summary="a softmax head and a net of one hidden layer behind it, with or without a residual",
     run=one_layer,
+    last_only=True,
     families=("one-layer",),
     options={
         "residual": "whether the last token passes attention by; found out where it is left out",

@@ -11,14 +11,13 @@ import numpy as np
 from keyhole.arrays import floats
 from keyhole.errors import KeyholeError, UsageError
 from keyhole.families import SingleHead
-from keyhole.methods.base import Estimate, Method, Steps, map_measurements
+from keyhole.methods.base import Estimate, Method, Steps, last_only, map_measurements
 from keyhole.methods.forms.columns import Draft, Score
 from keyhole.methods.forms.outputs import Outputs, choose_outputs
 from keyhole.methods.forms.reader import PairReader, ScoreBias
 from keyhole.methods.forms.score_bias import ask_for_bias, ask_score_bias
 from keyhole.methods.forms.score_matrix import ask_score
 from keyhole.methods.forms.value import Value, ask_value, check_nonzero
-from keyhole.methods.last_position import at_last_position, last_only
 from keyhole.methods.single_head.all_positions import ask_positions
 from keyhole.methods.single_head.entrywise import ask_score_entrywise
 from keyhole.methods.single_head.windows import ask_windows
@@ -52,7 +51,6 @@ def single_head(
     return head_estimate(signature, value, bias, score, details)
 
 
-@at_last_position
 def low_rank(signature: Signature, rng: np.random.Generator, *, tolerance: float = 0.0) -> Steps[Estimate[SingleHead]]:
     """A head as `single_head` recovers it, always by directions, so that the rank is found whatever the outputs.
 
@@ -213,5 +211,6 @@ LOW_RANK = Method(
     name="low-rank",
     summary="one softmax head, score of low rank, the rank found on the way",
     run=low_rank,
+    last_only=True,
     options={"tolerance": "leave out what is below this fraction of the score matrix; 0 leaves out nothing"},
 )

@@ -12,7 +12,6 @@ from keyhole.arrays import Floats
 from keyhole.errors import UsageError
 from keyhole.families.relu_net import ReluNet
 from keyhole.methods.base import Estimate, Steps, Unrecoverable
-from keyhole.methods.last_position import last_only
 from keyhole.methods.relu_net.noisy.covariance import CorrelatedErrors, Covariance, FittedNet
 from keyhole.methods.relu_net.noisy.least_squares import (
     NetFit,
@@ -82,8 +81,7 @@ def relu_boost(
         raise UsageError(f"neurons must be at least 0, not {neurons}")
     if target_error is not None and not target_error > 0:
         raise UsageError(f"target_error must be positive, not {target_error}")
-    steps = _Boosting(signature.with_changes(positions="last"), rng, budget, neurons).run(target_error, skip)
-    return (yield from (last_only(steps) if signature.positions == "all" else steps))
+    return (yield from _Boosting(signature, rng, budget, neurons).run(target_error, skip))
 
 
 class _Boosting:
