@@ -21,10 +21,10 @@ from keyhole.gauge.compare import distance
 from keyhole.methods import Unrecoverable
 from keyhole.methods.certificate import certify
 from keyhole.methods.relu_net.exact.checks import ring_tokens
+from keyhole.methods.relu_net.exact.estimate import solve_orientation
 from keyhole.methods.relu_net.exact.kink_search import KinkSearch
 from keyhole.methods.relu_net.exact.lattice import reduce_lattice, subset_with_sum
 from keyhole.methods.relu_net.exact.method import relu_net
-from keyhole.methods.relu_net.exact.orientation import solve_orientation
 from keyhole.noise import Noise
 from keyhole.recovery import Outcome
 from keyhole.session import Session

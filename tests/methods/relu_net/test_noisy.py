@@ -15,7 +15,7 @@ from keyhole.methods.certificate import certify
 from keyhole.methods.relu_net.noisy.covariance import Covariance
 from keyhole.methods.relu_net.noisy.least_squares import NetProblem, descend, fit_planes, unit
 from keyhole.methods.relu_net.noisy.method import IN_THE_END, relu_boost
-from keyhole.methods.relu_net.noisy.orientation import orient, unfold
+from keyhole.methods.relu_net.noisy.search import orient, unfold
 from keyhole.noise import Noise
 from keyhole.oracles import Cast, Counted, Noisy, Oracle, Rounded
 from keyhole.recovery import Outcome

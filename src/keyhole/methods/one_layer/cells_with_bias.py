@@ -133,8 +133,6 @@ class _BiasedCells:
             raise Unrecoverable(Outcome.WRONG_FAMILY, NO_LOGITS)
         return pool.take(chosen)
 
-    # --- queries --------------------------------------------------------------------------------------------
-
     def _ask_cells(self, cells: LinearCells) -> Steps[tuple[LinearCells, _Logits]]:
         """Logits in all cells, with shorter steps where one was left or saturated."""
         answers = yield from ask_points(STAGE, self.signature, cells)
@@ -191,8 +189,7 @@ class _BiasedCells:
         slope_bar = np.sqrt(found.slope_bars[:, :-1] ** 2 @ share**2) + found.slope_bars[:, -1]
         missed = np.abs(np.einsum("j,njo->no", share, found.slopes[:, :-1]) - found.slopes[:, -1])
         read = np.isfinite(np.median(found.bars, axis=1))
-        agrees: Booleans = read & moderate & keys & np.all(missed <= CHECK * slope_bar[:, None], axis=1)
-        return agrees
+        return np.asarray(read & moderate & keys & np.all(missed <= CHECK * slope_bar[:, None], axis=1))
 
     def _ask_again(self, cells: LinearCells, found: _Logits) -> Steps[_Logits]:
         """Directions along which the net hardly rises read again together with the one it rises most along."""
@@ -212,8 +209,6 @@ class _BiasedCells:
         keys[cell[better], direction[better]] = (again.keys[:, 0] - found.keys[cell, best])[better]
         spread[cell[better], direction[better]] = new[better]
         return replace(found, keys=keys, bars=spread)
-
-    # --- answers ----------------------------------------------------------------------------------------------
 
     def _solve(self, cells: LinearCells, found: _Logits) -> BesideBias:
         space, width, turn = self.space, self.signature.width, self.directions[:-1]

@@ -144,8 +144,6 @@ class _ResidualCells:
             raise Unrecoverable(Outcome.WRONG_FAMILY, CONTRADICTION)
         return self._assemble(inner, inner_radius, skip, skip_radius, misfit)
 
-    # --- cells ------------------------------------------------------------------------------------------------
-
     def _choose(self) -> LinearCells:
         """Cells whose patterns tell all neurons apart, wide ones first."""
         outputs, neurons = self.net.outer.shape
@@ -165,8 +163,6 @@ class _ResidualCells:
         seen = cells.active[:, None, :] * self.net.outer[None, :, :]
         outputs = self.net.outer.shape[0]
         return np.concatenate([seen, np.broadcast_to(np.eye(outputs), (len(seen), outputs, outputs))], axis=2)
-
-    # --- queries --------------------------------------------------------------------------------------------
 
     def _ask_cells(self, cells: LinearCells) -> Steps[tuple[LinearCells, _Slopes]]:
         """Slopes in all cells, with shorter steps where a check shows that a cell was left."""
@@ -206,10 +202,7 @@ class _ResidualCells:
         share = self.directions[:-1] @ self.directions[-1]
         predicted = np.einsum("j,njo->no", share, slopes.values[:, :-1])
         bar = np.sqrt(np.einsum("j,njo->no", share**2, slopes.bars[:, :-1] ** 2)) + slopes.bars[:, -1]
-        agrees: Booleans = np.all(np.abs(slopes.values[:, -1] - predicted) <= CHECK * bar, axis=1)
-        return agrees
-
-    # --- answers ----------------------------------------------------------------------------------------------
+        return np.asarray(np.all(np.abs(slopes.values[:, -1] - predicted) <= CHECK * bar, axis=1))
 
     def _solve(self, cells: LinearCells, slopes: _Slopes) -> tuple[Floats, Floats, Floats | None, Floats, float]:
         """M and Λ with their radii; Λ is None where the net has no skip and none shows."""

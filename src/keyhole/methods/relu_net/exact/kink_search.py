@@ -136,8 +136,6 @@ class KinkSearch:
         self._pair = self._middle = self._rest = np.zeros(0, dtype=np.intp)
         self._begun: _Cuts = _Cuts.none()
 
-    # --- what comes in ------------------------------------------------------------------------------------------
-
     def receive(self, values: Floats) -> None:  # (n, outputs)
         """The values at `points`."""
         if self._mix is None:
@@ -176,8 +174,7 @@ class KinkSearch:
     def _on(self, lines: _Lines, t: Floats, f: Floats) -> Booleans:
         """Whether points lie on lines, as far as both are known."""
         expected, bar = lines.of(t)
-        flags: Booleans = np.abs(f - expected) <= bar + self._error(t)
-        return flags
+        return np.asarray(np.abs(f - expected) <= bar + self._error(t))
 
     def _sort(self, intervals: _Intervals, values: Floats) -> _Intervals:
         pairs, middles = self._pair.size, self._middle.size
@@ -240,8 +237,6 @@ class KinkSearch:
         again = replace(intervals, missed=~no)
         return _Intervals.concat(lower.take(cut), upper.take(cut), again.take(~cut))
 
-    # --- what is asked next -------------------------------------------------------------------------------------
-
     def _settle(self) -> None:
         """Close intervals without a kink and say what to ask of the others."""
         assert self._open is not None
@@ -270,13 +265,7 @@ class KinkSearch:
         middle = np.clip(self._unangle(low + (high - low) * part), now.low, now.high)
         blunt = ~((middle > now.low) & (middle < now.high))  # angles are coarse far out
         middle[blunt] = 0.5 * (now.low + now.high)[blunt]
-        pair = np.stack(
-            [
-                self._towards(crossing, now.low, BESIDE)[self._pair],
-                self._towards(crossing, now.high, BESIDE)[self._pair],
-            ],
-            axis=1,
-        )
+        pair = np.stack([self._towards(crossing, end, BESIDE)[self._pair] for end in (now.low, now.high)], axis=1)
         self.points = np.concatenate([pair.ravel(), middle[self._middle], self._rest_of_cuts(now.take(self._rest))])
 
     def _rest_of_cuts(self, intervals: _Intervals) -> Floats:
@@ -317,16 +306,13 @@ class KinkSearch:
         at_left, bar_left = now.right.of(now.left.at)
         close_right = np.abs(at_right - now.right.value) <= bar_right + now.right.value_error
         close_left = np.abs(at_left - now.left.value) <= bar_left + now.left.value_error
-        flags: Booleans = close_right & close_left
-        return flags
+        return np.asarray(close_right & close_left)
 
     def _angle(self, t: Floats) -> Floats:
         return np.asarray(np.arctan(t / self.unit))
 
     def _unangle(self, angle: Floats) -> Floats:
         return np.asarray(self.unit * np.tan(angle))
-
-    # --- what was found -----------------------------------------------------------------------------------------
 
     def found(self) -> Kinked:
         """The kinks, with slope and value in every cell from the two values furthest apart in it."""

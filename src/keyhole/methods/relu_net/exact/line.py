@@ -12,7 +12,6 @@ from keyhole.methods.base import Steps
 from keyhole.methods.relu_net.exact.kink_search import OPEN_AT_FIRST, Kinked, KinkSearch, NotPiecewiseLinear
 from keyhole.methods.relu_net.exact.queries import QueryLine, TokenQueries
 
-Indices = Integers
 Known = Callable[[Floats], Floats]  # what of the answers is understood already, at tokens (n, width)
 
 # Without a norm bound a line is looked at up to this many times the norm of its origin: a neuron whose kink is further
@@ -87,7 +86,7 @@ def ask_cells(
     queries: TokenQueries,
     line: QueryLine,
     kinked: Kinked,
-    chosen: Indices,  # (m,)
+    chosen: Integers,  # (m,)
     rng: np.random.Generator,
 ) -> Steps[LineCells]:
     """Gradients in the chosen cells of a line: d queries each, as that along the line is known."""
@@ -185,7 +184,7 @@ def _ask_trial(
     return step
 
 
-def _centres(kinked: Kinked, chosen: Indices) -> tuple[Floats, Floats]:
+def _centres(kinked: Kinked, chosen: Integers) -> tuple[Floats, Floats]:
     """Where to measure a cell, and how far the next kink on the line is from there."""
     low, high = kinked.ends
     if kinked.kinks.size == 0:

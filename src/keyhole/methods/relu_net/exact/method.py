@@ -138,8 +138,7 @@ def _ask_pieces(
         unit = line.unit
         kinked = yield from ask_line(queries, line, rng, patience=patience, crowd=crowd)
         if kinked.slope.shape[1] > 1:
-            several = yield from ask_several_outputs(queries, line, kinked, rng, polish)
-            return _Pieces(several.pieces, several.bars, several.scale, lines)
+            return _Pieces(*(yield from ask_several_outputs(queries, line, kinked, rng, polish)), lines)
         cells = yield from ask_cells(queries, line, kinked, np.arange(kinked.kinks.size + 1), rng)
         rows = rows_of_line(queries, line, kinked, cells)
         towards = np.tile(line.direction, (kinked.kinks.size, 1))

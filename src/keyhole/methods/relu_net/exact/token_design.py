@@ -6,8 +6,6 @@ import numpy as np
 
 from keyhole.arrays import Floats, Integers
 
-Indices = Integers
-
 # Tokens are pushed away from their nearest kink this often, by steps that get smaller.
 PUSHES = 12
 PUSH = 0.3
@@ -86,7 +84,7 @@ def telling_rows(
     rows: Floats,  # (c, n) candidates: what each would measure
     errors: Floats,  # (c,) how well
     count: int,
-) -> tuple[Indices, Floats]:  # (≤ count,), (n, n)
+) -> tuple[Integers, Floats]:  # (≤ count,), (n, n)
     """Candidates chosen one by one, each for what it adds to those before; and the covariance with all of them."""
     covariance = covariance.copy()
     unknown = np.einsum("ci,ij,cj->c", rows, covariance, rows, optimize=True)  # variance of what each would measure

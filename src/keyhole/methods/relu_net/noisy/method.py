@@ -11,7 +11,7 @@ from scipy.special import ndtri
 from keyhole.arrays import Floats
 from keyhole.errors import UsageError
 from keyhole.families.relu_net import ReluNet
-from keyhole.methods.base import Estimate, Steps, Unrecoverable
+from keyhole.methods.base import Estimate, Steps, Unrecoverable, target_details
 from keyhole.methods.relu_net.noisy.covariance import CorrelatedErrors, Covariance, FittedNet
 from keyhole.methods.relu_net.noisy.least_squares import (
     NetFit,
@@ -22,9 +22,16 @@ from keyhole.methods.relu_net.noisy.least_squares import (
     parameters,
     unit,
 )
-from keyhole.methods.relu_net.noisy.orientation import orient, unfold
 from keyhole.methods.relu_net.noisy.samples import Samples
-from keyhole.methods.relu_net.noisy.search import LAST_STEPS, at_noise, finished, fit_residuals, noise_ceiling
+from keyhole.methods.relu_net.noisy.search import (
+    LAST_STEPS,
+    at_noise,
+    finished,
+    fit_residuals,
+    noise_ceiling,
+    orient,
+    unfold,
+)
 from keyhole.queries import Signature
 from keyhole.recovery import Outcome
 
@@ -107,8 +114,6 @@ class _Boosting:
             covariance = Covariance(self._orient(fit, skip))
         return self._estimate(covariance, target_error)
 
-    # --- what is asked -----------------------------------------------------------------------------------------
-
     def _queries(self, neurons: int, per_parameter: float) -> int:
         """Queries that make so many answers for each parameter."""
         outputs = self.samples.outputs
@@ -131,8 +136,6 @@ class _Boosting:
             return int(left) if self.budget < math.inf else 0
         error = self._error(covariance)
         return 0 if error <= target_error else int(min(left, math.ceil(asked * ((error / target_error) ** 2 - 1))))
-
-    # --- what explains it --------------------------------------------------------------------------------------
 
     def _most(self) -> int:
         """The largest guess that makes sense."""
@@ -217,8 +220,6 @@ class _Boosting:
                 return turned
         return unfold(fit)
 
-    # --- what is refused ---------------------------------------------------------------------------------------
-
     def _check_enough(self, neurons: int) -> None:
         needed = self._queries(neurons, FEWEST)
         if self.samples.count < needed:
@@ -246,8 +247,6 @@ class _Boosting:
             "box is no net of one hidden layer, or has more neurons (neurons=), or the descent is stuck (another seed)",
         )
 
-    # --- what comes back ---------------------------------------------------------------------------------------
-
     def _error(self, covariance: Covariance) -> float:
         """Root mean square of the function's standard error at near samples."""
         tokens = self.samples.draw(4 * self.signature.width, far=False)
@@ -255,8 +254,7 @@ class _Boosting:
         return float(np.sqrt(np.mean(covariance.predictions(rows) ** 2)))
 
     def _estimate(self, covariance: Covariance, target_error: float | None) -> Estimate[ReluNet]:
-        fit, samples = covariance.fit, self.samples
-        raw = covariance.raw
+        fit, raw, samples = covariance.fit, covariance.raw, self.samples
         lengths = np.linalg.norm(raw[:, :-1], axis=1)
         lengths = np.where(lengths > 0, lengths, 1.0)
         output = fit.output * np.concatenate([lengths, np.ones(fit.output.shape[0] - fit.neurons)])[:, None]
@@ -278,15 +276,13 @@ class _Boosting:
             "valid_to_norm": samples.reach,
             "per_parameter": samples.count * samples.outputs / count,
         }
-        if target_error is not None:
-            details |= {"target_error": target_error, "target_reached": error <= target_error}
         return Estimate(
             params=params,
             radius=CorrelatedErrors(**radius, covariance=covariance, factor=widened),
             counting_bound=math.ceil(count / samples.outputs),
             standard_error=CorrelatedErrors(**errors, covariance=covariance) if normal else None,
             assumptions=(*ASSUMPTIONS, f"what is said holds for tokens of norm up to {samples.reach:.3g}"),
-            details=details,
+            details={**details, **target_details(target_error, error)},
         )
 
     def _arrays(self, planes: Floats, output: Floats, affine: bool) -> dict[str, Any]:
