@@ -17,15 +17,16 @@ from keyhole.families.relu_net import ReluNet
 from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.forms.columns import Score
 from keyhole.methods.forms.reader import ScoreBias
-from keyhole.methods.one_layer.block_solve import choose_blocks, solve_weighted
 from keyhole.methods.one_layer.cells import (
     SHRINK,
     LinearCells,
     PlainNet,
     ask_points,
     ask_within_cells,
+    choose_blocks,
     directions_and_check,
     random_cells,
+    solve_weighted,
 )
 from keyhole.methods.one_layer.rays import Growth
 from keyhole.queries import Plan, Signature, Term, TokenRows
@@ -57,15 +58,6 @@ NO_LOGITS = (
 
 
 @dataclass(frozen=True)
-class BesideBias:
-    """What was read beside a score bias."""
-
-    score: Score
-    bias: ScoreBias
-    residual: bool
-
-
-@dataclass(frozen=True)
 class _Logits(ArrayTable):
     """z = uᵀ(W·g + c) and D·u over the length of u, for cells and directions."""
 
@@ -77,7 +69,7 @@ class _Logits(ArrayTable):
 
 def ask_for_score_bias(signature: Signature, rng: np.random.Generator, net: ReluNet) -> Steps[bool]:
     """Around a last token of zero both tokens weigh the same, whatever the other one is, unless there is a bias."""
-    reading = _BiasedCells(signature, rng, net)
+    reading = BiasedCells(signature, rng, net)
     origin = LinearCells.around(reading.net, np.zeros((1, signature.width)), reading.net.typical)
     if not origin.width[0] > 0:
         return False
@@ -94,12 +86,9 @@ def ask_for_score_bias(signature: Signature, rng: np.random.Generator, net: Relu
     return True
 
 
-def ask_beside_score_bias(signature: Signature, rng: np.random.Generator, net: ReluNet) -> Steps[BesideBias]:
-    """The score matrix, the score bias, and whether something passes attention by."""
-    return (yield from _BiasedCells(signature, rng, net).run())
+class BiasedCells:
+    """Logits around last tokens in linear cells of a net."""
 
-
-class _BiasedCells:
     def __init__(self, signature: Signature, rng: np.random.Generator, net: ReluNet) -> None:
         self.signature, self.rng, self.space = signature, rng, signature.space
         self.net, self.growth = PlainNet.of(net), Growth.of(signature.space, net)
@@ -107,7 +96,8 @@ class _BiasedCells:
         self.directions = directions_and_check(signature, rng)
         self.directions[-1] *= CHECK_STEP
 
-    def run(self) -> Steps[BesideBias]:
+    def run(self) -> Steps[tuple[Score, ScoreBias, bool]]:
+        """The score matrix, the score bias, and whether something passes attention by."""
         cells = self._choose()
         first, logits = yield from self._ask_cells(cells.take(slice(0, 1)))
         # How far to go elsewhere, such that logits stay moderate.
@@ -210,7 +200,7 @@ class _BiasedCells:
         spread[cell[better], direction[better]] = new[better]
         return replace(found, keys=keys, bars=spread)
 
-    def _solve(self, cells: LinearCells, found: _Logits) -> BesideBias:
+    def _solve(self, cells: LinearCells, found: _Logits) -> tuple[Score, ScoreBias, bool]:
         space, width, turn = self.space, self.signature.width, self.directions[:-1]
         system = np.hstack([cells.points, np.ones((len(cells.points), 1))])
         bars = found.bars[:, :-1]
@@ -226,7 +216,7 @@ class _BiasedCells:
         rank = int(np.sum(np.linalg.svd(matrix, compute_uv=False) > np.linalg.norm(radius)))
         expected = np.einsum("now,jw->njo", self.net.gradients(cells.active), turn)
         bar = SAME_SLOPE * np.max(np.abs(expected)) + CHECK * found.slope_bars[:, :-1, None]
-        return BesideBias(
+        return (
             Score(space.asarray(matrix), space.asarray(radius), rank),
             ScoreBias(space.asarray(both[width]), space.asarray(spread[width])),
             bool(np.any(np.abs(found.slopes[:, :-1] - expected) > bar)),

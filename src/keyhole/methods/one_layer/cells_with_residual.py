@@ -23,15 +23,17 @@ from keyhole.families.relu_net import ReluNet
 from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.forms.columns import Score
 from keyhole.methods.forms.reader import ScoreBias
-from keyhole.methods.one_layer.block_solve import choose_blocks, solve_value, solve_weighted
 from keyhole.methods.one_layer.cells import (
     SHRINK,
     LinearCells,
     PlainNet,
     ask_points,
     ask_within_cells,
+    choose_blocks,
     directions_and_check,
     random_cells,
+    solve_value,
+    solve_weighted,
 )
 from keyhole.methods.one_layer.rays import Growth
 from keyhole.queries import Measurements, Plan, Signature, Term, TokenRows
@@ -78,28 +80,9 @@ class _Slopes(ArrayTable):
         return cls(nothing, nothing, np.zeros((0, directions)))
 
 
-@dataclass(frozen=True)
-class BehindResidual:
-    """What lies behind the residual."""
+class ResidualCells:
+    """Slopes around last tokens in linear cells of a net, once attention is known."""
 
-    params: OneLayer
-    radius: OneLayer
-    details: dict[str, Any]
-
-
-def ask_behind_residual(
-    signature: Signature,
-    rng: np.random.Generator,
-    net: ReluNet,
-    net_radius: ReluNet,
-    score: Score,
-    bias: ScoreBias | None,
-) -> Steps[BehindResidual]:
-    """The net and the value matrix, apart as far as they can be told apart."""
-    return (yield from _ResidualCells(signature, rng, net, net_radius, score, bias).run())
-
-
-class _ResidualCells:
     def __init__(
         self,
         signature: Signature,
@@ -123,7 +106,8 @@ class _ResidualCells:
         self.rounding = UNKNOWN_ARITHMETIC * signature.space.rounding
         self.directions = directions_and_check(signature, rng)
 
-    def run(self) -> Steps[BehindResidual]:
+    def run(self) -> Steps[tuple[OneLayer, OneLayer, dict[str, Any]]]:
+        """The net and the value matrix, apart as far as they can be told apart, their radii, and details."""
         cells = self._choose()
         pilot, slopes = yield from self._ask_cells(cells.take(slice(0, PILOT)))
         shrunk = float(np.min(pilot.width / cells.width[: len(pilot.width)]))
@@ -239,7 +223,7 @@ class _ResidualCells:
 
     def _assemble(
         self, seen: Floats, seen_radius: Floats, passed: Floats | None, passed_radius: Floats, misfit: float
-    ) -> BehindResidual:
+    ) -> tuple[OneLayer, OneLayer, dict[str, Any]]:
         """A = B − M and V from A·Vᵀ = M, with a skip S = (S + Λ) − Λ beside it."""
         net, outputs, width = self.net, self.net.outer.shape[0], self.signature.width
         inner, inner_radius = net.inner - seen, np.hypot(self.radius.inner, seen_radius)
@@ -256,28 +240,16 @@ class _ResidualCells:
         )
         if np.any(missed > explained):  # not one value for all neurons
             raise Unrecoverable(Outcome.WRONG_FAMILY, CONTRADICTION)
-        inner_radius, own_radius = inner_radius + missed[: len(inner)], own_radius + _below(missed, len(inner))
+        inner_radius, below = inner_radius + missed[: len(inner)], missed[len(inner) :]
+        own_radius = own_radius + below if len(below) else own_radius
         asarray, shape = self.space.asarray, self.original.weights_out.shape[:-1]
 
         def outer(array: Floats | None) -> Array | None:
             return None if array is None else asarray(array.reshape(*shape, width))
 
         params = replace(self.original, weights_in=asarray(inner), skip=outer(own))
-        return BehindResidual(
-            OneLayer(replace(self.head, value=asarray(value)), params, residual=True),
-            OneLayer(
-                replace(self.head_radius, value=asarray(value_radius)),
-                replace(
-                    self.original_radius,
-                    weights_in=asarray(inner_radius),
-                    skip=outer(own_radius) if own is not None else None,
-                ),
-                residual=True,
-            ),
-            {"value": "identified" if unique else "of least norm", "misfit": misfit},
-        )
-
-
-def _below(array: Floats, row: int) -> Floats | float:
-    """The rows from one on, or nothing where there are none."""
-    return array[row:] if len(array) > row else 0.0
+        skip_radius = None if own is None else outer(own_radius)
+        radius = replace(self.original_radius, weights_in=asarray(inner_radius), skip=skip_radius)
+        layer = OneLayer(replace(self.head, value=asarray(value)), params, residual=True)
+        layer_radius = OneLayer(replace(self.head_radius, value=asarray(value_radius)), radius, residual=True)
+        return layer, layer_radius, {"value": "identified" if unique else "of least norm", "misfit": misfit}
