@@ -7,19 +7,21 @@ zero token, whose logit and value are nothing, is the exponential of its logit.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import final
 
 import numpy as np
 
 from keyhole.arrays import Array, Integers, namespace
-from keyhole.methods.base import Steps
+from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.forms.outputs import Outputs, choose_outputs, window_rows
 from keyhole.methods.forms.reader import ScoreBias, longest_token, norms_beside_bias
 from keyhole.methods.forms.scale import NORM_RATIO, ScaleEstimate, floor_power
 from keyhole.methods.forms.value import Value
 from keyhole.numerics.orthogonal import random_orthogonal, split_along
 from keyhole.queries import Measurements, Plan, Signature, Term, TokenRows
+from keyhole.recovery import Outcome
 
 # A logit beyond this is read again with a shorter last token.
 LARGEST = 8.0
@@ -111,6 +113,26 @@ class WindowReader:
             # Answers of less than full rank tell what a last token adds only while it is short.
             largest = min(largest, floor_power(LONGEST_LAST * longest**2))
         return self.estimate.next_scale(largest, longest, self.signature.width)
+
+    def ask_unsaturated(
+        self,
+        numbers: Integers,  # (n,) of rows of the arrays that are filled
+        ask: Callable[[Integers, float], Steps[tuple[Array, Array, Array]]],  # which are good, forms and radii
+        forms: Array,
+        radius: Array,
+    ) -> Steps[None]:
+        """Fill rows of forms and radii by `ask` at a scale, again with shorter last tokens where weights saturate."""
+        space, xp, scale = self.space, self.space.xp, self.scale
+        while numbers.size:
+            if scale < space.tiny**0.5:
+                raise Unrecoverable(Outcome.SATURATED, f"{numbers.size} queries stayed saturated at every token norm")
+            good, found, errors = yield from ask(numbers, scale)
+            (kept,), (lost,) = xp.nonzero(good), xp.nonzero(~good)
+            forms[space.indices(numbers)[kept], :] = found[kept, :]
+            radius[space.indices(numbers)[kept], :] = errors[kept, :]
+            self.estimate.update(xp.reshape(found[kept, :], (-1,)), scale)
+            numbers = numbers[np.asarray([int(number) for number in lost], dtype=np.int64)]
+            scale = scale * SHRINK
 
     def ask(
         self,

@@ -92,10 +92,6 @@ class _Cuts(ArrayTable):
     t: Floats  # (n, 2), nan where not asked yet
     f: Floats  # (n, 2)
 
-    @staticmethod
-    def none() -> _Cuts:
-        return _Cuts(np.zeros((0, 2)), np.zeros((0, 2)))
-
 
 class KinkSearch:
     """Ask for `points`, give the values to `receive`, until `done`: then `found` tells the kinks.
@@ -134,7 +130,7 @@ class KinkSearch:
         self._open: _Intervals | None = None
         # What is asked: of some intervals a pair around the crossing, of some a middle, of some the rest of a cut.
         self._pair = self._middle = self._rest = np.zeros(0, dtype=np.intp)
-        self._begun: _Cuts = _Cuts.none()
+        self._begun = _Cuts(np.zeros((0, 2)), np.zeros((0, 2)))
 
     def receive(self, values: Floats) -> None:  # (n, outputs)
         """The values at `points`."""

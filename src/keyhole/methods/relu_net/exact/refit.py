@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from scipy.sparse.linalg import LinearOperator, lsqr
@@ -36,21 +37,9 @@ class NetArrays:
     outer: Floats  # (k, outputs)
     affine: Floats  # (outputs, width + 1)
 
-    def vector(self) -> Floats:
-        """All parameters in one row."""
-        return np.concatenate([np.ravel(array) for array in vars(self).values()])
-
-    def filled(self, vector: Floats) -> NetArrays:
-        """Other numbers in the same shapes."""
-        parts, start = [], 0
-        for array in vars(self).values():
-            parts.append(vector[start : start + array.size].reshape(array.shape))
-            start += array.size
-        return NetArrays(*parts)
-
-    def plus(self, change: NetArrays) -> NetArrays:
-        """The changed parameters."""
-        return NetArrays(*(a + b for a, b in zip(vars(self).values(), vars(change).values(), strict=True)))
+    def plus(self, part: float, change: NetArrays) -> NetArrays:
+        """The parameters with a part of a change."""
+        return NetArrays(*(a + part * b for a, b in zip(vars(self).values(), vars(change).values(), strict=True)))
 
 
 @dataclass(frozen=True)
@@ -83,7 +72,7 @@ class _Linearised:
         self.outputs = net.outer.shape[1]
         self.neuron = self._blocks()  # (k, width + 1 + outputs, the same)
         self.flat = _whiten((self.x * self.weights).T @ (self.x * self.weights))  # (width + 1, the same)
-        self.shape = (x.shape[0] * self.outputs, net.vector().size)
+        self.shape = (x.shape[0] * self.outputs, sum(array.size for array in vars(net).values()))
 
     def _blocks(self) -> Floats:
         width, outer = self.x.shape[1], self.net.outer
@@ -125,12 +114,8 @@ class _Linearised:
             solutions = np.linalg.lstsq(matrix, right, rcond=SINGULAR)[0].T
         else:
             operator = LinearOperator(self.shape, matvec=self.forward, rmatvec=self.backward, dtype=np.float64)
-            solutions = np.stack(
-                [
-                    lsqr(operator, column, atol=tolerance, btol=tolerance, conlim=0.0, iter_lim=MOST_ITERATIONS)[0]
-                    for column in right.T
-                ]
-            )
+            fit = partial(lsqr, operator, atol=tolerance, btol=tolerance, conlim=0.0, iter_lim=MOST_ITERATIONS)
+            solutions = np.stack([fit(column)[0] for column in right.T])
         changes = [self.change(solution) for solution in solutions]
         return [NetArrays(inner[:, :-1], inner[:, -1], outer, affine) for inner, outer, affine in changes]
 
@@ -166,7 +151,7 @@ def refit(
         change = _Linearised(net, x, errors, activation).solve(residual.reshape(-1, 1), TOLERANCE)[0]
         better, part = None, 1.0
         while better is None and part > 1e-3:
-            tried = net.plus(net.filled(part * change.vector()))
+            tried = net.plus(part, change)
             left = _residual(tried, x, answers, errors, activation)
             if np.linalg.norm(left) < np.linalg.norm(residual):
                 better = tried

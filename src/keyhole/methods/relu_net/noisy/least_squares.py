@@ -239,8 +239,8 @@ class _Push:
         return np.asarray(self.unit * found.astype(np.float64) / self.sizes[:, None])
 
 
-def screen(fit: NetFit, count: int, rng: np.random.Generator) -> Floats:  # -> (count, width + 1), whitened
-    """Of many random planes those whose neurons explain most of the residual, no two of them alike."""
+def enlarge(fit: NetFit, count: int, rng: np.random.Generator) -> Floats:  # -> (neurons + count, width + 1), whitened
+    """The planes of a fit and, of many random ones, those whose neurons explain most of the residual, no two alike."""
     planes = unit(rng.standard_normal((max(SCREENED, 4 * count), fit.planes.shape[1])))
     hidden = np.abs(fit.problem.white_single @ planes.T.astype(np.float32))
     hidden -= np.mean(hidden, axis=0)
@@ -253,12 +253,7 @@ def screen(fit: NetFit, count: int, rng: np.random.Generator) -> Floats:  # -> (
         if not picked or np.max(np.abs(planes[picked] @ planes[place])) < DIFFERENT:
             picked.append(int(place))
     some = [int(place) for place in order if int(place) not in set(picked)][: count - len(picked)]  # in few dimensions
-    return planes[picked + some]
-
-
-def enlarge(fit: NetFit, count: int, rng: np.random.Generator) -> Floats:  # -> (neurons + count, width + 1), whitened
-    """The planes of a fit with new ones where the residual asks for them."""
-    return np.concatenate([fit.planes, screen(fit, count, rng)])
+    return np.concatenate([fit.planes, planes[picked + some]])
 
 
 def slim(fit: NetFit, allowed: float) -> NetFit:
