@@ -96,23 +96,16 @@ def certify(estimate: Estimate[F], signature: Signature, rng: np.random.Generato
     scatters = normal and _has_scatter(errors, radii)
     if scatters or not np.max(ratios) <= 1.0:  # also when a radius is nan
         worst = int(np.argmax(np.where(np.isnan(ratios), np.inf, ratios)))
-        miss = (
-            f"a fresh answer differs from its prediction by {errors[worst]:.2g}, "
-            f"where the error bar is {radii[worst]:.2g}"
-        )
+        bar = f"where the error bar is {radii[worst]:.2g}"
+        miss = f"a fresh answer differs from its prediction by {errors[worst]:.2g}, {bar}"
         if scatters:
             times = np.sqrt(np.mean((errors * GAUSSIAN_DEVIATIONS / radii) ** 2))
-            miss = (
-                f"fresh answers scatter {times:.2g} times as much around their predictions as the declared noise allows"
-            )
-        outcome, message = yield from _explain_miss(
-            plans, answers, f"{miss}: the box is not of the assumed family", signature
-        )
+            around = "around their predictions as the declared noise allows"
+            miss = f"fresh answers scatter {times:.2g} times as much {around}"
+        outcome, message = yield from _explain_miss(plans, answers, miss, signature)
     elif resolution > _coarsest(estimate.params, signature):
-        outcome, message = (
-            Outcome.UNCERTIFIED,
-            f"the error bar is {resolution:.2g} of what {_doing(estimate.params)} to the answers",
-        )
+        doing = "the questions do" if estimate.params.without_attention() is None else "attention does"
+        outcome, message = Outcome.UNCERTIFIED, f"the error bar is {resolution:.2g} of what {doing} to the answers"
     else:
         outcome = Outcome.CERTIFIED
         message = f"{count} fresh answers predicted within {certificate.worst_error:.2g}"
@@ -136,10 +129,6 @@ def _coarsest(params: Family, signature: Signature) -> float:
     return COARSEST_NET if kinked else COARSEST
 
 
-def _doing(params: Family) -> str:
-    return "the questions do" if params.without_attention() is None else "attention does"
-
-
 def _has_scatter(errors: Floats, radii: Floats | float) -> bool:
     """Whether errors within their radii, each for itself, are too large together to be normal."""
     squares = (errors * GAUSSIAN_DEVIATIONS / radii) ** 2
@@ -150,6 +139,7 @@ def _explain_miss(
     plans: list[Plan], answers: list[Measurements], miss: str, signature: Signature
 ) -> Steps[tuple[Outcome, str]]:
     """Ask the same queries again: an oracle that contradicts itself is not of another family."""
+    miss = f"{miss}: the box is not of the assumed family"
     try:
         again: list[Measurements] = yield [replace(plan, first_repeat=1) for plan in plans]
     except BudgetExhausted:

@@ -74,11 +74,6 @@ class _Slopes(ArrayTable):
     bars: Floats  # (n, directions, outputs)
     reach: Floats  # (n, directions) length of what was added to attention
 
-    @classmethod
-    def none(cls, directions: int, outputs: int) -> _Slopes:
-        nothing = np.zeros((0, directions, outputs))
-        return cls(nothing, nothing, np.zeros((0, directions)))
-
 
 class ResidualCells:
     """Slopes around last tokens in linear cells of a net, once attention is known."""
@@ -151,7 +146,8 @@ class ResidualCells:
     def _ask_cells(self, cells: LinearCells) -> Steps[tuple[LinearCells, _Slopes]]:
         """Slopes in all cells, with shorter steps where a check shows that a cell was left."""
         if not len(cells.points):
-            return cells, _Slopes.none(len(self.directions), len(self.net.outer))
+            nothing = np.zeros((0, len(self.directions), len(self.net.outer)))
+            return cells, _Slopes(nothing, nothing, nothing[:, :, 0])
         answers = yield from ask_points(STAGE, self.signature, cells)
         return (yield from ask_within_cells(cells, answers, self._ask, MOST_SHRINKS, NOT_LINEAR))
 

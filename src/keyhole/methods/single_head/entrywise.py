@@ -109,7 +109,7 @@ class _Entries:
     def contrast_sizes(self) -> Floats:  # (width,)
         """How large the contrast is in each column, never zero."""
         sizes = np.abs(self.forms)
-        return np.where(sizes > 0, sizes, _typical(sizes))
+        return np.where(sizes > 0, sizes, float(np.median(sizes[sizes > 0])) if np.any(sizes > 0) else 1.0)
 
     def ask(self, row: Integers, column: Integers, size: Floats) -> Steps[None]:
         """Entries (n,) of the matrix whose sizes are guessed as `size`."""
@@ -118,11 +118,10 @@ class _Entries:
         last = np.exp2(np.floor(-np.log2(LEVER * np.sqrt(contrast))))[column]
         middle = np.exp2(np.floor(np.log2(SMALLEST / (last * contrast[column]))))
 
-        def ask(open_: Integers, scale: Floats) -> Steps[tuple[Floats, Floats]]:
-            return (yield from self._ask(row[open_], column[open_], scale, last[open_], middle[open_]))
-
         start = np.exp2(np.floor(np.log2(AIM / size)))
-        found, radius = yield from _ask_climbing(row.size, start, ask)
+        found, radius = yield from _ask_climbing(
+            row.size, start, lambda i, scale: self._ask(row[i], column[i], scale, last[i], middle[i])
+        )
         self.matrix[row, column], self.radius[row, column] = found, radius
 
     def _ask(
@@ -188,12 +187,6 @@ def _fit_grading(matrix: Floats, row: Integers, column: Integers) -> Floats:  # 
     )
     parts = lsqr(design, logs - middle)[0]
     return np.asarray(np.exp2(middle + parts[:width, None] + parts[None, width:]))
-
-
-def _typical(sizes: Floats) -> float:
-    """A positive size to start from when nothing better is known."""
-    positive = sizes[sizes > 0]
-    return float(np.median(positive)) if positive.size else 1.0
 
 
 def _ask_climbing(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from keyhole.arrays import Floats, to_numpy
+from keyhole.arrays import Floats, floats
 from keyhole.families import ReluNet
 from keyhole.methods.base import Estimate, Steps
 from keyhole.methods.relu_net.exact.estimate import ask_within_errors, heldout_tokens
@@ -55,30 +55,24 @@ def ask_checks(
     radii = depth.rings if estimate.params.outputs is None else depth.rings[:1]
     rings = np.concatenate([_ring_of(queries, estimate, far * unit, depth.arcs, rng) for far in radii])
     fresh = max(depth.fresh, depth.at_least - rings.shape[0])
-    tokens = np.concatenate([rings, _of_any_length(queries, unit, fresh, rng)])
+    new = rng.standard_normal((fresh, queries.width))
+    shortest, longest = np.log(ANY_LENGTH)
+    lengths = unit * np.exp(rng.uniform(shortest, longest, fresh))
+    lengths = np.minimum(lengths, OUTERMOST * queries.signature.norm_limit)
+    tokens = np.concatenate([rings, new * (lengths / np.linalg.norm(new, axis=1))[:, None]])
     if tokens.shape[0] == 0:
         return estimate, ""
     return (yield from ask_within_errors(queries, estimate, tokens, strict=True))
-
-
-def _of_any_length(
-    queries: TokenQueries, unit: float, count: int, rng: np.random.Generator
-) -> Floats:  # (count, width)
-    x = rng.standard_normal((count, queries.width))
-    shortest, longest = np.log(ANY_LENGTH)
-    lengths = unit * np.exp(rng.uniform(shortest, longest, count))
-    lengths = np.minimum(lengths, OUTERMOST * queries.signature.norm_limit)
-    return np.asarray(x * (lengths / np.linalg.norm(x, axis=1))[:, None])
 
 
 def _ring_of(
     queries: TokenQueries, estimate: Estimate[ReluNet], radius: float, arcs: int, rng: np.random.Generator
 ) -> Floats:
     """Tokens beside all kinks that a circle of this radius, or what the oracle allows of it, crosses."""
-    weights = to_numpy(estimate.params.weights_in).astype(np.float64)
+    weights = floats(estimate.params.weights_in)
     length = np.linalg.norm(weights, axis=1)
     used = length > 0
-    offset = to_numpy(estimate.params.bias_in).astype(np.float64)[used] / length[used]
+    offset = floats(estimate.params.bias_in)[used] / length[used]
     radius = min(radius, OUTERMOST * queries.signature.norm_limit)
     return ring_tokens(weights[used] / length[used, None], offset, radius, arcs, rng)
 

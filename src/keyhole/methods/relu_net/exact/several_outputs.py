@@ -127,7 +127,7 @@ def new_wide_tokens(
     # Patterns as different as possible; about their widths nothing is said but that they must have one.
     x = x[margin > FLAT * scale]
     active = np.column_stack([pieces.heights(x) > 0, np.ones(x.shape[0])]).astype(np.float64)
-    chosen, _ = telling_rows(VAGUE * np.eye(pieces.count + 1), active, np.ones(x.shape[0]), count)
+    chosen = telling_rows(VAGUE * np.eye(pieces.count + 1), active, np.ones(x.shape[0]), count)
     need = int(np.ceil(BOTH_SIDES * (width + 1)))
     more = _beside_kinks(pieces, x[chosen], scale, limit, need, rng)
     x = np.concatenate([x, more])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from keyhole.arrays import Floats
@@ -35,13 +33,9 @@ ANOTHER_FUNCTION = 1e-6
 EQUATIONS_NEAR = 1.5
 
 
-@dataclass(frozen=True)
-class _Start:
-    """Kinks, and how much a neuron bends at some distance from its own."""
-
-    pieces: Pieces
-    distance: Floats  # (k,)
-    bend: Floats  # (k,) 1 − act(z)/z at z = |a|·distance: half at the kink, none far away
+# Pieces, and at a distance (k,) of each neuron from its kink how much it bends (k,): 1 − act(z)/z at z = |a|·distance,
+# half at the kink, none far away.
+Bends = tuple[Pieces, Floats, Floats]
 
 
 def ask_smooth(
@@ -70,7 +64,7 @@ def ask_smooth(
     raise failure
 
 
-def _ask_nearer(far: TokenQueries, rough: Pieces, rng: np.random.Generator) -> Steps[_Start]:
+def _ask_nearer(far: TokenQueries, rough: Pieces, rng: np.random.Generator) -> Steps[Bends]:
     """Kinks with their offsets, and how the neurons bend there, in tokens of length one."""
     seen = rough.in_unit(FARTHEST / far.length)
     if seen.weight.shape[1] == 1:
@@ -89,7 +83,7 @@ def _ask_nearer(far: TokenQueries, rough: Pieces, rng: np.random.Generator) -> S
     return (yield from _ask_bends(far, seen, rng))
 
 
-def _ask_bends(far: TokenQueries, pieces: Pieces, rng: np.random.Generator) -> Steps[_Start]:
+def _ask_bends(far: TokenQueries, pieces: Pieces, rng: np.random.Generator) -> Steps[Bends]:
     """How much each neuron bends at some distance from its kink, where it neither bends fully nor hardly."""
     count = pieces.count
     places = _on_kinks(pieces, rng)
@@ -106,7 +100,7 @@ def _ask_bends(far: TokenQueries, pieces: Pieces, rng: np.random.Generator) -> S
         low[todo[near]], high[todo[away]] = distance[todo[near]], distance[todo[away]]
         todo = todo[near | away]
         if todo.size == 0:
-            return _Start(pieces.in_unit(far.length), distance * far.length, bend)
+            return pieces.in_unit(far.length), distance * far.length, bend
         # Longer or shorter by a factor until both sides are known, then in between.
         guess = np.where(low[todo] > 0, np.sqrt(low[todo] * high[todo]), high[todo] / GUESS)
         distance[todo] = np.where(np.isinf(high[todo]), low[todo] * GUESS, guess)
@@ -127,14 +121,14 @@ def _on_kinks(pieces: Pieces, rng: np.random.Generator) -> Floats:  # (k, width)
 
 
 def _ask_fit(
-    queries: TokenQueries, start: _Start, names: tuple[str, ...], rng: np.random.Generator
+    queries: TokenQueries, start: Bends, names: tuple[str, ...], rng: np.random.Generator
 ) -> Steps[tuple[Refit, str, float]]:
     """All parameters fitted to new answers, with the activation that is nearest to them at first."""
-    pieces = start.pieces
+    pieces, distance, bend = start
     outputs, width = pieces.weight.shape[1], queries.width
     offsets = np.abs(pieces.offset)
     scale = float(np.median(offsets)) if np.any(offsets > 0) else 1.0
-    lengths = {name: _sharpness(name, start.bend) / start.distance for name in names}
+    lengths = {name: _sharpness(name, bend) / distance for name in names}
     # Neurons bend over 1/|a|: where that is wider than their distance from the origin, tokens must be longer.
     scale = max(scale, float(np.median(1 / lengths[names[0]])) if pieces.count else 1.0)
     unknowns = pieces.count * (width + 1 + outputs) + outputs * (width + 1)

@@ -84,8 +84,8 @@ def telling_rows(
     rows: Floats,  # (c, n) candidates: what each would measure
     errors: Floats,  # (c,) how well
     count: int,
-) -> tuple[Integers, Floats]:  # (≤ count,), (n, n)
-    """Candidates chosen one by one, each for what it adds to those before; and the covariance with all of them."""
+) -> Integers:  # (≤ count,)
+    """Candidates chosen one by one, each for what it adds to those before."""
     covariance = covariance.copy()
     unknown = np.einsum("ci,ij,cj->c", rows, covariance, rows, optimize=True)  # variance of what each would measure
     chosen: list[int] = []
@@ -100,4 +100,4 @@ def telling_rows(
         total = errors[best] ** 2 + max(float(unknown[best]), 0.0)
         covariance -= np.outer(spread, spread) / total
         unknown = np.maximum(unknown - (rows @ spread) ** 2 / total, 0.0)
-    return np.asarray(chosen, dtype=np.int64), covariance
+    return np.asarray(chosen, dtype=np.int64)

@@ -76,10 +76,6 @@ class NetProblem:
         """Planes (a, b) as unit vectors of the whitened coordinates."""
         return unit(planes @ self.mixing.T)
 
-    def from_white(self, planes: Floats) -> Floats:  # (neurons, width + 1) -> the same
-        """Planes (a, b) with a·x + b of mean square one over the rows."""
-        return np.asarray(solve_triangular(self.mixing, planes.T).T)
-
     @property
     def beside(self) -> Floats:
         """Columns fitted beside the neurons, (n, width + 1) or (n, 1)."""
@@ -121,11 +117,6 @@ class NetFit:
         return int(self.planes.shape[0])
 
     @property
-    def excess(self) -> float:
-        """Squares over what noise alone leaves."""
-        return self.squares / max(self.problem.freedom(self.neurons), 1)
-
-    @property
     def weights(self) -> Floats:
         """Of the neurons, (neurons, outputs)."""
         return self.output[: self.neurons]
@@ -141,8 +132,8 @@ class NetFit:
         return np.asarray(np.sum(self.weights**2, axis=1) / variance[: self.neurons])
 
     def raw_planes(self) -> Floats:
-        """Planes (a, b), (neurons, width + 1)."""
-        return self.problem.from_white(self.planes)
+        """Planes (a, b) with a·x + b of mean square one over the rows, (neurons, width + 1)."""
+        return np.asarray(solve_triangular(self.problem.mixing, self.planes.T).T)
 
 
 def fit_planes(problem: NetProblem, planes: Floats) -> NetFit:  # (neurons, width + 1), whitened

@@ -270,7 +270,7 @@ class _Boosting:
         details = {
             "neurons": fit.neurons,
             "orientation": "not settled: a skip makes up for it" if fit.problem.affine else "settled",
-            "misfit": math.sqrt(fit.excess),
+            "misfit": math.sqrt(fit.squares / max(fit.problem.freedom(fit.neurons), 1)),
             "standard_error": error,
             "kinks_from_norm": samples.kinks,
             "valid_to_norm": samples.reach,

@@ -54,11 +54,6 @@ class Samples:
         """Numbers per answer."""
         return int(self.answers.shape[1])
 
-    @property
-    def relative(self) -> bool:
-        """Whether errors grow with the answers."""
-        return self.signature.noise.kind in ("dtype", "exact")
-
     def ask(self, stage: str, tokens: Floats) -> Steps[Floats]:  # (n, width) -> (n, outputs)
         """Ask one token each, and keep the answers."""
         sent = self.signature.space.asarray(tokens[:, None, :])
@@ -93,7 +88,8 @@ class Samples:
 
     def draw(self, count: int, *, far: bool) -> Floats:  # -> (count, width)
         """Random directions, with norms of evenly spread logarithm."""
-        factor = NEAR[1] if not far else FAR_RELATIVE if self.relative else FAR_ABSOLUTE
+        relative = self.signature.noise.kind in ("dtype", "exact")  # errors that grow with the answers
+        factor = NEAR[1] if not far else FAR_RELATIVE if relative else FAR_ABSOLUTE
         high = min(factor * self.kinks, self.longest)
         low = NEAR[0] / NEAR[1] * high
         self.reach = max(self.reach, high)
@@ -112,12 +108,10 @@ class Samples:
         """Standard deviation of the errors of answers of these sizes; of bounded errors the bound."""
         noise, size = self.signature.noise, self._size(norms)
         own = OWN_ROUNDING * self.signature.space.spacing * size
-        declared = (
-            noise.scale / 3**0.5 * np.maximum(answers, SMALL_ANSWER * size)
-            if noise.kind == "dtype"
-            else (noise.deviation if noise.kind != "exact" else 0.0)
-        )
-        return np.hypot(declared, np.maximum(own, np.finfo(np.float64).tiny))
+        declared: Floats | float = 0.0 if noise.kind == "exact" else noise.deviation
+        if noise.kind == "dtype":
+            declared = noise.scale / 3**0.5 * np.maximum(answers, SMALL_ANSWER * size)
+        return np.asarray(np.hypot(declared, np.maximum(own, np.finfo(np.float64).tiny)))
 
     def deviations(self) -> Floats:  # -> (count,)
         """Standard deviation of the errors of each answer."""

@@ -50,12 +50,6 @@ def at_noise(fit: NetFit, bounded: bool) -> bool:
     return fit.squares <= noise_ceiling(fit.problem, fit.neurons, bounded)
 
 
-def fewest(problem: NetProblem) -> float:
-    """By how much squares must grow for a lost neuron to be missed."""
-    own = problem.rows.shape[1] - 1 + problem.answers.shape[1]
-    return float(own + NEURON_DEVIATIONS * math.sqrt(2 * own))
-
-
 def fit_residuals(
     problem: NetProblem,
     planes: Floats,  # (neurons, width + 1): where to start, in whitened coordinates
@@ -107,7 +101,8 @@ def _slim(fit: NetFit, bounded: bool) -> NetFit:
 def finished(fit: NetFit, rng: np.random.Generator, *, most_neurons: int, bounded: bool) -> NetFit:
     """At the noise already: to the bottom; neurons that are missed come back, those that are not go."""
     fit = descend(fit, LAST_STEPS)
-    need = fewest(fit.problem)
+    own = fit.problem.rows.shape[1] - 1 + fit.problem.answers.shape[1]
+    need = own + NEURON_DEVIATIONS * math.sqrt(2 * own)  # by how much squares grow where a neuron is missed
     for _ in range(fit.neurons):
         if fit.neurons == 0 or fit.squares > noise_ceiling(fit.problem, fit.neurons, bounded):
             break
