@@ -114,11 +114,12 @@ def certify(estimate: Estimate[F], signature: Signature, rng: np.random.Generato
 
 def _so_far(estimate: Estimate, signature: Signature, plans: list[Plan], answers: list[Measurements]) -> Sketch:
     """The estimate, and how far it is from the held-out answers that have come, for people who watch."""
+    sketch = Sketch(estimate.params.matrices(), 1.0)
     if not answers:
-        return estimate.sketch()
+        return sketch
     predictions, _ = _predict(estimate, signature, plans[: len(answers)], normal=False)
     errors = np.abs(predictions - _joined([answer.values for answer in answers]))
-    return replace(estimate.sketch(), heldout=[float(error) for error in errors])
+    return replace(sketch, heldout=[float(error) for error in errors])
 
 
 def _coarsest(params: Family, signature: Signature) -> float:

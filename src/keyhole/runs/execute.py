@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -37,10 +38,10 @@ def execute(
     force: bool = False,  # whether a folder that belongs to something else may be written to
 ) -> Ending:
     """Open the target, recover it with the norm and noise that the settings declare, and keep it in their folder."""
-    with (
-        declared_target(settings.target, settings.max_norm, settings.noise) as target,
-        reserve_folder(settings.out, RUN, asdict(settings), force=force),
-    ):
+    with ExitStack() as stack:
+        target = stack.enter_context(declared_target(settings.target, settings.max_norm, settings.noise))
+        if settings.out is not None:
+            stack.enter_context(reserve_folder(settings.out, RUN, asdict(settings), force=force))
         result = recover(
             target.oracle if around is None else around(target.oracle),
             settings.method,

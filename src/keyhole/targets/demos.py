@@ -54,7 +54,7 @@ def _single_head_demo(text: str, given: Mapping[str, float]) -> Target:
     rank = rank if norm else 0
     label = f"a random softmax head of width {width}, its score matrix of rank {rank} and norm {norm:g}"
     extras = [
-        f"{head.outputs} outputs" if head.outputs else "",
+        f"{given['outputs']} outputs" if "outputs" in given else "",
         "a score bias" if head.score_bias is not None else "",
         "an output bias" if head.output_bias is not None else "",
         "observed at all positions" if everywhere else "",

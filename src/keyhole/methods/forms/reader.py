@@ -242,13 +242,9 @@ class PairValues:
         return 4 * (first * self.error + self.noise(self.signature.noise.radius)) / span if span > 0 else math.inf
 
     def ask_logits(
-        self,
-        stage: str,
-        first: Term,  # scaled rows
-        last: Term,  # scaled columns
-        so_far: Callable[[], Sketch | None] | None = None,
+        self, stage: str, first: Term, last: Term, so_far: Callable[[], Sketch | None] | None = None
     ) -> Steps[tuple[Array, Array, Array, Array]]:
-        """Logits (n,) with radii, saturation, and how far apart the values of the two tokens are."""
+        """Logits (n,) of scaled rows and columns, radii, saturation, and how far apart the two tokens' values are."""
         space, xp = self.signature.space, self.signature.space.xp
         high, low = (term.scale * overlaps(term.rows, term.index, self.value.vector) for term in (first, last))
         answers: Measurements = yield Plan(stage, int(high.shape[0]), [[first], [last]], so_far=so_far)

@@ -129,13 +129,14 @@ def ask_points(stage: str, signature: Signature, cells: LinearCells) -> Steps[Fl
 def ask_within_cells(
     cells: LinearCells,
     answers: Floats,  # (n, outputs) to the points
-    ask: Callable[
-        [LinearCells, Floats], Steps[tuple[Measured, Booleans]]
-    ],  # measured, and where a check agrees with it
+    ask: Callable[[LinearCells, Floats], Steps[tuple[Measured, Booleans]]],
     most: int,
     failure: str,
 ) -> Steps[tuple[LinearCells, Measured]]:
-    """What is asked around the points of all cells, with ever shorter steps, `most` times, where a cell was left."""
+    """What is asked around the points of all cells, with ever shorter steps, `most` times, where a cell was left.
+
+    `ask` returns what it measured, and where a check agrees with it.
+    """
     done: list[tuple[LinearCells, Measured]] = []
     for _ in range(most):
         measured, good = yield from ask(cells, answers)
@@ -194,12 +195,9 @@ def solve_weighted(system: Floats, right: Floats, bars: Floats) -> WeightedSolut
 
 
 def solve_value(
-    inner: Floats,  # (n, width) A
-    inner_radius: Floats,
-    product: Floats,  # (n, width) A·Vᵀ
-    product_radius: Floats,
+    inner: Floats, inner_radius: Floats, product: Floats, product_radius: Floats
 ) -> tuple[Floats, Floats, Floats, Floats, bool]:
-    """V (width, width) of least norm, its radius, |A·Vᵀ − product|, what errors explain of it, whether V is unique."""
+    """V of least norm from A and A·Vᵀ (n, width), its radius, |A·Vᵀ − product|, what errors make of it, if V is unique."""
     both = np.linalg.norm(np.hstack([inner, product]), axis=1)
     errors = np.linalg.norm(np.hstack([inner_radius, product_radius]), axis=1)
     errors = np.maximum(errors, np.finfo(np.float64).eps * both)

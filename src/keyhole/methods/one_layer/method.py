@@ -238,9 +238,8 @@ class _Layer:
         radius = SingleHead(score.radius, space.zeros(width, width))
         if bias is not None or score.hidden_bias > 0:
             radius = replace(radius, score_bias=bias.radius if bias else space.full((width,), score.hidden_bias))
-        details = {"residual": False, "value": "part of the net"}
         layers = OneLayer(head, learned.params), OneLayer(radius, learned.radius)
-        return self._estimate(*layers, score, bias, 0, details)
+        return self._estimate(layers, score, bias, 0, residual=False, value="part of the net")
 
     def _make_reader(self) -> FormReader:
         """How to read forms behind this net: far out where it grows evenly, else through its inverse."""
@@ -304,29 +303,21 @@ class _Layer:
         net, radius = self.neurons, self.learned.radius.anatomy.net
         assert net is not None
         assert radius is not None
-        params, radii, found = yield from ResidualCells(self.signature, self.rng, net, radius, score, bias).run()
+        *layers, found = yield from ResidualCells(self.signature, self.rng, net, radius, score, bias).run()
         more = -(-net.neurons * self.width // (net.outputs or 1))
-        return self._estimate(params, radii, score, bias, more, {"residual": True, **found})
+        return self._estimate((layers[0], layers[1]), score, bias, more, residual=True, **found)
 
     def _estimate(
-        self,
-        params: OneLayer,
-        radius: OneLayer,
-        score: Score,
-        bias: ScoreBias | None,
-        more: int,
-        details: dict[str, Any],
+        self, layers: tuple[OneLayer, OneLayer], score: Score, bias: ScoreBias | None, more: int, **details: Any
     ) -> Estimate[OneLayer]:
         """Parameters and radii, with the fewest queries that could tell so many numbers."""
+        params, radius = layers
         learned, size = self.learned, {} if self.neurons is None else {"neurons": self.neurons.neurons}
         forms = score.rank * (2 * self.width - score.rank) + (self.width if bias else 0)
-        return Estimate(
-            params=params,
-            radius=radius,
-            counting_bound=learned.counting_bound + -(-forms // (learned.params.outputs or 1)) + more,
-            assumptions=tuple(dict.fromkeys((*ASSUMPTIONS, *learned.assumptions))),
-            details={**details, "rank": score.rank, "score_bias": bias is not None, **learned.details, **size},
-        )
+        bound = learned.counting_bound + -(-forms // (learned.params.outputs or 1)) + more
+        assumptions = tuple(dict.fromkeys((*ASSUMPTIONS, *learned.assumptions)))
+        details |= {"rank": score.rank, "score_bias": bias is not None, **learned.details, **size}
+        return Estimate(params, radius, bound, assumptions=assumptions, details=details)
 
 
 def _sizes(answers: Array) -> Array:  # (n,) or (n, outputs) -> (n,)

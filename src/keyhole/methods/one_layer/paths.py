@@ -178,13 +178,12 @@ def _better(space: Space, one: _Paths, two: _Paths) -> _Paths:
 
 
 def monotone_roots(
-    space: Space,
-    function: Callable[[Array], Array],  # (n,) -> (n,), entry by entry, each monotone on [0, 1]
-    low: Array,  # (n,) function(0)
-    high: Array,  # (n,) function(1)
-    aim: Array,  # (n,)
-) -> Array:  # (n,)
-    """Arguments in [0, 1] where the functions take the values aimed at; 0 or 1 where they lie outside."""
+    space: Space, function: Callable[[Array], Array], low: Array, high: Array, aim: Array
+) -> Array:  # (n,), (n,), (n,) -> (n,)
+    """Arguments in [0, 1] where functions, monotone entry by entry, take the values aimed at; 0 or 1 if outside.
+
+    `low` and `high` are the values at 0 and 1.
+    """
     xp = space.xp
     left, right = xp.zeros_like(aim), xp.ones_like(aim)
     miss_left, miss_right = low - aim, high - aim

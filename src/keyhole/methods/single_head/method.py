@@ -123,11 +123,8 @@ def ask_score_along(
     stretch = 1.0 if signature.noise.kind == "gaussian" else total
     plain = signature.with_changes(noise=replace(signature.noise, scale=stretch * signature.noise.scale))
     steps = _ask_score(plain, value.along(direction), rng, draft, **options)
-    return (
-        yield from map_measurements(
-            steps, lambda answers: Measurements(answers.values @ direction, stretch * answers.radius)
-        )
-    )
+    combined = map_measurements(steps, lambda a: Measurements(a.values @ direction, stretch * a.radius))
+    return (yield from combined)
 
 
 def _ask_score(
@@ -178,13 +175,8 @@ def head_estimate(
     if output_biased:
         params = replace(params, output_bias=value.bias)
         bound += 1
-    return Estimate(
-        params=params,
-        radius=radius,
-        counting_bound=bound,
-        assumptions=ASSUMPTIONS,
-        details={"rank": rank, "score_bias": score_biased, "output_bias": output_biased, **details},
-    )
+    details = {"rank": rank, "score_bias": score_biased, "output_bias": output_biased, **details}
+    return Estimate(params, radius, bound, assumptions=ASSUMPTIONS, details=details)
 
 
 def _effective_rank(score: Score) -> dict[str, Any]:

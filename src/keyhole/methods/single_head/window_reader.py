@@ -29,6 +29,9 @@ SHRINK = 2.0**-3
 # Norm of the last token over that of the first, at most, where answers have less than full rank.
 LONGEST_LAST = 0.5
 
+# Asks at a scale: which queries, or directions, of these numbers are not saturated, their forms and radii.
+AskAt = Callable[[Integers, float], Steps[tuple[Array, Array, Array]]]
+
 
 @dataclass(frozen=True)
 class Weights:
@@ -114,13 +117,7 @@ class WindowReader:
             largest = min(largest, floor_power(LONGEST_LAST * longest**2))
         return self.estimate.next_scale(largest, longest, self.signature.width)
 
-    def ask_unsaturated(
-        self,
-        numbers: Integers,  # (n,) of rows of the arrays that are filled
-        ask: Callable[[Integers, float], Steps[tuple[Array, Array, Array]]],  # which are good, forms and radii
-        forms: Array,
-        radius: Array,
-    ) -> Steps[None]:
+    def ask_unsaturated(self, numbers: Integers, ask: AskAt, forms: Array, radius: Array) -> Steps[None]:
         """Fill rows of forms and radii by `ask` at a scale, again with shorter last tokens where weights saturate."""
         space, xp, scale = self.space, self.space.xp, self.scale
         while numbers.size:

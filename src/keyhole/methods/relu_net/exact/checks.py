@@ -78,14 +78,11 @@ def _ring_of(
 
 
 def ring_tokens(
-    normal: Floats,  # (k, width) unit vectors
-    offset: Floats,  # (k,)
-    radius: float,
-    both_ends: int,  # of so many arcs tokens lie at both ends, of the others at one of them by chance
-    rng: np.random.Generator,
-) -> Floats:  # (n, width)
+    normal: Floats, offset: Floats, radius: float, both_ends: int, rng: np.random.Generator
+) -> Floats:  # (k, width), (k,) -> (n, width)
     """Tokens on a random circle around the origin, beside the places where it crosses kinks: 2k, and up to 2k more.
 
+    Of `both_ends` arcs tokens lie at both ends, of the others at one of them by chance.
     Between two neighbouring kinks a net of one hidden layer is affine. Of a function that kinks once more in between,
     or less, at least one of the two tokens of that arc tells, however narrow it is; of two kinks more it may not.
     """

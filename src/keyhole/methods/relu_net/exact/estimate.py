@@ -96,14 +96,9 @@ def estimate_net(
         np.full((outputs, width), bars.affine_slope) if away is None else None,
     )
     numbers = count * (width + outputs + (activation != "relu")) + outputs * (1 if away is not None else width + 1)
-    bounded = queries.signature.max_norm is not None
-    return Estimate(
-        params=params,
-        radius=radius,
-        counting_bound=-(-numbers // outputs),
-        assumptions=(*ASSUMPTIONS, INSIDE) if bounded else ASSUMPTIONS,
-        details={"neurons": count, "orientation": word, "activation": activation, **details},
-    )
+    assumptions = ASSUMPTIONS if queries.signature.max_norm is None else (*ASSUMPTIONS, INSIDE)
+    details = {"neurons": count, "orientation": word, "activation": activation, **details}
+    return Estimate(params, radius, -(-numbers // outputs), assumptions=assumptions, details=details)
 
 
 def _net(queries: TokenQueries, activation: str, inner: Floats, bias: Floats, *outer: Floats | None) -> ReluNet:
@@ -115,14 +110,11 @@ def _net(queries: TokenQueries, activation: str, inner: Floats, bias: Floats, *o
 
 
 def solve_orientation(
-    jumps: Floats,  # (k, n) the linear map of each neuron, flattened
-    remainder: Floats,  # (n,) that of no neuron
-    jump_errors: Floats,  # (k,) bars on entries
-    remainder_error: float,
-    most: int = MOST_FOR_LATTICE,
-) -> tuple[Booleans | None, str]:  # (k,) and a word on it
+    jumps: Floats, remainder: Floats, jump_errors: Floats, remainder_error: float, most: int = MOST_FOR_LATTICE
+) -> tuple[Booleans | None, str]:  # (k, n), (n,), (k,) -> (k,)
     """Neurons that point the other way, w·max(0, −z) = w·max(0, z) − w·z, so that their jumps add up to −remainder.
 
+    Jumps are the linear maps of neurons, flattened, the remainder that of no neuron; errors are radii of entries.
     The words: "found", "not identifiable" (nothing or too much fits) and "not found".
     """
     count, equations = jumps.shape
@@ -160,9 +152,8 @@ def heldout_tokens(
     x /= np.linalg.norm(x, axis=1, keepdims=True)
     lengths = np.resize(SHELLS, count) * scale * queries.width**0.5
     limit = queries.signature.norm_limit
-    return np.asarray(
-        x * np.where(lengths > limit, rng.uniform(0.5, 0.999, count) * min(limit, 1e300), lengths)[:, None]
-    )
+    lengths = np.where(lengths > limit, rng.uniform(0.5, 0.999, count) * min(limit, 1e300), lengths)
+    return np.asarray(x * lengths[:, None])
 
 
 def ask_within_errors(

@@ -138,14 +138,9 @@ def answers_of(net: NetArrays, x: Floats, activation: str) -> Floats:  # (m, wid
 
 
 def refit(
-    start: NetArrays,
-    x: Floats,  # (m, width)
-    answers: Floats,  # (m, outputs)
-    errors: Floats,  # (m,) bars on answers
-    activation: str,
-    rng: np.random.Generator,
-) -> Refit:
-    """The net nearest to the answers, and what errors of the answers do to its parameters."""
+    start: NetArrays, x: Floats, answers: Floats, errors: Floats, activation: str, rng: np.random.Generator
+) -> Refit:  # (m, width), (m, outputs), (m,)
+    """The net nearest to the answers, and what their errors, within radii, do to its parameters."""
     net, residual = start, _residual(start, x, answers, errors, activation)
     for _ in range(MOST_STEPS):
         change = _Linearised(net, x, errors, activation).solve(residual.reshape(-1, 1), TOLERANCE)[0]
