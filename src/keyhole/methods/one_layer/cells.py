@@ -183,9 +183,9 @@ class WeightedSolution:
     residual: Floats  # (equations, n)
 
 
-def solve_weighted(system: Floats, right: Floats, bars: Floats) -> WeightedSolution:  # (m, unknowns), (m, n), (m, n)
-    """Least squares, equations weighed by the inverse of their bars."""
-    weight = 1 / np.maximum(np.max(bars, axis=1), np.finfo(np.float64).tiny)
+def solve_weighted(system: Floats, right: Floats, radii: Floats) -> WeightedSolution:  # (m, unknowns), (m, n), (m, n)
+    """Least squares, equations weighed by the inverse of their radii."""
+    weight = 1 / np.maximum(np.max(radii, axis=1), np.finfo(np.float64).tiny)
     weighed = system * weight[:, None]
     inverse = np.linalg.pinv(weighed) * weight
     values = inverse @ right
@@ -197,7 +197,7 @@ def solve_weighted(system: Floats, right: Floats, bars: Floats) -> WeightedSolut
 def solve_value(
     inner: Floats, inner_radius: Floats, product: Floats, product_radius: Floats
 ) -> tuple[Floats, Floats, Floats, Floats, bool]:
-    """V of least norm from A and A·Vᵀ (n, width), its radius, |A·Vᵀ − product|, what errors make of it, if V is unique."""
+    """V of least norm from A and A·Vᵀ (n, width), its radius, |A·Vᵀ − product|, how far errors go, if V is unique."""
     both = np.linalg.norm(np.hstack([inner, product]), axis=1)
     errors = np.linalg.norm(np.hstack([inner_radius, product_radius]), axis=1)
     errors = np.maximum(errors, np.finfo(np.float64).eps * both)

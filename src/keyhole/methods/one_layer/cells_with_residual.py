@@ -71,7 +71,7 @@ class _Slopes(ArrayTable):
     """D(g)·q for the directions q, in each cell."""
 
     values: Floats  # (n, directions, outputs)
-    bars: Floats  # (n, directions, outputs)
+    radii: Floats  # (n, directions, outputs)
     reach: Floats  # (n, directions) length of what was added to attention
 
 
@@ -171,9 +171,9 @@ class ResidualCells:
         logit_bar = length * (sure + lengths)
         size = self.growth.gain * (np.linalg.norm(cells.points, axis=1) + cells.width) + self.growth.level
         slopes = values / (weight * step)[:, :, None]
-        bars = (2 * (self.rounding * size + answers.radius))[:, None] / (weight * length)
+        radii = (2 * (self.rounding * size + answers.radius))[:, None] / (weight * length)
         found = _Slopes(
-            slopes, bars[:, :, None] + np.abs(slopes) * ((1 - weight) * logit_bar)[:, :, None], np.abs(weight * step)
+            slopes, radii[:, :, None] + np.abs(slopes) * ((1 - weight) * logit_bar)[:, :, None], np.abs(weight * step)
         )
         return found, self._agrees(found)
 
@@ -181,7 +181,7 @@ class ResidualCells:
         """Whether the slope in the last direction is what those in the others say."""
         share = self.directions[:-1] @ self.directions[-1]
         predicted = np.einsum("j,njo->no", share, slopes.values[:, :-1])
-        bar = np.sqrt(np.einsum("j,njo->no", share**2, slopes.bars[:, :-1] ** 2)) + slopes.bars[:, -1]
+        bar = np.sqrt(np.einsum("j,njo->no", share**2, slopes.radii[:, :-1] ** 2)) + slopes.radii[:, -1]
         return np.asarray(np.all(np.abs(slopes.values[:, -1] - predicted) <= CHECK * bar, axis=1))
 
     def _solve(self, cells: LinearCells, slopes: _Slopes) -> tuple[Floats, Floats, Floats | None, Floats, float]:
@@ -203,17 +203,17 @@ class ResidualCells:
         def flat(array: Floats) -> Floats:  # (n, directions, outputs) -> (n·outputs, width)
             return array[:, :width].transpose(0, 2, 1).reshape(count * outputs, width)
 
-        bars = flat(slopes.bars)
+        radii = flat(slopes.radii)
         system = equations.reshape(count * outputs, unknowns)
-        solved = solve_weighted(system, flat(slopes.values), bars)
+        solved = solve_weighted(system, flat(slopes.values), radii)
         values = solved.values @ turn
         # The weights behind the neurons are only known within their own radius.
         seen = (cells.active[:, None, :] * self.radius.outer[None, :, :] ** 2).reshape(count * outputs, neurons)
         unsure = seen @ values[:neurons] ** 2
         # Beyond that, equations that are too many by some must agree.
-        allowed = np.sqrt(bars**2 + seen @ solved.values[:neurons] ** 2 + system**2 @ (solved.inverse**2 @ bars**2))
+        allowed = np.sqrt(radii**2 + seen @ solved.values[:neurons] ** 2 + system**2 @ (solved.inverse**2 @ radii**2))
         misfit = float(np.max(solved.residual / np.maximum(allowed, self.space.tiny), initial=0.0))
-        spread = np.sqrt(solved.inverse**2 @ (bars**2 @ turn**2 + unsure))
+        spread = np.sqrt(solved.inverse**2 @ (radii**2 @ turn**2 + unsure))
         spread += self.space.rounding * np.linalg.norm(values, axis=1, keepdims=True)
         return values[:neurons], spread[:neurons], values[neurons:], spread[neurons:], misfit
 

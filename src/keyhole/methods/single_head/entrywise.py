@@ -33,7 +33,7 @@ FLOOR = 2.0**104
 # More rounds than the whole range of floating-point numbers needs.
 MOST_ROUNDS = 60
 # Last tokens are shorter than first ones by this, so that what they add by themselves vanishes.
-LEVER = 2.0**60
+NORM_RATIO = 2.0**60
 # Entries per row and column that are read first, to learn how rows and columns are graded.
 BANDS = 3
 
@@ -114,8 +114,8 @@ class _Entries:
     def ask(self, row: Integers, column: Integers, size: Floats) -> Steps[None]:
         """Entries (n,) of the matrix whose sizes are guessed as `size`."""
         contrast = self.contrast_sizes()
-        # Norms of the tokens, by column: what the last adds by itself is below LEVER⁻² of a logit of order one.
-        last = np.exp2(np.floor(-np.log2(LEVER * np.sqrt(contrast))))[column]
+        # Norms of the tokens, by column: what the last adds by itself is below NORM_RATIO⁻² of a logit of order one.
+        last = np.exp2(np.floor(-np.log2(NORM_RATIO * np.sqrt(contrast))))[column]
         middle = np.exp2(np.floor(np.log2(SMALLEST / (last * contrast[column]))))
 
         start = np.exp2(np.floor(np.log2(AIM / size)))

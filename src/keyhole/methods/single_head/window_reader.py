@@ -39,8 +39,8 @@ class Weights:
 
     first: Array  # (n, used) weights of the long tokens where the last token has none
     share: Array  # (n, used) how much of that a unit of the last token's weight takes
-    bar: Array  # (n, used) radii of `first`
-    sum_bar: Array  # (n,) radius of its sum
+    radius: Array  # (n, used) radii of `first`
+    sum_radius: Array  # (n,) radius of its sum
 
     def logits(self, own: Array, zeros: int) -> tuple[Array, Array, Array]:
         """Logits (n, used), their derivatives by the last token's own logit, and radii; nan where saturated."""
@@ -58,7 +58,7 @@ class Weights:
         slopes = -self.share * last * zero * (1 + slope) / safe - slope
         # The oracle's own weights sum to one but for a few eps, which the zero tokens' share magnifies.
         own = 8 * float(xp.finfo(weights.dtype).eps)
-        radius = self.bar / safe + own + (self.sum_bar[:, None] + own) / (safe_zero * total)
+        radius = self.radius / safe + own + (self.sum_radius[:, None] + own) / (safe_zero * total)
         return logits, slopes, radius
 
 
@@ -156,19 +156,19 @@ class WindowReader:
         tokens = self.rows.vectors * first[:, None]
         spread = space.indices((windows[:, None] + np.arange(self.used)) % width)
         long = xp.reshape(xp.take(tokens, xp.reshape(spread, (-1,)), axis=0), (windows.size, self.used, width))
-        inverse = xp.linalg.inv(long @ self.outputs.shown)  # (windows, used, used)
+        inverse = xp.linalg.inv(long @ self.outputs.in_outputs)  # (windows, used, used)
         mine = xp.take(inverse, space.indices(which), axis=0)
         mixture = self.outputs.mixture(answers.values - self.value.bias)
-        ends = (last[:, None] * xp.take(directions.vectors, picked, axis=0)) @ self.outputs.shown
-        bars, sum_bars = self._bars(inverse, float(xp.max(first)), float(xp.max(last)), answers.radius)
+        ends = (last[:, None] * xp.take(directions.vectors, picked, axis=0)) @ self.outputs.in_outputs
+        radii, sum_radii = self._radii(inverse, float(xp.max(first)), float(xp.max(last)), answers.radius)
         return Weights(
             (mixture[:, None, :] @ mine)[:, 0, :],
             (ends[:, None, :] @ mine)[:, 0, :],
-            xp.take(bars, space.indices(which), axis=0),
-            xp.take(sum_bars, space.indices(which), axis=0),
+            xp.take(radii, space.indices(which), axis=0),
+            xp.take(sum_radii, space.indices(which), axis=0),
         )
 
-    def _bars(self, inverse: Array, first: float, last: float, noise: float) -> tuple[Array, Array]:
+    def _radii(self, inverse: Array, first: float, last: float, noise: float) -> tuple[Array, Array]:
         """Radii of weights by window (windows, used), and of their sums (windows,)."""
         xp, space = self.space.xp, self.space
         # Beside a large output bias a value is known less well than it is rounded.
@@ -179,9 +179,9 @@ class WindowReader:
         square, sums = (error**2)[None, :], xp.sum(weigh, axis=2)
         # The decomposition of the value is rounded too, relative to its largest part.
         own = (space.rounding * (first + last) * self.outputs.sizes[0] / self.outputs.sizes)[None, :] ** 2
-        bars = xp.sum(square[:, :, None] * weigh**2, axis=1) + xp.sum(own[:, :, None] * inverse**2, axis=1)
-        sum_bars = xp.sum(square * sums**2, axis=1) + xp.sum(own * xp.sum(inverse, axis=2) ** 2, axis=1)
-        return xp.sqrt(bars), xp.sqrt(sum_bars)
+        radii = xp.sum(square[:, :, None] * weigh**2, axis=1) + xp.sum(own[:, :, None] * inverse**2, axis=1)
+        sum_radii = xp.sum(square * sums**2, axis=1) + xp.sum(own * xp.sum(inverse, axis=2) ** 2, axis=1)
+        return xp.sqrt(radii), xp.sqrt(sum_radii)
 
 
 def windows(reader: WindowReader) -> Integers:

@@ -26,12 +26,12 @@ def ask_windows(signature: Signature, value: Value, rng: np.random.Generator) ->
     reader = WindowReader(signature, value, rng)
     right = random_orthogonal(signature.space, rng, signature.width)
     try:
-        responds, shown = yield from _ask_probe(reader, TokenRows(right))
+        responds, probe = yield from _ask_probe(reader, TokenRows(right))
         if not responds:
             zero = signature.space.zeros(signature.width, signature.width)
             return None, Score(zero, zero + 1 / reader.largest_scale, 0)
         reading = _Windows(reader, right)
-        agrees = yield from reading.ask_first(shown)
+        agrees = yield from reading.ask_first(probe)
     except Unrecoverable:  # a score bias may saturate every probe
         agrees = False
     if agrees:
@@ -91,15 +91,15 @@ class _Windows:
         self.forms = reader.space.zeros(count, used)
         self.radius = reader.space.zeros(count, used)
 
-    def ask_first(self, shown: tuple[Array, Array]) -> Steps[bool]:
+    def ask_first(self, probe: tuple[Array, Array]) -> Steps[bool]:
         """Read the first query, which is that of the probe at another scale; False when the two disagree."""
         xp = self.reader.space.xp
         try:
             yield from self.reader.ask_unsaturated(np.arange(1), self._ask_at, self.forms, self.radius)
         except Unrecoverable:  # tokens as long as these stay saturated beside a score bias
             return False
-        apart = xp.abs(self.forms[0, :] - shown[0][0, :])
-        return bool(xp.all(apart <= self.radius[0, :] + shown[1][0, :]))
+        apart = xp.abs(self.forms[0, :] - probe[0][0, :])
+        return bool(xp.all(apart <= self.radius[0, :] + probe[1][0, :]))
 
     def ask_rest(self) -> Steps[Score]:
         """Read all others and solve."""

@@ -28,7 +28,7 @@ def ask_window_bias(reader: WindowReader) -> Steps[ScoreBias]:
     """The score bias from queries whose last token is zero, so that the score matrix is silent."""
     space, xp, width = reader.space, reader.space.xp, reader.signature.width
     offsets = windows(reader)
-    vector, bars = space.zeros(width), space.zeros(width)
+    vector, radii = space.zeros(width), space.zeros(width)
     norm = yield from _ask_bias_norm(reader)
     open_ = offsets
     while open_.size and norm > SHORTEST:
@@ -39,12 +39,12 @@ def ask_window_bias(reader: WindowReader) -> Steps[ScoreBias]:
                 lost.append(offset)
                 continue
             vector[offset : offset + reader.used] = logits[number, :] / norm
-            bars[offset : offset + reader.used] = radius[number, :] / norm
+            radii[offset : offset + reader.used] = radius[number, :] / norm
         open_, norm = np.asarray(lost, dtype=np.int64), norm * SHRINK
     found = reader.inverse @ vector
     if open_.size or float(xp.linalg.vector_norm(found)) == 0.0:
         raise Unrecoverable(Outcome.WRONG_FAMILY, NO_BIAS)
-    spread = xp.sqrt(reader.inverse**2 @ bars**2) + space.rounding * xp.linalg.vector_norm(found)
+    spread = xp.sqrt(reader.inverse**2 @ radii**2) + space.rounding * xp.linalg.vector_norm(found)
     return ScoreBias(found, spread)
 
 
@@ -159,6 +159,6 @@ class WindowsBesideBias:
             if not bool(xp.any(settled > 4 * self.space.eps)):
                 break
         bias_bar = self.space.rounding * self.reader.bias_norm + xp.linalg.vector_norm(self.bias.radius)
-        bars = (radius + self.space.rounding * xp.abs(logits) + settled[:, None]) / first + bias_bar
+        radii = (radius + self.space.rounding * xp.abs(logits) + settled[:, None]) / first + bias_bar
         good = xp.all(xp.abs(logits) <= LARGEST, axis=1) & (settled < self.space.eps**0.5)
-        return good, forms, bars / last[:, None]
+        return good, forms, radii / last[:, None]

@@ -30,11 +30,11 @@ class Depth:
     # the line that was asked, as deeper nets have, mostly show far out. A nearer one sees kinks that end and begin.
     rings: tuple[float, ...]
     arcs: int  # of a circle that are looked at from both ends, not one
-    fresh: int  # tokens of any length
+    heldout: int  # tokens of any length
     at_least: int  # of those and of the tokens beside kinks together
 
 
-WITHOUT_FRESH = Depth((1000.0,), 0, 0, 0)  # for callers that ask new tokens themselves
+WITHOUT_HELDOUT = Depth((1000.0,), 0, 0, 0)  # for callers that ask new tokens themselves
 LEAN = Depth((1000.0,), 20, 0, 24)
 FULL = Depth((1000.0, 3.0), 1_000_000, 48, 0)
 
@@ -54,10 +54,10 @@ def ask_checks(
     # A kink that ends would have to end in every output at once: of several one circle is enough.
     radii = depth.rings if estimate.params.outputs is None else depth.rings[:1]
     rings = np.concatenate([_ring_of(queries, estimate, far * unit, depth.arcs, rng) for far in radii])
-    fresh = max(depth.fresh, depth.at_least - rings.shape[0])
-    new = rng.standard_normal((fresh, queries.width))
+    count = max(depth.heldout, depth.at_least - rings.shape[0])
+    new = rng.standard_normal((count, queries.width))
     shortest, longest = np.log(ANY_LENGTH)
-    lengths = unit * np.exp(rng.uniform(shortest, longest, fresh))
+    lengths = unit * np.exp(rng.uniform(shortest, longest, count))
     lengths = np.minimum(lengths, OUTERMOST * queries.signature.norm_limit)
     tokens = np.concatenate([rings, new * (lengths / np.linalg.norm(new, axis=1))[:, None]])
     if tokens.shape[0] == 0:

@@ -22,10 +22,10 @@ INSIDE = "nothing is said of tokens longer than max_norm, and kinks that cut off
 ANOTHER_FUNCTION = 1e-5
 # Shells on which fresh queries lie, in units of the typical distance of a kink times √width.
 SHELLS = (0.5, 1.0, 2.0, 4.0)
-# Where functions are looked at closely, answers that differ by more than this many bars are: those of random nets stay
+# Where functions are looked at closely, answers that differ by more than this many radii are: those of random nets stay
 # below half a bar.
 STRICT = 10.0
-# Where new answers show that bars were too narrow, they become this much wider than what was seen.
+# Where new answers show that radii were too narrow, they become this much wider than what was seen.
 WIDER = 3.0
 # Residuals may be this many times their radius, which is itself several standard deviations.
 MOST_RADII = 4.0
@@ -39,7 +39,7 @@ DOUBT_BITS = 20.0
 
 @dataclass(frozen=True)
 class PieceErrors:
-    """Bars on the entries of pieces."""
+    """Radii of the entries of pieces."""
 
     slope: Floats  # (k,) of weight times normal
     level: Floats  # (k,) of weight times offset
@@ -54,7 +54,7 @@ class PieceErrors:
 def estimate_net(
     queries: TokenQueries,
     pieces: Pieces,
-    bars: PieceErrors,
+    radii: PieceErrors,
     skip: bool | None,
     details: dict[str, Any],
     activation: str = "relu",
@@ -67,7 +67,7 @@ def estimate_net(
     flat = pieces.affine[:, :-1].reshape(-1)
     away, word = None, "not identifiable"
     if skip is not True:
-        away, word = solve_orientation(jumps, flat, bars.slope, bars.affine_slope)
+        away, word = solve_orientation(jumps, flat, radii.slope, radii.affine_slope)
     if count == 0 and away is None:
         word = "no neurons"
     turn = np.ones(count) if away is None else np.where(away, -1.0, 1.0)
@@ -75,8 +75,8 @@ def estimate_net(
     constant = pieces.affine[:, -1] + 0.5 * (1 - turn) @ (pieces.weight * pieces.offset[:, None])
     size = np.ones(count) if sharpness is None else sharpness
     load = np.linalg.norm(pieces.weight, axis=1)
-    slope = bars.slope / np.where(load > 0, load, 1.0)
-    level = bars.level / np.where(load > 0, load, 1.0) + np.abs(pieces.offset) * slope
+    slope = radii.slope / np.where(load > 0, load, 1.0)
+    level = radii.level / np.where(load > 0, load, 1.0) + np.abs(pieces.offset) * slope
     params = _net(
         queries,
         activation,
@@ -91,9 +91,9 @@ def estimate_net(
         activation,
         np.broadcast_to((size * slope)[:, None], (count, width)),
         size * level,
-        np.broadcast_to(bars.slope / size, (outputs, count)),
-        np.full(outputs, bars.affine_level + float(np.sqrt(np.sum((0.5 * (1 - turn) * bars.level) ** 2)))),
-        np.full((outputs, width), bars.affine_slope) if away is None else None,
+        np.broadcast_to(radii.slope / size, (outputs, count)),
+        np.full(outputs, radii.affine_level + float(np.sqrt(np.sum((0.5 * (1 - turn) * radii.level) ** 2)))),
+        np.full((outputs, width), radii.affine_slope) if away is None else None,
     )
     numbers = count * (width + outputs + (activation != "relu")) + outputs * (1 if away is not None else width + 1)
     assumptions = ASSUMPTIONS if queries.signature.max_norm is None else (*ASSUMPTIONS, INSIDE)
@@ -161,20 +161,20 @@ def ask_within_errors(
 ) -> Steps[tuple[Estimate[ReluNet], str]]:
     """Ask new tokens: the estimate, with wider radii where they were too narrow, and what is wrong with it, if so.
 
-    `strict` leaves hardly any room beyond the bars: for tokens that are to show small differences of functions.
+    `strict` leaves hardly any room beyond the radii: for tokens that are to show small differences of functions.
     """
     space = queries.signature.space
     answers = yield from queries.ask("checks", x)
     tokens = space.asarray(x)[:, None, :]
     errors = np.abs(answers - floats(estimate.params(tokens)).reshape(answers.shape))
-    bars = floats(estimate.params.error_bar(estimate.radius, tokens, space.rounding)).reshape(answers.shape)
-    bars = bars + queries.noise
+    radii = floats(estimate.params.error_bar(estimate.radius, tokens, space.rounding)).reshape(answers.shape)
+    radii = radii + queries.noise
     size = np.max(np.abs(answers), axis=0)
-    if not np.all(errors <= (STRICT * bars if strict else ANOTHER_FUNCTION * size + bars)):
+    if not np.all(errors <= (STRICT * radii if strict else ANOTHER_FUNCTION * size + radii)):
         worst = f"fresh answers differ from predictions by {np.max(errors):.2g}, answers being {np.max(size):.2g}"
         return estimate, worst
     with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = float(np.max(np.where(errors > 0, errors / bars, 0.0)))
+        ratio = float(np.max(np.where(errors > 0, errors / radii, 0.0)))
     if ratio > 1 / WIDER:
         wider = {name: WIDER * ratio * array for name, array in estimate.radius.arrays().items()}
         estimate = replace(estimate, radius=ReluNet(**wider, activation=estimate.params.activation))

@@ -30,10 +30,6 @@ MOST_ROUNDS = 80
 class NotPiecewiseLinear(KeyholeError):
     """The function bends where no kink is, or has kinks too near to each other to be told apart."""
 
-    def __init__(self, message: str, bend: tuple[float, float] | None = None) -> None:
-        super().__init__(message)
-        self.bend = bend  # an interval where it happens
-
 
 @dataclass(frozen=True)
 class Kinked:
@@ -94,7 +90,7 @@ class _Cuts(ArrayTable):
 
 
 class KinkSearch:
-    """Ask for `points`, give the values to `receive`, until `done`: then `found` tells the kinks.
+    """Ask for `points`, give the values to `receive`, until `done`: then `kinked` tells the kinks.
 
     An interval is known by the straight lines at its two ends. If they are one line there is no kink in it. Otherwise
     there is a single one only where they cross: that is so if the function is on the left line just before and on the
@@ -291,10 +287,7 @@ class KinkSearch:
         most = self.crowd + OPEN_PER_KINK * len(self.kinks)
         if now.low.size > most or self.rounds > MOST_ROUNDS or np.any(size < SHORTEST * place):
             worst = int(np.argmin(size / place))
-            raise NotPiecewiseLinear(
-                f"the answers along a line bend without a kink near {now.low[worst]:.3g}",
-                (float(now.low[worst]), float(now.high[worst])),
-            )
+            raise NotPiecewiseLinear(f"the answers along a line bend without a kink near {now.low[worst]:.3g}")
 
     def _same(self, now: _Intervals) -> Booleans:
         """Whether the two ends of an interval are on one line."""
@@ -310,7 +303,7 @@ class KinkSearch:
     def _unangle(self, angle: Floats) -> Floats:
         return np.asarray(self.unit * np.tan(angle))
 
-    def found(self) -> Kinked:
+    def kinked(self) -> Kinked:
         """The kinks, with slope and value in every cell from the two values furthest apart in it."""
         assert self._mix is not None
         kinks = np.sort(np.asarray(self.kinks))

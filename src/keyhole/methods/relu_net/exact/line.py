@@ -69,7 +69,7 @@ def ask_line(
             values = values - known(x)
         search.noise = queries.noise + error
         search.receive(values)
-    return search.found()
+    return search.kinked()
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from keyhole.methods.relu_net.exact.cells import (
     solve_neurons,
     typical_distance,
 )
-from keyhole.methods.relu_net.exact.checks import FULL, LEAN, WITHOUT_FRESH, ask_checks
+from keyhole.methods.relu_net.exact.checks import FULL, LEAN, WITHOUT_HELDOUT, ask_checks
 from keyhole.methods.relu_net.exact.estimate import PieceErrors, estimate_net
 from keyhole.methods.relu_net.exact.kink_search import OPEN_AT_FIRST, NotPiecewiseLinear
 from keyhole.methods.relu_net.exact.line import ask_cells, ask_line, random_line
@@ -68,7 +68,7 @@ def relu_net(
     """
     _check_options(polish, activation, skip, signature)
     queries = TokenQueries(signature)
-    reason, depth = "", (FULL if polish else LEAN) if far_checks else WITHOUT_FRESH
+    reason, depth = "", (FULL if polish else LEAN) if far_checks else WITHOUT_HELDOUT
     for attempt in range(LINES):
         smooth = _smooth(activation, attempt, signature)
         # Of a smooth oracle a line is all curves: where one is to be expected they are not followed far.

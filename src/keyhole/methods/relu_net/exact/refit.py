@@ -15,7 +15,7 @@ from keyhole.families.activations import activate, activate_slope
 MOST_STEPS = 12
 # A step is worth taking when it makes the residual smaller than this part.
 WORTH = 0.9
-# Residuals of this part of their bars, root mean square, are rounding: bars are many standard deviations.
+# Residuals of this part of their radii, root mean square, are rounding: radii are many standard deviations.
 ROUNDING = 0.03
 # Up to so many unknowns a dense solution is the fastest.
 DENSE = 900
@@ -24,7 +24,7 @@ MOST_ITERATIONS = 3000
 TOLERANCE = 1e-7
 # Combinations of parameters that change answers by less than this part of others change nothing.
 SINGULAR = 1e-12
-# Random errors whose effect on the parameters is worked out, for bars; to this relative accuracy.
+# Random errors whose effect on the parameters is worked out, for radii; to this relative accuracy.
 DRAWS, DRAW_TOLERANCE = 3, 1e-3
 
 
@@ -44,14 +44,14 @@ class NetArrays:
 
 @dataclass(frozen=True)
 class Refit:
-    """Parameters with bars on their entries, by neuron, and how well they fit."""
+    """Parameters with radii on their entries, by neuron, and how well they fit."""
 
     net: NetArrays
-    inner_bar: Floats  # (k,)
-    bias_bar: Floats  # (k,)
-    outer_bar: Floats  # (k,)
-    affine_slope_bar: float
-    affine_level_bar: float
+    inner_radius: Floats  # (k,)
+    bias_radius: Floats  # (k,)
+    outer_radius: Floats  # (k,)
+    affine_slope_radius: float
+    affine_level_radius: float
     worst: float  # largest residual over its radius
 
 

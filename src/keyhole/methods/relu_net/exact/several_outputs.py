@@ -64,8 +64,8 @@ def ask_several_outputs(
     if not polish:
         far = scale * queries.width**0.5
         # The affine map is read in the first cell, whose centre may lie much farther out than the kinks.
-        lever = far + float(np.linalg.norm(cells.centre[0]))
-        return pieces, PieceErrors(level * bar, level * bar * (far + line.unit), base, base * lever), scale
+        away = far + float(np.linalg.norm(cells.centre[0]))
+        return pieces, PieceErrors(level * bar, level * bar * (far + line.unit), base, base * away), scale
     x = new_wide_tokens(queries, pieces, scale, rng)
     answers = yield from queries.ask("polish", x)
     errors = queries.rounding * pieces.size(np.linalg.norm(x, axis=1)) + queries.noise
@@ -74,15 +74,15 @@ def ask_several_outputs(
 
 
 def pieces_of_fit(fit: Refit) -> tuple[Pieces, PieceErrors]:
-    """Normals of unit length, and bars: random errors of the answers, spread over the entries of each neuron."""
+    """Normals of unit length, and radii: random errors of the answers, spread over the entries of each neuron."""
     length = np.linalg.norm(fit.net.inner, axis=1)
     weight = fit.net.outer * length[:, None]
     load = np.linalg.norm(fit.net.outer, axis=1)
     pieces = Pieces(fit.net.inner / length[:, None], fit.net.bias / length, weight, fit.net.affine)
-    slope = load * fit.inner_bar + length * fit.outer_bar
-    level = load * fit.bias_bar + np.abs(fit.net.bias) * fit.outer_bar
+    slope = load * fit.inner_radius + length * fit.outer_radius
+    level = load * fit.bias_radius + np.abs(fit.net.bias) * fit.outer_radius
     wider = max(1.0, fit.worst)
-    return pieces, PieceErrors(slope, level, fit.affine_slope_bar, fit.affine_level_bar).times(wider)
+    return pieces, PieceErrors(slope, level, fit.affine_slope_radius, fit.affine_level_radius).times(wider)
 
 
 def _chosen_cells(kinked: Kinked, scaled: Floats) -> Integers:

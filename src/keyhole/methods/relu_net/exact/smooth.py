@@ -56,10 +56,10 @@ def ask_smooth(
         except NotPiecewiseLinear as error:
             failure = error
             continue
-        pieces, bars = pieces_of_fit(fit)
+        pieces, radii = pieces_of_fit(fit)
         sharpness = np.linalg.norm(fit.net.inner, axis=1)
         details = {"lines": lines, "polished": True}
-        return estimate_net(queries, pieces, bars, skip, details, name, sharpness), scale
+        return estimate_net(queries, pieces, radii, skip, details, name, sharpness), scale
     assert failure is not None
     raise failure
 

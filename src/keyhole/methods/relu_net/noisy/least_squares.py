@@ -49,7 +49,7 @@ class NetProblem:
     rows: Floats  # (n, width + 1): (x, 1) over the standard deviation of the answer
     answers: Floats  # (n, outputs), over the same
     affine: bool = True
-    folded: bool = True  # neurons are |z|, not ReLU(z); only beside an affine part
+    absolute: bool = True  # neurons are |z|, not ReLU(z); only beside an affine part
 
     @cached_property
     def _qr(self) -> tuple[Floats, Floats]:
@@ -123,7 +123,7 @@ class NetFit:
 
     def slopes(self) -> Floats:
         """Derivative of each activation, (n, neurons)."""
-        return np.sign(self.before) if self.problem.folded else np.asarray((self.before > 0).astype(np.float64))
+        return np.sign(self.before) if self.problem.absolute else np.asarray((self.before > 0).astype(np.float64))
 
     def worth(self) -> Floats:
         """By how much squares would grow without each neuron, the others staying where they are, (neurons,)."""
@@ -140,7 +140,7 @@ def fit_planes(problem: NetProblem, planes: Floats) -> NetFit:  # (neurons, widt
     """The best output layer for these planes."""
     planes = unit(planes)
     before = problem.white @ planes.T
-    hidden = np.abs(before) if problem.folded else np.maximum(before, 0.0)
+    hidden = np.abs(before) if problem.absolute else np.maximum(before, 0.0)
     features = np.concatenate([hidden, problem.beside], axis=1)
     products = features.T @ features
     scale = np.sqrt(np.diag(products))
@@ -272,7 +272,7 @@ def _merge(fit: NetFit) -> NetFit:
     kept = np.ones(fit.neurons, dtype=bool)
     first, second = np.nonzero(np.triu(np.abs(cosines) > NEARLY_EQUAL, 1))
     for i, j in sorted(zip(first, second, strict=True), key=lambda pair: -abs(cosines[pair])):
-        if not (kept[i] and kept[j]) or (not fit.problem.folded and cosines[i, j] < 0):
+        if not (kept[i] and kept[j]) or (not fit.problem.absolute and cosines[i, j] < 0):
             continue
         sizes = np.linalg.norm(weights[[i, j]], axis=1)
         if weights[i] @ weights[j] >= 0:

@@ -25,12 +25,12 @@ from keyhole.methods.relu_net.noisy.least_squares import (
 from keyhole.methods.relu_net.noisy.samples import Samples
 from keyhole.methods.relu_net.noisy.search import (
     LAST_STEPS,
-    at_noise,
-    finished,
+    as_relu,
+    fit_finally,
     fit_residuals,
+    is_at_noise,
     noise_ceiling,
     orient,
-    unfold,
 )
 from keyhole.queries import Signature
 from keyhole.recovery import Outcome
@@ -155,10 +155,10 @@ class _Boosting:
             if planes is None:
                 self._check_response(problem)
             flat = fit_planes(problem, np.zeros((0, problem.white.shape[1])))
-            if at_noise(flat, self.bounded):
+            if is_at_noise(flat, self.bounded):
                 return flat
             fit = self._fit_all(problem, flat, planes, guess, last=guess == most)
-            if at_noise(fit, self.bounded):
+            if is_at_noise(fit, self.bounded):
                 return fit
             if guess == most:
                 raise self._failure(fit)
@@ -182,17 +182,17 @@ class _Boosting:
 
     def _ask_confirmation(self, fit: NetFit) -> Steps[NetFit]:
         """The fit with farther samples, which it must explain too; where it does not, neurons are added."""
-        fit = finished(fit, self.rng, most_neurons=self._room(fit.problem), bounded=self.bounded)
+        fit = fit_finally(fit, self.rng, most_neurons=self._room(fit.problem), bounded=self.bounded)
         for _ in range(MOST_ROUNDS):
             wanted = max(self._queries(fit.neurons, IN_THE_END), math.ceil(self.samples.count * (1 + 1 / IN_THE_END)))
             yield from self._ask(wanted - self.samples.count, far=True)
             self._check_enough(fit.neurons)
             before, fit = fit, self._refine(fit, self.samples.problem())
-            if at_noise(fit, self.bounded):
-                return finished(fit, self.rng, most_neurons=self._room(fit.problem), bounded=self.bounded)
+            if is_at_noise(fit, self.bounded):
+                return fit_finally(fit, self.rng, most_neurons=self._room(fit.problem), bounded=self.bounded)
             fit = self._again(before)
-            if at_noise(fit, self.bounded):
-                fit = finished(fit, self.rng, most_neurons=self._room(fit.problem), bounded=self.bounded)
+            if is_at_noise(fit, self.bounded):
+                fit = fit_finally(fit, self.rng, most_neurons=self._room(fit.problem), bounded=self.bounded)
                 if self._queries(fit.neurons, IN_THE_END) <= self.samples.count:
                     return fit
         raise self._failure(fit)
@@ -216,9 +216,9 @@ class _Boosting:
         """A fit turned to ReLU neurons, without a skip where none is declared and none is needed."""
         if not skip:
             turned = orient(fit)
-            if turned is not None and at_noise(turned, self.bounded):
+            if turned is not None and is_at_noise(turned, self.bounded):
                 return turned
-        return unfold(fit)
+        return as_relu(fit)
 
     def _check_enough(self, neurons: int) -> None:
         needed = self._queries(neurons, FEWEST)
@@ -273,7 +273,7 @@ class _Boosting:
             "misfit": math.sqrt(fit.squares / max(fit.problem.freedom(fit.neurons), 1)),
             "standard_error": error,
             "kinks_from_norm": samples.kinks,
-            "valid_to_norm": samples.reach,
+            "valid_to_norm": samples.largest_norm,
             "per_parameter": samples.count * samples.outputs / count,
         }
         return Estimate(
@@ -281,7 +281,7 @@ class _Boosting:
             radius=CorrelatedErrors(**radius, covariance=covariance, factor=widened),
             counting_bound=math.ceil(count / samples.outputs),
             standard_error=CorrelatedErrors(**errors, covariance=covariance) if normal else None,
-            assumptions=(*ASSUMPTIONS, f"what is said holds for tokens of norm up to {samples.reach:.3g}"),
+            assumptions=(*ASSUMPTIONS, f"what is said holds for tokens of norm up to {samples.largest_norm:.3g}"),
             details={**details, **target_details(target_error, error)},
         )
 

@@ -45,7 +45,7 @@ def noise_ceiling(problem: NetProblem, neurons: int, bounded: bool) -> float:
     return float(freedom + MISFIT_DEVIATIONS * math.sqrt(2 * freedom))
 
 
-def at_noise(fit: NetFit, bounded: bool) -> bool:
+def is_at_noise(fit: NetFit, bounded: bool) -> bool:
     """Whether noise explains what is left."""
     return fit.squares <= noise_ceiling(fit.problem, fit.neurons, bounded)
 
@@ -70,17 +70,17 @@ def fit_residuals(
                 break
             fit = fit_planes(problem, enlarge(fit, room, rng))
         fit = descend(fit, STEPS, problem.freedom(fit.neurons))
-        if not hopeless(fit, flat, bounded):
+        if not is_hopeless(fit, flat, bounded):
             fit = _slim(fit, bounded)
         best = fit if fit.squares < best.squares else best
-        if at_noise(fit, bounded):
+        if is_at_noise(fit, bounded):
             return fit
-        if hopeless(fit, flat, bounded):
+        if is_hopeless(fit, flat, bounded):
             break
     return best
 
 
-def hopeless(fit: NetFit, flat: float, bounded: bool) -> bool:
+def is_hopeless(fit: NetFit, flat: float, bounded: bool) -> bool:
     """Whether so much is left that a few more neurons will not do."""
     return fit.squares > max(HOPELESS * flat, NEAR_NOISE * noise_ceiling(fit.problem, fit.neurons, bounded))
 
@@ -92,13 +92,13 @@ def _slim(fit: NetFit, bounded: bool) -> NetFit:
         if smaller.neurons == fit.neurons:
             break
         smaller = descend(smaller, STEPS, fit.problem.freedom(smaller.neurons))
-        if smaller.squares > SLIM_LOSS * fit.squares and not at_noise(smaller, bounded):
+        if smaller.squares > SLIM_LOSS * fit.squares and not is_at_noise(smaller, bounded):
             break
         fit = smaller
     return fit
 
 
-def finished(fit: NetFit, rng: np.random.Generator, *, most_neurons: int, bounded: bool) -> NetFit:
+def fit_finally(fit: NetFit, rng: np.random.Generator, *, most_neurons: int, bounded: bool) -> NetFit:
     """At the noise already: to the bottom; neurons that are missed come back, those that are not go."""
     fit = descend(fit, LAST_STEPS)
     own = fit.problem.rows.shape[1] - 1 + fit.problem.answers.shape[1]
@@ -119,9 +119,9 @@ def finished(fit: NetFit, rng: np.random.Generator, *, most_neurons: int, bounde
     return fit
 
 
-def unfold(fit: NetFit) -> NetFit:
+def as_relu(fit: NetFit) -> NetFit:
     """A fit of one function as one of ReLU neurons, as they happen to face, beside the affine part."""
-    return fit_planes(replace(fit.problem, folded=False), fit.planes)
+    return fit_planes(replace(fit.problem, absolute=False), fit.planes)
 
 
 def orient(fit: NetFit) -> NetFit | None:
@@ -130,7 +130,7 @@ def orient(fit: NetFit) -> NetFit | None:
     if signs is None:
         return None
     try:
-        turned = fit_planes(replace(fit.problem, folded=False, affine=False), fit.planes * signs[:, None])
+        turned = fit_planes(replace(fit.problem, absolute=False, affine=False), fit.planes * signs[:, None])
     except np.linalg.LinAlgError:
         return None
     return descend(turned, TURNED_STEPS)
