@@ -74,28 +74,31 @@ def gather_into(room: Array, table: Array, index: Array) -> None:  # (n, width),
 
 
 class ArrayTable:
-    """Base of dataclasses whose fields are NumPy arrays of as many rows, or tables of them; empty ones are left out."""
+    """Base of dataclasses whose fields are arrays of as many rows, or tables of them; empty ones are left out."""
 
-    def take(self, index: Integers | Booleans | slice) -> Self:
+    def take(self, index: Array | slice) -> Self:
         """Some rows."""
-        return type(self)(*(each if _is_empty(each) else _rows(each, index) for each in self._columns()))
+        return type(self)(*(_rows(getattr(self, each.name), index) for each in fields(self)))  # type: ignore[arg-type]
 
     @classmethod
     def concat(cls, *parts: Self) -> Self:
         """The rows of all parts, one after the other."""
-        columns = zip(*(part._columns() for part in parts), strict=True)
-        return cls(*(type(c[0]).concat(*c) if isinstance(c[0], ArrayTable) else np.concatenate(c) for c in columns))
-
-    def _columns(self) -> list[Any]:
-        return [getattr(self, field.name) for field in fields(self)]  # type: ignore[arg-type]
+        columns = ([getattr(part, each.name) for part in parts] for each in fields(cls))  # type: ignore[arg-type]
+        return cls(*(_joined(column) for column in columns))
 
 
-def _is_empty(column: Any) -> bool:
-    return isinstance(column, np.ndarray) and column.shape[0] == 0
+def _rows(column: Any, index: Array | slice) -> Any:
+    if isinstance(column, ArrayTable):
+        return column.take(index)
+    if column.shape[0] == 0:
+        return column
+    plain = isinstance(column, np.ndarray) or isinstance(index, slice)
+    return column[index] if plain else namespace(column).take(column, index, axis=0)
 
 
-def _rows(column: Any, index: Any) -> Any:
-    return column.take(index) if isinstance(column, ArrayTable) else column[index]
+def _joined(columns: list[Any]) -> Any:
+    first = columns[0]
+    return type(first).concat(*columns) if isinstance(first, ArrayTable) else namespace(first).concat(columns)
 
 
 @dataclass(frozen=True)

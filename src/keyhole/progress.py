@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from time import perf_counter
-from types import TracebackType
 from typing import IO, Protocol, runtime_checkable
 
 from rich.console import Console
@@ -126,17 +125,12 @@ class QueryCounter:
         return f"{max(0, self.planned_queries - self.asked):,} to go"
 
     @property
-    def error_in_words(self) -> str:
-        """The error so far: of held-out answers, where some have come."""
-        if not math.isnan(self.heldout):
-            return f"held-out error {self.heldout:.0e}"
-        return "" if math.isnan(self.error) else f"error so far ± {self.error:.0e}"
-
-    @property
-    def rate_in_words(self) -> str:
-        """The rate, and what was not asked again."""
-        journal = f" + {self.old:,} from the journal" if self.old else ""
-        return f"{self.rate:,.0f}/s{journal}"
+    def words(self) -> list[str]:
+        """Queries, their rate, how many are left, and the error so far: of held-out answers, where some have come."""
+        rate = f"{self.rate:,.0f}/s" + (f" + {self.old:,} from the journal" if self.old else "")
+        error = "" if math.isnan(self.error) else f"error so far ± {self.error:.0e}"
+        error = error if math.isnan(self.heldout) else f"held-out error {self.heldout:.0e}"
+        return [each for each in (f"{self.asked:,} queries", rate, self.remaining, error) if each]
 
 
 class ProgressBar(QueryCounter):
@@ -158,9 +152,7 @@ class ProgressBar(QueryCounter):
         self._progress.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
     def planned(self, stage: str, queries: int) -> None:
@@ -171,8 +163,7 @@ class ProgressBar(QueryCounter):
     def answered(self, queries: int, *, new: bool) -> None:
         """Advance the bar."""
         super().answered(queries, new=new)
-        words = (f"{self.asked:,} queries", self.rate_in_words, self.remaining, self.error_in_words)
-        self._progress.update(self._task, completed=self.asked, said=" · ".join(filter(None, words)))
+        self._progress.update(self._task, completed=self.asked, said=" · ".join(self.words))
 
 
 class ProgressLines(QueryCounter):
@@ -187,8 +178,7 @@ class ProgressLines(QueryCounter):
         """Say where things stand, if it is time."""
         super().answered(queries, new=new)
         if perf_counter() >= self._next:
-            words = (f"{self.asked:,} queries", self.rate_in_words, self.remaining, self.error_in_words)
-            print(f"keyhole: {self.stage}: {', '.join(filter(None, words))}", file=self._file or sys.stderr, flush=True)
+            print(f"keyhole: {self.stage}: {', '.join(self.words)}", file=self._file or sys.stderr, flush=True)
             self._next = perf_counter() + self._every
 
 
@@ -239,13 +229,9 @@ def steps_bar(progress: bool | None, description: str) -> Iterator[Callable[...,
     if not wants_bar(progress):
         yield lambda **_: None
         return
-    columns = (
-        TextColumn("{task.description:>12}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[note]}"),
-    )
-    with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as bar:
+    columns = (TextColumn("{task.description:>12}"), BarColumn(), MofNCompleteColumn())
+    last = (TextColumn("{task.fields[note]}"), TimeElapsedColumn())
+    with Progress(*columns, *last, console=Console(stderr=True), transient=True) as bar:
         yield partial(bar.update, bar.add_task(description, total=None, note=""))
 
 

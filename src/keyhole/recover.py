@@ -89,7 +89,7 @@ def _stats(session: Session, ended: Attempt, seconds: float) -> Stats:
         name = f"held-out, attempt {number + 1}" if stage == "held-out" else stage
         stages[name] = stages.get(name, 0) + count
     return Stats(
-        queries=session.queries - heldout,
+        queries=sum(session.stages.values()) - heldout,
         new_queries=session.new_queries,
         heldout_queries=heldout,
         counting_bound=ended.counting_bound,

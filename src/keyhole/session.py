@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from sys import getrefcount
 from time import perf_counter
 from typing import Any
@@ -17,7 +17,7 @@ from keyhole.methods import Steps
 from keyhole.methods.base import Found
 from keyhole.oracles import Oracle
 from keyhole.progress import Observer, Silent, Watcher
-from keyhole.queries import Measurements, Plan, Sketch
+from keyhole.queries import Measurements, Plan
 
 # Tokens per batch where the oracle sets no limit: small enough for a CPU's cache, large enough for a GPU.
 CPU_BATCH_BYTES = 2**21
@@ -66,11 +66,12 @@ class Session:
             request = self._step(steps, None)
             while True:
                 try:
-                    reply = self._reply(request)
+                    plans = [request] if isinstance(request, Plan) else request
+                    replies = [self.measure(plan) for plan in plans]
                 except (BudgetExhausted, OracleError) as error:
                     request = steps.throw(error)
                 else:
-                    request = self._step(steps, reply)
+                    request = self._step(steps, replies[0] if isinstance(request, Plan) else replies)
         except StopIteration as stop:
             found: Found = stop.value
             return found
@@ -81,30 +82,20 @@ class Session:
         with np.errstate(all="ignore"):
             return steps.send(reply)
 
-    def _reply(self, request: Plan | Sequence[Plan]) -> Measurements | list[Measurements]:
-        if isinstance(request, Plan):
-            return self.measure(request)
-        return [self.measure(plan) for plan in request]
-
     def measure(self, plan: Plan) -> Measurements:
         """The answers to a plan, from the journal where it has them, else from the oracle."""
         if plan.attempt != self._attempt:
             self._attempt = plan.attempt
             if self.watcher is not None:
                 self.watcher.discarded()
-        if plan.so_far is not None:
-            self.show(plan.so_far)
+        if plan.so_far is not None and self.watcher is not None:
+            self.watcher.sketched(plan.so_far)
         self.observer.planned(plan.stage, plan.count * plan.repeats)
         repeats = range(plan.first_repeat, plan.first_repeat + plan.repeats)
         values = self._answers(plan, repeats[0])
         if plan.repeats > 1:
             values = (values + sum(self._answers(plan, repeat) for repeat in repeats[1:])) / plan.repeats
         return Measurements(values, self.signature.noise.radius_of_mean(plan.repeats))
-
-    def show(self, so_far: Callable[[], Sketch | None]) -> None:
-        """Offer what is known so far to whoever watches."""
-        if self.watcher is not None:
-            self.watcher.sketched(so_far)
 
     def _answers(self, plan: Plan, repeat: int) -> Array:
         """All answers to one repeat of a plan."""
@@ -117,17 +108,14 @@ class Session:
                 pieces.append(piece)
                 done += piece.shape[0]
             if answers is not None:
-                pieces.append(self._replayed(plan, answers))
-                done += answers.shape[0]
+                self._afford(plan, len(answers))
+                self._count(plan, len(answers), new=False)
+                pieces.append(self._same_shape(self.signature.space.asarray(answers), plan))
+                done += len(answers)
         if not pieces:  # a plan that asks nothing
-            places = () if self.signature.positions == "last" else (plan.length,)
+            places = () if self.signature.positions == "last" else (len(plan.positions),)
             return self.signature.space.zeros(0, *places, *(self._outputs or ()))
         return pieces[0] if len(pieces) == 1 else self.signature.space.xp.concat(pieces)
-
-    def _replayed(self, plan: Plan, answers: Any) -> Array:
-        self._afford(plan, len(answers))
-        self._count(plan, len(answers), new=False)
-        return self._same_shape(self.signature.space.asarray(answers), plan)
 
     def _ask(self, plan: Plan, repeat: int, start: int, stop: int) -> Array:
         """Ask the next batch of a slice; what was answered is kept before anything else happens."""
@@ -162,7 +150,7 @@ class Session:
         """
         if not array_api_compat.is_numpy_namespace(self.signature.space.xp):
             return None
-        size = count * plan.length * self.signature.width
+        size = count * len(plan.positions) * self.signature.width
         if self._memory is None or self._memory.shape[0] < size or getrefcount(self._memory) > UNSHARED:
             self._memory = self.signature.space.zeros(size)
         return self._memory[:size]
@@ -170,7 +158,7 @@ class Session:
     def _batch(self, plan: Plan) -> int:
         space = self.signature.space
         room = CPU_BATCH_BYTES if space.on_cpu else GPU_BATCH_BYTES
-        fitting = max(1, room // (space.itemsize * plan.length * self.signature.width))
+        fitting = max(1, room // (space.itemsize * len(plan.positions) * self.signature.width))
         return min(fitting, self.signature.batch_limit or fitting)
 
     def _afford(self, plan: Plan, wanted: int) -> int:

@@ -25,12 +25,6 @@ else:  # the default is for type checkers only: `typing` knows none before Pytho
 
     F, F_co = TypeVar("F"), TypeVar("F_co", covariant=True)
 
-# Held-out tokens have logits of about these sizes, from flat to nearly saturated attention, or (None) a norm that does
-# not depend on what was recovered: a wrong recovery must not choose its own queries.
-LOGIT_SIZES = (0.5, 2.0, 6.0, None)
-# Without attention: norms over that of the kinks; far out every piece of a function is wide.
-KINK_SIZES = (1.0, 30.0, 1000.0, None)
-
 
 @dataclass(frozen=True)
 class Anatomy:
@@ -146,11 +140,6 @@ class Family(Protocol):
     def positions(self) -> str:
         """Where answers are: at the `last` position, or at `all` of them, (batch, length, outputs)."""
         return "last"
-
-    @property
-    def heldout_sizes(self) -> tuple[float | None, ...]:
-        """Arguments of `token_norm` for held-out tokens; None for a norm that is the same for all parameters."""
-        return LOGIT_SIZES if self.without_attention() is not None else KINK_SIZES
 
     def without_attention(self) -> Self | None:
         """A copy in which all tokens weigh the same; None of what has no attention."""

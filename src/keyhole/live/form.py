@@ -8,7 +8,8 @@ from typing import Any
 
 from keyhole.errors import UsageError
 from keyhole.targets import open_target
-from keyhole.targets.demos import DEMOS, Knob, demo_text
+from keyhole.targets.demos import DEMOS, demo_text
+from keyhole.targets.target import Knob
 
 # Of a page nobody waits for: larger oracles are for the command line.
 MOST = {"width": 256, "rank": 256, "heads": 16, "neurons": 256, "outputs": 256, "seed": 2**53}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -80,17 +81,18 @@ class Ledger:
         """Queries that the budget still allows."""
         return self.budget - self.spent
 
-    def count(self, steps: Steps[Found]) -> Steps[Found]:
-        """Run a generator and add up what its plans cost."""
+    def count(self, steps: Steps[Found], number: int = 0) -> Steps[Found]:
+        """Run a generator whose plans belong to the attempt of this number, and add up what they cost."""
+        numbered = partial(replace, attempt=number)
+        return adapt(steps, numbered, lambda plan, answers: self.add(numbered(plan), answers))
 
-        def add(plan: Plan, answers: Measurements) -> Measurements:
-            self.spent += plan.count * plan.repeats
-            self.first = self.first or (plan, answers.values)
-            if len(self.sample) < SAMPLE_PLANS and plan.repeats == 1:
-                self.sample.append(np.array(floats(answers.values[:SAMPLE_ANSWERS, ...])).ravel())
-            return answers
-
-        return adapt(steps, incoming=add)
+    def add(self, plan: Plan, answers: Measurements) -> Measurements:
+        """Add what a plan has cost."""
+        self.spent += plan.count * plan.repeats
+        self.first = self.first or (plan, answers.values)
+        if len(self.sample) < SAMPLE_PLANS and plan.repeats == 1:
+            self.sample.append(np.array(floats(answers.values[:SAMPLE_ANSWERS, ...])).ravel())
+        return answers
 
     def digits(self, signature: Signature) -> NoiseEstimate:
         """The rounding that the digits of the first answers show, if any."""
@@ -104,11 +106,7 @@ def stream(seed: int, purpose: str) -> np.random.Generator:
 
 def with_noise(steps: Steps[Found], noise: Noise) -> Steps[Found]:
     """Run a generator on an oracle whose errors were found out, not declared: every answer has their radius."""
-
-    def measured(plan: Plan, answers: Measurements) -> Measurements:
-        return replace(answers, radius=noise.radius_of_mean(plan.repeats))
-
-    return adapt(steps, incoming=measured)
+    return adapt(steps, incoming=lambda plan, answers: replace(answers, radius=noise.radius_of_mean(plan.repeats)))
 
 
 def attempt(method: Method, task: Task) -> Steps[Attempt]:
@@ -163,7 +161,7 @@ def _attempt(method: Method, task: Task, ledger: Ledger) -> Steps[Attempt]:
         steps = method.steps(task.signature, task.stream("method"), ledger.left - task.heldout, **task.options)
         estimate = yield from ledger.count(with_noise(steps, task.signature.noise))
         certificate = _unchecked(estimate)
-        judgement = yield from with_noise(_ask_heldout(estimate, task, ledger.left), task.signature.noise)
+        judgement = yield from _ask_heldout(estimate, task, ledger.left)
         outcome, message, certificate = judgement.outcome, judgement.message, judgement.certificate
         cause: KeyholeError | None = None
     except Unrecoverable as error:
@@ -209,7 +207,8 @@ def _ask_heldout(estimate: Estimate, task: Task, left: float) -> Steps[Judgement
     if count < 1:
         message = "the budget left no queries for the certificate"
         return Judgement(Outcome.UNCERTIFIED, message, _unchecked(estimate))
-    return (yield from certify(estimate, task.signature, task.stream("held-out"), count))
+    steps = certify(estimate, task.signature, task.stream("held-out"), count)
+    return (yield from with_noise(steps, task.signature.noise))
 
 
 def _ask_again(ledger: Ledger, signature: Signature) -> Steps[float]:

@@ -21,9 +21,8 @@ from keyhole.methods.attempt import (
     ending,
     found_noise,
     noise_details,
-    numbered,
 )
-from keyhole.methods.base import Found, Method, Steps, adapt
+from keyhole.methods.base import Found, Method, Steps
 from keyhole.methods.diagnosis.diagnose import FAMILIES, Diagnosis, diagnose
 from keyhole.methods.diagnosis.triage import Evidence, triage
 from keyhole.methods.registry import METHODS, methods_for
@@ -64,21 +63,24 @@ class _Memory:
         self._known |= {_key(plan): answers for plan, answers in self._kept}
         self._kept = []
 
-    def serve(self, steps: Steps[Found], width: int) -> Steps[Found]:
-        """Run a generator whose plans are answered from memory where they can be."""
+    def serve(self, steps: Steps[Found], task: Task, number: int, ledger: Ledger) -> Steps[Found]:
+        """Run an attempt, its plans numbered, answered from memory where they can be, and counted where they cannot."""
         try:
             request = next(steps)
             while True:
                 plans = [request] if isinstance(request, Plan) else list(request)
                 answers = [self._known.get(_key(plan)) if self._known else None for plan in plans]
                 unknown = [plan for plan, answer in zip(plans, answers, strict=True) if answer is None]
+                unknown = [replace(plan, attempt=number) for plan in unknown]
                 try:
                     asked: list[Measurements] = (yield unknown) if unknown else []
                 except (BudgetExhausted, OracleError) as error:
                     request = steps.throw(error)
                     continue
                 for plan, answer in zip(unknown, asked, strict=True):
-                    if plan.stage != "held-out" and plan.count <= KEPT_QUERIES * width and len(self._kept) < KEPT_PLANS:
+                    ledger.add(plan, answer)
+                    small = plan.count <= KEPT_QUERIES * task.signature.width
+                    if plan.stage != "held-out" and small and len(self._kept) < KEPT_PLANS:
                         self._kept.append((plan, answer))
                 fresh = iter(asked)
                 replies = [next(fresh) if answer is None else answer for answer in answers]
@@ -195,8 +197,7 @@ class _Auto:
 
     def _ask(self, steps: Steps[Found]) -> Steps[Found]:
         """Run a generator as part of the attempt that comes next."""
-        number = len(self.attempts)
-        return self.ledger.count(adapt(steps, outgoing=lambda plan: replace(plan, attempt=number)))
+        return self.ledger.count(steps, len(self.attempts))
 
     def _allow_for(self, evidence: Evidence) -> None:
         """Go on with what was found, noise included."""
@@ -210,10 +211,10 @@ class _Auto:
         self.memory.recall()
         self.tried.append((method, options))
         task = replace(self.task, budget=self.ledger.left, options={**self.task.options, **options})
-        steps = self.memory.serve(numbered(attempt(method, task), len(self.attempts)), task.signature.width)
-        ended = yield from self.ledger.count(steps)
-        self.attempts.append(ended)
-        return ended
+        number = len(self.attempts)
+        ended = yield from self.memory.serve(attempt(method, task), task, number, self.ledger)
+        self.attempts.append(replace(ended, number=number))
+        return self.attempts[-1]
 
     def _may_be_another(self, ended: Attempt) -> bool:
         """Whether another method may do better than an attempt that was not certified."""

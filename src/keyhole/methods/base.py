@@ -66,6 +66,7 @@ class Method(Generic[F_co]):
     # Kinds of noise that it allows for. A method that takes more than exact answers also receives, as `budget=`, how
     # many queries it may spend; to one that does not, answers rounded to a dtype are exact ones of fewer digits.
     takes_noise: tuple[str, ...] = ("exact",)
+    last_only: bool = False  # whether it knows the last position only: where all are observed, the others are left out
 
     def takes(self, noise: Noise) -> bool:
         """Whether it recovers its families behind such errors; the rounding of a dtype is taken by every method."""
@@ -76,8 +77,12 @@ class Method(Generic[F_co]):
     ) -> Steps[Estimate[F_co]]:
         """The generator of one run, at most `budget` queries long where the method can limit itself."""
         if self.takes_noise != ("exact",):
-            return self.run(signature, rng, budget=budget, **options)
-        return self.run(signature.as_coarse(), rng, **options)
+            options = {"budget": budget, **options}
+        elif signature.noise.kind == "dtype":
+            signature = signature.as_coarse()
+        if self.last_only and signature.positions == "all":
+            return last_only(self.run(signature.with_changes(positions="last"), rng, **options))
+        return self.run(signature, rng, **options)
 
 
 def target_details(target_error: float | None, error: float) -> dict[str, Any]:
@@ -121,6 +126,11 @@ def adapt(
 def map_measurements(steps: Steps[Found], change: Callable[[Measurements], Measurements]) -> Steps[Found]:
     """Run a generator on a function of the measurements, e.g. on one output of several."""
     return adapt(steps, incoming=lambda _, answers: change(answers))
+
+
+def last_only(steps: Steps[Found]) -> Steps[Found]:
+    """Run a generator on the answers at the last position."""
+    return map_measurements(steps, lambda answers: replace(answers, values=answers.values[:, -1, ...]))
 
 
 def with_sketch(steps: Steps[Found], so_far: Callable[[], Sketch | None]) -> Steps[Found]:

@@ -23,6 +23,11 @@ LONGER = (8, 16, 64, 32)
 # Every so many queries have tokens as long as a logit stays known to this, or shorter by one of these: heads that
 # cancel among short tokens, or whose scores were taken for zero, do not there.
 LONG_EVERY, LONG_PARTS, KNOWN_LOGIT = 8, (1.0, 2.0, 4.0, 16.0), 1.0
+# Held-out tokens have logits of about these sizes, from flat to nearly saturated attention, or (None) a norm that does
+# not depend on what was recovered: a wrong recovery must not choose its own queries.
+LOGIT_SIZES = (0.5, 2.0, 6.0, None)
+# Without attention: norms over that of the kinks; far out every piece of a function is wide.
+KINK_SIZES = (1.0, 30.0, 1000.0, None)
 # A radius above this fraction of what attention does would certify anything; of an oracle known to be noisy less can
 # be asked, and the resolution says how much it was.
 COARSEST = 0.05
@@ -91,23 +96,16 @@ def certify(estimate: Estimate[F], signature: Signature, rng: np.random.Generato
     scatters = normal and _has_scatter(errors, radii)
     if scatters or not np.max(ratios) <= 1.0:  # also when a radius is nan
         worst = int(np.argmax(np.where(np.isnan(ratios), np.inf, ratios)))
-        miss = (
-            f"a fresh answer differs from its prediction by {errors[worst]:.2g}, "
-            f"where the error bar is {radii[worst]:.2g}"
-        )
+        bar = f"where the error bar is {radii[worst]:.2g}"
+        miss = f"a fresh answer differs from its prediction by {errors[worst]:.2g}, {bar}"
         if scatters:
             times = np.sqrt(np.mean((errors * GAUSSIAN_DEVIATIONS / radii) ** 2))
-            miss = (
-                f"fresh answers scatter {times:.2g} times as much around their predictions as the declared noise allows"
-            )
-        outcome, message = yield from _explain_miss(
-            plans, answers, f"{miss}: the box is not of the assumed family", signature
-        )
+            around = "around their predictions as the declared noise allows"
+            miss = f"fresh answers scatter {times:.2g} times as much {around}"
+        outcome, message = yield from _explain_miss(plans, answers, miss, signature)
     elif resolution > _coarsest(estimate.params, signature):
-        outcome, message = (
-            Outcome.UNCERTIFIED,
-            f"the error bar is {resolution:.2g} of what {_doing(estimate.params)} to the answers",
-        )
+        doing = "the questions do" if estimate.params.without_attention() is None else "attention does"
+        outcome, message = Outcome.UNCERTIFIED, f"the error bar is {resolution:.2g} of what {doing} to the answers"
     else:
         outcome = Outcome.CERTIFIED
         message = f"{count} fresh answers predicted within {certificate.worst_error:.2g}"
@@ -116,11 +114,12 @@ def certify(estimate: Estimate[F], signature: Signature, rng: np.random.Generato
 
 def _so_far(estimate: Estimate, signature: Signature, plans: list[Plan], answers: list[Measurements]) -> Sketch:
     """The estimate, and how far it is from the held-out answers that have come, for people who watch."""
+    sketch = Sketch(estimate.params.matrices(), 1.0)
     if not answers:
-        return estimate.sketch()
+        return sketch
     predictions, _ = _predict(estimate, signature, plans[: len(answers)], normal=False)
     errors = np.abs(predictions - _joined([answer.values for answer in answers]))
-    return replace(estimate.sketch(), heldout=[float(error) for error in errors])
+    return replace(sketch, heldout=[float(error) for error in errors])
 
 
 def _coarsest(params: Family, signature: Signature) -> float:
@@ -131,10 +130,6 @@ def _coarsest(params: Family, signature: Signature) -> float:
     return COARSEST_NET if kinked else COARSEST
 
 
-def _doing(params: Family) -> str:
-    return "the questions do" if params.without_attention() is None else "attention does"
-
-
 def _has_scatter(errors: Floats, radii: Floats | float) -> bool:
     """Whether errors within their radii, each for itself, are too large together to be normal."""
     squares = (errors * GAUSSIAN_DEVIATIONS / radii) ** 2
@@ -142,12 +137,10 @@ def _has_scatter(errors: Floats, radii: Floats | float) -> bool:
 
 
 def _explain_miss(
-    plans: list[Plan],
-    answers: list[Measurements],
-    miss: str,
-    signature: Signature,
+    plans: list[Plan], answers: list[Measurements], miss: str, signature: Signature
 ) -> Steps[tuple[Outcome, str]]:
     """Ask the same queries again: an oracle that contradicts itself is not of another family."""
+    miss = f"{miss}: the box is not of the assumed family"
     try:
         again: list[Measurements] = yield [replace(plan, first_repeat=1) for plan in plans]
     except BudgetExhausted:
@@ -164,10 +157,7 @@ def _explain_miss(
     relative = 64 * signature.space.eps + 4 * signature.noise.relative
     allowed = 4 * signature.noise.radius + relative * float(np.max(np.abs(first)))
     if difference > allowed:
-        return (
-            Outcome.INCONSISTENT,
-            f"the same questions asked twice gave answers that differ by {difference:.2g}",
-        )
+        return (Outcome.INCONSISTENT, f"the same questions asked twice gave answers that differ by {difference:.2g}")
     return Outcome.WRONG_FAMILY, miss
 
 
@@ -182,7 +172,7 @@ def heldout_plans(
     """Random sequences of several lengths and sizes, `count` in all, a plan per length, those of long tokens apart."""
     space, params = signature.space, estimate.params
     lengths = _lengths(signature.max_length, count)
-    sizes = params.heldout_sizes
+    sizes = KINK_SIZES if params.without_attention() is None else LOGIT_SIZES
     loudest = params.loudest() if signature.noise.kind != "exact" else None
     norms = [_norm(params, signature, sizes[number % len(sizes)]) for number in range(count)]
     longest = _longest_predictable(estimate, signature)

@@ -10,9 +10,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from keyhole.arrays import Array, floats
+from keyhole.arrays import floats
 from keyhole.errors import KeyholeError, UsageError
-from keyhole.families import F, MultiHead, Residual, SingleHead
+from keyhole.families import MultiHead, Residual, SingleHead
 from keyhole.methods.base import Estimate, Method, Steps, Unrecoverable, adapt
 from keyhole.methods.multi_head.method import multi_head
 from keyhole.methods.single_head.method import single_head
@@ -37,11 +37,8 @@ def residual(signature: Signature, rng: np.random.Generator, *, heads: int | Non
     space = replace(signature.space, coarse=min(1.0, LESS * signature.space.eps / share))
     try:
         inner = signature.with_changes(space=space)
-        found: Estimate[SingleHead] | Estimate[MultiHead]
-        if heads == 1:
-            found = yield from _without_residual(single_head(inner, rng), signature)
-        else:
-            found = yield from _without_residual(multi_head(inner, rng), signature)
+        steps: Steps[Estimate[SingleHead | MultiHead]] = (single_head if heads == 1 else multi_head)(inner, rng)
+        found = yield from adapt(steps, incoming=lambda plan, answers: _attention_alone(plan, answers, signature))
     except KeyholeError as error:
         error.partial = Residual.around(error.partial)
         raise
@@ -67,19 +64,9 @@ def _ask_share(signature: Signature, rng: np.random.Generator) -> Steps[float]:
     return float(max(np.min(attention / (attention + token)), signature.space.eps))
 
 
-def _without_residual(steps: Steps[Estimate[F]], signature: Signature) -> Steps[Estimate[F]]:
-    """Run a method of attention on the answers of an oracle that adds the last token to it."""
-    return adapt(steps, incoming=lambda plan, answers: _attention_alone(plan, answers, signature))
-
-
 def _attention_alone(plan: Plan, answers: Measurements, signature: Signature) -> Measurements:
-    """What attention makes of the queries: answers without their last tokens."""
-    return replace(answers, values=answers.values - _last_tokens(plan, answers.values, signature))
-
-
-def _last_tokens(plan: Plan, values: Array, signature: Signature) -> Array:
-    """The tokens beside the answers: the last ones, or all where every position is observed."""
-    everywhere = signature.positions == "all"
+    """What attention makes of the queries: answers without last tokens, or all where all positions show."""
+    values, everywhere = answers.values, signature.positions == "all"
     if values.ndim != (3 if everywhere else 2) or values.shape[-1] != signature.width:
         numbers = values.shape[2 if everywhere else 1 :]
         raise Unrecoverable(
@@ -89,7 +76,7 @@ def _last_tokens(plan: Plan, values: Array, signature: Signature) -> Array:
         )
     shown = plan if everywhere else replace(plan, positions=plan.positions[-1:])
     tokens = shown.tokens(0, plan.count, signature.space, signature.width)
-    return tokens if everywhere else tokens[:, 0, :]
+    return replace(answers, values=values - (tokens if everywhere else tokens[:, 0, :]))
 
 
 RESIDUAL = Method(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -25,11 +26,7 @@ class Ending:
     distance: float | None  # from the truth, where that is known
     files: dict[str, Path] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-
-    @property
-    def resume(self) -> str | None:
-        """The command that goes on from here."""
-        return self.settings.resume(self.result, self.target.oracle.signature.width)
+    resume: str | None = None  # the command that goes on from here
 
 
 def execute(
@@ -41,10 +38,10 @@ def execute(
     force: bool = False,  # whether a folder that belongs to something else may be written to
 ) -> Ending:
     """Open the target, recover it with the norm and noise that the settings declare, and keep it in their folder."""
-    with (
-        declared_target(settings.target, settings.max_norm, settings.noise) as target,
-        reserve_folder(settings.out, RUN, asdict(settings), force=force),
-    ):
+    with ExitStack() as stack:
+        target = stack.enter_context(declared_target(settings.target, settings.max_norm, settings.noise))
+        if settings.out is not None:
+            stack.enter_context(reserve_folder(settings.out, RUN, asdict(settings), force=force))
         result = recover(
             target.oracle if around is None else around(target.oracle),
             settings.method,
@@ -56,7 +53,8 @@ def execute(
             observer=observer,
             **settings.options,
         )
-        ending = Ending(result, target, settings, target.distance(result.params))
+        resume = settings.resume(result, target.oracle.signature.width)
+        ending = Ending(result, target, settings, target.distance(result.params), resume=resume)
         if settings.out is not None:
             image = None if picture is None else picture(ending)
             about, name = asdict(settings), target.oracle.name

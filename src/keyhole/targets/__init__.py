@@ -37,7 +37,9 @@ def declared_target(text: str, max_norm: float | None = None, noise: str | None 
     """The target that `text` names, asked with tokens of at most this norm and known to err like this; then closed."""
     target = open_target(text)
     try:
-        yield target.with_declared(max_norm, None if noise is None else Noise.parse(noise))
+        if max_norm is not None or noise is not None:
+            target = target.with_declared(max_norm, None if noise is None else Noise.parse(noise))
+        yield target
     finally:
         target.oracle.close()
 

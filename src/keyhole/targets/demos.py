@@ -3,40 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from keyhole.errors import UsageError
 from keyhole.families import MultiHead, OneLayer, ReluNet, Residual, SingleHead
 from keyhole.oracles import FunctionOracle, Noisy, Oracle, Rounded
-from keyhole.targets.target import Target, read_options
+from keyhole.targets.target import Knob, Target, read_options
 
 # Sets the random numbers of a demo's truth apart from those a method draws from the same seed.
 DEMO_STREAM = 0xDE30
-
-
-@dataclass(frozen=True)
-class Knob:
-    """One number a demo can be given."""
-
-    kind: type[int] | type[float]
-    default: float | None
-    least: float
-    most: float = float("inf")
-
-    def read(self, text: str) -> float:
-        """The number in `text`; ValueError where it cannot be meant."""
-        number = self.kind(text)
-        if not self.least <= number <= self.most or number == float("inf"):
-            raise ValueError(f"{text} is not {self}")
-        return number
-
-    def __str__(self) -> str:
-        kind = "a whole number" if self.kind is int else "a number"
-        upper = "" if self.most == float("inf") else f" to {self.most:g}"
-        default = "" if self.default is None else f", {self.default:g} if left out"
-        return f"{kind} from {self.least:g}{upper}{default}"
 
 
 SINGLE_HEAD_KNOBS = {
@@ -77,7 +54,7 @@ def _single_head_demo(text: str, given: Mapping[str, float]) -> Target:
     rank = rank if norm else 0
     label = f"a random softmax head of width {width}, its score matrix of rank {rank} and norm {norm:g}"
     extras = [
-        f"{head.outputs} outputs" if head.outputs else "",
+        f"{given['outputs']} outputs" if "outputs" in given else "",
         "a score bias" if head.score_bias is not None else "",
         "an output bias" if head.output_bias is not None else "",
         "observed at all positions" if everywhere else "",
@@ -297,5 +274,5 @@ def _read(rest: str) -> tuple[str, dict[str, float]]:
 
 def read_knobs(family: str, query: str, knobs: Mapping[str, Knob]) -> dict[str, float]:
     """The numbers in the text of a demo, key=value&key=value, with the defaults of those left out."""
-    given = read_options(query, {name: (knob.read, str(knob)) for name, knob in knobs.items()}, f"demo:{family}")
+    given = read_options(query, {name: (knob.read, knob) for name, knob in knobs.items()}, f"demo:{family}")
     return {name: knob.default for name, knob in knobs.items() if knob.default is not None} | given

@@ -58,8 +58,31 @@ def read_bytes(path: Path) -> bytes:
         raise FileError(f"cannot read {path}: {error.strerror}") from error
 
 
-# How a value behind a key is read (ValueError or KeyError where it cannot be), and what it is in words.
-Keys = Mapping[str, tuple[Callable[[str], Any], str]]
+@dataclass(frozen=True)
+class Knob:
+    """One number a demo can be given."""
+
+    kind: type[int] | type[float]
+    default: float | None
+    least: float
+    most: float = float("inf")
+
+    def read(self, text: str) -> float:
+        """The number in `text`; ValueError where it cannot be meant."""
+        number = self.kind(text)
+        if not self.least <= number <= self.most or number == float("inf"):
+            raise ValueError(f"{text} is not {self}")
+        return number
+
+    def __str__(self) -> str:
+        kind = "a whole number" if self.kind is int else "a number"
+        upper = "" if self.most == float("inf") else f" to {self.most:g}"
+        default = "" if self.default is None else f", {self.default:g} if left out"
+        return f"{kind} from {self.least:g}{upper}{default}"
+
+
+# How a value behind a key is read (ValueError or KeyError where it cannot be), and what `str` of says what it is.
+Keys = Mapping[str, tuple[Callable[[str], Any], object]]
 
 
 def read_options(text: str, keys: Keys, owner: str) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from keyhole.families.relu_net import ReluNet
 from keyhole.gauge.compare import distance
 from keyhole.methods import METHODS
 from keyhole.methods.base import Estimate, Steps
-from keyhole.methods.one_layer.block_solve import choose_blocks, solve_value
+from keyhole.methods.one_layer.cells import choose_blocks, solve_value
 from keyhole.methods.one_layer.method import ONE_LAYER, FfnLearner
 from keyhole.methods.one_layer.paths import monotone_roots
 from keyhole.oracles import Noisy, Rounded

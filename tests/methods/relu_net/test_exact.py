@@ -21,10 +21,10 @@ from keyhole.gauge.compare import distance
 from keyhole.methods import Unrecoverable
 from keyhole.methods.certificate import certify
 from keyhole.methods.relu_net.exact.checks import ring_tokens
+from keyhole.methods.relu_net.exact.estimate import solve_orientation
 from keyhole.methods.relu_net.exact.kink_search import KinkSearch
 from keyhole.methods.relu_net.exact.lattice import reduce_lattice, subset_with_sum
 from keyhole.methods.relu_net.exact.method import relu_net
-from keyhole.methods.relu_net.exact.orientation import solve_orientation
 from keyhole.noise import Noise
 from keyhole.recovery import Outcome
 from keyhole.session import Session
@@ -206,8 +206,8 @@ def test_kinks_of_a_piecewise_linear_function(rng: np.random.Generator) -> None:
     while not search.done:
         queries += search.points.size
         search.receive(np.maximum(search.points[:, None] - kinks, 0) @ jumps)
-    np.testing.assert_allclose(search.found().kinks, kinks, rtol=1e-9, atol=1e-9)
-    np.testing.assert_allclose(np.diff(search.found().slope, axis=0), jumps, atol=1e-6)
+    np.testing.assert_allclose(search.kinked().kinks, kinks, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(np.diff(search.kinked().slope, axis=0), jumps, atol=1e-6)
     assert queries < 7 * 60
 
 

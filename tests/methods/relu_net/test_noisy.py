@@ -15,7 +15,7 @@ from keyhole.methods.certificate import certify
 from keyhole.methods.relu_net.noisy.covariance import Covariance
 from keyhole.methods.relu_net.noisy.least_squares import NetProblem, descend, fit_planes, unit
 from keyhole.methods.relu_net.noisy.method import IN_THE_END, relu_boost
-from keyhole.methods.relu_net.noisy.orientation import orient, unfold
+from keyhole.methods.relu_net.noisy.search import as_relu, orient
 from keyhole.noise import Noise
 from keyhole.oracles import Cast, Counted, Noisy, Oracle, Rounded
 from keyhole.recovery import Outcome
@@ -150,7 +150,7 @@ def test_orientation_needs_no_skip(width: int, neurons: int) -> None:
     assert turned is not None
     assert not turned.problem.affine
     assert turned.squares < 1e-3 * tokens.shape[0]
-    assert abs(unfold(fit).squares - fit.squares) < 1e-3 * tokens.shape[0]
+    assert abs(as_relu(fit).squares - fit.squares) < 1e-3 * tokens.shape[0]
 
 
 def test_descent_never_climbs(rng: np.random.Generator) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import final
 
 import numpy as np
 
-from keyhole.arrays import Array, Space, namespace
+from keyhole.arrays import Array, ArrayTable, Space, namespace
 from keyhole.methods.forms.cross_basis import CrossBasis, ShiftedSolution, solve_shifted
 from keyhole.methods.forms.reader import FormReader
 from keyhole.numerics.orthogonal import equal_overlap, random_orthogonal, split_along
@@ -68,32 +67,16 @@ class Draft:
 
 
 @dataclass(frozen=True)
-class FormTable:
+class FormTable(ArrayTable):
     """Forms of some directions at some rows, as matrices (rows, directions)."""
 
     values: Array
     radius: Array
     ratio: Array
 
-    def _each(self, change: Callable[[Array], Array]) -> FormTable:
-        return FormTable(change(self.values), change(self.radius), change(self.ratio))
-
-    def rows(self, index: Array) -> FormTable:
-        """Some rows, in the order of `index`."""
-        return self._each(lambda array: namespace(array).take(array, index, axis=0))
-
     def columns(self, part: slice) -> FormTable:
         """Some directions."""
-        return self._each(lambda array: array[:, part])
-
-    def without(self, place: int) -> FormTable:
-        """All directions but one."""
-        return self._each(lambda array: namespace(array).concat([array[:, :place], array[:, place + 1 :]], axis=1))
-
-    def above(self, other: FormTable) -> FormTable:
-        """These rows, then those of another table."""
-        pairs = ((getattr(self, n), getattr(other, n)) for n in ("values", "radius", "ratio"))
-        return FormTable(*(namespace(first).concat([first, second]) for first, second in pairs))
+        return FormTable(*(array[:, part] for array in vars(self).values()))
 
 
 @dataclass(frozen=True)
@@ -107,7 +90,8 @@ class PartialColumns:
     def without(self, place: int) -> PartialColumns:
         """All directions but one."""
         left = self.directions[:place] + self.directions[place + 1 :]
-        return PartialColumns(left, self.rows, self.table.without(place))
+        pairs = [(array[:, :place], array[:, place + 1 :]) for array in vars(self.table).values()]
+        return PartialColumns(left, self.rows, FormTable(*(namespace(p[0]).concat(p, axis=1) for p in pairs)))
 
 
 @final
@@ -248,7 +232,7 @@ class ScoreColumns:
     def _residual(self, table: FormTable, checks: list[int], directions: list[int]) -> tuple[Array, Array, Array]:
         """What the pivots do not predict at the check rows, its radius, both (checks, n), and the damping."""
         xp, cross, rank = self.space.xp, self.cross, len(self.cross.pivots)
-        pivots = table.rows(self.space.indices(range(rank)))
+        pivots = table.take(self.space.indices(range(rank)))
         solution = self._solve(cross.inverse, cross.factors, directions, pivots)
         factors = xp.take(cross.factors, self.space.indices(checks), axis=0)
         predicted = factors @ solution.coefficients - table.ratio[rank:, :] * solution.form

@@ -18,15 +18,11 @@ class ShiftedSolution:
     damping: Array  # (n,) at most one: errors are amplified by up to its inverse
 
 
-def solve_shifted(
-    inverse: Array,  # (rank, m) of A
-    own: Array,  # (rank, n)
-    values: Array,  # (m, n)
-    ratio: Array,  # (m, n)
-) -> ShiftedSolution:
+def solve_shifted(inverse: Array, own: Array, values: Array, ratio: Array) -> ShiftedSolution:
     """Solve linear systems changed by rank one, column by column, with the Sherman–Morrison formula.
 
-    The change is what a last token that is not short against the first adds to a form.
+    The change is what a last token that is not short against the first adds to a form. Shapes: the inverse of A is
+    (rank, m), own (rank, n), values and ratio (m, n).
     """
     xp = namespace(values)
     plain, shift = inverse @ values, inverse @ ratio

@@ -16,7 +16,7 @@ class Outputs:
     """Value matrix · turn = basis · diag(sizes), cut where singular values become too small to divide by."""
 
     basis: Array  # (width, used) orthonormal
-    shown: Array  # (width, used) the same as the outputs show it: what the decomposition rounds off then cancels
+    in_outputs: Array  # (width, used) the same as the outputs show it: what the decomposition rounds off then cancels
     sizes: Array  # (used,)
     turn: Array  # (outputs, used)
     rank: int  # numerical rank of the value matrix, at least `used`

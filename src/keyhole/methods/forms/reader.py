@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import final
 
-from keyhole.arrays import Array, Space, namespace
+from keyhole.arrays import Array, ArrayTable, Space, namespace
 from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.forms.scale import FIRST_PROBE, NORM_RATIO, ScaleEstimate, ScaleSearch, floor_power
 from keyhole.methods.forms.value import Value
@@ -39,17 +39,13 @@ class ScoreBias:
 
 
 @dataclass(frozen=True)
-class Forms:
+class Forms(ArrayTable):
     """Measurements of (row − ratio·column)ᵀ · score · column for pairs of unit vectors."""
 
     values: Array  # (n,)
     radius: Array  # (n,)
     ratio: Array  # (n,) norm of the last token over that of the first
     saturation: Array  # (n,) radius of the logit over that at zero (σ = ½): large where the softmax saturates
-
-    def parts(self) -> tuple[Array, Array, Array, Array]:
-        """All four arrays, in order."""
-        return self.values, self.radius, self.ratio, self.saturation
 
 
 @dataclass(frozen=True)
@@ -109,7 +105,6 @@ class FormReader(ABC):
         self, stage: str, rows: TokenRows, columns: TokenRows, row_index: Array, column_index: Array
     ) -> Steps[Forms]:
         """The forms of the given pairs (n,), at smaller scales again where they saturate."""
-        xp = self.signature.space.xp
         pieces: list[Forms] = []
         done = 0
         while done < row_index.shape[0]:
@@ -122,9 +117,7 @@ class FormReader(ABC):
             self.estimate.update(forms.values, scale)
             pieces.append(forms)
             done = stop
-        if len(pieces) == 1:
-            return pieces[0]
-        return Forms(*(xp.concat(parts) for parts in zip(*(piece.parts() for piece in pieces), strict=True)))
+        return Forms.concat(*pieces)
 
     @final
     def ask_batch(self, stage: str, rows: TokenRows, columns: TokenRows) -> Steps[Forms]:
@@ -148,8 +141,10 @@ class FormReader(ABC):
                 )
             some_rows, some_columns = (xp.take(index, bad, axis=0) for index in (row_index, column_index))
             again = yield from self.ask_at(stage, rows, columns, some_rows, some_columns, scale)
-            pairs = zip(forms.parts(), again.parts(), strict=True)
-            forms = Forms(*(_replace(old, bad, new) for old, new in pairs))
+            old = Forms(*(array + 0 for array in vars(forms).values()))  # a copy: what came from elsewhere stays
+            for name, array in vars(again).items():
+                getattr(old, name)[bad] = array
+            forms = old
 
 
 class SearchingReader(FormReader):
@@ -248,13 +243,9 @@ class PairValues:
         return 4 * (first * self.error + self.noise(self.signature.noise.radius)) / span if span > 0 else math.inf
 
     def ask_logits(
-        self,
-        stage: str,
-        first: Term,  # scaled rows
-        last: Term,  # scaled columns
-        so_far: Callable[[], Sketch | None] | None = None,
+        self, stage: str, first: Term, last: Term, so_far: Callable[[], Sketch | None] | None = None
     ) -> Steps[tuple[Array, Array, Array, Array]]:
-        """Logits (n,) with radii, saturation, and how far apart the values of the two tokens are."""
+        """Logits (n,) of scaled rows and columns, radii, saturation, and how far apart the two tokens' values are."""
         space, xp = self.signature.space, self.signature.space.xp
         high, low = (term.scale * overlaps(term.rows, term.index, self.value.vector) for term in (first, last))
         answers: Measurements = yield Plan(stage, int(high.shape[0]), [[first], [last]], so_far=so_far)
@@ -364,9 +355,3 @@ def norms_beside_bias(norm: float, bias: Array) -> Array:  # (n,)
     """Norms of at most `norm` at which what the score bias adds to a logit stays of order one."""
     xp, most = namespace(bias), LARGEST_BIAS_LOGIT
     return xp.minimum(xp.full_like(bias, norm), most / xp.maximum(xp.abs(bias), xp.full_like(bias, most / norm)))
-
-
-def _replace(array: Array, index: Array, values: Array) -> Array:
-    array = array + 0  # a copy: what came from elsewhere is not changed
-    array[index] = values
-    return array

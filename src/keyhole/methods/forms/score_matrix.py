@@ -100,12 +100,12 @@ class _CrossApproximation:
         known = set(rows)
         missing = [row for row in self.cross.pivots if row not in known]
         if missing:
-            table = table.above((yield from self._ask_table(missing, directions, "directions")))
+            table = FormTable.concat(table, (yield from self._ask_table(missing, directions, "directions")))
         pivots = set(self.cross.pivots)
         checks = [row for row in rows if row not in pivots]
         place = {row: number for number, row in enumerate(rows + missing)}
         rows = [*self.cross.pivots, *checks]
-        table = table.rows(self.space.indices([place[row] for row in rows]))
+        table = table.take(self.space.indices([place[row] for row in rows]))
         if not pivots or len(rows) == self.width:
             yield from self._ask_columns(directions, rows, table)
         elif checks and self.columns.is_consistent(table, checks, directions):
@@ -125,8 +125,8 @@ class _CrossApproximation:
         known = set(rows)
         rest = [row for row in range(self.width) if row not in known]
         if rest:
-            table = table.above((yield from self._ask_table(rest, directions, "columns")))
-        self.columns.add(directions, table.rows(self.space.indices(np.argsort(rows + rest))))
+            table = FormTable.concat(table, (yield from self._ask_table(rest, directions, "columns")))
+        self.columns.add(directions, table.take(self.space.indices(np.argsort(rows + rest))))
         self.consistent = 0
 
     def _ask_unsure(self) -> Steps[None]:
@@ -142,7 +142,9 @@ class _CrossApproximation:
         rank, partial = len(self.cross.pivots), self.columns.partial
         for direction, known, rows in self.pending:
             missing = [row for row in self.cross.pivots if row not in rows]
-            table = known.above((yield from self._ask_table(missing, [direction], "directions"))) if missing else known
+            table = known
+            if missing:
+                table = FormTable.concat(known, (yield from self._ask_table(missing, [direction], "directions")))
             units = self.space.xp.take(self.space.eye(self.width), self.space.indices(rows + missing), axis=0)
             partial.append(PartialColumns([direction], units, table))
         if directions:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from keyhole.families.multi_head import MultiHead
-from keyhole.methods.base import Estimate, Method, Steps, Unrecoverable
+from keyhole.methods.base import Estimate, Method, Steps, Unrecoverable, last_only
 from keyhole.methods.forms.value import ask_value
-from keyhole.methods.last_position import last_only
 from keyhole.methods.multi_head.scalar.method import ask_scalar_heads
 from keyhole.methods.multi_head.vector.method import ask_vector_heads
 from keyhole.methods.multi_head.vector.probe import HeadsHidden

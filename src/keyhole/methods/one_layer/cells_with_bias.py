@@ -17,15 +17,16 @@ from keyhole.families.relu_net import ReluNet
 from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.forms.columns import Score
 from keyhole.methods.forms.reader import ScoreBias
-from keyhole.methods.one_layer.block_solve import choose_blocks, solve_weighted
 from keyhole.methods.one_layer.cells import (
     SHRINK,
     LinearCells,
     PlainNet,
     ask_points,
     ask_within_cells,
+    choose_blocks,
     directions_and_check,
     random_cells,
+    solve_weighted,
 )
 from keyhole.methods.one_layer.rays import Growth
 from keyhole.queries import Plan, Signature, Term, TokenRows
@@ -57,27 +58,18 @@ NO_LOGITS = (
 
 
 @dataclass(frozen=True)
-class BesideBias:
-    """What was read beside a score bias."""
-
-    score: Score
-    bias: ScoreBias
-    residual: bool
-
-
-@dataclass(frozen=True)
 class _Logits(ArrayTable):
     """z = uᵀ(W·g + c) and D·u over the length of u, for cells and directions."""
 
     keys: Floats  # (n, directions) qᵀ(W·g + c)
-    bars: Floats  # (n, directions)
+    radii: Floats  # (n, directions)
     slopes: Floats  # (n, directions, outputs) D·q
-    slope_bars: Floats  # (n, directions)
+    slope_radii: Floats  # (n, directions)
 
 
 def ask_for_score_bias(signature: Signature, rng: np.random.Generator, net: ReluNet) -> Steps[bool]:
     """Around a last token of zero both tokens weigh the same, whatever the other one is, unless there is a bias."""
-    reading = _BiasedCells(signature, rng, net)
+    reading = BiasedCells(signature, rng, net)
     origin = LinearCells.around(reading.net, np.zeros((1, signature.width)), reading.net.typical)
     if not origin.width[0] > 0:
         return False
@@ -85,21 +77,18 @@ def ask_for_score_bias(signature: Signature, rng: np.random.Generator, net: Relu
     direction = np.arange(min(signature.width, SHOWN))
     for _ in range(SHOWN):
         found = yield from reading.ask(origin, level, 0 * direction, direction)
-        rises = np.linalg.norm(found.slopes[0], axis=1) > CHECK * found.slope_bars[0]
+        rises = np.linalg.norm(found.slopes[0], axis=1) > CHECK * found.slope_radii[0]
         # A logit that cannot be read where the net rises is saturated.
-        off = ~(np.abs(found.keys[0]) <= CHECK * found.bars[0]) | np.isinf(found.bars[0])
+        off = ~(np.abs(found.keys[0]) <= CHECK * found.radii[0]) | np.isinf(found.radii[0])
         if not np.any(rises & off):
             return False
         origin = replace(origin, width=origin.width * SHRINK)
     return True
 
 
-def ask_beside_score_bias(signature: Signature, rng: np.random.Generator, net: ReluNet) -> Steps[BesideBias]:
-    """The score matrix, the score bias, and whether something passes attention by."""
-    return (yield from _BiasedCells(signature, rng, net).run())
+class BiasedCells:
+    """Logits around last tokens in linear cells of a net."""
 
-
-class _BiasedCells:
     def __init__(self, signature: Signature, rng: np.random.Generator, net: ReluNet) -> None:
         self.signature, self.rng, self.space = signature, rng, signature.space
         self.net, self.growth = PlainNet.of(net), Growth.of(signature.space, net)
@@ -107,7 +96,8 @@ class _BiasedCells:
         self.directions = directions_and_check(signature, rng)
         self.directions[-1] *= CHECK_STEP
 
-    def run(self) -> Steps[BesideBias]:
+    def run(self) -> Steps[tuple[Score, ScoreBias, bool]]:
+        """The score matrix, the score bias, and whether something passes attention by."""
         cells = self._choose()
         first, logits = yield from self._ask_cells(cells.take(slice(0, 1)))
         # How far to go elsewhere, such that logits stay moderate.
@@ -133,8 +123,6 @@ class _BiasedCells:
             raise Unrecoverable(Outcome.WRONG_FAMILY, NO_LOGITS)
         return pool.take(chosen)
 
-    # --- queries --------------------------------------------------------------------------------------------
-
     def _ask_cells(self, cells: LinearCells) -> Steps[tuple[LinearCells, _Logits]]:
         """Logits in all cells, with shorter steps where one was left or saturated."""
         answers = yield from ask_points(STAGE, self.signature, cells)
@@ -144,7 +132,7 @@ class _BiasedCells:
         """Logits along all directions, and where they agree."""
         cell, direction = np.divmod(np.arange(len(cells.points) * len(self.directions)), len(self.directions))
         found = yield from self.ask(cells, answers, cell, direction)
-        if not np.any(np.linalg.norm(found.slopes, axis=2) > CHECK * found.slope_bars):
+        if not np.any(np.linalg.norm(found.slopes, axis=2) > CHECK * found.slope_radii):
             raise Unrecoverable(Outcome.NOT_IDENTIFIABLE, SILENT)  # shorter steps would show even less
         return found, self._agrees(cells, found)
 
@@ -173,11 +161,11 @@ class _BiasedCells:
         read = (above > 2 * bar) & (below > 2 * bar)
         above, below = np.where(read, above, 1.0), np.where(read, below, 1.0)
         logits = np.log(above / below)
-        bars = np.where(read, bar / above + bar / below + self.rounding * np.abs(logits), np.inf)
+        radii = np.where(read, bar / above + bar / below + self.rounding * np.abs(logits), np.inf)
         shape = (count, -1) if beside is None else (-1, 1)
         return _Logits(
             (logits / length).reshape(shape),
-            (bars / length).reshape(shape),
+            (radii / length).reshape(shape),
             (whole / length[:, None]).reshape(*shape, whole.shape[1]),
             (2 * bar / length).reshape(shape),
         )
@@ -186,52 +174,49 @@ class _BiasedCells:
         """Whether logits are moderate, and the last direction is what the others say."""
         share = self.directions[:-1] @ self.directions[-1]
         moderate = np.all(np.abs(found.keys) * cells.width[:, None] <= LARGEST, axis=1)
-        key_bar = np.sqrt(found.bars[:, :-1] ** 2 @ share**2) + found.bars[:, -1]
+        key_bar = np.sqrt(found.radii[:, :-1] ** 2 @ share**2) + found.radii[:, -1]
         keys = np.abs(found.keys[:, :-1] @ share - found.keys[:, -1]) <= CHECK * key_bar
-        slope_bar = np.sqrt(found.slope_bars[:, :-1] ** 2 @ share**2) + found.slope_bars[:, -1]
+        slope_bar = np.sqrt(found.slope_radii[:, :-1] ** 2 @ share**2) + found.slope_radii[:, -1]
         missed = np.abs(np.einsum("j,njo->no", share, found.slopes[:, :-1]) - found.slopes[:, -1])
-        read = np.isfinite(np.median(found.bars, axis=1))
-        agrees: Booleans = read & moderate & keys & np.all(missed <= CHECK * slope_bar[:, None], axis=1)
-        return agrees
+        read = np.isfinite(np.median(found.radii, axis=1))
+        return np.asarray(read & moderate & keys & np.all(missed <= CHECK * slope_bar[:, None], axis=1))
 
     def _ask_again(self, cells: LinearCells, found: _Logits) -> Steps[_Logits]:
         """Directions along which the net hardly rises read again together with the one it rises most along."""
-        bars = found.bars[:, :-1]
-        cell, direction = np.nonzero(~(bars <= POOR * np.median(bars, axis=1, keepdims=True)))
+        radii = found.radii[:, :-1]
+        cell, direction = np.nonzero(~(radii <= POOR * np.median(radii, axis=1, keepdims=True)))
         if not cell.size:
             return found
-        best = np.argmin(bars, axis=1)[cell]
+        best = np.argmin(radii, axis=1)[cell]
         level = yield from ask_points(STAGE, self.signature, cells.take(np.unique(cell)))
         levels = np.zeros((len(cells.points), level.shape[1]))
         levels[np.unique(cell)] = level
         # Half as far along both: the cell is convex, so that it is not left.
         again = yield from self.ask(replace(cells, width=0.5 * cells.width), levels, cell, direction, best)
-        keys, spread = found.keys.copy(), found.bars.copy()
-        new = again.bars[:, 0] + bars[cell, best]
+        keys, spread = found.keys.copy(), found.radii.copy()
+        new = again.radii[:, 0] + radii[cell, best]
         better = new < spread[cell, direction]
         keys[cell[better], direction[better]] = (again.keys[:, 0] - found.keys[cell, best])[better]
         spread[cell[better], direction[better]] = new[better]
-        return replace(found, keys=keys, bars=spread)
+        return replace(found, keys=keys, radii=spread)
 
-    # --- answers ----------------------------------------------------------------------------------------------
-
-    def _solve(self, cells: LinearCells, found: _Logits) -> BesideBias:
+    def _solve(self, cells: LinearCells, found: _Logits) -> tuple[Score, ScoreBias, bool]:
         space, width, turn = self.space, self.signature.width, self.directions[:-1]
         system = np.hstack([cells.points, np.ones((len(cells.points), 1))])
-        bars = found.bars[:, :-1]
-        solved = solve_weighted(system, found.keys[:, :-1], bars)
-        allowed = np.sqrt(bars**2 + system**2 @ (solved.inverse**2 @ bars**2))
+        radii = found.radii[:, :-1]
+        solved = solve_weighted(system, found.keys[:, :-1], radii)
+        allowed = np.sqrt(radii**2 + system**2 @ (solved.inverse**2 @ radii**2))
         misfit = float(np.max(solved.residual / allowed, initial=0.0))
         if not misfit <= 1.0:
             raise Unrecoverable(Outcome.WRONG_FAMILY, NO_LOGITS)
         both = solved.values @ turn  # (width + 1, width): Wᵀ above cᵀ
-        spread = np.sqrt(solved.inverse**2 @ bars**2 @ turn**2)
+        spread = np.sqrt(solved.inverse**2 @ radii**2 @ turn**2)
         spread += space.rounding * (np.linalg.norm(both, axis=1, keepdims=True) + np.linalg.norm(both, axis=0))
         matrix, radius = both[:width].T, spread[:width].T
         rank = int(np.sum(np.linalg.svd(matrix, compute_uv=False) > np.linalg.norm(radius)))
         expected = np.einsum("now,jw->njo", self.net.gradients(cells.active), turn)
-        bar = SAME_SLOPE * np.max(np.abs(expected)) + CHECK * found.slope_bars[:, :-1, None]
-        return BesideBias(
+        bar = SAME_SLOPE * np.max(np.abs(expected)) + CHECK * found.slope_radii[:, :-1, None]
+        return (
             Score(space.asarray(matrix), space.asarray(radius), rank),
             ScoreBias(space.asarray(both[width]), space.asarray(spread[width])),
             bool(np.any(np.abs(found.slopes[:, :-1] - expected) > bar)),

@@ -23,15 +23,17 @@ from keyhole.families.relu_net import ReluNet
 from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.forms.columns import Score
 from keyhole.methods.forms.reader import ScoreBias
-from keyhole.methods.one_layer.block_solve import choose_blocks, solve_value, solve_weighted
 from keyhole.methods.one_layer.cells import (
     SHRINK,
     LinearCells,
     PlainNet,
     ask_points,
     ask_within_cells,
+    choose_blocks,
     directions_and_check,
     random_cells,
+    solve_value,
+    solve_weighted,
 )
 from keyhole.methods.one_layer.rays import Growth
 from keyhole.queries import Measurements, Plan, Signature, Term, TokenRows
@@ -69,37 +71,13 @@ class _Slopes(ArrayTable):
     """D(g)·q for the directions q, in each cell."""
 
     values: Floats  # (n, directions, outputs)
-    bars: Floats  # (n, directions, outputs)
+    radii: Floats  # (n, directions, outputs)
     reach: Floats  # (n, directions) length of what was added to attention
 
-    @classmethod
-    def none(cls, directions: int, outputs: int) -> _Slopes:
-        nothing = np.zeros((0, directions, outputs))
-        return cls(nothing, nothing, np.zeros((0, directions)))
 
+class ResidualCells:
+    """Slopes around last tokens in linear cells of a net, once attention is known."""
 
-@dataclass(frozen=True)
-class BehindResidual:
-    """What lies behind the residual."""
-
-    params: OneLayer
-    radius: OneLayer
-    details: dict[str, Any]
-
-
-def ask_behind_residual(
-    signature: Signature,
-    rng: np.random.Generator,
-    net: ReluNet,
-    net_radius: ReluNet,
-    score: Score,
-    bias: ScoreBias | None,
-) -> Steps[BehindResidual]:
-    """The net and the value matrix, apart as far as they can be told apart."""
-    return (yield from _ResidualCells(signature, rng, net, net_radius, score, bias).run())
-
-
-class _ResidualCells:
     def __init__(
         self,
         signature: Signature,
@@ -123,7 +101,8 @@ class _ResidualCells:
         self.rounding = UNKNOWN_ARITHMETIC * signature.space.rounding
         self.directions = directions_and_check(signature, rng)
 
-    def run(self) -> Steps[BehindResidual]:
+    def run(self) -> Steps[tuple[OneLayer, OneLayer, dict[str, Any]]]:
+        """The net and the value matrix, apart as far as they can be told apart, their radii, and details."""
         cells = self._choose()
         pilot, slopes = yield from self._ask_cells(cells.take(slice(0, PILOT)))
         shrunk = float(np.min(pilot.width / cells.width[: len(pilot.width)]))
@@ -143,8 +122,6 @@ class _ResidualCells:
         if not misfit <= 1.0:
             raise Unrecoverable(Outcome.WRONG_FAMILY, CONTRADICTION)
         return self._assemble(inner, inner_radius, skip, skip_radius, misfit)
-
-    # --- cells ------------------------------------------------------------------------------------------------
 
     def _choose(self) -> LinearCells:
         """Cells whose patterns tell all neurons apart, wide ones first."""
@@ -166,12 +143,11 @@ class _ResidualCells:
         outputs = self.net.outer.shape[0]
         return np.concatenate([seen, np.broadcast_to(np.eye(outputs), (len(seen), outputs, outputs))], axis=2)
 
-    # --- queries --------------------------------------------------------------------------------------------
-
     def _ask_cells(self, cells: LinearCells) -> Steps[tuple[LinearCells, _Slopes]]:
         """Slopes in all cells, with shorter steps where a check shows that a cell was left."""
         if not len(cells.points):
-            return cells, _Slopes.none(len(self.directions), len(self.net.outer))
+            nothing = np.zeros((0, len(self.directions), len(self.net.outer)))
+            return cells, _Slopes(nothing, nothing, nothing[:, :, 0])
         answers = yield from ask_points(STAGE, self.signature, cells)
         return (yield from ask_within_cells(cells, answers, self._ask, MOST_SHRINKS, NOT_LINEAR))
 
@@ -195,9 +171,9 @@ class _ResidualCells:
         logit_bar = length * (sure + lengths)
         size = self.growth.gain * (np.linalg.norm(cells.points, axis=1) + cells.width) + self.growth.level
         slopes = values / (weight * step)[:, :, None]
-        bars = (2 * (self.rounding * size + answers.radius))[:, None] / (weight * length)
+        radii = (2 * (self.rounding * size + answers.radius))[:, None] / (weight * length)
         found = _Slopes(
-            slopes, bars[:, :, None] + np.abs(slopes) * ((1 - weight) * logit_bar)[:, :, None], np.abs(weight * step)
+            slopes, radii[:, :, None] + np.abs(slopes) * ((1 - weight) * logit_bar)[:, :, None], np.abs(weight * step)
         )
         return found, self._agrees(found)
 
@@ -205,11 +181,8 @@ class _ResidualCells:
         """Whether the slope in the last direction is what those in the others say."""
         share = self.directions[:-1] @ self.directions[-1]
         predicted = np.einsum("j,njo->no", share, slopes.values[:, :-1])
-        bar = np.sqrt(np.einsum("j,njo->no", share**2, slopes.bars[:, :-1] ** 2)) + slopes.bars[:, -1]
-        agrees: Booleans = np.all(np.abs(slopes.values[:, -1] - predicted) <= CHECK * bar, axis=1)
-        return agrees
-
-    # --- answers ----------------------------------------------------------------------------------------------
+        bar = np.sqrt(np.einsum("j,njo->no", share**2, slopes.radii[:, :-1] ** 2)) + slopes.radii[:, -1]
+        return np.asarray(np.all(np.abs(slopes.values[:, -1] - predicted) <= CHECK * bar, axis=1))
 
     def _solve(self, cells: LinearCells, slopes: _Slopes) -> tuple[Floats, Floats, Floats | None, Floats, float]:
         """M and Λ with their radii; Λ is None where the net has no skip and none shows."""
@@ -230,23 +203,23 @@ class _ResidualCells:
         def flat(array: Floats) -> Floats:  # (n, directions, outputs) -> (n·outputs, width)
             return array[:, :width].transpose(0, 2, 1).reshape(count * outputs, width)
 
-        bars = flat(slopes.bars)
+        radii = flat(slopes.radii)
         system = equations.reshape(count * outputs, unknowns)
-        solved = solve_weighted(system, flat(slopes.values), bars)
+        solved = solve_weighted(system, flat(slopes.values), radii)
         values = solved.values @ turn
         # The weights behind the neurons are only known within their own radius.
         seen = (cells.active[:, None, :] * self.radius.outer[None, :, :] ** 2).reshape(count * outputs, neurons)
         unsure = seen @ values[:neurons] ** 2
         # Beyond that, equations that are too many by some must agree.
-        allowed = np.sqrt(bars**2 + seen @ solved.values[:neurons] ** 2 + system**2 @ (solved.inverse**2 @ bars**2))
+        allowed = np.sqrt(radii**2 + seen @ solved.values[:neurons] ** 2 + system**2 @ (solved.inverse**2 @ radii**2))
         misfit = float(np.max(solved.residual / np.maximum(allowed, self.space.tiny), initial=0.0))
-        spread = np.sqrt(solved.inverse**2 @ (bars**2 @ turn**2 + unsure))
+        spread = np.sqrt(solved.inverse**2 @ (radii**2 @ turn**2 + unsure))
         spread += self.space.rounding * np.linalg.norm(values, axis=1, keepdims=True)
         return values[:neurons], spread[:neurons], values[neurons:], spread[neurons:], misfit
 
     def _assemble(
         self, seen: Floats, seen_radius: Floats, passed: Floats | None, passed_radius: Floats, misfit: float
-    ) -> BehindResidual:
+    ) -> tuple[OneLayer, OneLayer, dict[str, Any]]:
         """A = B − M and V from A·Vᵀ = M, with a skip S = (S + Λ) − Λ beside it."""
         net, outputs, width = self.net, self.net.outer.shape[0], self.signature.width
         inner, inner_radius = net.inner - seen, np.hypot(self.radius.inner, seen_radius)
@@ -263,28 +236,16 @@ class _ResidualCells:
         )
         if np.any(missed > explained):  # not one value for all neurons
             raise Unrecoverable(Outcome.WRONG_FAMILY, CONTRADICTION)
-        inner_radius, own_radius = inner_radius + missed[: len(inner)], own_radius + _below(missed, len(inner))
+        inner_radius, below = inner_radius + missed[: len(inner)], missed[len(inner) :]
+        own_radius = own_radius + below if len(below) else own_radius
         asarray, shape = self.space.asarray, self.original.weights_out.shape[:-1]
 
         def outer(array: Floats | None) -> Array | None:
             return None if array is None else asarray(array.reshape(*shape, width))
 
         params = replace(self.original, weights_in=asarray(inner), skip=outer(own))
-        return BehindResidual(
-            OneLayer(replace(self.head, value=asarray(value)), params, residual=True),
-            OneLayer(
-                replace(self.head_radius, value=asarray(value_radius)),
-                replace(
-                    self.original_radius,
-                    weights_in=asarray(inner_radius),
-                    skip=outer(own_radius) if own is not None else None,
-                ),
-                residual=True,
-            ),
-            {"value": "identified" if unique else "of least norm", "misfit": misfit},
-        )
-
-
-def _below(array: Floats, row: int) -> Floats | float:
-    """The rows from one on, or nothing where there are none."""
-    return array[row:] if len(array) > row else 0.0
+        skip_radius = None if own is None else outer(own_radius)
+        radius = replace(self.original_radius, weights_in=asarray(inner_radius), skip=skip_radius)
+        layer = OneLayer(replace(self.head, value=asarray(value)), params, residual=True)
+        layer_radius = OneLayer(replace(self.head_radius, value=asarray(value_radius)), radius, residual=True)
+        return layer, layer_radius, {"value": "identified" if unique else "of least norm", "misfit": misfit}

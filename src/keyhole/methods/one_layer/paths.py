@@ -13,7 +13,7 @@ from typing import final
 
 import numpy as np
 
-from keyhole.arrays import Array, Space
+from keyhole.arrays import Array, ArrayTable, Space
 from keyhole.families.one_layer import UNKNOWN_ARITHMETIC
 from keyhole.families.opaque_net import OpaqueNet
 from keyhole.families.relu_net import ReluNet
@@ -56,7 +56,7 @@ class Net:
 
 
 @dataclass(frozen=True)
-class _Paths:
+class _Paths(ArrayTable):
     """For pairs of tokens the first that reads best: g + sign·length·row."""
 
     step: Array  # (n,) sign times length
@@ -143,8 +143,7 @@ class PathReader(SearchingReader):
                     best = tried if best is None else _better(self.signature.space, tried, best)
             assert best is not None  # there is a length
             pieces.append(best)
-        names = ("step", "direction", "last", "slope", "sharpness")
-        best = _Paths(*(xp.concat([getattr(piece, name) for piece in pieces]) for name in names))
+        best = _Paths.concat(*pieces)
         if not bool(xp.all(best.sharpness > 0)):
             raise Unrecoverable(
                 Outcome.TOO_NOISY,
@@ -174,23 +173,17 @@ class PathReader(SearchingReader):
 def _better(space: Space, one: _Paths, two: _Paths) -> _Paths:
     xp = space.xp
     first = one.sharpness > two.sharpness
-    return _Paths(
-        xp.where(first, one.step, two.step),
-        xp.where(first[:, None], one.direction, two.direction),
-        xp.where(first, one.last, two.last),
-        xp.where(first, one.slope, two.slope),
-        xp.where(first, one.sharpness, two.sharpness),
-    )
+    both = zip(vars(one).values(), vars(two).values(), strict=True)
+    return _Paths(*(xp.where(first if a.ndim == 1 else first[:, None], a, b) for a, b in both))
 
 
 def monotone_roots(
-    space: Space,
-    function: Callable[[Array], Array],  # (n,) -> (n,), entry by entry, each monotone on [0, 1]
-    low: Array,  # (n,) function(0)
-    high: Array,  # (n,) function(1)
-    aim: Array,  # (n,)
-) -> Array:  # (n,)
-    """Arguments in [0, 1] where the functions take the values aimed at; 0 or 1 where they lie outside."""
+    space: Space, function: Callable[[Array], Array], low: Array, high: Array, aim: Array
+) -> Array:  # (n,), (n,), (n,) -> (n,)
+    """Arguments in [0, 1] where functions, monotone entry by entry, take the values aimed at; 0 or 1 if outside.
+
+    `low` and `high` are the values at 0 and 1.
+    """
     xp = space.xp
     left, right = xp.zeros_like(aim), xp.ones_like(aim)
     miss_left, miss_right = low - aim, high - aim

@@ -170,20 +170,17 @@ class RayReader(SearchingReader):
         self.largest_scale = floor_power(longest_token(signature.space, self.guide_norm) / NORM_RATIO) ** 2
         self._rays = rays
         self._growth = growth
+        self._rounding = UNKNOWN_ARITHMETIC * signature.space.rounding * growth.gain  # over the norm of first tokens
         self._known: dict[bytes, tuple[Array, Array, Array]] = {}  # by rows: signs, directions, slopes
 
     def first_norm(self, scale: float) -> float:
         """Norm of first tokens: so long that the net grows evenly and the last token does not matter."""
         return max(self._growth.length, NORM_RATIO * floor_power(math.sqrt(scale)))
 
-    def _answer_bar(self) -> float:
-        """Rounding of an answer, over the norm of its first token."""
-        return UNKNOWN_ARITHMETIC * self.signature.space.rounding * self._growth.gain
-
     def radius_at_zero(self, scale: float) -> float:
         """Radius of a logit of zero, for a row of average overlap with the guide."""
         noise = self.signature.noise.radius / self.first_norm(scale)
-        radius = float(4 * (self._answer_bar() + noise) * self.signature.width**0.5 / self.guide_norm)
+        radius = float(4 * (self._rounding + noise) * self.signature.width**0.5 / self.guide_norm)
         return min(radius, CLEAR_ENOUGH) if radius < 0.5 else radius  # longer tokens do not make it clearer
 
     def _ask_rays(self, rows: TokenRows) -> Steps[tuple[Array, Array, Array]]:
@@ -210,7 +207,7 @@ class RayReader(SearchingReader):
         values = answers.values if answers.values.ndim == 2 else answers.values[:, None]
         values = xp.sum(values * directions, axis=1)
         high = first * slopes
-        bar = first * self._answer_bar() + 0 * high
+        bar = first * self._rounding + 0 * high
         noise = answers.radius * xp.sum(xp.abs(directions), axis=1)
         level = self._growth.level
         logits, radius = logit_with_radius(space, values, 0 * high, high, level, bar + noise, bar + noise)

@@ -11,7 +11,6 @@ from keyhole.errors import UsageError
 from keyhole.families.activations import ACTIVATIONS
 from keyhole.families.relu_net import ReluNet
 from keyhole.methods.base import Estimate, Method, Steps, Unrecoverable
-from keyhole.methods.last_position import at_last_position
 from keyhole.methods.relu_net.exact.method import relu_net
 from keyhole.methods.relu_net.exact.queries import is_exact
 from keyhole.methods.relu_net.noisy.method import relu_boost
@@ -19,7 +18,6 @@ from keyhole.queries import Signature
 from keyhole.recovery import Outcome
 
 
-@at_last_position
 def net(
     signature: Signature,
     rng: np.random.Generator,
@@ -53,6 +51,7 @@ NET = Method(
     name="relu-net",
     summary="one hidden layer of ReLU (GELU, SiLU) neurons, width unknown",
     run=net,
+    last_only=True,
     families=("relu-net",),
     takes_noise=("exact", "gaussian", "bounded", "rounded", "dtype"),
     options={

@@ -10,7 +10,6 @@ import numpy as np
 from keyhole.errors import UsageError
 from keyhole.families.single_head import SingleHead
 from keyhole.methods.base import BiasDetected, Estimate, Method, Steps, Unrecoverable
-from keyhole.methods.last_position import at_last_position
 from keyhole.methods.robust.bounded.method import bounded
 from keyhole.methods.robust.gaussian.method import gaussian
 from keyhole.methods.robust.quantised.method import by_null_queries, by_thresholds
@@ -25,7 +24,6 @@ from keyhole.recovery import Outcome
 VALUE_QUERIES = 16
 
 
-@at_last_position
 def robust(
     signature: Signature,
     rng: np.random.Generator,
@@ -104,6 +102,7 @@ def _check(signature: Signature, target_error: Any, rank: Any, copies: Any, bits
 
 ROBUST = Method(
     name="robust",
+    last_only=True,
     summary="one softmax head behind noise, near the limit of what its answers reveal, with error bars",
     run=robust,
     families=("single-head",),

@@ -14,7 +14,6 @@ from keyhole.methods.base import Estimate, Method, Steps, Unrecoverable
 from keyhole.methods.forms.reader import PairReader, ScoreBias
 from keyhole.methods.forms.score_bias import ask_for_bias, ask_score_bias
 from keyhole.methods.forms.value import Value, ask_value, check_nonzero
-from keyhole.methods.last_position import at_last_position
 from keyhole.methods.sensing.request import FormData, Request
 from keyhole.methods.sensing.solvers import SensingSolution, factored, nuclear_norm, parameter_count, standard_error
 from keyhole.queries import Signature, TokenRows
@@ -51,7 +50,6 @@ class ScoreEstimate:
     batches: int
 
 
-@at_last_position
 def sensing(
     signature: Signature,
     rng: np.random.Generator,
@@ -260,6 +258,7 @@ def _estimate(
 
 SENSING = Method(
     name="sensing",
+    last_only=True,
     summary="one softmax head of low rank, from one batch of random measurements",
     run=sensing,
     families=("single-head",),

@@ -134,17 +134,17 @@ class _Positions:
         """Value and score from all rows; None where some forms saturate at all sizes."""
         xp, space, width = self.space.xp, self.space, self.signature.width
         logits, radius = self._logits(answers, first)
-        forms, bars = logits[:, :width] / scale, radius[:, :width] / scale
+        forms, radii = logits[:, :width] / scale, radius[:, :width] / scale
         for number, size in enumerate(SIZES[1:], start=1):
             part = slice(number * width, (number + 1) * width)
             saturated = ~(xp.abs(forms * (scale * SIZES[number - 1])) <= LARGEST)  # also nan
             forms = xp.where(saturated, logits[:, part] / (scale * size), forms)
-            bars = xp.where(saturated, radius[:, part] / (scale * size), bars)
+            radii = xp.where(saturated, radius[:, part] / (scale * size), radii)
         if not bool(xp.all(xp.isfinite(forms))):
             return None
         rows = answers[:, 1, :] * (longest / first)  # q·V
         left = self.left.vectors
-        score = score_of_columns(space, left.T, forms, bars, self.right)
+        score = score_of_columns(space, left.T, forms, radii, self.right)
         vector = left.T @ rows
         sizes = xp.linalg.vector_norm(vector, axis=0)
         rounded = space.eps * xp.abs(self.bias) * (longest / first)  # the bias drowns what is below it

@@ -33,7 +33,7 @@ FLOOR = 2.0**104
 # More rounds than the whole range of floating-point numbers needs.
 MOST_ROUNDS = 60
 # Last tokens are shorter than first ones by this, so that what they add by themselves vanishes.
-LEVER = 2.0**60
+NORM_RATIO = 2.0**60
 # Entries per row and column that are read first, to learn how rows and columns are graded.
 BANDS = 3
 
@@ -109,20 +109,19 @@ class _Entries:
     def contrast_sizes(self) -> Floats:  # (width,)
         """How large the contrast is in each column, never zero."""
         sizes = np.abs(self.forms)
-        return np.where(sizes > 0, sizes, _typical(sizes))
+        return np.where(sizes > 0, sizes, float(np.median(sizes[sizes > 0])) if np.any(sizes > 0) else 1.0)
 
     def ask(self, row: Integers, column: Integers, size: Floats) -> Steps[None]:
         """Entries (n,) of the matrix whose sizes are guessed as `size`."""
         contrast = self.contrast_sizes()
-        # Norms of the tokens, by column: what the last adds by itself is below LEVER⁻² of a logit of order one.
-        last = np.exp2(np.floor(-np.log2(LEVER * np.sqrt(contrast))))[column]
+        # Norms of the tokens, by column: what the last adds by itself is below NORM_RATIO⁻² of a logit of order one.
+        last = np.exp2(np.floor(-np.log2(NORM_RATIO * np.sqrt(contrast))))[column]
         middle = np.exp2(np.floor(np.log2(SMALLEST / (last * contrast[column]))))
 
-        def ask(open_: Integers, scale: Floats) -> Steps[tuple[Floats, Floats]]:
-            return (yield from self._ask(row[open_], column[open_], scale, last[open_], middle[open_]))
-
         start = np.exp2(np.floor(np.log2(AIM / size)))
-        found, radius = yield from _ask_climbing(row.size, start, ask)
+        found, radius = yield from _ask_climbing(
+            row.size, start, lambda i, scale: self._ask(row[i], column[i], scale, last[i], middle[i])
+        )
         self.matrix[row, column], self.radius[row, column] = found, radius
 
     def _ask(
@@ -188,12 +187,6 @@ def _fit_grading(matrix: Floats, row: Integers, column: Integers) -> Floats:  # 
     )
     parts = lsqr(design, logs - middle)[0]
     return np.asarray(np.exp2(middle + parts[:width, None] + parts[None, width:]))
-
-
-def _typical(sizes: Floats) -> float:
-    """A positive size to start from when nothing better is known."""
-    positive = sizes[sizes > 0]
-    return float(np.median(positive)) if positive.size else 1.0
 
 
 def _ask_climbing(

@@ -11,14 +11,13 @@ import numpy as np
 from keyhole.arrays import floats
 from keyhole.errors import KeyholeError, UsageError
 from keyhole.families import SingleHead
-from keyhole.methods.base import Estimate, Method, Steps, map_measurements
+from keyhole.methods.base import Estimate, Method, Steps, last_only, map_measurements
 from keyhole.methods.forms.columns import Draft, Score
 from keyhole.methods.forms.outputs import Outputs, choose_outputs
 from keyhole.methods.forms.reader import PairReader, ScoreBias
 from keyhole.methods.forms.score_bias import ask_for_bias, ask_score_bias
 from keyhole.methods.forms.score_matrix import ask_score
 from keyhole.methods.forms.value import Value, ask_value, check_nonzero
-from keyhole.methods.last_position import at_last_position, last_only
 from keyhole.methods.single_head.all_positions import ask_positions
 from keyhole.methods.single_head.entrywise import ask_score_entrywise
 from keyhole.methods.single_head.windows import ask_windows
@@ -52,7 +51,6 @@ def single_head(
     return head_estimate(signature, value, bias, score, details)
 
 
-@at_last_position
 def low_rank(signature: Signature, rng: np.random.Generator, *, tolerance: float = 0.0) -> Steps[Estimate[SingleHead]]:
     """A head as `single_head` recovers it, always by directions, so that the rank is found whatever the outputs.
 
@@ -125,11 +123,8 @@ def ask_score_along(
     stretch = 1.0 if signature.noise.kind == "gaussian" else total
     plain = signature.with_changes(noise=replace(signature.noise, scale=stretch * signature.noise.scale))
     steps = _ask_score(plain, value.along(direction), rng, draft, **options)
-    return (
-        yield from map_measurements(
-            steps, lambda answers: Measurements(answers.values @ direction, stretch * answers.radius)
-        )
-    )
+    combined = map_measurements(steps, lambda a: Measurements(a.values @ direction, stretch * a.radius))
+    return (yield from combined)
 
 
 def _ask_score(
@@ -180,13 +175,8 @@ def head_estimate(
     if output_biased:
         params = replace(params, output_bias=value.bias)
         bound += 1
-    return Estimate(
-        params=params,
-        radius=radius,
-        counting_bound=bound,
-        assumptions=ASSUMPTIONS,
-        details={"rank": rank, "score_bias": score_biased, "output_bias": output_biased, **details},
-    )
+    details = {"rank": rank, "score_bias": score_biased, "output_bias": output_biased, **details}
+    return Estimate(params, radius, bound, assumptions=ASSUMPTIONS, details=details)
 
 
 def _effective_rank(score: Score) -> dict[str, Any]:
@@ -213,5 +203,6 @@ LOW_RANK = Method(
     name="low-rank",
     summary="one softmax head, score of low rank, the rank found on the way",
     run=low_rank,
+    last_only=True,
     options={"tolerance": "leave out what is below this fraction of the score matrix; 0 leaves out nothing"},
 )

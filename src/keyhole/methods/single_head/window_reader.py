@@ -7,25 +7,30 @@ zero token, whose logit and value are nothing, is the exponential of its logit.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import final
 
 import numpy as np
 
 from keyhole.arrays import Array, Integers, namespace
-from keyhole.methods.base import Steps
+from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.forms.outputs import Outputs, choose_outputs, window_rows
 from keyhole.methods.forms.reader import ScoreBias, longest_token, norms_beside_bias
 from keyhole.methods.forms.scale import NORM_RATIO, ScaleEstimate, floor_power
 from keyhole.methods.forms.value import Value
 from keyhole.numerics.orthogonal import random_orthogonal, split_along
 from keyhole.queries import Measurements, Plan, Signature, Term, TokenRows
+from keyhole.recovery import Outcome
 
 # A logit beyond this is read again with a shorter last token.
 LARGEST = 8.0
 SHRINK = 2.0**-3
 # Norm of the last token over that of the first, at most, where answers have less than full rank.
 LONGEST_LAST = 0.5
+
+# Asks at a scale: which queries, or directions, of these numbers are not saturated, their forms and radii.
+AskAt = Callable[[Integers, float], Steps[tuple[Array, Array, Array]]]
 
 
 @dataclass(frozen=True)
@@ -34,8 +39,8 @@ class Weights:
 
     first: Array  # (n, used) weights of the long tokens where the last token has none
     share: Array  # (n, used) how much of that a unit of the last token's weight takes
-    bar: Array  # (n, used) radii of `first`
-    sum_bar: Array  # (n,) radius of its sum
+    radius: Array  # (n, used) radii of `first`
+    sum_radius: Array  # (n,) radius of its sum
 
     def logits(self, own: Array, zeros: int) -> tuple[Array, Array, Array]:
         """Logits (n, used), their derivatives by the last token's own logit, and radii; nan where saturated."""
@@ -53,7 +58,7 @@ class Weights:
         slopes = -self.share * last * zero * (1 + slope) / safe - slope
         # The oracle's own weights sum to one but for a few eps, which the zero tokens' share magnifies.
         own = 8 * float(xp.finfo(weights.dtype).eps)
-        radius = self.bar / safe + own + (self.sum_bar[:, None] + own) / (safe_zero * total)
+        radius = self.radius / safe + own + (self.sum_radius[:, None] + own) / (safe_zero * total)
         return logits, slopes, radius
 
 
@@ -112,6 +117,20 @@ class WindowReader:
             largest = min(largest, floor_power(LONGEST_LAST * longest**2))
         return self.estimate.next_scale(largest, longest, self.signature.width)
 
+    def ask_unsaturated(self, numbers: Integers, ask: AskAt, forms: Array, radius: Array) -> Steps[None]:
+        """Fill rows of forms and radii by `ask` at a scale, again with shorter last tokens where weights saturate."""
+        space, xp, scale = self.space, self.space.xp, self.scale
+        while numbers.size:
+            if scale < space.tiny**0.5:
+                raise Unrecoverable(Outcome.SATURATED, f"{numbers.size} queries stayed saturated at every token norm")
+            good, found, errors = yield from ask(numbers, scale)
+            (kept,), (lost,) = xp.nonzero(good), xp.nonzero(~good)
+            forms[space.indices(numbers)[kept], :] = found[kept, :]
+            radius[space.indices(numbers)[kept], :] = errors[kept, :]
+            self.estimate.update(xp.reshape(found[kept, :], (-1,)), scale)
+            numbers = numbers[np.asarray([int(number) for number in lost], dtype=np.int64)]
+            scale = scale * SHRINK
+
     def ask(
         self,
         stage: str,
@@ -137,19 +156,19 @@ class WindowReader:
         tokens = self.rows.vectors * first[:, None]
         spread = space.indices((windows[:, None] + np.arange(self.used)) % width)
         long = xp.reshape(xp.take(tokens, xp.reshape(spread, (-1,)), axis=0), (windows.size, self.used, width))
-        inverse = xp.linalg.inv(long @ self.outputs.shown)  # (windows, used, used)
+        inverse = xp.linalg.inv(long @ self.outputs.in_outputs)  # (windows, used, used)
         mine = xp.take(inverse, space.indices(which), axis=0)
         mixture = self.outputs.mixture(answers.values - self.value.bias)
-        ends = (last[:, None] * xp.take(directions.vectors, picked, axis=0)) @ self.outputs.shown
-        bars, sum_bars = self._bars(inverse, float(xp.max(first)), float(xp.max(last)), answers.radius)
+        ends = (last[:, None] * xp.take(directions.vectors, picked, axis=0)) @ self.outputs.in_outputs
+        radii, sum_radii = self._radii(inverse, float(xp.max(first)), float(xp.max(last)), answers.radius)
         return Weights(
             (mixture[:, None, :] @ mine)[:, 0, :],
             (ends[:, None, :] @ mine)[:, 0, :],
-            xp.take(bars, space.indices(which), axis=0),
-            xp.take(sum_bars, space.indices(which), axis=0),
+            xp.take(radii, space.indices(which), axis=0),
+            xp.take(sum_radii, space.indices(which), axis=0),
         )
 
-    def _bars(self, inverse: Array, first: float, last: float, noise: float) -> tuple[Array, Array]:
+    def _radii(self, inverse: Array, first: float, last: float, noise: float) -> tuple[Array, Array]:
         """Radii of weights by window (windows, used), and of their sums (windows,)."""
         xp, space = self.space.xp, self.space
         # Beside a large output bias a value is known less well than it is rounded.
@@ -160,9 +179,9 @@ class WindowReader:
         square, sums = (error**2)[None, :], xp.sum(weigh, axis=2)
         # The decomposition of the value is rounded too, relative to its largest part.
         own = (space.rounding * (first + last) * self.outputs.sizes[0] / self.outputs.sizes)[None, :] ** 2
-        bars = xp.sum(square[:, :, None] * weigh**2, axis=1) + xp.sum(own[:, :, None] * inverse**2, axis=1)
-        sum_bars = xp.sum(square * sums**2, axis=1) + xp.sum(own * xp.sum(inverse, axis=2) ** 2, axis=1)
-        return xp.sqrt(bars), xp.sqrt(sum_bars)
+        radii = xp.sum(square[:, :, None] * weigh**2, axis=1) + xp.sum(own[:, :, None] * inverse**2, axis=1)
+        sum_radii = xp.sum(square * sums**2, axis=1) + xp.sum(own * xp.sum(inverse, axis=2) ** 2, axis=1)
+        return xp.sqrt(radii), xp.sqrt(sum_radii)
 
 
 def windows(reader: WindowReader) -> Integers:

@@ -12,11 +12,10 @@ from keyhole.methods.forms.columns import Score, score_of_columns
 from keyhole.methods.forms.reader import ScoreBias
 from keyhole.methods.forms.scale import FIRST_PROBE, ScaleSearch
 from keyhole.methods.forms.value import Value
-from keyhole.methods.single_head.window_reader import LARGEST, SHRINK, Weights, WindowReader
-from keyhole.methods.single_head.windows_with_bias import ask_window_bias, ask_windows_beside_bias
+from keyhole.methods.single_head.window_reader import LARGEST, Weights, WindowReader
+from keyhole.methods.single_head.windows_with_bias import WindowsBesideBias, ask_window_bias
 from keyhole.numerics.orthogonal import random_orthogonal
 from keyhole.queries import Signature, TokenRows
-from keyhole.recovery import Outcome
 
 # Within the logits that one probe can show.
 STEP = 2.0**38
@@ -27,24 +26,19 @@ def ask_windows(signature: Signature, value: Value, rng: np.random.Generator) ->
     reader = WindowReader(signature, value, rng)
     right = random_orthogonal(signature.space, rng, signature.width)
     try:
-        responds, shown = yield from _ask_probe(reader, TokenRows(right))
+        responds, probe = yield from _ask_probe(reader, TokenRows(right))
         if not responds:
-            return None, _zero(signature, reader)
+            zero = signature.space.zeros(signature.width, signature.width)
+            return None, Score(zero, zero + 1 / reader.largest_scale, 0)
         reading = _Windows(reader, right)
-        agrees = yield from reading.ask_first(shown)
+        agrees = yield from reading.ask_first(probe)
     except Unrecoverable:  # a score bias may saturate every probe
         agrees = False
     if agrees:
         return None, (yield from reading.ask_rest())
     bias = yield from ask_window_bias(reader)
     reader.expect_bias(bias, rng)
-    score = yield from ask_windows_beside_bias(reader, rng)
-    return bias, score
-
-
-def _zero(signature: Signature, reader: WindowReader) -> Score:
-    zero = signature.space.zeros(signature.width, signature.width)
-    return Score(zero, zero + 1 / reader.largest_scale, 0)
+    return bias, (yield from WindowsBesideBias(reader, rng).run())
 
 
 def _ask_probe(reader: WindowReader, directions: TokenRows) -> Steps[tuple[bool, tuple[Array, Array]]]:
@@ -97,45 +91,34 @@ class _Windows:
         self.forms = reader.space.zeros(count, used)
         self.radius = reader.space.zeros(count, used)
 
-    def ask_first(self, shown: tuple[Array, Array]) -> Steps[bool]:
+    def ask_first(self, probe: tuple[Array, Array]) -> Steps[bool]:
         """Read the first query, which is that of the probe at another scale; False when the two disagree."""
         xp = self.reader.space.xp
         try:
-            yield from self._ask_unsaturated(np.zeros(1, dtype=np.int64))
+            yield from self.reader.ask_unsaturated(np.arange(1), self._ask_at, self.forms, self.radius)
         except Unrecoverable:  # tokens as long as these stay saturated beside a score bias
             return False
-        apart = xp.abs(self.forms[0, :] - shown[0][0, :])
-        return bool(xp.all(apart <= self.radius[0, :] + shown[1][0, :]))
+        apart = xp.abs(self.forms[0, :] - probe[0][0, :])
+        return bool(xp.all(apart <= self.radius[0, :] + probe[1][0, :]))
 
     def ask_rest(self) -> Steps[Score]:
         """Read all others and solve."""
         done, count = 1, self.column.size
         while done < count:
             stop = min(2 * done, count)
-            yield from self._ask_unsaturated(np.arange(done, stop, dtype=np.int64))
+            yield from self.reader.ask_unsaturated(np.arange(done, stop), self._ask_at, self.forms, self.radius)
             done = stop
         return self._solve()
 
-    def _ask_unsaturated(self, queries: Integers) -> Steps[None]:
-        """Read some queries, again with shorter last tokens where they saturate."""
-        reader, space, xp = self.reader, self.reader.space, self.reader.space.xp
-        scale, open_ = reader.scale, queries
-        while open_.size:
-            if scale < space.tiny**0.5:
-                raise Unrecoverable(Outcome.SATURATED, f"{open_.size} queries stayed saturated at every token norm")
-            first = reader.first_norms(scale)
-            last = space.full((open_.size,), scale / float(xp.max(first)))
-            offsets = self.offset[open_]
-            weights = yield from reader.ask("forms", offsets, self.directions, self.index[open_], first, last)
-            forms, radius = _solve_bilinear(reader, weights, first, last)
-            good = xp.all(xp.abs(forms * scale) <= LARGEST, axis=1)  # false for nan too
-            (kept,) = xp.nonzero(good)
-            (lost,) = xp.nonzero(~good)
-            self.forms[space.indices(open_)[kept], :] = forms[kept, :]
-            self.radius[space.indices(open_)[kept], :] = radius[kept, :]
-            reader.estimate.update(xp.reshape(forms[kept, :], (-1,)), scale)
-            open_ = open_[np.asarray([int(number) for number in lost], dtype=np.int64)]
-            scale = scale * SHRINK
+    def _ask_at(self, queries: Integers, scale: float) -> Steps[tuple[Array, Array, Array]]:
+        """Which queries were read well at this scale (n,), their forms and radii (n, used)."""
+        reader, xp = self.reader, self.reader.space.xp
+        first = reader.first_norms(scale)
+        last = reader.space.full((queries.size,), scale / float(xp.max(first)))
+        offsets = self.offset[queries]
+        weights = yield from reader.ask("forms", offsets, self.directions, self.index[queries], first, last)
+        forms, radius = _solve_bilinear(reader, weights, first, last)
+        return xp.all(xp.abs(forms * scale) <= LARGEST, axis=1), forms, radius  # false for nan too
 
     def _solve(self) -> Score:
         """Undo the sums: tails of a column need the next column, heads the one before, and both end in pure ones."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import final
 
 import numpy as np
@@ -27,7 +28,7 @@ def ask_window_bias(reader: WindowReader) -> Steps[ScoreBias]:
     """The score bias from queries whose last token is zero, so that the score matrix is silent."""
     space, xp, width = reader.space, reader.space.xp, reader.signature.width
     offsets = windows(reader)
-    vector, bars = space.zeros(width), space.zeros(width)
+    vector, radii = space.zeros(width), space.zeros(width)
     norm = yield from _ask_bias_norm(reader)
     open_ = offsets
     while open_.size and norm > SHORTEST:
@@ -38,12 +39,12 @@ def ask_window_bias(reader: WindowReader) -> Steps[ScoreBias]:
                 lost.append(offset)
                 continue
             vector[offset : offset + reader.used] = logits[number, :] / norm
-            bars[offset : offset + reader.used] = radius[number, :] / norm
+            radii[offset : offset + reader.used] = radius[number, :] / norm
         open_, norm = np.asarray(lost, dtype=np.int64), norm * SHRINK
     found = reader.inverse @ vector
     if open_.size or float(xp.linalg.vector_norm(found)) == 0.0:
         raise Unrecoverable(Outcome.WRONG_FAMILY, NO_BIAS)
-    spread = xp.sqrt(reader.inverse**2 @ bars**2) + space.rounding * xp.linalg.vector_norm(found)
+    spread = xp.sqrt(reader.inverse**2 @ radii**2) + space.rounding * xp.linalg.vector_norm(found)
     return ScoreBias(found, spread)
 
 
@@ -72,14 +73,9 @@ def _ask_bias_norm(reader: WindowReader) -> Steps[float]:
     raise AssertionError  # the search ends by itself
 
 
-def ask_windows_beside_bias(reader: WindowReader, rng: np.random.Generator) -> Steps[Score]:
-    """The score matrix beside a score bias that the reader knows."""
-    return (yield from _BesideBias(reader, rng).run())
-
-
 @final
-class _BesideBias:
-    """The score matrix beside a score bias: ⌈d/ρ⌉ queries a direction.
+class WindowsBesideBias:
+    """The score matrix beside a score bias that the reader knows: ⌈d/ρ⌉ queries a direction.
 
     The last token is no longer too short to matter: its own logit γ²·s + γ·p·c, with s = pᵀ·W·p, is solved for, one
     unknown for each direction.
@@ -106,7 +102,8 @@ class _BesideBias:
         done = 0
         while done < self.width:
             stop = min(max(1, 2 * done), self.width)
-            yield from self._ask_unsaturated(np.arange(done, stop, dtype=np.int64))
+            ask = partial(self._ask_at, "forms")
+            yield from self.reader.ask_unsaturated(np.arange(done, stop), ask, self.forms, self.radius)
             done = stop
         return score_of_columns(self.space, self.reader.inverse, self.forms.T, self.radius.T, self.right)
 
@@ -129,19 +126,6 @@ class _BesideBias:
                 silent = (AIM / scale + 0 * xp.reshape(forms, (-1,)), scale)
                 search.scale = scale * min(2.0**20, 0.5 / (error * scale))
 
-    def _ask_unsaturated(self, directions: Integers) -> Steps[None]:
-        xp, scale, open_ = self.space.xp, self.reader.scale, directions
-        while open_.size:
-            if scale < self.space.tiny**0.5:
-                raise Unrecoverable(Outcome.SATURATED, f"{open_.size} queries stayed saturated at every token norm")
-            good, forms, radius = yield from self._ask_at("forms", open_, scale)
-            (kept,), (lost,) = xp.nonzero(good), xp.nonzero(~good)
-            self.forms[self.space.indices(open_)[kept], :] = forms[kept, :]
-            self.radius[self.space.indices(open_)[kept], :] = radius[kept, :]
-            self.reader.estimate.update(xp.reshape(forms[kept, :], (-1,)), scale)
-            open_ = open_[np.asarray([int(number) for number in lost], dtype=np.int64)]
-            scale = scale * SHRINK
-
     def _ask_at(self, stage: str, directions: Integers, scale: float) -> Steps[tuple[Array, Array, Array]]:
         """Which directions were read well at this scale (n,), their forms and radii (n, rows)."""
         xp, reader = self.space.xp, self.reader
@@ -150,15 +134,9 @@ class _BesideBias:
         attraction = right @ self.bias.vector
         wanted = scale / float(xp.max(first))
         last = norms_beside_bias(wanted, attraction)
-        windows = self.offsets.size
-        weights = yield from reader.ask(
-            stage,
-            np.tile(self.offsets, directions.size),
-            TokenRows(self.right),
-            np.repeat(directions, windows),
-            first,
-            xp.repeat(last, windows),
-        )
+        offsets, windows = np.tile(self.offsets, directions.size), self.offsets.size
+        numbers, ends = np.repeat(directions, windows), xp.repeat(last, windows)
+        weights = yield from reader.ask(stage, offsets, TokenRows(self.right), numbers, first, ends)
         return self._solve(weights, first, last, right)
 
     def _solve(self, weights: Weights, first: Array, last: Array, right: Array) -> tuple[Array, Array, Array]:
@@ -169,7 +147,9 @@ class _BesideBias:
         own = self.space.zeros(count)
         settled = own
         for _ in range(NEWTON_STEPS):
-            logits, slopes, radius = (self._by_row(a, count) for a in self._logits(weights, last**2 * own + attraction))
+            ends = xp.repeat(last**2 * own + attraction, self.offsets.size)
+            arrays = (xp.reshape(each, (count, -1)) for each in weights.logits(ends, self.reader.zeros - 1))
+            logits, slopes, radius = (xp.take(each, self.place, axis=1) for each in arrays)  # by row
             forms = (logits / first - self.rows_bias) / last[:, None]
             miss = xp.sum(meeting * forms, axis=1) - own
             slope = last * xp.sum(meeting * slopes / first, axis=1)
@@ -179,13 +159,6 @@ class _BesideBias:
             if not bool(xp.any(settled > 4 * self.space.eps)):
                 break
         bias_bar = self.space.rounding * self.reader.bias_norm + xp.linalg.vector_norm(self.bias.radius)
-        bars = (radius + self.space.rounding * xp.abs(logits) + settled[:, None]) / first + bias_bar
+        radii = (radius + self.space.rounding * xp.abs(logits) + settled[:, None]) / first + bias_bar
         good = xp.all(xp.abs(logits) <= LARGEST, axis=1) & (settled < self.space.eps**0.5)
-        return good, forms, bars / last[:, None]
-
-    def _logits(self, weights: Weights, own: Array) -> tuple[Array, Array, Array]:
-        return weights.logits(self.space.xp.repeat(own, self.offsets.size), self.reader.zeros - 1)
-
-    def _by_row(self, array: Array, count: int) -> Array:  # (n·windows, used) -> (n, rows)
-        xp = self.space.xp
-        return xp.take(xp.reshape(array, (count, -1)), self.place, axis=1)
+        return good, forms, radii / last[:, None]

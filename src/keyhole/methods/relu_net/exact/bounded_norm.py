@@ -85,18 +85,10 @@ def _ask_another_line(
     centres, reach = _widest(line, kinked, pieces)
     values = yield from queries.ask("cells", centres)
     level = np.max(np.abs(values), axis=0) + kinked.level
-    cells = yield from ask_gradients(
-        queries,
-        centres,
-        reach,
-        values,
-        level=level,
-        errors=np.full(reach.size, queries.rounding + queries.noise / float(np.min(level))),
-        axes=np.linalg.qr(rng.standard_normal((queries.width, queries.width)))[0].T,
-        rest=np.zeros((reach.size, values.shape[1], queries.width)),
-        rest_error=np.zeros(reach.size),
-        rng=rng,
-    )
+    errors = np.full(reach.size, queries.rounding + queries.noise / float(np.min(level)))
+    axes = np.linalg.qr(rng.standard_normal((queries.width, queries.width)))[0].T
+    nothing = np.zeros((reach.size, values.shape[1], queries.width)), np.zeros(reach.size)
+    cells = yield from ask_gradients(queries, centres, reach, values, level, errors, axes, nothing, rng)
     return _with_line(queries, line, kinked, cells, float(np.max(level)), before)
 
 

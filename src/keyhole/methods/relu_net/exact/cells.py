@@ -129,7 +129,7 @@ def ask_wide_cells(
     expected = np.minimum(0.5 * margin * width**0.5, longest)
     active = np.column_stack([pieces.heights(x) > 0, np.ones(candidates)]).astype(np.float64)
     usable = expected > 0
-    chosen, _ = telling_rows(covariance, active[usable], 2 * errors[usable] / expected[usable], count)
+    chosen = telling_rows(covariance, active[usable], 2 * errors[usable] / expected[usable], count)
     chosen = np.flatnonzero(usable)[chosen]
     x, errors, longest, active = x[chosen], errors[chosen], longest[chosen], active[chosen]
     basis, _ = np.linalg.qr(rng.standard_normal((width, width)))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from keyhole.arrays import Floats, to_numpy
+from keyhole.arrays import Floats, floats
 from keyhole.families import ReluNet
 from keyhole.methods.base import Estimate, Steps
 from keyhole.methods.relu_net.exact.estimate import ask_within_errors, heldout_tokens
@@ -30,11 +30,11 @@ class Depth:
     # the line that was asked, as deeper nets have, mostly show far out. A nearer one sees kinks that end and begin.
     rings: tuple[float, ...]
     arcs: int  # of a circle that are looked at from both ends, not one
-    fresh: int  # tokens of any length
+    heldout: int  # tokens of any length
     at_least: int  # of those and of the tokens beside kinks together
 
 
-WITHOUT_FRESH = Depth((1000.0,), 0, 0, 0)  # for callers that ask new tokens themselves
+WITHOUT_HELDOUT = Depth((1000.0,), 0, 0, 0)  # for callers that ask new tokens themselves
 LEAN = Depth((1000.0,), 20, 0, 24)
 FULL = Depth((1000.0, 3.0), 1_000_000, 48, 0)
 
@@ -54,44 +54,35 @@ def ask_checks(
     # A kink that ends would have to end in every output at once: of several one circle is enough.
     radii = depth.rings if estimate.params.outputs is None else depth.rings[:1]
     rings = np.concatenate([_ring_of(queries, estimate, far * unit, depth.arcs, rng) for far in radii])
-    fresh = max(depth.fresh, depth.at_least - rings.shape[0])
-    tokens = np.concatenate([rings, _of_any_length(queries, unit, fresh, rng)])
-    if tokens.shape[0] == 0:
-        return estimate, ""
-    return (yield from ask_within_errors(queries, estimate, tokens, strict=True))
-
-
-def _of_any_length(
-    queries: TokenQueries, unit: float, count: int, rng: np.random.Generator
-) -> Floats:  # (count, width)
-    x = rng.standard_normal((count, queries.width))
+    count = max(depth.heldout, depth.at_least - rings.shape[0])
+    new = rng.standard_normal((count, queries.width))
     shortest, longest = np.log(ANY_LENGTH)
     lengths = unit * np.exp(rng.uniform(shortest, longest, count))
     lengths = np.minimum(lengths, OUTERMOST * queries.signature.norm_limit)
-    return np.asarray(x * (lengths / np.linalg.norm(x, axis=1))[:, None])
+    tokens = np.concatenate([rings, new * (lengths / np.linalg.norm(new, axis=1))[:, None]])
+    if tokens.shape[0] == 0:
+        return estimate, ""
+    return (yield from ask_within_errors(queries, estimate, tokens, strict=True))
 
 
 def _ring_of(
     queries: TokenQueries, estimate: Estimate[ReluNet], radius: float, arcs: int, rng: np.random.Generator
 ) -> Floats:
     """Tokens beside all kinks that a circle of this radius, or what the oracle allows of it, crosses."""
-    weights = to_numpy(estimate.params.weights_in).astype(np.float64)
+    weights = floats(estimate.params.weights_in)
     length = np.linalg.norm(weights, axis=1)
     used = length > 0
-    offset = to_numpy(estimate.params.bias_in).astype(np.float64)[used] / length[used]
+    offset = floats(estimate.params.bias_in)[used] / length[used]
     radius = min(radius, OUTERMOST * queries.signature.norm_limit)
     return ring_tokens(weights[used] / length[used, None], offset, radius, arcs, rng)
 
 
 def ring_tokens(
-    normal: Floats,  # (k, width) unit vectors
-    offset: Floats,  # (k,)
-    radius: float,
-    both_ends: int,  # of so many arcs tokens lie at both ends, of the others at one of them by chance
-    rng: np.random.Generator,
-) -> Floats:  # (n, width)
+    normal: Floats, offset: Floats, radius: float, both_ends: int, rng: np.random.Generator
+) -> Floats:  # (k, width), (k,) -> (n, width)
     """Tokens on a random circle around the origin, beside the places where it crosses kinks: 2k, and up to 2k more.
 
+    Of `both_ends` arcs tokens lie at both ends, of the others at one of them by chance.
     Between two neighbouring kinks a net of one hidden layer is affine. Of a function that kinks once more in between,
     or less, at least one of the two tokens of that arc tells, however narrow it is; of two kinks more it may not.
     """

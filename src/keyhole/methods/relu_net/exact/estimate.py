@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from keyhole.arrays import Floats, to_numpy
+from keyhole.arrays import Booleans, Floats, floats
 from keyhole.families.relu_net import ReluNet
 from keyhole.methods.base import Estimate, Steps
-from keyhole.methods.relu_net.exact.orientation import solve_orientation
+from keyhole.methods.relu_net.exact.lattice import subset_with_sum
 from keyhole.methods.relu_net.exact.queries import Pieces, TokenQueries
 
 ASSUMPTIONS = (
@@ -22,16 +22,24 @@ INSIDE = "nothing is said of tokens longer than max_norm, and kinks that cut off
 ANOTHER_FUNCTION = 1e-5
 # Shells on which fresh queries lie, in units of the typical distance of a kink times √width.
 SHELLS = (0.5, 1.0, 2.0, 4.0)
-# Where functions are looked at closely, answers that differ by more than this many bars are: those of random nets stay
+# Where functions are looked at closely, answers that differ by more than this many radii are: those of random nets stay
 # below half a bar.
 STRICT = 10.0
-# Where new answers show that bars were too narrow, they become this much wider than what was seen.
+# Where new answers show that radii were too narrow, they become this much wider than what was seen.
 WIDER = 3.0
+# Residuals may be this many times their radius, which is itself several standard deviations.
+MOST_RADII = 4.0
+# Errors are expected to be this much smaller than that: each bit more makes the right choice of neurons easier to find.
+EXPECTED = 16.0
+# Lattice reduction of 256 neurons takes a minute; of more than this it is not tried.
+MOST_FOR_LATTICE = 288
+# A subset sum is unique beyond doubt when other subsets meet it with this probability (minus a power of 2).
+DOUBT_BITS = 20.0
 
 
 @dataclass(frozen=True)
 class PieceErrors:
-    """Bars on the entries of pieces."""
+    """Radii of the entries of pieces."""
 
     slope: Floats  # (k,) of weight times normal
     level: Floats  # (k,) of weight times offset
@@ -46,7 +54,7 @@ class PieceErrors:
 def estimate_net(
     queries: TokenQueries,
     pieces: Pieces,
-    bars: PieceErrors,
+    radii: PieceErrors,
     skip: bool | None,
     details: dict[str, Any],
     activation: str = "relu",
@@ -59,7 +67,7 @@ def estimate_net(
     flat = pieces.affine[:, :-1].reshape(-1)
     away, word = None, "not identifiable"
     if skip is not True:
-        away, word = solve_orientation(jumps, flat, bars.slope, bars.affine_slope)
+        away, word = solve_orientation(jumps, flat, radii.slope, radii.affine_slope)
     if count == 0 and away is None:
         word = "no neurons"
     turn = np.ones(count) if away is None else np.where(away, -1.0, 1.0)
@@ -67,61 +75,73 @@ def estimate_net(
     constant = pieces.affine[:, -1] + 0.5 * (1 - turn) @ (pieces.weight * pieces.offset[:, None])
     size = np.ones(count) if sharpness is None else sharpness
     load = np.linalg.norm(pieces.weight, axis=1)
-    slope = bars.slope / np.where(load > 0, load, 1.0)
-    level = bars.level / np.where(load > 0, load, 1.0) + np.abs(pieces.offset) * slope
-    none = np.zeros((outputs, width))
+    slope = radii.slope / np.where(load > 0, load, 1.0)
+    level = radii.level / np.where(load > 0, load, 1.0) + np.abs(pieces.offset) * slope
     params = _net(
         queries,
+        activation,
         (turn * size)[:, None] * pieces.normal,
         turn * size * pieces.offset,
         pieces.weight.T / size,
         constant,
         pieces.affine[:, :-1] if away is None else None,
-        activation,
     )
     radius = _net(
         queries,
+        activation,
         np.broadcast_to((size * slope)[:, None], (count, width)),
         size * level,
-        np.broadcast_to(bars.slope / size, (outputs, count)),
-        np.full(outputs, bars.affine_level + float(np.sqrt(np.sum((0.5 * (1 - turn) * bars.level) ** 2)))),
-        none + bars.affine_slope if away is None else None,
-        activation,
+        np.broadcast_to(radii.slope / size, (outputs, count)),
+        np.full(outputs, radii.affine_level + float(np.sqrt(np.sum((0.5 * (1 - turn) * radii.level) ** 2)))),
+        np.full((outputs, width), radii.affine_slope) if away is None else None,
     )
     numbers = count * (width + outputs + (activation != "relu")) + outputs * (1 if away is not None else width + 1)
-    bounded = queries.signature.max_norm is not None
-    return Estimate(
-        params=params,
-        radius=radius,
-        counting_bound=-(-numbers // outputs),
-        assumptions=(*ASSUMPTIONS, INSIDE) if bounded else ASSUMPTIONS,
-        details={"neurons": count, "orientation": word, "activation": activation, **details},
-    )
+    assumptions = ASSUMPTIONS if queries.signature.max_norm is None else (*ASSUMPTIONS, INSIDE)
+    details = {"neurons": count, "orientation": word, "activation": activation, **details}
+    return Estimate(params, radius, -(-numbers // outputs), assumptions=assumptions, details=details)
 
 
-def _net(
-    queries: TokenQueries,
-    inner: Floats,
-    bias: Floats,
-    outer: Floats,
-    constant: Floats,
-    skip: Floats | None,
-    activation: str,
-) -> ReluNet:
-    """A net in the space of the oracle, for plain numbers where its answers are."""
-    space = queries.signature.space
+def _net(queries: TokenQueries, activation: str, inner: Floats, bias: Floats, *outer: Floats | None) -> ReluNet:
+    """A net in the space of the oracle; outer weights, constant and skip of plain numbers where its answers are."""
+    asarray = queries.signature.space.asarray
+    shown = (each if each is None else asarray(np.array(each[0] if queries.scalar else each)) for each in outer)
+    weights, constant, skip = shown
+    return ReluNet(asarray(np.array(inner)), asarray(np.array(bias)), weights, constant, skip, activation)
 
-    def place_tokens(array: Floats, plain: bool) -> Any:
-        return space.asarray(np.array(array[0] if plain else array))
 
-    return ReluNet(
-        place_tokens(inner, False),
-        place_tokens(bias, False),
-        place_tokens(outer, queries.scalar),
-        place_tokens(constant, queries.scalar),
-        None if skip is None else place_tokens(skip, queries.scalar),
-        activation,
-    )
+def solve_orientation(
+    jumps: Floats, remainder: Floats, jump_errors: Floats, remainder_error: float, most: int = MOST_FOR_LATTICE
+) -> tuple[Booleans | None, str]:  # (k, n), (n,), (k,) -> (k,)
+    """Neurons that point the other way, w·max(0, −z) = w·max(0, z) − w·z, so that their jumps add up to −remainder.
+
+    Jumps are the linear maps of neurons, flattened, the remainder that of no neuron; errors are radii of entries.
+    The words: "found", "not identifiable" (nothing or too much fits) and "not found".
+    """
+    count, equations = jumps.shape
+    bar = MOST_RADII * (np.sqrt(np.sum(jump_errors**2)) + remainder_error)
+    size = float(np.max(np.abs(jumps), initial=0.0))
+    if size == 0.0:
+        return (np.zeros(0, dtype=bool), "found") if np.all(np.abs(remainder) <= bar) else (None, "not identifiable")
+    _, values, basis = np.linalg.svd(jumps, full_matrices=False)
+    rank = int(np.sum(values > MOST_RADII * max(bar, np.finfo(float).eps * values[0])))
+    # In the span of the jumps: fewer equations, all of them telling.
+    inside, wanted = jumps @ basis[:rank].T, -(basis[:rank] @ remainder)
+    past = np.max(np.abs(remainder + basis[:rank].T @ wanted)) > bar * equations**0.5  # a way past the neurons
+    bits = float(np.log2(size / max(bar, np.finfo(float).tiny)))
+    if past or (rank < count and rank * bits < count + DOUBT_BITS):
+        return None, "not identifiable"  # of many neurons: other choices add up to the same, as far as is known
+    if rank == count:
+        return _adding_up(np.rint(np.linalg.lstsq(inside.T, wanted, rcond=None)[0]), jumps, remainder, bar)
+    chosen = subset_with_sum(inside, wanted, bar / EXPECTED) if count <= most else None
+    return (None, "not found") if chosen is None else _adding_up(chosen.astype(np.float64), jumps, remainder, bar)
+
+
+def _adding_up(share: Floats, jumps: Floats, remainder: Floats, bar: float) -> tuple[Booleans | None, str]:
+    """A choice, if it is one and adds up."""
+    adds_up = np.max(np.abs(share @ jumps + remainder)) <= bar
+    if adds_up and np.all((share == 0) | (share == 1)):
+        return np.asarray(share == 1), "found"
+    return None, "not identifiable"
 
 
 def heldout_tokens(
@@ -132,9 +152,8 @@ def heldout_tokens(
     x /= np.linalg.norm(x, axis=1, keepdims=True)
     lengths = np.resize(SHELLS, count) * scale * queries.width**0.5
     limit = queries.signature.norm_limit
-    return np.asarray(
-        x * np.where(lengths > limit, rng.uniform(0.5, 0.999, count) * min(limit, 1e300), lengths)[:, None]
-    )
+    lengths = np.where(lengths > limit, rng.uniform(0.5, 0.999, count) * min(limit, 1e300), lengths)
+    return np.asarray(x * lengths[:, None])
 
 
 def ask_within_errors(
@@ -142,25 +161,20 @@ def ask_within_errors(
 ) -> Steps[tuple[Estimate[ReluNet], str]]:
     """Ask new tokens: the estimate, with wider radii where they were too narrow, and what is wrong with it, if so.
 
-    `strict` leaves hardly any room beyond the bars: for tokens that are to show small differences of functions.
+    `strict` leaves hardly any room beyond the radii: for tokens that are to show small differences of functions.
     """
     space = queries.signature.space
     answers = yield from queries.ask("checks", x)
     tokens = space.asarray(x)[:, None, :]
-    predicted = np.asarray(to_numpy(estimate.params(tokens)), dtype=np.float64).reshape(answers.shape)
-    bars = np.asarray(to_numpy(estimate.params.error_bar(estimate.radius, tokens, space.rounding))).reshape(
-        answers.shape
-    )
-    bars = bars + queries.noise
-    errors = np.abs(answers - predicted)
+    errors = np.abs(answers - floats(estimate.params(tokens)).reshape(answers.shape))
+    radii = floats(estimate.params.error_bar(estimate.radius, tokens, space.rounding)).reshape(answers.shape)
+    radii = radii + queries.noise
     size = np.max(np.abs(answers), axis=0)
-    if not np.all(errors <= (STRICT * bars if strict else ANOTHER_FUNCTION * size + bars)):
-        return (
-            estimate,
-            f"fresh answers differ from predictions by {np.max(errors):.2g}, answers being {np.max(size):.2g}",
-        )
+    if not np.all(errors <= (STRICT * radii if strict else ANOTHER_FUNCTION * size + radii)):
+        worst = f"fresh answers differ from predictions by {np.max(errors):.2g}, answers being {np.max(size):.2g}"
+        return estimate, worst
     with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = float(np.max(np.where(errors > 0, errors / bars, 0.0)))
+        ratio = float(np.max(np.where(errors > 0, errors / radii, 0.0)))
     if ratio > 1 / WIDER:
         wider = {name: WIDER * ratio * array for name, array in estimate.radius.arrays().items()}
         estimate = replace(estimate, radius=ReluNet(**wider, activation=estimate.params.activation))

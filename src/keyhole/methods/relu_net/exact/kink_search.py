@@ -30,10 +30,6 @@ MOST_ROUNDS = 80
 class NotPiecewiseLinear(KeyholeError):
     """The function bends where no kink is, or has kinks too near to each other to be told apart."""
 
-    def __init__(self, message: str, bend: tuple[float, float] | None = None) -> None:
-        super().__init__(message)
-        self.bend = bend  # an interval where it happens
-
 
 @dataclass(frozen=True)
 class Kinked:
@@ -92,13 +88,9 @@ class _Cuts(ArrayTable):
     t: Floats  # (n, 2), nan where not asked yet
     f: Floats  # (n, 2)
 
-    @staticmethod
-    def none() -> _Cuts:
-        return _Cuts(np.zeros((0, 2)), np.zeros((0, 2)))
-
 
 class KinkSearch:
-    """Ask for `points`, give the values to `receive`, until `done`: then `found` tells the kinks.
+    """Ask for `points`, give the values to `receive`, until `done`: then `kinked` tells the kinks.
 
     An interval is known by the straight lines at its two ends. If they are one line there is no kink in it. Otherwise
     there is a single one only where they cross: that is so if the function is on the left line just before and on the
@@ -134,9 +126,7 @@ class KinkSearch:
         self._open: _Intervals | None = None
         # What is asked: of some intervals a pair around the crossing, of some a middle, of some the rest of a cut.
         self._pair = self._middle = self._rest = np.zeros(0, dtype=np.intp)
-        self._begun: _Cuts = _Cuts.none()
-
-    # --- what comes in ------------------------------------------------------------------------------------------
+        self._begun = _Cuts(np.zeros((0, 2)), np.zeros((0, 2)))
 
     def receive(self, values: Floats) -> None:  # (n, outputs)
         """The values at `points`."""
@@ -176,8 +166,7 @@ class KinkSearch:
     def _on(self, lines: _Lines, t: Floats, f: Floats) -> Booleans:
         """Whether points lie on lines, as far as both are known."""
         expected, bar = lines.of(t)
-        flags: Booleans = np.abs(f - expected) <= bar + self._error(t)
-        return flags
+        return np.asarray(np.abs(f - expected) <= bar + self._error(t))
 
     def _sort(self, intervals: _Intervals, values: Floats) -> _Intervals:
         pairs, middles = self._pair.size, self._middle.size
@@ -240,8 +229,6 @@ class KinkSearch:
         again = replace(intervals, missed=~no)
         return _Intervals.concat(lower.take(cut), upper.take(cut), again.take(~cut))
 
-    # --- what is asked next -------------------------------------------------------------------------------------
-
     def _settle(self) -> None:
         """Close intervals without a kink and say what to ask of the others."""
         assert self._open is not None
@@ -270,13 +257,7 @@ class KinkSearch:
         middle = np.clip(self._unangle(low + (high - low) * part), now.low, now.high)
         blunt = ~((middle > now.low) & (middle < now.high))  # angles are coarse far out
         middle[blunt] = 0.5 * (now.low + now.high)[blunt]
-        pair = np.stack(
-            [
-                self._towards(crossing, now.low, BESIDE)[self._pair],
-                self._towards(crossing, now.high, BESIDE)[self._pair],
-            ],
-            axis=1,
-        )
+        pair = np.stack([self._towards(crossing, end, BESIDE)[self._pair] for end in (now.low, now.high)], axis=1)
         self.points = np.concatenate([pair.ravel(), middle[self._middle], self._rest_of_cuts(now.take(self._rest))])
 
     def _rest_of_cuts(self, intervals: _Intervals) -> Floats:
@@ -306,10 +287,7 @@ class KinkSearch:
         most = self.crowd + OPEN_PER_KINK * len(self.kinks)
         if now.low.size > most or self.rounds > MOST_ROUNDS or np.any(size < SHORTEST * place):
             worst = int(np.argmin(size / place))
-            raise NotPiecewiseLinear(
-                f"the answers along a line bend without a kink near {now.low[worst]:.3g}",
-                (float(now.low[worst]), float(now.high[worst])),
-            )
+            raise NotPiecewiseLinear(f"the answers along a line bend without a kink near {now.low[worst]:.3g}")
 
     def _same(self, now: _Intervals) -> Booleans:
         """Whether the two ends of an interval are on one line."""
@@ -317,8 +295,7 @@ class KinkSearch:
         at_left, bar_left = now.right.of(now.left.at)
         close_right = np.abs(at_right - now.right.value) <= bar_right + now.right.value_error
         close_left = np.abs(at_left - now.left.value) <= bar_left + now.left.value_error
-        flags: Booleans = close_right & close_left
-        return flags
+        return np.asarray(close_right & close_left)
 
     def _angle(self, t: Floats) -> Floats:
         return np.asarray(np.arctan(t / self.unit))
@@ -326,9 +303,7 @@ class KinkSearch:
     def _unangle(self, angle: Floats) -> Floats:
         return np.asarray(self.unit * np.tan(angle))
 
-    # --- what was found -----------------------------------------------------------------------------------------
-
-    def found(self) -> Kinked:
+    def kinked(self) -> Kinked:
         """The kinks, with slope and value in every cell from the two values furthest apart in it."""
         assert self._mix is not None
         kinks = np.sort(np.asarray(self.kinks))

@@ -92,12 +92,8 @@ def _swap(basis: Floats, triangle: Floats, first: npt.NDArray[np.intp]) -> None:
     triangle[second, first] = 0.0
 
 
-def subset_with_sum(
-    vectors: Floats,  # (k, d)
-    total: Floats,  # (d,)
-    tolerance: float,  # how far the right sum may be off, by errors of the vectors and of the total
-) -> Booleans | None:  # (k,)
-    """Which of the vectors add up to the total, or None where lattice reduction does not find out.
+def subset_with_sum(vectors: Floats, total: Floats, tolerance: float) -> Booleans | None:  # (k, d), (d,) -> (k,)
+    """Which of the vectors add up to the total within a tolerance; None where lattice reduction does not find out.
 
     With signs ±1 for taken and left out, the sum is twice the total less that of all vectors. Rows [e_i, N·vector_i]
     and [e, −N·that] make a lattice in which the signs are the coordinates of a vector much shorter than all others,

@@ -12,7 +12,6 @@ from keyhole.methods.base import Steps
 from keyhole.methods.relu_net.exact.kink_search import OPEN_AT_FIRST, Kinked, KinkSearch, NotPiecewiseLinear
 from keyhole.methods.relu_net.exact.queries import QueryLine, TokenQueries
 
-Indices = Integers
 Known = Callable[[Floats], Floats]  # what of the answers is understood already, at tokens (n, width)
 
 # Without a norm bound a line is looked at up to this many times the norm of its origin: a neuron whose kink is further
@@ -70,7 +69,7 @@ def ask_line(
             values = values - known(x)
         search.noise = queries.noise + error
         search.receive(values)
-    return search.found()
+    return search.kinked()
 
 
 @dataclass(frozen=True)
@@ -84,12 +83,8 @@ class LineCells:
 
 
 def ask_cells(
-    queries: TokenQueries,
-    line: QueryLine,
-    kinked: Kinked,
-    chosen: Indices,  # (m,)
-    rng: np.random.Generator,
-) -> Steps[LineCells]:
+    queries: TokenQueries, line: QueryLine, kinked: Kinked, chosen: Integers, rng: np.random.Generator
+) -> Steps[LineCells]:  # (m,)
     """Gradients in the chosen cells of a line: d queries each, as that along the line is known."""
     t, reach = _centres(kinked, chosen)
     centres = line.at(t)
@@ -97,20 +92,13 @@ def ask_cells(
         values = yield from queries.ask("cells", centres)
     else:
         values = kinked.value[chosen] + kinked.slope[chosen] * (t - kinked.at[chosen])[:, None]
-    return (
-        yield from ask_gradients(
-            queries,
-            centres,
-            reach,
-            values,
-            level=kinked.level,
-            errors=queries.rounding * kinked.growth(t) + queries.noise / float(np.min(kinked.level)),
-            axes=_orthonormal_to(line.direction, rng),
-            rest=kinked.slope[chosen][:, :, None] * line.direction,
-            rest_error=kinked.slope_error[chosen],
-            rng=rng,
-        )
-    )
+    errors = queries.rounding * kinked.growth(t) + queries.noise / float(np.min(kinked.level))
+    # Random orthonormal axes across the line: its own first, then left out.
+    matrix = rng.standard_normal((queries.width, queries.width))
+    matrix[:, 0] = line.direction
+    axes = np.asarray(np.linalg.qr(matrix)[0].T[1:])
+    along = kinked.slope[chosen][:, :, None] * line.direction, kinked.slope_error[chosen]
+    return (yield from ask_gradients(queries, centres, reach, values, kinked.level, errors, axes, along, rng))
 
 
 def ask_gradients(
@@ -118,23 +106,21 @@ def ask_gradients(
     centres: Floats,  # (m, width)
     reach: Floats,  # (m,) how far the next known kink is
     values: Floats,  # (m, outputs)
-    *,
     level: Floats,  # (outputs,) how large answers are
     errors: Floats,  # (m,) of answers, as a part of the level
     axes: Floats,  # (r, width) directions in which slopes are not known
-    rest: Floats,  # (m, outputs, width) the known part of the gradients
-    rest_error: Floats,  # (m,) as a part of the level
+    known: tuple[Floats, Floats],  # (m, outputs, width) part of the gradients, and its radius (m,) over the level
     rng: np.random.Generator,
 ) -> Steps[LineCells]:
     """Gradients by differences. One more query for each is a check in a random direction.
 
     Where it fails a difference has crossed a kink, and the cell is measured again with smaller steps.
     """
-    count, width = axes.shape[0] + 1, queries.width
+    count, width, (rest, rest_error) = axes.shape[0] + 1, queries.width, known
     gradient = np.zeros_like(rest)
     todo, step = np.arange(centres.shape[0]), STEP * min(1.0, (MANY_DIRECTIONS / width) ** 0.5) * reach
     if width >= TRIED_FROM:
-        step = yield from _ask_trial(queries, centres, step, values, level=level, errors=errors, rng=rng)
+        step = yield from _ask_trial(queries, centres, step, values, level, errors, rng)
     for _ in range(MOST_SHRINKS):
         checks = rng.standard_normal((todo.size, width))
         checks /= np.linalg.norm(checks, axis=1, keepdims=True)
@@ -156,12 +142,11 @@ def ask_gradients(
 
 def _ask_trial(
     queries: TokenQueries,
-    centres: Floats,  # (m, width)
+    centres: Floats,
     step: Floats,  # (m,)
-    values: Floats,  # (m, outputs)
-    *,
-    level: Floats,  # (outputs,)
-    errors: Floats,  # (m,) of answers, as a part of the level
+    values: Floats,
+    level: Floats,
+    errors: Floats,
     rng: np.random.Generator,
 ) -> Steps[Floats]:  # (m,)
     """Steps that do not lead into a kink, as far as some random directions tell: 6 queries a cell, or a few times that.
@@ -185,7 +170,7 @@ def _ask_trial(
     return step
 
 
-def _centres(kinked: Kinked, chosen: Indices) -> tuple[Floats, Floats]:
+def _centres(kinked: Kinked, chosen: Integers) -> tuple[Floats, Floats]:
     """Where to measure a cell, and how far the next kink on the line is from there."""
     low, high = kinked.ends
     if kinked.kinks.size == 0:
@@ -195,12 +180,3 @@ def _centres(kinked: Kinked, chosen: Indices) -> tuple[Floats, Floats]:
     low[0] = max(low[0], high[0] - 2 * (kinked.unit + abs(high[0])))
     high[-1] = min(high[-1], low[-1] + 2 * (kinked.unit + abs(low[-1])))
     return (0.5 * (low + high))[chosen], (0.5 * (high - low))[chosen]
-
-
-def _orthonormal_to(direction: Floats, rng: np.random.Generator) -> Floats:  # (d,) -> (d − 1, d)
-    """Random orthonormal vectors that are orthogonal to a direction."""
-    width = direction.size
-    matrix = rng.standard_normal((width, width))
-    matrix[:, 0] = direction
-    basis, _ = np.linalg.qr(matrix)
-    return np.asarray(basis.T[1:])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ from keyhole.methods.relu_net.exact.cells import (
     solve_neurons,
     typical_distance,
 )
-from keyhole.methods.relu_net.exact.checks import FULL, LEAN, WITHOUT_FRESH, ask_checks
+from keyhole.methods.relu_net.exact.checks import FULL, LEAN, WITHOUT_HELDOUT, ask_checks
 from keyhole.methods.relu_net.exact.estimate import PieceErrors, estimate_net
 from keyhole.methods.relu_net.exact.kink_search import OPEN_AT_FIRST, NotPiecewiseLinear
 from keyhole.methods.relu_net.exact.line import ask_cells, ask_line, random_line
@@ -69,19 +68,21 @@ def relu_net(
     """
     _check_options(polish, activation, skip, signature)
     queries = TokenQueries(signature)
-    reason, depth = "", (FULL if polish else LEAN) if far_checks else WITHOUT_FRESH
+    reason, depth = "", (FULL if polish else LEAN) if far_checks else WITHOUT_HELDOUT
     for attempt in range(LINES):
         smooth = _smooth(activation, attempt, signature)
         # Of a smooth oracle a line is all curves: where one is to be expected they are not followed far.
         crowd = CURVES if activation == "auto" and attempt == 0 else OPEN_AT_FIRST
         try:
             if smooth:
-                far = yield from _ask_pieces(TokenQueries(signature, FARTHEST), rng, polish=False)
-                estimate, scale = yield from ask_smooth(queries, rng, far.pieces, smooth, skip, far.lines)
+                far, _, _, lines = yield from _ask_pieces(TokenQueries(signature, FARTHEST), rng, polish=False)
+                estimate, scale = yield from ask_smooth(queries, rng, far, smooth, skip, lines)
             else:
-                found = yield from _ask_pieces(queries, rng, polish=polish, patience=PATIENCE**attempt, crowd=crowd)
-                details = {"lines": attempt + found.lines, "polished": polish}
-                estimate, scale = estimate_net(queries, found.pieces, found.bars, skip, details), found.scale
+                pieces, radii, scale, lines = yield from _ask_pieces(
+                    queries, rng, polish=polish, patience=PATIENCE**attempt, crowd=crowd
+                )
+                details = {"lines": attempt + lines, "polished": polish}
+                estimate = estimate_net(queries, pieces, radii, skip, details)
         except NotPiecewiseLinear as error:
             reason = str(error)
             continue
@@ -115,20 +116,13 @@ def _check_options(polish: Any, activation: Any, skip: Any, signature: Signature
         raise UsageError(f"skip must be true, false or None, not {skip!r}")
 
 
-@dataclass(frozen=True)
-class _Pieces:
-    """What a line, or several, told of an oracle."""
-
-    pieces: Pieces
-    bars: PieceErrors
-    scale: float  # typical distance of a kink from the origin
-    lines: int
-
-
 def _ask_pieces(
     queries: TokenQueries, rng: np.random.Generator, *, polish: bool, patience: float = 1.0, crowd: int = OPEN_AT_FIRST
-) -> Steps[_Pieces]:
-    """Kinks on a line, then gradients between them, then wide cells; NotPiecewiseLinear where that fails."""
+) -> Steps[tuple[Pieces, PieceErrors, float, int]]:
+    """Pieces, their radii, the typical distance of a kink from the origin and the number of lines that were asked.
+
+    Kinks on a line, then gradients between them, then wide cells; NotPiecewiseLinear where that fails.
+    """
     if queries.signature.max_norm is not None:
         inside = yield from ask_in_ball(queries, rng, patience)
         rows, towards, lines = inside.rows, inside.towards, inside.lines
@@ -138,8 +132,7 @@ def _ask_pieces(
         unit = line.unit
         kinked = yield from ask_line(queries, line, rng, patience=patience, crowd=crowd)
         if kinked.slope.shape[1] > 1:
-            several = yield from ask_several_outputs(queries, line, kinked, rng, polish)
-            return _Pieces(several.pieces, several.bars, several.scale, lines)
+            return *(yield from ask_several_outputs(queries, line, kinked, rng, polish)), lines
         cells = yield from ask_cells(queries, line, kinked, np.arange(kinked.kinks.size + 1), rng)
         rows = rows_of_line(queries, line, kinked, cells)
         towards = np.tile(line.direction, (kinked.kinks.size, 1))
@@ -155,7 +148,7 @@ def _ask_pieces(
         jumps = solve_neurons(rows)
         pieces = pieces_of(jumps, towards)
     slope, level = jumps.linear_error, jumps.constant_error
-    return _Pieces(pieces, PieceErrors(slope[:-1], level[:-1], float(slope[-1]), float(level[-1])), scale, lines)
+    return pieces, PieceErrors(slope[:-1], level[:-1], float(slope[-1]), float(level[-1])), scale, lines
 
 
 def _imprecise(queries: TokenQueries, pieces: Pieces, covariance: Floats, scale: float) -> int:

@@ -95,6 +95,12 @@ class Pieces:
         """Kinks."""
         return int(self.offset.size)
 
+    def in_unit(self, factor: float) -> Pieces:
+        """The same function where tokens and answers are `factor` times as large in numbers."""
+        affine = self.affine.copy()
+        affine[:, -1] *= factor
+        return Pieces(self.normal, self.offset * factor, self.weight, affine)
+
     def heights(self, x: Floats) -> Floats:  # (n, width) -> (n, k)
         """Distances of tokens from the kinks, with signs."""
         return np.asarray(x @ self.normal.T + self.offset)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from scipy.sparse.linalg import LinearOperator, lsqr
@@ -14,7 +15,7 @@ from keyhole.families.activations import activate, activate_slope
 MOST_STEPS = 12
 # A step is worth taking when it makes the residual smaller than this part.
 WORTH = 0.9
-# Residuals of this part of their bars, root mean square, are rounding: bars are many standard deviations.
+# Residuals of this part of their radii, root mean square, are rounding: radii are many standard deviations.
 ROUNDING = 0.03
 # Up to so many unknowns a dense solution is the fastest.
 DENSE = 900
@@ -23,7 +24,7 @@ MOST_ITERATIONS = 3000
 TOLERANCE = 1e-7
 # Combinations of parameters that change answers by less than this part of others change nothing.
 SINGULAR = 1e-12
-# Random errors whose effect on the parameters is worked out, for bars; to this relative accuracy.
+# Random errors whose effect on the parameters is worked out, for radii; to this relative accuracy.
 DRAWS, DRAW_TOLERANCE = 3, 1e-3
 
 
@@ -36,33 +37,21 @@ class NetArrays:
     outer: Floats  # (k, outputs)
     affine: Floats  # (outputs, width + 1)
 
-    def vector(self) -> Floats:
-        """All parameters in one row."""
-        return np.concatenate([np.ravel(array) for array in vars(self).values()])
-
-    def filled(self, vector: Floats) -> NetArrays:
-        """Other numbers in the same shapes."""
-        parts, start = [], 0
-        for array in vars(self).values():
-            parts.append(vector[start : start + array.size].reshape(array.shape))
-            start += array.size
-        return NetArrays(*parts)
-
-    def plus(self, change: NetArrays) -> NetArrays:
-        """The changed parameters."""
-        return NetArrays(*(a + b for a, b in zip(vars(self).values(), vars(change).values(), strict=True)))
+    def plus(self, part: float, change: NetArrays) -> NetArrays:
+        """The parameters with a part of a change."""
+        return NetArrays(*(a + part * b for a, b in zip(vars(self).values(), vars(change).values(), strict=True)))
 
 
 @dataclass(frozen=True)
 class Refit:
-    """Parameters with bars on their entries, by neuron, and how well they fit."""
+    """Parameters with radii on their entries, by neuron, and how well they fit."""
 
     net: NetArrays
-    inner_bar: Floats  # (k,)
-    bias_bar: Floats  # (k,)
-    outer_bar: Floats  # (k,)
-    affine_slope_bar: float
-    affine_level_bar: float
+    inner_radius: Floats  # (k,)
+    bias_radius: Floats  # (k,)
+    outer_radius: Floats  # (k,)
+    affine_slope_radius: float
+    affine_level_radius: float
     worst: float  # largest residual over its radius
 
 
@@ -83,7 +72,7 @@ class _Linearised:
         self.outputs = net.outer.shape[1]
         self.neuron = self._blocks()  # (k, width + 1 + outputs, the same)
         self.flat = _whiten((self.x * self.weights).T @ (self.x * self.weights))  # (width + 1, the same)
-        self.shape = (x.shape[0] * self.outputs, net.vector().size)
+        self.shape = (x.shape[0] * self.outputs, sum(array.size for array in vars(net).values()))
 
     def _blocks(self) -> Floats:
         width, outer = self.x.shape[1], self.net.outer
@@ -125,12 +114,8 @@ class _Linearised:
             solutions = np.linalg.lstsq(matrix, right, rcond=SINGULAR)[0].T
         else:
             operator = LinearOperator(self.shape, matvec=self.forward, rmatvec=self.backward, dtype=np.float64)
-            solutions = np.stack(
-                [
-                    lsqr(operator, column, atol=tolerance, btol=tolerance, conlim=0.0, iter_lim=MOST_ITERATIONS)[0]
-                    for column in right.T
-                ]
-            )
+            fit = partial(lsqr, operator, atol=tolerance, btol=tolerance, conlim=0.0, iter_lim=MOST_ITERATIONS)
+            solutions = np.stack([fit(column)[0] for column in right.T])
         changes = [self.change(solution) for solution in solutions]
         return [NetArrays(inner[:, :-1], inner[:, -1], outer, affine) for inner, outer, affine in changes]
 
@@ -153,20 +138,15 @@ def answers_of(net: NetArrays, x: Floats, activation: str) -> Floats:  # (m, wid
 
 
 def refit(
-    start: NetArrays,
-    x: Floats,  # (m, width)
-    answers: Floats,  # (m, outputs)
-    errors: Floats,  # (m,) bars on answers
-    activation: str,
-    rng: np.random.Generator,
-) -> Refit:
-    """The net nearest to the answers, and what errors of the answers do to its parameters."""
+    start: NetArrays, x: Floats, answers: Floats, errors: Floats, activation: str, rng: np.random.Generator
+) -> Refit:  # (m, width), (m, outputs), (m,)
+    """The net nearest to the answers, and what their errors, within radii, do to its parameters."""
     net, residual = start, _residual(start, x, answers, errors, activation)
     for _ in range(MOST_STEPS):
         change = _Linearised(net, x, errors, activation).solve(residual.reshape(-1, 1), TOLERANCE)[0]
         better, part = None, 1.0
         while better is None and part > 1e-3:
-            tried = net.plus(net.filled(part * change.vector()))
+            tried = net.plus(part, change)
             left = _residual(tried, x, answers, errors, activation)
             if np.linalg.norm(left) < np.linalg.norm(residual):
                 better = tried

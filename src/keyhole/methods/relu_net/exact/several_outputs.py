@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
-from keyhole.arrays import Booleans, Floats
+from keyhole.arrays import Booleans, Floats, Integers
 from keyhole.methods.base import Steps
 from keyhole.methods.relu_net.exact.cells import typical_distance
 from keyhole.methods.relu_net.exact.estimate import PieceErrors
 from keyhole.methods.relu_net.exact.kink_search import Kinked, NotPiecewiseLinear
-from keyhole.methods.relu_net.exact.line import Indices, ask_cells
+from keyhole.methods.relu_net.exact.line import ask_cells
 from keyhole.methods.relu_net.exact.queries import Pieces, QueryLine, TokenQueries
 from keyhole.methods.relu_net.exact.refit import NetArrays, Refit, refit
 from keyhole.methods.relu_net.exact.token_design import move_beside, telling_rows, wide_tokens
@@ -30,20 +28,12 @@ BOTH_SIDES = 1.3
 VAGUE = 1e4
 
 
-@dataclass(frozen=True)
-class Several:
-    """Pieces, their bars, and the typical distance of a kink."""
-
-    pieces: Pieces
-    bars: PieceErrors
-    scale: float
-
-
 def ask_several_outputs(
     queries: TokenQueries, line: QueryLine, kinked: Kinked, rng: np.random.Generator, polish: bool
-) -> Steps[Several]:
-    """Neurons from the slopes along the line, which are their weights, and from a few cells: their normals.
+) -> Steps[tuple[Pieces, PieceErrors, float]]:
+    """Pieces, their radii and the typical distance of a kink, from slopes along the line and a few cells.
 
+    The slopes along the line are the weights of neurons.
     Two cells differ by the neurons whose kinks lie between them, Σ weight_i ⊗ normal_i: p·d equations, for the normals
     of up to p neurons at once. Then all parameters are fitted together to new answers in wide cells.
     """
@@ -74,50 +64,54 @@ def ask_several_outputs(
     if not polish:
         far = scale * queries.width**0.5
         # The affine map is read in the first cell, whose centre may lie much farther out than the kinks.
-        lever = far + float(np.linalg.norm(cells.centre[0]))
-        bars = PieceErrors(level * bar, level * bar * (far + line.unit), base, base * lever)
-        return Several(pieces, bars, scale)
+        away = far + float(np.linalg.norm(cells.centre[0]))
+        return pieces, PieceErrors(level * bar, level * bar * (far + line.unit), base, base * away), scale
     x = new_wide_tokens(queries, pieces, scale, rng)
     answers = yield from queries.ask("polish", x)
     errors = queries.rounding * pieces.size(np.linalg.norm(x, axis=1)) + queries.noise
     fit = refit(NetArrays(pieces.normal, pieces.offset, pieces.weight, pieces.affine), x, answers, errors, "relu", rng)
-    return Several(*pieces_of_fit(fit), scale)
+    return *pieces_of_fit(fit), scale
 
 
 def pieces_of_fit(fit: Refit) -> tuple[Pieces, PieceErrors]:
-    """Normals of unit length, and bars: random errors of the answers, spread over the entries of each neuron."""
+    """Normals of unit length, and radii: random errors of the answers, spread over the entries of each neuron."""
     length = np.linalg.norm(fit.net.inner, axis=1)
     weight = fit.net.outer * length[:, None]
     load = np.linalg.norm(fit.net.outer, axis=1)
     pieces = Pieces(fit.net.inner / length[:, None], fit.net.bias / length, weight, fit.net.affine)
-    slope = load * fit.inner_bar + length * fit.outer_bar
-    level = load * fit.bias_bar + np.abs(fit.net.bias) * fit.outer_bar
+    slope = load * fit.inner_radius + length * fit.outer_radius
+    level = load * fit.bias_radius + np.abs(fit.net.bias) * fit.outer_radius
     wider = max(1.0, fit.worst)
-    return pieces, PieceErrors(slope, level, fit.affine_slope_bar, fit.affine_level_bar).times(wider)
+    return pieces, PieceErrors(slope, level, fit.affine_slope_radius, fit.affine_level_radius).times(wider)
 
 
-def _chosen_cells(kinked: Kinked, scaled: Floats) -> Indices:
+def _chosen_cells(kinked: Kinked, scaled: Floats) -> Integers:
     """The first and the last cell, and between them wide ones with not too many kinks from one to the next."""
     count = kinked.kinks.size
     if count == 0:
         return np.zeros(1, dtype=np.int64)
-    values = np.linalg.svd(scaled / np.linalg.norm(scaled, axis=1, keepdims=True), compute_uv=False)
+    values = _sizes(scaled)
     rank = int(np.sum(values > DEPENDENT * values[0]))
     low, high = kinked.ends
     gap = (high - low) / kinked.growth(0.5 * (low + high))
     chosen, most = [0], max(1, int(KINKS_PER_CELL * rank))
     while chosen[-1] < count:
         here, size = chosen[-1], most
-        while size > 1 and not _independent(scaled[here : here + size]):
+        while size > 1 and not _is_independent(scaled[here : here + size]):
             size = -(-size // 2)
         reach = np.arange(here + max(1, size // 2), min(here + size, count) + 1)
         chosen.append(count if reach.size == 0 or here + size >= count else int(reach[np.argmax(gap[reach])]))
     return np.asarray(chosen, dtype=np.int64)
 
 
-def _independent(slopes: Floats) -> bool:
+def _sizes(slopes: Floats) -> Floats:
+    """Singular values of slopes, each of unit length."""
+    return np.asarray(np.linalg.svd(slopes / np.linalg.norm(slopes, axis=1, keepdims=True), compute_uv=False))
+
+
+def _is_independent(slopes: Floats) -> bool:
     """Whether no combination of slopes, each of unit length, nearly vanishes."""
-    values = np.linalg.svd(slopes / np.linalg.norm(slopes, axis=1, keepdims=True), compute_uv=False)
+    values = _sizes(slopes)
     return bool(values.size == slopes.shape[0] and values[-1] > DEPENDENT * values[0])
 
 
@@ -133,7 +127,7 @@ def new_wide_tokens(
     # Patterns as different as possible; about their widths nothing is said but that they must have one.
     x = x[margin > FLAT * scale]
     active = np.column_stack([pieces.heights(x) > 0, np.ones(x.shape[0])]).astype(np.float64)
-    chosen, _ = telling_rows(VAGUE * np.eye(pieces.count + 1), active, np.ones(x.shape[0]), count)
+    chosen = telling_rows(VAGUE * np.eye(pieces.count + 1), active, np.ones(x.shape[0]), count)
     need = int(np.ceil(BOTH_SIDES * (width + 1)))
     more = _beside_kinks(pieces, x[chosen], scale, limit, need, rng)
     x = np.concatenate([x, more])
@@ -154,7 +148,7 @@ def _beside_kinks(
     return np.asarray(more[clear & (np.linalg.norm(more, axis=1) < limit)])
 
 
-def _on_both_sides(active: Booleans, chosen: Indices, need: int) -> Indices:  # (n, k)
+def _on_both_sides(active: Booleans, chosen: Integers, need: int) -> Integers:  # (n, k)
     """More tokens, until so many lie on either side of every kink, as far as there are such."""
     free = np.ones(active.shape[0], dtype=bool)
     free[chosen] = False

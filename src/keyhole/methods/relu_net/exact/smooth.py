@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
 import numpy as np
 
 from keyhole.arrays import Floats
@@ -36,13 +33,9 @@ ANOTHER_FUNCTION = 1e-6
 EQUATIONS_NEAR = 1.5
 
 
-@dataclass(frozen=True)
-class _Start:
-    """Kinks, and how much a neuron bends at some distance from its own."""
-
-    pieces: Pieces
-    distance: Floats  # (k,)
-    bend: Floats  # (k,) 1 − act(z)/z at z = |a|·distance: half at the kink, none far away
+# Pieces, and at a distance (k,) of each neuron from its kink how much it bends (k,): 1 − act(z)/z at z = |a|·distance,
+# half at the kink, none far away.
+Bends = tuple[Pieces, Floats, Floats]
 
 
 def ask_smooth(
@@ -63,18 +56,17 @@ def ask_smooth(
         except NotPiecewiseLinear as error:
             failure = error
             continue
-        pieces, bars = pieces_of_fit(fit)
+        pieces, radii = pieces_of_fit(fit)
         sharpness = np.linalg.norm(fit.net.inner, axis=1)
-        details: dict[str, Any] = {"lines": lines, "polished": True}
-        return estimate_net(queries, pieces, bars, skip, details, name, sharpness), scale
+        details = {"lines": lines, "polished": True}
+        return estimate_net(queries, pieces, radii, skip, details, name, sharpness), scale
     assert failure is not None
     raise failure
 
 
-def _ask_nearer(far: TokenQueries, rough: Pieces, rng: np.random.Generator) -> Steps[_Start]:
+def _ask_nearer(far: TokenQueries, rough: Pieces, rng: np.random.Generator) -> Steps[Bends]:
     """Kinks with their offsets, and how the neurons bend there, in tokens of length one."""
-    seen = Pieces(rough.normal, rough.offset * (FARTHEST / far.length), rough.weight, rough.affine.copy())
-    seen.affine[:, -1] *= FARTHEST / far.length
+    seen = rough.in_unit(FARTHEST / far.length)
     if seen.weight.shape[1] == 1:
         count = seen.count + 2 + int(EXTRA_CELLS * seen.count)
         vague = VAGUE * float(seen.size(np.asarray(far.width**0.5))) ** 2 * np.eye(seen.count + 1)
@@ -91,7 +83,7 @@ def _ask_nearer(far: TokenQueries, rough: Pieces, rng: np.random.Generator) -> S
     return (yield from _ask_bends(far, seen, rng))
 
 
-def _ask_bends(far: TokenQueries, pieces: Pieces, rng: np.random.Generator) -> Steps[_Start]:
+def _ask_bends(far: TokenQueries, pieces: Pieces, rng: np.random.Generator) -> Steps[Bends]:
     """How much each neuron bends at some distance from its kink, where it neither bends fully nor hardly."""
     count = pieces.count
     places = _on_kinks(pieces, rng)
@@ -108,17 +100,11 @@ def _ask_bends(far: TokenQueries, pieces: Pieces, rng: np.random.Generator) -> S
         low[todo[near]], high[todo[away]] = distance[todo[near]], distance[todo[away]]
         todo = todo[near | away]
         if todo.size == 0:
-            return _Start(_natural(pieces, far.length), distance * far.length, bend)
+            return pieces.in_unit(far.length), distance * far.length, bend
         # Longer or shorter by a factor until both sides are known, then in between.
         guess = np.where(low[todo] > 0, np.sqrt(low[todo] * high[todo]), high[todo] / GUESS)
         distance[todo] = np.where(np.isinf(high[todo]), low[todo] * GUESS, guess)
     raise NotPiecewiseLinear("kinks of the box are sharp, or no kinks of smooth neurons")
-
-
-def _natural(pieces: Pieces, length: float) -> Pieces:
-    affine = pieces.affine.copy()
-    affine[:, -1] *= length
-    return Pieces(pieces.normal, pieces.offset * length, pieces.weight, affine)
 
 
 def _on_kinks(pieces: Pieces, rng: np.random.Generator) -> Floats:  # (k, width)
@@ -135,14 +121,14 @@ def _on_kinks(pieces: Pieces, rng: np.random.Generator) -> Floats:  # (k, width)
 
 
 def _ask_fit(
-    queries: TokenQueries, start: _Start, names: tuple[str, ...], rng: np.random.Generator
+    queries: TokenQueries, start: Bends, names: tuple[str, ...], rng: np.random.Generator
 ) -> Steps[tuple[Refit, str, float]]:
     """All parameters fitted to new answers, with the activation that is nearest to them at first."""
-    pieces = start.pieces
+    pieces, distance, bend = start
     outputs, width = pieces.weight.shape[1], queries.width
     offsets = np.abs(pieces.offset)
     scale = float(np.median(offsets)) if np.any(offsets > 0) else 1.0
-    lengths = {name: _sharpness(name, start.bend) / start.distance for name in names}
+    lengths = {name: _sharpness(name, bend) / distance for name in names}
     # Neurons bend over 1/|a|: where that is wider than their distance from the origin, tokens must be longer.
     scale = max(scale, float(np.median(1 / lengths[names[0]])) if pieces.count else 1.0)
     unknowns = pieces.count * (width + 1 + outputs) + outputs * (width + 1)
@@ -150,7 +136,10 @@ def _ask_fit(
     x = _tokens(queries, pieces, scale, count, rng)
     answers = yield from queries.ask("polish", x)
     errors = queries.rounding * pieces.size(np.linalg.norm(x, axis=1)) + queries.noise
-    nets = {name: _net(pieces, lengths[name]) for name in names}
+    nets = {
+        name: NetArrays(pieces.normal * a[:, None], pieces.offset * a, pieces.weight / a[:, None], pieces.affine)
+        for name, a in lengths.items()
+    }
     misses = {name: float(np.linalg.norm(answers - answers_of(net, x, name))) for name, net in nets.items()}
     best = min(misses, key=lambda name: misses[name])
     fit = refit(nets[best], x, answers, errors, best, rng)
@@ -158,12 +147,6 @@ def _ask_fit(
     if not left <= ANOTHER_FUNCTION * np.max(np.abs(answers)):
         raise NotPiecewiseLinear(f"no smooth activation fits: the best, {best}, misses answers by {left:.2g}")
     return fit, best, scale
-
-
-def _net(pieces: Pieces, length: Floats) -> NetArrays:
-    return NetArrays(
-        pieces.normal * length[:, None], pieces.offset * length, pieces.weight / length[:, None], pieces.affine.copy()
-    )
 
 
 def _tokens(queries: TokenQueries, pieces: Pieces, scale: float, count: int, rng: np.random.Generator) -> Floats:

@@ -6,8 +6,6 @@ import numpy as np
 
 from keyhole.arrays import Floats, Integers
 
-Indices = Integers
-
 # Tokens are pushed away from their nearest kink this often, by steps that get smaller.
 PUSHES = 12
 PUSH = 0.3
@@ -18,14 +16,12 @@ PART_OF_CELL = 0.5
 
 
 def wide_tokens(
-    normal: Floats,  # (k, width) unit vectors
-    offset: Floats,  # (k,)
-    scale: float,  # typical distance of a kink from the origin
-    limit: float,  # no token is longer
-    count: int,
-    rng: np.random.Generator,
-) -> tuple[Floats, Floats]:  # (count, width), (count,)
-    """Random tokens that are far from all kinks, with their distances from the nearest one."""
+    normal: Floats, offset: Floats, scale: float, limit: float, count: int, rng: np.random.Generator
+) -> tuple[Floats, Floats]:  # (k, width), (k,) -> (count, width), (count,)
+    """Random tokens, none longer than `limit`, that are far from all kinks, with their distances from the nearest one.
+
+    `scale` is the typical distance of a kink from the origin.
+    """
     width = normal.shape[1]
     shells = np.exp(rng.uniform(np.log(NEAREST_SHELL), np.log(FARTHEST_SHELL), (count, 1)))
     x = rng.standard_normal((count, width)) * np.minimum(scale * shells, 0.5 * limit / width**0.5)
@@ -49,24 +45,17 @@ def wide_tokens(
 
 
 def move_beside(
-    x: Floats,  # (n, width)
-    normal: Floats,  # (n, width) of a kink for each
-    offset: Floats,  # (n,)
-    height: Floats,  # (n,) how far from it, about, and on which side
-    rng: np.random.Generator,
-) -> Floats:  # (n, width)
-    """Tokens moved straight to either side of a kink."""
+    x: Floats, normal: Floats, offset: Floats, height: Floats, rng: np.random.Generator
+) -> Floats:  # (n, width), (n, width), (n,), (n,) -> (n, width)
+    """Tokens moved straight to either side of a kink each: about `height` from it, whose sign tells the side."""
     wanted = height * rng.uniform(0.3, 1.5, height.size)
     return np.asarray(x + (wanted - np.einsum("nd,nd->n", x, normal) - offset)[:, None] * normal)
 
 
 def clear_steps(
-    normal: Floats,  # (k, width)
-    heights: Floats,  # (m, k) of the tokens
-    basis: Floats,  # (r, width) directions
-    longest: Floats,  # (m,)
-) -> Floats:  # (m, r)
-    """Steps, with signs, that stay well inside the cell of each token."""
+    normal: Floats, heights: Floats, basis: Floats, longest: Floats
+) -> Floats:  # (k, width), (m, k), (r, width), (m,) -> (m, r)
+    """Steps along a basis, with signs, that stay well inside the cell of each token of these heights over kinks."""
     if heights.shape[1] == 0:
         return np.tile(longest[:, None], (1, basis.shape[0]))
     speed = basis @ normal.T  # (r, k)
@@ -82,12 +71,9 @@ def clear_steps(
 
 
 def telling_rows(
-    covariance: Floats,  # (n, n) of what is known of the unknowns
-    rows: Floats,  # (c, n) candidates: what each would measure
-    errors: Floats,  # (c,) how well
-    count: int,
-) -> tuple[Indices, Floats]:  # (≤ count,), (n, n)
-    """Candidates chosen one by one, each for what it adds to those before; and the covariance with all of them."""
+    covariance: Floats, rows: Floats, errors: Floats, count: int
+) -> Integers:  # (n, n), (c, n), (c,) -> (≤ count,)
+    """Rows chosen one by one, each for what measuring it within its error adds to the covariance of the unknowns."""
     covariance = covariance.copy()
     unknown = np.einsum("ci,ij,cj->c", rows, covariance, rows, optimize=True)  # variance of what each would measure
     chosen: list[int] = []
@@ -102,4 +88,4 @@ def telling_rows(
         total = errors[best] ** 2 + max(float(unknown[best]), 0.0)
         covariance -= np.outer(spread, spread) / total
         unknown = np.maximum(unknown - (rows @ spread) ** 2 / total, 0.0)
-    return np.asarray(chosen, dtype=np.int64), covariance
+    return np.asarray(chosen, dtype=np.int64)

@@ -145,10 +145,10 @@ class FittedNet(ReluNet):
 
     def error_bar(self, radius: ReluNet, tokens: Array, rounding: float) -> Array:  # -> (batch,) or (batch, outputs)
         """Errors of predictions from the joint covariance of all parameters where it is known, else entry by entry."""
-        if not isinstance(radius, CorrelatedErrors):
+        errors = radius.of_predictions(tokens)
+        if errors is None:
             return super().error_bar(radius, tokens, rounding)
         none = ReluNet(**{name: 0 * array for name, array in self.arrays().items()}, activation=self.activation)
-        errors = radius.of_predictions(tokens)
         errors = errors if self.outputs is not None else errors[:, 0]
         xp = namespace(tokens)
         plain = super().error_bar(none, tokens, rounding)

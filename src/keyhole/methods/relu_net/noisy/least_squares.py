@@ -49,7 +49,7 @@ class NetProblem:
     rows: Floats  # (n, width + 1): (x, 1) over the standard deviation of the answer
     answers: Floats  # (n, outputs), over the same
     affine: bool = True
-    folded: bool = True  # neurons are |z|, not ReLU(z); only beside an affine part
+    absolute: bool = True  # neurons are |z|, not ReLU(z); only beside an affine part
 
     @cached_property
     def _qr(self) -> tuple[Floats, Floats]:
@@ -75,10 +75,6 @@ class NetProblem:
     def to_white(self, planes: Floats) -> Floats:  # (neurons, width + 1) -> the same
         """Planes (a, b) as unit vectors of the whitened coordinates."""
         return unit(planes @ self.mixing.T)
-
-    def from_white(self, planes: Floats) -> Floats:  # (neurons, width + 1) -> the same
-        """Planes (a, b) with a·x + b of mean square one over the rows."""
-        return np.asarray(solve_triangular(self.mixing, planes.T).T)
 
     @property
     def beside(self) -> Floats:
@@ -121,18 +117,13 @@ class NetFit:
         return int(self.planes.shape[0])
 
     @property
-    def excess(self) -> float:
-        """Squares over what noise alone leaves."""
-        return self.squares / max(self.problem.freedom(self.neurons), 1)
-
-    @property
     def weights(self) -> Floats:
         """Of the neurons, (neurons, outputs)."""
         return self.output[: self.neurons]
 
     def slopes(self) -> Floats:
         """Derivative of each activation, (n, neurons)."""
-        return np.sign(self.before) if self.problem.folded else np.asarray((self.before > 0).astype(np.float64))
+        return np.sign(self.before) if self.problem.absolute else np.asarray((self.before > 0).astype(np.float64))
 
     def worth(self) -> Floats:
         """By how much squares would grow without each neuron, the others staying where they are, (neurons,)."""
@@ -141,15 +132,15 @@ class NetFit:
         return np.asarray(np.sum(self.weights**2, axis=1) / variance[: self.neurons])
 
     def raw_planes(self) -> Floats:
-        """Planes (a, b), (neurons, width + 1)."""
-        return self.problem.from_white(self.planes)
+        """Planes (a, b) with a·x + b of mean square one over the rows, (neurons, width + 1)."""
+        return np.asarray(solve_triangular(self.problem.mixing, self.planes.T).T)
 
 
 def fit_planes(problem: NetProblem, planes: Floats) -> NetFit:  # (neurons, width + 1), whitened
     """The best output layer for these planes."""
     planes = unit(planes)
     before = problem.white @ planes.T
-    hidden = np.abs(before) if problem.folded else np.maximum(before, 0.0)
+    hidden = np.abs(before) if problem.absolute else np.maximum(before, 0.0)
     features = np.concatenate([hidden, problem.beside], axis=1)
     products = features.T @ features
     scale = np.sqrt(np.diag(products))
@@ -239,8 +230,8 @@ class _Push:
         return np.asarray(self.unit * found.astype(np.float64) / self.sizes[:, None])
 
 
-def screen(fit: NetFit, count: int, rng: np.random.Generator) -> Floats:  # -> (count, width + 1), whitened
-    """Of many random planes those whose neurons explain most of the residual, no two of them alike."""
+def enlarge(fit: NetFit, count: int, rng: np.random.Generator) -> Floats:  # -> (neurons + count, width + 1), whitened
+    """The planes of a fit and, of many random ones, those whose neurons explain most of the residual, no two alike."""
     planes = unit(rng.standard_normal((max(SCREENED, 4 * count), fit.planes.shape[1])))
     hidden = np.abs(fit.problem.white_single @ planes.T.astype(np.float32))
     hidden -= np.mean(hidden, axis=0)
@@ -253,12 +244,7 @@ def screen(fit: NetFit, count: int, rng: np.random.Generator) -> Floats:  # -> (
         if not picked or np.max(np.abs(planes[picked] @ planes[place])) < DIFFERENT:
             picked.append(int(place))
     some = [int(place) for place in order if int(place) not in set(picked)][: count - len(picked)]  # in few dimensions
-    return planes[picked + some]
-
-
-def enlarge(fit: NetFit, count: int, rng: np.random.Generator) -> Floats:  # -> (neurons + count, width + 1), whitened
-    """The planes of a fit with new ones where the residual asks for them."""
-    return np.concatenate([fit.planes, screen(fit, count, rng)])
+    return np.concatenate([fit.planes, planes[picked + some]])
 
 
 def slim(fit: NetFit, allowed: float) -> NetFit:
@@ -286,7 +272,7 @@ def _merge(fit: NetFit) -> NetFit:
     kept = np.ones(fit.neurons, dtype=bool)
     first, second = np.nonzero(np.triu(np.abs(cosines) > NEARLY_EQUAL, 1))
     for i, j in sorted(zip(first, second, strict=True), key=lambda pair: -abs(cosines[pair])):
-        if not (kept[i] and kept[j]) or (not fit.problem.folded and cosines[i, j] < 0):
+        if not (kept[i] and kept[j]) or (not fit.problem.absolute and cosines[i, j] < 0):
             continue
         sizes = np.linalg.norm(weights[[i, j]], axis=1)
         if weights[i] @ weights[j] >= 0:

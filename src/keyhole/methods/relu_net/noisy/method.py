@@ -11,8 +11,7 @@ from scipy.special import ndtri
 from keyhole.arrays import Floats
 from keyhole.errors import UsageError
 from keyhole.families.relu_net import ReluNet
-from keyhole.methods.base import Estimate, Steps, Unrecoverable
-from keyhole.methods.last_position import last_only
+from keyhole.methods.base import Estimate, Steps, Unrecoverable, target_details
 from keyhole.methods.relu_net.noisy.covariance import CorrelatedErrors, Covariance, FittedNet
 from keyhole.methods.relu_net.noisy.least_squares import (
     NetFit,
@@ -23,9 +22,16 @@ from keyhole.methods.relu_net.noisy.least_squares import (
     parameters,
     unit,
 )
-from keyhole.methods.relu_net.noisy.orientation import orient, unfold
 from keyhole.methods.relu_net.noisy.samples import Samples
-from keyhole.methods.relu_net.noisy.search import LAST_STEPS, at_noise, finished, fit_residuals, noise_ceiling
+from keyhole.methods.relu_net.noisy.search import (
+    LAST_STEPS,
+    as_relu,
+    fit_finally,
+    fit_residuals,
+    is_at_noise,
+    noise_ceiling,
+    orient,
+)
 from keyhole.queries import Signature
 from keyhole.recovery import Outcome
 
@@ -82,8 +88,7 @@ def relu_boost(
         raise UsageError(f"neurons must be at least 0, not {neurons}")
     if target_error is not None and not target_error > 0:
         raise UsageError(f"target_error must be positive, not {target_error}")
-    steps = _Boosting(signature.with_changes(positions="last"), rng, budget, neurons).run(target_error, skip)
-    return (yield from (last_only(steps) if signature.positions == "all" else steps))
+    return (yield from _Boosting(signature, rng, budget, neurons).run(target_error, skip))
 
 
 class _Boosting:
@@ -109,8 +114,6 @@ class _Boosting:
             covariance = Covariance(self._orient(fit, skip))
         return self._estimate(covariance, target_error)
 
-    # --- what is asked -----------------------------------------------------------------------------------------
-
     def _queries(self, neurons: int, per_parameter: float) -> int:
         """Queries that make so many answers for each parameter."""
         outputs = self.samples.outputs
@@ -134,8 +137,6 @@ class _Boosting:
         error = self._error(covariance)
         return 0 if error <= target_error else int(min(left, math.ceil(asked * ((error / target_error) ** 2 - 1))))
 
-    # --- what explains it --------------------------------------------------------------------------------------
-
     def _most(self) -> int:
         """The largest guess that makes sense."""
         if self.neurons is not None:
@@ -154,10 +155,10 @@ class _Boosting:
             if planes is None:
                 self._check_response(problem)
             flat = fit_planes(problem, np.zeros((0, problem.white.shape[1])))
-            if at_noise(flat, self.bounded):
+            if is_at_noise(flat, self.bounded):
                 return flat
             fit = self._fit_all(problem, flat, planes, guess, last=guess == most)
-            if at_noise(fit, self.bounded):
+            if is_at_noise(fit, self.bounded):
                 return fit
             if guess == most:
                 raise self._failure(fit)
@@ -181,17 +182,17 @@ class _Boosting:
 
     def _ask_confirmation(self, fit: NetFit) -> Steps[NetFit]:
         """The fit with farther samples, which it must explain too; where it does not, neurons are added."""
-        fit = finished(fit, self.rng, most_neurons=self._room(fit.problem), bounded=self.bounded)
+        fit = fit_finally(fit, self.rng, most_neurons=self._room(fit.problem), bounded=self.bounded)
         for _ in range(MOST_ROUNDS):
             wanted = max(self._queries(fit.neurons, IN_THE_END), math.ceil(self.samples.count * (1 + 1 / IN_THE_END)))
             yield from self._ask(wanted - self.samples.count, far=True)
             self._check_enough(fit.neurons)
             before, fit = fit, self._refine(fit, self.samples.problem())
-            if at_noise(fit, self.bounded):
-                return finished(fit, self.rng, most_neurons=self._room(fit.problem), bounded=self.bounded)
+            if is_at_noise(fit, self.bounded):
+                return fit_finally(fit, self.rng, most_neurons=self._room(fit.problem), bounded=self.bounded)
             fit = self._again(before)
-            if at_noise(fit, self.bounded):
-                fit = finished(fit, self.rng, most_neurons=self._room(fit.problem), bounded=self.bounded)
+            if is_at_noise(fit, self.bounded):
+                fit = fit_finally(fit, self.rng, most_neurons=self._room(fit.problem), bounded=self.bounded)
                 if self._queries(fit.neurons, IN_THE_END) <= self.samples.count:
                     return fit
         raise self._failure(fit)
@@ -215,11 +216,9 @@ class _Boosting:
         """A fit turned to ReLU neurons, without a skip where none is declared and none is needed."""
         if not skip:
             turned = orient(fit)
-            if turned is not None and at_noise(turned, self.bounded):
+            if turned is not None and is_at_noise(turned, self.bounded):
                 return turned
-        return unfold(fit)
-
-    # --- what is refused ---------------------------------------------------------------------------------------
+        return as_relu(fit)
 
     def _check_enough(self, neurons: int) -> None:
         needed = self._queries(neurons, FEWEST)
@@ -248,8 +247,6 @@ class _Boosting:
             "box is no net of one hidden layer, or has more neurons (neurons=), or the descent is stuck (another seed)",
         )
 
-    # --- what comes back ---------------------------------------------------------------------------------------
-
     def _error(self, covariance: Covariance) -> float:
         """Root mean square of the function's standard error at near samples."""
         tokens = self.samples.draw(4 * self.signature.width, far=False)
@@ -257,8 +254,7 @@ class _Boosting:
         return float(np.sqrt(np.mean(covariance.predictions(rows) ** 2)))
 
     def _estimate(self, covariance: Covariance, target_error: float | None) -> Estimate[ReluNet]:
-        fit, samples = covariance.fit, self.samples
-        raw = covariance.raw
+        fit, raw, samples = covariance.fit, covariance.raw, self.samples
         lengths = np.linalg.norm(raw[:, :-1], axis=1)
         lengths = np.where(lengths > 0, lengths, 1.0)
         output = fit.output * np.concatenate([lengths, np.ones(fit.output.shape[0] - fit.neurons)])[:, None]
@@ -274,21 +270,19 @@ class _Boosting:
         details = {
             "neurons": fit.neurons,
             "orientation": "not settled: a skip makes up for it" if fit.problem.affine else "settled",
-            "misfit": math.sqrt(fit.excess),
+            "misfit": math.sqrt(fit.squares / max(fit.problem.freedom(fit.neurons), 1)),
             "standard_error": error,
             "kinks_from_norm": samples.kinks,
-            "valid_to_norm": samples.reach,
+            "valid_to_norm": samples.largest_norm,
             "per_parameter": samples.count * samples.outputs / count,
         }
-        if target_error is not None:
-            details |= {"target_error": target_error, "target_reached": error <= target_error}
         return Estimate(
             params=params,
             radius=CorrelatedErrors(**radius, covariance=covariance, factor=widened),
             counting_bound=math.ceil(count / samples.outputs),
             standard_error=CorrelatedErrors(**errors, covariance=covariance) if normal else None,
-            assumptions=(*ASSUMPTIONS, f"what is said holds for tokens of norm up to {samples.reach:.3g}"),
-            details=details,
+            assumptions=(*ASSUMPTIONS, f"what is said holds for tokens of norm up to {samples.largest_norm:.3g}"),
+            details={**details, **target_details(target_error, error)},
         )
 
     def _arrays(self, planes: Floats, output: Floats, affine: bool) -> dict[str, Any]:

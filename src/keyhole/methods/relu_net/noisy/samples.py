@@ -41,7 +41,7 @@ class Samples:
         self.tokens: Floats = np.zeros((0, signature.width))
         self.answers: Floats = np.zeros((0, 1))
         self.scalar = True
-        self.reach = 0.0  # the largest norm that samples may have so far
+        self.largest_norm = 0.0  # the largest norm that samples may have so far
         self.longest = min(signature.norm_limit, signature.space.huge**0.25)
 
     @property
@@ -53,11 +53,6 @@ class Samples:
     def outputs(self) -> int:
         """Numbers per answer."""
         return int(self.answers.shape[1])
-
-    @property
-    def relative(self) -> bool:
-        """Whether errors grow with the answers."""
-        return self.signature.noise.kind in ("dtype", "exact")
 
     def ask(self, stage: str, tokens: Floats) -> Steps[Floats]:  # (n, width) -> (n, outputs)
         """Ask one token each, and keep the answers."""
@@ -93,10 +88,11 @@ class Samples:
 
     def draw(self, count: int, *, far: bool) -> Floats:  # -> (count, width)
         """Random directions, with norms of evenly spread logarithm."""
-        factor = NEAR[1] if not far else FAR_RELATIVE if self.relative else FAR_ABSOLUTE
+        relative = self.signature.noise.kind in ("dtype", "exact")  # errors that grow with the answers
+        factor = NEAR[1] if not far else FAR_RELATIVE if relative else FAR_ABSOLUTE
         high = min(factor * self.kinks, self.longest)
         low = NEAR[0] / NEAR[1] * high
-        self.reach = max(self.reach, high)
+        self.largest_norm = max(self.largest_norm, high)
         norms = np.exp(self.rng.uniform(math.log(low), math.log(high), count))
         return np.asarray(self._directions(count) * norms[:, None])
 
@@ -112,12 +108,10 @@ class Samples:
         """Standard deviation of the errors of answers of these sizes; of bounded errors the bound."""
         noise, size = self.signature.noise, self._size(norms)
         own = OWN_ROUNDING * self.signature.space.spacing * size
-        declared = (
-            noise.scale / 3**0.5 * np.maximum(answers, SMALL_ANSWER * size)
-            if noise.kind == "dtype"
-            else (noise.deviation if noise.kind != "exact" else 0.0)
-        )
-        return np.hypot(declared, np.maximum(own, np.finfo(np.float64).tiny))
+        declared: Floats | float = 0.0 if noise.kind == "exact" else noise.deviation
+        if noise.kind == "dtype":
+            declared = noise.scale / 3**0.5 * np.maximum(answers, SMALL_ANSWER * size)
+        return np.asarray(np.hypot(declared, np.maximum(own, np.finfo(np.float64).tiny)))
 
     def deviations(self) -> Floats:  # -> (count,)
         """Standard deviation of the errors of each answer."""
@@ -127,14 +121,14 @@ class Samples:
     @property
     def near(self) -> int:
         """Samples that a fit is made to."""
-        return int(np.sum(np.linalg.norm(self.tokens, axis=1) <= self.reach))
+        return int(np.sum(np.linalg.norm(self.tokens, axis=1) <= self.largest_norm))
 
     def problem(self, softened: float = 0.0) -> NetProblem:
         """What is to be explained; softened: as if errors were at least this fraction of the size of answers."""
         norms = np.linalg.norm(self.tokens, axis=1)
         over = 1 / np.hypot(self.deviations(), softened * self._size(norms))[:, None]
         rows = np.concatenate([self.tokens, np.ones((self.count, 1))], axis=1)
-        used = norms <= self.reach  # a few probes much farther out would drown the samples
+        used = norms <= self.largest_norm  # a few probes much farther out would drown the samples
         return NetProblem((rows * over)[used], (self.answers * over)[used])
 
 

@@ -1,10 +1,15 @@
-"""The search for a net of one hidden layer that explains answers to within their noise: descend, slim, enlarge."""
+"""The search for a net of one hidden layer that explains answers to within their noise: descend, slim, enlarge, turn.
+
+Turned, |z| beside an affine part becomes ReLU(z) or ReLU(−z), so that no affine part is left.
+"""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
+from scipy.spatial import cKDTree
 
 from keyhole.arrays import Floats
 from keyhole.methods.relu_net.noisy.least_squares import NetFit, NetProblem, descend, enlarge, fit_planes, slim
@@ -26,6 +31,10 @@ HOPELESS = 0.05**2
 NEAR_NOISE = 4.0
 # While far from the noise, neurons are dropped that are worth less than this fraction of the squares.
 WORTHLESS = 0.5
+# Signs are found by meeting in the middle up to this many neurons: 2^12 half sums on either side.
+MOST_SEARCHED = 24
+# Steps of the descent once neurons are turned.
+TURNED_STEPS = 20
 
 
 def noise_ceiling(problem: NetProblem, neurons: int, bounded: bool) -> float:
@@ -36,15 +45,9 @@ def noise_ceiling(problem: NetProblem, neurons: int, bounded: bool) -> float:
     return float(freedom + MISFIT_DEVIATIONS * math.sqrt(2 * freedom))
 
 
-def at_noise(fit: NetFit, bounded: bool) -> bool:
+def is_at_noise(fit: NetFit, bounded: bool) -> bool:
     """Whether noise explains what is left."""
     return fit.squares <= noise_ceiling(fit.problem, fit.neurons, bounded)
-
-
-def fewest(problem: NetProblem) -> float:
-    """By how much squares must grow for a lost neuron to be missed."""
-    own = problem.rows.shape[1] - 1 + problem.answers.shape[1]
-    return float(own + NEURON_DEVIATIONS * math.sqrt(2 * own))
 
 
 def fit_residuals(
@@ -67,17 +70,17 @@ def fit_residuals(
                 break
             fit = fit_planes(problem, enlarge(fit, room, rng))
         fit = descend(fit, STEPS, problem.freedom(fit.neurons))
-        if not hopeless(fit, flat, bounded):
+        if not is_hopeless(fit, flat, bounded):
             fit = _slim(fit, bounded)
         best = fit if fit.squares < best.squares else best
-        if at_noise(fit, bounded):
+        if is_at_noise(fit, bounded):
             return fit
-        if hopeless(fit, flat, bounded):
+        if is_hopeless(fit, flat, bounded):
             break
     return best
 
 
-def hopeless(fit: NetFit, flat: float, bounded: bool) -> bool:
+def is_hopeless(fit: NetFit, flat: float, bounded: bool) -> bool:
     """Whether so much is left that a few more neurons will not do."""
     return fit.squares > max(HOPELESS * flat, NEAR_NOISE * noise_ceiling(fit.problem, fit.neurons, bounded))
 
@@ -89,16 +92,17 @@ def _slim(fit: NetFit, bounded: bool) -> NetFit:
         if smaller.neurons == fit.neurons:
             break
         smaller = descend(smaller, STEPS, fit.problem.freedom(smaller.neurons))
-        if smaller.squares > SLIM_LOSS * fit.squares and not at_noise(smaller, bounded):
+        if smaller.squares > SLIM_LOSS * fit.squares and not is_at_noise(smaller, bounded):
             break
         fit = smaller
     return fit
 
 
-def finished(fit: NetFit, rng: np.random.Generator, *, most_neurons: int, bounded: bool) -> NetFit:
+def fit_finally(fit: NetFit, rng: np.random.Generator, *, most_neurons: int, bounded: bool) -> NetFit:
     """At the noise already: to the bottom; neurons that are missed come back, those that are not go."""
     fit = descend(fit, LAST_STEPS)
-    need = fewest(fit.problem)
+    own = fit.problem.rows.shape[1] - 1 + fit.problem.answers.shape[1]
+    need = own + NEURON_DEVIATIONS * math.sqrt(2 * own)  # by how much squares grow where a neuron is missed
     for _ in range(fit.neurons):
         if fit.neurons == 0 or fit.squares > noise_ceiling(fit.problem, fit.neurons, bounded):
             break
@@ -113,3 +117,47 @@ def finished(fit: NetFit, rng: np.random.Generator, *, most_neurons: int, bounde
             break
         fit = larger
     return fit
+
+
+def as_relu(fit: NetFit) -> NetFit:
+    """A fit of one function as one of ReLU neurons, as they happen to face, beside the affine part."""
+    return fit_planes(replace(fit.problem, absolute=False), fit.planes)
+
+
+def orient(fit: NetFit) -> NetFit | None:
+    """A fit without an affine part, the best for the likeliest signs; None where they cannot be found."""
+    signs = _signs(fit)
+    if signs is None:
+        return None
+    try:
+        turned = fit_planes(replace(fit.problem, absolute=False, affine=False), fit.planes * signs[:, None])
+    except np.linalg.LinAlgError:
+        return None
+    return descend(turned, TURNED_STEPS)
+
+
+def _signs(fit: NetFit) -> Floats | None:  # -> (neurons,)
+    """Signs s with Σ s_i·c_i·a_i = the linear part, as well as they can be: c|z| = 2c·ReLU(s·z) − s·c·z."""
+    if fit.neurons == 0:
+        return np.zeros(0)
+    planes = fit.raw_planes()[:, :-1]
+    linear = fit.output[fit.neurons : -1]  # (width, outputs)
+    each = (planes[:, :, None] * fit.weights[:, None, :]).reshape(fit.neurons, -1)  # (neurons, width · outputs)
+    if fit.neurons <= each.shape[1]:
+        found = np.linalg.lstsq(each.T, linear.reshape(-1), rcond=None)[0]
+        return np.where(found >= 0, 1.0, -1.0)
+    return _met_in_the_middle(each, linear.reshape(-1)) if fit.neurons <= MOST_SEARCHED else None
+
+
+def _met_in_the_middle(each: Floats, whole: Floats) -> Floats:  # (neurons, n), (n,) -> (neurons,)
+    """The signs with Σ s_i·each_i nearest to the whole: half sums of one half, looked up among those of the other."""
+    half = each.shape[0] // 2
+    first, second = _all_signs(half), _all_signs(each.shape[0] - half)
+    distances, nearest = cKDTree(first @ each[:half]).query(whole - second @ each[half:])
+    best = int(np.argmin(distances))
+    return np.concatenate([first[int(np.asarray(nearest)[best])], second[best]])
+
+
+def _all_signs(count: int) -> Floats:  # -> (2^count, count)
+    bits = (np.arange(2**count)[:, None] >> np.arange(count)) & 1
+    return np.where(bits == 1, 1.0, -1.0)
