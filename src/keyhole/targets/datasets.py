@@ -13,14 +13,9 @@ from safetensors import SafetensorError, safe_open
 
 from keyhole.errors import FileError, UsageError
 from keyhole.families import AttentionLayer
-<<<<<<< HEAD
-from keyhole.targets.demos import DEMO_STREAM, Knob, read_knobs
-from keyhole.targets.parity import SHARPNESS, parity_layer
-=======
-from keyhole.samples.parity import SHARPNESS, parity_layer
 from keyhole.targets.demos import DEMO_STREAM, read_knobs
+from keyhole.targets.parity import SHARPNESS, parity_layer
 from keyhole.targets.target import Knob
->>>>>>> lean2
 
 EXAMPLES = "examples.safetensors, examples.npz, demo:layer?d=8&k=4&m=2&n=4000&seed=0, demo:layer-hard?d=10&m=3"
 NAMES = ("inputs", "outputs")
