@@ -71,7 +71,7 @@ SAID = {
         "every answer lies within the error bar",
         "value v",
     ],
-    "multi-head": ["3 attention heads", "No query can tell their order", "two tokens exchanged", "Diagnosis"],
+    "multi-head": ["3 attention heads", "No query can tell their order", "two tokens and copies of one of them", "Diagnosis"],
     "relu-net": ["5 ReLU neurons", "Kinks of 5 neurons", "Along a line"],
     "one-layer": ["One layer of a Transformer", "The net behind attention"],
     "noisy": ["largest standard error", "independent and normal"],

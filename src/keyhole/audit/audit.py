@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from keyhole.audit.cells import METHOD, Column, FilledColumn, digest, fill
+from keyhole.audit.cells import Column, FilledColumn, attack, digest, fill
 from keyhole.audit.defences import NONE, Defence, default_defences, parse_defence
 from keyhole.audit.result import Audit
 from keyhole.errors import FileError, KeyholeError, UsageError
@@ -101,7 +101,7 @@ def _reference(subject: Target, folder: Path, seed: int) -> tuple[SingleHead, in
         return _one_head(subject.truth), 0
     # With another seed: from the same queries the bare oracle would differ from itself by nothing at all.
     seed, journal = seed + 1, folder / "journals" / f"reference-{digest(subject.oracle.name, str(seed))[:8]}.db"
-    result = recover(subject.oracle, METHOD, journal=journal, seed=seed, observer=Silent())
+    result = recover(subject.oracle, attack(subject.oracle), journal=journal, seed=seed, observer=Silent())
     return _one_head(result.params), result.stats.new_queries
 
 

@@ -18,6 +18,7 @@ from keyhole.audit.result import Cell
 from keyhole.errors import FileError, OracleError
 from keyhole.families import SingleHead
 from keyhole.gauge import distance
+from keyhole.methods.registry import methods_for
 from keyhole.optional import KEYHOLE_VERSION
 from keyhole.oracles import Oracle
 from keyhole.progress import Observer, Silent
@@ -26,7 +27,7 @@ from keyhole.recovery import Outcome, Recovery
 
 # Part of every key: raise it whenever the same settings start to mean another cell.
 CELL_VERSION = 1
-METHOD = "auto"
+KEY_METHOD = "auto"  # in the keys of cells, whatever method is taken: cells of the first version are still found
 # The truth judges what was recovered, so a certificate need not be bought: one query is the fewest there is.
 HELDOUT = 1
 
@@ -58,7 +59,7 @@ class Column:
 
     def file(self, oracle: str, budget: int) -> Path:
         """Where a finished cell is kept: its name is a digest of all that determines it."""
-        settings = [oracle, self.defence.text, budget, self.bound, self.seed, METHOD, HELDOUT]
+        settings = [oracle, self.defence.text, budget, self.bound, self.seed, KEY_METHOD, HELDOUT]
         key = digest(json.dumps([CELL_VERSION, KEYHOLE_VERSION, *settings]))
         return self.folder / "cells" / f"{key[:32]}.json"
 
@@ -90,7 +91,7 @@ def fill(
             defended = column.defence.around(oracle, seed=int(state[:12], 16))
             result = recover(
                 defended,
-                METHOD,
+                attack(defended),
                 budget,
                 journal,
                 column.seed,
@@ -133,6 +134,12 @@ def _cell(
         method=result.method,
         seconds=result.stats.seconds,
     )
+
+
+def attack(oracle: Oracle) -> str:
+    """The method for one head behind the errors that an oracle declares; `auto` where they are to be measured."""
+    noise = oracle.signature.noise
+    return "auto" if noise.kind == "measure" else methods_for(SingleHead.family, noise)[0].name
 
 
 def digest(*parts: str) -> str:
