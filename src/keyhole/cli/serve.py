@@ -28,8 +28,7 @@ from keyhole.targets import Target, open_target
 
 def serve(
     target: Annotated[
-        str | None,
-        typer.Argument(metavar="TARGET", help=f"{TARGET.rstrip('.')}; may be left out with --ui."),
+        str | None, typer.Argument(metavar="TARGET", help=f"{TARGET.rstrip('.')}; may be left out with --ui.")
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
     port: Annotated[

@@ -123,10 +123,7 @@ def read_folder(folder: Path) -> Saved:
 
 
 def _nothing(folder: Path) -> str:
-    begun = [
-        *folder.glob(".*.tmp"),
-        *(folder / name for name in BEGUN if (folder / name).exists()),
-    ]
+    begun = [*folder.glob(".*.tmp"), *(folder / name for name in BEGUN if (folder / name).exists())]
     if begun:
         return f"{folder} is incomplete: the run that wrote {begun[0].name} did not come to its end; run it again"
     return f"{folder} is no run folder: it has none of {', '.join(FORMATS)}; name one that a command wrote with --out"

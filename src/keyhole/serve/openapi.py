@@ -12,7 +12,7 @@ _SIDE = {"type": "integer", "minimum": 0}
 _PARAMETERS = {"type": "object"}
 _ERROR = {
     "application/json": {
-        "schema": {"type": "object", "properties": {"error": {"type": "string"}}, "required": ["error"]},
+        "schema": {"type": "object", "properties": {"error": {"type": "string"}}, "required": ["error"]}
     }
 }
 _BINARY = {"schema": {"type": "string", "format": "binary"}}

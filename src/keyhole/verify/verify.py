@@ -20,13 +20,7 @@ from keyhole.oracles import Oracle
 from keyhole.progress import Observer
 from keyhole.queries import Measurements, Plan, Signature, sequences
 from keyhole.session import Session, box_of
-from keyhole.verify.judge import (
-    MISS,
-    explain,
-    has_scatter,
-    radii_of,
-    resolutions,
-)
+from keyhole.verify.judge import MISS, explain, has_scatter, radii_of, resolutions
 from keyhole.verify.queries import plans_for
 from keyhole.verify.sensitivity import sensitivity_of
 from keyhole.verify.verdict import Verdict
@@ -112,12 +106,7 @@ def _check_radius(params: Family, radius: Family) -> None:
 
 
 def compare(
-    params: F,
-    signature: Signature,
-    rng: np.random.Generator,
-    queries: int,
-    tolerance: float,
-    radius: F | None = None,
+    params: F, signature: Signature, rng: np.random.Generator, queries: int, tolerance: float, radius: F | None = None
 ) -> Steps[Verdict]:
     """Ask, compare with predictions, and after an alarm ask the worst queries again."""
     first = queries - REPEATS if queries >= FEW else queries

@@ -18,15 +18,7 @@ from keyhole.report.html.drawing import as_element, as_png
 from keyhole.report.sections.other_kinds import report_of_audit, report_of_diagnosis, report_of_model, report_of_verdict
 from keyhole.report.sections.run import report_of_run
 from keyhole.runs.folders import prepare_folder, write_file
-from keyhole.runs.reader import (
-    AGAIN,
-    Saved,
-    SavedAudit,
-    SavedDiagnosis,
-    SavedModel,
-    SavedRun,
-    read_folder,
-)
+from keyhole.runs.reader import AGAIN, Saved, SavedAudit, SavedDiagnosis, SavedModel, SavedRun, read_folder
 from keyhole.runs.store import REPORT, plain
 
 PICTURES = "pictures"
