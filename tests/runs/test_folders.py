@@ -11,7 +11,7 @@ import pytest
 from keyhole.errors import FileError, UsageError
 from keyhole.journal import SCHEMA_VERSION
 from keyhole.live import Runs
-from keyhole.report.html.build import write_report
+from keyhole.report.build import write_report
 from keyhole.runs.reader import SavedAudit, SavedDiagnosis, SavedModel, SavedRun, SavedVerdict, read_folder
 from keyhole.runs.store import FORMATS, RESERVATION, RUN, VERSION, reserve_folder
 from support.commands import Run, one_line

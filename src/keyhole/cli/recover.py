@@ -15,8 +15,8 @@ import typer
 from keyhole.cli.options import DONE, FAILED, INTERRUPTED, Force, Json, MaxNorm, MethodOption, Quiet, Seed, complain
 from keyhole.cli.output import add_report, file_lines, print_json, print_lines
 from keyhole.cli.recover_model import names_all_layers, recover_all_layers
+from keyhole.cli.watch_page import WatchPage
 from keyhole.errors import UsageError
-from keyhole.live.watch_page import WatchPage
 from keyhole.progress import Observer, on_terminal
 from keyhole.recover import HELDOUT_QUERIES
 from keyhole.report.text.recovery import describe

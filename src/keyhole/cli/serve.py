@@ -14,11 +14,11 @@ import typer
 
 from keyhole.cli.options import DONE, TARGET, Json, Quiet, complain
 from keyhole.cli.output import print_json, print_lines
+from keyhole.cli.watch_page import RUNS, open_page
 from keyhole.errors import UsageError
 from keyhole.live.form import ServedTarget
 from keyhole.live.manager import Runs
 from keyhole.live.server import LiveServer
-from keyhole.live.watch_page import RUNS, open_page
 from keyhole.oracles import Noisy, Oracle, Rounded
 from keyhole.oracles.http.oracle import LOOPBACK
 from keyhole.serve.served_oracle import Limits, ServedOracle

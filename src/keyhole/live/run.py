@@ -16,7 +16,7 @@ from keyhole.live.heatmap import pictures
 from keyhole.live.record import Record, RunStopped
 from keyhole.oracles import Oracle, Wrapper
 from keyhole.progress import Observer
-from keyhole.report.html.build import try_report
+from keyhole.report.build import try_report
 from keyhole.runs.execute import Ending, execute
 from keyhole.runs.settings import RESUMABLE, Settings
 from keyhole.runs.store import PARAMS, plain

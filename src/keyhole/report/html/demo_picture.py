@@ -10,12 +10,11 @@ from keyhole.arrays import Floats, floats
 from keyhole.errors import UsageError
 from keyhole.families import Family, SingleHead
 from keyhole.recovery import Recovery
-from keyhole.report.html.canvas import FAINT, FOUND, INK, TRUE, canvas, power, powers_of_ten, through_zero, tidy, to_png
+from keyhole.report.charts import FAR_APART, power
+from keyhole.report.html.canvas import FAINT, FOUND, INK, TRUE, canvas, powers_of_ten, through_zero, tidy, to_png
 
 SQUARE: Any = [["true", "found"], ["spectrum", "heldout"]]
 WIDE: Any = [["found", "spectrum", "heldout"]]
-# Answers whose largest is so many times the usual one are drawn on a logarithmic scale.
-FAR_APART = 100.0
 
 
 def draw(result: Recovery, truth: Family | None = None, distance: float | None = None) -> bytes:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from keyhole.report.charts import Bars, Chart, Curves, HeatMap, Histogram, Plot, Series
 from keyhole.report.html.audit_curves import draw_into
 from keyhole.report.html.canvas import (
     FAINT,
@@ -24,7 +25,6 @@ from keyhole.report.html.canvas import (
     to_png,
     to_svg,
 )
-from keyhole.report.html.charts import Bars, Chart, Curves, HeatMap, Histogram, Plot, Series
 
 WIDTH, HEIGHT = 4.8, 3.5  # inches
 ROW = 0.34  # of bars

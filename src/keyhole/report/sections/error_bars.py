@@ -9,9 +9,8 @@ import numpy as np
 from keyhole.arrays import Floats, floats
 from keyhole.families import Family
 from keyhole.gauge import aligned
-from keyhole.report.html.canvas import short
-from keyhole.report.html.charts import LEAST, Histogram, clean, largest, within
-from keyhole.report.html.content import Section, Table
+from keyhole.report.charts import LEAST, Histogram, clean, largest, short, within
+from keyhole.report.content import Section, Table
 
 
 def error_section(

@@ -9,10 +9,8 @@ import numpy as np
 
 from keyhole.arrays import Floats
 from keyhole.recovery import Recovery
-from keyhole.report.html.canvas import short
-from keyhole.report.html.charts import LEAST, MOST, Chart, Histogram, Mark, Plot, Series, largest, within
-from keyhole.report.html.content import Section
-from keyhole.report.html.demo_picture import FAR_APART
+from keyhole.report.charts import FAR_APART, LEAST, MOST, Chart, Histogram, Mark, Plot, Series, largest, short, within
+from keyhole.report.content import Section
 
 MOST_POINTS = 4000  # that are drawn
 

@@ -9,9 +9,8 @@ import numpy as np
 from keyhole.audit.defences import NONE, parse_defence
 from keyhole.audit.result import Audit
 from keyhole.recovery import Recovery
-from keyhole.report.html.canvas import short
-from keyhole.report.html.charts import LEAST, MOST, Bars, Curves
-from keyhole.report.html.content import Headline, Report, Section, Table, Tile, sentence
+from keyhole.report.charts import LEAST, MOST, Bars, Curves, short
+from keyhole.report.content import Headline, Report, Section, Table, Tile, sentence
 from keyhole.report.sections.heldout import heldout_section
 from keyhole.report.sections.parameters import heads_of, many_heads
 from keyhole.report.text.diagnosis import describe_diagnosis

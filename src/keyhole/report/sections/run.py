@@ -10,9 +10,8 @@ from keyhole.families import AttentionLayer, Family
 from keyhole.gauge.compare import find_gauge
 from keyhole.gauge.identifiability import FAMILIES, claims
 from keyhole.recovery import Recovery
-from keyhole.report.html.canvas import short
-from keyhole.report.html.charts import Bars, Look, largest
-from keyhole.report.html.content import Headline, Report, Section, Table, Tile, sentence
+from keyhole.report.charts import Bars, Look, largest, short
+from keyhole.report.content import Headline, Report, Section, Table, Tile, sentence
 from keyhole.report.sections.error_bars import error_section
 from keyhole.report.sections.examples import examples_section
 from keyhole.report.sections.heldout import heldout_section

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from keyhole.report.html.charts import Chart, plain_chart
+from keyhole.report.charts import Chart, plain_chart
 
 # good: proven; bad: admitted failure; plain: neither is the question.
 Tone = Literal["good", "bad", "plain"]

@@ -12,8 +12,8 @@ import numpy as np
 
 from keyhole.errors import FileError, KeyholeError
 from keyhole.optional import KEYHOLE_VERSION
+from keyhole.report.content import Report
 from keyhole.report.html.canvas import INSTALL
-from keyhole.report.html.content import Report
 from keyhole.report.html.drawing import as_element, as_png
 from keyhole.report.sections.other_kinds import report_of_audit, report_of_diagnosis, report_of_model, report_of_verdict
 from keyhole.report.sections.run import report_of_run
