@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,8 @@ from safetensors.numpy import save_file
 from scipy.optimize import linear_sum_assignment
 
 import keyhole as kh
-from keyhole.arrays import Floats, Space
+from benchmarks.tables.learn_barrier import find_parity
+from keyhole.arrays import Space
 from keyhole.cli import main
 from keyhole.errors import FileError, UsageError
 from keyhole.recovery import Outcome
@@ -537,21 +537,6 @@ def test_what_cannot_be_meant_is_refused(changed: dict[str, Any], says: str, rng
 
 
 # --- the barrier --------------------------------------------------------------------------------------------------
-
-
-def find_parity(inputs: Floats, outputs: Floats, size: int) -> tuple[tuple[int, ...], float]:
-    """Brute force: the coordinates S whose parity correlates most with the outputs, and that correlation.
-
-    All subsets are tried, which is what learning from statistics cannot avoid: C(d − 2, m) of them.
-    """
-    token, other = inputs[:, 0], inputs[:, 1]
-    differ = token[:, 0] != other[:, 0]
-    rows = token[differ]
-    answers = outputs[differ, 0, 0] * rows[:, 1] ** (size + 1)  # which the parity of an even number has as a factor
-    subsets = list(combinations(range(2, inputs.shape[2]), size))
-    scores = np.array([np.mean(answers * np.prod(rows[:, list(subset)], axis=1)) for subset in subsets])
-    best = int(np.argmax(np.abs(scores)))
-    return subsets[best], float(abs(scores[best]) / max(np.sqrt(np.mean(answers**2)), np.finfo(float).tiny))
 
 
 @pytest.mark.parametrize("m", [1, 2, 3, 4, 5])

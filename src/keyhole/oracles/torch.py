@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from keyhole.arrays import Array, Space
 from keyhole.errors import KeyholeError, UsageError
@@ -70,15 +70,8 @@ class TorchOracle(Oracle):
         space = Space.of(torch.zeros(1, dtype=torch.float32 if coarse else self._dtype, device=where))
         if coarse:
             space = replace(space, coarse=float(torch.finfo(self._dtype).eps))
-        self.signature = Signature(
-            width=width,
-            space=space,
-            max_norm=max_norm,
-            max_length=max_length,
-            positions="all" if place is None else "last",
-            noise=Noise.of(noise),
-            batch_limit=batch_limit,
-        )
+        observed: Literal["last", "all"] = "all" if place is None else "last"
+        self.signature = Signature(width, space, max_norm, max_length, observed, Noise.of(noise), batch_limit)
         self.batch_first, self._observed = self._find_order(positions, batch_first)
         suffix = "" if place in (None, -1) else f" at position {place}"
         if call not in (None, _self_attention):
