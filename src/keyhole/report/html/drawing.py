@@ -72,7 +72,11 @@ def _size(chart: Chart) -> tuple[float, float]:
 
 def _draw(figure: Any, chart: Chart) -> None:
     figure.set_layout_engine("constrained", w_pad=0.05, h_pad=0.05)
-    axis = figure.subplots()
+    paint(figure, figure.subplots(), chart)
+
+
+def paint(figure: Any, axis: Any, chart: Chart) -> None:
+    """Draw a chart into one axis of a figure."""
     PAINTERS[type(chart)](figure, axis, chart)
 
 

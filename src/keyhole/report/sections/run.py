@@ -40,7 +40,7 @@ def report_of_run(saved: SavedRun) -> Report:
     result = saved.result
     sections = [_box(saved), _queries(result) if not saved.learned else None]
     sections.append(examples_section(result) if saved.learned else None)
-    sections += sections_of(result.params, result.certificate.radius, saved.truth, _rank(result))
+    sections += sections_of(result.params, result.certificate.radius, saved.truth, detected_rank(result))
     sections.append(heldout_section(result, "examples" if saved.learned else "sequences"))
     radius, errors = result.certificate.radius, result.certificate.standard_error
     sections.append(error_section(result.params, radius, errors, saved.truth, result.outcome in PROVEN))
@@ -67,7 +67,8 @@ def headline(result: Recovery) -> Headline:
     return Headline("bad", word, title, said, result.outcome.value)
 
 
-def _rank(result: Recovery) -> int | None:
+def detected_rank(result: Recovery) -> int | None:
+    """The rank of the score matrix, where the method has found one."""
     details = result.stats.details
     rank = details.get("rank", details.get("rank_above_noise"))
     return rank if isinstance(rank, int) and not isinstance(rank, bool) and rank >= 0 else None

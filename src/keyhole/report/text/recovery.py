@@ -1,4 +1,4 @@
-"""A recovery as people read it: in words here, as a picture in `keyhole.report.html.demo_picture`."""
+"""A recovery as people read it: in words here, as a picture in `keyhole.report.build`."""
 
 from __future__ import annotations
 
