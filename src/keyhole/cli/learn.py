@@ -13,7 +13,7 @@ from keyhole.errors import UsageError
 from keyhole.gauge import distance
 from keyhole.noise import Noise
 from keyhole.progress import steps_bar
-from keyhole.report.text.learned import describe_learned
+from keyhole.report.text.recovery import describe_learned
 from keyhole.runs.store import RUN, reserve_folder, write_run
 from keyhole.samples import learn as learn_layer
 from keyhole.targets.datasets import open_data

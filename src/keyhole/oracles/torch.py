@@ -64,7 +64,7 @@ class TorchOracle(Oracle):
         if call is None and isinstance(module, torch.nn.MultiheadAttention):
             call = _self_attention
         _check_call(module, call, self._who)
-        self._call = call or _plain_call
+        self._call = call or (lambda module, tokens: module(tokens))
         self.module = _moved(module, self._dtype, where)
         coarse = self._dtype.itemsize < 4  # libraries solve nothing in it: methods work in float32, and know its digits
         space = Space.of(torch.zeros(1, dtype=torch.float32 if coarse else self._dtype, device=where))
@@ -134,10 +134,6 @@ def _plain_text(value: Any) -> str | None:
         texts = [_plain_text(each) for each in value]
         return None if None in texts else repr(texts)
     return value.__qualname__ if inspect.isroutine(value) else None
-
-
-def _plain_call(module: Any, tokens: Array) -> Any:
-    return module(tokens)
 
 
 def _self_attention(module: Any, tokens: Array) -> Any:

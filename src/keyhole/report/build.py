@@ -1,4 +1,4 @@
-"""A run folder in, `report.html` out; and a recovered head as one picture. Needs the `report` extra; `INSTALL` says how to get it."""
+"""A run folder in, `report.html` out; and a recovered head as one picture. Needs the `report` extra."""
 
 from __future__ import annotations
 
@@ -110,20 +110,18 @@ def draw_head(result: Recovery, truth: Family | None = None, distance: float | N
     if distance is not None:
         titles["score"] = f"Recovered: {power(distance)} from the truth"
     count = certificate.answers.size
-    said = (
-        f"{count} fresh answers within {power(certificate.worst_error)}" if count else "Held-out check: none was made"
-    )
-    square: Any = [["score-true", "score"], ["spectrum", "heldout"]]
-    panels, size = (
-        (square, (10.6, 9.8)) if "score-true" in charts else ([["score", "spectrum", "heldout"]], (15.6, 5.4))
-    )
-    with canvas(*size) as figure:
+    within = f"{count} fresh answers within {power(certificate.worst_error)}"
+    titles["heldout"] = within if count else "Held-out check: none was made"
+    panels: Any = [["score-true", "score"], ["spectrum", "heldout"]]
+    if "score-true" not in charts:
+        panels = [["score", "spectrum", "heldout"]]
+    with canvas(*((10.6, 9.8) if "score-true" in charts else (15.6, 5.4))) as figure:
         figure.set_layout_engine("constrained", w_pad=0.13, h_pad=0.13, wspace=0.03, hspace=0.03)
         figure.suptitle(_summary(result), fontsize=14.5, fontweight="bold", x=0.012, ha="left")
         for name, axis in figure.subplot_mosaic(panels).items():
             if name in charts:
                 paint(figure, axis, charts[name])
-            axis.set_title(said if name == "heldout" else titles[name])
+            axis.set_title(titles[name])
         return to_png(figure)
 
 

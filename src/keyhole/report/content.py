@@ -72,7 +72,11 @@ class Report:
     tiles: tuple[Tile, ...]
     sections: tuple[Section, ...]
     record: Mapping[str, Any] = field(repr=False)  # everything, as the run folder has it
-    version: str = ""  # of Keyhole that made the run
+
+    @property
+    def version(self) -> str:
+        """That of the Keyhole that made the run."""
+        return str(self.record.get("keyhole", ""))
 
     @property
     def charts(self) -> tuple[Chart, ...]:

@@ -20,9 +20,8 @@ from keyhole.oracles import Oracle
 from keyhole.progress import Observer
 from keyhole.queries import Measurements, Plan, Signature, sequences
 from keyhole.session import Session, box_of
-from keyhole.verify.judge import MISS, explain, has_scatter, radii_of, resolutions
+from keyhole.verify.judge import MISS, explain, has_scatter, radii_of, resolutions, sensitivity_of
 from keyhole.verify.queries import plans_for
-from keyhole.verify.sensitivity import sensitivity_of
 from keyhole.verify.verdict import Verdict
 
 QUERIES = 64

@@ -17,8 +17,7 @@ from keyhole.report.sections.examples import examples_section
 from keyhole.report.sections.heldout import heldout_section
 from keyhole.report.sections.parameters import sections_of
 from keyhole.report.text.diagnosis import describe_params
-from keyhole.report.text.learned import describe_learned
-from keyhole.report.text.recovery import PROVEN, describe
+from keyhole.report.text.recovery import PROVEN, describe, describe_learned
 from keyhole.runs.reader import SavedRun
 
 # The families that methods take an oracle for, where nothing was found that says it.
@@ -52,7 +51,6 @@ def report_of_run(saved: SavedRun) -> Report:
         tiles=tuple(_tiles(saved)),
         sections=tuple(section for section in sections if section is not None),
         record=saved.record,
-        version=str(saved.record.get("keyhole", "")),
     )
 
 
