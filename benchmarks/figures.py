@@ -80,7 +80,7 @@ def keyhole(figure: Figure) -> None:
     figure.set_size_inches(12.4, 3.7)
     left, middle, right = figure.subplots(1, 3, width_ratios=[1, 1, 1.5])
     truth = random_head(32, rank=6)
-    result = kh.recover(kh.FunctionOracle(truth, width=32))
+    result = kh.recover(kh.FunctionOracle(truth, width=32), "single-head")
     assert result.certified
     heat_map(left, truth.score, "Inside the box, seen by nobody")
     heat_map(middle, np.asarray(result.params.score), f"Recovered from {result.stats.queries} answers")
@@ -124,7 +124,7 @@ def single_head(figure: Figure) -> None:
     left.legend()
 
     widths = [4, 8, 16, 32, 64, 128]
-    results = [kh.recover(kh.FunctionOracle(random_head(width), width=width)) for width in widths]
+    results = [kh.recover(kh.FunctionOracle(random_head(width), width=width), "single-head") for width in widths]
     right.loglog(widths, [each.stats.counting_bound for each in results], color=FAINT, label="counting bound d² + d")
     right.loglog(widths, [each.stats.queries for each in results], "o", color=BLUE, label="queries asked")
     for width, each in zip(widths, results, strict=True):
@@ -153,7 +153,7 @@ def low_rank(figure: Figure) -> None:
                 asked[name] = asked.get(name, 0) + 1
         return np.asarray(head(tokens))
 
-    result = kh.recover(kh.FunctionOracle(box, width=width), heldout=1)
+    result = kh.recover(kh.FunctionOracle(box, width=width), "single-head", heldout=1)
     columns = list(asked.values())[:width]
     colours = [BLUE if n > rank + 1 else GREEN if n == rank + 1 else ORANGE for n in columns]
     left.bar(range(1, width + 1), columns, color=colours)
@@ -170,7 +170,7 @@ def low_rank(figure: Figure) -> None:
     left.legend()
 
     ranks = [1, 2, 4, 6, 8, 12, 16, 20, 24, 28, 32]
-    spent = [kh.recover(kh.FunctionOracle(random_head(32, r), width=32)).stats.queries for r in ranks]
+    spent = [kh.recover(kh.FunctionOracle(random_head(32, r), width=32), "single-head").stats.queries for r in ranks]
     line = np.linspace(1, 32, 100)
     right.plot(line, line * (64 - line) + 32, color=FAINT, label="counting bound r(2d − r) + d")
     right.plot(ranks, spent, "o", color=BLUE, label="queries asked, rank not told")
@@ -213,7 +213,7 @@ def robust(figure: Figure) -> None:
     ):
         errors, spent = [], []
         for multiple in multiples:
-            result = kh.recover(oracle, budget=int(multiple * bound) + 32, target_error=1e-14, throw=False)
+            result = kh.recover(oracle, "robust", budget=int(multiple * bound) + 32, target_error=1e-14, throw=False)
             if result.params is not None:
                 errors.append(kh.distance(result.params, head))
                 spent.append(result.stats.queries / bound)

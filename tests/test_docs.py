@@ -17,11 +17,17 @@ from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdo
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from keyhole.cli import main
+from keyhole.families.files import FAMILIES
+from keyhole.families.parts.attention import PARTS
+from keyhole.gauge.compare import GAUGES
+from keyhole.methods import METHODS
 from keyhole.recovery import Outcome
+from keyhole.targets.demos import DEMOS
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*.md")])
@@ -191,6 +197,18 @@ def anchors(page: Path) -> set[str]:
     return {title.strip().replace(" ", "-") for title in titles}
 
 
+@pytest.fixture
+def _forgotten() -> Iterator[None]:
+    """What a page registers is not there for the next one."""
+    tables: list[dict[Any, Any]] = [FAMILIES, PARTS, GAUGES, METHODS, DEMOS]
+    before = [dict(table) for table in tables]
+    yield
+    for table, known in zip(tables, before, strict=True):
+        table.clear()
+        table.update(known)
+
+
+@pytest.mark.usefixtures("_forgotten")
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_every_example_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of one page share names and a folder, as they do for a reader who follows it."""
@@ -212,7 +230,7 @@ def test_every_example_runs(page: Path, tmp_path: Path, monkeypatch: pytest.Monk
                 with warnings.catch_warnings():
                     if kind == "needs":  # what others warn of is theirs
                         warnings.simplefilter("ignore")
-                    exec(compile("\n" * line + text, name_of(page), "exec"), names)
+                    exec(compile("\n" * line + text, name_of(page), "exec", dont_inherit=True), names)
                 continue
             if kind == "background":
                 (server,) = commands(text, language, 0)

@@ -393,7 +393,7 @@ def _judged(found: Distilled, truth: kh.SingleHead, extra: float) -> Score:
 def _keyhole(case: Case, truth: kh.SingleHead, target: int) -> Score:
     oracle = _oracle(case, truth, target)
     if case.noise == "exact":
-        result = kh.recover(oracle, seed=target, throw=False)
+        result = kh.recover(oracle, "single-head", seed=target, throw=False)
     else:
         result = kh.recover(oracle, "robust", budget=case.queries, seed=target, throw=False)
     stats = result.stats

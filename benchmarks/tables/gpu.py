@@ -44,7 +44,7 @@ def _row(width: int, dtype: str) -> list[object]:
     _alone(truth, [(64, 2, width)], like)  # warm up
     torch.cuda.reset_peak_memory_stats()
     began = time.perf_counter()
-    result = kh.recover(kh.FunctionOracle(spy, width=width, like=like, name="gpu"), throw=False)
+    result = kh.recover(kh.FunctionOracle(spy, width=width, like=like, name="gpu"), "single-head", throw=False)
     total = time.perf_counter() - began
     peak = torch.cuda.max_memory_allocated() / 2**30
     alone = _alone(truth, shapes, like)

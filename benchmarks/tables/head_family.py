@@ -60,7 +60,7 @@ def _row(name: str, width: int, value: Callable[..., Any], biases: float, everyw
         truth = _head(width, value, biases, np.random.default_rng([seed, width]))
         box = truth.at_all_positions if everywhere else truth
         oracle = kh.FunctionOracle(box, width=width, positions="all" if everywhere else "last", name=name)
-        result = kh.recover(oracle, seed=seed, throw=False)
+        result = kh.recover(oracle, "single-head", seed=seed, throw=False)
         queries.append(result.stats.queries)
         errors.append(kh.distance(result.params, truth))
         certified += result.certified

@@ -29,6 +29,7 @@ from keyhole.inference_protocol import HEADER_LENGTH, Tensor, encode
 from keyhole.oracles import Wrapper
 from keyhole.targets import open_target
 
+METHOD = "single-head"
 TARGET = "demo:single-head?width=64"
 WIDTH = 64
 RUNS = 15  # of which the fastest counts
@@ -74,7 +75,7 @@ def recovery(served: Served, *, binary: bool, connections: int) -> list[object]:
     """Recoveries, the learner's mathematics included: the share is of all their time, and of that in the oracle."""
     oracle = kh.HttpOracle(served.url, binary=binary, connections=connections, batch=1024)
     spy = Spy(oracle)
-    found = kh.recover(spy)
+    found = kh.recover(spy, METHOD)
     requests = oracle.requests
     bodies = [
         [message(served.url, tokens[start:end], binary=binary) for start, end in oracle._slices(tokens)]
@@ -82,13 +83,13 @@ def recovery(served: Served, *, binary: bool, connections: int) -> list[object]:
     ]
     mine, asking, bare = compare(
         served,
-        lambda: kh.recover(oracle).stats.seconds,
-        lambda: kh.recover(oracle).stats.oracle_seconds,
+        lambda: kh.recover(oracle, METHOD).stats.seconds,
+        lambda: kh.recover(oracle, METHOD).stats.oracle_seconds,
         lambda: replay(served.url, bodies, connections),
     )
     oracle.close()
     queries = found.stats.queries + found.stats.heldout_queries
-    here = kh.recover(open_target(TARGET).oracle)
+    here = kh.recover(open_target(TARGET).oracle, METHOD)
     same = [np.array_equal(getattr(found.params, name), getattr(here.params, name)) for name in ("score", "value")]
     equal = "bit-equal" if all(same) else f"relative distance {kh.distance(found.params, here.params):.1e}"
     what = f"recovery, d = {WIDTH}, {'binary' if binary else 'JSON'}"

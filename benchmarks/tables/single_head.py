@@ -27,7 +27,9 @@ def _row(name: str, make: Maker, width: int, max_norm: float | None = None) -> l
     extra, errors, uncertified, misses = [], [], 0, 0
     for seed in range(SEEDS[width]):
         truth = make(width, np.random.default_rng([width, seed]))
-        result = kh.recover(kh.FunctionOracle(truth, width=width, max_norm=max_norm), seed=seed, throw=False)
+        result = kh.recover(
+            kh.FunctionOracle(truth, width=width, max_norm=max_norm), "single-head", seed=seed, throw=False
+        )
         uncertified += not result.certified
         extra.append(result.stats.queries - result.stats.counting_bound)
         errors.append(kh.distance(result.params, truth))

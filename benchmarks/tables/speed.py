@@ -47,13 +47,13 @@ def _row(number: int) -> list[object]:
         shapes.append(tokens.shape)
         return truth(tokens)
 
-    result = kh.recover(kh.FunctionOracle(spy, width=width, name="spy"), seed=0)
+    result = kh.recover(kh.FunctionOracle(spy, width=width, name="spy"), "single-head", seed=0)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     totals, inside, alone = [], [], []
     pool = np.random.default_rng(1).standard_normal(POOL)
     for _ in range(RUNS if width < 512 else 3):
         began = time.perf_counter()
-        stats = kh.recover(kh.FunctionOracle(truth, width=width), seed=0).stats
+        stats = kh.recover(kh.FunctionOracle(truth, width=width), "single-head", seed=0).stats
         totals.append(time.perf_counter() - began)
         inside.append(stats.oracle_seconds)
         alone.append(_alone(truth, shapes, pool))

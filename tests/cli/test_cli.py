@@ -57,7 +57,7 @@ def test_demo_says_what_it_found_and_where_it_lies(run: Run) -> None:
     for said in (
         "width 8",
         "CERTIFIED",
-        "74 where 72 is the fewest possible (1.028 ×)",
+        "80 where 72 is the fewest possible (1.111 ×)",
         "32 fresh answers",
         "distance",
     ):
@@ -100,7 +100,7 @@ def test_recover_writes_what_can_be_loaded_and_recovered_again(run: Run) -> None
     assert kh.distance(kh.load("first/params.safetensors"), kh.load("second/params.safetensors")) < 1e-13
     record = json.loads(Path("second/run.json").read_text())
     assert (record["format"], record["version"]) == ("keyhole-run", 1)
-    assert record["result"]["queries"] == said["queries"] == 74
+    assert record["result"]["queries"] == said["queries"] == 80
     assert record["box"].startswith("file:sha256:")
     np.testing.assert_allclose(record["heldout"]["answers"], record["heldout"]["predictions"], atol=1e-12)
     assert not list(Path("second").glob(".*"))

@@ -297,3 +297,10 @@ def test_a_verdict_is_plain_data() -> None:
     assert said["conclusion"] == "same"
     assert said["parts"]["score of head 0"] < 1e-6
     assert said["differing"] == []
+
+
+def test_a_net_that_sees_earlier_tokens_is_not_one_of_the_last_token(rng: np.random.Generator) -> None:
+    net = kh.ReluNet(rng.standard_normal((6, 4)), rng.standard_normal(6), rng.standard_normal((1, 6)), np.zeros(1))
+    oracle = kh.FunctionOracle(lambda tokens: net(tokens.mean(axis=1, keepdims=True)), width=4)
+    assert kh.verify(kh.FunctionOracle(net, width=4), net).same
+    assert not kh.verify(oracle, net).same

@@ -124,7 +124,10 @@ class _Auto:
             try:
                 diagnosis = yield from self._ask(diagnose(self.task.signature, self.task.stream("diagnosis")))
             except (BudgetExhausted, OracleError) as error:
-                return self._result(last or Attempt(NAME, ending(error), str(error), cause=error))
+                ended = last or Attempt(
+                    NAME, Outcome.WRONG_FAMILY, "no family that a method recovers fits a few first answers"
+                )
+                return self._result(replace(ended, outcome=ending(error), message=str(error), cause=error))
             self.known |= {"diagnosis": diagnosis.family, "diagnosis_findings": diagnosis.summary()["findings"]}
             return (yield from self._go_on(last, diagnosis))
         return (yield from self._go_on(last, None))
@@ -151,7 +154,9 @@ class _Auto:
                 return self._result(last)
         words = f"; {diagnosis.in_words()}" if diagnosis is not None else ""
         if last is None or last is first:
-            ended = first or Attempt(NAME, Outcome.WRONG_FAMILY, "no method was tried")
+            ended = first or Attempt(
+                NAME, Outcome.WRONG_FAMILY, "no family that a method recovers fits a few first answers"
+            )
             words += ", which no method here recovers" if diagnosis is not None else ""
             return self._result(replace(ended, message=ended.message + words))
         if diagnosis is None and first is not None:
@@ -164,8 +169,8 @@ class _Auto:
         """Methods and options that are worth trying after a first attempt, the likeliest first."""
         if diagnosis is not None and diagnosis.recovers is not None:
             for method in self._methods(diagnosis.recovers)[:1]:
-                yield method, diagnosis.options
-                yield method, {}  # options that few answers tell may be wrong
+                # Options that few answers tell may be wrong.
+                yield from ((method, options) for options in (diagnosis.options, *diagnosis.alternatives))
         if first is not None and self.several_outputs and "single-head" in METHODS[first.method].families:
             yield from ((method, {}) for method in self._methods("multi-head")[:1])
         if diagnosis is not None and diagnosis.recovers is None:

@@ -56,7 +56,7 @@ def _random(params: Family, signature: Signature, rng: np.random.Generator, numb
     head = anatomy.heads[place] if anatomy.heads else None
     sizes = KINKS if head is None else LOGITS
     lengths = [length for length in LENGTHS if signature.max_length is None or length <= signature.max_length]
-    length = 1 if head is None else lengths[(number + visit) % len(lengths)]
+    length = lengths[(number + visit) % len(lengths)]
     norm = float((params if head is None else head).token_norm(sizes[turn % len(sizes)]))
     if head is not None and anatomy.net is not None and turn % 3 == 0:
         norm = max(norm, float(anatomy.net.token_norm(KINKS[turn % len(KINKS)])))

@@ -8,7 +8,7 @@ multiply its odds: behind one head 1/(answer) is then affine in 1/copies. The ra
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -54,6 +54,7 @@ class Diagnosis:
     options: dict[str, Any] = field(default_factory=dict)
     noise: Noise = field(default_factory=Noise.exact)
     queries: int = 0  # that it took
+    alternatives: tuple[dict[str, Any], ...] = ()  # options that are worth trying where these fail
     recovers: str | None = None  # the family whose methods recover it, of which `method` is the preferred one
 
     def in_words(self) -> str:
@@ -223,11 +224,7 @@ class _Diagnosing:
         yield from self._residual()
         if self.residual:
             self.exam.say("attention", "yes", "another token before the last one moves the answer")
-            heads = yield from self._count(self._active(answers))
-            method = "residual" if self.exam.outputs == self.exam.signature.width else None
-            return self._diagnosis(
-                "attention with a residual", method, **({"heads": 1} if method and heads == "1" else {})
-            )
+            return (yield from self._behind_residual(answers))
         flat = np.linalg.norm(answers - 0.5 * (a + x), axis=1)
         if np.max(flat / self.exam.error(size)) <= 1.0:
             self.exam.say("attention", "a plain average", "two tokens weigh the same at every norm")
@@ -240,6 +237,15 @@ class _Diagnosing:
             yield from self._score_rank(norm)
             return self._diagnosis("single-head", "single-head")
         return self._diagnosis("multi-head", "multi-head")
+
+    def _behind_residual(self, pairs: Floats) -> Steps[Diagnosis]:
+        """Heads to which the last token is added."""
+        heads = yield from self._count(self._active(pairs))
+        recovers = "residual" if self.exam.outputs == self.exam.signature.width else None
+        if recovers is None or heads != "1":
+            return self._diagnosis("attention with a residual", recovers)
+        found = self._diagnosis("attention with a residual", recovers, heads=1)
+        return replace(found, alternatives=({},))  # few answers told it: there may be more heads
 
     def _active(self, pairs: Floats) -> float:
         """The least norm at which attention does a fair part of what it does to the longest tokens."""
@@ -397,7 +403,8 @@ class _Diagnosing:
         activation = yield from ask_activation(self.exam)
         if attends:
             return self._diagnosis("one-layer", "one-layer" if activation == "relu" else None)
-        if activation == "smooth" and self.exam.signature.max_norm is not None:
-            activation = "auto"
-        options = {} if activation == "relu" else {"activation": activation}
-        return self._diagnosis("relu-net", "relu-net", **options)
+        smooth = "smooth" if self.exam.signature.max_norm is None else "auto"  # which shows from afar only
+        if activation == "relu":  # or so few neurons that none was seen to bend
+            exact = self.exam.noise.kind == "exact"
+            return replace(self._diagnosis("relu-net", "relu-net"), alternatives=({"activation": smooth},) * exact)
+        return self._diagnosis("relu-net", "relu-net", activation=smooth if activation == "smooth" else activation)

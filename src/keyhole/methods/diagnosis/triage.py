@@ -80,7 +80,7 @@ class _Triage:
         off = f"off a line by {bend:.2g} where answers reach {size:.2g}"
         self.exam.say("one token", "a bent map" if bent else "an affine map", off)
         if bent:
-            return (yield from self._bent(up))
+            return (yield from self._bent(up, down))
         return (yield from self._heads())
 
     def _ask(self, *sequences: list[float]) -> Steps[Floats]:  # -> (count, outputs)
@@ -114,11 +114,14 @@ class _Triage:
 
     # --- single tokens are answered by a bent map
 
-    def _bent(self, up: Floats) -> Steps[Evidence]:
+    def _bent(self, up: Floats, down: Floats) -> Steps[Evidence]:
         """A net, alone or behind attention."""
         if 2 * self.far <= self.exam.most:
-            (twice,) = yield from self._ask([2 * self.far])
-            growth = float(np.linalg.norm(twice - up) / np.linalg.norm(up))
+            # On the side where neurons are active: on the other a net may stand still.
+            upwards = np.linalg.norm(up - self.zero) >= np.linalg.norm(down - self.zero)
+            once, norm = (up, self.far) if upwards else (down, -OTHER * self.far)
+            (twice,) = yield from self._ask([2 * norm])
+            growth = float(np.linalg.norm(twice - once) / np.linalg.norm(once))
             if growth <= STILL:
                 self.exam.say("normalised", "yes", f"a token twice as long moves the answer by {growth:.2g} of it")
                 return self._evidence(None)
@@ -126,7 +129,9 @@ class _Triage:
         if self.exam.longest >= 2:
             for norm in (self.far, -self.far):
                 (beside,) = yield from self._ask([norm, 0.0])
-                attends = bool(np.max(np.abs(beside - self.zero)) > self.exam.error(np.max(np.abs(up))))
+                attends = bool(
+                    np.max(np.abs(beside - self.zero)) > self.exam.error(np.max(np.abs(np.stack([up, down]))))
+                )
                 if attends:
                     break
         moves = "moves the answer" if attends else "moves no answer"
@@ -166,6 +171,8 @@ class _Triage:
     def _one_head(self, slope: Floats) -> Steps[bool]:
         """Whether −t·e and t·e, and copies of the first, are answered as one head with these values would."""
         norm = self.exam.norm
+        if not np.any(slope):  # without values heads cannot be told apart
+            return True
         for _ in range(NORMS):
             weight, radius, line = yield from self._weight(norm, 1, slope)
             if not line or not -radius <= weight <= 1 + radius:

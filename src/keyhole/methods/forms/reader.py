@@ -212,7 +212,8 @@ class SearchingReader(FormReader):
             return None
         errors = float(probe.forms.radius[0]) + float(again.radius[0])
         parts = [self.first_norm(scale) / scale for scale in (self.estimate.first, self.estimate.latest)]
-        return 32 * math.sqrt(self.signature.width) * errors / abs(parts[0] - parts[1])
+        apart = abs(parts[0] - parts[1])  # none where both forms were asked for at one scale: then nothing is known
+        return 32 * math.sqrt(self.signature.width) * errors / apart if apart > 0 else math.inf
 
 
 @final
