@@ -74,14 +74,8 @@ class Runs:
 
     def _make_run(self, identity: str, request: DemoRequest) -> Run:
         folder = self.folder / identity
-        settings = Settings(
-            request.target,
-            request.method,
-            seed=request.seed,
-            budget=request.budget,
-            journal=folder / JOURNAL,
-            out=folder,
-        )
+        journal, budget = folder / JOURNAL, request.budget
+        settings = Settings(request.target, request.method, budget, journal, request.seed, out=folder)
         return Run(identity, request.label, settings, partial(carry_out, rate=request.rate), self._changed, self._after)
 
     def watch(self, label: str, settings: Settings, work: Callable[[Settings, Observer], Ending]) -> Run:

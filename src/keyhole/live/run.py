@@ -48,12 +48,8 @@ def carry_out(settings: Settings, observer: Observer, *, rate: float | None = No
 
 def ending_of(finished: Ending) -> dict[str, Any]:
     """How a run ended, as `run.json` has it."""
-    certificate = finished.result.certificate
-    data = {
-        "result": finished.result.summary(),
-        "distance": finished.distance,
-        "heldout": {"predictions": certificate.predictions, "answers": certificate.answers},
-    }
+    result = finished.result
+    data = {"result": result.summary(), "distance": finished.distance, "heldout": result.certificate.heldout()}
     found: dict[str, Any] = plain(data)
     return found
 

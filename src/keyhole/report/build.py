@@ -18,7 +18,7 @@ from keyhole.report.charts import power
 from keyhole.report.content import Report
 from keyhole.report.html.canvas import INSTALL, canvas, to_png
 from keyhole.report.html.drawing import as_element, as_png, paint
-from keyhole.report.sections.heldout import heldout_section
+from keyhole.report.sections.certificate import heldout_section
 from keyhole.report.sections.other_kinds import report_of_audit, report_of_diagnosis, report_of_model, report_of_verdict
 from keyhole.report.sections.parameters import sections_of
 from keyhole.report.sections.run import detected_rank, report_of_run

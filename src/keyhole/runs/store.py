@@ -171,7 +171,7 @@ def write_run(
         "settings": settings,
         "result": result.summary(),
         "distance": distance,
-        "heldout": {"predictions": certificate.predictions, "answers": certificate.answers},
+        "heldout": certificate.heldout(),
         "files": {kind: name for kind, (name, _) in makers.items()},
     }
     text = _as_json(record)

@@ -11,7 +11,7 @@ from keyhole.audit.result import Audit
 from keyhole.recovery import Recovery
 from keyhole.report.charts import LEAST, MOST, Bars, Curves, short
 from keyhole.report.content import Headline, Report, Section, Table, Tile, sentence
-from keyhole.report.sections.heldout import heldout_section
+from keyhole.report.sections.certificate import heldout_section
 from keyhole.report.sections.parameters import heads_of, many_heads
 from keyhole.report.text.diagnosis import describe_diagnosis
 from keyhole.report.text.verdict import describe_verdict

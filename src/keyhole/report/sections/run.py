@@ -12,9 +12,8 @@ from keyhole.gauge.identifiability import FAMILIES, claims
 from keyhole.recovery import Recovery
 from keyhole.report.charts import Bars, Look, largest, short
 from keyhole.report.content import Headline, Report, Section, Table, Tile, sentence
-from keyhole.report.sections.error_bars import error_section
+from keyhole.report.sections.certificate import error_section, heldout_section
 from keyhole.report.sections.examples import examples_section
-from keyhole.report.sections.heldout import heldout_section
 from keyhole.report.sections.parameters import sections_of
 from keyhole.report.text.diagnosis import describe_params
 from keyhole.report.text.recovery import PROVEN, describe, describe_learned
