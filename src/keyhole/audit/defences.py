@@ -70,10 +70,6 @@ class Defence:
             return Noise.bounded(rounded.radius + noisy.radius)
         return Noise.gaussian(math.hypot(noisy.deviation, rounded.deviation))
 
-    def without_clip(self) -> Defence:
-        """What an attacker faces who keeps his tokens short of his own accord."""
-        return replace(self, clip=None)
-
     def around(self, oracle: Oracle, seed: int = 0) -> Oracle:
         """The oracle behind this defence, which its signature declares; `seed` is that of added noise."""
         name = f"{oracle.name} | {self.text}"
@@ -115,18 +111,8 @@ class Clipped(Wrapper):
 
 def default_defences(bound: int) -> tuple[Defence, ...]:
     """What a server might do, alone and together; `bound` is the counting bound of the oracle."""
-    texts = [
-        NONE,
-        "clip:1",
-        "round:3",
-        "round:3+clip:1",
-        "noise:1e-3",
-        "noise:1e-3+clip:1",
-        "float32+clip:1",
-        "bfloat16",
-        "bfloat16+clip:1",
-        f"budget:{max(1, bound // 2)}",
-    ]
+    plain = [NONE, "clip:1", "round:3", "round:3+clip:1", "noise:1e-3", "noise:1e-3+clip:1"]
+    texts = [*plain, "float32+clip:1", "bfloat16", "bfloat16+clip:1", f"budget:{max(1, bound // 2)}"]
     return tuple(parse_defence(text) for text in texts)
 
 

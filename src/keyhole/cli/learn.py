@@ -56,16 +56,8 @@ def learn(
     """
     given = open_data(data)
     level: Noise | float | None = Noise.parse(noise) if noise is not None else given.noise
-    settings: dict[str, Any] = {
-        "method": method,
-        "seed": seed,
-        "rank": rank,
-        "restarts": restarts,
-        "init": init,
-        "search": search,
-        "jobs": jobs,
-        "heldout": heldout,
-    }
+    settings: dict[str, Any] = {"method": method, "seed": seed, "rank": rank, "restarts": restarts, "init": init}
+    settings |= {"search": search, "jobs": jobs, "heldout": heldout}
     record = {"data": data, "heads": heads, "noise": noise, **settings}
     files: dict[str, Path] = {}
     notes: list[str] = []

@@ -50,25 +50,24 @@ def _moved(array: Array, rng: Random) -> Array:
     return np.asarray(array + VISIBLE * _like(array, rng))
 
 
-def _heads(params: Family, how: Callable[[SingleHead], SingleHead], first_only: bool = True) -> Changed:
-    """Parameters with their head, their first head or all their heads changed."""
-    params = params.like(np.zeros(1))
-    if isinstance(params, OneLayer):
-        return replace(params, attention=how(params.attention))
-    if isinstance(params, SingleHead):
-        return how(params)
-    params = MultiHead.of(params)
-    changed = [how(head) if number == 0 or not first_only else head for number, head in enumerate(params.heads)]
-    return MultiHead(changed, params.output_bias)
-
-
 def _bias(head: SingleHead) -> Array:
     return np.zeros(head.width) if head.score_bias is None else head.score_bias
 
 
 def of_heads(how: Callable[[SingleHead, Random], SingleHead], first_only: bool = True) -> Change:
-    """The change that is one of every head, or of the first."""
-    return lambda params, rng: _heads(params, lambda head: how(head, rng), first_only)
+    """The change that is one of the head, of the first head or of all heads."""
+
+    def change(params: Family, rng: Random) -> Changed:
+        params = params.like(np.zeros(1))
+        if isinstance(params, OneLayer):
+            return replace(params, attention=how(params.attention, rng))
+        if isinstance(params, SingleHead):
+            return how(params, rng)
+        params = MultiHead.of(params)
+        chosen = params.heads[:1] if first_only else params.heads
+        return MultiHead([*(how(head, rng) for head in chosen), *params.heads[len(chosen) :]], params.output_bias)
+
+    return change
 
 
 def of_net(how: Callable[[ReluNet, Random], ReluNet | None]) -> Change:

@@ -36,13 +36,15 @@ _LAYER_CLAIMS = (
 def report_of_run(saved: SavedRun) -> Report:
     """Everything there is to say of a recovery."""
     result = saved.result
-    sections = [_box(saved), _queries(result) if not saved.learned else None]
-    sections.append(examples_section(result) if saved.learned else None)
-    sections += sections_of(result.params, result.certificate.radius, saved.truth, detected_rank(result))
-    sections.append(heldout_section(result, "examples" if saved.learned else "sequences"))
     radius, errors = result.certificate.radius, result.certificate.standard_error
-    sections.append(error_section(result.params, radius, errors, saved.truth, result.outcome in PROVEN))
-    sections.append(_diagnosis(result))
+    sections = [
+        _box(saved),
+        examples_section(result) if saved.learned else _queries(result),
+        *sections_of(result.params, radius, saved.truth, detected_rank(result)),
+        heldout_section(result, "examples" if saved.learned else "sequences"),
+        error_section(result.params, radius, errors, saved.truth, result.outcome in PROVEN),
+        _diagnosis(result),
+    ]
     return Report(
         kind="layer learned from examples" if saved.learned else "recovery",
         label=saved.label,
