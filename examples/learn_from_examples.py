@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 import keyhole as kh
-from keyhole.samples.parity import parity_layer
+from keyhole.targets.datasets import parity_layer
 
 WIDTH, TOKENS, HEADS, EXAMPLES = 6, 4, 2, 400
 

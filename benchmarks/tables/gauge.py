@@ -16,9 +16,11 @@ from keyhole.gauge.factored import FactoredHeads
 PAIRS = 1000
 LENGTHS = (1, 2, 3, 4, 5, 6)
 LOGITS = (0.3, 1.0, 3.0, 8.0)  # layers take the last for: as long as to pass most kinks
-SEQUENCES = 24  # of each length and size
+SEQUENCES, MANY = 24, 480  # of each length and size; many where few lengths must show what all do
 # Answers that agree this far, relatively, come from the same map; nothing that differs here does so by less than 1e-3.
 SAME_ANSWERS = 1e-9
+# Heads that cancel leave answers of rounding alone: those are seen at this part of what one head answers.
+CANCELLED = 1e-3
 Random = np.random.Generator
 
 
@@ -66,13 +68,20 @@ def pairs(rng: Random, count: int) -> Iterator[tuple[str, Any, Any]]:
 def answers_apart(first: Any, second: Any, max_length: int = LENGTHS[-1]) -> float:
     """The largest difference of answers, over the largest answer."""
     rng, apart = np.random.default_rng(1), 0.0
+    count = SEQUENCES if max_length == LENGTHS[-1] else MANY
     for length in LENGTHS[:max_length]:
         for norm in {_norm(first, each) for each in LOGITS} | {_norm(second, each) for each in LOGITS}:
-            tokens = rng.standard_normal((SEQUENCES, length, first.width)) * norm / first.width**0.5
+            tokens = rng.standard_normal((count, length, first.width)) * norm / first.width**0.5
             one, two = first(tokens), second(tokens)
-            scale = max(np.max(np.abs(one)), np.max(np.abs(two)))
+            scale = max(np.max(np.abs(one)), np.max(np.abs(two)), CANCELLED * _loudest(first, tokens))
             apart = max(apart, float(np.max(np.abs(one - two)) / scale) if scale else 0.0)
     return apart
+
+
+def _loudest(params: Any, tokens: Any) -> float:
+    """The largest answer of any one head, of heads that are added up."""
+    heads = () if params.anatomy.behind else params.anatomy.heads
+    return max((float(np.max(np.abs(head(tokens)))) for head in heads), default=0.0)
 
 
 def _norm(params: Any, logits: float) -> float:

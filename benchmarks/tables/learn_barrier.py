@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import combinations
 from time import process_time
 
 import numpy as np
 
 import keyhole as kh
-from benchmarks.support.parity import find_parity
 from benchmarks.support.rows import Kept, Row, markdown
+from keyhole.arrays import Floats
 from keyhole.samples.diagnostics import low_orders
 from keyhole.samples.examples import Examples
-from keyhole.targets.datasets import signs
-from keyhole.targets.parity import parity_layer
+from keyhole.targets.datasets import parity_layer, signs
 
 WIDTH, INSTANCES, RESTARTS = 10, 3, 3
 EXAMPLES = {1: 1000, 2: 1000, 3: 1000, 4: 1500, 5: 1500}  # by heads: more than four numbers per parameter
@@ -75,3 +75,18 @@ def _brute(m: int) -> Row:
         found += find_parity(inputs, outputs, m)[0] == chosen
         spent += process_time() - began
     return [m, f"{found} of {INSTANCES}", f"{spent / INSTANCES:.3f}"]
+
+
+def find_parity(inputs: Floats, outputs: Floats, size: int) -> tuple[tuple[int, ...], float]:
+    """Brute force: the coordinates S whose parity correlates most with the outputs, and that correlation.
+
+    All subsets are tried, which is what learning from statistics cannot avoid: C(d − 2, m) of them.
+    """
+    token, other = inputs[:, 0], inputs[:, 1]
+    differ = token[:, 0] != other[:, 0]
+    rows = token[differ]
+    answers = outputs[differ, 0, 0] * rows[:, 1] ** (size + 1)  # which the parity of an even number has as a factor
+    subsets = list(combinations(range(2, inputs.shape[2]), size))
+    scores = np.array([np.mean(answers * np.prod(rows[:, list(subset)], axis=1)) for subset in subsets])
+    best = int(np.argmax(np.abs(scores)))
+    return subsets[best], float(abs(scores[best]) / max(np.sqrt(np.mean(answers**2)), np.finfo(float).tiny))

@@ -79,17 +79,14 @@ def load_layers(path: str | PathLike[str]) -> tuple[dict[str, MultiHead], dict[s
         names = json.loads(str(arrays.pop("layers")))
         parts: dict[str, dict[str, Array]] = {name: {} for name in names}
         for name in list(arrays):
-            inner = next((each for each in names if _is_product(name, each)), None)
+            products = (each for each in names if name.startswith(f"{each}.heads.") or name == f"{each}.output_bias")
+            inner = next(products, None)
             if inner is not None:
                 parts[inner][name[len(inner) + 1 :]] = arrays.pop(name)
         heads = {name: MultiHead.of_arrays(**found) for name, found in parts.items()}
     except (KeyError, TypeError, ValueError) as error:
         raise FileError(f"{path} does not hold valid layers of a model: {error}") from error
     return heads, arrays
-
-
-def _is_product(name: str, module: str) -> bool:
-    return name.startswith(f"{module}.heads.") or name == f"{module}.output_bias"
 
 
 def recover_model(

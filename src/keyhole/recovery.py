@@ -72,6 +72,10 @@ class Certificate(Generic[F_co]):
     predictions: npt.NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
     answers: npt.NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
 
+    def heldout(self) -> dict[str, npt.NDArray[np.float64]]:
+        """Predictions and answers of the held-out queries, as run folders keep them."""
+        return {"predictions": self.predictions, "answers": self.answers}
+
 
 @dataclass(frozen=True)
 class Stats:

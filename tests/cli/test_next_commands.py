@@ -18,7 +18,7 @@ import pytest
 
 import keyhole as kh
 from keyhole.live import Runs
-from keyhole.report.html import build
+from keyhole.report import build
 from keyhole.targets import random_net
 from support.commands import Run, one_line
 

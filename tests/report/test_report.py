@@ -23,10 +23,10 @@ from keyhole.cli import recover_model as cli_model
 from keyhole.errors import FileError
 from keyhole.recover_model import ModelRecovery
 from keyhole.recovery import Certificate, Outcome, Recovery, Stats
-from keyhole.report.html import build
-from keyhole.report.html.build import as_html, read_report, write_report
-from keyhole.report.html.canvas import canvas, power, short, through_zero
-from keyhole.report.html.charts import thin
+from keyhole.report import build
+from keyhole.report.build import as_html, read_report, write_report
+from keyhole.report.charts import power, short, thin
+from keyhole.report.html.canvas import canvas, through_zero
 from keyhole.runs.settings import Settings
 from keyhole.runs.store import write_run
 from keyhole.targets import open_target, random_multi_head
@@ -71,7 +71,12 @@ SAID = {
         "every answer lies within the error bar",
         "value v",
     ],
-    "multi-head": ["3 attention heads", "No query can tell their order", "two tokens exchanged", "Diagnosis"],
+    "multi-head": [
+        "3 attention heads",
+        "No query can tell their order",
+        "two tokens and copies of one of them",
+        "Diagnosis",
+    ],
     "relu-net": ["5 ReLU neurons", "Kinks of 5 neurons", "Along a line"],
     "one-layer": ["One layer of a Transformer", "The net behind attention"],
     "noisy": ["largest standard error", "independent and normal"],

@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 from scipy.optimize import linear_sum_assignment
 
 import keyhole as kh
-from benchmarks.support.parity import find_parity
+from benchmarks.tables.learn_barrier import find_parity
 from keyhole.arrays import Space
 from keyhole.cli import main
 from keyhole.errors import FileError, UsageError
@@ -23,8 +23,7 @@ from keyhole.samples.levenberg_marquardt import Chart
 from keyhole.samples.restarts import moment
 from keyhole.samples.standard_errors import standard_errors
 from keyhole.samples.variable_projection import LayerPoint, LayerProblem, mixture, orthonormal
-from keyhole.targets.datasets import open_data, random_layer, signs
-from keyhole.targets.parity import parity_layer
+from keyhole.targets.datasets import open_data, parity_layer, random_layer, signs
 
 
 def examples(

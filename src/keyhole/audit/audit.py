@@ -8,20 +8,19 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from keyhole.audit.cells import METHOD, Column, FilledColumn, digest, fill
+from keyhole.audit.cells import Column, FilledColumn, attack, digest, fill
 from keyhole.audit.defences import NONE, Defence, default_defences, parse_defence
 from keyhole.audit.result import Audit
 from keyhole.errors import FileError, KeyholeError, UsageError
 from keyhole.families import Family, SingleHead
 from keyhole.oracles import Oracle
-from keyhole.progress import Observer, Silent, steps_bar
+from keyhole.progress import Silent, steps_bar
 from keyhole.recover import recover
 from keyhole.targets import Target, open_target
 
@@ -70,8 +69,8 @@ def audit(
             else:
                 filled = _in_processes(columns, subject, reference, jobs, show)
     known = "the true parameters" if subject.truth is not None else "what its owner recovers of it without a defence"
-    rows = tuple(row for each in filled for row in each.rows)
-    new_queries = asked + sum(each.new_queries for each in filled)
+    rows = tuple(row for cells, _ in filled for row in cells)
+    new_queries = asked + sum(new for _, new in filled)
     return Audit(subject.text, subject.label, bound, known, seed, rows, new_queries)
 
 
@@ -101,7 +100,7 @@ def _reference(subject: Target, folder: Path, seed: int) -> tuple[SingleHead, in
         return _one_head(subject.truth), 0
     # With another seed: from the same queries the bare oracle would differ from itself by nothing at all.
     seed, journal = seed + 1, folder / "journals" / f"reference-{digest(subject.oracle.name, str(seed))[:8]}.db"
-    result = recover(subject.oracle, METHOD, journal=journal, seed=seed, observer=Silent())
+    result = recover(subject.oracle, attack(subject.oracle), journal=journal, seed=seed, observer=Silent())
     return _one_head(result.params), result.stats.new_queries
 
 
@@ -125,24 +124,12 @@ def _defences(given: Sequence[str | Defence] | None, bound: int) -> list[Defence
     """Each once, the bare oracle first."""
     if isinstance(given, str):
         raise UsageError(f"defences is a list of texts, not one text: write [{given!r}]")
-    wanted = default_defences(bound) if given is None else [_parse(each) for each in given]
+    texts = default_defences(bound) if given is None else given
+    wanted = [each if isinstance(each, Defence) else parse_defence(each) for each in texts]
     return list(dict.fromkeys([parse_defence(NONE), *wanted]))
 
 
-def _parse(defence: str | Defence) -> Defence:
-    return defence if isinstance(defence, Defence) else parse_defence(defence)
-
-
 # Several processes.
-
-
-@dataclass(frozen=True)
-class AuditTask:
-    """What a worker needs to know; the oracle itself cannot travel."""
-
-    column: Column
-    target: str
-    reference: SingleHead
 
 
 _stop: Any = None  # in a worker: an event that says the audit was interrupted
@@ -180,11 +167,11 @@ def _put_off_interrupts() -> Iterator[None]:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _carry_out(task: AuditTask) -> FilledColumn:
-    target = open_target(task.target)
-    observer: Observer = InterruptCheck()
+def _carry_out(column: Column, text: str, reference: SingleHead) -> FilledColumn:
+    """Fill a column in a worker, which opens the target anew: an oracle cannot travel."""
+    target = open_target(text)
     try:
-        return fill(task.column, target.oracle, task.reference, observer)
+        return fill(column, target.oracle, reference, InterruptCheck())
     finally:
         target.oracle.close()
 
@@ -198,7 +185,7 @@ def _in_processes(
     with ProcessPoolExecutor(min(jobs, len(columns)), context, _begin, (stop,)) as pool:
         try:
             with _put_off_interrupts():
-                futures = [pool.submit(_carry_out, AuditTask(column, subject.text, reference)) for column in columns]
+                futures = [pool.submit(_carry_out, column, subject.text, reference) for column in columns]
             pending = set(futures)
             while pending:
                 finished, pending = wait(pending, timeout=LOOK)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from keyhole.audit.defences import Defence
 from keyhole.audit.lower_bounds import NOTHING, Geometry, floor
@@ -18,15 +19,16 @@ from keyhole.audit.result import Cell
 from keyhole.errors import FileError, OracleError
 from keyhole.families import SingleHead
 from keyhole.gauge import distance
+from keyhole.methods.registry import methods_for
 from keyhole.optional import KEYHOLE_VERSION
 from keyhole.oracles import Oracle
 from keyhole.progress import Observer, Silent
 from keyhole.recover import recover
-from keyhole.recovery import Outcome, Recovery
+from keyhole.recovery import Outcome
 
 # Part of every key: raise it whenever the same settings start to mean another cell.
 CELL_VERSION = 1
-METHOD = "auto"
+KEY_METHOD = "auto"  # in the keys of cells, whatever method is taken: cells of the first version are still found
 # The truth judges what was recovered, so a certificate need not be bought: one query is the fewest there is.
 HELDOUT = 1
 
@@ -58,17 +60,12 @@ class Column:
 
     def file(self, oracle: str, budget: int) -> Path:
         """Where a finished cell is kept: its name is a digest of all that determines it."""
-        settings = [oracle, self.defence.text, budget, self.bound, self.seed, METHOD, HELDOUT]
+        settings = [oracle, self.defence.text, budget, self.bound, self.seed, KEY_METHOD, HELDOUT]
         key = digest(json.dumps([CELL_VERSION, KEYHOLE_VERSION, *settings]))
         return self.folder / "cells" / f"{key[:32]}.json"
 
 
-@dataclass(frozen=True)
-class FilledColumn:
-    """The rows of a column, and how many queries they took now."""
-
-    rows: tuple[Cell, ...]
-    new_queries: int
+FilledColumn = tuple[tuple[Cell, ...], int]  # the rows of a column, and how many queries they took now
 
 
 def fill(
@@ -88,51 +85,36 @@ def fill(
             # Noise that began anew with every cell would repeat itself: it goes on where the journal ends.
             state = digest(str(column.seed), column.defence.text, str(budget), str(_count_answers(journal)))
             defended = column.defence.around(oracle, seed=int(state[:12], 16))
-            result = recover(
-                defended,
-                METHOD,
-                budget,
-                journal,
-                column.seed,
-                throw=False,
-                heldout=HELDOUT,
-                observer=observer or Silent(),
-            )
+            how: dict[str, Any] = {"heldout": HELDOUT, "observer": observer or Silent()}
+            result = recover(defended, attack(defended), budget, journal, column.seed, throw=False, **how)
             if result.outcome is Outcome.ORACLE_FAILED:  # which is no merit of the defence, and may go better next time
                 raise OracleError(
                     f"the box failed behind {column.defence.text}: {result.message}; mend it and run again: "
                     "with a folder, finished cells and all answers are kept"
                 )
-            geometry = Geometry.of(reference, defended.signature)
-            row = _cell(column.defence.text, multiple, budget, result, reference, geometry, defended)
+            error = NOTHING if result.params is None else distance(result.params, reference)
+            row = Cell(
+                defence=column.defence.text,
+                multiple=multiple,
+                budget=budget,
+                queries=result.stats.queries,
+                error=error if math.isfinite(error) else NOTHING,
+                floor=floor(defended.signature.noise, budget, Geometry.of(reference, defended.signature)),
+                outcome=result.outcome.name,
+                method=result.method,
+                seconds=result.stats.seconds,
+            )
             new_queries += result.stats.new_queries
             _write(file, row)
         rows.append(row)
         done()
-    return FilledColumn(tuple(rows), new_queries)
+    return tuple(rows), new_queries
 
 
-def _cell(
-    defence: str,
-    multiple: float,
-    budget: int,
-    result: Recovery,
-    reference: SingleHead,
-    geometry: Geometry,
-    defended: Oracle,
-) -> Cell:
-    error = NOTHING if result.params is None else distance(result.params, reference)
-    return Cell(
-        defence=defence,
-        multiple=multiple,
-        budget=budget,
-        queries=result.stats.queries,
-        error=error if math.isfinite(error) else NOTHING,
-        floor=floor(defended.signature.noise, budget, geometry),
-        outcome=result.outcome.name,
-        method=result.method,
-        seconds=result.stats.seconds,
-    )
+def attack(oracle: Oracle) -> str:
+    """The method for one head behind the errors that an oracle declares; `auto` where they are to be measured."""
+    noise = oracle.signature.noise
+    return "auto" if noise.kind == "measure" else methods_for(SingleHead.family, noise)[0].name
 
 
 def digest(*parts: str) -> str:

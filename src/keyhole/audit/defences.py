@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -19,6 +19,16 @@ POSSIBLE = (
 )
 
 
+# By field, in the order in which they are written: the text of it, and what it does in words.
+FORMS = {
+    "noise": ("noise:{}", "adding noise of {}"),
+    "dtype": ("{}", "answering in {}"),
+    "decimals": ("round:{}", "rounding to {} decimals"),
+    "clip": ("clip:{}", "clipping tokens to norm {}"),
+    "limit": ("budget:{}", "allowing {:,} queries"),
+}
+
+
 @dataclass(frozen=True)
 class Defence:
     """What a server does to tokens, answers and clients. The attacker knows all of it."""
@@ -32,26 +42,18 @@ class Defence:
     @property
     def text(self) -> str:
         """The defence as it is written, the same for the same defence."""
-        parts = [
-            None if self.noise is None else f"noise:{_short(self.noise)}",
-            self.dtype,
-            None if self.decimals is None else f"round:{self.decimals}",
-            None if self.clip is None else f"clip:{_short(self.clip)}",
-            None if self.limit is None else f"budget:{self.limit}",
-        ]
-        return "+".join(filter(None, parts)) or NONE
+        return "+".join(self._parts(0)) or NONE
 
     @property
     def words(self) -> str:
         """What it does, as the beginning of a sentence."""
-        parts = [
-            None if self.noise is None else f"adding noise of {_short(self.noise)}",
-            None if self.dtype is None else f"answering in {self.dtype}",
-            None if self.decimals is None else f"rounding to {self.decimals} decimals",
-            None if self.clip is None else f"clipping tokens to norm {_short(self.clip)}",
-            None if self.limit is None else f"allowing {self.limit:,} queries",
-        ]
-        return " and ".join(filter(None, parts)) or "no defence"
+        return " and ".join(self._parts(1)) or "no defence"
+
+    def _parts(self, form: int) -> Iterator[str]:
+        for field, forms in FORMS.items():
+            value = getattr(self, field)
+            if value is not None:
+                yield forms[form].format(_short(value) if isinstance(value, float) else value)
 
     @property
     def errors(self) -> Noise | None:
@@ -67,10 +69,6 @@ class Defence:
         if rounded.deviation > noisy.deviation:  # noise moves answers across the steps of the rounding
             return Noise.bounded(rounded.radius + noisy.radius)
         return Noise.gaussian(math.hypot(noisy.deviation, rounded.deviation))
-
-    def without_clip(self) -> Defence:
-        """What an attacker faces who keeps his tokens short of his own accord."""
-        return replace(self, clip=None)
 
     def around(self, oracle: Oracle, seed: int = 0) -> Oracle:
         """The oracle behind this defence, which its signature declares; `seed` is that of added noise."""
@@ -113,18 +111,8 @@ class Clipped(Wrapper):
 
 def default_defences(bound: int) -> tuple[Defence, ...]:
     """What a server might do, alone and together; `bound` is the counting bound of the oracle."""
-    texts = [
-        NONE,
-        "clip:1",
-        "round:3",
-        "round:3+clip:1",
-        "noise:1e-3",
-        "noise:1e-3+clip:1",
-        "float32+clip:1",
-        "bfloat16",
-        "bfloat16+clip:1",
-        f"budget:{max(1, bound // 2)}",
-    ]
+    plain = [NONE, "clip:1", "round:3", "round:3+clip:1", "noise:1e-3", "noise:1e-3+clip:1"]
+    texts = [*plain, "float32+clip:1", "bfloat16", "bfloat16+clip:1", f"budget:{max(1, bound // 2)}"]
     return tuple(parse_defence(text) for text in texts)
 
 

@@ -56,15 +56,6 @@ class Geometry:
         return self.max_norm**3 * self.value_norm * self.score_norm / 2
 
 
-def machine_floor(spacing: float) -> float:
-    """The rounding of the numbers that an oracle computes with.
-
-    All that is left of defences without a norm limit, since long tokens make any fixed error small, and of
-    answers in a short dtype: a query whose answer is nearly zero is rounded by nearly nothing.
-    """
-    return spacing
-
-
 def counting_floor(queries: float, bound: int) -> float:
     """Fewer answers than unknown numbers: of an oracle without any pattern, the share that was not asked remains."""
     return math.sqrt(max(0.0, 1 - queries / bound))
@@ -105,4 +96,6 @@ def floor(noise: Noise, queries: float, geometry: Geometry) -> float:
     elif noise.kind == "rounded":
         own = rounding_floor(noise.scale, queries, geometry)
     counted = counting_floor(queries * geometry.positions, geometry.bound)
-    return min(NOTHING, max(machine_floor(geometry.spacing), counted, own))
+    # The rounding of the oracle's own numbers is all that is left of defences without a norm limit, since long tokens
+    # make any fixed error small, and of answers in a short dtype: one that is nearly zero is rounded by nearly nothing.
+    return min(NOTHING, max(geometry.spacing, counted, own))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from rich.table import Table
@@ -62,8 +62,8 @@ class Audit:
 
     def _short_tokens(self, defence: str) -> tuple[Cell, ...]:
         """Rows of the same defence with clipping: whoever is not clipped may send short tokens all the same."""
-        own = parse_defence(defence)
-        return tuple(row for row in self.rows if own != parse_defence(row.defence) and _without_clip(row) == own)
+        own, others = parse_defence(defence), ((row, parse_defence(row.defence)) for row in self.rows)
+        return tuple(row for row, other in others if own != other and replace(other, clip=None) == own)
 
     def table(self) -> Table:
         """Errors by defence and budget, for a terminal."""
@@ -102,10 +102,6 @@ def _within(rows: Sequence[Cell], multiple: float) -> Cell | None:
 def _colour(error: float) -> Text:
     style = "red" if error <= COPY else "yellow" if error <= USEFUL else "green"
     return Text(f"{error:.1e}", style=style)
-
-
-def _without_clip(row: Cell) -> Defence:
-    return parse_defence(row.defence).without_clip()
 
 
 def sentence(rows: Sequence[Cell], short: Sequence[Cell], audit: Audit) -> str:

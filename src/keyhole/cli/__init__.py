@@ -76,8 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 @app.callback(invoke_without_command=True)
 def overview(
-    context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    context: typer.Context, version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False
 ) -> None:
     """Recover the attention inside a model from its answers, exactly and with a certificate.
 

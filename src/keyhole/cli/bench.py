@@ -54,9 +54,8 @@ class Costs:
         """Medians of what it cost, and the worst distance of a certified result from the truth, as plain data."""
         stats = [result.stats for result in self.results]
         own = [stat.seconds / stat.oracle_seconds for stat in stats if stat.oracle_seconds > 0]
-        known = [
-            d for d, result in zip(self.distances, self.results, strict=True) if d is not None and result.certified
-        ]
+        pairs = zip(self.distances, self.results, strict=True)
+        known = [distance for distance, result in pairs if distance is not None and result.certified]
         return {
             "target": self.target,
             "method": self.results[0].method,
@@ -97,13 +96,8 @@ def bench(
     names = targets or list(USUAL)
     found = []
     try:
-        for name in track(
-            names,
-            "recovering",
-            console=Console(stderr=True),
-            transient=True,
-            disable=not wants_bar(False if quiet or as_json else None),
-        ):
+        shown = wants_bar(False if quiet or as_json else None)
+        for name in track(names, "recovering", console=Console(stderr=True), transient=True, disable=not shown):
             found.append(_costs(name, method, range(seed, seed + runs), options))  # noqa: PERF401 kept if interrupted
     except KeyboardInterrupt:
         complain(f"interrupted after {len(found)} of {len(names)} boxes")

@@ -9,8 +9,8 @@ import typer
 
 from keyhole.cli.options import Force, Json, Quiet, Seed
 from keyhole.cli.recover import carry_out
+from keyhole.report.build import draw_head
 from keyhole.report.html.canvas import INSTALL
-from keyhole.report.html.demo_picture import draw
 from keyhole.runs.execute import Ending
 from keyhole.runs.settings import Settings
 from keyhole.targets.demos import demo_text
@@ -43,7 +43,7 @@ def _picture(ending: Ending) -> bytes | None:
         ending.notes.append("no picture: nothing was recovered that could be drawn")
         return None
     try:
-        return draw(ending.result, ending.target.truth, ending.distance)
+        return draw_head(ending.result, ending.target.truth, ending.distance)
     except ImportError as error:
         ending.notes.append(f"no picture: {error}; get it with {INSTALL}")
         return None

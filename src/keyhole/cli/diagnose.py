@@ -15,14 +15,7 @@ from keyhole.cli.output import file_lines, keep_record, print_json, print_lines
 from keyhole.errors import UsageError
 from keyhole.families import load
 from keyhole.recover import diagnose_box
-from keyhole.report.text.diagnosis import (
-    describe_diagnosis,
-    describe_params,
-    next_command,
-    of_family,
-    of_params,
-    table_of_claims,
-)
+from keyhole.report.text import diagnosis
 from keyhole.runs.store import DIAGNOSIS, reserve_folder
 from keyhole.targets import declared_target
 
@@ -57,15 +50,15 @@ def diagnose(
             raise UsageError("--inputs and --max-length are for families: a file is diagnosed for inputs of all kinds")
         params = load(subject.removeprefix("file:"))
         if as_json:
-            print_json(of_params(params))
+            print_json(diagnosis.of_params(params))
         elif not quiet:
-            print_lines(describe_params(params))
+            print_lines(diagnosis.describe_params(params))
         return DONE
-    found = of_family(subject, inputs, max_length)
+    found = diagnosis.of_family(subject, inputs, max_length)
     if as_json:
         print_json(found)
     elif not quiet:
-        Console(highlight=False).print(table_of_claims(found))
+        Console(highlight=False).print(diagnosis.table_of_claims(found))
     return DONE
 
 
@@ -80,7 +73,7 @@ def _diagnose_target(text: str, seed: int, out: Path | None, *, force: bool, as_
         data = {**found.summary(), "target": target.text, "box": target.label}
         files, notes = keep_record(out, DIAGNOSIS, {**data, "seed": seed}, settings)
     if as_json:
-        print_json({**data, "next": next_command(found, text), "files": files, "notes": notes})
+        print_json({**data, "next": diagnosis.next_command(found, text), "files": files, "notes": notes})
     elif not quiet:
-        print_lines([*describe_diagnosis(found, text), *file_lines(files, notes)])
+        print_lines([*diagnosis.describe_diagnosis(found, text), *file_lines(files, notes)])
     return DONE if found.method else FAILED

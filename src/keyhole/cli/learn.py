@@ -13,7 +13,7 @@ from keyhole.errors import UsageError
 from keyhole.gauge import distance
 from keyhole.noise import Noise
 from keyhole.progress import steps_bar
-from keyhole.report.text.learned import describe_learned
+from keyhole.report.text.recovery import describe_learned
 from keyhole.runs.store import RUN, reserve_folder, write_run
 from keyhole.samples import learn as learn_layer
 from keyhole.targets.datasets import open_data
@@ -56,16 +56,8 @@ def learn(
     """
     given = open_data(data)
     level: Noise | float | None = Noise.parse(noise) if noise is not None else given.noise
-    settings: dict[str, Any] = {
-        "method": method,
-        "seed": seed,
-        "rank": rank,
-        "restarts": restarts,
-        "init": init,
-        "search": search,
-        "jobs": jobs,
-        "heldout": heldout,
-    }
+    settings: dict[str, Any] = {"method": method, "seed": seed, "rank": rank, "restarts": restarts, "init": init}
+    settings |= {"search": search, "jobs": jobs, "heldout": heldout}
     record = {"data": data, "heads": heads, "noise": noise, **settings}
     files: dict[str, Path] = {}
     notes: list[str] = []

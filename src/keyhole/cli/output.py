@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from keyhole.report.html.build import try_report
+from keyhole.report.build import try_report
 from keyhole.runs.store import plain, write_record
 
 # Columns a table may take, whatever the terminal has: rich cuts figures to fit, and half a figure is a wrong one.

@@ -15,8 +15,8 @@ import typer
 from keyhole.cli.options import DONE, FAILED, INTERRUPTED, Force, Json, MaxNorm, MethodOption, Quiet, Seed, complain
 from keyhole.cli.output import add_report, file_lines, print_json, print_lines
 from keyhole.cli.recover_model import names_all_layers, recover_all_layers
+from keyhole.cli.watch_page import WatchPage
 from keyhole.errors import UsageError
-from keyhole.live.watch_page import WatchPage
 from keyhole.progress import Observer, on_terminal
 from keyhole.recover import HELDOUT_QUERIES
 from keyhole.report.text.recovery import describe
@@ -109,7 +109,9 @@ def carry_out(
         return complain(_interrupted(settings), INTERRUPTED)
     result = ending.result
     if as_json:
-        print_json({**result.summary(), **_extras(ending)})
+        about = {"target": ending.target.text, "box": ending.target.label, "distance": ending.distance}
+        kept = {"files": ending.files, "notes": ending.notes, "resume": ending.resume}
+        print_json({**result.summary(), **about, **kept})
     elif not quiet:
         print_lines(_lines(ending), good=result.certified)
     elif not result.certified:
@@ -124,17 +126,6 @@ def _execute(settings: Settings, observer: Observer, **how: Any) -> Ending:
         files, notes = add_report(settings.out, ending.files)
         ending = replace(ending, files=files, notes=[*ending.notes, *notes])
     return ending
-
-
-def _extras(ending: Ending) -> dict[str, Any]:
-    return {
-        "target": ending.target.text,
-        "box": ending.target.label,
-        "distance": ending.distance,
-        "files": ending.files,
-        "notes": ending.notes,
-        "resume": ending.resume,
-    }
 
 
 def _lines(ending: Ending) -> list[tuple[str, str]]:

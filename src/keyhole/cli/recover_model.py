@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
@@ -74,19 +74,6 @@ def recover_all_layers(settings: Settings, *, as_json: bool, quiet: bool, force:
             },
         }
         files, notes = _keep(found, data, settings)
-    _print(found, data, files, notes, as_json=as_json, quiet=quiet)
-    return found.certified
-
-
-def _print(
-    found: ModelRecovery,
-    data: Mapping[str, Any],
-    files: Mapping[str, Path],
-    notes: Sequence[str],
-    *,
-    as_json: bool,
-    quiet: bool,
-) -> None:
     if as_json:
         print_json({**data, "files": files, "notes": notes})
     elif not quiet:
@@ -95,6 +82,7 @@ def _print(
         typer.echo("\n".join(map(str, files.values())) or "nothing was kept: --out FOLDER keeps the heads and weights")
         for note in notes:
             typer.echo(note)
+    return found.certified
 
 
 def _distance(result: Recovery, place: Place) -> float | None:
@@ -122,10 +110,8 @@ def _keep(found: ModelRecovery, data: Mapping[str, Any], settings: Settings) -> 
     if settings.out is None:
         return {}, []
     found.save(settings.out / HEADS)
-    layers = {name: {**data["layers"][name], "heldout": _heldout(result)} for name, result in found.layers.items()}
+    layers = {
+        name: {**data["layers"][name], "heldout": result.certificate.heldout()} for name, result in found.layers.items()
+    }
     files, notes = keep_record(settings.out, LAYERS, {**data, "layers": layers}, asdict(settings))
     return {"layers": settings.out / HEADS, **files}, notes
-
-
-def _heldout(result: Recovery) -> dict[str, Any]:
-    return {"predictions": result.certificate.predictions, "answers": result.certificate.answers}

@@ -9,7 +9,7 @@ import typer
 
 from keyhole.cli.options import DONE, Json, Quiet, complain
 from keyhole.cli.output import file_lines, print_json, print_lines
-from keyhole.report.html.build import write_pictures, write_report
+from keyhole.report.build import write_pictures, write_report
 from keyhole.report.html.canvas import INSTALL
 
 

@@ -14,12 +14,12 @@ import typer
 
 from keyhole.cli.options import DONE, TARGET, Json, Quiet, complain
 from keyhole.cli.output import print_json, print_lines
+from keyhole.cli.watch_page import RUNS, open_page
 from keyhole.errors import UsageError
 from keyhole.live.form import ServedTarget
 from keyhole.live.manager import Runs
 from keyhole.live.server import LiveServer
-from keyhole.live.watch_page import RUNS, open_page
-from keyhole.oracles import Noisy, Oracle, Rounded
+from keyhole.oracles import Noisy, Rounded
 from keyhole.oracles.http.oracle import LOOPBACK
 from keyhole.serve.served_oracle import Limits, ServedOracle
 from keyhole.serve.server import Server
@@ -28,8 +28,7 @@ from keyhole.targets import Target, open_target
 
 def serve(
     target: Annotated[
-        str | None,
-        typer.Argument(metavar="TARGET", help=f"{TARGET.rstrip('.')}; may be left out with --ui."),
+        str | None, typer.Argument(metavar="TARGET", help=f"{TARGET.rstrip('.')}; may be left out with --ui.")
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
     port: Annotated[
@@ -64,7 +63,8 @@ def serve(
     with redirect_stdout(sys.stderr):  # what the code of an oracle prints is no part of the report
         found = open_target(target)
         try:
-            oracle = _with_defences(found.oracle, noise, decimals, seed)
+            oracle = found.oracle if noise is None else Noisy(found.oracle, noise, seed=seed)
+            oracle = oracle if decimals is None else Rounded(oracle, decimals)
             served = ServedOracle(oracle, name or model_name(found.text), limits)
             server: Server | LiveServer
             if ui:
@@ -117,12 +117,6 @@ def model_name(text: str) -> str:
     last = re.split(r"[?#]", rest, maxsplit=1)[0].rstrip("/").rpartition("/")[2]
     stem = last.removesuffix(".safetensors").replace(".py:", "-")
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", stem).strip("-.") or kind
-
-
-def _with_defences(oracle: Oracle, noise: float | None, decimals: int | None, seed: int) -> Oracle:
-    if noise is not None:
-        oracle = Noisy(oracle, noise, seed=seed)
-    return oracle if decimals is None else Rounded(oracle, decimals)
 
 
 def _token(name: str | None) -> str | None:

@@ -50,17 +50,8 @@ def verify(
     radii = _beside(path) if radius else None
     claim = f"the {claimed.family} of width {claimed.width} in {path}"
     claim += "" if radii is None else f", with the error bars in {path.with_name(RADIUS)}"
-    settings = {
-        "target": target,
-        "params": params,
-        "queries": queries,
-        "tolerance": tolerance,
-        "journal": journal,
-        "seed": seed,
-        "max_norm": max_norm,
-        "noise": noise,
-        "radius": radius,
-    }
+    settings: dict[str, Any] = {"target": target, "params": params, "queries": queries, "tolerance": tolerance}
+    settings |= {"journal": journal, "seed": seed, "max_norm": max_norm, "noise": noise, "radius": radius}
     with (
         redirect_stdout(sys.stderr),
         reserve_folder(out, VERIFICATION, settings, force=force),

@@ -122,18 +122,17 @@ class MultiHead(Family):
 
     def arrays(self) -> dict[str, Array]:
         """The parameters that are present, by names such as heads.0.score."""
-        named: dict[str, Array] = {}
-        for number, head in enumerate(self.heads):
-            named |= under(f"heads.{number}", head.arrays())
+        named = self._by_path([head.arrays() for head in self.heads])
         return named if self.output_bias is None else {**named, "output_bias": self.output_bias}
 
     @property
     def words(self) -> dict[str, str]:
         """The parts of attention that are not those of a softmax, by head."""
-        named: dict[str, str] = {}
-        for number, head in enumerate(self.heads):
-            named |= under(f"heads.{number}", head.words)
-        return named
+        return self._by_path([head.words for head in self.heads])
+
+    @staticmethod
+    def _by_path(parts: Sequence[dict[str, Array]]) -> dict[str, Array]:
+        return {path: each for n, part in enumerate(parts) for path, each in under(f"heads.{n}", part).items()}
 
     @classmethod
     def of_arrays(cls, *, output_bias: Array | None = None, **arrays: Array) -> MultiHead:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise, starmap
 
 import numpy as np
 
@@ -47,17 +48,14 @@ class Projections:
 
     def products(self) -> MultiHead:
         """What answers depend on, head by head."""
-
-        def rows(number: int) -> slice:
-            return slice(number * self.head_width, (number + 1) * self.head_width)
-
+        ends = range(0, (self.heads + 1) * self.head_width, self.head_width)
         heads = [
             SingleHead(
                 self.scale * self.key[part].T @ self.query[part],
                 (self.output[:, part] @ self.value[part]).T,
                 self.scale * self.key[part].T @ self.query_bias[part] if np.any(self.query_bias[part]) else None,
             )
-            for part in map(rows, range(self.heads))
+            for part in starmap(slice, pairwise(ends))
         ]
         bias = self.output @ self.value_bias + self.output_bias
         return MultiHead(heads, bias if np.any(bias) else None)

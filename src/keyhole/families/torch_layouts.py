@@ -83,11 +83,13 @@ class ModuleLayout(ABC):
     """How one kind of attention module stores its heads."""
 
     kind: str
+    marks: tuple[str, ...] = ()  # attributes that modules of this kind have
+    usually_causal = False  # where a module does not say so
     rotary = False  # whether logits depend on the distance of tokens
 
-    @abstractmethod
     def matches(self, module: Any) -> bool:
         """Whether a module is of this kind."""
+        return _has(module, *self.marks)
 
     @abstractmethod
     def read(self, module: Any) -> Projections:
@@ -97,19 +99,20 @@ class ModuleLayout(ABC):
     def write(self, made: Projections, module: Any) -> dict[str, Floats]:
         """Tensors that hold these matrices, by their names in the module."""
 
+    def inner(self, module: Any) -> Any:
+        """The part of a module that says whether it is causal."""
+        return module
+
     def causal(self, module: Any) -> bool:
         """Whether a position sees only those before it and itself."""
-        return bool(getattr(module, "is_causal", False))
+        return bool(getattr(self.inner(module), "is_causal", self.usually_causal))
 
 
 class Torch(ModuleLayout):
     """One matrix for queries, keys and values, one below the other."""
 
     kind = "nn.MultiheadAttention"
-
-    def matches(self, module: Any) -> bool:
-        """Whether a module is of this kind."""
-        return _has(module, "in_proj_weight", "out_proj", "num_heads", "head_dim")
+    marks = ("in_proj_weight", "out_proj", "num_heads", "head_dim")
 
     def read(self, module: Any) -> Projections:
         """The matrices of a module."""
@@ -149,13 +152,13 @@ class Bert(ModuleLayout):
         inner, outer = getattr(module, "self", None), getattr(module, "output", None)
         return _has(inner, "query", "key", "value", "num_attention_heads") and _has(outer, "dense")
 
-    def causal(self, module: Any) -> bool:
-        """Whether a position sees only those before it and itself."""
-        return super().causal(module.self)
+    def inner(self, module: Any) -> Any:
+        """The part with queries, keys and values."""
+        return module.get_submodule(self.names[0].rpartition(".")[0])
 
     def read(self, module: Any) -> Projections:
         """The matrices of a module."""
-        inner = module.get_submodule(self.names[0].rpartition(".")[0])
+        inner = self.inner(module)
         if getattr(inner, "rotary_embeddings", None) is not None:
             raise UsageError(f"{type(module).__name__} turns queries and keys by their position: it is no sum of heads")
         parts = [module.get_submodule(name) for name in self.names]
@@ -183,29 +186,20 @@ class Albert(Bert):
     """The same four linear maps in one module."""
 
     kind = "AlbertAttention"
+    marks = ("query", "key", "value", "dense", "num_attention_heads", "LayerNorm")
     names = ("query", "key", "value", "dense")
 
     def matches(self, module: Any) -> bool:
         """Whether a module is of this kind."""
-        return _has(module, "query", "key", "value", "dense", "num_attention_heads", "LayerNorm")
-
-    def causal(self, module: Any) -> bool:
-        """Whether a position sees only those before it and itself."""
-        return ModuleLayout.causal(self, module)
+        return ModuleLayout.matches(self, module)
 
 
 class Gpt2(ModuleLayout):
     """Matrices are stored transposed, those of queries, keys and values side by side."""
 
     kind = "GPT2Attention"
-
-    def matches(self, module: Any) -> bool:
-        """Whether a module is of this kind."""
-        return _has(module, "c_attn", "c_proj", "num_heads", "head_dim")
-
-    def causal(self, module: Any) -> bool:  # noqa: ARG002 - `is_causal` came with later versions of transformers
-        """Whether a position sees only those before it and itself."""
-        return True
+    usually_causal = True  # `is_causal` came with later versions of transformers
+    marks = ("c_attn", "c_proj", "num_heads", "head_dim")
 
     def read(self, module: Any) -> Projections:
         """The matrices of a module."""
@@ -233,15 +227,9 @@ class Llama(ModuleLayout):
     """Queries and keys are turned by their position, so logits depend on distances too."""
 
     kind = "LlamaAttention"
+    usually_causal = True
+    marks = ("q_proj", "k_proj", "v_proj", "o_proj")
     rotary = True
-
-    def matches(self, module: Any) -> bool:
-        """Whether a module is of this kind."""
-        return _has(module, "q_proj", "k_proj", "v_proj", "o_proj")
-
-    def causal(self, module: Any) -> bool:
-        """Whether a position sees only those before it and itself."""
-        return bool(getattr(module, "is_causal", True))
 
     def read(self, module: Any) -> Projections:
         """Refused: there is no one product per head."""

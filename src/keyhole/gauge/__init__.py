@@ -4,14 +4,4 @@ from keyhole.gauge import table  # noqa: F401 - registers the gauges of all fami
 from keyhole.gauge.compare import Gauge, aligned, canonical, distance, equivalent, register
 from keyhole.gauge.witness import Witness, kinds, witness
 
-__all__ = [
-    "Gauge",
-    "Witness",
-    "aligned",
-    "canonical",
-    "distance",
-    "equivalent",
-    "kinds",
-    "register",
-    "witness",
-]
+__all__ = ["Gauge", "Witness", "aligned", "canonical", "distance", "equivalent", "kinds", "register", "witness"]

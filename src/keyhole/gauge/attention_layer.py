@@ -6,12 +6,11 @@ import numpy as np
 from scipy.optimize import linear_sum_assignment
 
 from keyhole.arrays import Floats, floats
-from keyhole.errors import UsageError
 from keyhole.families.attention_layer import AttentionLayer
 from keyhole.families.multi_head import MultiHead
 from keyhole.families.single_head import SingleHead
 from keyhole.gauge.heads import canonical_heads
-from keyhole.gauge.tolerance import rounding_of, size
+from keyhole.gauge.tolerance import check_shapes, rounding_of, size
 
 
 def as_heads(layer: AttentionLayer) -> MultiHead:
@@ -33,11 +32,7 @@ def distance_of_attention(first: AttentionLayer, second: AttentionLayer) -> floa
 
     Heads of the same scores are one whose projection is their sum. A head without a partner counts in full.
     """
-    if (first.width, first.outputs) != (second.width, second.outputs):
-        raise UsageError(
-            f"cannot compare layers of width {first.width} with {first.outputs} outputs "
-            f"and of width {second.width} with {second.outputs} outputs"
-        )
+    check_shapes(first, second, "layers")
     layers = [as_layer(canonical_heads(as_heads(each), rounding_of(each))) for each in (first, second)]
     heads = max(each.heads for each in layers)
     padded = [[_padded(array, heads) for array in (each.scores, each.projections)] for each in layers]

@@ -8,10 +8,9 @@ import numpy as np
 from scipy.optimize import linear_sum_assignment
 
 from keyhole.arrays import Floats, floats
-from keyhole.errors import UsageError
 from keyhole.families.multi_head import MultiHead
 from keyhole.families.single_head import SingleHead
-from keyhole.gauge.tolerance import relative, rounding_of, size
+from keyhole.gauge.tolerance import check_shapes, relative, rounding_of, size
 
 Heads = SingleHead | MultiHead
 # Longer sequences tell nothing more of heads than those of three tokens do; two tokens tell no sign.
@@ -87,7 +86,7 @@ def equivalent_heads(first: Heads, second: Heads, tolerance: float, max_length: 
     by an average, so groups are made up to that, and the sum of all values is compared by itself; one token shows no
     more than this sum.
     """
-    check_shapes(first, second)
+    check_shapes(first, second, "heads")
     if not _cancels([output_bias_of(first), -output_bias_of(second)], tolerance):
         return False
     pairs = [(into_logits(head), floats(head.value)) for head in MultiHead.of(first).heads]
@@ -122,23 +121,14 @@ def _cancels(parts: Sequence[Floats], tolerance: float) -> bool:
 # --- distance ---------------------------------------------------------------------------------------------------
 
 
-def check_shapes(first: Heads, second: Heads) -> None:
-    """UsageError where heads take or give other numbers of numbers."""
-    if first.width != second.width or first.outputs != second.outputs:
-        raise UsageError(
-            f"cannot compare heads of width {first.width} with outputs {first.outputs} "
-            f"and width {second.width} with outputs {second.outputs}"
-        )
-
-
 def distance_of_heads(first: Heads, second: Heads) -> float:
     """The largest relative distance of two matched heads, of logits or of values, and of the output biases.
 
     1 when the numbers of heads differ: no head of one then corresponds to some head of the other.
     """
-    check_shapes(first, second)
+    check_shapes(first, second, "heads")
     if isinstance(first, SingleHead) and isinstance(second, SingleHead):
-        return _distance_of_single_heads(first, second)
+        return _apart(first, second)
     tolerance = rounding_of(first, second)
     one, two = canonical_heads(first, tolerance), canonical_heads(second, tolerance)
     biases = [output_bias_of(each) for each in (one, two)]
@@ -155,13 +145,6 @@ def distance_of_heads(first: Heads, second: Heads) -> float:
 
 
 def _apart(first: SingleHead, second: SingleHead) -> float:
-    values = relative(floats(first.value), floats(second.value))
-    if not np.any(floats(first.value)) and not np.any(floats(second.value)):
-        return values
-    return max(values, relative(into_logits(first), into_logits(second)))
-
-
-def _distance_of_single_heads(first: SingleHead, second: SingleHead) -> float:
     """The larger relative distance of the affine maps into logits and into values."""
 
     def into_values(head: SingleHead) -> Floats:  # (width + 1, outputs)

@@ -15,10 +15,9 @@ import numpy as np
 from scipy.optimize import linear_sum_assignment
 
 from keyhole.arrays import Floats, floats
-from keyhole.errors import UsageError
 from keyhole.families.activations import activate
 from keyhole.families.relu_net import ReluNet
-from keyhole.gauge.tolerance import rounding_of
+from keyhole.gauge.tolerance import check_shapes, rounding_of
 
 # Pairs of neurons whose kinks have a cosine this near to one are looked at closely, entry by entry.
 LIKELY_THE_SAME = 1e-6
@@ -163,30 +162,27 @@ def canonical_net(net: ReluNet, tolerance: float | None = None, sizes: Sizes | N
     kinks = kinks.only(np.lexsort((kinks.offset, -kinks.loads())))
     largest = np.argmax(np.abs(kinks.normal), axis=1) if kinks.offset.size else np.zeros(0, dtype=int)
     sign = np.sign(kinks.normal[np.arange(kinks.offset.size), largest])
+    found = net_of(kinks, sign, net)
+    tolerance = rounding_of(net) if tolerance is None else tolerance
+    straight = np.all(np.linalg.norm(np.atleast_2d(floats(found.skip)), axis=1) <= tolerance * kinks.linear_radius)
+    return replace(found, skip=None) if straight else found
+
+
+def net_of(kinks: Kinks, sign: Floats | float, like: ReluNet) -> ReluNet:
+    """One neuron per kink, oriented by the signs of their normals, of unit length where scale cannot be seen."""
     length = np.exp(kinks.sharpness)  # one for ReLU
     inner = (sign * length)[:, None] * kinks.normal
     bias = sign * length * kinks.offset
     outer = (kinks.weight / length[:, None]).T  # (outputs, k)
     skip, constant = kinks.linear - 0.5 * outer @ inner, kinks.constant - 0.5 * outer @ bias
-    tolerance = rounding_of(net) if tolerance is None else tolerance
-    straight = np.all(np.linalg.norm(skip, axis=1) <= tolerance * kinks.linear_radius)
-    if net.outputs is None:
+    if like.outputs is None:
         outer, skip, constant = outer[0], skip[0], constant[0]
-    return ReluNet(inner, bias, outer, np.asarray(constant), None if straight else skip, net.activation)
-
-
-def check_nets(first: ReluNet, second: ReluNet) -> None:
-    """UsageError where nets take or give other numbers of numbers."""
-    if first.width != second.width or first.outputs != second.outputs:
-        raise UsageError(
-            f"cannot compare nets of width {first.width} with outputs {first.outputs} "
-            f"and width {second.width} with outputs {second.outputs}"
-        )
+    return ReluNet(inner, bias, outer, np.asarray(constant), skip, like.activation)
 
 
 def equivalent_nets(first: ReluNet, second: ReluNet, tolerance: float, max_length: int | None = None) -> bool:  # noqa: ARG001
     """Whether two nets are the same map. They see the last token only, so the length of sequences is no matter."""
-    check_nets(first, second)
+    check_shapes(first, second, "nets")
     return equivalent_kinks(
         kinks_of(first, tolerance), kinks_of(second, tolerance), tolerance, first.activation == second.activation
     )
@@ -204,7 +200,7 @@ def equivalent_kinks(one: Kinks, two: Kinks, tolerance: float, comparable: bool)
 
 def distance_of_nets(first: ReluNet, second: ReluNet) -> float:
     """The relative Frobenius distance of kinks, matched one to one, and affine map."""
-    check_nets(first, second)
+    check_shapes(first, second, "nets")
     tolerance = rounding_of(first, second)
     kinks = kinks_of(first, tolerance), kinks_of(second, tolerance)
     return distance_of_kinks(*kinks, comparable=first.activation == second.activation)

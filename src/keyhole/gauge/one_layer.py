@@ -14,13 +14,12 @@ from __future__ import annotations
 import numpy as np
 
 from keyhole.arrays import Floats, floats
-from keyhole.errors import UsageError
 from keyhole.families.one_layer import OneLayer
 from keyhole.families.relu_net import ReluNet
 from keyhole.families.single_head import SingleHead
 from keyhole.gauge.heads import into_logits, same_logits
 from keyhole.gauge.nets import Kinks, Sizes, canonical_net, distance_of_kinks, equivalent_kinks, kinks_of
-from keyhole.gauge.tolerance import relative, rounding_of
+from keyhole.gauge.tolerance import check_shapes, relative, rounding_of
 
 
 def plain_layer(layer: OneLayer) -> OneLayer:
@@ -67,7 +66,7 @@ def sees_mixture(kinks: Kinks, tolerance: float) -> bool:
 
 def equivalent_layers(first: OneLayer, second: OneLayer, tolerance: float, max_length: int | None = None) -> bool:
     """Whether two layers are the same map, on sequences of up to `max_length` tokens; two tokens tell all."""
-    _check(first, second)
+    check_shapes(first, second, "layers")
     comparable = first.net.activation == second.net.activation
     if max_length == 1:  # a token alone is its own mixture
         one, two = (kinks_of(_alone(layer), tolerance, _sizes(layer, _reach(layer))) for layer in (first, second))
@@ -92,7 +91,7 @@ def _alone(layer: OneLayer) -> ReluNet:
 
 def distance_of_layers(first: OneLayer, second: OneLayer) -> float:
     """The larger distance of logits and of G; logits do not count where neither G depends on the mixture."""
-    _check(first, second)
+    check_shapes(first, second, "layers")
     tolerance = rounding_of(first, second)
     one, two = kinks_of_layer(first, tolerance), kinks_of_layer(second, tolerance)
     nets = distance_of_kinks(one, two, comparable=first.net.activation == second.net.activation)
@@ -132,11 +131,3 @@ def _projector(rows: Floats, tolerance: float) -> Floats:  # (n, width) -> (widt
     _, sizes, basis = np.linalg.svd(rows / np.where(lengths > 0, lengths, 1.0), full_matrices=False)
     basis = basis[sizes > tolerance * max(sizes, default=0.0)]
     return np.asarray(basis.T @ basis)
-
-
-def _check(first: OneLayer, second: OneLayer) -> None:
-    if first.width != second.width or first.outputs != second.outputs:
-        raise UsageError(
-            f"cannot compare layers of width {first.width} with outputs {first.outputs} "
-            f"and width {second.width} with outputs {second.outputs}"
-        )

@@ -25,11 +25,12 @@ from keyhole.gauge.witness import kinds, witness
 Random = np.random.Generator
 # What answers like given parameters, or does not; None where the change does not apply to them.
 Changed = Callable[[Array], Array] | None
+Change = Callable[[Family, Random], Changed]
 # Relative size of changes that are to be seen.
 VISIBLE = 0.3
 
 
-def of_kind(kind: str) -> Callable[[Family, Random], Changed]:
+def of_kind(kind: str) -> Change:
     """The witness of some kind."""
 
     def change(params: Family, rng: Random) -> Changed:
@@ -49,38 +50,43 @@ def _moved(array: Array, rng: Random) -> Array:
     return np.asarray(array + VISIBLE * _like(array, rng))
 
 
-def _heads(params: Family, how: Callable[[SingleHead], SingleHead], first_only: bool = True) -> Changed:
-    """Parameters with their head, their first head or all their heads changed."""
-    params = params.like(np.zeros(1))
-    if isinstance(params, OneLayer):
-        return replace(params, attention=how(params.attention))
-    if isinstance(params, SingleHead):
-        return how(params)
-    params = MultiHead.of(params)
-    changed = [how(head) if number == 0 or not first_only else head for number, head in enumerate(params.heads)]
-    return MultiHead(changed, params.output_bias)
-
-
 def _bias(head: SingleHead) -> Array:
     return np.zeros(head.width) if head.score_bias is None else head.score_bias
 
 
+def of_heads(how: Callable[[SingleHead, Random], SingleHead], first_only: bool = True) -> Change:
+    """The change that is one of the head, of the first head or of all heads."""
+
+    def change(params: Family, rng: Random) -> Changed:
+        params = params.like(np.zeros(1))
+        if isinstance(params, OneLayer):
+            return replace(params, attention=how(params.attention, rng))
+        if isinstance(params, SingleHead):
+            return how(params, rng)
+        params = MultiHead.of(params)
+        chosen = params.heads[:1] if first_only else params.heads
+        return MultiHead([*(how(head, rng) for head in chosen), *params.heads[len(chosen) :]], params.output_bias)
+
+    return change
+
+
+def of_net(how: Callable[[ReluNet, Random], ReluNet | None]) -> Change:
+    """The change that is one of the net."""
+
+    def change(params: Family, rng: Random) -> Changed:
+        params = params.like(np.zeros(1))
+        net = params.anatomy.net
+        changed = None if net is None else how(net, rng)
+        return replace(params, ffn=changed) if isinstance(params, OneLayer) and changed is not None else changed
+
+    return change
+
+
 # --- heads: what shows -------------------------------------------------------------------------------------------
 
-
-def value(params: Family, rng: Random) -> Changed:
-    """Another value."""
-    return _heads(params, lambda head: replace(head, value=_moved(head.value, rng)))
-
-
-def score(params: Family, rng: Random) -> Changed:
-    """Another score matrix."""
-    return _heads(params, lambda head: replace(head, score=_moved(head.score, rng)))
-
-
-def score_bias(params: Family, rng: Random) -> Changed:
-    """Another score bias."""
-    return _heads(params, lambda head: replace(head, score_bias=_moved(_bias(head), rng)))
+value = of_heads(lambda head, rng: replace(head, value=_moved(head.value, rng)))
+score = of_heads(lambda head, rng: replace(head, score=_moved(head.score, rng)))
+score_bias = of_heads(lambda head, rng: replace(head, score_bias=_moved(_bias(head), rng)))
 
 
 def output_bias(params: Heads, rng: Random) -> Changed:
@@ -92,41 +98,21 @@ def output_bias(params: Heads, rng: Random) -> Changed:
 # --- heads: what does not ----------------------------------------------------------------------------------------
 
 
-def logits(params: Family, rng: Random) -> Changed:
-    """Other logits altogether."""
-    return _heads(
-        params, lambda head: replace(head, score=_like(head.score, rng), score_bias=_like(_bias(head), rng)), False
-    )
+def _column_for_bias(head: SingleHead, rng: Random) -> SingleHead:
+    column = _like(head.score[0], rng)
+    return replace(head, score=head.score + column[:, None], score_bias=_bias(head) - column)
 
 
-def equal_rows(params: Family, rng: Random) -> Changed:
-    """W + 1·rᵀ."""
-    return _heads(params, lambda head: replace(head, score=head.score + _like(head.score[0], rng)), False)
-
-
-def equal_columns(params: Family, rng: Random) -> Changed:
-    """W + s·1ᵀ."""
-    return _heads(params, lambda head: replace(head, score=head.score + _like(head.score[:, :1], rng)), False)
-
-
-def column_for_bias(params: Family, rng: Random) -> Changed:
-    """W + s·1ᵀ and c − s."""
-
-    def change(head: SingleHead) -> SingleHead:
-        column = _like(head.score[0], rng)
-        return replace(head, score=head.score + column[:, None], score_bias=_bias(head) - column)
-
-    return _heads(params, change, False)
-
-
-def bias_constant(params: Family, rng: Random) -> Changed:
-    """A number added to c: c + α·1."""
-    return _heads(params, lambda head: replace(head, score_bias=_bias(head) + rng.standard_normal()), False)
-
-
-def value_constant(params: Family, rng: Random) -> Changed:
-    """Numbers added to v, one for every output: v + α·1."""
-    return _heads(params, lambda head: replace(head, value=head.value + _like(head.value[:1], rng)), False)
+# Other logits altogether.
+logits = of_heads(
+    lambda head, rng: replace(head, score=_like(head.score, rng), score_bias=_like(_bias(head), rng)), False
+)
+# W + 1·rᵀ; W + s·1ᵀ; W + s·1ᵀ and c − s; c + α·1; and v + α·1, with a number for every output.
+equal_rows = of_heads(lambda head, rng: replace(head, score=head.score + _like(head.score[0], rng)), False)
+equal_columns = of_heads(lambda head, rng: replace(head, score=head.score + _like(head.score[:, :1], rng)), False)
+column_for_bias = of_heads(_column_for_bias, False)
+bias_constant = of_heads(lambda head, rng: replace(head, score_bias=_bias(head) + rng.standard_normal()), False)
+value_constant = of_heads(lambda head, rng: replace(head, value=head.value + _like(head.value[:1], rng)), False)
 
 
 def value_for_bias(params: Heads, rng: Random) -> Changed:
@@ -180,60 +166,35 @@ def value_bias(params: Heads, rng: Random) -> Changed:
 # --- nets --------------------------------------------------------------------------------------------------------
 
 
-def _net(params: Family, how: Callable[[ReluNet], ReluNet | None]) -> Changed:
-    """Parameters with their net changed."""
-    params = params.like(np.zeros(1))
-    net = params.anatomy.net
-    changed = None if net is None else how(net)
-    return replace(params, ffn=changed) if isinstance(params, OneLayer) and changed is not None else changed
-
-
 def _skip(net: ReluNet) -> Array:
     return np.zeros((*net.weights_out.shape[:-1], net.width)) if net.skip is None else net.skip
 
 
-def kink(params: Family, rng: Random) -> Changed:
-    """Other kinks."""
-    return _net(params, lambda net: replace(net, weights_in=_moved(net.weights_in, rng)))
-
-
-def weight(params: Family, rng: Random) -> Changed:
-    """Other weights outwards."""
-    return _net(params, lambda net: replace(net, weights_out=_moved(net.weights_out, rng)))
-
-
-def affine(params: Family, rng: Random) -> Changed:
-    """Another constant."""
-    return _net(params, lambda net: replace(net, bias_out=_moved(net.bias_out, rng)))
-
-
-def neuron_by_table(params: Family, _: Random) -> Changed:
+def _without_first(net: ReluNet, _: Random) -> ReluNet | None:
     """The first neuron as a skip that has its values on the unit vectors."""
-
-    def change(net: ReluNet) -> ReluNet | None:
-        if not net.neurons:
-            return None
-        answers = np.asarray(activate(net.activation, net.weights_in[0] + net.bias_in[0]))  # one per token
-        return replace(
-            net,
-            weights_in=net.weights_in[1:],
-            bias_in=net.bias_in[1:],
-            weights_out=net.weights_out[..., 1:],
-            skip=_skip(net) + np.multiply.outer(net.weights_out[..., 0], answers),
-        )
-
-    return _net(params, change)
+    if not net.neurons:
+        return None
+    answers = np.asarray(activate(net.activation, net.weights_in[0] + net.bias_in[0]))  # one per token
+    return replace(
+        net,
+        weights_in=net.weights_in[1:],
+        bias_in=net.bias_in[1:],
+        weights_out=net.weights_out[..., 1:],
+        skip=_skip(net) + np.multiply.outer(net.weights_out[..., 0], answers),
+    )
 
 
-def equal_weights(params: Family, rng: Random) -> Changed:
+def _added_to_rows(net: ReluNet, rng: Random) -> ReluNet:
     """Numbers added to the rows of weights_in and skip."""
+    rows, skip = rng.standard_normal((net.neurons, 1)), _skip(net)
+    return replace(net, weights_in=net.weights_in + rows, skip=skip + rng.standard_normal((*skip.shape[:-1], 1)))
 
-    def change(net: ReluNet) -> ReluNet:
-        rows = rng.standard_normal((net.neurons, 1))
-        skip = _skip(net)
-        return replace(net, weights_in=net.weights_in + rows, skip=skip + rng.standard_normal((*skip.shape[:-1], 1)))
 
-    return _net(params, change)
+kink = of_net(lambda net, rng: replace(net, weights_in=_moved(net.weights_in, rng)))
+weight = of_net(lambda net, rng: replace(net, weights_out=_moved(net.weights_out, rng)))
+affine = of_net(lambda net, rng: replace(net, bias_out=_moved(net.bias_out, rng)))  # the constant
+neuron_by_table = of_net(_without_first)
+equal_weights = of_net(_added_to_rows)
 
 
 # --- layers ------------------------------------------------------------------------------------------------------
@@ -244,11 +205,9 @@ def unseen_value(params: OneLayer, rng: Random) -> Changed:
     return of_kind("unseen value")(params, rng) if params.residual else None
 
 
-def value_row_for_bias(params: OneLayer, rng: Random) -> Changed:
-    """V + 1·rᵀ, and the output bias of attention less r."""
+def _row_for_bias(head: SingleHead, rng: Random) -> SingleHead:
+    row = _like(head.value[0], rng)
+    return replace(head, value=head.value + row, output_bias=output_bias_of(head) - row)
 
-    def change(head: SingleHead) -> SingleHead:
-        row = _like(head.value[0], rng)
-        return replace(head, value=head.value + row, output_bias=output_bias_of(head) - row)
 
-    return _heads(params, change)
+value_row_for_bias = of_heads(_row_for_bias)  # V + 1·rᵀ, and the output bias of attention less r

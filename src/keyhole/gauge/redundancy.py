@@ -86,15 +86,9 @@ def redundancy_of_heads(params: Heads) -> Redundancy:
     groups = list(merged_heads(params, tolerance))
     silent = [number for group, _, value in groups if not np.any(value) for number in group]
     loud = [(group[0], logits, value) for group, logits, value in groups if np.any(value)]
+    same, near = tuple(tuple(group) for group, _, _ in groups if len(group) > 1), tuple(_near_heads(loud))
     return Redundancy(
-        params.family,
-        "heads",
-        len(heads),
-        len(loud),
-        tuple(tuple(group) for group, _, _ in groups if len(group) > 1),
-        tuple(sorted(silent)),
-        tuple(_near_heads(loud)),
-        bool(loud),
+        params.family, "heads", len(heads), len(loud), same, tuple(sorted(silent)), near, logits_show=bool(loud)
     )
 
 

@@ -98,6 +98,5 @@ register(
 )
 register(Residual, around(HEADS, lambda params: params.attention, Residual))
 register(
-    AttentionLayer,
-    replace(around(HEADS, as_heads, as_layer), distance=distance_of_attention, aligned=aligned_layers),
+    AttentionLayer, replace(around(HEADS, as_heads, as_layer), distance=distance_of_attention, aligned=aligned_layers)
 )

@@ -38,6 +38,15 @@ def rounding_of(*params: Family) -> float:
     return SAME_SPACINGS * max(spacings, default=float(np.finfo(np.float64).eps))
 
 
+def check_shapes(first: Family, second: Family, what: str) -> None:
+    """UsageError where parameters take or give other numbers of numbers; `what` they are."""
+    if first.width != second.width or first.outputs != second.outputs:
+        raise UsageError(
+            f"cannot compare {what} of width {first.width} with outputs {first.outputs} "
+            f"and width {second.width} with outputs {second.outputs}"
+        )
+
+
 def refuse_odd_numbers(*params: Family) -> None:
     """UsageError for parameters that define no map: nan, inf or complex numbers."""
     for each in params:

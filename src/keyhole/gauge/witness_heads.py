@@ -27,6 +27,19 @@ def _loudest(heads: MultiHead) -> int | None:
     return int(np.argmax(sizes)) if max(sizes) > 0 else None
 
 
+def _replaced(heads: MultiHead, number: int, *others: SingleHead) -> MultiHead:
+    """The heads with others in the place of one, which come last."""
+    kept = [head for n, head in enumerate(heads.heads) if n != number]
+    return MultiHead([*kept, *others], heads.output_bias)
+
+
+def _with_logits(heads: MultiHead, number: int, rng: Random) -> MultiHead:
+    """The heads with random logits of one of them."""
+    score, bias = _logits_like(heads.heads[number], rng)
+    changed = [SingleHead(score, head.value, bias) if n == number else head for n, head in enumerate(heads.heads)]
+    return MultiHead(changed, heads.output_bias)
+
+
 def _logits_like(head: SingleHead, rng: Random) -> tuple[Floats, Floats | None]:
     """Random score and score bias about as large as those of a head."""
     entry = size(floats(head.score)) / head.width or 1.0
@@ -57,10 +70,9 @@ def split(params: Heads, rng: Random) -> Found:
         return None
     head = heads.heads[number]
     part = rng.standard_normal(head.value.shape) * size(head.value) / head.value.size**0.5
-    others = [each for n, each in enumerate(heads.heads) if n != number]
-    halves = [replace(head, value=part), replace(head, value=head.value - part)]
+    halves = replace(head, value=part), replace(head, value=head.value - part)
     said = f"head {number} is two heads with its logits, and values that add up to its own"
-    return MultiHead([*others, *halves], heads.output_bias), said
+    return _replaced(heads, number, *halves), said
 
 
 def permutation(params: Heads, rng: Random) -> Found:
@@ -89,10 +101,7 @@ def silent_logits(params: Heads, rng: Random) -> Found:
     silent = next((n for n, head in enumerate(heads.heads) if not np.any(head.value)), None)
     if silent is None:
         return None
-    score, bias = _logits_like(heads.heads[silent], rng)
-    changed = [SingleHead(score, head.value, bias) if n == silent else head for n, head in enumerate(heads.heads)]
-    said = f"head {silent} has no value, so its logits can be anything"
-    return MultiHead(changed, heads.output_bias), said
+    return _with_logits(heads, silent, rng), f"head {silent} has no value, so its logits can be anything"
 
 
 def factor_gauge(params: Heads, rng: Random) -> Found:
@@ -108,15 +117,9 @@ def factor_gauge(params: Heads, rng: Random) -> Found:
         inner, _ = np.linalg.qr(rng.standard_normal((few, few)))
         output = inner.T @ right
         bias = None if head.score_bias is None else np.linalg.solve(turn, head.score_bias)
-        made.append(
-            Factors(
-                key=turn,
-                query=np.linalg.solve(turn, head.score).T,
-                value=left * sizes @ inner,
-                output=output.reshape(few, *head.value.shape[1:]),
-                query_bias=bias,
-            )
-        )
+        shaped = output.reshape(few, *head.value.shape[1:])
+        query = np.linalg.solve(turn, head.score).T
+        made.append(Factors(turn, query, left * sizes @ inner, shaped, query_bias=bias))
     said = (
         "key and query matrices are multiplied by a matrix and its inverse transposed, value and output matrices by "
         "one and its inverse: only the products show"
@@ -133,13 +136,12 @@ def length_two(params: Heads, _: Random) -> Found:
     number = max(loud, key=lambda n: size(heads.heads[n].value))
     head = heads.heads[number]
     bias = None if head.score_bias is None else -head.score_bias
-    changed = [SingleHead(-head.score, -head.value, bias), SingleHead(0.0 * head.score, 2 * head.value)]
-    others = [each for n, each in enumerate(heads.heads) if n != number]
+    changed = SingleHead(-head.score, -head.value, bias), SingleHead(0.0 * head.score, 2 * head.value)
     said = (
         f"head {number} has the signs of logits and value changed, and a head that averages has twice its value: of "
         "two tokens the weight of one is one minus that of the other, of three it is not"
     )
-    return MultiHead([*others, *changed], heads.output_bias), said
+    return _replaced(heads, number, *changed), said
 
 
 def length_one(params: Heads, rng: Random) -> Found:
@@ -148,9 +150,7 @@ def length_one(params: Heads, rng: Random) -> Found:
     number = _loudest(heads)
     if number is None:
         return None
-    score, bias = _logits_like(heads.heads[number], rng)
-    changed = [SingleHead(score, head.value, bias) if n == number else head for n, head in enumerate(heads.heads)]
-    return MultiHead(changed, heads.output_bias), f"head {number} has other logits: a token alone has all the weight"
+    return _with_logits(heads, number, rng), f"head {number} has other logits: a token alone has all the weight"
 
 
 def _listed(numbers: list[int]) -> str:

@@ -13,7 +13,7 @@ from keyhole.families.activations import activate
 from keyhole.families.one_layer import OneLayer
 from keyhole.families.relu_net import ReluNet
 from keyhole.families.single_head import SingleHead
-from keyhole.gauge.nets import kinks_of
+from keyhole.gauge.nets import kinks_of, net_of
 from keyhole.gauge.one_layer import kinks_of_layer, plain_layer, sees_mixture
 from keyhole.gauge.tolerance import rounding_of, size
 
@@ -30,6 +30,12 @@ def _with(net: ReluNet, inner: Floats, bias: Floats, outer: Floats) -> ReluNet:
     return replace(net, weights_in=inner, bias_in=bias, weights_out=outer)
 
 
+def _one_more(net: ReluNet, row: Floats, bias: float, weight: Floats) -> ReluNet:  # (width,), (), () or (outputs,)
+    """The net with a neuron behind the others."""
+    outer = np.concatenate([net.weights_out, weight[..., None]], axis=-1)
+    return _with(net, np.vstack([net.weights_in, row]), np.append(net.bias_in, bias), outer)
+
+
 def _kinked(net: ReluNet) -> npt.NDArray[np.intp]:
     """The numbers of neurons that bend and are heard."""
     heard = np.any(np.atleast_2d(net.weights_out), axis=0)
@@ -42,13 +48,7 @@ def merge(params: ReluNet, _: Random) -> FoundNet:
     kinks = kinks_of(net, rounding_of(params))
     if kinks.offset.size == _kinked(net).size:
         return None
-    length = np.exp(kinks.sharpness)
-    inner, bias = length[:, None] * kinks.normal, length * kinks.offset
-    outer = (kinks.weight / length[:, None]).T
-    skip, constant = kinks.linear - 0.5 * outer @ inner, kinks.constant - 0.5 * outer @ bias
-    if net.outputs is None:
-        outer, skip, constant = outer[0], skip[0], constant[0]
-    fewer = ReluNet(inner, bias, outer, np.asarray(constant), skip, net.activation)
+    fewer = net_of(kinks, 1.0, net)
     return fewer, "neurons of the same kink are one, and what remains of them is affine and goes into skip and bias"
 
 
@@ -100,24 +100,16 @@ def split(params: ReluNet, rng: Random) -> FoundNet:
     part = weight * rng.uniform(0.2, 0.8)
     outer = net.weights_out.copy()
     outer[..., number] = weight - part
-    other = _with(
-        net,
-        np.vstack([net.weights_in, net.weights_in[number]]),
-        np.append(net.bias_in, net.bias_in[number]),
-        np.concatenate([outer, part[..., None]], axis=-1),
-    )
+    less = replace(net, weights_out=outer)
+    other = _one_more(less, net.weights_in[number], net.bias_in[number], part)
     return other, f"neuron {number} is two, whose weights outwards add up to its own"
 
 
 def dead_neuron(params: ReluNet, rng: Random) -> FoundNet:
     """A neuron that nobody hears."""
     net = _plain(params)
-    other = _with(
-        net,
-        np.vstack([net.weights_in, rng.standard_normal(net.width)]),
-        np.append(net.bias_in, rng.standard_normal()),
-        np.concatenate([net.weights_out, np.zeros((*net.weights_out.shape[:-1], 1))], axis=-1),
-    )
+    silent = np.zeros(net.weights_out.shape[:-1])
+    other = _one_more(net, rng.standard_normal(net.width), rng.standard_normal(), silent)
     return other, "there is one neuron more, whose weights outwards are zero"
 
 
@@ -125,15 +117,8 @@ def constant_neuron(params: ReluNet, rng: Random) -> FoundNet:
     """A neuron that sees nothing but its bias, at the expense of the output bias."""
     net = _plain(params)
     level, weight = np.asarray(rng.uniform(0.5, 2.0)), np.asarray(rng.standard_normal(net.weights_out.shape[:-1]))
-    other = replace(
-        _with(
-            net,
-            np.vstack([net.weights_in, np.zeros(net.width)]),
-            np.append(net.bias_in, level),
-            np.concatenate([net.weights_out, weight[..., None]], axis=-1),
-        ),
-        bias_out=np.asarray(net.bias_out - weight * activate(net.activation, level)),
-    )
+    bias_out = np.asarray(net.bias_out - weight * activate(net.activation, level))
+    other = replace(_one_more(net, np.zeros(net.width), float(level), weight), bias_out=bias_out)
     return other, "there is one neuron more, which sees nothing but its bias; the output bias makes up for it"
 
 

@@ -19,17 +19,16 @@ from keyhole.live.form import DemoRequest, ServedTarget, read_form
 from keyhole.live.heatmap import pictures
 from keyhole.live.run import Run, add_report, carry_out
 from keyhole.progress import Observer
-from keyhole.recovery import Outcome
 from keyhole.runs.execute import Ending
 from keyhole.runs.folders import prepare_folder
+from keyhole.runs.reader import read_run
 from keyhole.runs.settings import Settings
-from keyhole.runs.store import FORMATS, RUN, VERSION, plain
+from keyhole.runs.store import RUN, plain
 
 LIVE, JOURNAL = "live.json", "journal.db"  # beside what `keyhole recover --out` writes
 LIVE_FORMAT, LIVE_VERSION = "keyhole-live", 1
 MOST_ACTIVE = 4
 IDENTITY = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
-FIGURES = ("queries", "counting_bound", "ratio", "worst_error", "worst_ratio", "seconds")  # of a result
 STOP_SECONDS = 8.0  # for batches at hand, when the server ends
 
 
@@ -75,14 +74,8 @@ class Runs:
 
     def _make_run(self, identity: str, request: DemoRequest) -> Run:
         folder = self.folder / identity
-        settings = Settings(
-            request.target,
-            request.method,
-            seed=request.seed,
-            budget=request.budget,
-            journal=folder / JOURNAL,
-            out=folder,
-        )
+        journal, budget = folder / JOURNAL, request.budget
+        settings = Settings(request.target, request.method, budget, journal, request.seed, out=folder)
         return Run(identity, request.label, settings, partial(carry_out, rate=request.rate), self._changed, self._after)
 
     def watch(self, label: str, settings: Settings, work: Callable[[Settings, Observer], Ending]) -> Run:
@@ -173,8 +166,7 @@ class Runs:
 
     def _read_run(self, identity: str, path: Path) -> Run:
         try:
-            about = _read(path, LIVE_FORMAT, LIVE_VERSION)
-            request = DemoRequest.of(about)
+            request = _read_request(path)
             own = request.target.startswith("demo:") or (
                 self.served is not None and request.target == self.served.target
             )
@@ -185,10 +177,10 @@ class Runs:
             run.state = "stopped"
             run.started = path.stat().st_mtime
             if (path.parent / RUN).exists():
-                run.ending = _ending(path.parent / RUN)
-                run.state = "done"
-                found = run.params()
-                run.record.draw([] if found is None else pictures(found.matrices()))
+                saved = read_run(path.parent)
+                run.ending = {name: saved.record[name] for name in ("result", "distance", "heldout")}
+                run.state, params = "done", saved.result.params
+                run.record.draw([] if params is None else pictures(params.matrices()))
         except (KeyholeError, OSError, KeyError, TypeError, ValueError, AttributeError) as error:
             reason = str(error) if isinstance(error, KeyholeError) else f"its files are damaged ({error})"
             run = Run(identity, "a run that cannot be read", Settings("unknown"), _unreadable)
@@ -200,24 +192,11 @@ def _unreadable(settings: Settings, observer: Observer) -> Ending:  # noqa: ARG0
     raise FileError("a run that cannot be read cannot be resumed")
 
 
-def _ending(path: Path) -> dict[str, Any]:
-    """How a run ended, with everything in it that a page shows."""
-    found = _read(path, FORMATS[RUN], VERSION)
-    ending = {name: found[name] for name in ("result", "distance", "heldout")}
-    Outcome[ending["result"]["outcome"]]  # a KeyError where there is none of this name
-    numbers = [ending["heldout"][name] for name in ("predictions", "answers")]
-    if not all(isinstance(each, list) for each in numbers) or len(numbers[0]) != len(numbers[1]):
-        raise ValueError("predictions and answers do not belong together")
-    numbers.append([ending["distance"], *(ending["result"][name] for name in FIGURES)])
-    if not all(each is None or isinstance(each, int | float) for some in numbers for each in some):
-        raise TypeError("a figure is no number")
-    return ending
-
-
-def _read(path: Path, form: str, version: int) -> dict[str, Any]:
+def _read_request(path: Path) -> DemoRequest:
+    """What a run of the page was asked for."""
     found = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(found, dict) or found.get("format") != form:
-        raise FileError(f"{path.name} is no {form} file")
-    if not isinstance(found.get("version"), int) or found["version"] > version:
+    if not isinstance(found, dict) or found.get("format") != LIVE_FORMAT:
+        raise FileError(f"{path.name} is no {LIVE_FORMAT} file")
+    if not isinstance(found.get("version"), int) or found["version"] > LIVE_VERSION:
         raise FileError(f"{path.name} was written by a newer version of Keyhole: update this one")
-    return found
+    return DemoRequest.of(found)

@@ -47,6 +47,7 @@ def add_page(app: "FastAPI", runs: Runs, closing: Callable[[], bool]) -> None:
     """Add the page of these runs to an application."""
     for router in (_static_files(), _states_of(runs), _actions_on(runs), _events_of(runs, closing)):
         app.include_router(router, include_in_schema=False)
+    app.add_exception_handler(KeyholeError, _refuse)
 
 
 def _static_files() -> "APIRouter":
@@ -87,17 +88,11 @@ def _states_of(runs: Runs) -> "APIRouter":
 
     @router.get("/api/runs/{identity}")
     async def one(identity: str) -> Response:
-        try:
-            return JSONResponse(runs.get(identity).snapshot())
-        except KeyholeError as error:
-            return _refuse(error)
+        return JSONResponse(runs.get(identity).snapshot())
 
     @router.get("/api/runs/{identity}/files/{name}")
     async def file(identity: str, name: str) -> Response:
-        try:
-            content = await _in_thread(runs.get(identity).read, name)
-        except KeyholeError as error:
-            return _refuse(error)
+        content = await _in_thread(runs.get(identity).read, name)
         headers = {"Content-Security-Policy": SANDBOX} if name == "report.html" else {}
         if name != "report.html":
             headers["Content-Disposition"] = f'attachment; filename="{identity}-{name}"'
@@ -105,10 +100,7 @@ def _states_of(runs: Runs) -> "APIRouter":
 
     @router.get("/api/compare")
     async def compare(first: str = "", second: str = "") -> Response:
-        try:
-            return JSONResponse(await _in_thread(runs.compare, first, second))
-        except KeyholeError as error:
-            return _refuse(error)
+        return JSONResponse(await _in_thread(runs.compare, first, second))
 
     return router
 
@@ -150,7 +142,8 @@ def _events_of(runs: Runs, closing: Callable[[], bool]) -> "APIRouter":
     return router
 
 
-def _refuse(error: KeyholeError) -> "Response":
+async def _refuse(_: Any, error: Exception) -> "Response":
+    """What a page is told where something cannot be done."""
     from fastapi.responses import JSONResponse  # noqa: PLC0415
 
     kinds = ((InvalidForm, 422), (NoSuchRun, 404), (FileError, 404), (Busy, 429), (UsageError, 422))
@@ -174,8 +167,6 @@ async def _act(request: Any, action: Callable[[Any], Run], status: int = 200) ->
         run = await _in_thread(action, given)
     except (FileError, OSError) as error:
         return JSONResponse({"error": f"{error}; the folder for runs is named by --runs"}, 507)
-    except KeyholeError as error:
-        return _refuse(error)
     return JSONResponse(run.brief(), status)
 
 

@@ -16,7 +16,7 @@ from keyhole.live.heatmap import pictures
 from keyhole.live.record import Record, RunStopped
 from keyhole.oracles import Oracle, Wrapper
 from keyhole.progress import Observer
-from keyhole.report.html.build import try_report
+from keyhole.report.build import try_report
 from keyhole.runs.execute import Ending, execute
 from keyhole.runs.settings import RESUMABLE, Settings
 from keyhole.runs.store import PARAMS, plain
@@ -48,12 +48,8 @@ def carry_out(settings: Settings, observer: Observer, *, rate: float | None = No
 
 def ending_of(finished: Ending) -> dict[str, Any]:
     """How a run ended, as `run.json` has it."""
-    certificate = finished.result.certificate
-    data = {
-        "result": finished.result.summary(),
-        "distance": finished.distance,
-        "heldout": {"predictions": certificate.predictions, "answers": certificate.answers},
-    }
+    result = finished.result
+    data = {"result": result.summary(), "distance": finished.distance, "heldout": result.certificate.heldout()}
     found: dict[str, Any] = plain(data)
     return found
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import TracebackType
-
 from keyhole.live.access import Access
 from keyhole.live.manager import Runs
 from keyhole.live.routes import add_page, make_empty_app
@@ -37,8 +35,6 @@ class LiveServer(WebServer):
         finally:
             self.runs.close()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.runs.close()  # first, so that pages see how it ends
-        super().__exit__(kind, error, trace)
+        super().__exit__(*error)

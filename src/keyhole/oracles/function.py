@@ -37,15 +37,8 @@ class FunctionOracle(Oracle):
             raise UsageError(f"function must be callable, not {type(function).__name__}")
         self.function = function
         self.name = name or _name(function)
-        self.signature = Signature(
-            width=width,
-            space=numpy_space() if like is None else Space.of(like),
-            max_norm=max_norm,
-            max_length=max_length,
-            positions=positions,
-            noise=Noise.of(noise),
-            batch_limit=batch_limit,
-        )
+        space = numpy_space() if like is None else Space.of(like)
+        self.signature = Signature(width, space, max_norm, max_length, positions, Noise.of(noise), batch_limit)
 
     def answer(self, tokens: Array) -> Array:
         """Call the function."""

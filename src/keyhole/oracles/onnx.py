@@ -8,7 +8,7 @@ from dataclasses import replace
 from glob import escape
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -73,16 +73,9 @@ class OnnxOracle(Oracle):
         space = Space.of(np.zeros(1, dtype=np.float32 if self._dtype is np.float16 else self._dtype))
         if self._dtype is np.float16:  # libraries solve nothing in it: methods work in float32, and know its digits
             space = replace(space, coarse=float(np.finfo(np.float16).eps))
-        longest = [each for each in (max_length, self._length) if each is not None]
-        self.signature = Signature(
-            width=width,
-            space=space,
-            max_norm=max_norm,
-            max_length=min(longest) if longest else None,
-            positions="all" if place is None else "last",
-            noise=Noise.of(noise),
-            batch_limit=batch_limit,
-        )
+        max_length = min((each for each in (max_length, self._length) if each is not None), default=None)
+        observed: Literal["last", "all"] = "all" if place is None else "last"
+        self.signature = Signature(width, space, max_norm, max_length, observed, Noise.of(noise), batch_limit)
         lengths = TRIAL_LENGTHS if self._length is None else (self._length,)
         self._observed = observe(positions, self._outputs, self.signature, self._who, lengths, REMEDY)
         suffix = "" if place in (None, -1) else f" at position {place}"

@@ -88,25 +88,18 @@ def observe(
     if not everywhere and positions != "last":
         raise UsageError(f"{who} has one answer per sequence, not one per position: leave positions at 'last'")
     if signature.noise.kind == "exact":
-        _refuse_random(outputs[0], _ask(model, tokens[0], who, remedy), signature, who)
-        _refuse_mixing(outputs[0], _ask(model, tokens[0][:1, ...], who, remedy), signature, who)
+        if _apart(outputs[0], _ask(model, tokens[0], who, remedy), signature):
+            raise UsageError(
+                f"{who} answers the same question differently each time: switch off dropout and sampling, "
+                "or declare the noise, e.g. noise=Noise.gaussian(0.1)"
+            )
+        if _apart(outputs[0][:1, ...], _ask(model, tokens[0][:1, ...], who, remedy), signature):
+            raise UsageError(
+                f"{who} answers a sequence differently when others are in its batch: if it wants "
+                "(length, batch, width), say batch_first=False, or export it with the batch in front; no method "
+                "expects a box that mixes sequences"
+            )
     return Observed(place, everywhere)
-
-
-def _refuse_random(first: Array, again: Array, signature: Signature, who: str) -> None:
-    if _apart(first, again, signature):
-        raise UsageError(
-            f"{who} answers the same question differently each time: switch off dropout and sampling, "
-            "or declare the noise, e.g. noise=Noise.gaussian(0.1)"
-        )
-
-
-def _refuse_mixing(together: Array, alone: Array, signature: Signature, who: str) -> None:
-    if _apart(together[:1, ...], alone, signature):
-        raise UsageError(
-            f"{who} answers a sequence differently when others are in its batch: if it wants (length, batch, width), "
-            "say batch_first=False, or export it with the batch in front; no method expects a box that mixes sequences"
-        )
 
 
 def _apart(first: Array, second: Array, signature: Signature) -> bool:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from keyhole.arrays import Array, Space
 from keyhole.errors import KeyholeError, UsageError
@@ -64,21 +64,14 @@ class TorchOracle(Oracle):
         if call is None and isinstance(module, torch.nn.MultiheadAttention):
             call = _self_attention
         _check_call(module, call, self._who)
-        self._call = call or _plain_call
+        self._call = call or (lambda module, tokens: module(tokens))
         self.module = _moved(module, self._dtype, where)
         coarse = self._dtype.itemsize < 4  # libraries solve nothing in it: methods work in float32, and know its digits
         space = Space.of(torch.zeros(1, dtype=torch.float32 if coarse else self._dtype, device=where))
         if coarse:
             space = replace(space, coarse=float(torch.finfo(self._dtype).eps))
-        self.signature = Signature(
-            width=width,
-            space=space,
-            max_norm=max_norm,
-            max_length=max_length,
-            positions="all" if place is None else "last",
-            noise=Noise.of(noise),
-            batch_limit=batch_limit,
-        )
+        observed: Literal["last", "all"] = "all" if place is None else "last"
+        self.signature = Signature(width, space, max_norm, max_length, observed, Noise.of(noise), batch_limit)
         self.batch_first, self._observed = self._find_order(positions, batch_first)
         suffix = "" if place in (None, -1) else f" at position {place}"
         if call not in (None, _self_attention):
@@ -141,10 +134,6 @@ def _plain_text(value: Any) -> str | None:
         texts = [_plain_text(each) for each in value]
         return None if None in texts else repr(texts)
     return value.__qualname__ if inspect.isroutine(value) else None
-
-
-def _plain_call(module: Any, tokens: Array) -> Any:
-    return module(tokens)
 
 
 def _self_attention(module: Any, tokens: Array) -> Any:

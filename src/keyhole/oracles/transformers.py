@@ -65,7 +65,8 @@ class TransformersOracle(TorchOracle):
         self.place = place_in(model, layer)
         self.part = part
         whole = part == "layer" or (part == "attention-block" and not isinstance(self.place.layout, Bert))
-        module, ask = (self.place.layer if whole else self.place.module), _ask(self.place, part)
+        module = self.place.layer if whole else self.place.module
+        ask = _whole_module if part == "layer" else ASKS[type(self.place.layout)][part]
         surroundings = _Surroundings(model, self.place)
         super().__init__(
             module,
@@ -168,12 +169,6 @@ def _width(place: Place) -> int:
 
 def _first(outputs: Any) -> Any:
     return outputs[0] if isinstance(outputs, tuple) else outputs
-
-
-def _ask(place: Place, part: Part) -> Ask:
-    if part == "layer":
-        return lambda module, tokens, given: _first(module(tokens, **given))
-    return ASKS[type(place.layout)][part]
 
 
 def _bert(module: Any, tokens: Array, given: dict[str, Any]) -> Any:

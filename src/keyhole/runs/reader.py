@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -22,25 +22,13 @@ from keyhole.methods.diagnosis.diagnose import Diagnosis
 from keyhole.methods.diagnosis.examination import Finding
 from keyhole.recover_model import load_layers
 from keyhole.recovery import Certificate, Outcome, Recovery, Stats
-from keyhole.runs.store import (
-    AUDIT,
-    DIAGNOSIS,
-    ERRORS,
-    FORMATS,
-    HEADS,
-    LAYERS,
-    PARAMS,
-    RADIUS,
-    RESERVATION,
-    RUN,
-    TRUTH,
-    VERIFICATION,
-    VERSION,
-)
+from keyhole.runs import store
+from keyhole.runs.store import FORMATS, HEADS, PARAMS, TRUTH, VERSION
 from keyhole.verify.verdict import Difference, Verdict
 
 LARGEST = 1e100  # what is larger is no measurement, and cannot be drawn
-BEGUN = (PARAMS, HEADS, RESERVATION, "cells")  # what a run leaves that does not come to its end
+BEGUN = (PARAMS, HEADS, store.RESERVATION, "cells")  # what a run leaves that does not come to its end
+BARS = {"radius": store.RADIUS, "standard_error": store.ERRORS}
 AGAIN = "restore it, or run the command again"
 
 
@@ -113,9 +101,21 @@ def read_folder(folder: Path) -> Saved:
             raise FileError(_nothing(folder))
     except OSError as error:
         raise FileError(f"cannot read {folder}: {error.strerror or error}") from error
-    page = Page(there[-1], _load_record(there[-1]))
+    return read_record(there[-1])
+
+
+def read_run(folder: Path) -> SavedRun:
+    """The recovery that was written there."""
+    found = read_record(folder / store.RUN)
+    assert isinstance(found, SavedRun)
+    return found
+
+
+def read_record(path: Path) -> Saved:
+    """What one of the records holds, and the files beside it."""
+    page = Page(path, _load_record(path))
     try:
-        return READERS[there[-1].name](page, folder)
+        return READERS[path.name](page, path.parent)
     except KeyholeError:
         raise
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
@@ -123,10 +123,7 @@ def read_folder(folder: Path) -> Saved:
 
 
 def _nothing(folder: Path) -> str:
-    begun = [
-        *folder.glob(".*.tmp"),
-        *(folder / name for name in BEGUN if (folder / name).exists()),
-    ]
+    begun = [*folder.glob(".*.tmp"), *(folder / name for name in BEGUN if (folder / name).exists())]
     if begun:
         return f"{folder} is incomplete: the run that wrote {begun[0].name} did not come to its end; run it again"
     return f"{folder} is no run folder: it has none of {', '.join(FORMATS)}; name one that a command wrote with --out"
@@ -148,7 +145,8 @@ def _load_record(path: Path) -> dict[str, Any]:
     if version > VERSION:
         by = f", by Keyhole {record['keyhole']}" if isinstance(record.get("keyhole"), str) else ""
         raise FileError(
-            f"{path} was written in format version {version}{by}; this Keyhole reads up to {VERSION}: upgrade it"
+            f"{path} was written in format version {version}{by}; this Keyhole reads up to {VERSION}: upgrade it to a "
+            "newer version"
         )
     return record
 
@@ -205,6 +203,22 @@ class Page:
             raise self.damaged(f"{name} is no list of numbers")
         return np.asarray(found, dtype=np.float64)
 
+    def inside(self, name: str) -> list[Page]:
+        """The objects of a list, empty ones for what is none."""
+        listed = self.data.get(name)
+        found = listed if isinstance(listed, list) else []
+        return [Page(self.path, each if isinstance(each, dict) else {}) for each in found]
+
+    def fields(self, kind: Any, *others: str) -> dict[str, Any]:
+        """Texts and numbers by the names that fields of a dataclass have for them, without those of the others."""
+        read: dict[str, Callable[[str], Any]] = {"str": self.text, "int": self.count, "float": self.number}
+        found = {}
+        for name, declared in ((each.name, each.type.partition(" | ")) for each in fields(kind)):
+            if declared[0] in read and name not in others:
+                missing = declared[2] == "None" and self.data.get(name) is None
+                found[name] = None if missing else read[declared[0]](name)
+        return found
+
     def _typed(self, name: str, kind: Any, words: str, default: Any = None) -> Any:
         found = self.data.get(name, default)
         if not isinstance(found, kind) or (isinstance(found, bool) and kind is not bool):
@@ -218,16 +232,13 @@ class Page:
 def _run(page: Page, folder: Path) -> SavedRun:
     files = page.inner("files").data
     params = _params(folder, PARAMS, "params" in files)
-    radius, errors = (_like(params, folder, name, kind in files) for kind, name in _BARS.items())
+    radius, errors = (_like(params, folder, name, kind in files) for kind, name in BARS.items())
     truth = _params(folder, TRUTH, "truth" in files)
     heldout = page.inner("heldout")
     page.inner("settings")
     result = _recovery(page.inner("result"), heldout, params, radius, errors)
     label = page.text("label", page.text("box"))
     return SavedRun(page.data, result, label, page.maybe("distance"), truth)
-
-
-_BARS = {"radius": RADIUS, "standard_error": ERRORS}
 
 
 def _params(folder: Path, name: str, listed: bool) -> Family | None:
@@ -267,57 +278,23 @@ def _recovery(
     certificate = Certificate(
         radius,
         errors,
-        page.count("heldout_queries"),
-        page.number("worst_error"),
-        page.number("worst_ratio"),
-        page.number("resolution"),
-        page.texts("assumptions"),
-        predictions,
-        answers,
+        assumptions=page.texts("assumptions"),
+        predictions=predictions,
+        answers=answers,
+        **page.fields(Certificate),
     )
     stages = page.inner("stages")
-    stats = Stats(
-        page.count("queries"),
-        page.count("new_queries"),
-        page.count("heldout_queries"),
-        page.count("counting_bound"),
-        page.number("seconds"),
-        page.number("oracle_seconds"),
-        {name: stages.count(name) for name in stages.data},
-        page.inner("details").data,
-    )
+    counts = {name: stages.count(name) for name in stages.data}
+    stats = Stats(**page.fields(Stats), stages=counts, details=page.inner("details").data)
     return Recovery(Outcome[outcome], page.text("message"), params, certificate, stats, page.text("method"))
 
 
 def _audit(page: Page, _: Path) -> SavedAudit:
-    rows = page.data.get("rows")
-    if not isinstance(rows, list) or not rows:
+    cells = tuple(Cell(**row.fields(Cell)) for row in page.inside("rows"))
+    if not cells:
         raise page.damaged("it has no rows")
-    cells = []
-    for each in rows:
-        row = Page(page.path, each if isinstance(each, dict) else {})
-        cells.append(
-            Cell(
-                row.text("defence"),
-                row.number("multiple"),
-                row.count("budget"),
-                row.count("queries"),
-                row.number("error"),
-                row.number("floor"),
-                row.text("outcome"),
-                row.text("method"),
-                row.number("seconds"),
-            )
-        )
-    audit = Audit(
-        page.text("target"),
-        page.text("box"),
-        page.count("counting_bound"),
-        page.text("reference"),
-        page.count("seed"),
-        tuple(cells),
-        page.count("new_queries"),
-    )
+    label, bound = page.text("box"), page.count("counting_bound")
+    audit = Audit(label=label, bound=bound, rows=cells, **page.fields(Audit, "label", "bound"))
     if not all(0 <= row.error <= LARGEST and 0 <= row.floor <= LARGEST and row.multiple > 0 for row in cells):
         raise page.damaged("its errors, floors or multiples are no numbers that can be meant")
     if not audit.bound or not all(row.budget for row in cells):
@@ -350,42 +327,23 @@ def _verification(page: Page, _: Path) -> SavedVerdict:
     if conclusion not in {"same", "different", "inconclusive"}:
         raise page.damaged(f"there is no conclusion {conclusion!r}")
     parts = page.inner("parts")
-    listed = page.data.get("differing", [])
-    differing = []
-    for each in listed if isinstance(listed, list) else []:
-        one = Page(page.path, each if isinstance(each, dict) else {})
-        head, part = one.data.get("head"), one.data.get("part")
-        differing.append(
-            Difference(None if head is None else one.count("head"), None if part is None else one.text("part"),
-                       one.number("size"))
-        )  # fmt: skip
     verdict = Verdict(
         conclusion,  # type: ignore[arg-type]  # one of the three
-        page.text("message"),
-        page.count("queries"),
-        page.count("new_queries"),
-        page.number("worst_error"),
-        page.number("worst_ratio"),
-        page.maybe("tolerance"),
-        page.number("false_alarm"),
-        page.number("miss"),
-        page.number("resolution"),
-        {name: parts.number(name) for name in parts.data},
-        tuple(differing),
+        parts={name: parts.number(name) for name in parts.data},
+        differing=tuple(Difference(**each.fields(Difference)) for each in page.inside("differing")),
+        **page.fields(Verdict),
     )
     return SavedVerdict(page.data, verdict, page.text("box"), page.text("claimed"))
 
 
 def _diagnosis(page: Page, _: Path) -> SavedDiagnosis:
-    findings = page.data.get("findings")
-    if not isinstance(findings, list):
+    if not isinstance(page.data.get("findings"), list):
         raise page.damaged("it has no findings")
-    pages = [Page(page.path, each if isinstance(each, dict) else {}) for each in findings]
     method = None if page.data.get("method") is None else page.text("method")
     found = Diagnosis(
         page.text("family"),
         method,
-        tuple(Finding(each.text("what"), each.text("found"), each.text("evidence")) for each in pages),
+        tuple(Finding(**each.fields(Finding)) for each in page.inside("findings")),
         dict(page.inner("options").data),
         queries=page.count("queries"),
     )
@@ -393,9 +351,9 @@ def _diagnosis(page: Page, _: Path) -> SavedDiagnosis:
 
 
 READERS: dict[str, Callable[[Page, Path], Saved]] = {
-    RUN: _run,
-    AUDIT: _audit,
-    LAYERS: _layers,
-    VERIFICATION: _verification,
-    DIAGNOSIS: _diagnosis,
+    store.RUN: _run,
+    store.AUDIT: _audit,
+    store.LAYERS: _layers,
+    store.VERIFICATION: _verification,
+    store.DIAGNOSIS: _diagnosis,
 }

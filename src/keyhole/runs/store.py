@@ -103,8 +103,7 @@ def _check_owner(folder: Path, name: str, settings: Mapping[str, Any]) -> None:
             "name another one with --out, or write into it with --force"
         )
     own = _identity(settings)
-    for each, known in records.items():
-        record, other = known
+    for each, (record, other) in records.items():
         shared = own.keys() & other.keys() - MAY_DIFFER if record == name else set()
         differing = [key for key in (*SUBJECTS, *sorted(shared)) if own.get(key) != other.get(key)]
         if differing and other:
@@ -172,27 +171,28 @@ def write_run(
         "settings": settings,
         "result": result.summary(),
         "distance": distance,
-        "heldout": {"predictions": certificate.predictions, "answers": certificate.answers},
+        "heldout": certificate.heldout(),
         "files": {kind: name for kind, (name, _) in makers.items()},
     }
     text = _as_json(record)
     makers["run"] = (RUN, lambda path: path.write_text(text, encoding="utf-8"))
     files = dict(makers.values())
-    try:
-        replace_files(folder, files, stale=(RUN, *sorted(OWN_FILES - files.keys())))
-    except OSError as error:
-        raise unwritable(folder, error) from error
+    _replace(folder, files, stale=(RUN, *sorted(OWN_FILES - files.keys())))
     return {kind: folder / name for kind, (name, _) in makers.items()}
 
 
 def write_record(folder: Path, name: str, data: Mapping[str, Any]) -> Path:
     """Write one of the other records, whole or not at all; an earlier report in the folder is removed."""
     text = _as_json({**_header(FORMATS[name]), **data})
+    _replace(folder, {name: lambda made: made.write_text(text, encoding="utf-8")}, stale=(REPORT,))
+    return folder / name
+
+
+def _replace(folder: Path, files: Mapping[str, Callable[[Path], Any]], stale: tuple[str, ...]) -> None:
     try:
-        replace_files(folder, {name: lambda made: made.write_text(text, encoding="utf-8")}, stale=(REPORT,))
+        replace_files(folder, files, stale)
     except OSError as error:
         raise unwritable(folder, error) from error
-    return folder / name
 
 
 def _header(form: str) -> dict[str, Any]:

@@ -8,58 +8,27 @@ from typing import Any
 from keyhole.inference_protocol import DATATYPES, HEADER_LENGTH, TensorInfo
 from keyhole.serve.served_oracle import ANSWERS, TOKENS
 
-_SIDE = {"type": "integer", "minimum": 0}
-_PARAMETERS = {"type": "object"}
-_ERROR = {
-    "application/json": {
-        "schema": {"type": "object", "properties": {"error": {"type": "string"}}, "required": ["error"]},
-    }
-}
+_TEXT, _PARAMETERS = {"type": "string"}, {"type": "object"}
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
 _NUMBERS = {"anyOf": [{"type": "array", "items": {"type": "number"}}, {"type": "array", "items": {"type": "array"}}]}
 
 
-def _tensor(name: str) -> dict[str, Any]:
-    return {
-        "type": "object",
-        "properties": {
-            "name": {"const": name},
-            "datatype": {"enum": list(DATATYPES)},
-            "shape": {"type": "array", "items": _SIDE},
-            "data": _NUMBERS,
-            "parameters": _PARAMETERS,
-        },
-        "required": ["name", "datatype", "shape"],
-    }
+def _object(*required: str, **properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": list(required)}
 
 
-_REQUEST = {
-    "type": "object",
-    "properties": {
-        "id": {"type": "string"},
-        "inputs": {"type": "array", "items": _tensor(TOKENS), "minItems": 1, "maxItems": 1},
-        "outputs": {
-            "type": "array",
-            "items": {
-                "type": "object",
-                "properties": {"name": {"const": ANSWERS}, "parameters": _PARAMETERS},
-                "required": ["name"],
-            },
-        },
-        "parameters": _PARAMETERS,
-    },
-    "required": ["inputs"],
-}
-_REPLY = {
-    "type": "object",
-    "properties": {
-        "model_name": {"type": "string"},
-        "model_version": {"type": "string"},
-        "id": {"type": "string"},
-        "outputs": {"type": "array", "items": _tensor(ANSWERS), "minItems": 1, "maxItems": 1},
-    },
-    "required": ["model_name", "outputs"],
-}
+def _tensors(name: str) -> dict[str, Any]:
+    """A list of one tensor of this name."""
+    shape = {"type": "array", "items": {"type": "integer", "minimum": 0}}
+    own: dict[str, Any] = {"name": {"const": name}, "datatype": {"enum": list(DATATYPES)}, "shape": shape}
+    tensor = _object("name", "datatype", "shape", **own, data=_NUMBERS, parameters=_PARAMETERS)
+    return {"type": "array", "items": tensor, "minItems": 1, "maxItems": 1}
+
+
+_ERROR = {"application/json": {"schema": _object("error", error=_TEXT)}}
+_OUTPUTS = {"type": "array", "items": _object("name", name={"const": ANSWERS}, parameters=_PARAMETERS)}
+_REQUEST = _object("inputs", id=_TEXT, inputs=_tensors(TOKENS), outputs=_OUTPUTS, parameters=_PARAMETERS)
+_REPLY = _object("model_name", "outputs", model_name=_TEXT, model_version=_TEXT, id=_TEXT, outputs=_tensors(ANSWERS))
 _WHY = {
     400: "the request is not one of the protocol, or not one that this model takes",
     401: "a token is missing or wrong",

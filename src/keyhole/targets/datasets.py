@@ -14,11 +14,14 @@ from safetensors import SafetensorError, safe_open
 from keyhole.errors import FileError, UsageError
 from keyhole.families import AttentionLayer
 from keyhole.targets.demos import DEMO_STREAM, read_knobs
-from keyhole.targets.parity import SHARPNESS, parity_layer
 from keyhole.targets.target import Knob
 
 EXAMPLES = "examples.safetensors, examples.npz, demo:layer?d=8&k=4&m=2&n=4000&seed=0, demo:layer-hard?d=10&m=3"
 NAMES = ("inputs", "outputs")
+# Coordinates that the construction itself needs.
+RESERVED = 2
+# β: steps are so sharp that what is left of a parity is within a few thousandths of it.
+SHARPNESS = 3.0
 
 
 @dataclass(frozen=True)
@@ -104,6 +107,32 @@ def random_layer(width: int, heads: int, outputs: int, size: float, rng: np.rand
     """Gaussian scores whose logits have a standard deviation of size·√width, and Gaussian projections."""
     scores = rng.standard_normal((heads, width, width)) * (size / width**0.5)
     return AttentionLayer(scores, rng.standard_normal((heads, width, outputs)) / width**0.5)
+
+
+def parity_layer(
+    width: int, heads: int, rng: np.random.Generator, sharpness: float = SHARPNESS, *, control: bool = False
+) -> tuple[AttentionLayer, tuple[int, ...]]:
+    """A layer that is hard to learn from examples of two tokens, with one output, and the coordinates of its parity.
+
+    With S a set of m coordinates, Θ_i = β·(1_S − t_i·e_1)·e_0ᵀ and thresholds t_i = −(m − 1), …, m − 1 in steps of two,
+    head i tells whether more coordinates of x_a in S agree with x_a1 than t_i says. Projections of alternating signs,
+    ±e_0, leave of these steps the parity of x_a on S, on pairs of tokens that differ in coordinate 0, and something
+    linear else; for even m it is the parity on S and coordinate 1, and x_a1 is added. Parities are what no
+    statistical-query algorithm learns efficiently; with equal signs, the control, the same steps add up to a staircase,
+    which is easy.
+    """
+    if heads > width - RESERVED:
+        raise UsageError(
+            f"a parity of {heads} coordinates needs tokens of width {heads + RESERVED} or more, not {width}"
+        )
+    chosen = np.sort(rng.choice(np.arange(RESERVED, width), size=heads, replace=False))
+    thresholds = np.arange(-(heads - 1), heads, 2)
+    scores = np.zeros((heads, width, width))
+    scores[:, chosen, 0] = sharpness
+    scores[:, 1, 0] = -sharpness * thresholds
+    projections = np.zeros((heads, width, 1))
+    projections[:, 0, 0] = 1.0 if control else (-1.0) ** np.arange(heads)
+    return AttentionLayer(scores, projections), tuple(int(each) for each in chosen)
 
 
 def signs(rng: np.random.Generator, *shape: int) -> np.ndarray[Any, np.dtype[np.float64]]:

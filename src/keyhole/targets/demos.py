@@ -39,7 +39,7 @@ def _single_head_demo(text: str, given: Mapping[str, float]) -> Target:
         rank=rank,
         norm=norm,
         seed=seed,
-        outputs=int(given["outputs"]) if "outputs" in given else None,
+        outputs=_whole(given, "outputs"),
         score_bias=given.get("score_bias", 0.0),
         output_bias=given.get("output_bias", 0.0),
     )
@@ -221,10 +221,8 @@ def _with_errors(target: Target, given: Mapping[str, float]) -> Target:
     """A demo whose answers err as its text asks for, which is declared."""
     oracle, label = target.oracle, target.label
     if noise := given.get("noise"):
-        oracle, label = (
-            Noisy(oracle, noise, seed=int(given["seed"])),
-            f"{label}, answers with normal errors of {noise:g}",
-        )
+        oracle = Noisy(oracle, noise, seed=int(given["seed"]))
+        label = f"{label}, answers with normal errors of {noise:g}"
     if "decimals" in given:
         decimals = int(given["decimals"])
         oracle, label = Rounded(oracle, decimals), f"{label}, answers rounded to {decimals} decimals"

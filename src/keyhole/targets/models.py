@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from keyhole.errors import UsageError
@@ -58,12 +58,8 @@ def _where(given: Mapping[str, Any]) -> str:
     return "" if positions == "last" else f", observed at position {positions}"
 
 
-def _positions(text: str) -> Any:
-    return text if text in ("last", "all") else int(text)
-
-
-def _layer(text: str) -> Any:
-    return text if text == "all" else int(text)
+def _whole_or(*words: str) -> Callable[[str], str | int]:
+    return lambda text: text if text in words else int(text)
 
 
 def _yes(text: str) -> bool:
@@ -72,7 +68,7 @@ def _yes(text: str) -> bool:
 
 WHOLE = (int, "a whole number")
 COMMON_KEYS: Keys = {
-    "positions": (_positions, "last, all or a whole number"),
+    "positions": (_whole_or("last", "all"), "last, all or a whole number"),
     "max_norm": (float, "a number"),
     "max_length": WHOLE,
     "batch_limit": WHOLE,
@@ -85,7 +81,7 @@ ONNX_KEYS: Keys = {
     **COMMON_KEYS,
 }
 TRANSFORMERS_KEYS: Keys = {
-    "layer": (_layer, "a whole number or all"),
+    "layer": (_whole_or("all"), "a whole number or all"),
     "part": (str, "attention, attention-block or layer"),
     "dtype": (str, "the name of a dtype"),
     "device": (str, "the name of a device"),

@@ -35,18 +35,18 @@ def open_python(rest: str) -> Target:
     return Target(f"python:{rest}", oracle, label)
 
 
-def _as_oracle(found: Any, maker: str) -> Oracle:
-    if isinstance(found, Oracle):
-        missing = [name for name in ("signature", "name") if not hasattr(found, name)]
+def _as_oracle(box: Any, maker: str) -> Oracle:
+    if isinstance(box, Oracle):
+        missing = [name for name in ("signature", "name") if not hasattr(box, name)]
         if missing:
             raise UsageError(f"the oracle of {maker} does not set {missing[0]!r}: every oracle must")
-        return found
-    if is_module(found):
-        return TorchOracle(found)
-    if callable(found) and hasattr(found, "width"):
-        return FunctionOracle(found, width=found.width, name=type(found).__qualname__)
+        return box
+    if is_module(box):
+        return TorchOracle(box)
+    if callable(box) and hasattr(box, "width"):
+        return FunctionOracle(box, width=box.width, name=type(box).__qualname__)
     raise UsageError(
-        f"{maker} returned something of type {type(found).__name__}: return a keyhole Oracle, "
+        f"{maker} returned something of type {type(box).__name__}: return a keyhole Oracle, "
         "e.g. FunctionOracle(function, width=64), a PyTorch module, or a callable with a width"
     )
 

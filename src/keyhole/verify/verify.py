@@ -20,15 +20,8 @@ from keyhole.oracles import Oracle
 from keyhole.progress import Observer
 from keyhole.queries import Measurements, Plan, Signature, sequences
 from keyhole.session import Session, box_of
-from keyhole.verify.judge import (
-    MISS,
-    explain,
-    has_scatter,
-    radii_of,
-    resolutions,
-)
+from keyhole.verify.judge import MISS, explain, has_scatter, radii_of, resolutions, sensitivity_of
 from keyhole.verify.queries import plans_for
-from keyhole.verify.sensitivity import sensitivity_of
 from keyhole.verify.verdict import Verdict
 
 QUERIES = 64
@@ -112,12 +105,7 @@ def _check_radius(params: Family, radius: Family) -> None:
 
 
 def compare(
-    params: F,
-    signature: Signature,
-    rng: np.random.Generator,
-    queries: int,
-    tolerance: float,
-    radius: F | None = None,
+    params: F, signature: Signature, rng: np.random.Generator, queries: int, tolerance: float, radius: F | None = None
 ) -> Steps[Verdict]:
     """Ask, compare with predictions, and after an alarm ask the worst queries again."""
     first = queries - REPEATS if queries >= FEW else queries
@@ -162,16 +150,12 @@ def compare(
         return Verdict("inconclusive", contradiction, **figures)
     with np.errstate(all="ignore"):
         differing = explain(seen, errors[rows].ravel(), allowed / 2)
-    message = f"answers differ from their predictions by up to {figures['worst_error']:.2g}, {_times(ratios, wide)}"
+    times = f"{figures['worst_ratio']:.2g} × what the error bar allows"
+    if wide and figures["worst_ratio"] <= 1:
+        times = "all together more than the declared noise explains"
+    message = f"answers differ from their predictions by up to {figures['worst_error']:.2g}, {times}"
     where = f"; what differs is {', '.join(map(str, differing))}" if differing else ""
     return Verdict("different", message + where, differing=differing, **figures)
-
-
-def _times(ratios: Floats, wide: bool) -> str:
-    worst = float(np.max(ratios))
-    if wide and worst <= 1:
-        return "all together more than the declared noise explains"
-    return f"{worst:.2g} × what the error bar allows"
 
 
 def _agreement(
@@ -190,16 +174,12 @@ def _agreement(
             f"{agree}, but even {seen} in the {name} might go unnoticed: ask more queries, or allow longer tokens or "
             "more digits",
         )
+    size = 1.05 * max([each for each in parts.values() if each <= COARSEST], default=worst)  # rounded up
     return (
         "same",
-        f"{agree}{short}; a random change of any part by {_rounded_up(parts, worst)} of its size is missed with a "
+        f"{agree}{short}; a random change of any part by {size:.1e} of its size is missed with a "
         f"probability of at most {MISS:g}{_faint(parts)}",
     )
-
-
-def _rounded_up(parts: dict[str, float], worst: float) -> str:
-    seen = max([each for each in parts.values() if each <= COARSEST], default=worst)
-    return f"{1.05 * seen:.1e}"
 
 
 def _faint(parts: dict[str, float]) -> str:

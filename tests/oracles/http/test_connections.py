@@ -84,7 +84,7 @@ def test_everything_that_connections_raise_has_a_name_here() -> None:
     raised = [kind for kind in kinds if issubclass(kind, http.client.HTTPException | OSError)]
     assert len(raised) > 30
     for kind in raised:
-        trouble = lines.named(kind("x"), "http://h")
+        trouble = lines.trouble_of(kind("x"), "http://h")
         assert isinstance(trouble.error, ServerError | UsageError)
         assert type(trouble.error) is not ServerError
         assert str(trouble.error).startswith("http://h: ")

@@ -148,7 +148,7 @@ def test_a_run_is_resumed_when_the_server_comes_back(tmp_path: Path) -> None:
     assert "server running" in result.message
     with serving(box, port) as running:
         result = kh.recover(HttpOracle(running.url), journal=journal)
-        assert running.box.queries == result.stats.new_queries == sum(asked_in_process().values()) - 50
+        assert running.served.queries == result.stats.new_queries == sum(asked_in_process().values()) - 50
 
 
 def test_description_is_that_of_a_model() -> None:

@@ -138,7 +138,7 @@ def test_an_answer_that_drips_is_a_time_out() -> None:
 
         threading.Thread(target=drip, daemon=True).start()
         server = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        exchange = x.Exchange(lines.Lines(server, timeout=0.3), retries=0, patience=9.0, headers={})
+        exchange = x.Exchange(lines.ConnectionPool(server, timeout=0.3), retries=0, patience=9.0, headers={})
         with pytest.raises(ServerTimeout, match="did not end"):
             exchange.send("GET", f"{server}/v2", lambda reply: reply.body)
         exchange.close()
@@ -166,7 +166,7 @@ def test_a_rate_limit_is_waited_for() -> None:
         assert oracle(some(180)).shape == (180,)
         assert time.perf_counter() - began > 0.15
         assert set(oracle.retried) <= {"request to wait"}
-        assert running.box.queries == 180 + result.stats.new_queries
+        assert running.served.queries == 180 + result.stats.new_queries
 
 
 # --- what arrived is kept --------------------------------------------------------------------------------------

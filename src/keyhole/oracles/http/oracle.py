@@ -6,7 +6,7 @@ import math
 import os
 import re
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from secrets import token_hex
 from threading import Event
@@ -20,6 +20,7 @@ from keyhole.arrays import Array, Space, to_numpy
 from keyhole.errors import BadAnswer, NonFiniteAnswer, OracleError, UsageError, WrongShape
 from keyhole.inference_protocol import HEADER_LENGTH, Malformed, Tensor, decode, encode_pieces
 from keyhole.noise import Noise
+from keyhole.optional import extra
 from keyhole.oracles.base import Oracle
 from keyhole.oracles.http.connections import Body, ConnectionPool, Trouble
 from keyhole.oracles.http.metadata import EXAMPLE, is_ready, look
@@ -79,7 +80,7 @@ class HttpOracle(Oracle):
                 raise UsageError(f"{word} must be a whole number of at least {least}, not {number!r}")
         secret = _secret(token_env, self.url)
         bearer = f"Bearer {secret}" if header.lower() == "authorization" else secret
-        _need_orjson()
+        extra("orjson", "http", "asking a server")
         self._exchange = Exchange(
             ConnectionPool(self._server, timeout, ca, proxy),
             retries=retries,
@@ -95,15 +96,10 @@ class HttpOracle(Oracle):
             self.model = look(self._exchange, self._server, self.url, input_name, output_name, binary)
             self._places = self.model.places(positions)
             self.batch = min(batch or BATCH, self.model.batch_limit or batch or BATCH)
-            self.signature = Signature(
-                width=self.model.width(width),
-                space=Space.of(np.zeros(1, dtype=self.model.dtype)),
-                max_norm=max_norm,
-                max_length=max_length,
-                positions=positions or self._places,
-                noise=self.model.noise if noise is None else Noise.of(noise),
-                batch_limit=self.batch * connections,
-            )
+            space, places = Space.of(np.zeros(1, dtype=self.model.dtype)), positions or self._places
+            own = self.model.noise if noise is None else Noise.of(noise)
+            most = self.batch * connections
+            self.signature = Signature(self.model.width(width), space, max_norm, max_length, places, own, most)
         except BaseException:
             self._exchange.close()
             raise
@@ -147,7 +143,7 @@ class HttpOracle(Oracle):
         stop = Event()
         futures = [self._pool.submit(self._unless, stop, plain[start:end]) for start, end in slices]
         try:
-            pieces = [(start, _settled(future)) for (start, _), future in zip(slices, futures, strict=True)]
+            pieces = [(start, future.result()) for (start, _), future in zip(slices, futures, strict=True)]
         except BaseException:  # a person who stops: what is under way is not waited for
             stop.set()
             for future in futures:
@@ -238,10 +234,6 @@ class HttpOracle(Oracle):
         return self.signature.space.asarray(values)
 
 
-def _settled(future: Future[Array | OracleError | None]) -> Array | OracleError | None:
-    return future.result()
-
-
 def _address(url: str) -> tuple[str, str]:
     """Address of the model, and of its server."""
     try:
@@ -275,13 +267,6 @@ def _secret(token_env: str | None, url: str) -> str | None:
     if not secret.isascii() or not secret.isprintable():
         raise UsageError(f"the environment variable {token_env!r} holds no token: line breaks or unusual characters")
     return secret
-
-
-def _need_orjson() -> None:
-    try:
-        import orjson  # noqa: F401, PLC0415 - in the extra http
-    except ImportError as error:
-        raise UsageError(f"asking a server needs {error.name}: pip install 'keyhole[http]'") from error
 
 
 def _positive(name: str, number: float) -> None:

@@ -38,11 +38,6 @@ def draw_curves(audit: Audit) -> bytes:
 
 def draw_into(axis: Any, audit: Audit) -> None:
     """The curves and their frame, without a title and a legend."""
-    _curves(axis, audit)
-    _frame(axis, audit)
-
-
-def _curves(axis: Any, audit: Audit) -> None:
     end = max(row.budget for row in audit.rows)
     looks = iter(zip(cycle(COLOURS), cycle(MARKERS), strict=False))
     floors = False
@@ -52,7 +47,15 @@ def _curves(axis: Any, audit: Audit) -> None:
         look: dict[str, Any] = {"color": colour, "linewidth": 2.4 if defence == NONE else 1.7, "alpha": 0.9}
         queries, errors = _points(rows)
         edge = {"markersize": 7, "markeredgecolor": "white", "markeredgewidth": 0.8}
-        axis.plot(queries, errors, label=_label(defence), marker=marker, zorder=3, **edge, **look)
+        axis.plot(
+            queries,
+            errors,
+            label=parse_defence(defence).words.replace(" and ", "\nand "),
+            marker=marker,
+            zorder=3,
+            **edge,
+            **look,
+        )
         # What is left of the budget changes nothing more.
         axis.plot([queries[-1], end], [errors[-1]] * 2, zorder=2, **{**look, "linewidth": 0.9, "alpha": 0.6})
         seen = [row for row in rows if row.floor > ROUNDING]
@@ -62,6 +65,7 @@ def _curves(axis: Any, audit: Audit) -> None:
             floors = True
     if floors:
         axis.plot([], [], color=INK, label="floor, as far as is known", **DASHED)
+    _frame(axis, audit)
 
 
 def _points(rows: Sequence[Cell]) -> tuple[list[int], list[float]]:
@@ -72,13 +76,8 @@ def _points(rows: Sequence[Cell]) -> tuple[list[int], list[float]]:
     return [queries for queries, _ in points], [error for _, error in points]
 
 
-def _label(defence: str) -> str:
-    return parse_defence(defence).words.replace(" and ", "\nand ")
-
-
 def _frame(axis: Any, audit: Audit) -> None:
-    axis.set_xscale("log")
-    axis.set_yscale("log")
+    axis.set(xscale="log", yscale="log", xlabel="queries sent", ylabel="relative error of what the attacker gets")
     powers_of_ten(axis.yaxis)
     low, high = axis.get_ylim()
     axis.set_ylim(low, max(high, 2.0))
@@ -92,8 +91,6 @@ def _frame(axis: Any, audit: Audit) -> None:
     axis.annotate(f"counting bound, {audit.bound:,}", (audit.bound, 0.0), xycoords=("data", "axes fraction"),
                   xytext=(-4, 6), textcoords="offset points", fontsize=8.5, color=FAINT, rotation=90, ha="right",
                   va="bottom")  # fmt: skip
-    axis.set_xlabel("queries sent")
-    axis.set_ylabel("relative error of what the attacker gets")
     tidy(axis)
 
 

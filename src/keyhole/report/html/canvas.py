@@ -16,6 +16,7 @@ from xml.etree import ElementTree
 import numpy as np
 
 from keyhole.optional import install
+from keyhole.report.charts import RAISED
 
 INSTALL = install("report")
 DPI = 150
@@ -47,8 +48,6 @@ SHADES = 255
 LABELS_PER_SIDE = 3
 # A logarithmic ruler over less than this ratio might not meet two powers of ten.
 SHORT_RULER = 1000.0
-# Digits that are raised above the line.
-RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 _FONT = re.compile(r"font:\s*(?P<words>[^;]*?)(?P<size>[\d.]+px)[^;]*")
 _LINK = re.compile(r"url\(#")
 
@@ -194,19 +193,3 @@ def harmless(text: str, most: int = 24) -> str:
     """A name of whatever somebody chose, as a word in a picture: short, printable, no mathematics."""
     printable = "".join(letter if letter.isprintable() else " " for letter in text)
     return (printable if len(printable) <= most else f"{printable[: most - 1]}…").replace("$", r"\$")
-
-
-def power(number: float) -> str:
-    """A number as mathematics writes it: 2.9 × 10⁻¹⁴, in letters that can be bold."""
-    if not number:
-        return "0"
-    digits, exponent = f"{number:.1e}".split("e")
-    return f"{digits}\u00a0×\u00a010{str(int(exponent)).translate(RAISED)}"  # never broken over two lines
-
-
-def short(number: float) -> str:
-    """A number as people read it: 0.034, 12.5, 2.9 × 10⁻¹⁴."""
-    if not np.isfinite(number):
-        return "unknown"
-    said = f"{number:.3g}" if number == 0 or 1e-3 <= abs(number) < 1e5 else power(number)
-    return said.replace("-", "−")

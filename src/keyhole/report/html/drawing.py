@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from keyhole.report.charts import Bars, Chart, Curves, HeatMap, Histogram, Plot, Series
 from keyhole.report.html.audit_curves import draw_into
 from keyhole.report.html.canvas import (
     FAINT,
@@ -24,7 +25,6 @@ from keyhole.report.html.canvas import (
     to_png,
     to_svg,
 )
-from keyhole.report.html.charts import Bars, Chart, Curves, HeatMap, Histogram, Plot, Series
 
 WIDTH, HEIGHT = 4.8, 3.5  # inches
 ROW = 0.34  # of bars
@@ -72,7 +72,11 @@ def _size(chart: Chart) -> tuple[float, float]:
 
 def _draw(figure: Any, chart: Chart) -> None:
     figure.set_layout_engine("constrained", w_pad=0.05, h_pad=0.05)
-    axis = figure.subplots()
+    paint(figure, figure.subplots(), chart)
+
+
+def paint(figure: Any, axis: Any, chart: Chart) -> None:
+    """Draw a chart into one axis of a figure."""
     PAINTERS[type(chart)](figure, axis, chart)
 
 
@@ -83,8 +87,7 @@ def _heat_map(_: Any, axis: Any, chart: HeatMap) -> None:
     axis.imshow(
         chart.matrix, extent=(0, whole[0], whole[1], 0), aspect="auto" if rows * 2 < columns else "equal", **look
     )
-    axis.set_xlabel(chart.across)
-    axis.set_ylabel(chart.down)
+    axis.set(xlabel=chart.across, ylabel=chart.down)
     axis.tick_params(length=0)
     axis.locator_params(integer=True, min_n_ticks=1, nbins=6)
     # A strip of the colours and not a colour bar, whose many seams show where colours let the background through.
@@ -106,8 +109,7 @@ def _plot(_: Any, axis: Any, chart: Plot) -> None:
         sizes = np.abs(np.concatenate([series.x for series in chart.series]))
         through_zero(axis, float(np.median(sizes)), float(np.max(sizes)))
         ends = 2.0 * np.array(axis.get_xlim())  # room for the outermost
-        axis.set_xlim(*ends)
-        axis.set_ylim(*ends)
+        axis.set(xlim=ends, ylim=ends)
     else:
         for ruler, scale in (("x", chart.x_scale), ("y", chart.y_scale)):
             if scale == "log":
@@ -122,8 +124,7 @@ def _plot(_: Any, axis: Any, chart: Plot) -> None:
             axis.set_xlim(right=end)
     if chart.square:
         axis.set_aspect("equal")
-    axis.set_xlabel(chart.across)
-    axis.set_ylabel(chart.up)
+    axis.set(xlabel=chart.across, ylabel=chart.up)
     labels = [series.label for series in chart.series] + [mark.label for mark in chart.marks]
     if len(list(filter(None, labels))) > 1:
         axis.legend(loc="best", handlelength=1.6, frameon=False)
@@ -132,16 +133,10 @@ def _plot(_: Any, axis: Any, chart: Plot) -> None:
 
 def _series(axis: Any, series: Series) -> None:
     size = float(np.clip(160 / max(len(series.x), 1), 2.8, 6.0))
+    dots: dict[str, Any] = {"linestyle": "none", "marker": "o", "color": FOUND}
     look: dict[str, Any] = {
-        "found": {"linestyle": "none", "marker": "o", "markersize": size, "color": FOUND, "markeredgewidth": 0},
-        "true": {
-            "linestyle": "none",
-            "marker": "o",
-            "markersize": 1.8 * size,
-            "markerfacecolor": "none",
-            "color": TRUE,
-            "markeredgewidth": 1.2,
-        },
+        "found": {**dots, "markersize": size, "markeredgewidth": 0},
+        "true": {**dots, "color": TRUE, "markersize": 1.8 * size, "markerfacecolor": "none", "markeredgewidth": 1.2},
         "line": {"color": FOUND, "linewidth": 1.6},
         "faint": {"color": FAINT, "linewidth": 1.1},
     }[series.look]
@@ -181,8 +176,7 @@ def _histogram(_: Any, axis: Any, chart: Histogram) -> None:
     for (name, numbers), colour in zip(chart.groups, (FOUND, TRUE), strict=False):
         axis.hist(numbers, bins=edges, color=colour, alpha=0.72, label=name, linewidth=0)
     logarithmic(axis, "x")
-    axis.set_xlabel(chart.across)
-    axis.set_ylabel("how many")
+    axis.set(xlabel=chart.across, ylabel="how many")
     axis.locator_params(axis="y", integer=True, min_n_ticks=1)
     if chart.mark is not None:
         axis.axvline(chart.mark.place, color=INK, linewidth=1.1, linestyle=DASHES, label=chart.mark.label)

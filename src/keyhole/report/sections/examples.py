@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 
 from keyhole.recovery import Recovery
-from keyhole.report.html.canvas import short
-from keyhole.report.html.charts import LEAST, MOST, Bars, Chart, Plot, Series
-from keyhole.report.html.content import Section
+from keyhole.report.charts import LEAST, MOST, Bars, Chart, Plot, Series, short
+from keyhole.report.content import Section
 
 PHASES = {
     "1 crude sum": "the sum of all projections, from examples whose tokens are nearly alike",

@@ -7,9 +7,8 @@ import numpy as np
 from keyhole.arrays import Floats, floats
 from keyhole.families import ReluNet
 from keyhole.gauge.nets import Kinks, kinks_of
-from keyhole.report.html.canvas import short
-from keyhole.report.html.charts import Chart, HeatMap, Plot, Series, heat_map
-from keyhole.report.html.content import Section
+from keyhole.report.charts import Chart, HeatMap, Plot, Series, heat_map, short
+from keyhole.report.content import Section
 
 # Places on the line along which a net is shown, and how much further than most of the kinks it goes.
 LINE_PLACES, BEYOND = 401, 1.15

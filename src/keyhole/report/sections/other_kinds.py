@@ -9,10 +9,9 @@ import numpy as np
 from keyhole.audit.defences import NONE, parse_defence
 from keyhole.audit.result import Audit
 from keyhole.recovery import Recovery
-from keyhole.report.html.canvas import short
-from keyhole.report.html.charts import LEAST, MOST, Bars, Curves
-from keyhole.report.html.content import Headline, Report, Section, Table, Tile, sentence
-from keyhole.report.sections.heldout import heldout_section
+from keyhole.report.charts import LEAST, MOST, Bars, Curves, short
+from keyhole.report.content import Headline, Report, Section, Table, Tile, sentence
+from keyhole.report.sections.certificate import heldout_section
 from keyhole.report.sections.parameters import heads_of, many_heads
 from keyhole.report.text.diagnosis import describe_diagnosis
 from keyhole.report.text.verdict import describe_verdict
@@ -48,7 +47,7 @@ def report_of_audit(saved: SavedAudit) -> Report:
         Section("All figures", ("Relative errors by budget; 1 is what a guess of nothing has.",), table=_cells(audit)),
     )
     headline = Headline("plain", "Audit", title, said)
-    return Report("audit", audit.label, headline, tiles, sections, saved.record, str(saved.record.get("keyhole", "")))
+    return Report("audit", audit.label, headline, tiles, sections, saved.record)
 
 
 def _curves(audit: Audit) -> Curves:
@@ -108,8 +107,7 @@ def report_of_verdict(saved: SavedVerdict) -> Report:
         )
         sections.append(Section("Where they differ", table=Table(("head", "part", "relative change, about"), rows)))
     sections += _noticed(saved)
-    version = str(saved.record.get("keyhole", ""))
-    return Report("verification", saved.label, headline, tuple(tiles), tuple(sections), saved.record, version)
+    return Report("verification", saved.label, headline, tuple(tiles), tuple(sections), saved.record)
 
 
 def _noticed(saved: SavedVerdict) -> Iterator[Section]:
@@ -135,11 +133,7 @@ def _noticed(saved: SavedVerdict) -> Iterator[Section]:
 def report_of_diagnosis(saved: SavedDiagnosis) -> Report:
     """What kind of oracle it is, and why."""
     found = saved.diagnosis
-    said = (
-        "No method here recovers such a box."
-        if found.method is None
-        else f"The method {found.method} recovers such a box."
-    )
+    said = f"{'No method here' if found.method is None else f'The method {found.method}'} recovers such a box."
     tone = "good" if found.method else "bad"
     headline = Headline(tone, "Diagnosis", f"It looks like: {found.family}", said)  # type: ignore[arg-type]
     tiles = (Tile(f"{found.queries:,}", "queries"), Tile(found.method or "none", "method"))
@@ -150,8 +144,7 @@ def report_of_diagnosis(saved: SavedDiagnosis) -> Report:
         Section("The box", facts=facts),
         Section("Evidence", table=Table(("property", "found", "evidence"), rows)),
     )
-    version = str(saved.record.get("keyhole", ""))
-    return Report("diagnosis", saved.label, headline, tiles, sections, saved.record, version)
+    return Report("diagnosis", saved.label, headline, tiles, sections, saved.record)
 
 
 # --- all layers of a model --------------------------------------------------------------------------------------
@@ -182,8 +175,7 @@ def report_of_model(saved: SavedModel) -> Report:
     sections = [Section("The layers", facts=(("target", saved.target),), table=Table(columns, rows))]
     for number, (name, result) in enumerate(results.items()):
         sections += _layer(name, result, f"layer-{number}-")
-    version = str(saved.record.get("keyhole", ""))
-    return Report("model", saved.target, headline, tuple(tiles), tuple(sections), saved.record, version)
+    return Report("model", saved.target, headline, tuple(tiles), tuple(sections), saved.record)
 
 
 def _layer_row(name: str, result: Recovery, distance: float | None) -> tuple[str, ...]:

@@ -11,9 +11,20 @@ from keyhole.arrays import Floats, floats
 from keyhole.families import Anatomy, Family, SingleHead
 from keyhole.gauge.table import matched
 from keyhole.gauge.tolerance import relative
-from keyhole.report.html.canvas import short
-from keyhole.report.html.charts import PANEL_PIXELS, Bars, Chart, Mark, Plot, Series, clean, heat_map, largest, limit_of
-from keyhole.report.html.content import Panel, Section
+from keyhole.report.charts import (
+    PANEL_PIXELS,
+    Bars,
+    Chart,
+    Mark,
+    Plot,
+    Series,
+    clean,
+    heat_map,
+    largest,
+    limit_of,
+    short,
+)
+from keyhole.report.content import Panel, Section
 from keyhole.report.sections.nets import net_section
 
 # Singular values up to this part of the largest are rounding.

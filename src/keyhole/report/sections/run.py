@@ -10,16 +10,13 @@ from keyhole.families import AttentionLayer, Family
 from keyhole.gauge.compare import find_gauge
 from keyhole.gauge.identifiability import FAMILIES, claims
 from keyhole.recovery import Recovery
-from keyhole.report.html.canvas import short
-from keyhole.report.html.charts import Bars, Look, largest
-from keyhole.report.html.content import Headline, Report, Section, Table, Tile, sentence
-from keyhole.report.sections.error_bars import error_section
+from keyhole.report.charts import Bars, Look, largest, short
+from keyhole.report.content import Headline, Report, Section, Table, Tile, sentence
+from keyhole.report.sections.certificate import error_section, heldout_section
 from keyhole.report.sections.examples import examples_section
-from keyhole.report.sections.heldout import heldout_section
 from keyhole.report.sections.parameters import sections_of
 from keyhole.report.text.diagnosis import describe_params
-from keyhole.report.text.learned import describe_learned
-from keyhole.report.text.recovery import PROVEN, describe
+from keyhole.report.text.recovery import PROVEN, describe, describe_learned
 from keyhole.runs.reader import SavedRun
 
 # The families that methods take an oracle for, where nothing was found that says it.
@@ -39,13 +36,15 @@ _LAYER_CLAIMS = (
 def report_of_run(saved: SavedRun) -> Report:
     """Everything there is to say of a recovery."""
     result = saved.result
-    sections = [_box(saved), _queries(result) if not saved.learned else None]
-    sections.append(examples_section(result) if saved.learned else None)
-    sections += sections_of(result.params, result.certificate.radius, saved.truth, _rank(result))
-    sections.append(heldout_section(result, "examples" if saved.learned else "sequences"))
     radius, errors = result.certificate.radius, result.certificate.standard_error
-    sections.append(error_section(result.params, radius, errors, saved.truth, result.outcome in PROVEN))
-    sections.append(_diagnosis(result))
+    sections = [
+        _box(saved),
+        examples_section(result) if saved.learned else _queries(result),
+        *sections_of(result.params, radius, saved.truth, detected_rank(result)),
+        heldout_section(result, "examples" if saved.learned else "sequences"),
+        error_section(result.params, radius, errors, saved.truth, result.outcome in PROVEN),
+        _diagnosis(result),
+    ]
     return Report(
         kind="layer learned from examples" if saved.learned else "recovery",
         label=saved.label,
@@ -53,7 +52,6 @@ def report_of_run(saved: SavedRun) -> Report:
         tiles=tuple(_tiles(saved)),
         sections=tuple(section for section in sections if section is not None),
         record=saved.record,
-        version=str(saved.record.get("keyhole", "")),
     )
 
 
@@ -68,7 +66,8 @@ def headline(result: Recovery) -> Headline:
     return Headline("bad", word, title, said, result.outcome.value)
 
 
-def _rank(result: Recovery) -> int | None:
+def detected_rank(result: Recovery) -> int | None:
+    """The rank of the score matrix, where the method has found one."""
     details = result.stats.details
     rank = details.get("rank", details.get("rank_above_noise"))
     return rank if isinstance(rank, int) and not isinstance(rank, bool) and rank >= 0 else None

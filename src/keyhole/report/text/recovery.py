@@ -1,4 +1,4 @@
-"""A recovery as people read it: in words here, as a picture in `keyhole.report.html.demo_picture`."""
+"""A recovery as people read it: in words here, as a picture in `keyhole.report.build`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,7 @@ from typing import Any
 import numpy as np
 
 from keyhole.arrays import to_numpy
-from keyhole.families import Family
 from keyhole.recovery import Outcome, Recovery
-
-__all__ = ["describe"]
 
 # Details that have lines of their own, or are too long for one.
 UNTOLD = ("noise", "server", "diagnosis_")
@@ -22,24 +19,14 @@ PROVEN = (Outcome.CERTIFIED, Outcome.UNCERTIFIED)
 
 def describe(result: Recovery, label: str, distance: float | None = None) -> Iterator[tuple[str, str]]:
     """What a person wants to know of a recovery, as (word, sentence) pairs."""
-    yield "box", label
-    yield "outcome", f"{result.outcome.name}: {result.message}"
-    if not result.certified:
-        yield "remedy", result.outcome.value
+    yield from _outcome(result, "box", label)
     if "noise" in result.stats.details:
         yield "noise", _noise(result)
     yield "method", _method(result)
     yield "queries", _queries(result)
     if result.certificate.answers.size:
         yield "held-out", _heldout(result)
-    if result.outcome in PROVEN and result.certificate.radius is not None:
-        yield "error bars", _radius(result.certificate.radius)
-    elif result.params is not None:
-        yield "parameters", "a partial estimate, not proven"
-    if distance is not None:
-        yield "truth", f"relative distance {distance:.2g} from the parameters in the box"
-    if result.certified:
-        yield "assuming", "; ".join(result.certificate.assumptions)
+    yield from _proof(result, distance, "parameters in the box")
     if "server" in result.stats.details:
         yield "server", _server(result.stats.details["server"])
     yield "time", f"{result.stats.seconds:.2f} s, {result.stats.oracle_seconds:.2f} s of it in the box"
@@ -94,6 +81,91 @@ def _heldout(result: Recovery) -> str:
     return f"{said}: at most {100 * certificate.worst_ratio:.2g} % of the error bar"
 
 
-def _radius(radius: Family) -> str:
-    largest = {name: float(np.max(to_numpy(array), initial=0.0)) for name, array in radius.arrays().items()}
-    return "entries of " + ", ".join(f"{name} ± {size:.2g}" for name, size in largest.items()) + " at most"
+def _outcome(result: Recovery, word: str, label: str) -> Iterator[tuple[str, str]]:
+    """What it is about, and how it ended."""
+    yield word, label
+    yield "outcome", f"{result.outcome.name}: {result.message}"
+    if not result.certified:
+        yield "remedy", result.outcome.value
+
+
+def _proof(result: Recovery, distance: float | None, truth: str) -> Iterator[tuple[str, str]]:
+    """Radii, the distance from the truth where that is known, and what a certificate rests on."""
+    radius = result.certificate.radius
+    if result.outcome in PROVEN and radius is not None:
+        largest = {name: float(np.max(to_numpy(array), initial=0.0)) for name, array in radius.arrays().items()}
+        listed = ", ".join(f"{name} ± {size:.2g}" for name, size in largest.items())
+        yield "error bars", f"entries of {listed} at most"
+    elif result.params is not None:
+        yield "parameters", "a partial estimate, not proven"
+    if distance is not None:
+        yield "truth", f"relative distance {distance:.2g} from the {truth}"
+    if result.certified:
+        yield "assuming", "; ".join(result.certificate.assumptions)
+
+
+# --- from examples ------------------------------------------------------------------------------------------------
+
+
+def describe_learned(result: Recovery, label: str, distance: float | None = None) -> Iterator[tuple[str, str]]:
+    """What a person wants to know of a layer learned from examples, as (word, sentence) pairs."""
+    details, stats = result.stats.details, result.stats
+    yield from _outcome(result, "data", label)
+    yield "method", ", ".join([result.method, *_starts(details)])
+    yield "examples", f"{stats.queries:,} to learn from, {stats.heldout_queries:,} held out"
+    if "samples" in details:
+        yield "samples", str(details["samples"]["sentence"])
+    if "heads" in details:
+        yield "heads", _heads(details)
+    if "six_phase" in details:
+        yield "six phases", "; ".join(f"{name} {_figures(figures)}" for name, figures in details["six_phase"].items())
+    if "relative_residual" in details:
+        yield "fit", _fit(details)
+    certificate = result.certificate
+    if certificate.answers.size:
+        size = float(np.max(np.abs(certificate.answers)))
+        bar = f"{certificate.worst_ratio:.2g} × the error bar"
+        yield "held-out", f"largest error {certificate.worst_error:.2g} where outputs reach {size:.3g}: {bar} at most"
+    yield from _proof(result, distance, "true parameters")
+    yield "time", f"{stats.seconds:.2f} s"
+
+
+def _starts(details: Mapping[str, Any]) -> list[str]:
+    if "restarts" not in details:
+        return []
+    made = details["restarts"]
+    return [f"{made['in_all']} start{'s' * (made['in_all'] != 1)}", f"{made['agreeing']} of {made['made']} agree"]
+
+
+def _heads(details: Mapping[str, Any]) -> str:
+    said = f"{details['heads']} (asked: {details['heads_asked']})"
+    said += f", projections of norm {_list(details['projection_norms'])}"
+    if details["score_distances"]:
+        said += f", scores {_list(details['score_distances'])} apart"
+    said += f", σ_min/‖·‖ of ΣW {details['sum_of_projections']:.2g}"
+    outputs = details["outputs_for_six_phase"]
+    relation = "≥" if outputs["holds"] else "<"
+    said += f", {outputs['outputs']} outputs {relation} m(k − 1) = {outputs['wanted']}"
+    gap = details["spectral_gap"]
+    return said if gap is None else f"{said}, spectral gap {gap:.2g}"
+
+
+def _fit(details: Mapping[str, Any]) -> str:
+    said = f"relative residual {details['relative_residual']:.2g}"
+    if details["noise"]:
+        said += f", noise {details['noise']:.2g}, predicted error {details['predicted_error']:.2g}"
+    if "first_order_r2" in details:
+        said += f", first-order R² {details['first_order_r2']:.2f}"
+    return said
+
+
+def _figures(figures: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name.replace('_', ' ')} {_plain(value)}" for name, value in figures.items())
+
+
+def _plain(value: Any) -> str:
+    return f"{value:.2g}" if isinstance(value, float) else str(value)
+
+
+def _list(numbers: list[float]) -> str:
+    return ", ".join(f"{number:.3g}" for number in numbers)

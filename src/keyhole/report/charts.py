@@ -10,7 +10,6 @@ import numpy as np
 
 from keyhole.arrays import Floats, floats
 from keyhole.audit.result import Audit
-from keyhole.report.html.canvas import short
 from keyhole.runs.reader import LARGEST
 
 # What a series is: dots of what was found, rings of the truth, a line, a faint line to compare with.
@@ -19,10 +18,28 @@ Scale = Literal["linear", "log", "through zero"]
 # Larger matrices are thinned out to this many rows and columns.
 MOST_PIXELS = 128
 PANEL_PIXELS = 96  # the same where there are many
-
-
 # Numbers beyond these are the work of a broken box or file, and no ruler reaches so far.
 LEAST, MOST = 1e-300, LARGEST
+# Answers whose largest is so many times the usual one are drawn on a logarithmic scale.
+FAR_APART = 100.0
+# Digits that are raised above the line.
+RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+def power(number: float) -> str:
+    """A number as mathematics writes it: 2.9 × 10⁻¹⁴, in letters that can be bold."""
+    if not number:
+        return "0"
+    digits, exponent = f"{number:.1e}".split("e")
+    return f"{digits}\u00a0×\u00a010{str(int(exponent)).translate(RAISED)}"  # never broken over two lines
+
+
+def short(number: float) -> str:
+    """A number as people read it: 0.034, 12.5, 2.9 × 10⁻¹⁴."""
+    if not np.isfinite(number):
+        return "unknown"
+    said = f"{number:.3g}" if number == 0 or 1e-3 <= abs(number) < 1e5 else power(number)
+    return said.replace("-", "−")
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from keyhole.report.html.charts import Chart, plain_chart
+from keyhole.report.charts import Chart, plain_chart
 
 # good: proven; bad: admitted failure; plain: neither is the question.
 Tone = Literal["good", "bad", "plain"]
@@ -72,7 +72,11 @@ class Report:
     tiles: tuple[Tile, ...]
     sections: tuple[Section, ...]
     record: Mapping[str, Any] = field(repr=False)  # everything, as the run folder has it
-    version: str = ""  # of Keyhole that made the run
+
+    @property
+    def version(self) -> str:
+        """That of the Keyhole that made the run."""
+        return str(self.record.get("keyhole", ""))
 
     @property
     def charts(self) -> tuple[Chart, ...]:

@@ -8,7 +8,6 @@ import webbrowser
 from collections.abc import Callable
 from pathlib import Path
 from time import monotonic, sleep
-from types import TracebackType
 
 import typer
 
@@ -36,10 +35,8 @@ class WatchPage:
         self.server.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.server.__exit__(kind, error, trace)
+    def __exit__(self, *error: object) -> None:
+        self.server.__exit__(*error)
 
     def watch(
         self, label: str, settings: Settings, work: Callable[[Settings, Observer], Ending], *, quiet: bool

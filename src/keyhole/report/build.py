@@ -1,4 +1,4 @@
-"""A run folder in, `report.html` out. Needs the `report` extra; `INSTALL` says how to get it."""
+"""A run folder in, `report.html` out; and a recovered head as one picture. Needs the `report` extra."""
 
 from __future__ import annotations
 
@@ -10,23 +10,20 @@ from typing import Any
 
 import numpy as np
 
-from keyhole.errors import FileError, KeyholeError
+from keyhole.errors import FileError, KeyholeError, UsageError
+from keyhole.families import Family, SingleHead
 from keyhole.optional import KEYHOLE_VERSION
-from keyhole.report.html.canvas import INSTALL
-from keyhole.report.html.content import Report
-from keyhole.report.html.drawing import as_element, as_png
+from keyhole.recovery import Recovery
+from keyhole.report.charts import power
+from keyhole.report.content import Report
+from keyhole.report.html.canvas import INSTALL, canvas, to_png
+from keyhole.report.html.drawing import as_element, as_png, paint
+from keyhole.report.sections.certificate import heldout_section
 from keyhole.report.sections.other_kinds import report_of_audit, report_of_diagnosis, report_of_model, report_of_verdict
-from keyhole.report.sections.run import report_of_run
+from keyhole.report.sections.parameters import sections_of
+from keyhole.report.sections.run import detected_rank, report_of_run
 from keyhole.runs.folders import prepare_folder, write_file
-from keyhole.runs.reader import (
-    AGAIN,
-    Saved,
-    SavedAudit,
-    SavedDiagnosis,
-    SavedModel,
-    SavedRun,
-    read_folder,
-)
+from keyhole.runs.reader import AGAIN, Saved, SavedAudit, SavedDiagnosis, SavedModel, SavedRun, read_folder
 from keyhole.runs.store import REPORT, plain
 
 PICTURES = "pictures"
@@ -100,6 +97,41 @@ def as_html(report: Report) -> str:
         record=_embedded(report),
         made_by=KEYHOLE_VERSION,
     )
+
+
+def draw_head(result: Recovery, truth: Family | None = None, distance: float | None = None) -> bytes:
+    """A recovered head as one PNG: its score matrix, the true one, their spectrum and the held-out check."""
+    params, certificate = result.params, result.certificate
+    if params is None or params.family != SingleHead.family:
+        raise UsageError(f"can draw a recovered single head, not {type(params).__name__}")
+    sections = [*sections_of(params, None, truth, detected_rank(result)), heldout_section(result, "sequences")]
+    charts = {chart.name: chart for section in sections for chart in section.charts}
+    titles = {name: chart.title for name, chart in charts.items()}
+    if distance is not None:
+        titles["score"] = f"Recovered: {power(distance)} from the truth"
+    count = certificate.answers.size
+    within = f"{count} fresh answers within {power(certificate.worst_error)}"
+    titles["heldout"] = within if count else "Held-out check: none was made"
+    panels: Any = [["score-true", "score"], ["spectrum", "heldout"]]
+    if "score-true" not in charts:
+        panels = [["score", "spectrum", "heldout"]]
+    with canvas(*((10.6, 9.8) if "score-true" in charts else (15.6, 5.4))) as figure:
+        figure.set_layout_engine("constrained", w_pad=0.13, h_pad=0.13, wspace=0.03, hspace=0.03)
+        figure.suptitle(_summary(result), fontsize=14.5, fontweight="bold", x=0.012, ha="left")
+        for name, axis in figure.subplot_mosaic(panels).items():
+            if name in charts:
+                paint(figure, axis, charts[name])
+            axis.set_title(titles[name])
+        return to_png(figure)
+
+
+def _summary(result: Recovery) -> str:
+    stats = result.stats
+    verdict = "certified" if result.certified else f"not certified ({result.outcome.name})"
+    cost = f"{stats.queries:,} queries"
+    if stats.counting_bound:
+        cost += f", {stats.ratio:.3f} × the fewest possible"
+    return f"{result.params.anatomy.title if result.params else 'Nothing'}, {verdict}: {cost}"
 
 
 def _embedded(report: Report) -> dict[str, Any]:
