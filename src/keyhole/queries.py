@@ -154,7 +154,7 @@ class Plan:
         """The sequences from start to stop, (stop − start, length, width), made in `room` where it is given."""
         shape = (stop - start, self.length, width)
         made = space.xp.empty(shape, dtype=space.dtype, device=space.device) if room is None else room.reshape(shape)
-        if self._looked_up:
+        if self._is_table:
             table, index = self._table
             gather_into(made.reshape(-1, width), table, index[start:stop, :].reshape(-1))
             return made
@@ -167,7 +167,7 @@ class Plan:
         return made
 
     @cached_property
-    def _looked_up(self) -> bool:
+    def _is_table(self) -> bool:
         """Whether tokens are best looked up in one table: single scaled rows, and more tokens than rows."""
         terms = [position[0] for position in self.positions if len(position) == 1]
         simple = [term for term in terms if term.index is not None and isinstance(term.scale, float)]

@@ -126,7 +126,7 @@ class Session:
         try:
             answers = self._same_shape(self.oracle(tokens), plan)
         except OracleError as error:
-            self._keep_arrived(error, plan, repeat, start)
+            self._keep_partial(error, plan, repeat, start)
             raise
         if self.journal:
             self.journal.add(plan.digest, repeat, start, to_numpy(answers))
@@ -134,7 +134,7 @@ class Session:
         self._count(plan, stop - start, new=True)
         return answers
 
-    def _keep_arrived(self, error: OracleError, plan: Plan, repeat: int, start: int) -> None:
+    def _keep_partial(self, error: OracleError, plan: Plan, repeat: int, start: int) -> None:
         """Keep what was answered of a batch before the rest of it failed, if it is this oracle that says so."""
         for first, some in error.arrived if error.box is self.oracle else ():
             answers = self._same_shape(some, plan)

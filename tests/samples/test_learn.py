@@ -19,7 +19,7 @@ from keyhole.errors import FileError, UsageError
 from keyhole.recovery import Outcome
 from keyhole.samples.diagnostics import low_orders
 from keyhole.samples.examples import ExampleCount, Examples
-from keyhole.samples.levenberg_marquardt import Chart
+from keyhole.samples.levenberg_marquardt import ScoreChart
 from keyhole.samples.restarts import moment
 from keyhole.samples.standard_errors import standard_errors
 from keyhole.samples.variable_projection import LayerPoint, LayerProblem, mixture, orthonormal
@@ -143,7 +143,7 @@ def test_the_matrix_is_the_products(point: LayerPoint, rng: np.random.Generator)
 
 
 def test_factors_push_and_pull(rng: np.random.Generator) -> None:
-    chart = Chart(2)
+    chart = ScoreChart(2)
     numbers, move = rng.standard_normal((2, 3, 5, 4))
     gradient = rng.standard_normal((3, 5, 5))
     moved = (chart.scores(numbers + 1e-6 * move) - chart.scores(numbers - 1e-6 * move)) / 2e-6

@@ -17,7 +17,7 @@ from keyhole.families import load
 from keyhole.recover import diagnose_box
 from keyhole.report.text import diagnosis
 from keyhole.runs.store import DIAGNOSIS, reserve_folder
-from keyhole.targets import declared_target
+from keyhole.targets import open_declared
 
 
 def diagnose(
@@ -67,7 +67,7 @@ def _diagnose_target(text: str, seed: int, out: Path | None, *, force: bool, as_
     with (
         redirect_stdout(sys.stderr),
         reserve_folder(out, DIAGNOSIS, settings, force=force),
-        declared_target(text) as target,
+        open_declared(text) as target,
     ):
         found = diagnose_box(target.oracle, seed=seed)
         data = {**found.summary(), "target": target.text, "box": target.label}

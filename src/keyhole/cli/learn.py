@@ -13,7 +13,7 @@ from keyhole.errors import UsageError
 from keyhole.gauge import distance
 from keyhole.noise import Noise
 from keyhole.progress import steps_bar
-from keyhole.report.text.recovery import describe_learned
+from keyhole.report.text.recovery import describe_layer
 from keyhole.runs.store import RUN, reserve_folder, write_run
 from keyhole.samples import learn as learn_layer
 from keyhole.targets.datasets import open_data
@@ -85,7 +85,7 @@ def learn(
         extras = {"target": given.text, "box": given.label, "distance": apart, "files": files, "notes": notes}
         print_json({**result.summary(), **extras})
     elif not quiet:
-        lines = list(describe_learned(result, given.label, apart))
+        lines = list(describe_layer(result, given.label, apart))
         if result.params is not None and not files:
             lines.append(("files", "none: --out FOLDER keeps the parameters"))
         print_lines([*lines, *file_lines(files, notes)], good=result.certified)

@@ -76,7 +76,7 @@ def recover(
         try:
             return DONE if recover_all_layers(settings, as_json=as_json, quiet=quiet, force=force) else FAILED
         except KeyboardInterrupt:
-            return complain(_interrupted(settings), INTERRUPTED)
+            return complain(_interruption(settings), INTERRUPTED)
     if not watch:
         return carry_out(settings, as_json=as_json, quiet=quiet, force=force)
     with WatchPage(port) as page:
@@ -106,7 +106,7 @@ def carry_out(
                 with on_terminal(settings.budget, quiet=quiet) as observer:
                     ending = work(settings, observer)
     except KeyboardInterrupt:
-        return complain(_interrupted(settings), INTERRUPTED)
+        return complain(_interruption(settings), INTERRUPTED)
     result = ending.result
     if as_json:
         about = {"target": ending.target.text, "box": ending.target.label, "distance": ending.distance}
@@ -137,7 +137,7 @@ def _lines(ending: Ending) -> list[tuple[str, str]]:
     return lines + file_lines(ending.files, ending.notes)
 
 
-def _interrupted(settings: Settings) -> str:
+def _interruption(settings: Settings) -> str:
     if settings.journal is None:
         again = replace(settings, journal=Path(JOURNAL)).command(settings.budget)
         return f"interrupted; nothing was kept: with --journal FILE a run can be resumed, for example {again}"

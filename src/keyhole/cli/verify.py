@@ -14,7 +14,7 @@ from keyhole.cli.output import file_lines, keep_record, print_json, print_lines
 from keyhole.families import load
 from keyhole.report.text.verdict import describe_verdict
 from keyhole.runs.store import PARAMS, RADIUS, VERIFICATION, reserve_folder
-from keyhole.targets import declared_target
+from keyhole.targets import open_declared
 from keyhole.verify import QUERIES
 from keyhole.verify import verify as run_verify
 
@@ -55,7 +55,7 @@ def verify(
     with (
         redirect_stdout(sys.stderr),
         reserve_folder(out, VERIFICATION, settings, force=force),
-        declared_target(target, max_norm, noise) as subject,
+        open_declared(target, max_norm, noise) as subject,
     ):
         try:
             found = run_verify(subject.oracle, claimed, queries, seed, tolerance, radius=radii, journal=journal)

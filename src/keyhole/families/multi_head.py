@@ -68,18 +68,18 @@ class MultiHead(Family):
         """Numbers per answer; None when the answer is a plain number."""
         return self.heads[0].outputs
 
-    def _added(self, part: Callable[[SingleHead], Array]) -> Array:
+    def _sum_over_heads(self, part: Callable[[SingleHead], Array]) -> Array:
         """The sum of something over the heads, and the output bias."""
         total = reduce(add, map(part, self.heads))
         return total if self.output_bias is None else total + self.output_bias
 
     def __call__(self, tokens: Array) -> Array:  # (batch, length, width) -> (batch,) or (batch, outputs)
         """Answer a batch of sequences."""
-        return self.like(tokens)._added(lambda head: head(tokens))
+        return self.like(tokens)._sum_over_heads(lambda head: head(tokens))
 
     def at_all_positions(self, tokens: Array) -> Array:  # (batch, length, width) -> (batch, length[, outputs])
         """The answer with each token in turn as the last one, all tokens staying in sight of it."""
-        return self.like(tokens)._added(lambda head: head.at_all_positions(tokens))
+        return self.like(tokens)._sum_over_heads(lambda head: head.at_all_positions(tokens))
 
     def simplest(self) -> SingleHead | MultiHead:
         """The parameters in the smallest family that holds them: one head is a SingleHead."""

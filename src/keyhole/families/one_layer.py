@@ -138,7 +138,7 @@ class OneLayer(Family):
         if self.residual:
             moved = moved + rounding * namespace(tokens).abs(tokens[:, -1, :])
         own = self.ffn.error_bar(radius.ffn, entering[:, None, :], rounding)  # type: ignore[arg-type]
-        return own + self.ffn.passed_through(entering, moved)
+        return own + self.ffn.propagate_radius(entering, moved)
 
     def token_norm(self, size: float) -> float:
         """The norm at which random tokens have logits of about `size`; inf when none has any.

@@ -54,7 +54,7 @@ class OpaqueNet(Family):
         own = getattr(self.function, "token_norm", None)
         return 0.0 if own is None else float(own(size))
 
-    def passed_through(self, x: Array, radius: Array) -> Array:  # (n, width), (n, width) -> (n,) or (n, outputs)
+    def propagate_radius(self, x: Array, radius: Array) -> Array:  # (n, width), (n, width) -> (n,) or (n, outputs)
         """How far answers may move when the entries of their argument move within `radius`, by differences."""
         xp, answers = namespace(x), self(x[:, None, :])
         step = SLOPE_STEP * (xp.linalg.vector_norm(x, axis=-1) + np.finfo(np.float32).tiny)  # (n,)

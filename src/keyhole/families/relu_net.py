@@ -78,8 +78,8 @@ class ReluNet(Family):
         """Answer single tokens."""
         net = self.like(x)
         hidden = activate(self.activation, x @ net.weights_in.T + net.bias_in)
-        answers = hidden @ _turned(net.weights_out) + net.bias_out
-        return answers if net.skip is None else answers + x @ _turned(net.skip)
+        answers = hidden @ _transpose(net.weights_out) + net.bias_out
+        return answers if net.skip is None else answers + x @ _transpose(net.skip)
 
     def error_bar(self, radius: ReluNet, tokens: Array, rounding: float) -> Array:  # -> (batch,) or (batch, outputs)
         """First-order bound on |f_true − f_self| for parameters right within `radius`: errors add in quadrature."""
@@ -97,10 +97,12 @@ class ReluNet(Family):
             bound = xp.where(z > -z_radius, bound, xp.zeros_like(bound))
         hidden = activate(self.activation, z)
         hidden_rounding = (rounding * hidden) ** 2
-        squares = (bound**2 + hidden_rounding) @ _turned(net.weights_out**2) + hidden**2 @ _turned(wide.weights_out**2)
+        squares = (bound**2 + hidden_rounding) @ _transpose(net.weights_out**2) + hidden**2 @ _transpose(
+            wide.weights_out**2
+        )
         total = wide.bias_out + rounding * xp.abs(net.bias_out)
         if wide.skip is not None:
-            squares = squares + x**2 @ _turned(wide.skip**2)
+            squares = squares + x**2 @ _transpose(wide.skip**2)
         if net.skip is not None:
             lengths = xp.linalg.vector_norm(net.skip, axis=-1)
             total = total + rounding * (size if net.outputs is None else size[:, None]) * lengths
@@ -110,14 +112,14 @@ class ReluNet(Family):
         """As a radius: errors of answers from what is known of all entries together; None where nothing is."""
         return None
 
-    def passed_through(self, x: Array, radius: Array) -> Array:  # (n, width), (n, width) -> (n,) or (n, outputs)
+    def propagate_radius(self, x: Array, radius: Array) -> Array:  # (n, width), (n, width) -> (n,) or (n, outputs)
         """How far answers may move when the entries of their argument move within `radius`, to first order."""
         xp, net = namespace(x), self.like(x)
         within = radius @ xp.abs(net.weights_in).T  # (n, neurons)
         if net.activation == "relu":  # a neuron that is surely off passes nothing on
             within = xp.where(x @ net.weights_in.T + net.bias_in > -within, within, xp.zeros_like(within))
-        out = STEEPEST[net.activation] * within @ _turned(xp.abs(net.weights_out))
-        return out if net.skip is None else out + radius @ _turned(xp.abs(net.skip))
+        out = STEEPEST[net.activation] * within @ _transpose(xp.abs(net.weights_out))
+        return out if net.skip is None else out + radius @ _transpose(xp.abs(net.skip))
 
     def onto_kinks(self, x: Floats, rng: np.random.Generator) -> Floats:  # (n, width) -> (n, width)
         """The points moved to the kink of one neuron each: where kinks of deeper nets end, this net errs."""
@@ -154,5 +156,5 @@ class ReluNet(Family):
         return sensitivity_of_net(self, tokens, unit, looked_at)
 
 
-def _turned(array: Array) -> Array:  # (outputs, n) -> (n, outputs); (n,) stays
+def _transpose(array: Array) -> Array:  # (outputs, n) -> (n, outputs); (n,) stays
     return array.T if array.ndim == 2 else array

@@ -186,11 +186,11 @@ def sensitivity_of_layer(params: OneLayer, tokens: Floats, unit: float, looked_a
         radius = radius + unit * np.abs(last)
     if net is None:  # of a net that is known as a function only nothing can be said part by part
         answers = layer.ffn(entering[:, None, :])
-        through = layer.ffn.passed_through(entering, radius) + unit * np.abs(answers)
+        through = layer.ffn.propagate_radius(entering, radius) + unit * np.abs(answers)
         return Sensitivity(answers.reshape(len(tokens), -1), through.reshape(len(tokens), -1), ())
     behind = _Net(net, entering)
     shape = behind.answers.shape
-    rounding = behind.rounding(unit) + net.passed_through(entering, radius).reshape(shape)
+    rounding = behind.rounding(unit) + net.propagate_radius(entering, radius).reshape(shape)
     (count, _, width), looks = tokens.shape, len(looked_at)
     gradients, everything = behind.gradients(looked_at), behind.gradients(slice(None))
     slopes = np.swapaxes(head.pulls @ np.swapaxes(gradients, 1, 2), 1, 2) @ tokens  # (n, looks, width)

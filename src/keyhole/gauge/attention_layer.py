@@ -35,7 +35,7 @@ def distance_of_attention(first: AttentionLayer, second: AttentionLayer) -> floa
     check_shapes(first, second, "layers")
     layers = [as_layer(canonical_heads(as_heads(each), rounding_of(each))) for each in (first, second)]
     heads = max(each.heads for each in layers)
-    padded = [[_padded(array, heads) for array in (each.scores, each.projections)] for each in layers]
+    padded = [[_pad(array, heads) for array in (each.scores, each.projections)] for each in layers]
     scales = [max(size(padded[0][part]), size(padded[1][part])) or 1.0 for part in (0, 1)]
     apart = np.zeros((heads, heads))
     for part in (0, 1):
@@ -45,5 +45,5 @@ def distance_of_attention(first: AttentionLayer, second: AttentionLayer) -> floa
     return max(size(padded[0][part][rows] - padded[1][part][columns]) / scales[part] for part in (0, 1))
 
 
-def _padded(array: Floats, heads: int) -> Floats:
+def _pad(array: Floats, heads: int) -> Floats:
     return np.concatenate([array, np.zeros((heads - array.shape[0], *array.shape[1:]))])

@@ -29,7 +29,7 @@ class Gauge(Generic[F]):
     distance: Callable[[F, F], float]
     witnesses: Mapping[str, MakeWitness[F]] = field(default_factory=dict)  # by kind
     redundancy: Callable[[F], Redundancy] | None = None  # heads or neurons that are one, silent or nearly alike
-    aligned: Callable[[F, F], dict[str, Floats]] | None = None  # (params, truth): entries of it that correspond
+    align: Callable[[F, F], dict[str, Floats]] | None = None  # (params, truth): entries of it that correspond
 
 
 GAUGES: dict[type[Family], Gauge[Family]] = {}
@@ -101,12 +101,12 @@ def distance(first: Family, second: Family) -> float:
     return _common(first, second).distance(first, second)
 
 
-def aligned(params: Family, truth: Family) -> dict[str, Floats]:
+def align(params: Family, truth: Family) -> dict[str, Floats]:
     """Arrays of the truth by the names of the parameters whose entries they correspond to, as far as gauges allow."""
     gauge = find_gauge(params)
-    if gauge is None or gauge.aligned is None or type(params) is not type(truth) or params.width != truth.width:
+    if gauge is None or gauge.align is None or type(params) is not type(truth) or params.width != truth.width:
         return {}
-    return gauge.aligned(params, truth)
+    return gauge.align(params, truth)
 
 
 def _common(first: Family, second: Family) -> Gauge[Family]:

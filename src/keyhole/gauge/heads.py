@@ -48,7 +48,7 @@ def groups_of(logits: Sequence[Floats], tolerance: float) -> list[list[int]]:
     return groups
 
 
-def merged_heads(params: Heads, tolerance: float) -> Iterator[tuple[list[int], Floats, Floats]]:
+def merge_heads(params: Heads, tolerance: float) -> Iterator[tuple[list[int], Floats, Floats]]:
     """Groups of heads with equal logits: (numbers, logits, value), the value zero where it cancels up to rounding."""
     heads = MultiHead.of(params).heads
     logits = [into_logits(head) for head in heads]
@@ -63,7 +63,7 @@ def merged_heads(params: Heads, tolerance: float) -> Iterator[tuple[list[int], F
 def canonical_heads(params: Heads, tolerance: float | None = None) -> MultiHead:
     """Heads of equal logits merged, those without a value dropped, the loudest first: the same for the same map."""
     tolerance = rounding_of(params) if tolerance is None else tolerance
-    merged = [(logits, value) for _, logits, value in merged_heads(params, tolerance) if np.any(value)]
+    merged = [(logits, value) for _, logits, value in merge_heads(params, tolerance) if np.any(value)]
     # Heads that are equally loud, but for rounding, are told apart by their logits.
     merged.sort(key=lambda head: (-float(f"{size(head[1]):.{LOUDNESS_DIGITS}g}"), tuple(head[0].ravel())))
     nothing = (np.zeros((params.width, params.width + 1)), 0.0 * floats(MultiHead.of(params).heads[0].value))

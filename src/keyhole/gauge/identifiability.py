@@ -149,7 +149,7 @@ CLAIMS: dict[tuple[str, str], tuple[Claim, ...]] = {
         hidden(
             "which column belongs to which of two heads of equal value",
             "every last token shows columns of W with values, and heads are told apart by values alone",
-            change.columns_exchanged,
+            change.exchange_columns,
         ),
         *_ONE_HOT,
         *_HEADS_APART,

@@ -46,7 +46,7 @@ def _like(array: Array, rng: Random) -> Array:
     )
 
 
-def _moved(array: Array, rng: Random) -> Array:
+def _perturb(array: Array, rng: Random) -> Array:
     return np.asarray(array + VISIBLE * _like(array, rng))
 
 
@@ -84,15 +84,15 @@ def of_net(how: Callable[[ReluNet, Random], ReluNet | None]) -> Change:
 
 # --- heads: what shows -------------------------------------------------------------------------------------------
 
-value = of_heads(lambda head, rng: replace(head, value=_moved(head.value, rng)))
-score = of_heads(lambda head, rng: replace(head, score=_moved(head.score, rng)))
-score_bias = of_heads(lambda head, rng: replace(head, score_bias=_moved(_bias(head), rng)))
+value = of_heads(lambda head, rng: replace(head, value=_perturb(head.value, rng)))
+score = of_heads(lambda head, rng: replace(head, score=_perturb(head.score, rng)))
+score_bias = of_heads(lambda head, rng: replace(head, score_bias=_perturb(_bias(head), rng)))
 
 
 def output_bias(params: Heads, rng: Random) -> Changed:
     """Another output bias."""
     params = params.like(np.zeros(1))
-    return replace(params, output_bias=_moved(output_bias_of(params), rng))
+    return replace(params, output_bias=_perturb(output_bias_of(params), rng))
 
 
 # --- heads: what does not ----------------------------------------------------------------------------------------
@@ -124,7 +124,7 @@ def value_for_bias(params: Heads, rng: Random) -> Changed:
     return MultiHead([first, *heads.heads[1:]], np.asarray(output_bias_of(params) - step))
 
 
-def columns_exchanged(params: MultiHead, _: Random) -> Changed:
+def exchange_columns(params: MultiHead, _: Random) -> Changed:
     """One column of W exchanged between two heads of equal value, and with it what the score bias adds to it."""
     params = params.like(np.zeros(1))
     for one, first in enumerate(params.heads):
@@ -190,9 +190,9 @@ def _added_to_rows(net: ReluNet, rng: Random) -> ReluNet:
     return replace(net, weights_in=net.weights_in + rows, skip=skip + rng.standard_normal((*skip.shape[:-1], 1)))
 
 
-kink = of_net(lambda net, rng: replace(net, weights_in=_moved(net.weights_in, rng)))
-weight = of_net(lambda net, rng: replace(net, weights_out=_moved(net.weights_out, rng)))
-affine = of_net(lambda net, rng: replace(net, bias_out=_moved(net.bias_out, rng)))  # the constant
+kink = of_net(lambda net, rng: replace(net, weights_in=_perturb(net.weights_in, rng)))
+weight = of_net(lambda net, rng: replace(net, weights_out=_perturb(net.weights_out, rng)))
+affine = of_net(lambda net, rng: replace(net, bias_out=_perturb(net.bias_out, rng)))  # the constant
 neuron_by_table = of_net(_without_first)
 equal_weights = of_net(_added_to_rows)
 

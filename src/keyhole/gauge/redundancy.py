@@ -15,7 +15,7 @@ from keyhole.families.one_layer import OneLayer
 from keyhole.families.relu_net import ReluNet
 from keyhole.families.single_head import SingleHead
 from keyhole.gauge.compare import find_gauge
-from keyhole.gauge.heads import Heads, merged_heads
+from keyhole.gauge.heads import Heads, merge_heads
 from keyhole.gauge.nets import Kinks, kinks_of
 from keyhole.gauge.one_layer import kinks_of_layer, plain_layer, sees_mixture
 from keyhole.gauge.tolerance import check_comparable, relative, rounding_of, size
@@ -83,7 +83,7 @@ def redundancy_of_heads(params: Heads) -> Redundancy:
     """Heads of equal logits, silent ones, and those nearly alike."""
     tolerance = rounding_of(params)
     heads = MultiHead.of(params).like(np.zeros(1)).heads
-    groups = list(merged_heads(params, tolerance))
+    groups = list(merge_heads(params, tolerance))
     silent = [number for group, _, value in groups if not np.any(value) for number in group]
     loud = [(group[0], logits, value) for group, logits, value in groups if np.any(value)]
     same, near = tuple(tuple(group) for group, _, _ in groups if len(group) > 1), tuple(_near_heads(loud))
@@ -97,10 +97,10 @@ def _near_heads(heads: list[tuple[int, Floats, Floats]]) -> Iterator[Pair]:
         for first, others, other in heads[:number]:
             distance = relative(others, logits)
             if distance <= NEAR:
-                yield Pair(first, second, distance, _replaced(others, other, logits, value))
+                yield Pair(first, second, distance, _replacement_error(others, other, logits, value))
 
 
-def _replaced(one: Floats, first: Floats, two: Floats, second: Floats) -> float | None:
+def _replacement_error(one: Floats, first: Floats, two: Floats, second: Floats) -> float | None:
     """The relative error of the best single head in place of two: its logits the mean of theirs, weighted by values."""
     total = first + second
     if size(total) <= NEAR * size(first):

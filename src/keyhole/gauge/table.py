@@ -40,7 +40,7 @@ def around(inner: Gauge[Heads], unwrap: Callable[[F], Heads], wrap: Callable[[Mu
         # Factors have no container of their own.
         witnesses={kind: translated(make) for kind, make in inner.witnesses.items() if kind != "factor gauge"},
         redundancy=lambda params: replace(count(unwrap(params)), family=params.family),
-        aligned=aligned_heads,
+        align=align_heads,
     )
 
 
@@ -58,7 +58,7 @@ def _finite(array: Floats) -> Floats:
     return np.nan_to_num(floats(array), nan=0.0, posinf=0.0, neginf=0.0)
 
 
-def aligned_heads(params: Family, truth: Family) -> dict[str, Floats]:
+def align_heads(params: Family, truth: Family) -> dict[str, Floats]:
     """The true heads in the order of those recovered, array by array, under the names that the parameters have."""
     heads, true = params.anatomy.heads, truth.anatomy.heads
     order = matched(heads, true) if params.anatomy.numbered else list(true)
@@ -70,7 +70,7 @@ def aligned_heads(params: Family, truth: Family) -> dict[str, Floats]:
     }
 
 
-def aligned_layers(params: AttentionLayer, truth: AttentionLayer) -> dict[str, Floats]:
+def align_layers(params: AttentionLayer, truth: AttentionLayer) -> dict[str, Floats]:
     """Scores and projections of the true heads in the order of those recovered."""
     order = matched(params.anatomy.heads, truth.anatomy.heads)
     if order is None:
@@ -80,7 +80,7 @@ def aligned_layers(params: AttentionLayer, truth: AttentionLayer) -> dict[str, F
 
 
 HEADS: Gauge[Heads] = Gauge(
-    canonical_heads, equivalent_heads, distance_of_heads, HEAD_KINDS, redundancy_of_heads, aligned_heads
+    canonical_heads, equivalent_heads, distance_of_heads, HEAD_KINDS, redundancy_of_heads, align_heads
 )
 register(SingleHead, HEADS)
 register(MultiHead, HEADS)
@@ -97,6 +97,4 @@ register(
     ),
 )
 register(Residual, around(HEADS, lambda params: params.attention, Residual))
-register(
-    AttentionLayer, replace(around(HEADS, as_heads, as_layer), distance=distance_of_attention, aligned=aligned_layers)
-)
+register(AttentionLayer, replace(around(HEADS, as_heads, as_layer), distance=distance_of_attention, align=align_layers))

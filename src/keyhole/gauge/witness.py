@@ -29,7 +29,7 @@ class Witness:
 
 def kinds(params: Family) -> tuple[str, ...]:
     """The kinds of witnesses that these parameters have."""
-    return tuple(kind for kind in _makers(params) if _made(params, kind, 0) is not None)
+    return tuple(kind for kind in _makers(params) if _make_witness(params, kind, 0) is not None)
 
 
 def witness(params: Family, kind: str | None = None, seed: int = 0) -> Witness:
@@ -43,7 +43,7 @@ def witness(params: Family, kind: str | None = None, seed: int = 0) -> Witness:
         raise UsageError(f"unknown kind of witness {kind!r} for a {type(params).__name__}; known: {', '.join(makers)}")
     wanted: Sequence[str] = [kind] if kind else list(makers)
     for each in wanted:
-        found = _made(params, each, seed)
+        found = _make_witness(params, each, seed)
         if found is not None:
             return found
     raise UsageError(f"these parameters have no witness of kind {kind!r}; they have: {', '.join(kinds(params))}")
@@ -57,6 +57,6 @@ def _makers(params: Family) -> Mapping[str, MakeWitness[Family]]:
     return gauge.witnesses
 
 
-def _made(params: Family, kind: str, seed: int) -> Witness | None:
+def _make_witness(params: Family, kind: str, seed: int) -> Witness | None:
     found = _makers(params)[kind](params, np.random.default_rng([seed, *kind.encode()]))
     return None if found is None else Witness(found[0], kind, found[1], LENGTHS.get(kind))

@@ -10,7 +10,7 @@ from keyhole.arrays import Floats, floats
 from keyhole.families.multi_head import MultiHead
 from keyhole.families.single_head import SingleHead
 from keyhole.gauge.factored import FactoredHeads, Factors
-from keyhole.gauge.heads import Heads, into_logits, merged_heads
+from keyhole.gauge.heads import Heads, into_logits, merge_heads
 from keyhole.gauge.tolerance import rounding_of, size
 
 Found = tuple[MultiHead | FactoredHeads, str] | None
@@ -50,14 +50,14 @@ def _logits_like(head: SingleHead, rng: Random) -> tuple[Floats, Floats | None]:
 def merge(params: Heads, _: Random) -> Found:
     """Heads of equal logits as one."""
     heads = _plain(params)
-    groups = merged_heads(params, rounding_of(params))
+    groups = merge_heads(params, rounding_of(params))
     shared, total = next(((group, value) for group, _, value in groups if len(group) > 1), (None, None))
     if shared is None:
         return None
     kept = [replace(head, value=total) if n == shared[0] else head for n, head in enumerate(heads.heads)]
     rest = [head for n, head in enumerate(kept) if n not in shared[1:]]
     said = (
-        f"heads {_listed(shared)} have the same logits, so that only the sum of their values shows: they are one head"
+        f"heads {_in_words(shared)} have the same logits, so that only the sum of their values shows: they are one head"
     )
     return MultiHead(rest, heads.output_bias), said
 
@@ -153,7 +153,7 @@ def length_one(params: Heads, rng: Random) -> Found:
     return _with_logits(heads, number, rng), f"head {number} has other logits: a token alone has all the weight"
 
 
-def _listed(numbers: list[int]) -> str:
+def _in_words(numbers: list[int]) -> str:
     *most, last = (str(number) for number in numbers)
     return f"{', '.join(most)} and {last}"
 

@@ -36,7 +36,7 @@ def _one_more(net: ReluNet, row: Floats, bias: float, weight: Floats) -> ReluNet
     return _with(net, np.vstack([net.weights_in, row]), np.append(net.bias_in, bias), outer)
 
 
-def _kinked(net: ReluNet) -> npt.NDArray[np.intp]:
+def _active_neurons(net: ReluNet) -> npt.NDArray[np.intp]:
     """The numbers of neurons that bend and are heard."""
     heard = np.any(np.atleast_2d(net.weights_out), axis=0)
     return np.flatnonzero(heard & np.any(net.weights_in, axis=1))
@@ -46,7 +46,7 @@ def merge(params: ReluNet, _: Random) -> FoundNet:
     """Neurons of the same kink as one."""
     net = _plain(params)
     kinks = kinks_of(net, rounding_of(params))
-    if kinks.offset.size == _kinked(net).size:
+    if kinks.offset.size == _active_neurons(net).size:
         return None
     fewer = net_of(kinks, 1.0, net)
     return fewer, "neurons of the same kink are one, and what remains of them is affine and goes into skip and bias"
@@ -55,9 +55,9 @@ def merge(params: ReluNet, _: Random) -> FoundNet:
 def sign_trade(params: ReluNet, _: Random) -> FoundNet:
     """One neuron turned round, at the expense of the skip."""
     net = _plain(params)
-    if not _kinked(net).size:
+    if not _active_neurons(net).size:
         return None
-    number = int(_kinked(net)[0])
+    number = int(_active_neurons(net)[0])
     turned = np.where(np.arange(net.neurons) == number, -1.0, 1.0)
     row, shift, weight = net.weights_in[number], net.bias_in[number], net.weights_out[..., number]
     skip = np.zeros((*np.shape(weight), net.width)) if net.skip is None else net.skip
@@ -73,7 +73,7 @@ def sign_trade(params: ReluNet, _: Random) -> FoundNet:
 def scaling(params: ReluNet, rng: Random) -> FoundNet:
     """Weights into ReLU neurons times a factor, weights out of them over it."""
     net = _plain(params)
-    if net.activation != "relu" or not _kinked(net).size:
+    if net.activation != "relu" or not _active_neurons(net).size:
         return None
     factor = np.exp(rng.uniform(0.1, 1.0, net.neurons) * rng.choice([-1, 1], net.neurons))
     other = _with(net, factor[:, None] * net.weights_in, factor * net.bias_in, net.weights_out / factor)
@@ -93,9 +93,9 @@ def permutation(params: ReluNet, rng: Random) -> FoundNet:
 def split(params: ReluNet, rng: Random) -> FoundNet:
     """One neuron as two."""
     net = _plain(params)
-    if not _kinked(net).size:
+    if not _active_neurons(net).size:
         return None
-    number = int(_kinked(net)[0])
+    number = int(_active_neurons(net)[0])
     weight = net.weights_out[..., number]
     part = weight * rng.uniform(0.2, 0.8)
     outer = net.weights_out.copy()

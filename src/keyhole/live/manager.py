@@ -51,7 +51,7 @@ class Runs:
         self._lock = Lock()
         self._find()
 
-    def _changed(self) -> None:
+    def _notify(self) -> None:
         with self._lock:
             self.version += 1
 
@@ -76,11 +76,11 @@ class Runs:
         folder = self.folder / identity
         journal, budget = folder / JOURNAL, request.budget
         settings = Settings(request.target, request.method, budget, journal, request.seed, out=folder)
-        return Run(identity, request.label, settings, partial(carry_out, rate=request.rate), self._changed, self._after)
+        return Run(identity, request.label, settings, partial(carry_out, rate=request.rate), self._notify, self._after)
 
     def watch(self, label: str, settings: Settings, work: Callable[[Settings, Observer], Ending]) -> Run:
         """A run of the command line, to be begun by it."""
-        run = Run(f"watched-{secrets.token_hex(3)}", label, settings, work, self._changed)
+        run = Run(f"watched-{secrets.token_hex(3)}", label, settings, work, self._notify)
         self._add(run)
         return run
 

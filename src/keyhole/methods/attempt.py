@@ -83,8 +83,8 @@ class Ledger:
 
     def count(self, steps: Steps[Found], number: int = 0) -> Steps[Found]:
         """Run a generator whose plans belong to the attempt of this number, and add up what they cost."""
-        numbered = partial(replace, attempt=number)
-        return adapt(steps, numbered, lambda plan, answers: self.add(numbered(plan), answers))
+        with_number = partial(replace, attempt=number)
+        return adapt(steps, with_number, lambda plan, answers: self.add(with_number(plan), answers))
 
     def add(self, plan: Plan, answers: Measurements) -> Measurements:
         """Add what a plan has cost."""
@@ -134,17 +134,17 @@ def attempt(method: Method, task: Task) -> Steps[Attempt]:
         remedy = f"declare it (--noise {noise.text}) for a method that allows for it, or leave that to auto"
         return replace(first, message=f"{first.message}; {details['noise_evidence']}: {remedy}")
     known = replace(known, budget=ledger.left)
-    second = yield from numbered(_attempt(method, known, Ledger(known.budget)), first.number + 1)
-    assumptions = (*second.certificate.assumptions, found_noise(noise))
+    second = yield from with_number(_attempt(method, known, Ledger(known.budget)), first.number + 1)
+    assumptions = (*second.certificate.assumptions, noise_assumption(noise))
     return replace(second, certificate=replace(second.certificate, assumptions=assumptions)).with_details(**details)
 
 
-def found_noise(noise: Noise) -> str:
+def noise_assumption(noise: Noise) -> str:
     """The assumption of a certificate for noise that was found, not declared."""
     return f"answers err as was found, not declared: {noise}"
 
 
-def numbered(steps: Steps[Attempt], number: int) -> Steps[Attempt]:
+def with_number(steps: Steps[Attempt], number: int) -> Steps[Attempt]:
     """Run an attempt whose plans say which of several it is."""
     ended = yield from adapt(steps, outgoing=lambda plan: replace(plan, attempt=number))
     return replace(ended, number=number)
@@ -160,7 +160,7 @@ def _attempt(method: Method, task: Task, ledger: Ledger) -> Steps[Attempt]:
             task, details = yield from ask_noise(task, ledger)
         steps = method.steps(task.signature, task.stream("method"), ledger.left - task.heldout, **task.options)
         estimate = yield from ledger.count(with_noise(steps, task.signature.noise))
-        certificate = _unchecked(estimate)
+        certificate = _radii_only(estimate)
         judgement = yield from _ask_heldout(estimate, task, ledger.left)
         outcome, message, certificate = judgement.outcome, judgement.message, judgement.certificate
         cause: KeyholeError | None = None
@@ -197,7 +197,7 @@ def noise_details(noise: Noise, evidence: str, queries: int) -> dict[str, Any]:
     return {"noise": str(noise), "noise_evidence": evidence, "noise_queries": queries}
 
 
-def _unchecked(estimate: Estimate) -> Certificate:
+def _radii_only(estimate: Estimate) -> Certificate:
     return Certificate(estimate.radius, estimate.standard_error, assumptions=estimate.assumptions)
 
 
@@ -206,7 +206,7 @@ def _ask_heldout(estimate: Estimate, task: Task, left: float) -> Steps[Judgement
     count = int(min(task.heldout, left))
     if count < 1:
         message = "the budget left no queries for the certificate"
-        return Judgement(Outcome.UNCERTIFIED, message, _unchecked(estimate))
+        return Judgement(Outcome.UNCERTIFIED, message, _radii_only(estimate))
     steps = certify(estimate, task.signature, task.stream("held-out"), count)
     return (yield from with_noise(steps, task.signature.noise))
 

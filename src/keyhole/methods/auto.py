@@ -19,7 +19,7 @@ from keyhole.methods.attempt import (
     ask_noise,
     attempt,
     ending,
-    found_noise,
+    noise_assumption,
     noise_details,
 )
 from keyhole.methods.base import Found, Method, Steps
@@ -228,7 +228,7 @@ class _Auto:
         first = self.attempts[0].method if self.attempts else last.method
         details = {**self.known, **({"tried_first": first} if len(self.attempts) > 1 else {})}
         if "noise" in self.known and self.noise.kind != "exact":
-            assumptions = (*last.certificate.assumptions, found_noise(self.noise))
+            assumptions = (*last.certificate.assumptions, noise_assumption(self.noise))
             certificate = replace(last.certificate, assumptions=assumptions)
             last = replace(last, certificate=certificate)
         radius, params = last.certificate.radius, last.params

@@ -73,7 +73,7 @@ def certify(estimate: Estimate[F], signature: Signature, rng: np.random.Generato
     if normal:
         radii = np.hypot(GAUSSIAN_DEVIATIONS * known, noise)
         coarse = float(np.sqrt(np.mean(known**2) + signature.noise.scale**2 / known.size))
-    answered = _joined([a.values for a in answers])
+    answered = _concatenate([a.values for a in answers])
     errors = np.abs(predictions - answered)
     size = float(np.sqrt(np.mean((answered - _constant(estimate.params, plans))[fine] ** 2)))
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -118,7 +118,7 @@ def _so_far(estimate: Estimate, signature: Signature, plans: list[Plan], answers
     if not answers:
         return sketch
     predictions, _ = _predict(estimate, signature, plans[: len(answers)], normal=False)
-    errors = np.abs(predictions - _joined([answer.values for answer in answers]))
+    errors = np.abs(predictions - _concatenate([answer.values for answer in answers]))
     return replace(sketch, heldout=[float(error) for error in errors])
 
 
@@ -146,7 +146,7 @@ def _explain_miss(
     except BudgetExhausted:
         return Outcome.WRONG_FAMILY, miss
     again = [_at_last(answer, signature) for answer in again]
-    first, second = _joined([a.values for a in answers]), _joined([a.values for a in again])
+    first, second = _concatenate([a.values for a in answers]), _concatenate([a.values for a in again])
     difference = float(np.max(np.abs(first - second)))
     if signature.noise.kind == "gaussian" and _has_scatter(np.abs(first - second), 2**0.5 * signature.noise.radius):
         times = np.sqrt(np.mean((first - second) ** 2) / 2) / signature.noise.scale
@@ -220,7 +220,7 @@ def _attention(params: Family, signature: Signature, plans: list[Plan], predicti
     if without is None:
         return float("inf")
     tokens = [plan.tokens(0, plan.count, signature.space, signature.width) for plan in plans]
-    flat = _joined([without(each) for each in tokens])
+    flat = _concatenate([without(each) for each in tokens])
     return float(np.sqrt(np.mean((predictions - flat) ** 2)))
 
 
@@ -254,8 +254,8 @@ def _predict(estimate: Estimate, signature: Signature, plans: list[Plan], normal
         tokens = plan.tokens(0, plan.count, signature.space, signature.width)
         predictions.append(estimate.params(tokens))
         radii.append(estimate.params.error_bar(errors, tokens, signature.space.rounding))
-    return _joined(predictions), _joined(radii)
+    return _concatenate(predictions), _concatenate(radii)
 
 
-def _joined(arrays: list[Array]) -> Floats:
+def _concatenate(arrays: list[Array]) -> Floats:
     return np.concatenate([np.ravel(to_numpy(array)).astype(np.float64) for array in arrays])

@@ -45,7 +45,7 @@ class Oracle(ABC):
             raise OracleRaised(
                 f"the oracle {self.name!r} raised {type(error).__name__}: {error} (asked {tuple(tokens.shape)} tokens)"
             ) from error
-        return self._checked(answers, tokens)
+        return self._check_answers(answers, tokens)
 
     def _check_question(self, tokens: Array) -> None:
         signature, xp = self.signature, self.signature.space.xp
@@ -58,7 +58,7 @@ class Oracle(ABC):
             if not longest <= signature.max_norm:
                 raise UsageError(f"a token of norm {longest} exceeds max_norm {signature.max_norm}")
 
-    def _checked(self, answers: Array, tokens: Array) -> Array:
+    def _check_answers(self, answers: Array, tokens: Array) -> Array:
         space = self.signature.space
         if not array_api_compat.is_array_api_obj(answers):
             raise WrongShape(

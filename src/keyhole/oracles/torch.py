@@ -65,7 +65,7 @@ class TorchOracle(Oracle):
             call = _self_attention
         _check_call(module, call, self._who)
         self._call = call or (lambda module, tokens: module(tokens))
-        self.module = _moved(module, self._dtype, where)
+        self.module = _move(module, self._dtype, where)
         coarse = self._dtype.itemsize < 4  # libraries solve nothing in it: methods work in float32, and know its digits
         space = Space.of(torch.zeros(1, dtype=torch.float32 if coarse else self._dtype, device=where))
         if coarse:
@@ -222,7 +222,7 @@ def _device(torch: Any, device: Any, module: Any, who: str) -> Any:
     return torch.zeros(1, device=where).device
 
 
-def _moved(module: Any, dtype: Any, device: Any) -> Any:
+def _move(module: Any, dtype: Any, device: Any) -> Any:
     """The module, or a copy of it where dtype or device differ."""
     tensors = [*module.parameters(), *module.buffers()]
     same = all(each.device == device and (not each.is_floating_point() or each.dtype == dtype) for each in tensors)

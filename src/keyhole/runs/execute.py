@@ -13,7 +13,7 @@ from keyhole.recover import recover
 from keyhole.recovery import Recovery
 from keyhole.runs.settings import Settings
 from keyhole.runs.store import RUN, reserve_folder, write_run
-from keyhole.targets import Target, declared_target
+from keyhole.targets import Target, open_declared
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ def execute(
 ) -> Ending:
     """Open the target, recover it with the norm and noise that the settings declare, and keep it in their folder."""
     with ExitStack() as stack:
-        target = stack.enter_context(declared_target(settings.target, settings.max_norm, settings.noise))
+        target = stack.enter_context(open_declared(settings.target, settings.max_norm, settings.noise))
         if settings.out is not None:
             stack.enter_context(reserve_folder(settings.out, RUN, asdict(settings), force=force))
         result = recover(

@@ -164,23 +164,23 @@ class Page:
 
     def inner(self, name: str) -> Page:
         """An object inside."""
-        return Page(self.path, self._typed(name, dict, "an object"))
+        return Page(self.path, self._get(name, dict, "an object"))
 
     def text(self, name: str, default: str | None = None) -> str:
         """A text."""
-        found: str = self._typed(name, str, "a text", default)
+        found: str = self._get(name, str, "a text", default)
         return found
 
     def texts(self, name: str) -> tuple[str, ...]:
         """A list of texts."""
-        found = self._typed(name, list, "a list")
+        found = self._get(name, list, "a list")
         if not all(isinstance(each, str) for each in found):
             raise self.damaged(f"{name} is no list of texts")
         return tuple(found)
 
     def count(self, name: str, default: int | None = None) -> int:
         """A whole number of at least 0."""
-        found: int = self._typed(name, int, "a whole number", default)
+        found: int = self._get(name, int, "a whole number", default)
         if not 0 <= found < 2**63:
             raise self.damaged(f"{name} is {'negative' if found < 0 else 'absurdly large'}")
         return found
@@ -190,7 +190,7 @@ class Page:
         found = self.data.get(name)
         if found is None:
             return float("nan")
-        return float(self._typed(name, (int, float), "a number"))
+        return float(self._get(name, (int, float), "a number"))
 
     def maybe(self, name: str) -> float | None:
         """A number, or None where there is none."""
@@ -198,7 +198,7 @@ class Page:
 
     def numbers(self, name: str) -> Floats:  # (n,)
         """A list of numbers."""
-        found = self._typed(name, list, "a list")
+        found = self._get(name, list, "a list")
         if not all(isinstance(each, int | float) for each in found):
             raise self.damaged(f"{name} is no list of numbers")
         return np.asarray(found, dtype=np.float64)
@@ -219,7 +219,7 @@ class Page:
                 found[name] = None if missing else read[declared[0]](name)
         return found
 
-    def _typed(self, name: str, kind: Any, words: str, default: Any = None) -> Any:
+    def _get(self, name: str, kind: Any, words: str, default: Any = None) -> Any:
         found = self.data.get(name, default)
         if not isinstance(found, kind) or (isinstance(found, bool) and kind is not bool):
             raise self.damaged(f"{name} is missing" if found is None else f"{name} is not {words}")

@@ -39,7 +39,7 @@ SETTLED = 25.0
 
 
 @dataclass(frozen=True)
-class Chart:
+class ScoreChart:
     """Scores as free numbers: themselves, or of a rank A·Bᵀ; then the numbers are A beside B, (heads, d, 2·rank)."""
 
     rank: int | None = None
@@ -87,7 +87,7 @@ def descend(
     scores: Floats,
     enough: float,  # residual sum of squares that is rounding, or 0 where there is noise; below it a start only settles
     rng: np.random.Generator,
-    chart: Chart = Chart(),  # noqa: B008
+    chart: ScoreChart = ScoreChart(),  # noqa: B008
     most: int = 100,  # steps
 ) -> Descent:
     """Fit the scores from a start; ends at the residual asked for, in a minimum, or at a limit."""
@@ -129,7 +129,7 @@ def descend(
 
 def _step(
     point: LayerPoint,
-    chart: Chart,
+    chart: ScoreChart,
     numbers: Floats,
     gradient: Floats,
     damping: float,

@@ -15,7 +15,7 @@ import numpy as np
 
 from keyhole.arrays import Floats
 from keyhole.errors import KeyholeError
-from keyhole.samples.levenberg_marquardt import Chart, descend
+from keyhole.samples.levenberg_marquardt import ScoreChart, descend
 from keyhole.samples.variable_projection import LayerPoint, LayerProblem
 
 # Standard deviation of the entries of a random start, times the width: logits of about a third.
@@ -107,7 +107,7 @@ class RestartFit:
             scores = random_start(self.problem, self.heads, rng)
         # A start ends at rounding where there is no noise, else where it is flat.
         good = (self.rounding / 16) ** 2 * self.problem.energy if self.noise == 0.0 else 0.0
-        chart = Chart(self.rank if self.rank is not None and self.rank < self.problem.width else None)
+        chart = ScoreChart(self.rank if self.rank is not None and self.rank < self.problem.width else None)
         with np.errstate(all="ignore"):  # a start that runs away is one that failed
             end = descend(self.problem, scores, good, rng, chart, self.steps)
         return Trace(number, end.point.scores, end.point.rss, end.point.relative, end.steps, end.products)

@@ -16,7 +16,7 @@ from keyhole.targets.models import ONNX_EXAMPLE, TRANSFORMERS_EXAMPLE, open_http
 from keyhole.targets.python_file import open_python
 from keyhole.targets.target import Target, path_of, read_bytes
 
-__all__ = ["KINDS", "Target", "declared_target", "open_target", "random_multi_head", "random_net", "random_single_head"]
+__all__ = ["KINDS", "Target", "open_declared", "open_target", "random_multi_head", "random_net", "random_single_head"]
 
 EXAMPLES = "demo:single-head?width=64&rank=4&seed=0, file:params.safetensors, python:path.py:factory, " + ", ".join(
     [ONNX_EXAMPLE, TRANSFORMERS_EXAMPLE, "http://host:port/v2/models/name"]
@@ -33,7 +33,7 @@ def open_target(text: str) -> Target:
 
 
 @contextmanager
-def declared_target(text: str, max_norm: float | None = None, noise: str | None = None) -> Iterator[Target]:
+def open_declared(text: str, max_norm: float | None = None, noise: str | None = None) -> Iterator[Target]:
     """The target that `text` names, asked with tokens of at most this norm and known to err like this; then closed."""
     target = open_target(text)
     try:

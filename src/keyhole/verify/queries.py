@@ -63,7 +63,7 @@ def _random(params: Family, signature: Signature, rng: np.random.Generator, numb
     if (number + visit) % INDEPENDENT == INDEPENDENT - 1:
         norm = float(np.exp(rng.uniform(*np.log(NORMS))))
     if head is not None and head.score_bias is not None and length > 1 and turn % 2:
-        balanced = _balanced(head, signature, rng, length, sizes[turn // 2 % len(sizes)])
+        balanced = _balance(head, signature, rng, length, sizes[turn // 2 % len(sizes)])
         if balanced is not None:
             return balanced
     if not (np.isfinite(norm) and norm > 0):  # a head without attention: long tokens show any that the oracle has
@@ -80,7 +80,7 @@ def _random(params: Family, signature: Signature, rng: np.random.Generator, numb
     return tokens
 
 
-def _balanced(
+def _balance(
     head: SingleHead, signature: Signature, rng: np.random.Generator, length: int, size: float
 ) -> Floats | None:
     """Tokens at which score and score bias of a head weigh the same, however different they are.

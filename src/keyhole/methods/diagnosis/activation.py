@@ -78,7 +78,7 @@ def name_activation(ask: Ask, origin: Floats, direction: Floats, reach: float) -
         share = float((here - left) @ jump) / size
         between = BETWEEN < share < 1 - BETWEEN
         if between and sharp >= LEAST_SHARP:
-            found, looks = (yield from _looked_at(along, low, high)), looks + 1
+            found, looks = (yield from _ask_bend(along, low, high)), looks + 1
             if found is not None or looks == MOST_LOOKS:
                 return found
         sharp += not between
@@ -94,7 +94,7 @@ def _slopes(along: Ask, at: Floats, step: float) -> Steps[list[Floats]]:
     return list((answers[at.size :] - answers[: at.size]) / step)
 
 
-def _looked_at(along: Ask, low: float, high: float) -> Steps[Named | None]:
+def _ask_bend(along: Ask, low: float, high: float) -> Steps[Named | None]:
     """A first fit to the whole interval, and others nearer and nearer to the bend where there seems to be one."""
     (best,) = yield from _fits(along, low, high, FIRST_POINTS, (FIRST,))
     for _ in range(MOST_NEARER):

@@ -117,10 +117,10 @@ def look(
         versions = tuple(str(version) for version in about.get("versions") or ())
     except (Malformed, KeyError, TypeError) as error:
         raise BadAnswer(f"{url}: the metadata is not that of the Open Inference Protocol v2: {error}") from error
-    tokens = _chosen("input_name", input_name, inputs, url)
+    tokens = _choose("input_name", input_name, inputs, url)
     if len(inputs) > 1:
         raise UsageError(f"{url} takes {len(inputs)} inputs, so that {tokens.name!r} alone is no question")
-    answers = _chosen("output_name", output_name, outputs, url)
+    answers = _choose("output_name", output_name, outputs, url)
     if binary is None:
         extensions = _json(exchange, f"{server}/v2").get("extensions")
         binary = isinstance(extensions, list) and BINARY_EXTENSION in extensions
@@ -132,7 +132,7 @@ def is_ready(exchange: Exchange, server: str, url: str) -> bool:
     return all(_status(exchange, each) == 200 for each in (f"{server}/v2/health/ready", f"{url}/ready"))
 
 
-def _chosen(option: str, name: str | None, found: list[TensorInfo], url: str) -> TensorInfo:
+def _choose(option: str, name: str | None, found: list[TensorInfo], url: str) -> TensorInfo:
     names = ", ".join(repr(info.name) for info in found) or "none"
     if name is None and len(found) != 1:
         raise UsageError(f"{url} has {len(found)} tensors to choose from ({names}): name one with {option}=")

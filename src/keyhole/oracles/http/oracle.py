@@ -205,9 +205,9 @@ class HttpOracle(Oracle):
         if found != asked and (found is not None or self._require_id):
             said = "without an id: with require_id=False it is believed" if found is None else "to another question"
             raise Trouble(BadAnswer(f"{url}: an answer {said}"), again=True)
-        return self._checked_tensor(tensors, shape)
+        return self._answer_tensor(tensors, shape)
 
-    def _checked_tensor(self, tensors: dict[str, Tensor], shape: tuple[int, ...]) -> Array:
+    def _answer_tensor(self, tensors: dict[str, Tensor], shape: tuple[int, ...]) -> Array:
         """The answers among the tensors, as the metadata promised them. What is wrong here will not mend itself."""
         promised, url = self.model.answers, f"{self.url}/infer"
         tensor = tensors.get(promised.name)

@@ -9,7 +9,7 @@ import numpy as np
 
 from keyhole.arrays import Floats, floats
 from keyhole.families import Family
-from keyhole.gauge import aligned
+from keyhole.gauge import align
 from keyhole.recovery import Recovery
 from keyhole.report.charts import (
     FAR_APART,
@@ -123,7 +123,7 @@ def error_section(
     radii = {name: floats(array) for name, array in radius.arrays().items()}
     standard = {} if errors is None else {name: floats(array) for name, array in errors.arrays().items()}
     values = {name: floats(array) for name, array in params.arrays().items()}
-    true = {} if truth is None else aligned(params, truth)
+    true = {} if truth is None else align(params, truth)
     actual = {name: clean(values[name]) - clean(array) for name, array in true.items() if name in values}
     rows = tuple(
         (

@@ -106,11 +106,11 @@ def report_of_verdict(saved: SavedVerdict) -> Report:
             for each in verdict.differing
         )
         sections.append(Section("Where they differ", table=Table(("head", "part", "relative change, about"), rows)))
-    sections += _noticed(saved)
+    sections += _resolution_section(saved)
     return Report("verification", saved.label, headline, tuple(tiles), tuple(sections), saved.record)
 
 
-def _noticed(saved: SavedVerdict) -> Iterator[Section]:
+def _resolution_section(saved: SavedVerdict) -> Iterator[Section]:
     sizes = {name: size for name, size in saved.verdict.parts.items() if LEAST <= size <= MOST}
     coarsest = dict(sorted(sizes.items(), key=lambda item: -item[1])[:MOST_PARTS])
     if not coarsest:

@@ -16,7 +16,7 @@ from keyhole.report.sections.certificate import error_section, heldout_section
 from keyhole.report.sections.examples import examples_section
 from keyhole.report.sections.parameters import sections_of
 from keyhole.report.text.diagnosis import describe_params
-from keyhole.report.text.recovery import PROVEN, describe, describe_learned
+from keyhole.report.text.recovery import PROVEN, describe, describe_layer
 from keyhole.runs.reader import SavedRun
 
 # The families that methods take an oracle for, where nothing was found that says it.
@@ -110,7 +110,7 @@ def _box(saved: SavedRun) -> Section:
     result = saved.result
     settings = saved.record["settings"]
     target = settings.get("data" if saved.learned else "target")
-    lines = (describe_learned if saved.learned else describe)(result, saved.label, saved.distance)
+    lines = (describe_layer if saved.learned else describe)(result, saved.label, saved.distance)
     facts = [("target", str(target))] + [line for line in lines if line[0] not in SAID_BEFORE]
     gauge = find_gauge(result.params)
     if result.params is not None and gauge is not None and gauge.redundancy is not None and drawable(result.params):

@@ -68,7 +68,7 @@ def describe_params(params: Family) -> Iterator[tuple[str, str]]:
     unit = found.units[:-1]
     for group in found.same:
         what = "the same logits" if unit == "head" else "the same kink"
-        yield "merged", f"{found.units} {_listed(group)} have {what} and are one {unit}"
+        yield "merged", f"{found.units} {_in_words(group)} have {what} and are one {unit}"
     if found.silent:
         why = "no value that shows" if unit == "head" else "no kink that anybody hears"
         verb = "have" if len(found.silent) > 1 else "has"
@@ -97,13 +97,13 @@ def _near(unit: str, pair: Pair) -> str:
     return f"{said}: answers less exact than {pair.shows:.1g} cannot tell them from one head"
 
 
-def _listed(numbers: Sequence[int]) -> str:
+def _in_words(numbers: Sequence[int]) -> str:
     *most, last = (str(number) for number in numbers)
     return f"{', '.join(most)} and {last}" if most else last
 
 
 def _units(unit: str, numbers: Sequence[int]) -> str:
-    return f"{unit}{'s' if len(numbers) > 1 else ''} {_listed(numbers)}"
+    return f"{unit}{'s' if len(numbers) > 1 else ''} {_in_words(numbers)}"
 
 
 def describe_diagnosis(found: Diagnosis, target: str) -> Iterator[tuple[str, str]]:

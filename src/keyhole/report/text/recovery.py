@@ -107,7 +107,7 @@ def _proof(result: Recovery, distance: float | None, truth: str) -> Iterator[tup
 # --- from examples ------------------------------------------------------------------------------------------------
 
 
-def describe_learned(result: Recovery, label: str, distance: float | None = None) -> Iterator[tuple[str, str]]:
+def describe_layer(result: Recovery, label: str, distance: float | None = None) -> Iterator[tuple[str, str]]:
     """What a person wants to know of a layer learned from examples, as (word, sentence) pairs."""
     details, stats = result.stats.details, result.stats
     yield from _outcome(result, "data", label)

@@ -41,7 +41,7 @@ def ask_several_outputs(
     steps = np.diff(kinked.slope, axis=0)  # (k, outputs): weight · (normal·direction)
     unit = np.where(kinked.level > 0, kinked.level, 1.0)
     scaled = steps / unit
-    chosen = _chosen_cells(kinked, scaled)
+    chosen = _choose_cells(kinked, scaled)
     cells = yield from ask_cells(queries, line, kinked, chosen, rng)
     normal, bar = np.zeros((count, queries.width)), np.zeros(count)
     for number in range(chosen.size - 1):
@@ -85,7 +85,7 @@ def pieces_of_fit(fit: Refit) -> tuple[Pieces, PieceErrors]:
     return pieces, PieceErrors(slope, level, fit.affine_slope_radius, fit.affine_level_radius).times(wider)
 
 
-def _chosen_cells(kinked: Kinked, scaled: Floats) -> Integers:
+def _choose_cells(kinked: Kinked, scaled: Floats) -> Integers:
     """The first and the last cell, and between them wide ones with not too many kinks from one to the next."""
     count = kinked.kinks.size
     if count == 0:

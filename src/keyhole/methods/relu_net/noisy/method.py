@@ -106,7 +106,7 @@ class _Boosting:
         fit = yield from self._ask_confirmation(fit)
         covariance = Covariance(self._orient(fit, skip))
         for _ in range(MOST_ROUNDS):
-            more = self._wanted_samples(covariance, target_error)
+            more = self._samples_to_ask(covariance, target_error)
             if more < 1:
                 break
             yield from self._ask(more, far=True)
@@ -127,7 +127,7 @@ class _Boosting:
         if count > 0:
             yield from self.samples.ask("samples", self.samples.draw(count, far=far))
 
-    def _wanted_samples(self, covariance: Covariance, target_error: float | None) -> int:
+    def _samples_to_ask(self, covariance: Covariance, target_error: float | None) -> int:
         """Further queries that target or budget ask for."""
         asked = self.samples.count
         most = self._queries(covariance.fit.neurons, MOST_PER_PARAMETER)

@@ -146,10 +146,10 @@ def _signs(fit: NetFit) -> Floats | None:  # -> (neurons,)
     if fit.neurons <= each.shape[1]:
         found = np.linalg.lstsq(each.T, linear.reshape(-1), rcond=None)[0]
         return np.where(found >= 0, 1.0, -1.0)
-    return _met_in_the_middle(each, linear.reshape(-1)) if fit.neurons <= MOST_SEARCHED else None
+    return _meet_in_the_middle(each, linear.reshape(-1)) if fit.neurons <= MOST_SEARCHED else None
 
 
-def _met_in_the_middle(each: Floats, whole: Floats) -> Floats:  # (neurons, n), (n,) -> (neurons,)
+def _meet_in_the_middle(each: Floats, whole: Floats) -> Floats:  # (neurons, n), (n,) -> (neurons,)
     """The signs with Σ s_i·each_i nearest to the whole: half sums of one half, looked up among those of the other."""
     half = each.shape[0] // 2
     first, second = _all_signs(half), _all_signs(each.shape[0] - half)

@@ -266,11 +266,11 @@ class Passes(ABC):
         asked = PairQueries.concat(*known.parts[: known.parts_of_first_pass])
         asked = asked.take((asked.norm != 0) & ((asked.minus > 0) | (self.copies == 1)))
         point = known.best().point
-        said = self._said(point, asked)
-        could = self._said(point, self._best(asked.row, asked.column))
+        said = self._form_sensitivity(point, asked)
+        could = self._form_sensitivity(point, self._best(asked.row, asked.column))
         return bool(np.mean(said**-2.0) > PILOT_LOSS * np.mean(could**-2.0))
 
-    def _said(self, point: HeadPoint, pairs: PairQueries) -> Floats:  # (n,)
+    def _form_sensitivity(self, point: HeadPoint, pairs: PairQueries) -> Floats:  # (n,)
         """By how much answers move with their forms."""
         return np.asarray(np.abs(pairs.norm * predict(self.known.frame(wide=False), point, pairs).by_pair))
 
