@@ -13,7 +13,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from keyhole.report.build import try_report
 from keyhole.runs.store import plain, write_record
 
 # Columns a table may take, whatever the terminal has: rich cuts figures to fit, and half a figure is a wrong one.
@@ -66,5 +65,7 @@ def keep_record(
 
 def add_report(out: Path, files: dict[str, Path]) -> tuple[dict[str, Path], list[str]]:
     """Write the report of a run folder; its path beside those of other files, or a note that says why there is none."""
+    from keyhole.report.build import try_report  # noqa: PLC0415 - a page and its pictures take long to import
+
     path, note = try_report(out)
     return files | ({} if path is None else {"report": path}), [] if note is None else [note]

@@ -8,20 +8,22 @@ from contextlib import redirect_stdout
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from keyhole.cli.options import DONE, FAILED, INTERRUPTED, Force, Json, MaxNorm, MethodOption, Quiet, Seed, complain
 from keyhole.cli.output import add_report, file_lines, print_json, print_lines
 from keyhole.cli.recover_model import names_all_layers, recover_all_layers
-from keyhole.cli.watch_page import WatchPage
 from keyhole.errors import UsageError
 from keyhole.progress import Observer, on_terminal
 from keyhole.recover import HELDOUT_QUERIES
 from keyhole.report.text.recovery import describe
 from keyhole.runs.execute import Ending, execute
 from keyhole.runs.settings import JOURNAL, Settings, parse_option
+
+if TYPE_CHECKING:
+    from keyhole.cli.watch_page import WatchPage
 
 
 def recover(
@@ -79,6 +81,8 @@ def recover(
             return complain(_interruption(settings), INTERRUPTED)
     if not watch:
         return carry_out(settings, as_json=as_json, quiet=quiet, force=force)
+    from keyhole.cli.watch_page import WatchPage  # noqa: PLC0415 - a server takes long to import
+
     with WatchPage(port) as page:
         code = carry_out(settings, as_json=as_json, quiet=quiet, force=force, page=page)
         if code != INTERRUPTED:
