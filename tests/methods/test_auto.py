@@ -11,7 +11,7 @@ import pytest
 import keyhole as kh
 from benchmarks.tables.auto import CASES, QUERIES, SHARE, measure
 from keyhole.methods import METHODS, Estimate, Method, Steps
-from keyhole.methods.attempt import Task, attempt
+from keyhole.methods.attempt import Ledger, Task, attempt
 from keyhole.oracles import Cast, Counted, Noisy, Oracle, Rounded, Wrapper
 from keyhole.queries import Plan, Signature, Term, TokenRows, sequences
 from keyhole.targets import open_target
@@ -160,5 +160,54 @@ def test_an_attempt_counts_what_it_may_spend() -> None:
         raise AssertionError
 
     method = Method("greedy", "asks", run, takes_noise=("exact", "gaussian"))
-    next(attempt(method, Task(Signature(width=2), heldout=7, budget=50)))
+    next(attempt(method, Task(Signature(width=2), heldout=7, budget=50), Ledger(50)))
     assert seen == [43]
+
+
+# --- what a reviewer broke
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_decimals_are_not_read_from_few_answers_that_end_in_zero(seed: int) -> None:
+    """Of two answers rounded to three decimals, one in a hundred pairs ends in 0 twice."""
+    truth = head(seed, width=4)
+    result = kh.recover(kh.FunctionOracle(lambda tokens: np.round(truth(tokens), 3), width=4), throw=False)
+    assert result.stats.details["noise"] == "rounded to 3 decimals"
+
+
+def test_heads_that_look_alike_behind_rounding_are_not_certified_as_one_by_a_unit_too_coarse() -> None:
+    rng = np.random.default_rng(2)
+    score, value = rng.standard_normal((16, 16)), rng.standard_normal(16)
+    first = kh.SingleHead(score + 0.06 * rng.standard_normal((16, 16)), value)
+    heads = kh.MultiHead([first, kh.SingleHead(score, 1.1 * value)])
+    result = kh.recover(kh.FunctionOracle(lambda tokens: np.round(heads(tokens), 3), width=16), throw=False)
+    assert not result.certified
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_small_relative_noise_of_a_net_is_no_wrong_use(seed: int) -> None:
+    rng, noise = np.random.default_rng(seed), np.random.default_rng(0)
+    net = kh.ReluNet(rng.standard_normal((1, 5)), rng.standard_normal(1), rng.standard_normal(1), np.asarray(0.3))
+    oracle = kh.FunctionOracle(lambda x: net(x) * (1 + 1e-10 * noise.standard_normal(len(x))), width=5)
+    assert kh.recover(oracle, throw=False, budget=4000).outcome is not None
+
+
+def test_a_constant_is_not_taken_for_rounding() -> None:
+    result = kh.recover(kh.FunctionOracle(lambda tokens: np.full(len(tokens), 2.5), width=4), throw=False)
+    assert result.outcome is kh.Outcome.NOT_IDENTIFIABLE
+
+
+def test_a_function_may_answer_in_the_same_memory_every_time() -> None:
+    truth, memory = head(5), np.empty(10**5)
+
+    def answer(tokens: Any) -> Any:
+        memory[: len(tokens)] = truth(tokens)
+        return memory[: len(tokens)]
+
+    assert kh.distance(kh.recover(kh.FunctionOracle(answer, width=8)).params, truth) < 1e-12
+
+
+def test_a_wrong_activation_is_wrong_use() -> None:
+    net = open_target("demo:relu-net?width=3&neurons=2").oracle
+    with pytest.raises(kh.KeyholeError, match="activation must be"):
+        kh.recover(net, "relu-net", activation="nonsense")

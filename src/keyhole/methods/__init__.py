@@ -1,7 +1,7 @@
 """Learners: a folder each, all of them pure generators. None of them touches an oracle."""
 
 from keyhole.errors import UsageError
-from keyhole.methods.attempt import Attempt, Task, attempt, stream
+from keyhole.methods.attempt import Attempt, Task, attempt_twice, stream
 from keyhole.methods.auto import NAME, auto, check_options
 from keyhole.methods.base import Estimate, Method, Steps, Unrecoverable
 from keyhole.methods.registry import METHODS
@@ -21,4 +21,4 @@ def recovery_steps(name: str, task: Task) -> Steps[Attempt]:
     if unknown:
         known = ", ".join(method.options) or "none"
         raise UsageError(f"method {name!r} has no option {unknown[0]!r}; its options: {known}")
-    return attempt(method, task)
+    return attempt_twice(method, task)

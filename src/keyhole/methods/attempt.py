@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from keyhole.arrays import Array, Floats, floats
-from keyhole.errors import BudgetExhausted, KeyholeError, OracleError
+from keyhole.errors import BudgetExhausted, KeyholeError, OracleError, UsageError
 from keyhole.families import Family
 from keyhole.methods.base import Estimate, Found, Method, Steps, Unrecoverable, adapt
 from keyhole.methods.certificate import Judgement, certify
@@ -109,13 +109,13 @@ def with_noise(steps: Steps[Found], noise: Noise) -> Steps[Found]:
     return adapt(steps, incoming=lambda plan, answers: replace(answers, radius=noise.radius_of_mean(plan.repeats)))
 
 
-def attempt(method: Method, task: Task) -> Steps[Attempt]:
+def attempt_twice(method: Method, task: Task) -> Steps[Attempt]:
     """Run a method and judge its estimate; where answers turn out to err, run it again knowing how.
 
     Rounding shows in the digits of the answers; errors of an oracle that contradicts itself are measured.
     """
     ledger = Ledger(task.budget)
-    first = yield from _attempt(method, task, ledger)
+    first = yield from attempt(method, task, ledger)
     if first.certified or task.signature.noise.kind != "exact" or first.outcome in NOT_FOR_NOISE:
         return first
     digits = ledger.digits(task.signature)
@@ -134,7 +134,10 @@ def attempt(method: Method, task: Task) -> Steps[Attempt]:
         remedy = f"declare it (--noise {noise.text}) for a method that allows for it, or leave that to auto"
         return replace(first, message=f"{first.message}; {details['noise_evidence']}: {remedy}")
     known = replace(known, budget=ledger.left)
-    second = yield from with_number(_attempt(method, known, Ledger(known.budget)), first.number + 1)
+    try:
+        second = yield from with_number(attempt(method, known, Ledger(known.budget)), first.number + 1)
+    except UsageError as error:  # options that do not go with such noise
+        return replace(first, message=f"{first.message}; {details['noise_evidence']}, but {error}")
     assumptions = (*second.certificate.assumptions, noise_assumption(noise))
     return replace(second, certificate=replace(second.certificate, assumptions=assumptions)).with_details(**details)
 
@@ -150,7 +153,7 @@ def with_number(steps: Steps[Attempt], number: int) -> Steps[Attempt]:
     return replace(ended, number=number)
 
 
-def _attempt(method: Method, task: Task, ledger: Ledger) -> Steps[Attempt]:
+def attempt(method: Method, task: Task, ledger: Ledger) -> Steps[Attempt]:
     """Run a method, then judge its estimate; every way it can end is an outcome."""
     estimate: Estimate | None = None
     certificate = Certificate()

@@ -212,7 +212,7 @@ class _Auto:
         self.tried.append((method, options))
         task = replace(self.task, budget=self.ledger.left, options={**self.task.options, **options})
         number = len(self.attempts)
-        ended = yield from self.memory.serve(attempt(method, task), task, number, self.ledger)
+        ended = yield from self.memory.serve(attempt(method, task, Ledger(task.budget)), task, number, self.ledger)
         self.attempts.append(replace(ended, number=number))
         return self.attempts[-1]
 

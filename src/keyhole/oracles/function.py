@@ -6,7 +6,9 @@ import hashlib
 from collections.abc import Callable
 from typing import Literal
 
-from keyhole.arrays import Array, Space, numpy_space
+from array_api_compat import is_array_api_obj
+
+from keyhole.arrays import Array, Space, namespace, numpy_space
 from keyhole.errors import UsageError
 from keyhole.noise import Noise
 from keyhole.oracles.base import Oracle
@@ -41,8 +43,9 @@ class FunctionOracle(Oracle):
         self.signature = Signature(width, space, max_norm, max_length, positions, Noise.of(noise), batch_limit)
 
     def answer(self, tokens: Array) -> Array:
-        """Call the function."""
-        return self.function(tokens)
+        """Call the function, and copy what it returns: it may be memory that the next call writes to."""
+        answers = self.function(tokens)
+        return namespace(answers).asarray(answers, copy=True) if is_array_api_obj(answers) else answers
 
 
 def _name(function: Callable[[Array], Array]) -> str:

@@ -26,6 +26,8 @@ from keyhole.queries import Signature
 OTHER = 0.7324081924
 # Binary digits that are missing in so few answers by coincidence less than once in 10⁷ oracles.
 COINCIDENCE = 30.0
+# Further answers where some look rounded, and different numbers that there must be among all.
+MORE_ANSWERS, LEAST_NUMBERS = 7, 4
 # A bend below this part of the answers may be an error that is the same whenever a query is repeated.
 SLIGHT = 1e-3
 # What is normalised does not grow with its tokens, but for this part.
@@ -98,6 +100,13 @@ class _Triage:
         exam = self.exam
         digits = coarseness(answers[answers != 0], exam.signature, COINCIDENCE)
         measure = exam.noise.kind == "measure"
+        if digits.evidence:  # so few answers may all end in 0: then they look rounded to fewer decimals than they are
+            norms = self.far * exam.rng.uniform(0.1, 1.0, MORE_ANSWERS)
+            more = yield from self._ask(*([norm] for norm in norms))
+            numbers = np.append(answers, more)
+            digits = coarseness(numbers[numbers != 0], exam.signature, COINCIDENCE)
+            if np.unique(np.abs(numbers[numbers != 0])).size < LEAST_NUMBERS:  # of which digits say nothing
+                digits = NoiseEstimate(Noise.exact(), "")
         if not measure and (digits.evidence or bend > exam.error(size)):
             again = yield from exam.ask([[self.far * self.direction]], repeat=1)
             apart = float(np.max(np.abs(again[0] - answers[1])))

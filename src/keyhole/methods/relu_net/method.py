@@ -41,6 +41,8 @@ def net(
             return (yield from relu_net(signature, rng, polish=polish, activation=activation, **options))
         options |= {"budget": budget, "target_error": target_error, "neurons": neurons}
         return (yield from relu_boost(signature, rng, **options))
+    except UsageError:  # which is a ValueError too
+        raise
     except (np.linalg.LinAlgError, ValueError) as error:  # answers of another family may defeat the linear algebra
         raise Unrecoverable(
             Outcome.WRONG_FAMILY, f"the answers cannot be fitted by a net of one hidden layer ({error})"
