@@ -4,10 +4,10 @@
 KeyholeError
 ├── UsageError (ValueError)     an argument that cannot be meant: names it and the values that can
 ├── FileError                   a parameter file that is missing, damaged, foreign or from a newer version
-├── JournalError                a journal that is broken, in use, or belongs to another box
-├── OracleError                 the black box misbehaved
+├── JournalError                a journal that is broken, in use, or belongs to another oracle
+├── OracleError                 the oracle misbehaved
 │   ├── OracleRaised            it raised an exception (chained as the cause)
-│   ├── WrongShape              it answered with a shape or type that does not fit the question
+│   ├── WrongShape              it answered with a shape or type that does not fit the query
 │   ├── NonFiniteAnswer         it answered nan or inf
 │   └── ServerError             a server could not be asked, or did not answer as its protocol says
 │       ├── ServerUnreachable   no connection: wrong host or port, nobody listening, or a proxy in the way
@@ -17,10 +17,10 @@ KeyholeError
 │       ├── ServerBusy          it asks to wait (429, 503) for longer than allowed, or is not ready
 │       ├── AccessDenied        it wants other credentials (401, 403)
 │       ├── UnknownModel        it has no such model
-│       ├── QuestionRefused     it says that the question is wrong (other 4xx)
+│       ├── QuestionRefused     it says that the query is wrong (other 4xx)
 │       ├── ServerFailed        it says that it failed (5xx)
-│       └── BadAnswer           no answer of the protocol: no JSON, cut short, or that of another question
-├── BudgetExhausted             the next question would exceed the budget
+│       └── BadAnswer           no answer of the protocol: no JSON, cut short, or that of another query
+├── BudgetExhausted             the next query would exceed the budget
 └── RecoveryFailed              a recovery ended without a certificate; `.result` holds what was found
 ```
 """
@@ -49,11 +49,11 @@ class FileError(KeyholeError):
 
 
 class JournalError(KeyholeError):
-    """A journal that cannot be used: broken, locked by another run, or written for another box."""
+    """A journal that cannot be used: broken, locked by another run, or written for another oracle."""
 
 
 class OracleError(KeyholeError):
-    """The black box misbehaved; what it had answered before is kept in the journal.
+    """The oracle misbehaved; what it had answered before is kept in the journal.
 
     Where part of a batch was answered before the rest failed, `arrived` holds that part as (first sequence, answers)
     and `box` the oracle whose answers they are, so that a journal can keep them.
@@ -64,15 +64,15 @@ class OracleError(KeyholeError):
 
 
 class OracleRaised(OracleError):
-    """The black box raised an exception; it is chained as the cause."""
+    """The oracle raised an exception; it is chained as the cause."""
 
 
 class WrongShape(OracleError):
-    """The black box answered with a shape or type that does not fit the question."""
+    """The oracle answered with a shape or type that does not fit the query."""
 
 
 class NonFiniteAnswer(OracleError):
-    """The black box answered nan or inf."""
+    """The oracle answered nan or inf."""
 
 
 class ServerError(OracleError):
@@ -108,7 +108,7 @@ class UnknownModel(ServerError):
 
 
 class QuestionRefused(ServerError):
-    """The server says that the question is wrong."""
+    """The server says that the query is wrong."""
 
 
 class ServerFailed(ServerError):
@@ -116,11 +116,11 @@ class ServerFailed(ServerError):
 
 
 class BadAnswer(ServerError):
-    """What came back is no answer of the protocol, or that of another question."""
+    """What came back is no answer of the protocol, or that of another query."""
 
 
 class BudgetExhausted(KeyholeError):
-    """The next question would exceed the budget."""
+    """The next query would exceed the budget."""
 
 
 class RecoveryFailed(KeyholeError):

@@ -109,7 +109,7 @@ class Sketch:
     matrices: Mapping[str, Array]  # by name; zero where nothing is known yet
     known: float  # the part of what is to be read that has been, 0 to 1
     error: float = math.nan  # largest error bar over the largest entry; nan where that is not known
-    heldout: Sequence[float] = ()  # |prediction − answer| of the fresh answers that have come
+    heldout: Sequence[float] = ()  # |prediction − answer| of the held-out answers that have come
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,7 +121,7 @@ class Plan:
     the description and the slice.
     """
 
-    stage: str  # what the questions are for, shown to people; no part of the digest
+    stage: str  # what the queries are for, shown to people; no part of the digest
     count: int
     positions: Sequence[Position]  # one entry per token of a sequence
     repeats: int = 1  # how often each sequence is asked; answers are averaged

@@ -1,4 +1,4 @@
-"""A net that is known as a function with error bars only, as a learner of one's own may find it."""
+"""A net that is known as a function with radii only, as a learner of one's own may find it."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ Scale = Literal["linear", "log", "through zero"]
 # Larger matrices are thinned out to this many rows and columns.
 MOST_PIXELS = 128
 PANEL_PIXELS = 96  # the same where there are many
-# Numbers beyond these are the work of a broken box or file, and no ruler reaches so far.
+# Numbers beyond these are the work of a broken oracle or file, and no ruler reaches so far.
 LEAST, MOST = 1e-300, LARGEST
 # Answers whose largest is so many times the usual one are drawn on a logarithmic scale.
 FAR_APART = 100.0

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from keyhole.report.charts import Chart, plain_chart
 
-# good: proven; bad: admitted failure; plain: neither is the question.
+# good: proven; bad: admitted failure; plain: neither is asked.
 Tone = Literal["good", "bad", "plain"]
 
 

@@ -254,12 +254,12 @@ def _params(folder: Path, name: str, listed: bool) -> Family | None:
 
 
 def _like(params: Family | None, folder: Path, name: str, listed: bool) -> Family | None:
-    """Error bars, which have the shapes of the parameters."""
+    """Radii, which have the shapes of the parameters."""
     found = _params(folder, name, listed)
     if found is None or params is None:
         return None
     own, other = ({key: array.shape for key, array in each.arrays().items()} for each in (params, found))
-    # A bias may have an error bar although it is zero and left out.
+    # A bias may have a radius although it is zero and left out.
     if type(found) is not type(params) or any(other.get(key, shape) != shape for key, shape in own.items()):
         raise FileError(f"{folder / name} does not belong to {PARAMS} beside it: {AGAIN}")
     return found

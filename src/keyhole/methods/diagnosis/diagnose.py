@@ -1,4 +1,4 @@
-"""What kind of box it is, from a few questions: each asks for one property that tells families apart.
+"""What kind of oracle it is, from a few queries: each asks for one property that tells families apart.
 
 Single tokens show what stands behind attention: heads answer them by an affine map, a net by a bent one, normalisation
 by one that does not grow. Short tokens around one point weigh the same, which shows a residual. Copies of a token
@@ -46,7 +46,7 @@ FEW_ROWS = 4  # behind several outputs, where a head is recovered from so few qu
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The family of a box, the method that recovers it (None: none does), and why."""
+    """The family of an oracle, the method that recovers it (None: none does), and why."""
 
     family: str
     method: str | None
@@ -79,7 +79,7 @@ class Diagnosis:
 
 
 def diagnose(signature: Signature, rng: np.random.Generator) -> Steps[Diagnosis]:
-    """Name the family of a box from about a hundred questions; a few hundred where answers are noisy."""
+    """Name the family of an oracle from about a hundred queries; a few hundred where answers are noisy."""
     asking = _Diagnosing(signature, rng)
     steady = yield from asking.steadiness()
     if steady is not None:

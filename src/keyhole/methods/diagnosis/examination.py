@@ -21,7 +21,7 @@ ROUNDING = 256.0
 
 @dataclass(frozen=True)
 class Finding:
-    """One property of a box, and the figures it rests on."""
+    """One property of an oracle, and the figures it rests on."""
 
     what: str
     found: str

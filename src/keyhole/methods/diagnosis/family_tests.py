@@ -1,4 +1,4 @@
-"""Pure tests that tell families of boxes apart."""
+"""Pure tests that tell families of oracles apart."""
 
 from __future__ import annotations
 

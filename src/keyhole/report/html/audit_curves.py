@@ -11,10 +11,10 @@ from keyhole.audit.defences import NONE, parse_defence
 from keyhole.audit.result import COPY, USEFUL, Audit, Cell
 from keyhole.report.html.canvas import FAINT, INK, canvas, harmless, powers_of_ten, tidy, to_png
 
-# Distinct in hue and lightness, also for readers who see few colours; the bare box is drawn in ink.
+# Distinct in hue and lightness, also for readers who see few colours; the bare oracle is drawn in ink.
 COLOURS = ("#1f5fa8", "#e07b39", "#2a9d6f", "#b0429b", "#c9a227", "#5aa9d6", "#8c564b", "#7a5195", "#ef5675", "#6b8e23")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "h")
-# Floors at or below this are the rounding of the box itself: one line says it for all of them.
+# Floors at or below this are the rounding of the oracle itself: one line says it for all of them.
 ROUNDING = 1e-15
 # Where an error of exactly nothing is drawn, which a logarithmic ruler has no place for.
 NO_ERROR = 1e-17

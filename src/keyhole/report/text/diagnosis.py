@@ -115,7 +115,7 @@ def describe_diagnosis(found: Diagnosis, target: str) -> Iterator[tuple[str, str
 
 
 def next_command(found: Diagnosis, target: str) -> str | None:
-    """The command that recovers a box of this diagnosis; None where no method does."""
+    """The command that recovers an oracle of this diagnosis; None where no method does."""
     if found.method is None:
         return None
     noise = None if found.noise.kind == "exact" else found.noise.text

@@ -18,9 +18,9 @@ ASSUMPTIONS = (
     "answers are right up to the rounding of their dtype and the declared noise",
 )
 INSIDE = "nothing is said of tokens longer than max_norm, and kinks that cut off a twentieth of the ball may be unseen"
-# Fresh answers that differ from predictions by more than this part of their size are another function's.
+# Held-out answers that differ from predictions by more than this part of their size are another function's.
 ANOTHER_FUNCTION = 1e-5
-# Shells on which fresh queries lie, in units of the typical distance of a kink times √width.
+# Shells on which held-out queries lie, in units of the typical distance of a kink times √width.
 SHELLS = (0.5, 1.0, 2.0, 4.0)
 # Where functions are looked at closely, answers that differ by more than this many radii are: those of random nets stay
 # below half a bar.
