@@ -45,6 +45,13 @@ def to_numpy(array: Array) -> npt.NDArray[Any]:
     return np.asarray(array)
 
 
+def copy_of(array: Array) -> Array:
+    """A copy in memory of its own, without gradients; what is no array is returned as it is."""
+    if array_api_compat.is_torch_array(array):
+        return array.detach().clone()
+    return namespace(array).asarray(array, copy=True) if array_api_compat.is_array_api_obj(array) else array
+
+
 def floats(array: Array) -> Floats:
     """An array of any library and device as float64 numbers of NumPy, copied only where that must be."""
     return np.asarray(to_numpy(array), dtype=np.float64)

@@ -6,9 +6,7 @@ import hashlib
 from collections.abc import Callable
 from typing import Literal
 
-from array_api_compat import is_array_api_obj
-
-from keyhole.arrays import Array, Space, namespace, numpy_space
+from keyhole.arrays import Array, Space, copy_of, numpy_space
 from keyhole.errors import UsageError
 from keyhole.noise import Noise
 from keyhole.oracles.base import Oracle
@@ -44,8 +42,7 @@ class FunctionOracle(Oracle):
 
     def answer(self, tokens: Array) -> Array:
         """Call the function, and copy what it returns: it may be memory that the next call writes to."""
-        answers = self.function(tokens)
-        return namespace(answers).asarray(answers, copy=True) if is_array_api_obj(answers) else answers
+        return copy_of(self.function(tokens))
 
 
 def _name(function: Callable[[Array], Array]) -> str:
