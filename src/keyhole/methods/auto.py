@@ -31,6 +31,7 @@ from keyhole.queries import Measurements, Plan
 from keyhole.recovery import Outcome
 
 NAME = "auto"
+NOTHING_FITS = "no family that a method recovers fits a few first answers"
 # How a method ends on an oracle that may be of another family than it takes it for.
 MAY_BE_ANOTHER_FAMILY = (Outcome.WRONG_FAMILY, Outcome.TOO_NOISY, Outcome.SATURATED, Outcome.NOT_IDENTIFIABLE)
 # Answers are kept for the next attempt of plans that are no larger than this, over the width, and of so many of them.
@@ -126,11 +127,13 @@ class _Auto:
             try:
                 diagnosis = yield from self._ask(diagnose(self.task.signature, self.task.stream("diagnosis")))
             except (BudgetExhausted, OracleError) as error:
-                ended = last or Attempt(
-                    NAME, Outcome.WRONG_FAMILY, "no family that a method recovers fits a few first answers"
-                )
+                ended = last or Attempt(NAME, Outcome.WRONG_FAMILY, NOTHING_FITS)
                 return self._result(replace(ended, outcome=ending(error), message=str(error), cause=error))
             self.known |= {"diagnosis": diagnosis.family, "diagnosis_findings": diagnosis.summary()["findings"]}
+            if self.noise.kind == "exact" and diagnosis.noise.kind != "exact":  # too small for the queries of triage
+                evidence_of = {finding.what: finding.evidence for finding in diagnosis.findings}
+                self.known |= noise_details(diagnosis.noise, evidence_of["noise"], 0)
+                self.task = replace(self.task, signature=self.task.signature.with_changes(noise=diagnosis.noise))
             return (yield from self._go_on(last, diagnosis))
         return (yield from self._go_on(last, None))
 
@@ -156,9 +159,7 @@ class _Auto:
                 return self._result(last)
         words = f"; {diagnosis.in_words()}" if diagnosis is not None else ""
         if last is None or last is first:
-            ended = first or Attempt(
-                NAME, Outcome.WRONG_FAMILY, "no family that a method recovers fits a few first answers"
-            )
+            ended = first or Attempt(NAME, Outcome.WRONG_FAMILY, NOTHING_FITS)
             words += ", which no method here recovers" if diagnosis is not None else ""
             return self._result(replace(ended, message=ended.message + words))
         if diagnosis is None and first is not None:
