@@ -31,6 +31,8 @@ NORM_ORDER = ("logits", "normal", "logits", "one", "logits", "normal", "logits",
 # Sizes of logits, and norms over that of the kinks: far out every piece of a function is wide.
 LOGIT_SIZES = (0.3, 8.0)
 KINK_SIZES = (0.3, 1000.0)
+# Of tokens of these structures attention makes the most.
+USUAL = ("ordinary", "mixed", "one-hot", "repeated")
 # The longest tokens have logits known to this, or are shorter by up to this factor.
 KNOWN_LOGIT, SHORTER = 1.0, 16.0
 # Behind noise or a net, where radii are less sure, logits of all tokens are known to this.
@@ -59,6 +61,7 @@ class Query:
 
     tokens: Floats  # (length, width)
     norm: str  # one of NORM_ORDER; "domain" for inputs of a user
+    usual: bool = False  # whether radii are as fine there, beside what attention does, as they get
 
     @property
     def length(self) -> int:
@@ -71,7 +74,7 @@ class HeldOut:
     """Held-out queries as plans, one per length, and what each of them informs about, in the order of the plans."""
 
     plans: list[Plan]
-    usual: Booleans  # (queries,): tokens whose norm comes from the size of logits; radii are as fine as they get there
+    usual: Booleans  # (queries,): where radii are as fine, beside what attention does, as they get
     domain: Booleans  # (queries,): from the sampler of a user
     lengths: Array  # (queries,)
     informative: Booleans  # (queries,): their predictions move when a score is changed, or any part of a single token's
@@ -150,14 +153,14 @@ class _Source:
         tokens *= self._norm(norm, by)
         with np.errstate(divide="ignore", invalid="ignore"):
             sizes = np.linalg.norm(tokens, axis=1, keepdims=True)
-            limit = min(signature.norm_limit, signature.space.huge**0.25)
+            limit = min(signature.norm_limit, signature.space.huge**0.25) * rng.uniform(0.5, 1.0)
             tokens = np.where(sizes > limit, tokens * (limit / sizes), tokens)
         if structure == "ordinary" and signature.max_norm is None and rng.integers(2):
             last = self.params.onto_kinks(tokens[-1:], rng)
             beside = AROUND_KINK * rng.integers(2) * np.linalg.norm(last) / signature.width**0.5
             if np.any(last != tokens[-1:]):
                 tokens[-1:] = last + beside * rng.standard_normal(last.shape)
-        return Query(tokens, norm)
+        return Query(tokens, norm, norm == "logits" and structure in USUAL)
 
     def _norm(self, kind: str, by: Family) -> float:
         rng, signature = self.rng, self.signature
@@ -321,7 +324,7 @@ def _as_plans(
     everything = queries + inputs
     return HeldOut(
         plans,
-        usual=np.array([everything[n].norm == "logits" for n in order]),
+        usual=np.array([everything[n].usual for n in order]),
         domain=np.array([everything[n].norm == "domain" for n in order]),
         lengths=np.array([everything[n].length for n in order]),
         informative=np.append(table.informative, of_inputs.informative)[order],

@@ -9,7 +9,6 @@ from keyhole.families.base import Family
 from keyhole.families.parts.attention import Attention
 from keyhole.families.parts.forms import ScoreForm
 
-
 LARGEST_EXPONENT = 80.0  # of what a float32 holds
 
 
