@@ -190,9 +190,9 @@ def ending(error: Exception) -> Outcome:
 def ask_noise(task: Task, ledger: Ledger) -> Steps[tuple[Task, dict[str, Any]]]:
     """Measure how answers err: the task with that noise, and what details say of it."""
     before = ledger.spent
-    found = yield from ledger.count(measure_noise(task.signature, task.stream("noise")))
-    known = replace(task, signature=task.signature.with_changes(noise=found.noise))
-    return known, noise_details(found.noise, found.evidence, ledger.spent - before)
+    estimate = yield from ledger.count(measure_noise(task.signature, task.stream("noise")))
+    known = replace(task, signature=task.signature.with_changes(noise=estimate.noise))
+    return known, noise_details(estimate.noise, estimate.evidence, ledger.spent - before)
 
 
 def noise_details(noise: Noise, evidence: str, queries: int) -> dict[str, Any]:

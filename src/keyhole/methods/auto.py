@@ -87,8 +87,8 @@ class _Memory:
                 replies = [next(fresh) if answer is None else answer for answer in answers]
                 request = steps.send(replies[0] if isinstance(request, Plan) else replies)
         except StopIteration as stop:
-            found: Found = stop.value
-            return found
+            result: Found = stop.value
+            return result
 
 
 def _key(plan: Plan) -> tuple[str, int, int]:

@@ -119,8 +119,8 @@ def adapt(
             else:
                 request = steps.send([received(plan, each) for plan, each in zip(request, reply, strict=True)])
     except StopIteration as stop:
-        found: Found = stop.value
-        return found
+        result: Found = stop.value
+        return result
 
 
 def map_measurements(steps: Steps[Found], change: Callable[[Measurements], Measurements]) -> Steps[Found]:

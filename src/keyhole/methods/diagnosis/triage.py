@@ -111,15 +111,15 @@ class _Triage:
             again = yield from exam.ask([[self.far * self.direction]], repeat=1)
             apart = float(np.max(np.abs(again[0] - answers[1])))
             measure = apart > exam.error(size) or (not digits.evidence and bend <= SLIGHT * size)
-        found: NoiseEstimate = digits
+        estimate: NoiseEstimate = digits
         ledger = Ledger(np.inf)
         if measure:
-            found = yield from ledger.count(measure_noise(exam.signature, exam.rng))
-            if digits.evidence and found.noise.kind == "bounded":  # kinks follow no smooth curve either
-                found = digits
-        exam.noise, self.noise_found = found.noise, (found.evidence, ledger.spent)
-        if found.evidence:
-            exam.say("noise", str(found.noise), found.evidence)
+            estimate = yield from ledger.count(measure_noise(exam.signature, exam.rng))
+            if digits.evidence and estimate.noise.kind == "bounded":  # kinks follow no smooth curve either
+                estimate = digits
+        exam.noise, self.noise_found = estimate.noise, (estimate.evidence, ledger.spent)
+        if estimate.evidence:
+            exam.say("noise", str(estimate.noise), estimate.evidence)
 
     # --- single tokens are answered by a bent map
 

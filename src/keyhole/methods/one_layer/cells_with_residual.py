@@ -168,21 +168,23 @@ class ResidualCells:
         key_variance = cells.points**2 @ (self.score_radius**2).T + self.bias_radius**2  # (n, width)
         sure = np.sqrt(key_variance @ (self.directions**2).T)  # (n, directions)
         lengths = np.linalg.norm(keys, axis=1)[:, None] * space.rounding
-        logit_bar = length * (sure + lengths)
+        logit_radius = length * (sure + lengths)
         size = self.growth.gain * (np.linalg.norm(cells.points, axis=1) + cells.width) + self.growth.level
         slopes = values / (weight * step)[:, :, None]
         radii = (2 * (self.rounding * size + answers.radius))[:, None] / (weight * length)
-        found = _Slopes(
-            slopes, radii[:, :, None] + np.abs(slopes) * ((1 - weight) * logit_bar)[:, :, None], np.abs(weight * step)
+        measured = _Slopes(
+            slopes,
+            radii[:, :, None] + np.abs(slopes) * ((1 - weight) * logit_radius)[:, :, None],
+            np.abs(weight * step),
         )
-        return found, self._agrees(found)
+        return measured, self._agrees(measured)
 
     def _agrees(self, slopes: _Slopes) -> Booleans:  # (n,)
         """Whether the slope in the last direction is what those in the others say."""
         share = self.directions[:-1] @ self.directions[-1]
         predicted = np.einsum("j,njo->no", share, slopes.values[:, :-1])
-        bar = np.sqrt(np.einsum("j,njo->no", share**2, slopes.radii[:, :-1] ** 2)) + slopes.radii[:, -1]
-        return np.asarray(np.all(np.abs(slopes.values[:, -1] - predicted) <= CHECK * bar, axis=1))
+        radius = np.sqrt(np.einsum("j,njo->no", share**2, slopes.radii[:, :-1] ** 2)) + slopes.radii[:, -1]
+        return np.asarray(np.all(np.abs(slopes.values[:, -1] - predicted) <= CHECK * radius, axis=1))
 
     def _solve(self, cells: LinearCells, slopes: _Slopes) -> tuple[Floats, Floats, Floats | None, Floats, float]:
         """M and Λ with their radii; Λ is None where the net has no skip and none shows."""

@@ -196,7 +196,7 @@ class _Layer:
         values = answers.values if answers.values.ndim == 2 else answers.values[:, None]
         expected = net(tokens)
         changes = xp.linalg.vector_norm(expected - net(0 * tokens), axis=1)
-        radius = net.bar(tokens, UNKNOWN_ARITHMETIC * self.space.rounding) + answers.radius
+        radius = net.answer_radius(tokens, UNKNOWN_ARITHMETIC * self.space.rounding) + answers.radius
         radius = SAME_ANSWERS * changes + 4 * xp.linalg.vector_norm(radius, axis=1)
         return bool(xp.any(xp.linalg.vector_norm(values - expected, axis=1) > radius))
 
@@ -303,9 +303,9 @@ class _Layer:
         net, radius = self.neurons, self.learned.radius.anatomy.net
         assert net is not None
         assert radius is not None
-        *layers, found = yield from ResidualCells(self.signature, self.rng, net, radius, score, bias).run()
+        *layers, details = yield from ResidualCells(self.signature, self.rng, net, radius, score, bias).run()
         more = -(-net.neurons * self.width // (net.outputs or 1))
-        return self._estimate((layers[0], layers[1]), score, bias, more, residual=True, **found)
+        return self._estimate((layers[0], layers[1]), score, bias, more, residual=True, **details)
 
     def _estimate(
         self, layers: tuple[OneLayer, OneLayer], score: Score, bias: ScoreBias | None, more: int, **details: Any

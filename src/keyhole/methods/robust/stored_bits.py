@@ -160,9 +160,9 @@ class _Weights:
             _check_dtype(first > last, self.grid, "score matrix")
             proven = first == last
             self.matrix[row[proven], column[proven]] = first[proven] + 0.0
-            # Within ±reach for sure, so that AIM/reach cannot saturate it.
-            reach = np.abs(centre) + radius
-            next_scale = np.where(np.isfinite(radius), np.exp2(np.floor(np.log2(AIM / reach))), scale * SHRINK)
+            # Within ±largest for sure, so that AIM/largest cannot saturate it.
+            largest = np.abs(centre) + radius
+            next_scale = np.where(np.isfinite(radius), np.exp2(np.floor(np.log2(AIM / largest))), scale * SHRINK)
             row, column, scale = row[~proven], column[~proven], next_scale[~proven]
         raise Unrecoverable(
             Outcome.UNCERTIFIED,
@@ -181,13 +181,13 @@ class _Weights:
             tokens.append(Term(self.units, index(0 * row + self.largest), self.space.asarray(lent)))
         answers = yield Plan("entries", row.size, [tokens, [Term(self.units, index(column), LAST)]])
         high, low = own + lent * self.value[self.largest], LAST * self.value[column]
-        bar = self.space.rounding
-        bars = self.space.asarray(bar * np.abs(low)), self.space.asarray(bar * np.abs(high))
+        rounding = self.space.rounding
+        end_radii = self.space.asarray(rounding * np.abs(low)), self.space.asarray(rounding * np.abs(high))
         ends = self.space.asarray(low), self.space.asarray(high)
-        logit, radius = logit_with_radius(self.space, self._answers(answers), *ends, *bars, answers.radius)
+        logit, radius = logit_with_radius(self.space, self._answers(answers), *ends, *end_radii, answers.radius)
         centre = floats(logit) - lent_logit
         # Two products are added in the oracle where contrast is lent.
-        wide = floats(radius) + bar * np.abs(lent_logit)
+        wide = floats(radius) + rounding * np.abs(lent_logit)
         return centre / scale, wide / scale
 
     def _lent(self, row: Integers, column: Integers, faint: Booleans) -> tuple[Floats, Floats]:

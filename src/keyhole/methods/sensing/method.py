@@ -210,13 +210,13 @@ def _scale_back(readings: FormData, solution: SensingSolution, batches: int) -> 
     miss = ((even.left @ solution.matrix) * even.right).sum(axis=1) - even.values
     spare = readings.count - parameter_count(width, solution.rank)
     deviation = float(np.linalg.norm(miss)) / max(spare, 1) ** 0.5
-    bar = even.radius.min() + RESIDUAL_DEVIATIONS * deviation
+    form_radius = even.radius.min() + RESIDUAL_DEVIATIONS * deviation
     spread = standard_error(even.left, even.right, solution.matrix, solution.rank)
     # Random unit vectors see a matrix as its Frobenius norm over the width; at worst it is a single entry.
     seen = float(np.sqrt(np.mean(np.sum(even.left**2, axis=1))))
     hidden = HIDDEN_FACTOR * width * deviation / seen
     return ScoreEstimate(
-        solution.matrix, bar * spread + hidden, solution.rank, solution.residual, readings.count, batches
+        solution.matrix, form_radius * spread + hidden, solution.rank, solution.residual, readings.count, batches
     )
 
 
@@ -237,10 +237,10 @@ def _estimate(
     # The matrix was found in double precision and is handed back in that of the oracle.
     radius = space.asarray(estimate.radius) + space.eps * space.xp.abs(score)
     params = SingleHead(score, value.vector, bias.vector if biased else None, value.bias if value.has_bias else None)
-    bars = SingleHead(radius, value.radius, bias.radius, value.bias_radius if value.has_bias else None)
+    radii = SingleHead(radius, value.radius, bias.radius, value.bias_radius if value.has_bias else None)
     return Estimate(
         params=params,
-        radius=bars,
+        radius=radii,
         counting_bound=parameter_count(width, rank) + width * (1 + biased) + value.has_bias,
         assumptions=ASSUMPTIONS,
         details={

@@ -123,11 +123,11 @@ class WindowReader:
         while numbers.size:
             if scale < space.tiny**0.5:
                 raise Unrecoverable(Outcome.SATURATED, f"{numbers.size} queries stayed saturated at every token norm")
-            good, found, errors = yield from ask(numbers, scale)
+            good, solved, errors = yield from ask(numbers, scale)
             (kept,), (lost,) = xp.nonzero(good), xp.nonzero(~good)
-            forms[space.indices(numbers)[kept], :] = found[kept, :]
+            forms[space.indices(numbers)[kept], :] = solved[kept, :]
             radius[space.indices(numbers)[kept], :] = errors[kept, :]
-            self.estimate.update(xp.reshape(found[kept, :], (-1,)), scale)
+            self.estimate.update(xp.reshape(solved[kept, :], (-1,)), scale)
             numbers = numbers[np.asarray([int(number) for number in lost], dtype=np.int64)]
             scale = scale * SHRINK
 

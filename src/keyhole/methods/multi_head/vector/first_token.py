@@ -80,9 +80,9 @@ def ask_first_token(queries: VectorQueries) -> Steps[FirstToken]:
             columns = []
             for pair in copies:
                 columns += [(yield from queries.ask_pairs("heads", new, token, pair))]
-            found = np.stack(columns, axis=2)  # (n, views, multiplicities, outputs)
+            stacked = np.stack(columns, axis=2)  # (n, views, multiplicities, outputs)
             ends = np.stack([new, new + token][: len(queries.views)], axis=1)
-            answers = np.concatenate([answers, found.reshape(-1, *found.shape[2:])])
+            answers = np.concatenate([answers, stacked.reshape(-1, *stacked.shape[2:])])
             last = np.concatenate([last, ends.reshape(-1, queries.width)])
             heads = _count(queries, answers)[0]
             wanted = _enough(heads, len(copies), spare, queries)

@@ -168,8 +168,8 @@ class VectorQueries:
         self.scale, every = norm, np.arange(PAIRS, dtype=np.int64)
         tokens = self.on_grid(norm * ways)
         rows = (tokens[:PAIRS], every, np.ones(PAIRS))
-        found = (yield from self.ask("scale", tokens[PAIRS:], every, [rows], plain))[:, 0]
-        return float(np.linalg.norm(found - tokens[:PAIRS] @ self.linear / (plain + 1))) / norm
+        answers = (yield from self.ask("scale", tokens[PAIRS:], every, [rows], plain))[:, 0]
+        return float(np.linalg.norm(answers - tokens[:PAIRS] @ self.linear / (plain + 1))) / norm
 
     def _ask_scale(self) -> Steps[None]:
         """The norm of tokens at which attention chooses, without being decided."""

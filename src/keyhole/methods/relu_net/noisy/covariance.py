@@ -14,7 +14,7 @@ from keyhole.methods.relu_net.noisy.least_squares import NetFit, unit
 
 # Rows taken at a time: their Jacobian is the largest array there is.
 CHUNK = 2048
-# Curvature added where there is none, relative to the mean one: a neuron hardly seen gets a wide bar, not an error.
+# Curvature added where there is none, relative to the mean: a neuron hardly sampled gets a wide radius, not an error.
 RIDGE = 1e-12
 # The scale of a plane is free: this holds it, and the length of the weights with it, fixed.
 HELD = 1.0

@@ -215,7 +215,7 @@ class _Push:
 
     def step(self, damping: float) -> Floats:  # -> (neurons, width + 1)
         """The damped step by conjugate gradients."""
-        found, left = np.zeros_like(self.gradient), self.gradient.copy()
+        solution, left = np.zeros_like(self.gradient), self.gradient.copy()
         along, size = left.copy(), float(np.sum(left**2))
         enough = INNER_TOLERANCE**2 * size
         for _ in range(INNER_STEPS):
@@ -223,11 +223,11 @@ class _Push:
                 break
             pushed = self._back(self._forth(along)) + np.float32(damping) * along
             length = np.float32(size / max(float(np.sum(along * pushed)), TINY))
-            found += length * along
+            solution += length * along
             left -= length * pushed
             size, before = float(np.sum(left**2)), size
             along = left + np.float32(size / before) * along
-        return np.asarray(self.unit * found.astype(np.float64) / self.sizes[:, None])
+        return np.asarray(self.unit * solution.astype(np.float64) / self.sizes[:, None])
 
 
 def enlarge(fit: NetFit, count: int, rng: np.random.Generator) -> Floats:  # -> (neurons + count, width + 1), whitened

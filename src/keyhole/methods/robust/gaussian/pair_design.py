@@ -146,12 +146,12 @@ def solve_logits(
         weight = np.where(
             middle > 0, -(middle + root) / (2 * first), 2 * last / np.where(root > middle, root - middle, 1)
         )
-        found = np.log(np.maximum(weight, np.finfo(np.float64).tiny))
-        apart = np.abs(np.sum(own_of.T * (found - own_offset), axis=0) + last_offset - tried)
-        apart += np.abs(1 / (1 + np.exp(tried - found[row]) / copies) - share) / doubt
+        solved = np.log(np.maximum(weight, np.finfo(np.float64).tiny))
+        apart = np.abs(np.sum(own_of.T * (solved - own_offset), axis=0) + last_offset - tried)
+        apart += np.abs(1 / (1 + np.exp(tried - solved[row]) / copies) - share) / doubt
         better = apart < best
         best, own = np.where(better, apart, best), np.where(better, tried, own)
-        logits = np.where(better, found, logits)
+        logits = np.where(better, solved, logits)
     return logits, own
 
 
@@ -180,7 +180,7 @@ def best_pairs(
             return numbers[some, None, None]
 
         norm = norms[None, :, None]
-        found = pair_answers(
+        answers = pair_answers(
             spread(pair_slope) * norm + spread(pair_offset),
             norm * (norm * spread(last_slope) + spread(last_offset)),
             plus[None, None, :],
@@ -188,7 +188,7 @@ def best_pairs(
             spread(pair_value),
             norm * spread(last_value),
         )
-        said = np.abs(norm * found.by_pair)
+        said = np.abs(norm * answers.by_pair)
         best = np.argmax(said.reshape(said.shape[0], -1), axis=1)
         which_norm, which_copies = np.divmod(best, plus.size)
         chosen.append((norms[which_norm], plus[which_copies], minus[which_copies]))

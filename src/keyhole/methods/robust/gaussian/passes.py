@@ -74,8 +74,8 @@ class Passes(ABC):
         """The zero token and B·e_i, some times more."""
         known = self.known
         plan = unit_plan(self.signature, self.max_norm, repeats, known.value_repeats)
-        found: Measurements = yield plan
-        answers, known.many = found.by_output, found.values.ndim == 2
+        measurements: Measurements = yield plan
+        answers, known.many = measurements.by_output, measurements.values.ndim == 2
         if known.value_repeats and np.array_equal(answers, known.answers):
             raise Unrecoverable(
                 Outcome.WRONG_FAMILY,
@@ -136,12 +136,12 @@ class Passes(ABC):
         # Only where sequences are too short for a pair does the value take part.
         share = (pairs.plus - pairs.minus) / (self.copies + 1)
         answers = known.parts[-1].answer - share * self.max_norm * known.pair_values()
-        bar = known.noise * np.sqrt(1 + share**2)
+        deviation = known.noise * np.sqrt(1 + share**2)
         axes = known.axes()
-        seen, sure = (known.looks @ axes.T) / bar[:, None], known.value_repeats / known.noise**2
+        seen, sure = (known.looks @ axes.T) / deviation[:, None], known.value_repeats / known.noise**2
         spread = np.linalg.inv(seen.T @ seen + sure * np.eye(axes.shape[0]))
-        bias = spread @ (seen.T @ (answers / bar) + sure * axes @ known.answers[0])
-        left = answers / bar - seen @ bias
+        bias = spread @ (seen.T @ (answers / deviation) + sure * axes @ known.answers[0])
+        left = answers / deviation - seen @ bias
         freedom = BIAS_DEVIATIONS * math.sqrt(2 * self.width)
         known.score_bias = bool(np.any(np.abs(left) > BIAS_DEVIATIONS) or left @ left > self.width + freedom)
         known.null_logits = known.pair_logits(known.parts[-1]) if known.score_bias else np.zeros(self.width)
@@ -333,7 +333,7 @@ class Passes(ABC):
         signs = (space.asarray(np.where(place < pairs.plus, 1.0, -1.0)) for place in range(self.copies))
         positions = [[Term(long, row, sign)] for sign in signs]
         positions.append([Term(columns, space.indices(pairs.column), space.asarray(pairs.norm))])
-        found: Measurements = yield Plan(stage, pairs.row.size, positions, repeats, first_repeat)
-        answers = np.sum(found.by_output * known.looks[pairs.row], axis=1)
+        measurements: Measurements = yield Plan(stage, pairs.row.size, positions, repeats, first_repeat)
+        answers = np.sum(measurements.by_output * known.looks[pairs.row], axis=1)
         known.parts.append(replace(pairs, answer=answers, repeats=np.full(answers.size, float(repeats))))
         known.asked += pairs.row.size * repeats

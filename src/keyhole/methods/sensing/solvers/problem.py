@@ -85,8 +85,8 @@ class SensingProblem:
 
     def floor(self, matrix: Floats) -> float:
         """Relative residual that the noise and the rounding of u^T W g explain."""
-        reach = np.linalg.norm(self.left, axis=1) * np.linalg.norm(self.right, axis=1)
-        rounding = EPS * self.width * float(np.linalg.norm(reach) * np.linalg.norm(matrix))
+        sizes = np.linalg.norm(self.left, axis=1) * np.linalg.norm(self.right, axis=1)
+        rounding = EPS * self.width * float(np.linalg.norm(sizes) * np.linalg.norm(matrix))
         return 2.0 * self.noise + ratio(rounding, self.scale)  # 2: a sampled norm around its expectation
 
 
