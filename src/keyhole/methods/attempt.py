@@ -63,7 +63,7 @@ class Attempt:
         return self.outcome is Outcome.CERTIFIED
 
     def with_details(self, **details: Any) -> Attempt:
-        """A copy that says more of how it was made."""
+        """A copy with further details."""
         return replace(self, details={**self.details, **details})
 
 
@@ -105,7 +105,7 @@ def stream(seed: int, purpose: str) -> np.random.Generator:
 
 
 def with_noise(steps: Steps[Found], noise: Noise) -> Steps[Found]:
-    """Run a generator on an oracle whose errors were found out, not declared: every answer has their radius."""
+    """Run a generator on an oracle of measured, not declared, noise: every answer has its radius."""
     return adapt(steps, incoming=lambda plan, answers: replace(answers, radius=noise.radius_of_mean(plan.repeats)))
 
 
@@ -143,12 +143,12 @@ def attempt_twice(method: Method, task: Task) -> Steps[Attempt]:
 
 
 def noise_assumption(noise: Noise) -> str:
-    """The assumption of a certificate for noise that was found, not declared."""
+    """The assumption of a certificate for noise that was measured, not declared."""
     return f"answers err as was found, not declared: {noise}"
 
 
 def with_number(steps: Steps[Attempt], number: int) -> Steps[Attempt]:
-    """Run an attempt whose plans say which of several it is."""
+    """Run an attempt whose plans carry its number."""
     ended = yield from adapt(steps, outgoing=lambda plan: replace(plan, attempt=number))
     return replace(ended, number=number)
 
@@ -188,7 +188,7 @@ def ending(error: Exception) -> Outcome:
 
 
 def ask_noise(task: Task, ledger: Ledger) -> Steps[tuple[Task, dict[str, Any]]]:
-    """Measure how answers err: the task with that noise, and what details say of it."""
+    """Measure how answers err: the task with that noise, and details of it."""
     before = ledger.spent
     estimate = yield from ledger.count(measure_noise(task.signature, task.stream("noise")))
     known = replace(task, signature=task.signature.with_changes(noise=estimate.noise))
@@ -196,7 +196,7 @@ def ask_noise(task: Task, ledger: Ledger) -> Steps[tuple[Task, dict[str, Any]]]:
 
 
 def noise_details(noise: Noise, evidence: str, queries: int) -> dict[str, Any]:
-    """What details say of noise that was found out."""
+    """Details of noise that was measured, not declared."""
     return {"noise": str(noise), "noise_evidence": evidence, "noise_queries": queries}
 
 
@@ -205,7 +205,7 @@ def _radii_only(estimate: Estimate) -> Certificate:
 
 
 def _ask_heldout(estimate: Estimate, task: Task, left: float) -> Steps[Judgement]:
-    """Held-out queries, from random numbers the method has not seen, as many as wanted and affordable."""
+    """Held-out queries, from random numbers of their own, as many as the task sets and the budget allows."""
     count = int(min(task.heldout, left))
     if count < 1:
         message = "the budget left no queries for the certificate"

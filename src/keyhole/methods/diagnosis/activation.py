@@ -1,4 +1,4 @@
-"""Which smooth activation a net has: the bend of one neuron, seen where all others are straight.
+"""Which smooth activation a net has: the bend of one neuron, measured where all others are affine.
 
 From far away the bends of a net lie far apart on a line: halving it finds one of them, and what the answer does there
 is an affine map and one neuron, c·act(s·(t − t₀)). The activation that fits it to the last digits is the net's.
@@ -141,7 +141,7 @@ def ask_curvature(exam: Examination, spots: int) -> Steps[bool]:
 
 
 def ask_smooth_activation(exam: Examination) -> Steps[str]:
-    """From far away the bends of neurons lie far apart, and one of them tells the activation."""
+    """The activation from a bend at long tokens, where those of different neurons lie far apart."""
     if exam.signature.max_norm is not None or exam.signature.space.eps > FINE:
         exam.say("activation", "smooth", "answers bend everywhere; which it is only long tokens and many digits tell")
         return "smooth"

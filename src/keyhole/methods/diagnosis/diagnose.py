@@ -1,4 +1,4 @@
-"""What kind of oracle it is, from a few queries: each asks for one property that tells families apart.
+"""The family of an oracle from a few queries, each a test of one property that differs between families.
 
 Single tokens show what stands behind attention: heads answer them by an affine map, a net by a bent one, normalisation
 by one that does not grow. Short tokens around one point weigh the same, which shows a residual. Copies of a token
@@ -86,7 +86,7 @@ def diagnose(signature: Signature, rng: np.random.Generator) -> Steps[Diagnosis]
         return steady
     if (yield from asking.single_tokens()):
         return (yield from asking.heads())
-    return (yield from asking.bent())
+    return (yield from asking.ask_net())
 
 
 class _Diagnosing:
@@ -170,7 +170,7 @@ class _Diagnosing:
         return plane @ np.stack([self.first, self.second]), plane @ slopes
 
     def _residual(self) -> Steps[None]:
-        """Tokens near one point weigh the same: then only a residual tells the last from the others."""
+        """Whether there is a residual: tokens near one point weigh the same, and only it singles out the last."""
         self.residual = False
         if self.exam.noise.kind != "exact":
             self.exam.say("residual", "unknown", "noise hides what short steps do")
@@ -347,7 +347,7 @@ class _Diagnosing:
                 return
 
     def _full_rank(self, alone: Floats, pairs: Floats, *, last: bool) -> bool:  # (n, outputs), (n, n, outputs)
-        """Whether logits of n tokens have the rank n − 1, which the score's may exceed; said where it is settled."""
+        """Whether logits of n tokens have the rank n − 1, which the score's may exceed; kept where it is settled."""
         count = len(alone)
         off = ~np.eye(count, dtype=bool)
         ends = alone[:, None] - alone[None, :]
@@ -369,7 +369,7 @@ class _Diagnosing:
 
     # --- what is bent
 
-    def bent(self) -> Steps[Diagnosis]:
+    def ask_net(self) -> Steps[Diagnosis]:
         """A net, behind attention or alone, or normalisation."""
         pair = [[norm * self.first, norm * self.second] for norm in self.ladder] if self.exam.longest >= 2 else []
         ways = [self.first, self.second, -self.first]

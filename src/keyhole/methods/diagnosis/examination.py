@@ -1,4 +1,4 @@
-"""Queries of any lengths, what errors explain of their answers, and what was found."""
+"""Queries of any lengths, the errors of their answers, and findings with their evidence."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Finding:
 
 
 class Examination:
-    """Asks queries of any lengths, and keeps what was found."""
+    """Asks queries of any lengths, and keeps findings."""
 
     def __init__(self, signature: Signature, rng: np.random.Generator, stage: str) -> None:
         self.signature, self.rng, self.stage = signature, rng, stage

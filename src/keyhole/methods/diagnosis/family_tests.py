@@ -67,25 +67,25 @@ def bend_fit(name: str, t: Floats, answers: Floats) -> BendFit:  # (n,), (n, out
     u = (t - middle) / half_length
     affine, _ = np.linalg.qr(np.column_stack([np.ones_like(u), u]))
 
-    def bent(columns: Floats) -> Floats:
+    def without_affine(columns: Floats) -> Floats:
         once = columns - affine @ (affine.T @ columns)
         return np.asarray(once - affine @ (affine.T @ once))  # twice: answers are far larger than what is left of them
 
-    left = bent(answers)
+    left = without_affine(answers)
     column = left @ np.linalg.svd(left, full_matrices=False)[2][0]  # one neuron moves all outputs alike
     size = float(np.linalg.norm(column))
     if size == 0.0:
         return BendFit(name, float(middle), 1.0, float("inf"))
     column = column / size
 
-    def missed(guess: Floats) -> Floats:
-        shape = bent(activate(name, np.exp(guess[1]) * (u - guess[0])))
+    def residual(guess: Floats) -> Floats:
+        shape = without_affine(activate(name, np.exp(guess[1]) * (u - guess[0])))
         norm = float(shape @ shape)
         return np.asarray(column - shape * ((shape @ column) / norm if norm > 0 else 0.0))
 
     starts = [(place, np.log(sharp)) for place in BEND_PLACES for sharp in BEND_SHARPNESS]
-    best = sorted(starts, key=lambda start: float(np.linalg.norm(missed(np.array(start)))))[:BEND_STARTS]
-    fits = [least_squares(missed, start, xtol=1e-15, ftol=1e-15, gtol=1e-15, max_nfev=60) for start in best]
+    best = sorted(starts, key=lambda start: float(np.linalg.norm(residual(np.array(start)))))[:BEND_STARTS]
+    fits = [least_squares(residual, start, xtol=1e-15, ftol=1e-15, gtol=1e-15, max_nfev=60) for start in best]
     fit = min(fits, key=lambda each: float(each.cost))
     place, sharp = fit.x
     return BendFit(

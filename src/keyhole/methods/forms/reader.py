@@ -213,7 +213,7 @@ class SearchingReader(FormReader):
 
 @final
 class PairValues:
-    """What two tokens say of the softmax weight between them, given their values.
+    """The softmax weight between two tokens from an answer, given their values.
 
     The query [a·row; c·column] with value overlaps r = row·v, s = column·v answers c·s + σ(z)·(a·r − c·s), where
     z = (a·row − c·column)ᵀ(c·score·column + score_bias).

@@ -1,4 +1,4 @@
-"""How answers err, found out by asking: repeats, digits and neighbours.
+"""How answers err, measured by repeated queries, by digits and by neighbouring queries.
 
 Repeats that differ show random errors, and by how much. Answers that all have few digits, binary or decimal, show
 rounding. Answers to neighbouring queries that follow no smooth curve show errors of any other kind: the same
@@ -113,7 +113,7 @@ def measure_noise(signature: Signature, rng: np.random.Generator) -> Steps[Noise
 
 
 def _ask_scales(signature: Signature, rng: np.random.Generator) -> Steps[tuple[list[Plan], list[list[Floats]], float]]:
-    """Random queries whose answers differ enough to tell something; all answers so far; the longest token."""
+    """Random queries whose answers differ beyond rounding; all answers so far; the longest token."""
     # Typical tokens have entries of about one; the fourth root leaves room for the products in a logit.
     most = min(signature.norm_limit, signature.space.huge**0.25)
     longest = min(most, signature.width**0.5)

@@ -171,7 +171,7 @@ class BiasedCells:
         )
 
     def _agrees(self, cells: LinearCells, logits: _Logits) -> Booleans:  # (n,)
-        """Whether logits are moderate, and the last direction is what the others say."""
+        """Whether logits are moderate, and that of the last direction is the combination of the others."""
         share = self.directions[:-1] @ self.directions[-1]
         moderate = np.all(np.abs(logits.keys) * cells.width[:, None] <= LARGEST, axis=1)
         key_radius = np.sqrt(logits.radii[:, :-1] ** 2 @ share**2) + logits.radii[:, -1]

@@ -146,7 +146,7 @@ def ask_growth(signature: Signature, growth: Growth) -> Steps[Far]:
 
 
 def guide_of(odd: Array) -> Array:  # (width,) or (width, outputs) -> (width,)
-    """The vector that rows must share evenly for all to grow: of several outputs the combination that says most."""
+    """The vector that rows must share evenly for all to grow: of several outputs the combination of largest growth."""
     if odd.ndim == 1:
         return odd
     left, sizes, _ = namespace(odd).linalg.svd(odd, full_matrices=False)

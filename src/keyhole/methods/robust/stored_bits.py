@@ -134,7 +134,7 @@ class _Weights:
             )
 
     def ask_all(self) -> Steps[None]:
-        """First the row of the largest value, which lends its contrast to the others, then these."""
+        """All entries, those of the row of largest value first: its token is the contrast for the others."""
         width = self.signature.width
         every = np.arange(width)
         row = np.full(width, self.largest)
@@ -170,11 +170,11 @@ class _Weights:
         )
 
     def _ask(self, row: Integers, column: Integers, scale: Floats) -> Steps[tuple[Floats, Floats]]:
-        """Entries and their radii, one query each: [t·e_i; γ·e_j], where v_i is faint [t·e_i + β·e_k; γ·e_j]."""
+        """Entries and their radii, one query each: [t·e_i; γ·e_j], where v_i is small [t·e_i + β·e_k; γ·e_j]."""
         first = scale / LAST
         own = first * self.value[row]
         faint = (np.abs(self.value[row]) < FAINT * abs(self.value[self.largest])) & (row != self.largest)
-        lent, lent_logit = self._lent(row, column, faint)
+        lent, lent_logit = self._contrast(row, column, faint)
         index = self.space.indices
         tokens = [Term(self.units, index(row), self.space.asarray(first))]
         if np.any(faint):
@@ -190,7 +190,7 @@ class _Weights:
         wide = floats(radius) + rounding * np.abs(lent_logit)
         return centre / scale, wide / scale
 
-    def _lent(self, row: Integers, column: Integers, faint: Booleans) -> tuple[Floats, Floats]:
+    def _contrast(self, row: Integers, column: Integers, faint: Booleans) -> tuple[Floats, Floats]:
         """Length β of the lent token, of the sign that adds to the own value, and its known logit of order one."""
         if not np.any(faint):
             return np.zeros(row.size), np.zeros(row.size)

@@ -40,7 +40,7 @@ HIDDEN_FACTOR = 2.0
 
 @dataclass(frozen=True)
 class ScoreEstimate:
-    """The score matrix as found."""
+    """The estimated score matrix."""
 
     matrix: Floats  # (d, d)
     radius: Floats  # (d, d)
@@ -143,7 +143,7 @@ class _Sensing:
         return FormData.of(first, second, forms), True, bilinear
 
     def _pairs(self, count: int) -> tuple[TokenRows, TokenRows]:  # (count, width) each
-        """Random unit vectors; of the first all share the value evenly, of the second none leans its way.
+        """Random unit vectors; the first all of equal overlap with the value, the second of negative overlap.
 
         A first vector has the overlap |v|/√d with v, as a random one has on average, so that its query shows the
         softmax weight well. The sign of the second keeps the values of the two tokens apart.
@@ -159,7 +159,7 @@ class _Sensing:
         return TokenRows(rows), TokenRows(columns)
 
     def _solution(self, readings: FormData, *, only: bool) -> SensingSolution:
-        """What the measurements say; a thorough search where there is no other batch to come."""
+        """The matrix that the measurements determine; a thorough search at the last batch."""
         even, request, width = readings.even(), self.request, self.signature.width
         data: dict[str, Any] = {"U": even.left, "G": even.right, "b": even.values}
         data |= {"noise": even.noise, "rng": self.solver_rng}
@@ -205,7 +205,7 @@ def _units(vectors: Array) -> Array:  # (n, width) -> (n, width)
 
 
 def _scale_back(readings: FormData, solution: SensingSolution, batches: int) -> ScoreEstimate:
-    """The solution with its radius: errors of the measurements, and what may hide in what they do not explain."""
+    """The solution with its radius: errors of the measurements, and the part that their residual may hide."""
     even, width = readings.even(), readings.left.shape[1]
     miss = ((even.left @ solution.matrix) * even.right).sum(axis=1) - even.values
     spare = readings.count - parameter_count(width, solution.rank)

@@ -35,7 +35,7 @@ AskAt = Callable[[Integers, float], Steps[tuple[Array, Array, Array]]]
 
 @dataclass(frozen=True)
 class Weights:
-    """What a batch of answers says of its softmax weights, given the last tokens' own logits."""
+    """Softmax weights from a batch of answers, given the last tokens' own logits."""
 
     first: Array  # (n, used) weights of the long tokens where the last token has none
     share: Array  # (n, used) how much of that a unit of the last token's weight takes

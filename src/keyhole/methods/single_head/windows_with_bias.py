@@ -25,7 +25,7 @@ NEWTON_STEPS = 50
 
 
 def ask_window_bias(reader: WindowReader) -> Steps[ScoreBias]:
-    """The score bias from queries whose last token is zero, so that the score matrix is silent."""
+    """The score bias from queries whose last token is zero, so that the score matrix does not enter."""
     space, xp, width = reader.space, reader.space.xp, reader.signature.width
     offsets = windows(reader)
     vector, radii = space.zeros(width), space.zeros(width)

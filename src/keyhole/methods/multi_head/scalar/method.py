@@ -141,7 +141,7 @@ def _ask_heads(signature: Signature, total: Value, rng: np.random.Generator) -> 
 
 
 def _ask_all_heads(jump_heads: _JumpHeads, rng: np.random.Generator) -> Steps[tuple[ScalarValues, list[HeadScore]]]:
-    """Values and scores of all heads; again, with more room, where some turn out to be larger than thought."""
+    """Values and scores of all heads; read again with larger margins where some are larger than expected."""
     search, normals = jump_heads.search, jump_heads.normals
     scale, lean = SATURATING * float(np.max(search.jumps.scales)), 1.0
     for _ in range(MOST_READINGS):

@@ -81,7 +81,7 @@ def worst_of(inverse: Floats) -> float:
 
 
 def most_tokens(queries: VectorQueries, values: VectorValues, filled: float) -> int:
-    """Tokens per query that this part of the outputs tells apart, and that a sequence has room for beside another."""
+    """Tokens per query that this part of the outputs separates, and that a sequence has room for beside another."""
     each = filled * queries.outputs // values.matrices.shape[0]
     return max(1, int(min(each, np.min(values.ranks), queries.longest - 1, queries.width)))
 
@@ -220,7 +220,7 @@ def outside(rows: Floats, more: Floats, ranks: Integers) -> Floats:  # (heads, m
 
 
 def steepness(rows: Floats, more: Floats, ranks: Integers) -> Floats:  # (heads, m, c), (heads, k, c) -> (heads,)
-    """How much errors of rows are enlarged where further ones are told by them."""
+    """How much errors of rows grow in further rows that are computed from them."""
     return np.array(
         [np.linalg.norm(more[head] @ _inverse(rows[head], int(rank)), 2) for head, rank in enumerate(ranks)]
     )

@@ -1,4 +1,4 @@
-"""The score matrices of all heads where all positions are seen: every token of a query is a last one for all others.
+"""The score matrices of all heads observed at all positions: every token of a query is a last one for all others.
 
 [u_1; …; u_n; 0] shows at position u_i the weights w_j of all tokens in all heads, once the values of tokens are known,
 and log(w_j / w_0) = u_jᵀ·(M·u_i + c). So one query reads n·(n + 1) forms of each head. Tokens are put in groups, of
@@ -40,7 +40,7 @@ SPARE_ROWS = 2
 
 
 def ask_scores_everywhere(queries: VectorQueries, start: FirstToken, values: VectorValues) -> Steps[Scores | None]:
-    """All scores; None where only the last position tells them: others see less, or some weights stay at 0 or 1."""
+    """All scores; None where only the last position has them: others are masked, or some weights saturate."""
     reader = _BlockReader(queries, start, values)
     for _ in range(ATTEMPTS):
         if reader.per_query < FEWEST_TOKENS or not (yield from reader.ask_size()):

@@ -71,13 +71,13 @@ def ask_values(queries: VectorQueries, start: FirstToken) -> Steps[VectorValues]
     """Values of tokens until their spans are complete; then those of all tokens from the sum over heads."""
     reader = _ValueReader(queries, start)
     if start.heads == 1:
-        return reader.alone()
+        return reader.single_head()
     filled = queries.outputs // start.heads
     limit, filled = queries.width, filled + int(np.ceil(SPARE_TOKENS * reader.more * filled))
     while True:
         known = len(reader.values)
         if known >= limit:
-            return reader.plainly()
+            return reader.solve_basis()
         values = reader.solve_spanned()
         if values is not None and values.sharp and (yield from reader.ask_test(values)):
             return values
@@ -132,7 +132,7 @@ class _ValueReader:
         return np.sort(chosen)
 
     def _views(self, ends: Integers) -> Integers:
-        """The last tokens among all that were read beside: each g, and token + g where that sees as much."""
+        """All last tokens that tokens were measured beside: each g, and token + g where that attends to as much."""
         views = np.arange(len(self.queries.views), dtype=np.int64)
         return (ends[:, None] * views.size + views).ravel()
 
@@ -234,13 +234,13 @@ class _ValueReader:
         changes[:, :-1] -= own
         return fit.respond(changes)[1]
 
-    def alone(self) -> VectorValues:
+    def single_head(self) -> VectorValues:
         """The values of a single head, which are those of the sum."""
         matrices = self.queries.linear[None]
         error = float(np.max(floats(self.queries.value.radius))) / ROUNDING_DEVIATIONS
         return self._whole(matrices, error, np.full((1, self.queries.outputs), error), matrices[None][:0], 0)
 
-    def plainly(self) -> VectorValues:
+    def solve_basis(self) -> VectorValues:
         """The values where all tokens of a basis were read."""
         tokens, values = np.stack(self.tokens), np.stack(self.values, axis=1)  # (heads, width, outputs)
         drawn = STRESS * np.asarray(
@@ -301,7 +301,7 @@ class _ValueReader:
         )
 
     def ask_test(self, vector_values: VectorValues) -> Steps[bool]:
-        """Whether new tokens have the values that a few tokens told."""
+        """Whether held-out tokens have the values that the matrices predict."""
         queries, heads = self.queries, self.start.heads
         if queries.outputs == heads:
             return False

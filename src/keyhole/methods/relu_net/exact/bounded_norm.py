@@ -1,4 +1,4 @@
-"""Networks that may only be asked inside a ball: a line misses kinks there, so several lines are looked at."""
+"""Networks that may only be queried inside a ball: a line misses kinks there, so several lines are searched."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DEVIATIONS = 10.0
 
 @dataclass(frozen=True)
 class InBall:
-    """What several lines told: equations, their solution, and for each kink the side that is on."""
+    """Equations from several lines, their solution, and for each kink the side on which the neuron is active."""
 
     rows: CellEquations
     jumps: NeuronMaps

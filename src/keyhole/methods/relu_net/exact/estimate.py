@@ -131,12 +131,12 @@ def solve_orientation(
     if past or (rank < count and rank * bits < count + DOUBT_BITS):
         return None, "not identifiable"  # of many neurons: other choices add up to the same, as far as is known
     if rank == count:
-        return _adding_up(np.rint(np.linalg.lstsq(inside.T, wanted, rcond=None)[0]), jumps, remainder, radius)
+        return _check_sum(np.rint(np.linalg.lstsq(inside.T, wanted, rcond=None)[0]), jumps, remainder, radius)
     chosen = subset_with_sum(inside, wanted, radius / EXPECTED) if count <= most else None
-    return (None, "not found") if chosen is None else _adding_up(chosen.astype(np.float64), jumps, remainder, radius)
+    return (None, "not found") if chosen is None else _check_sum(chosen.astype(np.float64), jumps, remainder, radius)
 
 
-def _adding_up(share: Floats, jumps: Floats, remainder: Floats, radius: float) -> tuple[Booleans | None, str]:
+def _check_sum(share: Floats, jumps: Floats, remainder: Floats, radius: float) -> tuple[Booleans | None, str]:
     """A choice, if it is one and adds up."""
     adds_up = np.max(np.abs(share @ jumps + remainder)) <= radius
     if adds_up and np.all((share == 0) | (share == 1)):

@@ -72,7 +72,7 @@ class _Lines(ArrayTable):
 
 @dataclass(frozen=True)
 class _Intervals(ArrayTable):
-    """Open intervals: the straight lines at their ends, and where the function was seen to leave them."""
+    """Open intervals: the straight lines at their ends, and where the function departs from them."""
 
     left: _Lines
     right: _Lines
@@ -90,7 +90,7 @@ class _Cuts(ArrayTable):
 
 
 class KinkSearch:
-    """Ask for `points`, give the values to `receive`, until `done`: then `kinked` tells the kinks.
+    """Ask for `points`, give the values to `receive`, until `done`: then `result` has the kinks.
 
     An interval is known by the straight lines at its two ends. If they are one line there is no kink in it. Otherwise
     there is a single one only where they cross: that is so if the function is on the left line just before and on the
@@ -230,7 +230,7 @@ class KinkSearch:
         return _Intervals.concat(lower.take(cut), upper.take(cut), again.take(~cut))
 
     def _settle(self) -> None:
-        """Close intervals without a kink and say what to ask of the others."""
+        """Close intervals without a kink and choose the queries in the others."""
         assert self._open is not None
         begun = self._begun.t.shape[0]
         now = self._open
@@ -303,7 +303,7 @@ class KinkSearch:
     def _unangle(self, angle: Floats) -> Floats:
         return np.asarray(self.unit * np.tan(angle))
 
-    def kinked(self) -> Kinked:
+    def result(self) -> Kinked:
         """The kinks, with slope and value in every cell from the two values furthest apart in it."""
         assert self._mix is not None
         kinks = np.sort(np.asarray(self.kinks))

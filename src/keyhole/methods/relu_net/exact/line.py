@@ -69,7 +69,7 @@ def ask_line(
             values = values - known(x)
         search.noise = queries.noise + error
         search.receive(values)
-    return search.kinked()
+    return search.result()
 
 
 @dataclass(frozen=True)

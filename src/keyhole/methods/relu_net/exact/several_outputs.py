@@ -1,4 +1,4 @@
-"""Networks of several outputs: an answer tells p numbers at a time, so few cells are measured."""
+"""Networks of several outputs: an answer is p numbers, so few cells are measured."""
 
 from __future__ import annotations
 

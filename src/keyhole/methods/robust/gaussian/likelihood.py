@@ -61,7 +61,7 @@ class Frame:
 
 @dataclass(frozen=True)
 class HeadPoint:
-    """Where the likelihood is looked at."""
+    """Parameters at which the likelihood is evaluated."""
 
     score: Floats  # (width, width) W
     shared: Floats  # (values + biases,)
@@ -230,7 +230,7 @@ def fit(frame: Frame, start: HeadPoint, pairs: PairQueries, rank: int | None = N
     def equations(point: HeadPoint) -> _Columns | _Tangent:
         return _Columns(frame, point, pairs) if rank is None else _Tangent(frame, point, pairs, rank)
 
-    def moved(point: HeadPoint, system: _Columns | _Tangent, by: float) -> HeadPoint:
+    def move(point: HeadPoint, system: _Columns | _Tangent, by: float) -> HeadPoint:
         score, shared = point.score + by * system.step, point.shared + by * system.border[:size]
         bias = point.score_bias + by * system.border[size:] if frame.score_bias else point.score_bias
         return HeadPoint(score if rank is None else of_rank(score, rank), shared, bias)
@@ -239,7 +239,7 @@ def fit(frame: Frame, start: HeadPoint, pairs: PairQueries, rank: int | None = N
     best, system = misfit(frame, point, pairs), equations(point)
     for _ in range(MOST_STEPS):
         lengths = 0.5 ** np.arange(MOST_HALVINGS)
-        tried = ((there, misfit(frame, there, pairs)) for there in (moved(point, system, by) for by in lengths))
+        tried = ((there, misfit(frame, there, pairs)) for there in (move(point, system, by) for by in lengths))
         there, reached = next((trial for trial in tried if trial[1] < best), (point, best))
         gain, point, best = best - reached, there, reached
         if gain > 0:

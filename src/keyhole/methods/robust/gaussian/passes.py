@@ -68,7 +68,7 @@ class Passes(ABC):
 
     @abstractmethod
     def next_pass(self) -> tuple[Integers, Integers]:
-        """Rows and columns of the pairs that say most, now that something is known; may add to the tables."""
+        """Rows and columns of the most informative pairs at the fit so far; may add to the tables."""
 
     def ask_value(self, repeats: int) -> Steps[None]:
         """The zero token and B·e_i, some times more."""
@@ -174,7 +174,7 @@ class Passes(ABC):
         return min(math.sqrt(max(square, 0.0)), 1.0)
 
     def ask_columns(self, rows: Integers, columns: Integers, back: Any) -> Steps[Floats]:
-        """W·p for some columns, (width, columns), from pairs that were asked; again where last tokens drown them.
+        """W·p for some columns, (width, columns) from pairs; again with shorter last tokens where they saturate.
 
         `back` (width, rows) takes the forms of a column to it. A last token with a large logit of its own leaves pairs
         no weight: its column is asked again with a shorter one.
@@ -261,7 +261,7 @@ class Passes(ABC):
         return min(max(1.0, wanted), payable)
 
     def _pilot(self) -> bool:
-        """Whether the first pass said much less than the same queries could have, had the score matrix been known."""
+        """Whether the first pass has much less information than the design for the fit."""
         known = self.known
         asked = PairQueries.concat(*known.parts[: known.parts_of_first_pass])
         asked = asked.take((asked.norm != 0) & ((asked.minus > 0) | (self.copies == 1)))
@@ -275,7 +275,7 @@ class Passes(ABC):
         return np.asarray(np.abs(pairs.norm * predict(self.known.frame(wide=False), point, pairs).by_pair))
 
     def ask_again(self, repeats: float, budget: float) -> Steps[None]:
-        """All pairs as the fit says they are best asked: whole passes, half of each sign, and part of one more."""
+        """All pairs by the best design at the fit: whole passes, half of each sign, and part of one more."""
         known = self.known
         whole = int(repeats)
         pairs = self._best(*self.next_pass())
@@ -301,7 +301,7 @@ class Passes(ABC):
         return pairs if sign > 0 else replace(pairs, norm=-pairs.norm, plus=pairs.minus, minus=pairs.plus)
 
     def _best(self, row: Integers, column: Integers) -> PairQueries:
-        """Norms and copies for which each pair says most, at the fit so far."""
+        """Norms and copies for which each pair is most informative, at the fit so far."""
         known = self.known
         point, last_values = (known.best().point, known.columns @ known.value(known.biased) @ known.looks.T)
         seen = known.columns @ point.score.T  # (columns, width)
@@ -326,7 +326,7 @@ class Passes(ABC):
         yield from self._ask(stage, PairQueries(row, column, self.lengths[column], plus, self.copies - plus), 1, 0)
 
     def _ask(self, stage: str, pairs: PairQueries, repeats: int, first_repeat: int) -> Steps[None]:
-        """Ask pairs, and keep what was answered along the outputs they are looked at."""
+        """Ask pairs, and keep the answers in the combinations of outputs they are read in."""
         known, space = self.known, self.signature.space
         long, columns = (TokenRows(space.asarray(self.max_norm * known.rows)), TokenRows(space.asarray(known.columns)))
         row = space.indices(pairs.row)

@@ -131,7 +131,7 @@ class NullForms:
         yield from self._ask(np.arange(self.width), bias=True, steer=True)
 
     def _ask(self, columns: Integers, *, bias: bool, steer: bool) -> Steps[Booleans]:  # (columns,)
-        """Read whole columns, and a few rows with the zero token; tell which columns have saturated forms."""
+        """Read whole columns, and a few rows with the zero token; which columns have saturated forms."""
         row = np.repeat(np.arange(self.width), columns.size)
         column = np.tile(columns, self.width)
         grid = self._pairs(row, column, steer=steer)

@@ -17,7 +17,7 @@ _MEMORY = 500_000_000  # bytes: the largest work array any solver may form
 
 @dataclass(frozen=True, slots=True)
 class SensingSolution:
-    """What a solver found. ``converged`` means validated, not merely fitted; see the module docstring."""
+    """The result of a solver. ``converged`` means validated, not merely fitted; see the module docstring."""
 
     matrix: Floats  # (d, d)
     rank: int

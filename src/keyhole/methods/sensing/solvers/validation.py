@@ -148,7 +148,7 @@ def _is_determined(problem: SensingProblem, matrix: Floats, rank: int) -> bool:
 
 
 def _validate(problem: SensingProblem, search: SensingProblem, held: SensingProblem, matrix: Floats) -> Floats | None:
-    """``found`` refitted on every measurement if it proves right, else None."""
+    """``matrix`` refitted on every measurement if it is validated, else None."""
     if search.residual(matrix) > search.floor(matrix):
         return None
     rank = numerical_rank(matrix, problem.floor(matrix))
