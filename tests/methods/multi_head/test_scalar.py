@@ -127,7 +127,7 @@ def test_fresh_heads_are_right_or_admitted(fresh_seed: int) -> None:
         if result.certified:
             errors(result, truth)
             right += seed < 4
-    assert right >= 3
+    assert right >= 4  # all of the fixed seeds
 
 
 def test_scales_may_spread(fresh_seed: int) -> None:
