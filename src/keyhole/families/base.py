@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol, Self
 
 import numpy as np
 
-from keyhole.arrays import Array, Floats, floats, namespace, to_numpy
+from keyhole.arrays import Array, Floats, floats, like
 from keyhole.errors import UsageError
 from keyhole.families.files import save_arrays
 
@@ -195,14 +195,6 @@ class Family(Protocol):
 def is_family(params: object) -> bool:
     """Whether something is parameters of a family: answers sequences, and names its family."""
     return callable(params) and isinstance(getattr(params, "family", None), str)
-
-
-def like(array: Array, tokens: Array) -> Array:
-    """An array in the library, dtype and device of `tokens`: itself where it is there already."""
-    xp = namespace(tokens)
-    if namespace(array) is xp and array.dtype == tokens.dtype:
-        return array if array.device == tokens.device else array.to(tokens.device)
-    return xp.asarray(to_numpy(array), dtype=tokens.dtype, device=tokens.device)
 
 
 def check_arrays(params: Family, *names: str) -> None:
