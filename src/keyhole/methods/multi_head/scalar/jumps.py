@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from keyhole.arrays import ArrayTable, Booleans, Floats, Integers
 from keyhole.methods.base import Steps
+from keyhole.methods.multi_head.scalar.gates import homogeneous
 from keyhole.methods.multi_head.scalar.queries import Scope
 from keyhole.queries import Measurements
 
@@ -83,9 +83,18 @@ def next_guess(
     return np.asarray(left + inside * (right - left))
 
 
-def cross_section(first: Floats, second: Floats, angles: Floats) -> Floats:  # (width,), (width,), (n,) -> (n, width)
-    """Points of the half-circle that goes from `first` through `second` to −`first`."""
-    return np.cos(angles)[:, None] * first + np.sin(angles)[:, None] * second
+@dataclass(frozen=True)
+class Arc:
+    """The half-circle of last tokens from `first` through `second` to −`first`."""
+
+    first: Floats  # (width,)
+    second: Floats  # (width,)
+    size: int  # coordinates of a point
+
+    def at(self, angles: Floats) -> Floats:  # (n,) -> (n, size)
+        """The points at these angles."""
+        points = np.cos(angles)[:, None] * self.first + np.sin(angles)[:, None] * self.second
+        return homogeneous(points, self.size)
 
 
 # In units of one over the gap to the next jump, the scale at which all but one head are saturated in its interval,
@@ -133,8 +142,8 @@ def logits_of(weights: Floats, radius: Floats) -> tuple[Floats, Floats]:  # (n,)
 class JumpReader:
     """Reads the jumps of a half-circle; may be run again after more of its points are known."""
 
-    def __init__(self, scope: Scope, scale: float, circle: HalfCircle, at: Callable[[Floats], Floats]) -> None:
-        self.scope, self.scale, self.circle, self.at = scope, scale, circle, at
+    def __init__(self, scope: Scope, scale: float, circle: HalfCircle, arc: Arc) -> None:
+        self.scope, self.scale, self.circle, self.arc = scope, scale, circle, arc
         self.certified: Jumps | None = None
         self.doubtful: Floats = np.zeros((0, 2))  # ranges of jumps that are not those of one head
 
@@ -170,7 +179,7 @@ class _Batch:
 
     def __init__(self, reader: JumpReader, before: Integers, after: Integers, scales: Floats) -> None:
         circle = reader.circle
-        self.scope, self.at, self.scales = reader.scope, reader.at, scales
+        self.scope, self.at, self.scales = reader.scope, reader.arc.at, scales
         self.left, self.right = circle.angles[before], circle.angles[after]
         self.ranges = np.stack([self.left, self.right], axis=1)
         self.before = circle.levels[before]

@@ -16,7 +16,7 @@ from keyhole.arrays import Booleans, Floats
 from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.forms.scale import NO_RESPONSE
 from keyhole.methods.multi_head.scalar.gates import homogeneous
-from keyhole.methods.multi_head.scalar.jumps import HalfCircle, JumpReader, Jumps, cross_section
+from keyhole.methods.multi_head.scalar.jumps import Arc, HalfCircle, JumpReader, Jumps
 from keyhole.methods.multi_head.scalar.queries import Scope
 from keyhole.recovery import Outcome
 
@@ -98,7 +98,7 @@ def ask_jumps(scope: Scope, rng: np.random.Generator) -> Steps[JumpSearch | None
         if scale is None:
             return None
         saturating = scale
-        half = _Half(scope, scale, start, other)
+        half = _Half(scope, scale, Arc(start, other, scope.size))
         circle = yield from half.ask_first()
         scope = half.scope
         inconsistent = abs(float(circle.levels[0] + circle.levels[-1]) - whole) > 4 * scope.level_radius
@@ -109,11 +109,11 @@ def ask_jumps(scope: Scope, rng: np.random.Generator) -> Steps[JumpSearch | None
         scope = replace(scope, radius=BEYOND * scope.radius)  # some heads did not switch
     if inconsistent:
         raise Unrecoverable(Outcome.WRONG_FAMILY, "answers to opposite tokens do not add up as those of heads do")
-    doubled = yield from scope.ask("jumps", np.full(1, half.scale), half.at(np.zeros(1)), copies=(2, 1))
+    doubled = yield from scope.ask("jumps", np.full(1, half.scale), half.arc.at(np.zeros(1)), copies=(2, 1))
     uniform = 6 * (float(doubled[0] @ scope.mix) - float(circle.levels[0]))
     scope = replace(scope, uniform=uniform if abs(uniform) > 24 * scope.level_radius else 0.0)
     yield from _ask_isolation(circle, half.ask_sums)
-    reader = JumpReader(scope, saturating, circle, half.at)
+    reader = JumpReader(scope, saturating, circle, half.arc)
     yield from reader.run()
     if reader.doubtful.size:
         # Two heads with nearby hyperplanes, or several with the same one.
@@ -124,17 +124,14 @@ def ask_jumps(scope: Scope, rng: np.random.Generator) -> Steps[JumpSearch | None
 
 
 class _Half:
-    """The half-circle from `start` through `other`, asked with one scale."""
+    """An arc, asked at one scale."""
 
-    def __init__(self, scope: Scope, scale: float, start: Floats, other: Floats) -> None:
+    def __init__(self, scope: Scope, scale: float, arc: Arc) -> None:
         self.narrowest = max(NARROWEST, NARROWEST_EPS * scope.signature.space.eps)
-        self.scope, self.scale, self.start, self.other = scope, SHARP / self.narrowest * scale, start, other
-
-    def at(self, angles: Floats) -> Floats:  # (n,) -> (n, size)
-        return homogeneous(cross_section(self.start, self.other, angles), self.scope.size)
+        self.scope, self.scale, self.arc = scope, SHARP / self.narrowest * scale, arc
 
     def ask_sums(self, angles: Floats) -> Steps[Floats]:  # (n,) -> (n,)
-        levels = yield from self.scope.ask("jumps", np.full(angles.size, self.scale), self.at(angles))
+        levels = yield from self.scope.ask("jumps", np.full(angles.size, self.scale), self.arc.at(angles))
         return np.asarray(levels @ self.scope.mix)
 
     def ask_first(self) -> Steps[HalfCircle]:
