@@ -10,13 +10,14 @@ import numpy as np
 
 from keyhole.arrays import Floats, floats
 from keyhole.families import MultiHead, SingleHead
-from keyhole.methods.base import Estimate, Steps, Unrecoverable, with_sketch
+from keyhole.methods.base import Estimate, Steps, Unrecoverable
 from keyhole.methods.forms.columns import Draft
 from keyhole.methods.forms.outputs import choose_outputs
 from keyhole.methods.forms.value import Value, check_nonzero
+from keyhole.methods.multi_head.scalar.gated_reader import GatedReader
 from keyhole.methods.multi_head.scalar.normals_and_values import ScalarValues, ask_normals, ask_unexplained, ask_values
 from keyhole.methods.multi_head.scalar.queries import Scope, columns
-from keyhole.methods.multi_head.scalar.scores import Columns, GatedReader, HeadReader, HeadScore
+from keyhole.methods.multi_head.scalar.scores import Columns, HeadReader, HeadScore
 from keyhole.methods.multi_head.scalar.search import JumpSearch, ask_for_bias, ask_jumps
 from keyhole.methods.single_head.method import ask_score_along, head_estimate
 from keyhole.queries import Signature, Sketch
@@ -146,8 +147,10 @@ def _ask_all_heads(jump_heads: _JumpHeads, rng: np.random.Generator) -> Steps[tu
     scale, lean = SATURATING * float(np.max(search.jumps.scales)), 1.0
     for _ in range(MOST_READINGS):
         values = yield from ask_values(search.scope, normals, jump_heads.uniform, scale, lean, rng)
-        reader, read = HeadReader(search.scope, normals, jump_heads.normal_errors, values, rng), dict[int, Columns]()
-        heads = yield from with_sketch(_ask_scores(reader, read), partial(_sketch, read, normals.shape[0]))
+        read = dict[int, Columns]()
+        so_far = partial(_sketch, read, normals.shape[0])
+        reader = HeadReader(search.scope, normals, jump_heads.normal_errors, values, rng, so_far)
+        heads = yield from _ask_scores(reader, read)
         if heads is not None and not values.is_disturbed(np.stack([head.score for head in heads]), normals):
             return values, heads
         lean /= ROOMIER**2
