@@ -11,8 +11,7 @@ from keyhole.arrays import Array, Floats, floats
 from keyhole.errors import UsageError
 from keyhole.families.base import Anatomy, Sensitivity, check_arrays, check_shapes
 from keyhole.families.files import register
-from keyhole.families.parts import SOFTMAX, Attention, Bilinear
-from keyhole.families.parts.head import Head
+from keyhole.families.parts import SOFTMAX, Attention, Bilinear, Head
 from keyhole.families.sensitivity import sensitivity_of_heads
 
 NAMES = ("score", "value", "score_bias", "output_bias")
