@@ -37,6 +37,12 @@ class Anatomy:
     net: ReluNet | None = None
     behind: bool = False  # whether answers pass through a net behind the heads
 
+    def matrices(self) -> dict[str, Array]:
+        """The matrices that people look at: scores of heads, and weights into the neurons of a net."""
+        named = {f"score of head {number}": head.score for number, head in enumerate(self.heads, 1)}
+        scores = named if self.numbered else {"score": self.heads[0].score} if self.heads else {}
+        return scores if self.net is None else {**scores, "weights into the neurons": self.net.weights_in}
+
 
 @dataclass(frozen=True)
 class Part:
@@ -183,10 +189,7 @@ class Family(Protocol):
 
     def matrices(self) -> dict[str, Array]:
         """The matrices that people look at: scores of heads, and weights into the neurons of a net."""
-        heads, net = self.anatomy.heads, self.anatomy.net
-        named = {f"score of head {number}": head.score for number, head in enumerate(heads, 1)}
-        found = named if self.anatomy.numbered else {"score": heads[0].score} if heads else {}
-        return found if net is None else {**found, "weights into the neurons": net.weights_in}
+        return self.anatomy.matrices()
 
     def sensitivity(self, tokens: Floats, unit: float, looked_at: Array) -> Sensitivity:  # noqa: ARG002
         """Predictions, rounding by arithmetic of inner products right within `unit`, and the effect of each part.

@@ -6,7 +6,8 @@ A part other than the form is a frozen dataclass of plain numbers, with a `name`
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields, replace
 from typing import ClassVar, Protocol, Self
 
 from keyhole.arrays import Array, namespace
@@ -249,6 +250,18 @@ class Head(Family):
         return self.output_bias
 
     @property
+    def words(self) -> dict[str, str]:
+        """The parts of attention that are not those of a softmax."""
+        return self.attention.words
+
+    @classmethod
+    def of_arrays(cls, **arrays: Array) -> Self:
+        """The head of arrays by name, and of parts in words."""
+        own = {each.name for each in fields(cls)}  # type: ignore[arg-type]
+        words = {name: arrays.pop(name) for name in list(arrays) if name not in own and type(arrays[name]) is str}
+        return cls(**{**arrays, "attention": Attention.of_words(words)})
+
+    @property
     def value_columns(self) -> Array:  # (width, outputs or 1)
         """The value as a matrix."""
         return self.value if self.value.ndim == 2 else self.value[:, None]
@@ -300,6 +313,14 @@ class Head(Family):
             bound = bound + wide.output_bias
         # A small bias may be the sum of larger ones: value biases come through the output matrix.
         return bound if head.output_bias is None else bound + rounding * xp.max(xp.abs(head.output_bias))
+
+    def effects(self, change: Self, tokens: Array) -> Iterator[tuple[str, Array]]:
+        """How far a change of score, value or bias alone, of the size of `change`, moves the answers."""
+        zeros = {name: 0 * array for name, array in change.arrays().items()}
+        for name in self.arrays():
+            others = {each: zero for each, zero in zeros.items() if each != name}
+            alone: Self = replace(change, **others)  # type: ignore[type-var]
+            yield name.replace("_", " "), self.error_bar(alone, tokens, 0.0)
 
     def token_norm(self, size: float) -> float:
         """The norm at which random tokens have logits of about `size`; inf when none has any."""

@@ -55,17 +55,6 @@ class SingleHead(Head):
         """The bilinear form of score and score bias."""
         return Bilinear(self.score, self.score_bias)
 
-    @property
-    def words(self) -> dict[str, str]:
-        """The parts of attention that are not those of a softmax."""
-        return self.attention.words
-
-    @classmethod
-    def of_arrays(cls, **arrays: Array) -> SingleHead:
-        """The head of arrays by name, and of parts in words."""
-        words = {name: arrays.pop(name) for name in list(arrays) if name not in NAMES and type(arrays[name]) is str}
-        return cls(**arrays, attention=Attention.of_words(words))
-
     def simplest(self) -> SingleHead:
         """The parameters in the smallest family that holds them."""
         return self

@@ -48,7 +48,7 @@ class Estimate(Generic[F_co]):
 
     def sketch(self) -> Sketch:
         """The estimate for people who watch, before it is checked."""
-        return Sketch(self.params.matrices(), 1.0)
+        return Sketch(self.params.anatomy.matrices(), 1.0)
 
 
 @dataclass(frozen=True)
