@@ -81,7 +81,7 @@ def _mixed(rng: np.random.Generator, tokens: Floats) -> Floats:
 
 
 def _one_hot(rng: np.random.Generator, tokens: Floats) -> Floats:
-    return np.asarray(np.eye(tokens.shape[1])[rng.integers(tokens.shape[1], size=len(tokens))])
+    return np.asarray(rng.uniform(0.5, 1.0) * np.eye(tokens.shape[1])[rng.integers(tokens.shape[1], size=len(tokens))])
 
 
 def _repeated(rng: np.random.Generator, tokens: Floats) -> Floats:
@@ -101,8 +101,10 @@ def _clusters(rng: np.random.Generator, tokens: Floats) -> Floats:
 def _zeros(rng: np.random.Generator, tokens: Floats) -> Floats:
     zero = rng.uniform(size=len(tokens)) < ZERO_SHARE
     zero[-1] = rng.uniform() < ZERO_LAST
-    if len(tokens) > 1 and not np.any(zero):
-        zero[rng.integers(len(tokens) - 1)] = True
+    if np.all(zero):  # which an oracle may have been asked before
+        zero[rng.integers(len(tokens))] = False
+    elif not np.any(zero[:-1]):
+        zero[: len(tokens) // 2] = True
     return np.asarray(np.where(zero[:, None], 0.0, tokens))
 
 

@@ -160,15 +160,15 @@ class _Source:
         return Query(tokens, norm)
 
     def _norm(self, kind: str, by: Family) -> float:
-        rng, limit = self.rng, min(self.signature.norm_limit, self.signature.space.huge**0.25)
-        if kind == "longest" and self.sure and self.longest < np.inf:
-            return float(self.longest * SHORTER ** -rng.uniform())
-        known = min(limit, self.longest)
-        if kind in ("logits", "longest"):
-            sizes = LOGIT_SIZES if self.has_attention else KINK_SIZES
-            norm = by.token_norm(float(np.exp(rng.uniform(*np.log(sizes)))))
-            return float(min(norm if np.isfinite(norm) and norm > 0 else 1.0, known))
-        return float(min(1.0 if kind == "one" else self.signature.width**0.5, known))
+        rng, signature = self.rng, self.signature
+        if kind in ("one", "normal"):  # whatever was recovered
+            return float(rng.uniform(0.5, 1.0) if kind == "one" else signature.width**0.5)
+        known = min(signature.norm_limit, signature.space.huge**0.25, self.longest)
+        sizes = LOGIT_SIZES if self.has_attention else KINK_SIZES
+        norm = by.token_norm(float(np.exp(rng.uniform(*np.log(sizes)))))
+        if self.sure and self.has_attention and (kind == "longest" or norm == np.inf):
+            norm = known * SHORTER ** -rng.uniform()
+        return float(min(norm, known) if 0 < norm < np.inf else min(1.0, known))
 
 
 def longest_predictable(estimate: Estimate, signature: Signature, logit_radius: float) -> float:
@@ -205,7 +205,8 @@ class _Evidence:
     def __init__(self, estimate: Estimate, signature: Signature) -> None:
         self.estimate, self.signature = estimate, signature
         self.exact = signature.noise.kind == "exact"
-        self.change = _change(estimate, CHANGE if self.exact else CHANGE_NOISY)
+        longest = min(longest_predictable(estimate, signature, KNOWN_LOGIT), signature.norm_limit)
+        self.change = _change(estimate, CHANGE if self.exact else CHANGE_NOISY, longest)
         self.scores = bool(estimate.params.anatomy.heads)
 
     def of(self, queries: list[Query]) -> _Table:
@@ -243,12 +244,17 @@ class _Evidence:
         return found
 
 
-def _change(estimate: Estimate, share: float) -> Family:
-    """A change of every number by many of its radii, or by a share of the size of its part where that is more."""
-    radii, changes = estimate.radius.arrays(), {}
+def _change(estimate: Estimate, share: float, longest: float) -> Family:
+    """A change of every number by many of its radii, or by a share of the size of its part where that is more.
+
+    Scores that are zero are changed so that tokens of the norm `longest` have logits of about one.
+    """
+    radii, changes, width = estimate.radius.arrays(), {}, estimate.params.width
+    seen = {"score": width / longest**2, "score_bias": width**0.5 / longest}
     for name, array in estimate.params.arrays().items():
         xp = namespace(array)
-        size = share * (xp.mean(array**2) ** 0.5 if 0 not in array.shape else 0.0)
+        size = share * (float(xp.mean(array**2)) ** 0.5 if 0 not in array.shape else 0.0)
+        size = size or seen.get(name.rpartition(".")[2], 0.0)
         change = xp.zeros_like(array) + size
         if name in radii:
             many = CHANGE_RADII * radii[name]
