@@ -12,8 +12,7 @@ import numpy as np
 from keyhole.arrays import Array, namespace
 from keyhole.errors import KeyholeError, UsageError
 from keyhole.families import SingleHead
-from keyhole.families.one_layer import UNKNOWN_ARITHMETIC, OneLayer, as_net
-from keyhole.families.opaque_net import OpaqueNet
+from keyhole.families.one_layer import UNKNOWN_ARITHMETIC, OneLayer, OpaqueNet, as_net
 from keyhole.families.relu_net import ReluNet
 from keyhole.methods.base import Estimate, Method, Steps, Unrecoverable
 from keyhole.methods.forms.columns import Draft, Score
