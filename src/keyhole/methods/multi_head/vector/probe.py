@@ -37,7 +37,7 @@ TOLD_BY, SHOWN = 64, 2.0
 
 
 class HeadsHidden(Unrecoverable):
-    """Raised where vectors of answers do not tell the heads apart: single outputs and long tokens still may."""
+    """Raised where vectors of answers do not separate the heads: single outputs and long tokens still may."""
 
 
 @dataclass
@@ -113,11 +113,11 @@ class VectorQueries:
 
     @property
     def views(self) -> tuple[int, ...]:
-        """Positions that tell of one token beside a last one: also its own, where that one sees as much."""
+        """Positions whose answers depend on one token beside a last one: also its own where unmasked."""
         return (-1, 0) if self.everywhere else (-1,)
 
     def ask_pairs(self, stage: str, last: Floats, token: Floats, copies: tuple[int, int]) -> Steps[Floats]:
-        """[copies × (token + g); copies × g] for each last token g, as g sees it, and as token + g does."""
+        """[copies × (token + g); copies × g] for each last token g, at the position of g, and at that of token + g."""
         count = last.shape[0]
         rows = (token[None, :], np.zeros(count, dtype=np.int64), np.ones(count))
         every = np.arange(count, dtype=np.int64)
@@ -168,8 +168,8 @@ class VectorQueries:
         self.scale, every = norm, np.arange(PAIRS, dtype=np.int64)
         tokens = self.on_grid(norm * ways)
         rows = (tokens[:PAIRS], every, np.ones(PAIRS))
-        found = (yield from self.ask("scale", tokens[PAIRS:], every, [rows], plain))[:, 0]
-        return float(np.linalg.norm(found - tokens[:PAIRS] @ self.linear / (plain + 1))) / norm
+        answers = (yield from self.ask("scale", tokens[PAIRS:], every, [rows], plain))[:, 0]
+        return float(np.linalg.norm(answers - tokens[:PAIRS] @ self.linear / (plain + 1))) / norm
 
     def _ask_scale(self) -> Steps[None]:
         """The norm of tokens at which attention chooses, without being decided."""
@@ -228,7 +228,7 @@ class VectorQueries:
         return float(self.noise + spread * float(np.sqrt(np.mean(values**2))))
 
     def residual_error(self, fit: TokenFit, logits: Floats, values: Floats) -> float:
-        """Deviation of an answer that a fit shows, or that it may have where the fit has little to tell it by."""
+        """Deviation of an answer by the residual of a fit, or its bound where degrees of freedom are few."""
         if fit.freedom < TOLD_BY:
             return fit.residual + self.errors(logits, values)
         return SHOWN * max(fit.residual, self.noise)
