@@ -62,18 +62,20 @@ def _estimate(
     space, heads = queries.signature.space, start.heads
     bars = ROUNDING_DEVIATIONS * np.stack([scores.bars, scores.bias_bars])
     biased = [bool(np.any(np.abs(scores.biases[h]) > bars[1, h])) for h in range(heads)]
-    mended = np.abs(scores.values - values.matrices)
+    found_values, spread, mended = (
+        each * queries.units for each in (scores.values, values.spread, np.abs(scores.values - values.matrices))
+    )
     params, radii = [], []
     for head in range(heads):
         if not scores.shows[head]:  # as much as it may be is its radius
             bars[0, head] += np.max(np.abs(scores.matrices[head]))
             scores.matrices[head] = 0.0
         bias = space.asarray(scores.biases[head]) if biased[head] else None
-        params.append(SingleHead(space.asarray(scores.matrices[head]), space.asarray(scores.values[head]), bias))
+        params.append(SingleHead(space.asarray(scores.matrices[head]), space.asarray(found_values[head]), bias))
         hidden = 0.0 if biased[head] else np.abs(scores.biases[head])
         own = (  # what mending changed in the values may be an error of its own
             (scores.matrices[head], bars[0, head] + ROUNDING_DEVIATIONS * scores.dropped[head]),
-            (scores.values[head], ROUNDING_DEVIATIONS * values.spread[head] + mended[head]),
+            (found_values[head], ROUNDING_DEVIATIONS * spread[head] + mended[head]),
             (scores.biases[head], bars[1, head] + ROUNDING_DEVIATIONS * scores.dropped[head] * queries.scale + hidden),
         )
         radii.append(SingleHead(*(space.asarray(bar + space.spacing * np.abs(part)) for part, bar in own)))
@@ -94,7 +96,9 @@ def _check_apart(found: MultiHead, scores: Scores, radii: list[SingleHead]) -> N
         for two in range(one):
             apart = float(np.sqrt(np.mean((scores.matrices[one] - scores.matrices[two]) ** 2)))
             unknown = max(float(np.max(floats(radii[head].score))) for head in (one, two))
-            if max(scores.dropped[one], scores.dropped[two]) > 0 and apart <= TRADED * unknown:
+            biases = float(np.sqrt(np.mean((scores.biases[one] - scores.biases[two]) ** 2)))
+            known = biases > TRADED * max(float(np.max(floats(radii[head].score_bias))) for head in (one, two))
+            if max(scores.dropped[one], scores.dropped[two]) > 0 and apart <= TRADED * unknown and not known:
                 error = Unrecoverable(
                     Outcome.TOO_NOISY,
                     f"two heads of low rank differ by {apart:.2g} where their scores are known to {unknown:.2g}: too "

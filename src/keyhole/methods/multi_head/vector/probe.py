@@ -54,6 +54,7 @@ class VectorQueries:
     asked: int = 1  # tokens of the longest sequence
     linear: Floats = field(init=False)  # (width, outputs) the sum of all heads' values
     bias: Floats = field(init=False)  # (outputs,)
+    units: Floats = field(init=False)  # (outputs,) what answers, linear part and bias are divided by
     outputs: int = field(init=False)  # numbers per answer
     coarse: bool = False  # whether answers have few digits, as those of float32: errors decide what is told at once
 
@@ -61,6 +62,8 @@ class VectorQueries:
         self.linear = floats(self.value.vector)
         self.bias = floats(self.value.bias)
         self.outputs = int(self.bias.shape[0])
+        self.units = np.ones(self.outputs)
+        self._effects = np.zeros(self.outputs)  # what tokens add to answers, over their norm, the most seen
 
     @property
     def width(self) -> int:
@@ -106,7 +109,7 @@ class VectorQueries:
 
     def values_at(self, answers: Measurements, places: tuple[int, ...] | None = None) -> Floats:  # (n, places, outputs)
         """Answers at some positions, or at all of them, as plain numbers."""
-        values = floats(answers.values)
+        values = floats(answers.values) / self.units
         if self.signature.positions == "last":
             return values[:, None]
         return values if places is None else values[:, list(places)]
@@ -126,8 +129,24 @@ class VectorQueries:
     def ask_probes(self) -> Steps[None]:
         """Settle scale, precision, and whether all positions may be used."""
         yield from self._ask_scale()
+        self._even_out()
         yield from self._ask_precision()
         yield from self._ask_positions()
+
+    def _even_out(self) -> None:
+        """Choose units, powers of two, in which all outputs have errors of one size.
+
+        Rounding errs in proportion to what an output is made of: the values of tokens, which may cancel in the sum over
+        heads, and the bias. An output that nothing is written to has none.
+        """
+        values = np.maximum(self._effects, np.sqrt(np.mean(self.linear**2, axis=0)))
+        made = self.scale * values + np.abs(self.bias)
+        errors = made + (made > 0) * self.signature.noise.deviation / self.signature.space.eps
+        largest = float(np.max(errors, initial=0.0))
+        self.units = np.array([floor_power(error / largest) if error > 0 else 1.0 for error in errors])
+        self.linear, self.bias, self._effects = (
+            each / self.units for each in (self.linear, self.bias, self._effects)
+        )
 
     def _ask_positions(self) -> Steps[None]:
         """Whether every position answers as the last one does: three tokens in two orders.
@@ -150,7 +169,8 @@ class VectorQueries:
         """Errors at tokens of the chosen norm: one-token answers are affine but for those."""
         last = self.on_grid(self.scale * self.directions(PRECISION_QUERIES))
         rest = (yield from self.ask("precision", last, np.arange(last.shape[0], dtype=np.int64), []))[:, 0]
-        size = float(np.sqrt(np.mean((last @ self.linear) ** 2) + np.mean(self.bias**2)))
+        own = max(float(np.sqrt(np.mean((last @ self.linear) ** 2))), self.scale * float(np.median(self._effects)))
+        size = float(np.hypot(own, np.sqrt(np.mean(self.bias**2))))
         error = float(np.sqrt(np.mean(rest**2)))
         declared, rounded = self.signature.noise.deviation, self.signature.space.eps * size
         if self.signature.noise.kind == "exact" and not error <= AFFINE * rounded:
@@ -169,6 +189,7 @@ class VectorQueries:
         tokens = self.on_grid(norm * ways)
         rows = (tokens[:PAIRS], every, np.ones(PAIRS))
         found = (yield from self.ask("scale", tokens[PAIRS:], every, [rows], plain))[:, 0]
+        self._effects = np.maximum(self._effects, np.sqrt(np.mean(found**2, axis=0)) / norm)
         return float(np.linalg.norm(found - tokens[:PAIRS] @ self.linear / (plain + 1))) / norm
 
     def _ask_scale(self) -> Steps[None]:
