@@ -192,6 +192,10 @@ class VectorQueries:
         self._effects = np.maximum(self._effects, np.sqrt(np.mean(found**2, axis=0)) / norm)
         return float(np.linalg.norm(found - tokens[:PAIRS] @ self.linear / (plain + 1))) / norm
 
+    def _pairs(self) -> Floats:  # (2·PAIRS, width)
+        """Tokens, then last tokens: no first one is orthogonal to its last, which a multiple of the identity would hide."""
+        return np.concatenate([self.directions(PAIRS), self.directions(PAIRS)])
+
     def _ask_scale(self) -> Steps[None]:
         """The norm of tokens at which attention chooses, without being decided."""
         if self.longest < FEWEST_TOKENS:
@@ -200,7 +204,7 @@ class VectorQueries:
                 "sequences of two tokens do not tell heads apart: allow sequences of three (max_length)",
             )
         limit = float(min(self.signature.norm_limit / 2, self.signature.space.huge**0.25))
-        pairs = self.directions(2 * PAIRS)
+        pairs = self._pairs()
         seen: dict[float, float] = {}
 
         def ask_effect(norm: float) -> Steps[float]:
@@ -219,7 +223,7 @@ class VectorQueries:
             norm, top = min(norm * LADDER, limit), max(top, higher)
         floor = self.zero_effect(norm)
         if top <= floor:  # no attention at all, or one that cancels beside a single last token
-            ways = self.directions(2 * PAIRS)
+            ways = self._pairs()
             for tried in list(seen):  # heads of opposite logits and equal values
                 if (yield from self._ask_effect(ways, tried, 2)) > self.zero_effect(tried):
                     raise HeadsHidden(Outcome.WRONG_FAMILY, "heads cancel wherever two tokens are asked, but not three")

@@ -36,7 +36,7 @@ FLAT, DEPENDENT = 1e-3, 1e8
 # zero, small ones lose digits.
 AIM = 0.1
 # A token that is not found is asked again at this part of its size, so often.
-AGAIN, ATTEMPTS = 0.2, 4
+AGAIN, ATTEMPTS = 0.2, 5
 # Sets of last tokens that are compared.
 DRAWN = 32
 # Values need less patience than the first token, which all others are read beside: this part of it.
@@ -104,7 +104,6 @@ class _ValueReader:
             )
         self.queries, self.start = queries, start
         self.more = 1 + (queries.patience - 1) / MILDER
-        self.roomy = queries.outputs >= 2 * start.heads
         drawn = queries.rng.standard_normal((queries.width, queries.width))
         drawn[0] = start.token
         self.basis = np.linalg.qr(drawn.T)[0].T  # the first is that of the known token
@@ -113,16 +112,22 @@ class _ValueReader:
         size = np.linalg.norm(start.token)
         self.values: list[Floats] = [start.values / size]  # of each basis token, (heads, outputs)
         self.draws: list[Floats] = [start.value_draws / size]  # (draws, heads, outputs)
+        self._settle(roomy=queries.outputs >= 2 * start.heads)
+        self.noise, self.error = max(queries.noise, start.residual), start.residual / queries.scale
+
+    def _settle(self, *, roomy: bool) -> None:
+        """Choose multiplicities, last tokens and the size of tokens, with or without a guess of the logits."""
+        start, queries = self.start, self.queries
+        self.roomy, self.shrink = roomy, 1.0
         sharpest = max(float(np.max(start.logit_sizes)), 1e-300)
-        self.size = queries.scale * min(1.0, (1.0 if self.roomy else AIM) / sharpest)
-        self.shrink = 1.0
-        flat = FLAT * float(np.max(start.logit_sizes))
-        for table in (ROOMY, COPIES, MANY)[0 if self.roomy else 1 :]:
+        self.size = queries.scale * min(1.0, (1.0 if roomy else AIM) / sharpest)
+        flat = FLAT * sharpest
+        for table in (ROOMY, COPIES, MANY)[0 if roomy else 1 :]:
             self.copies = next(copies for length, copies in table.items() if queries.longest >= length)
             self.chosen = self._choose()
-            if flat <= float(np.max(np.ptp(start.logits[self.chosen], axis=0))) and self._condition(self.chosen) <= DEPENDENT:
+            apart = float(np.max(np.ptp(start.logits[self.chosen], axis=0)))
+            if apart >= flat and self._condition(self.chosen) <= DEPENDENT:
                 break
-        self.noise, self.error = max(queries.noise, start.residual), start.residual / queries.scale
 
     def _choose(self) -> Integers:
         """Last tokens whose known logits make the weights of heads as different as they get."""
@@ -184,7 +189,10 @@ class _ValueReader:
             missing = failed
             if not missing:
                 break
-            self.shrink *= AGAIN
+            if self.roomy:  # values of one token are spanned by those of another, which spoils the guess
+                self._settle(roomy=False)
+            else:
+                self.shrink *= AGAIN
         else:
             raise Unrecoverable(
                 Outcome.WRONG_FAMILY,
