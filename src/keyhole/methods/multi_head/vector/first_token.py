@@ -23,8 +23,7 @@ COPIES = {9: ((1, 8), (1, 2), (2, 1), (8, 1)), 5: ((1, 4), (1, 1), (4, 1)), 3: (
 # Equations of the pencil over those that are needed, and how often it is tried with twice as many.
 SPARE_EQUATIONS = 1.2
 ATTEMPTS = 3
-# Last tokens of the first round, and the shortest of them over the longest: where lengths differ a score bias shows, and
-# in one dimension anything at all.
+# Last tokens of the first round; every other one is shorter, so that a score bias shows.
 FIRST_ROUND, SHORTER = 4, 0.4
 # More heads than this are not looked for where answers fill all outputs: the pencil would cost more than it saves.
 MOST_FILLED = 64
@@ -87,7 +86,8 @@ def ask_first_token(queries: VectorQueries) -> Steps[FirstToken]:
     for _ in range(ATTEMPTS):
         while wanted > last.shape[0]:
             new = queries.scale * queries.directions(-(-(wanted - last.shape[0]) // len(queries.views)))
-            new = queries.on_grid(new * queries.rng.uniform(SHORTER, 1.0, (new.shape[0], 1)))
+            new[1::2] *= SHORTER
+            new = queries.on_grid(new)
             columns = []
             for pair in copies:
                 columns += [(yield from queries.ask_pairs("heads", new, token, pair))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from keyhole.families import MultiHead, SingleHead
 from keyhole.methods.base import Estimate, Steps, Unrecoverable
 from keyhole.methods.forms.value import Value
 from keyhole.methods.multi_head.vector.first_token import FirstToken, ask_first_token
+from keyhole.methods.multi_head.vector.pairs import ask_distances
 from keyhole.methods.multi_head.vector.probe import VectorQueries
 from keyhole.methods.multi_head.vector.scores import Scores
 from keyhole.methods.multi_head.vector.scores_all import ask_scores_everywhere
@@ -52,7 +54,15 @@ def ask_vector_heads(signature: Signature, rng: np.random.Generator, value: Valu
     scores = (yield from ask_scores_everywhere(queries, start, values)) if queries.everywhere else None
     if scores is None:
         scores = yield from ask_scores(queries, start, values)
-    return _estimate(queries, value, start, values, scores)
+    found = _estimate(queries, value, start, values, scores)
+    if not queries.coarse:
+        return found
+    apart = yield from ask_distances(queries, found.params, found.radius)
+    wide = [
+        SingleHead(head.score + more, head.value, head.score_bias + more * queries.scale)
+        for head, more in zip(found.radius.heads, apart.tolist(), strict=True)
+    ]
+    return replace(found, radius=MultiHead(wide, found.radius.output_bias))
 
 
 def _estimate(

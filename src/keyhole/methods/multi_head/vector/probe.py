@@ -23,6 +23,8 @@ PRECISION_QUERIES = 3
 PRECISE, LESS = -15.0, 2.0
 # Answers are coarse from this patience on: a relative error of 1e-13.
 COARSE = 2.0
+# The shortest of directions that cannot be orthogonal.
+UNEVEN = 0.5
 # Bits of a token's entries that are left for sums of two tokens.
 SPARE_BITS = 4
 # The scale is looked for with this many pairs of tokens, in steps of this factor ...
@@ -81,11 +83,15 @@ class VectorQueries:
         return np.asarray(np.round(tokens / unit) * unit)
 
     def directions(self, count: int) -> Floats:  # (count, width)
-        """Random unit vectors, orthogonal as far as that goes."""
+        """Random unit vectors, orthogonal as far as that goes; elsewhere shorter ones, no two of the same length.
+
+        In one dimension only lengths are different.
+        """
         drawn = self.rng.standard_normal((count, self.width))
-        if count <= self.width:
+        if 1 < self.width >= count:
             return np.asarray(np.linalg.qr(drawn.T)[0].T)
-        return np.asarray(drawn / np.linalg.norm(drawn, axis=1, keepdims=True))
+        lengths = self.rng.uniform(UNEVEN, 1.0, (count, 1))
+        return np.asarray(drawn * lengths / np.linalg.norm(drawn, axis=1, keepdims=True))
 
     def ask(
         self,
@@ -144,9 +150,7 @@ class VectorQueries:
         errors = made + (made > 0) * self.signature.noise.deviation / self.signature.space.eps
         largest = float(np.max(errors, initial=0.0))
         self.units = np.array([floor_power(error / largest) if error > 0 else 1.0 for error in errors])
-        self.linear, self.bias, self._effects = (
-            each / self.units for each in (self.linear, self.bias, self._effects)
-        )
+        self.linear, self.bias, self._effects = (each / self.units for each in (self.linear, self.bias, self._effects))
 
     def _ask_positions(self) -> Steps[None]:
         """Whether every position answers as the last one does: three tokens in two orders.

@@ -47,7 +47,7 @@ SPARE_TOKENS = 1 / 8
 # at most: values along them are mended later.
 WEAK, MOST_WEAK = 0.05, 6
 # Errors that heads trade are taken for this many times those drawn: a fit of near-equal heads rounds as well.
-STRESS = 4.0
+STRESS = 2.0
 # Values from spans that may be off by more than this part of them are not used: all tokens are read instead.
 BLURRED = 1e-4
 # Queries that test whether a few tokens told the values of all.
@@ -256,7 +256,9 @@ class _ValueReader:
     def alone(self) -> VectorValues:
         """The values of a single head, which are those of the sum."""
         matrices = self.queries.linear[None]
-        each = np.max(floats(self.queries.value.radius) / self.queries.units, axis=0) / ROUNDING_DEVIATIONS  # (outputs,)
+        each = (
+            np.max(floats(self.queries.value.radius) / self.queries.units, axis=0) / ROUNDING_DEVIATIONS
+        )  # (outputs,)
         return self._whole(matrices, float(np.max(each)), each[None], matrices[None][:0], 0)
 
     def plainly(self) -> VectorValues:
