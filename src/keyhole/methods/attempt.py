@@ -65,7 +65,7 @@ class Attempt:
         return self.outcome is Outcome.CERTIFIED
 
     def with_details(self, **details: Any) -> Attempt:
-        """A copy that says more of how it was made."""
+        """A copy with further details."""
         return replace(self, details={**self.details, **details})
 
 
@@ -107,7 +107,7 @@ def stream(seed: int, purpose: str) -> np.random.Generator:
 
 
 def with_noise(steps: Steps[Found], noise: Noise) -> Steps[Found]:
-    """Run a generator on an oracle whose errors were found out, not declared: every answer has their radius."""
+    """Run a generator on an oracle of measured, not declared, noise: every answer has its radius."""
     return adapt(steps, incoming=lambda plan, answers: replace(answers, radius=noise.radius_of_mean(plan.repeats)))
 
 
@@ -145,12 +145,12 @@ def attempt_twice(method: Method, task: Task) -> Steps[Attempt]:
 
 
 def noise_assumption(noise: Noise) -> str:
-    """The assumption of a certificate for noise that was found, not declared."""
+    """The assumption of a certificate for noise that was measured, not declared."""
     return f"answers err as was found, not declared: {noise}"
 
 
 def with_number(steps: Steps[Attempt], number: int) -> Steps[Attempt]:
-    """Run an attempt whose plans say which of several it is."""
+    """Run an attempt whose plans carry its number."""
     ended = yield from adapt(steps, outgoing=lambda plan: replace(plan, attempt=number))
     return replace(ended, number=number)
 
@@ -190,15 +190,15 @@ def ending(error: Exception) -> Outcome:
 
 
 def ask_noise(task: Task, ledger: Ledger) -> Steps[tuple[Task, dict[str, Any]]]:
-    """Measure how answers err: the task with that noise, and what details say of it."""
+    """Measure how answers err: the task with that noise, and details of it."""
     before = ledger.spent
-    found = yield from ledger.count(measure_noise(task.signature, task.stream("noise")))
-    known = replace(task, signature=task.signature.with_changes(noise=found.noise))
-    return known, noise_details(found.noise, found.evidence, ledger.spent - before)
+    estimate = yield from ledger.count(measure_noise(task.signature, task.stream("noise")))
+    known = replace(task, signature=task.signature.with_changes(noise=estimate.noise))
+    return known, noise_details(estimate.noise, estimate.evidence, ledger.spent - before)
 
 
 def noise_details(noise: Noise, evidence: str, queries: int) -> dict[str, Any]:
-    """What details say of noise that was found out."""
+    """Details of noise that was measured, not declared."""
     return {"noise": str(noise), "noise_evidence": evidence, "noise_queries": queries}
 
 
@@ -213,7 +213,7 @@ def _without_heldout(task: Task, left: float) -> float:
 
 
 def _ask_heldout(estimate: Estimate, task: Task, ledger: Ledger) -> Steps[Judgement]:
-    """Held-out queries, from random numbers the method has not seen, as many as wanted and affordable."""
+    """Held-out queries, from random numbers of their own, as many as the task sets and the budget allows."""
     kinds = 1 if task.domain is None else 2
     count = int(min(heldout_count(task.heldout, ledger.spent), ledger.left // kinds))
     if count < 1:

@@ -1,4 +1,4 @@
-"""The method `auto`: a few queries say which families are likely, their methods are tried in that order.
+"""The method `auto`: a few queries rank the families, whose methods are tried in that order.
 
 Methods declare the families and the noise that they take; no method is named here. A head behind several outputs is
 also tried as several heads, which are read from all outputs at once. Answers that one attempt has paid for serve the
@@ -87,8 +87,8 @@ class _Memory:
                 replies = [next(fresh) if answer is None else answer for answer in answers]
                 request = steps.send(replies[0] if isinstance(request, Plan) else replies)
         except StopIteration as stop:
-            found: Found = stop.value
-            return found
+            result: Found = stop.value
+            return result
 
 
 def _key(plan: Plan) -> tuple[str, int, int]:
@@ -186,7 +186,7 @@ class _Auto:
 
     @property
     def noise(self) -> Noise:
-        """How answers err, as declared or as found."""
+        """How answers err, as declared or as measured."""
         return self.task.signature.noise
 
     @property
@@ -201,7 +201,7 @@ class _Auto:
         return self.ledger.count(steps, len(self.attempts))
 
     def _allow_for(self, evidence: Evidence) -> None:
-        """Go on with what was found, noise included."""
+        """Go on with the evidence, its noise included."""
         self.known |= {"diagnosis": evidence.family, "diagnosis_findings": [vars(each) for each in evidence.findings]}
         if evidence.noise_evidence:
             self.known |= noise_details(evidence.noise, evidence.noise_evidence, evidence.noise_queries)
@@ -225,7 +225,7 @@ class _Auto:
         return ended.outcome in MAY_BE_ANOTHER_FAMILY or (coarse and self.several_outputs)
 
     def _result(self, last: Attempt) -> Attempt:
-        """The last attempt with what the others told, in the simplest family that holds its parameters."""
+        """The last attempt with details of the others, in the simplest family that holds its parameters."""
         first = self.attempts[0].method if self.attempts else last.method
         details = {**self.known, **({"tried_first": first} if len(self.attempts) > 1 else {})}
         if "noise" in self.known and self.noise.kind != "exact":

@@ -38,17 +38,17 @@ def residual(signature: Signature, rng: np.random.Generator, *, heads: int | Non
     try:
         inner = signature.with_changes(space=space)
         steps: Steps[Estimate[SingleHead | MultiHead]] = (single_head if heads == 1 else multi_head)(inner, rng)
-        found = yield from adapt(steps, incoming=lambda plan, answers: _attention_alone(plan, answers, signature))
+        estimate = yield from adapt(steps, incoming=lambda plan, answers: _attention_alone(plan, answers, signature))
     except KeyholeError as error:
         error.partial = Residual.around(error.partial)
         raise
     return Estimate(
-        params=Residual(found.params),
-        radius=Residual(found.radius),
-        counting_bound=found.counting_bound,
-        standard_error=Residual.around(found.standard_error),
-        assumptions=(*found.assumptions, ASSUMPTION),
-        details={**found.details, "residual": True, "attention_share": share},
+        params=Residual(estimate.params),
+        radius=Residual(estimate.radius),
+        counting_bound=estimate.counting_bound,
+        standard_error=Residual.around(estimate.standard_error),
+        assumptions=(*estimate.assumptions, ASSUMPTION),
+        details={**estimate.details, "residual": True, "attention_share": share},
     )
 
 

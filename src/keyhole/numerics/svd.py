@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 import numpy as np
 import scipy.linalg
 
@@ -13,13 +11,14 @@ from keyhole.arrays import Floats
 def svd(matrix: Floats, *, full_matrices: bool = False) -> tuple[Floats, Floats, Floats]:  # (..., m, n)
     """U, the singular values and Vᵀ: by divide and conquer or, for the rare finite matrix it fails on, by QR steps."""
     try:
-        found = np.linalg.svd(matrix, full_matrices=full_matrices)
+        left, sizes, right = np.linalg.svd(matrix, full_matrices=full_matrices)
     except np.linalg.LinAlgError:
-        if matrix.ndim > 2:  # noqa: PLR2004
-            parts = [svd(each, full_matrices=full_matrices) for each in matrix]
-            return cast(tuple[Floats, Floats, Floats], tuple(np.stack(each) for each in zip(*parts, strict=True)))
-        found = scipy.linalg.svd(matrix, full_matrices=full_matrices, lapack_driver="gesvd")
-    return np.asarray(found[0]), np.asarray(found[1]), np.asarray(found[2])
+        flat = matrix.reshape(-1, *matrix.shape[-2:])
+        parts = [scipy.linalg.svd(each, full_matrices=full_matrices, lapack_driver="gesvd") for each in flat]
+        left, sizes, right = (
+            np.stack(each).reshape(*matrix.shape[:-2], *each[0].shape) for each in zip(*parts, strict=True)
+        )
+    return np.asarray(left), np.asarray(sizes), np.asarray(right)
 
 
 def singular_values(matrix: Floats) -> Floats:  # (..., m, n) -> (..., min(m, n))

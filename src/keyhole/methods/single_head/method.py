@@ -110,7 +110,7 @@ def _ask_head(
 def ask_score_along(
     signature: Signature, value: Value, rng: np.random.Generator, draft: Draft, outputs: Outputs | None, **options: Any
 ) -> Steps[tuple[ScoreBias | None, Score]]:
-    """Score bias and score from the one output, or the one combination of several that says most."""
+    """Score bias and score from the one output, or from the most informative combination of several."""
     if outputs is None:
         return (yield from _ask_score(signature, value, rng, draft, **options))
     direction = outputs.turn[:, 0]

@@ -39,7 +39,7 @@ TOLD_BY, SHOWN = 64, 2.0
 
 
 class HeadsHidden(Unrecoverable):
-    """Raised where vectors of answers do not tell the heads apart: single outputs and long tokens still may."""
+    """Raised where vectors of answers do not separate the heads: single outputs and long tokens still may."""
 
 
 @dataclass
@@ -122,11 +122,11 @@ class VectorQueries:
 
     @property
     def views(self) -> tuple[int, ...]:
-        """Positions that tell of one token beside a last one: also its own, where that one sees as much."""
+        """Positions whose answers depend on one token beside a last one: also its own where unmasked."""
         return (-1, 0) if self.everywhere else (-1,)
 
     def ask_pairs(self, stage: str, last: Floats, token: Floats, copies: tuple[int, int]) -> Steps[Floats]:
-        """[copies × (token + g); copies × g] for each last token g, as g sees it, and as token + g does."""
+        """[copies × (token + g); copies × g] for each last token g, at the position of g, and at that of token + g."""
         count = last.shape[0]
         rows = (token[None, :], np.zeros(count, dtype=np.int64), np.ones(count))
         every = np.arange(count, dtype=np.int64)
@@ -192,12 +192,12 @@ class VectorQueries:
         self.scale, every = norm, np.arange(PAIRS, dtype=np.int64)
         tokens = self.on_grid(norm * ways)
         rows = (tokens[:PAIRS], every, np.ones(PAIRS))
-        found = (yield from self.ask("scale", tokens[PAIRS:], every, [rows], plain))[:, 0]
-        self._effects = np.maximum(self._effects, np.sqrt(np.mean(found**2, axis=0)) / norm)
-        return float(np.linalg.norm(found - tokens[:PAIRS] @ self.linear / (plain + 1))) / norm
+        answers = (yield from self.ask("scale", tokens[PAIRS:], every, [rows], plain))[:, 0]
+        self._effects = np.maximum(self._effects, np.sqrt(np.mean(answers**2, axis=0)) / norm)
+        return float(np.linalg.norm(answers - tokens[:PAIRS] @ self.linear / (plain + 1))) / norm
 
     def _pairs(self) -> Floats:  # (2·PAIRS, width)
-        """Tokens, then last tokens: no first one is orthogonal to its last, which a multiple of the identity would hide."""
+        """Tokens, then last tokens, none orthogonal to its partner: a multiple of the identity would do nothing there."""
         return np.concatenate([self.directions(PAIRS), self.directions(PAIRS)])
 
     def _ask_scale(self) -> Steps[None]:
@@ -257,7 +257,7 @@ class VectorQueries:
         return float(self.noise + spread * float(np.sqrt(np.mean(values**2))))
 
     def residual_error(self, fit: TokenFit, logits: Floats, values: Floats) -> float:
-        """Deviation of an answer that a fit shows, or that it may have where the fit has little to tell it by."""
+        """Deviation of an answer by the residual of a fit, or its bound where degrees of freedom are few."""
         if fit.freedom < TOLD_BY:
             return fit.residual + self.errors(logits, values)
         return SHOWN * max(fit.residual, self.noise)

@@ -79,16 +79,16 @@ def ask_values(queries: VectorQueries, start: FirstToken) -> Steps[VectorValues]
     """Values of tokens until their spans are complete; then those of all tokens from the sum over heads."""
     reader = _ValueReader(queries, start)
     if start.heads == 1:
-        return reader.alone()
+        return reader.single_head()
     filled = queries.outputs // start.heads
     limit, filled = queries.width, filled + int(np.ceil(SPARE_TOKENS * reader.more * filled))
     while True:
         known = len(reader.values)
         if known >= limit:
-            return reader.plainly()
-        found = reader.solve_spanned()
-        if found is not None and found.sharp and (yield from reader.ask_test(found)):
-            return found
+            return reader.solve_basis()
+        values = reader.solve_spanned()
+        if values is not None and values.sharp and (yield from reader.ask_test(values)):
+            return values
         count = min(known, limit - known)
         if known < filled:
             count = min(count, filled - known)
@@ -148,7 +148,7 @@ class _ValueReader:
         return np.sort(chosen)
 
     def _views(self, ends: Integers) -> Integers:
-        """The last tokens among all that were read beside: each g, and token + g where that sees as much."""
+        """All last tokens that tokens were measured beside: each g, and token + g where that attends to as much."""
         views = np.arange(len(self.queries.views), dtype=np.int64)
         return (ends[:, None] * views.size + views).ravel()
 
@@ -171,7 +171,7 @@ class _ValueReader:
         """The values of the next tokens of the basis."""
         known = len(self.values)
         missing = list(range(known, known + count))
-        found: dict[int, tuple[Floats, Floats, Floats]] = {}
+        fits: dict[int, tuple[Floats, Floats, Floats]] = {}
         for _ in range(ATTEMPTS):
             tokens = self.queries.on_grid(self.size * self.shrink * self.basis[missing])
             answers = yield from self._ask(tokens)
@@ -181,7 +181,7 @@ class _ValueReader:
                 if fit.residual <= self._allowed():
                     length = float(np.linalg.norm(tokens[place]))
                     errors = self._errors(fit, answers[place].shape[:2])
-                    found[number] = (tokens[place] / length, fit.values / length, errors / length)
+                    fits[number] = (tokens[place] / length, fit.values / length, errors / length)
                     self.noise = max(self.noise, fit.residual)
                     self.error = max(self.error, fit.state.condition * max(fit.residual, self.queries.noise) / length)
                 else:
@@ -199,10 +199,10 @@ class _ValueReader:
                 f"{len(missing)} tokens beside a known one were answered as no {self.start.heads} heads answer them: "
                 f"the box is no sum of heads, or its logits are too small at the norms allowed (max_norm)",
             )
-        for number in sorted(found):
-            self.tokens.append(found[number][0])
-            self.values.append(found[number][1])
-            self.draws.append(found[number][2])
+        for number in sorted(fits):
+            self.tokens.append(fits[number][0])
+            self.values.append(fits[number][1])
+            self.draws.append(fits[number][2])
 
     def _ask(self, tokens: Floats) -> Steps[Floats]:  # (n, width) -> (n, groups, copies, outputs)
         queries, count, views = self.queries, tokens.shape[0], len(self.queries.views)
@@ -253,7 +253,7 @@ class _ValueReader:
         changes[:, :-1] -= own
         return fit.respond(changes)[1]
 
-    def alone(self) -> VectorValues:
+    def single_head(self) -> VectorValues:
         """The values of a single head, which are those of the sum."""
         matrices = self.queries.linear[None]
         each = (
@@ -261,7 +261,7 @@ class _ValueReader:
         )  # (outputs,)
         return self._whole(matrices, float(np.max(each)), each[None], matrices[None][:0], 0)
 
-    def plainly(self) -> VectorValues:
+    def solve_basis(self) -> VectorValues:
         """The values where all tokens of a basis were read."""
         tokens, values = np.stack(self.tokens), np.stack(self.values, axis=1)  # (heads, width, outputs)
         drawn = STRESS * np.asarray(
@@ -299,8 +299,8 @@ class _ValueReader:
         moved = size * max(tilts) * (1 + float(np.linalg.norm(inverse, 2)))
         ends = np.cumsum([0, *ranks])
         matrices = [shares[:, ends[h] : ends[h + 1]] @ spans[h] for h in range(heads)]
-        found = np.stack(matrices)
-        told = np.stack(self.tokens) @ found
+        stacked = np.stack(matrices)
+        told = np.stack(self.tokens) @ stacked
         # Read once more from the sum over heads: what spans are wrong by, of which fitting them hides a part.
         hides = 2 * count / (count - max(ranks))
         apart = np.sqrt(np.mean((told - values) ** 2, axis=1)) * hides  # (heads, outputs)
@@ -310,19 +310,19 @@ class _ValueReader:
         low = turn[:, sizes < WEAK * np.median(sizes)][:, -MOST_WEAK:].T  # (n, all ranks)
         weak = np.stack([low[:, ends[h] : ends[h + 1]] @ spans[h] for h in range(heads)], axis=1)
         return VectorValues(
-            matrices=found,
+            matrices=stacked,
             ranks=np.array(ranks),
             tokens=count,
             error=error,
             spread=np.maximum(np.maximum(STRESS * drawn, apart), max(error, moved)),
             noise=self.noise,
-            draws=found[None][:0],
+            draws=stacked[None][:0],
             weak=weak,
             traded=float(np.sqrt(np.mean(drawn**2))),
         )
 
-    def ask_test(self, found: VectorValues) -> Steps[bool]:
-        """Whether new tokens have the values that a few tokens told."""
+    def ask_test(self, vector_values: VectorValues) -> Steps[bool]:
+        """Whether held-out tokens have the values that the matrices predict."""
         queries, heads = self.queries, self.start.heads
         if queries.outputs == heads:
             return False
@@ -333,7 +333,7 @@ class _ValueReader:
         answers = yield from queries.ask("values", self.start.last, last, [(tokens, every, np.ones(TESTS))])
         rests = []
         for token, answer in zip(tokens, answers[:, 0], strict=True):
-            values = token @ found.matrices
+            values = token @ vector_values.matrices
             rests.append(answer - values.T @ np.linalg.lstsq(values.T, answer, rcond=None)[0])
-        error = found.noise + found.error * queries.scale * heads**0.5
+        error = vector_values.noise + vector_values.error * queries.scale * heads**0.5
         return bool(np.sqrt(np.mean(np.square(rests))) <= MISFIT * error)

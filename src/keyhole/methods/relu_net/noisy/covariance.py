@@ -14,7 +14,7 @@ from keyhole.methods.relu_net.noisy.least_squares import NetFit, unit
 
 # Rows taken at a time: their Jacobian is the largest array there is.
 CHUNK = 2048
-# Curvature added where there is none, relative to the mean one: a neuron hardly seen gets a wide bar, not an error.
+# Curvature added where there is none, relative to the mean: a neuron hardly sampled gets a wide radius, not an error.
 RIDGE = 1e-12
 # The scale of a plane is free: this holds it, and the length of the weights with it, fixed.
 HELD = 1.0
@@ -97,7 +97,7 @@ class Covariance:
         return np.repeat(self.fit.weights[:, column], self.fit.planes.shape[1])
 
     def predictions(self, rows: Floats) -> Floats:  # (m, width + 1) -> (m, outputs)
-        """Standard errors of what the net says at rows (x, 1)."""
+        """Standard errors of the net's answers at rows (x, 1)."""
         fit = self.fit
         neurons, size = fit.planes.shape
         white = solve_triangular(fit.problem.mixing, rows.T, trans="T").T
@@ -123,7 +123,7 @@ class Covariance:
 @final
 @dataclass(frozen=True, eq=False)
 class CorrelatedErrors(ReluNet):
-    """Entrywise errors of a net that also say how far off its predictions are, correlations included."""
+    """Entrywise errors of a net with their correlations, and so the errors of its predictions."""
 
     covariance: Covariance | None = field(default=None, repr=False)
     factor: float = 1.0  # error of a prediction over its standard error

@@ -198,7 +198,7 @@ class _Boosting:
         raise self._failure(fit)
 
     def _again(self, fit: NetFit) -> NetFit:
-        """Explain all samples, first coarsely: those far out would drown the others."""
+        """Fit all samples, first coarsely: those far out would dominate the others."""
         planes = fit.raw_planes()
         for softened in (*SOFTENINGS, 0.0):
             problem = self.samples.problem(softened)

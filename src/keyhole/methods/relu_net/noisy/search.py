@@ -144,8 +144,8 @@ def _signs(fit: NetFit) -> Floats | None:  # -> (neurons,)
     linear = fit.output[fit.neurons : -1]  # (width, outputs)
     each = (planes[:, :, None] * fit.weights[:, None, :]).reshape(fit.neurons, -1)  # (neurons, width · outputs)
     if fit.neurons <= each.shape[1]:
-        found = np.linalg.lstsq(each.T, linear.reshape(-1), rcond=None)[0]
-        return np.where(found >= 0, 1.0, -1.0)
+        shares = np.linalg.lstsq(each.T, linear.reshape(-1), rcond=None)[0]
+        return np.where(shares >= 0, 1.0, -1.0)
     return _meet_in_the_middle(each, linear.reshape(-1)) if fit.neurons <= MOST_SEARCHED else None
 
 
