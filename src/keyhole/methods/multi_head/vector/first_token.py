@@ -29,6 +29,8 @@ FIRST_ROUND, SHORTER = 4, 0.4
 MOST_FILLED = 64
 # Singular values count from this many times what errors make, and fits fail beyond this many errors.
 CLEAR, MISFIT = 4.0, 16.0
+# Logits beyond this say too little.
+LARGEST = 7.0
 # Fits are not mended further where residuals are this many errors.
 ENOUGH = 4.0
 # Errors are followed through all stages by so many random draws of them, and values known no better than this are not.
@@ -58,6 +60,15 @@ class FirstToken:
         shift = 0.2 * float(np.sqrt(np.mean(np.minimum(self.logits**2, 1.0))))  # of weights, for logits off by a factor
         size = float(np.sqrt(np.mean(np.sum(self.values**2, axis=1)) * self.singular.size))
         return self.floor / max(shift * size, 1e-300)
+
+    @property
+    def logit_sizes(self) -> Floats:  # (heads,)
+        """Root mean squares of the logits; a few large ones, which are hardly known, do not count for more."""
+        sizes = np.abs(self.logits)
+        typical = np.median(sizes, axis=0)
+        return np.asarray(
+            np.where(typical > LARGEST, typical, np.sqrt(np.mean(np.minimum(sizes, LARGEST) ** 2, axis=0)))
+        )
 
     @property
     def heads(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from keyhole.families import MultiHead, SingleHead
 from keyhole.methods.base import Estimate, Steps, Unrecoverable
 from keyhole.methods.forms.value import Value
 from keyhole.methods.multi_head.vector.first_token import FirstToken, ask_first_token
+from keyhole.methods.multi_head.vector.pairs import ask_distances
 from keyhole.methods.multi_head.vector.probe import VectorQueries
 from keyhole.methods.multi_head.vector.scores import Scores
 from keyhole.methods.multi_head.vector.scores_all import ask_scores_everywhere
@@ -52,7 +54,15 @@ def ask_vector_heads(signature: Signature, rng: np.random.Generator, value: Valu
     scores = (yield from ask_scores_everywhere(queries, start, values)) if queries.everywhere else None
     if scores is None:
         scores = yield from ask_scores(queries, start, values)
-    return _estimate(queries, value, start, values, scores)
+    found = _estimate(queries, value, start, values, scores)
+    if not queries.coarse:
+        return found
+    apart = yield from ask_distances(queries, found.params, found.radius)
+    wide = [
+        SingleHead(head.score + more, head.value, head.score_bias + more * queries.scale)
+        for head, more in zip(found.radius.heads, apart.tolist(), strict=True)
+    ]
+    return replace(found, radius=MultiHead(wide, found.radius.output_bias))
 
 
 def _estimate(
@@ -62,18 +72,20 @@ def _estimate(
     space, heads = queries.signature.space, start.heads
     errors = ROUNDING_DEVIATIONS * np.stack([scores.errors, scores.bias_errors])
     biased = [bool(np.any(np.abs(scores.biases[h]) > errors[1, h])) for h in range(heads)]
-    mended = np.abs(scores.values - values.matrices)
+    matrices, spread, mended = (
+        each * queries.units for each in (scores.values, values.spread, np.abs(scores.values - values.matrices))
+    )
     params, radii = [], []
     for head in range(heads):
         if not scores.shows[head]:  # as much as it may be is its radius
             errors[0, head] += np.max(np.abs(scores.matrices[head]))
             scores.matrices[head] = 0.0
         bias = space.asarray(scores.biases[head]) if biased[head] else None
-        params.append(SingleHead(space.asarray(scores.matrices[head]), space.asarray(scores.values[head]), bias))
+        params.append(SingleHead(space.asarray(scores.matrices[head]), space.asarray(matrices[head]), bias))
         hidden = 0.0 if biased[head] else np.abs(scores.biases[head])
         own = (  # what mending changed in the values may be an error of its own
             (scores.matrices[head], errors[0, head] + ROUNDING_DEVIATIONS * scores.dropped[head]),
-            (scores.values[head], ROUNDING_DEVIATIONS * values.spread[head] + mended[head]),
+            (matrices[head], ROUNDING_DEVIATIONS * spread[head] + mended[head]),
             (
                 scores.biases[head],
                 errors[1, head] + ROUNDING_DEVIATIONS * scores.dropped[head] * queries.scale + hidden,
@@ -97,7 +109,9 @@ def _check_apart(layer: MultiHead, scores: Scores, radii: list[SingleHead]) -> N
         for two in range(one):
             apart = float(np.sqrt(np.mean((scores.matrices[one] - scores.matrices[two]) ** 2)))
             unknown = max(float(np.max(floats(radii[head].score))) for head in (one, two))
-            if max(scores.dropped[one], scores.dropped[two]) > 0 and apart <= TRADED * unknown:
+            biases = float(np.sqrt(np.mean((scores.biases[one] - scores.biases[two]) ** 2)))
+            known = biases > TRADED * max(float(np.max(floats(radii[head].score_bias))) for head in (one, two))
+            if max(scores.dropped[one], scores.dropped[two]) > 0 and apart <= TRADED * unknown and not known:
                 error = Unrecoverable(
                     Outcome.TOO_NOISY,
                     f"two heads of low rank differ by {apart:.2g} where their scores are known to {unknown:.2g}: too "

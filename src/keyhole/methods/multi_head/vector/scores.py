@@ -8,8 +8,10 @@ import numpy as np
 
 from keyhole.arrays import Floats, Integers
 from keyhole.methods.multi_head.vector.first_token import CLEAR
-from keyhole.methods.multi_head.vector.probe import VectorQueries
+from keyhole.methods.multi_head.vector.probe import HeadsHidden, VectorQueries
 from keyhole.methods.multi_head.vector.values import VectorValues
+from keyhole.numerics.svd import singular_values
+from keyhole.recovery import Outcome
 
 # Weights are read where their error is at most this part of them.
 SHARPEST = 0.1
@@ -72,6 +74,8 @@ def errors_outside(rows: Floats, more: Floats, errors: Floats, ranks: Integers) 
 def inverse_of(values: Floats) -> Floats:  # (heads, k, outputs) -> (outputs, heads·k)
     """What takes answers to weights."""
     basis, triangle = np.linalg.qr(values.reshape(-1, values.shape[2]).T)
+    if not np.all(np.diag(triangle)):
+        raise HeadsHidden(Outcome.WRONG_FAMILY, "the values of some token are the same in two heads, or zero in one")
     return np.asarray(basis @ np.linalg.inv(triangle).T)
 
 
@@ -86,13 +90,25 @@ def most_tokens(queries: VectorQueries, values: VectorValues, filled: float) -> 
     return max(1, int(min(each, np.min(values.ranks), queries.longest - 1, queries.width)))
 
 
+def are_independent(tokens: Floats, values: VectorValues) -> bool:  # (k, width)
+    """Whether the values of tokens in all heads are: not where heads write to fewer outputs than there are."""
+    flat = (tokens @ values.matrices).reshape(-1, values.matrices.shape[2])
+    error = values.error * float(np.linalg.norm(tokens[0]))
+    if flat.shape[0] > flat.shape[1]:
+        return False
+    return bool(singular_values(flat)[-1] > CLEAR * error * (flat.shape[0] ** 0.5 + flat.shape[1] ** 0.5))
+
+
 def affordable(queries: VectorQueries, values: VectorValues, tokens: Floats, filled: float) -> int:  # (width, width)
     """Tokens per query: as many as that part of the outputs allows, but for those that cost too much accuracy."""
     size, heads = float(np.linalg.norm(tokens[0])), values.matrices.shape[0]
     least = most_tokens(queries, values, COARSELY_FILLED)
+    least = next(count for count in range(least, 0, -1) if count == 1 or are_independent(tokens[:count], values))
     most = least if queries.coarse else most_tokens(queries, values, filled)
     wanted = queries.signature.space.eps**0.5 / FINE
     for count in range(most, least, -1):
+        if not are_independent(tokens[:count], values):
+            continue
         noise = float(np.hypot(values.noise, values.error * size * (heads / count) ** 0.5))
         if noise * worst_of(inverse_of(tokens[:count] @ values.matrices)) * (count + 1) <= wanted:
             return count

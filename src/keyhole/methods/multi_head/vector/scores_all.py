@@ -18,7 +18,7 @@ from keyhole.methods.multi_head.vector import scores as common
 from keyhole.methods.multi_head.vector.first_token import CLEAR, FirstToken
 from keyhole.methods.multi_head.vector.probe import VectorQueries
 from keyhole.methods.multi_head.vector.scores import Scores
-from keyhole.methods.multi_head.vector.values import LARGEST, VectorValues
+from keyhole.methods.multi_head.vector.values import VectorValues
 from keyhole.queries import Measurements, Plan, Position, Term, TokenRows
 
 # Tokens of this part of their size are tried as long as that tells more, so often at most.
@@ -72,8 +72,8 @@ class _BlockReader:
     def __init__(self, queries: VectorQueries, start: FirstToken, values: VectorValues) -> None:
         self.queries, self.values, self.heads = queries, values, start.heads
         self.unit = queries.directions(queries.width)
-        sizes = np.sqrt(np.mean(np.minimum(start.logits**2, LARGEST**2), axis=0))
-        self.size = queries.scale * min(1.0, (AIM / max(float(np.max(sizes)), 1e-300)) ** 0.5)
+        sharpest = max(float(np.max(start.logit_sizes)), 1e-300)
+        self.size = queries.scale * min(1.0, (AIM / sharpest) ** 0.5)
         self.tokens = queries.on_grid(self.size * self.unit)
         roomy = FILLED * queries.outputs >= FEWEST_TOKENS * self.heads
         half = max(common.affordable(queries, values, self.tokens, FILLED if roomy else 1.0) // 2, 1)

@@ -10,7 +10,7 @@ from keyhole.methods.multi_head.vector import scores as common
 from keyhole.methods.multi_head.vector.first_token import CLEAR, FirstToken
 from keyhole.methods.multi_head.vector.probe import VectorQueries
 from keyhole.methods.multi_head.vector.scores import Scores
-from keyhole.methods.multi_head.vector.values import LARGEST, VectorValues
+from keyhole.methods.multi_head.vector.values import VectorValues
 from keyhole.recovery import Outcome
 
 # Logits of tokens are aimed at this size in the sharpest head.
@@ -63,8 +63,8 @@ class _ScoreReader:
         self.last = queries.on_grid(
             np.vstack([queries.scale * queries.directions(self.width), np.zeros((1, self.width))])
         )
-        sizes = np.sqrt(np.mean(np.minimum(start.logits**2, LARGEST**2), axis=0))
-        self.size = queries.scale * min(1.0, AIM / max(float(np.max(sizes)), 1e-300))
+        sharpest = max(float(np.max(start.logit_sizes)), 1e-300)
+        self.size = queries.scale * min(1.0, AIM / sharpest)
         self.tokens = queries.on_grid(self.size * queries.directions(self.width))
         self.per_query = common.affordable(queries, values, self.tokens, 1.0)
         starts = range(0, self.width, self.per_query)
@@ -132,11 +132,12 @@ class _ScoreReader:
             errors = common.weight_errors(self.values, self.tokens[members], weights, inverse, noise)
             errors = errors / scale[left][:, None, None]
             form_error = np.hypot(errors / weights, np.linalg.norm(errors, axis=2, keepdims=True) / rest)
-            usual = np.maximum(usual, np.median(form_error, axis=(0, 2)))
-            if np.any(usual > common.SHARPEST):
+            even = (members.size + 1) * np.median(np.linalg.norm(errors, axis=2), axis=0)  # where all weights are equal
+            usual = np.maximum(usual, np.minimum(np.median(form_error, axis=(0, 2)), UNUSUAL * even))
+            if np.any(even > common.SHARPEST):
                 raise Unrecoverable(
                     Outcome.TOO_NOISY,
-                    f"{int(np.sum(usual > common.SHARPEST))} of {heads} heads answer too faintly beside the others for "
+                    f"{int(np.sum(even > common.SHARPEST))} of {heads} heads answer too faintly beside the others for "
                     f"their weights to be read: use an oracle of higher precision",
                 )
             most = np.minimum(common.SHARPEST, UNUSUAL * usual)[:, None]

@@ -8,7 +8,7 @@ import numpy as np
 
 from keyhole.arrays import ROUNDING_DEVIATIONS, Floats, Integers, floats
 from keyhole.methods.base import Steps, Unrecoverable
-from keyhole.methods.multi_head.vector.first_token import CLEAR, ENOUGH, MISFIT, FirstToken
+from keyhole.methods.multi_head.vector.first_token import CLEAR, ENOUGH, LARGEST, MISFIT, FirstToken
 from keyhole.methods.multi_head.vector.probe import HeadsHidden, VectorQueries
 from keyhole.methods.multi_head.vector.token_fit import TokenData, TokenFit, fit_token, guess_logits
 from keyhole.recovery import Outcome
@@ -22,13 +22,21 @@ COPIES = {
 # Where outputs are twice as many as heads logits need not be guessed, so that tokens have natural norms and two
 # multiplicities do.
 ROOMY = {6: ((1, 1, 1), (4, 1, 1)), 4: ((1, 1, 1), (2, 1, 1))}
+# Where logits are the same beside all last tokens, as those of heads without a score are, only multiplicities make
+# weights different.
+MANY = {
+    10: ((8, 1, 1), (4, 1, 1), (2, 1, 1), (1, 1, 1), (1, 2, 2), (1, 4, 2), (1, 1, 4), (1, 1, 8)),
+    6: ((4, 1, 1), (2, 1, 1), (1, 1, 1), (1, 2, 2), (1, 1, 4)),
+    4: ((2, 1, 1), (1, 1, 1), (1, 2, 1), (1, 1, 2)),
+}
+# They are the same if they differ by no more than this part of them, and weights if the condition number for small
+# tokens is above this.
+FLAT, DEPENDENT = 1e-3, 1e8
 # Elsewhere new tokens have logits of about this size in the sharpest head: large ones are not found from a guess of
 # zero, small ones lose digits.
 AIM = 0.1
 # A token that is not found is asked again at this part of its size, so often.
-AGAIN, ATTEMPTS = 0.2, 4
-# Known logits beyond this say too little.
-LARGEST = 7.0
+AGAIN, ATTEMPTS = 0.2, 5
 # Sets of last tokens that are compared.
 DRAWN = 32
 # Values need less patience than the first token, which all others are read beside: this part of it.
@@ -39,7 +47,7 @@ SPARE_TOKENS = 1 / 8
 # at most: values along them are mended later.
 WEAK, MOST_WEAK = 0.05, 6
 # Errors that heads trade are taken for this many times those drawn: a fit of near-equal heads rounds as well.
-STRESS = 4.0
+STRESS = 2.0
 # Values from spans that may be off by more than this part of them are not used: all tokens are read instead.
 BLURRED = 1e-4
 # Queries that test whether a few tokens told the values of all.
@@ -96,9 +104,6 @@ class _ValueReader:
             )
         self.queries, self.start = queries, start
         self.more = 1 + (queries.patience - 1) / MILDER
-        self.roomy = queries.outputs >= 2 * start.heads
-        table = ROOMY if self.roomy else COPIES
-        self.copies = next(copies for length, copies in table.items() if queries.longest >= length)
         drawn = queries.rng.standard_normal((queries.width, queries.width))
         drawn[0] = start.token
         self.basis = np.linalg.qr(drawn.T)[0].T  # the first is that of the known token
@@ -107,11 +112,22 @@ class _ValueReader:
         size = np.linalg.norm(start.token)
         self.values: list[Floats] = [start.values / size]  # of each basis token, (heads, outputs)
         self.draws: list[Floats] = [start.value_draws / size]  # (draws, heads, outputs)
-        sizes = np.sqrt(np.mean(np.minimum(start.logits**2, LARGEST**2), axis=0))
-        self.size = queries.scale * min(1.0, (1.0 if self.roomy else AIM) / max(float(np.max(sizes)), 1e-300))
-        self.shrink = 1.0
-        self.chosen = self._choose()
+        self._settle(roomy=queries.outputs >= 2 * start.heads)
         self.noise, self.error = max(queries.noise, start.residual), start.residual / queries.scale
+
+    def _settle(self, *, roomy: bool) -> None:
+        """Choose multiplicities, last tokens and the size of tokens, with or without a guess of the logits."""
+        start, queries = self.start, self.queries
+        self.roomy, self.shrink = roomy, 1.0
+        sharpest = max(float(np.max(start.logit_sizes)), 1e-300)
+        self.size = queries.scale * min(1.0, (1.0 if roomy else AIM) / sharpest)
+        flat = FLAT * sharpest
+        for table in (ROOMY, COPIES, MANY)[0 if roomy else 1 :]:
+            self.copies = next(copies for length, copies in table.items() if queries.longest >= length)
+            self.chosen = self._choose()
+            apart = float(np.max(np.ptp(start.logits[self.chosen], axis=0)))
+            if apart >= flat and self._condition(self.chosen) <= DEPENDENT:
+                break
 
     def _choose(self) -> Integers:
         """Last tokens whose known logits make the weights of heads as different as they get."""
@@ -173,7 +189,10 @@ class _ValueReader:
             missing = failed
             if not missing:
                 break
-            self.shrink *= AGAIN
+            if self.roomy:  # values of one token are spanned by those of another, which spoils the guess
+                self._settle(roomy=False)
+            else:
+                self.shrink *= AGAIN
         else:
             raise Unrecoverable(
                 Outcome.WRONG_FAMILY,
@@ -237,8 +256,10 @@ class _ValueReader:
     def single_head(self) -> VectorValues:
         """The values of a single head, which are those of the sum."""
         matrices = self.queries.linear[None]
-        error = float(np.max(floats(self.queries.value.radius))) / ROUNDING_DEVIATIONS
-        return self._whole(matrices, error, np.full((1, self.queries.outputs), error), matrices[None][:0], 0)
+        each = (
+            np.max(floats(self.queries.value.radius) / self.queries.units, axis=0) / ROUNDING_DEVIATIONS
+        )  # (outputs,)
+        return self._whole(matrices, float(np.max(each)), each[None], matrices[None][:0], 0)
 
     def solve_basis(self) -> VectorValues:
         """The values where all tokens of a basis were read."""
