@@ -4,15 +4,40 @@ from __future__ import annotations
 
 import numpy as np
 
-from keyhole.arrays import Array, Space
+from keyhole.arrays import Array, Floats, Space
+
+
+# Up to this width an orthogonalisation, of d³ steps, costs nothing beside the queries.
+NARROW = 128
+# Beyond it, so many rows at a time are in general position.
+TURNED = 16
 
 
 def random_orthogonal(space: Space, rng: np.random.Generator, width: int) -> Array:  # (width, width)
-    """A random orthogonal matrix whose rows are the basis: cosines with random signs, in random order.
+    """A random orthogonal matrix whose rows are the basis, such that exact zeros and ties have probability zero.
 
-    Random signs spread any fixed vector evenly over the cosines, as a fully random rotation would, and it
-    is made in d² steps where an orthogonalisation takes d³.
+    Uniform among all where it is narrow. Else cosines with random signs, in random order, which spread any fixed vector
+    as evenly and take d² steps; but matrices that people write down meet cosines in exact zeros, so a random
+    subspace of `TURNED` dimensions is rotated at random. That can take any so many rows to any others: their joint
+    distribution has a density, and an equation that does not hold for all rows holds for none of them.
     """
+    if width <= NARROW:
+        return space.asarray(_orthonormal(rng, width, width))
+    plane, turn = _orthonormal(rng, width, TURNED), _orthonormal(rng, TURNED, TURNED)
+    cosines = _signed_cosines(space, rng, width)
+    return cosines + (cosines @ space.asarray(plane)) @ space.asarray((turn - np.eye(TURNED)) @ plane.T)
+
+
+def _orthonormal(rng: np.random.Generator, width: int, count: int) -> Floats:  # (width, count)
+    """Random orthonormal columns."""
+    columns, _ = np.linalg.qr(rng.standard_normal((width, count)))
+    columns *= rng.choice([-1.0, 1.0], count)  # the decomposition prefers some signs
+    # A step of Newton's method: what is taken for the inverse of a basis, its transpose, is that to the last digits.
+    return np.asarray(columns - columns @ (columns.T @ columns - np.eye(count)) / 2)
+
+
+def _signed_cosines(space: Space, rng: np.random.Generator, width: int) -> Array:  # (width, width)
+    """The cosine transform with random signs, in random order."""
     xp = space.xp
     order = space.indices(rng.permutation(width))
     # Signs of columns spread any vector; signs of rows keep an error that all rows share from adding up.
