@@ -11,6 +11,8 @@ from keyhole.arrays import Array, Floats, Space
 NARROW = 128
 # Beyond it, so many rows at a time are in general position.
 TURNED = 16
+# How far overlaps that need not be the same differ from their mean, at most: errors grow by as little.
+UNEVEN = 0.125
 
 
 def random_orthogonal(space: Space, rng: np.random.Generator, width: int) -> Array:  # (width, width)
@@ -49,21 +51,25 @@ def _signed_cosines(space: Space, rng: np.random.Generator, width: int) -> Array
     return waves * (lengths * row_signs)[:, None]
 
 
-def equal_overlap(space: Space, rows: Array, vector: Array) -> Array:  # (n, width), (width,) -> (n, width)
+def equal_overlap(  # (n, width), (width,) -> (n, width)
+    space: Space, rows: Array, vector: Array, rng: np.random.Generator | None = None
+) -> Array:
     """Rotate orthonormal rows among themselves so that all have the same inner product with `vector`.
 
     One reflection takes the inner products to their common value |projection|/√n, so a sparse,
-    one-hot or badly scaled vector does no harm.
+    one-hot or badly scaled vector does no harm. With `rng` they differ by up to `UNEVEN`: two rows that share a vector of
+    their plane evenly are always the same two, which a matrix that somebody wrote down may meet in exact zeros.
     """
     xp = space.xp
     vector = vector / xp.max(xp.abs(vector))  # so that squares neither overflow nor vanish
     overlaps = rows @ vector
     count = rows.shape[0]
-    aim = float(xp.linalg.vector_norm(overlaps)) / count**0.5
-    mirror = overlaps - aim
+    shares = np.ones(count) if rng is None else 1 + UNEVEN * rng.uniform(-1.0, 1.0, count)
+    even = float(xp.linalg.vector_norm(overlaps)) / count**0.5
+    mirror = overlaps - even * space.asarray(shares * (count**0.5 / np.linalg.norm(shares)))
     size = float(xp.vecdot(mirror, mirror))
-    # Rounding turns a mirror of length m by eps·aim/m: a shorter one would make overlaps less even than they are.
-    if size <= space.eps * aim**2 * count:
+    # Rounding turns a mirror of length m by eps·even/m: a shorter one would make overlaps less even than they are.
+    if size <= space.eps * even**2 * count:
         return rows
     return rows - (2 / size) * mirror[:, None] * (mirror @ rows)[None, :]
 

@@ -278,7 +278,7 @@ def _bases(reader: FormReader, rng: np.random.Generator) -> tuple[Array, Array, 
     xp = space.xp
     left, right = random_orthogonal(space, rng, width), random_orthogonal(space, rng, width)
     if reader.bias is None or width == 1:
-        left = equal_overlap(space, left, reader.guide)
+        left = equal_overlap(space, left, reader.guide, rng)
         return left, left.T, _repel(right, left.T)
     left, along = split_along(space, left, reader.bias.vector)
     across = reader.guide - along * xp.vecdot(along, reader.guide)
@@ -286,7 +286,7 @@ def _bases(reader: FormReader, rng: np.random.Generator) -> tuple[Array, Array, 
     if across_norm > LEAST_CONTRAST * reader.guide_norm:
         leaning = along + across * (LEAN / across_norm)
         leaning = leaning / xp.linalg.vector_norm(leaning)
-        left = xp.concat([equal_overlap(space, left, reader.guide), leaning[None, :]])
+        left = xp.concat([equal_overlap(space, left, reader.guide, rng), leaning[None, :]])
     else:  # the value lies along the bias: rows that shall show value must lean that way
         left = xp.concat([(left + along[None, :]) / 2**0.5, along[None, :]])
     others, along = split_along(space, right, reader.bias.vector)
