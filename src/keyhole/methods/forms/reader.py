@@ -52,7 +52,7 @@ class Forms(ArrayTable):
 class Probe:
     """The last form that the scale search measured, of row and column `number`."""
 
-    number: int
+    number: int  # which of the candidates
     forms: Forms
     responds: bool  # whether it can be told from zero, or others may be that cannot be told from it
 
@@ -93,8 +93,11 @@ class FormReader(ABC):
         """The forms of the given pairs (n,) from one query each, at one scale."""
 
     @abstractmethod
-    def ask_probe(self, rows: TokenRows, columns: TokenRows) -> Steps[Probe]:
-        """Settle the scale with forms of row k and column k. Without a response the score matrix is zero."""
+    def ask_probe(self, rows: TokenRows, columns: TokenRows, candidates: int = 1) -> Steps[Probe]:
+        """Settle the scale with the form of the first row and column, or the next ones while there is no response.
+
+        Where none of the `candidates` responds at any scale, the score matrix is zero.
+        """
 
     @abstractmethod
     def undetected_bias(self, probe: Probe, again: Forms) -> float | None:
@@ -167,14 +170,21 @@ class SearchingReader(FormReader):
         return self.estimate.next_scale(self.largest_scale, longest, self.signature.width)
 
     @final
-    def ask_probe(self, rows: TokenRows, columns: TokenRows) -> Steps[Probe]:
-        """Search for the scale with forms of row k and column k. Without a response the score matrix is zero."""
-        space = self.signature.space
+    def ask_probe(self, rows: TokenRows, columns: TokenRows, candidates: int = 1) -> Steps[Probe]:
+        """Search for the scale with the form of the first row and column, or the next ones without a response."""
+        for number in range(candidates):
+            probe = yield from self._ask_probe(rows, columns, number)
+            if probe.responds:
+                break
+        return probe
+
+    def _ask_probe(self, rows: TokenRows, columns: TokenRows, number: int) -> Steps[Probe]:
+        space, index = self.signature.space, self.signature.space.indices([number])
         scale = min(FIRST_PROBE, self.largest_scale)
         while self.radius_at_zero(scale) > CLEAR_ENOUGH and scale < self.largest_scale:
             scale = min(2 * scale, self.largest_scale)
         search = ScaleSearch(scale, smallest=space.tiny**0.5)
-        for tries, scale in enumerate(search):
+        for scale in search:
             radius = self.radius_at_zero(scale)
             if radius > 0.5:
                 raise Unrecoverable(
@@ -182,8 +192,6 @@ class SearchingReader(FormReader):
                     f"an answer is uncertain by {radius / 4:.1g} of the difference between two tokens' values",
                 )
             step = floor_power(max(16.0, 0.1 / max(radius, space.eps)))  # within the logits one probe can show
-            number = tries % rows.vectors.shape[0]
-            index = space.indices([number])
             forms = yield from self.ask_at("scale", rows, columns, index, index, scale)
             if float(forms.saturation[0]) > SATURATED:
                 search.lower_scale(step)
