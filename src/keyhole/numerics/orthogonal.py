@@ -6,7 +6,6 @@ import numpy as np
 
 from keyhole.arrays import Array, Floats, Space
 
-
 # Up to this width an orthogonalisation, of d³ steps, costs nothing beside the queries.
 NARROW = 128
 # Beyond it, so many rows at a time are in general position.
@@ -57,8 +56,8 @@ def equal_overlap(  # (n, width), (width,) -> (n, width)
     """Rotate orthonormal rows among themselves so that all have the same inner product with `vector`.
 
     One reflection takes the inner products to their common value |projection|/√n, so a sparse,
-    one-hot or badly scaled vector does no harm. With `rng` they differ by up to `UNEVEN`: two rows that share a vector of
-    their plane evenly are always the same two, which a matrix that somebody wrote down may meet in exact zeros.
+    one-hot or badly scaled vector does no harm. With `rng` they differ by up to `UNEVEN`: two rows that share a vector
+    of their plane evenly are always the same two, which a matrix that somebody wrote down may meet in exact zeros.
     """
     xp = space.xp
     vector = vector / xp.max(xp.abs(vector))  # so that squares neither overflow nor vanish

@@ -289,7 +289,7 @@ def _rotation_error(space: Space, matrix: Array) -> Array:
 def _bases(reader: FormReader, rng: np.random.Generator) -> tuple[Array, Array, Array]:
     """Rows of unit length that share the guide evenly, the inverse of their matrix, and orthonormal directions.
 
-    With a score bias all but the first row and the first direction are orthogonal to it, so that their tokens may be long.
+    With a score bias all but the first row and direction are orthogonal to it, so that their tokens may be long.
     """
     space, width = reader.signature.space, reader.signature.width
     lean, tilts = LEAN * rng.uniform(1 - UNEVEN, 1 + UNEVEN), space.asarray(rng.uniform(1 - UNEVEN, 1, (width - 1, 1)))

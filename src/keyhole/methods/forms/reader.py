@@ -52,7 +52,7 @@ class Forms(ArrayTable):
 class Probe:
     """The last form that the scale search measured, of row and column `number`."""
 
-    number: int  # which of the candidates
+    number: int
     forms: Forms
     responds: bool  # whether it can be told from zero, or others may be that cannot be told from it
 
@@ -93,11 +93,8 @@ class FormReader(ABC):
         """The forms of the given pairs (n,) from one query each, at one scale."""
 
     @abstractmethod
-    def ask_probe(self, rows: TokenRows, columns: TokenRows, candidates: int = 1) -> Steps[Probe]:
-        """Settle the scale with the form of the first row and column, or the next ones while there is no response.
-
-        Where none of the `candidates` responds at any scale, the score matrix is zero.
-        """
+    def ask_probe(self, rows: TokenRows, columns: TokenRows) -> Steps[Probe]:
+        """Settle the scale with forms of row k and column k. Without a response the score matrix is zero."""
 
     @abstractmethod
     def undetected_bias(self, probe: Probe, again: Forms) -> float | None:
@@ -170,12 +167,15 @@ class SearchingReader(FormReader):
         return self.estimate.next_scale(self.largest_scale, longest, self.signature.width)
 
     @final
-    def ask_probe(self, rows: TokenRows, columns: TokenRows, candidates: int = 1) -> Steps[Probe]:
-        """Search for the scale with the form of the first row and column, or the next ones without a response."""
-        for number in range(candidates):
-            probe = yield from self._ask_probe(rows, columns, number)
-            if probe.responds:
-                break
+    def ask_probe(self, rows: TokenRows, columns: TokenRows) -> Steps[Probe]:
+        """Search for the scale with the form of the first row and column. Without a response the score matrix is zero.
+
+        Beside a score bias tokens may be too short for a response: then the second row and column are tried, which
+        may be orthogonal to it and so make longer ones.
+        """
+        probe = yield from self._ask_probe(rows, columns, 0)
+        if self.bias is not None and not probe.responds and rows.vectors.shape[0] > 1:
+            probe = yield from self._ask_probe(rows, columns, 1)
         return probe
 
     def _ask_probe(self, rows: TokenRows, columns: TokenRows, number: int) -> Steps[Probe]:

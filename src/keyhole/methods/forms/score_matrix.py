@@ -59,7 +59,7 @@ class _CrossApproximation:
     def run(self) -> Steps[Score | None]:
         special = self.columns.special
         try:
-            probe = yield from self.reader.ask_probe(*self.columns.probes(self.rng), candidates=1 + len(special))
+            probe = yield from self.reader.ask_probe(*self.columns.probes(self.rng))
         except Unrecoverable:
             if self.reader.negligible_last:  # a score bias may saturate every probe
                 return None

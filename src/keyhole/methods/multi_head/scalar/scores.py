@@ -113,7 +113,7 @@ class GatedReader(FormReader):
                 return True
         return False
 
-    def ask_probe(self, rows: TokenRows, columns: TokenRows, candidates: int = 1) -> Steps[Probe]:
+    def ask_probe(self, rows: TokenRows, columns: TokenRows) -> Steps[Probe]:
         """Whether there are forms, at the scale that is known: a head of rank one has none but off its hyperplane."""
         space = self.signature.space
         for tries in range(SILENT_FORMS):
