@@ -90,7 +90,7 @@ def _ask_head(
     outputs: Outputs | None = None
     if value.vector.ndim == 2:
         exact = signature.noise.kind == "exact"
-        outputs = choose_outputs(signature.space, value.vector, even=exact)
+        outputs = choose_outputs(signature.space, value.vector, even=exact, radius=value.radius)
         details = {"output_rank": outputs.rank, "outputs_used": outputs.used}
         enough = (signature.max_length or math.inf) >= outputs.used + outputs.used**0.5 + 1
         if windows and signature.max_norm is None and exact and outputs.used > 1 and enough:
