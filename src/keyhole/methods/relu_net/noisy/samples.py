@@ -27,6 +27,8 @@ UNSETTLED = 0.2
 NEAR = (0.5, 4.0)
 FAR_ABSOLUTE = 32.0
 FAR_RELATIVE = 8.0
+# Far samples that a norm bound keeps from going farther have at least this part of it.
+RIM = 0.7
 # Standard deviation of an answer's rounding in the oracle's arithmetic, in eps of the size of answers at that norm.
 OWN_ROUNDING = 1.5
 # Answers that happen to be small have errors of at least those of answers this much below the typical ones.
@@ -87,13 +89,17 @@ class Samples:
         self.kinks = _choose_scale(norms, np.sqrt(np.mean((bends - bends[-1]) ** 2, axis=1)) / whole) if shows else top
 
     def draw(self, count: int, *, far: bool) -> Floats:  # -> (count, width)
-        """Random directions, with norms of evenly spread logarithm."""
+        """Random directions, with norms of evenly spread logarithm, and some near ones below all of these."""
         relative = self.signature.noise.kind in ("dtype", "exact")  # errors that grow with the answers
         factor = NEAR[1] if not far else FAR_RELATIVE if relative else FAR_ABSOLUTE
         high = min(factor * self.kinks, self.longest)
-        low = NEAR[0] / NEAR[1] * high
+        # Of a ball the outermost part is the largest: kinks that cut off some of it show there only.
+        low = (RIM if far and high == self.longest else NEAR[0] / NEAR[1]) * high
         self.largest_norm = max(self.largest_norm, high)
         norms = np.exp(self.rng.uniform(math.log(low), math.log(high), count))
+        if not far:  # in few dimensions kinks have a place where no sphere of these meets them
+            inside = self.rng.random(count) < 1 / (1 + self.width)
+            norms = np.where(inside, self.rng.uniform(0.0, low, count), norms)
         return np.asarray(self._directions(count) * norms[:, None])
 
     def _directions(self, count: int) -> Floats:
