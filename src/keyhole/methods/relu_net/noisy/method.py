@@ -59,6 +59,8 @@ MOST_PARAMETERS = 20_000
 # Rounds of enlarging at one guess, and at the last.
 ROUNDS = 4
 LAST_ROUNDS = 12
+# Answers on either side of every kink, for each number of its plane: fewer would fit some plane or other.
+SUPPORT = 2.0
 # Far samples that contradict the fit are first explained as if errors were these fractions of the answers.
 SOFTENINGS = (1e-2, 1e-4)
 # Rounds of further queries until the wanted error is reached, and the most of them for each number to be found.
@@ -192,17 +194,37 @@ class _Boosting:
         fit = fit_finally(fit, self.rng, most_neurons=self._room(fit.problem), bounded=self.bounded)
         for _ in range(MOST_ROUNDS):
             wanted = max(self._queries(fit.neurons, IN_THE_END), math.ceil(self.samples.count * (1 + 1 / IN_THE_END)))
+            yield from self._ask_beside(fit, wanted - self.samples.count)
             yield from self._ask(wanted - self.samples.count, far=True)
             self._check_enough(fit.neurons)
             before, fit = fit, self._refine(fit, self.samples.problem())
-            if is_at_noise(fit, self.bounded):
-                return fit_finally(fit, self.rng, most_neurons=self._room(fit.problem), bounded=self.bounded)
-            fit = self._again(before)
+            if not is_at_noise(fit, self.bounded):
+                fit = self._again(before)
             if is_at_noise(fit, self.bounded):
                 fit = fit_finally(fit, self.rng, most_neurons=self._room(fit.problem), bounded=self.bounded)
-                if self._queries(fit.neurons, IN_THE_END) <= self.samples.count:
+                enough = self._queries(fit.neurons, IN_THE_END) <= self.samples.count
+                if enough and not self._unsupported(fit).size:
                     return fit
+        if is_at_noise(fit, self.bounded):
+            return fit
         raise self._failure(fit)
+
+    def _unsupported(self, fit: NetFit) -> Floats:  # -> (n,)
+        """Numbers of neurons, one and on, negative where they are off, for every answer that is short on that side."""
+        need = math.ceil(SUPPORT * (self.signature.width + 1))
+        on = np.sum(fit.before > 0, axis=0)
+        short = np.maximum(need - np.stack([on, fit.before.shape[0] - on]), 0)
+        numbers = 1.0 + np.arange(fit.neurons)
+        return np.concatenate([np.repeat(numbers, short[0]), -np.repeat(numbers, short[1])])
+
+    def _ask_beside(self, fit: NetFit, more: int) -> Steps[None]:
+        """Samples on the sides of kinks that few answers see, and in few dimensions of every kink some of `more`."""
+        some = self.rng.integers(fit.neurons, size=max(0, more) // (1 + self.signature.width)) if fit.neurons else []
+        chosen = np.concatenate([self._unsupported(fit), (1.0 + np.asarray(some)) * self.rng.choice([-1, 1], len(some))])
+        chosen = chosen[: int(min(chosen.size, max(0, self.budget - self.samples.count)))]
+        if chosen.size:
+            planes = fit.raw_planes()[np.abs(chosen).astype(int) - 1]
+            yield from self.samples.ask("samples", self.samples.draw_beside(planes, np.sign(chosen)))
 
     def _again(self, fit: NetFit) -> NetFit:
         """Explain all samples, first coarsely: those far out would drown the others."""
@@ -267,8 +289,7 @@ class _Boosting:
         output = fit.output * np.concatenate([lengths, np.ones(fit.output.shape[0] - fit.neurons)])[:, None]
         params = FittedNet(**self._arrays(raw / lengths[:, None], output, fit.problem.affine))
         errors = self._arrays(covariance.planes(), covariance.output(), fit.problem.affine)
-        noise, (radius, widened) = self.signature.noise, self._radii(covariance)
-        shift = noise.radius if noise.kind == "rounded" else 0.0
+        noise, wide = self.signature.noise, self._radii(covariance)
         normal = noise.kind == "gaussian"
         count = parameters(fit.neurons, self.signature.width, samples.outputs, fit.problem.affine)
         error = self._error(covariance)
@@ -283,16 +304,16 @@ class _Boosting:
         }
         return Estimate(
             params=params,
-            radius=CorrelatedErrors(**radius, covariance=covariance, factor=widened, shift=shift),
+            radius=wide,
             counting_bound=math.ceil(count / samples.outputs),
             standard_error=CorrelatedErrors(**errors, covariance=covariance) if normal else None,
             assumptions=(*ASSUMPTIONS, f"what is said holds for tokens of norm up to {samples.largest_norm:.3g}"),
             details={**details, **target_details(target_error, error)},
         )
 
-    def _radii(self, covariance: Covariance) -> tuple[dict[str, Any], float]:
-        """Radii of entries, and of predictions over their standard errors."""
-        fit = covariance.fit
+    def _radii(self, covariance: Covariance) -> CorrelatedErrors:
+        """Radii of entries and of predictions."""
+        fit, noise = covariance.fit, self.signature.noise
         # A neuron that was not worth keeping may have been there, and moved the others.
         unseen = math.sqrt(least_worth(fit.problem))
         deviations = -float(ndtri(MISSES / 2 / max(1, fit.planes.size + fit.output.size)))
@@ -301,12 +322,14 @@ class _Boosting:
         for _ in range(DOUBTS):
             covariance = covariance.without_doubtful(widened)
         planes, output = widened * covariance.planes(), widened * covariance.output()
-        if self.signature.noise.kind not in ("gaussian", "bounded"):
+        if noise.kind not in ("gaussian", "bounded"):
             planes, output = radii_of_rounding(covariance, deviations)
             planes, output = planes + unseen * covariance.planes(), output + unseen * covariance.output()
         radius = self._arrays(planes, output, fit.problem.affine)
         lengths = np.linalg.norm(covariance.raw[:, :-1], axis=1)
-        return self._with_curvature(radius, fit.planes, covariance.fit.weights * lengths[:, None]), widened
+        radius = self._with_curvature(radius, fit.planes, covariance.fit.weights * lengths[:, None])
+        shift = noise.radius if noise.kind == "rounded" else 0.0
+        return CorrelatedErrors(**radius, covariance=covariance, factor=widened, shift=shift)
 
     def _with_curvature(self, radius: dict[str, Any], planes: Floats, weights: Floats) -> dict[str, Any]:
         """Radii of neurons as wide as their weights are more than the first order says, and so are those beside them."""
