@@ -50,6 +50,7 @@ def execute(
             settings.seed,
             throw=False,
             heldout=settings.heldout,
+            max_seconds=settings.max_seconds,
             observer=observer,
             **settings.options,
         )
