@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -51,6 +51,7 @@ class Kind:
     family: str  # a row of the table
     group: str
     draw: Draw
+    every: int = 1  # rounds of a run: 16 for what takes long, so that others get their share of time
 
     def box(self, seed: int) -> Box:
         return self.draw(np.random.default_rng([seed, zlib.crc32(self.name.encode())]))
@@ -63,9 +64,9 @@ class Kinds(dict[str, Kind]):
         super().__init__()
         self.group = group
 
-    def add(self, family: str, name: str, draw: Draw) -> None:
+    def add(self, family: str, name: str, draw: Draw, every: int = 1) -> None:
         name = f"{family}: {name}"
-        self[name] = Kind(name, family, self.group, draw)
+        self[name] = Kind(name, family, self.group, draw, every)
 
     def kind(self, family: str, name: str) -> Callable[[Draw], Draw]:
         def keep(draw: Draw) -> Draw:
@@ -83,8 +84,3 @@ def decades(rng: Random, low: float, high: float) -> float:
 def one_of(rng: Random, choices: object) -> object:
     listed = list(choices)
     return listed[int(rng.integers(len(listed)))]
-
-
-def options_of(box: Box) -> Mapping[str, object]:
-    """What the oracle declares besides its width."""
-    return {"max_norm": box.max_norm, "max_length": box.max_length}

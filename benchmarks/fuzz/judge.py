@@ -130,10 +130,11 @@ def wrong_shares(box: Box, found: Found, rng: Random) -> dict[str, float]:
                 sizes = np.full(len(sizes), np.max(sizes))
             missed = _beyond(true, own, RELATIVE * sizes[:, None])
             if np.any(missed) and corners[0] is not None:
-                middle = found.params.map()(tokens)
-                moved = [np.abs(corner.map()(tokens) - middle) for corner in corners if corner is not None]
+                part, allowed = tokens[missed], RELATIVE * sizes[missed, None]
+                middle = found.params.map()(part)
+                moved = [np.abs(corner.map()(part) - middle) for corner in corners if corner is not None]
                 claimed = FACTOR * np.max(np.nan_to_num(moved, nan=np.inf), axis=0)
-                missed = _beyond(true, own, np.maximum(claimed, RELATIVE * sizes[:, None]))
+                missed = _beyond(true[missed], own[missed], np.maximum(claimed, allowed))
             wrong[name] += int(np.sum(missed))
             total[name] += len(tokens)
     return {name: wrong[name] / total[name] for name in total if wrong[name]}

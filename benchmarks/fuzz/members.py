@@ -431,10 +431,10 @@ def draw_layer_box(rng: Random, **options: bool | str) -> Box:
     limit = ""
     if layer.residual and not np.any(layer.net.inner_bias):
         limit = "a net without biases behind a residual"
-    elif np.any(layer.head.bias) and (layer.residual or layer.net.activation != "relu"):
-        limit = "a score bias beside a residual or smooth neurons"
-    elif layer.net.activation != "relu" and layer.net.inner.shape[1] <= 2:
-        limit = "smooth nets of one or two dimensions"
+    elif np.any(layer.head.bias) and layer.residual:
+        limit = "a score bias beside a residual"
+    elif layer.net.activation != "relu":
+        limit = "smooth nets behind attention need a learner of their own"
     elif not np.any(layer.net.inner_bias) and layer.net.inner.shape[1] <= 2:
         limit = "all kinks in one point of two dimensions"
     scalar = len(layer.net.outer) == 1 and bool(rng.integers(4))

@@ -173,7 +173,7 @@ def _add_noisy() -> None:
             def drawn(rng: Random, draw=draw, wrap=wrap, limit=limit) -> Box:
                 return wrap(rng, replace(box := unscaled(rng, draw), limit=box.limit or limit))
 
-            NOISY.add(f"{host}, coarse", form, drawn)
+            NOISY.add(f"{host}, coarse", form, drawn, every=16 if host == "smooth net" else 1)
 
 
 _add_noisy()
@@ -184,7 +184,19 @@ _add_noisy()
 
 def with_max_norm(rng: Random, box: Box, limit: str) -> Box:
     norm = box.size * box.width**0.5 * decades(rng, -1, 1.5)
+    if isinstance(box.params, Net | Layer) and not _bends(box, norm):
+        limit = limit or "nothing bends within the norms allowed"
     return replace(box, max_norm=norm, limit=box.limit or limit)
+
+
+def _bends(box: Box, norm: float) -> bool:
+    """Whether second differences show anything but an affine map for tokens of at most this norm."""
+    rng = np.random.default_rng(0)
+    tokens, step = rng.standard_normal((2, 1000, 3, box.width))
+    tokens, step = (each / np.linalg.norm(each, axis=-1, keepdims=True) for each in (tokens, step))
+    tokens = 0.5 * norm * rng.random((1000, 1, 1)) * tokens
+    low, middle, high = (box.truth(tokens + times * 0.4 * norm * step) for times in (-1, 0, 1))
+    return float(np.max(np.abs(low - 2 * middle + high))) > 1e-6 * float(np.max(np.abs(high - low)) + 1e-300)
 
 
 def with_max_length(rng: Random, box: Box) -> Box:

@@ -42,7 +42,7 @@ def table(arguments: argparse.Namespace) -> str:
     names = chosen(arguments.kinds)
     if arguments.list:
         return "\n".join(names)
-    keys = schedule(names, arguments.seed, arguments.boxes)
+    keys = schedule({name: KINDS[name].every for name in names}, arguments.seed, arguments.boxes)
     run(keys, arguments.out, attempt, jobs=arguments.jobs, limit=arguments.limit, seconds=arguments.seconds)
     records = [record for record in read_records(arguments.out) if record["kind"] in names]
     return summary(records)
