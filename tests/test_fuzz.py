@@ -266,5 +266,7 @@ def test_findings_are_named_with_their_seeds() -> None:
 def test_kinds_are_chosen_by_text() -> None:
     named = {"pooling: mean", "pooling: sum", "pooling: mean without the last"}
     assert set(fuzz.chosen("pooling: mean; pooling: sum")) == named
+    assert all(KINDS[name].family == "one head" for name in fuzz.chosen("one head"))
+    assert {KINDS[name].group for name in fuzz.chosen("foreign")} == {"foreign"}
     with pytest.raises(SystemExit, match="clairvoyance"):
         fuzz.chosen("clairvoyance")

@@ -22,16 +22,25 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="time for the whole run")
     parser.add_argument("--limit", type=float, default=60.0, help="seconds for one box; more is a hang")
-    parser.add_argument("--kinds", default="", help="kinds whose name has one of these texts, separated by ;")
+    parser.add_argument(
+        "--kinds",
+        default="",
+        help="groups (member, foreign, careless), families, or texts that names of kinds have; separated by ;",
+    )
     parser.add_argument("--seed", type=int, default=0, help="the first seed of every kind")
     parser.add_argument("--out", type=Path, default=FILE, help="the file of records, which a later run goes on with")
     parser.add_argument("--list", action="store_true", help="print the names of all kinds")
 
 
 def chosen(text: str) -> list[str]:
-    """The kinds that have one of the texts in their names."""
+    """The kinds that a text names: those of a group or family of this name, else those that have it in their names."""
     texts = [each.strip() for each in text.split(";") if each.strip()]
-    found = [name for name in KINDS if not texts or any(each in name for each in texts)]
+    whole = {each for kind in KINDS.values() for each in (kind.group, kind.family)}
+
+    def is_meant(name: str, each: str) -> bool:
+        return each in (KINDS[name].group, KINDS[name].family) if each in whole else each in name
+
+    found = [name for name in KINDS if not texts or any(is_meant(name, each) for each in texts)]
     if not found:
         raise SystemExit(f"no kind has {text!r} in its name: --list prints them all")
     return found
