@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from os import PathLike
 from typing import TYPE_CHECKING, ClassVar, Protocol, Self
@@ -109,6 +110,13 @@ class Family(Protocol):
     def token_norm(self, size: float) -> float:
         """The norm of random tokens with logits of about `size`, or `size` times as far out as the typical kink."""
         ...
+
+    def effects(self, change: Self, tokens: Array) -> Iterator[tuple[str, Array]]:  # names, arrays as answers
+        """How far a change of each part alone, of the size of `change`, moves the answers, to first order."""
+        arrays = change.arrays()
+        for name in self.arrays():
+            alone = {each: array if each == name else 0 * array for each, array in arrays.items()}
+            yield name.replace("_", " "), self.error_bar(self.of_arrays(**alone, **self.words), tokens, 0.0)
 
     @classmethod
     def of_arrays(cls, **arrays: Array) -> Self:

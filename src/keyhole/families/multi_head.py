@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import add
@@ -111,6 +111,14 @@ class MultiHead(Family):
         bound = bound if wide is None else bound + wide
         # A small bias may be the sum of larger ones: value biases come through the output matrix.
         return bound if own is None else bound + rounding * xp.max(xp.abs(own))
+
+    def effects(self, change: MultiHead, tokens: Array) -> Iterator[tuple[str, Array]]:
+        """How far a change of each part of each head, and of the output bias, moves the answers."""
+        for number, (head, own) in enumerate(zip(self.heads, change.heads, strict=True), 1):
+            yield from ((f"{name} of head {number}", effect) for name, effect in head.effects(own, tokens))
+        if self.output_bias is not None and change.output_bias is not None:
+            flat = 0 * self.like(tokens).heads[0](tokens)
+            yield "output bias", flat + change.like(tokens).output_bias
 
     def token_norm(self, size: float) -> float:
         """The norm at which random tokens have logits of about `size` in one head; inf when none has any."""

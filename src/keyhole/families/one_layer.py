@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from os import PathLike
 from typing import ClassVar
@@ -139,6 +140,13 @@ class OneLayer(Family):
             moved = moved + rounding * namespace(tokens).abs(tokens[:, -1, :])
         own = self.ffn.error_bar(radius.ffn, entering[:, None, :], rounding)  # type: ignore[arg-type]
         return own + self.ffn.propagate_radius(entering, moved)
+
+    def effects(self, change: OneLayer, tokens: Array) -> Iterator[tuple[str, Array]]:
+        """How far a change of each part of the head, passed through the net, and of the net moves the answers."""
+        entering = self._into_ffn(tokens)
+        for name, moved in self.attention.effects(change.attention, tokens):
+            yield name, self.ffn.propagate_radius(entering, moved)
+        yield from self.ffn.effects(change.ffn, entering[:, None, :])  # type: ignore[arg-type]
 
     def token_norm(self, size: float) -> float:
         """The norm at which random tokens have logits of about `size`; inf when none has any.

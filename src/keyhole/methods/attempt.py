@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from keyhole.arrays import Array, Floats, floats
+from keyhole.domain import Sampler
 from keyhole.errors import BudgetExhausted, KeyholeError, OracleError, UsageError
 from keyhole.families import Family
 from keyhole.methods.base import Estimate, Found, Method, Steps, Unrecoverable, adapt
-from keyhole.methods.certificate import Judgement, certify
+from keyhole.methods.certificate import Judgement, certify, heldout_count
 from keyhole.methods.noise_estimation.measure import NoiseEstimate, coarseness, measure_noise
 from keyhole.noise import Noise
 from keyhole.queries import Measurements, Plan, Signature
@@ -34,7 +35,8 @@ class Task:
 
     signature: Signature
     seed: int = 0
-    heldout: int = 32  # queries of the certificate
+    heldout: int | None = None  # queries of the certificate; None: a share of the recovery's
+    domain: Sampler | None = None  # inputs that the certificate is to speak of besides
     budget: float = math.inf  # queries in all
     options: Mapping[str, Any] = field(default_factory=dict)  # of the method
 
@@ -161,10 +163,10 @@ def attempt(method: Method, task: Task, ledger: Ledger) -> Steps[Attempt]:
     try:
         if task.signature.noise.kind == "measure":
             task, details = yield from ask_noise(task, ledger)
-        steps = method.steps(task.signature, task.stream("method"), ledger.left - task.heldout, **task.options)
+        steps = method.steps(task.signature, task.stream("method"), _without_heldout(task, ledger.left), **task.options)
         estimate = yield from ledger.count(with_noise(steps, task.signature.noise))
         certificate = _radii_only(estimate)
-        judgement = yield from _ask_heldout(estimate, task, ledger.left)
+        judgement = yield from _ask_heldout(estimate, task, ledger)
         outcome, message, certificate = judgement.outcome, judgement.message, judgement.certificate
         cause: KeyholeError | None = None
     except Unrecoverable as error:
@@ -204,13 +206,20 @@ def _radii_only(estimate: Estimate) -> Certificate:
     return Certificate(estimate.radius, estimate.standard_error, assumptions=estimate.assumptions)
 
 
-def _ask_heldout(estimate: Estimate, task: Task, left: float) -> Steps[Judgement]:
+def _without_heldout(task: Task, left: float) -> float:
+    """What is left to a method when the held-out queries are set aside."""
+    kinds = 1 if task.domain is None else 2
+    return left - kinds * heldout_count(task.heldout, 0 if math.isinf(left) else left)
+
+
+def _ask_heldout(estimate: Estimate, task: Task, ledger: Ledger) -> Steps[Judgement]:
     """Held-out queries, from random numbers the method has not seen, as many as wanted and affordable."""
-    count = int(min(task.heldout, left))
+    kinds = 1 if task.domain is None else 2
+    count = int(min(heldout_count(task.heldout, ledger.spent), ledger.left // kinds))
     if count < 1:
         message = "the budget left no queries for the certificate"
         return Judgement(Outcome.UNCERTIFIED, message, _radii_only(estimate))
-    steps = certify(estimate, task.signature, task.stream("held-out"), count)
+    steps = certify(estimate, task.signature, task.stream("held-out"), count, task.domain)
     return (yield from with_noise(steps, task.signature.noise))
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from keyhole.errors import UsageError
-from keyhole.recover import HELDOUT_QUERIES, recover
+from keyhole.recover import recover
 from keyhole.recovery import Outcome, Recovery
 
 RESUMABLE = (Outcome.BUDGET_EXHAUSTED, Outcome.UNCERTIFIED, Outcome.ORACLE_FAILED)
@@ -26,17 +26,18 @@ class Settings:
     budget: int | None = None
     journal: Path | None = None
     seed: int = 0
-    heldout: int = HELDOUT_QUERIES
+    heldout: int | None = None
     max_norm: float | None = None
     noise: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     out: Path | None = None
+    domain: Path | None = None
 
     def command(self, budget: int | None = None) -> str:
         """The command line that asks the same queries within another budget."""
         words = ["keyhole", "recover", self.target]
         default = Settings(self.target)
-        for name in ("method", "journal", "seed", "heldout", "max_norm", "noise", "out"):
+        for name in ("method", "journal", "seed", "heldout", "max_norm", "noise", "out", "domain"):
             if getattr(self, name) != getattr(default, name):
                 words += [f"--{name.replace('_', '-')}", str(getattr(self, name))]
         for name, value in self.options.items():

@@ -9,6 +9,8 @@ from keyhole.families.base import Family
 from keyhole.families.parts.attention import Attention
 from keyhole.families.parts.forms import ScoreForm
 
+LARGEST_EXPONENT = 80.0  # of what a float32 holds
+
 
 class Head(Family):
     """f(X) = Σ_i weight_i · x_iᵀ·value + output_bias, weights by `attention` from the logits of `form`.
@@ -81,7 +83,9 @@ class Head(Family):
         value_radius = value_radius + rounding * norms * xp.linalg.vector_norm(head.value_columns, axis=0)
         answers = xp.sum(weights[..., None] * values, axis=2)
         pulls = head.attention.normaliser.pulls(weights, values, answers)
-        bound = weights @ value_radius + 2 * worst * xp.sum(xp.abs(pulls), axis=2)
+        # Energies that are off by e change weights by factors of up to exp(2e).
+        factor = xp.expm1(xp.clip(2 * worst, None, LARGEST_EXPONENT))
+        bound = weights @ value_radius + factor * xp.sum(xp.abs(pulls), axis=2)
         bound = bound if head.value.ndim == 2 else bound[..., 0]
         if wide.output_bias is not None:
             bound = bound + wide.output_bias
