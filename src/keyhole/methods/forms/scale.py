@@ -100,8 +100,8 @@ class ScaleEstimate:
         """The scale, a power of two or `largest`, that brings logits to their aim.
 
         The form of the last token with itself grows with its norm squared, and may exceed the others √width times:
-        it is kept at the aim too, where first tokens are at most `longest`. Where last tokens do not matter, the second
-        batch is not near the scale of the first, so that a score bias shows.
+        it is kept at the aim too, where first tokens are at most `longest`. The second batch is not at the scale of the
+        first, or it would ask the same; nor near it where last tokens do not matter, so that a score bias shows.
         """
         aim = self.aim
         if math.isinf(aim):
@@ -109,8 +109,11 @@ class ScaleEstimate:
         if longest is not None:
             aim = min(aim, longest * math.sqrt(aim / math.sqrt(width)))
         scale = min(floor_power(aim), largest)
-        near = longest is None and self._batches == 1 and self.first / 8 < scale < 8 * self.first
-        return self.first / 16 if near else scale
+        if self._batches != 1:
+            return scale
+        if longest is not None:
+            return scale / 2 if scale == self.first else scale
+        return self.first / 16 if self.first / 8 < scale < 8 * self.first else scale
 
     @property
     def aim(self) -> float:
