@@ -76,13 +76,11 @@ class ScaleEstimate:
     size: float = 0.0  # root mean square of the forms
     first: float = 0.0  # scale of the first batch
     latest: float = 0.0  # scale of the last batch
-    _mean_square: float = 0.0
     _batches: int = 0
 
     def expect(self, factor: float) -> None:
         """Expect forms of `factor` times the size from now on."""
-        self._mean_square *= factor**2
-        self.size = math.sqrt(self._mean_square)
+        self.size *= factor
 
     def update(self, values: Array, scale: float) -> None:  # (n,)
         """Take note of forms measured at a scale."""
@@ -91,9 +89,9 @@ class ScaleEstimate:
         self.first, self.latest = self.first or scale, scale
         self._batches += 1
         count = self.count + values.shape[0]
-        added = float(namespace(values).sum((values / count**0.5) ** 2))
-        self._mean_square = self._mean_square * (self.count / count) + added
-        self.size = math.sqrt(self._mean_square)
+        largest = max(float(namespace(values).max(abs(values))), 5e-324)  # whose square may be out of range
+        added = largest * math.sqrt(float(namespace(values).sum((values / largest) ** 2)) / count)
+        self.size = math.hypot(self.size * math.sqrt(self.count / count), added)
         self.count = count
 
     def next_scale(self, largest: float, longest: float | None = None, width: int = 1) -> float:
