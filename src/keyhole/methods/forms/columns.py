@@ -129,11 +129,10 @@ class ScoreColumns:
         """Rows and directions to find the scale with: in general position, then such that tokens may be long."""
         if not self.special:
             return self.left, self.right
-        mixed = []
+        xp, mixed = self.space.xp, []
         for each in (self.left.vectors, self.right.vectors):
-            part = rng.uniform(0.5, 0.9)
-            between = part * each[0, :] + (1 - part**2) ** 0.5 * each[1, :]
-            mixed.append(TokenRows(self.space.xp.stack([between, each[1, :]])))
+            between = each[0, :] + rng.uniform(0.5, 1.0) * each[1, :]
+            mixed.append(TokenRows(xp.stack([between / xp.linalg.vector_norm(between), each[1, :]])))
         return mixed[0], mixed[1]
 
     def add(self, directions: list[int], table: FormTable, *, new: bool = True) -> None:

@@ -8,7 +8,7 @@ from typing import final
 import numpy as np
 
 from keyhole.arrays import Array, Integers
-from keyhole.methods.base import Steps, Unrecoverable
+from keyhole.methods.base import Steps
 from keyhole.methods.forms.columns import Draft, FormTable, PartialColumns, Score, ScoreColumns
 from keyhole.methods.forms.reader import FormReader, Forms
 from keyhole.queries import TokenRows
@@ -58,12 +58,7 @@ class _CrossApproximation:
 
     def run(self) -> Steps[Score | None]:
         special = self.columns.special
-        try:
-            probe = yield from self.reader.ask_probe(*self.columns.probes(self.rng))
-        except Unrecoverable:
-            if self.reader.negligible_last:  # a score bias may saturate every probe
-                return None
-            raise
+        probe = yield from self.reader.ask_probe(*self.columns.probes(self.rng))
         if not probe.responds:
             zero = self.space.zeros(self.columns.inverse.shape[0], self.right.vectors.shape[0])
             return Score(zero, zero + 4 * self.width * probe.forms.radius[0], 0)
