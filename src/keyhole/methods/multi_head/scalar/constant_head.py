@@ -147,13 +147,15 @@ def _ask_settled(sums: _Sums, basis: Floats, norms: Floats) -> Steps[tuple[Float
     """What u·v·tanh(u·c/2) is for each row, its errors, and the product of norms from which on it stays the same."""
     products = np.exp2(np.array(PRODUCTS, dtype=np.float64))
     many = products.size
-    asked, errors, rows = yield from sums.ask(
-        np.repeat(basis, many, axis=0), np.repeat(norms, many), np.tile(products, norms.size)
-    )
-    odd = (asked - rows @ sums.vector).reshape(norms.size, many, -1)
-    errors = errors.reshape(odd.shape)
-    apart = np.any(np.abs(odd[:, :, None] - odd[:, None]) > errors[:, :, None] + errors[:, None], axis=3)
-    unsettled = np.any(apart & (products[None, :] > products[:, None]), axis=2)  # (n, products): a larger one differs
+    every = np.repeat(basis, many, axis=0), np.repeat(norms, many), np.tile(products, norms.size)
+    whole, errors, rows = yield from sums.ask(*every)
+    twice, more, _ = yield from sums.ask(*every, (2, 1))  # of heads without a bias one of each tells nothing
+    odd, both = (each.reshape(norms.size, many, -1) for each in (whole - rows @ sums.vector, twice))
+    errors = np.maximum(errors, more).reshape(odd.shape)
+    allowed = errors[:, :, None] + errors[:, None]
+    apart = [np.any(np.abs(each[:, :, None] - each[:, None]) > allowed, axis=3) for each in (odd, both)]
+    larger = products[None, :] > products[:, None]
+    unsettled = np.any((apart[0] | apart[1]) & larger, axis=2)  # (n, products): a larger one differs
     first = np.argmin(unsettled, axis=1)
     index = np.arange(norms.size)
     return odd[index, first], errors[index, first], products[first]
