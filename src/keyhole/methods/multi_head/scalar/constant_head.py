@@ -1,8 +1,9 @@
 """A head with a score bias but no score, which no last token switches: read by itself, beside heads that do switch.
 
-The queries [u + g; g] and [u − g; −g] with a long g make every head with a score choose u in one of them and not in the
-other, so that together they tell half of Σ v_h, whatever these heads are. A head with a score bias c only has the weight
-σ(u·c) in both. With S the sum of the two answers less what g and the output bias add, and v̄ the sum of all values,
+The queries [u + g; g] and [u − g; −g] with a long g make every head with a score choose u in one of them and not in
+the other, so that together they tell half of Σ v_h, whatever these heads are. A head with a score bias c only has the
+weight σ(u·c) in both. With S the sum of the two answers less what g and the output bias add, and v̄ the sum of all
+values,
 
 S − u·v̄ = u·v·tanh(u·c / 2),
 
@@ -25,7 +26,7 @@ from keyhole.numerics.orthogonal import equal_overlap
 from keyhole.numerics.svd import svd
 from keyhole.queries import Measurements, Signature, sequences
 
-# Norms of u, and products of the norms of u and g, that are tried, as powers of two; the product is then larger by this.
+# Norms of u and products of the norms of u and g that are tried, as powers of two; the product is then larger by this.
 NORMS, PRODUCTS, BEYOND = range(-20, 21, 4), range(4, 29, 4), 8.0
 # Weights between these tell the scale of the bias.
 LEAST, MOST = 0.02, 0.98
@@ -33,7 +34,6 @@ LEAST, MOST = 0.02, 0.98
 LONGER = 2.0**24
 # Bits of tokens that are left for their sums, and roundings that an answer may be off by.
 SPARE_BITS, ROUNDINGS = 2, 8.0
-COPIES = ((1, 1), (2, 1), (1, 2))
 # Rounds: the first tells which rows and norms tell most. Where a ratio of what they tell is larger than this, u is
 # shorter by so much in the next, so often.
 ROUNDS, MOST_RATIO, SHORTER, MOST_ROUNDS = 2, 1e4, 8.0, 6
@@ -113,16 +113,14 @@ def _ask_basis(sums: _Sums, basis: Floats, norm: float) -> Steps[ConstantHead | 
     norms = np.full(width, norm)
     _, _, settled = yield from _ask_settled(sums, basis, norms)
     products = BEYOND * settled
-    parts = []
-    for copies in COPIES:
-        parts.append((yield from sums.ask(basis, norms, products, copies)))
-    rows, errors = parts[0][2], np.max([part[1] for part in parts], axis=0)
-    whole, first, last = (part[0] for part in parts)
-    long = []
-    for copies in COPIES[1:]:
-        long.append((yield from sums.ask(basis, LONGER * norms, LONGER * products, copies))[0])
+    whole, errors, rows = yield from sums.ask(basis, norms, products)
+    first, first_errors, _ = yield from sums.ask(basis, norms, products, (2, 1))
+    last, last_errors, _ = yield from sums.ask(basis, norms, products, (1, 2))
+    errors = np.maximum(np.maximum(errors, first_errors), last_errors)
+    long_first, _, _ = yield from sums.ask(basis, LONGER * norms, LONGER * products, (2, 1))
+    long_last, _, _ = yield from sums.ask(basis, LONGER * norms, LONGER * products, (1, 2))
     odd = whole - rows @ sums.vector  # u·v·tanh(u·c/2)
-    even = (first - last) - (long[0] - long[1])
+    even = (first - last) - (long_first - long_last)
     sizes = np.maximum(np.linalg.norm(even, axis=1), 1e-300)
     ratios = np.sum(odd * even, axis=1) / sizes**2
     if not np.all(np.abs(ratios) < MOST_RATIO):

@@ -21,6 +21,7 @@ from keyhole.methods.multi_head.scalar.queries import Scope, columns
 from keyhole.methods.multi_head.scalar.scores import Columns, HeadReader, HeadScore
 from keyhole.methods.multi_head.scalar.search import JumpSearch, NoSwitch, ask_for_bias, ask_jumps
 from keyhole.methods.single_head.method import ask_score_along, head_estimate
+from keyhole.numerics.svd import pseudo_inverse
 from keyhole.queries import Measurements, Plan, Signature, Sketch
 from keyhole.recovery import Outcome
 
@@ -44,8 +45,8 @@ PROPORTIONAL = (
     "at the very same tokens and cannot be read one by one"
 )
 SEVERAL_CONSTANT = (
-    "several heads have a score bias but no score: they weigh tokens the same whatever the last one is, and behind fewer "
-    "numbers than heads they are not told apart; or the box is no sum of softmax heads"
+    "several heads have a score bias but no score: they weigh tokens the same whatever the last one is, and behind "
+    "fewer numbers than heads they are not told apart; or the box is no sum of softmax heads"
 )
 HIDDEN = (
     "the heads found do not explain all answers: others do not show because they cancel, e.g. two with opposite logits "
@@ -106,9 +107,7 @@ def _ask_beside_constant_head(
     if head is None:
         raise cause
     space, flat = signature.space, total.vector.ndim == 1
-    value, value_radius = (
-        space.asarray(part[:, 0] if flat else part) for part in (head.value, head.value_radius)
-    )
+    value, value_radius = (space.asarray(part[:, 0] if flat else part) for part in (head.value, head.value_radius))
     score = space.zeros(signature.width, signature.width)
     own = SingleHead(score, value, space.asarray(head.bias))
     radius = SingleHead(score + head.score_radius, value_radius, space.asarray(head.bias_radius))
@@ -206,7 +205,7 @@ def _ask_all_heads(jump_heads: _JumpHeads, rng: np.random.Generator) -> Steps[tu
 def _sketch(columns: dict[int, Columns], heads: int) -> Sketch | None:
     """The scores of the heads so far on their hyperplanes, for people who watch."""
     matrices = {
-        f"score of head {number + 1}": (read.forms @ np.linalg.pinv(read.points.T))[:, : read.forms.shape[0]]
+        f"score of head {number + 1}": (read.forms @ pseudo_inverse(read.points.T))[:, : read.forms.shape[0]]
         for number, read in sorted(columns.items())
     }
     known = sum(read.points.shape[0] / read.points.shape[1] for read in columns.values()) / heads
@@ -256,11 +255,16 @@ def _estimate(jump_heads: _JumpHeads, values: ScalarValues, heads: list[HeadScor
             radii.append(SingleHead(space.zeros(width, width), value_radius))
             continue
         score, radius = heads[number].score, heads[number].radius
-        biases = [None, None]
+        own, wide = None, None
         if scope.radius is not None:
-            biases = [space.asarray(scope.radius * part[:, width]) for part in (score, radius)]
-        params.append(SingleHead(space.asarray(score[:, :width]), value, biases[0]))
-        radii.append(SingleHead(space.asarray(radius[:, :width]), value_radius, biases[1]))
+            bias, errors = (scope.radius * part[:, width] for part in (score, radius))
+            shows = bool(np.any(np.abs(bias) > errors))
+            own = space.asarray(bias) if shows else None
+            wide = space.asarray(
+                errors if shows else errors + np.abs(bias)
+            )  # taken for none, it is off by what was read
+        params.append(SingleHead(space.asarray(score[:, :width]), value, own))
+        radii.append(SingleHead(space.asarray(radius[:, :width]), value_radius, wide))
     ranks = [head.rank for head in heads]
     outputs = values.vectors.shape[2]
     numbers = sum(rank * (2 * width - rank) for rank in ranks) + width * len(heads) * (scope.radius is not None)
