@@ -15,6 +15,7 @@ import numpy as np
 
 from keyhole.arrays import Floats
 from keyhole.errors import KeyholeError
+from keyhole.numerics.svd import svd
 from keyhole.samples.levenberg_marquardt import ScoreChart, descend
 from keyhole.samples.variable_projection import LayerPoint, LayerProblem
 
@@ -63,7 +64,7 @@ def moment(problem: LayerProblem, most: int) -> Moment | None:
     paired = problem.turned @ rest.reshape(n, k, outputs)
     unfolded = covariance.T @ paired.reshape(n, d * outputs) / problem.rows  # (l·l', j·o)
     tensor = unfolded.reshape(d, d, d, outputs).transpose(2, 0, 1, 3)  # (j, l, l', o)
-    left, values, _ = np.linalg.svd(tensor.reshape(d * d, d * outputs), full_matrices=False)
+    left, values, _ = svd(tensor.reshape(d * d, d * outputs))
     return Moment(left[:, :most], values[:most])
 
 
