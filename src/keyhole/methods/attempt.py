@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 
 from keyhole.arrays import Array, Floats, floats
-from keyhole.domain import Sampler
-from keyhole.errors import BudgetExhausted, KeyholeError, OracleError, UsageError
+from keyhole.errors import BudgetExhausted, ComputeError, KeyholeError, NumericalError, OracleError, UsageError
 from keyhole.families import Family
+from keyhole.methods.arithmetic import check_arithmetic
 from keyhole.methods.base import Estimate, Found, Method, Steps, Unrecoverable, adapt
 from keyhole.methods.certificate import Judgement, certify, heldout_count
 from keyhole.methods.noise_estimation.measure import NoiseEstimate, coarseness, measure_noise
 from keyhole.noise import Noise
+from keyhole.numerics.domain import Sampler
 from keyhole.queries import Measurements, Plan, Signature
 from keyhole.recovery import Certificate, Outcome
 
@@ -25,8 +26,11 @@ from keyhole.recovery import Certificate, Outcome
 CONTRADICTION_QUERIES = 8
 # Answers whose digits are looked at where something is wrong: of so many plans, so many each.
 SAMPLE_PLANS, SAMPLE_ANSWERS = 4, 16
-# Outcomes that undeclared noise has nothing to do with.
-NOT_FOR_NOISE = (Outcome.BUDGET_EXHAUSTED, Outcome.ORACLE_FAILED, Outcome.TOO_FEW_MEASUREMENTS)
+# What ends a generator from outside of it, or its arithmetic.
+ENDS = (BudgetExhausted, OracleError, ComputeError)
+# Outcomes after which nothing more can be asked, and those that undeclared noise has nothing to do with.
+FINAL = (Outcome.BUDGET_EXHAUSTED, Outcome.ORACLE_FAILED, Outcome.TIME_EXHAUSTED)
+NOT_FOR_NOISE = (*FINAL, Outcome.TOO_FEW_MEASUREMENTS)
 
 
 @dataclass(frozen=True)
@@ -98,7 +102,11 @@ class Ledger:
 
     def digits(self, signature: Signature) -> NoiseEstimate:
         """The rounding that the digits of the first answers show, if any."""
-        return coarseness(np.concatenate(self.sample), signature) if self.sample else NoiseEstimate(Noise.exact())
+        return (
+            coarseness(np.concatenate(self.sample), signature.space.eps)
+            if self.sample
+            else NoiseEstimate(Noise.exact())
+        )
 
 
 def stream(seed: int, purpose: str) -> np.random.Generator:
@@ -127,7 +135,7 @@ def attempt_twice(method: Method, task: Task) -> Steps[Attempt]:
     elif first.outcome is Outcome.INCONSISTENT and "gaussian" in method.takes_noise:
         try:
             known, details = yield from ask_noise(task, ledger)
-        except (BudgetExhausted, OracleError):
+        except ENDS:
             return first
     noise = known.signature.noise
     if noise.kind == "exact":
@@ -164,9 +172,10 @@ def attempt(method: Method, task: Task, ledger: Ledger) -> Steps[Attempt]:
         if task.signature.noise.kind == "measure":
             task, details = yield from ask_noise(task, ledger)
         steps = method.steps(task.signature, task.stream("method"), _without_heldout(task, ledger.left), **task.options)
-        estimate = yield from ledger.count(with_noise(steps, task.signature.noise))
+        estimate = yield from ledger.count(with_noise(check_arithmetic(steps), task.signature.noise))
         certificate = _radii_only(estimate)
-        judgement = yield from _ask_heldout(estimate, task, ledger)
+        _check_finite(estimate)
+        judgement = yield from check_arithmetic(_ask_heldout(estimate, task, ledger))
         outcome, message, certificate = judgement.outcome, judgement.message, judgement.certificate
         cause: KeyholeError | None = None
     except Unrecoverable as error:
@@ -175,7 +184,7 @@ def attempt(method: Method, task: Task, ledger: Ledger) -> Steps[Attempt]:
             difference = yield from _ask_again(ledger, task.signature)
             if difference > 0:
                 outcome, message = Outcome.INCONSISTENT, f"a query asked twice was answered {difference:.2g} apart"
-    except (BudgetExhausted, OracleError) as error:
+    except ENDS as error:
         outcome, message, cause = ending(error), str(error), error
     if estimate is None:
         return Attempt(method.name, outcome, message, getattr(cause, "partial", None), details=details, cause=cause)
@@ -185,8 +194,17 @@ def attempt(method: Method, task: Task, ledger: Ledger) -> Steps[Attempt]:
 
 
 def ending(error: Exception) -> Outcome:
-    """The outcome that an error of the oracle or the end of the budget amounts to."""
+    """The outcome that an error of the oracle or of arithmetic, or the end of the budget, amounts to."""
+    if isinstance(error, ComputeError):
+        return Outcome.ARITHMETIC_FAILED if isinstance(error, NumericalError) else Outcome.TIME_EXHAUSTED
     return Outcome.BUDGET_EXHAUSTED if isinstance(error, BudgetExhausted) else Outcome.ORACLE_FAILED
+
+
+def _check_finite(estimate: Estimate) -> None:
+    """NumericalError where parameters are not finite; radii may be."""
+    odd = [name for name, array in estimate.params.arrays().items() if not np.all(np.isfinite(floats(array)))]
+    if odd:
+        raise NumericalError(f"the arithmetic failed ({', '.join(odd)} came out as nan or inf)")
 
 
 def ask_noise(task: Task, ledger: Ledger) -> Steps[tuple[Task, dict[str, Any]]]:
@@ -231,7 +249,7 @@ def _ask_again(ledger: Ledger, signature: Signature) -> Steps[float]:
     count = int(min(CONTRADICTION_QUERIES, plan.count, ledger.left))
     try:
         again: Measurements = yield plan.again(count, stage="held-out")
-    except (BudgetExhausted, OracleError):
+    except ENDS:
         return 0.0
     xp, noise = signature.space.xp, signature.noise
     difference = float(xp.max(xp.abs(again.values - answers[:count, ...])))

@@ -11,8 +11,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from keyhole.errors import BudgetExhausted, OracleError, UsageError
+from keyhole.errors import UsageError
+from keyhole.methods.arithmetic import check_arithmetic
 from keyhole.methods.attempt import (
+    ENDS,
+    FINAL,
     Attempt,
     Ledger,
     Task,
@@ -33,7 +36,13 @@ from keyhole.recovery import Outcome
 NAME = "auto"
 NOTHING_FITS = "no family that a method recovers fits a few first answers"
 # How a method ends on an oracle that may be of another family than it takes it for.
-MAY_BE_ANOTHER_FAMILY = (Outcome.WRONG_FAMILY, Outcome.TOO_NOISY, Outcome.SATURATED, Outcome.NOT_IDENTIFIABLE)
+MAY_BE_ANOTHER_FAMILY = (
+    Outcome.WRONG_FAMILY,
+    Outcome.TOO_NOISY,
+    Outcome.SATURATED,
+    Outcome.NOT_IDENTIFIABLE,
+    Outcome.ARITHMETIC_FAILED,
+)
 # Answers are kept for the next attempt of plans that are no larger than this, over the width, and of so many of them.
 KEPT_QUERIES, KEPT_PLANS = 4, 32
 
@@ -75,7 +84,7 @@ class _Memory:
                 unknown = [replace(plan, attempt=number) for plan in unknown]
                 try:
                     asked: list[Measurements] = (yield unknown) if unknown else []
-                except (BudgetExhausted, OracleError) as error:
+                except ENDS as error:
                     request = steps.throw(error)
                     continue
                 for plan, answer in zip(unknown, asked, strict=True):
@@ -113,7 +122,7 @@ class _Auto:
             return (yield from self._attempt(fitting[0], {}))
         try:
             evidence = yield from self._ask(triage(self.task.signature, self.task.stream("triage")))
-        except (BudgetExhausted, OracleError) as error:
+        except ENDS as error:
             return Attempt(NAME, ending(error), str(error), cause=error)
         self._allow_for(evidence)
         last: Attempt | None = None
@@ -126,7 +135,7 @@ class _Auto:
         if last is None or last.outcome in MAY_BE_ANOTHER_FAMILY:
             try:
                 diagnosis = yield from self._ask(diagnose(self.task.signature, self.task.stream("diagnosis")))
-            except (BudgetExhausted, OracleError) as error:
+            except ENDS as error:
                 ended = last or Attempt(NAME, Outcome.WRONG_FAMILY, NOTHING_FITS)
                 return self._result(replace(ended, outcome=ending(error), message=str(error), cause=error))
             self.known |= {"diagnosis": diagnosis.family, "diagnosis_findings": diagnosis.summary()["findings"]}
@@ -141,7 +150,7 @@ class _Auto:
         """Measure the errors of an oracle that contradicts itself, and try the method that allows for them."""
         try:
             self.task, details = yield from ask_noise(self.task, self.ledger)
-        except (BudgetExhausted, OracleError):
+        except ENDS:
             return last
         self.known |= details
         for method in self._methods(family)[:1]:
@@ -155,7 +164,7 @@ class _Auto:
             if (method, options) in self.tried:
                 continue
             last = yield from self._attempt(method, options)
-            if last.certified or last.outcome in (Outcome.BUDGET_EXHAUSTED, Outcome.ORACLE_FAILED):
+            if last.certified or last.outcome in FINAL:
                 return self._result(last)
         words = f"; {diagnosis.in_words()}" if diagnosis is not None else ""
         if last is None or last is first:
@@ -198,7 +207,7 @@ class _Auto:
 
     def _ask(self, steps: Steps[Found]) -> Steps[Found]:
         """Run a generator as part of the attempt that comes next."""
-        return self.ledger.count(steps, len(self.attempts))
+        return self.ledger.count(check_arithmetic(steps), len(self.attempts))
 
     def _allow_for(self, evidence: Evidence) -> None:
         """Go on with the evidence, its noise included."""

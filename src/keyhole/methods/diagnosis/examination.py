@@ -80,7 +80,7 @@ class Examination:
 
     def ask_noise(self, answers: Floats, apart: float) -> Steps[None]:
         """Measure noise where answers do not repeat or have few digits."""
-        digits = coarseness(answers.ravel(), self.signature)
+        digits = coarseness(answers.ravel(), self.signature.space.eps)
         coarse = digits.noise.kind != "exact"
         if (
             self.noise.kind != "measure"

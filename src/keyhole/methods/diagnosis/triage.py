@@ -98,13 +98,13 @@ class _Triage:
         Noise is measured where that differs, and where a slight bend may be an error that repeats.
         """
         exam = self.exam
-        digits = coarseness(answers[answers != 0], exam.signature, COINCIDENCE)
+        digits = coarseness(answers[answers != 0], exam.signature.space.eps, COINCIDENCE)
         measure = exam.noise.kind == "measure"
         if digits.evidence:  # so few answers may all end in 0: then they look rounded to fewer decimals than they are
             norms = self.far * exam.rng.uniform(0.1, 1.0, MORE_ANSWERS)
             more = yield from self._ask(*([norm] for norm in norms))
             numbers = np.append(answers, more)
-            digits = coarseness(numbers[numbers != 0], exam.signature, COINCIDENCE)
+            digits = coarseness(numbers[numbers != 0], exam.signature.space.eps, COINCIDENCE)
             if np.unique(np.abs(numbers[numbers != 0])).size < LEAST_NUMBERS:  # of which digits say nothing
                 digits = NoiseEstimate(Noise.exact(), "")
         if not measure and (digits.evidence or bend > exam.error(size)):

@@ -194,13 +194,23 @@ class SearchingReader(FormReader):
 
     @final
     def ask_probe(self, rows: TokenRows, columns: TokenRows) -> Steps[Probe]:
-        """Search for the scale with forms of row k and column k. Without a response the score matrix is zero."""
-        space = self.signature.space
+        """Search for the scale with the form of the first row and column. Without a response the score matrix is zero.
+
+        Beside a score bias tokens may be too short for a response: then the second row and column are tried, which
+        may be orthogonal to it and so make longer ones.
+        """
+        probe = yield from self._ask_probe(rows, columns, 0)
+        if self.bias is not None and not probe.responds and rows.vectors.shape[0] > 1:
+            probe = yield from self._ask_probe(rows, columns, 1)
+        return probe
+
+    def _ask_probe(self, rows: TokenRows, columns: TokenRows, number: int) -> Steps[Probe]:
+        space, index = self.signature.space, self.signature.space.indices([number])
         scale = min(FIRST_PROBE, self.largest_scale)
         while self.radius_at_zero(scale) > CLEAR_ENOUGH and scale < self.largest_scale:
             scale = min(2 * scale, self.largest_scale)
         search = ScaleSearch(scale, smallest=space.tiny**0.5)
-        for tries, scale in enumerate(search):
+        for scale in search:
             radius = self.radius_at_zero(scale)
             if radius > 0.5:
                 raise Unrecoverable(
@@ -208,8 +218,6 @@ class SearchingReader(FormReader):
                     f"an answer is uncertain by {radius / 4:.1g} of the difference between two tokens' values",
                 )
             step = floor_power(max(16.0, 0.1 / max(radius, space.eps)))  # within the logits one probe can show
-            number = tries % rows.vectors.shape[0]
-            index = space.indices([number])
             forms = yield from self.ask_at("scale", rows, columns, index, index, scale)
             if float(forms.saturation[0]) > SATURATED:
                 search.lower_scale(step)

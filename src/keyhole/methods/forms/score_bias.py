@@ -58,7 +58,7 @@ def ask_for_bias(signature: Signature, value: Value, rng: np.random.Generator) -
     One query [row; 0], as long as it may be: its two tokens weigh the same unless there is a score bias.
     """
     space = signature.space
-    rows = TokenRows(equal_overlap(space, random_orthogonal(space, rng, signature.width), value.vector))
+    rows = TokenRows(equal_overlap(space, random_orthogonal(space, rng, signature.width), value.vector, rng))
     reader, zero = BiasReader(signature, value), space.indices([0])
     nothing = TokenRows(space.zeros(1, signature.width))
     forms = yield from reader.ask_at("scale", rows, nothing, zero, zero, min(reader.largest_scale, VERY_LONG))
@@ -71,7 +71,7 @@ def ask_for_bias(signature: Signature, value: Value, rng: np.random.Generator) -
 def ask_score_bias(signature: Signature, value: Value, rng: np.random.Generator) -> Steps[ScoreBias]:
     """The score bias in an orthonormal basis: the last token is zero, so that the score matrix adds nothing."""
     space, xp = signature.space, signature.space.xp
-    rows = TokenRows(equal_overlap(space, random_orthogonal(space, rng, signature.width), value.vector))
+    rows = TokenRows(equal_overlap(space, random_orthogonal(space, rng, signature.width), value.vector, rng))
     reader = BiasReader(signature, value)
     nothing = TokenRows(space.zeros(signature.width, signature.width))
     yield from reader.ask_probe(rows, nothing)

@@ -104,7 +104,7 @@ def measure_noise(signature: Signature, rng: np.random.Generator) -> Steps[Noise
         asked = yield [plan for repeat in range(2, REPEATS) for plan in _repeat_plans(plans, repeat)]
         more = _numbers(asked, signature)
         pairs = [_rows(more[number : number + len(plans)]) for number in range(0, len(more), len(plans))]
-        return _random(np.stack([first, again, *pairs]), coarseness(answers, signature), largest)
+        return _random(np.stack([first, again, *pairs]), coarseness(answers, signature.space.eps), largest)
     segments = yield from _ask_neighbours(signature, rng, longest)
     answers = np.concatenate([answers, *(each.answers.ravel() for each in segments)])
     estimate = _deterministic(segments, answers, signature)
@@ -186,9 +186,9 @@ def _arithmetic(spacing: float, width: int) -> float:
     return float(ROUNDING * spacing * width**0.5)
 
 
-def coarseness(answers: Floats, signature: Signature, coincidence: float = COINCIDENCE) -> NoiseEstimate:
+def coarseness(answers: Floats, spacing: float, coincidence: float = COINCIDENCE) -> NoiseEstimate:
     """Rounding to decimals or to a dtype, whichever explains more of the digits that all answers lack; else exact."""
-    spacing, different = signature.space.eps, np.unique(answers)
+    different = np.unique(answers)
     estimate, most = NoiseEstimate(Noise.exact()), coincidence
     digits = binary_digits(different)
     fitting = [name for name in sorted(DIGITS, key=lambda name: DIGITS[name]) if digits <= DIGITS[name]]
@@ -230,7 +230,7 @@ def _random(answers: Floats, coarse: NoiseEstimate, largest: float) -> NoiseEsti
 
 def _deterministic(segments: list[Segment], answers: Floats, signature: Signature) -> NoiseEstimate:
     """Rounding, or errors that it cannot explain, or none."""
-    coarse = coarseness(answers, signature)
+    coarse = coarseness(answers, signature.space.eps)
     spacing = max(signature.space.eps, 2 * coarse.noise.relative)
     # Of all answers and outputs: one alone may be small by chance where its rounding errors are not.
     size = float(np.max(np.abs(answers)))

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from keyhole.arrays import Array, namespace
-from keyhole.errors import KeyholeError, UsageError
-from keyhole.families import SingleHead
-from keyhole.families.one_layer import UNKNOWN_ARITHMETIC, OneLayer, as_net
-from keyhole.families.opaque_net import OpaqueNet
+from keyhole.errors import UsageError
+from keyhole.families import Family, SingleHead
+from keyhole.families.one_layer import UNKNOWN_ARITHMETIC, OneLayer, OpaqueNet, as_net
 from keyhole.families.relu_net import ReluNet
+from keyhole.methods.arithmetic import partial_result
 from keyhole.methods.base import Estimate, Method, Steps, Unrecoverable
 from keyhole.methods.forms.columns import Draft, Score
 from keyhole.methods.forms.reader import FormReader, ScoreBias
@@ -140,7 +140,7 @@ class _Layer:
 
     def run(self) -> Steps[Estimate[OneLayer]]:
         """Everything in front of the net; what is known of it is left behind where a run ends early."""
-        try:
+        with partial_result(self._partial):
             yield from self._ask_net_check()
             # A score bias is read in linear cells, from tokens of any length.
             net = self.neurons if self.signature.max_norm is None else None
@@ -155,11 +155,12 @@ class _Layer:
                 if error.outcome is not Outcome.WRONG_FAMILY and not isinstance(error, _Undetected):
                     raise
                 return (yield from self._ask_after(error, net))
-        except KeyholeError as error:
-            score = self.draft.matrix()
-            score = self.space.zeros(self.width, self.width) if score is None else score
-            error.partial = OneLayer(SingleHead(score, self.space.eye(self.width)), self.learned.params)
-            raise
+
+    def _partial(self, _: Family | None) -> OneLayer:
+        """What is known of the score so far, in front of the net."""
+        score = self.draft.matrix()
+        score = self.space.zeros(self.width, self.width) if score is None else score
+        return OneLayer(SingleHead(score, self.space.eye(self.width)), self.learned.params)
 
     def _ask_after(self, failure: Unrecoverable, net: ReluNet) -> Steps[Estimate[OneLayer]]:
         """A second way; where it fails too, the first failure is raised, unless only the second had a response."""

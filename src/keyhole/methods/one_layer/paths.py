@@ -14,8 +14,7 @@ from typing import final
 import numpy as np
 
 from keyhole.arrays import Array, ArrayTable, Space
-from keyhole.families.one_layer import UNKNOWN_ARITHMETIC
-from keyhole.families.opaque_net import OpaqueNet
+from keyhole.families.one_layer import UNKNOWN_ARITHMETIC, OpaqueNet
 from keyhole.families.relu_net import ReluNet
 from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.forms.reader import CLEAR_ENOUGH, Forms, SearchingReader

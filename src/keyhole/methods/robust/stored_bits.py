@@ -10,8 +10,9 @@ from __future__ import annotations
 import numpy as np
 
 from keyhole.arrays import Array, Booleans, Floats, Integers, floats
-from keyhole.errors import KeyholeError, UsageError
+from keyhole.errors import UsageError
 from keyhole.families import SingleHead
+from keyhole.methods.arithmetic import partial_result
 from keyhole.methods.base import Estimate, Steps, Unrecoverable
 from keyhole.methods.forms.value import Value, ask_value
 from keyhole.methods.robust.dtypes import Grid, grid_of
@@ -56,12 +57,9 @@ def bit_exact(signature: Signature, rng: np.random.Generator, *, dtype: str) -> 
     value = yield from ask_value(signature)
     exact_value = _prove_value(value, grid)
     weights = _Weights(signature, grid, exact_value)
-    try:
+    with partial_result(lambda _: weights.head()):
         yield from weights.ask_bias_check(rng)
         yield from weights.ask_all()
-    except KeyholeError as error:
-        error.partial = weights.head()
-        raise
     outputs = exact_value.shape[1] if exact_value.ndim == 2 else 1
     rank = int(np.linalg.matrix_rank(exact_value)) if outputs > 1 else 1
     width = signature.width

@@ -72,7 +72,7 @@ class WindowReader:
         space, xp = signature.space, signature.space.xp
         self.space = space
         self.value = value
-        self.outputs: Outputs = choose_outputs(space, value.vector, even=True)
+        self.outputs: Outputs = choose_outputs(space, value.vector, even=True, radius=value.radius)
         self.used = self.outputs.used
         self.rows = TokenRows(window_rows(space, rng, self.outputs.basis))
         self.inverse = self.rows.vectors.T

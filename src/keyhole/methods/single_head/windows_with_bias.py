@@ -9,7 +9,7 @@ import numpy as np
 
 from keyhole.arrays import Array, Integers
 from keyhole.methods.base import Steps, Unrecoverable
-from keyhole.methods.forms.columns import Score, score_of_columns
+from keyhole.methods.forms.columns import Score, repel, score_of_columns
 from keyhole.methods.forms.reader import ScoreBias, norms_beside_bias
 from keyhole.methods.forms.scale import AIM, FIRST_PROBE, ScaleSearch, floor_power
 from keyhole.methods.forms.score_bias import NO_BIAS
@@ -88,7 +88,7 @@ class WindowsBesideBias:
         self.right = random_orthogonal(space, rng, width)
         if width > 1:
             across, along = split_along(space, self.right, reader.bias.vector)
-            self.right = xp.concat([across, -along[None, :]])
+            self.right = repel(xp.concat([across, along[None, :]]), reader.inverse)
         self.offsets = windows(reader)
         rows = ((self.offsets[:, None] + np.arange(reader.used)) % width).reshape(-1)
         # Where in the readings of all windows each row stands.
@@ -108,23 +108,34 @@ class WindowsBesideBias:
         return score_of_columns(self.space, self.reader.inverse, self.forms.T, self.radius.T, self.right)
 
     def _ask_scale(self) -> Steps[None]:
-        """The size of the forms, from the first direction; where nothing responds, the largest scale one can read."""
+        """The size of the forms; where nothing responds, the largest scale one can read.
+
+        From the direction along the bias where the first, orthogonal to it, does not respond.
+        """
+        silent = yield from self._ask_response(0)
+        if silent is not None and self.width > 1:
+            silent = yield from self._ask_response(self.width - 1)
+        if silent is not None:
+            self.reader.estimate.update(*silent)
+
+    def _ask_response(self, direction: int) -> Steps[tuple[Array, float] | None]:
+        """Estimate the size of forms from one direction; if that is silent, forms and scale that it could have had."""
         xp, silent = self.space.xp, None
         search = ScaleSearch(FIRST_PROBE, smallest=self.space.tiny**0.5)
         for scale in search:
-            good, forms, radius = yield from self._ask_at("scale", np.zeros(1, dtype=np.int64), scale)
+            good, forms, radius = yield from self._ask_at("scale", np.asarray([direction]), scale)
             form, error = float(xp.max(xp.abs(forms))), float(xp.max(radius))
             if not bool(good[0]):
                 if silent is not None:
-                    self.reader.estimate.update(*silent)
-                    return
+                    return silent
                 search.scale = scale * 2.0**-10
             elif form > 4 * error or error * scale > 0.1:
                 self.reader.estimate.update(xp.reshape(forms, (-1,)), scale)
-                return
+                return None
             else:
                 silent = (AIM / scale + 0 * xp.reshape(forms, (-1,)), scale)
                 search.scale = scale * min(2.0**20, 0.5 / (error * scale))
+        raise AssertionError  # the search ends by itself
 
     def _ask_at(self, stage: str, directions: Integers, scale: float) -> Steps[tuple[Array, Array, Array]]:
         """Which directions were read well at this scale (n,), their forms and radii (n, rows)."""
