@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 import scipy.linalg
 
 from keyhole.arrays import Floats
 
 
-def svd(matrix: Floats, *, full_matrices: bool = False) -> tuple[Floats, Floats, Floats]:  # (..., m, n)
+def svd(matrix: npt.NDArray[Any], *, full_matrices: bool = False) -> tuple[Floats, Floats, Floats]:  # (..., m, n)
     """U, the singular values and Vᵀ: by divide and conquer or, for the rare finite matrix it fails on, by QR steps."""
     try:
         left, sizes, right = np.linalg.svd(matrix, full_matrices=full_matrices)
@@ -21,7 +24,7 @@ def svd(matrix: Floats, *, full_matrices: bool = False) -> tuple[Floats, Floats,
     return np.asarray(left), np.asarray(sizes), np.asarray(right)
 
 
-def singular_values(matrix: Floats) -> Floats:  # (..., m, n) -> (..., min(m, n))
+def singular_values(matrix: npt.NDArray[Any]) -> Floats:  # (..., m, n) -> (..., min(m, n))
     """The singular values, the largest first."""
     try:
         return np.asarray(np.linalg.svd(matrix, compute_uv=False))
@@ -32,6 +35,13 @@ def singular_values(matrix: Floats) -> Floats:  # (..., m, n) -> (..., min(m, n)
 def spectral_norm(matrix: Floats) -> float:  # (m, n)
     """The largest singular value."""
     return float(singular_values(matrix)[0])
+
+
+def condition(matrix: npt.NDArray[Any]) -> Floats:  # (..., m, n) -> (...)
+    """The largest singular value over the smallest; inf where that is zero."""
+    sizes = singular_values(matrix)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.asarray(np.where(sizes[..., -1] > 0, sizes[..., 0] / sizes[..., -1], np.inf))
 
 
 def pseudo_inverse(matrix: Floats) -> Floats:  # (m, n) -> (n, m)

@@ -20,6 +20,7 @@ from keyhole.methods.diagnosis.examination import Examination, Finding
 from keyhole.methods.diagnosis.family_tests import affine_misfit, odds_rank, rank_above
 from keyhole.methods.registry import methods_for
 from keyhole.noise import Noise
+from keyhole.numerics.svd import svd
 from keyhole.queries import Signature
 
 # Families that a diagnosis can name for which there are methods.
@@ -318,7 +319,7 @@ class _Diagnosing:
         ranks = []
         for each, single in zip(answers, self.at_zero + alone, strict=True):
             added = each - single
-            strongest = np.linalg.svd(added, full_matrices=False)[2][0]
+            strongest = svd(added)[2][0]
             error = float(self.exam.error(max(np.max(np.abs(each)), np.max(np.abs(single)))))
             ranks.append(odds_rank(np.array(copies), added @ strongest, error))
         return ranks

@@ -9,6 +9,7 @@ from scipy.optimize import least_squares
 
 from keyhole.arrays import Floats, Integers
 from keyhole.families.activations import activate
+from keyhole.numerics.svd import singular_values, svd
 
 # Where the fit of a bend begins: the best of these places in the interval and sharpnesses over it.
 BEND_PLACES, BEND_SHARPNESS, BEND_STARTS = np.linspace(-0.9, 0.9, 13), 2.0 ** np.arange(-1, 8), 2
@@ -22,7 +23,7 @@ def affine_misfit(points: Floats, answers: Floats, at_zero: Floats) -> Floats:  
 
 def rank_above(matrix: Floats, error: float) -> tuple[int, float]:
     """Singular values that errors of this size in every entry do not make, and the gap behind the last of them."""
-    values = np.linalg.svd(matrix, compute_uv=False)
+    values = singular_values(matrix)
     floor = error * sum(matrix.shape) ** 0.5
     rank = int(np.sum(values > floor))
     below = max(float(values[rank]) if rank < values.size else 0.0, floor)
@@ -72,7 +73,7 @@ def bend_fit(name: str, t: Floats, answers: Floats) -> BendFit:  # (n,), (n, out
         return np.asarray(once - affine @ (affine.T @ once))  # twice: answers are far larger than what is left of them
 
     left = without_affine(answers)
-    column = left @ np.linalg.svd(left, full_matrices=False)[2][0]  # one neuron moves all outputs alike
+    column = left @ svd(left)[2][0]  # one neuron moves all outputs alike
     size = float(np.linalg.norm(column))
     if size == 0.0:
         return BendFit(name, float(middle), 1.0, float("inf"))

@@ -29,6 +29,7 @@ from keyhole.methods.one_layer.cells import (
     solve_weighted,
 )
 from keyhole.methods.one_layer.rays import Growth
+from keyhole.numerics.svd import singular_values
 from keyhole.queries import Plan, Signature, Term, TokenRows
 from keyhole.recovery import Outcome
 
@@ -213,7 +214,7 @@ class BiasedCells:
         spread = np.sqrt(solved.inverse**2 @ radii**2 @ turn**2)
         spread += space.rounding * (np.linalg.norm(both, axis=1, keepdims=True) + np.linalg.norm(both, axis=0))
         matrix, radius = both[:width].T, spread[:width].T
-        rank = int(np.sum(np.linalg.svd(matrix, compute_uv=False) > np.linalg.norm(radius)))
+        rank = int(np.sum(singular_values(matrix) > np.linalg.norm(radius)))
         expected = np.einsum("now,jw->njo", self.net.gradients(cells.active), turn)
         slope_radius = SAME_SLOPE * np.max(np.abs(expected)) + CHECK * logits.slope_radii[:, :-1, None]
         return (

@@ -8,6 +8,7 @@ import numpy as np
 from scipy.linalg import qr
 
 from keyhole.arrays import Booleans, Floats, Integers
+from keyhole.numerics.svd import singular_values
 
 # Random points to choose from, and how many of the best for each one that is taken.
 CANDIDATES = 4096
@@ -132,7 +133,7 @@ def choose_points(
     first = np.sort(first)  # the best of each kind, the best kinds first
     for some in (first[: CHOICE * count], first):
         chosen = some[choose_independent(centred[some], count)]
-        sizes = np.linalg.svd(centred[chosen], compute_uv=False)
+        sizes = singular_values(centred[chosen])
         if chosen.size == count and np.min(sizes, initial=1.0) > DEPENDENT:
             break
     return points[order[chosen]], margins[order[chosen]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -10,17 +10,19 @@ import numpy as np
 
 from keyhole.arrays import Floats, floats
 from keyhole.families import MultiHead, SingleHead
-from keyhole.methods.base import Estimate, Steps, Unrecoverable
+from keyhole.methods.base import Estimate, Steps, Unrecoverable, adapt
 from keyhole.methods.forms.columns import Draft
 from keyhole.methods.forms.outputs import choose_outputs
 from keyhole.methods.forms.value import Value, check_nonzero
+from keyhole.methods.multi_head.scalar.constant_head import ask_constant_head
 from keyhole.methods.multi_head.scalar.gated_reader import GatedReader
 from keyhole.methods.multi_head.scalar.normals_and_values import ScalarValues, ask_normals, ask_unexplained, ask_values
 from keyhole.methods.multi_head.scalar.queries import Scope, columns
 from keyhole.methods.multi_head.scalar.scores import Columns, HeadReader, HeadScore
-from keyhole.methods.multi_head.scalar.search import JumpSearch, ask_for_bias, ask_jumps
+from keyhole.methods.multi_head.scalar.search import JumpSearch, NoSwitch, ask_for_bias, ask_jumps
 from keyhole.methods.single_head.method import ask_score_along, head_estimate
-from keyhole.queries import Signature, Sketch
+from keyhole.numerics.svd import pseudo_inverse
+from keyhole.queries import Measurements, Plan, Signature, Sketch
 from keyhole.recovery import Outcome
 
 ASSUMPTIONS = (
@@ -41,6 +43,10 @@ ROOMIER, MOST_READINGS = 8.0, 3
 PROPORTIONAL = (
     "some heads have proportional logits, or are nearer to each other than answers can tell: they change their minds "
     "at the very same tokens and cannot be read one by one"
+)
+SEVERAL_CONSTANT = (
+    "several heads have a score bias but no score: they weigh tokens the same whatever the last one is, and behind "
+    "fewer numbers than heads they are not told apart; or the box is no sum of softmax heads"
 )
 HIDDEN = (
     "the heads found do not explain all answers: others do not show because they cancel, e.g. two with opposite logits "
@@ -72,7 +78,10 @@ def ask_scalar_heads(signature: Signature, rng: np.random.Generator, total: Valu
     if signature.width == 1:  # all heads are proportional there: if they are several, the certificate will say so
         check_nonzero(signature, total)
         return (yield from _ask_only_head(signature, total, rng))
-    jump_heads = yield from _ask_heads(signature, total, rng)
+    try:
+        jump_heads = yield from _ask_heads(signature, total, rng)
+    except NoSwitch as error:
+        return (yield from _ask_beside_constant_head(signature, rng, total, error))
     if jump_heads is None:
         check_nonzero(signature, total)
         return (yield from _ask_only_head(signature, total, rng))
@@ -88,6 +97,40 @@ def ask_scalar_heads(signature: Signature, rng: np.random.Generator, total: Valu
         near = f"{cause}; the nearest two change their minds {closest:.1g} of a radian apart, which is too near to read"
         raise Unrecoverable(Outcome.SATURATED, near) from error
     return _estimate(jump_heads, values, heads)
+
+
+def _ask_beside_constant_head(
+    signature: Signature, rng: np.random.Generator, total: Value, cause: NoSwitch
+) -> Steps[Estimate[MultiHead]]:
+    """The head with a score bias but no score, and from answers without its share all others."""
+    head = yield from ask_constant_head(signature, total, rng)
+    if head is None:
+        raise cause
+    space, flat = signature.space, total.vector.ndim == 1
+    value, value_radius = (space.asarray(part[:, 0] if flat else part) for part in (head.value, head.value_radius))
+    score = space.zeros(signature.width, signature.width)
+    own = SingleHead(score, value, space.asarray(head.bias))
+    radius = SingleHead(score + head.score_radius, value_radius, space.asarray(head.bias_radius))
+    rest = Value(total.vector - value, total.radius + value_radius, total.bias, total.bias_radius)
+    unknown = float(np.linalg.norm(head.value_radius)) / float(np.linalg.norm(head.value))
+    inner = signature.with_changes(space=replace(space, coarse=max(space.eps, unknown)))
+
+    def without(plan: Plan, answers: Measurements) -> Measurements:
+        tokens = plan.tokens(0, plan.count, space, signature.width)
+        return replace(answers, values=answers.values - own(tokens))
+
+    try:
+        others = yield from adapt(ask_scalar_heads(inner, rng, rest), incoming=without)
+    except NoSwitch as error:
+        raise Unrecoverable(Outcome.WRONG_FAMILY, SEVERAL_CONSTANT) from error
+    except Unrecoverable as error:
+        if error.outcome is not Outcome.NOT_IDENTIFIABLE:
+            raise
+        return _with_output_bias(total, [own], [radius], 2 * signature.width, {"heads": 1, "ranks": [0]})
+    details = {**others.details, "heads": others.details["heads"] + 1, "ranks": [*others.details["ranks"], 0]}
+    bound = others.counting_bound + -(-signature.width // head.value.shape[1]) + signature.width
+    heads, radii = [*others.params.heads, own], [*others.radius.heads, radius]
+    return _with_output_bias(total, heads, radii, bound, {**details, "score_bias": True})
 
 
 def _check_signature(signature: Signature) -> None:
@@ -162,7 +205,7 @@ def _ask_all_heads(jump_heads: _JumpHeads, rng: np.random.Generator) -> Steps[tu
 def _sketch(columns: dict[int, Columns], heads: int) -> Sketch | None:
     """The scores of the heads so far on their hyperplanes, for people who watch."""
     matrices = {
-        f"score of head {number + 1}": (read.forms @ np.linalg.pinv(read.points.T))[:, : read.forms.shape[0]]
+        f"score of head {number + 1}": (read.forms @ pseudo_inverse(read.points.T))[:, : read.forms.shape[0]]
         for number, read in sorted(columns.items())
     }
     known = sum(read.points.shape[0] / read.points.shape[1] for read in columns.values()) / heads
@@ -212,11 +255,16 @@ def _estimate(jump_heads: _JumpHeads, values: ScalarValues, heads: list[HeadScor
             radii.append(SingleHead(space.zeros(width, width), value_radius))
             continue
         score, radius = heads[number].score, heads[number].radius
-        biases = [None, None]
+        own, wide = None, None
         if scope.radius is not None:
-            biases = [space.asarray(scope.radius * part[:, width]) for part in (score, radius)]
-        params.append(SingleHead(space.asarray(score[:, :width]), value, biases[0]))
-        radii.append(SingleHead(space.asarray(radius[:, :width]), value_radius, biases[1]))
+            bias, errors = (scope.radius * part[:, width] for part in (score, radius))
+            shows = bool(np.any(np.abs(bias) > errors))
+            own = space.asarray(bias) if shows else None
+            wide = space.asarray(
+                errors if shows else errors + np.abs(bias)
+            )  # taken for none, it is off by what was read
+        params.append(SingleHead(space.asarray(score[:, :width]), value, own))
+        radii.append(SingleHead(space.asarray(radius[:, :width]), value_radius, wide))
     ranks = [head.rank for head in heads]
     outputs = values.vectors.shape[2]
     numbers = sum(rank * (2 * width - rank) for rank in ranks) + width * len(heads) * (scope.radius is not None)

@@ -18,6 +18,8 @@ from keyhole.recovery import Outcome
 # Steps away from a jump change its logit by about STEP; where it becomes larger than LARGEST they are made smaller.
 STEP, LARGEST, SHRINK = 1.5, 5.0, 0.125
 MOST_ROUNDS = 20
+# A logit larger by this than that of one rounding has a weight of 0 or 1, whatever rows add.
+SATURATED = 8.0
 # Rows move logits by typically this part of the margin of the worst head.
 LEAN = 2.0**-6
 # Held-out points whose levels the heads must explain.
@@ -119,9 +121,11 @@ def ask_values(
     leans = lean * LEAN * np.minimum(margins, 1.0)  # (points,)
     count = heads - 1
     # All queries of a point: the common row alone, then with a part of each other row.
-    row_scale = np.outer(leans * scale, np.append(0.0, np.ones(width - 1))).ravel()
+    logits = np.min(np.abs(points @ normals.T), axis=1, initial=np.inf)  # over the scale, of the head nearest to zero
+    scales = np.maximum(scale, (SATURATED - np.log(scope.signature.space.eps)) / logits)  # (points,)
+    row_scale = np.outer(leans * scales, np.append(0.0, np.ones(width - 1))).ravel()
     levels = yield from scope.ask(
-        "values", np.full(count * width, scale), np.repeat(points, width, axis=0), row_scale, np.tile(basis, (count, 1))
+        "values", np.repeat(scales, width), np.repeat(points, width, axis=0), row_scale, np.tile(basis, (count, 1))
     )
     levels = levels.reshape(count, width, -1)
     # In the basis: the common row's share as it is, the others' from what they add to it.

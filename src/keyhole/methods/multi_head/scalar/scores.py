@@ -22,6 +22,8 @@ from keyhole.queries import Sketch, TokenRows
 # At the points of a gate other heads give one of the two tokens less than one rounding, by SPARE in the exponent, plus
 # ROW_LOGIT times what their logits may be larger than those of the head that is read.
 SPARE, ROW_LOGIT = 8.0, 10.0
+# Rows that have less than this part of a head's value tell too little of its weights.
+FAINT = 1e-3
 
 
 @dataclass(frozen=True)
@@ -107,16 +109,15 @@ class HeadReader:
         least = self._least_logits(number, room)
         gate, mix = solve_crossing(self.rng, both, number, least, shares, width, self.radius)
         row, scale = mix @ pair, float(gate.scales[0])
-        reader = self._reader(gate, number, row, np.sqrt(np.tensordot(row**2, self.values.radius**2, (0, 1))))
         every = space.indices(range(width - 1))
+        # A head whose value is a multiple of what its score has on the left has none where its logit is zero.
+        if np.linalg.norm(mix @ shares) <= FAINT * np.linalg.norm(shares):
+            return (yield from self._ask_near(own, near))
+        reader = self._reader(gate, number, row, np.sqrt(np.tensordot(row**2, self.values.radius**2, (0, 1))))
         try:
             yield from reader.ask_base(mix @ both[:, number], 0.0, off=1)
         except Unrecoverable:  # a neighbour is so near that the second row is not known well enough
-            last = yield from near.ask_forms(
-                "columns", TokenRows(self.rows), near.points, every, 0 * every + scope.size - 1
-            )
-            common, radius = (array[-1] / near.gate.scales[-1] for array in (near.base, near.base_radius))
-            return self._assemble(own, near.gate.points[-1], common, radius, last), near
+            return (yield from self._ask_near(own, near))
         reader.estimate.update(space.asarray(np.linalg.norm(own.forms, axis=0) / width**0.5), 1.0)
         last = yield from reader.ask_forms("columns", TokenRows(self.rows), reader.points, every, 0 * every)
         # The form of the combination of rows, less the second row's part, is the common row's.
@@ -124,6 +125,14 @@ class HeadReader:
         common = (reader.base[0] / scale - mix[1] * second) / mix[0]
         radius = (reader.base_radius[0] / scale + abs(mix[1]) * second_radius) / abs(mix[0])
         return self._assemble(own, gate.points[0], common, radius, last), reader
+
+    def _ask_near(self, own: Columns, near: GatedReader) -> Steps[tuple[HeadScore, GatedReader]]:
+        """The missing column at the point of the gate that is off the hyperplane, where the logit is not zero."""
+        every = self.scope.signature.space.indices(range(self.scope.signature.width - 1))
+        off = 0 * every + self.scope.size - 1
+        last = yield from near.ask_forms("columns", TokenRows(self.rows), near.points, every, off)
+        common, radius = (array[-1] / near.gate.scales[-1] for array in (near.base, near.base_radius))
+        return self._assemble(own, near.gate.points[-1], common, radius, last), near
 
     def _assemble(self, own: Columns, point: Floats, common: float, common_radius: float, last: Forms) -> HeadScore:
         """The head from its hyperplane and one more column, given by its forms with all rows."""

@@ -41,6 +41,10 @@ NO_SWITCH = "answers do not turn with the last token as those of softmax heads d
 MOST_RADII = 8
 
 
+class NoSwitch(Unrecoverable):
+    """Raised where some head does not turn with the last token: it has a score bias but no score, or is none."""
+
+
 @dataclass(frozen=True)
 class JumpSearch:
     """The jumps of the answers along a half-circle of last tokens."""
@@ -77,7 +81,7 @@ def ask_for_bias(scope: Scope, rng: np.random.Generator) -> Steps[Scope]:
     powers = list(RADII)
     good = yield from ask_switch(powers)
     if not good[-1]:
-        raise Unrecoverable(Outcome.WRONG_FAMILY, NO_SWITCH)
+        raise NoSwitch(Outcome.WRONG_FAMILY, NO_SWITCH)
     first = _start_of_tail(good)
     if first > 0:
         finer = [powers[first - 1] + step for step in RADII_FINE]

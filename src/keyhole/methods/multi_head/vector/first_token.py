@@ -16,6 +16,7 @@ from keyhole.arrays import Floats
 from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.multi_head.vector.probe import HeadsHidden, VectorQueries
 from keyhole.methods.multi_head.vector.token_fit import TokenData, TokenFit, fit_token
+from keyhole.numerics.svd import condition, least_squares, singular_values, svd
 from keyhole.recovery import Outcome
 
 # Copies of the token and of the last one, by the length they need; ratios far apart say most.
@@ -113,7 +114,7 @@ def ask_first_token(queries: VectorQueries) -> Steps[FirstToken]:
 def _count(queries: VectorQueries, answers: Floats) -> tuple[int, Floats, float]:
     """The heads that show, the singular values, and what errors alone make of those."""
     flat = answers.reshape(-1, queries.outputs)
-    singular = np.asarray(np.linalg.svd(flat, compute_uv=False))
+    singular = np.asarray(singular_values(flat))
     floor = float(CLEAR * queries.noise * (flat.shape[0] ** 0.5 + queries.outputs**0.5))
     if singular[0] <= floor:
         raise Unrecoverable(
@@ -139,7 +140,7 @@ def _solve(
     """The heads; None where the answers are not those of softmax weights within their errors."""
     heads, singular, floor = _count(queries, answers)
     flat = answers.reshape(-1, queries.outputs)
-    frame = np.linalg.svd(flat, full_matrices=False)[2][:heads]
+    frame = svd(flat)[2][:heads]
     ratios = np.array([many / few for many, few in copies])
     turned = answers @ frame.T
     whiten = flat.shape[0] ** 0.5 / singular[:heads]
@@ -210,15 +211,15 @@ def solve_pencil(answers: Floats, copies: Floats, rng: np.random.Generator) -> P
     sizes = np.linalg.norm(system, axis=0)
     sizes = np.where(sizes > 0, sizes, 1.0)
     full = system.shape[0] < system.shape[1]
-    _, singular, right = np.linalg.svd(system / sizes, full_matrices=full)
+    _, singular, right = svd(system / sizes, full_matrices=full)
     singular = np.concatenate([singular, np.zeros(right.shape[0] - singular.size)])
     space = right[-heads:] / sizes
     linear, quadratic = space[:, :heads], np.zeros((heads, heads, heads))
     quadratic[:, i, j] = quadratic[:, j, i] = space[:, heads:]
     turn = rng.standard_normal(heads)
-    matrix = np.linalg.lstsq(linear, quadratic @ turn, rcond=None)[0].T
+    matrix = least_squares(linear, quadratic @ turn).T
     eigenvalues, vectors = np.linalg.eig(matrix)
-    condition = float(np.linalg.cond(vectors)) * float(np.linalg.cond(linear))
+    worst = float(condition(vectors)) * float(condition(linear))
     vectors = vectors * (eigenvalues / (turn @ vectors))
     gap = float(singular[-heads - 1] / singular[0]) if singular.size > heads else 1.0
-    return Pencil(vectors.real.T, float(singular[-heads] / singular[0]), gap, condition)
+    return Pencil(vectors.real.T, float(singular[-heads] / singular[0]), gap, worst)

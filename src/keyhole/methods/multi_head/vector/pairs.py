@@ -1,9 +1,9 @@
 """Whether a head of coarse answers is one: two near heads are told from one by long tokens whose logit is zero.
 
 At natural norms two heads of nearly equal logits differ from one head by the square of their distance, which coarse
-answers do not show though they tell scores much better. A token u beside a last one g with uᵀ·(W·g + c) = 0 has half of
-the head's weight however long both are, and in two copies two thirds. If the head is two, their logits there are ±x with
-x growing as |u|·|g|, and in two copies it has less.
+answers do not show though they tell scores much better. A token u beside a last one g with uᵀ·(W·g + c) = 0 has half
+of the head's weight however long both are, and in two copies two thirds. If the head is two, their logits there are ±x
+with x growing as |u|·|g|, and in two copies it has less.
 """
 
 from __future__ import annotations

@@ -197,7 +197,7 @@ class VectorQueries:
         return float(np.linalg.norm(answers - tokens[:PAIRS] @ self.linear / (plain + 1))) / norm
 
     def _pairs(self) -> Floats:  # (2·PAIRS, width)
-        """Tokens, then last tokens, none orthogonal to its partner: a multiple of the identity would do nothing there."""
+        """Tokens, then last tokens, none orthogonal to its partner: a multiple of the identity does nothing there."""
         return np.concatenate([self.directions(PAIRS), self.directions(PAIRS)])
 
     def _ask_scale(self) -> Steps[None]:

@@ -10,7 +10,7 @@ from keyhole.arrays import Floats, Integers
 from keyhole.methods.multi_head.vector.first_token import CLEAR
 from keyhole.methods.multi_head.vector.probe import HeadsHidden, VectorQueries
 from keyhole.methods.multi_head.vector.values import VectorValues
-from keyhole.numerics.svd import singular_values
+from keyhole.numerics.svd import singular_values, spectral_norm, svd
 from keyhole.recovery import Outcome
 
 # Weights are read where their error is at most this part of them.
@@ -53,7 +53,7 @@ def spectral(errors: Floats) -> Floats:  # (heads, m, n) -> (heads,)
 def ranks_above(rows: Floats, errors: Floats) -> Integers:  # (heads, m, n)
     """Singular values that errors do not make, one at least."""
     floors = CLEAR * spectral(errors)[:, None]
-    return np.asarray(np.maximum(np.sum(np.linalg.svd(rows, compute_uv=False) > floors, axis=1), 1))
+    return np.asarray(np.maximum(np.sum(singular_values(rows) > floors, axis=1), 1))
 
 
 def rms(errors: Floats) -> Floats:  # (heads, m, n) -> (heads,)
@@ -65,7 +65,7 @@ def errors_outside(rows: Floats, more: Floats, errors: Floats, ranks: Integers) 
     """What lies outside a span by errors alone: those of the new rows, and those of the span that they use."""
     factors = []
     for head, rank in enumerate(ranks):
-        singular = np.linalg.svd(rows[head], compute_uv=False)
+        singular = singular_values(rows[head])
         used = float(np.sqrt(np.mean(more[head] ** 2))) * rows.shape[2] ** 0.5 / max(singular[rank - 1], 1e-300)
         factors.append(1 + used)
     return np.asarray(2 * CLEAR * rms(errors) * np.array(factors))
@@ -163,8 +163,8 @@ def cross_scores(
     inverses = [_inverse(head[:, kept], int(rank)) for head, rank in zip(rows, ranks, strict=True)]
     whole = np.stack([c @ inverse @ r for c, inverse, r in zip(columns, inverses, rows, strict=True)])
     # How much that enlarges errors of rows, and errors of columns.
-    of_rows = np.array([np.linalg.norm(c @ inverse, 2) for c, inverse in zip(columns, inverses, strict=True)])
-    of_columns = np.array([np.linalg.norm(inverse @ r, 2) for inverse, r in zip(inverses, rows, strict=True)])
+    of_rows = np.array([spectral_norm(c @ inverse) for c, inverse in zip(columns, inverses, strict=True)])
+    of_columns = np.array([spectral_norm(inverse @ r) for inverse, r in zip(inverses, rows, strict=True)])
     # C·U⁻¹·R with errors in each of the three.
     core = rms(row_errors[:, :, kept])
     errors = rms(row_errors) * of_rows + rms(wide) * of_columns + core * of_rows * of_columns
@@ -204,7 +204,7 @@ def scores_of(
 
 def choose_columns(rows: Floats, ranks: Integers, count: int) -> Integers:  # (heads, m, n) -> (count,)
     """Columns that span those of every head well: each time the one that adds most, as a product over heads."""
-    _, _, right = np.linalg.svd(rows, full_matrices=False)
+    _, _, right = svd(rows)
     spaces = [right[head, : max(int(rank), 1)].copy() for head, rank in enumerate(ranks)]
     chosen: list[int] = []
     for _ in range(count):
@@ -226,7 +226,7 @@ def choose_columns(rows: Floats, ranks: Integers, count: int) -> Integers:  # (h
 
 def outside(rows: Floats, more: Floats, ranks: Integers) -> Floats:  # (heads, m, c), (heads, k, c) -> (heads,)
     """How much of further rows lies outside the span of the first `rank` directions of the known, rms per entry."""
-    _, _, right = np.linalg.svd(rows, full_matrices=False)
+    _, _, right = svd(rows)
     shares = []
     for head, rank in enumerate(ranks):
         span = right[head, :rank]
@@ -237,12 +237,10 @@ def outside(rows: Floats, more: Floats, ranks: Integers) -> Floats:  # (heads, m
 
 def steepness(rows: Floats, more: Floats, ranks: Integers) -> Floats:  # (heads, m, c), (heads, k, c) -> (heads,)
     """How much errors of rows grow in further rows that are computed from them."""
-    return np.array(
-        [np.linalg.norm(more[head] @ _inverse(rows[head], int(rank)), 2) for head, rank in enumerate(ranks)]
-    )
+    return np.array([spectral_norm(more[head] @ _inverse(rows[head], int(rank))) for head, rank in enumerate(ranks)])
 
 
 def _inverse(matrix: Floats, rank: int) -> Floats:  # (m, n) -> (n, m)
-    left, sizes, right = np.linalg.svd(matrix, full_matrices=False)
+    left, sizes, right = svd(matrix)
     kept = max(rank, 1)
     return np.asarray((right[:kept].T / np.maximum(sizes[:kept], 1e-300)) @ left[:, :kept].T)

@@ -11,6 +11,7 @@ from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.multi_head.vector.first_token import CLEAR, ENOUGH, LARGEST, MISFIT, FirstToken
 from keyhole.methods.multi_head.vector.probe import HeadsHidden, VectorQueries
 from keyhole.methods.multi_head.vector.token_fit import TokenData, TokenFit, fit_token, guess_logits
+from keyhole.numerics.svd import condition, least_squares, pseudo_inverse, singular_values, spectral_norm, svd
 from keyhole.recovery import Outcome
 
 # Copies of the known token, of the new one and of the last, by the length they need.
@@ -165,7 +166,7 @@ class _ValueReader:
         shared = np.broadcast_to(weight.reshape(-1, heads), (heads, count * many, heads))
         system = np.concatenate([shared, slopes.reshape(heads, -1, count)], axis=2)
         total = np.concatenate([np.ones((heads, 1, heads)), np.zeros((heads, 1, count))], axis=2)
-        return float(np.max(np.linalg.cond(np.concatenate([system, total], axis=1))))
+        return float(np.max(condition(np.concatenate([system, total], axis=1))))
 
     def ask(self, count: int) -> Steps[None]:
         """The values of the next tokens of the basis."""
@@ -273,7 +274,7 @@ class _ValueReader:
     def _whole(self, matrices: Floats, error: float, spread: Floats, draws: Floats, tokens: int) -> VectorValues:
         """Values that were read entry by entry, with their ranks."""
         floor = CLEAR * error * (self.queries.width**0.5 + self.queries.outputs**0.5)
-        ranks = np.maximum(np.sum(np.linalg.svd(matrices, compute_uv=False) > floor, axis=1), 1)
+        ranks = np.maximum(np.sum(singular_values(matrices) > floor, axis=1), 1)
         weak = np.zeros((0, *spread.shape))
         return VectorValues(matrices, ranks, tokens, error, spread, self.noise, draws, weak, traded=0.0)
 
@@ -284,7 +285,7 @@ class _ValueReader:
         floor = CLEAR * self.error * (count**0.5 + self.queries.outputs**0.5)
         spans, ranks, tilts = [], [], []
         for head in range(heads):
-            _, singular, right = np.linalg.svd(values[head], full_matrices=False)
+            _, singular, right = svd(values[head])
             rank = max(int(np.sum(singular > floor)), 1)
             spans.append(right[:rank])
             ranks.append(rank)
@@ -292,11 +293,11 @@ class _ValueReader:
         if max(ranks) == count or sum(ranks) > self.queries.outputs:
             return None
         together = np.concatenate(spans)
-        inverse = np.linalg.pinv(together)
+        inverse = pseudo_inverse(together)
         shares = self.queries.linear @ inverse
         # Spans that are tilted by errors of what was read move all shares, the more the nearer heads are to each other.
         size = float(np.sqrt(np.mean(np.sum(shares**2, axis=1))))
-        moved = size * max(tilts) * (1 + float(np.linalg.norm(inverse, 2)))
+        moved = size * max(tilts) * (1 + spectral_norm(inverse))
         ends = np.cumsum([0, *ranks])
         matrices = [shares[:, ends[h] : ends[h + 1]] @ spans[h] for h in range(heads)]
         stacked = np.stack(matrices)
@@ -306,7 +307,7 @@ class _ValueReader:
         apart = np.sqrt(np.mean((told - values) ** 2, axis=1)) * hides  # (heads, outputs)
         drawn = np.sqrt(np.mean(np.stack(self.draws, axis=2) ** 2, axis=(0, 2)))
         error = max(self.error, float(np.sqrt(np.mean(apart**2))))
-        turn, sizes, _ = np.linalg.svd(together, full_matrices=False)
+        turn, sizes, _ = svd(together)
         low = turn[:, sizes < WEAK * np.median(sizes)][:, -MOST_WEAK:].T  # (n, all ranks)
         weak = np.stack([low[:, ends[h] : ends[h + 1]] @ spans[h] for h in range(heads)], axis=1)
         return VectorValues(
@@ -334,6 +335,6 @@ class _ValueReader:
         rests = []
         for token, answer in zip(tokens, answers[:, 0], strict=True):
             values = token @ vector_values.matrices
-            rests.append(answer - values.T @ np.linalg.lstsq(values.T, answer, rcond=None)[0])
+            rests.append(answer - values.T @ least_squares(values.T, answer))
         error = vector_values.noise + vector_values.error * queries.scale * heads**0.5
         return bool(np.sqrt(np.mean(np.square(rests))) <= MISFIT * error)

@@ -10,6 +10,7 @@ import numpy as np
 from scipy.linalg import cho_factor, cho_solve
 
 from keyhole.arrays import Floats, Integers
+from keyhole.numerics.svd import singular_values, svd
 
 EPS = float(np.finfo(np.float64).eps)
 _MEMORY = 500_000_000  # bytes: the largest work array any solver may form
@@ -141,13 +142,13 @@ def least_squares(design: Floats, values: Floats) -> tuple[Floats, Floats, Any]:
 
 def numerical_rank(matrix: Floats, floor: float) -> int:
     """Singular values above `floor`, relative to the largest, and above rounding."""
-    spectrum = np.linalg.svd(matrix, compute_uv=False)
+    spectrum = singular_values(matrix)
     return int(np.count_nonzero(spectrum > max(floor, EPS * len(matrix)) * spectrum[0]))
 
 
 def leading_left(matrix: Floats, rank: int) -> Floats:  # (d, d) -> (d, rank)
     """Leading left singular vectors."""
-    return np.asarray(np.linalg.svd(matrix)[0][:, :rank])
+    return np.asarray(svd(matrix, full_matrices=True)[0][:, :rank])
 
 
 def gap_rank(spectrum: Floats, limit: int) -> tuple[int, float]:

@@ -26,6 +26,7 @@ from keyhole.methods.sensing.solvers.problem import (
     parameter_count,
     ratio,
 )
+from keyhole.numerics.svd import svd
 
 HELD_OUT = (4, 8)  # fewest and most held out: a wrong answer passes each with probability near the floor
 FIRST_STEPS = 25  # a good start needs 5 to 10 steps; more are spent better on another start
@@ -79,7 +80,7 @@ def refine(problem: SensingProblem, left: Floats, steps: int, target: float | No
     at = _project(problem, np.linalg.qr(left)[0])
     damping, used, history = _FIRST_DAMPING, 0, [at.cost]
     while used < steps and at.cost > (problem.floor(at.matrix) if target is None else target):
-        basis = np.linalg.svd(at.right, full_matrices=False)[0]
+        basis = svd(at.right)[0]
         matrix, gradient = _reduce(problem, at, basis)
         weight = float(np.trace(matrix)) / len(matrix)
         base = at.left @ (at.right.T @ basis)
@@ -112,7 +113,7 @@ def standard_error(U: Floats, G: Floats, matrix: Floats, rank: int) -> Floats:  
     the error of its coordinates has covariance (J^T J)^-1, and an entry is a combination of coordinates.
     """
     d = len(matrix)
-    u, _, vt = np.linalg.svd(matrix)
+    u, _, vt = svd(matrix, full_matrices=True)
     v = vt.T
     tangent = _tangent(U @ u, G @ v, rank)
     covariance = cho_solve(cholesky(tangent.T @ tangent), np.eye(tangent.shape[1]), check_finite=False)
@@ -138,7 +139,7 @@ def _contract(subscripts: str, *arrays: Floats) -> Floats:
 
 def _is_determined(problem: SensingProblem, matrix: Floats, rank: int) -> bool:
     """Whether the measurements are injective on the tangent space, and no singular value kept is noise."""
-    u, spectrum, vt = np.linalg.svd(matrix)
+    u, spectrum, vt = svd(matrix, full_matrices=True)
     tangent = _tangent(problem.left @ u, problem.right @ vt.T, rank)
     eigenvalues = np.linalg.eigvalsh(tangent.T @ tangent)
     if eigenvalues[0] <= EPS * len(eigenvalues) * eigenvalues[-1]:
