@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from scipy.special import ndtri
 
-from keyhole.arrays import Floats, floats
+from keyhole.arrays import Floats
 from keyhole.errors import UsageError
 from keyhole.families.relu_net import ReluNet
 from keyhole.methods.base import Estimate, Steps, Unrecoverable, target_details
@@ -59,8 +59,10 @@ MOST_PARAMETERS = 20_000
 # Rounds of enlarging at one guess, and at the last.
 ROUNDS = 4
 LAST_ROUNDS = 12
-# Answers on either side of every kink, for each number of its plane: fewer would fit some plane or other.
+# Answers on either side of every kink, for each number of its plane: fewer would fit some plane or other. Rounds of
+# asking for them, as kinks move with every answer.
 SUPPORT = 2.0
+SUPPORT_ROUNDS = 12
 # Far samples that contradict the fit are first explained as if errors were these fractions of the answers.
 SOFTENINGS = (1e-2, 1e-4)
 # Rounds of further queries until the wanted error is reached, and the most of them for each number to be found.
@@ -68,6 +70,8 @@ MOST_ROUNDS = 3
 MOST_PER_PARAMETER = 40.0
 # A neuron that may be nothing has radii this much wider than those of the first order: nothing is known of its plane.
 MOST_CURVED = 1e3
+# Neurons are asked for once more whose weights are known no better than to this part.
+UNRESOLVED = 0.5
 # Radii say which answers tell which side of a kink they are on, and those answers how wide radii are: so often in turn.
 DOUBTS = 3
 # How often, in how many recoveries, any entry at all may lie outside its radius.
@@ -192,9 +196,11 @@ class _Boosting:
     def _ask_confirmation(self, fit: NetFit) -> Steps[NetFit]:
         """The fit with farther samples, which it must explain too; where it does not, neurons are added."""
         fit = fit_finally(fit, self.rng, most_neurons=self._room(fit.problem), bounded=self.bounded)
-        for _ in range(MOST_ROUNDS):
+        beside = self._unsupported(fit)
+        for number in range(SUPPORT_ROUNDS):
             wanted = max(self._queries(fit.neurons, IN_THE_END), math.ceil(self.samples.count * (1 + 1 / IN_THE_END)))
-            yield from self._ask_beside(fit, wanted - self.samples.count)
+            wanted = wanted if number < MOST_ROUNDS else 0  # but for those beside kinks
+            yield from self._ask_beside(fit, beside, wanted - self.samples.count)
             yield from self._ask(wanted - self.samples.count, far=True)
             self._check_enough(fit.neurons)
             before, fit = fit, self._refine(fit, self.samples.problem())
@@ -203,10 +209,13 @@ class _Boosting:
             if is_at_noise(fit, self.bounded):
                 fit = fit_finally(fit, self.rng, most_neurons=self._room(fit.problem), bounded=self.bounded)
                 enough = self._queries(fit.neurons, IN_THE_END) <= self.samples.count
-                if enough and not self._unsupported(fit).size:
+                beside = self._unsupported(fit)
+                if not beside.size and number < MOST_ROUNDS - 1:
+                    beside = self._unresolved(fit)
+                if enough and not beside.size:
                     return fit
-        if is_at_noise(fit, self.bounded):
-            return fit
+            elif number >= MOST_ROUNDS:
+                break
         raise self._failure(fit)
 
     def _unsupported(self, fit: NetFit) -> Floats:  # -> (n,)
@@ -217,10 +226,17 @@ class _Boosting:
         numbers = 1.0 + np.arange(fit.neurons)
         return np.concatenate([np.repeat(numbers, short[0]), -np.repeat(numbers, short[1])])
 
-    def _ask_beside(self, fit: NetFit, more: int) -> Steps[None]:
-        """Samples on the sides of kinks that few answers see, and in few dimensions of every kink some of `more`."""
+    def _unresolved(self, fit: NetFit) -> Floats:  # -> (n,)
+        """Likewise for neurons that may be nothing, as far as answers are sure to be on one side of every kink."""
+        sure = self._sure(Covariance(as_relu(fit)))
+        output = self._deviations(fit)[2] * sure.output()
+        numbers = 1.0 + np.flatnonzero(_doubts(sure, output) > UNRESOLVED)
+        return np.tile(np.concatenate([numbers, -numbers]), self.signature.width + 1)
+
+    def _ask_beside(self, fit: NetFit, chosen: Floats, more: int) -> Steps[None]:
+        """Samples on the sides of kinks that are chosen, and in few dimensions of every kink some of `more`."""
         some = self.rng.integers(fit.neurons, size=max(0, more) // (1 + self.signature.width)) if fit.neurons else []
-        chosen = np.concatenate([self._unsupported(fit), (1.0 + np.asarray(some)) * self.rng.choice([-1, 1], len(some))])
+        chosen = np.concatenate([chosen, (1.0 + np.asarray(some)) * self.rng.choice([-1, 1], len(some))])
         chosen = chosen[: int(min(chosen.size, max(0, self.budget - self.samples.count)))]
         if chosen.size:
             planes = fit.raw_planes()[np.abs(chosen).astype(int) - 1]
@@ -268,6 +284,9 @@ class _Boosting:
             raise Unrecoverable(Outcome.TOO_NOISY, "the answers cannot be told from a constant in the declared noise")
 
     def _failure(self, fit: NetFit) -> Unrecoverable:
+        if is_at_noise(fit, self.bounded):
+            seen = "of a neuron of the fitted net too few answers are on one side of its kink to know its plane"
+            return Unrecoverable(Outcome.UNCERTIFIED, f"{seen}: raise the budget, max_norm or the precision")
         ratio = math.sqrt(fit.squares / fit.problem.answers.size)
         why = "noise" if self.signature.noise.kind != "exact" else "rounding"
         return Unrecoverable(
@@ -313,33 +332,32 @@ class _Boosting:
 
     def _radii(self, covariance: Covariance) -> CorrelatedErrors:
         """Radii of entries and of predictions."""
-        fit, noise = covariance.fit, self.signature.noise
-        # A neuron that was not worth keeping may have been there, and moved the others.
+        noise, affine = self.signature.noise, covariance.fit.problem.affine
+        unseen, deviations, widened = self._deviations(covariance.fit)
+        sure = self._sure(covariance)
+        planes, output = widened * sure.planes(), widened * sure.output()
+        if noise.kind not in ("gaussian", "bounded"):
+            planes, output = radii_of_rounding(sure, deviations)
+            planes, output = planes + unseen * sure.planes(), output + unseen * sure.output()
+        # Where a neuron may be nothing, what follows for its plane to first order is too little.
+        factor = 1 / np.maximum(1 - _doubts(sure, output), 1 / MOST_CURVED)[:, None]
+        planes, output[: factor.size] = planes * factor, output[: factor.size] * factor
+        shift = noise.radius if noise.kind == "rounded" else 0.0
+        radius = self._arrays(planes, output, affine)
+        return CorrelatedErrors(**radius, covariance=covariance, factor=widened, shift=shift)
+
+    def _deviations(self, fit: NetFit) -> tuple[float, float, float]:
+        """Radii over standard errors: for a neuron that was not worth keeping, for noise, and for both."""
         unseen = math.sqrt(least_worth(fit.problem))
         deviations = -float(ndtri(MISSES / 2 / max(1, fit.planes.size + fit.output.size)))
         # Errors that are only bounded may all conspire; random ones add up in quadrature.
-        widened = unseen + (math.sqrt(fit.problem.answers.size) if self.bounded else deviations)
-        for _ in range(DOUBTS):
-            covariance = covariance.without_doubtful(widened)
-        planes, output = widened * covariance.planes(), widened * covariance.output()
-        if noise.kind not in ("gaussian", "bounded"):
-            planes, output = radii_of_rounding(covariance, deviations)
-            planes, output = planes + unseen * covariance.planes(), output + unseen * covariance.output()
-        radius = self._arrays(planes, output, fit.problem.affine)
-        lengths = np.linalg.norm(covariance.raw[:, :-1], axis=1)
-        radius = self._with_curvature(radius, fit.planes, covariance.fit.weights * lengths[:, None])
-        shift = noise.radius if noise.kind == "rounded" else 0.0
-        return CorrelatedErrors(**radius, covariance=covariance, factor=widened, shift=shift)
+        return unseen, deviations, unseen + (math.sqrt(fit.problem.answers.size) if self.bounded else deviations)
 
-    def _with_curvature(self, radius: dict[str, Any], planes: Floats, weights: Floats) -> dict[str, Any]:
-        """Radii of neurons as wide as their weights are more than the first order says, and so are those beside them."""
-        space, size = self.signature.space, np.linalg.norm(weights, axis=1)
-        unsure = np.linalg.norm(np.atleast_2d(floats(radius["weights_out"])), axis=0)
-        part = unsure / np.where(size > 0, size, np.inf)
-        part = np.max(np.where(np.abs(planes @ planes.T) > NEARLY_EQUAL, part, 0.0), axis=1, initial=0.0)
-        factor = space.asarray(1 / np.maximum(1 - part, 1 / MOST_CURVED))
-        each = {"weights_in": factor[:, None], "bias_in": factor, "weights_out": factor}
-        return {name: array * each[name] if name in each else array for name, array in radius.items()}
+    def _sure(self, covariance: Covariance) -> Covariance:
+        """The covariance that answers leave which tell for sure on which side of every kink they are."""
+        for _ in range(DOUBTS):
+            covariance = covariance.without_doubtful(self._deviations(covariance.fit)[2])
+        return covariance
 
     def _arrays(self, planes: Floats, output: Floats, affine: bool) -> dict[str, Any]:
         """Planes and output layer by the names a net has for them."""
@@ -354,3 +372,12 @@ class _Boosting:
         if affine:
             named["skip"] = across[..., neurons:-1]
         return {name: space.asarray(array) for name, array in named.items()}
+
+
+def _doubts(covariance: Covariance, radii: Floats) -> Floats:  # (neurons + beside, outputs) -> (neurons,)
+    """Radii of weights over the weights, by neuron: its own, or that of one so much alike that they may be mixed up."""
+    fit, lengths = covariance.fit, np.linalg.norm(covariance.raw[:, :-1], axis=1)
+    sizes = np.linalg.norm(fit.weights, axis=1) * lengths
+    doubts = np.linalg.norm(radii[: fit.neurons], axis=1) / np.where(sizes > 0, sizes, np.inf)
+    alike = np.abs(fit.planes @ fit.planes.T) > NEARLY_EQUAL
+    return np.asarray(np.max(np.where(alike, doubts, 0.0), axis=1, initial=0.0))

@@ -9,6 +9,7 @@ import math
 from dataclasses import replace
 
 import numpy as np
+from scipy.linalg import cho_solve
 from scipy.spatial import cKDTree
 
 from keyhole.arrays import Floats
@@ -45,6 +46,8 @@ NEAR_NOISE = 4.0
 WORTHLESS = 0.5
 # Signs are found by meeting in the middle up to this many neurons: 2^12 half sums on either side.
 MOST_SEARCHED = 24
+# Signs are unique beyond doubt when others add up to the same with this probability (minus a power of 2).
+DOUBT_BITS = 10.0
 # Steps of the descent once neurons are turned.
 TURNED_STEPS = 20
 
@@ -176,6 +179,11 @@ def _signs(fit: NetFit) -> Floats | None:  # -> (neurons,)
     planes = fit.raw_planes()[:, :-1]
     linear = fit.output[fit.neurons : -1]  # (width, outputs)
     each = (planes[:, :, None] * fit.weights[:, None, :]).reshape(fit.neurons, -1)  # (neurons, width · outputs)
+    errors = np.sqrt(np.diag(cho_solve((fit.factor, True), np.eye(fit.scale.size)))) / fit.scale
+    size = float(np.max(np.abs(each), initial=0.0))
+    bits = math.log2(max(1.0, size / (MISFIT_DEVIATIONS * float(np.max(errors[fit.neurons : -1])))))
+    if min(each.shape) * bits < fit.neurons + DOUBT_BITS:
+        return None
     if fit.neurons <= each.shape[1]:
         found = np.linalg.lstsq(each.T, linear.reshape(-1), rcond=None)[0]
         return np.where(found >= 0, 1.0, -1.0)
