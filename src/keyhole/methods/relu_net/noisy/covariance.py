@@ -73,8 +73,9 @@ class Covariance:
         return np.asarray(inverse / scaled / scaled[:, None])
 
     def without_doubtful(self, deviations: float) -> Covariance:
-        """The same from those answers alone whose neurons are on or off for sure, planes being right within so many
-        standard errors: one that may be on either side of its kink is no equation for it.
+        """The same from answers whose neurons are on or off for sure, planes being right to so many standard errors.
+
+        One that may be on either side of a kink is no equation for it.
         """
         fit = self.fit
         sure = np.all(np.abs(fit.before) > deviations * self._heights(fit.problem.white), axis=1)
@@ -132,13 +133,13 @@ class Covariance:
     def _each(self, column: int) -> Floats:  # -> (neurons · (width + 1),)
         return np.repeat(self.fit.weights[:, column], self.fit.planes.shape[1])
 
-    def predictions(self, rows: Floats) -> Floats:  # (m, width + 1) -> (m, outputs)
-        """Standard errors of what the net says at rows (x, 1)."""
+    def predictions(self, rows: Floats, doubt: float = KINK_DEVIATIONS) -> Floats:  # (m, width + 1) -> (m, outputs)
+        """Standard errors of what the net says at rows (x, 1), neurons in doubt being on."""
         fit = self.fit
         neurons, size = fit.planes.shape
         white = solve_triangular(fit.problem.mixing, rows.T, trans="T").T
         before = white @ fit.planes.T
-        near = before > -KINK_DEVIATIONS * self._heights(white)
+        near = before > -doubt * self._heights(white)
         beside = rows if fit.problem.affine else rows[:, -1:]
         features = np.concatenate([np.maximum(before, 0.0), beside], axis=1)
         known = cho_solve((fit.factor, True), (features / fit.scale).T).T / fit.scale

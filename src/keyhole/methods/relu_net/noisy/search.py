@@ -55,7 +55,7 @@ TURNED_STEPS = 20
 def least_worth(problem: NetProblem) -> float:
     """By how much squares grow where a neuron is missed; of all places for one, noise makes the best look good."""
     own = problem.rows.shape[1] - 1 + problem.answers.shape[1]
-    return own + NEURON_DEVIATIONS * math.sqrt(2 * own) + 2 * math.log(problem.answers.size)
+    return float(own + NEURON_DEVIATIONS * math.sqrt(2 * own) + 2 * math.log(problem.answers.size))
 
 
 def noise_ceiling(problem: NetProblem, neurons: int, bounded: bool) -> float:
@@ -130,7 +130,9 @@ def fit_finally(fit: NetFit, rng: np.random.Generator, *, most_neurons: int, bou
         if fit.neurons == 0 or fit.squares > noise_ceiling(fit.problem, fit.neurons, bounded):
             break
         tries = (descend(fit_planes(fit.problem, planes), LAST_STEPS) for planes in _with_one_less(fit))
-        smaller = next((each for each in tries if each.squares <= fit.squares + need), None)
+        smaller = next(
+            (each for each in tries if each.squares <= fit.squares + need and is_at_noise(each, bounded)), None
+        )
         if smaller is None:
             break
         fit = smaller
