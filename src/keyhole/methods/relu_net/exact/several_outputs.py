@@ -61,16 +61,33 @@ def ask_several_outputs(
     scale = typical_distance(pieces, line.unit)
     level = float(np.max(kinked.level))
     base = level * float(cells.error[0])
+    far = scale * queries.width**0.5
+    # The affine map is read in the first cell, whose centre may lie much farther out than the kinks.
+    away = far + float(np.linalg.norm(cells.centre[0]))
+    radii = PieceErrors(level * bar, level * bar * (far + line.unit), base, base * away)
     if not polish:
-        far = scale * queries.width**0.5
-        # The affine map is read in the first cell, whose centre may lie much farther out than the kinks.
-        away = far + float(np.linalg.norm(cells.centre[0]))
-        return pieces, PieceErrors(level * bar, level * bar * (far + line.unit), base, base * away), scale
+        return pieces, radii, scale
     x = new_wide_tokens(queries, pieces, scale, rng)
     answers = yield from queries.ask("polish", x)
     errors = queries.rounding * pieces.size(np.linalg.norm(x, axis=1)) + queries.noise
-    fit = refit(NetArrays(pieces.normal, pieces.offset, pieces.weight, pieces.affine), x, answers, errors, "relu", rng)
+    start = NetArrays(pieces.normal, pieces.offset, pieces.weight, pieces.affine)
+    fit = refit(start, x, answers, errors, "relu", rng, _radius_of(pieces, radii))
     return *pieces_of_fit(fit), scale
+
+
+def _radius_of(pieces: Pieces, radii: PieceErrors) -> NetArrays:
+    """Radii of the entries of pieces, each by itself."""
+    load = np.maximum(np.linalg.norm(pieces.weight, axis=1), np.finfo(float).tiny)
+    tilt = radii.slope / load
+    affine = np.full(pieces.affine.shape, radii.affine_slope)
+    affine[:, -1] = radii.affine_level
+    level = radii.level / load + np.abs(pieces.offset) * tilt
+    whole = (
+        np.broadcast_to(each[:, None], (each.size, n))
+        for each, n in ((tilt, pieces.normal.shape[1]), (radii.slope, pieces.weight.shape[1]))
+    )
+    inner, outer = whole
+    return NetArrays(inner, level, outer, affine)
 
 
 def pieces_of_fit(fit: Refit) -> tuple[Pieces, PieceErrors]:
