@@ -64,6 +64,8 @@ def ask_several_outputs(
     far = scale * queries.width**0.5
     # The affine map is read in the first cell, whose centre may lie much farther out than the kinks.
     away = far + float(np.linalg.norm(cells.centre[0]))
+    # Of a neuron between narrow cells of the line the weight is known less well than its direction.
+    bar = bar + (kinked.slope_error[1:] + kinked.slope_error[:-1]) * length
     radii = PieceErrors(level * bar, level * bar * (far + line.unit), base, base * away)
     if not polish:
         return pieces, radii, scale
@@ -82,12 +84,7 @@ def _radius_of(pieces: Pieces, radii: PieceErrors) -> NetArrays:
     affine = np.full(pieces.affine.shape, radii.affine_slope)
     affine[:, -1] = radii.affine_level
     level = radii.level / load + np.abs(pieces.offset) * tilt
-    whole = (
-        np.broadcast_to(each[:, None], (each.size, n))
-        for each, n in ((tilt, pieces.normal.shape[1]), (radii.slope, pieces.weight.shape[1]))
-    )
-    inner, outer = whole
-    return NetArrays(inner, level, outer, affine)
+    return NetArrays(tilt[:, None] + 0 * pieces.normal, level, radii.slope[:, None] + 0 * pieces.weight, affine)
 
 
 def pieces_of_fit(fit: Refit) -> tuple[Pieces, PieceErrors]:
