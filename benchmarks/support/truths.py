@@ -83,7 +83,7 @@ def _aligned_heads(found: Any, truth: Any) -> Arrays | None:
 
 
 def _aligned_net(found: kh.ReluNet, truth: kh.ReluNet) -> Arrays | None:
-    """The true neurons in the order, orientation and scale of those recovered, what that leaves in constant and skip."""
+    """The true neurons in the order, orientation and scale of those recovered, and what that makes of the rest."""
     own, true = _arrays(found), _arrays(truth)
     if found.activation != truth.activation or own["weights_in"].shape != true["weights_in"].shape:
         return None
