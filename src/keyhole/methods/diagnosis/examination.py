@@ -35,6 +35,7 @@ class Examination:
         self.signature, self.rng, self.stage = signature, rng, stage
         self.findings: list[Finding] = []
         self.noise = signature.noise
+        self.rounding = ROUNDING
         self.outputs = 1  # until an answer has come
         self.most = min(signature.norm_limit, signature.space.huge**0.25)  # the longest token that may be asked
         self.norm = min(self.most, signature.width**0.5)
@@ -75,8 +76,8 @@ class Examination:
     def error(self, size: float | Floats) -> Any:
         """What rounding and noise make of a difference of answers of this size."""
         space = self.signature.space
-        relative = ROUNDING * space.eps + 4 * self.noise.relative
-        return relative * size + 4 * self.outputs**0.5 * self.noise.radius
+        relative = self.rounding * space.eps + 4 * self.noise.relative
+        return relative * size + 4 * self.outputs**0.5 * self.noise.radius + space.tiny  # never zero
 
     def ask_noise(self, answers: Floats, apart: float) -> Steps[None]:
         """Measure noise where answers do not repeat or have few digits."""

@@ -130,9 +130,10 @@ class _Triage:
             upwards = np.linalg.norm(up - self.zero) >= np.linalg.norm(down - self.zero)
             once, norm = (up, self.far) if upwards else (down, -OTHER * self.far)
             (twice,) = yield from self._ask([2 * norm])
-            growth = float(np.linalg.norm(twice - once) / np.linalg.norm(once))
+            size = max(float(np.linalg.norm(once)), float(np.linalg.norm(twice)), self.exam.signature.space.tiny)
+            growth = float(np.linalg.norm(twice - once)) / size
             if growth <= STILL:
-                self.exam.say("normalised", "yes", f"a token twice as long moves the answer by {growth:.2g} of it")
+                self.exam.say("growth", "none", f"a token twice as long moves the answer by {growth:.2g} of it")
                 return self._evidence(None)
         attends = False
         if self.exam.longest >= 2:
