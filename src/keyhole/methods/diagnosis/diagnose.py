@@ -45,6 +45,8 @@ ACTIVE = 0.15
 LENGTHS = np.array([[1.0], [0.6], [0.8]])
 # Answers that vary by no more than so many times what their errors explain show nothing.
 SHOWS = 4.0
+# So many different answers are few, where each comes more than once.
+FEW_VALUES = 8
 # Rounding that sums inside an oracle may make, over what is expected, before a map is taken for bent.
 CANCELLATION = 32.0
 # Identities that hold for a family are off by no more than this, over what rounding and noise explain.
@@ -161,30 +163,39 @@ class _Diagnosing:
                 return self._diagnosis(UNKNOWN, None)
         return None
 
-    def _silence(self) -> Steps[Diagnosis | None]:
-        """What to say of answers that do not vary, or by no more than their errors explain."""
+    def _few_values(self) -> Steps[Diagnosis | None]:
+        """What to say of answers that are all the same, or a few numbers over and over, as names of classes are."""
         exam = self.exam
-        if self._span() <= SHOWS * exam.error(0.0):
+        if len(np.unique(np.vstack(self.seen), axis=0)) <= FEW_VALUES:
             lengths = [1 + number % min(exam.longest, SPOTS) for number in range(2 * SPOTS)]
             norms = self.ladder[np.arange(2 * SPOTS) % self.ladder.size]
             queries = [norm * exam.directions(length) for norm, length in zip(norms, lengths, strict=True)]
             self.seen.append((yield from exam.ask(queries)))
-        answers, span = np.vstack(self.seen), self._span()
-        if span <= exam.error(float(np.max(np.abs(answers)))) and exam.noise.kind in ("exact", "dtype"):
+        answers = np.vstack(self.seen)
+        values, counts = np.unique(answers, axis=0, return_counts=True)
+        if self._span() <= exam.error(float(np.max(np.abs(answers)))) - exam.error(0.0):
             some = f"the same, {answers[0, 0]:.3g}" if exam.outputs == 1 else "the same"
-            exam.say(
-                "answers", "constant", f"{len(answers)} answers are {some}, for tokens up to {self.ladder[-1]:.3g}"
-            )
+            said = f"{len(answers)} answers are {some}, for tokens of norms up to {self.ladder[-1]:.3g}"
+            exam.say("answers", "constant", said)
             return self._diagnosis("constant", None)
-        if span <= SHOWS * exam.error(0.0):
-            values, radius = len(np.unique(answers, axis=0)), exam.noise.radius
-            if exam.signature.noise.kind == "exact":  # found out, of numbers that may as well be the names of classes
-                exam.noise = Noise.exact()
-                exam.findings = [finding for finding in exam.findings if finding.what != "noise"]
-            said = f"{len(answers)} answers take {values} different values, {span:.2g} apart at most"
-            exam.say("answers", "few values", f"{said}: no more than errors of {radius:.2g} would explain")
+        if len(values) <= FEW_VALUES and np.min(counts) > 1:
+            said = f"{len(answers)} answers take {len(values)} different values, each of them more than once"
+            exam.say("answers", "few values", said)
             return self._diagnosis(UNKNOWN, None)
         return None
+
+    def _hidden(self) -> Diagnosis | None:
+        """What to say of answers that vary by no more than their errors explain."""
+        exam, span = self.exam, self._span()
+        if span > SHOWS * exam.error(0.0):
+            return None
+        radius = exam.noise.radius
+        if exam.signature.noise.kind == "exact":  # found out, of numbers that may as well be the names of classes
+            exam.noise = Noise.exact()
+            exam.findings = [finding for finding in exam.findings if finding.what != "noise"]
+        said = f"they are {span:.2g} apart at most: no more than errors of {radius:.2g} would explain"
+        exam.say("answers", "hidden by errors", said)
+        return self._diagnosis(UNKNOWN, None)
 
     def _span(self) -> float:
         """By how much answers vary."""
@@ -198,11 +209,12 @@ class _Diagnosing:
         rest = [self.zero, inner * (self.first + self.second), inner * self.first, inner * self.second, *sides, *-sides]
         answers = yield from self.exam.ask(rays + [[token] for token in rest])
         self.seen.append(answers)
-        if self.exam.noise.kind == "exact":
+        silent = yield from self._few_values()
+        if silent is None and self.exam.noise.kind == "exact":
             yield from self.exam.ask_noise(answers, 0.0)
             if self.exam.noise.kind == "exact":
                 self.exam.say("noise", "none", "a question asked twice was answered the same, with all digits")
-        silent = yield from self._silence()
+        silent = silent or self._hidden()
         if silent is not None:
             return silent
         single = answers[len(rays) :]

@@ -15,6 +15,8 @@ from keyhole.queries import Measurements, Plan, Signature, sequences
 
 # The longest tokens over the square root of the width, where norms are free.
 FAR = 2.0**16
+# Different numbers that there must be among answers before their digits say anything.
+LEAST_NUMBERS = 4
 # Times rounding: what sums inside an oracle make of it, and of differences of answers.
 ROUNDING = 256.0
 
@@ -82,7 +84,7 @@ class Examination:
     def ask_noise(self, answers: Floats, apart: float) -> Steps[None]:
         """Measure noise where answers do not repeat or have few digits."""
         digits = coarseness(answers.ravel(), self.signature.space.eps)
-        coarse = digits.noise.kind != "exact"
+        coarse = digits.noise.kind != "exact" and np.unique(np.abs(answers[answers != 0])).size >= LEAST_NUMBERS
         if (
             self.noise.kind != "measure"
             and not coarse
