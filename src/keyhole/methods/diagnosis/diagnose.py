@@ -34,8 +34,8 @@ from keyhole.methods.registry import methods_for
 from keyhole.noise import Noise
 from keyhole.queries import Signature
 
+UNKNOWN, CONSTANT = "unknown", "constant"
 # Families that a diagnosis can name for which there are methods.
-UNKNOWN = "unknown"
 FAMILIES = ("single-head", "multi-head", "residual", "relu-net", "one-layer")
 # Norms that tokens are tried at, over the square root of the width: logits go with their square.
 LADDER = 2.0 ** np.arange(-6, 7, 2)
@@ -86,8 +86,14 @@ class Diagnosis:
     def in_words(self) -> str:
         """One sentence, without the evidence."""
         facts = ", ".join(f"{finding.what}: {finding.found}" for finding in self.findings)
-        named = "its family is unknown" if self.family == UNKNOWN else f"it looks like {self.family}"
-        return f"{named} ({facts})"
+        named = {UNKNOWN: "its family is unknown", CONSTANT: "its answers are constant"}
+        return f"{named.get(self.family, f'it looks like {self.family}')} ({facts})"
+
+    @property
+    def consequence(self) -> str:
+        """What follows where no method recovers it, after `in_words`."""
+        follows = {UNKNOWN: "so that no method here is for it", CONSTANT: "so that there is nothing to recover"}
+        return follows.get(self.family, "which no method here recovers")
 
     def found(self, what: str) -> str | None:
         """What was found of one property; None where it was not looked for."""
@@ -177,7 +183,7 @@ class _Diagnosing:
             some = f"the same, {answers[0, 0]:.3g}" if exam.outputs == 1 else "the same"
             said = f"{len(answers)} answers are {some}, for tokens of norms up to {self.ladder[-1]:.3g}"
             exam.say("answers", "constant", said)
-            return self._diagnosis("constant", None)
+            return self._diagnosis(CONSTANT, None)
         if len(values) <= FEW_VALUES and np.min(counts) > 1:
             said = f"{len(answers)} answers take {len(values)} different values, each of them more than once"
             exam.say("answers", "few values", said)
