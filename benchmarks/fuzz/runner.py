@@ -10,11 +10,12 @@ import fcntl
 import json
 import multiprocessing
 import os
+import resource
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain, count, islice
 from multiprocessing.connection import Connection, wait
@@ -27,6 +28,7 @@ Attempt = Callable[[str, int], Record]
 
 _SPAWN = multiprocessing.get_context("spawn")
 PATIENCE = 4.0  # how much longer than its limit a box may take on a busy machine
+MEMORY = 16 * 2**30  # bytes of addresses for one process: a box that wants more is a crash, and others go on
 LOOK = 1.0  # seconds between two looks at who is late
 
 
@@ -74,7 +76,8 @@ class Worker:
 
     def give(self, key: Key, seconds: float) -> None:
         self.key, self.limit, self.began, self.used_before = key, seconds, time.monotonic(), self.used()
-        self.pipe.send(key)
+        with suppress(OSError):  # of a process that has died: its pipe ends, which is noted as a crash
+            self.pipe.send(key)
 
     @property
     def is_late(self) -> bool:
@@ -100,6 +103,8 @@ class Worker:
 
 def _work(pipe: Connection, attempt: Attempt) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is told, and ends this process
+    with suppress(OSError, ValueError):  # a limit that is lower already
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     while True:
         try:
             key = pipe.recv()
