@@ -173,7 +173,7 @@ def _add_noisy() -> None:
             def drawn(rng: Random, draw=draw, wrap=wrap, limit=limit) -> Box:
                 return wrap(rng, replace(box := unscaled(rng, draw), limit=box.limit or limit))
 
-            NOISY.add(f"{host}, coarse", form, drawn, every=16 if host == "smooth net" else 1)
+            NOISY.add(f"{host}, coarse", form, drawn, every=32 if host == "smooth net" else 1)
 
 
 _add_noisy()

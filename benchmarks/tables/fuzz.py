@@ -59,6 +59,8 @@ def table(arguments: argparse.Namespace) -> str:
 
 def summary(records: list[Record]) -> str:
     """Verdicts by family, the worst error over its radius, and the seeds of what should not be."""
+    if not records:
+        return "no boxes yet"
     return "\n\n".join([by_family(records), *([findings(records)] if any(_is_bad(each) for each in records) else [])])
 
 
