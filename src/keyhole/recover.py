@@ -14,13 +14,14 @@ import numpy as np
 
 from keyhole.arrays import Array
 from keyhole.domain import Sampler, sampler_of
-from keyhole.errors import RecoveryFailed, UsageError
+from keyhole.errors import ComputeError, RecoveryFailed, UsageError
 from keyhole.journal import Journal
-from keyhole.methods import Attempt, Task, recovery_steps, stream
+from keyhole.methods import Attempt, Task, ending, recovery_steps, stream
 from keyhole.methods.diagnosis.diagnose import Diagnosis, diagnose
+from keyhole.methods.diagnosis.examination import Finding
 from keyhole.oracles import Oracle
 from keyhole.progress import Observer, ProgressBar, Silent, wants_bar
-from keyhole.recovery import Recovery, Stats
+from keyhole.recovery import Outcome, Recovery, Stats
 from keyhole.session import Session, box_of
 
 
@@ -34,6 +35,7 @@ def recover(
     *,
     heldout: int | None = None,
     domain: Sampler | Sequence[Array] | None = None,
+    max_seconds: float | None = None,
     progress: bool | None = None,
     observer: Observer | None = None,
     **options: Any,
@@ -45,6 +47,8 @@ def recover(
 
     `budget` caps all queries of this recovery, answers from the journal and the certificate included.
     With a `journal` file nothing is asked twice: run again with the same arguments to resume.
+    `max_seconds` caps the time that the method's own arithmetic takes, not that of the oracle; left out, it is a minute
+    and grows with queries and sizes.
     `throw=False` returns every outcome; otherwise one without a certificate raises `RecoveryFailed`, which
     has the result attached. `options` go to the method.
 
@@ -72,8 +76,13 @@ def recover(
         book = None
         if journal is not None:
             book = stack.enter_context(Journal(journal, box_of(oracle)))
-        session = Session(oracle, budget=budget, journal=book, observer=observer)
-        ended = session.run(steps)
+        session = Session(oracle, budget=budget, journal=book, observer=observer, max_seconds=max_seconds)
+        try:
+            ended = session.run(steps)
+        except ComputeError as error:
+            ended = Attempt(method, ending(error), str(error), error.partial, cause=error)
+    if ended.outcome is Outcome.TIME_EXHAUSTED:
+        ended = replace(ended, message=f"{ended.message}: {session.compute}")
     stats = _stats(session, ended, perf_counter() - began)
     result = Recovery(ended.outcome, ended.message, ended.params, ended.certificate, stats, ended.method)
     if throw and not result.certified:
@@ -115,10 +124,14 @@ def diagnose_box(
     seed: int = 0,
     *,
     observer: Observer | None = None,
+    max_seconds: float | None = None,
 ) -> Diagnosis:
     """Name the family of an oracle and the method that recovers it, with the evidence, from about a hundred queries."""
     with ExitStack() as stack:
         book = stack.enter_context(Journal(journal, box_of(oracle))) if journal is not None else None
-        session = Session(oracle, budget=budget, journal=book, observer=observer)
-        found = session.run(diagnose(session.signature, stream(seed, "diagnosis")))
+        session = Session(oracle, budget=budget, journal=book, observer=observer, max_seconds=max_seconds)
+        try:
+            found = session.run(diagnose(session.signature, stream(seed, "diagnosis")))
+        except ComputeError as error:
+            found = Diagnosis("unknown", None, (Finding("arithmetic", "failed", str(error)),))
     return replace(found, queries=session.queries)

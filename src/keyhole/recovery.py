@@ -55,6 +55,14 @@ class Outcome(Enum):
         "The budget ended before the recovery did. Raise it and run again with the same journal: what was "
         "answered is not asked again."
     )
+    TIME_EXHAUSTED = (
+        "The arithmetic of the method took longer than allowed, the oracle's own time apart. Raise max_seconds and run "
+        "again with the same journal, or try another method or seed."
+    )
+    ARITHMETIC_FAILED = (
+        "The arithmetic of the method failed on these answers: a singular matrix, an overflow, or numbers that are not "
+        "finite. Try another method or seed, or bound the token norm (max_norm)."
+    )
     ORACLE_FAILED = "The oracle failed. Mend it and run again with the same journal: answers so far are kept."
 
 

@@ -12,7 +12,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from keyhole.cli.options import DONE, FAILED, INTERRUPTED, Force, Json, MaxNorm, MethodOption, Quiet, Seed, complain
+from keyhole.cli.options import (
+    DONE,
+    FAILED,
+    INTERRUPTED,
+    Force,
+    Json,
+    MaxNorm,
+    MaxSeconds,
+    MethodOption,
+    Quiet,
+    Seed,
+    complain,
+)
 from keyhole.cli.output import add_report, file_lines, print_json, print_lines
 from keyhole.cli.recover_model import names_all_layers, recover_all_layers
 from keyhole.errors import UsageError
@@ -55,6 +67,7 @@ def recover(
             "(length, width) or (count, length, width)."
         ),
     ] = None,
+    max_seconds: MaxSeconds = None,
     max_norm: MaxNorm = None,
     noise: Annotated[
         str | None,
@@ -80,7 +93,9 @@ def recover(
     if port and not watch:
         raise UsageError("--port is for the page of --watch: leave it out, or ask for that")
     options = dict(parse_option(text) for text in option or [])
-    settings = Settings(target, method, budget, journal, seed, heldout, max_norm, noise, options, out, domain)
+    settings = Settings(
+        target, method, budget, journal, seed, heldout, max_norm, noise, options, out, max_seconds, domain
+    )
     if names_all_layers(target):
         if watch:
             raise UsageError("--watch is for one box, not for all layers of a model: name one, #layer=0")

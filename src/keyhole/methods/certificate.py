@@ -154,7 +154,7 @@ def _limits(signature: Signature) -> str:
 
 def _so_far(estimate: Estimate, signature: Signature, plans: list[Plan], answers: list[Measurements]) -> Sketch:
     """The estimate, and how far it is from the held-out answers that have come, for people who watch."""
-    sketch = Sketch(estimate.params.matrices(), 1.0)
+    sketch = Sketch(estimate.params.anatomy.matrices(), 1.0)
     if not answers:
         return sketch
     predictions, _ = _predict(estimate, signature, plans[: len(answers)], normal=False)

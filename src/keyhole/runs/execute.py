@@ -52,6 +52,7 @@ def execute(
             throw=False,
             heldout=settings.heldout,
             domain=None if settings.domain is None else open_inputs(settings.domain),
+            max_seconds=settings.max_seconds,
             observer=observer,
             **settings.options,
         )

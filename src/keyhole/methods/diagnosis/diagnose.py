@@ -1,4 +1,4 @@
-"""What kind of oracle it is, from a few queries: each asks for one property that tells families apart.
+"""The family of an oracle from a few queries, each a test of one property that differs between families.
 
 Single tokens show what stands behind attention: heads answer them by an affine map, a net by a bent one, normalisation
 by one that does not grow. Short tokens around one point weigh the same, which shows a residual. Copies of a token
@@ -86,7 +86,7 @@ def diagnose(signature: Signature, rng: np.random.Generator) -> Steps[Diagnosis]
         return steady
     if (yield from asking.single_tokens()):
         return (yield from asking.heads())
-    return (yield from asking.bent())
+    return (yield from asking.ask_net())
 
 
 class _Diagnosing:
@@ -110,11 +110,11 @@ class _Diagnosing:
     def steadiness(self) -> Steps[Diagnosis | None]:
         """Whether answers repeat, and depend on nothing but the last token and the set of the others."""
         a, b, x = self.exam.norm * self.exam.directions(3)
-        questions = [[a, x], [a, a, x, x], [x]] if self.exam.longest >= 4 else [[x], [x], [x]]
+        queries = [[a, x], [a, a, x, x], [x]] if self.exam.longest >= 4 else [[x], [x], [x]]
         if self.exam.longest >= 3:
-            questions += [[a, b, x], [b, a, x]]
-        answers = yield from self.exam.ask(questions)
-        again = yield from self.exam.ask(questions[:1], repeat=1)
+            queries += [[a, b, x], [b, a, x]]
+        answers = yield from self.exam.ask(queries)
+        again = yield from self.exam.ask(queries[:1], repeat=1)
         size = float(np.max(np.abs(answers)))
         apart = float(np.max(np.abs(again - answers[:1])))
         if self.exam.noise.kind in ("exact", "measure"):
@@ -147,8 +147,8 @@ class _Diagnosing:
         worst = 0.0
         sizes = np.max(np.abs(self.on_rays), axis=(0, 2))  # at each norm: along one ray answers may cancel
         for ray in self.on_rays:
-            misfit, bar = affine_misfit(self.ladder, ray, self.at_zero), self.exam.error(sizes)
-            worst = max(worst, float(np.max(misfit / bar)))
+            misfit, error = affine_misfit(self.ladder, ray, self.at_zero), self.exam.error(sizes)
+            worst = max(worst, float(np.max(misfit / error)))
         added = answers[-3] + answers[-4] - answers[-2] - answers[-1]
         worst = max(worst, float(np.max(np.abs(added)) / self.exam.error(float(np.max(np.abs(answers))))))
         self.affine = bool(worst <= 1.0)
@@ -170,7 +170,7 @@ class _Diagnosing:
         return plane @ np.stack([self.first, self.second]), plane @ slopes
 
     def _residual(self) -> Steps[None]:
-        """Tokens near one point weigh the same: then only a residual tells the last from the others."""
+        """Whether there is a residual: tokens near one point weigh the same, and only it singles out the last."""
         self.residual = False
         if self.exam.noise.kind != "exact":
             self.exam.say("residual", "unknown", "noise hides what short steps do")
@@ -188,10 +188,10 @@ class _Diagnosing:
         else:
             base = 0.5 * self.exam.norm * self.exam.directions(SPOTS)
             both = near * self.exam.directions(2 * SPOTS).reshape(SPOTS, 2, -1)
-            questions = []
+            queries = []
             for point, (a, x) in zip(base, both, strict=True):
-                questions += [[point + a, point + x], [point + a], [point + x]]
-            answers = (yield from self.exam.ask(questions)).reshape(SPOTS, 3, -1)
+                queries += [[point + a, point + x], [point + a], [point + x]]
+            answers = (yield from self.exam.ask(queries)).reshape(SPOTS, 3, -1)
         tilt = np.abs(answers[:, 0] - 0.5 * (answers[:, 1] + answers[:, 2]))
         slope = np.abs(answers[:, 1] - answers[:, 2])
         part = np.linalg.norm(tilt, axis=1) / (np.linalg.norm(slope, axis=1) + 1e-300)
@@ -244,8 +244,8 @@ class _Diagnosing:
         recovers = "residual" if self.exam.outputs == self.exam.signature.width else None
         if recovers is None or heads != "1":
             return self._diagnosis("attention with a residual", recovers)
-        found = self._diagnosis("attention with a residual", recovers, heads=1)
-        return replace(found, alternatives=({},))  # few answers told it: there may be more heads
+        diagnosis = self._diagnosis("attention with a residual", recovers, heads=1)
+        return replace(diagnosis, alternatives=({},))  # few answers told it: there may be more heads
 
     def _active(self, pairs: Floats) -> float:
         """The least norm at which attention does a fair part of what it does to the longest tokens."""
@@ -259,8 +259,8 @@ class _Diagnosing:
         tokens, alone = (norm * each for each in self._in_plane(SPOTS))
         answers = yield from self.exam.ask([[token, self.zero] for token in tokens])
         tilt = np.abs(answers - self.at_zero - 0.5 * alone)
-        bar = self.exam.error(np.max(np.abs(answers)) + np.max(np.abs(alone)))
-        shows = bool(np.max(tilt) > bar)
+        allowed = self.exam.error(np.max(np.abs(answers)) + np.max(np.abs(alone)))
+        shows = bool(np.max(tilt) > allowed)
         self.exam.say(
             "score bias",
             "yes" if shows else "no",
@@ -271,7 +271,7 @@ class _Diagnosing:
         """The number of heads: from the rank of what one token adds, or from how its copies add up."""
         outputs = self.exam.outputs
         u = norm * self.exam.directions(1)[0]
-        found = 1
+        rank = 1
         if outputs > 1:
             rows, added = 0, np.empty((0, outputs))
             while rows < MOST_ROWS:
@@ -284,13 +284,13 @@ class _Diagnosing:
                 answers = yield from self.exam.ask([[scale * u + each, each] for each in g])
                 added = np.vstack([added, answers - alone])
                 rows += more
-                found, gap = rank_above(added, float(self.exam.error(np.max(np.abs(answers)))))
-                if found < rows:
+                rank, gap = rank_above(added, float(self.exam.error(np.max(np.abs(answers)))))
+                if rank < rows:
                     break
-            if found > 1:
-                least = "" if found < min(rows, outputs) else "at least "
-                self.exam.say("heads", f"{least}{found}", f"what one token adds has rank {found}, gap {gap:.1g}")
-                return f"{least}{found}"
+            if rank > 1:
+                least = "" if rank < min(rows, outputs) else "at least "
+                self.exam.say("heads", f"{least}{rank}", f"what one token adds has rank {rank}, gap {gap:.1g}")
+                return f"{least}{rank}"
         if self.exam.longest <= COPIES[-1]:
             self.exam.say("heads", "1 or more", f"sequences of {self.exam.longest} tokens are too short to count them")
             return "1"
@@ -313,8 +313,8 @@ class _Diagnosing:
         sizes = np.full((SPOTS, 1), norm * scale)
         sizes[1::2] *= max(1.0, min(LONGER, 0.5 * self.exam.signature.norm_limit / (norm * scale)))
         u, (g, alone) = sizes * self.exam.directions(SPOTS), (sizes * each for each in self._in_plane(SPOTS))
-        questions = [[u[spot] + g[spot]] * count + [g[spot]] for spot in range(SPOTS) for count in copies]
-        answers = (yield from self.exam.ask(questions)).reshape(SPOTS, len(copies), -1)
+        queries = [[u[spot] + g[spot]] * count + [g[spot]] for spot in range(SPOTS) for count in copies]
+        answers = (yield from self.exam.ask(queries)).reshape(SPOTS, len(copies), -1)
         ranks = []
         for each, single in zip(answers, self.at_zero + alone, strict=True):
             added = each - single
@@ -347,7 +347,7 @@ class _Diagnosing:
                 return
 
     def _full_rank(self, alone: Floats, pairs: Floats, *, last: bool) -> bool:  # (n, outputs), (n, n, outputs)
-        """Whether logits of n tokens have the rank n − 1, which the score's may exceed; said where it is settled."""
+        """Whether logits of n tokens have the rank n − 1, which the score's may exceed; kept where it is settled."""
         count = len(alone)
         off = ~np.eye(count, dtype=bool)
         ends = alone[:, None] - alone[None, :]
@@ -359,8 +359,8 @@ class _Diagnosing:
         logits = np.log(weight / (1 - weight))  # u·W·g + u·c − g·W·g − g·c: a row and a column more than the score
         plain = logits - logits.mean(axis=0) - logits.mean(axis=1, keepdims=True) + logits.mean()
         error = self.exam.error(max(np.abs(alone).max(), np.abs(pairs).max()))
-        bar = float(np.max(error / np.abs(ends[..., loud][off]) / (weight * (1 - weight))[off]))
-        rank, gap = rank_above(plain, bar)
+        logit_error = float(np.max(error / np.abs(ends[..., loud][off]) / (weight * (1 - weight))[off]))
+        rank, gap = rank_above(plain, logit_error)
         full = rank >= count - 1
         if last or not full:
             said = f"{count * (count - 1)} logits have rank {rank}" + ("" if full else f", gap {gap:.1g}")
@@ -369,7 +369,7 @@ class _Diagnosing:
 
     # --- what is bent
 
-    def bent(self) -> Steps[Diagnosis]:
+    def ask_net(self) -> Steps[Diagnosis]:
         """A net, behind attention or alone, or normalisation."""
         pair = [[norm * self.first, norm * self.second] for norm in self.ladder] if self.exam.longest >= 2 else []
         ways = [self.first, self.second, -self.first]

@@ -1,4 +1,4 @@
-"""Queries of any lengths, what errors explain of their answers, and what was found."""
+"""Queries of any lengths, the errors of their answers, and findings with their evidence."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Finding:
 
 
 class Examination:
-    """Asks queries of any lengths, and keeps what was found."""
+    """Asks queries of any lengths, and keeps findings."""
 
     def __init__(self, signature: Signature, rng: np.random.Generator, stage: str) -> None:
         self.signature, self.rng, self.stage = signature, rng, stage
@@ -56,17 +56,17 @@ class Examination:
             made = sequences(self.stage, tokens)
             plans.append(Plan(self.stage, made.count, made.positions, first_repeat=repeat))
             places.append(place)
-        answers: list[Measurements] = yield plans
-        found: Floats | None = None
-        for place, each in zip(places, answers, strict=True):
+        measurements: list[Measurements] = yield plans
+        answers: Floats | None = None
+        for place, each in zip(places, measurements, strict=True):
             values = floats(each.values)
             values = values[:, -1, ...] if self.signature.positions == "all" else values
             values = values.reshape(len(place), -1)
-            found = np.empty((len(queries), values.shape[1])) if found is None else found
-            found[place] = values
+            answers = np.empty((len(queries), values.shape[1])) if answers is None else answers
+            answers[place] = values
             self.outputs = values.shape[1]
-        assert found is not None
-        return found
+        assert answers is not None
+        return answers
 
     def say(self, what: str, found: str, evidence: str) -> None:
         """Keep a property and its evidence."""
@@ -80,7 +80,7 @@ class Examination:
 
     def ask_noise(self, answers: Floats, apart: float) -> Steps[None]:
         """Measure noise where answers do not repeat or have few digits."""
-        digits = coarseness(answers.ravel(), self.signature)
+        digits = coarseness(answers.ravel(), self.signature.space.eps)
         coarse = digits.noise.kind != "exact"
         if (
             self.noise.kind != "measure"
@@ -88,8 +88,8 @@ class Examination:
             and apart <= self.error(float(np.max(np.abs(answers), initial=0.0)))
         ):
             return
-        found = yield from measure_noise(self.signature, self.rng)
-        self.noise, evidence = found.noise, found.evidence
-        if coarse and found.noise.kind == "bounded":  # a net has kinks, which follow no smooth curve either
+        estimate = yield from measure_noise(self.signature, self.rng)
+        self.noise, evidence = estimate.noise, estimate.evidence
+        if coarse and estimate.noise.kind == "bounded":  # a net has kinks, which follow no smooth curve either
             self.noise, evidence = digits.noise, digits.evidence
         self.say("noise", str(self.noise), evidence)

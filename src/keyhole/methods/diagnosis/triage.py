@@ -45,7 +45,7 @@ SPOTS = 2
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a few queries say of an oracle."""
+    """The likeliest family of an oracle, with the figures it rests on."""
 
     family: str | None  # the likeliest; None where a diagnosis must tell
     noise: Noise  # found, or as declared
@@ -82,7 +82,7 @@ class _Triage:
         off = f"off a line by {bend:.2g} where answers reach {size:.2g}"
         self.exam.say("one token", "a bent map" if bent else "an affine map", off)
         if bent:
-            return (yield from self._bent(up, down))
+            return (yield from self._ask_net(up, down))
         return (yield from self._heads())
 
     def _ask(self, *sequences: list[float]) -> Steps[Floats]:  # -> (count, outputs)
@@ -98,32 +98,32 @@ class _Triage:
         Noise is measured where that differs, and where a slight bend may be an error that repeats.
         """
         exam = self.exam
-        digits = coarseness(answers[answers != 0], exam.signature, COINCIDENCE)
+        digits = coarseness(answers[answers != 0], exam.signature.space.eps, COINCIDENCE)
         measure = exam.noise.kind == "measure"
         if digits.evidence:  # so few answers may all end in 0: then they look rounded to fewer decimals than they are
             norms = self.far * exam.rng.uniform(0.1, 1.0, MORE_ANSWERS)
             more = yield from self._ask(*([norm] for norm in norms))
             numbers = np.append(answers, more)
-            digits = coarseness(numbers[numbers != 0], exam.signature, COINCIDENCE)
+            digits = coarseness(numbers[numbers != 0], exam.signature.space.eps, COINCIDENCE)
             if np.unique(np.abs(numbers[numbers != 0])).size < LEAST_NUMBERS:  # of which digits say nothing
                 digits = NoiseEstimate(Noise.exact(), "")
         if not measure and (digits.evidence or bend > exam.error(size)):
             again = yield from exam.ask([[self.far * self.direction]], repeat=1)
             apart = float(np.max(np.abs(again[0] - answers[1])))
             measure = apart > exam.error(size) or (not digits.evidence and bend <= SLIGHT * size)
-        found: NoiseEstimate = digits
+        estimate: NoiseEstimate = digits
         ledger = Ledger(np.inf)
         if measure:
-            found = yield from ledger.count(measure_noise(exam.signature, exam.rng))
-            if digits.evidence and found.noise.kind == "bounded":  # kinks follow no smooth curve either
-                found = digits
-        exam.noise, self.noise_found = found.noise, (found.evidence, ledger.spent)
-        if found.evidence:
-            exam.say("noise", str(found.noise), found.evidence)
+            estimate = yield from ledger.count(measure_noise(exam.signature, exam.rng))
+            if digits.evidence and estimate.noise.kind == "bounded":  # kinks follow no smooth curve either
+                estimate = digits
+        exam.noise, self.noise_found = estimate.noise, (estimate.evidence, ledger.spent)
+        if estimate.evidence:
+            exam.say("noise", str(estimate.noise), estimate.evidence)
 
     # --- single tokens are answered by a bent map
 
-    def _bent(self, up: Floats, down: Floats) -> Steps[Evidence]:
+    def _ask_net(self, up: Floats, down: Floats) -> Steps[Evidence]:
         """A net, alone or behind attention."""
         if 2 * self.far <= self.exam.most:
             # On the side where neurons are active: on the other a net may stand still.

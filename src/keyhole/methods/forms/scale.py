@@ -100,7 +100,8 @@ class ScaleEstimate:
         """The scale, a power of two or `largest`, that brings logits to their aim.
 
         The form of the last token with itself grows with its norm squared, and may exceed the others √width times:
-        it is kept at the aim too, where first tokens are at most `longest`.
+        it is kept at the aim too, where first tokens are at most `longest`. Where last tokens do not matter, the second
+        batch is not near the scale of the first, so that a score bias shows.
         """
         aim = self.aim
         if math.isinf(aim):
@@ -108,8 +109,7 @@ class ScaleEstimate:
         if longest is not None:
             aim = min(aim, longest * math.sqrt(aim / math.sqrt(width)))
         scale = min(floor_power(aim), largest)
-        # The second batch is not near the scale of the first, so that a score bias shows.
-        near = self._batches == 1 and self.first / 8 < scale < 8 * self.first
+        near = longest is None and self._batches == 1 and self.first / 8 < scale < 8 * self.first
         return self.first / 16 if near else scale
 
     @property

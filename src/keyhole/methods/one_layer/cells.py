@@ -79,8 +79,8 @@ class LinearCells(ArrayTable):
         """The cells of points; of points in none the width is not positive."""
         argument = points @ net.inner.T + net.bias
         room = np.abs(argument) - net.bend
-        reach = room / np.where(net.norms > 0, net.norms, TINY)
-        return cls(points, np.where(argument > 0, 1.0, 0.0), room, np.min(reach, axis=1, initial=most))
+        distance = room / np.where(net.norms > 0, net.norms, TINY)
+        return cls(points, np.where(argument > 0, 1.0, 0.0), room, np.min(distance, axis=1, initial=most))
 
 
 def random_cells(net: PlainNet, rng: np.random.Generator, count: int, farthest: float) -> LinearCells:

@@ -122,6 +122,8 @@ def describe_layer(result: Recovery, label: str, distance: float | None = None) 
     yield from _outcome(result, "data", label)
     yield "method", ", ".join([result.method, *_starts(details)])
     yield "examples", f"{stats.queries:,} to learn from, {stats.heldout_queries:,} held out"
+    if "noise_evidence" in details:
+        yield "noise", f"{details['noise_found']}: {details['noise_evidence']}"
     if "samples" in details:
         yield "samples", str(details["samples"]["sentence"])
     if "heads" in details:

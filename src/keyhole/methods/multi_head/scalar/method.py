@@ -10,13 +10,14 @@ import numpy as np
 
 from keyhole.arrays import Floats, floats
 from keyhole.families import MultiHead, SingleHead
-from keyhole.methods.base import Estimate, Steps, Unrecoverable, with_sketch
+from keyhole.methods.base import Estimate, Steps, Unrecoverable
 from keyhole.methods.forms.columns import Draft
 from keyhole.methods.forms.outputs import choose_outputs
 from keyhole.methods.forms.value import Value, check_nonzero
+from keyhole.methods.multi_head.scalar.gated_reader import GatedReader
 from keyhole.methods.multi_head.scalar.normals_and_values import ScalarValues, ask_normals, ask_unexplained, ask_values
 from keyhole.methods.multi_head.scalar.queries import Scope, columns
-from keyhole.methods.multi_head.scalar.scores import Columns, GatedReader, HeadReader, HeadScore
+from keyhole.methods.multi_head.scalar.scores import Columns, HeadReader, HeadScore
 from keyhole.methods.multi_head.scalar.search import JumpSearch, ask_for_bias, ask_jumps
 from keyhole.methods.single_head.method import ask_score_along, head_estimate
 from keyhole.queries import Signature, Sketch
@@ -30,8 +31,8 @@ ASSUMPTIONS = (
 )
 # Other rows and half-circles are tried when heads do not show one by one.
 ATTEMPTS = 3
-# Values are read at this many times the lever that saturates all heads but one near each jump.
-DECIDED = 2.0**6
+# Values are read at this many times the scale that saturates all heads but one near each jump.
+SATURATING = 2.0**6
 # Heads that fail are said to be near each other if their jumps are nearer than this; most others can be read.
 NEAR = 1e-4
 # Where heads turn out to be larger than thought, they are read again, with this much more room.
@@ -71,22 +72,22 @@ def ask_scalar_heads(signature: Signature, rng: np.random.Generator, total: Valu
     if signature.width == 1:  # all heads are proportional there: if they are several, the certificate will say so
         check_nonzero(signature, total)
         return (yield from _ask_only_head(signature, total, rng))
-    found = yield from _ask_heads(signature, total, rng)
-    if found is None:
+    jump_heads = yield from _ask_heads(signature, total, rng)
+    if jump_heads is None:
         check_nonzero(signature, total)
         return (yield from _ask_only_head(signature, total, rng))
-    if found.normals.shape[0] == 1 and not found.uniform:
+    if jump_heads.normals.shape[0] == 1 and not jump_heads.uniform:
         return (yield from _ask_only_head(signature, total, rng))
     try:
-        values, heads = yield from _ask_all_heads(found, rng)
+        values, heads = yield from _ask_all_heads(jump_heads, rng)
     except (Unrecoverable, np.linalg.LinAlgError) as error:
-        closest = found.search.closest
+        closest = jump_heads.search.closest
         if closest > NEAR and isinstance(error, Unrecoverable):
             raise
         cause = error if isinstance(error, Unrecoverable) else "some heads answer alike wherever they can be asked"
         near = f"{cause}; the nearest two change their minds {closest:.1g} of a radian apart, which is too near to read"
         raise Unrecoverable(Outcome.SATURATED, near) from error
-    return _estimate(found, values, heads)
+    return _estimate(jump_heads, values, heads)
 
 
 def _check_signature(signature: Signature) -> None:
@@ -132,22 +133,24 @@ def _ask_heads(signature: Signature, total: Value, rng: np.random.Generator) -> 
         if own.size == 1:
             return _JumpHeads(search, np.zeros((1, scope.size)), np.zeros(1), 0)
         normals, normal_errors = yield from ask_normals(scope, jumps, rng)
-        lever = DECIDED * float(np.max(jumps.levers))
-        if (yield from ask_unexplained(scope, normals, own, lever, rng)) <= 1:
+        scale = SATURATING * float(np.max(jumps.scales))
+        if (yield from ask_unexplained(scope, normals, own, scale, rng)) <= 1:
             return _JumpHeads(search, normals, normal_errors, uniform)
     if trouble is not None:
         raise trouble
     return None
 
 
-def _ask_all_heads(found: _JumpHeads, rng: np.random.Generator) -> Steps[tuple[ScalarValues, list[HeadScore]]]:
-    """Values and scores of all heads; again, with more room, where some turn out to be larger than thought."""
-    search, normals = found.search, found.normals
-    lever, lean = DECIDED * float(np.max(search.jumps.levers)), 1.0
+def _ask_all_heads(jump_heads: _JumpHeads, rng: np.random.Generator) -> Steps[tuple[ScalarValues, list[HeadScore]]]:
+    """Values and scores of all heads; read again with larger margins where some are larger than expected."""
+    search, normals = jump_heads.search, jump_heads.normals
+    scale, lean = SATURATING * float(np.max(search.jumps.scales)), 1.0
     for _ in range(MOST_READINGS):
-        values = yield from ask_values(search.scope, normals, found.uniform, lever, lean, rng)
-        reader, read = HeadReader(search.scope, normals, found.normal_errors, values, rng), dict[int, Columns]()
-        heads = yield from with_sketch(_ask_scores(reader, read), partial(_sketch, read, normals.shape[0]))
+        values = yield from ask_values(search.scope, normals, jump_heads.uniform, scale, lean, rng)
+        read = dict[int, Columns]()
+        so_far = partial(_sketch, read, normals.shape[0])
+        reader = HeadReader(search.scope, normals, jump_heads.normal_errors, values, rng, so_far)
+        heads = yield from _ask_scores(reader, read)
         if heads is not None and not values.is_disturbed(np.stack([head.score for head in heads]), normals):
             return values, heads
         lean /= ROOMIER**2
@@ -196,14 +199,14 @@ def _ask_scores(reader: HeadReader, columns: dict[int, Columns]) -> Steps[list[H
     return None
 
 
-def _estimate(found: _JumpHeads, values: ScalarValues, heads: list[HeadScore]) -> Estimate[MultiHead]:
-    scope = found.search.scope
+def _estimate(jump_heads: _JumpHeads, values: ScalarValues, heads: list[HeadScore]) -> Estimate[MultiHead]:
+    scope = jump_heads.search.scope
     space, width = scope.signature.space, scope.signature.width
     flat = scope.total.vector.ndim == 1
     params, radii = [], []
     for number in range(values.vectors.shape[0]):
-        vector, bars = values.vectors[number], values.radius[number]
-        value, value_radius = (space.asarray(part[:, 0] if flat else part) for part in (vector, bars))
+        vector, radius = values.vectors[number], values.radius[number]
+        value, value_radius = (space.asarray(part[:, 0] if flat else part) for part in (vector, radius))
         if number == len(heads):  # the head of equal weights
             params.append(SingleHead(space.zeros(width, width), value))
             radii.append(SingleHead(space.zeros(width, width), value_radius))
@@ -218,14 +221,14 @@ def _estimate(found: _JumpHeads, values: ScalarValues, heads: list[HeadScore]) -
     outputs = values.vectors.shape[2]
     numbers = sum(rank * (2 * width - rank) for rank in ranks) + width * len(heads) * (scope.radius is not None)
     bound = -(-(numbers + outputs * (width * len(params) + scope.total.has_bias)) // outputs)
-    jumps = found.search.jumps
+    jumps = jump_heads.search.jumps
     details = {
         "heads": len(params),
         "ranks": ranks,
-        "uniform_heads": found.uniform,
+        "uniform_heads": jump_heads.uniform,
         "score_bias": scope.radius is not None,
         "output_bias": scope.total.has_bias,
-        "closest": found.search.closest,
+        "closest": jump_heads.search.closest,
         "told_apart": float(np.max(np.sqrt(8 * jumps.errors) / np.abs(jumps.slopes))),
     }
     return _with_output_bias(scope.total, params, radii, bound, details)

@@ -29,6 +29,8 @@ FIRST_ROUND, SHORTER = 4, 0.4
 MOST_FILLED = 64
 # Singular values count from this many times what errors make, and fits fail beyond this many errors.
 CLEAR, MISFIT = 4.0, 16.0
+# Logits beyond this say too little.
+LARGEST = 7.0
 # Fits are not mended further where residuals are this many errors.
 ENOUGH = 4.0
 # Errors are followed through all stages by so many random draws of them, and values known no better than this are not.
@@ -60,6 +62,15 @@ class FirstToken:
         return self.floor / max(shift * size, 1e-300)
 
     @property
+    def logit_sizes(self) -> Floats:  # (heads,)
+        """Root mean squares of the logits; a few large ones, which are hardly known, do not count for more."""
+        sizes = np.abs(self.logits)
+        typical = np.median(sizes, axis=0)
+        return np.asarray(
+            np.where(typical > LARGEST, typical, np.sqrt(np.mean(np.minimum(sizes, LARGEST) ** 2, axis=0)))
+        )
+
+    @property
     def heads(self) -> int:
         """Heads that show."""
         return int(self.values.shape[0])
@@ -80,9 +91,9 @@ def ask_first_token(queries: VectorQueries) -> Steps[FirstToken]:
             columns = []
             for pair in copies:
                 columns += [(yield from queries.ask_pairs("heads", new, token, pair))]
-            found = np.stack(columns, axis=2)  # (n, views, multiplicities, outputs)
+            stacked = np.stack(columns, axis=2)  # (n, views, multiplicities, outputs)
             ends = np.stack([new, new + token][: len(queries.views)], axis=1)
-            answers = np.concatenate([answers, found.reshape(-1, *found.shape[2:])])
+            answers = np.concatenate([answers, stacked.reshape(-1, *stacked.shape[2:])])
             last = np.concatenate([last, ends.reshape(-1, queries.width)])
             heads = _count(queries, answers)[0]
             wanted = _enough(heads, len(copies), spare, queries)
@@ -125,7 +136,7 @@ def _enough(heads: int, multiplicities: int, spare: float, queries: VectorQuerie
 def _solve(
     queries: VectorQueries, token: Floats, last: Floats, answers: Floats, copies: tuple[tuple[int, int], ...]
 ) -> FirstToken | None:
-    """The heads; None where the answers are no weights of heads, as far as they say."""
+    """The heads; None where the answers are not those of softmax weights within their errors."""
     heads, singular, floor = _count(queries, answers)
     flat = answers.reshape(-1, queries.outputs)
     frame = np.linalg.svd(flat, full_matrices=False)[2][:heads]
@@ -171,7 +182,7 @@ def _check_apart(values: Floats, draws: Floats) -> None:
 
 @dataclass(frozen=True)
 class Pencil:
-    """The functionals that tell heads apart, and how clearly they do."""
+    """The functionals that separate heads, and their condition."""
 
     functionals: Floats  # (heads, heads): row h applied to an answer is the weight in head h
     null: float  # the largest singular value of the null space, over the largest of all

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import final
 
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve, solve_triangular
 
-from keyhole.arrays import Array, Floats, floats, namespace
+from keyhole.arrays import Array, Floats, Integers, floats, namespace
 from keyhole.families.relu_net import ReluNet
-from keyhole.methods.relu_net.noisy.least_squares import NetFit, unit
+from keyhole.methods.relu_net.noisy.least_squares import NetFit, fit_planes, unit
 
 # Rows taken at a time: their Jacobian is the largest array there is.
 CHUNK = 2048
-# Curvature added where there is none, relative to the mean one: a neuron hardly seen gets a wide bar, not an error.
+# Curvature added where there is none, relative to the mean: a neuron hardly sampled gets a wide radius, not an error.
 RIDGE = 1e-12
 # The scale of a plane is free: this holds it, and the length of the weights with it, fixed.
 HELD = 1.0
@@ -70,6 +70,21 @@ class Covariance:
         inverse = cho_solve(factor, np.eye(information.shape[0]))
         return np.asarray(inverse / scaled / scaled[:, None])
 
+    def without_doubtful(self, deviations: float) -> Covariance:
+        """The same from those answers alone whose neurons are on or off for sure, planes being right within so many
+        standard errors: one that may be on either side of its kink is no equation for it.
+        """
+        fit, (neurons, size) = self.fit, self.fit.planes.shape
+        blocks = self.matrix.reshape(neurons, size, neurons, size)
+        white, sure = fit.problem.white, np.ones(fit.before.shape[0], dtype=bool)
+        for i in range(neurons):
+            variance = np.sum((white @ blocks[i, :, i, :]) * white, axis=1)
+            sure &= np.abs(fit.before[:, i]) > deviations * np.sqrt(np.maximum(variance, 0.0))
+        if np.sum(sure) < size:
+            sure[:] = True
+        problem = replace(fit.problem, rows=fit.problem.rows[sure], answers=fit.problem.answers[sure])
+        return Covariance(fit_planes(problem, problem.to_white(self.raw)))
+
     def planes(self) -> Floats:
         """Standard errors of planes whose weights have length one, (neurons, width + 1)."""
         neurons, size = self.fit.planes.shape
@@ -93,11 +108,27 @@ class Covariance:
         lengths = np.concatenate([np.linalg.norm(self.raw[:, :-1], axis=1), np.ones(self.fit.scale.size - neurons)])
         return np.asarray(np.sqrt(np.maximum(np.stack(errors, axis=1), 0.0)) * lengths[:, None])
 
+    def responses(self, rows: Integers, column: int) -> Floats:  # (n,) -> (n, parameters)
+        """By how much planes of length one, then the output layer, change where these answers of one output do."""
+        fit, (neurons, size) = self.fit, self.fit.planes.shape
+        white, outputs = fit.problem.white[rows], fit.output.shape[1]
+        moving = (fit.slopes()[rows][:, :, None] * white[:, None, :]).reshape(rows.size, neurons * size)
+        known = cho_solve((fit.factor, True), (fit.features[rows] / fit.scale).T).T / fit.scale
+        planes = ((moving - known @ self.mixed) * self._each(column)) @ self.matrix
+        follow = cho_solve((fit.factor, True), self.mixed / fit.scale[:, None]) / fit.scale[:, None]
+        output = -np.stack([(planes * self._each(other)) @ follow.T for other in range(outputs)], axis=2)
+        output[:, :, column] += known
+        lengths = np.linalg.norm(self.raw[:, :-1], axis=1)
+        output[:, :neurons] *= lengths[:, None]
+        back = solve_triangular(fit.problem.mixing, np.eye(size))
+        raw = planes.reshape(-1, neurons, size) @ back.T / np.where(lengths > 0, lengths, 1.0)[:, None]
+        return np.concatenate([raw.reshape(rows.size, -1), output.reshape(rows.size, -1)], axis=1)
+
     def _each(self, column: int) -> Floats:  # -> (neurons · (width + 1),)
         return np.repeat(self.fit.weights[:, column], self.fit.planes.shape[1])
 
     def predictions(self, rows: Floats) -> Floats:  # (m, width + 1) -> (m, outputs)
-        """Standard errors of what the net says at rows (x, 1)."""
+        """Standard errors of the net's answers at rows (x, 1)."""
         fit = self.fit
         neurons, size = fit.planes.shape
         white = solve_triangular(fit.problem.mixing, rows.T, trans="T").T
@@ -123,20 +154,22 @@ class Covariance:
 @final
 @dataclass(frozen=True, eq=False)
 class CorrelatedErrors(ReluNet):
-    """Entrywise errors of a net that also say how far off its predictions are, correlations included."""
+    """Entrywise errors of a net with their correlations, and so the errors of its predictions."""
 
     covariance: Covariance | None = field(default=None, repr=False)
     factor: float = 1.0  # error of a prediction over its standard error
+    shift: float = 0.0  # by which all answers may be off alike
 
     def arrays(self) -> dict[str, Array]:
         """The entrywise errors that are present, by name."""
-        return {name: array for name, array in super().arrays().items() if name not in ("covariance", "factor")}
+        return {name: array for name, array in super().arrays().items() if name not in ("covariance", "factor", "shift")}
 
     def of_predictions(self, tokens: Array) -> Array:  # (batch, length, width) -> (batch, outputs)
         """Errors of the net's answers."""
         assert self.covariance is not None  # left out only where a dataclass has no other way to order its fields
         last = floats(tokens[:, -1, :])
-        return self.factor * self.covariance.predictions(np.concatenate([last, np.ones((last.shape[0], 1))], axis=1))
+        errors = self.covariance.predictions(np.concatenate([last, np.ones((last.shape[0], 1))], axis=1))
+        return self.factor * errors + self.shift
 
 
 @final

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 from scipy.special import ndtri
 
-from keyhole.arrays import Floats
+from keyhole.arrays import Floats, floats
 from keyhole.errors import UsageError
 from keyhole.families.relu_net import ReluNet
 from keyhole.methods.base import Estimate, Steps, Unrecoverable, target_details
 from keyhole.methods.relu_net.noisy.covariance import CorrelatedErrors, Covariance, FittedNet
 from keyhole.methods.relu_net.noisy.least_squares import (
+    NEARLY_EQUAL,
     NetFit,
     NetProblem,
     descend,
@@ -22,6 +23,7 @@ from keyhole.methods.relu_net.noisy.least_squares import (
     parameters,
     unit,
 )
+from keyhole.methods.relu_net.noisy.rounding import radii_of_rounding
 from keyhole.methods.relu_net.noisy.samples import Samples
 from keyhole.methods.relu_net.noisy.search import (
     LAST_STEPS,
@@ -29,6 +31,7 @@ from keyhole.methods.relu_net.noisy.search import (
     fit_finally,
     fit_residuals,
     is_at_noise,
+    least_worth,
     noise_ceiling,
     orient,
 )
@@ -56,11 +59,17 @@ MOST_PARAMETERS = 20_000
 # Rounds of enlarging at one guess, and at the last.
 ROUNDS = 4
 LAST_ROUNDS = 12
+# Answers on either side of every kink, for each number of its plane: fewer would fit some plane or other.
+SUPPORT = 2.0
 # Far samples that contradict the fit are first explained as if errors were these fractions of the answers.
 SOFTENINGS = (1e-2, 1e-4)
 # Rounds of further queries until the wanted error is reached, and the most of them for each number to be found.
 MOST_ROUNDS = 3
 MOST_PER_PARAMETER = 40.0
+# A neuron that may be nothing has radii this much wider than those of the first order: nothing is known of its plane.
+MOST_CURVED = 1e3
+# Radii say which answers tell which side of a kink they are on, and those answers how wide radii are: so often in turn.
+DOUBTS = 3
 # How often, in how many recoveries, any entry at all may lie outside its radius.
 MISSES = 1e-9
 
@@ -185,20 +194,40 @@ class _Boosting:
         fit = fit_finally(fit, self.rng, most_neurons=self._room(fit.problem), bounded=self.bounded)
         for _ in range(MOST_ROUNDS):
             wanted = max(self._queries(fit.neurons, IN_THE_END), math.ceil(self.samples.count * (1 + 1 / IN_THE_END)))
+            yield from self._ask_beside(fit, wanted - self.samples.count)
             yield from self._ask(wanted - self.samples.count, far=True)
             self._check_enough(fit.neurons)
             before, fit = fit, self._refine(fit, self.samples.problem())
-            if is_at_noise(fit, self.bounded):
-                return fit_finally(fit, self.rng, most_neurons=self._room(fit.problem), bounded=self.bounded)
-            fit = self._again(before)
+            if not is_at_noise(fit, self.bounded):
+                fit = self._again(before)
             if is_at_noise(fit, self.bounded):
                 fit = fit_finally(fit, self.rng, most_neurons=self._room(fit.problem), bounded=self.bounded)
-                if self._queries(fit.neurons, IN_THE_END) <= self.samples.count:
+                enough = self._queries(fit.neurons, IN_THE_END) <= self.samples.count
+                if enough and not self._unsupported(fit).size:
                     return fit
+        if is_at_noise(fit, self.bounded):
+            return fit
         raise self._failure(fit)
 
+    def _unsupported(self, fit: NetFit) -> Floats:  # -> (n,)
+        """Numbers of neurons, one and on, negative where they are off, for every answer that is short on that side."""
+        need = math.ceil(SUPPORT * (self.signature.width + 1))
+        on = np.sum(fit.before > 0, axis=0)
+        short = np.maximum(need - np.stack([on, fit.before.shape[0] - on]), 0)
+        numbers = 1.0 + np.arange(fit.neurons)
+        return np.concatenate([np.repeat(numbers, short[0]), -np.repeat(numbers, short[1])])
+
+    def _ask_beside(self, fit: NetFit, more: int) -> Steps[None]:
+        """Samples on the sides of kinks that few answers see, and in few dimensions of every kink some of `more`."""
+        some = self.rng.integers(fit.neurons, size=max(0, more) // (1 + self.signature.width)) if fit.neurons else []
+        chosen = np.concatenate([self._unsupported(fit), (1.0 + np.asarray(some)) * self.rng.choice([-1, 1], len(some))])
+        chosen = chosen[: int(min(chosen.size, max(0, self.budget - self.samples.count)))]
+        if chosen.size:
+            planes = fit.raw_planes()[np.abs(chosen).astype(int) - 1]
+            yield from self.samples.ask("samples", self.samples.draw_beside(planes, np.sign(chosen)))
+
     def _again(self, fit: NetFit) -> NetFit:
-        """Explain all samples, first coarsely: those far out would drown the others."""
+        """Fit all samples, first coarsely: those far out would dominate the others."""
         planes = fit.raw_planes()
         for softened in (*SOFTENINGS, 0.0):
             problem = self.samples.problem(softened)
@@ -260,11 +289,8 @@ class _Boosting:
         output = fit.output * np.concatenate([lengths, np.ones(fit.output.shape[0] - fit.neurons)])[:, None]
         params = FittedNet(**self._arrays(raw / lengths[:, None], output, fit.problem.affine))
         errors = self._arrays(covariance.planes(), covariance.output(), fit.problem.affine)
-        # Errors that are only bounded may all conspire; random ones add up in quadrature.
-        deviations = -float(ndtri(MISSES / 2 / max(1, sum(array.size for array in errors.values()))))
-        widened = math.sqrt(fit.problem.answers.size) if self.bounded else deviations
-        radius = {name: widened * array for name, array in errors.items()}
-        normal = self.signature.noise.kind == "gaussian"
+        noise, wide = self.signature.noise, self._radii(covariance)
+        normal = noise.kind == "gaussian"
         count = parameters(fit.neurons, self.signature.width, samples.outputs, fit.problem.affine)
         error = self._error(covariance)
         details = {
@@ -278,12 +304,42 @@ class _Boosting:
         }
         return Estimate(
             params=params,
-            radius=CorrelatedErrors(**radius, covariance=covariance, factor=widened),
+            radius=wide,
             counting_bound=math.ceil(count / samples.outputs),
             standard_error=CorrelatedErrors(**errors, covariance=covariance) if normal else None,
             assumptions=(*ASSUMPTIONS, f"what is said holds for tokens of norm up to {samples.largest_norm:.3g}"),
             details={**details, **target_details(target_error, error)},
         )
+
+    def _radii(self, covariance: Covariance) -> CorrelatedErrors:
+        """Radii of entries and of predictions."""
+        fit, noise = covariance.fit, self.signature.noise
+        # A neuron that was not worth keeping may have been there, and moved the others.
+        unseen = math.sqrt(least_worth(fit.problem))
+        deviations = -float(ndtri(MISSES / 2 / max(1, fit.planes.size + fit.output.size)))
+        # Errors that are only bounded may all conspire; random ones add up in quadrature.
+        widened = unseen + (math.sqrt(fit.problem.answers.size) if self.bounded else deviations)
+        for _ in range(DOUBTS):
+            covariance = covariance.without_doubtful(widened)
+        planes, output = widened * covariance.planes(), widened * covariance.output()
+        if noise.kind not in ("gaussian", "bounded"):
+            planes, output = radii_of_rounding(covariance, deviations)
+            planes, output = planes + unseen * covariance.planes(), output + unseen * covariance.output()
+        radius = self._arrays(planes, output, fit.problem.affine)
+        lengths = np.linalg.norm(covariance.raw[:, :-1], axis=1)
+        radius = self._with_curvature(radius, fit.planes, covariance.fit.weights * lengths[:, None])
+        shift = noise.radius if noise.kind == "rounded" else 0.0
+        return CorrelatedErrors(**radius, covariance=covariance, factor=widened, shift=shift)
+
+    def _with_curvature(self, radius: dict[str, Any], planes: Floats, weights: Floats) -> dict[str, Any]:
+        """Radii of neurons as wide as their weights are more than the first order says, and so are those beside them."""
+        space, size = self.signature.space, np.linalg.norm(weights, axis=1)
+        unsure = np.linalg.norm(np.atleast_2d(floats(radius["weights_out"])), axis=0)
+        part = unsure / np.where(size > 0, size, np.inf)
+        part = np.max(np.where(np.abs(planes @ planes.T) > NEARLY_EQUAL, part, 0.0), axis=1, initial=0.0)
+        factor = space.asarray(1 / np.maximum(1 - part, 1 / MOST_CURVED))
+        each = {"weights_in": factor[:, None], "bias_in": factor, "weights_out": factor}
+        return {name: array * each[name] if name in each else array for name, array in radius.items()}
 
     def _arrays(self, planes: Floats, output: Floats, affine: bool) -> dict[str, Any]:
         """Planes and output layer by the names a net has for them."""

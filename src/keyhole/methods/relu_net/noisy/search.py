@@ -12,10 +12,22 @@ import numpy as np
 from scipy.spatial import cKDTree
 
 from keyhole.arrays import Floats
-from keyhole.methods.relu_net.noisy.least_squares import NetFit, NetProblem, descend, enlarge, fit_planes, slim
+from keyhole.methods.relu_net.noisy.least_squares import (
+    NEARLY_EQUAL,
+    NetFit,
+    NetProblem,
+    descend,
+    enlarge,
+    fit_planes,
+    slim,
+)
 
 # Squares may exceed what noise leaves by this many standard deviations.
 MISFIT_DEVIATIONS = 4.0
+# No answer may be missed by more than this many standard deviations, or bounds: its own error, and those of the others
+# that the fit follows. A kink that few answers see shows there first.
+LARGEST_RESIDUAL = 6.5
+BOUNDED_RESIDUAL = 2.0
 # A neuron stays if it explains this many standard deviations more than one fitted to noise would.
 NEURON_DEVIATIONS = 4.0
 # Steps of a descent, and rounds of slimming and of enlarging.
@@ -37,6 +49,12 @@ MOST_SEARCHED = 24
 TURNED_STEPS = 20
 
 
+def least_worth(problem: NetProblem) -> float:
+    """By how much squares grow where a neuron is missed; of all places for one, noise makes the best look good."""
+    own = problem.rows.shape[1] - 1 + problem.answers.shape[1]
+    return own + NEURON_DEVIATIONS * math.sqrt(2 * own) + 2 * math.log(problem.answers.size)
+
+
 def noise_ceiling(problem: NetProblem, neurons: int, bounded: bool) -> float:
     """Squares that noise alone hardly ever exceeds; bounded errors may all be as large as they can."""
     if bounded:
@@ -46,7 +64,10 @@ def noise_ceiling(problem: NetProblem, neurons: int, bounded: bool) -> float:
 
 
 def is_at_noise(fit: NetFit, bounded: bool) -> bool:
-    """Whether noise explains what is left."""
+    """Whether noise explains what is left, of every answer and of all of them."""
+    largest = float(np.max(np.abs(fit.residual), initial=0.0))
+    if largest > (BOUNDED_RESIDUAL if bounded else LARGEST_RESIDUAL):
+        return False
     return fit.squares <= noise_ceiling(fit.problem, fit.neurons, bounded)
 
 
@@ -101,14 +122,13 @@ def _slim(fit: NetFit, bounded: bool) -> NetFit:
 def fit_finally(fit: NetFit, rng: np.random.Generator, *, most_neurons: int, bounded: bool) -> NetFit:
     """At the noise already: to the bottom; neurons that are missed come back, those that are not go."""
     fit = descend(fit, LAST_STEPS)
-    own = fit.problem.rows.shape[1] - 1 + fit.problem.answers.shape[1]
-    need = own + NEURON_DEVIATIONS * math.sqrt(2 * own)  # by how much squares grow where a neuron is missed
+    need = least_worth(fit.problem)
     for _ in range(fit.neurons):
         if fit.neurons == 0 or fit.squares > noise_ceiling(fit.problem, fit.neurons, bounded):
             break
-        weakest = int(np.argmin(fit.worth()))
-        smaller = descend(fit_planes(fit.problem, np.delete(fit.planes, weakest, axis=0)), LAST_STEPS)
-        if smaller.squares > fit.squares + need:
+        tries = (descend(fit_planes(fit.problem, planes), LAST_STEPS) for planes in _with_one_less(fit))
+        smaller = next((each for each in tries if each.squares <= fit.squares + need), None)
+        if smaller is None:
             break
         fit = smaller
     while fit.neurons < most_neurons:
@@ -117,6 +137,19 @@ def fit_finally(fit: NetFit, rng: np.random.Generator, *, most_neurons: int, bou
             break
         fit = larger
     return fit
+
+
+def _with_one_less(fit: NetFit) -> list[Floats]:
+    """Planes without the least useful neuron, and with one in place of the two that are most alike."""
+    fewer = [np.delete(fit.planes, int(np.argmin(fit.worth())), axis=0)]
+    cosines = np.triu(fit.planes @ fit.planes.T, 1)
+    one, two = np.unravel_index(int(np.argmax(np.abs(cosines))), cosines.shape)
+    if abs(cosines[one, two]) > NEARLY_EQUAL:
+        sizes = np.linalg.norm(fit.weights[[one, two]], axis=1)
+        merged = fit.planes.copy()
+        merged[one] = sizes[0] * merged[one] + np.sign(cosines[one, two]) * sizes[1] * merged[two]
+        fewer.append(np.delete(merged, two, axis=0))
+    return fewer
 
 
 def as_relu(fit: NetFit) -> NetFit:
@@ -144,8 +177,8 @@ def _signs(fit: NetFit) -> Floats | None:  # -> (neurons,)
     linear = fit.output[fit.neurons : -1]  # (width, outputs)
     each = (planes[:, :, None] * fit.weights[:, None, :]).reshape(fit.neurons, -1)  # (neurons, width · outputs)
     if fit.neurons <= each.shape[1]:
-        found = np.linalg.lstsq(each.T, linear.reshape(-1), rcond=None)[0]
-        return np.where(found >= 0, 1.0, -1.0)
+        shares = np.linalg.lstsq(each.T, linear.reshape(-1), rcond=None)[0]
+        return np.where(shares >= 0, 1.0, -1.0)
     return _meet_in_the_middle(each, linear.reshape(-1)) if fit.neurons <= MOST_SEARCHED else None
 
 

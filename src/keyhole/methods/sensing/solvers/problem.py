@@ -17,7 +17,7 @@ _MEMORY = 500_000_000  # bytes: the largest work array any solver may form
 
 @dataclass(frozen=True, slots=True)
 class SensingSolution:
-    """What a solver found. ``converged`` means validated, not merely fitted; see the module docstring."""
+    """The result of a solver. ``converged`` means validated, not merely fitted; see the module docstring."""
 
     matrix: Floats  # (d, d)
     rank: int
@@ -85,8 +85,8 @@ class SensingProblem:
 
     def floor(self, matrix: Floats) -> float:
         """Relative residual that the noise and the rounding of u^T W g explain."""
-        reach = np.linalg.norm(self.left, axis=1) * np.linalg.norm(self.right, axis=1)
-        rounding = EPS * self.width * float(np.linalg.norm(reach) * np.linalg.norm(matrix))
+        sizes = np.linalg.norm(self.left, axis=1) * np.linalg.norm(self.right, axis=1)
+        rounding = EPS * self.width * float(np.linalg.norm(sizes) * np.linalg.norm(matrix))
         return 2.0 * self.noise + ratio(rounding, self.scale)  # 2: a sampled norm around its expectation
 
 

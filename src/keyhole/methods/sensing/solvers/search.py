@@ -103,9 +103,9 @@ def factored(
         for tried in ranks:  # from the spectral start, on no more measurements than the rank needs
             part = search.rows(slice(0, 4 * parameter_count(d, tried) + 4 * d))
             yield None, refine(part, leading_left(part.adjoint(part.values), tried), FIRST_STEPS)
-        yield from ((None, found) for found in linear(search))
+        yield from ((None, matrix) for matrix in linear(search))
         if ranks:
-            yield from ((None, found) for found in _second_pass(search, rank, limit, starts, rng))
+            yield from ((None, matrix) for matrix in _second_pass(search, rank, limit, starts, rng))
 
     return solve(U, G, b, noise, rng, candidates)
 
@@ -170,8 +170,8 @@ def nuclear_norm(
     """
 
     def candidates(search: SensingProblem, _: np.random.Generator) -> Iterator[tuple[Floats, Floats]]:
-        for found in linear(search):  # where measurements outnumber the entries, the feasible set is one point
-            yield found, found
+        for matrix in linear(search):  # where measurements outnumber the entries, the feasible set is one point
+            yield matrix, matrix
         yield from _convex(search, max_iterations, max_rank or search.width)
 
     return solve(U, G, b, noise, rng, candidates)

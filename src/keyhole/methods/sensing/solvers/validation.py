@@ -147,21 +147,21 @@ def _is_determined(problem: SensingProblem, matrix: Floats, rank: int) -> bool:
     return bool(radius < spectrum[rank - 1])
 
 
-def _validate(problem: SensingProblem, search: SensingProblem, held: SensingProblem, found: Floats) -> Floats | None:
-    """``found`` refitted on every measurement if it proves right, else None."""
-    if search.residual(found) > search.floor(found):
+def _validate(problem: SensingProblem, search: SensingProblem, held: SensingProblem, matrix: Floats) -> Floats | None:
+    """``matrix`` refitted on every measurement if it is validated, else None."""
+    if search.residual(matrix) > search.floor(matrix):
         return None
-    rank = numerical_rank(found, problem.floor(found))
+    rank = numerical_rank(matrix, problem.floor(matrix))
     count = parameter_count(problem.width, rank)
     if not 0 < count < search.size:
         return None
     # Unseen measurements must be predicted within four standard errors of a prediction.
-    if held.residual(found) > 4.0 * held.floor(found) * float(np.sqrt(search.size / (search.size - count))):
+    if held.residual(matrix) > 4.0 * held.floor(matrix) * float(np.sqrt(search.size / (search.size - count))):
         return None
     if rank < problem.width:  # at full rank the linear fit is the answer already
-        found = refine(problem, leading_left(found, rank), 4, target=0.0)
-    fits = problem.residual(found) <= problem.floor(found)
-    return found if fits and _is_determined(problem, found, rank) else None
+        matrix = refine(problem, leading_left(matrix, rank), 4, target=0.0)
+    fits = problem.residual(matrix) <= problem.floor(matrix)
+    return matrix if fits and _is_determined(problem, matrix, rank) else None
 
 
 def solve(
@@ -184,11 +184,11 @@ def solve(
     order, held = rng.permutation(problem.size), int(np.clip(problem.size // 20, *HELD_OUT))
     search, rest = problem.rows(order[held:]), problem.rows(order[:held])
     proven = None
-    for fallback, found in candidates(search, rng):
-        proven = _validate(problem, search, rest, found)
+    for fallback, candidate in candidates(search, rng):
+        proven = _validate(problem, search, rest, candidate)
         if proven is not None:
             break
-        best = min(best, found, key=problem.residual) if fallback is None else fallback
+        best = min(best, candidate, key=problem.residual) if fallback is None else fallback
     matrix = best if proven is None else proven
     rank = numerical_rank(matrix, problem.floor(matrix))
     return SensingSolution(matrix * problem.unit, rank, problem.residual(matrix), proven is not None)
