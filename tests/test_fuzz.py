@@ -212,7 +212,7 @@ def test_neurons_are_compared_up_to_order_scale_and_orientation(rng: np.random.G
 def test_a_run_goes_on_and_runs_nothing_twice(tmp_path: Path) -> None:
     path = tmp_path / "records" / "fuzz.jsonl"
     keys = schedule({"a": 1, "b": 1, "rare": 3}, 5, 20)
-    assert keys[:6] == [("a", 5), ("b", 5), ("rare", 5), ("a", 6), ("b", 6), ("a", 7)]
+    assert keys[:6] == [("a", 5), ("b", 5), ("a", 6), ("b", 6), ("rare", 6), ("a", 7)]
     assert run(keys[:7], path, quick_attempt, jobs=2, limit=30) == 7
     with path.open("ab") as file:
         file.write(b'{"kind": "cut sho')  # as a run that was killed leaves it

@@ -181,9 +181,10 @@ def _replaced(workers: list[Worker], number: int, attempt: Attempt, verdict: str
 
 
 def schedule(every: Mapping[str, int], first_seed: int, boxes: int) -> list[Key]:
-    """So many boxes, kinds in turn; a kind takes part in every so many rounds only."""
+    """So many boxes, kinds in turn; a kind takes part in every so many rounds only, not all such kinds in the same."""
+    kinds = [(name, number, period) for number, (name, period) in enumerate(every.items())]
     rounds = (
-        [(name, seed) for name, period in every.items() if (seed - first_seed) % period == 0]
-        for seed in count(first_seed)
+        [(name, first_seed + turn) for name, number, period in kinds if (turn + number) % period == 0]
+        for turn in count()
     )
     return list(islice(chain.from_iterable(rounds), boxes if every else 0))

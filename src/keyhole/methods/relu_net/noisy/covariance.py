@@ -162,7 +162,9 @@ class CorrelatedErrors(ReluNet):
 
     def arrays(self) -> dict[str, Array]:
         """The entrywise errors that are present, by name."""
-        return {name: array for name, array in super().arrays().items() if name not in ("covariance", "factor", "shift")}
+        return {
+            name: array for name, array in super().arrays().items() if name not in ("covariance", "factor", "shift")
+        }
 
     def of_predictions(self, tokens: Array) -> Array:  # (batch, length, width) -> (batch, outputs)
         """Errors of the net's answers."""

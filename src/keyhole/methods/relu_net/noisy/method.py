@@ -220,7 +220,9 @@ class _Boosting:
     def _ask_beside(self, fit: NetFit, more: int) -> Steps[None]:
         """Samples on the sides of kinks that few answers see, and in few dimensions of every kink some of `more`."""
         some = self.rng.integers(fit.neurons, size=max(0, more) // (1 + self.signature.width)) if fit.neurons else []
-        chosen = np.concatenate([self._unsupported(fit), (1.0 + np.asarray(some)) * self.rng.choice([-1, 1], len(some))])
+        chosen = np.concatenate(
+            [self._unsupported(fit), (1.0 + np.asarray(some)) * self.rng.choice([-1, 1], len(some))]
+        )
         chosen = chosen[: int(min(chosen.size, max(0, self.budget - self.samples.count)))]
         if chosen.size:
             planes = fit.raw_planes()[np.abs(chosen).astype(int) - 1]
