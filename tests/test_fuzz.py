@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import subprocess
 import sys
 import time
@@ -222,6 +223,29 @@ def test_a_run_goes_on_and_runs_nothing_twice(tmp_path: Path) -> None:
     assert run(keys, path, quick_attempt, jobs=2, limit=30) == 0
 
 
+@pytest.mark.slow
+def test_a_run_that_was_killed_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "fuzz.jsonl"
+    keys = schedule({"slow": 1}, 0, 60)
+    code = (
+        "from pathlib import Path; from benchmarks.fuzz.runner import run, schedule; "
+        "from support.fuzz_attempts import attempt; "
+        f"run(schedule({{'slow': 1}}, 0, 60), Path({str(path)!r}), attempt, jobs=2, limit=30)"
+    )
+    tests = Path(__file__).parent
+    path_of = os.pathsep.join([str(tests), str(tests.parent), str(tests.parent / "src")])
+    running = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path_of})
+    until = time.monotonic() + 60
+    while len(read_records(path)) < 5 and time.monotonic() < until:
+        time.sleep(0.02)
+    running.kill()
+    running.wait()
+    before = len(read_records(path))
+    assert 5 <= before < 60
+    assert run(keys, path, quick_attempt, jobs=2, limit=30) == 60 - before
+    assert sorted((record["kind"], record["seed"]) for record in read_records(path)) == keys
+
+
 def test_what_hangs_is_ended_and_what_dies_is_noted(tmp_path: Path) -> None:
     path = tmp_path / "fuzz.jsonl"
     keys = [("endless", 1), ("deadly", 1), *(("slow", seed) for seed in range(5))]
@@ -249,14 +273,22 @@ def test_the_command_prints_a_table(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks", "fuzz", *options]
     ended = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[1])
     head, _, *rows = ended.stdout.splitlines()
-    assert [cell.strip() for cell in head.strip("|").split("|")][2:-1] == list(VERDICTS)
+    assert [cell.strip() for cell in head.strip("|").split("|")][2:-2] == list(VERDICTS)
     assert [row.split("|")[1].strip() for row in rows[:3]] == ["one head", "pooling", "all"]
     assert len(out.read_text().splitlines()) == 4
 
 
 def test_findings_are_named_with_their_seeds() -> None:
     records = [
-        {"kind": "pooling: mean", "seed": seed, "verdict": verdict, "detail": "why", "ratio": None, "shares": {}}
+        {
+            "kind": "pooling: mean",
+            "seed": seed,
+            "verdict": verdict,
+            "detail": "why",
+            "ratio": None,
+            "shares": {},
+            "seconds": 1,
+        }
         for seed, verdict in enumerate(["admitted", "crash", "crash"])
     ]
     text = fuzz.summary(records)

@@ -13,6 +13,7 @@ import os
 import resource
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -105,12 +106,17 @@ def _work(pipe: Connection, attempt: Attempt) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is told, and ends this process
     with suppress(OSError, ValueError):  # a limit that is lower already
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    while True:
-        try:
-            key = pipe.recv()
-        except EOFError:
-            return
-        pipe.send(attempt(*key))
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    with suppress(EOFError, OSError):  # where the parent has ended
+        while True:
+            pipe.send(attempt(*pipe.recv()))
+
+
+def _end_with(parent: int) -> None:
+    """End this process when its parent does, whatever it is busy with."""
+    while os.getppid() == parent:
+        time.sleep(LOOK)
+    os._exit(1)
 
 
 def run(
