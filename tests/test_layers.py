@@ -22,7 +22,7 @@ TESTS = Path(__file__).parent
 # From the bottom up; a module may import from its own layer and those below. What is not here has no place yet.
 LAYERS = (
     {"arrays", "errors", "optional", "inference_protocol"},
-    {"domain", "noise", "queries"},
+    {"noise", "queries"},
     {"families"},
     {"recovery"},
     {"gauge"},

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 from keyhole.arrays import Array
-from keyhole.domain import Sampler, sampler_of
 from keyhole.errors import ComputeError, RecoveryFailed, UsageError
 from keyhole.journal import Journal
 from keyhole.methods import Attempt, Task, ending, recovery_steps, stream
 from keyhole.methods.diagnosis.diagnose import Diagnosis, diagnose
 from keyhole.methods.diagnosis.examination import Finding
+from keyhole.numerics.domain import Sampler, sampler_of
 from keyhole.oracles import Oracle
 from keyhole.progress import Observer, ProgressBar, Silent, wants_bar
 from keyhole.recovery import Outcome, Recovery, Stats

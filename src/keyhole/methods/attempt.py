@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from keyhole.arrays import Array, Floats, floats
-from keyhole.domain import Sampler
 from keyhole.errors import BudgetExhausted, ComputeError, KeyholeError, NumericalError, OracleError, UsageError
 from keyhole.families import Family
 from keyhole.methods.arithmetic import check_arithmetic
@@ -19,6 +18,7 @@ from keyhole.methods.base import Estimate, Found, Method, Steps, Unrecoverable, 
 from keyhole.methods.certificate import Judgement, certify, heldout_count
 from keyhole.methods.noise_estimation.measure import NoiseEstimate, coarseness, measure_noise
 from keyhole.noise import Noise
+from keyhole.numerics.domain import Sampler
 from keyhole.queries import Measurements, Plan, Signature
 from keyhole.recovery import Certificate, Outcome
 

@@ -10,17 +10,17 @@ from typing import Generic
 import numpy as np
 
 from keyhole.arrays import Array, Booleans, Floats, floats, to_numpy
-from keyhole.domain import LONGEST, Sampler, class_label, length_class
 from keyhole.errors import BudgetExhausted
 from keyhole.families import F, F_co, Family
 from keyhole.methods.base import Estimate, Steps
 from keyhole.methods.heldout import HeldOut, draw_heldout
 from keyhole.noise import GAUSSIAN_DEVIATIONS
+from keyhole.numerics.domain import LONGEST, Sampler, class_label, length_class
 from keyhole.queries import Measurements, Plan, Signature, Sketch
 from keyhole.recovery import Certificate, Outcome, Tested
 
 # Held-out queries over those of the recovery, the fewest and the most: 256 leave 1.2 % of such queries unsaid.
-SHARE, LEAST, MOST = 0.025, 32, 256
+SHARE, LEAST, MOST = 0.025, 64, 256
 
 # A radius above this fraction of what attention does would certify anything; of an oracle known to be noisy less can
 # be asked, and the resolution says how much it was.
@@ -45,6 +45,44 @@ class Judgement(Generic[F_co]):
     certificate: Certificate[F_co]
 
 
+@dataclass(frozen=True)
+class Comparison:
+    """Held-out answers beside their predictions, one number after the other."""
+
+    predictions: Floats
+    answers: Floats
+    radii: Floats
+    resolution: float  # radii over what the answers vary by, and over what attention does to them
+    scatters: bool  # whether normal errors, each within its radius, are too large together
+
+    @property
+    def errors(self) -> Floats:
+        """|prediction − answer|."""
+        return np.abs(self.predictions - self.answers)
+
+    @property
+    def ratios(self) -> Floats:
+        """Errors over their radii."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.where(self.errors == 0, 0.0, self.errors / self.radii)
+
+    @property
+    def holds(self) -> bool:
+        """Whether every answer was predicted within its radius; not so where a radius is nan."""
+        return not self.scatters and bool(np.max(self.ratios) <= 1.0)
+
+    @property
+    def miss(self) -> str:
+        """What the worst answer is off by."""
+        if self.scatters:
+            times = np.sqrt(np.mean((self.errors * GAUSSIAN_DEVIATIONS / self.radii) ** 2))
+            around = "around their predictions as the declared noise allows"
+            return f"fresh answers scatter {times:.2g} times as much {around}"
+        worst = int(np.argmax(np.where(np.isnan(self.ratios), np.inf, self.ratios)))
+        bar = f"where the error bar is {self.radii[worst]:.2g}"
+        return f"a fresh answer differs from its prediction by {self.errors[worst]:.2g}, {bar}"
+
+
 def certify(
     estimate: Estimate[F],
     signature: Signature,
@@ -54,62 +92,30 @@ def certify(
 ) -> Steps[Judgement[F]]:
     """Ask `count` held-out sequences, and as many of `domain`, and compare the answers with predictions."""
     asked = draw_heldout(estimate, signature, rng, count, domain)
-    plans = asked.plans
     answers: list[Measurements] = []
-    for plan in plans:
-        answer: Measurements = yield replace(plan, so_far=partial(_so_far, estimate, signature, plans, answers))
+    for plan in asked.plans:
+        answer: Measurements = yield replace(plan, so_far=partial(_so_far, estimate, signature, asked.plans, answers))
         answers.append(_at_last(answer, signature))
-    # Normal errors are looked at all together too, and their standard errors say more than radii that hold for each.
-    normal = signature.noise.kind == "gaussian" and estimate.standard_error is not None
-    predictions, known = _predict(estimate, signature, plans, normal)
-    # How fine radii are is told by usual tokens: among the long ones they are as wide as can be.
-    fine = np.repeat(asked.usual if np.any(asked.usual) else ~asked.usual, predictions.size // asked.usual.size)
-    noise = signature.noise.radius + signature.noise.relative * np.abs(predictions)
-    radii = known + noise
-    if signature.noise.kind == "bounded":
-        # Radii hold whatever the errors are, which may conspire; held-out queries do not know them, so what they see
-        # of it is as random as they are.
-        known = GAUSSIAN_DEVIATIONS * known
-        radii = known + noise
-    coarse = float(np.sqrt(np.mean(radii[fine] ** 2)))
-    if normal:
-        radii = np.hypot(GAUSSIAN_DEVIATIONS * known, noise)
-        coarse = float(np.sqrt(np.mean(known[fine] ** 2) + signature.noise.scale**2 / known.size))
-    answered = _concatenate([a.values for a in answers])
-    errors = np.abs(predictions - answered)
-    size = float(np.sqrt(np.mean((answered - _constant(estimate.params, plans))[fine] ** 2)))
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ratios = np.where(errors == 0, 0.0, errors / radii)
-        resolution = coarse / size if size > 0 else float("inf")
-        attention = _attention(estimate.params, signature, plans, predictions, fine)
-        if attention > 0 or signature.max_norm is not None:
-            resolution = max(resolution, coarse / attention if attention else float("inf"))
+    compared = _compare(estimate, signature, asked, _concatenate([answer.values for answer in answers]))
     certificate = Certificate(
         radius=estimate.radius,
         standard_error=estimate.standard_error,
         heldout_queries=int(asked.usual.size),
-        worst_error=float(np.max(errors)),
-        worst_ratio=float(np.max(ratios)),
-        resolution=resolution,
+        worst_error=float(np.max(compared.errors)),
+        worst_ratio=float(np.max(compared.ratios)),
+        resolution=compared.resolution,
         assumptions=(*estimate.assumptions, _limits(signature)),
         tested=tuple(_tested(asked, signature)),
         untested=asked.untested,
-        predictions=predictions,
-        answers=answered,
+        predictions=compared.predictions,
+        answers=compared.answers,
     )
-    scatters = normal and _has_scatter(errors, radii)
-    if scatters or not np.max(ratios) <= 1.0:  # also when a radius is nan
-        worst = int(np.argmax(np.where(np.isnan(ratios), np.inf, ratios)))
-        bar = f"where the error bar is {radii[worst]:.2g}"
-        miss = f"a fresh answer differs from its prediction by {errors[worst]:.2g}, {bar}"
-        if scatters:
-            times = np.sqrt(np.mean((errors * GAUSSIAN_DEVIATIONS / radii) ** 2))
-            around = "around their predictions as the declared noise allows"
-            miss = f"fresh answers scatter {times:.2g} times as much {around}"
-        outcome, message = yield from _explain_miss(plans, answers, miss, signature)
-    elif resolution > _coarsest(estimate.params, signature):
+    if not compared.holds:
+        outcome, message = yield from _explain_miss(asked.plans, answers, compared.miss, signature)
+    elif compared.resolution > _coarsest(estimate.params, signature):
         doing = "the questions do" if estimate.params.without_attention() is None else "attention does"
-        outcome, message = Outcome.UNCERTIFIED, f"the error bar is {resolution:.2g} of what {doing} to the answers"
+        message = f"the error bar is {compared.resolution:.2g} of what {doing} to the answers"
+        outcome = Outcome.UNCERTIFIED
     elif asked.untested:
         few = ", ".join(asked.untested[:FEW_NAMES])
         more = f" and {len(asked.untested) - FEW_NAMES} more" if len(asked.untested) > FEW_NAMES else ""
@@ -118,6 +124,30 @@ def certify(
         outcome = Outcome.CERTIFIED
         message = f"{asked.usual.size} fresh answers predicted within {certificate.worst_error:.2g}"
     return Judgement(outcome, message, certificate)
+
+
+def _compare(estimate: Estimate, signature: Signature, asked: HeldOut, answers: Floats) -> Comparison:
+    # Normal errors are looked at all together too, and their standard errors say more than radii that hold for each.
+    normal = signature.noise.kind == "gaussian" and estimate.standard_error is not None
+    predictions, known = _predict(estimate, signature, asked.plans, normal)
+    # How fine radii are is told by usual tokens: among the long ones they are as wide as can be.
+    fine = np.repeat(asked.usual if np.any(asked.usual) else ~asked.usual, predictions.size // asked.usual.size)
+    noise = signature.noise.radius + signature.noise.relative * np.abs(predictions)
+    if signature.noise.kind == "bounded":
+        # Radii hold whatever the errors are, which may conspire; held-out queries do not know them, so what they see
+        # of it is as random as they are.
+        known = GAUSSIAN_DEVIATIONS * known
+    radii = np.hypot(GAUSSIAN_DEVIATIONS * known, noise) if normal else known + noise
+    coarse = float(np.sqrt(np.mean(radii[fine] ** 2)))
+    if normal:
+        coarse = float(np.sqrt(np.mean(known[fine] ** 2) + signature.noise.scale**2 / known.size))
+    size = float(np.sqrt(np.mean((answers - _constant(estimate.params, asked.plans))[fine] ** 2)))
+    resolution = coarse / size if size > 0 else float("inf")
+    attention = _attention(estimate.params, signature, asked.plans, predictions, fine)
+    if attention > 0 or signature.max_norm is not None:
+        resolution = max(resolution, coarse / attention if attention else float("inf"))
+    scatters = normal and _has_scatter(np.abs(predictions - answers), radii)
+    return Comparison(predictions, answers, radii, resolution, scatters)
 
 
 def heldout_count(wanted: int | None, queries: float) -> int:

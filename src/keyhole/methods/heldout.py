@@ -8,7 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from keyhole.arrays import Array, Booleans, Floats, floats, namespace, to_numpy
-from keyhole.domain import (
+from keyhole.errors import UsageError
+from keyhole.families import Family
+from keyhole.methods.base import Estimate
+from keyhole.numerics.domain import (
     LENGTH_CLASSES,
     Sampler,
     class_label,
@@ -18,18 +21,17 @@ from keyhole.domain import (
     draw_tokens,
     length_class,
 )
-from keyhole.errors import UsageError
-from keyhole.families import Family
-from keyhole.methods.base import Estimate
 from keyhole.queries import Plan, Signature, sequences
 
 # Where the norm of a query comes from, in the order in which queries take them: from a size of logits (or a distance
-# over that of the kinks of a net), entries of N(0, 1), a norm of one, which a wrong estimate has no part in, and the
-# longest tokens whose logits are still known: heads that cancel among short tokens, or whose scores were taken for
-# zero, do not there.
-NORM_ORDER = ("logits", "normal", "logits", "one", "logits", "normal", "logits", "longest")
+# over that of the kinks of a net), entries of N(0, 1), which a wrong estimate has no part in, any norms around either,
+# and the longest tokens whose logits are still known: heads that cancel among short tokens, or whose scores were taken
+# for zero, do not there.
+NORM_ORDER = ("logits", "normal", "logits", "any", "normal", "any", "logits", "longest")
+# Any norm is that of logits or of N(0, 1), times up to this or less by as much.
+ANY_FACTOR = 1e3
 # Sizes of logits, and norms over that of the kinks: far out every piece of a function is wide.
-LOGIT_SIZES = (0.3, 8.0)
+LOGIT_SIZES = (0.3, 16.0)
 KINK_SIZES = (0.3, 1000.0)
 # Of tokens of these structures attention makes the most.
 USUAL = ("ordinary", "mixed", "one-hot", "repeated")
@@ -61,6 +63,7 @@ class Query:
 
     tokens: Floats  # (length, width)
     norm: str  # one of NORM_ORDER; "domain" for inputs of a user
+    structure: str = ""
     usual: bool = False  # whether radii are as fine there, beside what attention does, as they get
 
     @property
@@ -108,6 +111,7 @@ class _Source:
 
     def __init__(self, estimate: Estimate, signature: Signature, rng: np.random.Generator) -> None:
         self.params, self.signature, self.rng = estimate.params, signature, rng
+        self.shape = without_noise(estimate)  # norms are chosen by what is surely there
         self.sure = signature.noise.kind == "exact" and not self.params.anatomy.behind
         self.longest = longest_predictable(estimate, signature, KNOWN_LOGIT if self.sure else SURELY_KNOWN_LOGIT)
         self.loudest = None if signature.noise.kind == "exact" else self.params.loudest()
@@ -118,19 +122,15 @@ class _Source:
         lengths = draw_lengths(self.rng, count, self.signature.max_length)
         structures = draw_structures(self.rng, count)
         norms = self.rng.permutation([NORM_ORDER[n % len(NORM_ORDER)] for n in range(count)])
-        by = list(norm_by) or [self.params]
+        by = list(norm_by) or [self.shape]
         return [
             self._query(structure, length, str(norm), by[n % len(by)])
             for n, (structure, length, norm) in enumerate(zip(structures, lengths, norms, strict=True))
         ]
 
     def redraw(self, queries: list[Query]) -> list[Query]:
-        """Other queries of the same lengths."""
-        structures = draw_structures(self.rng, len(queries))
-        return [
-            self._query(structure, query.length, query.norm, self.params)
-            for query, structure in zip(queries, structures, strict=True)
-        ]
+        """Other queries of the same lengths and structures, their norms from the size of logits."""
+        return [self._query(query.structure, query.length, "logits", self.shape) for query in queries]
 
     def inputs(self, domain: Sampler | None, count: int) -> list[Query]:
         """Inputs of a user."""
@@ -153,25 +153,36 @@ class _Source:
         tokens *= self._norm(norm, by)
         with np.errstate(divide="ignore", invalid="ignore"):
             sizes = np.linalg.norm(tokens, axis=1, keepdims=True)
-            limit = min(signature.norm_limit, signature.space.huge**0.25) * rng.uniform(0.5, 1.0)
+            limit = min(signature.norm_limit, signature.space.huge**0.25) * (1.0 - 0.5 * rng.uniform() ** 2)
             tokens = np.where(sizes > limit, tokens * (limit / sizes), tokens)
         if structure == "ordinary" and signature.max_norm is None and rng.integers(2):
             last = self.params.onto_kinks(tokens[-1:], rng)
             beside = AROUND_KINK * rng.integers(2) * np.linalg.norm(last) / signature.width**0.5
             if np.any(last != tokens[-1:]):
                 tokens[-1:] = last + beside * rng.standard_normal(last.shape)
-        return Query(tokens, norm, norm == "logits" and structure in USUAL)
+        return Query(tokens, norm, structure, norm == "logits" and structure in USUAL)
 
     def _norm(self, kind: str, by: Family) -> float:
         rng, signature = self.rng, self.signature
-        if kind in ("one", "normal"):  # whatever was recovered
-            return float(rng.uniform(0.5, 1.0) if kind == "one" else signature.width**0.5)
+        if kind == "any":
+            kind = str(rng.choice(["logits", "normal"]))
+            return float(self._norm(kind, by) * ANY_FACTOR ** rng.uniform(-1.0, 1.0))
+        if kind == "normal":  # whatever was recovered
+            return float(signature.width**0.5)
         known = min(signature.norm_limit, signature.space.huge**0.25, self.longest)
         sizes = LOGIT_SIZES if self.has_attention else KINK_SIZES
         norm = by.token_norm(float(np.exp(rng.uniform(*np.log(sizes)))))
         if self.sure and self.has_attention and (kind == "longest" or norm == np.inf):
             norm = known * SHORTER ** -rng.uniform()
         return float(min(norm, known) if 0 < norm < np.inf else min(1.0, known))
+
+
+def without_noise(estimate: Estimate) -> Family:
+    """The parameters with zero for every number that is within its radius of it."""
+    radii = estimate.radius.arrays()
+    named = estimate.params.arrays().items()
+    sure = {name: array * (abs(array) > radii[name]) if name in radii else array for name, array in named}
+    return estimate.params.of_arrays(**sure, **estimate.params.words)
 
 
 def longest_predictable(estimate: Estimate, signature: Signature, logit_radius: float) -> float:

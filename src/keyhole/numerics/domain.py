@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import cycle, islice
 
 import numpy as np
@@ -13,16 +13,19 @@ from keyhole.errors import UsageError
 # A sampler of inputs that a user cares about: (rng, count) -> sequences (length, width), as a list or one array.
 Sampler = Callable[[np.random.Generator, int], Sequence[Array]]
 
-# Lengths by class. Within a class every length comes up before one comes up again.
+# Lengths by class.
 LENGTH_CLASSES = (range(1, 2), range(2, 4), range(4, 9), range(9, 17), range(17, 33), range(33, 65))
 LONGEST = LENGTH_CLASSES[-1][-1]
-# The classes in the order in which queries take them, for as few or many queries as there are: 1 of 16 has one token,
-# 5 have 4 to 8, and so on.
-CLASS_ORDER = (2, 3, 1, 5, 2, 4, 2, 3, 0, 4, 2, 5, 1, 3, 2, 4)
+# Up to this many tokens every length is asked as often as every other, by one query in four; the others are spread
+# over the longer ones, so that few neighbouring lengths are left out, and the longest is among them: windows, top-k and
+# the like show there.
+SHORT = 8
+ONE_IN_SHORT = 4
 # Tokens of the sequences, in the order in which queries take them.
 STRUCTURE_ORDER = (
     "ordinary",
     "clusters",
+    "mixed",
     "ordinary",
     "zeros",
     "repeated",
@@ -33,7 +36,7 @@ STRUCTURE_ORDER = (
     "mixed",
 )
 # Norms of mixed tokens, distances of near ones and radii of clusters, over the largest norm: ranges of logarithms.
-MIXED = (-2.0, 0.0)
+MIXED = (-3.0, 0.0)
 NEAR = (-4.0, -0.5)
 CLUSTER = 0.1
 # How often a token is zero among zeros, and how often the last one is.
@@ -52,21 +55,30 @@ def class_label(number: int, most: int | None = None) -> str:
 
 
 def draw_lengths(rng: np.random.Generator, count: int, most: int | None) -> list[int]:
-    """Lengths from 1 to 64, or to the most that an oracle takes, by classes; the order of classes is shuffled."""
+    """Lengths from 1 to 64, or to the most that an oracle takes, spread evenly and shuffled."""
     limit = min(LONGEST, most or LONGEST)
-    allowed = [[length for length in each if length <= limit] for each in LENGTH_CLASSES]
-    turns = {number: _shuffled(rng, each) for number, each in enumerate(allowed) if each}
-    order = list(islice(cycle(number for number in CLASS_ORDER if number in turns), count))
-    return [next(turns[number]) for number in rng.permutation(order)]
+    if limit <= SHORT:
+        return [int(each) for each in rng.permutation(_spread(rng, count, 1, limit))]
+    short = count // ONE_IN_SHORT
+    both = [*_spread(rng, short, 1, SHORT), *_spread(rng, count - short, SHORT + 1, limit)]
+    return [int(each) for each in rng.permutation(both)]
 
 
-def _shuffled(rng: np.random.Generator, lengths: list[int]) -> Iterator[int]:
-    while True:
-        yield from map(int, rng.permutation(lengths))
+def _spread(rng: np.random.Generator, count: int, first: int, last: int) -> list[int]:
+    """Whole numbers from first to last, one at random of each of `count` equal stretches; the last is among them."""
+    if not count:
+        return []
+    size = last + 1 - first
+    if count >= size:  # whole rounds, and the rest of them at random
+        rounds = list(range(first, last + 1)) * (count // size)
+        return rounds + [int(each) for each in rng.choice(np.arange(first, last + 1), count % size, replace=False)]
+    edges = first + size * np.arange(count + 1) / count
+    drawn = np.floor(rng.uniform(edges[:-1], edges[1:])).astype(int)
+    return [*(int(each) for each in drawn[:-1]), last]
 
 
 def draw_structures(rng: np.random.Generator, count: int) -> list[str]:
-    """Token structures, shuffled: 4 in 10 are ordinary."""
+    """Token structures, shuffled: 4 in 11 are ordinary."""
     return [str(name) for name in rng.permutation(list(islice(cycle(STRUCTURE_ORDER), count)))]
 
 
