@@ -47,7 +47,7 @@ MEMBERS = (
     "careless: changes its input",
 )
 FOUND_OUT = (
-    "other attention, one head: window",
+    "other attention, one head: values by position",
     "other attention, one head: ALiBi",
     "other attention, one head: no attention to itself",
     "other attention, one head: softcap",
