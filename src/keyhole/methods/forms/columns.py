@@ -202,15 +202,16 @@ class ScoreColumns:
         An orthonormal basis of it, rotated to share the guide evenly and tilted along the part of the guide
         outside the column space, which adds value and no logit.
         """
-        xp, reader, rank = self.space.xp, self.reader, len(self.cross.pivots)
+        xp, rank = self.space.xp, len(self.cross.pivots)
         basis, _ = self._span()
-        overlaps = self.left.vectors @ reader.guide
+        overlaps = self.left.vectors @ self.reader.guide
         rows = equal_overlap(self.space, basis.T, overlaps)
         inside = rows @ overlaps
         outside = overlaps - rows.T @ inside
         outside_norm = float(xp.linalg.vector_norm(outside))
-        if outside_norm > self.space.eps**0.5 * reader.guide_norm:
-            lacking = (reader.guide_norm - float(xp.linalg.vector_norm(inside))) / rank**0.5
+        whole = float(xp.linalg.vector_norm(overlaps))
+        if outside_norm > self.space.eps**0.5 * whole:
+            lacking = (whole - float(xp.linalg.vector_norm(inside))) / rank**0.5
             rows = rows + outside[None, :] * (lacking / outside_norm**2)
         return rows / xp.linalg.vector_norm(rows @ self.left.vectors, axis=1)[:, None]
 
