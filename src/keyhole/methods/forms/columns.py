@@ -22,9 +22,12 @@ LEAN = 4.0
 # A norm-bounded solve that amplifies errors by more than the inverse of this is no basis to judge consistency.
 SMALLEST_DAMPING = 0.2
 # Singular values below the errors of the checks may hide: what they add to a form that was not asked for is at most
-# some times the radius of the checks, or this many times the largest of four residuals that happened to be small.
-TAIL_FACTOR = 64.0
+# some times the radius of the checks, or some times the largest of four residuals that happened to be small.
 UNSEEN_FACTOR = 8.0
+TAIL_FACTOR = 64.0
+# A column of the direction along a score bias is no basis for others where it is smaller than this beside them: they
+# would carry its errors, and need nothing that they do not show themselves.
+FAINT = 2.0**-8
 TOLERATED_TAIL_FACTOR = 16.0  # a tail that is there for all to see does not happen to be small four times
 
 
@@ -121,6 +124,7 @@ class ScoreColumns:
         self._residuals: list[float] = []  # of directions that were consistent: what was left of them ...
         self._resolved: list[float] = []  # ... and what could have been told from zero
         self.partial: list[PartialColumns] = []
+        self.faint = 0  # how many of the first columns are known, but no basis for others
 
     @property
     def special(self) -> list[int]:
@@ -143,7 +147,9 @@ class ScoreColumns:
         self.draft.columns.append((self.space.indices(directions), columns))
         self.radii.append(radius)
         self.draft.radius = max(self.draft.radius, float(self.space.xp.max(radius)))
-        if new:
+        if directions == self.special and float(self.space.xp.max(abs(columns))) < FAINT * self.reader.estimate.size:
+            self.faint = 1
+        elif new:
             largest = self.space.xp.max(radius, axis=0) + self._negligible
             self.cross.add(columns, [float(each) for each in largest])
 
@@ -251,7 +257,10 @@ class ScoreColumns:
         # An error that all forms share adds up where the sums of the rows and of the directions point.
         ends = xp.abs(xp.sum(self.inverse, axis=1))[:, None] * xp.abs(xp.sum(self.right.vectors, axis=0))[None, :]
         total = xp.sqrt(variance) + common + self.reader.common_radius * ends
-        return Score(matrix, total + _rotation_error(self.space, matrix), len(self.cross.pivots), hidden_bias)
+        rank = len(self.cross.pivots)
+        if self.faint:
+            rank += self.cross.add(complete[:, :1], [float(xp.max(radius[:, 0])) + self._negligible])
+        return Score(matrix, total + _rotation_error(self.space, matrix), rank, hidden_bias)
 
     @property
     def _negligible(self) -> float:
@@ -296,7 +305,7 @@ class ScoreColumns:
     def _span(self) -> tuple[Array, Array]:
         """Orthonormal basis (width, rank) of the complete columns and their singular values, cut at the rank."""
         xp, rank = self.space.xp, len(self.cross.pivots)
-        columns = xp.concat([columns for _, columns in self.draft.columns], axis=1)
+        columns = xp.concat([columns for _, columns in self.draft.columns[self.faint :]], axis=1)
         basis, sizes, _ = xp.linalg.svd(columns, full_matrices=False)
         return basis[:, :rank], sizes[:rank]
 
