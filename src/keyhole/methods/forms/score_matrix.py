@@ -169,14 +169,12 @@ class _CrossApproximation:
     def _ask_extra_columns(self) -> Steps[None]:
         """Complete the partly known columns that would amplify the errors of the complete ones most."""
         xp, columns = self.space.xp, self.columns
-        errors = columns.draft.radius + columns.tail
-        most = LARGEST_AMPLIFICATION_OF_TAIL
-        if columns.tolerance == 0:
-            most = max(most, min(LARGEST_AMPLIFICATION, COARSEST * self.reader.estimate.size / errors))
+        errors, largest = columns.draft.radius + columns.tail, COARSEST * self.reader.estimate.size
+        most = LARGEST_AMPLIFICATION if columns.tolerance == 0 else LARGEST_AMPLIFICATION_OF_TAIL
         for _ in range(MOST_EXTRA_COLUMNS):
             each = [columns.amplification(part) for part in columns.partial]
             worst, number = max((float(xp.max(one)), number) for number, one in enumerate(each)) if each else (0.0, 0)
-            if worst <= most:
+            if worst <= most and (worst * errors <= largest or worst <= LARGEST_AMPLIFICATION_OF_TAIL):
                 break
             part = columns.partial[number]
             place = int(xp.argmax(each[number]))
