@@ -33,6 +33,9 @@ ASSUMPTIONS = (
 )
 # Other rows and half-circles are tried when heads do not show one by one.
 ATTEMPTS = 3
+# Two heads of opposite values that choose the same token say nothing, half of the time: so often in a row nothing says
+# that there are none.
+MOST_SILENT = 10
 # Values are read at this many times the scale that saturates all heads but one near each jump.
 SATURATING = 2.0**6
 # Heads that fail are said to be near each other if their jumps are nearer than this; most others can be read.
@@ -154,7 +157,8 @@ def _ask_heads(signature: Signature, total: Value, rng: np.random.Generator) -> 
     """The heads, from one half-circle or, where that shows them badly, another; None when nothing ever responds."""
     trouble: Unrecoverable | None = None
     sizes = np.linalg.norm(columns(floats(total.vector)), axis=0)
-    for _ in range(ATTEMPTS):
+    attempts, silent = 0, 0
+    while attempts < ATTEMPTS and silent < MOST_SILENT:
         # A random row, and a random combination of the outputs, each brought to about one size.
         row = rng.standard_normal(signature.width)
         mix = rng.standard_normal(sizes.size) / np.where(sizes > 0, sizes, np.max(sizes, initial=1.0))
@@ -162,7 +166,9 @@ def _ask_heads(signature: Signature, total: Value, rng: np.random.Generator) -> 
         scope = yield from ask_for_bias(scope, rng)
         search = yield from ask_jumps(scope, rng)
         if search is None:
+            silent += 1
             continue
+        attempts += 1
         if search.joint:
             trouble = Unrecoverable(Outcome.WRONG_FAMILY, PROPORTIONAL)
             continue
