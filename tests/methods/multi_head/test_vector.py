@@ -351,9 +351,11 @@ def uneven(name, rng):
         "shared outputs": [single(h.score, rng.standard_normal((4, 3)) @ shared) for h in heads],
         "sizes over decades": [single(h.score, h.value * 10.0 ** np.arange(-8, 2, 2)) for h in heads],
         "biases and no scores": flat,
-        "multiples of the identity": [single(scale * np.eye(4), h.value) for scale, h in zip((3, 2), heads)],
+        "multiples of the identity": [
+            single(scale * np.eye(4), h.value) for scale, h in zip((3, 2), heads, strict=True)
+        ],
         "loud and flat, quiet and sharp": [
-            single(h.score * sharp, h.value / sharp) for sharp, h in zip((0.3, 30.0), heads)
+            single(h.score * sharp, h.value / sharp) for sharp, h in zip((0.3, 30.0), heads, strict=True)
         ],
         "one dimension": [single(rng.standard_normal((1, 1)), rng.standard_normal((1, 4))) for _ in range(3)],
     }
