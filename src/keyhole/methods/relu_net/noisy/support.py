@@ -15,6 +15,8 @@ from keyhole.methods.relu_net.noisy.samples import Samples
 SUPPORT = 2.0
 # Neurons whose weights are known no better than to this part, noise leaves so: more answers are no remedy.
 UNRESOLVED = 0.5
+# Of others, so many more answers on either side.
+BESIDE_UNRESOLVED = 2
 # An answer whose own error the fit follows to this part is not tested by the others: so many more beside it.
 UNTESTED, BESIDE_UNTESTED = 0.99, 2
 # Radii say which answers tell which side of a kink they are on, and those answers how wide radii are: so often in turn.
@@ -35,7 +37,7 @@ def tokens_beside_unresolved(covariance: Covariance, samples: Samples, deviation
     sure = sure_covariance(covariance, deviations)
     noisy = doubts(covariance, deviations * covariance.output()) > UNRESOLVED
     (chosen,) = np.nonzero(~noisy & (doubts(sure, deviations * sure.output()) > 1))
-    often = np.tile(chosen, samples.width + 1)
+    often = np.tile(chosen, BESIDE_UNRESOLVED)
     return _beside(covariance.fit, samples, often, often)
 
 
