@@ -4,15 +4,41 @@ from __future__ import annotations
 
 import numpy as np
 
-from keyhole.arrays import Array, Space
+from keyhole.arrays import Array, Floats, Space
+
+# Up to this width an orthogonalisation, of d³ steps, costs nothing beside the queries.
+NARROW = 128
+# Beyond it, so many rows at a time are in general position.
+TURNED = 16
+# How far overlaps that need not be the same differ from their mean, at most: errors grow by as little.
+UNEVEN = 0.125
 
 
 def random_orthogonal(space: Space, rng: np.random.Generator, width: int) -> Array:  # (width, width)
-    """A random orthogonal matrix whose rows are the basis: cosines with random signs, in random order.
+    """A random orthogonal matrix whose rows are the basis, such that exact zeros and ties have probability zero.
 
-    Random signs spread any fixed vector evenly over the cosines, as a fully random rotation would, and it
-    is made in d² steps where an orthogonalisation takes d³.
+    Uniform among all where it is narrow. Else cosines with random signs, in random order, which spread any fixed vector
+    as evenly and take d² steps; but matrices that people write down meet cosines in exact zeros, so a random
+    subspace of `TURNED` dimensions is rotated at random. That can take any so many rows to any others: their joint
+    distribution has a density, and an equation that does not hold for all rows holds for none of them.
     """
+    if width <= NARROW:
+        return space.asarray(_orthonormal(rng, width, width))
+    plane, turn = _orthonormal(rng, width, TURNED), _orthonormal(rng, TURNED, TURNED)
+    cosines = _signed_cosines(space, rng, width)
+    return cosines + (cosines @ space.asarray(plane)) @ space.asarray((turn - np.eye(TURNED)) @ plane.T)
+
+
+def _orthonormal(rng: np.random.Generator, width: int, count: int) -> Floats:  # (width, count)
+    """Random orthonormal columns."""
+    signs = rng.choice([-1.0, 1.0], count)  # the decomposition prefers some
+    columns = np.linalg.qr(rng.standard_normal((width, count)))[0] * signs
+    # A step of Newton's method: what is taken for the inverse of a basis, its transpose, is that to the last digits.
+    return np.asarray(columns - columns @ (columns.T @ columns - np.eye(count)) / 2)
+
+
+def _signed_cosines(space: Space, rng: np.random.Generator, width: int) -> Array:  # (width, width)
+    """The cosine transform with random signs, in random order."""
     xp = space.xp
     order = space.indices(rng.permutation(width))
     # Signs of columns spread any vector; signs of rows keep an error that all rows share from adding up.
@@ -24,21 +50,25 @@ def random_orthogonal(space: Space, rng: np.random.Generator, width: int) -> Arr
     return waves * (lengths * row_signs)[:, None]
 
 
-def equal_overlap(space: Space, rows: Array, vector: Array) -> Array:  # (n, width), (width,) -> (n, width)
+def equal_overlap(  # (n, width), (width,) -> (n, width)
+    space: Space, rows: Array, vector: Array, rng: np.random.Generator | None = None
+) -> Array:
     """Rotate orthonormal rows among themselves so that all have the same inner product with `vector`.
 
     One reflection takes the inner products to their common value |projection|/√n, so a sparse,
-    one-hot or badly scaled vector does no harm.
+    one-hot or badly scaled vector does no harm. With `rng` they differ by up to `UNEVEN`: two rows that share a vector
+    of their plane evenly are always the same two, which a matrix that somebody wrote down may meet in exact zeros.
     """
     xp = space.xp
     vector = vector / xp.max(xp.abs(vector))  # so that squares neither overflow nor vanish
     overlaps = rows @ vector
     count = rows.shape[0]
-    aim = float(xp.linalg.vector_norm(overlaps)) / count**0.5
-    mirror = overlaps - aim
+    shares = np.ones(count) if rng is None else 1 + UNEVEN * rng.uniform(-1.0, 1.0, count)
+    even = float(xp.linalg.vector_norm(overlaps)) / count**0.5
+    mirror = overlaps - even * space.asarray(shares * (count**0.5 / np.linalg.norm(shares)))
     size = float(xp.vecdot(mirror, mirror))
-    # Rounding turns a mirror of length m by eps·aim/m: a shorter one would make overlaps less even than they are.
-    if size <= space.eps * aim**2 * count:
+    # Rounding turns a mirror of length m by eps·even/m: a shorter one would make overlaps less even than they are.
+    if size <= space.eps * even**2 * count:
         return rows
     return rows - (2 / size) * mirror[:, None] * (mirror @ rows)[None, :]
 

@@ -232,7 +232,7 @@ def test_fresh_layers_are_right_or_admitted(positions, fresh_seed):
         if outputs == 1:
             continue
         right += honest(recovered(truth, seed=number, positions=positions), truth) and fixed
-    assert right >= 3
+    assert right >= 6  # all of the fixed ones
 
 
 def test_other_families_are_found_out():

@@ -1,4 +1,4 @@
-"""Which smooth activation a net has: the bend of one neuron, seen where all others are straight.
+"""Which smooth activation a net has: the bend of one neuron, measured where all others are affine.
 
 From far away the bends of a net lie far apart on a line: halving it finds one of them, and what the answer does there
 is an affine map and one neuron, c·act(s·(t − t₀)). The activation that fits it to the last digits is the net's.
@@ -59,13 +59,13 @@ class Named:
     next_misfit: float
 
 
-def name_activation(ask: Ask, origin: Floats, direction: Floats, reach: float) -> Steps[Named | None]:
-    """The activation of a net from one bend on origin + t·direction, |t| ≤ reach; None where no bend tells it."""
+def name_activation(ask: Ask, origin: Floats, direction: Floats, farthest: float) -> Steps[Named | None]:
+    """The activation of a net from one bend on origin + t·direction, |t| ≤ farthest; None where no bend shows it."""
 
     def along(t: Floats) -> Steps[Floats]:
         return (yield from ask(origin + t[:, None] * direction))
 
-    low, high = -reach, reach
+    low, high = -farthest, farthest
     left, right = yield from _slopes(along, np.array([low, high]), PART * (high - low))
     looks = sharp = 0
     for _ in range(MOST_HALVINGS):
@@ -73,14 +73,14 @@ def name_activation(ask: Ask, origin: Floats, direction: Floats, reach: float) -
         (here,) = yield from _slopes(along, np.array([middle]), step)
         jump = right - left
         size = float(jump @ jump)
-        if size == 0.0 or step <= NARROWEST * reach:
+        if size == 0.0 or step <= NARROWEST * farthest:
             return None
         share = float((here - left) @ jump) / size
         between = BETWEEN < share < 1 - BETWEEN
         if between and sharp >= LEAST_SHARP:
-            found, looks = (yield from _ask_bend(along, low, high)), looks + 1
-            if found is not None or looks == MOST_LOOKS:
-                return found
+            named, looks = (yield from _ask_bend(along, low, high)), looks + 1
+            if named is not None or looks == MOST_LOOKS:
+                return named
         sharp += not between
         if np.linalg.norm(here - left) >= np.linalg.norm(right - here):
             high, right = middle, here
@@ -141,7 +141,7 @@ def ask_curvature(exam: Examination, spots: int) -> Steps[bool]:
 
 
 def ask_smooth_activation(exam: Examination) -> Steps[str]:
-    """From far away the bends of neurons lie far apart, and one of them tells the activation."""
+    """The activation from a bend at long tokens, where those of different neurons lie far apart."""
     if exam.signature.max_norm is not None or exam.signature.space.eps > FINE:
         exam.say("activation", "smooth", "answers bend everywhere; which it is only long tokens and many digits tell")
         return "smooth"
@@ -150,13 +150,13 @@ def ask_smooth_activation(exam: Examination) -> Steps[str]:
         return (yield from exam.ask([[point] for point in points]))
 
     for far in FARTHER:
-        reach = far * exam.signature.width**0.5
+        farthest = far * exam.signature.width**0.5
         along, beside = exam.directions(2)
         beside = beside - (beside @ along) * along  # nothing where tokens are single numbers
-        found = yield from name_activation(ask, reach * beside, along, reach)
-        if found is not None:
-            said = f"the bend of a neuron is off {found.name} by {found.misfit:.1g} of it, off {found.next_best}"
-            exam.say("activation", found.name, f"{said} by {found.next_misfit:.1g}")
-            return found.name
+        named = yield from name_activation(ask, farthest * beside, along, farthest)
+        if named is not None:
+            said = f"the bend of a neuron is off {named.name} by {named.misfit:.1g} of it, off {named.next_best}"
+            exam.say("activation", named.name, f"{said} by {named.next_misfit:.1g}")
+            return named.name
     exam.say("activation", "smooth", f"no neuron was found that bends as {', '.join(CANDIDATES)} do")
     return "smooth"

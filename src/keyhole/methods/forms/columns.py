@@ -11,13 +11,13 @@ import numpy as np
 from keyhole.arrays import Array, ArrayTable, Space, namespace
 from keyhole.methods.forms.cross_basis import CrossBasis, ShiftedSolution, solve_shifted
 from keyhole.methods.forms.reader import FormReader
-from keyhole.numerics.orthogonal import equal_overlap, random_orthogonal, split_along
+from keyhole.numerics.orthogonal import UNEVEN, equal_overlap, random_orthogonal, split_along
 from keyhole.queries import Sketch, TokenRows
 
 # With less than this part of the value across the score bias, rows orthogonal to the bias show too little of it.
 LEAST_CONTRAST = 0.1
-# The one row that is not orthogonal to the score bias leans this much towards the value across it, so that it can be
-# longer and shows more value.
+# The one row that is not orthogonal to the score bias leans about this much towards the value across it, so that it can
+# be longer and shows more value.
 LEAN = 4.0
 # A norm-bounded solve that amplifies errors by more than the inverse of this is no basis to judge consistency.
 SMALLEST_DAMPING = 0.2
@@ -108,6 +108,7 @@ class ScoreColumns:
     ) -> None:
         self.reader, self.draft, self.tolerance = reader, draft, tolerance
         self.space = reader.signature.space
+        self._own_bases = bases is None
         left, self.inverse, right = _bases(reader, rng) if bases is None else bases
         self.width = int(left.shape[0])  # rows to ask for
         self.left, self.right = TokenRows(left), TokenRows(right)
@@ -118,6 +119,21 @@ class ScoreColumns:
         self.radii: list[Array] = []  # beside draft.columns
         self.tail = 0.0  # how large forms may be that were taken for zero
         self.partial: list[PartialColumns] = []
+
+    @property
+    def special(self) -> list[int]:
+        """Rows, and directions, that are not in general position: where all others are orthogonal to a score bias."""
+        return [0] if self._own_bases and self.reader.bias is not None and self.width > 1 else []
+
+    def probes(self, rng: np.random.Generator) -> tuple[TokenRows, TokenRows]:
+        """Rows and directions to find the scale with: in general position, then such that tokens may be long."""
+        if not self.special:
+            return self.left, self.right
+        xp, mixed = self.space.xp, []
+        for each in (self.left.vectors, self.right.vectors):
+            between = each[0, :] + rng.uniform(0.5, 1.0) * each[1, :]
+            mixed.append(TokenRows(xp.stack([between / xp.linalg.vector_norm(between), each[1, :]])))
+        return mixed[0], mixed[1]
 
     def add(self, directions: list[int], table: FormTable, *, new: bool = True) -> None:
         """Add columns of which the forms at all rows are known; `new` ones enlarge the column space."""
@@ -272,29 +288,30 @@ def _rotation_error(space: Space, matrix: Array) -> Array:
 def _bases(reader: FormReader, rng: np.random.Generator) -> tuple[Array, Array, Array]:
     """Rows of unit length that share the guide evenly, the inverse of their matrix, and orthonormal directions.
 
-    With a score bias all but one row and one direction are orthogonal to it, so that their tokens may be long.
+    With a score bias all but the first row and direction are orthogonal to it, so that their tokens may be long.
     """
     space, width = reader.signature.space, reader.signature.width
+    lean, tilts = LEAN * rng.uniform(1 - UNEVEN, 1 + UNEVEN), space.asarray(rng.uniform(1 - UNEVEN, 1, (width - 1, 1)))
     xp = space.xp
     left, right = random_orthogonal(space, rng, width), random_orthogonal(space, rng, width)
     if reader.bias is None or width == 1:
-        left = equal_overlap(space, left, reader.guide)
-        return left, left.T, _repel(right, left.T)
+        left = equal_overlap(space, left, reader.guide, rng)
+        return left, left.T, repel(right, left.T)
     left, along = split_along(space, left, reader.bias.vector)
     across = reader.guide - along * xp.vecdot(along, reader.guide)
     across_norm = float(xp.linalg.vector_norm(across))
     if across_norm > LEAST_CONTRAST * reader.guide_norm:
-        leaning = along + across * (LEAN / across_norm)
+        leaning = along + across * (lean / across_norm)
         leaning = leaning / xp.linalg.vector_norm(leaning)
-        left = xp.concat([equal_overlap(space, left, reader.guide), leaning[None, :]])
+        left = xp.concat([leaning[None, :], equal_overlap(space, left, reader.guide, rng)])
     else:  # the value lies along the bias: rows that shall show value must lean that way
-        left = xp.concat([(left + along[None, :]) / 2**0.5, along[None, :]])
+        left = xp.concat([along[None, :], (left + tilts * along[None, :]) / (1 + tilts**2) ** 0.5])
     others, along = split_along(space, right, reader.bias.vector)
     inverse = xp.linalg.inv(left)
-    return left, inverse, xp.concat([_repel(others, inverse), -along[None, :]])
+    return left, inverse, xp.concat([-along[None, :], repel(others, inverse)])
 
 
-def _repel(directions: Array, inverse: Array) -> Array:
+def repel(directions: Array, inverse: Array) -> Array:
     """Directions with signs such that the solve divides by one plus, not minus, the ratio of the norms."""
     xp = namespace(directions)
     return xp.where((directions @ xp.sum(inverse, axis=1) > 0)[:, None], -directions, directions)

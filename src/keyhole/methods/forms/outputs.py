@@ -1,4 +1,4 @@
-"""The outputs of a head as a measuring device: which mixtures of tokens they tell apart, and how well."""
+"""The outputs of a head as a measuring device: which mixtures of tokens they resolve, and how well."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import numpy.typing as npt
 
 from keyhole.arrays import Array, Space
 from keyhole.numerics.orthogonal import random_orthogonal
+
+CUT = 0.27
 
 
 @dataclass(frozen=True)
@@ -32,20 +34,27 @@ class Outputs:
         return (answers @ self.turn) / self.sizes
 
 
-def choose_outputs(space: Space, value: Array, *, even: bool = False) -> Outputs:  # (width, outputs)
+def choose_outputs(  # (width, outputs)
+    space: Space, value: Array, *, even: bool = False, radius: Array | None = None
+) -> Outputs:
     """Keep the singular values that do not cost more accuracy than they save queries.
 
     The oracle rounds every output at eps of the largest singular value, and reading divides by the smallest one
-    used. The cut, eps^0.27 of the largest, leaves 10 of 16 digits in float64 and 5 of 7 in float32.
-    `even` brings all outputs to one size first, which is right where their errors are proportional to it.
+    used. The cut, eps^CUT of the largest, leaves 10 of 16 digits in float64 and 5 of 7 in float32.
+    `even` brings all outputs to one size first, which is right where their errors are proportional to it; those whose
+    value is known to fewer digits than that, by its `radius`, are left out.
     """
     xp = space.xp
     error = xp.linalg.vector_norm(value, axis=0)
     weigh = 1 / xp.where(error > 0, error, xp.ones_like(error)) if even else xp.ones_like(error)
+    if radius is not None:
+        unknown = xp.where(error > 0, xp.linalg.vector_norm(radius, axis=0) * weigh, xp.inf * weigh)
+        most = max(space.eps ** (1 - CUT), float(xp.min(unknown)))
+        weigh = xp.where(unknown <= most, weigh, xp.zeros_like(weigh))
     left, sizes, right = xp.linalg.svd(value * weigh, full_matrices=False)
     largest = float(sizes[0])
     rank = int(xp.sum(xp.astype(sizes > 8 * space.eps * max(value.shape) ** 0.5 * largest, xp.int64)))
-    used = int(xp.sum(xp.astype(sizes > space.eps**0.27 * largest, xp.int64)))
+    used = int(xp.sum(xp.astype(sizes > space.eps**CUT * largest, xp.int64)))
     turn = right[:used, :].T * weigh[:, None]
     return Outputs(left[:, :used], value @ (turn / sizes[:used]), sizes[:used], turn, max(rank, used), error)
 

@@ -9,6 +9,7 @@ import numpy as np
 from keyhole.arrays import ROUNDING_DEVIATIONS, Array
 from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.forms.reader import SATURATED, Forms, PairValues, ScoreBias, SearchingReader
+from keyhole.methods.forms.scale import ScaleEstimate
 from keyhole.methods.forms.value import Value
 from keyhole.numerics.orthogonal import equal_overlap, random_orthogonal
 from keyhole.queries import Signature, Term, TokenRows
@@ -28,7 +29,7 @@ class BiasReader(SearchingReader):
 
     def __init__(self, signature: Signature, value: Value) -> None:
         # A vector has few entries: those measured too cautiously would spoil it.
-        super().__init__(signature, value.vector, caution=1)
+        super().__init__(signature, value.vector, ScaleEstimate(caution=1))
         self.values = PairValues(signature, value)
         self.largest_scale = self.values.longest
 
@@ -57,7 +58,7 @@ def ask_for_bias(signature: Signature, value: Value, rng: np.random.Generator) -
     One query [row; 0], as long as it may be: its two tokens weigh the same unless there is a score bias.
     """
     space = signature.space
-    rows = TokenRows(equal_overlap(space, random_orthogonal(space, rng, signature.width), value.vector))
+    rows = TokenRows(equal_overlap(space, random_orthogonal(space, rng, signature.width), value.vector, rng))
     reader, zero = BiasReader(signature, value), space.indices([0])
     nothing = TokenRows(space.zeros(1, signature.width))
     forms = yield from reader.ask_at("scale", rows, nothing, zero, zero, min(reader.largest_scale, VERY_LONG))
@@ -70,7 +71,7 @@ def ask_for_bias(signature: Signature, value: Value, rng: np.random.Generator) -
 def ask_score_bias(signature: Signature, value: Value, rng: np.random.Generator) -> Steps[ScoreBias]:
     """The score bias in an orthonormal basis: the last token is zero, so that the score matrix adds nothing."""
     space, xp = signature.space, signature.space.xp
-    rows = TokenRows(equal_overlap(space, random_orthogonal(space, rng, signature.width), value.vector))
+    rows = TokenRows(equal_overlap(space, random_orthogonal(space, rng, signature.width), value.vector, rng))
     reader = BiasReader(signature, value)
     nothing = TokenRows(space.zeros(signature.width, signature.width))
     yield from reader.ask_probe(rows, nothing)

@@ -33,7 +33,7 @@ def ask_score(
     tolerance: float = 0.0,
     bases: tuple[Array, Array, Array] | None = None,
 ) -> Steps[Score | None]:
-    """All of the score matrix, its rank unknown; None when a score bias shows that the reader does not know.
+    """Adaptive cross approximation of the score matrix, of unknown rank; None when an unexpected score bias shows.
 
     Each new direction is asked for at the pivot rows that determine the column space so far and at one check
     row. Inconsistent: the column is completed, with nothing wasted. Consistent: it is done; after
@@ -52,16 +52,18 @@ class _CrossApproximation:
         self.reader, self.rng, self.columns = reader, rng, columns
         self.space, self.width, self.cross = columns.space, columns.width, columns.cross
         self.left, self.right = columns.left, columns.right
+        self.unchecked = columns.special  # rows whose consistency says what that of others does not
         self.consistent = 0  # directions in a row that were consistent with the columns so far
         self.pending: list[tuple[int, FormTable, list[int]]] = []  # (direction, its forms, rows they are known at)
 
     def run(self) -> Steps[Score | None]:
-        probe = yield from self.reader.ask_probe(self.left, self.right)
+        special = self.columns.special
+        probe = yield from self.reader.ask_probe(*self.columns.probes(self.rng))
         if not probe.responds:
             zero = self.space.zeros(self.columns.inverse.shape[0], self.right.vectors.shape[0])
             return Score(zero, zero + 4 * self.width * probe.forms.radius[0], 0)
         # The form of the probe is wanted anyway, and at another scale it shows a score bias.
-        first = probe.number
+        first = 0 if special else probe.number
         index = self.space.indices([first])
         forms = yield from self.reader.ask_forms("directions", self.left, self.right, index, index)
         hidden_bias = self.reader.undetected_bias(probe, forms) if self.reader.negligible_last else 0.0
@@ -89,8 +91,9 @@ class _CrossApproximation:
     def _ask_directions(self, directions: list[int]) -> Steps[None]:
         """Ask for new directions at the pivots and at as many check rows, then for whatever else they need."""
         pivots = set(self.cross.pivots)
-        others = [row for row in range(self.width) if row not in pivots]
-        checks = [int(row) for row in self.rng.permutation(others)[: len(directions)]]
+        others = [row for row in range(self.width) if row not in pivots and row not in self.unchecked]
+        checks = [row for row in self.unchecked if row not in pivots]
+        checks = [*checks, *(int(row) for row in self.rng.permutation(others))][: len(directions)]
         rows = [*self.cross.pivots, *checks]
         table = yield from self._ask_table(rows, directions, "directions")
         yield from self._ask_completion(directions, rows, table)
@@ -113,6 +116,7 @@ class _CrossApproximation:
                 (direction, table.columns(slice(place, place + 1)), rows) for place, direction in enumerate(directions)
             ]
             self.consistent += len(directions)
+            self.unchecked = [row for row in self.unchecked if row not in checks]
         elif len(directions) == 1 or self.columns.is_independent(table, checks, directions):
             yield from self._ask_columns(directions, rows, table)
         else:

@@ -9,7 +9,7 @@ import numpy as np
 
 from keyhole.arrays import Array, Integers
 from keyhole.methods.base import Steps, Unrecoverable
-from keyhole.methods.forms.columns import Score, score_of_columns
+from keyhole.methods.forms.columns import Score, repel, score_of_columns
 from keyhole.methods.forms.reader import ScoreBias, norms_beside_bias
 from keyhole.methods.forms.scale import AIM, FIRST_PROBE, ScaleSearch, floor_power
 from keyhole.methods.forms.score_bias import NO_BIAS
@@ -25,7 +25,7 @@ NEWTON_STEPS = 50
 
 
 def ask_window_bias(reader: WindowReader) -> Steps[ScoreBias]:
-    """The score bias from queries whose last token is zero, so that the score matrix is silent."""
+    """The score bias from queries whose last token is zero, so that the score matrix does not enter."""
     space, xp, width = reader.space, reader.space.xp, reader.signature.width
     offsets = windows(reader)
     vector, radii = space.zeros(width), space.zeros(width)
@@ -41,11 +41,11 @@ def ask_window_bias(reader: WindowReader) -> Steps[ScoreBias]:
             vector[offset : offset + reader.used] = logits[number, :] / norm
             radii[offset : offset + reader.used] = radius[number, :] / norm
         open_, norm = np.asarray(lost, dtype=np.int64), norm * SHRINK
-    found = reader.inverse @ vector
-    if open_.size or float(xp.linalg.vector_norm(found)) == 0.0:
+    bias = reader.inverse @ vector
+    if open_.size or float(xp.linalg.vector_norm(bias)) == 0.0:
         raise Unrecoverable(Outcome.WRONG_FAMILY, NO_BIAS)
-    spread = xp.sqrt(reader.inverse**2 @ radii**2) + space.rounding * xp.linalg.vector_norm(found)
-    return ScoreBias(found, spread)
+    spread = xp.sqrt(reader.inverse**2 @ radii**2) + space.rounding * xp.linalg.vector_norm(bias)
+    return ScoreBias(bias, spread)
 
 
 def _ask_bias(reader: WindowReader, offsets: Integers, norm: float) -> Steps[tuple[Array, Array]]:
@@ -88,7 +88,7 @@ class WindowsBesideBias:
         self.right = random_orthogonal(space, rng, width)
         if width > 1:
             across, along = split_along(space, self.right, reader.bias.vector)
-            self.right = xp.concat([across, -along[None, :]])
+            self.right = repel(xp.concat([across, along[None, :]]), reader.inverse)
         self.offsets = windows(reader)
         rows = ((self.offsets[:, None] + np.arange(reader.used)) % width).reshape(-1)
         # Where in the readings of all windows each row stands.
@@ -108,23 +108,34 @@ class WindowsBesideBias:
         return score_of_columns(self.space, self.reader.inverse, self.forms.T, self.radius.T, self.right)
 
     def _ask_scale(self) -> Steps[None]:
-        """The size of the forms, from the first direction; where nothing responds, the largest scale one can read."""
+        """The size of the forms; where nothing responds, the largest scale one can read.
+
+        From the direction along the bias where the first, orthogonal to it, does not respond.
+        """
+        silent = yield from self._ask_response(0)
+        if silent is not None and self.width > 1:
+            silent = yield from self._ask_response(self.width - 1)
+        if silent is not None:
+            self.reader.estimate.update(*silent)
+
+    def _ask_response(self, direction: int) -> Steps[tuple[Array, float] | None]:
+        """Estimate the size of forms from one direction; if that is silent, forms and scale that it could have had."""
         xp, silent = self.space.xp, None
         search = ScaleSearch(FIRST_PROBE, smallest=self.space.tiny**0.5)
         for scale in search:
-            good, forms, radius = yield from self._ask_at("scale", np.zeros(1, dtype=np.int64), scale)
+            good, forms, radius = yield from self._ask_at("scale", np.asarray([direction]), scale)
             form, error = float(xp.max(xp.abs(forms))), float(xp.max(radius))
             if not bool(good[0]):
                 if silent is not None:
-                    self.reader.estimate.update(*silent)
-                    return
+                    return silent
                 search.scale = scale * 2.0**-10
             elif form > 4 * error or error * scale > 0.1:
                 self.reader.estimate.update(xp.reshape(forms, (-1,)), scale)
-                return
+                return None
             else:
                 silent = (AIM / scale + 0 * xp.reshape(forms, (-1,)), scale)
                 search.scale = scale * min(2.0**20, 0.5 / (error * scale))
+        raise AssertionError  # the search ends by itself
 
     def _ask_at(self, stage: str, directions: Integers, scale: float) -> Steps[tuple[Array, Array, Array]]:
         """Which directions were read well at this scale (n,), their forms and radii (n, rows)."""
@@ -158,7 +169,7 @@ class WindowsBesideBias:
             own = own + xp.where(xp.isfinite(step), step, xp.zeros_like(step))
             if not bool(xp.any(settled > 4 * self.space.eps)):
                 break
-        bias_bar = self.space.rounding * self.reader.bias_norm + xp.linalg.vector_norm(self.bias.radius)
-        radii = (radius + self.space.rounding * xp.abs(logits) + settled[:, None]) / first + bias_bar
+        bias_radius = self.space.rounding * self.reader.bias_norm + xp.linalg.vector_norm(self.bias.radius)
+        radii = (radius + self.space.rounding * xp.abs(logits) + settled[:, None]) / first + bias_radius
         good = xp.all(xp.abs(logits) <= LARGEST, axis=1) & (settled < self.space.eps**0.5)
         return good, forms, radii / last[:, None]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -10,16 +10,19 @@ import numpy as np
 
 from keyhole.arrays import Floats, floats
 from keyhole.families import MultiHead, SingleHead
-from keyhole.methods.base import Estimate, Steps, Unrecoverable, with_sketch
+from keyhole.methods.base import Estimate, Steps, Unrecoverable, adapt
 from keyhole.methods.forms.columns import Draft
 from keyhole.methods.forms.outputs import choose_outputs
 from keyhole.methods.forms.value import Value, check_nonzero
+from keyhole.methods.multi_head.scalar.constant_head import ask_constant_head
+from keyhole.methods.multi_head.scalar.gated_reader import GatedReader
 from keyhole.methods.multi_head.scalar.normals_and_values import ScalarValues, ask_normals, ask_unexplained, ask_values
 from keyhole.methods.multi_head.scalar.queries import Scope, columns
-from keyhole.methods.multi_head.scalar.scores import Columns, GatedReader, HeadReader, HeadScore
-from keyhole.methods.multi_head.scalar.search import JumpSearch, ask_for_bias, ask_jumps
+from keyhole.methods.multi_head.scalar.scores import Columns, HeadReader, HeadScore
+from keyhole.methods.multi_head.scalar.search import JumpSearch, NoSwitch, ask_for_bias, ask_jumps
 from keyhole.methods.single_head.method import ask_score_along, head_estimate
-from keyhole.queries import Signature, Sketch
+from keyhole.numerics.svd import pseudo_inverse
+from keyhole.queries import Measurements, Plan, Signature, Sketch
 from keyhole.recovery import Outcome
 
 ASSUMPTIONS = (
@@ -30,8 +33,8 @@ ASSUMPTIONS = (
 )
 # Other rows and half-circles are tried when heads do not show one by one.
 ATTEMPTS = 3
-# Values are read at this many times the lever that saturates all heads but one near each jump.
-DECIDED = 2.0**6
+# Values are read at this many times the scale that saturates all heads but one near each jump.
+SATURATING = 2.0**6
 # Heads that fail are said to be near each other if their jumps are nearer than this; most others can be read.
 NEAR = 1e-4
 # Where heads turn out to be larger than thought, they are read again, with this much more room.
@@ -40,6 +43,10 @@ ROOMIER, MOST_READINGS = 8.0, 3
 PROPORTIONAL = (
     "some heads have proportional logits, or are nearer to each other than answers can tell: they change their minds "
     "at the very same tokens and cannot be read one by one"
+)
+SEVERAL_CONSTANT = (
+    "several heads have a score bias but no score: they weigh tokens the same whatever the last one is, and behind "
+    "fewer numbers than heads they are not told apart; or the box is no sum of softmax heads"
 )
 HIDDEN = (
     "the heads found do not explain all answers: others do not show because they cancel, e.g. two with opposite logits "
@@ -71,22 +78,59 @@ def ask_scalar_heads(signature: Signature, rng: np.random.Generator, total: Valu
     if signature.width == 1:  # all heads are proportional there: if they are several, the certificate will say so
         check_nonzero(signature, total)
         return (yield from _ask_only_head(signature, total, rng))
-    found = yield from _ask_heads(signature, total, rng)
-    if found is None:
+    try:
+        jump_heads = yield from _ask_heads(signature, total, rng)
+    except NoSwitch as error:
+        return (yield from _ask_beside_constant_head(signature, rng, total, error))
+    if jump_heads is None:
         check_nonzero(signature, total)
         return (yield from _ask_only_head(signature, total, rng))
-    if found.normals.shape[0] == 1 and not found.uniform:
+    if jump_heads.normals.shape[0] == 1 and not jump_heads.uniform:
         return (yield from _ask_only_head(signature, total, rng))
     try:
-        values, heads = yield from _ask_all_heads(found, rng)
+        values, heads = yield from _ask_all_heads(jump_heads, rng)
     except (Unrecoverable, np.linalg.LinAlgError) as error:
-        closest = found.search.closest
+        closest = jump_heads.search.closest
         if closest > NEAR and isinstance(error, Unrecoverable):
             raise
         cause = error if isinstance(error, Unrecoverable) else "some heads answer alike wherever they can be asked"
         near = f"{cause}; the nearest two change their minds {closest:.1g} of a radian apart, which is too near to read"
         raise Unrecoverable(Outcome.SATURATED, near) from error
-    return _estimate(found, values, heads)
+    return _estimate(jump_heads, values, heads)
+
+
+def _ask_beside_constant_head(
+    signature: Signature, rng: np.random.Generator, total: Value, cause: NoSwitch
+) -> Steps[Estimate[MultiHead]]:
+    """The head with a score bias but no score, and from answers without its share all others."""
+    head = yield from ask_constant_head(signature, total, rng)
+    if head is None:
+        raise cause
+    space, flat = signature.space, total.vector.ndim == 1
+    value, value_radius = (space.asarray(part[:, 0] if flat else part) for part in (head.value, head.value_radius))
+    score = space.zeros(signature.width, signature.width)
+    own = SingleHead(score, value, space.asarray(head.bias))
+    radius = SingleHead(score + head.score_radius, value_radius, space.asarray(head.bias_radius))
+    rest = Value(total.vector - value, total.radius + value_radius, total.bias, total.bias_radius)
+    unknown = float(np.linalg.norm(head.value_radius)) / float(np.linalg.norm(head.value))
+    inner = signature.with_changes(space=replace(space, coarse=max(space.eps, unknown)))
+
+    def without(plan: Plan, answers: Measurements) -> Measurements:
+        tokens = plan.tokens(0, plan.count, space, signature.width)
+        return replace(answers, values=answers.values - own(tokens))
+
+    try:
+        others = yield from adapt(ask_scalar_heads(inner, rng, rest), incoming=without)
+    except NoSwitch as error:
+        raise Unrecoverable(Outcome.WRONG_FAMILY, SEVERAL_CONSTANT) from error
+    except Unrecoverable as error:
+        if error.outcome is not Outcome.NOT_IDENTIFIABLE:
+            raise
+        return _with_output_bias(total, [own], [radius], 2 * signature.width, {"heads": 1, "ranks": [0]})
+    details = {**others.details, "heads": others.details["heads"] + 1, "ranks": [*others.details["ranks"], 0]}
+    bound = others.counting_bound + -(-signature.width // head.value.shape[1]) + signature.width
+    heads, radii = [*others.params.heads, own], [*others.radius.heads, radius]
+    return _with_output_bias(total, heads, radii, bound, {**details, "score_bias": True})
 
 
 def _check_signature(signature: Signature) -> None:
@@ -132,22 +176,24 @@ def _ask_heads(signature: Signature, total: Value, rng: np.random.Generator) -> 
         if own.size == 1:
             return _JumpHeads(search, np.zeros((1, scope.size)), np.zeros(1), 0)
         normals, normal_errors = yield from ask_normals(scope, jumps, rng)
-        lever = DECIDED * float(np.max(jumps.levers))
-        if (yield from ask_unexplained(scope, normals, own, lever, rng)) <= 1:
+        scale = SATURATING * float(np.max(jumps.scales))
+        if (yield from ask_unexplained(scope, normals, own, scale, rng)) <= 1:
             return _JumpHeads(search, normals, normal_errors, uniform)
     if trouble is not None:
         raise trouble
     return None
 
 
-def _ask_all_heads(found: _JumpHeads, rng: np.random.Generator) -> Steps[tuple[ScalarValues, list[HeadScore]]]:
-    """Values and scores of all heads; again, with more room, where some turn out to be larger than thought."""
-    search, normals = found.search, found.normals
-    lever, lean = DECIDED * float(np.max(search.jumps.levers)), 1.0
+def _ask_all_heads(jump_heads: _JumpHeads, rng: np.random.Generator) -> Steps[tuple[ScalarValues, list[HeadScore]]]:
+    """Values and scores of all heads; read again with larger margins where some are larger than expected."""
+    search, normals = jump_heads.search, jump_heads.normals
+    scale, lean = SATURATING * float(np.max(search.jumps.scales)), 1.0
     for _ in range(MOST_READINGS):
-        values = yield from ask_values(search.scope, normals, found.uniform, lever, lean, rng)
-        reader, read = HeadReader(search.scope, normals, found.normal_errors, values, rng), dict[int, Columns]()
-        heads = yield from with_sketch(_ask_scores(reader, read), partial(_sketch, read, normals.shape[0]))
+        values = yield from ask_values(search.scope, normals, jump_heads.uniform, scale, lean, rng)
+        read = dict[int, Columns]()
+        so_far = partial(_sketch, read, normals.shape[0])
+        reader = HeadReader(search.scope, normals, jump_heads.normal_errors, values, rng, so_far)
+        heads = yield from _ask_scores(reader, read)
         if heads is not None and not values.is_disturbed(np.stack([head.score for head in heads]), normals):
             return values, heads
         lean /= ROOMIER**2
@@ -159,7 +205,7 @@ def _ask_all_heads(found: _JumpHeads, rng: np.random.Generator) -> Steps[tuple[S
 def _sketch(columns: dict[int, Columns], heads: int) -> Sketch | None:
     """The scores of the heads so far on their hyperplanes, for people who watch."""
     matrices = {
-        f"score of head {number + 1}": (read.forms @ np.linalg.pinv(read.points.T))[:, : read.forms.shape[0]]
+        f"score of head {number + 1}": (read.forms @ pseudo_inverse(read.points.T))[:, : read.forms.shape[0]]
         for number, read in sorted(columns.items())
     }
     known = sum(read.points.shape[0] / read.points.shape[1] for read in columns.values()) / heads
@@ -196,36 +242,41 @@ def _ask_scores(reader: HeadReader, columns: dict[int, Columns]) -> Steps[list[H
     return None
 
 
-def _estimate(found: _JumpHeads, values: ScalarValues, heads: list[HeadScore]) -> Estimate[MultiHead]:
-    scope = found.search.scope
+def _estimate(jump_heads: _JumpHeads, values: ScalarValues, heads: list[HeadScore]) -> Estimate[MultiHead]:
+    scope = jump_heads.search.scope
     space, width = scope.signature.space, scope.signature.width
     flat = scope.total.vector.ndim == 1
     params, radii = [], []
     for number in range(values.vectors.shape[0]):
-        vector, bars = values.vectors[number], values.radius[number]
-        value, value_radius = (space.asarray(part[:, 0] if flat else part) for part in (vector, bars))
+        vector, radius = values.vectors[number], values.radius[number]
+        value, value_radius = (space.asarray(part[:, 0] if flat else part) for part in (vector, radius))
         if number == len(heads):  # the head of equal weights
             params.append(SingleHead(space.zeros(width, width), value))
             radii.append(SingleHead(space.zeros(width, width), value_radius))
             continue
         score, radius = heads[number].score, heads[number].radius
-        biases = [None, None]
+        own, wide = None, None
         if scope.radius is not None:
-            biases = [space.asarray(scope.radius * part[:, width]) for part in (score, radius)]
-        params.append(SingleHead(space.asarray(score[:, :width]), value, biases[0]))
-        radii.append(SingleHead(space.asarray(radius[:, :width]), value_radius, biases[1]))
+            bias, errors = (scope.radius * part[:, width] for part in (score, radius))
+            shows = bool(np.any(np.abs(bias) > errors))
+            own = space.asarray(bias) if shows else None
+            wide = space.asarray(
+                errors if shows else errors + np.abs(bias)
+            )  # taken for none, it is off by what was read
+        params.append(SingleHead(space.asarray(score[:, :width]), value, own))
+        radii.append(SingleHead(space.asarray(radius[:, :width]), value_radius, wide))
     ranks = [head.rank for head in heads]
     outputs = values.vectors.shape[2]
     numbers = sum(rank * (2 * width - rank) for rank in ranks) + width * len(heads) * (scope.radius is not None)
     bound = -(-(numbers + outputs * (width * len(params) + scope.total.has_bias)) // outputs)
-    jumps = found.search.jumps
+    jumps = jump_heads.search.jumps
     details = {
         "heads": len(params),
         "ranks": ranks,
-        "uniform_heads": found.uniform,
+        "uniform_heads": jump_heads.uniform,
         "score_bias": scope.radius is not None,
         "output_bias": scope.total.has_bias,
-        "closest": found.search.closest,
+        "closest": jump_heads.search.closest,
         "told_apart": float(np.max(np.sqrt(8 * jumps.errors) / np.abs(jumps.slopes))),
     }
     return _with_output_bias(scope.total, params, radii, bound, details)

@@ -1,4 +1,4 @@
-"""Networks of several outputs: an answer tells p numbers at a time, so few cells are measured."""
+"""Networks of several outputs: an answer is p numbers, so few cells are measured."""
 
 from __future__ import annotations
 
@@ -43,13 +43,15 @@ def ask_several_outputs(
     scaled = steps / unit
     chosen = _choose_cells(kinked, scaled)
     cells = yield from ask_cells(queries, line, kinked, chosen, rng)
-    normal, bar = np.zeros((count, queries.width)), np.zeros(count)
+    normal, radius = np.zeros((count, queries.width)), np.zeros(count)
     for number in range(chosen.size - 1):
         group = np.arange(chosen[number], chosen[number + 1])
         change = (cells.gradient[number + 1] - cells.gradient[number]) / unit[:, None]
         normal[group] = np.linalg.lstsq(scaled[group].T, change, rcond=None)[0]
         smallest = np.linalg.svd(scaled[group], compute_uv=False)[-1]
-        bar[group] = (cells.error[number + 1] + cells.error[number]) * np.linalg.norm(scaled[group], axis=1) / smallest
+        radius[group] = (
+            (cells.error[number + 1] + cells.error[number]) * np.linalg.norm(scaled[group], axis=1) / smallest
+        )
     length = np.linalg.norm(normal, axis=1)
     if not np.all(length > 0):
         raise NotPiecewiseLinear("slopes on both sides of a kink do not belong to one neuron")
@@ -65,8 +67,8 @@ def ask_several_outputs(
     # The affine map is read in the first cell, whose centre may lie much farther out than the kinks.
     away = far + float(np.linalg.norm(cells.centre[0]))
     # Of a neuron between narrow cells of the line the weight is known less well than its direction.
-    bar = bar + (kinked.slope_error[1:] + kinked.slope_error[:-1]) * length
-    radii = PieceErrors(level * bar, level * bar * (far + line.unit), base, base * away)
+    radius = radius + (kinked.slope_error[1:] + kinked.slope_error[:-1]) * length
+    radii = PieceErrors(level * radius, level * radius * (far + line.unit), base, base * away)
     if not polish:
         return pieces, radii, scale
     x = new_wide_tokens(queries, pieces, scale, rng)
@@ -113,8 +115,8 @@ def _choose_cells(kinked: Kinked, scaled: Floats) -> Integers:
         here, size = chosen[-1], most
         while size > 1 and not _is_independent(scaled[here : here + size]):
             size = -(-size // 2)
-        reach = np.arange(here + max(1, size // 2), min(here + size, count) + 1)
-        chosen.append(count if reach.size == 0 or here + size >= count else int(reach[np.argmax(gap[reach])]))
+        window = np.arange(here + max(1, size // 2), min(here + size, count) + 1)
+        chosen.append(count if window.size == 0 or here + size >= count else int(window[np.argmax(gap[window])]))
     return np.asarray(chosen, dtype=np.int64)
 
 

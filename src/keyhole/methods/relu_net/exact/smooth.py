@@ -1,4 +1,4 @@
-"""Networks of GELU or SiLU neurons: from far away their kinks are sharp, from nearby each tells how sharp it is."""
+"""Networks of GELU or SiLU neurons: at long tokens their kinks are sharp, at short ones each shows its width."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from keyhole.methods.relu_net.noisy.least_squares import NetFit, fit_planes, uni
 NAMES = ("weights_in", "bias_in", "weights_out", "bias_out", "skip")
 # Rows taken at a time: their Jacobian is the largest array there is.
 CHUNK = 2048
-# Curvature added where there is none, relative to the mean one: a neuron hardly seen gets a wide bar, not an error.
+# Curvature added where there is none, relative to the mean: a neuron hardly sampled gets a wide radius, not an error.
 RIDGE = 1e-12
 # The scale of a plane is free: this holds it, and the length of the weights with it, fixed.
 HELD = 1.0
@@ -155,7 +155,7 @@ class Covariance:
 @final
 @dataclass(frozen=True, eq=False)
 class CorrelatedErrors(ReluNet):
-    """Entrywise errors of a net that also say how far off its predictions are, correlations included."""
+    """Entrywise errors of a net with their correlations, and so the errors of its predictions."""
 
     covariance: Covariance | None = field(default=None, repr=False)
     factor: float = 1.0  # error of a prediction over its standard error

@@ -239,7 +239,7 @@ class _Boosting:
             yield from self.samples.ask("samples", tokens)
 
     def _again(self, fit: NetFit) -> NetFit:
-        """Explain all samples, first coarsely: those far out would drown the others."""
+        """Fit all samples, first coarsely: those far out would dominate the others."""
         planes = fit.raw_planes()
         for softened in (*SOFTENINGS, 0.0):
             problem = self.samples.problem(softened)

@@ -61,8 +61,8 @@ class Samples:
     def ask(self, stage: str, tokens: Floats) -> Steps[Floats]:  # (n, width) -> (n, outputs)
         """Ask one token each, and keep the answers."""
         sent = self.signature.space.asarray(tokens[:, None, :])
-        found: Measurements = yield sequences(stage, sent)
-        answers = to_numpy(found.values).astype(np.float64)
+        measurements: Measurements = yield sequences(stage, sent)
+        answers = to_numpy(measurements.values).astype(np.float64)
         self.scalar = answers.ndim == 1
         answers = answers.reshape(tokens.shape[0], -1)
         before = self.answers if self.count else answers[:0]

@@ -187,8 +187,8 @@ def _signs(fit: NetFit) -> Floats | None:  # -> (neurons,)
     if min(each.shape) * bits < fit.neurons + DOUBT_BITS:
         return None
     if fit.neurons <= each.shape[1]:
-        found = np.linalg.lstsq(each.T, linear.reshape(-1), rcond=None)[0]
-        return np.where(found >= 0, 1.0, -1.0)
+        shares = np.linalg.lstsq(each.T, linear.reshape(-1), rcond=None)[0]
+        return np.where(shares >= 0, 1.0, -1.0)
     return _meet_in_the_middle(each, linear.reshape(-1)) if fit.neurons <= MOST_SEARCHED else None
 
 
