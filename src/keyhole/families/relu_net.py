@@ -124,7 +124,8 @@ class ReluNet(Family):
                 f"neuron {number + 1}",
                 moved[:, number] * out[number] if out.ndim == 1 else moved[:, number : number + 1] * out[number, :],
             )
-        yield "weights out", xp.sqrt(hidden**2 @ _transpose(wide.weights_out**2))
+        if self.neurons:
+            yield "weights out", xp.sqrt(hidden**2 @ _transpose(wide.weights_out**2))
         yield "bias out", xp.zeros_like(xp.sum(hidden, axis=-1) if out.ndim == 1 else hidden @ out) + wide.bias_out
         if net.skip is not None and wide.skip is not None:
             yield "skip", xp.sqrt(x**2 @ _transpose(wide.skip**2))

@@ -49,7 +49,8 @@ AROUND_KINK = 0.1
 MOVES, MOVES_NOISY = 10.0, 3.0
 CHANGE_RADII = 100.0
 CHANGE, CHANGE_NOISY = 0.5, 1.0
-# So many informative queries test a part, or one in so many where fewer queries were wanted.
+# So many informative queries test a part, or one in so many where fewer queries were wanted; one tests a neuron, which
+# may be on in a small part of the domain only.
 ENOUGH, ONE_IN = 3.0, 8
 # From so many queries on every class of lengths must have an informative one.
 CLASSES_FROM = 32
@@ -155,11 +156,11 @@ class _Source:
             sizes = np.linalg.norm(tokens, axis=1, keepdims=True)
             limit = min(signature.norm_limit, signature.space.huge**0.25) * (1.0 - 0.5 * rng.uniform() ** 2)
             tokens = np.where(sizes > limit, tokens * (limit / sizes), tokens)
-        if structure == "ordinary" and signature.max_norm is None and rng.integers(2):
+        if structure == "ordinary" and rng.integers(2):
             last = self.params.onto_kinks(tokens[-1:], rng)
             beside = AROUND_KINK * rng.integers(2) * np.linalg.norm(last) / signature.width**0.5
-            if np.any(last != tokens[-1:]):
-                tokens[-1:] = last + beside * rng.standard_normal(last.shape)
+            last = last + beside * rng.standard_normal(last.shape) if np.any(last != tokens[-1:]) else last
+            tokens[-1:] = last if np.linalg.norm(last) <= signature.norm_limit else tokens[-1:]
         return Query(tokens, norm, structure, norm == "logits" and structure in USUAL)
 
     def _norm(self, kind: str, by: Family) -> float:
@@ -182,7 +183,7 @@ def without_noise(estimate: Estimate) -> Family:
     radii = estimate.radius.arrays()
     named = estimate.params.arrays().items()
     sure = {name: array * (abs(array) > radii[name]) if name in radii else array for name, array in named}
-    return estimate.params.of_arrays(**sure, **estimate.params.words)
+    return estimate.params.with_arrays(sure)
 
 
 def longest_predictable(estimate: Estimate, signature: Signature, logit_radius: float) -> float:
@@ -274,7 +275,7 @@ def _change(estimate: Estimate, share: float, longest: float) -> Family:
             many = CHANGE_RADII * radii[name]
             change = xp.where(xp.isfinite(many) & (many > change), many, change)
         changes[name] = change
-    return estimate.params.of_arrays(**changes, **estimate.params.words)
+    return estimate.params.with_arrays(changes)
 
 
 def _fill_up(queries: list[Query], table: _Table, gauge: _Evidence, source: _Source) -> None:
@@ -305,7 +306,8 @@ def _fill_up(queries: list[Query], table: _Table, gauge: _Evidence, source: _Sou
 def _missing(queries: list[Query], table: _Table, gauge: _Evidence) -> list[str]:
     """Parts, and classes of lengths, that too few queries inform about."""
     enough = min(ENOUGH, len(queries) / ONE_IN)
-    names = [name for name, own in table.evidence.items() if np.sum(own) < enough]
+    needed = {name: min(1.0, enough) if name.startswith("neuron") else enough for name in table.evidence}
+    names = [name for name, own in table.evidence.items() if np.sum(own) < needed[name]]
     if gauge.exact and len(queries) >= CLASSES_FROM:
         classes = np.array([length_class(query.length) for query in queries])
         for number in range(len(LENGTH_CLASSES)):
