@@ -284,8 +284,8 @@ def multi_head_scalar(figure: Figure) -> None:
     u, g, h = max(draws, key=lambda each: float(np.min(np.diff(np.sort([0, *jumps(each), np.pi])))))
     angles = np.linspace(0, np.pi, 2000)
     last = np.cos(angles)[:, None] * g + np.sin(angles)[:, None] * h
-    lever = 1e6
-    answers = np.asarray(layer(np.stack([lever * u + last, last], axis=1))) / lever
+    norm = 1e6
+    answers = np.asarray(layer(np.stack([norm * u + last, last], axis=1))) / norm
     axes.plot(angles / np.pi, answers, color=BLUE)
     for number, angle in enumerate(jumps(np.stack([u, g, h])), 1):
         axes.axvline(angle / np.pi, color=ORANGE, ls="--", lw=1, zorder=0)

@@ -23,7 +23,7 @@ import pytest
 
 from keyhole.cli import main
 from keyhole.families.files import FAMILIES
-from keyhole.families.parts.attention import PARTS
+from keyhole.families.parts import PARTS
 from keyhole.gauge.compare import GAUGES
 from keyhole.methods import METHODS
 from keyhole.recovery import Outcome

@@ -480,7 +480,7 @@ def test_nets_are_certified_within_their_bars_or_admitted(outputs: int | None, p
         rng = np.random.default_rng(seed)
         width = int(rng.integers(1, 12))
         certified += net_is_honest(drawn_net(rng, width, outputs), width, seed, polish=polish) and seed in fixed
-    assert certified >= 8  # honesty is not silence
+    assert certified >= 10  # all of the fixed seeds: honesty is not silence
 
 
 @pytest.mark.parametrize("polish", [False, True])

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import keyhole as kh
 import keyhole.queries as measure
 from keyhole.arrays import Space, numpy_space, to_numpy
 from keyhole.errors import UsageError
@@ -195,6 +196,21 @@ def test_noise_radii() -> None:
     assert Noise.rounded(3).radius == 0.0005
     assert Noise.rounded(-1).radius == 5.0
     assert Noise.gaussian(2.0).radius >= 8.0
+
+
+@pytest.mark.parametrize(
+    "words", ["rounded:3", "gaussian:0.001", "bounded:0.1", "float32", "bfloat16", "measure", "exact"]
+)
+def test_noise_is_declared_in_the_words_of_the_command_line(words: str) -> None:
+    oracle = kh.FunctionOracle(lambda tokens: tokens[:, 0, 0], width=2, noise=words)
+    assert oracle.signature.noise == Noise.parse(words)
+    assert oracle.signature.noise.text == words
+
+
+@pytest.mark.parametrize("odd", ["loud", "rounded", "gaussian:-1", 3])
+def test_words_that_are_no_noise_are_refused(odd: Any) -> None:
+    with pytest.raises(UsageError, match="noise"):
+        kh.FunctionOracle(lambda tokens: tokens[:, 0, 0], width=2, noise=odd)
 
 
 @pytest.mark.parametrize("bad", [0.0, -1.0, float("nan"), float("inf")])

@@ -45,6 +45,14 @@ def to_numpy(array: Array) -> npt.NDArray[Any]:
     return np.asarray(array)
 
 
+def like(array: Array, tokens: Array) -> Array:
+    """An array in the library, dtype and device of `tokens`: itself where it is there already."""
+    xp = namespace(tokens)
+    if namespace(array) is xp and array.dtype == tokens.dtype:
+        return array if array.device == tokens.device else array.to(tokens.device)
+    return xp.asarray(to_numpy(array), dtype=tokens.dtype, device=tokens.device)
+
+
 def copy_of(array: Array) -> Array:
     """A copy in memory of its own, without gradients; what is no array is returned as it is."""
     if array_api_compat.is_torch_array(array):

@@ -21,6 +21,9 @@ KeyholeError
 │       ├── ServerFailed        it says that it failed (5xx)
 │       └── BadAnswer           no answer of the protocol: no JSON, cut short, or that of another query
 ├── BudgetExhausted             the next query would exceed the budget
+├── ComputeError                the arithmetic between two queries ended without a result
+│   ├── NumericalError          it failed: a singular matrix, a division by zero, an overflow, nan or inf
+│   └── TimeExhausted           it took longer than allowed
 └── RecoveryFailed              a recovery ended without a certificate; `.result` holds what was found
 ```
 """
@@ -121,6 +124,27 @@ class BadAnswer(ServerError):
 
 class BudgetExhausted(KeyholeError):
     """The next query would exceed the budget."""
+
+
+class ComputeError(KeyholeError):
+    """The arithmetic between two queries ended without a result, after the queries of a `stage`."""
+
+    stage: str = ""
+
+    def __str__(self) -> str:
+        where = f" after the queries of stage {self.stage!r}" if self.stage else ""
+        return f"{self.args[0]}{where}"
+
+
+class NumericalError(ComputeError):
+    """Arithmetic failed: a singular matrix, a division by zero, an overflow, or numbers that are not finite."""
+
+
+class TimeExhausted(ComputeError):
+    """Arithmetic took longer than allowed."""
+
+    def __init__(self, message: str = "the arithmetic took longer than allowed, and was ended") -> None:
+        super().__init__(message)
 
 
 class RecoveryFailed(KeyholeError):

@@ -58,13 +58,13 @@ class Noise:
 
     @classmethod
     def of(cls, noise: Noise | str | None) -> Noise:
-        """What users may write: a Noise, None for exact answers, or "measure" to find out first."""
+        """What users may write: a Noise, its words as on a command line, or None for exact answers."""
         if noise is None:
             return cls.exact()
-        if noise == "measure":
-            return cls("measure")
+        if isinstance(noise, str):
+            return cls.parse(noise)
         if not isinstance(noise, cls):
-            raise UsageError(f"noise must be a Noise such as Noise.gaussian(0.1), or 'measure', not {noise!r}")
+            raise UsageError(f"noise must be a Noise such as Noise.gaussian(0.1), or 'rounded:3', not {noise!r}")
         return noise
 
     @classmethod
@@ -77,7 +77,7 @@ class Noise:
             if word in DIGITS and not colon:
                 return cls.dtype(word)
             if word in ("exact", "measure") and not colon:
-                return cls.of(None if word == "exact" else word)
+                return cls("exact" if word == "exact" else "measure")
         except ValueError:
             pass
         possible = f"exact, measure, gaussian:1e-3, bounded:1e-3, rounded:3, {', '.join(DIGITS)}"

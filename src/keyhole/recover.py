@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from os import PathLike
@@ -11,16 +12,17 @@ from typing import Any
 
 import numpy as np
 
-from keyhole.errors import RecoveryFailed, UsageError
+from keyhole.arrays import Array
+from keyhole.errors import ComputeError, RecoveryFailed, UsageError
 from keyhole.journal import Journal
-from keyhole.methods import Attempt, Task, recovery_steps, stream
+from keyhole.methods import Attempt, Task, ending, recovery_steps, stream
 from keyhole.methods.diagnosis.diagnose import Diagnosis, diagnose
+from keyhole.methods.diagnosis.examination import Finding
+from keyhole.numerics.domain import Sampler, sampler_of
 from keyhole.oracles import Oracle
 from keyhole.progress import Observer, ProgressBar, Silent, wants_bar
-from keyhole.recovery import Recovery, Stats
+from keyhole.recovery import Outcome, Recovery, Stats
 from keyhole.session import Session, box_of
-
-HELDOUT_QUERIES = 32
 
 
 def recover(
@@ -31,7 +33,9 @@ def recover(
     seed: int = 0,
     throw: bool = True,
     *,
-    heldout: int = HELDOUT_QUERIES,
+    heldout: int | None = None,
+    domain: Sampler | Sequence[Array] | None = None,
+    max_seconds: float | None = None,
     progress: bool | None = None,
     observer: Observer | None = None,
     **options: Any,
@@ -43,8 +47,14 @@ def recover(
 
     `budget` caps all queries of this recovery, answers from the journal and the certificate included.
     With a `journal` file nothing is asked twice: run again with the same arguments to resume.
+    `max_seconds` caps the time that the method's own arithmetic takes, not that of the oracle; left out, it is a minute
+    and grows with queries and sizes.
     `throw=False` returns every outcome; otherwise one without a certificate raises `RecoveryFailed`, which
     has the result attached. `options` go to the method.
+
+    The certificate asks `heldout` fresh queries, by default 2.5 % of those of the recovery, 32 to 256. `domain`, a
+    function (rng, count) -> sequences or the sequences (length, width) themselves, names inputs that matter to the
+    user: as many of them are asked besides, and the certificate speaks of them too.
     """
     if not isinstance(oracle, Oracle):
         kind = type(oracle).__name__
@@ -54,9 +64,11 @@ def recover(
     _check_whole("seed", seed, 0)
     if budget is not None:
         _check_whole("budget", budget, 0)
-    _check_whole("heldout", heldout, 1)
+    if heldout is not None:
+        _check_whole("heldout", heldout, 1)
     most = math.inf if budget is None else budget
-    steps = recovery_steps(method, Task(oracle.signature, seed, heldout, most, options))
+    inputs = None if domain is None else sampler_of(domain)
+    steps = recovery_steps(method, Task(oracle.signature, seed, heldout, inputs, most, options))
     began = perf_counter()
     with ExitStack() as stack:
         if observer is None:
@@ -64,8 +76,13 @@ def recover(
         book = None
         if journal is not None:
             book = stack.enter_context(Journal(journal, box_of(oracle)))
-        session = Session(oracle, budget=budget, journal=book, observer=observer)
-        ended = session.run(steps)
+        session = Session(oracle, budget=budget, journal=book, observer=observer, max_seconds=max_seconds)
+        try:
+            ended = session.run(steps)
+        except ComputeError as error:
+            ended = Attempt(method, ending(error), str(error), error.partial, cause=error)
+    if ended.outcome is Outcome.TIME_EXHAUSTED:
+        ended = replace(ended, message=f"{ended.message}: {session.compute}")
     stats = _stats(session, ended, perf_counter() - began)
     result = Recovery(ended.outcome, ended.message, ended.params, ended.certificate, stats, ended.method)
     if throw and not result.certified:
@@ -107,10 +124,14 @@ def diagnose_box(
     seed: int = 0,
     *,
     observer: Observer | None = None,
+    max_seconds: float | None = None,
 ) -> Diagnosis:
     """Name the family of an oracle and the method that recovers it, with the evidence, from about a hundred queries."""
     with ExitStack() as stack:
         book = stack.enter_context(Journal(journal, box_of(oracle))) if journal is not None else None
-        session = Session(oracle, budget=budget, journal=book, observer=observer)
-        found = session.run(diagnose(session.signature, stream(seed, "diagnosis")))
+        session = Session(oracle, budget=budget, journal=book, observer=observer, max_seconds=max_seconds)
+        try:
+            found = session.run(diagnose(session.signature, stream(seed, "diagnosis")))
+        except ComputeError as error:
+            found = Diagnosis("unknown", None, (Finding("arithmetic", "failed", str(error)),))
     return replace(found, queries=session.queries)

@@ -18,7 +18,7 @@ from keyhole.noise import Noise
 from keyhole.oracles import TransformersOracle
 from keyhole.oracles.positions import Positions
 from keyhole.oracles.transformers import open_model
-from keyhole.recover import HELDOUT_QUERIES, recover
+from keyhole.recover import recover
 from keyhole.recovery import Recovery
 
 FAMILY = "attention-of-a-model"
@@ -103,7 +103,7 @@ def recover_model(
     device: Any = None,
     max_norm: float | None = None,
     noise: Noise | str | None = None,
-    heldout: int = HELDOUT_QUERIES,
+    heldout: int | None = None,
     progress: bool | None = None,
     done: Callable[[str, Recovery], None] | None = None,
     **options: Any,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any, Generic
 
@@ -55,7 +55,30 @@ class Outcome(Enum):
         "The budget ended before the recovery did. Raise it and run again with the same journal: what was "
         "answered is not asked again."
     )
+    TIME_EXHAUSTED = (
+        "The arithmetic of the method took longer than allowed, the oracle's own time apart. Raise max_seconds and run "
+        "again with the same journal, or try another method or seed."
+    )
+    ARITHMETIC_FAILED = (
+        "The arithmetic of the method failed on these answers: a singular matrix, an overflow, or numbers that are not "
+        "finite. Try another method or seed, or bound the token norm (max_norm)."
+    )
     ORACLE_FAILED = "The oracle failed. Mend it and run again with the same journal: answers so far are kept."
+
+
+@dataclass(frozen=True)
+class Tested:
+    """How many held-out queries of one kind were predicted within their radii, and what follows."""
+
+    label: str  # all, a class of lengths, or domain: inputs of the user
+    queries: int
+    informative: int  # those whose predictions would have shown an error of the estimate
+    bound: float  # at 95 % confidence at most this share of such queries is not predicted within its radius
+
+    def __str__(self) -> str:
+        if not self.informative:
+            return f"no informative query among {self.queries}"
+        return f"{self.informative} of {self.queries} informative, at most {100 * self.bound:.2g} % mispredicted"
 
 
 @dataclass(frozen=True)
@@ -71,6 +94,15 @@ class Certificate(Generic[F_co]):
     assumptions: tuple[str, ...] = ()
     predictions: npt.NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
     answers: npt.NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
+    tested: tuple[Tested, ...] = ()  # what the queries say: all together, by length, and of the user's own inputs
+    untested: tuple[str, ...] = ()  # parts, and classes of lengths, that too few queries informed about
+
+    @property
+    def statement(self) -> str:
+        """What the held-out queries say of queries that were not asked."""
+        if not self.tested or not self.tested[0].informative:
+            return ""
+        return "; ".join(_statement(each) for each in self.tested if each.label in STATED)
 
     def heldout(self) -> dict[str, npt.NDArray[np.float64]]:
         """Predictions and answers of the held-out queries, as run folders keep them."""
@@ -130,11 +162,25 @@ class Recovery(Generic[F_co]):
             "worst_ratio": _finite(certificate.worst_ratio),
             "resolution": _finite(certificate.resolution),
             "assumptions": list(certificate.assumptions),
+            "tested": [asdict(each) for each in certificate.tested],
+            "statement": certificate.statement,
+            "untested": list(certificate.untested),
             "seconds": stats.seconds,
             "oracle_seconds": stats.oracle_seconds,
             "stages": dict(stats.stages),
             "details": dict(stats.details),
         }
+
+
+STATED = {"all": "such queries", "domain": "inputs of the domain"}
+
+
+def _statement(tested: Tested) -> str:
+    kind = "held-out queries" if tested.label == "all" else "inputs of the domain"
+    return (
+        f"{tested.informative} informative {kind} were predicted within their radii: at 95 % confidence at most "
+        f"{100 * tested.bound:.2g} % of {STATED[tested.label]} are not"
+    )
 
 
 def _finite(number: float) -> float | None:

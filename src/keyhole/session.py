@@ -1,8 +1,14 @@
-"""Runs methods against oracles: batches, budget, journal, progress, certificate."""
+"""Runs methods against oracles: batches, budget, journal, progress, and the border between the two.
+
+Past this border no answer shares memory with the oracle, no arithmetic of a method takes longer than allowed, and one
+that fails is an error of Keyhole's own.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from inspect import GEN_CLOSED, getgeneratorstate
+from math import prod
 from sys import getrefcount
 from time import perf_counter
 from typing import Any
@@ -10,10 +16,11 @@ from typing import Any
 import array_api_compat
 import numpy as np
 
-from keyhole.arrays import Array, to_numpy
-from keyhole.errors import BudgetExhausted, OracleError, WrongShape
+from keyhole.arrays import Array, copy_of, to_numpy
+from keyhole.errors import BudgetExhausted, KeyholeError, OracleError, TimeExhausted, WrongShape
 from keyhole.journal import Journal
 from keyhole.methods import Steps
+from keyhole.methods.arithmetic import ComputeLimit, check_arithmetic, check_seconds, default_limit
 from keyhole.methods.base import Found
 from keyhole.oracles import Oracle
 from keyhole.progress import Observer, Silent, Watcher
@@ -36,6 +43,7 @@ class Session:
         budget: int | None = None,
         journal: Journal | None = None,
         observer: Observer | None = None,
+        max_seconds: float | None = None,  # of arithmetic, the oracle's own time apart; a generous limit if None
     ) -> None:
         self.oracle = oracle
         self.signature = oracle.signature
@@ -49,6 +57,8 @@ class Session:
         self.oracle_seconds = 0.0
         self._memory: Array | None = None
         self._outputs: tuple[int, ...] | None = None  # shape of one answer, once one has come
+        self._max_seconds = check_seconds(max_seconds)
+        self.compute = ComputeLimit(self._allowed_seconds)
 
     @property
     def queries(self) -> int:
@@ -62,25 +72,37 @@ class Session:
 
     def run(self, steps: Steps[Found]) -> Found:
         """Drive a method to its end. What goes wrong is raised inside it, so that it can say what it had found."""
+        steps = check_arithmetic(steps)
+        reply: Any = None
+        error: KeyholeError | None = None
         try:
-            request = self._step(steps, None)
             while True:
                 try:
+                    request = self._step(steps, reply, error)
+                    error = None
+                    self.compute.check()
                     plans = [request] if isinstance(request, Plan) else request
                     replies = [self.measure(plan) for plan in plans]
-                except (BudgetExhausted, OracleError) as error:
-                    request = steps.throw(error)
-                else:
-                    request = self._step(steps, replies[0] if isinstance(request, Plan) else replies)
+                    reply = replies[0] if isinstance(request, Plan) else replies
+                except (BudgetExhausted, OracleError, TimeExhausted) as ended:
+                    if getgeneratorstate(steps) == GEN_CLOSED:  # what the method itself ends with
+                        raise
+                    error = ended
         except StopIteration as stop:
             found: Found = stop.value
             return found
+        finally:
+            self.compute.close()
 
-    @staticmethod
-    def _step(steps: Steps[Found], reply: Any) -> Plan | Sequence[Plan]:
+    def _step(self, steps: Steps[Found], reply: Any, error: KeyholeError | None) -> Plan | Sequence[Plan]:
         # Saturated answers overflow and divide by zero; methods look for the inf and nan that come of it.
-        with np.errstate(all="ignore"):
-            return steps.send(reply)
+        with np.errstate(all="ignore"), self.compute:
+            return steps.send(reply) if error is None else steps.throw(error)
+
+    def _allowed_seconds(self) -> float:
+        if self._max_seconds is not None:
+            return self._max_seconds
+        return default_limit(self.queries, self.signature.width, prod(self._outputs or ()))
 
     def measure(self, plan: Plan) -> Measurements:
         """The answers to a plan, from the journal where it has them, else from the oracle."""
@@ -124,7 +146,8 @@ class Session:
         tokens = plan.tokens(start, stop, signature.space, signature.width, self._room(plan, stop - start))
         began = perf_counter()
         try:
-            answers = self._same_shape(self.oracle(tokens), plan)
+            # Copied: it may be memory that the next call writes to.
+            answers = copy_of(self._same_shape(self.oracle(tokens), plan))
         except OracleError as error:
             self._keep_partial(error, plan, repeat, start)
             raise
@@ -137,7 +160,7 @@ class Session:
     def _keep_partial(self, error: OracleError, plan: Plan, repeat: int, start: int) -> None:
         """Keep what was answered of a batch before the rest of it failed, if it is this oracle that says so."""
         for first, some in error.arrived if error.box is self.oracle else ():
-            answers = self._same_shape(some, plan)
+            answers = copy_of(self._same_shape(some, plan))
             if self.journal:
                 self.journal.add(plan.digest, repeat, start + first, to_numpy(answers))
             self._count(plan, answers.shape[0], new=True)

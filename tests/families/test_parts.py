@@ -15,7 +15,7 @@ from keyhole import families, gauge
 from keyhole.arrays import Array, Space, namespace, to_numpy
 from keyhole.errors import FileError, UsageError
 from keyhole.families.files import FAMILIES
-from keyhole.families.parts import Attention, attention
+from keyhole.families.parts import PARTS, Attention, register
 from keyhole.gauge.compare import GAUGES
 from keyhole.methods.base import Estimate
 from keyhole.methods.certificate import certify
@@ -73,11 +73,11 @@ class Alibi:
 
 @pytest.fixture(autouse=True)
 def _registered() -> Iterator[None]:
-    known, gauges, parts = dict(FAMILIES), dict(GAUGES), dict(attention.PARTS)
+    known, gauges, parts = dict(FAMILIES), dict(GAUGES), dict(PARTS)
     for kind, part in (("link", Softcap), ("normaliser", Sink), ("position_bias", Alibi)):
-        attention.register(kind, part)
+        register(kind, part)
     yield
-    for table, before in ((FAMILIES, known), (GAUGES, gauges), (attention.PARTS, parts)):
+    for table, before in ((FAMILIES, known), (GAUGES, gauges), (PARTS, parts)):
         table.clear()
         table.update(before)
 
@@ -186,14 +186,14 @@ def test_parts_are_kept_in_files(tmp_path: Path, rng: np.random.Generator) -> No
 
 def test_a_part_or_family_that_is_not_known_is_named_with_the_remedy(tmp_path: Path, rng: np.random.Generator) -> None:
     random_head(rng, 3, None, Attention(link=Softcap(3.0))).save(tmp_path / "p")
-    del attention.PARTS["link", "softcap"]
+    del PARTS["link", "softcap"]
     with pytest.raises(FileError, match=r"unknown link 'softcap'.*upgrade"):
         kh.load(tmp_path / "p")
     Affine(np.ones(3), np.asarray(0.0)).save(tmp_path / "q")
     with pytest.raises(FileError, match=r"unknown family 'affine'.*upgrade"):
         kh.load(tmp_path / "q")
     with pytest.raises(UsageError, match="no part 'colour'"):
-        attention.register("colour", Softcap)
+        register("colour", Softcap)
 
 
 # --- a family of one's own ------------------------------------------------------------------------------------

@@ -104,15 +104,12 @@ def last_value(signature: Signature, rng: np.random.Generator) -> Steps[Estimate
     space, width = signature.space, signature.width
     answers = yield Plan("value", width, [[Term(TokenRows(space.eye(width)))]])
     radius = 1e-12 * np.ones(width)
-    return Estimate(_LastToken(answers.values), _LastToken(radius), counting_bound=width)
+    return Estimate(last_token(answers.values), last_token(radius), counting_bound=width)
 
 
-class _LastToken(kh.ReluNet):
+def last_token(value: Any) -> kh.ReluNet:
     """f(X) = x_N·v, as a net without neurons."""
-
-    def __init__(self, value: Any) -> None:
-        width = len(value)
-        super().__init__(np.zeros((0, width)), np.zeros(0), np.zeros((1, 0)), np.zeros(1), np.asarray(value)[None])
+    return kh.ReluNet(np.zeros((0, len(value))), np.zeros(0), np.zeros((1, 0)), np.zeros(1), np.asarray(value)[None])
 
 
 @pytest.fixture

@@ -340,6 +340,35 @@ def test_undeclared_noise_is_admitted(rng: np.random.Generator) -> None:
     assert unknown.stats.details["noise"] == pytest.approx(1e-3, rel=0.1)
 
 
+@pytest.mark.parametrize("words", ["rounded to 3 decimals", "rounded to float32", "rounded to bfloat16"])
+def test_rounding_that_nobody_declared_is_found(words: str, fresh_seed: int) -> None:
+    truth, inputs, outputs = examples(np.random.default_rng(fresh_seed), 4, 4, 2, ratio=20)
+    if "3 decimals" in words:
+        rounded = np.round(outputs, 3)
+    elif "bfloat16" in words:
+        mantissa, exponent = np.frexp(outputs)
+        rounded = np.ldexp(np.round(mantissa * 256) / 256, exponent)
+    else:
+        rounded = outputs.astype(np.float32).astype(np.float64)
+    result = kh.learn(inputs, rounded, heads=2, throw=False)
+    assert result.stats.details["noise_found"] == words
+    assert any(words in assumption for assumption in result.certificate.assumptions)
+    assert result.outcome is Outcome.CERTIFIED, result.message
+    assert covered(result, truth)
+    declared = kh.learn(inputs, rounded, heads=2, throw=False, noise="exact")
+    assert not declared.certified  # where it is said to be exact, it is not
+
+
+def test_few_digits_may_be_a_coincidence() -> None:
+    """Tokens of signs behind plain averages are answered in quarters, and exactly."""
+    rng = np.random.default_rng(0)
+    inputs = signs(rng, 400, 4, 3)
+    layer = kh.AttentionLayer(np.zeros((1, 3, 3)), np.eye(3)[None])
+    result = kh.learn(inputs, layer(inputs), heads=1, throw=False)
+    assert result.certified
+    assert covered(result, layer)
+
+
 def test_repeated_inputs_tell_the_noise(rng: np.random.Generator) -> None:
     """With equal inputs the noise is known apart from any fit, and a wrong model cannot hide in it."""
     truth = random_layer(3, 1, 3, 1.0, rng)
@@ -526,7 +555,7 @@ BAD = [
     ({"seed": -1}, "seed must be"),
     ({"heldout": 40}, "leaves nothing to learn from"),
     ({"noise": -1.0}, "positive"),
-    ({"noise": "loud"}, "noise must be"),
+    ({"noise": "loud"}, "cannot read the noise"),
     ({"noise": kh.Noise.bounded(0.1)}, "bounded"),
 ]
 

@@ -287,8 +287,58 @@ def test_failing_boxes_and_wrong_use() -> None:
         kh.verify(oracle_of(params), params, queries=0)
     with pytest.raises(UsageError, match="tolerance"):
         kh.verify(oracle_of(params), params, tolerance=2.0)
-    with pytest.raises(UsageError, match="declare the noise"):
-        kh.verify(oracle_of(params, noise="measure"), params)
+
+
+ROUNDING = {
+    "rounding to 4 decimals": lambda box: Rounded(box, 4, declared=False),
+    "rounding to float32": lambda box: Cast(box, "float32", declared=False),
+    "rounding to bfloat16": lambda box: Cast(box, "bfloat16", declared=False),
+}
+
+
+@pytest.mark.parametrize("name", BOXES)
+@pytest.mark.parametrize("words", ROUNDING)
+def test_rounding_that_nobody_declared_is_found_and_named(name: str, words: str, fresh_seed: int) -> None:
+    params = BOXES[name]
+    verdict = kh.verify(ROUNDING[words](oracle_of(params)), params, seed=fresh_seed)
+    assert verdict.conclusion != "different", verdict.message
+    assert verdict.message.startswith(f"up to {words}, ")
+    assert verdict.noise == words.replace("rounding", "rounded")
+    assert "different answers have at most" in str(verdict.noise_evidence)
+    if "bfloat16" not in words:
+        assert verdict.same
+        assert verdict.resolution > 1e-9  # and no finer than the rounding
+
+
+@pytest.mark.parametrize("words", ROUNDING)
+def test_rounding_excuses_no_other_box(words: str) -> None:
+    params = BOXES["several outputs"]
+    other = random_multi_head(3, 8, seed=3, outputs=4)
+    verdict = kh.verify(ROUNDING[words](oracle_of(other)), params)
+    assert not verdict.same
+    if "decimals" in words:
+        assert verdict.conclusion == "different"
+        assert "although they are rounded to 4 decimals" in verdict.message
+
+
+def test_arithmetic_in_float32_behind_float64_answers_is_the_same_box() -> None:
+    params = BOXES["single-head"]
+    short = {name: array.astype(np.float32) for name, array in params.arrays().items()}
+    inside = type(params).of_arrays(**short)
+    rounded = type(params).of_arrays(**{name: array.astype(np.float64) for name, array in short.items()})
+    oracle = kh.FunctionOracle(lambda tokens: inside(tokens.astype(np.float32)).astype(np.float64), width=8)
+    assert kh.verify(oracle, rounded).same
+
+
+def test_noise_is_measured_where_that_is_asked_for() -> None:
+    params = BOXES["single-head"]
+    oracle = Counted(Noisy(oracle_of(params, noise="measure"), 1e-3, declared=False))
+    verdict = kh.verify(oracle, params)
+    assert verdict.conclusion != "different", verdict.message
+    assert "standard deviation" in str(verdict.noise)
+    assert oracle.queries == verdict.queries > 64
+    other = replace(params, value=1.5 * params.value)
+    assert kh.verify(Noisy(oracle_of(other, noise="measure"), 1e-3, declared=False), params).conclusion == "different"
 
 
 def test_a_verdict_is_plain_data() -> None:

@@ -53,6 +53,13 @@ class LazyGroup(TyperGroup):
         super().__init__(**settings)
         self.commands = {name: LazyCommand(name, help=summary) for name, summary in COMMANDS.items()}
 
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command; interrupted outside of what it can resume, imports included, it ends in one line."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise typer.Abort from None
+
 
 def _make_app(**settings: Any) -> typer.Typer:
     return typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown", **settings)

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from keyhole.cli.options import DONE, FAILED, INTERRUPTED, Json, MethodOption, Quiet, complain
+from keyhole.cli.options import DONE, FAILED, INTERRUPTED, Json, MaxSeconds, MethodOption, Quiet, complain
 from keyhole.cli.output import print_json, print_table
 from keyhole.errors import UsageError
 from keyhole.progress import Silent, wants_bar
@@ -84,7 +84,9 @@ def bench(
     runs: Annotated[int, typer.Option(min=1, help="Recoveries of each box, with seeds that follow one another.")] = 3,
     seed: Annotated[int, typer.Option(min=0, help="The first seed of the method.")] = 0,
     option: MethodOption = None,
+    max_seconds: MaxSeconds = None,
     out: Annotated[Path | None, typer.Option(help="File to keep the figures in, as JSON.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Write to --out even if there is such a file.")] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> int:
@@ -93,12 +95,16 @@ def bench(
     Example: `keyhole bench 'demo:single-head?width=128' 'demo:relu-net?width=16&neurons=32' --runs 5`
     """
     options = dict(parse_option(text) for text in option or [])
+    if out is not None and out.exists() and not force:
+        raise UsageError(f"there is a file {out}: name another one, or write over it with --force")
     names = targets or list(USUAL)
+    seeds = range(seed, seed + runs)
     found = []
     try:
         shown = wants_bar(False if quiet or as_json else None)
         for name in track(names, "recovering", console=Console(stderr=True), transient=True, disable=not shown):
-            found.append(_costs(name, method, range(seed, seed + runs), options))  # noqa: PERF401 kept if interrupted
+            each = [Settings(name, method, seed=one, options=options, max_seconds=max_seconds) for one in seeds]
+            found.append(_costs(each))
     except KeyboardInterrupt:
         complain(f"interrupted after {len(found)} of {len(names)} boxes")
         if not found:
@@ -115,11 +121,11 @@ def bench(
     return DONE if all(costs.certified == runs for costs in found) else FAILED
 
 
-def _costs(name: str, method: str, seeds: Sequence[int], options: dict[str, Any]) -> Costs:
+def _costs(settings: Sequence[Settings]) -> Costs:
     # What the code of a box prints is not part of the table.
     with redirect_stdout(sys.stderr):
-        endings = [execute(Settings(name, method, seed=seed, options=options), Silent()) for seed in seeds]
-    return Costs(name, tuple(each.result for each in endings), tuple(each.distance for each in endings))
+        endings = [execute(each, Silent()) for each in settings]
+    return Costs(settings[0].target, tuple(each.result for each in endings), tuple(each.distance for each in endings))
 
 
 def _keep(data: Any, path: Path) -> None:

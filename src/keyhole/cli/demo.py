@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from keyhole.cli.options import Force, Json, Quiet, Seed
+from keyhole.cli.options import Force, Json, MaxSeconds, Quiet, Seed
 from keyhole.cli.recover import carry_out
 from keyhole.report.build import draw_head
 from keyhole.report.html.canvas import INSTALL
@@ -24,6 +24,7 @@ def demo(
     out: Annotated[
         Path, typer.Option(help="Folder for params, radius (.safetensors), run.json, report.html and recovery.png.")
     ] = Path("demo-run"),
+    max_seconds: MaxSeconds = None,
     force: Force = False,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -33,7 +34,7 @@ def demo(
     Example: `keyhole demo --width 64 --rank 4`
     """
     numbers = {"width": width, "rank": rank, "norm": norm, "seed": seed}
-    settings = Settings(demo_text("single-head", numbers), seed=seed, out=out)
+    settings = Settings(demo_text("single-head", numbers), seed=seed, out=out, max_seconds=max_seconds)
     return carry_out(settings, as_json=as_json, quiet=quiet, force=force, picture=_picture)
 
 

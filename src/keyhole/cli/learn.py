@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from keyhole.cli.options import DONE, FAILED, INTERRUPTED, Force, Json, Quiet, Seed, complain
+from keyhole.cli.options import DONE, FAILED, INTERRUPTED, Force, Json, MaxSeconds, Quiet, Seed, complain
 from keyhole.cli.output import add_report, file_lines, print_json, print_lines
 from keyhole.errors import UsageError
 from keyhole.gauge import distance
@@ -33,7 +33,8 @@ def learn(
     noise: Annotated[
         str | None,
         typer.Option(
-            help="How outputs err: `gaussian:1e-3`, `rounded:3`, `float32`, `exact`, or `measure` if unknown."
+            help="How outputs err: `gaussian:1e-3`, `rounded:3`, `float32`, `exact`, or `measure` if unknown. "
+            "Rounding is found out if left out."
         ),
     ] = None,
     rank: Annotated[int | None, typer.Option(min=1, help="Most that score matrices may have.")] = None,
@@ -41,6 +42,7 @@ def learn(
     init: Annotated[str, typer.Option(help="Where starts come from: `random`, `spectral` or `six-phase`.")] = "random",
     search: Annotated[str, typer.Option(help="How heads are found: `grow` or `prune`.")] = "grow",
     heldout: Annotated[int | None, typer.Option(min=1, help="Examples held back; a tenth if left out.")] = None,
+    max_seconds: MaxSeconds = None,
     jobs: Annotated[int, typer.Option(min=1, help="Processes that share the starts.")] = 1,
     seed: Seed = 0,
     out: Annotated[
@@ -57,7 +59,7 @@ def learn(
     given = open_data(data)
     level: Noise | float | None = Noise.parse(noise) if noise is not None else given.noise
     settings: dict[str, Any] = {"method": method, "seed": seed, "rank": rank, "restarts": restarts, "init": init}
-    settings |= {"search": search, "jobs": jobs, "heldout": heldout}
+    settings |= {"search": search, "jobs": jobs, "heldout": heldout, "max_seconds": max_seconds}
     record = {"data": data, "heads": heads, "noise": noise, **settings}
     files: dict[str, Path] = {}
     notes: list[str] = []

@@ -15,6 +15,12 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but er
 Seed = Annotated[int, typer.Option(min=0, help="Determines every random number.")]
 Force = Annotated[bool, typer.Option("--force", help="Write to --out even if it belongs to something else.")]
 MaxNorm = Annotated[float | None, typer.Option(help="Send no token longer than this.")]
+MaxSeconds = Annotated[
+    float | None,
+    typer.Option(
+        help="End a recovery whose own arithmetic takes longer; a minute, and more with queries, if left out."
+    ),
+]
 MethodOption = Annotated[list[str] | None, typer.Option(help="NAME=VALUE for the method; repeatable.")]
 
 

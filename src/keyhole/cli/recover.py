@@ -12,12 +12,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from keyhole.cli.options import DONE, FAILED, INTERRUPTED, Force, Json, MaxNorm, MethodOption, Quiet, Seed, complain
+from keyhole.cli.options import (
+    DONE,
+    FAILED,
+    INTERRUPTED,
+    Force,
+    Json,
+    MaxNorm,
+    MaxSeconds,
+    MethodOption,
+    Quiet,
+    Seed,
+    complain,
+)
 from keyhole.cli.output import add_report, file_lines, print_json, print_lines
 from keyhole.cli.recover_model import names_all_layers, recover_all_layers
 from keyhole.errors import UsageError
 from keyhole.progress import Observer, on_terminal
-from keyhole.recover import HELDOUT_QUERIES
 from keyhole.report.text.recovery import describe
 from keyhole.runs.execute import Ending, execute
 from keyhole.runs.settings import JOURNAL, Settings, parse_option
@@ -45,7 +56,18 @@ def recover(
         Path | None, typer.Option(help="Folder for params.safetensors, radius.safetensors, run.json and report.html.")
     ] = None,
     force: Force = False,
-    heldout: Annotated[int, typer.Option(min=1, help="Fresh queries for the certificate.")] = HELDOUT_QUERIES,
+    heldout: Annotated[
+        int | None,
+        typer.Option(min=1, help="Fresh queries for the certificate; 2.5 % of the recovery's if left out, 32 to 256."),
+    ] = None,
+    domain: Annotated[
+        Path | None,
+        typer.Option(
+            help="Inputs that the certificate is to speak of besides: a .npy, .npz or .safetensors file of sequences "
+            "(length, width) or (count, length, width)."
+        ),
+    ] = None,
+    max_seconds: MaxSeconds = None,
     max_norm: MaxNorm = None,
     noise: Annotated[
         str | None,
@@ -71,7 +93,9 @@ def recover(
     if port and not watch:
         raise UsageError("--port is for the page of --watch: leave it out, or ask for that")
     options = dict(parse_option(text) for text in option or [])
-    settings = Settings(target, method, budget, journal, seed, heldout, max_norm, noise, options, out)
+    settings = Settings(
+        target, method, budget, journal, seed, heldout, max_norm, noise, options, out, max_seconds, domain
+    )
     if names_all_layers(target):
         if watch:
             raise UsageError("--watch is for one box, not for all layers of a model: name one, #layer=0")

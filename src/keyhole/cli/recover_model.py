@@ -60,6 +60,7 @@ def recover_all_layers(settings: Settings, *, as_json: bool, quiet: bool, force:
             throw=False,
             noise=None if settings.noise is None else Noise.parse(settings.noise),
             heldout=settings.heldout,
+            max_seconds=settings.max_seconds,
             progress=False if quiet or as_json else None,
             done=done,
             **given,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from os import PathLike
 from typing import TYPE_CHECKING, ClassVar, Protocol, Self
 
 import numpy as np
 
-from keyhole.arrays import Array, Floats, floats, namespace, to_numpy
+from keyhole.arrays import Array, Floats, floats, like
 from keyhole.errors import UsageError
 from keyhole.families.files import save_arrays
 
@@ -35,6 +36,12 @@ class Anatomy:
     numbered: bool = False  # whether a head is one of a list and called by its number
     net: ReluNet | None = None
     behind: bool = False  # whether answers pass through a net behind the heads
+
+    def matrices(self) -> dict[str, Array]:
+        """The matrices that people look at: scores of heads, and weights into the neurons of a net."""
+        named = {f"score of head {number}": head.score for number, head in enumerate(self.heads, 1)}
+        scores = named if self.numbered else {"score": self.heads[0].score} if self.heads else {}
+        return scores if self.net is None else {**scores, "weights into the neurons": self.net.weights_in}
 
 
 @dataclass(frozen=True)
@@ -110,6 +117,13 @@ class Family(Protocol):
         """The norm of random tokens with logits of about `size`, or `size` times as far out as the typical kink."""
         ...
 
+    def effects(self, change: Self, tokens: Array) -> Iterator[tuple[str, Array]]:  # names, arrays as answers
+        """How far a change of each part alone, of the size of `change`, moves the answers, to first order."""
+        arrays = change.arrays()
+        for name in self.arrays():
+            alone = {each: array if each == name else 0 * array for each, array in arrays.items()}
+            yield name.replace("_", " "), self.error_bar(self.of_arrays(**alone, **self.words), tokens, 0.0)
+
     @classmethod
     def of_arrays(cls, **arrays: Array) -> Self:
         """The parameters of arrays as `arrays` names them, and of what `words` says; TypeError for unknown names."""
@@ -175,10 +189,7 @@ class Family(Protocol):
 
     def matrices(self) -> dict[str, Array]:
         """The matrices that people look at: scores of heads, and weights into the neurons of a net."""
-        heads, net = self.anatomy.heads, self.anatomy.net
-        named = {f"score of head {number}": head.score for number, head in enumerate(heads, 1)}
-        found = named if self.anatomy.numbered else {"score": heads[0].score} if heads else {}
-        return found if net is None else {**found, "weights into the neurons": net.weights_in}
+        return self.anatomy.matrices()
 
     def sensitivity(self, tokens: Floats, unit: float, looked_at: Array) -> Sensitivity:  # noqa: ARG002
         """Predictions, rounding by arithmetic of inner products right within `unit`, and the effect of each part.
@@ -195,14 +206,6 @@ class Family(Protocol):
 def is_family(params: object) -> bool:
     """Whether something is parameters of a family: answers sequences, and names its family."""
     return callable(params) and isinstance(getattr(params, "family", None), str)
-
-
-def like(array: Array, tokens: Array) -> Array:
-    """An array in the library, dtype and device of `tokens`: itself where it is there already."""
-    xp = namespace(tokens)
-    if namespace(array) is xp and array.dtype == tokens.dtype:
-        return array if array.device == tokens.device else array.to(tokens.device)
-    return xp.asarray(to_numpy(array), dtype=tokens.dtype, device=tokens.device)
 
 
 def check_arrays(params: Family, *names: str) -> None:

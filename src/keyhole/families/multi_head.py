@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import add
@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from keyhole.arrays import Array, Floats, floats, namespace
+from keyhole.arrays import Array, Floats, floats, like, namespace
 from keyhole.errors import UsageError
 from keyhole.families.base import Anatomy, Family, Sensitivity, under
 from keyhole.families.files import register
@@ -71,15 +71,15 @@ class MultiHead(Family):
     def _sum_over_heads(self, part: Callable[[SingleHead], Array]) -> Array:
         """The sum of something over the heads, and the output bias."""
         total = reduce(add, map(part, self.heads))
-        return total if self.output_bias is None else total + self.output_bias
+        return total if self.output_bias is None else total + like(self.output_bias, total)
 
     def __call__(self, tokens: Array) -> Array:  # (batch, length, width) -> (batch,) or (batch, outputs)
         """Answer a batch of sequences."""
-        return self.like(tokens)._sum_over_heads(lambda head: head(tokens))
+        return self._sum_over_heads(lambda head: head(tokens))
 
     def at_all_positions(self, tokens: Array) -> Array:  # (batch, length, width) -> (batch, length[, outputs])
         """The answer with each token in turn as the last one, all tokens staying in sight of it."""
-        return self.like(tokens)._sum_over_heads(lambda head: head.at_all_positions(tokens))
+        return self._sum_over_heads(lambda head: head.at_all_positions(tokens))
 
     def simplest(self) -> SingleHead | MultiHead:
         """The parameters in the smallest family that holds them: one head is a SingleHead."""
@@ -105,12 +105,19 @@ class MultiHead(Family):
         xp = namespace(tokens)
         bounds = [head.error_bar(wide, tokens, rounding) for head, wide in zip(self.heads, radius.heads, strict=True)]
         # The sum itself is rounded too, at the size of its parts.
-        bound = reduce(add, bounds) + rounding * reduce(add, [xp.abs(head.like(tokens)(tokens)) for head in self.heads])
-        wide = radius.like(tokens).output_bias
-        own = self.like(tokens).output_bias
-        bound = bound if wide is None else bound + wide
+        bound = reduce(add, bounds) + rounding * reduce(add, [xp.abs(head(tokens)) for head in self.heads])
+        wide, own = radius.output_bias, self.output_bias
+        bound = bound if wide is None else bound + like(wide, tokens)
         # A small bias may be the sum of larger ones: value biases come through the output matrix.
-        return bound if own is None else bound + rounding * xp.max(xp.abs(own))
+        return bound if own is None else bound + rounding * xp.max(xp.abs(like(own, tokens)))
+
+    def effects(self, change: MultiHead, tokens: Array) -> Iterator[tuple[str, Array]]:
+        """How far a change of each part of each head, and of the output bias, moves the answers."""
+        for number, (head, own) in enumerate(zip(self.heads, change.heads, strict=True), 1):
+            yield from ((f"{name} of head {number}", effect) for name, effect in head.effects(own, tokens))
+        if self.output_bias is not None and change.output_bias is not None:
+            flat = 0 * self.like(tokens).heads[0](tokens)
+            yield "output bias", flat + change.like(tokens).output_bias
 
     def token_norm(self, size: float) -> float:
         """The norm at which random tokens have logits of about `size` in one head; inf when none has any."""

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from os import PathLike
 from typing import ClassVar
+
+import numpy as np
 
 from keyhole.arrays import Array, Floats, namespace
 from keyhole.errors import UsageError
 from keyhole.families.base import Anatomy, Family, Sensitivity, below, is_family, under
 from keyhole.families.files import register
-from keyhole.families.opaque_net import OpaqueNet
 from keyhole.families.relu_net import ReluNet
 from keyhole.families.sensitivity import sensitivity_of_layer
 from keyhole.families.single_head import SingleHead
@@ -22,6 +24,63 @@ UNKNOWN_ARITHMETIC = 4.0
 NEARLY_SATURATED = 6.0
 # So many times as far out as the typical kink nearly all kinks are passed: a net that differs there is found out.
 FAR_OUT = 16.0
+
+# Slopes are taken over this part of the length of the argument.
+SLOPE_STEP = 2.0**-16
+
+
+@dataclass(frozen=True, eq=False)
+class OpaqueNet(Family):
+    """f(X) = function(x_N), x_N the last token; of radii, whatever the function's `error_bar` takes."""
+
+    function: Family  # or anything that is called like one and has its `error_bar`
+    inner: int = 0  # numbers per token
+
+    family: ClassVar[str] = "opaque-net"
+
+    @property
+    def width(self) -> int:
+        """Numbers per token."""
+        return self.inner
+
+    @property
+    def outputs(self) -> int | None:
+        """Numbers per answer, where the function says so."""
+        return getattr(self.function, "outputs", None)
+
+    def arrays(self) -> dict[str, Array]:
+        """None: they are the function's own."""
+        return {}
+
+    def __call__(self, tokens: Array) -> Array:  # (batch, 1, width) -> (batch,) or (batch, outputs)
+        """Answer single tokens."""
+        return self.function(tokens)
+
+    def like(self, tokens: Array) -> OpaqueNet:  # noqa: ARG002
+        """The net itself: its arrays are not known."""
+        return self
+
+    def error_bar(self, radius: OpaqueNet, tokens: Array, rounding: float) -> Array:
+        """The function's own bound."""
+        return self.function.error_bar(radius.function, tokens, rounding)
+
+    def token_norm(self, size: float) -> float:
+        """The function's own norm at which something happens; 0 where it does not say."""
+        own = getattr(self.function, "token_norm", None)
+        return 0.0 if own is None else float(own(size))
+
+    def propagate_radius(self, x: Array, radius: Array) -> Array:  # (n, width), (n, width) -> (n,) or (n, outputs)
+        """How far answers may move when the entries of their argument move within `radius`, by differences."""
+        xp, answers = namespace(x), self(x[:, None, :])
+        step = SLOPE_STEP * (xp.linalg.vector_norm(x, axis=-1) + np.finfo(np.float32).tiny)  # (n,)
+        total = xp.zeros_like(answers)
+        unit = xp.eye(x.shape[1], dtype=x.dtype, device=x.device)
+        for entry in range(x.shape[1]):
+            ends = [(x + sign * step[:, None] * unit[entry, :])[:, None, :] for sign in (1.0, -1.0)]
+            weight = radius[:, entry] / step
+            steepest = xp.maximum(*(xp.abs(self(end) - answers) for end in ends))
+            total = total + steepest * (weight if answers.ndim == 1 else weight[:, None])
+        return total
 
 
 @register
@@ -139,6 +198,13 @@ class OneLayer(Family):
             moved = moved + rounding * namespace(tokens).abs(tokens[:, -1, :])
         own = self.ffn.error_bar(radius.ffn, entering[:, None, :], rounding)  # type: ignore[arg-type]
         return own + self.ffn.propagate_radius(entering, moved)
+
+    def effects(self, change: OneLayer, tokens: Array) -> Iterator[tuple[str, Array]]:
+        """How far a change of each part of the head, passed through the net, and of the net moves the answers."""
+        entering = self._into_ffn(tokens)
+        for name, moved in self.attention.effects(change.attention, tokens):
+            yield name, self.ffn.propagate_radius(entering, moved)
+        yield from self.ffn.effects(change.ffn, entering[:, None, :])  # type: ignore[arg-type]
 
     def token_norm(self, size: float) -> float:
         """The norm at which random tokens have logits of about `size`; inf when none has any.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -107,6 +108,26 @@ class ReluNet(Family):
             lengths = xp.linalg.vector_norm(net.skip, axis=-1)
             total = total + rounding * (size if net.outputs is None else size[:, None]) * lengths
         return xp.sqrt(squares) + total
+
+    def effects(self, change: ReluNet, tokens: Array) -> Iterator[tuple[str, Array]]:
+        """How far a change of each neuron, of all output weights, of the constant and of the skip moves the answers."""
+        x = tokens[:, -1, :]
+        xp = namespace(x)
+        net, wide = self.like(x), change.like(x)
+        z = x @ net.weights_in.T + net.bias_in
+        moved = xp.sqrt((x**2) @ (wide.weights_in**2).T + wide.bias_in**2)
+        hidden, up, down = (activate(self.activation, each) for each in (z, z + moved, z - moved))
+        moved = (xp.abs(up - hidden) + xp.abs(hidden - down)) / 2  # (batch, neurons)
+        out = xp.abs(_transpose(net.weights_out))  # (neurons,) or (neurons, outputs)
+        for number in range(self.neurons):
+            yield (
+                f"neuron {number + 1}",
+                moved[:, number] * out[number] if out.ndim == 1 else moved[:, number : number + 1] * out[number, :],
+            )
+        yield "weights out", xp.sqrt(hidden**2 @ _transpose(wide.weights_out**2))
+        yield "bias out", xp.zeros_like(xp.sum(hidden, axis=-1) if out.ndim == 1 else hidden @ out) + wide.bias_out
+        if net.skip is not None and wide.skip is not None:
+            yield "skip", xp.sqrt(x**2 @ _transpose(wide.skip**2))
 
     def of_predictions(self, tokens: Array) -> Array | None:  # noqa: ARG002 - (batch, length, width) -> (batch, outputs)
         """As a radius: errors of answers from what is known of all entries together; None where nothing is."""

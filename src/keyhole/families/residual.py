@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -87,6 +88,10 @@ class Residual(Family):
         """First-order bound on |f_true − f_self| for parameters right within `radius`."""
         bound = self.attention.error_bar(radius.attention, tokens, rounding)  # type: ignore[arg-type]
         return bound + rounding * namespace(tokens).abs(tokens[:, -1, :])
+
+    def effects(self, change: Residual, tokens: Array) -> Iterator[tuple[str, Array]]:
+        """Those of changes of the attention."""
+        return self.attention.effects(change.attention, tokens)  # type: ignore[arg-type]
 
     def token_norm(self, size: float) -> float:
         """The norm at which random tokens have logits of about `size`; inf when none has any."""

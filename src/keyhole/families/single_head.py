@@ -11,8 +11,7 @@ from keyhole.arrays import Array, Floats, floats
 from keyhole.errors import UsageError
 from keyhole.families.base import Anatomy, Sensitivity, check_arrays, check_shapes
 from keyhole.families.files import register
-from keyhole.families.parts import SOFTMAX, Attention, Bilinear
-from keyhole.families.parts.head import Head
+from keyhole.families.parts import SOFTMAX, Attention, Bilinear, Head
 from keyhole.families.sensitivity import sensitivity_of_heads
 
 NAMES = ("score", "value", "score_bias", "output_bias")
@@ -55,17 +54,6 @@ class SingleHead(Head):
     def form(self) -> Bilinear:
         """The bilinear form of score and score bias."""
         return Bilinear(self.score, self.score_bias)
-
-    @property
-    def words(self) -> dict[str, str]:
-        """The parts of attention that are not those of a softmax."""
-        return self.attention.words
-
-    @classmethod
-    def of_arrays(cls, **arrays: Array) -> SingleHead:
-        """The head of arrays by name, and of parts in words."""
-        words = {name: arrays.pop(name) for name in list(arrays) if name not in NAMES and type(arrays[name]) is str}
-        return cls(**arrays, attention=Attention.of_words(words))
 
     def simplest(self) -> SingleHead:
         """The parameters in the smallest family that holds them."""

@@ -12,7 +12,7 @@ from keyhole.arrays import Floats, floats
 from keyhole.families import AttentionLayer, F, Family, MultiHead, OneLayer, ReluNet, Residual, SingleHead
 from keyhole.gauge.attention_layer import as_heads, as_layer, distance_of_attention
 from keyhole.gauge.compare import Gauge, MakeWitness, register
-from keyhole.gauge.heads import Heads, canonical_heads, distance_of_heads, equivalent_heads
+from keyhole.gauge.heads import Heads, canonical_heads, distance_of_heads, equivalent_heads, into_logits
 from keyhole.gauge.nets import canonical_net, distance_of_nets, equivalent_nets
 from keyhole.gauge.one_layer import canonical_layer, distance_of_layers, equivalent_layers
 from keyhole.gauge.redundancy import redundancy_of_heads, redundancy_of_layer, redundancy_of_net
@@ -48,7 +48,14 @@ def matched(found: Sequence[SingleHead], true: Sequence[SingleHead]) -> list[Sin
     """The true heads in the order of those recovered, which no query can tell; None where their numbers differ."""
     if len(found) != len(true) or not found or found[0].width != true[0].width or found[0].outputs != true[0].outputs:
         return None
-    costs = np.array([[relative(_finite(a.score), _finite(b.score)) for b in true] for a in found])
+    maps = [[_finite(each(head)) for each in (into_logits, lambda head: head.value)] for head in (*found, *true)]
+    # By logits and, where those are as near to another head's, by values.
+    costs = np.array(
+        [
+            [sum(relative(one, two) for one, two in zip(a, b, strict=True)) for b in maps[len(found) :]]
+            for a in maps[: len(found)]
+        ]
+    )
     rows, columns = linear_sum_assignment(np.minimum(costs, 1e6))
     order = dict(zip(rows.tolist(), columns.tolist(), strict=True))
     return [true[order[number]] for number in range(len(found))]

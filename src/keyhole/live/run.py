@@ -18,7 +18,7 @@ from keyhole.oracles import Oracle, Wrapper
 from keyhole.progress import Observer
 from keyhole.report.build import try_report
 from keyhole.runs.execute import Ending, execute
-from keyhole.runs.settings import RESUMABLE, Settings
+from keyhole.runs.settings import SPENT, Settings
 from keyhole.runs.store import PARAMS, plain
 
 MOST_HELDOUT = 512  # numbers that a page draws
@@ -178,7 +178,7 @@ class Run:
     @property
     def least_budget(self) -> int | None:
         """The least budget to go on with, where the last one is spent."""
-        spent = self._outcome in {outcome.name for outcome in RESUMABLE} and self._outcome != "ORACLE_FAILED"
+        spent = self._outcome in {outcome.name for outcome in SPENT}
         return self.settings.budget + 1 if spent and self.settings.budget is not None else None
 
     @property

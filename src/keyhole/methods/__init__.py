@@ -1,12 +1,23 @@
 """Learners: a folder each, all of them pure generators. None of them touches an oracle."""
 
 from keyhole.errors import UsageError
-from keyhole.methods.attempt import Attempt, Task, attempt_twice, stream
+from keyhole.methods.attempt import Attempt, Task, attempt_twice, ending, stream
 from keyhole.methods.auto import NAME, auto, check_options
 from keyhole.methods.base import Estimate, Method, Steps, Unrecoverable
 from keyhole.methods.registry import METHODS
 
-__all__ = ["METHODS", "Attempt", "Estimate", "Method", "Steps", "Task", "Unrecoverable", "recovery_steps", "stream"]
+__all__ = [
+    "METHODS",
+    "Attempt",
+    "Estimate",
+    "Method",
+    "Steps",
+    "Task",
+    "Unrecoverable",
+    "ending",
+    "recovery_steps",
+    "stream",
+]
 
 
 def recovery_steps(name: str, task: Task) -> Steps[Attempt]:

@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 
 from keyhole.arrays import Array, Floats, floats
-from keyhole.errors import BudgetExhausted, KeyholeError, OracleError, UsageError
+from keyhole.errors import BudgetExhausted, ComputeError, KeyholeError, NumericalError, OracleError, UsageError
 from keyhole.families import Family
+from keyhole.methods.arithmetic import check_arithmetic
 from keyhole.methods.base import Estimate, Found, Method, Steps, Unrecoverable, adapt
-from keyhole.methods.certificate import Judgement, certify
+from keyhole.methods.certificate import Judgement, certify, heldout_count
 from keyhole.methods.noise_estimation.measure import NoiseEstimate, coarseness, measure_noise
 from keyhole.noise import Noise
+from keyhole.numerics.domain import Sampler
 from keyhole.queries import Measurements, Plan, Signature
 from keyhole.recovery import Certificate, Outcome
 
@@ -24,8 +26,11 @@ from keyhole.recovery import Certificate, Outcome
 CONTRADICTION_QUERIES = 8
 # Answers whose digits are looked at where something is wrong: of so many plans, so many each.
 SAMPLE_PLANS, SAMPLE_ANSWERS = 4, 16
-# Outcomes that undeclared noise has nothing to do with.
-NOT_FOR_NOISE = (Outcome.BUDGET_EXHAUSTED, Outcome.ORACLE_FAILED, Outcome.TOO_FEW_MEASUREMENTS)
+# What ends a generator from outside of it, or its arithmetic.
+ENDS = (BudgetExhausted, OracleError, ComputeError)
+# Outcomes after which nothing more can be asked, and those that undeclared noise has nothing to do with.
+FINAL = (Outcome.BUDGET_EXHAUSTED, Outcome.ORACLE_FAILED, Outcome.TIME_EXHAUSTED)
+NOT_FOR_NOISE = (*FINAL, Outcome.TOO_FEW_MEASUREMENTS)
 
 
 @dataclass(frozen=True)
@@ -34,7 +39,8 @@ class Task:
 
     signature: Signature
     seed: int = 0
-    heldout: int = 32  # queries of the certificate
+    heldout: int | None = None  # queries of the certificate; None: a share of the recovery's
+    domain: Sampler | None = None  # inputs that the certificate is to speak of besides
     budget: float = math.inf  # queries in all
     options: Mapping[str, Any] = field(default_factory=dict)  # of the method
 
@@ -63,7 +69,7 @@ class Attempt:
         return self.outcome is Outcome.CERTIFIED
 
     def with_details(self, **details: Any) -> Attempt:
-        """A copy that says more of how it was made."""
+        """A copy with further details."""
         return replace(self, details={**self.details, **details})
 
 
@@ -96,7 +102,11 @@ class Ledger:
 
     def digits(self, signature: Signature) -> NoiseEstimate:
         """The rounding that the digits of the first answers show, if any."""
-        return coarseness(np.concatenate(self.sample), signature) if self.sample else NoiseEstimate(Noise.exact())
+        return (
+            coarseness(np.concatenate(self.sample), signature.space.eps)
+            if self.sample
+            else NoiseEstimate(Noise.exact())
+        )
 
 
 def stream(seed: int, purpose: str) -> np.random.Generator:
@@ -105,7 +115,7 @@ def stream(seed: int, purpose: str) -> np.random.Generator:
 
 
 def with_noise(steps: Steps[Found], noise: Noise) -> Steps[Found]:
-    """Run a generator on an oracle whose errors were found out, not declared: every answer has their radius."""
+    """Run a generator on an oracle of measured, not declared, noise: every answer has its radius."""
     return adapt(steps, incoming=lambda plan, answers: replace(answers, radius=noise.radius_of_mean(plan.repeats)))
 
 
@@ -125,7 +135,7 @@ def attempt_twice(method: Method, task: Task) -> Steps[Attempt]:
     elif first.outcome is Outcome.INCONSISTENT and "gaussian" in method.takes_noise:
         try:
             known, details = yield from ask_noise(task, ledger)
-        except (BudgetExhausted, OracleError):
+        except ENDS:
             return first
     noise = known.signature.noise
     if noise.kind == "exact":
@@ -143,12 +153,12 @@ def attempt_twice(method: Method, task: Task) -> Steps[Attempt]:
 
 
 def noise_assumption(noise: Noise) -> str:
-    """The assumption of a certificate for noise that was found, not declared."""
+    """The assumption of a certificate for noise that was measured, not declared."""
     return f"answers err as was found, not declared: {noise}"
 
 
 def with_number(steps: Steps[Attempt], number: int) -> Steps[Attempt]:
-    """Run an attempt whose plans say which of several it is."""
+    """Run an attempt whose plans carry its number."""
     ended = yield from adapt(steps, outgoing=lambda plan: replace(plan, attempt=number))
     return replace(ended, number=number)
 
@@ -161,10 +171,11 @@ def attempt(method: Method, task: Task, ledger: Ledger) -> Steps[Attempt]:
     try:
         if task.signature.noise.kind == "measure":
             task, details = yield from ask_noise(task, ledger)
-        steps = method.steps(task.signature, task.stream("method"), ledger.left - task.heldout, **task.options)
-        estimate = yield from ledger.count(with_noise(steps, task.signature.noise))
+        steps = method.steps(task.signature, task.stream("method"), _without_heldout(task, ledger.left), **task.options)
+        estimate = yield from ledger.count(with_noise(check_arithmetic(steps), task.signature.noise))
         certificate = _radii_only(estimate)
-        judgement = yield from _ask_heldout(estimate, task, ledger.left)
+        _check_finite(estimate)
+        judgement = yield from check_arithmetic(_ask_heldout(estimate, task, ledger))
         outcome, message, certificate = judgement.outcome, judgement.message, judgement.certificate
         cause: KeyholeError | None = None
     except Unrecoverable as error:
@@ -173,7 +184,7 @@ def attempt(method: Method, task: Task, ledger: Ledger) -> Steps[Attempt]:
             difference = yield from _ask_again(ledger, task.signature)
             if difference > 0:
                 outcome, message = Outcome.INCONSISTENT, f"a query asked twice was answered {difference:.2g} apart"
-    except (BudgetExhausted, OracleError) as error:
+    except ENDS as error:
         outcome, message, cause = ending(error), str(error), error
     if estimate is None:
         return Attempt(method.name, outcome, message, getattr(cause, "partial", None), details=details, cause=cause)
@@ -183,20 +194,29 @@ def attempt(method: Method, task: Task, ledger: Ledger) -> Steps[Attempt]:
 
 
 def ending(error: Exception) -> Outcome:
-    """The outcome that an error of the oracle or the end of the budget amounts to."""
+    """The outcome that an error of the oracle or of arithmetic, or the end of the budget, amounts to."""
+    if isinstance(error, ComputeError):
+        return Outcome.ARITHMETIC_FAILED if isinstance(error, NumericalError) else Outcome.TIME_EXHAUSTED
     return Outcome.BUDGET_EXHAUSTED if isinstance(error, BudgetExhausted) else Outcome.ORACLE_FAILED
 
 
+def _check_finite(estimate: Estimate) -> None:
+    """NumericalError where parameters are not finite; radii may be."""
+    odd = [name for name, array in estimate.params.arrays().items() if not np.all(np.isfinite(floats(array)))]
+    if odd:
+        raise NumericalError(f"the arithmetic failed ({', '.join(odd)} came out as nan or inf)")
+
+
 def ask_noise(task: Task, ledger: Ledger) -> Steps[tuple[Task, dict[str, Any]]]:
-    """Measure how answers err: the task with that noise, and what details say of it."""
+    """Measure how answers err: the task with that noise, and details of it."""
     before = ledger.spent
-    found = yield from ledger.count(measure_noise(task.signature, task.stream("noise")))
-    known = replace(task, signature=task.signature.with_changes(noise=found.noise))
-    return known, noise_details(found.noise, found.evidence, ledger.spent - before)
+    estimate = yield from ledger.count(measure_noise(task.signature, task.stream("noise")))
+    known = replace(task, signature=task.signature.with_changes(noise=estimate.noise))
+    return known, noise_details(estimate.noise, estimate.evidence, ledger.spent - before)
 
 
 def noise_details(noise: Noise, evidence: str, queries: int) -> dict[str, Any]:
-    """What details say of noise that was found out."""
+    """Details of noise that was measured, not declared."""
     return {"noise": str(noise), "noise_evidence": evidence, "noise_queries": queries}
 
 
@@ -204,13 +224,20 @@ def _radii_only(estimate: Estimate) -> Certificate:
     return Certificate(estimate.radius, estimate.standard_error, assumptions=estimate.assumptions)
 
 
-def _ask_heldout(estimate: Estimate, task: Task, left: float) -> Steps[Judgement]:
-    """Held-out queries, from random numbers the method has not seen, as many as wanted and affordable."""
-    count = int(min(task.heldout, left))
+def _without_heldout(task: Task, left: float) -> float:
+    """What is left to a method when the held-out queries are set aside."""
+    kinds = 1 if task.domain is None else 2
+    return left - kinds * heldout_count(task.heldout, 0 if math.isinf(left) else left)
+
+
+def _ask_heldout(estimate: Estimate, task: Task, ledger: Ledger) -> Steps[Judgement]:
+    """Held-out queries, from random numbers of their own, as many as the task sets and the budget allows."""
+    kinds = 1 if task.domain is None else 2
+    count = int(min(heldout_count(task.heldout, ledger.spent), ledger.left // kinds))
     if count < 1:
         message = "the budget left no queries for the certificate"
         return Judgement(Outcome.UNCERTIFIED, message, _radii_only(estimate))
-    steps = certify(estimate, task.signature, task.stream("held-out"), count)
+    steps = certify(estimate, task.signature, task.stream("held-out"), count, task.domain)
     return (yield from with_noise(steps, task.signature.noise))
 
 
@@ -222,7 +249,7 @@ def _ask_again(ledger: Ledger, signature: Signature) -> Steps[float]:
     count = int(min(CONTRADICTION_QUERIES, plan.count, ledger.left))
     try:
         again: Measurements = yield plan.again(count, stage="held-out")
-    except (BudgetExhausted, OracleError):
+    except ENDS:
         return 0.0
     xp, noise = signature.space.xp, signature.noise
     difference = float(xp.max(xp.abs(again.values - answers[:count, ...])))

@@ -1,4 +1,4 @@
-"""The method `auto`: a few queries say which families are likely, their methods are tried in that order.
+"""The method `auto`: a few queries rank the families, whose methods are tried in that order.
 
 Methods declare the families and the noise that they take; no method is named here. A head behind several outputs is
 also tried as several heads, which are read from all outputs at once. Answers that one attempt has paid for serve the
@@ -11,8 +11,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from keyhole.errors import BudgetExhausted, OracleError, UsageError
+from keyhole.errors import UsageError
+from keyhole.methods.arithmetic import check_arithmetic
 from keyhole.methods.attempt import (
+    ENDS,
+    FINAL,
     Attempt,
     Ledger,
     Task,
@@ -33,7 +36,13 @@ from keyhole.recovery import Outcome
 NAME = "auto"
 NOTHING_FITS = "no family that a method recovers fits a few first answers"
 # How a method ends on an oracle that may be of another family than it takes it for.
-MAY_BE_ANOTHER_FAMILY = (Outcome.WRONG_FAMILY, Outcome.TOO_NOISY, Outcome.SATURATED, Outcome.NOT_IDENTIFIABLE)
+MAY_BE_ANOTHER_FAMILY = (
+    Outcome.WRONG_FAMILY,
+    Outcome.TOO_NOISY,
+    Outcome.SATURATED,
+    Outcome.NOT_IDENTIFIABLE,
+    Outcome.ARITHMETIC_FAILED,
+)
 # Answers are kept for the next attempt of plans that are no larger than this, over the width, and of so many of them.
 KEPT_QUERIES, KEPT_PLANS = 4, 32
 
@@ -75,7 +84,7 @@ class _Memory:
                 unknown = [replace(plan, attempt=number) for plan in unknown]
                 try:
                     asked: list[Measurements] = (yield unknown) if unknown else []
-                except (BudgetExhausted, OracleError) as error:
+                except ENDS as error:
                     request = steps.throw(error)
                     continue
                 for plan, answer in zip(unknown, asked, strict=True):
@@ -87,8 +96,8 @@ class _Memory:
                 replies = [next(fresh) if answer is None else answer for answer in answers]
                 request = steps.send(replies[0] if isinstance(request, Plan) else replies)
         except StopIteration as stop:
-            found: Found = stop.value
-            return found
+            result: Found = stop.value
+            return result
 
 
 def _key(plan: Plan) -> tuple[str, int, int]:
@@ -113,7 +122,7 @@ class _Auto:
             return (yield from self._attempt(fitting[0], {}))
         try:
             evidence = yield from self._ask(triage(self.task.signature, self.task.stream("triage")))
-        except (BudgetExhausted, OracleError) as error:
+        except ENDS as error:
             return Attempt(NAME, ending(error), str(error), cause=error)
         self._allow_for(evidence)
         last: Attempt | None = None
@@ -126,7 +135,7 @@ class _Auto:
         if last is None or last.outcome in MAY_BE_ANOTHER_FAMILY:
             try:
                 diagnosis = yield from self._ask(diagnose(self.task.signature, self.task.stream("diagnosis")))
-            except (BudgetExhausted, OracleError) as error:
+            except ENDS as error:
                 ended = last or Attempt(NAME, Outcome.WRONG_FAMILY, NOTHING_FITS)
                 return self._result(replace(ended, outcome=ending(error), message=str(error), cause=error))
             self.known |= {"diagnosis": diagnosis.family, "diagnosis_findings": diagnosis.summary()["findings"]}
@@ -141,7 +150,7 @@ class _Auto:
         """Measure the errors of an oracle that contradicts itself, and try the method that allows for them."""
         try:
             self.task, details = yield from ask_noise(self.task, self.ledger)
-        except (BudgetExhausted, OracleError):
+        except ENDS:
             return last
         self.known |= details
         for method in self._methods(family)[:1]:
@@ -155,12 +164,12 @@ class _Auto:
             if (method, options) in self.tried:
                 continue
             last = yield from self._attempt(method, options)
-            if last.certified or last.outcome in (Outcome.BUDGET_EXHAUSTED, Outcome.ORACLE_FAILED):
+            if last.certified or last.outcome in FINAL:
                 return self._result(last)
         words = f"; {diagnosis.in_words()}" if diagnosis is not None else ""
         if last is None or last is first:
             ended = first or Attempt(NAME, Outcome.WRONG_FAMILY, NOTHING_FITS)
-            words += ", which no method here recovers" if diagnosis is not None else ""
+            words += f", {diagnosis.consequence}" if diagnosis is not None else ""
             return self._result(replace(ended, message=ended.message + words))
         if diagnosis is None and first is not None:
             return self._result(replace(first, number=last.number))
@@ -186,7 +195,7 @@ class _Auto:
 
     @property
     def noise(self) -> Noise:
-        """How answers err, as declared or as found."""
+        """How answers err, as declared or as measured."""
         return self.task.signature.noise
 
     @property
@@ -198,10 +207,10 @@ class _Auto:
 
     def _ask(self, steps: Steps[Found]) -> Steps[Found]:
         """Run a generator as part of the attempt that comes next."""
-        return self.ledger.count(steps, len(self.attempts))
+        return self.ledger.count(check_arithmetic(steps), len(self.attempts))
 
     def _allow_for(self, evidence: Evidence) -> None:
-        """Go on with what was found, noise included."""
+        """Go on with the evidence, its noise included."""
         self.known |= {"diagnosis": evidence.family, "diagnosis_findings": [vars(each) for each in evidence.findings]}
         if evidence.noise_evidence:
             self.known |= noise_details(evidence.noise, evidence.noise_evidence, evidence.noise_queries)
@@ -219,13 +228,14 @@ class _Auto:
 
     def _may_be_another(self, ended: Attempt) -> bool:
         """Whether another method may do better than an attempt that was not certified."""
-        if self.noise.kind not in ("exact", "dtype") or self.task.options:
+        heads = self.several_outputs and bool(self._methods("multi-head"))  # one may have been several
+        if not (heads or self.noise.kind in ("exact", "dtype")) or self.task.options:
             return False
         coarse = ended.outcome is Outcome.UNCERTIFIED and ended.certificate.heldout_queries > 0
         return ended.outcome in MAY_BE_ANOTHER_FAMILY or (coarse and self.several_outputs)
 
     def _result(self, last: Attempt) -> Attempt:
-        """The last attempt with what the others told, in the simplest family that holds its parameters."""
+        """The last attempt with details of the others, in the simplest family that holds its parameters."""
         first = self.attempts[0].method if self.attempts else last.method
         details = {**self.known, **({"tried_first": first} if len(self.attempts) > 1 else {})}
         if "noise" in self.known and self.noise.kind != "exact":

@@ -48,7 +48,7 @@ class Estimate(Generic[F_co]):
 
     def sketch(self) -> Sketch:
         """The estimate for people who watch, before it is checked."""
-        return Sketch(self.params.matrices(), 1.0)
+        return Sketch(self.params.anatomy.matrices(), 1.0)
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Method(Generic[F_co]):
 
 
 def target_details(target_error: float | None, error: float) -> dict[str, Any]:
-    """What details say of a target, where one was set: a method may end before it, and does so with a certificate."""
+    """Details of a target error, where one was set: a method may end before it, and does so with a certificate."""
     return {} if target_error is None else {"target_error": target_error, "target_reached": error <= target_error}
 
 
@@ -100,27 +100,27 @@ def adapt(
     `incoming` receives the plan as the inner generator made it. What goes wrong outside is raised inside it.
     """
 
-    def sent(plan: Plan) -> Plan:
+    def send(plan: Plan) -> Plan:
         return plan if outgoing is None else outgoing(plan)
 
-    def received(plan: Plan, answers: Measurements) -> Measurements:
+    def receive(plan: Plan, answers: Measurements) -> Measurements:
         return answers if incoming is None else incoming(plan, answers)
 
     try:
         request = next(steps)
         while True:
             try:
-                reply = yield sent(request) if isinstance(request, Plan) else [sent(plan) for plan in request]
+                reply = yield send(request) if isinstance(request, Plan) else [send(plan) for plan in request]
             except KeyholeError as error:
                 request = steps.throw(error)
                 continue
             if isinstance(request, Plan):
-                request = steps.send(received(request, reply))
+                request = steps.send(receive(request, reply))
             else:
-                request = steps.send([received(plan, each) for plan, each in zip(request, reply, strict=True)])
+                request = steps.send([receive(plan, each) for plan, each in zip(request, reply, strict=True)])
     except StopIteration as stop:
-        found: Found = stop.value
-        return found
+        result: Found = stop.value
+        return result
 
 
 def map_measurements(steps: Steps[Found], change: Callable[[Measurements], Measurements]) -> Steps[Found]:

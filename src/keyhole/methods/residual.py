@@ -11,8 +11,9 @@ from dataclasses import replace
 import numpy as np
 
 from keyhole.arrays import floats
-from keyhole.errors import KeyholeError, UsageError
+from keyhole.errors import UsageError
 from keyhole.families import MultiHead, Residual, SingleHead
+from keyhole.methods.arithmetic import partial_result
 from keyhole.methods.base import Estimate, Method, Steps, Unrecoverable, adapt
 from keyhole.methods.multi_head.method import multi_head
 from keyhole.methods.single_head.method import single_head
@@ -35,20 +36,17 @@ def residual(signature: Signature, rng: np.random.Generator, *, heads: int | Non
         raise UsageError(f"heads must be a whole number of at least 1, not {heads!r}")
     share = yield from _ask_share(signature, rng)
     space = replace(signature.space, coarse=min(1.0, LESS * signature.space.eps / share))
-    try:
+    with partial_result(Residual.around):
         inner = signature.with_changes(space=space)
         steps: Steps[Estimate[SingleHead | MultiHead]] = (single_head if heads == 1 else multi_head)(inner, rng)
-        found = yield from adapt(steps, incoming=lambda plan, answers: _attention_alone(plan, answers, signature))
-    except KeyholeError as error:
-        error.partial = Residual.around(error.partial)
-        raise
+        estimate = yield from adapt(steps, incoming=lambda plan, answers: _attention_alone(plan, answers, signature))
     return Estimate(
-        params=Residual(found.params),
-        radius=Residual(found.radius),
-        counting_bound=found.counting_bound,
-        standard_error=Residual.around(found.standard_error),
-        assumptions=(*found.assumptions, ASSUMPTION),
-        details={**found.details, "residual": True, "attention_share": share},
+        params=Residual(estimate.params),
+        radius=Residual(estimate.radius),
+        counting_bound=estimate.counting_bound,
+        standard_error=Residual.around(estimate.standard_error),
+        assumptions=(*estimate.assumptions, ASSUMPTION),
+        details={**estimate.details, "residual": True, "attention_share": share},
     )
 
 
@@ -75,8 +73,11 @@ def _attention_alone(plan: Plan, answers: Measurements, signature: Signature) ->
             "no residual in that",
         )
     shown = plan if everywhere else replace(plan, positions=plan.positions[-1:])
-    tokens = shown.tokens(0, plan.count, signature.space, signature.width)
-    return replace(answers, values=values - (tokens if everywhere else tokens[:, 0, :]))
+    space = signature.space
+    tokens = shown.tokens(0, plan.count, space, signature.width)
+    # The sum was rounded: by as much as the token has it, however little of it attention is.
+    rounded = space.eps * float(space.xp.max(space.xp.abs(tokens))) if plan.count else 0.0
+    return Measurements(values - (tokens if everywhere else tokens[:, 0, :]), answers.radius + rounded)
 
 
 RESIDUAL = Method(

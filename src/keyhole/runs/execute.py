@@ -14,6 +14,7 @@ from keyhole.recovery import Recovery
 from keyhole.runs.settings import Settings
 from keyhole.runs.store import RUN, reserve_folder, write_run
 from keyhole.targets import Target, open_declared
+from keyhole.targets.datasets import open_inputs
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,8 @@ def execute(
             settings.seed,
             throw=False,
             heldout=settings.heldout,
+            domain=None if settings.domain is None else open_inputs(settings.domain),
+            max_seconds=settings.max_seconds,
             observer=observer,
             **settings.options,
         )

@@ -21,7 +21,7 @@ from keyhole.families import Family, MultiHead, load
 from keyhole.methods.diagnosis.diagnose import Diagnosis
 from keyhole.methods.diagnosis.examination import Finding
 from keyhole.recover_model import load_layers
-from keyhole.recovery import Certificate, Outcome, Recovery, Stats
+from keyhole.recovery import Certificate, Outcome, Recovery, Stats, Tested
 from keyhole.runs import store
 from keyhole.runs.store import FORMATS, HEADS, PARAMS, TRUTH, VERSION
 from keyhole.verify.verdict import Difference, Verdict
@@ -279,6 +279,8 @@ def _recovery(
         radius,
         errors,
         assumptions=page.texts("assumptions"),
+        tested=tuple(Tested(**each.fields(Tested)) for each in page.inside("tested")) if "tested" in page.data else (),
+        untested=page.texts("untested") if "untested" in page.data else (),
         predictions=predictions,
         answers=answers,
         **page.fields(Certificate),

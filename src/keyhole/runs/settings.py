@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from inspect import signature
+from math import ceil
 from pathlib import Path
 from typing import Any
 
 from keyhole.errors import UsageError
-from keyhole.recover import HELDOUT_QUERIES, recover
+from keyhole.recover import recover
 from keyhole.recovery import Outcome, Recovery
 
-RESUMABLE = (Outcome.BUDGET_EXHAUSTED, Outcome.UNCERTIFIED, Outcome.ORACLE_FAILED)
+SPENT = (Outcome.BUDGET_EXHAUSTED, Outcome.UNCERTIFIED)  # a larger budget may help
+RESUMABLE = (*SPENT, Outcome.ORACLE_FAILED, Outcome.TIME_EXHAUSTED)
 JOURNAL = "answers.db"  # a name for a journal, where one is suggested
 
 
@@ -26,17 +28,20 @@ class Settings:
     budget: int | None = None
     journal: Path | None = None
     seed: int = 0
-    heldout: int = HELDOUT_QUERIES
+    heldout: int | None = None
     max_norm: float | None = None
     noise: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     out: Path | None = None
+    max_seconds: float | None = None
+    domain: Path | None = None
 
     def command(self, budget: int | None = None) -> str:
         """The command line that asks the same queries within another budget."""
         words = ["keyhole", "recover", self.target]
         default = Settings(self.target)
-        for name in ("method", "journal", "seed", "heldout", "max_norm", "noise", "out"):
+        names = ("method", "journal", "seed", "heldout", "max_seconds", "max_norm", "noise", "out", "domain")
+        for name in names:
             if getattr(self, name) != getattr(default, name):
                 words += [f"--{name.replace('_', '-')}", str(getattr(self, name))]
         for name, value in self.options.items():
@@ -49,7 +54,10 @@ class Settings:
         """The command that goes on where a run ended, if it kept a journal and more queries can help."""
         if self.journal is None or result.outcome not in RESUMABLE:
             return None
-        spent = self.budget is not None and result.outcome is not Outcome.ORACLE_FAILED
+        if result.outcome is Outcome.TIME_EXHAUSTED:
+            spent_seconds = self.max_seconds or result.stats.seconds - result.stats.oracle_seconds
+            return replace(self, max_seconds=2 * max(1, ceil(spent_seconds))).command(self.budget)
+        spent = self.budget is not None and result.outcome in SPENT
         return self.command(2 * max(self.budget or 0, width) if spent else self.budget)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from keyhole.arrays import Floats
+from keyhole.numerics.svd import singular_values
 from keyhole.samples.examples import GOOD_PAIRS, GOOD_RATIO, ExampleCount, Examples
 from keyhole.samples.restarts import moment
 from keyhole.samples.varpro import VarproFit
@@ -23,7 +24,7 @@ def diagnose(examples: Examples, fitted: VarproFit, count: ExampleCount, noise: 
     """Everything there is to say before the certificate."""
     point, traces, wanted = fitted.point, fitted.search.traces, fitted.heads * (examples.length - 1)
     projections, scores = point.projections, point.scores
-    singular = np.linalg.svd(np.sum(projections, axis=0), compute_uv=False)
+    singular = singular_values(np.sum(projections, axis=0))
     found = moment(point.problem, fitted.heads + 1)
     return {
         "heads": fitted.heads,

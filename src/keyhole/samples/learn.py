@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from keyhole.errors import RecoveryFailed, UsageError
-from keyhole.families.attention_layer import AttentionLayer
+from keyhole.errors import ComputeError, RecoveryFailed, TimeExhausted, UsageError
+from keyhole.families import Family
+from keyhole.methods.arithmetic import ComputeLimit, as_ending, check_seconds, default_limit
+from keyhole.methods.noise_estimation.measure import coarseness
 from keyhole.noise import Noise
 from keyhole.recovery import Certificate, Outcome, Recovery, Stats
 from keyhole.samples import varpro
@@ -46,25 +48,35 @@ def learn(
     heldout: int | None = None,
     polish: bool = True,
     progress: Progress | None = None,
+    max_seconds: float | None = None,
 ) -> Recovery:
     """Learn a multi-head layer F(X) = Σ softmax(X·Θ·Xᵀ)·X·W from random examples (X, F(X)), and certify it.
 
     `heads` is their number, or "auto" to find it. `noise` is the standard deviation of the outputs' errors, a `Noise`,
-    or "measure" where it is unknown; left out, outputs are taken for exact. `rank` bounds the rank of every score
+    or "measure" where it is unknown; left out, outputs are taken for exact unless their digits show that they are
+    rounded. `rank` bounds the rank of every score
     matrix. The method "varpro" makes up to `restarts` starts from `init` ("random", "spectral" or "six-phase"), which
     `jobs` processes share; `search` says whether heads are found by growing or by pruning, up to `max_heads`.
     "six-phase" is the algorithm of Chen and Li, followed by a descent unless `polish=False`.
 
     `throw=False` returns every outcome; otherwise one without a certificate raises `RecoveryFailed`, which has the
-    result attached. `progress` is called with (stage, starts done, starts at most, least relative residual).
+    result attached. `max_seconds` caps the time it takes; left out, it is a minute and grows with examples and sizes.
+    `progress` is called with (stage, starts done, starts at most, least relative residual).
     """
     examples = Examples.of(inputs, outputs)
+    kind, details = noise, dict[str, Any]()
+    if noise is None:
+        digits = coarseness(examples.outputs, examples.eps)
+        kind = digits.noise
+        if digits.evidence:
+            details = {"noise_found": str(kind), "noise_evidence": digits.evidence}
+    limit = check_seconds(max_seconds) or default_limit(examples.count, examples.width, examples.outputs_per_token)
     request = _Request(
         examples=examples,
         heads=_heads(heads),
         method=_one_of("method", method, ("auto", *METHODS)),
         seed=_whole("seed", seed, 0),
-        noise=_noise(noise, examples),
+        noise=_noise(kind, examples),
         settings=VarproSettings(
             _whole("restarts", restarts, 1),
             _one_of("init", init, INITS),
@@ -72,17 +84,30 @@ def learn(
             _whole("jobs", jobs, 1),
             _one_of("search", search, SEARCHES),
             _whole("max_heads", max_heads, 1),
+            seconds=limit,
         ),
         heldout=None if heldout is None else _whole("heldout", heldout, 1),
         polish=bool(polish),
         progress=progress,
+        limit=limit,
+        details=details,
     )
     if heldout is not None and heldout >= examples.count:
         raise UsageError(f"heldout={heldout} leaves nothing to learn from: there are {examples.count} examples")
     result = request.carry_out()
+    if details:
+        result = _with_assumption(result, f"outputs err as was found, not declared: {kind}")
+    if details and not result.certified:  # few digits may be a coincidence
+        exact = replace(request, noise=0.0, details={}).carry_out()
+        result = exact if exact.certified else result
     if throw and not result.certified:
         raise RecoveryFailed(result)
     return result
+
+
+def _with_assumption(result: Recovery, assumption: str) -> Recovery:
+    assumptions = (*result.certificate.assumptions, assumption)
+    return replace(result, certificate=replace(result.certificate, assumptions=assumptions))
 
 
 def _heads(heads: int | str) -> int | None:
@@ -142,31 +167,45 @@ class _Request:
     heldout: int | None
     polish: bool
     progress: Progress | None
+    limit: float  # seconds
     details: dict[str, Any] = field(default_factory=dict)
 
     def carry_out(self) -> Recovery:
         """The result, whatever it is."""
         began = perf_counter()
-        params: AttentionLayer | None = None
+        params: Family | None = None
         certificate = Certificate()
         train, heldout = self.examples, self.examples.some(slice(0, 0))
         bound = 0
+        limit = ComputeLimit(lambda: self.limit)
         try:
             self._check_visible()
             train, heldout = self.examples.split(self.heldout, np.random.default_rng([self.seed, 0x5E1D]))
             self._check_enough(train)
-            fitted, train = self._fit(train)
-            params = AttentionLayer(fitted.point.scores, fitted.point.projections)
+            with limit:
+                fitted, train = self._fit(train)
+            params = fitted.search.layer
             count = varpro.count_of(train, fitted.heads, self.settings.rank)
             bound = count.needed(1.0, 0.0)
             noise, trusted = self._noise_level(train, fitted)
             self.details |= diagnose(train, fitted, count, noise)
             self._check_explained(train, fitted, count, noise)
             rng = np.random.default_rng([self.seed, 0xCE27])
-            outcome, message, certificate, more = judge(fitted, count, heldout, noise, trusted, rng)
+            with limit:
+                outcome, message, certificate, more = judge(fitted, count, heldout, noise, trusted, rng)
             self.details |= more
         except _Ended as ending:
             outcome, message = ending.outcome, str(ending)
+        except Exception as error:
+            ended = as_ending(error)
+            if not isinstance(ended, ComputeError):
+                raise
+            late = isinstance(ended, TimeExhausted)
+            params = params or ended.partial
+            outcome = Outcome.TIME_EXHAUSTED if late else Outcome.ARITHMETIC_FAILED
+            message = f"{ended}: {limit}" if late else str(ended)
+        finally:
+            limit.close()
         stats = Stats(
             queries=train.count,
             heldout_queries=heldout.count,

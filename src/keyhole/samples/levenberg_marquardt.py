@@ -9,6 +9,7 @@ import numpy as np
 import scipy.linalg
 
 from keyhole.arrays import Floats
+from keyhole.numerics.svd import svd
 from keyhole.samples.variable_projection import Kronecker, LayerPoint, LayerProblem
 
 # Damping at the start, in units of the mean curvature.
@@ -48,7 +49,7 @@ class ScoreChart:
         """The numbers of scores, or of the nearest of the rank, in balanced factors."""
         if self.rank is None:
             return scores
-        left, values, right = np.linalg.svd(scores)
+        left, values, right = svd(scores, full_matrices=True)
         root = np.sqrt(values[:, None, : self.rank])
         return np.concatenate([left[..., : self.rank] * root, np.swapaxes(right, 1, 2)[..., : self.rank] * root], -1)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +15,9 @@ import numpy as np
 
 from keyhole.arrays import Floats
 from keyhole.errors import KeyholeError
+from keyhole.families import Family
+from keyhole.families.attention_layer import AttentionLayer
+from keyhole.methods.arithmetic import LOOK, ComputeLimit, partial_result
 from keyhole.samples.levenberg_marquardt import ScoreChart, descend
 from keyhole.samples.variable_projection import LayerPoint, LayerProblem
 
@@ -95,6 +98,7 @@ class RestartFit:
     moment: Moment | None = None  # starts come from here, where it is given
     first: Floats | None = None  # (heads, d, d): the first start, where it is given
     steps: int = 100
+    seconds: float = float("inf")  # that one start may take, in a process of its own
 
     def start(self, number: int, seed: int) -> Trace:
         """The start of a number."""
@@ -143,6 +147,11 @@ class RestartSearch:
         return self.fit.problem.at(self.best.scores)
 
     @property
+    def layer(self) -> AttentionLayer:
+        """The best fit, as parameters."""
+        return AttentionLayer(self.point.scores, self.point.projections)
+
+    @property
     def agreement(self) -> int:
         """Starts that ended with the least residual."""
         least = max(self.fit.rounding, (1 + AGREE) * self.best.relative)
@@ -159,12 +168,17 @@ def search(
 ) -> RestartSearch:
     """Make up to `most` starts, one after the other as far as the result is concerned, until they are `done`."""
     traces: list[Trace] = []
-    for trace in _traces(fit, seed, most, jobs):
-        traces.append(trace)
-        if report is not None:
-            report(len(traces), min(each.relative for each in traces))
-        if done(RestartSearch(fit, tuple(traces))):
-            break
+
+    def best(known: Family | None) -> Family | None:
+        return RestartSearch(fit, tuple(traces)).layer if traces else known
+
+    with partial_result(best):
+        for trace in _traces(fit, seed, most, jobs):
+            traces.append(trace)
+            if report is not None:
+                report(len(traces), min(each.relative for each in traces))
+            if done(RestartSearch(fit, tuple(traces))):
+                break
     return RestartSearch(fit, tuple(traces))
 
 
@@ -177,6 +191,8 @@ def _traces(fit: RestartFit, seed: int, most: int, jobs: int) -> Iterator[Trace]
         try:
             futures = [pool.submit(_carry_out, number) for number in range(most)]
             for future in futures:
+                while not wait([future], timeout=LOOK).done:  # in pieces, so that a limit on the time can end it
+                    pass
                 yield future.result()
         except BrokenProcessPool as error:
             raise KeyholeError(
@@ -195,7 +211,12 @@ def _receive(fit: RestartFit, seed: int) -> None:
 
 def _carry_out(number: int) -> Trace:
     fit, seed = _FIT["fit"]
-    return fit.start(number, seed)
+    limit = ComputeLimit(lambda: fit.seconds)
+    try:
+        with limit:
+            return fit.start(number, seed)
+    finally:
+        limit.close()
 
 
 @contextmanager

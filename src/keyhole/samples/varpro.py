@@ -56,6 +56,7 @@ class VarproSettings:
     search: str = "grow"
     max_heads: int = MOST_HEADS
     steps: int = 100
+    seconds: float = float("inf")  # that one start may take
 
 
 @dataclass(frozen=True)
@@ -146,7 +147,8 @@ class _Fits:
 
     def fit(self, heads: int, first: Floats | None = None) -> RestartFit:
         rounding, settings = ROUNDING * self.examples.eps, self.settings
-        return RestartFit(self.problem, heads, rounding, self.noise, settings.rank, self.moment, first, settings.steps)
+        limits = settings.steps, settings.seconds
+        return RestartFit(self.problem, heads, rounding, self.noise, settings.rank, self.moment, first, *limits)
 
     def search(self, heads: int, most: int, first: Floats | None = None) -> RestartSearch:
         def report(done: int, relative: float) -> None:

@@ -61,6 +61,31 @@ def open_data(text: str) -> Data:
     return Data(text, f"{len(inputs) if inputs.ndim else 0:,} examples in {path}", inputs, outputs)
 
 
+def open_inputs(path: Path) -> list[Any]:
+    """Sequences (length, width) of a file of arrays (length, width) or (count, length, width)."""
+    readers = {".npy": lambda each: {"": _load(each)}, **READERS}
+    if path.suffix not in readers:
+        raise UsageError(f"inputs are in a .npy, .npz or .safetensors file, not in {str(path)!r}")
+    if not path.is_file():
+        raise FileError(f"{path}: no such file")
+    sequences: list[Any] = []
+    for name, array in readers[path.suffix](path).items():
+        if array.ndim not in (2, 3):
+            raise FileError(
+                f"{path}: {name or 'the array'} has shape {array.shape}; sequences are (length, width), or "
+                "(count, length, width) for several of one length"
+            )
+        sequences += [array] if array.ndim == 2 else list(array)
+    return sequences
+
+
+def _load(path: Path) -> Any:
+    try:
+        return np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise FileError(f"{path} is not a readable .npy file of a plain array: {error}") from error
+
+
 def _safetensors(path: Path) -> dict[str, Any]:
     try:
         with safe_open(path, framework="numpy") as file:

@@ -45,6 +45,8 @@ class Verdict:
     resolution: float = float("nan")  # the smallest relative change of any part that is noticed but for `miss`
     parts: Mapping[str, float] = field(default_factory=dict)  # the same by part
     differing: tuple[Difference, ...] = ()  # where it differs, where that can be said
+    noise: str | None = None  # how answers err, where that was found out and not declared
+    noise_evidence: str | None = None
 
     @property
     def same(self) -> bool:
@@ -63,7 +65,7 @@ class Verdict:
         names = ("conclusion", "message", "queries", "new_queries", "worst_error", "worst_ratio", "tolerance")
         said = {name: getattr(self, name) for name in names}
         said |= {name: getattr(self, name) for name in ("confidence", "false_alarm", "miss", "resolution")}
-        said |= {"parts": dict(self.parts)}
+        said |= {"parts": dict(self.parts), "noise": self.noise, "noise_evidence": self.noise_evidence}
         said |= {"differing": [{"head": d.head, "part": d.part, "size": d.size} for d in self.differing]}
         return {
             name: None if isinstance(value, float) and not np.isfinite(value) else value for name, value in said.items()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from os import PathLike
@@ -10,17 +11,20 @@ from typing import Any
 import numpy as np
 
 from keyhole.arrays import Floats, to_numpy
-from keyhole.errors import OracleError, UsageError
+from keyhole.errors import ComputeError, OracleError, UsageError
 from keyhole.families import F, Family
 from keyhole.families.base import is_family
 from keyhole.gauge.tolerance import refuse_odd_numbers
 from keyhole.journal import Journal
 from keyhole.methods import Steps, stream
+from keyhole.methods.noise_estimation.measure import NoiseEstimate, coarseness, measure_noise
+from keyhole.noise import Noise
 from keyhole.oracles import Oracle
 from keyhole.progress import Observer
 from keyhole.queries import Measurements, Plan, Signature, sequences
 from keyhole.session import Session, box_of
-from keyhole.verify.judge import MISS, explain, has_scatter, radii_of, resolutions, sensitivity_of
+from keyhole.verify.comparison import AnsweredQueries, Comparison
+from keyhole.verify.judge import MISS
 from keyhole.verify.queries import plans_for
 from keyhole.verify.verdict import Verdict
 
@@ -35,8 +39,6 @@ FEW = 8
 COARSEST = 0.3
 # Of answers of many numbers so many are looked at when it comes to what would be noticed, and where differences lie.
 LOOKED_AT = 2
-# Bars below this part of the largest in an answer are taken for so large when it comes to what they hide.
-FINEST = 1e-12
 # Parts that a message names before it counts.
 FEW_NAMES = 3
 
@@ -51,23 +53,32 @@ def verify(
     radius: F | None = None,
     journal: str | PathLike[str] | None = None,
     observer: Observer | None = None,
+    max_seconds: float | None = None,
 ) -> Verdict:
     """Find out from at most `queries` sequences whether an oracle answers like `params`, and if not, where it differs.
 
     With a `tolerance` every part (the score, value or bias of a head, an array of a net) may differ by this much,
     relatively and in the Frobenius norm; without one, by what rounding in the oracle's dtype explains. A `radius`, the
-    parameters' own radii such as a recovery's `certificate.radius`, is allowed for besides.
+    parameters' own radii such as a recovery's `certificate.radius`, is allowed for besides. Rounding that nobody
+    declared is allowed for where the digits of all answers show it; an oracle whose noise is "measure" is asked about a
+    hundred queries more, or 336 where its errors are random, to find out. `max_seconds` caps the time of arithmetic.
     """
     _check(oracle, params, queries, seed, tolerance, radius)
     with ExitStack() as stack:
         book = None if journal is None else stack.enter_context(Journal(journal, box_of(oracle)))
-        session = Session(oracle, budget=queries, journal=book, observer=observer)
-        rng = stream(seed, "verify")
+        session = Session(oracle, journal=book, observer=observer, max_seconds=max_seconds)
+        signature, evidence = oracle.signature, None
         try:
-            found = session.run(compare(params, session.signature, rng, queries, tolerance or 0.0, radius))
-        except OracleError as error:
-            message = f"the box failed, so nothing can be said: {error}"
-            found = Verdict("inconclusive", message, session.queries)
+            if signature.noise.kind == "measure":
+                measured = session.run(measure_noise(signature, stream(seed, "noise")))
+                signature, evidence = signature.with_changes(noise=measured.noise), measured.evidence
+            session.budget = session.queries + queries
+            found = session.run(compare(params, signature, stream(seed, "verify"), queries, tolerance or 0.0, radius))
+            if evidence is not None and found.noise is None:
+                found = replace(found, noise=str(signature.noise), noise_evidence=evidence)
+        except (OracleError, ComputeError) as error:
+            what = "the box failed, so" if isinstance(error, OracleError) else "of these parameters"
+            found = Verdict("inconclusive", f"{what} nothing can be said: {error}", session.queries)
         return replace(found, queries=session.queries, new_queries=session.new_queries, tolerance=tolerance)
 
 
@@ -90,8 +101,6 @@ def _check(oracle: Oracle, params: F, queries: int, seed: int, tolerance: float 
         raise UsageError(f"tolerance must be a number from 0 to less than 1, not {tolerance!r}")
     if params.width != oracle.signature.width:
         raise UsageError(f"the box takes tokens of width {oracle.signature.width}, the parameters of {params.width}")
-    if oracle.signature.noise.kind == "measure":
-        raise UsageError("verify must be told how answers err: declare the noise, or have `recover` measure it first")
 
 
 def _check_radius(params: Family, radius: Family) -> None:
@@ -107,18 +116,10 @@ def _check_radius(params: Family, radius: Family) -> None:
 def compare(
     params: F, signature: Signature, rng: np.random.Generator, queries: int, tolerance: float, radius: F | None = None
 ) -> Steps[Verdict]:
-    """Ask, compare with predictions, and after an alarm ask the worst queries again."""
+    """Ask, compare with predictions; after an alarm allow for rounding that shows, or ask the worst queries again."""
     first = queries - REPEATS if queries >= FEW else queries
     plans = plans_for(params, signature, rng, first)
-    outputs = params.outputs or 1
-    looked_at = np.sort(rng.permutation(outputs)[:LOOKED_AT])
-    with np.errstate(all="ignore"):
-        tokens = [_tokens(plan, signature) for plan in plans]
-        seen = sensitivity_of(params, tokens, signature.space.eps, looked_at)
-        limits = radii_of(seen, signature, tolerance)
-        if radius is not None:
-            own = np.concatenate([_own_radii(params, radius, each) for each in tokens])
-            limits = replace(limits, radii=limits.radii + own, known=limits.known + own)
+    looked_at = np.sort(rng.permutation(params.outputs or 1)[:LOOKED_AT])
     answers: list[Measurements] = yield plans
     values = [_at_last(answer, signature) for answer in answers]
     if values[0].shape[1:] != (() if params.outputs is None else (params.outputs,)):
@@ -126,43 +127,50 @@ def compare(
         expected = "one number" if params.outputs is None else f"{params.outputs} numbers"
         return Verdict("different", f"the box answers {given} per sequence, the parameters {expected}", queries)
     answered = np.concatenate([each.reshape(each.shape[0], -1) for each in values])
-    errors = answered - seen.answers
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ratios = np.where(errors == 0, 0.0, np.abs(errors) / limits.radii)
-    figures: dict[str, Any] = {
-        "queries": queries,
-        "worst_error": float(np.max(np.abs(errors))),
-        "worst_ratio": float(np.max(ratios)),
-        "false_alarm": limits.false_alarm,
-    }
-    noise = signature.noise
-    wide = noise.kind == "gaussian" and has_scatter(errors, limits.known, noise.scale)
-    rows = np.ix_(np.arange(len(errors)), looked_at)
-    largest = np.max(limits.radii, axis=1, keepdims=True)  # of a query; a number that is always zero has none
-    hidden = 2 * np.maximum(limits.radii, np.where(largest > 0, FINEST * largest, 1.0))
-    allowed = hidden[rows].ravel()
-    parts, mattering = resolutions(seen, allowed, hidden)
-    figures |= {"miss": MISS, "resolution": max(parts.values(), default=float("nan")), "parts": parts}
-    if not wide and np.max(ratios) <= 1.0:  # not so when a radius is nan
-        return Verdict(*_agreement(parts, mattering, figures, signature), **figures)
-    contradiction = yield from _ask_again(plans, values, errors, limits.radii, signature, queries - first)
+    tokens = [_tokens(plan, signature) for plan in plans]
+    asked = AnsweredQueries(params, tokens, answered, looked_at, tolerance, radius)
+    found, noise = asked.compare(signature), NoiseEstimate(Noise.exact())
+    if not found.agrees:
+        for coarser, rounding in _with_rounding(signature, answered):
+            found, noise = asked.compare(coarser), rounding
+            if found.agrees:
+                break
+    figures: dict[str, Any] = {"queries": queries, "miss": MISS, **found.figures}
+    if noise.evidence:
+        figures |= {"noise": str(noise.noise), "noise_evidence": noise.evidence}
+    rounding_words = f"up to {str(noise.noise).replace('rounded', 'rounding')}, " if noise.evidence else ""
+    if found.agrees:
+        conclusion, message = _agreement(found, signature)
+        return Verdict(conclusion, rounding_words + message, **figures)
+    contradiction = yield from _ask_again(plans, values, found.errors, found.limits.radii, signature, queries - first)
     if contradiction:
         return Verdict("inconclusive", contradiction, **figures)
-    with np.errstate(all="ignore"):
-        differing = explain(seen, errors[rows].ravel(), allowed / 2)
-    times = f"{figures['worst_ratio']:.2g} × what the error bar allows"
-    if wide and figures["worst_ratio"] <= 1:
+    differing = found.differing()
+    times = f"{found.worst_ratio:.2g} × what the error bar allows"
+    if found.wide and found.worst_ratio <= 1:
         times = "all together more than the declared noise explains"
-    message = f"answers differ from their predictions by up to {figures['worst_error']:.2g}, {times}"
+    message = f"answers differ from their predictions by up to {found.worst_error:.2g}, {times}"
+    message += f", although they are {noise.noise}" if noise.evidence else ""
     where = f"; what differs is {', '.join(map(str, differing))}" if differing else ""
     return Verdict("different", message + where, differing=differing, **figures)
 
 
-def _agreement(
-    parts: dict[str, float], mattering: list[str], figures: dict[str, Any], signature: Signature
-) -> tuple[Any, str]:
+def _with_rounding(signature: Signature, answered: Floats) -> Iterator[tuple[Signature, NoiseEstimate]]:
+    """Signatures that allow for rounding which the digits of answers show: of answers, then of all arithmetic."""
+    if signature.noise.kind != "exact":  # as declared: rounding of answers, whatever they were computed in
+        return
+    found = coarseness(answered, signature.space.eps)
+    signature = signature.with_changes(noise=found.noise)
+    if found.evidence:
+        yield signature, found
+    if found.noise.kind == "dtype":
+        yield signature.as_coarse(), found
+
+
+def _agreement(found: Comparison, signature: Signature) -> tuple[Any, str]:
     """`same`, unless there is a part that matters to the answers and of which large changes would not be noticed."""
-    agree = f"all answers were predicted within {figures['worst_error']:.2g}"
+    parts, mattering = found.parts, found.mattering
+    agree = f"all answers were predicted within {found.worst_error:.2g}"
     short = "" if signature.max_length is None else f", on sequences of up to {signature.max_length} tokens"
     if not parts:
         return "same", f"{agree}{short}; what changes would be noticed is not known for such parameters"
@@ -213,7 +221,7 @@ def _ask_again(
         if np.any(apart > np.maximum(2 * radii[number], CONTRADICTS * np.abs(errors[number]))):
             return (
                 f"the box contradicts itself: the same question was answered {np.max(apart):.2g} apart; declare its "
-                "noise, or switch off dropout and sampling in it"
+                "noise or have it measured (--noise measure), or switch off dropout and sampling in it"
             )
     return None
 
@@ -222,12 +230,6 @@ def _tokens(plan: Plan, signature: Signature) -> Floats:
     """The very numbers that are sent, in float64."""
     tokens = plan.tokens(0, plan.count, signature.space, signature.width)
     return np.asarray(to_numpy(tokens), dtype=np.float64)
-
-
-def _own_radii(params: F, radius: F, tokens: Floats) -> Floats:  # -> (count, outputs)
-    """How far predictions may be off because the parameters are."""
-    radii = np.asarray(to_numpy(params.error_bar(radius, tokens, 0.0)), dtype=np.float64)
-    return radii.reshape(tokens.shape[0], -1)
 
 
 def _at_last(answers: Measurements, signature: Signature) -> Floats:

@@ -14,7 +14,7 @@ import keyhole as kh
 from keyhole.arrays import Array, Floats, floats, to_numpy
 from keyhole.gauge.heads import canonical_heads, into_logits
 from keyhole.gauge.tolerance import relative
-from keyhole.methods.multi_head.scalar.gates import gate, shares, solve_crossing, weights_of
+from keyhole.methods.multi_head.scalar.gates import choose_gate, choose_points, solve_crossing, weights_of
 from keyhole.methods.multi_head.scalar.jumps import HalfCircle, next_guess
 from support.targets import example
 
@@ -127,7 +127,7 @@ def test_fresh_heads_are_right_or_admitted(fresh_seed: int) -> None:
         if result.certified:
             errors(result, truth)
             right += seed < 4
-    assert right >= 3
+    assert right >= 4  # all of the fixed seeds
 
 
 def test_scales_may_spread(fresh_seed: int) -> None:
@@ -365,8 +365,8 @@ def test_a_guess_interpolates_only_between_known_logits() -> None:
 def test_a_gate_leaves_one_head_undecided(size: int, rng: np.random.Generator) -> None:
     normals = rng.standard_normal((9, size))
     decided = np.full(9, 50.0)
-    found = gate(rng, normals, 4, decided, 6, 1.0)
-    forms = found.levers[:, None] * (found.points @ normals.T)
+    found = choose_gate(rng, normals, 4, decided, 6, 1.0)
+    forms = found.scales[:, None] * (found.points @ normals.T)
     assert np.allclose(forms[:-1, 4], 0, atol=1e-9)
     assert forms[-1, 4] == pytest.approx(2.0)
     others = np.delete(np.arange(9), 4)
@@ -378,7 +378,7 @@ def test_a_gate_leaves_one_head_undecided(size: int, rng: np.random.Generator) -
 def test_a_crossing_leaves_one_head_undecided_off_its_hyperplane(rng: np.random.Generator) -> None:
     normals = rng.standard_normal((2, 5, 6))
     found, mix = solve_crossing(rng, normals, 2, np.full(5, 50.0), rng.standard_normal((2, 1)), 6, 1.0)
-    forms = found.levers[0] * (mix @ (normals @ found.points[0]))
+    forms = found.scales[0] * (mix @ (normals @ found.points[0]))
     assert forms[2] == pytest.approx(0, abs=1e-9)
     assert np.all(np.abs(np.delete(forms, 2)) >= 50 * (1 - 1e-9))
     away = normals[0, 2] / np.linalg.norm(normals[0, 2])
@@ -388,7 +388,7 @@ def test_a_crossing_leaves_one_head_undecided_off_its_hyperplane(rng: np.random.
 @pytest.mark.parametrize(("heads", "width"), [(3, 2), (8, 3), (20, 8)])
 def test_shares_determine_what_each_head_says(heads: int, width: int, rng: np.random.Generator) -> None:
     normals = rng.standard_normal((heads, width))
-    points, margins = shares(rng, normals, width, 1.0, heads - 1, 0)
+    points, margins = choose_points(rng, normals, width, 1.0, heads - 1, 0)
     design = np.vstack([weights_of(points, normals, 0), np.ones(heads)])
     assert np.linalg.matrix_rank(design) == heads
     assert np.all(margins > 0)

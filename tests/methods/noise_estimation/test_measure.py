@@ -11,7 +11,7 @@ import pytest
 import keyhole as kh
 from keyhole.arrays import Array, namespace, to_numpy
 from keyhole.methods.noise_estimation.digits import binary_digits, decimals, distance_from_polynomials
-from keyhole.methods.noise_estimation.measure import QUESTIONS, REPEATS, NoiseEstimate, measure_noise
+from keyhole.methods.noise_estimation.measure import QUERIES, REPEATS, NoiseEstimate, measure_noise
 from keyhole.noise import Noise
 from keyhole.oracles import Cast, Counted, Noisy, Oracle, Rounded
 from keyhole.queries import Signature
@@ -124,7 +124,7 @@ def test_random_errors_are_measured_within_a_fifth(fresh_seed: int, try_: int) -
     scale = float(np.max(np.abs(to_numpy(box.value)))) * 10 ** rng.uniform(-11, 1)
     found, queries = measured(Noisy(unknown(box, box.width), scale, seed=fresh_seed, declared=False), fresh_seed)
     assert close(found.noise, Noise.gaussian(scale)), (found, scale)
-    assert queries == QUESTIONS * REPEATS <= 350
+    assert queries == QUERIES * REPEATS <= 350
 
 
 @pytest.mark.parametrize("kind", ["exact", "rounded", "dtype", "gaussian"])

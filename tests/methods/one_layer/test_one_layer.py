@@ -305,7 +305,7 @@ def test_fresh_layers_are_right_or_admitted(fresh_seed: int) -> None:
         certified += result.certified and fixed
         assert not result.certified or covers(result, truth)
         assert result.certified or result.outcome is not Outcome.NOT_IDENTIFIABLE
-    assert certified >= 18
+    assert certified >= 20  # all of the fixed ones
 
 
 @pytest.mark.parametrize("residual", [False, True])
@@ -538,7 +538,7 @@ def test_fresh_boxes_are_right_or_admitted(fresh_seed: int) -> None:
         result = recovered(truth, width, seed=number)
         certified += result.certified and fixed
         assert not result.certified or covers(result, truth)
-    assert certified >= 6
+    assert certified >= 7  # of eight fixed ones
 
 
 def test_both_libraries_learn_all_of_it(like: Array) -> None:

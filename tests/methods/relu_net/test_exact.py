@@ -206,8 +206,8 @@ def test_kinks_of_a_piecewise_linear_function(rng: np.random.Generator) -> None:
     while not search.done:
         queries += search.points.size
         search.receive(np.maximum(search.points[:, None] - kinks, 0) @ jumps)
-    np.testing.assert_allclose(search.kinked().kinks, kinks, rtol=1e-9, atol=1e-9)
-    np.testing.assert_allclose(np.diff(search.kinked().slope, axis=0), jumps, atol=1e-6)
+    np.testing.assert_allclose(search.result().kinks, kinks, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(np.diff(search.result().slope, axis=0), jumps, atol=1e-6)
     assert queries < 7 * 60
 
 

@@ -135,7 +135,7 @@ def test_the_truth_is_within_the_radius(name: str, like: Any, fresh_seed: int) -
         assert t.misses(estimate.params, truth, estimate.radius) == {}, (seed, facts)
         assert Space.of(estimate.params.score) == Space.of(like)
         finished += seed in fixed
-    assert finished >= 3
+    assert finished >= 6  # all of the fixed seeds
 
 
 @pytest.mark.parametrize("library", ["numpy-float32", "torch-float32"])

@@ -133,7 +133,7 @@ def test_thresholds_for_fresh_seeds(like: Any, fresh_seed: int) -> None:
         certified += outcome is Outcome.CERTIFIED and seed in fixed
         assert outcome in {Outcome.CERTIFIED, Outcome.UNCERTIFIED, Outcome.TOO_NOISY}
         assert estimate is None or covered(estimate, truth)
-    assert certified >= 2
+    assert certified >= 7  # of eight fixed seeds
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_null_queries_for_fresh_seeds(like: Any, fresh_seed: int) -> None:
         assert outcome in {Outcome.CERTIFIED, Outcome.UNCERTIFIED}
         assert estimate is not None
         assert covered(estimate, truth)
-    assert certified >= 4
+    assert certified >= 9  # of ten fixed seeds
 
 
 class Half(Rounded):

@@ -1,4 +1,4 @@
-"""Which smooth activation a net has: the bend of one neuron, seen where all others are straight.
+"""Which smooth activation a net has: the bend of one neuron, measured where all others are affine.
 
 From far away the bends of a net lie far apart on a line: halving it finds one of them, and what the answer does there
 is an affine map and one neuron, c·act(s·(t − t₀)). The activation that fits it to the last digits is the net's.
@@ -23,6 +23,8 @@ Ask = Callable[[Floats], Steps[Floats]]
 SPOTS = 4
 # Steps between tokens over their norm: small beside the pieces of a net, large beside rounding.
 STEP = 2.0**-10
+# How far bends over shorter steps may be from going with their squares, relatively.
+SQUARES = 0.1
 # Norms from which the bends of smooth neurons are looked at, over the square root of the width: where they are wide, or
 # many, from farther away. It takes answers of so many digits.
 FARTHER, FINE = (2.0**16, 2.0**26, 2.0**36), 1e-14
@@ -59,13 +61,13 @@ class Named:
     next_misfit: float
 
 
-def name_activation(ask: Ask, origin: Floats, direction: Floats, reach: float) -> Steps[Named | None]:
-    """The activation of a net from one bend on origin + t·direction, |t| ≤ reach; None where no bend tells it."""
+def name_activation(ask: Ask, origin: Floats, direction: Floats, farthest: float) -> Steps[Named | None]:
+    """The activation of a net from one bend on origin + t·direction, |t| ≤ farthest; None where no bend shows it."""
 
     def along(t: Floats) -> Steps[Floats]:
         return (yield from ask(origin + t[:, None] * direction))
 
-    low, high = -reach, reach
+    low, high = -farthest, farthest
     left, right = yield from _slopes(along, np.array([low, high]), PART * (high - low))
     looks = sharp = 0
     for _ in range(MOST_HALVINGS):
@@ -73,14 +75,14 @@ def name_activation(ask: Ask, origin: Floats, direction: Floats, reach: float) -
         (here,) = yield from _slopes(along, np.array([middle]), step)
         jump = right - left
         size = float(jump @ jump)
-        if size == 0.0 or step <= NARROWEST * reach:
+        if size == 0.0 or step <= NARROWEST * farthest:
             return None
         share = float((here - left) @ jump) / size
         between = BETWEEN < share < 1 - BETWEEN
         if between and sharp >= LEAST_SHARP:
-            found, looks = (yield from _ask_bend(along, low, high)), looks + 1
-            if found is not None or looks == MOST_LOOKS:
-                return found
+            named, looks = (yield from _ask_bend(along, low, high)), looks + 1
+            if named is not None or looks == MOST_LOOKS:
+                return named
         sharp += not between
         if np.linalg.norm(here - left) >= np.linalg.norm(right - here):
             high, right = middle, here
@@ -125,23 +127,43 @@ def ask_activation(exam: Examination) -> Steps[str]:
 
 
 def ask_curvature(exam: Examination, spots: int) -> Steps[bool]:
-    """Whether answers bend over short steps at most spots: nets of ReLU are affine there, smooth ones are not."""
+    """Whether answers bend over short steps: nets of ReLU are affine there but for some kinks, smooth ones are not."""
     if exam.noise.kind != "exact":
         exam.say("activation", "unknown", "noise hides how the map bends")
         return False
     points, ways = (1 - 2 * STEP) * exam.norm * exam.directions(2 * spots).reshape(2, spots, -1)
-    queries = [[point + step * STEP * way] for point, way in zip(points, ways, strict=True) for step in (-1, 0, 1)]
-    answers = (yield from exam.ask(queries)).reshape(spots, 3, -1)
-    bend = np.linalg.norm(answers[:, 0] - 2 * answers[:, 1] + answers[:, 2], axis=1)
-    curves = float(np.median(bend / exam.error(np.linalg.norm(answers[:, 1], axis=1))))
-    said = f"over short steps answers bend by {curves:.2g} times what rounding explains"
-    if curves <= 1.0:
+    bends, sizes, middle = yield from _ask_bends(exam, points, STEP * ways)
+    bar = exam.error(sizes)
+    bent = bends > bar
+    curved = bool(np.all(bent))
+    if np.any(bent) and not curved:
+        # Steps half as long bend a quarter as much where the map is smooth, and anything where there is a kink.
+        smooth = np.full(np.sum(bent), True)
+        for shorter in (0.5, 0.25):
+            less, _, _ = yield from _ask_bends(exam, points[bent], shorter * STEP * ways[bent], middle[bent])
+            off = np.abs(less / bends[bent] - shorter**2)
+            smooth &= off <= SQUARES * shorter**2 + bar[bent] / bends[bent]
+        curved = bool(2 * np.sum(smooth) > smooth.size)
+    if not curved:
+        said = f"over short steps answers bend at {np.sum(bent)} of {spots} places" + ", by kinks" * bool(np.any(bent))
         exam.say("activation", "relu", said)
-    return curves > 1.0
+    return curved
+
+
+def _ask_bends(
+    exam: Examination, points: Floats, steps: Floats, middle: Floats | None = None
+) -> Steps[tuple[Floats, Floats, Floats]]:  # (spots,), (spots,), (spots, outputs)
+    """How far answers at points are from the mean of those at both ends of steps, their sizes, and the answers."""
+    queries = [[point + sign * step] for sign in (-1, 1) for point, step in zip(points, steps, strict=True)]
+    queries += [[point] for point in points] if middle is None else []
+    answers = (yield from exam.ask(queries)).reshape(-1, len(points), exam.outputs)
+    here = answers[2] if middle is None else middle
+    bend = np.linalg.norm(answers[0] - 2 * here + answers[1], axis=1)
+    return bend, np.linalg.norm(here, axis=1), here
 
 
 def ask_smooth_activation(exam: Examination) -> Steps[str]:
-    """From far away the bends of neurons lie far apart, and one of them tells the activation."""
+    """The activation from a bend at long tokens, where those of different neurons lie far apart."""
     if exam.signature.max_norm is not None or exam.signature.space.eps > FINE:
         exam.say("activation", "smooth", "answers bend everywhere; which it is only long tokens and many digits tell")
         return "smooth"
@@ -150,13 +172,13 @@ def ask_smooth_activation(exam: Examination) -> Steps[str]:
         return (yield from exam.ask([[point] for point in points]))
 
     for far in FARTHER:
-        reach = far * exam.signature.width**0.5
+        farthest = far * exam.signature.width**0.5
         along, beside = exam.directions(2)
         beside = beside - (beside @ along) * along  # nothing where tokens are single numbers
-        found = yield from name_activation(ask, reach * beside, along, reach)
-        if found is not None:
-            said = f"the bend of a neuron is off {found.name} by {found.misfit:.1g} of it, off {found.next_best}"
-            exam.say("activation", found.name, f"{said} by {found.next_misfit:.1g}")
-            return found.name
+        named = yield from name_activation(ask, farthest * beside, along, farthest)
+        if named is not None:
+            said = f"the bend of a neuron is off {named.name} by {named.misfit:.1g} of it, off {named.next_best}"
+            exam.say("activation", named.name, f"{said} by {named.next_misfit:.1g}")
+            return named.name
     exam.say("activation", "smooth", f"no neuron was found that bends as {', '.join(CANDIDATES)} do")
     return "smooth"

@@ -1,4 +1,4 @@
-"""Queries of any lengths, what errors explain of their answers, and what was found."""
+"""Queries of any lengths, the errors of their answers, and findings with their evidence."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from keyhole.queries import Measurements, Plan, Signature, sequences
 
 # The longest tokens over the square root of the width, where norms are free.
 FAR = 2.0**16
+# Different numbers that there must be among answers before their digits say anything.
+LEAST_NUMBERS = 4
 # Times rounding: what sums inside an oracle make of it, and of differences of answers.
 ROUNDING = 256.0
 
@@ -29,12 +31,13 @@ class Finding:
 
 
 class Examination:
-    """Asks queries of any lengths, and keeps what was found."""
+    """Asks queries of any lengths, and keeps findings."""
 
     def __init__(self, signature: Signature, rng: np.random.Generator, stage: str) -> None:
         self.signature, self.rng, self.stage = signature, rng, stage
         self.findings: list[Finding] = []
         self.noise = signature.noise
+        self.rounding = ROUNDING
         self.outputs = 1  # until an answer has come
         self.most = min(signature.norm_limit, signature.space.huge**0.25)  # the longest token that may be asked
         self.norm = min(self.most, signature.width**0.5)
@@ -56,17 +59,17 @@ class Examination:
             made = sequences(self.stage, tokens)
             plans.append(Plan(self.stage, made.count, made.positions, first_repeat=repeat))
             places.append(place)
-        answers: list[Measurements] = yield plans
-        found: Floats | None = None
-        for place, each in zip(places, answers, strict=True):
+        measurements: list[Measurements] = yield plans
+        answers: Floats | None = None
+        for place, each in zip(places, measurements, strict=True):
             values = floats(each.values)
             values = values[:, -1, ...] if self.signature.positions == "all" else values
             values = values.reshape(len(place), -1)
-            found = np.empty((len(queries), values.shape[1])) if found is None else found
-            found[place] = values
+            answers = np.empty((len(queries), values.shape[1])) if answers is None else answers
+            answers[place] = values
             self.outputs = values.shape[1]
-        assert found is not None
-        return found
+        assert answers is not None
+        return answers
 
     def say(self, what: str, found: str, evidence: str) -> None:
         """Keep a property and its evidence."""
@@ -75,21 +78,21 @@ class Examination:
     def error(self, size: float | Floats) -> Any:
         """What rounding and noise make of a difference of answers of this size."""
         space = self.signature.space
-        relative = ROUNDING * space.eps + 4 * self.noise.relative
-        return relative * size + 4 * self.outputs**0.5 * self.noise.radius
+        relative = self.rounding * space.eps + 4 * self.noise.relative
+        return relative * size + 4 * self.outputs**0.5 * self.noise.radius + space.tiny  # never zero
 
     def ask_noise(self, answers: Floats, apart: float) -> Steps[None]:
         """Measure noise where answers do not repeat or have few digits."""
-        digits = coarseness(answers.ravel(), self.signature)
-        coarse = digits.noise.kind != "exact"
+        digits = coarseness(answers.ravel(), self.signature.space.eps)
+        coarse = digits.noise.kind != "exact" and np.unique(np.abs(answers[answers != 0])).size >= LEAST_NUMBERS
         if (
             self.noise.kind != "measure"
             and not coarse
             and apart <= self.error(float(np.max(np.abs(answers), initial=0.0)))
         ):
             return
-        found = yield from measure_noise(self.signature, self.rng)
-        self.noise, evidence = found.noise, found.evidence
-        if coarse and found.noise.kind == "bounded":  # a net has kinks, which follow no smooth curve either
+        estimate = yield from measure_noise(self.signature, self.rng)
+        self.noise, evidence = estimate.noise, estimate.evidence
+        if coarse and estimate.noise.kind == "bounded":  # a net has kinks, which follow no smooth curve either
             self.noise, evidence = digits.noise, digits.evidence
         self.say("noise", str(self.noise), evidence)

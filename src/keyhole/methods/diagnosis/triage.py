@@ -17,7 +17,7 @@ from keyhole.arrays import Floats
 from keyhole.methods.attempt import Ledger
 from keyhole.methods.base import Steps
 from keyhole.methods.diagnosis.activation import ask_curvature
-from keyhole.methods.diagnosis.examination import Examination, Finding
+from keyhole.methods.diagnosis.examination import LEAST_NUMBERS, Examination, Finding
 from keyhole.methods.noise_estimation.measure import NoiseEstimate, coarseness, measure_noise
 from keyhole.noise import Noise
 from keyhole.queries import Signature
@@ -26,8 +26,8 @@ from keyhole.queries import Signature
 OTHER = 0.7324081924
 # Binary digits that are missing in so few answers by coincidence less than once in 10⁷ oracles.
 COINCIDENCE = 30.0
-# Further answers where some look rounded, and different numbers that there must be among all.
-MORE_ANSWERS, LEAST_NUMBERS = 7, 4
+# Further answers where some look rounded.
+MORE_ANSWERS = 7
 # A bend below this part of the answers may be an error that is the same whenever a query is repeated.
 SLIGHT = 1e-3
 # What is normalised does not grow with its tokens, but for this part.
@@ -45,7 +45,7 @@ SPOTS = 2
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a few queries say of an oracle."""
+    """The likeliest family of an oracle, with the figures it rests on."""
 
     family: str | None  # the likeliest; None where a diagnosis must tell
     noise: Noise  # found, or as declared
@@ -82,7 +82,7 @@ class _Triage:
         off = f"off a line by {bend:.2g} where answers reach {size:.2g}"
         self.exam.say("one token", "a bent map" if bent else "an affine map", off)
         if bent:
-            return (yield from self._bent(up, down))
+            return (yield from self._ask_net(up, down))
         return (yield from self._heads())
 
     def _ask(self, *sequences: list[float]) -> Steps[Floats]:  # -> (count, outputs)
@@ -98,41 +98,42 @@ class _Triage:
         Noise is measured where that differs, and where a slight bend may be an error that repeats.
         """
         exam = self.exam
-        digits = coarseness(answers[answers != 0], exam.signature, COINCIDENCE)
+        digits = coarseness(answers[answers != 0], exam.signature.space.eps, COINCIDENCE)
         measure = exam.noise.kind == "measure"
         if digits.evidence:  # so few answers may all end in 0: then they look rounded to fewer decimals than they are
             norms = self.far * exam.rng.uniform(0.1, 1.0, MORE_ANSWERS)
             more = yield from self._ask(*([norm] for norm in norms))
             numbers = np.append(answers, more)
-            digits = coarseness(numbers[numbers != 0], exam.signature, COINCIDENCE)
+            digits = coarseness(numbers[numbers != 0], exam.signature.space.eps, COINCIDENCE)
             if np.unique(np.abs(numbers[numbers != 0])).size < LEAST_NUMBERS:  # of which digits say nothing
                 digits = NoiseEstimate(Noise.exact(), "")
         if not measure and (digits.evidence or bend > exam.error(size)):
             again = yield from exam.ask([[self.far * self.direction]], repeat=1)
             apart = float(np.max(np.abs(again[0] - answers[1])))
             measure = apart > exam.error(size) or (not digits.evidence and bend <= SLIGHT * size)
-        found: NoiseEstimate = digits
+        estimate: NoiseEstimate = digits
         ledger = Ledger(np.inf)
         if measure:
-            found = yield from ledger.count(measure_noise(exam.signature, exam.rng))
-            if digits.evidence and found.noise.kind == "bounded":  # kinks follow no smooth curve either
-                found = digits
-        exam.noise, self.noise_found = found.noise, (found.evidence, ledger.spent)
-        if found.evidence:
-            exam.say("noise", str(found.noise), found.evidence)
+            estimate = yield from ledger.count(measure_noise(exam.signature, exam.rng))
+            if digits.evidence and estimate.noise.kind == "bounded":  # kinks follow no smooth curve either
+                estimate = digits
+        exam.noise, self.noise_found = estimate.noise, (estimate.evidence, ledger.spent)
+        if estimate.evidence:
+            exam.say("noise", str(estimate.noise), estimate.evidence)
 
     # --- single tokens are answered by a bent map
 
-    def _bent(self, up: Floats, down: Floats) -> Steps[Evidence]:
+    def _ask_net(self, up: Floats, down: Floats) -> Steps[Evidence]:
         """A net, alone or behind attention."""
         if 2 * self.far <= self.exam.most:
             # On the side where neurons are active: on the other a net may stand still.
             upwards = np.linalg.norm(up - self.zero) >= np.linalg.norm(down - self.zero)
             once, norm = (up, self.far) if upwards else (down, -OTHER * self.far)
             (twice,) = yield from self._ask([2 * norm])
-            growth = float(np.linalg.norm(twice - once) / np.linalg.norm(once))
+            size = max(float(np.linalg.norm(once)), float(np.linalg.norm(twice)), self.exam.signature.space.tiny)
+            growth = float(np.linalg.norm(twice - once)) / size
             if growth <= STILL:
-                self.exam.say("normalised", "yes", f"a token twice as long moves the answer by {growth:.2g} of it")
+                self.exam.say("growth", "none", f"a token twice as long moves the answer by {growth:.2g} of it")
                 return self._evidence(None)
         attends = False
         if self.exam.longest >= 2:

@@ -1,4 +1,4 @@
-"""The outputs of a head as a measuring device: which mixtures of tokens they tell apart, and how well."""
+"""The outputs of a head as a measuring device: which mixtures of tokens they resolve, and how well."""
 
 from __future__ import annotations
 

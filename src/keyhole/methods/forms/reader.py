@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import final
 
 from keyhole.arrays import Array, ArrayTable, Space, namespace
@@ -22,6 +23,8 @@ CLEAR_ENOUGH = 1e-3
 SATURATED = 100.0
 # How much smaller.
 SHRINK = 2.0**-6
+# Where the scale is known, a matrix is taken for zero if as many of its forms are zero within their radii.
+ZERO_FORMS = 5
 # A norm bound beyond this is as good as none, and longer tokens would only make the last ones vanish.
 LONGEST = 2.0**100
 # What the score bias adds to a logit is kept within this, by shorter tokens where it attracts them ...
@@ -62,24 +65,27 @@ class Probe:
         return apart <= float(self.forms.radius[0]) + float(again.radius[0])
 
 
+@dataclass(eq=False)
 class FormReader(ABC):
     """Measures bilinear forms rowᵀ·score·column, one query each, at a scale it keeps adjusting.
 
     A subclass knows what tokens to send for a pair at a scale and how to solve its answer for the form.
     """
 
+    signature: Signature
+    guide: Array  # (width,) what rows must overlap with for their answers to show the softmax weight
+    estimate: ScaleEstimate = field(default_factory=ScaleEstimate)
+    bias: ScoreBias | None = None
+    so_far: Callable[[], Sketch | None] | None = None  # offered to those who watch, with every plan
     # Whether last tokens are so short against first ones that their own forms vanish.
     negligible_last = True
     # How far forms may be off together, on average, because of the output bias.
     common_radius = 0.0
 
-    def __init__(self, signature: Signature, guide: Array, *, caution: float | None = None) -> None:  # (width,)
-        self.signature = signature
-        self.guide = guide  # what rows must overlap with for their answers to show the softmax weight
-        self.guide_norm = float(signature.space.xp.linalg.vector_norm(guide))
-        self.estimate = ScaleEstimate() if caution is None else ScaleEstimate(caution)
-        self.bias: ScoreBias | None = None
-        self.so_far: Callable[[], Sketch | None] | None = None  # offered to those who watch, with every plan
+    @cached_property
+    def guide_norm(self) -> float:
+        """Norm of the guide."""
+        return float(self.signature.space.xp.linalg.vector_norm(self.guide))
 
     @property
     @abstractmethod
@@ -145,6 +151,26 @@ class FormReader(ABC):
             for name, array in vars(again).items():
                 getattr(old, name)[bad] = array
             forms = old
+
+
+class KnownScaleReader(FormReader):
+    """A reader of forms whose size is known, score biases being part of them."""
+
+    @final
+    def ask_probe(self, rows: TokenRows, columns: TokenRows) -> Steps[Probe]:
+        """Whether any of a few forms can be told from zero."""
+        space = self.signature.space
+        for tries in range(ZERO_FORMS):
+            row, column = (space.indices([tries % side.vectors.shape[0]]) for side in (rows, columns))
+            forms = yield from self.ask_forms("directions", rows, columns, row, column)
+            if abs(float(forms.values[0])) > float(forms.radius[0]):
+                return Probe(0, forms, responds=True)
+        return Probe(0, forms, responds=False)
+
+    @final
+    def undetected_bias(self, probe: Probe, again: Forms) -> float:  # noqa: ARG002
+        """None may be hidden."""
+        return 0.0
 
 
 class SearchingReader(FormReader):
@@ -221,7 +247,7 @@ class SearchingReader(FormReader):
 
 @final
 class PairValues:
-    """What two tokens say of the softmax weight between them, given their values.
+    """The softmax weight between two tokens from an answer, given their values.
 
     The query [a·row; c·column] with value overlaps r = row·v, s = column·v answers c·s + σ(z)·(a·r − c·s), where
     z = (a·row − c·column)ᵀ(c·score·column + score_bias).

@@ -9,6 +9,7 @@ import numpy as np
 from keyhole.arrays import ROUNDING_DEVIATIONS, Array
 from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.forms.reader import SATURATED, Forms, PairValues, ScoreBias, SearchingReader
+from keyhole.methods.forms.scale import ScaleEstimate
 from keyhole.methods.forms.value import Value
 from keyhole.numerics.orthogonal import equal_overlap, random_orthogonal
 from keyhole.queries import Signature, Term, TokenRows
@@ -28,7 +29,7 @@ class BiasReader(SearchingReader):
 
     def __init__(self, signature: Signature, value: Value) -> None:
         # A vector has few entries: those measured too cautiously would spoil it.
-        super().__init__(signature, value.vector, caution=1)
+        super().__init__(signature, value.vector, ScaleEstimate(caution=1))
         self.values = PairValues(signature, value)
         self.largest_scale = self.values.longest
 

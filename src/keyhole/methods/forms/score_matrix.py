@@ -34,7 +34,7 @@ def ask_score(
     tolerance: float = 0.0,
     bases: tuple[Array, Array, Array] | None = None,
 ) -> Steps[Score | None]:
-    """All of the score matrix, its rank unknown; None when a score bias shows that the reader does not know.
+    """Adaptive cross approximation of the score matrix, of unknown rank; None when an unexpected score bias shows.
 
     Each new direction is asked for at the pivot rows that determine the column space so far and at one check
     row. Inconsistent: the column is completed, with nothing wasted. Consistent: it is done; after

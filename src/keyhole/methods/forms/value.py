@@ -82,7 +82,7 @@ def _rounding(answers: Array, signature: Signature) -> Array:  # (count[, output
 
 
 def check_nonzero(signature: Signature, value: Value) -> None:
-    """Raise where the value cannot be told from zero, so that no answer says anything of the score matrix."""
+    """Raise where the value cannot be told from zero, so that no answer depends on the score matrix."""
     xp = signature.space.xp
     if bool(xp.all(xp.abs(value.vector) <= value.radius)):
         if signature.noise.kind != "exact":

@@ -13,13 +13,19 @@ from keyhole.methods.multi_head.vector.probe import HeadsHidden
 from keyhole.queries import Signature
 
 
-def multi_head(signature: Signature, rng: np.random.Generator) -> Steps[Estimate[MultiHead]]:
+def multi_head(
+    signature: Signature,
+    rng: np.random.Generator,
+    *,
+    budget: float = np.inf,  # noqa: ARG001 - it cannot do with fewer
+) -> Steps[Estimate[MultiHead]]:
     """Number, scores, values and biases of heads whose answers are added up.
 
     They are determined by sequences of three tokens, up to their order, if heads of equal scores count as one. With at
     least as many outputs as heads a query tells many numbers (`ask_vector_heads`); where it does not tell the heads
     apart they are read one by one (`ask_scalar_heads`).
     """
+    signature = signature.as_coarse()
     last = signature.with_changes(positions="last")
     everywhere = signature.positions == "all"
     asking = ask_value(last, nonzero=False)
@@ -44,4 +50,5 @@ MULTI_HEAD = Method(
     summary="several softmax heads added up, their number unknown, biases included",
     run=multi_head,
     families=("multi-head",),
+    takes_noise=("exact", "rounded"),
 )

@@ -1,4 +1,4 @@
-"""How answers err, found out by asking: repeats, digits and neighbours.
+"""How answers err, measured by repeated queries, by digits and by neighbouring queries.
 
 Repeats that differ show random errors, and by how much. Answers that all have few digits, binary or decimal, show
 rounding. Answers to neighbouring queries that follow no smooth curve show errors of any other kind: the same
@@ -27,7 +27,7 @@ from keyhole.queries import Measurements, Plan, Signature, sequences
 STAGE = "noise"
 # Random queries, half of them of one token. Their norms cover two decades, over which whole numbers and
 # numbers of few binary digits, which are the same at one size, come apart.
-QUESTIONS = 12
+QUERIES = 12
 DECADES = 2.0
 # Answers with fewer different numbers than this say too little: then tokens a thousand times as long are asked.
 DIFFERENT = 4
@@ -104,16 +104,16 @@ def measure_noise(signature: Signature, rng: np.random.Generator) -> Steps[Noise
         asked = yield [plan for repeat in range(2, REPEATS) for plan in _repeat_plans(plans, repeat)]
         more = _numbers(asked, signature)
         pairs = [_rows(more[number : number + len(plans)]) for number in range(0, len(more), len(plans))]
-        return _random(np.stack([first, again, *pairs]), coarseness(answers, signature), largest)
+        return _random(np.stack([first, again, *pairs]), coarseness(answers, signature.space.eps), largest)
     segments = yield from _ask_neighbours(signature, rng, longest)
     answers = np.concatenate([answers, *(each.answers.ravel() for each in segments)])
-    found = _deterministic(segments, answers, signature)
+    estimate = _deterministic(segments, answers, signature)
     same = f"within {difference:.2g}, which is rounding" if difference else "the same"
-    return replace(found, evidence=f"{QUESTIONS} questions asked twice were answered {same}; {found.evidence}")
+    return replace(estimate, evidence=f"{QUERIES} questions asked twice were answered {same}; {estimate.evidence}")
 
 
 def _ask_scales(signature: Signature, rng: np.random.Generator) -> Steps[tuple[list[Plan], list[list[Floats]], float]]:
-    """Random queries whose answers differ enough to tell something; all answers so far; the longest token."""
+    """Random queries whose answers differ beyond rounding; all answers so far; the longest token."""
     # Typical tokens have entries of about one; the fourth root leaves room for the products in a logit.
     most = min(signature.norm_limit, signature.space.huge**0.25)
     longest = min(most, signature.width**0.5)
@@ -121,8 +121,8 @@ def _ask_scales(signature: Signature, rng: np.random.Generator) -> Steps[tuple[l
     while True:
         plans = []
         for length in _lengths(signature):
-            directions = _unit(rng.standard_normal((QUESTIONS // 2, length, signature.width)))
-            norms = longest * 10.0 ** -rng.uniform(0, DECADES, (QUESTIONS // 2, length, 1))
+            directions = _unit(rng.standard_normal((QUERIES // 2, length, signature.width)))
+            norms = longest * 10.0 ** -rng.uniform(0, DECADES, (QUERIES // 2, length, 1))
             plans.append(sequences(STAGE, signature.space.asarray(directions * norms)))
         rounds.append(_numbers((yield plans), signature))
         if len(np.unique(_flat(rounds[-1]))) >= DIFFERENT or longest >= most or len(rounds) == ATTEMPTS:
@@ -165,12 +165,12 @@ def _ask_neighbours(signature: Signature, rng: np.random.Generator, longest: flo
 
 def _numbers(measured: list[Measurements], signature: Signature) -> list[Floats]:
     """Answers as (count, positions, outputs) each."""
-    found = []
+    arrays = []
     for each in measured:
         values = floats(each.values)
         values = values if signature.positions == "all" else values[:, None, ...]
-        found.append(values if values.ndim == 3 else values[..., None])
-    return found
+        arrays.append(values if values.ndim == 3 else values[..., None])
+    return arrays
 
 
 def _rows(answers: list[Floats]) -> Floats:  # -> (queries and positions, outputs)
@@ -186,33 +186,33 @@ def _arithmetic(spacing: float, width: int) -> float:
     return float(ROUNDING * spacing * width**0.5)
 
 
-def coarseness(answers: Floats, signature: Signature, coincidence: float = COINCIDENCE) -> NoiseEstimate:
+def coarseness(answers: Floats, spacing: float, coincidence: float = COINCIDENCE) -> NoiseEstimate:
     """Rounding to decimals or to a dtype, whichever explains more of the digits that all answers lack; else exact."""
-    spacing, different = signature.space.eps, np.unique(answers)
-    found, most = NoiseEstimate(Noise.exact()), coincidence
+    different = np.unique(answers)
+    estimate, most = NoiseEstimate(Noise.exact()), coincidence
     digits = binary_digits(different)
     fitting = [name for name in sorted(DIGITS, key=lambda name: DIGITS[name]) if digits <= DIGITS[name]]
     if fitting and DIGITS[fitting[0]] < 1 - np.log2(spacing):
         lost = bits_lost_to_digits(different, DIGITS[fitting[0]], spacing)
         if lost > most:
             said = f"all {len(different)} different answers have at most {digits} binary digits"
-            found, most = NoiseEstimate(Noise.dtype(fitting[0]), said), lost
+            estimate, most = NoiseEstimate(Noise.dtype(fitting[0]), said), lost
     places = decimals(different, spacing)
     if places is not None and bits_lost_to_decimals(different, places, spacing) > most:
         unit = f"{places} decimals" if places >= 0 else f"{-places} zeros before the point"
         at = "at most" if places >= 0 else "at least"
-        found = NoiseEstimate(Noise.rounded(places), f"all {len(different)} different answers have {at} {unit}")
-    return found
+        estimate = NoiseEstimate(Noise.rounded(places), f"all {len(different)} different answers have {at} {unit}")
+    return estimate
 
 
 def _random(answers: Floats, coarse: NoiseEstimate, largest: float) -> NoiseEstimate:  # (repeats, queries, outputs)
     """Random errors, or the rounding beside them where that is larger."""
-    repeats, questions, outputs = answers.shape
+    repeats, queries, outputs = answers.shape
     variance = np.var(answers, axis=0, ddof=1)
     deviation = float(np.mean(variance) ** 0.5)
     said = (
-        f"{questions * outputs} answers asked {repeats} times each differ by a standard deviation of {deviation:.3g}, "
-        f"from {questions * outputs * (repeats - 1)} degrees of freedom"
+        f"{queries * outputs} answers asked {repeats} times each differ by a standard deviation of {deviation:.3g}, "
+        f"from {queries * outputs * (repeats - 1)} degrees of freedom"
     )
     rounding = coarse.noise.relative * largest / 3**0.5 if coarse.noise.kind == "dtype" else coarse.noise.deviation
     if 2 * rounding**2 > deviation**2:  # rounding has made its own part of what repeats differ by
@@ -230,7 +230,7 @@ def _random(answers: Floats, coarse: NoiseEstimate, largest: float) -> NoiseEsti
 
 def _deterministic(segments: list[Segment], answers: Floats, signature: Signature) -> NoiseEstimate:
     """Rounding, or errors that it cannot explain, or none."""
-    coarse = coarseness(answers, signature)
+    coarse = coarseness(answers, signature.space.eps)
     spacing = max(signature.space.eps, 2 * coarse.noise.relative)
     # Of all answers and outputs: one alone may be small by chance where its rounding errors are not.
     size = float(np.max(np.abs(answers)))

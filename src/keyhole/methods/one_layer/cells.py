@@ -12,6 +12,7 @@ from keyhole.arrays import ArrayTable, Booleans, Floats, Integers, floats
 from keyhole.families.relu_net import ReluNet
 from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.numerics.orthogonal import random_orthogonal
+from keyhole.numerics.svd import pseudo_inverse, svd
 from keyhole.queries import Measurements, Plan, Signature, Term, TokenRows
 from keyhole.recovery import Outcome
 
@@ -79,8 +80,8 @@ class LinearCells(ArrayTable):
         """The cells of points; of points in none the width is not positive."""
         argument = points @ net.inner.T + net.bias
         room = np.abs(argument) - net.bend
-        reach = room / np.where(net.norms > 0, net.norms, TINY)
-        return cls(points, np.where(argument > 0, 1.0, 0.0), room, np.min(reach, axis=1, initial=most))
+        distance = room / np.where(net.norms > 0, net.norms, TINY)
+        return cls(points, np.where(argument > 0, 1.0, 0.0), room, np.min(distance, axis=1, initial=most))
 
 
 def random_cells(net: PlainNet, rng: np.random.Generator, count: int, farthest: float) -> LinearCells:
@@ -168,7 +169,7 @@ def choose_blocks(blocks: Floats, count: int) -> Integers:  # (n, rows, unknowns
             continue
         chosen.append(best)
         free[best] = False
-        _, sizes, basis = np.linalg.svd(left[best], full_matrices=False)
+        _, sizes, basis = svd(left[best])
         basis = basis[sizes > EXPLAINED * largest]
         left = left - (left @ basis.T) @ basis
     return np.asarray(chosen, dtype=np.int64)
@@ -187,7 +188,7 @@ def solve_weighted(system: Floats, right: Floats, radii: Floats) -> WeightedSolu
     """Least squares, equations weighed by the inverse of their radii."""
     weight = 1 / np.maximum(np.max(radii, axis=1), np.finfo(np.float64).tiny)
     weighed = system * weight[:, None]
-    inverse = np.linalg.pinv(weighed) * weight
+    inverse = pseudo_inverse(weighed) * weight
     values = inverse @ right
     for _ in range(REFINEMENTS):  # weights of many sizes cost the inverse digits, which the residual gives back
         values = values + inverse @ (right - system @ values)
@@ -203,7 +204,7 @@ def solve_value(
     errors = np.maximum(errors, np.finfo(np.float64).eps * both)
     # Equations weigh by the inverse of their errors: one that is nothing but error must not count.
     scale = 1 / np.where(errors > 0, errors, 1.0)[:, None]
-    left, values, right = np.linalg.svd(inner * scale, full_matrices=False)
+    left, values, right = svd(inner * scale)
     shown = np.linalg.norm(left.T @ (product * scale), axis=1)
     cut = SURE * float(inner.size) ** 0.5 / inner.shape[1] ** 0.5
     # A direction that the net cannot tell from nothing is left out, unless the product shows something there.

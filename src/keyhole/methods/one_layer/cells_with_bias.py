@@ -29,6 +29,7 @@ from keyhole.methods.one_layer.cells import (
     solve_weighted,
 )
 from keyhole.methods.one_layer.rays import Growth
+from keyhole.numerics.svd import singular_values
 from keyhole.queries import Plan, Signature, Term, TokenRows
 from keyhole.recovery import Outcome
 
@@ -69,17 +70,17 @@ class _Logits(ArrayTable):
 
 def ask_for_score_bias(signature: Signature, rng: np.random.Generator, net: ReluNet) -> Steps[bool]:
     """Around a last token of zero both tokens weigh the same, whatever the other one is, unless there is a bias."""
-    reading = BiasedCells(signature, rng, net)
-    origin = LinearCells.around(reading.net, np.zeros((1, signature.width)), reading.net.typical)
+    cells = BiasedCells(signature, rng, net)
+    origin = LinearCells.around(cells.net, np.zeros((1, signature.width)), cells.net.typical)
     if not origin.width[0] > 0:
         return False
     level = yield from ask_points(STAGE, signature, origin)
     direction = np.arange(min(signature.width, SHOWN))
     for _ in range(SHOWN):
-        found = yield from reading.ask(origin, level, 0 * direction, direction)
-        rises = np.linalg.norm(found.slopes[0], axis=1) > CHECK * found.slope_radii[0]
+        logits = yield from cells.ask(origin, level, 0 * direction, direction)
+        rises = np.linalg.norm(logits.slopes[0], axis=1) > CHECK * logits.slope_radii[0]
         # A logit that cannot be read where the net rises is saturated.
-        off = ~(np.abs(found.keys[0]) <= CHECK * found.radii[0]) | np.isinf(found.radii[0])
+        off = ~(np.abs(logits.keys[0]) <= CHECK * logits.radii[0]) | np.isinf(logits.radii[0])
         if not np.any(rises & off):
             return False
         origin = replace(origin, width=origin.width * SHRINK)
@@ -131,10 +132,10 @@ class BiasedCells:
     def _ask_all(self, cells: LinearCells, answers: Floats) -> Steps[tuple[_Logits, Booleans]]:
         """Logits along all directions, and where they agree."""
         cell, direction = np.divmod(np.arange(len(cells.points) * len(self.directions)), len(self.directions))
-        found = yield from self.ask(cells, answers, cell, direction)
-        if not np.any(np.linalg.norm(found.slopes, axis=2) > CHECK * found.slope_radii):
+        logits = yield from self.ask(cells, answers, cell, direction)
+        if not np.any(np.linalg.norm(logits.slopes, axis=2) > CHECK * logits.slope_radii):
             raise Unrecoverable(Outcome.NOT_IDENTIFIABLE, SILENT)  # shorter steps would show even less
-        return found, self._agrees(cells, found)
+        return logits, self._agrees(cells, logits)
 
     def ask(
         self, cells: LinearCells, level: Floats, cell: Integers, direction: Integers, beside: Integers | None = None
@@ -153,58 +154,58 @@ class BiasedCells:
         up, down = yield plans
         values = [floats(each.values).reshape(len(cell), -1) - level[cell] for each in (up, down)]
         size = self.growth.gain * (np.linalg.norm(cells.points, axis=1) + 2 * cells.width) + self.growth.level
-        bar = (2 * (self.rounding * size + up.radius))[cell]
+        radius = (2 * (self.rounding * size + up.radius))[cell]
         whole = values[0] - values[1]  # D·u
         norm = np.linalg.norm(whole, axis=1)
         towards = whole / np.where(norm > 0, norm, 1.0)[:, None]
         above, below = np.sum(values[0] * towards, axis=1), -np.sum(values[1] * towards, axis=1)
-        read = (above > 2 * bar) & (below > 2 * bar)
+        read = (above > 2 * radius) & (below > 2 * radius)
         above, below = np.where(read, above, 1.0), np.where(read, below, 1.0)
         logits = np.log(above / below)
-        radii = np.where(read, bar / above + bar / below + self.rounding * np.abs(logits), np.inf)
+        radii = np.where(read, radius / above + radius / below + self.rounding * np.abs(logits), np.inf)
         shape = (count, -1) if beside is None else (-1, 1)
         return _Logits(
             (logits / length).reshape(shape),
             (radii / length).reshape(shape),
             (whole / length[:, None]).reshape(*shape, whole.shape[1]),
-            (2 * bar / length).reshape(shape),
+            (2 * radius / length).reshape(shape),
         )
 
-    def _agrees(self, cells: LinearCells, found: _Logits) -> Booleans:  # (n,)
-        """Whether logits are moderate, and the last direction is what the others say."""
+    def _agrees(self, cells: LinearCells, logits: _Logits) -> Booleans:  # (n,)
+        """Whether logits are moderate, and that of the last direction is the combination of the others."""
         share = self.directions[:-1] @ self.directions[-1]
-        moderate = np.all(np.abs(found.keys) * cells.width[:, None] <= LARGEST, axis=1)
-        key_bar = np.sqrt(found.radii[:, :-1] ** 2 @ share**2) + found.radii[:, -1]
-        keys = np.abs(found.keys[:, :-1] @ share - found.keys[:, -1]) <= CHECK * key_bar
-        slope_bar = np.sqrt(found.slope_radii[:, :-1] ** 2 @ share**2) + found.slope_radii[:, -1]
-        missed = np.abs(np.einsum("j,njo->no", share, found.slopes[:, :-1]) - found.slopes[:, -1])
-        read = np.isfinite(np.median(found.radii, axis=1))
-        return np.asarray(read & moderate & keys & np.all(missed <= CHECK * slope_bar[:, None], axis=1))
+        moderate = np.all(np.abs(logits.keys) * cells.width[:, None] <= LARGEST, axis=1)
+        key_radius = np.sqrt(logits.radii[:, :-1] ** 2 @ share**2) + logits.radii[:, -1]
+        keys = np.abs(logits.keys[:, :-1] @ share - logits.keys[:, -1]) <= CHECK * key_radius
+        slope_radius = np.sqrt(logits.slope_radii[:, :-1] ** 2 @ share**2) + logits.slope_radii[:, -1]
+        missed = np.abs(np.einsum("j,njo->no", share, logits.slopes[:, :-1]) - logits.slopes[:, -1])
+        read = np.isfinite(np.median(logits.radii, axis=1))
+        return np.asarray(read & moderate & keys & np.all(missed <= CHECK * slope_radius[:, None], axis=1))
 
-    def _ask_again(self, cells: LinearCells, found: _Logits) -> Steps[_Logits]:
+    def _ask_again(self, cells: LinearCells, logits: _Logits) -> Steps[_Logits]:
         """Directions along which the net hardly rises read again together with the one it rises most along."""
-        radii = found.radii[:, :-1]
+        radii = logits.radii[:, :-1]
         cell, direction = np.nonzero(~(radii <= POOR * np.median(radii, axis=1, keepdims=True)))
         if not cell.size:
-            return found
+            return logits
         best = np.argmin(radii, axis=1)[cell]
         level = yield from ask_points(STAGE, self.signature, cells.take(np.unique(cell)))
         levels = np.zeros((len(cells.points), level.shape[1]))
         levels[np.unique(cell)] = level
         # Half as far along both: the cell is convex, so that it is not left.
         again = yield from self.ask(replace(cells, width=0.5 * cells.width), levels, cell, direction, best)
-        keys, spread = found.keys.copy(), found.radii.copy()
+        keys, spread = logits.keys.copy(), logits.radii.copy()
         new = again.radii[:, 0] + radii[cell, best]
         better = new < spread[cell, direction]
-        keys[cell[better], direction[better]] = (again.keys[:, 0] - found.keys[cell, best])[better]
+        keys[cell[better], direction[better]] = (again.keys[:, 0] - logits.keys[cell, best])[better]
         spread[cell[better], direction[better]] = new[better]
-        return replace(found, keys=keys, radii=spread)
+        return replace(logits, keys=keys, radii=spread)
 
-    def _solve(self, cells: LinearCells, found: _Logits) -> tuple[Score, ScoreBias, bool]:
+    def _solve(self, cells: LinearCells, logits: _Logits) -> tuple[Score, ScoreBias, bool]:
         space, width, turn = self.space, self.signature.width, self.directions[:-1]
         system = np.hstack([cells.points, np.ones((len(cells.points), 1))])
-        radii = found.radii[:, :-1]
-        solved = solve_weighted(system, found.keys[:, :-1], radii)
+        radii = logits.radii[:, :-1]
+        solved = solve_weighted(system, logits.keys[:, :-1], radii)
         allowed = np.sqrt(radii**2 + system**2 @ (solved.inverse**2 @ radii**2))
         misfit = float(np.max(solved.residual / allowed, initial=0.0))
         if not misfit <= 1.0:
@@ -213,11 +214,11 @@ class BiasedCells:
         spread = np.sqrt(solved.inverse**2 @ radii**2 @ turn**2)
         spread += space.rounding * (np.linalg.norm(both, axis=1, keepdims=True) + np.linalg.norm(both, axis=0))
         matrix, radius = both[:width].T, spread[:width].T
-        rank = int(np.sum(np.linalg.svd(matrix, compute_uv=False) > np.linalg.norm(radius)))
+        rank = int(np.sum(singular_values(matrix) > np.linalg.norm(radius)))
         expected = np.einsum("now,jw->njo", self.net.gradients(cells.active), turn)
-        bar = SAME_SLOPE * np.max(np.abs(expected)) + CHECK * found.slope_radii[:, :-1, None]
+        slope_radius = SAME_SLOPE * np.max(np.abs(expected)) + CHECK * logits.slope_radii[:, :-1, None]
         return (
             Score(space.asarray(matrix), space.asarray(radius), rank),
             ScoreBias(space.asarray(both[width]), space.asarray(spread[width])),
-            bool(np.any(np.abs(found.slopes[:, :-1] - expected) > bar)),
+            bool(np.any(np.abs(logits.slopes[:, :-1] - expected) > slope_radius)),
         )

@@ -1,4 +1,4 @@
-"""What the neurons of a net see of attention, beside the residual that passes it by.
+"""The composite of a net's first layer with the value of attention, beside a residual.
 
 Single tokens tell a net F(x_N + Vᵀ·mixture) as one of weights B = A·(I + Vᵀ). In a linear cell of it, around a last
 token g,
@@ -102,7 +102,7 @@ class ResidualCells:
         self.directions = directions_and_check(signature, rng)
 
     def run(self) -> Steps[tuple[OneLayer, OneLayer, dict[str, Any]]]:
-        """The net and the value matrix, apart as far as they can be told apart, their radii, and details."""
+        """The net and the value matrix, separated as far as they are identifiable, their radii, and details."""
         cells = self._choose()
         pilot, slopes = yield from self._ask_cells(cells.take(slice(0, PILOT)))
         shrunk = float(np.min(pilot.width / cells.width[: len(pilot.width)]))
@@ -124,7 +124,7 @@ class ResidualCells:
         return self._assemble(inner, inner_radius, skip, skip_radius, misfit)
 
     def _choose(self) -> LinearCells:
-        """Cells whose patterns tell all neurons apart, wide ones first."""
+        """Cells whose patterns of active neurons separate all neurons, wide ones first."""
         outputs, neurons = self.net.outer.shape
         needed = -(-(neurons + outputs) // outputs)
         pool = random_cells(self.net, self.rng, CANDIDATES * needed + LEAST_CANDIDATES, FARTHEST)
@@ -138,7 +138,7 @@ class ResidualCells:
         return pool.take(chosen)
 
     def _equations(self, cells: LinearCells) -> Floats:  # (n, outputs, k + outputs)
-        """D(g) of a cell as a combination of what neurons see and what a skip does."""
+        """D(g) of a cell as a combination of its active neurons' composites with the value and of the skip's."""
         seen = cells.active[:, None, :] * self.net.outer[None, :, :]
         outputs = self.net.outer.shape[0]
         return np.concatenate([seen, np.broadcast_to(np.eye(outputs), (len(seen), outputs, outputs))], axis=2)
@@ -168,21 +168,23 @@ class ResidualCells:
         key_variance = cells.points**2 @ (self.score_radius**2).T + self.bias_radius**2  # (n, width)
         sure = np.sqrt(key_variance @ (self.directions**2).T)  # (n, directions)
         lengths = np.linalg.norm(keys, axis=1)[:, None] * space.rounding
-        logit_bar = length * (sure + lengths)
+        logit_radius = length * (sure + lengths)
         size = self.growth.gain * (np.linalg.norm(cells.points, axis=1) + cells.width) + self.growth.level
         slopes = values / (weight * step)[:, :, None]
         radii = (2 * (self.rounding * size + answers.radius))[:, None] / (weight * length)
-        found = _Slopes(
-            slopes, radii[:, :, None] + np.abs(slopes) * ((1 - weight) * logit_bar)[:, :, None], np.abs(weight * step)
+        measured = _Slopes(
+            slopes,
+            radii[:, :, None] + np.abs(slopes) * ((1 - weight) * logit_radius)[:, :, None],
+            np.abs(weight * step),
         )
-        return found, self._agrees(found)
+        return measured, self._agrees(measured)
 
     def _agrees(self, slopes: _Slopes) -> Booleans:  # (n,)
-        """Whether the slope in the last direction is what those in the others say."""
+        """Whether the slope in the last direction is the combination of those in the others."""
         share = self.directions[:-1] @ self.directions[-1]
         predicted = np.einsum("j,njo->no", share, slopes.values[:, :-1])
-        bar = np.sqrt(np.einsum("j,njo->no", share**2, slopes.radii[:, :-1] ** 2)) + slopes.radii[:, -1]
-        return np.asarray(np.all(np.abs(slopes.values[:, -1] - predicted) <= CHECK * bar, axis=1))
+        radius = np.sqrt(np.einsum("j,njo->no", share**2, slopes.radii[:, :-1] ** 2)) + slopes.radii[:, -1]
+        return np.asarray(np.all(np.abs(slopes.values[:, -1] - predicted) <= CHECK * radius, axis=1))
 
     def _solve(self, cells: LinearCells, slopes: _Slopes) -> tuple[Floats, Floats, Floats | None, Floats, float]:
         """M and Λ with their radii; Λ is None where the net has no skip and none shows."""

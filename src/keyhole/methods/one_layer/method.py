@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from keyhole.arrays import Array, namespace
-from keyhole.errors import KeyholeError, UsageError
-from keyhole.families import SingleHead
-from keyhole.families.one_layer import UNKNOWN_ARITHMETIC, OneLayer, as_net
-from keyhole.families.opaque_net import OpaqueNet
+from keyhole.errors import UsageError
+from keyhole.families import Family, SingleHead
+from keyhole.families.one_layer import UNKNOWN_ARITHMETIC, OneLayer, OpaqueNet, as_net
 from keyhole.families.relu_net import ReluNet
+from keyhole.methods.arithmetic import partial_result
 from keyhole.methods.base import Estimate, Method, Steps, Unrecoverable
 from keyhole.methods.forms.columns import Draft, Score
 from keyhole.methods.forms.reader import FormReader, ScoreBias
@@ -33,6 +33,7 @@ from keyhole.methods.one_layer.rays import (
     rays_of_net,
     rays_past_residual,
 )
+from keyhole.methods.relu_net.exact.estimate import FAMILY as NET_FAMILY
 from keyhole.methods.relu_net.exact.method import relu_net
 from keyhole.methods.relu_net.exact.queries import is_exact
 from keyhole.numerics.orthogonal import random_orthogonal
@@ -96,7 +97,7 @@ def one_layer(
     residual: bool | None = None,
     ffn_learner: FfnLearner | None = None,
 ) -> Steps[Estimate[OneLayer]]:
-    """All that can be told of f(X) = FFN(attn(X)), or FFN(x_N + attn(X)_N), attn one softmax head.
+    """All that is identifiable of f(X) = FFN(attn(X)), or FFN(x_N + attn(X)_N), attn one softmax head.
 
     *Provably Learning Attention with Queries* (arXiv 2601.16873) reduces this to any learner of feed-forward nets: one
     token is all of attention, so that single tokens teach the net behind the value matrix, and two tokens then teach
@@ -140,7 +141,7 @@ class _Layer:
 
     def run(self) -> Steps[Estimate[OneLayer]]:
         """Everything in front of the net; what is known of it is left behind where a run ends early."""
-        try:
+        with partial_result(self._partial):
             yield from self._ask_net_check()
             # A score bias is read in linear cells, from tokens of any length.
             net = self.neurons if self.signature.max_norm is None else None
@@ -155,14 +156,15 @@ class _Layer:
                 if error.outcome is not Outcome.WRONG_FAMILY and not isinstance(error, _Undetected):
                     raise
                 return (yield from self._ask_after(error, net))
-        except KeyholeError as error:
-            score = self.draft.matrix()
-            score = self.space.zeros(self.width, self.width) if score is None else score
-            error.partial = OneLayer(SingleHead(score, self.space.eye(self.width)), self.learned.params)
-            raise
+
+    def _partial(self, _: Family | None) -> OneLayer:
+        """What is known of the score so far, in front of the net."""
+        score = self.draft.matrix()
+        score = self.space.zeros(self.width, self.width) if score is None else score
+        return OneLayer(SingleHead(score, self.space.eye(self.width)), self.learned.params)
 
     def _ask_after(self, failure: Unrecoverable, net: ReluNet) -> Steps[Estimate[OneLayer]]:
-        """A second way to go; where it fails too, the first one says why, unless it saw nothing and the second did."""
+        """A second way; where it fails too, the first failure is raised, unless only the second had a response."""
         try:
             return (yield from self._ask_beside_score_bias(net))
         except Unrecoverable as second:
@@ -171,7 +173,7 @@ class _Layer:
             raise failure from None
 
     def _ask_net_check(self) -> Steps[None]:
-        """Held-out single tokens, near and far: a deeper net may look like one of one layer where its learner looked.
+        """Held-out single tokens, near and far: a deeper net may agree with one of one layer nearby.
 
         Half of them are those of many to which the net answers least or most: a further layer bends there first.
         """
@@ -196,7 +198,7 @@ class _Layer:
         values = answers.values if answers.values.ndim == 2 else answers.values[:, None]
         expected = net(tokens)
         changes = xp.linalg.vector_norm(expected - net(0 * tokens), axis=1)
-        radius = net.bar(tokens, UNKNOWN_ARITHMETIC * self.space.rounding) + answers.radius
+        radius = net.answer_radius(tokens, UNKNOWN_ARITHMETIC * self.space.rounding) + answers.radius
         radius = SAME_ANSWERS * changes + 4 * xp.linalg.vector_norm(radius, axis=1)
         return bool(xp.any(xp.linalg.vector_norm(values - expected, axis=1) > radius))
 
@@ -274,7 +276,7 @@ class _Layer:
         return score
 
     def _ask_past_residual(self) -> Steps[Estimate[OneLayer]]:
-        """The score matrix, and what neurons see of attention, where the last token passes it by."""
+        """The score matrix, and the neurons' composites with the value, beside a residual."""
         signature, space = self.signature, self.space
         if self.neurons is None:
             raise UsageError(
@@ -303,19 +305,21 @@ class _Layer:
         net, radius = self.neurons, self.learned.radius.anatomy.net
         assert net is not None
         assert radius is not None
-        *layers, found = yield from ResidualCells(self.signature, self.rng, net, radius, score, bias).run()
+        *layers, details = yield from ResidualCells(self.signature, self.rng, net, radius, score, bias).run()
         more = -(-net.neurons * self.width // (net.outputs or 1))
-        return self._estimate((layers[0], layers[1]), score, bias, more, residual=True, **found)
+        return self._estimate((layers[0], layers[1]), score, bias, more, residual=True, **details)
 
     def _estimate(
         self, layers: tuple[OneLayer, OneLayer], score: Score, bias: ScoreBias | None, more: int, **details: Any
     ) -> Estimate[OneLayer]:
-        """Parameters and radii, with the fewest queries that could tell so many numbers."""
+        """Parameters and radii, with the counting bound."""
         params, radius = layers
         learned, size = self.learned, {} if self.neurons is None else {"neurons": self.neurons.neurons}
         forms = score.rank * (2 * self.width - score.rank) + (self.width if bias else 0)
         bound = learned.counting_bound + -(-forms // (learned.params.outputs or 1)) + more
-        assumptions = tuple(dict.fromkeys((*ASSUMPTIONS, *learned.assumptions)))
+        # That the oracle is a net on its last token is what single tokens are read with, and no more than that.
+        own = [each for each in learned.assumptions if each != NET_FAMILY]
+        assumptions = tuple(dict.fromkeys((*ASSUMPTIONS, *own)))
         details |= {"rank": score.rank, "score_bias": bias is not None, **learned.details, **size}
         return Estimate(params, radius, bound, assumptions=assumptions, details=details)
 

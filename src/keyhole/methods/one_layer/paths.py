@@ -14,8 +14,7 @@ from typing import final
 import numpy as np
 
 from keyhole.arrays import Array, ArrayTable, Space
-from keyhole.families.one_layer import UNKNOWN_ARITHMETIC
-from keyhole.families.opaque_net import OpaqueNet
+from keyhole.families.one_layer import UNKNOWN_ARITHMETIC, OpaqueNet
 from keyhole.families.relu_net import ReluNet
 from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.forms.reader import CLEAR_ENOUGH, Forms, SearchingReader
@@ -49,10 +48,10 @@ class Net:
         answers = self.params(x[:, None, :])
         return answers if answers.ndim == 2 else answers[:, None]
 
-    def bar(self, x: Array, rounding: float) -> Array:  # (n, width) -> (n, outputs)
-        """Error bar of the answers."""
-        bar = self.params.error_bar(self.radius, x[:, None, :], rounding)  # type: ignore[arg-type]
-        return bar if bar.ndim == 2 else bar[:, None]
+    def answer_radius(self, x: Array, rounding: float) -> Array:  # (n, width) -> (n, outputs)
+        """Radius of predicted answers."""
+        radius = self.params.error_bar(self.radius, x[:, None, :], rounding)  # type: ignore[arg-type]
+        return radius if radius.ndim == 2 else radius[:, None]
 
 
 @dataclass(frozen=True)
@@ -107,10 +106,12 @@ class PathReader(SearchingReader):
 
         low, high = path(xp.zeros_like(values)), path(xp.ones_like(values))
         weight = monotone_roots(space, path, low, high, values)
-        bar = xp.sum(self.net.bar(begin + weight[:, None] * along, self._rounding) * xp.abs(paths.direction), axis=1)
-        bar = bar + answers.radius * xp.sum(xp.abs(paths.direction), axis=1)
+        error = xp.sum(
+            self.net.answer_radius(begin + weight[:, None] * along, self._rounding) * xp.abs(paths.direction), axis=1
+        )
+        error = error + answers.radius * xp.sum(xp.abs(paths.direction), axis=1)
         beyond = xp.maximum(values - xp.maximum(low, high), xp.minimum(low, high) - values)
-        if bool(xp.any(beyond > 64 * bar)):
+        if bool(xp.any(beyond > 64 * error)):
             raise Unrecoverable(
                 Outcome.WRONG_FAMILY,
                 "an answer to two tokens is not what the learned net makes of any mixture of them: "
@@ -119,7 +120,7 @@ class PathReader(SearchingReader):
         inside = xp.clip(weight, SATURATED, 1 - SATURATED)
         spread = inside * (1 - inside)
         logits = xp.log(inside / (1 - inside))
-        radius = bar / (paths.slope * spread)
+        radius = error / (paths.slope * spread)
         radius = radius + space.rounding * xp.abs(logits)
         saturated = (weight < SATURATED) | (weight > 1 - SATURATED)
         saturation = xp.where(saturated, xp.full_like(weight, xp.inf), xp.ones_like(weight))
@@ -164,9 +165,9 @@ class PathReader(SearchingReader):
         line = xp.sum(answers * direction, axis=2)
         slope = xp.min((line[1:, :] - line[:-1, :]), axis=0) * (len(GRID) - 1)
         ends = xp.concat([points[:count, :], points[-count:, :]])
-        bars = xp.reshape(self.net.bar(ends, self._rounding), (2, count, -1))
-        bar = xp.max(xp.sum(bars * xp.abs(direction), axis=2), axis=0)
-        sharpness = abs(step) * last * slope / xp.where(bar > 0, bar, xp.ones_like(bar))
+        errors = xp.reshape(self.net.answer_radius(ends, self._rounding), (2, count, -1))
+        error = xp.max(xp.sum(errors * xp.abs(direction), axis=2), axis=0)
+        sharpness = abs(step) * last * slope / xp.where(error > 0, error, xp.ones_like(error))
         return _Paths(0 * slope + step, direction, 0 * slope + last, slope, sharpness)
 
 
@@ -199,11 +200,11 @@ def monotone_roots(
         if not bool(xp.any(inside & (right - left > 2 * space.spacing * right))):
             break
         miss = function(root) - aim
-        found = inside & (miss == 0)
+        exact = inside & (miss == 0)
         same = miss * miss_right > 0
         # The end that stays counts half next time, so that both ends close in.
-        miss_left = xp.where(found, 0 * miss, xp.where(same, 0.5 * miss_left, miss))
-        miss_right = xp.where(found, 0 * miss, xp.where(same, miss, 0.5 * miss_right))
-        left = xp.where(found | ~same, guess, left)
-        right = xp.where(found | same, guess, right)
+        miss_left = xp.where(exact, 0 * miss, xp.where(same, 0.5 * miss_left, miss))
+        miss_right = xp.where(exact, 0 * miss, xp.where(same, miss, 0.5 * miss_right))
+        left = xp.where(exact | ~same, guess, left)
+        right = xp.where(exact | same, guess, right)
     return root

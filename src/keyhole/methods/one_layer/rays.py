@@ -146,7 +146,7 @@ def ask_growth(signature: Signature, growth: Growth) -> Steps[Far]:
 
 
 def guide_of(odd: Array) -> Array:  # (width,) or (width, outputs) -> (width,)
-    """The vector that rows must share evenly for all to grow: of several outputs the combination that says most."""
+    """The vector that rows must share evenly for all to grow: of several outputs the combination of largest growth."""
     if odd.ndim == 1:
         return odd
     left, sizes, _ = namespace(odd).linalg.svd(odd, full_matrices=False)
@@ -207,13 +207,13 @@ class RayReader(SearchingReader):
         values = answers.values if answers.values.ndim == 2 else answers.values[:, None]
         values = xp.sum(values * directions, axis=1)
         high = first * slopes
-        bar = first * self._rounding + 0 * high
+        rounding = first * self._rounding + 0 * high
         noise = answers.radius * xp.sum(xp.abs(directions), axis=1)
         level = self._growth.level
-        logits, radius = logit_with_radius(space, values, 0 * high, high, level, bar + noise, bar + noise)
-        slack = level + 2 * bar + noise
+        logits, radius = logit_with_radius(space, values, 0 * high, high, level, rounding + noise, rounding + noise)
+        total = level + 2 * rounding + noise
         if bool(xp.any(xp.isinf(radius))):
-            check_average(values, 0 * high, high, slack)
-        saturation = radius * xp.where(high == 0, xp.ones_like(high), high) / (4 * slack)
+            check_average(values, 0 * high, high, total)
+        saturation = radius * xp.where(high == 0, xp.ones_like(high), high) / (4 * total)
         own = space.rounding * self.estimate.size * self.signature.width**0.5
         return Forms(signs * logits / scale, radius / scale + own, 0 * values + last / first, saturation)

@@ -1,4 +1,4 @@
-"""The numbers of the small floating-point dtypes, as float64 sees them."""
+"""The numbers of the small floating-point dtypes, as float64 numbers."""
 
 from __future__ import annotations
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 import numpy as np
 
 from keyhole.arrays import Array, Booleans, Floats, Integers, floats
-from keyhole.errors import KeyholeError, UsageError
+from keyhole.errors import UsageError
 from keyhole.families import SingleHead
+from keyhole.methods.arithmetic import partial_result
 from keyhole.methods.base import Estimate, Steps, Unrecoverable
 from keyhole.methods.forms.value import Value, ask_value
 from keyhole.methods.robust.dtypes import Grid, grid_of
@@ -56,12 +57,9 @@ def bit_exact(signature: Signature, rng: np.random.Generator, *, dtype: str) -> 
     value = yield from ask_value(signature)
     exact_value = _prove_value(value, grid)
     weights = _Weights(signature, grid, exact_value)
-    try:
+    with partial_result(lambda _: weights.head()):
         yield from weights.ask_bias_check(rng)
         yield from weights.ask_all()
-    except KeyholeError as error:
-        error.partial = weights.head()
-        raise
     outputs = exact_value.shape[1] if exact_value.ndim == 2 else 1
     rank = int(np.linalg.matrix_rank(exact_value)) if outputs > 1 else 1
     width = signature.width
@@ -134,7 +132,7 @@ class _Weights:
             )
 
     def ask_all(self) -> Steps[None]:
-        """First the row of the largest value, which lends its contrast to the others, then these."""
+        """All entries, those of the row of largest value first: its token is the contrast for the others."""
         width = self.signature.width
         every = np.arange(width)
         row = np.full(width, self.largest)
@@ -160,9 +158,9 @@ class _Weights:
             _check_dtype(first > last, self.grid, "score matrix")
             proven = first == last
             self.matrix[row[proven], column[proven]] = first[proven] + 0.0
-            # Within ±reach for sure, so that AIM/reach cannot saturate it.
-            reach = np.abs(centre) + radius
-            next_scale = np.where(np.isfinite(radius), np.exp2(np.floor(np.log2(AIM / reach))), scale * SHRINK)
+            # Within ±largest for sure, so that AIM/largest cannot saturate it.
+            largest = np.abs(centre) + radius
+            next_scale = np.where(np.isfinite(radius), np.exp2(np.floor(np.log2(AIM / largest))), scale * SHRINK)
             row, column, scale = row[~proven], column[~proven], next_scale[~proven]
         raise Unrecoverable(
             Outcome.UNCERTIFIED,
@@ -170,27 +168,27 @@ class _Weights:
         )
 
     def _ask(self, row: Integers, column: Integers, scale: Floats) -> Steps[tuple[Floats, Floats]]:
-        """Entries and their radii, one query each: [t·e_i; γ·e_j], where v_i is faint [t·e_i + β·e_k; γ·e_j]."""
+        """Entries and their radii, one query each: [t·e_i; γ·e_j], where v_i is small [t·e_i + β·e_k; γ·e_j]."""
         first = scale / LAST
         own = first * self.value[row]
         faint = (np.abs(self.value[row]) < FAINT * abs(self.value[self.largest])) & (row != self.largest)
-        lent, lent_logit = self._lent(row, column, faint)
+        lent, lent_logit = self._contrast(row, column, faint)
         index = self.space.indices
         tokens = [Term(self.units, index(row), self.space.asarray(first))]
         if np.any(faint):
             tokens.append(Term(self.units, index(0 * row + self.largest), self.space.asarray(lent)))
         answers = yield Plan("entries", row.size, [tokens, [Term(self.units, index(column), LAST)]])
         high, low = own + lent * self.value[self.largest], LAST * self.value[column]
-        bar = self.space.rounding
-        bars = self.space.asarray(bar * np.abs(low)), self.space.asarray(bar * np.abs(high))
+        rounding = self.space.rounding
+        end_radii = self.space.asarray(rounding * np.abs(low)), self.space.asarray(rounding * np.abs(high))
         ends = self.space.asarray(low), self.space.asarray(high)
-        logit, radius = logit_with_radius(self.space, self._answers(answers), *ends, *bars, answers.radius)
+        logit, radius = logit_with_radius(self.space, self._answers(answers), *ends, *end_radii, answers.radius)
         centre = floats(logit) - lent_logit
         # Two products are added in the oracle where contrast is lent.
-        wide = floats(radius) + bar * np.abs(lent_logit)
+        wide = floats(radius) + rounding * np.abs(lent_logit)
         return centre / scale, wide / scale
 
-    def _lent(self, row: Integers, column: Integers, faint: Booleans) -> tuple[Floats, Floats]:
+    def _contrast(self, row: Integers, column: Integers, faint: Booleans) -> tuple[Floats, Floats]:
         """Length β of the lent token, of the sign that adds to the own value, and its known logit of order one."""
         if not np.any(faint):
             return np.zeros(row.size), np.zeros(row.size)

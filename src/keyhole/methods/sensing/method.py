@@ -40,7 +40,7 @@ HIDDEN_FACTOR = 2.0
 
 @dataclass(frozen=True)
 class ScoreEstimate:
-    """The score matrix as found."""
+    """The estimated score matrix."""
 
     matrix: Floats  # (d, d)
     radius: Floats  # (d, d)
@@ -146,7 +146,7 @@ class _Sensing:
         return FormData.of(first, second, forms), True, bilinear
 
     def _pairs(self, count: int) -> tuple[TokenRows, TokenRows]:  # (count, width) each
-        """Random unit vectors; of the first all share the value evenly, of the second none leans its way.
+        """Random unit vectors; the first all of equal overlap with the value, the second of negative overlap.
 
         A first vector has the overlap |v|/√d with v, as a random one has on average, so that its query shows the
         softmax weight well. The sign of the second keeps the values of the two tokens apart.
@@ -162,7 +162,7 @@ class _Sensing:
         return TokenRows(rows), TokenRows(columns)
 
     def _solution(self, readings: FormData, *, only: bool) -> SensingSolution:
-        """What the measurements say; a thorough search where there is no other batch to come."""
+        """The matrix that the measurements determine; a thorough search at the last batch."""
         even, request, width = readings.even(), self.request, self.signature.width
         data: dict[str, Any] = {"U": even.left, "G": even.right, "b": even.values}
         data |= {"noise": even.noise, "rng": self.solver_rng}
@@ -208,18 +208,18 @@ def _units(vectors: Array) -> Array:  # (n, width) -> (n, width)
 
 
 def _scale_back(readings: FormData, solution: SensingSolution, batches: int) -> ScoreEstimate:
-    """The solution with its radius: errors of the measurements, and what may hide in what they do not explain."""
+    """The solution with its radius: errors of the measurements, and the part that their residual may hide."""
     even, width = readings.even(), readings.left.shape[1]
     miss = ((even.left @ solution.matrix) * even.right).sum(axis=1) - even.values
     spare = readings.count - parameter_count(width, solution.rank)
     deviation = float(np.linalg.norm(miss)) / max(spare, 1) ** 0.5
-    bar = even.radius.min() + RESIDUAL_DEVIATIONS * deviation
+    form_radius = even.radius.min() + RESIDUAL_DEVIATIONS * deviation
     spread = standard_error(even.left, even.right, solution.matrix, solution.rank)
     # Random unit vectors see a matrix as its Frobenius norm over the width; at worst it is a single entry.
     seen = float(np.sqrt(np.mean(np.sum(even.left**2, axis=1))))
     hidden = HIDDEN_FACTOR * width * deviation / seen
     return ScoreEstimate(
-        solution.matrix, bar * spread + hidden, solution.rank, solution.residual, readings.count, batches
+        solution.matrix, form_radius * spread + hidden, solution.rank, solution.residual, readings.count, batches
     )
 
 
@@ -240,10 +240,10 @@ def _estimate(
     # The matrix was found in double precision and is handed back in that of the oracle.
     radius = space.asarray(estimate.radius) + space.eps * space.xp.abs(score)
     params = SingleHead(score, value.vector, bias.vector if biased else None, value.bias if value.has_bias else None)
-    bars = SingleHead(radius, value.radius, bias.radius, value.bias_radius if value.has_bias else None)
+    radii = SingleHead(radius, value.radius, bias.radius, value.bias_radius if value.has_bias else None)
     return Estimate(
         params=params,
-        radius=bars,
+        radius=radii,
         counting_bound=parameter_count(width, rank) + width * (1 + biased) + value.has_bias,
         assumptions=ASSUMPTIONS,
         details={

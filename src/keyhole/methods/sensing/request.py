@@ -23,7 +23,7 @@ CONVEX_MULTIPLE = 2.5
 
 @dataclass(frozen=True)
 class Request:
-    """What the caller wants."""
+    """The options of low-rank sensing."""
 
     rank: int | None
     solver: str
@@ -96,6 +96,6 @@ class FormData(ArrayTable):
         return float(np.linalg.norm(self.radius) / np.linalg.norm(self.values))
 
     def even(self) -> FormData:
-        """Weighted so that all have the radius of the best one: what a least-squares fit wants."""
+        """Weighted so that all have the radius of the best one: the weights of a least-squares fit."""
         weights = self.radius.min() / self.radius
         return FormData(self.left * weights[:, None], self.right, self.values * weights, self.radius * weights)

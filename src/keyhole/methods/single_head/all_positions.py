@@ -95,7 +95,7 @@ class _Positions:
         return attracted > noise or seen <= noise
 
     def ask_scale(self) -> Steps[float | None]:
-        """The scale that brings logits to order one; None when it is out of reach."""
+        """The scale that brings logits to order one; None when token norms cannot attain it."""
         space, xp = self.space, self.space.xp
         count = min(PROBE_DIRECTIONS, self.signature.width)
         one = space.indices([0])
@@ -125,8 +125,8 @@ class _Positions:
         logits = xp.where(good, xp.log(weights / (1 - weights)) + math.log(others), xp.nan * weights)
         own = xp.sqrt(safe) * (others + 1) / first  # |q·V|
         value = xp.max(own)  # rounding is relative to the value, not to the row's share of it
-        bar = 2 * self.space.rounding * value * self.signature.width**0.5 / own + 2 * self.space.eps
-        return logits, bar / (1 - weights) + self.space.rounding * xp.abs(logits)
+        weight_radius = 2 * self.space.rounding * value * self.signature.width**0.5 / own + 2 * self.space.eps
+        return logits, weight_radius / (1 - weights) + self.space.rounding * xp.abs(logits)
 
     def solve(self, answers: Array, first: float, scale: float, longest: int) -> AllPositions | None:
         """Value and score from all rows; None where some forms saturate at all sizes."""

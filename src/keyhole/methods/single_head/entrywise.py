@@ -95,9 +95,15 @@ class _Entries:
             answers: Measurements = yield Plan("contrast", open_.size, positions)
             high = self.space.asarray(first * self.value_norm)
             low = self.space.asarray(scale / first) * self.space.xp.take(self.value, self.space.indices(open_), axis=0)
-            bar = self.space.rounding + self.value_radius / self.value_norm
+            relative = self.space.rounding + self.value_radius / self.value_norm
             logits, radius = logit_with_radius(
-                self.space, answers.values - self.bias, low, high, abs(low) * bar, high * bar, self._noise(answers)
+                self.space,
+                answers.values - self.bias,
+                low,
+                high,
+                abs(low) * relative,
+                high * relative,
+                self._noise(answers),
             )
             return floats(logits), floats(radius)
 
@@ -119,10 +125,10 @@ class _Entries:
         middle = np.exp2(np.floor(np.log2(SMALLEST / (last * contrast[column]))))
 
         start = np.exp2(np.floor(np.log2(AIM / size)))
-        found, radius = yield from _ask_climbing(
+        forms, radius = yield from _ask_climbing(
             row.size, start, lambda i, scale: self._ask(row[i], column[i], scale, last[i], middle[i])
         )
-        self.matrix[row, column], self.radius[row, column] = found, radius
+        self.matrix[row, column], self.radius[row, column] = forms, radius
 
     def _ask(
         self, row: Integers, column: Integers, scale: Floats, last: Floats, middle: Floats
@@ -146,7 +152,7 @@ class _Entries:
     ) -> tuple[Floats, Floats]:
         """e^z·(y − a₁) = e^w·(a₂ − y) + (a₃ − y) for values a and the known logit w of the contrast."""
         value = floats(self.value)
-        bar = self.space.rounding + self.value_radius / self.value_norm
+        relative = self.space.rounding + self.value_radius / self.value_norm
         own, other, rest = first * value[row], middle * self.value_norm, last * value[column]
         known = middle * last * self.forms[column]
         known_radius = np.abs(middle * last) * self.forms_radius[column] + 4 * self.space.eps * np.abs(known)
@@ -158,13 +164,13 @@ class _Entries:
         inside = (below != 0) & (ratio > 0) & np.isfinite(ratio)
         logit = np.log(np.where(inside, ratio, 1.0))
         share = np.exp(-np.logaddexp(0.0, np.logaddexp(known, 0.0) - logit))  # softmax weight of the first token
-        answer_radius = bar * (share * np.abs(own) + (1 - share) * (np.abs(other) + np.abs(rest))) + noise
+        answer_radius = relative * (share * np.abs(own) + (1 - share) * (np.abs(other) + np.abs(rest))) + noise
         above_radius = (
             (1 + weight) * answer_radius
-            + weight * (bar * np.abs(other) + np.abs(other - answer) * known_radius)
-            + bar * np.abs(rest)
+            + weight * (relative * np.abs(other) + np.abs(other - answer) * known_radius)
+            + relative * np.abs(rest)
         )
-        below_radius = answer_radius + bar * np.abs(own)
+        below_radius = answer_radius + relative * np.abs(own)
         with np.errstate(divide="ignore"):
             radius = above_radius / np.abs(above) + below_radius / np.abs(below)
         radius += self.space.rounding * np.abs(logit)  # the oracle's own product behind the logit
@@ -199,20 +205,20 @@ def _ask_climbing(
     Items that stay indistinguishable from zero over FLOOR are zero, with that radius.
     """
     scale = scale.copy()
-    found, radius = np.zeros(count), np.full(count, np.inf)
+    forms, radius = np.zeros(count), np.full(count, np.inf)
     climbed = np.ones(count)
     open_ = np.arange(count)
     for _ in range(MOST_ROUNDS):
         if not open_.size:
             break
-        logit, bar = yield from ask(open_, scale[open_])
+        logit, logit_radius = yield from ask(open_, scale[open_])
         size = np.abs(logit)
-        seen = np.isfinite(bar) & (bar < 1)
-        sharp = seen & (size > 8 * bar)
+        seen = np.isfinite(logit_radius) & (logit_radius < 1)
+        sharp = seen & (size > 8 * logit_radius)
         lost = seen & ~sharp
-        better = seen & (bar / scale[open_] < radius[open_])
-        found[open_[better]] = (logit / scale[open_])[better]
-        radius[open_[better]] = (bar / scale[open_])[better]
+        better = seen & (logit_radius / scale[open_] < radius[open_])
+        forms[open_[better]] = (logit / scale[open_])[better]
+        radius[open_[better]] = (logit_radius / scale[open_])[better]
         climbed[open_[lost]] *= STEP
         done = (sharp & (size >= SMALLEST) & (size <= LARGEST)) | (lost & (climbed[open_] > FLOOR))
         factor = np.where(sharp, np.exp2(np.floor(np.log2(AIM / np.where(sharp, size, 1.0)))), 1 / STEP)
@@ -222,5 +228,5 @@ def _ask_climbing(
     else:
         raise Unrecoverable(Outcome.SATURATED, f"{open_.size} entries could be read at no scale of their tokens")
     # Taken for zero, an entry is off by what was read besides.
-    zero = np.abs(found) <= radius
-    return np.where(zero, 0.0, found), np.where(zero, radius + np.abs(found), radius)
+    zero = np.abs(forms) <= radius
+    return np.where(zero, 0.0, forms), np.where(zero, radius + np.abs(forms), radius)

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from keyhole.arrays import floats
-from keyhole.errors import KeyholeError, UsageError
+from keyhole.errors import UsageError
 from keyhole.families import SingleHead
+from keyhole.methods.arithmetic import partial_result
 from keyhole.methods.base import Estimate, Method, Steps, Unrecoverable, last_only, map_measurements
 from keyhole.methods.forms.columns import Draft, Score
 from keyhole.methods.forms.outputs import Outputs, choose_outputs
@@ -97,20 +98,21 @@ def _ask_head(
             bias, score = yield from ask_windows(signature, value, rng)
             return value, bias, score, details
         details["outputs_used"] = 1
-    try:
+    with partial_result(lambda known: _draft_head(draft, value) or known):
         bias, score = yield from ask_score_along(signature, value, rng, draft, outputs, **options)
-    except KeyholeError as error:
-        partial = draft.matrix()
-        if partial is not None:
-            error.partial = SingleHead(partial, value.vector)
-        raise
     return value, bias, score, details
+
+
+def _draft_head(draft: Draft, value: Value) -> SingleHead | None:
+    """The columns that are known so far, as a head."""
+    score = draft.matrix()
+    return None if score is None else SingleHead(score, value.vector)
 
 
 def ask_score_along(
     signature: Signature, value: Value, rng: np.random.Generator, draft: Draft, outputs: Outputs | None, **options: Any
 ) -> Steps[tuple[ScoreBias | None, Score]]:
-    """Score bias and score from the one output, or the one combination of several that says most."""
+    """Score bias and score from the one output, or from the most informative combination of several."""
     if outputs is None:
         return (yield from _ask_score(signature, value, rng, draft, **options))
     direction = outputs.turn[:, 0]

@@ -35,7 +35,7 @@ AskAt = Callable[[Integers, float], Steps[tuple[Array, Array, Array]]]
 
 @dataclass(frozen=True)
 class Weights:
-    """What a batch of answers says of its softmax weights, given the last tokens' own logits."""
+    """Softmax weights from a batch of answers, given the last tokens' own logits."""
 
     first: Array  # (n, used) weights of the long tokens where the last token has none
     share: Array  # (n, used) how much of that a unit of the last token's weight takes
@@ -123,11 +123,11 @@ class WindowReader:
         while numbers.size:
             if scale < space.tiny**0.5:
                 raise Unrecoverable(Outcome.SATURATED, f"{numbers.size} queries stayed saturated at every token norm")
-            good, found, errors = yield from ask(numbers, scale)
+            good, solved, errors = yield from ask(numbers, scale)
             (kept,), (lost,) = xp.nonzero(good), xp.nonzero(~good)
-            forms[space.indices(numbers)[kept], :] = found[kept, :]
+            forms[space.indices(numbers)[kept], :] = solved[kept, :]
             radius[space.indices(numbers)[kept], :] = errors[kept, :]
-            self.estimate.update(xp.reshape(found[kept, :], (-1,)), scale)
+            self.estimate.update(xp.reshape(solved[kept, :], (-1,)), scale)
             numbers = numbers[np.asarray([int(number) for number in lost], dtype=np.int64)]
             scale = scale * SHRINK
 

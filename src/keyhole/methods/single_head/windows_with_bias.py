@@ -25,7 +25,7 @@ NEWTON_STEPS = 50
 
 
 def ask_window_bias(reader: WindowReader) -> Steps[ScoreBias]:
-    """The score bias from queries whose last token is zero, so that the score matrix is silent."""
+    """The score bias from queries whose last token is zero, so that the score matrix does not enter."""
     space, xp, width = reader.space, reader.space.xp, reader.signature.width
     offsets = windows(reader)
     vector, radii = space.zeros(width), space.zeros(width)
@@ -41,11 +41,11 @@ def ask_window_bias(reader: WindowReader) -> Steps[ScoreBias]:
             vector[offset : offset + reader.used] = logits[number, :] / norm
             radii[offset : offset + reader.used] = radius[number, :] / norm
         open_, norm = np.asarray(lost, dtype=np.int64), norm * SHRINK
-    found = reader.inverse @ vector
-    if open_.size or float(xp.linalg.vector_norm(found)) == 0.0:
+    bias = reader.inverse @ vector
+    if open_.size or float(xp.linalg.vector_norm(bias)) == 0.0:
         raise Unrecoverable(Outcome.WRONG_FAMILY, NO_BIAS)
-    spread = xp.sqrt(reader.inverse**2 @ radii**2) + space.rounding * xp.linalg.vector_norm(found)
-    return ScoreBias(found, spread)
+    spread = xp.sqrt(reader.inverse**2 @ radii**2) + space.rounding * xp.linalg.vector_norm(bias)
+    return ScoreBias(bias, spread)
 
 
 def _ask_bias(reader: WindowReader, offsets: Integers, norm: float) -> Steps[tuple[Array, Array]]:
@@ -169,7 +169,7 @@ class WindowsBesideBias:
             own = own + xp.where(xp.isfinite(step), step, xp.zeros_like(step))
             if not bool(xp.any(settled > 4 * self.space.eps)):
                 break
-        bias_bar = self.space.rounding * self.reader.bias_norm + xp.linalg.vector_norm(self.bias.radius)
-        radii = (radius + self.space.rounding * xp.abs(logits) + settled[:, None]) / first + bias_bar
+        bias_radius = self.space.rounding * self.reader.bias_norm + xp.linalg.vector_norm(self.bias.radius)
+        radii = (radius + self.space.rounding * xp.abs(logits) + settled[:, None]) / first + bias_radius
         good = xp.all(xp.abs(logits) <= LARGEST, axis=1) & (settled < self.space.eps**0.5)
         return good, forms, radii / last[:, None]

@@ -26,6 +26,7 @@ def describe(result: Recovery, label: str, distance: float | None = None) -> Ite
     yield "queries", _queries(result)
     if result.certificate.answers.size:
         yield "held-out", _heldout(result)
+        yield from _tested(result)
     yield from _proof(result, distance, "parameters in the box")
     if "server" in result.stats.details:
         yield "server", _server(result.stats.details["server"])
@@ -81,6 +82,14 @@ def _heldout(result: Recovery) -> str:
     return f"{said}: at most {100 * certificate.worst_ratio:.2g} % of the error bar"
 
 
+def _tested(result: Recovery) -> Iterator[tuple[str, str]]:
+    """What the held-out queries say of others, and by length."""
+    certificate = result.certificate
+    if certificate.statement and certificate.worst_ratio <= 1:
+        yield "tested", certificate.statement
+        yield "", "; ".join(f"{each.label}: {each}" for each in certificate.tested[1:] if each.label != "domain")
+
+
 def _outcome(result: Recovery, word: str, label: str) -> Iterator[tuple[str, str]]:
     """What it is about, and how it ended."""
     yield word, label
@@ -113,6 +122,8 @@ def describe_layer(result: Recovery, label: str, distance: float | None = None) 
     yield from _outcome(result, "data", label)
     yield "method", ", ".join([result.method, *_starts(details)])
     yield "examples", f"{stats.queries:,} to learn from, {stats.heldout_queries:,} held out"
+    if "noise_evidence" in details:
+        yield "noise", f"{details['noise_found']}: {details['noise_evidence']}"
     if "samples" in details:
         yield "samples", str(details["samples"]["sentence"])
     if "heads" in details:

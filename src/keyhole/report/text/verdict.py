@@ -16,6 +16,8 @@ def describe_verdict(verdict: Verdict, label: str, claimed: str) -> Iterator[tup
     yield "verdict", f"{verdict.conclusion.upper()}: {verdict.message}"
     kept = verdict.queries - verdict.new_queries
     yield "queries", f"{verdict.queries}" + (f"; {kept} of them came from the journal" if kept else "")
+    if verdict.noise_evidence is not None:
+        yield "noise", f"{verdict.noise}: {verdict.noise_evidence}"
     if verdict.tolerance is not None:
         yield "tolerance", f"every part may differ by {verdict.tolerance:g} of its norm"
     if verdict.worst_error == verdict.worst_error:

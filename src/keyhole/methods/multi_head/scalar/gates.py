@@ -8,11 +8,12 @@ import numpy as np
 from scipy.linalg import qr
 
 from keyhole.arrays import Booleans, Floats, Integers
+from keyhole.numerics.svd import singular_values
 
 # Random points to choose from, and how many of the best for each one that is taken.
 CANDIDATES = 4096
 CHOICE = 6
-# Points looked at between two neighbouring hyperplanes.
+# Points tried between two neighbouring hyperplanes.
 NEIGHBOURS = 64
 # Patterns of heads are independent if their smallest singular value is above this; their entries are of order one.
 DEPENDENT = 1e-3
@@ -22,11 +23,11 @@ OFF_LOGIT = 2.0
 
 @dataclass(frozen=True)
 class HeadGate:
-    """Points at which one head is undecided and every other one decided."""
+    """Points at which the logit of one head is small and every other head is saturated."""
 
     points: Floats  # (size, size) homogeneous where heads have score biases
-    levers: Floats  # (size,) how much of the common row is needed there
-    first: Booleans  # (size, heads) which heads then choose the first token
+    scales: Floats  # (size,) scales of the common row that saturate the other heads there
+    first: Booleans  # (size, heads) which heads then attend to the first token
 
 
 def homogeneous(points: Floats, size: int) -> Floats:  # (n, width) -> (n, size)
@@ -47,11 +48,11 @@ def spread_points(
     return homogeneous(points, normals.shape[1])
 
 
-def gate(
+def choose_gate(
     rng: np.random.Generator,
-    normals: Floats,  # (heads, size) of the hyperplanes on which each head is undecided
+    normals: Floats,  # (heads, size) of the hyperplanes on which the logit of each head is zero
     head: int,
-    decided: Floats,  # (heads,) the logit from which on each head counts as decided
+    saturating: Floats,  # (heads,) the logit from which on each head counts as saturated
     width: int,
     radius: float,
 ) -> HeadGate:
@@ -59,32 +60,32 @@ def gate(
     size = normals.shape[1]
     points = spread_points(rng, normals, width, radius, head)
     others = np.delete(np.arange(normals.shape[0]), head)
-    margins = np.min(np.abs(points @ normals[others].T) / decided[others], axis=1, initial=np.inf)
+    margins = np.min(np.abs(points @ normals[others].T) / saturating[others], axis=1, initial=np.inf)
     best = np.argsort(-margins)[: max(CHOICE * size, CANDIDATES // 16)]
     weights = np.append(np.ones(width), np.full(size - width, radius))
-    chosen = best[independent(points[best] * weights, size - 1)]
+    chosen = best[choose_independent(points[best] * weights, size - 1)]
     chosen = chosen[np.argsort(-margins[chosen])]
-    levers = 1 / margins[chosen]
+    scales = 1 / margins[chosen]
     slope = float(np.linalg.norm(normals[head, :width]))
-    levers = np.where(np.isfinite(levers) & (levers > 0), levers, 1 / (slope * radius))
+    scales = np.where(np.isfinite(scales) & (scales > 0), scales, 1 / (slope * radius))
     step = np.zeros(size)
-    step[:width] = normals[head, :width] * (OFF_LOGIT / (levers[0] * slope**2))
+    step[:width] = normals[head, :width] * (OFF_LOGIT / (scales[0] * slope**2))
     points = np.vstack([points[chosen], points[chosen[:1]] + step])
-    return HeadGate(points, np.append(levers, levers[0]), points @ normals.T > 0)
+    return HeadGate(points, np.append(scales, scales[0]), points @ normals.T > 0)
 
 
 def solve_crossing(
     rng: np.random.Generator,
     normals: Floats,  # (2, heads, size) of the hyperplanes of two orthonormal rows
     head: int,
-    decided: Floats,  # (heads,)
-    shares: Floats,  # (2, outputs) what the head gives each row, over what all heads give
+    saturating: Floats,  # (heads,)
+    shares: Floats,  # (2, outputs) u·v of the head for each row, over the norm of all values
     width: int,
     radius: float,
 ) -> tuple[HeadGate, Floats]:
-    """One point along the first normal of `head`, and the combination (2,) of the rows that leaves it undecided there.
+    """One point along the first normal of `head`, and the combination (2,) of the rows whose logit is zero there.
 
-    Of all such points the one where that combination decides all other heads best.
+    Of all such points the one where that combination saturates all other heads best.
     """
     size = normals.shape[2]
     away = normals[0, head, :width] / np.linalg.norm(normals[0, head, :width])
@@ -99,8 +100,8 @@ def solve_crossing(
     logits = mixes[:, :1] * first + mixes[:, 1:] * second  # (n, heads)
     logits[:, head] = np.inf
     typical = radius * float(np.linalg.norm(normals[0, head, :width]))
-    margins = np.minimum(np.min(np.abs(logits) / decided, axis=1), typical)
-    # Errors are those of a long lever and of a small share; the first row's part tells the form along the normal.
+    margins = np.minimum(np.min(np.abs(logits) / saturating, axis=1), typical)
+    # Errors are those of a large scale and of a small share; the first row's part tells the form along the normal.
     with np.errstate(divide="ignore"):
         costs = (typical / margins + 1 / np.linalg.norm(mixes @ shares, axis=1)) / np.abs(mixes[:, 0])
     best = int(np.argmin(costs))
@@ -108,21 +109,21 @@ def solve_crossing(
     return HeadGate(points[[best]], 1 / margins[[best]], logits[[best]] > 0), mixes[best]
 
 
-def independent(vectors: Floats, count: int) -> Integers:  # (n, size) -> (count,)
+def choose_independent(vectors: Floats, count: int) -> Integers:  # (n, size) -> (count,)
     """Which vectors span the most, taken one after the other."""
     _, _, order = qr(vectors.T, mode="economic", pivoting=True)
     return np.asarray(order[:count], dtype=np.int64)
 
 
-def shares(
+def choose_points(
     rng: np.random.Generator, normals: Floats, width: int, radius: float, count: int, uniform: int
 ) -> tuple[Floats, Floats]:
     """Points far from all hyperplanes, (count, size), and the margin of the worst head there over what is typical.
 
-    Which heads choose the first token there, with the `uniform` heads that give it half of their weight, and the sum
-    of all together determine what each head says.
+    Which heads attend to the first token there, with the `uniform` heads that give it half of their weight, and the sum
+    of all together determine the answer of each head.
     """
-    points = np.vstack([spread_points(rng, normals, width, radius), between(rng, normals, width, radius)])
+    points = np.vstack([spread_points(rng, normals, width, radius), _points_between(rng, normals, width, radius)])
     sizes = np.linalg.norm(normals[:, :width], axis=1) * radius / width**0.5
     margins = np.min(np.abs(points @ normals.T) / sizes, axis=1, initial=np.inf)
     order = np.argsort(-margins)
@@ -131,15 +132,15 @@ def shares(
     _, first = np.unique(weights[:, : normals.shape[0]], axis=0, return_index=True)
     first = np.sort(first)  # the best of each kind, the best kinds first
     for some in (first[: CHOICE * count], first):
-        chosen = some[independent(centred[some], count)]
-        sizes = np.linalg.svd(centred[chosen], compute_uv=False)
+        chosen = some[choose_independent(centred[some], count)]
+        sizes = singular_values(centred[chosen])
         if chosen.size == count and np.min(sizes, initial=1.0) > DEPENDENT:
             break
     return points[order[chosen]], margins[order[chosen]]
 
 
-def between(rng: np.random.Generator, normals: Floats, width: int, radius: float) -> Floats:  # -> (n, size)
-    """Points between the hyperplane of each head and the one nearest to it, which chance would not find."""
+def _points_between(rng: np.random.Generator, normals: Floats, width: int, radius: float) -> Floats:  # -> (n, size)
+    """Points between the hyperplane of each head and the one nearest to it, where random points are rare."""
     if normals.shape[0] < 2:
         return np.zeros((0, normals.shape[1]))
     units = normals / np.linalg.norm(normals[:, :width], axis=1, keepdims=True)
@@ -151,6 +152,6 @@ def between(rng: np.random.Generator, normals: Floats, width: int, radius: float
 
 
 def weights_of(points: Floats, normals: Floats, uniform: int) -> Floats:  # -> (n, heads + uniform)
-    """How much of each head the first token has at points far from all hyperplanes."""
-    decided = np.asarray(points @ normals.T > 0, dtype=np.float64)
-    return np.column_stack([decided, np.full((points.shape[0], uniform), 0.5)])
+    """The weight that each head gives the first token at points far from all hyperplanes."""
+    weights = np.asarray(points @ normals.T > 0, dtype=np.float64)
+    return np.column_stack([weights, np.full((points.shape[0], uniform), 0.5)])

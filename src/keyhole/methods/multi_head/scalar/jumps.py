@@ -1,15 +1,15 @@
-"""Jumps of single heads on a half-circle: isolated, located, and certified to be one head each."""
+"""Jumps of single heads on a half-circle: isolated, located, and shown to be one head each."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from keyhole.arrays import ArrayTable, Booleans, Floats, Integers
 from keyhole.methods.base import Steps
+from keyhole.methods.multi_head.scalar.gates import homogeneous
 from keyhole.methods.multi_head.scalar.queries import Scope
 from keyhole.queries import Measurements
 
@@ -18,7 +18,7 @@ ISOLATED = 8.0
 
 
 class HalfCircle:
-    """Points on [0, π] in order, with the levels seen there; two neighbours of different levels enclose a jump.
+    """Points on [0, π] in order, with their levels; two neighbours of different levels enclose a jump.
 
     Intervals are not made narrower than `narrowest`: there a jump may have more than one, if it is not that sharp.
     """
@@ -83,12 +83,21 @@ def next_guess(
     return np.asarray(left + inside * (right - left))
 
 
-def cross_section(first: Floats, second: Floats, angles: Floats) -> Floats:  # (width,), (width,), (n,) -> (n, width)
-    """Points of the half-circle that goes from `first` through `second` to −`first`."""
-    return np.cos(angles)[:, None] * first + np.sin(angles)[:, None] * second
+@dataclass(frozen=True)
+class Arc:
+    """The half-circle of last tokens from `first` through `second` to −`first`."""
+
+    first: Floats  # (width,)
+    second: Floats  # (width,)
+    size: int  # coordinates of a point
+
+    def at(self, angles: Floats) -> Floats:  # (n,) -> (n, size)
+        """The points at these angles."""
+        points = np.cos(angles)[:, None] * self.first + np.sin(angles)[:, None] * self.second
+        return homogeneous(points, self.size)
 
 
-# In units of one over the gap to the next jump, the lever at which all but one head are saturated in its interval,
+# In units of one over the gap to the next jump, the scale at which all but one head are saturated in its interval,
 # over that which saturates all heads at one point.
 OPEN = 4.0
 # Logits within CENTRE locate a jump, those at ±PROBE certify it: at zero, proportional heads would pass for one.
@@ -108,9 +117,9 @@ class Jumps(ArrayTable):
     points: Floats  # (n, size) where the logit is small
     logits: Floats  # (n,) the logits there, of the first token
     slopes: Floats  # (n,) of the logit along the half-circle
-    levers: Floats  # (n,) the levers they were read at: every other head is saturated
+    scales: Floats  # (n,) the scales they were read at: every other head is saturated
     shares: Floats  # (n,) u₀·v in the combination of outputs
-    base: Floats  # (n,) what all other heads say there
+    base: Floats  # (n,) level of all other heads there
     errors: Floats  # (n,) radius of a logit near zero
 
     def __len__(self) -> int:
@@ -122,60 +131,60 @@ class Jumps(ArrayTable):
         return logits_of(weights, self.errors[which] / 4)
 
 
-def logits_of(weights: Floats, blur: Floats) -> tuple[Floats, Floats]:  # (n,), (n,) -> (n,), (n,)
+def logits_of(weights: Floats, radius: Floats) -> tuple[Floats, Floats]:  # (n,), (n,) -> (n,), (n,)
     """Logits of weights and their radii; ±inf where the weight is 0 or 1 within its error."""
-    inside = (weights > SATURATED * blur) & (1 - weights > SATURATED * blur)
+    inside = (weights > SATURATED * radius) & (1 - weights > SATURATED * radius)
     safe = np.where(inside, weights, 0.5)
     logits = np.where(inside, np.log(safe / (1 - safe)), np.where(weights < 0.5, -np.inf, np.inf))
-    return logits, np.where(inside, blur / (safe * (1 - safe)), np.inf)
+    return logits, np.where(inside, radius / (safe * (1 - safe)), np.inf)
 
 
 class JumpReader:
     """Reads the jumps of a half-circle; may be run again after more of its points are known."""
 
-    def __init__(self, scope: Scope, lever: float, circle: HalfCircle, at: Callable[[Floats], Floats]) -> None:
-        self.scope, self.lever, self.circle, self.at = scope, lever, circle, at
-        self.found: Jumps | None = None
+    def __init__(self, scope: Scope, scale: float, circle: HalfCircle, arc: Arc) -> None:
+        self.scope, self.scale, self.circle, self.arc = scope, scale, circle, arc
+        self.certified: Jumps | None = None
         self.doubtful: Floats = np.zeros((0, 2))  # ranges of jumps that are not those of one head
 
     def jumps(self) -> Jumps:
         """All that are certified, in order."""
-        if self.found is None:
+        if self.certified is None:
             nothing = np.zeros(0)
             return Jumps(np.zeros((0, 2)), np.zeros((0, self.scope.size)), *(nothing,) * 6)
-        return self.found.take(np.argsort(self.found.ranges[:, 0]))
+        return self.certified.take(np.argsort(self.certified.ranges[:, 0]))
 
     def run(self) -> Steps[None]:
         """Locate and certify the jumps that are not certified yet."""
         circle = self.circle
         before, after = circle.jumps()
         gaps = circle.gaps()
-        if self.found is not None:
-            known = self.found.ranges
+        if self.certified is not None:
+            known = self.certified.ranges
             inside = (circle.angles[before, None] >= known[:, 0]) & (circle.angles[after, None] <= known[:, 1])
             new = ~np.any(inside, axis=1)
             before, after, gaps = before[new], after[new], gaps[new]
         if not before.size:
             self.doubtful = np.zeros((0, 2))
             return
-        batch = _Batch(self, before, after, OPEN * self.lever / gaps)
-        found, good = yield from batch.solve_logits()
-        self.doubtful = found.ranges[~good]
-        certified = found.take(np.flatnonzero(good))
-        self.found = certified if self.found is None else Jumps.concat(self.found, certified)
+        batch = _Batch(self, before, after, OPEN * self.scale / gaps)
+        jumps, good = yield from batch.ask()
+        self.doubtful = jumps.ranges[~good]
+        single = jumps.take(np.flatnonzero(good))
+        self.certified = single if self.certified is None else Jumps.concat(self.certified, single)
 
 
 class _Batch:
-    """Some jumps, all read at once."""
+    """Locates and tests some jumps, all in the same plans."""
 
-    def __init__(self, reader: JumpReader, before: Integers, after: Integers, levers: Floats) -> None:
+    def __init__(self, reader: JumpReader, before: Integers, after: Integers, scales: Floats) -> None:
         circle = reader.circle
-        self.scope, self.at, self.levers = reader.scope, reader.at, levers
+        self.scope, self.at, self.scales = reader.scope, reader.arc.at, scales
         self.left, self.right = circle.angles[before], circle.angles[after]
         self.ranges = np.stack([self.left, self.right], axis=1)
         self.before = circle.levels[before]
         self.step = circle.levels[after] - self.before
-        self.weight_radius = (4 * self.scope.level_radius + self.scope.known_error(levers, self.scope.mix)) / np.abs(
+        self.weight_radius = (4 * self.scope.level_radius + self.scope.known_error(scales, self.scope.mix)) / np.abs(
             self.step
         )
 
@@ -184,8 +193,8 @@ class _Batch:
         return logits_of(weights, self.weight_radius[which])
 
     def _ask_location(self) -> Steps[tuple[Floats, Floats, Floats, Booleans]]:
-        """Angles with small logits, the logits, the slopes, and whether they were found."""
-        count = self.levers.size
+        """Angles with small logits, the logits, the slopes, and which jumps have them."""
+        count = self.scales.size
         low, high = np.full(count, -np.inf), np.full(count, np.inf)
         angle, logit = np.zeros(count), np.full(count, np.inf)
         left, right = self.left.copy(), self.right.copy()
@@ -194,13 +203,13 @@ class _Batch:
             if not open_.size:
                 break
             guess = next_guess(left[open_], right[open_], low[open_], high[open_])
-            levels = (yield from self.scope.ask("jumps", self.levers[open_], self.at(guess))) @ self.scope.mix
-            found, _ = self._weights(levels, open_)
-            below = found < 0
-            left[open_[below]], low[open_[below]] = guess[below], found[below]
-            right[open_[~below]], high[open_[~below]] = guess[~below], found[~below]
-            better = np.abs(found) < np.abs(logit[open_])
-            angle[open_[better]], logit[open_[better]] = guess[better], found[better]
+            levels = (yield from self.scope.ask("jumps", self.scales[open_], self.at(guess))) @ self.scope.mix
+            logits, _ = self._weights(levels, open_)
+            below = logits < 0
+            left[open_[below]], low[open_[below]] = guess[below], logits[below]
+            right[open_[~below]], high[open_[~below]] = guess[~below], logits[~below]
+            better = np.abs(logits) < np.abs(logit[open_])
+            angle[open_[better]], logit[open_[better]] = guess[better], logits[better]
             sloped = np.isfinite(low[open_]) & np.isfinite(high[open_])
             narrow = right[open_] - left[open_] < 8 * self.scope.signature.space.eps
             open_ = open_[~((np.abs(logit[open_]) <= CENTRE) & sloped) & ~narrow]
@@ -208,39 +217,39 @@ class _Batch:
         slopes = np.where(good, (high - low) / (right - left), 1.0)
         return angle, logit, slopes, good
 
-    def solve_logits(self) -> Steps[tuple[Jumps, Booleans]]:
-        """The jumps, and which are those of one head."""
+    def ask(self) -> Steps[tuple[Jumps, Booleans]]:
+        """The jumps, and which of them are those of one head."""
         angle, logit, slopes, good = yield from self._ask_location()
         angle, logit = np.where(good, angle, self.left), np.where(good, logit, 0.0)
         above, below = angle + (PROBE - logit) / slopes, angle - (PROBE + logit) / slopes
-        scope, levers = self.scope, self.levers
+        scope, scales = self.scope, self.scales
         high, low = self.at(above), self.at(below)
         plans = [
-            scope.plan("one head", levers, high),
-            scope.plan("one head", levers, low),
-            scope.plan("one head", levers, high, copies=(2, 1)),
-            scope.plan("one head", levers, low, copies=(1, 2)),
+            scope.plan("one head", scales, high),
+            scope.plan("one head", scales, low),
+            scope.plan("one head", scales, high, copies=(2, 1)),
+            scope.plan("one head", scales, low, copies=(1, 2)),
         ]
         answers: list[Measurements] = yield plans
-        every = np.arange(levers.size)
+        every = np.arange(scales.size)
         # Heads of equal weights give two thirds to a token that is doubled, and one to the other.
         extra = np.array([0.0, 0.0, 1.0, -1.0]) * scope.uniform / 6
-        (up, up_bar), (down, down_bar), (first, first_bar), (last, last_bar) = (
-            self._weights(scope.levels(answer, levers, points) @ scope.mix - more, every)
+        (up, up_radius), (down, down_radius), (first, first_radius), (last, last_radius) = (
+            self._weights(scope.levels(answer, scales, points) @ scope.mix - more, every)
             for answer, points, more in zip(answers, (high, low, high, low), extra, strict=True)
         )
         width = scope.signature.width
         # The oracle's product behind a logit is rounded at the size of its factors, of which a slope shows its share.
-        long, short = scope.norms(levers)
+        long, short = scope.norms(scales)
         own = scope.signature.space.rounding * np.abs(slopes) * width**0.5 * (1 + 2 * short / long)
-        ask_turn, back = first - up, down - last
-        bar = SHIFT_ERRORS * (up_bar + down_bar + first_bar + last_bar + 2 * own)
-        sign = np.sign(ask_turn)
-        good &= np.abs(ask_turn - sign * math.log(2)) <= bar
-        good &= np.abs(back - sign * math.log(2)) <= bar
-        good &= bar < 0.1  # false for nan
+        shift, shift_back = first - up, down - last
+        shift_radius = SHIFT_ERRORS * (up_radius + down_radius + first_radius + last_radius + 2 * own)
+        sign = np.sign(shift)
+        good &= np.abs(shift - sign * math.log(2)) <= shift_radius
+        good &= np.abs(shift_back - sign * math.log(2)) <= shift_radius
+        good &= shift_radius < 0.1  # false for nan
         shares = sign * self.step
         base = np.where(sign > 0, self.before, self.before + self.step)
         errors = 4 * self.weight_radius + own
-        jumps = Jumps(self.ranges, self.at(angle), sign * logit, sign * slopes, levers, shares, base, errors)
+        jumps = Jumps(self.ranges, self.at(angle), sign * logit, sign * slopes, scales, shares, base, errors)
         return jumps, good

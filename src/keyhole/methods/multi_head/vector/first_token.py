@@ -16,6 +16,7 @@ from keyhole.arrays import Floats
 from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.multi_head.vector.probe import HeadsHidden, VectorQueries
 from keyhole.methods.multi_head.vector.token_fit import TokenData, TokenFit, fit_token
+from keyhole.numerics.svd import condition, least_squares, singular_values, svd
 from keyhole.recovery import Outcome
 
 # Copies of the token and of the last one, by the length they need; ratios far apart say most.
@@ -29,6 +30,8 @@ FIRST_ROUND, SHORTER = 4, 0.4
 MOST_FILLED = 64
 # Singular values count from this many times what errors make, and fits fail beyond this many errors.
 CLEAR, MISFIT = 4.0, 16.0
+# Logits beyond this say too little.
+LARGEST = 7.0
 # Fits are not mended further where residuals are this many errors.
 ENOUGH = 4.0
 # Errors are followed through all stages by so many random draws of them, and values known no better than this are not.
@@ -60,6 +63,15 @@ class FirstToken:
         return self.floor / max(shift * size, 1e-300)
 
     @property
+    def logit_sizes(self) -> Floats:  # (heads,)
+        """Root mean squares of the logits; a few large ones, which are hardly known, do not count for more."""
+        sizes = np.abs(self.logits)
+        typical = np.median(sizes, axis=0)
+        return np.asarray(
+            np.where(typical > LARGEST, typical, np.sqrt(np.mean(np.minimum(sizes, LARGEST) ** 2, axis=0)))
+        )
+
+    @property
     def heads(self) -> int:
         """Heads that show."""
         return int(self.values.shape[0])
@@ -80,9 +92,9 @@ def ask_first_token(queries: VectorQueries) -> Steps[FirstToken]:
             columns = []
             for pair in copies:
                 columns += [(yield from queries.ask_pairs("heads", new, token, pair))]
-            found = np.stack(columns, axis=2)  # (n, views, multiplicities, outputs)
+            stacked = np.stack(columns, axis=2)  # (n, views, multiplicities, outputs)
             ends = np.stack([new, new + token][: len(queries.views)], axis=1)
-            answers = np.concatenate([answers, found.reshape(-1, *found.shape[2:])])
+            answers = np.concatenate([answers, stacked.reshape(-1, *stacked.shape[2:])])
             last = np.concatenate([last, ends.reshape(-1, queries.width)])
             heads = _count(queries, answers)[0]
             wanted = _enough(heads, len(copies), spare, queries)
@@ -102,7 +114,7 @@ def ask_first_token(queries: VectorQueries) -> Steps[FirstToken]:
 def _count(queries: VectorQueries, answers: Floats) -> tuple[int, Floats, float]:
     """The heads that show, the singular values, and what errors alone make of those."""
     flat = answers.reshape(-1, queries.outputs)
-    singular = np.asarray(np.linalg.svd(flat, compute_uv=False))
+    singular = np.asarray(singular_values(flat))
     floor = float(CLEAR * queries.noise * (flat.shape[0] ** 0.5 + queries.outputs**0.5))
     if singular[0] <= floor:
         raise Unrecoverable(
@@ -125,10 +137,10 @@ def _enough(heads: int, multiplicities: int, spare: float, queries: VectorQuerie
 def _solve(
     queries: VectorQueries, token: Floats, last: Floats, answers: Floats, copies: tuple[tuple[int, int], ...]
 ) -> FirstToken | None:
-    """The heads; None where the answers are no weights of heads, as far as they say."""
+    """The heads; None where the answers are not those of softmax weights within their errors."""
     heads, singular, floor = _count(queries, answers)
     flat = answers.reshape(-1, queries.outputs)
-    frame = np.linalg.svd(flat, full_matrices=False)[2][:heads]
+    frame = svd(flat)[2][:heads]
     ratios = np.array([many / few for many, few in copies])
     turned = answers @ frame.T
     whiten = flat.shape[0] ** 0.5 / singular[:heads]
@@ -171,7 +183,7 @@ def _check_apart(values: Floats, draws: Floats) -> None:
 
 @dataclass(frozen=True)
 class Pencil:
-    """The functionals that tell heads apart, and how clearly they do."""
+    """The functionals that separate heads, and their condition."""
 
     functionals: Floats  # (heads, heads): row h applied to an answer is the weight in head h
     null: float  # the largest singular value of the null space, over the largest of all
@@ -199,15 +211,15 @@ def solve_pencil(answers: Floats, copies: Floats, rng: np.random.Generator) -> P
     sizes = np.linalg.norm(system, axis=0)
     sizes = np.where(sizes > 0, sizes, 1.0)
     full = system.shape[0] < system.shape[1]
-    _, singular, right = np.linalg.svd(system / sizes, full_matrices=full)
+    _, singular, right = svd(system / sizes, full_matrices=full)
     singular = np.concatenate([singular, np.zeros(right.shape[0] - singular.size)])
     space = right[-heads:] / sizes
     linear, quadratic = space[:, :heads], np.zeros((heads, heads, heads))
     quadratic[:, i, j] = quadratic[:, j, i] = space[:, heads:]
     turn = rng.standard_normal(heads)
-    matrix = np.linalg.lstsq(linear, quadratic @ turn, rcond=None)[0].T
+    matrix = least_squares(linear, quadratic @ turn).T
     eigenvalues, vectors = np.linalg.eig(matrix)
-    condition = float(np.linalg.cond(vectors)) * float(np.linalg.cond(linear))
+    worst = float(condition(vectors)) * float(condition(linear))
     vectors = vectors * (eigenvalues / (turn @ vectors))
     gap = float(singular[-heads - 1] / singular[0]) if singular.size > heads else 1.0
-    return Pencil(vectors.real.T, float(singular[-heads] / singular[0]), gap, condition)
+    return Pencil(vectors.real.T, float(singular[-heads] / singular[0]), gap, worst)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from keyhole.families import MultiHead, SingleHead
 from keyhole.methods.base import Estimate, Steps, Unrecoverable
 from keyhole.methods.forms.value import Value
 from keyhole.methods.multi_head.vector.first_token import FirstToken, ask_first_token
+from keyhole.methods.multi_head.vector.pairs import ask_distances
 from keyhole.methods.multi_head.vector.probe import VectorQueries
 from keyhole.methods.multi_head.vector.scores import Scores
 from keyhole.methods.multi_head.vector.scores_all import ask_scores_everywhere
@@ -52,7 +54,15 @@ def ask_vector_heads(signature: Signature, rng: np.random.Generator, value: Valu
     scores = (yield from ask_scores_everywhere(queries, start, values)) if queries.everywhere else None
     if scores is None:
         scores = yield from ask_scores(queries, start, values)
-    return _estimate(queries, value, start, values, scores)
+    found = _estimate(queries, value, start, values, scores)
+    if not queries.coarse:
+        return found
+    apart = yield from ask_distances(queries, found.params, found.radius)
+    wide = [
+        SingleHead(head.score + more, head.value, head.score_bias + more * queries.scale)
+        for head, more in zip(found.radius.heads, apart.tolist(), strict=True)
+    ]
+    return replace(found, radius=MultiHead(wide, found.radius.output_bias))
 
 
 def _estimate(
@@ -60,27 +70,32 @@ def _estimate(
 ) -> Estimate[MultiHead]:
     """Parameters and radii, without the biases that do not show."""
     space, heads = queries.signature.space, start.heads
-    bars = ROUNDING_DEVIATIONS * np.stack([scores.bars, scores.bias_bars])
-    biased = [bool(np.any(np.abs(scores.biases[h]) > bars[1, h])) for h in range(heads)]
-    mended = np.abs(scores.values - values.matrices)
+    errors = ROUNDING_DEVIATIONS * np.stack([scores.errors, scores.bias_errors])
+    biased = [bool(np.any(np.abs(scores.biases[h]) > errors[1, h])) for h in range(heads)]
+    matrices, spread, mended = (
+        each * queries.units for each in (scores.values, values.spread, np.abs(scores.values - values.matrices))
+    )
     params, radii = [], []
     for head in range(heads):
         if not scores.shows[head]:  # as much as it may be is its radius
-            bars[0, head] += np.max(np.abs(scores.matrices[head]))
+            errors[0, head] += np.max(np.abs(scores.matrices[head]))
             scores.matrices[head] = 0.0
         bias = space.asarray(scores.biases[head]) if biased[head] else None
-        params.append(SingleHead(space.asarray(scores.matrices[head]), space.asarray(scores.values[head]), bias))
+        params.append(SingleHead(space.asarray(scores.matrices[head]), space.asarray(matrices[head]), bias))
         hidden = 0.0 if biased[head] else np.abs(scores.biases[head])
         own = (  # what mending changed in the values may be an error of its own
-            (scores.matrices[head], bars[0, head] + ROUNDING_DEVIATIONS * scores.dropped[head]),
-            (scores.values[head], ROUNDING_DEVIATIONS * values.spread[head] + mended[head]),
-            (scores.biases[head], bars[1, head] + ROUNDING_DEVIATIONS * scores.dropped[head] * queries.scale + hidden),
+            (scores.matrices[head], errors[0, head] + ROUNDING_DEVIATIONS * scores.dropped[head]),
+            (matrices[head], ROUNDING_DEVIATIONS * spread[head] + mended[head]),
+            (
+                scores.biases[head],
+                errors[1, head] + ROUNDING_DEVIATIONS * scores.dropped[head] * queries.scale + hidden,
+            ),
         )
-        radii.append(SingleHead(*(space.asarray(bar + space.spacing * np.abs(part)) for part, bar in own)))
-    found = MultiHead(params, value.bias if value.has_bias else None)
-    _check_apart(found, scores, radii)
+        radii.append(SingleHead(*(space.asarray(error + space.spacing * np.abs(part)) for part, error in own)))
+    layer = MultiHead(params, value.bias if value.has_bias else None)
+    _check_apart(layer, scores, radii)
     return Estimate(
-        params=found,
+        params=layer,
         radius=MultiHead(radii, value.bias_radius),
         counting_bound=_bound(queries, values, scores, biased, value.has_bias),
         assumptions=EVERYWHERE if queries.everywhere else ASSUMPTIONS,
@@ -88,19 +103,21 @@ def _estimate(
     )
 
 
-def _check_apart(found: MultiHead, scores: Scores, radii: list[SingleHead]) -> None:
+def _check_apart(layer: MultiHead, scores: Scores, radii: list[SingleHead]) -> None:
     """End where two heads differ by little more than what a low rank may have left out: they may have traded it."""
     for one in range(len(radii)):
         for two in range(one):
             apart = float(np.sqrt(np.mean((scores.matrices[one] - scores.matrices[two]) ** 2)))
             unknown = max(float(np.max(floats(radii[head].score))) for head in (one, two))
-            if max(scores.dropped[one], scores.dropped[two]) > 0 and apart <= TRADED * unknown:
+            biases = float(np.sqrt(np.mean((scores.biases[one] - scores.biases[two]) ** 2)))
+            known = biases > TRADED * max(float(np.max(floats(radii[head].score_bias))) for head in (one, two))
+            if max(scores.dropped[one], scores.dropped[two]) > 0 and apart <= TRADED * unknown and not known:
                 error = Unrecoverable(
                     Outcome.TOO_NOISY,
                     f"two heads of low rank differ by {apart:.2g} where their scores are known to {unknown:.2g}: too "
                     "near to each other for the precision of the answers",
                 )
-                error.partial = found
+                error.partial = layer
                 raise error
 
 

@@ -17,12 +17,16 @@ from keyhole.recovery import Outcome
 
 # One-token answers are affine up to errors of this many roundings of their size, root mean square.
 AFFINE = 2.0**8
+# Values that add up to less than this part of what they do may be larger than that by as much.
+CANCELLED = 1 / 16
 # Random tokens that precision is measured with.
 PRECISION_QUERIES = 3
 # Relative errors of 10 to this are as small as they come; each that many decades more asks for once more as much.
 PRECISE, LESS = -15.0, 2.0
 # Answers are coarse from this patience on: a relative error of 1e-13.
 COARSE = 2.0
+# The shortest of directions that cannot be orthogonal.
+UNEVEN = 0.5
 # Bits of a token's entries that are left for sums of two tokens.
 SPARE_BITS = 4
 # The scale is looked for with this many pairs of tokens, in steps of this factor ...
@@ -37,7 +41,7 @@ TOLD_BY, SHOWN = 64, 2.0
 
 
 class HeadsHidden(Unrecoverable):
-    """Raised where vectors of answers do not tell the heads apart: single outputs and long tokens still may."""
+    """Raised where vectors of answers do not separate the heads: single outputs and long tokens still may."""
 
 
 @dataclass
@@ -54,6 +58,7 @@ class VectorQueries:
     asked: int = 1  # tokens of the longest sequence
     linear: Floats = field(init=False)  # (width, outputs) the sum of all heads' values
     bias: Floats = field(init=False)  # (outputs,)
+    units: Floats = field(init=False)  # (outputs,) what answers, linear part and bias are divided by
     outputs: int = field(init=False)  # numbers per answer
     coarse: bool = False  # whether answers have few digits, as those of float32: errors decide what is told at once
 
@@ -61,6 +66,8 @@ class VectorQueries:
         self.linear = floats(self.value.vector)
         self.bias = floats(self.value.bias)
         self.outputs = int(self.bias.shape[0])
+        self.units = np.ones(self.outputs)
+        self._effects = np.zeros(self.outputs)  # what tokens add to answers, over their norm, the most seen
 
     @property
     def width(self) -> int:
@@ -78,11 +85,15 @@ class VectorQueries:
         return np.asarray(np.round(tokens / unit) * unit)
 
     def directions(self, count: int) -> Floats:  # (count, width)
-        """Random unit vectors, orthogonal as far as that goes."""
+        """Random unit vectors, orthogonal as far as that goes; elsewhere shorter ones, no two of the same length.
+
+        In one dimension only lengths are different.
+        """
         drawn = self.rng.standard_normal((count, self.width))
-        if count <= self.width:
+        if 1 < self.width >= count:
             return np.asarray(np.linalg.qr(drawn.T)[0].T)
-        return np.asarray(drawn / np.linalg.norm(drawn, axis=1, keepdims=True))
+        lengths = self.rng.uniform(UNEVEN, 1.0, (count, 1))
+        return np.asarray(drawn * lengths / np.linalg.norm(drawn, axis=1, keepdims=True))
 
     def ask(
         self,
@@ -106,18 +117,18 @@ class VectorQueries:
 
     def values_at(self, answers: Measurements, places: tuple[int, ...] | None = None) -> Floats:  # (n, places, outputs)
         """Answers at some positions, or at all of them, as plain numbers."""
-        values = floats(answers.values)
+        values = floats(answers.values) / self.units
         if self.signature.positions == "last":
             return values[:, None]
         return values if places is None else values[:, list(places)]
 
     @property
     def views(self) -> tuple[int, ...]:
-        """Positions that tell of one token beside a last one: also its own, where that one sees as much."""
+        """Positions whose answers depend on one token beside a last one: also its own where unmasked."""
         return (-1, 0) if self.everywhere else (-1,)
 
     def ask_pairs(self, stage: str, last: Floats, token: Floats, copies: tuple[int, int]) -> Steps[Floats]:
-        """[copies × (token + g); copies × g] for each last token g, as g sees it, and as token + g does."""
+        """[copies × (token + g); copies × g] for each last token g, at the position of g, and at that of token + g."""
         count = last.shape[0]
         rows = (token[None, :], np.zeros(count, dtype=np.int64), np.ones(count))
         every = np.arange(count, dtype=np.int64)
@@ -126,8 +137,22 @@ class VectorQueries:
     def ask_probes(self) -> Steps[None]:
         """Settle scale, precision, and whether all positions may be used."""
         yield from self._ask_scale()
+        self._even_out()
         yield from self._ask_precision()
         yield from self._ask_positions()
+
+    def _even_out(self) -> None:
+        """Choose units, powers of two, in which all outputs have errors of one size.
+
+        Rounding errs in proportion to what an output is made of: the values of tokens, which may cancel in the sum over
+        heads, and the bias. An output that nothing is written to has none.
+        """
+        values = np.maximum(self._effects, np.sqrt(np.mean(self.linear**2, axis=0)))
+        made = self.scale * values + np.abs(self.bias)
+        errors = made + (made > 0) * self.signature.noise.deviation / self.signature.space.eps
+        largest = float(np.max(errors, initial=0.0))
+        self.units = np.array([floor_power(error / largest) if error > 0 else 1.0 for error in errors])
+        self.linear, self.bias, self._effects = (each / self.units for each in (self.linear, self.bias, self._effects))
 
     def _ask_positions(self) -> Steps[None]:
         """Whether every position answers as the last one does: three tokens in two orders.
@@ -150,7 +175,9 @@ class VectorQueries:
         """Errors at tokens of the chosen norm: one-token answers are affine but for those."""
         last = self.on_grid(self.scale * self.directions(PRECISION_QUERIES))
         rest = (yield from self.ask("precision", last, np.arange(last.shape[0], dtype=np.int64), []))[:, 0]
-        size = float(np.sqrt(np.mean((last @ self.linear) ** 2) + np.mean(self.bias**2)))
+        own, effect = (float(np.sqrt(np.mean(each**2))) for each in (last @ self.linear, self.scale * self._effects))
+        own = max(own, effect if own > CANCELLED * effect else effect / CANCELLED)
+        size = float(np.hypot(own, np.sqrt(np.mean(self.bias**2))))
         error = float(np.sqrt(np.mean(rest**2)))
         declared, rounded = self.signature.noise.deviation, self.signature.space.eps * size
         if self.signature.noise.kind == "exact" and not error <= AFFINE * rounded:
@@ -168,8 +195,13 @@ class VectorQueries:
         self.scale, every = norm, np.arange(PAIRS, dtype=np.int64)
         tokens = self.on_grid(norm * ways)
         rows = (tokens[:PAIRS], every, np.ones(PAIRS))
-        found = (yield from self.ask("scale", tokens[PAIRS:], every, [rows], plain))[:, 0]
-        return float(np.linalg.norm(found - tokens[:PAIRS] @ self.linear / (plain + 1))) / norm
+        answers = (yield from self.ask("scale", tokens[PAIRS:], every, [rows], plain))[:, 0]
+        self._effects = np.maximum(self._effects, np.sqrt(np.mean(answers**2, axis=0)) / norm)
+        return float(np.linalg.norm(answers - tokens[:PAIRS] @ self.linear / (plain + 1))) / norm
+
+    def _pairs(self) -> Floats:  # (2·PAIRS, width)
+        """Tokens, then last tokens, none orthogonal to its partner: a multiple of the identity does nothing there."""
+        return np.concatenate([self.directions(PAIRS), self.directions(PAIRS)])
 
     def _ask_scale(self) -> Steps[None]:
         """The norm of tokens at which attention chooses, without being decided."""
@@ -179,7 +211,7 @@ class VectorQueries:
                 "sequences of two tokens do not tell heads apart: allow sequences of three (max_length)",
             )
         limit = float(min(self.signature.norm_limit / 2, self.signature.space.huge**0.25))
-        pairs = self.directions(2 * PAIRS)
+        pairs = self._pairs()
         seen: dict[float, float] = {}
 
         def ask_effect(norm: float) -> Steps[float]:
@@ -198,7 +230,7 @@ class VectorQueries:
             norm, top = min(norm * LADDER, limit), max(top, higher)
         floor = self.zero_effect(norm)
         if top <= floor:  # no attention at all, or one that cancels beside a single last token
-            ways = self.directions(2 * PAIRS)
+            ways = self._pairs()
             for tried in list(seen):  # heads of opposite logits and equal values
                 if (yield from self._ask_effect(ways, tried, 2)) > self.zero_effect(tried):
                     raise HeadsHidden(Outcome.WRONG_FAMILY, "heads cancel wherever two tokens are asked, but not three")
@@ -228,7 +260,7 @@ class VectorQueries:
         return float(self.noise + spread * float(np.sqrt(np.mean(values**2))))
 
     def residual_error(self, fit: TokenFit, logits: Floats, values: Floats) -> float:
-        """Deviation of an answer that a fit shows, or that it may have where the fit has little to tell it by."""
+        """Deviation of an answer by the residual of a fit, or its bound where degrees of freedom are few."""
         if fit.freedom < TOLD_BY:
             return fit.residual + self.errors(logits, values)
         return SHOWN * max(fit.residual, self.noise)

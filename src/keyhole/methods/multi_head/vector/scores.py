@@ -8,8 +8,10 @@ import numpy as np
 
 from keyhole.arrays import Floats, Integers
 from keyhole.methods.multi_head.vector.first_token import CLEAR
-from keyhole.methods.multi_head.vector.probe import VectorQueries
+from keyhole.methods.multi_head.vector.probe import HeadsHidden, VectorQueries
 from keyhole.methods.multi_head.vector.values import VectorValues
+from keyhole.numerics.svd import singular_values, spectral_norm, svd
+from keyhole.recovery import Outcome
 
 # Weights are read where their error is at most this part of them.
 SHARPEST = 0.1
@@ -31,47 +33,49 @@ class Scores:
     matrices: Floats  # (heads, width, width)
     values: Floats  # (heads, width, outputs) mended
     biases: Floats  # (heads, width)
-    bars: Floats  # (heads,) deviation of one entry of a score over a unit token and a unit last token
+    errors: Floats  # (heads,) deviation of one entry of a score over a unit token and a unit last token
     dropped: Floats  # (heads,) what a low rank may have left out of such an entry
-    bias_bars: Floats  # (heads,)
+    bias_errors: Floats  # (heads,)
     shows: list[bool]  # whether any entry of a score is more than what was read may err by
     ranks: Integers  # (heads,) of score and bias together
     per_query: int  # tokens
     condition: float  # errors of answers over errors of logits
 
 
-def spectral(bars: Floats) -> Floats:  # (heads, m, n) -> (heads,)
+def spectral(errors: Floats) -> Floats:  # (heads, m, n) -> (heads,)
     """What independent errors of these deviations make of the largest singular value, a few of them large or not."""
-    squares = bars**2
+    squares = errors**2
     return np.asarray(
         np.sqrt(np.max(np.sum(squares, axis=2), axis=1)) + np.sqrt(np.max(np.sum(squares, axis=1), axis=1))
     )
 
 
-def ranks_above(rows: Floats, bars: Floats) -> Integers:  # (heads, m, n)
+def ranks_above(rows: Floats, errors: Floats) -> Integers:  # (heads, m, n)
     """Singular values that errors do not make, one at least."""
-    floors = CLEAR * spectral(bars)[:, None]
-    return np.asarray(np.maximum(np.sum(np.linalg.svd(rows, compute_uv=False) > floors, axis=1), 1))
+    floors = CLEAR * spectral(errors)[:, None]
+    return np.asarray(np.maximum(np.sum(singular_values(rows) > floors, axis=1), 1))
 
 
-def rms(bars: Floats) -> Floats:  # (heads, m, n) -> (heads,)
+def rms(errors: Floats) -> Floats:  # (heads, m, n) -> (heads,)
     """Over all forms of a head."""
-    return np.asarray(np.sqrt(np.mean(bars**2, axis=(1, 2))))
+    return np.asarray(np.sqrt(np.mean(errors**2, axis=(1, 2))))
 
 
-def errors_outside(rows: Floats, more: Floats, bars: Floats, ranks: Integers) -> Floats:  # (heads,)
+def errors_outside(rows: Floats, more: Floats, errors: Floats, ranks: Integers) -> Floats:  # (heads,)
     """What lies outside a span by errors alone: those of the new rows, and those of the span that they use."""
-    found = []
+    factors = []
     for head, rank in enumerate(ranks):
-        singular = np.linalg.svd(rows[head], compute_uv=False)
+        singular = singular_values(rows[head])
         used = float(np.sqrt(np.mean(more[head] ** 2))) * rows.shape[2] ** 0.5 / max(singular[rank - 1], 1e-300)
-        found.append(1 + used)
-    return np.asarray(2 * CLEAR * rms(bars) * np.array(found))
+        factors.append(1 + used)
+    return np.asarray(2 * CLEAR * rms(errors) * np.array(factors))
 
 
 def inverse_of(values: Floats) -> Floats:  # (heads, k, outputs) -> (outputs, heads·k)
     """What takes answers to weights."""
     basis, triangle = np.linalg.qr(values.reshape(-1, values.shape[2]).T)
+    if not np.all(np.diag(triangle)):
+        raise HeadsHidden(Outcome.WRONG_FAMILY, "the values of some token are the same in two heads, or zero in one")
     return np.asarray(basis @ np.linalg.inv(triangle).T)
 
 
@@ -81,18 +85,30 @@ def worst_of(inverse: Floats) -> float:
 
 
 def most_tokens(queries: VectorQueries, values: VectorValues, filled: float) -> int:
-    """Tokens per query that this part of the outputs tells apart, and that a sequence has room for beside another."""
+    """Tokens per query that this part of the outputs separates, and that a sequence has room for beside another."""
     each = filled * queries.outputs // values.matrices.shape[0]
     return max(1, int(min(each, np.min(values.ranks), queries.longest - 1, queries.width)))
+
+
+def are_independent(tokens: Floats, values: VectorValues) -> bool:  # (k, width)
+    """Whether the values of tokens in all heads are: not where heads write to fewer outputs than there are."""
+    flat = (tokens @ values.matrices).reshape(-1, values.matrices.shape[2])
+    error = values.error * float(np.linalg.norm(tokens[0]))
+    if flat.shape[0] > flat.shape[1]:
+        return False
+    return bool(singular_values(flat)[-1] > CLEAR * error * (flat.shape[0] ** 0.5 + flat.shape[1] ** 0.5))
 
 
 def affordable(queries: VectorQueries, values: VectorValues, tokens: Floats, filled: float) -> int:  # (width, width)
     """Tokens per query: as many as that part of the outputs allows, but for those that cost too much accuracy."""
     size, heads = float(np.linalg.norm(tokens[0])), values.matrices.shape[0]
     least = most_tokens(queries, values, COARSELY_FILLED)
+    least = next(count for count in range(least, 0, -1) if count == 1 or are_independent(tokens[:count], values))
     most = least if queries.coarse else most_tokens(queries, values, filled)
     wanted = queries.signature.space.eps**0.5 / FINE
     for count in range(most, least, -1):
+        if not are_independent(tokens[:count], values):
+            continue
         noise = float(np.hypot(values.noise, values.error * size * (heads / count) ** 0.5))
         if noise * worst_of(inverse_of(tokens[:count] @ values.matrices)) * (count + 1) <= wanted:
             return count
@@ -136,7 +152,7 @@ def weight_errors(
 
 def cross_scores(
     rows: Floats,  # (heads, m, width + 1)
-    bars: Floats,
+    row_errors: Floats,
     kept: Integers,  # (k,) columns
     columns: Floats,  # (heads, width, k)
     wide: Floats,
@@ -147,11 +163,11 @@ def cross_scores(
     inverses = [_inverse(head[:, kept], int(rank)) for head, rank in zip(rows, ranks, strict=True)]
     whole = np.stack([c @ inverse @ r for c, inverse, r in zip(columns, inverses, rows, strict=True)])
     # How much that enlarges errors of rows, and errors of columns.
-    of_rows = np.array([np.linalg.norm(c @ inverse, 2) for c, inverse in zip(columns, inverses, strict=True)])
-    of_columns = np.array([np.linalg.norm(inverse @ r, 2) for inverse, r in zip(inverses, rows, strict=True)])
+    of_rows = np.array([spectral_norm(c @ inverse) for c, inverse in zip(columns, inverses, strict=True)])
+    of_columns = np.array([spectral_norm(inverse @ r) for inverse, r in zip(inverses, rows, strict=True)])
     # C·U⁻¹·R with errors in each of the three.
-    core = rms(bars[:, :, kept])
-    errors = rms(bars) * of_rows + rms(wide) * of_columns + core * of_rows * of_columns
+    core = rms(row_errors[:, :, kept])
+    errors = rms(row_errors) * of_rows + rms(wide) * of_columns + core * of_rows * of_columns
     return whole, errors, dropped * (1 + of_rows)
 
 
@@ -161,8 +177,8 @@ def scores_of(
     last: Floats,  # (width, width)
     values: Floats,
     ranks: Integers,
-    bars: Floats,  # (heads,)
-    read_bars: Floats,  # (heads,) of what was read
+    errors: Floats,  # (heads,)
+    read_errors: Floats,  # (heads,) of what was read
     shown: tuple[int, float],  # tokens per query, condition
     dropped: Floats | float = 0.0,
 ) -> Scores:
@@ -177,10 +193,10 @@ def scores_of(
         matrices,
         values,
         biases,
-        scale * bars / size,
-        scale * dropped / size + 0.0 * bars,
-        bars / size,
-        [bool(np.any(np.abs(m) > UNSEEN * b)) for m, b in zip(matrices, scale * read_bars / size, strict=True)],
+        scale * errors / size,
+        scale * dropped / size + 0.0 * errors,
+        errors / size,
+        [bool(np.any(np.abs(m) > UNSEEN * b)) for m, b in zip(matrices, scale * read_errors / size, strict=True)],
         ranks,
         *shown,
     )
@@ -188,7 +204,7 @@ def scores_of(
 
 def choose_columns(rows: Floats, ranks: Integers, count: int) -> Integers:  # (heads, m, n) -> (count,)
     """Columns that span those of every head well: each time the one that adds most, as a product over heads."""
-    _, _, right = np.linalg.svd(rows, full_matrices=False)
+    _, _, right = svd(rows)
     spaces = [right[head, : max(int(rank), 1)].copy() for head, rank in enumerate(ranks)]
     chosen: list[int] = []
     for _ in range(count):
@@ -210,23 +226,21 @@ def choose_columns(rows: Floats, ranks: Integers, count: int) -> Integers:  # (h
 
 def outside(rows: Floats, more: Floats, ranks: Integers) -> Floats:  # (heads, m, c), (heads, k, c) -> (heads,)
     """How much of further rows lies outside the span of the first `rank` directions of the known, rms per entry."""
-    _, _, right = np.linalg.svd(rows, full_matrices=False)
-    found = []
+    _, _, right = svd(rows)
+    shares = []
     for head, rank in enumerate(ranks):
         span = right[head, :rank]
         rest = more[head] - (more[head] @ span.T) @ span
-        found.append(float(np.sqrt(np.mean(rest**2))))
-    return np.array(found)
+        shares.append(float(np.sqrt(np.mean(rest**2))))
+    return np.array(shares)
 
 
 def steepness(rows: Floats, more: Floats, ranks: Integers) -> Floats:  # (heads, m, c), (heads, k, c) -> (heads,)
-    """How much errors of rows are enlarged where further ones are told by them."""
-    return np.array(
-        [np.linalg.norm(more[head] @ _inverse(rows[head], int(rank)), 2) for head, rank in enumerate(ranks)]
-    )
+    """How much errors of rows grow in further rows that are computed from them."""
+    return np.array([spectral_norm(more[head] @ _inverse(rows[head], int(rank))) for head, rank in enumerate(ranks)])
 
 
 def _inverse(matrix: Floats, rank: int) -> Floats:  # (m, n) -> (n, m)
-    left, sizes, right = np.linalg.svd(matrix, full_matrices=False)
+    left, sizes, right = svd(matrix)
     kept = max(rank, 1)
     return np.asarray((right[:kept].T / np.maximum(sizes[:kept], 1e-300)) @ left[:, :kept].T)

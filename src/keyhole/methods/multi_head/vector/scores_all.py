@@ -1,4 +1,4 @@
-"""The score matrices of all heads where all positions are seen: every token of a query is a last one for all others.
+"""The score matrices of all heads observed at all positions: every token of a query is a last one for all others.
 
 [u_1; …; u_n; 0] shows at position u_i the weights w_j of all tokens in all heads, once the values of tokens are known,
 and log(w_j / w_0) = u_jᵀ·(M·u_i + c). So one query reads n·(n + 1) forms of each head. Tokens are put in groups, of
@@ -18,7 +18,7 @@ from keyhole.methods.multi_head.vector import scores as common
 from keyhole.methods.multi_head.vector.first_token import CLEAR, FirstToken
 from keyhole.methods.multi_head.vector.probe import VectorQueries
 from keyhole.methods.multi_head.vector.scores import Scores
-from keyhole.methods.multi_head.vector.values import LARGEST, VectorValues
+from keyhole.methods.multi_head.vector.values import VectorValues
 from keyhole.queries import Measurements, Plan, Position, Term, TokenRows
 
 # Tokens of this part of their size are tried as long as that tells more, so often at most.
@@ -40,14 +40,14 @@ SPARE_ROWS = 2
 
 
 def ask_scores_everywhere(queries: VectorQueries, start: FirstToken, values: VectorValues) -> Steps[Scores | None]:
-    """All scores; None where only the last position tells them: others see less, or some weights stay at 0 or 1."""
+    """All scores; None where only the last position has them: others are masked, or some weights saturate."""
     reader = _BlockReader(queries, start, values)
     for _ in range(ATTEMPTS):
         if reader.per_query < FEWEST_TOKENS or not (yield from reader.ask_size()):
             return None
-        found = yield from reader.ask()
-        if found is not None:
-            return found
+        scores = yield from reader.ask()
+        if scores is not None:
+            return scores
         reader.size *= SMALLER**2
     return None
 
@@ -57,13 +57,13 @@ class _Read:
     """Forms of the tokens of some queries: their last tokens are the same ones, and the zero token."""
 
     forms: Floats  # (queries, heads, n, n + 1)
-    bars: Floats
+    errors: Floats
 
     def relative_error(self) -> float:
         """Radii over what scores make of forms, in the head that is known worst."""
         scored = np.sqrt(np.mean((self.forms[..., :-1] - self.forms[..., -1:]) ** 2, axis=(0, 2, 3)))
         scored = np.maximum(scored, FLATTEST * np.max(scored) + 1e-300)
-        return float(np.max(np.sqrt(np.mean(self.bars**2, axis=(0, 2, 3))) / scored))
+        return float(np.max(np.sqrt(np.mean(self.errors**2, axis=(0, 2, 3))) / scored))
 
 
 class _BlockReader:
@@ -72,8 +72,8 @@ class _BlockReader:
     def __init__(self, queries: VectorQueries, start: FirstToken, values: VectorValues) -> None:
         self.queries, self.values, self.heads = queries, values, start.heads
         self.unit = queries.directions(queries.width)
-        sizes = np.sqrt(np.mean(np.minimum(start.logits**2, LARGEST**2), axis=0))
-        self.size = queries.scale * min(1.0, (AIM / max(float(np.max(sizes)), 1e-300)) ** 0.5)
+        sharpest = max(float(np.max(start.logit_sizes)), 1e-300)
+        self.size = queries.scale * min(1.0, (AIM / sharpest) ** 0.5)
         self.tokens = queries.on_grid(self.size * self.unit)
         roomy = FILLED * queries.outputs >= FEWEST_TOKENS * self.heads
         half = max(common.affordable(queries, values, self.tokens, FILLED if roomy else 1.0) // 2, 1)
@@ -87,7 +87,7 @@ class _BlockReader:
 
     def _clear(self) -> None:
         shape = (self.heads, self.queries.width, self.queries.width + 1)
-        self.forms, self.bars, self.times = np.zeros(shape), np.zeros(shape), np.zeros(shape[1:])
+        self.forms, self.errors, self.times = np.zeros(shape), np.zeros(shape), np.zeros(shape[1:])
 
     def ask_size(self) -> Steps[bool]:
         """Make tokens of the size at which forms are known best, if they are known well at any."""
@@ -114,11 +114,11 @@ class _BlockReader:
             if not (yield from self._ask_beside(group)):
                 return None
             if group == last:  # all forms were read
-                ranks = common.ranks_above(self.forms, self.bars)
-                return self._scores(self.forms, ranks, common.rms(self.bars), self.bars, 0.0)
-            found = self.solve_spanned(np.concatenate(self.groups[: group + 1]))
-            if found is not None:
-                return found
+                ranks = common.ranks_above(self.forms, self.errors)
+                return self._scores(self.forms, ranks, common.rms(self.errors), self.errors, 0.0)
+            scores = self.solve_spanned(np.concatenate(self.groups[: group + 1]))
+            if scores is not None:
+                return scores
         return None
 
     def _ask_beside(self, group: int) -> Steps[bool]:
@@ -131,16 +131,16 @@ class _BlockReader:
             read = yield from self._ask(np.stack(members))
             if read is None or read.relative_error() > 2 * BLURRED:
                 return False
-            for some, forms, bars in zip(members, read.forms, read.bars, strict=True):
-                self._add(some, forms, bars)
+            for some, forms, errors in zip(members, read.forms, read.errors, strict=True):
+                self._add(some, forms, errors)
         return True
 
-    def _add(self, members: Integers, forms: Floats, bars: Floats) -> None:  # (n,), twice (heads, n, n + 1)
-        """Keep what was read: of several times the mean, and the widest bar, since errors of values do not average."""
+    def _add(self, members: Integers, forms: Floats, errors: Floats) -> None:  # (n,), twice (heads, n, n + 1)
+        """Keep the forms: of several measurements the mean and the largest error, as those of values do not average."""
         place = (slice(None), members[:, None], np.append(members, self.queries.width))
         times = self.times[place[1:]]
         self.forms[place] = (self.forms[place] * times + forms) / (times + 1)
-        self.bars[place] = np.maximum(self.bars[place], bars)
+        self.errors[place] = np.maximum(self.errors[place], errors)
         self.times[place[1:]] = times + 1
 
     def _ask(self, members: Integers) -> Steps[_Read | None]:  # (queries, n)
@@ -153,7 +153,7 @@ class _BlockReader:
         seen = queries.values_at(answers) - queries.bias  # (queries, n + 1, outputs)
         share = self.size * (self.heads / self.per_query) ** 0.5
         mixed = float(np.hypot(self.values.noise, self.values.error * share))
-        forms, bars = np.zeros((2, members.shape[0], self.heads, count, count + 1))
+        forms, form_errors = np.zeros((2, members.shape[0], self.heads, count, count + 1))
         for number, some in enumerate(members):
             own = self.tokens[some] @ self.values.matrices  # (heads, n, outputs)
             inverse = common.inverse_of(own)
@@ -165,35 +165,39 @@ class _BlockReader:
             if not (np.all(weights > 0) and np.all(rest > 0)):
                 return None
             errors = common.weight_errors(self.values, self.tokens[some], weights, inverse, noise)
-            bar = np.hypot(errors / weights, np.linalg.norm(errors, axis=2, keepdims=True) / rest)
-            if not np.all(bar < common.SHARPEST):
+            form_error = np.hypot(errors / weights, np.linalg.norm(errors, axis=2, keepdims=True) / rest)
+            if not np.all(form_error < common.SHARPEST):
                 return None
             forms[number] = np.log(weights / rest).transpose(1, 2, 0)
-            bars[number] = bar.transpose(1, 2, 0)
-        return _Read(forms, bars)
+            form_errors[number] = form_error.transpose(1, 2, 0)
+        return _Read(forms, form_errors)
 
-    def _scores(self, forms: Floats, ranks: Integers, errors: Floats, bars: Floats, dropped: Floats | float) -> Scores:
+    def _scores(
+        self, forms: Floats, ranks: Integers, errors: Floats, read_errors: Floats, dropped: Floats | float
+    ) -> Scores:
         shown, known = (self.per_query, self.condition), self.values.matrices
-        return common.scores_of(forms, self.tokens, self.tokens, known, ranks, errors, common.rms(bars), shown, dropped)
+        return common.scores_of(
+            forms, self.tokens, self.tokens, known, ranks, errors, common.rms(read_errors), shown, dropped
+        )
 
     def solve_spanned(self, read: Integers) -> Scores | None:
         """All forms, where the rows read span the others; None where they do not show to."""
         width = self.queries.width
-        rows, bars = self.forms[:, read], self.bars[:, read]
-        ranks = common.ranks_above(rows, bars)
+        rows, row_errors = self.forms[:, read], self.errors[:, read]
+        ranks = common.ranks_above(rows, row_errors)
         rank = int(np.max(ranks))
-        coarse = bool(np.median(bars) > common.KNOWN * np.median(np.abs(rows)))
+        coarse = bool(np.median(row_errors) > common.KNOWN * np.median(np.abs(rows)))
         ends = np.append(read, width)  # columns that are read whole
         if coarse or rank + SPARE_ROWS > read.size:
             return None
-        columns, wide = self.forms[:, :, ends], self.bars[:, :, ends]
+        columns, wide = self.forms[:, :, ends], self.errors[:, :, ends]
         others = np.setdiff1d(np.arange(width), read)
         allowed = common.errors_outside(rows[:, :, ends], columns[:, others], wide[:, others], ranks)
         if not np.all(common.outside(rows[:, :, ends], columns[:, others], ranks) <= allowed):
             return None
         kept = ends[common.choose_columns(rows[:, :, ends], ranks, rank)]
-        dropped = allowed + CLEAR * common.spectral(bars)
+        dropped = allowed + CLEAR * common.spectral(row_errors)
         whole, errors, dropped = common.cross_scores(
-            rows, bars, kept, self.forms[:, :, kept], self.bars[:, :, kept], ranks, dropped
+            rows, row_errors, kept, self.forms[:, :, kept], self.errors[:, :, kept], ranks, dropped
         )
-        return self._scores(whole, ranks, errors, bars, dropped)
+        return self._scores(whole, ranks, errors, row_errors, dropped)

@@ -10,7 +10,7 @@ from keyhole.methods.multi_head.vector import scores as common
 from keyhole.methods.multi_head.vector.first_token import CLEAR, FirstToken
 from keyhole.methods.multi_head.vector.probe import VectorQueries
 from keyhole.methods.multi_head.vector.scores import Scores
-from keyhole.methods.multi_head.vector.values import LARGEST, VectorValues
+from keyhole.methods.multi_head.vector.values import VectorValues
 from keyhole.recovery import Outcome
 
 # Logits of tokens are aimed at this size in the sharpest head.
@@ -30,11 +30,11 @@ def ask_scores(queries: VectorQueries, start: FirstToken, values: VectorValues) 
     reader = _ScoreReader(queries, start, values)
     whole = reader.width + 1
     every = np.arange(whole, dtype=np.int64)
-    rows, bars = yield from reader.ask(0, every)
+    rows, errors = yield from reader.ask(0, every)
     for block in range(1, len(reader.blocks)):
-        ranks = common.ranks_above(rows, bars)
+        ranks = common.ranks_above(rows, errors)
         rank = int(np.max(ranks))
-        coarse = bool(np.median(bars) > common.KNOWN * np.median(np.abs(rows)))
+        coarse = bool(np.median(errors) > common.KNOWN * np.median(np.abs(rows)))
         enough = whole if coarse else rank + 1
         chosen = common.choose_columns(rows, ranks, enough) if enough < whole - 1 else every
         more, wide = yield from reader.ask(block, chosen)
@@ -45,15 +45,15 @@ def ask_scores(queries: VectorQueries, start: FirstToken, values: VectorValues) 
             telling = telling and bool(np.all(common.steepness(rows[:, :, chosen], more, ranks) <= STEEPEST))
             if telling and np.all(common.outside(rows[:, :, chosen], more, ranks) <= allowed):
                 chosen = chosen[:rank]
-                dropped = allowed + CLEAR * common.spectral(bars)  # what rank and span may have left out
-                return (yield from reader.ask_columns(rows, bars, ranks, chosen, block, more, wide, dropped))
+                dropped = allowed + CLEAR * common.spectral(errors)  # what rank and span may have left out
+                return (yield from reader.ask_columns(rows, errors, ranks, chosen, block, more, wide, dropped))
             others = np.setdiff1d(every, chosen)
             rest, wide_rest = yield from reader.ask(block, others)
             order = np.argsort(np.concatenate([chosen, others]))
             more = np.concatenate([more, rest], axis=2)[:, :, order]
             wide = np.concatenate([wide, wide_rest], axis=2)[:, :, order]
-        rows, bars = np.concatenate([rows, more], axis=1), np.concatenate([bars, wide], axis=1)
-    return reader.solve(rows, common.ranks_above(rows, bars), common.rms(bars), common.rms(bars))
+        rows, errors = np.concatenate([rows, more], axis=1), np.concatenate([errors, wide], axis=1)
+    return reader.solve(rows, common.ranks_above(rows, errors), common.rms(errors), common.rms(errors))
 
 
 class _ScoreReader:
@@ -63,8 +63,8 @@ class _ScoreReader:
         self.last = queries.on_grid(
             np.vstack([queries.scale * queries.directions(self.width), np.zeros((1, self.width))])
         )
-        sizes = np.sqrt(np.mean(np.minimum(start.logits**2, LARGEST**2), axis=0))
-        self.size = queries.scale * min(1.0, AIM / max(float(np.max(sizes)), 1e-300))
+        sharpest = max(float(np.max(start.logit_sizes)), 1e-300)
+        self.size = queries.scale * min(1.0, AIM / sharpest)
         self.tokens = queries.on_grid(self.size * queries.directions(self.width))
         self.per_query = common.affordable(queries, values, self.tokens, 1.0)
         starts = range(0, self.width, self.per_query)
@@ -93,8 +93,8 @@ class _ScoreReader:
         # As much as values may be off by, no more: where nothing of them shows outside, answers tell nothing of it.
         likely = self.size * float(np.max(self.values.spread))
         held = (self.noise / likely) ** 2 * np.eye(effects.shape[1])
-        found = np.linalg.solve(effects.T @ effects + held, effects.T @ (answers @ beyond).ravel())
-        change = found.reshape(count, -1)
+        solution = np.linalg.solve(effects.T @ effects + held, effects.T @ (answers @ beyond).ravel())
+        change = solution.reshape(count, -1)
         self.mended[block] = change
         self.own[block] = own + np.einsum("kb,bho->hko", change, weak)
         self.inverses[block] = common.inverse_of(self.own[block])
@@ -111,7 +111,7 @@ class _ScoreReader:
         """Forms u·(M·g + c) of a block of tokens with some of the last tokens, and their radii."""
         queries, heads = self.queries, self.heads
         members = self.blocks[block]
-        forms, bars = np.zeros((2, heads, members.size, columns.size))
+        forms, form_errors = np.zeros((2, heads, members.size, columns.size))
         scale = np.ones(columns.size)
         left, usual = np.arange(columns.size, dtype=np.int64), np.zeros(heads)
         noise = self.noise
@@ -131,24 +131,25 @@ class _ScoreReader:
             rest = 1 - np.sum(weights, axis=2, keepdims=True)
             errors = common.weight_errors(self.values, self.tokens[members], weights, inverse, noise)
             errors = errors / scale[left][:, None, None]
-            bar = np.hypot(errors / weights, np.linalg.norm(errors, axis=2, keepdims=True) / rest)
-            usual = np.maximum(usual, np.median(bar, axis=(0, 2)))
-            if np.any(usual > common.SHARPEST):
+            form_error = np.hypot(errors / weights, np.linalg.norm(errors, axis=2, keepdims=True) / rest)
+            even = (members.size + 1) * np.median(np.linalg.norm(errors, axis=2), axis=0)  # where all weights are equal
+            usual = np.maximum(usual, np.minimum(np.median(form_error, axis=(0, 2)), UNUSUAL * even))
+            if np.any(even > common.SHARPEST):
                 raise Unrecoverable(
                     Outcome.TOO_NOISY,
-                    f"{int(np.sum(usual > common.SHARPEST))} of {heads} heads answer too faintly beside the others for "
+                    f"{int(np.sum(even > common.SHARPEST))} of {heads} heads answer too faintly beside the others for "
                     f"their weights to be read: use an oracle of higher precision",
                 )
             most = np.minimum(common.SHARPEST, UNUSUAL * usual)[:, None]
-            good = np.all((weights > 0) & (rest > 0) & (bar < most), axis=(1, 2))
+            good = np.all((weights > 0) & (rest > 0) & (form_error < most), axis=(1, 2))
             taken = left[good]
             if taken.size:
                 logits = np.log(weights[good] / rest[good])
                 forms[:, :, taken] = (logits / scale[taken][:, None, None]).transpose(1, 2, 0)
-                bars[:, :, taken] = (bar[good] / scale[taken][:, None, None]).transpose(1, 2, 0)
+                form_errors[:, :, taken] = (form_error[good] / scale[taken][:, None, None]).transpose(1, 2, 0)
             left = left[~good]
             if not left.size:
-                return forms, bars
+                return forms, form_errors
             scale[left] /= 2
         raise Unrecoverable(
             Outcome.SATURATED, f"the weights of {left.size} queries stayed at 0 or 1 however short the tokens were"
@@ -157,33 +158,36 @@ class _ScoreReader:
     def ask_columns(
         self,
         rows: Floats,
-        bars: Floats,
+        row_errors: Floats,
         ranks: Integers,
         kept: Integers,
         block: int,
         more: Floats,
-        more_bars: Floats,
+        more_errors: Floats,
         dropped: Floats,
     ) -> Steps[Scores]:
         """All other tokens at the last ones that are kept."""
-        columns, wide = [rows[:, :, kept], more[:, :, : kept.size]], [bars[:, :, kept], more_bars[:, :, : kept.size]]
+        columns, wide = (
+            [rows[:, :, kept], more[:, :, : kept.size]],
+            [row_errors[:, :, kept], more_errors[:, :, : kept.size]],
+        )
         for number in range(block + 1, len(self.blocks)):
             forms, errors = yield from self.ask(number, kept)
             columns.append(forms)
             wide.append(errors)
         whole, errors, left_out = common.cross_scores(
-            rows, bars, kept, np.concatenate(columns, axis=1), np.concatenate(wide, axis=1), ranks, dropped
+            rows, row_errors, kept, np.concatenate(columns, axis=1), np.concatenate(wide, axis=1), ranks, dropped
         )
-        return self.solve(whole, ranks, errors, common.rms(bars), left_out)
+        return self.solve(whole, ranks, errors, common.rms(row_errors), left_out)
 
     def solve(
         self,
         forms: Floats,  # (heads, width, width + 1)
         ranks: Integers,
-        bars: Floats,
-        read_bars: Floats,  # (heads,) of what was read
+        errors: Floats,
+        read_errors: Floats,  # (heads,) of what was read
         dropped: Floats | float = 0.0,
     ) -> Scores:
         """Scores and biases from forms: the last of the last tokens is zero."""
         shown, known = (self.per_query, self.condition), self.corrected_values()
-        return common.scores_of(forms, self.tokens, self.last[:-1], known, ranks, bars, read_bars, shown, dropped)
+        return common.scores_of(forms, self.tokens, self.last[:-1], known, ranks, errors, read_errors, shown, dropped)

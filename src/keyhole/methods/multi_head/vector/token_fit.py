@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from keyhole.arrays import Floats, Integers
+from keyhole.numerics.svd import least_squares, pseudo_inverse, spectral_norm, svd
 
 # A step moves no logit by more than this: weights are linear in it no further.
 LONGEST_STEP = 1.5
@@ -60,7 +61,7 @@ class TokenFit:
         moved = np.einsum("jho,rjh->rjo", state.own(), logits[:, state.asked.group])
         rest = slim.copy()
         rest[:, :-1] -= moved
-        values = np.linalg.lstsq(state.triangle, state.basis.T, rcond=None)[0] @ rest
+        values = least_squares(state.triangle, state.basis.T) @ rest
         return logits, values @ self._frame.T
 
 
@@ -72,7 +73,7 @@ def fit_token(asked: TokenData, logits: Floats, enough: float) -> TokenFit:
     outputs, (groups, heads) = asked.answers.shape[1], logits.shape
     # The directions of all values, (outputs, at most 2·heads + 1): answers have nothing but errors elsewhere.
     rows = np.vstack([asked.answers, asked.known, asked.total[None, :]])
-    frame = np.asarray(np.linalg.svd(rows, full_matrices=False)[2][: 2 * heads + 1].T)
+    frame = np.asarray(svd(rows)[2][: 2 * heads + 1].T)
     slim = replace(asked, answers=asked.answers @ frame, known=asked.known @ frame, total=asked.total @ frame)
     state, damping = TokenState(slim, logits), DAMPING
     done = enough**2 * asked.answers.size
@@ -120,8 +121,8 @@ class TokenState:
         design = np.vstack([self.weights, np.ones((1, logits.shape[1]))])
         target = np.vstack([asked.answers - self.others @ asked.known, asked.total[None, :]])
         self.basis, self.triangle = np.linalg.qr(design)
-        self.condition = float(np.linalg.norm(np.linalg.pinv(self.triangle), 2))
-        self.values = np.linalg.lstsq(self.triangle, self.basis.T @ target, rcond=None)[0]
+        self.condition = spectral_norm(pseudo_inverse(self.triangle))
+        self.values = least_squares(self.triangle, self.basis.T @ target)
         self.rest = target - design @ self.values
         self.error = float(np.sum(self.rest**2))
 
@@ -154,11 +155,11 @@ def guess_logits(asked: TokenData, groups: int) -> Floats | None:  # (groups, he
     count = asked.answers.shape[0]
     if outputs < 2 * heads or count + 2 < 2 * heads or not np.all(asked.odds > 0):
         return None
-    inverse = np.linalg.pinv(asked.known)  # (outputs, heads)
+    inverse = pseudo_inverse(asked.known)  # (outputs, heads)
     answers = np.vstack([asked.answers, asked.total[None, :]])
     along = answers @ inverse  # ξ
     outside = answers - along @ asked.known
-    turn = np.linalg.svd(outside, full_matrices=False)[2][:heads]
+    turn = svd(outside)[2][:heads]
     coordinates = outside @ turn.T
     sizes = np.maximum(np.sqrt(np.mean(coordinates**2, axis=0)), 1e-300)
     coordinates = coordinates / sizes  # ζ
@@ -170,7 +171,7 @@ def guess_logits(asked: TokenData, groups: int) -> Floats | None:  # (groups, he
         system = np.hstack([own / factor[:, None], own])
         ends = np.array([np.concatenate([sums, 0 * sums]), np.concatenate([0 * sums, sums])])
         right = np.concatenate([1 / factor - along[:-1, head], [1.0, -along[-1, head]]])
-        solved = np.linalg.lstsq(np.vstack([system, ends]), right, rcond=None)[0]
+        solved = least_squares(np.vstack([system, ends]), right)
         new = np.clip(own @ solved[:heads], LEAST, 1 - LEAST)
         rest = (1 - new) / (1 + asked.odds[:, head])  # of the last token
         logits[:, head] = np.log(new / rest / asked.copies)

@@ -8,9 +8,10 @@ import numpy as np
 
 from keyhole.arrays import ROUNDING_DEVIATIONS, Floats, Integers, floats
 from keyhole.methods.base import Steps, Unrecoverable
-from keyhole.methods.multi_head.vector.first_token import CLEAR, ENOUGH, MISFIT, FirstToken
+from keyhole.methods.multi_head.vector.first_token import CLEAR, ENOUGH, LARGEST, MISFIT, FirstToken
 from keyhole.methods.multi_head.vector.probe import HeadsHidden, VectorQueries
 from keyhole.methods.multi_head.vector.token_fit import TokenData, TokenFit, fit_token, guess_logits
+from keyhole.numerics.svd import condition, least_squares, pseudo_inverse, singular_values, spectral_norm, svd
 from keyhole.recovery import Outcome
 
 # Copies of the known token, of the new one and of the last, by the length they need.
@@ -22,13 +23,21 @@ COPIES = {
 # Where outputs are twice as many as heads logits need not be guessed, so that tokens have natural norms and two
 # multiplicities do.
 ROOMY = {6: ((1, 1, 1), (4, 1, 1)), 4: ((1, 1, 1), (2, 1, 1))}
+# Where logits are the same beside all last tokens, as those of heads without a score are, only multiplicities make
+# weights different.
+MANY = {
+    10: ((8, 1, 1), (4, 1, 1), (2, 1, 1), (1, 1, 1), (1, 2, 2), (1, 4, 2), (1, 1, 4), (1, 1, 8)),
+    6: ((4, 1, 1), (2, 1, 1), (1, 1, 1), (1, 2, 2), (1, 1, 4)),
+    4: ((2, 1, 1), (1, 1, 1), (1, 2, 1), (1, 1, 2)),
+}
+# They are the same if they differ by no more than this part of them, and weights if the condition number for small
+# tokens is above this.
+FLAT, DEPENDENT = 1e-3, 1e8
 # Elsewhere new tokens have logits of about this size in the sharpest head: large ones are not found from a guess of
 # zero, small ones lose digits.
 AIM = 0.1
 # A token that is not found is asked again at this part of its size, so often.
-AGAIN, ATTEMPTS = 0.2, 4
-# Known logits beyond this say too little.
-LARGEST = 7.0
+AGAIN, ATTEMPTS = 0.2, 5
 # Sets of last tokens that are compared.
 DRAWN = 32
 # Values need less patience than the first token, which all others are read beside: this part of it.
@@ -39,7 +48,7 @@ SPARE_TOKENS = 1 / 8
 # at most: values along them are mended later.
 WEAK, MOST_WEAK = 0.05, 6
 # Errors that heads trade are taken for this many times those drawn: a fit of near-equal heads rounds as well.
-STRESS = 4.0
+STRESS = 2.0
 # Values from spans that may be off by more than this part of them are not used: all tokens are read instead.
 BLURRED = 1e-4
 # Queries that test whether a few tokens told the values of all.
@@ -71,16 +80,16 @@ def ask_values(queries: VectorQueries, start: FirstToken) -> Steps[VectorValues]
     """Values of tokens until their spans are complete; then those of all tokens from the sum over heads."""
     reader = _ValueReader(queries, start)
     if start.heads == 1:
-        return reader.alone()
+        return reader.single_head()
     filled = queries.outputs // start.heads
     limit, filled = queries.width, filled + int(np.ceil(SPARE_TOKENS * reader.more * filled))
     while True:
         known = len(reader.values)
         if known >= limit:
-            return reader.plainly()
-        found = reader.solve_spanned()
-        if found is not None and found.sharp and (yield from reader.ask_test(found)):
-            return found
+            return reader.solve_basis()
+        values = reader.solve_spanned()
+        if values is not None and values.sharp and (yield from reader.ask_test(values)):
+            return values
         count = min(known, limit - known)
         if known < filled:
             count = min(count, filled - known)
@@ -96,9 +105,6 @@ class _ValueReader:
             )
         self.queries, self.start = queries, start
         self.more = 1 + (queries.patience - 1) / MILDER
-        self.roomy = queries.outputs >= 2 * start.heads
-        table = ROOMY if self.roomy else COPIES
-        self.copies = next(copies for length, copies in table.items() if queries.longest >= length)
         drawn = queries.rng.standard_normal((queries.width, queries.width))
         drawn[0] = start.token
         self.basis = np.linalg.qr(drawn.T)[0].T  # the first is that of the known token
@@ -107,11 +113,22 @@ class _ValueReader:
         size = np.linalg.norm(start.token)
         self.values: list[Floats] = [start.values / size]  # of each basis token, (heads, outputs)
         self.draws: list[Floats] = [start.value_draws / size]  # (draws, heads, outputs)
-        sizes = np.sqrt(np.mean(np.minimum(start.logits**2, LARGEST**2), axis=0))
-        self.size = queries.scale * min(1.0, (1.0 if self.roomy else AIM) / max(float(np.max(sizes)), 1e-300))
-        self.shrink = 1.0
-        self.chosen = self._choose()
+        self._settle(roomy=queries.outputs >= 2 * start.heads)
         self.noise, self.error = max(queries.noise, start.residual), start.residual / queries.scale
+
+    def _settle(self, *, roomy: bool) -> None:
+        """Choose multiplicities, last tokens and the size of tokens, with or without a guess of the logits."""
+        start, queries = self.start, self.queries
+        self.roomy, self.shrink = roomy, 1.0
+        sharpest = max(float(np.max(start.logit_sizes)), 1e-300)
+        self.size = queries.scale * min(1.0, (1.0 if roomy else AIM) / sharpest)
+        flat = FLAT * sharpest
+        for table in (ROOMY, COPIES, MANY)[0 if roomy else 1 :]:
+            self.copies = next(copies for length, copies in table.items() if queries.longest >= length)
+            self.chosen = self._choose()
+            apart = float(np.max(np.ptp(start.logits[self.chosen], axis=0)))
+            if apart >= flat and self._condition(self.chosen) <= DEPENDENT:
+                break
 
     def _choose(self) -> Integers:
         """Last tokens whose known logits make the weights of heads as different as they get."""
@@ -132,7 +149,7 @@ class _ValueReader:
         return np.sort(chosen)
 
     def _views(self, ends: Integers) -> Integers:
-        """The last tokens among all that were read beside: each g, and token + g where that sees as much."""
+        """All last tokens that tokens were measured beside: each g, and token + g where that attends to as much."""
         views = np.arange(len(self.queries.views), dtype=np.int64)
         return (ends[:, None] * views.size + views).ravel()
 
@@ -149,13 +166,13 @@ class _ValueReader:
         shared = np.broadcast_to(weight.reshape(-1, heads), (heads, count * many, heads))
         system = np.concatenate([shared, slopes.reshape(heads, -1, count)], axis=2)
         total = np.concatenate([np.ones((heads, 1, heads)), np.zeros((heads, 1, count))], axis=2)
-        return float(np.max(np.linalg.cond(np.concatenate([system, total], axis=1))))
+        return float(np.max(condition(np.concatenate([system, total], axis=1))))
 
     def ask(self, count: int) -> Steps[None]:
         """The values of the next tokens of the basis."""
         known = len(self.values)
         missing = list(range(known, known + count))
-        found: dict[int, tuple[Floats, Floats, Floats]] = {}
+        fits: dict[int, tuple[Floats, Floats, Floats]] = {}
         for _ in range(ATTEMPTS):
             tokens = self.queries.on_grid(self.size * self.shrink * self.basis[missing])
             answers = yield from self._ask(tokens)
@@ -165,7 +182,7 @@ class _ValueReader:
                 if fit.residual <= self._allowed():
                     length = float(np.linalg.norm(tokens[place]))
                     errors = self._errors(fit, answers[place].shape[:2])
-                    found[number] = (tokens[place] / length, fit.values / length, errors / length)
+                    fits[number] = (tokens[place] / length, fit.values / length, errors / length)
                     self.noise = max(self.noise, fit.residual)
                     self.error = max(self.error, fit.state.condition * max(fit.residual, self.queries.noise) / length)
                 else:
@@ -173,17 +190,20 @@ class _ValueReader:
             missing = failed
             if not missing:
                 break
-            self.shrink *= AGAIN
+            if self.roomy:  # values of one token are spanned by those of another, which spoils the guess
+                self._settle(roomy=False)
+            else:
+                self.shrink *= AGAIN
         else:
             raise Unrecoverable(
                 Outcome.WRONG_FAMILY,
                 f"{len(missing)} tokens beside a known one were answered as no {self.start.heads} heads answer them: "
                 f"the box is no sum of heads, or its logits are too small at the norms allowed (max_norm)",
             )
-        for number in sorted(found):
-            self.tokens.append(found[number][0])
-            self.values.append(found[number][1])
-            self.draws.append(found[number][2])
+        for number in sorted(fits):
+            self.tokens.append(fits[number][0])
+            self.values.append(fits[number][1])
+            self.draws.append(fits[number][2])
 
     def _ask(self, tokens: Floats) -> Steps[Floats]:  # (n, width) -> (n, groups, copies, outputs)
         queries, count, views = self.queries, tokens.shape[0], len(self.queries.views)
@@ -234,13 +254,15 @@ class _ValueReader:
         changes[:, :-1] -= own
         return fit.respond(changes)[1]
 
-    def alone(self) -> VectorValues:
+    def single_head(self) -> VectorValues:
         """The values of a single head, which are those of the sum."""
         matrices = self.queries.linear[None]
-        error = float(np.max(floats(self.queries.value.radius))) / ROUNDING_DEVIATIONS
-        return self._whole(matrices, error, np.full((1, self.queries.outputs), error), matrices[None][:0], 0)
+        each = (
+            np.max(floats(self.queries.value.radius) / self.queries.units, axis=0) / ROUNDING_DEVIATIONS
+        )  # (outputs,)
+        return self._whole(matrices, float(np.max(each)), each[None], matrices[None][:0], 0)
 
-    def plainly(self) -> VectorValues:
+    def solve_basis(self) -> VectorValues:
         """The values where all tokens of a basis were read."""
         tokens, values = np.stack(self.tokens), np.stack(self.values, axis=1)  # (heads, width, outputs)
         drawn = STRESS * np.asarray(
@@ -252,7 +274,7 @@ class _ValueReader:
     def _whole(self, matrices: Floats, error: float, spread: Floats, draws: Floats, tokens: int) -> VectorValues:
         """Values that were read entry by entry, with their ranks."""
         floor = CLEAR * error * (self.queries.width**0.5 + self.queries.outputs**0.5)
-        ranks = np.maximum(np.sum(np.linalg.svd(matrices, compute_uv=False) > floor, axis=1), 1)
+        ranks = np.maximum(np.sum(singular_values(matrices) > floor, axis=1), 1)
         weak = np.zeros((0, *spread.shape))
         return VectorValues(matrices, ranks, tokens, error, spread, self.noise, draws, weak, traded=0.0)
 
@@ -263,7 +285,7 @@ class _ValueReader:
         floor = CLEAR * self.error * (count**0.5 + self.queries.outputs**0.5)
         spans, ranks, tilts = [], [], []
         for head in range(heads):
-            _, singular, right = np.linalg.svd(values[head], full_matrices=False)
+            _, singular, right = svd(values[head])
             rank = max(int(np.sum(singular > floor)), 1)
             spans.append(right[:rank])
             ranks.append(rank)
@@ -271,37 +293,37 @@ class _ValueReader:
         if max(ranks) == count or sum(ranks) > self.queries.outputs:
             return None
         together = np.concatenate(spans)
-        inverse = np.linalg.pinv(together)
+        inverse = pseudo_inverse(together)
         shares = self.queries.linear @ inverse
         # Spans that are tilted by errors of what was read move all shares, the more the nearer heads are to each other.
         size = float(np.sqrt(np.mean(np.sum(shares**2, axis=1))))
-        moved = size * max(tilts) * (1 + float(np.linalg.norm(inverse, 2)))
+        moved = size * max(tilts) * (1 + spectral_norm(inverse))
         ends = np.cumsum([0, *ranks])
         matrices = [shares[:, ends[h] : ends[h + 1]] @ spans[h] for h in range(heads)]
-        found = np.stack(matrices)
-        told = np.stack(self.tokens) @ found
+        stacked = np.stack(matrices)
+        told = np.stack(self.tokens) @ stacked
         # Read once more from the sum over heads: what spans are wrong by, of which fitting them hides a part.
         hides = 2 * count / (count - max(ranks))
         apart = np.sqrt(np.mean((told - values) ** 2, axis=1)) * hides  # (heads, outputs)
         drawn = np.sqrt(np.mean(np.stack(self.draws, axis=2) ** 2, axis=(0, 2)))
         error = max(self.error, float(np.sqrt(np.mean(apart**2))))
-        turn, sizes, _ = np.linalg.svd(together, full_matrices=False)
+        turn, sizes, _ = svd(together)
         low = turn[:, sizes < WEAK * np.median(sizes)][:, -MOST_WEAK:].T  # (n, all ranks)
         weak = np.stack([low[:, ends[h] : ends[h + 1]] @ spans[h] for h in range(heads)], axis=1)
         return VectorValues(
-            matrices=found,
+            matrices=stacked,
             ranks=np.array(ranks),
             tokens=count,
             error=error,
             spread=np.maximum(np.maximum(STRESS * drawn, apart), max(error, moved)),
             noise=self.noise,
-            draws=found[None][:0],
+            draws=stacked[None][:0],
             weak=weak,
             traded=float(np.sqrt(np.mean(drawn**2))),
         )
 
-    def ask_test(self, found: VectorValues) -> Steps[bool]:
-        """Whether new tokens have the values that a few tokens told."""
+    def ask_test(self, vector_values: VectorValues) -> Steps[bool]:
+        """Whether held-out tokens have the values that the matrices predict."""
         queries, heads = self.queries, self.start.heads
         if queries.outputs == heads:
             return False
@@ -312,7 +334,7 @@ class _ValueReader:
         answers = yield from queries.ask("values", self.start.last, last, [(tokens, every, np.ones(TESTS))])
         rests = []
         for token, answer in zip(tokens, answers[:, 0], strict=True):
-            values = token @ found.matrices
-            rests.append(answer - values.T @ np.linalg.lstsq(values.T, answer, rcond=None)[0])
-        error = found.noise + found.error * queries.scale * heads**0.5
+            values = token @ vector_values.matrices
+            rests.append(answer - values.T @ least_squares(values.T, answer))
+        error = vector_values.noise + vector_values.error * queries.scale * heads**0.5
         return bool(np.sqrt(np.mean(np.square(rests))) <= MISFIT * error)

@@ -1,4 +1,4 @@
-"""Networks that may only be asked inside a ball: a line misses kinks there, so several lines are looked at."""
+"""Networks that may only be queried inside a ball: a line misses kinks there, so several lines are searched."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ CHECKS, OUTERMOST = 64, 0.999
 FAILURES = 3
 # More open intervals than this at first are no kinks that were missed but errors of what is known.
 CROWD = 40
-# What is understood errs by at most this many times its radius: bars hold for entries, this for all of them at once.
+# Predictions err by at most this many times their radius, which holds for single entries.
 DEVIATIONS = 10.0
 
 
 @dataclass(frozen=True)
 class InBall:
-    """What several lines told: equations, their solution, and for each kink the side that is on."""
+    """Equations from several lines, their solution, and for each kink the side on which the neuron is active."""
 
     rows: CellEquations
     jumps: NeuronMaps
@@ -47,12 +47,12 @@ def ask_in_ball(queries: TokenQueries, rng: np.random.Generator, patience: float
     What is not understood shows most on the surface of the ball; the next line goes through such a token.
     """
     limit = queries.signature.norm_limit
-    found: InBall | None = None
+    fit: InBall | None = None
     through: Floats | None = None
     failures = 0
     for _ in range(LINES):
         try:
-            found = yield from _ask_another_line(queries, rng, patience, found, through)
+            fit = yield from _ask_another_line(queries, rng, patience, fit, through)
         except NotPiecewiseLinear:  # a kink at the very end of a line, or two of them too near to each other
             failures += 1
             if failures == FAILURES:
@@ -62,10 +62,10 @@ def ask_in_ball(queries: TokenQueries, rng: np.random.Generator, patience: float
         x = rng.standard_normal((CHECKS, queries.width))
         x *= OUTERMOST * limit / np.linalg.norm(x, axis=1, keepdims=True)
         answers = yield from queries.ask("checks", x)
-        off = np.max(np.abs(answers - found.pieces(x)), axis=1)
-        bar = found.error(limit) + queries.noise + queries.rounding * float(found.pieces.size(np.asarray(limit)))
-        if np.all(off <= bar):
-            return found
+        off = np.max(np.abs(answers - fit.pieces(x)), axis=1)
+        allowed = fit.error(limit) + queries.noise + queries.rounding * float(fit.pieces.size(np.asarray(limit)))
+        if np.all(off <= allowed):
+            return fit
         through = x[np.argmax(off)]
     raise NotPiecewiseLinear(f"{LINES} lines inside the ball did not meet all of its kinks")
 
@@ -82,13 +82,13 @@ def _ask_another_line(
     kinked = yield from ask_line(queries, line, rng, known=pieces, error=error, patience=patience, crowd=crowd)
     if before is not None and kinked.kinks.size == 0:
         return replace(before, lines=before.lines + 1)
-    centres, reach = _widest(line, kinked, pieces)
+    centres, distance = _widest(line, kinked, pieces)
     values = yield from queries.ask("cells", centres)
     level = np.max(np.abs(values), axis=0) + kinked.level
-    errors = np.full(reach.size, queries.rounding + queries.noise / float(np.min(level)))
+    errors = np.full(distance.size, queries.rounding + queries.noise / float(np.min(level)))
     axes = np.linalg.qr(rng.standard_normal((queries.width, queries.width)))[0].T
-    nothing = np.zeros((reach.size, values.shape[1], queries.width)), np.zeros(reach.size)
-    cells = yield from ask_gradients(queries, centres, reach, values, level, errors, axes, nothing, rng)
+    nothing = np.zeros((distance.size, values.shape[1], queries.width)), np.zeros(distance.size)
+    cells = yield from ask_gradients(queries, centres, distance, values, level, errors, axes, nothing, rng)
     return _with_line(queries, line, kinked, cells, float(np.max(level)), before)
 
 
@@ -100,13 +100,13 @@ def _widest(line: QueryLine, kinked: Kinked, pieces: Pieces | None) -> tuple[Flo
             known = -pieces.heights(line.origin[None, :])[0] / (pieces.normal @ line.direction)
         known = known[np.abs(known) < line.last]
     ends = np.concatenate([[-line.last], kinked.kinks, [line.last]])
-    places, reach = np.empty(ends.size - 1), np.empty(ends.size - 1)
+    places, distance = np.empty(ends.size - 1), np.empty(ends.size - 1)
     for number in range(ends.size - 1):
         low, high = ends[number : number + 2]
         parts = np.concatenate([[low], np.sort(known[(known > low) & (known < high)]), [high]])
         widest = int(np.argmax(np.diff(parts)))
-        places[number], reach[number] = np.mean(parts[widest : widest + 2]), 0.5 * np.diff(parts)[widest]
-    return line.at(places), reach
+        places[number], distance[number] = np.mean(parts[widest : widest + 2]), 0.5 * np.diff(parts)[widest]
+    return line.at(places), distance
 
 
 def _with_line(
@@ -134,8 +134,8 @@ def _with_line(
     if np.linalg.matrix_rank(on) < on.shape[1]:
         raise NotPiecewiseLinear("kinks of several lines contradict each other")
     rows = replace(rows, active=on)
-    found = solve_neurons(rows)
-    return InBall(rows, found, pieces_of(found, towards), towards, 1 if before is None else before.lines + 1)
+    neurons = solve_neurons(rows)
+    return InBall(rows, neurons, pieces_of(neurons, towards), towards, 1 if before is None else before.lines + 1)
 
 
 def _new_neurons(jumps: Floats, direction: Floats, at: Floats) -> tuple[Floats, Floats, Floats]:

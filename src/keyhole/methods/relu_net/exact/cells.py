@@ -43,7 +43,7 @@ class NeuronMaps:
 
     linear: Floats  # (k + 1, outputs, width)
     constant: Floats  # (k + 1, outputs)
-    linear_error: Floats  # (k + 1,) bar on entries
+    linear_error: Floats  # (k + 1,) radius of entries
     constant_error: Floats  # (k + 1,)
     covariance: Floats  # (k + 1, k + 1)
 

@@ -24,7 +24,7 @@ BESIDE = 0.02
 
 @dataclass(frozen=True)
 class Depth:
-    """How closely a result is looked at."""
+    """How thoroughly a result is tested."""
 
     # Radii of circles beside all kinks, in units of the typical distance of a kink: kinks elsewhere than on
     # the line that was asked, as deeper nets have, mostly show far out. A nearer one sees kinks that end and begin.

@@ -13,9 +13,11 @@ from keyhole.methods.base import Estimate, Steps
 from keyhole.methods.relu_net.exact.lattice import subset_with_sum
 from keyhole.methods.relu_net.exact.queries import Pieces, TokenQueries
 
+FAMILY = "the box computes one hidden layer of neurons, and perhaps an affine map beside it, from its last token alone"
 ASSUMPTIONS = (
-    "the box computes one hidden layer of neurons, and perhaps an affine map beside it, from its last token alone",
+    FAMILY,
     "answers are right up to the rounding of their dtype and the declared noise",
+    "neurons that cancel but in a strip much narrower than the cells around it, as those of a bump, may be unseen",
 )
 INSIDE = "nothing is said of tokens longer than max_norm, and kinks that cut off a twentieth of the ball may be unseen"
 # Held-out answers that differ from predictions by more than this part of their size are another function's.
@@ -23,7 +25,7 @@ ANOTHER_FUNCTION = 1e-5
 # Shells on which held-out queries lie, in units of the typical distance of a kink times √width.
 SHELLS = (0.5, 1.0, 2.0, 4.0)
 # Where functions are looked at closely, answers that differ by more than this many radii are: those of random nets stay
-# below half a bar.
+# below half a radius.
 STRICT = 10.0
 # Where new answers show that radii were too narrow, they become this much wider than what was seen.
 WIDER = 3.0
@@ -48,7 +50,7 @@ class PieceErrors:
 
     def times(self, factor: float) -> PieceErrors:
         """Errors of `factor` times the size."""
-        return PieceErrors(*(factor * bar for bar in vars(self).values()))
+        return PieceErrors(*(factor * radius for radius in vars(self).values()))
 
 
 def estimate_net(
@@ -61,6 +63,7 @@ def estimate_net(
     sharpness: Floats | None = None,
 ) -> Estimate[ReluNet]:
     """The net of these pieces, without a skip term where the orientation of its neurons explains the affine map."""
+    pieces, radii, sharpness = _without_nothings(queries, pieces, radii, sharpness)
     count, width = pieces.normal.shape
     outputs = pieces.weight.shape[1]
     jumps = (pieces.weight[:, :, None] * pieces.normal[:, None, :]).reshape(count, outputs * width)
@@ -101,6 +104,26 @@ def estimate_net(
     return Estimate(params, radius, -(-numbers // outputs), assumptions=assumptions, details=details)
 
 
+def _without_nothings(
+    queries: TokenQueries, pieces: Pieces, radii: PieceErrors, sharpness: Floats | None
+) -> tuple[Pieces, PieceErrors, Floats | None]:
+    """Without kinks that errors explain, and with radii no smaller than the rounding of the numbers themselves."""
+    load, slope = np.linalg.norm(pieces.weight, axis=1), np.linalg.norm(pieces.affine[:, :-1])
+    level = np.linalg.norm(pieces.affine[:, -1]) + slope * np.linalg.norm(load * pieces.offset) / max(
+        float(np.linalg.norm(load)), np.finfo(float).tiny
+    )
+    kept = load > radii.slope
+    lost = float(np.linalg.norm(radii.slope[~kept])), float(np.linalg.norm(radii.level[~kept]))
+    radii = PieceErrors(
+        (radii.slope + queries.rounding * load)[kept],
+        (radii.level + queries.rounding * load * np.abs(pieces.offset))[kept],
+        radii.affine_slope + queries.rounding * float(slope) + 2 * lost[0],
+        radii.affine_level + queries.rounding * float(level) + 2 * lost[1],
+    )
+    pieces = Pieces(pieces.normal[kept], pieces.offset[kept], pieces.weight[kept], pieces.affine)
+    return pieces, radii, None if sharpness is None else sharpness[kept]
+
+
 def _net(queries: TokenQueries, activation: str, inner: Floats, bias: Floats, *outer: Floats | None) -> ReluNet:
     """A net in the space of the oracle; outer weights, constant and skip of plain numbers where its answers are."""
     asarray = queries.signature.space.asarray
@@ -118,27 +141,27 @@ def solve_orientation(
     The words: "found", "not identifiable" (nothing or too much fits) and "not found".
     """
     count, equations = jumps.shape
-    bar = MOST_RADII * (np.sqrt(np.sum(jump_errors**2)) + remainder_error)
+    radius = MOST_RADII * (np.sqrt(np.sum(jump_errors**2)) + remainder_error)
     size = float(np.max(np.abs(jumps), initial=0.0))
     if size == 0.0:
-        return (np.zeros(0, dtype=bool), "found") if np.all(np.abs(remainder) <= bar) else (None, "not identifiable")
+        return (np.zeros(0, dtype=bool), "found") if np.all(np.abs(remainder) <= radius) else (None, "not identifiable")
     _, values, basis = np.linalg.svd(jumps, full_matrices=False)
-    rank = int(np.sum(values > MOST_RADII * max(bar, np.finfo(float).eps * values[0])))
+    rank = int(np.sum(values > MOST_RADII * max(radius, np.finfo(float).eps * values[0])))
     # In the span of the jumps: fewer equations, all of them telling.
     inside, wanted = jumps @ basis[:rank].T, -(basis[:rank] @ remainder)
-    past = np.max(np.abs(remainder + basis[:rank].T @ wanted)) > bar * equations**0.5  # a way past the neurons
-    bits = float(np.log2(size / max(bar, np.finfo(float).tiny)))
+    past = np.max(np.abs(remainder + basis[:rank].T @ wanted)) > radius * equations**0.5  # a way past the neurons
+    bits = float(np.log2(size / max(radius, np.finfo(float).tiny)))
     if past or (rank < count and rank * bits < count + DOUBT_BITS):
         return None, "not identifiable"  # of many neurons: other choices add up to the same, as far as is known
     if rank == count:
-        return _adding_up(np.rint(np.linalg.lstsq(inside.T, wanted, rcond=None)[0]), jumps, remainder, bar)
-    chosen = subset_with_sum(inside, wanted, bar / EXPECTED) if count <= most else None
-    return (None, "not found") if chosen is None else _adding_up(chosen.astype(np.float64), jumps, remainder, bar)
+        return _check_sum(np.rint(np.linalg.lstsq(inside.T, wanted, rcond=None)[0]), jumps, remainder, radius)
+    chosen = subset_with_sum(inside, wanted, radius / EXPECTED) if count <= most else None
+    return (None, "not found") if chosen is None else _check_sum(chosen.astype(np.float64), jumps, remainder, radius)
 
 
-def _adding_up(share: Floats, jumps: Floats, remainder: Floats, bar: float) -> tuple[Booleans | None, str]:
+def _check_sum(share: Floats, jumps: Floats, remainder: Floats, radius: float) -> tuple[Booleans | None, str]:
     """A choice, if it is one and adds up."""
-    adds_up = np.max(np.abs(share @ jumps + remainder)) <= bar
+    adds_up = np.max(np.abs(share @ jumps + remainder)) <= radius
     if adds_up and np.all((share == 0) | (share == 1)):
         return np.asarray(share == 1), "found"
     return None, "not identifiable"

@@ -40,7 +40,7 @@ class Kinked:
     value: Floats  # (k + 1, outputs) at `at`
     at: Floats  # (k + 1,) a place in each cell
     level: Floats  # (outputs,) how large values are: they stay below level · (1 + |t|/unit); 1 where they are zero
-    slope_error: Floats  # (k + 1,) bar on slopes, as a part of `level`
+    slope_error: Floats  # (k + 1,) radius of slopes, as a part of `level`
     last: float
     unit: float
 
@@ -72,7 +72,7 @@ class _Lines(ArrayTable):
 
 @dataclass(frozen=True)
 class _Intervals(ArrayTable):
-    """Open intervals: the straight lines at their ends, and where the function was seen to leave them."""
+    """Open intervals: the straight lines at their ends, and where the function departs from them."""
 
     left: _Lines
     right: _Lines
@@ -90,7 +90,7 @@ class _Cuts(ArrayTable):
 
 
 class KinkSearch:
-    """Ask for `points`, give the values to `receive`, until `done`: then `kinked` tells the kinks.
+    """Ask for `points`, give the values to `receive`, until `done`: then `result` has the kinks.
 
     An interval is known by the straight lines at its two ends. If they are one line there is no kink in it. Otherwise
     there is a single one only where they cross: that is so if the function is on the left line just before and on the
@@ -156,8 +156,8 @@ class KinkSearch:
         if self.near is not None:
             straight = True
             for side, line in zip(sides, ends, strict=True):
-                expected, bar = line.of(t[side])
-                straight &= bool(np.all(np.abs(values[side] - expected) <= bar + errors[side]))
+                expected, radius = line.of(t[side])
+                straight &= bool(np.all(np.abs(values[side] - expected) <= radius + errors[side]))
             if straight:  # beyond `near` nothing happens: begin where numbers are small
                 ends = [_through(t[side[[0, 3]]], values[side[[0, 3]]], errors[side[[0, 3]]]) for side in sides]
         left, right = ends
@@ -165,8 +165,8 @@ class KinkSearch:
 
     def _on(self, lines: _Lines, t: Floats, f: Floats) -> Booleans:
         """Whether points lie on lines, as far as both are known."""
-        expected, bar = lines.of(t)
-        return np.asarray(np.abs(f - expected) <= bar + self._error(t))
+        expected, radius = lines.of(t)
+        return np.asarray(np.abs(f - expected) <= radius + self._error(t))
 
     def _sort(self, intervals: _Intervals, values: Floats) -> _Intervals:
         pairs, middles = self._pair.size, self._middle.size
@@ -230,7 +230,7 @@ class KinkSearch:
         return _Intervals.concat(lower.take(cut), upper.take(cut), again.take(~cut))
 
     def _settle(self) -> None:
-        """Close intervals without a kink and say what to ask of the others."""
+        """Close intervals without a kink and choose the queries in the others."""
         assert self._open is not None
         begun = self._begun.t.shape[0]
         now = self._open
@@ -291,10 +291,10 @@ class KinkSearch:
 
     def _same(self, now: _Intervals) -> Booleans:
         """Whether the two ends of an interval are on one line."""
-        at_right, bar_right = now.left.of(now.right.at)
-        at_left, bar_left = now.right.of(now.left.at)
-        close_right = np.abs(at_right - now.right.value) <= bar_right + now.right.value_error
-        close_left = np.abs(at_left - now.left.value) <= bar_left + now.left.value_error
+        at_right, radius_right = now.left.of(now.right.at)
+        at_left, radius_left = now.right.of(now.left.at)
+        close_right = np.abs(at_right - now.right.value) <= radius_right + now.right.value_error
+        close_left = np.abs(at_left - now.left.value) <= radius_left + now.left.value_error
         return np.asarray(close_right & close_left)
 
     def _angle(self, t: Floats) -> Floats:
@@ -303,7 +303,7 @@ class KinkSearch:
     def _unangle(self, angle: Floats) -> Floats:
         return np.asarray(self.unit * np.tan(angle))
 
-    def kinked(self) -> Kinked:
+    def result(self) -> Kinked:
         """The kinks, with slope and value in every cell from the two values furthest apart in it."""
         assert self._mix is not None
         kinks = np.sort(np.asarray(self.kinks))

@@ -107,10 +107,10 @@ def subset_with_sum(vectors: Floats, total: Floats, tolerance: float) -> Boolean
 
     def signs(basis: Floats) -> Floats | None:
         plain = np.all(np.abs(basis[:, : count + 1]) == 1, axis=1)
-        found = basis[plain, : count + 1]
+        solution = basis[plain, : count + 1]
         # Signs that fit as far as bits have been added need not fit the rest of them.
-        right = np.all(np.abs(found @ rows) <= 2 * tolerance / largest, axis=1)
-        return found[right][0] * found[right][0, -1] if np.any(right) else None
+        right = np.all(np.abs(solution @ rows) <= 2 * tolerance / largest, axis=1)
+        return solution[right][0] * solution[right][0, -1] if np.any(right) else None
 
     now = 0.0
     while now < bits:
@@ -118,8 +118,8 @@ def subset_with_sum(vectors: Floats, total: Floats, tolerance: float) -> Boolean
         # Products of large numbers wrap around, and back: the reduced sums are small.
         equations = coordinates @ np.rint(rows * 2.0**now).astype(np.int64)
         basis = reduce_lattice(np.hstack([coordinates, equations]).astype(float), lambda rows: signs(rows) is not None)
-        found = signs(basis)
-        if found is not None:
-            return np.asarray(found[:-1] > 0)
+        solution = signs(basis)
+        if solution is not None:
+            return np.asarray(solution[:-1] > 0)
         coordinates = np.rint(basis[:, : count + 1]).astype(np.int64)
     return None

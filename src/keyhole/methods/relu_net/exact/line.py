@@ -69,7 +69,7 @@ def ask_line(
             values = values - known(x)
         search.noise = queries.noise + error
         search.receive(values)
-    return search.kinked()
+    return search.result()
 
 
 @dataclass(frozen=True)
@@ -79,14 +79,14 @@ class LineCells:
     centre: Floats  # (m, width)
     value: Floats  # (m, outputs)
     gradient: Floats  # (m, outputs, width)
-    error: Floats  # (m,) bar on entries of the gradient, as a part of the level of the answers
+    error: Floats  # (m,) radius of entries of the gradient, as a part of the level of the answers
 
 
 def ask_cells(
     queries: TokenQueries, line: QueryLine, kinked: Kinked, chosen: Integers, rng: np.random.Generator
 ) -> Steps[LineCells]:  # (m,)
     """Gradients in the chosen cells of a line: d queries each, as that along the line is known."""
-    t, reach = _centres(kinked, chosen)
+    t, distance = _centres(kinked, chosen)
     centres = line.at(t)
     if kinked.kinks.size == 0:  # the values that are known are far out
         values = yield from queries.ask("cells", centres)
@@ -98,13 +98,13 @@ def ask_cells(
     matrix[:, 0] = line.direction
     axes = np.asarray(np.linalg.qr(matrix)[0].T[1:])
     along = kinked.slope[chosen][:, :, None] * line.direction, kinked.slope_error[chosen]
-    return (yield from ask_gradients(queries, centres, reach, values, kinked.level, errors, axes, along, rng))
+    return (yield from ask_gradients(queries, centres, distance, values, kinked.level, errors, axes, along, rng))
 
 
 def ask_gradients(
     queries: TokenQueries,
     centres: Floats,  # (m, width)
-    reach: Floats,  # (m,) how far the next known kink is
+    distance: Floats,  # (m,) how far the next known kink is
     values: Floats,  # (m, outputs)
     level: Floats,  # (outputs,) how large answers are
     errors: Floats,  # (m,) of answers, as a part of the level
@@ -118,7 +118,7 @@ def ask_gradients(
     """
     count, width, (rest, rest_error) = axes.shape[0] + 1, queries.width, known
     gradient = np.zeros_like(rest)
-    todo, step = np.arange(centres.shape[0]), STEP * min(1.0, (MANY_DIRECTIONS / width) ** 0.5) * reach
+    todo, step = np.arange(centres.shape[0]), STEP * min(1.0, (MANY_DIRECTIONS / width) ** 0.5) * distance
     if width >= TRIED_FROM:
         step = yield from _ask_trial(queries, centres, step, values, level, errors, rng)
     for _ in range(MOST_SHRINKS):
@@ -174,8 +174,8 @@ def _centres(kinked: Kinked, chosen: Integers) -> tuple[Floats, Floats]:
     """Where to measure a cell, and how far the next kink on the line is from there."""
     low, high = kinked.ends
     if kinked.kinks.size == 0:
-        reach = min(kinked.unit / STEP, 0.5 * kinked.last)
-        return np.zeros(chosen.size), np.full(chosen.size, reach)
+        distance = min(kinked.unit / STEP, 0.5 * kinked.last)
+        return np.zeros(chosen.size), np.full(chosen.size, distance)
     # The outer cells have no end that matters.
     low[0] = max(low[0], high[0] - 2 * (kinked.unit + abs(high[0])))
     high[-1] = min(high[-1], low[-1] + 2 * (kinked.unit + abs(low[-1])))

@@ -140,7 +140,9 @@ def _ask_pieces(
     pieces = pieces_of(jumps, towards)
     scale = min(typical_distance(pieces, unit), unit)
     count = pieces.count
-    more = count + 2 + int(EXTRA_CELLS * count) if polish else _imprecise(queries, pieces, jumps.covariance, scale)
+    more = (
+        count + 2 + int(EXTRA_CELLS * count) if polish else _count_imprecise(queries, pieces, jumps.covariance, scale)
+    )
     if more and float(pieces.size(np.asarray(unit))) > 0:
         stage = "polish" if polish else "cells"
         wide = yield from ask_wide_cells(queries, pieces, jumps.covariance, scale, more, rng, stage)
@@ -151,7 +153,7 @@ def _ask_pieces(
     return pieces, PieceErrors(slope[:-1], level[:-1], float(slope[-1]), float(level[-1])), scale, lines
 
 
-def _imprecise(queries: TokenQueries, pieces: Pieces, covariance: Floats, scale: float) -> int:
+def _count_imprecise(queries: TokenQueries, pieces: Pieces, covariance: Floats, scale: float) -> int:
     """How many cells a lean result should measure again: those whose error is far above that of the others."""
     variance = np.diag(covariance)[:-1] * (scale * queries.width**0.5) ** 2
     size = float(pieces.size(np.asarray(scale * queries.width**0.5)))

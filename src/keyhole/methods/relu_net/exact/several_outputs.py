@@ -1,4 +1,4 @@
-"""Networks of several outputs: an answer tells p numbers at a time, so few cells are measured."""
+"""Networks of several outputs: an answer is p numbers, so few cells are measured."""
 
 from __future__ import annotations
 
@@ -43,13 +43,15 @@ def ask_several_outputs(
     scaled = steps / unit
     chosen = _choose_cells(kinked, scaled)
     cells = yield from ask_cells(queries, line, kinked, chosen, rng)
-    normal, bar = np.zeros((count, queries.width)), np.zeros(count)
+    normal, radius = np.zeros((count, queries.width)), np.zeros(count)
     for number in range(chosen.size - 1):
         group = np.arange(chosen[number], chosen[number + 1])
         change = (cells.gradient[number + 1] - cells.gradient[number]) / unit[:, None]
         normal[group] = np.linalg.lstsq(scaled[group].T, change, rcond=None)[0]
         smallest = np.linalg.svd(scaled[group], compute_uv=False)[-1]
-        bar[group] = (cells.error[number + 1] + cells.error[number]) * np.linalg.norm(scaled[group], axis=1) / smallest
+        radius[group] = (
+            (cells.error[number + 1] + cells.error[number]) * np.linalg.norm(scaled[group], axis=1) / smallest
+        )
     length = np.linalg.norm(normal, axis=1)
     if not np.all(length > 0):
         raise NotPiecewiseLinear("slopes on both sides of a kink do not belong to one neuron")
@@ -61,16 +63,30 @@ def ask_several_outputs(
     scale = typical_distance(pieces, line.unit)
     level = float(np.max(kinked.level))
     base = level * float(cells.error[0])
+    far = scale * queries.width**0.5
+    # The affine map is read in the first cell, whose centre may lie much farther out than the kinks.
+    away = far + float(np.linalg.norm(cells.centre[0]))
+    # Of a neuron between narrow cells of the line the weight is known less well than its direction.
+    radius = radius + (kinked.slope_error[1:] + kinked.slope_error[:-1]) * length
+    radii = PieceErrors(level * radius, level * radius * (far + line.unit), base, base * away)
     if not polish:
-        far = scale * queries.width**0.5
-        # The affine map is read in the first cell, whose centre may lie much farther out than the kinks.
-        away = far + float(np.linalg.norm(cells.centre[0]))
-        return pieces, PieceErrors(level * bar, level * bar * (far + line.unit), base, base * away), scale
+        return pieces, radii, scale
     x = new_wide_tokens(queries, pieces, scale, rng)
     answers = yield from queries.ask("polish", x)
     errors = queries.rounding * pieces.size(np.linalg.norm(x, axis=1)) + queries.noise
-    fit = refit(NetArrays(pieces.normal, pieces.offset, pieces.weight, pieces.affine), x, answers, errors, "relu", rng)
+    start = NetArrays(pieces.normal, pieces.offset, pieces.weight, pieces.affine)
+    fit = refit(start, x, answers, errors, "relu", rng, _radius_of(pieces, radii))
     return *pieces_of_fit(fit), scale
+
+
+def _radius_of(pieces: Pieces, radii: PieceErrors) -> NetArrays:
+    """Radii of the entries of pieces, each by itself."""
+    load = np.maximum(np.linalg.norm(pieces.weight, axis=1), np.finfo(float).tiny)
+    tilt = radii.slope / load
+    affine = np.full(pieces.affine.shape, radii.affine_slope)
+    affine[:, -1] = radii.affine_level
+    level = radii.level / load + np.abs(pieces.offset) * tilt
+    return NetArrays(tilt[:, None] + 0 * pieces.normal, level, radii.slope[:, None] + 0 * pieces.weight, affine)
 
 
 def pieces_of_fit(fit: Refit) -> tuple[Pieces, PieceErrors]:
@@ -99,8 +115,8 @@ def _choose_cells(kinked: Kinked, scaled: Floats) -> Integers:
         here, size = chosen[-1], most
         while size > 1 and not _is_independent(scaled[here : here + size]):
             size = -(-size // 2)
-        reach = np.arange(here + max(1, size // 2), min(here + size, count) + 1)
-        chosen.append(count if reach.size == 0 or here + size >= count else int(reach[np.argmax(gap[reach])]))
+        window = np.arange(here + max(1, size // 2), min(here + size, count) + 1)
+        chosen.append(count if window.size == 0 or here + size >= count else int(window[np.argmax(gap[window])]))
     return np.asarray(chosen, dtype=np.int64)
 
 

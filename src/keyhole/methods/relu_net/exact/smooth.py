@@ -1,4 +1,4 @@
-"""Networks of GELU or SiLU neurons: from far away their kinks are sharp, from nearby each tells how sharp it is."""
+"""Networks of GELU or SiLU neurons: at long tokens their kinks are sharp, at short ones each shows its width."""
 
 from __future__ import annotations
 
@@ -29,6 +29,8 @@ GUESSES, GUESS = 12, 6.0
 PLACES = 200
 # A fit is one of the right activation when residuals are below this part of the answers.
 ANOTHER_FUNCTION = 1e-6
+# A neuron bends where what enters it is below this.
+BENDING = 2.0
 # In a fit answers near kinks tell most: equations for each unknown.
 EQUATIONS_NEAR = 1.5
 
@@ -133,7 +135,7 @@ def _ask_fit(
     scale = max(scale, float(np.median(1 / lengths[names[0]])) if pieces.count else 1.0)
     unknowns = pieces.count * (width + 1 + outputs) + outputs * (width + 1)
     count = int(np.ceil(EQUATIONS_NEAR * unknowns / outputs)) + 4
-    x = _tokens(queries, pieces, scale, count, rng)
+    x = _tokens(queries, pieces, scale, BENDING / lengths[names[0]], count, rng)
     answers = yield from queries.ask("polish", x)
     errors = queries.rounding * pieces.size(np.linalg.norm(x, axis=1)) + queries.noise
     nets = {
@@ -149,16 +151,27 @@ def _ask_fit(
     return fit, best, scale
 
 
-def _tokens(queries: TokenQueries, pieces: Pieces, scale: float, count: int, rng: np.random.Generator) -> Floats:
-    """Half of them anywhere, half beside a kink."""
-    x = heldout_tokens(queries, scale, count, rng)
-    if pieces.count:
-        some = np.arange(0, count, 2)
-        kink = np.resize(rng.permutation(pieces.count), some.size)
-        height = scale * rng.uniform(-1.5, 1.5, some.size)
-        now = np.einsum("nd,nd->n", x[some], pieces.normal[kink]) + pieces.offset[kink]
-        x[some] += (height - now)[:, None] * pieces.normal[kink]
-    return x
+def _tokens(
+    queries: TokenQueries, pieces: Pieces, scale: float, bending: Floats, count: int, rng: np.random.Generator
+) -> Floats:
+    """Half of them anywhere, half beside a kink, and more beside kinks of which the others see one side only.
+
+    Beside a kink every other one lies where its neuron still bends.
+    """
+    if not pieces.count:
+        return heldout_tokens(queries, scale, count, rng)
+    beside = -(-count // 2)
+    x = heldout_tokens(queries, scale, count - beside, rng)
+    on = np.sum(pieces.heights(x) > 0, axis=0)
+    even = beside // pieces.count + (np.arange(pieces.count) < beside % pieces.count)
+    need = int(np.ceil(EQUATIONS_NEAR * (queries.width + 2)))
+    kink = np.repeat(np.arange(pieces.count), np.maximum(even, need - np.minimum(on, x.shape[0] - on)))
+    near = np.arange(kink.size) % 2 == 0
+    height = np.where(near, np.minimum(scale, bending[kink]), np.maximum(scale, bending[kink]))
+    more = heldout_tokens(queries, scale, kink.size, rng)
+    now = np.einsum("nd,nd->n", more, pieces.normal[kink]) + pieces.offset[kink]
+    more += (height * rng.uniform(-1.5, 1.5, kink.size) - now)[:, None] * pieces.normal[kink]
+    return np.concatenate([x, more])
 
 
 def _sharpness(name: str, bend: Floats) -> Floats:

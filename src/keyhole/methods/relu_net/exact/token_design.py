@@ -1,4 +1,4 @@
-"""Where to measure a piecewise linear function of roughly known kinks: wide cells that tell its neurons apart."""
+"""Where to measure a piecewise linear function of roughly known kinks: wide cells that separate its neurons."""
 
 from __future__ import annotations
 

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import final
 
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve, solve_triangular
 
-from keyhole.arrays import Array, Floats, floats, namespace
+from keyhole.arrays import Array, Floats, Integers, floats, namespace
 from keyhole.families.relu_net import ReluNet
-from keyhole.methods.relu_net.noisy.least_squares import NetFit, unit
+from keyhole.methods.relu_net.noisy.least_squares import NetFit, fit_planes, unit
 
+# Arrays of a net.
+NAMES = ("weights_in", "bias_in", "weights_out", "bias_out", "skip")
 # Rows taken at a time: their Jacobian is the largest array there is.
 CHUNK = 2048
-# Curvature added where there is none, relative to the mean one: a neuron hardly seen gets a wide bar, not an error.
+# Curvature added where there is none, relative to the mean: a neuron hardly sampled gets a wide radius, not an error.
 RIDGE = 1e-12
 # The scale of a plane is free: this holds it, and the length of the weights with it, fixed.
 HELD = 1.0
@@ -70,6 +72,25 @@ class Covariance:
         inverse = cho_solve(factor, np.eye(information.shape[0]))
         return np.asarray(inverse / scaled / scaled[:, None])
 
+    def without_doubtful(self, deviations: float) -> Covariance:
+        """The same from answers whose neurons are on or off for sure, planes being right to so many standard errors.
+
+        One that may be on either side of a kink is no equation for it.
+        """
+        fit = self.fit
+        sure = np.all(np.abs(fit.before) > deviations * self._heights(fit.problem.white), axis=1)
+        if np.all(sure) or np.sum(sure) < fit.planes.shape[1]:
+            return self
+        problem = replace(fit.problem, rows=fit.problem.rows[sure], answers=fit.problem.answers[sure])
+        return Covariance(fit_planes(problem, problem.to_white(self.raw)))
+
+    def _heights(self, white: Floats) -> Floats:  # (m, width + 1) -> (m, neurons)
+        """Standard errors of what goes into the neurons."""
+        neurons, size = self.fit.planes.shape
+        blocks = self.matrix.reshape(neurons, size, neurons, size)
+        squares = [np.sum((white @ blocks[i, :, i, :]) * white, axis=1) for i in range(neurons)]
+        return np.sqrt(np.maximum(np.stack(squares, axis=1) if squares else white[:, :0], 0.0))
+
     def planes(self) -> Floats:
         """Standard errors of planes whose weights have length one, (neurons, width + 1)."""
         neurons, size = self.fit.planes.shape
@@ -93,21 +114,32 @@ class Covariance:
         lengths = np.concatenate([np.linalg.norm(self.raw[:, :-1], axis=1), np.ones(self.fit.scale.size - neurons)])
         return np.asarray(np.sqrt(np.maximum(np.stack(errors, axis=1), 0.0)) * lengths[:, None])
 
+    def responses(self, rows: Integers, column: int) -> Floats:  # (n,) -> (n, parameters)
+        """By how much planes of length one, then the output layer, change where these answers of one output do."""
+        fit, (neurons, size) = self.fit, self.fit.planes.shape
+        white, outputs = fit.problem.white[rows], fit.output.shape[1]
+        moving = (fit.slopes()[rows][:, :, None] * white[:, None, :]).reshape(rows.size, neurons * size)
+        known = cho_solve((fit.factor, True), (fit.features[rows] / fit.scale).T).T / fit.scale
+        planes = ((moving - known @ self.mixed) * self._each(column)) @ self.matrix
+        follow = cho_solve((fit.factor, True), self.mixed / fit.scale[:, None]) / fit.scale[:, None]
+        output = -np.stack([(planes * self._each(other)) @ follow.T for other in range(outputs)], axis=2)
+        output[:, :, column] += known
+        lengths = np.linalg.norm(self.raw[:, :-1], axis=1)
+        output[:, :neurons] *= lengths[:, None]
+        back = solve_triangular(fit.problem.mixing, np.eye(size))
+        raw = planes.reshape(-1, neurons, size) @ back.T / np.where(lengths > 0, lengths, 1.0)[:, None]
+        return np.concatenate([raw.reshape(rows.size, -1), output.reshape(rows.size, -1)], axis=1)
+
     def _each(self, column: int) -> Floats:  # -> (neurons · (width + 1),)
         return np.repeat(self.fit.weights[:, column], self.fit.planes.shape[1])
 
-    def predictions(self, rows: Floats) -> Floats:  # (m, width + 1) -> (m, outputs)
-        """Standard errors of what the net says at rows (x, 1)."""
+    def predictions(self, rows: Floats, doubt: float = KINK_DEVIATIONS) -> Floats:  # (m, width + 1) -> (m, outputs)
+        """Standard errors of what the net says at rows (x, 1), neurons in doubt being on."""
         fit = self.fit
         neurons, size = fit.planes.shape
         white = solve_triangular(fit.problem.mixing, rows.T, trans="T").T
         before = white @ fit.planes.T
-        blocks = self.matrix.reshape(neurons, size, neurons, size)
-        unsure = np.stack(
-            [np.sum((white @ blocks[i, :, i, :]) * white, axis=1) for i in range(neurons)]
-            or [before[:, 0:0].sum(axis=1)]
-        )
-        near = before > -KINK_DEVIATIONS * np.sqrt(np.maximum(unsure[:neurons].T, 0.0)) if neurons else before > 0
+        near = before > -doubt * self._heights(white)
         beside = rows if fit.problem.affine else rows[:, -1:]
         features = np.concatenate([np.maximum(before, 0.0), beside], axis=1)
         known = cho_solve((fit.factor, True), (features / fit.scale).T).T / fit.scale
@@ -123,20 +155,22 @@ class Covariance:
 @final
 @dataclass(frozen=True, eq=False)
 class CorrelatedErrors(ReluNet):
-    """Entrywise errors of a net that also say how far off its predictions are, correlations included."""
+    """Entrywise errors of a net with their correlations, and so the errors of its predictions."""
 
     covariance: Covariance | None = field(default=None, repr=False)
     factor: float = 1.0  # error of a prediction over its standard error
+    shift: float = 0.0  # by which all answers may be off alike
 
     def arrays(self) -> dict[str, Array]:
         """The entrywise errors that are present, by name."""
-        return {name: array for name, array in super().arrays().items() if name not in ("covariance", "factor")}
+        return {name: array for name, array in super().arrays().items() if name in NAMES}
 
     def of_predictions(self, tokens: Array) -> Array:  # (batch, length, width) -> (batch, outputs)
         """Errors of the net's answers."""
         assert self.covariance is not None  # left out only where a dataclass has no other way to order its fields
         last = floats(tokens[:, -1, :])
-        return self.factor * self.covariance.predictions(np.concatenate([last, np.ones((last.shape[0], 1))], axis=1))
+        rows = np.concatenate([last, np.ones((last.shape[0], 1))], axis=1)
+        return self.factor * self.covariance.predictions(rows) + self.shift
 
 
 @final

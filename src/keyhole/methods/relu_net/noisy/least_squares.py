@@ -149,11 +149,11 @@ def fit_planes(problem: NetProblem, planes: Floats) -> NetFit:  # (neurons, widt
     products[np.diag_indices_from(products)] += JITTER
     factor = cholesky(products, lower=True)
 
-    def solved(answers: Floats) -> Floats:
+    def solve(answers: Floats) -> Floats:
         return np.asarray(cho_solve((factor, True), (features.T @ answers) / scale[:, None]) / scale[:, None])
 
-    output = solved(problem.answers)
-    output = output + solved(problem.answers - features @ output)
+    output = solve(problem.answers)
+    output = output + solve(problem.answers - features @ output)
     residual = problem.answers - features @ output
     return NetFit(problem, planes, before, features, output, residual, factor, scale, float(np.sum(residual**2)))
 
@@ -204,30 +204,30 @@ class _Push:
         # Orthonormal columns that span what the output layer can do.
         self.spanned = solve_triangular(fit.factor, (fit.features / fit.scale).T, lower=True).T.astype(np.float32)
         self.unit = float(np.sqrt(np.mean(fit.residual**2))) or 1.0
-        self.gradient = self._back((fit.residual / self.unit).astype(np.float32))
+        self.gradient = self._adjoint((fit.residual / self.unit).astype(np.float32))
 
-    def _forth(self, move: Singles) -> Singles:  # (neurons, width + 1) -> (n, outputs)
+    def _forward(self, move: Singles) -> Singles:  # (neurons, width + 1) -> (n, outputs)
         change = ((self.rows @ move.T) * self.slopes) @ self.directions
         return np.asarray(change - self.spanned @ (self.spanned.T @ change))
 
-    def _back(self, change: Singles) -> Singles:  # (n, outputs) -> (neurons, width + 1)
+    def _adjoint(self, change: Singles) -> Singles:  # (n, outputs) -> (neurons, width + 1)
         return np.asarray((self.slopes * (change @ self.directions.T)).T @ self.rows / self.count)
 
     def step(self, damping: float) -> Floats:  # -> (neurons, width + 1)
         """The damped step by conjugate gradients."""
-        found, left = np.zeros_like(self.gradient), self.gradient.copy()
+        solution, left = np.zeros_like(self.gradient), self.gradient.copy()
         along, size = left.copy(), float(np.sum(left**2))
         enough = INNER_TOLERANCE**2 * size
         for _ in range(INNER_STEPS):
             if size <= enough:
                 break
-            pushed = self._back(self._forth(along)) + np.float32(damping) * along
+            pushed = self._adjoint(self._forward(along)) + np.float32(damping) * along
             length = np.float32(size / max(float(np.sum(along * pushed)), TINY))
-            found += length * along
+            solution += length * along
             left -= length * pushed
             size, before = float(np.sum(left**2)), size
             along = left + np.float32(size / before) * along
-        return np.asarray(self.unit * found.astype(np.float64) / self.sizes[:, None])
+        return np.asarray(self.unit * solution.astype(np.float64) / self.sizes[:, None])
 
 
 def enlarge(fit: NetFit, count: int, rng: np.random.Generator) -> Floats:  # -> (neurons + count, width + 1), whitened

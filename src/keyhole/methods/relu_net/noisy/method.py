@@ -22,6 +22,7 @@ from keyhole.methods.relu_net.noisy.least_squares import (
     parameters,
     unit,
 )
+from keyhole.methods.relu_net.noisy.rounding import radii_of_rounding
 from keyhole.methods.relu_net.noisy.samples import Samples
 from keyhole.methods.relu_net.noisy.search import (
     LAST_STEPS,
@@ -29,8 +30,17 @@ from keyhole.methods.relu_net.noisy.search import (
     fit_finally,
     fit_residuals,
     is_at_noise,
+    least_worth,
     noise_ceiling,
     orient,
+)
+from keyhole.methods.relu_net.noisy.support import (
+    doubts,
+    sure_covariance,
+    tokens_beside_some,
+    tokens_beside_unresolved,
+    tokens_beside_untested,
+    tokens_on_short_sides,
 )
 from keyhole.queries import Signature
 from keyhole.recovery import Outcome
@@ -39,6 +49,8 @@ ASSUMPTIONS = (
     "the box is a net of one hidden layer of ReLU neurons on its last token",
     "errors of answers to different questions are independent, of the declared size",
     "neurons that bend only beyond the norms asked, or by less than the noise, are not seen",
+    "kinks that cut off a twentieth of these tokens, or lie so close that they enclose less, may be unseen",
+    "an affine way past the neurons that is lost in noise is none",
 )
 
 # Queries for each number to be found: before a fit is believed, and in the end.
@@ -51,16 +63,20 @@ FIRST_GUESS = 6
 GROWTH = 1.5
 SPARE = 1.4
 # Where guesses end unless `neurons` is given.
-MOST_NEURONS = 256
+MOST_NEURONS = 128
 MOST_PARAMETERS = 20_000
 # Rounds of enlarging at one guess, and at the last.
 ROUNDS = 4
 LAST_ROUNDS = 12
+# Rounds of asking for more where too few answers are, as kinks move with every one.
+SUPPORT_ROUNDS = 12
 # Far samples that contradict the fit are first explained as if errors were these fractions of the answers.
 SOFTENINGS = (1e-2, 1e-4)
 # Rounds of further queries until the wanted error is reached, and the most of them for each number to be found.
 MOST_ROUNDS = 3
 MOST_PER_PARAMETER = 40.0
+# A neuron that may be nothing has radii this much wider than those of the first order: nothing is known of its plane.
+MOST_CURVED = 1e3
 # How often, in how many recoveries, any entry at all may lie outside its radius.
 MISSES = 1e-9
 
@@ -183,22 +199,47 @@ class _Boosting:
     def _ask_confirmation(self, fit: NetFit) -> Steps[NetFit]:
         """The fit with farther samples, which it must explain too; where it does not, neurons are added."""
         fit = fit_finally(fit, self.rng, most_neurons=self._room(fit.problem), bounded=self.bounded)
-        for _ in range(MOST_ROUNDS):
+        beside, enough = tokens_on_short_sides(fit, self.samples), False
+        for number in range(SUPPORT_ROUNDS):
             wanted = max(self._queries(fit.neurons, IN_THE_END), math.ceil(self.samples.count * (1 + 1 / IN_THE_END)))
+            wanted = 0 if enough else wanted
+            # In few dimensions kinks lie close together more often.
+            some = max(0, wanted - self.samples.count) // (1 + self.signature.width)
+            yield from self._ask_tokens(np.concatenate([beside, tokens_beside_some(fit, self.samples, some)]))
             yield from self._ask(wanted - self.samples.count, far=True)
             self._check_enough(fit.neurons)
             before, fit = fit, self._refine(fit, self.samples.problem())
-            if is_at_noise(fit, self.bounded):
-                return fit_finally(fit, self.rng, most_neurons=self._room(fit.problem), bounded=self.bounded)
-            fit = self._again(before)
+            if not is_at_noise(fit, self.bounded):
+                fit = self._again(before)
+            enough = False
             if is_at_noise(fit, self.bounded):
                 fit = fit_finally(fit, self.rng, most_neurons=self._room(fit.problem), bounded=self.bounded)
-                if self._queries(fit.neurons, IN_THE_END) <= self.samples.count:
+                enough = self._queries(fit.neurons, IN_THE_END) <= self.samples.count
+                beside = tokens_on_short_sides(fit, self.samples)
+                if not beside.size:
+                    beside = self._beside_doubtful(Covariance(as_relu(fit)), number)
+                if enough and not beside.size:
                     return fit
+            elif number >= MOST_ROUNDS - 1:
+                break
         raise self._failure(fit)
 
+    def _beside_doubtful(self, covariance: Covariance, number: int) -> Floats:  # -> (n, width)
+        """Tokens where the fit has to be taken at its word, and in the first rounds where it may be mistaken."""
+        untested = tokens_beside_untested(covariance, self.samples)
+        if number >= MOST_ROUNDS - 1:
+            return untested
+        deviations = self._deviations(covariance.fit)[2]
+        return np.concatenate([untested, tokens_beside_unresolved(covariance, self.samples, deviations)])
+
+    def _ask_tokens(self, tokens: Floats) -> Steps[None]:  # (n, width)
+        """These, or as many as the budget allows."""
+        tokens = tokens[: int(min(tokens.shape[0], max(0, self.budget - self.samples.count)))]
+        if tokens.shape[0]:
+            yield from self.samples.ask("samples", tokens)
+
     def _again(self, fit: NetFit) -> NetFit:
-        """Explain all samples, first coarsely: those far out would drown the others."""
+        """Fit all samples, first coarsely: those far out would dominate the others."""
         planes = fit.raw_planes()
         for softened in (*SOFTENINGS, 0.0):
             problem = self.samples.problem(softened)
@@ -239,6 +280,9 @@ class _Boosting:
             raise Unrecoverable(Outcome.TOO_NOISY, "the answers cannot be told from a constant in the declared noise")
 
     def _failure(self, fit: NetFit) -> Unrecoverable:
+        if is_at_noise(fit, self.bounded):
+            seen = "of a neuron of the fitted net too few answers are on one side of its kink to know its plane"
+            return Unrecoverable(Outcome.UNCERTIFIED, f"{seen}: raise the budget, max_norm or the precision")
         ratio = math.sqrt(fit.squares / fit.problem.answers.size)
         why = "noise" if self.signature.noise.kind != "exact" else "rounding"
         return Unrecoverable(
@@ -260,11 +304,8 @@ class _Boosting:
         output = fit.output * np.concatenate([lengths, np.ones(fit.output.shape[0] - fit.neurons)])[:, None]
         params = FittedNet(**self._arrays(raw / lengths[:, None], output, fit.problem.affine))
         errors = self._arrays(covariance.planes(), covariance.output(), fit.problem.affine)
-        # Errors that are only bounded may all conspire; random ones add up in quadrature.
-        deviations = -float(ndtri(MISSES / 2 / max(1, sum(array.size for array in errors.values()))))
-        widened = math.sqrt(fit.problem.answers.size) if self.bounded else deviations
-        radius = {name: widened * array for name, array in errors.items()}
-        normal = self.signature.noise.kind == "gaussian"
+        noise, wide = self.signature.noise, self._radii(covariance)
+        normal = noise.kind == "gaussian"
         count = parameters(fit.neurons, self.signature.width, samples.outputs, fit.problem.affine)
         error = self._error(covariance)
         details = {
@@ -278,12 +319,35 @@ class _Boosting:
         }
         return Estimate(
             params=params,
-            radius=CorrelatedErrors(**radius, covariance=covariance, factor=widened),
+            radius=wide,
             counting_bound=math.ceil(count / samples.outputs),
             standard_error=CorrelatedErrors(**errors, covariance=covariance) if normal else None,
             assumptions=(*ASSUMPTIONS, f"what is said holds for tokens of norm up to {samples.largest_norm:.3g}"),
             details={**details, **target_details(target_error, error)},
         )
+
+    def _radii(self, covariance: Covariance) -> CorrelatedErrors:
+        """Radii of entries and of predictions."""
+        noise, affine = self.signature.noise, covariance.fit.problem.affine
+        unseen, deviations, widened = self._deviations(covariance.fit)
+        sure = sure_covariance(covariance, widened)
+        planes, output = widened * sure.planes(), widened * sure.output()
+        if noise.kind not in ("gaussian", "bounded"):
+            planes, output = radii_of_rounding(sure, deviations)
+            planes, output = planes + unseen * sure.planes(), output + unseen * sure.output()
+        # Where a neuron may be nothing, what follows for its plane to first order is too little.
+        factor = 1 / np.maximum(1 - doubts(sure, output), 1 / MOST_CURVED)[:, None]
+        planes, output[: factor.size] = planes * factor, output[: factor.size] * factor
+        shift = noise.radius if noise.kind == "rounded" else 0.0
+        radius = self._arrays(planes, output, affine)
+        return CorrelatedErrors(**radius, covariance=covariance, factor=widened, shift=shift)
+
+    def _deviations(self, fit: NetFit) -> tuple[float, float, float]:
+        """Radii over standard errors: for a neuron that was not worth keeping, for noise, and for both."""
+        unseen = math.sqrt(least_worth(fit.problem))
+        deviations = -float(ndtri(MISSES / 2 / max(1, fit.planes.size + fit.output.size)))
+        # Errors that are only bounded may all conspire; random ones add up in quadrature.
+        return unseen, deviations, unseen + (math.sqrt(fit.problem.answers.size) if self.bounded else deviations)
 
     def _arrays(self, planes: Floats, output: Floats, affine: bool) -> dict[str, Any]:
         """Planes and output layer by the names a net has for them."""

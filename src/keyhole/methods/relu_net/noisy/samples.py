@@ -27,6 +27,10 @@ UNSETTLED = 0.2
 NEAR = (0.5, 4.0)
 FAR_ABSOLUTE = 32.0
 FAR_RELATIVE = 8.0
+# Far samples that a norm bound keeps from going farther have at least this part of it.
+RIM = 0.7
+# Samples beside a kink are at least this near to it, as a part of the norm at which kinks begin.
+NEAREST = 1e-4
 # Standard deviation of an answer's rounding in the oracle's arithmetic, in eps of the size of answers at that norm.
 OWN_ROUNDING = 1.5
 # Answers that happen to be small have errors of at least those of answers this much below the typical ones.
@@ -57,8 +61,8 @@ class Samples:
     def ask(self, stage: str, tokens: Floats) -> Steps[Floats]:  # (n, width) -> (n, outputs)
         """Ask one token each, and keep the answers."""
         sent = self.signature.space.asarray(tokens[:, None, :])
-        found: Measurements = yield sequences(stage, sent)
-        answers = to_numpy(found.values).astype(np.float64)
+        measurements: Measurements = yield sequences(stage, sent)
+        answers = to_numpy(measurements.values).astype(np.float64)
         self.scalar = answers.ndim == 1
         answers = answers.reshape(tokens.shape[0], -1)
         before = self.answers if self.count else answers[:0]
@@ -72,7 +76,7 @@ class Samples:
         top = min(PROBE_NORM, self.longest)
         rungs = PROBE_RUNGS if top == PROBE_NORM else PROBE_RUNGS_BOUNDED
         norms = top * PROBE_STEP ** -np.arange(rungs, dtype=np.float64)[::-1]
-        lines = self._directions(PROBE_LINES)
+        lines = self.directions(PROBE_LINES)
         tokens = norms[:, None, None, None] * np.stack([lines, -lines])  # (rungs, 2, lines, width)
         tokens = np.concatenate([np.zeros((1, self.width)), tokens.reshape(-1, self.width)])
         answers = yield from self.ask("scale", tokens)
@@ -87,16 +91,34 @@ class Samples:
         self.kinks = _choose_scale(norms, np.sqrt(np.mean((bends - bends[-1]) ** 2, axis=1)) / whole) if shows else top
 
     def draw(self, count: int, *, far: bool) -> Floats:  # -> (count, width)
-        """Random directions, with norms of evenly spread logarithm."""
+        """Random directions, with norms of evenly spread logarithm, and some near ones below all of these."""
         relative = self.signature.noise.kind in ("dtype", "exact")  # errors that grow with the answers
         factor = NEAR[1] if not far else FAR_RELATIVE if relative else FAR_ABSOLUTE
         high = min(factor * self.kinks, self.longest)
-        low = NEAR[0] / NEAR[1] * high
+        # Of a ball the outermost part is the largest: kinks that cut off some of it show there only.
+        low = (RIM if far and high == self.longest else NEAR[0] / NEAR[1]) * high
         self.largest_norm = max(self.largest_norm, high)
         norms = np.exp(self.rng.uniform(math.log(low), math.log(high), count))
-        return np.asarray(self._directions(count) * norms[:, None])
+        if not far:  # in few dimensions kinks have a place where no sphere of these meets them
+            inside = self.rng.random(count) < 1 / (1 + self.width)
+            norms = np.where(inside, self.rng.uniform(0.0, low, count), norms)
+        return np.asarray(self.directions(count) * norms[:, None])
 
-    def _directions(self, count: int) -> Floats:
+    def draw_beside(self, planes: Floats, side: Floats) -> Floats:  # (n, width + 1), (n,) -> (n, width)
+        """A token beside each plane, on the side of this sign, at a height of evenly spread logarithm."""
+        length = np.linalg.norm(planes[:, :-1], axis=1)
+        normal, offset = planes[:, :-1] / length[:, None], planes[:, -1] / length
+        limit = min(self.largest_norm, self.longest)
+        height = side * self.kinks * np.exp(self.rng.uniform(math.log(NEAREST), 0.0, side.size))
+        along = np.clip(height - offset, -limit, limit)
+        tokens = self.draw(side.size, far=False)
+        tokens -= np.einsum("nd,nd->n", tokens, normal)[:, None] * normal
+        size = np.maximum(np.linalg.norm(tokens, axis=1), np.finfo(np.float64).tiny)
+        room = np.sqrt(limit**2 - along**2) * self.rng.random(side.size) ** (1 / self.width)
+        return np.asarray(tokens * np.minimum(1.0, room / size)[:, None] + along[:, None] * normal)
+
+    def directions(self, count: int) -> Floats:  # -> (count, width)
+        """Random unit vectors."""
         drawn = self.rng.standard_normal((count, self.width))
         return np.asarray(drawn / np.linalg.norm(drawn, axis=1, keepdims=True))
 

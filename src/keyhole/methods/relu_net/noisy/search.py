@@ -9,13 +9,26 @@ import math
 from dataclasses import replace
 
 import numpy as np
+from scipy.linalg import cho_solve
 from scipy.spatial import cKDTree
 
 from keyhole.arrays import Floats
-from keyhole.methods.relu_net.noisy.least_squares import NetFit, NetProblem, descend, enlarge, fit_planes, slim
+from keyhole.methods.relu_net.noisy.least_squares import (
+    NEARLY_EQUAL,
+    NetFit,
+    NetProblem,
+    descend,
+    enlarge,
+    fit_planes,
+    slim,
+)
 
 # Squares may exceed what noise leaves by this many standard deviations.
 MISFIT_DEVIATIONS = 4.0
+# No answer may be missed by more than this many standard deviations, or bounds: its own error, and those of the others
+# that the fit follows. A kink that few answers see shows there first.
+LARGEST_RESIDUAL = 6.5
+BOUNDED_RESIDUAL = 2.0
 # A neuron stays if it explains this many standard deviations more than one fitted to noise would.
 NEURON_DEVIATIONS = 4.0
 # Steps of a descent, and rounds of slimming and of enlarging.
@@ -33,8 +46,16 @@ NEAR_NOISE = 4.0
 WORTHLESS = 0.5
 # Signs are found by meeting in the middle up to this many neurons: 2^12 half sums on either side.
 MOST_SEARCHED = 24
+# Signs are unique beyond doubt when others add up to the same with this probability (minus a power of 2).
+DOUBT_BITS = 10.0
 # Steps of the descent once neurons are turned.
 TURNED_STEPS = 20
+
+
+def least_worth(problem: NetProblem) -> float:
+    """By how much squares grow where a neuron is missed; of all places for one, noise makes the best look good."""
+    own = problem.rows.shape[1] - 1 + problem.answers.shape[1]
+    return float(own + NEURON_DEVIATIONS * math.sqrt(2 * own) + 2 * math.log(problem.answers.size))
 
 
 def noise_ceiling(problem: NetProblem, neurons: int, bounded: bool) -> float:
@@ -46,7 +67,10 @@ def noise_ceiling(problem: NetProblem, neurons: int, bounded: bool) -> float:
 
 
 def is_at_noise(fit: NetFit, bounded: bool) -> bool:
-    """Whether noise explains what is left."""
+    """Whether noise explains what is left, of every answer and of all of them."""
+    largest = float(np.max(np.abs(fit.residual), initial=0.0))
+    if largest > (BOUNDED_RESIDUAL if bounded else LARGEST_RESIDUAL):
+        return False
     return fit.squares <= noise_ceiling(fit.problem, fit.neurons, bounded)
 
 
@@ -101,14 +125,15 @@ def _slim(fit: NetFit, bounded: bool) -> NetFit:
 def fit_finally(fit: NetFit, rng: np.random.Generator, *, most_neurons: int, bounded: bool) -> NetFit:
     """At the noise already: to the bottom; neurons that are missed come back, those that are not go."""
     fit = descend(fit, LAST_STEPS)
-    own = fit.problem.rows.shape[1] - 1 + fit.problem.answers.shape[1]
-    need = own + NEURON_DEVIATIONS * math.sqrt(2 * own)  # by how much squares grow where a neuron is missed
+    need = least_worth(fit.problem)
     for _ in range(fit.neurons):
         if fit.neurons == 0 or fit.squares > noise_ceiling(fit.problem, fit.neurons, bounded):
             break
-        weakest = int(np.argmin(fit.worth()))
-        smaller = descend(fit_planes(fit.problem, np.delete(fit.planes, weakest, axis=0)), LAST_STEPS)
-        if smaller.squares > fit.squares + need:
+        tries = (descend(fit_planes(fit.problem, planes), LAST_STEPS) for planes in _with_one_less(fit))
+        smaller = next(
+            (each for each in tries if each.squares <= fit.squares + need and is_at_noise(each, bounded)), None
+        )
+        if smaller is None:
             break
         fit = smaller
     while fit.neurons < most_neurons:
@@ -117,6 +142,19 @@ def fit_finally(fit: NetFit, rng: np.random.Generator, *, most_neurons: int, bou
             break
         fit = larger
     return fit
+
+
+def _with_one_less(fit: NetFit) -> list[Floats]:
+    """Planes without the least useful neuron, and with one in place of the two that are most alike."""
+    fewer = [np.delete(fit.planes, int(np.argmin(fit.worth())), axis=0)]
+    cosines = np.triu(fit.planes @ fit.planes.T, 1)
+    one, two = np.unravel_index(int(np.argmax(np.abs(cosines))), cosines.shape)
+    if abs(cosines[one, two]) > NEARLY_EQUAL:
+        sizes = np.linalg.norm(fit.weights[[one, two]], axis=1)
+        merged = fit.planes.copy()
+        merged[one] = sizes[0] * merged[one] + np.sign(cosines[one, two]) * sizes[1] * merged[two]
+        fewer.append(np.delete(merged, two, axis=0))
+    return fewer
 
 
 def as_relu(fit: NetFit) -> NetFit:
@@ -143,9 +181,14 @@ def _signs(fit: NetFit) -> Floats | None:  # -> (neurons,)
     planes = fit.raw_planes()[:, :-1]
     linear = fit.output[fit.neurons : -1]  # (width, outputs)
     each = (planes[:, :, None] * fit.weights[:, None, :]).reshape(fit.neurons, -1)  # (neurons, width · outputs)
+    errors = np.sqrt(np.diag(cho_solve((fit.factor, True), np.eye(fit.scale.size)))) / fit.scale
+    size = float(np.max(np.abs(each), initial=0.0))
+    bits = math.log2(max(1.0, size / (MISFIT_DEVIATIONS * float(np.max(errors[fit.neurons : -1])))))
+    if min(each.shape) * bits < fit.neurons + DOUBT_BITS:
+        return None
     if fit.neurons <= each.shape[1]:
-        found = np.linalg.lstsq(each.T, linear.reshape(-1), rcond=None)[0]
-        return np.where(found >= 0, 1.0, -1.0)
+        shares = np.linalg.lstsq(each.T, linear.reshape(-1), rcond=None)[0]
+        return np.where(shares >= 0, 1.0, -1.0)
     return _meet_in_the_middle(each, linear.reshape(-1)) if fit.neurons <= MOST_SEARCHED else None
 
 

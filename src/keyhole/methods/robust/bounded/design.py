@@ -153,17 +153,17 @@ class ScoreTable:
         A logit moves by at most as much as the logit s²·W_bb of the last token, so that the map from W_bb to W_bb
         is a contraction if Σ |weight|·s < 1, which gives a first interval; going round shrinks it.
         """
-        found = Interval(np.full(self.width, -np.inf), np.full(self.width, np.inf))
+        diagonal = Interval(np.full(self.width, -np.inf), np.full(self.width, np.inf))
         for block in (0, 1):
-            found = found.within(self._first_diagonal(block, size))
+            diagonal = diagonal.within(self._first_diagonal(block, size))
         for _ in range(CONTRACTIONS):
-            before = found.high - found.low
+            before = diagonal.high - diagonal.low
             for block in (0, 1):
-                found = found.within(self._solve_diagonal(found, block, size))
-            after = found.high - found.low
+                diagonal = diagonal.within(self._solve_diagonal(diagonal, block, size))
+            after = diagonal.high - diagonal.low
             if not np.any((before - after > LEAST_GAIN * after) & (after > 0)):
                 break
-        return found
+        return diagonal
 
     def _diagonal_rows(self, block: int, size: Floats | None) -> tuple[Integers, Integers, Floats, Floats, Floats]:
         """Rows and columns of the diagonal, steeper ones or not, their weights, and what those leave out."""

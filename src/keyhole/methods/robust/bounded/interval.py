@@ -107,8 +107,8 @@ class PairLayout:
         high = np.max([self._root(answer.high, weight, size, last.low) for size, weight in corners], axis=0)
         low = np.min([self._root(answer.low, weight, size, last.high) for size, weight in corners], axis=0)
         # The quadratic has one root only where the answer does not reach the values of the first tokens.
-        reach = np.maximum(answer.high, -answer.low) if self.minus else answer.high
-        unreadable = (reach >= first.low) | (first.low <= 0)
+        largest = np.maximum(answer.high, -answer.low) if self.minus else answer.high
+        unreadable = (largest >= first.low) | (first.low <= 0)
         high, low = np.where(unreadable, np.inf, high), np.where(unreadable, -np.inf, low)
         slack = LOGIT_ROUNDINGS * np.finfo(np.float64).eps * (1 + np.maximum(np.abs(low), np.abs(high)) + own.size)
         return Interval(low, high).widen(slack)

@@ -78,8 +78,8 @@ def _estimate(
     vector, around = (part.reshape((reader.width, *shape)) for part in (value.vector, value.radius))
     # What cannot be told from nothing is taken for nothing: tokens made for its logits would be of any length.
     silent = bool(np.all(np.abs(score.middle) <= score.radius))
-    matrix, reach = (0 * score.middle, score.size) if silent else (score.middle, score.radius)
-    radius = SingleHead(_radius(space, matrix, reach), _radius(space, vector, around))
+    matrix, matrix_radius = (0 * score.middle, score.size) if silent else (score.middle, score.radius)
+    radius = SingleHead(_radius(space, matrix, matrix_radius), _radius(space, vector, around))
     if reader.cover_biases:
         biases = _radius(space, 0.0, design.bias.size), _radius(space, 0.0, value.hidden_bias.reshape(shape))
         radius = replace(radius, score_bias=biases[0], output_bias=biases[1])

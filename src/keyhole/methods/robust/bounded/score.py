@@ -81,7 +81,7 @@ class ScoreReader:
         raise saturation_error(len(asking))
 
     def ask_rest(self, rng: np.random.Generator) -> Steps[None]:
-        """All other entries, a few rows first that tell how long the last token of a column should be."""
+        """All other entries, a few rows first that determine the norm of each column's last token."""
         order, few = 1 + rng.permutation(self.width), min(PILOT_QUERIES, self.width)
         for some in (order[:few], order[few:]):
             row, column = (each.ravel() for each in np.meshgrid(some, np.arange(self.width), indexing="ij"))

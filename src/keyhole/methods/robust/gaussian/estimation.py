@@ -1,4 +1,4 @@
-"""What noisy answers about pairs ±x beside a last token say: fits, parameters and their errors."""
+"""Fits to noisy answers to pairs ±x beside a last token: parameters and their errors."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ JITTER = 1e-9
 
 @final
 class Estimation:
-    """Answers so far, the tables of tokens that were asked, and what they say."""
+    """Answers so far, the tables of tokens that were asked, and the fits to them."""
 
     noise: float  # standard deviation of an answer, the rounding of the oracle included
     many: bool  # whether answers are rows of outputs
@@ -74,11 +74,11 @@ class Estimation:
         return np.asarray(np.linalg.inv(self.max_norm * self.rows[: self.width]) @ self.null_logits)
 
     def pair_values(self) -> Floats:  # (rows,)
-        """What each pair is worth along the outputs it is looked at."""
+        """The value of each pair in the combination of outputs it is read in."""
         return np.asarray(np.sum((self.rows @ self.value(self.biased)) * self.looks, axis=1))
 
     def axes(self) -> Floats:  # (biases, outputs)
-        """Orthonormal combinations of the outputs that pairs are looked at along: never more than there are pairs."""
+        """Orthonormal combinations of the outputs that pairs are read in: never more than there are pairs."""
         _, sizes, right = np.linalg.svd(self.looks, full_matrices=False)
         # However rarely an output is looked at, its bias may be large.
         return np.asarray(right[sizes > sizes[0] * ROUNDED_OFF])
@@ -156,7 +156,7 @@ class Estimation:
         return float(np.sqrt(np.mean(self.best().score_variance)))
 
     def partial(self) -> SingleHead | None:
-        """What the forms read so far say, those that are missing taken for zero; None before there are any."""
+        """The head by the forms so far, missing ones taken for zero; None before there are any."""
         if self.fitted is not None:
             return self._head(self.frame(wide=False), self.fitted)
         if not any(np.any(part.norm) for part in self.parts):

@@ -61,7 +61,7 @@ class Frame:
 
 @dataclass(frozen=True)
 class HeadPoint:
-    """Where the likelihood is looked at."""
+    """Parameters at which the likelihood is evaluated."""
 
     score: Floats  # (width, width) W
     shared: Floats  # (values + biases,)
@@ -86,7 +86,7 @@ def predict(frame: Frame, point: HeadPoint, pairs: PairQueries) -> PairAnswers:
     values, biases = np.split(point.shared, [frame.row_map.shape[1]])
     row, column, norm = pairs.row, pairs.column, pairs.norm
     forms = (seen @ frame.rows.T)[column, row]
-    found = pair_answers(
+    answers = pair_answers(
         frame.max_norm * (norm * forms + (frame.rows @ point.score_bias)[row]),
         norm * (norm * own[column] + (frame.columns @ point.score_bias)[column]),
         pairs.plus,
@@ -94,7 +94,7 @@ def predict(frame: Frame, point: HeadPoint, pairs: PairQueries) -> PairAnswers:
         frame.max_norm * (frame.row_map @ values)[row],
         norm * (frame.last_values[column, row] + (frame.last_map @ values)[column]),
     )
-    return replace(found, answer=found.answer + (frame.bias_map @ biases)[row])
+    return replace(answers, answer=answers.answer + (frame.bias_map @ biases)[row])
 
 
 def misfit(frame: Frame, point: HeadPoint, pairs: PairQueries) -> float:
@@ -105,14 +105,14 @@ def misfit(frame: Frame, point: HeadPoint, pairs: PairQueries) -> float:
     return float(np.sum(pairs.repeats * residual**2)) + prior
 
 
-def _slopes(frame: Frame, found: PairAnswers, pairs: PairQueries, mine: Integers) -> tuple[Floats, Floats]:
+def _slopes(frame: Frame, answers: PairAnswers, pairs: PairQueries, mine: Integers) -> tuple[Floats, Floats]:
     """Derivatives of some answers: by W·p_j over the norm, (n, width), and by the border, (n, border)."""
     row, column, norm = pairs.row[mine], pairs.column[mine], pairs.norm[mine, None]
-    by_logits = frame.max_norm * found.by_pair[mine, None] * frame.rows[row]
-    by_logits = by_logits + norm * (found.by_last[mine, None] * frame.columns[column])
+    by_logits = frame.max_norm * answers.by_pair[mine, None] * frame.rows[row]
+    by_logits = by_logits + norm * (answers.by_last[mine, None] * frame.columns[column])
     parts = [
-        frame.max_norm * found.pair_weight[mine, None] * frame.row_map[row]
-        + norm * found.last_weight[mine, None] * frame.last_map[column],
+        frame.max_norm * answers.pair_weight[mine, None] * frame.row_map[row]
+        + norm * answers.last_weight[mine, None] * frame.last_map[column],
         frame.bias_map[row],
     ]
     if frame.score_bias:
@@ -135,9 +135,9 @@ class _Columns:
     def __init__(self, frame: Frame, point: HeadPoint, pairs: PairQueries) -> None:
         self.frame = frame
         width = frame.width
-        found = predict(frame, point, pairs)
+        predicted = predict(frame, point, pairs)
         weight = pairs.repeats / frame.noise**2
-        residual = pairs.answer - found.answer
+        residual = pairs.answer - predicted.answer
         border = frame.known.size + (width if frame.score_bias else 0)
         blocks, coupling = np.zeros((width, width, width)), np.zeros((width, width, border))
         whole, block_side, border_side = np.zeros((border, border)), np.zeros((width, width)), np.zeros(border)
@@ -145,7 +145,7 @@ class _Columns:
         ends = np.searchsorted(pairs.column[order], np.arange(width + 1))
         for column in range(width):  # d blocks of d² numbers and more: the slopes of one at a time
             mine = order[ends[column] : ends[column + 1]]
-            by_logits, shared = _slopes(frame, found, pairs, mine)
+            by_logits, shared = _slopes(frame, predicted, pairs, mine)
             keys = pairs.norm[mine, None] * by_logits
             heavy, side = weight[mine, None], weight[mine] * residual[mine]
             blocks[column] = keys.T @ (heavy * keys)
@@ -178,14 +178,14 @@ class _Tangent:
         width = frame.width
         left, _, right = np.linalg.svd(point.score)
         self.rank, self.range, self.null, self.right = rank, left[:, :rank], left[:, rank:], right[:rank]
-        found = predict(frame, point, pairs)
-        weight, residual = pairs.repeats / frame.noise**2, pairs.answer - found.answer
+        predicted = predict(frame, point, pairs)
+        weight, residual = pairs.repeats / frame.noise**2, pairs.answer - predicted.answer
         self.size = width * rank + (width - rank) * rank
         border = frame.known.size + (width if frame.score_bias else 0)
         matrix, side = np.zeros((self.size + border,) * 2), np.zeros(self.size + border)
         for start in range(0, pairs.row.size, TANGENT_SLICE):
             mine = np.arange(start, min(start + TANGENT_SLICE, pairs.row.size))
-            by_logits, shared = _slopes(frame, found, pairs, mine)
+            by_logits, shared = _slopes(frame, predicted, pairs, mine)
             keys = pairs.norm[mine, None] * by_logits
             last = frame.columns[pairs.column[mine]]
             first = (last[:, :, None] * (keys @ self.range)[:, None, :]).reshape(mine.size, -1)
@@ -230,7 +230,7 @@ def fit(frame: Frame, start: HeadPoint, pairs: PairQueries, rank: int | None = N
     def equations(point: HeadPoint) -> _Columns | _Tangent:
         return _Columns(frame, point, pairs) if rank is None else _Tangent(frame, point, pairs, rank)
 
-    def moved(point: HeadPoint, system: _Columns | _Tangent, by: float) -> HeadPoint:
+    def move(point: HeadPoint, system: _Columns | _Tangent, by: float) -> HeadPoint:
         score, shared = point.score + by * system.step, point.shared + by * system.border[:size]
         bias = point.score_bias + by * system.border[size:] if frame.score_bias else point.score_bias
         return HeadPoint(score if rank is None else of_rank(score, rank), shared, bias)
@@ -239,8 +239,8 @@ def fit(frame: Frame, start: HeadPoint, pairs: PairQueries, rank: int | None = N
     best, system = misfit(frame, point, pairs), equations(point)
     for _ in range(MOST_STEPS):
         lengths = 0.5 ** np.arange(MOST_HALVINGS)
-        tried = ((there, misfit(frame, there, pairs)) for there in (moved(point, system, by) for by in lengths))
-        there, reached = next((found for found in tried if found[1] < best), (point, best))
+        tried = ((there, misfit(frame, there, pairs)) for there in (move(point, system, by) for by in lengths))
+        there, reached = next((trial for trial in tried if trial[1] < best), (point, best))
         gain, point, best = best - reached, there, reached
         if gain > 0:
             system = equations(point)

@@ -8,8 +8,8 @@ from typing import final
 import numpy as np
 
 from keyhole.arrays import Integers
-from keyhole.errors import KeyholeError
 from keyhole.families.single_head import SingleHead
+from keyhole.methods.arithmetic import partial_result
 from keyhole.methods.base import Estimate, Steps
 from keyhole.methods.forms.value import check_length
 from keyhole.methods.robust.gaussian.estimation import Estimation
@@ -50,7 +50,7 @@ def gaussian(
     passes: Passes = LowRank(signature, rng, copies, rank) if few and rank else FullRank(signature, rng, copies, rank)
     yield from passes.ask_value(1)
     passes.settle()
-    try:
+    with partial_result(lambda _: passes.known.partial()):
         yield from passes.ask_null_column()
         yield from passes.ask_first_pass()
         passes.known.fit(passes.start_at)
@@ -61,9 +61,6 @@ def gaussian(
             yield from passes.ask_again(repeats, budget)
             passes.known.fit(passes.start_at)
         return passes.known.estimate(target_error)
-    except KeyholeError as error:
-        error.partial = passes.known.partial()
-        raise
 
 
 @final

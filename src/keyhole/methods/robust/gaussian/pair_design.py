@@ -1,4 +1,4 @@
-"""Sequences [m₊ × x; m₋ × (−x); g]: what they answer, how that depends on the head, and which say most under noise.
+"""Sequences [m₊ × x; m₋ × (−x); g]: answers, derivatives by the head, and the best ones under noise.
 
 With p the softmax weights, an answer moves by hᵀ·dW·g where h = Cov_p(X)·v. A balanced pair ±x gives h = x·(x·v), the
 longest there is in its direction for tokens of bounded norm; copies keep the last token from taking part.
@@ -27,7 +27,7 @@ SEARCH_SLICE = 2**14
 
 
 def pair_rows(value: Floats, rng: np.random.Generator) -> Floats:  # (width, outputs) -> (width, width)
-    """Unit vectors x_k whose pairs together say most of W·g, per query: the design of least mean squared error.
+    """Unit vectors x_k whose pairs are the design of least mean squared error of W·g per query.
 
     In the basis of the value's singular vectors, cosines with scaled coordinates: x_k = Σ_i √a_i · cos_ki · u_i. The
     information Σ_k x_k·x_kᵀ·|Vᵀx_k|² is then about diag(a)·Σσ²a, and the shares `a` are those that minimise the trace
@@ -64,7 +64,7 @@ def _best_shares(squares: Floats) -> Floats:  # (width,), the largest one -> (wi
 
 
 def tilted_rows(basis: Floats, value: Floats) -> Floats:  # (width, rank), (width, outputs) -> (rank, width)
-    """Unit vectors whose pairs say most of the forms of a subspace: its own, tilted towards what has value.
+    """Unit vectors whose pairs inform best about the forms of a subspace: its own, tilted towards the value.
 
     A pair moves the answer by (x·u)·|Vᵀx| for each unit u of the subspace, and x needs value as well as a share of u.
     """
@@ -146,12 +146,12 @@ def solve_logits(
         weight = np.where(
             middle > 0, -(middle + root) / (2 * first), 2 * last / np.where(root > middle, root - middle, 1)
         )
-        found = np.log(np.maximum(weight, np.finfo(np.float64).tiny))
-        apart = np.abs(np.sum(own_of.T * (found - own_offset), axis=0) + last_offset - tried)
-        apart += np.abs(1 / (1 + np.exp(tried - found[row]) / copies) - share) / doubt
+        solved = np.log(np.maximum(weight, np.finfo(np.float64).tiny))
+        apart = np.abs(np.sum(own_of.T * (solved - own_offset), axis=0) + last_offset - tried)
+        apart += np.abs(1 / (1 + np.exp(tried - solved[row]) / copies) - share) / doubt
         better = apart < best
         best, own = np.where(better, apart, best), np.where(better, tried, own)
-        logits = np.where(better, found, logits)
+        logits = np.where(better, solved, logits)
     return logits, own
 
 
@@ -165,7 +165,7 @@ def best_pairs(
     largest: float,  # norm of the last token
     copies: int,  # of x and −x together
 ) -> tuple[Floats, Floats, Floats]:
-    """Norm of the last token and copies of x and −x for which each answer says most of its form: all (n,).
+    """Norm of the last token and copies of x and −x for which each answer has most information on its form: all (n,).
 
     Unequal copies balance a pair whose logits are large; a shorter last token makes them smaller.
     """
@@ -180,7 +180,7 @@ def best_pairs(
             return numbers[some, None, None]
 
         norm = norms[None, :, None]
-        found = pair_answers(
+        answers = pair_answers(
             spread(pair_slope) * norm + spread(pair_offset),
             norm * (norm * spread(last_slope) + spread(last_offset)),
             plus[None, None, :],
@@ -188,7 +188,7 @@ def best_pairs(
             spread(pair_value),
             norm * spread(last_value),
         )
-        said = np.abs(norm * found.by_pair)
+        said = np.abs(norm * answers.by_pair)
         best = np.argmax(said.reshape(said.shape[0], -1), axis=1)
         which_norm, which_copies = np.divmod(best, plus.size)
         chosen.append((norms[which_norm], plus[which_copies], minus[which_copies]))

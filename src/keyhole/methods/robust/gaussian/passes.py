@@ -68,14 +68,14 @@ class Passes(ABC):
 
     @abstractmethod
     def next_pass(self) -> tuple[Integers, Integers]:
-        """Rows and columns of the pairs that say most, now that something is known; may add to the tables."""
+        """Rows and columns of the most informative pairs at the fit so far; may add to the tables."""
 
     def ask_value(self, repeats: int) -> Steps[None]:
         """The zero token and B·e_i, some times more."""
         known = self.known
         plan = unit_plan(self.signature, self.max_norm, repeats, known.value_repeats)
-        found: Measurements = yield plan
-        answers, known.many = found.by_output, found.values.ndim == 2
+        measurements: Measurements = yield plan
+        answers, known.many = measurements.by_output, measurements.values.ndim == 2
         if known.value_repeats and np.array_equal(answers, known.answers):
             raise Unrecoverable(
                 Outcome.WRONG_FAMILY,
@@ -136,12 +136,12 @@ class Passes(ABC):
         # Only where sequences are too short for a pair does the value take part.
         share = (pairs.plus - pairs.minus) / (self.copies + 1)
         answers = known.parts[-1].answer - share * self.max_norm * known.pair_values()
-        bar = known.noise * np.sqrt(1 + share**2)
+        deviation = known.noise * np.sqrt(1 + share**2)
         axes = known.axes()
-        seen, sure = (known.looks @ axes.T) / bar[:, None], known.value_repeats / known.noise**2
+        seen, sure = (known.looks @ axes.T) / deviation[:, None], known.value_repeats / known.noise**2
         spread = np.linalg.inv(seen.T @ seen + sure * np.eye(axes.shape[0]))
-        bias = spread @ (seen.T @ (answers / bar) + sure * axes @ known.answers[0])
-        left = answers / bar - seen @ bias
+        bias = spread @ (seen.T @ (answers / deviation) + sure * axes @ known.answers[0])
+        left = answers / deviation - seen @ bias
         freedom = BIAS_DEVIATIONS * math.sqrt(2 * self.width)
         known.score_bias = bool(np.any(np.abs(left) > BIAS_DEVIATIONS) or left @ left > self.width + freedom)
         known.null_logits = known.pair_logits(known.parts[-1]) if known.score_bias else np.zeros(self.width)
@@ -174,7 +174,7 @@ class Passes(ABC):
         return min(math.sqrt(max(square, 0.0)), 1.0)
 
     def ask_columns(self, rows: Integers, columns: Integers, back: Any) -> Steps[Floats]:
-        """W·p for some columns, (width, columns), from pairs that were asked; again where last tokens drown them.
+        """W·p for some columns, (width, columns) from pairs; again with shorter last tokens where they saturate.
 
         `back` (width, rows) takes the forms of a column to it. A last token with a large logit of its own leaves pairs
         no weight: its column is asked again with a shorter one.
@@ -261,7 +261,7 @@ class Passes(ABC):
         return min(max(1.0, wanted), payable)
 
     def _pilot(self) -> bool:
-        """Whether the first pass said much less than the same queries could have, had the score matrix been known."""
+        """Whether the first pass has much less information than the design for the fit."""
         known = self.known
         asked = PairQueries.concat(*known.parts[: known.parts_of_first_pass])
         asked = asked.take((asked.norm != 0) & ((asked.minus > 0) | (self.copies == 1)))
@@ -275,7 +275,7 @@ class Passes(ABC):
         return np.asarray(np.abs(pairs.norm * predict(self.known.frame(wide=False), point, pairs).by_pair))
 
     def ask_again(self, repeats: float, budget: float) -> Steps[None]:
-        """All pairs as the fit says they are best asked: whole passes, half of each sign, and part of one more."""
+        """All pairs by the best design at the fit: whole passes, half of each sign, and part of one more."""
         known = self.known
         whole = int(repeats)
         pairs = self._best(*self.next_pass())
@@ -301,7 +301,7 @@ class Passes(ABC):
         return pairs if sign > 0 else replace(pairs, norm=-pairs.norm, plus=pairs.minus, minus=pairs.plus)
 
     def _best(self, row: Integers, column: Integers) -> PairQueries:
-        """Norms and copies for which each pair says most, at the fit so far."""
+        """Norms and copies for which each pair is most informative, at the fit so far."""
         known = self.known
         point, last_values = (known.best().point, known.columns @ known.value(known.biased) @ known.looks.T)
         seen = known.columns @ point.score.T  # (columns, width)
@@ -326,14 +326,14 @@ class Passes(ABC):
         yield from self._ask(stage, PairQueries(row, column, self.lengths[column], plus, self.copies - plus), 1, 0)
 
     def _ask(self, stage: str, pairs: PairQueries, repeats: int, first_repeat: int) -> Steps[None]:
-        """Ask pairs, and keep what was answered along the outputs they are looked at."""
+        """Ask pairs, and keep the answers in the combinations of outputs they are read in."""
         known, space = self.known, self.signature.space
         long, columns = (TokenRows(space.asarray(self.max_norm * known.rows)), TokenRows(space.asarray(known.columns)))
         row = space.indices(pairs.row)
         signs = (space.asarray(np.where(place < pairs.plus, 1.0, -1.0)) for place in range(self.copies))
         positions = [[Term(long, row, sign)] for sign in signs]
         positions.append([Term(columns, space.indices(pairs.column), space.asarray(pairs.norm))])
-        found: Measurements = yield Plan(stage, pairs.row.size, positions, repeats, first_repeat)
-        answers = np.sum(found.by_output * known.looks[pairs.row], axis=1)
+        measurements: Measurements = yield Plan(stage, pairs.row.size, positions, repeats, first_repeat)
+        answers = np.sum(measurements.by_output * known.looks[pairs.row], axis=1)
         known.parts.append(replace(pairs, answer=answers, repeats=np.full(answers.size, float(repeats))))
         known.asked += pairs.row.size * repeats

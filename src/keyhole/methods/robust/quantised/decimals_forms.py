@@ -84,11 +84,11 @@ class FormIntervals:
         """Norms of last tokens, then every form from one pair; columns with saturated ones again, shorter."""
         start = self.last.copy()
         start[-2] *= ALONG
-        found = yield from ask_own_forms(self.design, self.rng, self.norm, start, 1, self.solve_answers)
-        self.last, self.own, self.own_radius = found.last, found.form, found.radius
+        own_forms = yield from ask_own_forms(self.design, self.rng, self.norm, start, 1, self.solve_answers)
+        self.last, self.own, self.own_radius = own_forms.last, own_forms.form, own_forms.radius
         columns = np.arange(self.width)
         for _ in range(MOST_ROUNDS):
-            columns = yield from self._ask_columns(columns, found)
+            columns = yield from self._ask_columns(columns, own_forms)
             if not columns.size:
                 break
             self.last[columns] *= SHRINK_COLUMN
@@ -124,8 +124,8 @@ class FormIntervals:
         if np.any(np.abs(answers) > error):
             raise BiasDetected(BIASED.format("a score"))
         slope = self.design.answer(pairs, np.zeros(row.size), np.zeros(row.size)).by_form
-        reach = SECOND_ORDER**2 * (self.half + self.design.rounding_radius(pairs)) / slope
-        self.low[row, -1], self.high[row, -1] = -reach, reach
+        radius = SECOND_ORDER**2 * (self.half + self.design.rounding_radius(pairs)) / slope
+        self.low[row, -1], self.high[row, -1] = -radius, radius
 
     @property
     def widths(self) -> Floats:  # (width, width + 1)
@@ -198,12 +198,12 @@ class FormIntervals:
         point = middle + (threshold - at.value) / at.by_form
         nuisance = self.design.nuisance(pairs, at, self.own_radius[column]) / at.by_form
         keys = np.linalg.norm(self.design.inverse @ self._middle(), axis=0)  # |W·g_j| as known
-        bar = SECOND_ORDER * nuisance + self.space.rounding * keys[column]
+        point_radius = SECOND_ORDER * nuisance + self.space.rounding * keys[column]
         # A threshold out of reach tells nothing.
         reached = np.abs(point - middle) <= high - low
         above = answers > threshold
-        self.low[row, column] = np.where(above & reached, np.maximum(low, point - bar), low)
-        self.high[row, column] = np.where(~above & reached, np.minimum(high, point + bar), high)
+        self.low[row, column] = np.where(above & reached, np.maximum(low, point - point_radius), low)
+        self.high[row, column] = np.where(~above & reached, np.minimum(high, point + point_radius), high)
         self._check_consistent()
 
     def _check_consistent(self) -> None:

@@ -90,15 +90,15 @@ class ValueIntervals(TokenValues):
         place = self.place[output] * self.outputs + output  # the item of the largest entry
         largest, largest_radius = (self.low + self.high)[place] / 2, (self.high - self.low)[place] / 2
         direct = row == self.place[output]  # the largest entry itself, brought there by its length
-        reach = self.half / np.abs(largest)
-        length = np.where(direct, self.norm, np.sqrt(np.maximum(self.norm**2 - reach**2, 0.0)))
+        most_lent = self.half / np.abs(largest)
+        length = np.where(direct, self.norm, np.sqrt(np.maximum(self.norm**2 - most_lent**2, 0.0)))
         aim = np.where(direct, (self.norm * np.abs(middle) / self.half - 1) / 2, (length * middle / self.half - 1) / 2)
         # Thresholds are the odd multiples of half a unit.
         threshold = self.half * (2 * np.where(direct, np.floor(aim), np.round(aim)) + 1)
         threshold = np.where(direct, np.sign(middle) * threshold, threshold)
         length = np.where(direct, threshold / middle, length)
         lent = np.where(direct, 0.0, (threshold - length * middle) / largest)
-        lent = np.clip(lent, -reach, reach)
+        lent = np.clip(lent, -most_lent, most_lent)
         index = self.space.indices
         token = [
             Term(self.units, index(row), self.space.asarray(self.sign[items] * length)),
@@ -107,10 +107,10 @@ class ValueIntervals(TokenValues):
         answers = (yield from self.ask(token, items.size))[np.arange(items.size), output]
         slack = 2 * self.space.rounding * (np.abs(length * middle) + np.abs(lent * largest) + np.abs(threshold))
         point = (threshold - lent * largest) / length
-        bar = (np.abs(lent) * largest_radius + slack) / np.abs(length)
+        point_radius = (np.abs(lent) * largest_radius + slack) / np.abs(length)
         above = answers > threshold
-        self.low[items] = np.where(above, np.maximum(low, point - bar), low)
-        self.high[items] = np.where(above, high, np.minimum(high, point + bar))
+        self.low[items] = np.where(above, np.maximum(low, point - point_radius), low)
+        self.high[items] = np.where(above, high, np.minimum(high, point + point_radius))
         if np.any(self.low > self.high):
             raise Unrecoverable(
                 Outcome.WRONG_FAMILY, "answers to one token are not linear in it: no head without biases"

@@ -81,8 +81,8 @@ class NullForms:
         else:
             last = self.last.copy()
             last[-2] *= ALONG
-            found = yield from ask_own_forms(self.design, self.rng, self.limit, last, 1, self.solve_answers)
-            self.last, self.probed = found.last, found
+            own_forms = yield from ask_own_forms(self.design, self.rng, self.limit, last, 1, self.solve_answers)
+            self.last, self.probed = own_forms.last, own_forms
         columns = np.arange(self.width)
         for number in range(MOST_PROBES):
             large = yield from self._ask(columns, bias=number == 0, steer=False)
@@ -95,7 +95,7 @@ class NullForms:
         self.started = True
 
     def _ask_scale(self) -> Steps[None]:
-        """Where norms are free: their product that brings logits to their aim, and a lever that hides the last."""
+        """Free norms: their product brings logits to their aim, their ratio makes the last token negligible."""
         few = np.arange(min(PROBES, self.width))
         scale, norm = FIRST_PROBE, 1.0
         quiet, loud = 0.0, math.inf  # scales that are too small and too large
@@ -131,7 +131,7 @@ class NullForms:
         yield from self._ask(np.arange(self.width), bias=True, steer=True)
 
     def _ask(self, columns: Integers, *, bias: bool, steer: bool) -> Steps[Booleans]:  # (columns,)
-        """Read whole columns, and a few rows with the zero token; tell which columns have saturated forms."""
+        """Read whole columns, and a few rows with the zero token; which columns have saturated forms."""
         row = np.repeat(np.arange(self.width), columns.size)
         column = np.tile(columns, self.width)
         grid = self._pairs(row, column, steer=steer)

@@ -16,8 +16,9 @@ import math
 
 import numpy as np
 
-from keyhole.errors import KeyholeError, UsageError
+from keyhole.errors import UsageError
 from keyhole.families import SingleHead
+from keyhole.methods.arithmetic import partial_result
 from keyhole.methods.base import Estimate, Steps, target_details
 from keyhole.methods.robust.quantised.decimals_forms import FormIntervals
 from keyhole.methods.robust.quantised.decimals_value import ValueIntervals
@@ -55,14 +56,11 @@ def by_thresholds(
     yield from value.ask_value()
     yield from value.ask_narrower(np.full(value.outputs, 2 * value.half / (signature.norm_limit * FIRST_SHARPER)))
     forms = FormIntervals(signature, rng, value)
-    try:
+    with partial_result(lambda _: forms.head() if forms.started else None):
         yield from forms.ask_first()
         goal = forms.goal(target_error, budget - value.spent - forms.spent)
         yield from value.ask_narrower(forms.value_goal(goal))
         yield from forms.ask_narrower(goal, budget - value.spent - forms.spent)
-    except KeyholeError as error:
-        error.partial = forms.head() if forms.started else None
-        raise
     return Estimate(
         params=forms.head(),
         radius=forms.radius_head(),
@@ -106,7 +104,7 @@ def by_null_queries(
     yield from value.ask_sharper(value.relative / SHARPER, [value.main])
     yield from value.ask_finer()  # one round ahead of the forms, so that its errors do not count
     forms = NullForms(signature, rng, value)
-    try:
+    with partial_result(lambda _: forms.head() if forms.started else None):
         yield from forms.ask_first()
         rounds = 1
         while rounds < MOST_ROUNDS and not forms.silent and forms.error() > (target_error or 0.0):
@@ -122,9 +120,6 @@ def by_null_queries(
             goal = forms.error() if target_error is None else target_error
             yield from value.ask_sharper(goal / value.size(), range(value.outputs))
             yield from value.ask_rounding_check()
-    except KeyholeError as error:
-        error.partial = forms.head() if forms.started else None
-        raise
     return Estimate(
         params=forms.head(),
         radius=forms.radius_head(),

@@ -175,7 +175,10 @@ class SteeredDesign:
         """
         shape, index = (self.rows.shape[0], -1), pairs.column
         own = self.own[pairs.row, index].reshape(shape)
-        form, reach = start.copy(), LARGEST_LOGIT / (np.maximum(np.abs(pairs.plus), np.abs(pairs.minus)) * pairs.last)
+        form, largest_form = (
+            start.copy(),
+            LARGEST_LOGIT / (np.maximum(np.abs(pairs.plus), np.abs(pairs.minus)) * pairs.last),
+        )
         for _ in range(NEWTON_STEPS):
             sums = np.sum(own * form.reshape(shape), axis=0)
             predicted = self.answer(pairs, form, np.tile(sums, shape[0]))
@@ -184,7 +187,7 @@ class SteeredDesign:
             plain, through = ((part / slope).reshape(shape) for part in (answers - predicted.value, predicted.by_own))
             step = plain - through * np.sum(own * plain, axis=0) / (1 + np.sum(own * through, axis=0))
             step = np.where(np.isfinite(step), step, 0.0).reshape(-1)
-            form = np.clip(form + np.clip(step, -reach / 8, reach / 8), -reach, reach)
+            form = np.clip(form + np.clip(step, -largest_form / 8, largest_form / 8), -largest_form, largest_form)
         return form
 
     def solve_pairs(
@@ -194,8 +197,8 @@ class SteeredDesign:
         form = self.solve_columns(pairs, answers, start)
         radius, common = self._column_radii(pairs, form, form, error)
         # Again where answers are flattest within these radii, since they are of first order.
-        reach = np.where(np.isfinite(radius + common), radius + common, 0.0)
-        low, high = (self._column_radii(pairs, form, end, error) for end in (form - reach, form + reach))
+        largest_form = np.where(np.isfinite(radius + common), radius + common, 0.0)
+        low, high = (self._column_radii(pairs, form, end, error) for end in (form - largest_form, form + largest_form))
         radius, common = (SECOND_ORDER * np.maximum(*parts) for parts in zip(low, high, strict=True))
         scale = np.maximum(np.abs(pairs.plus), np.abs(pairs.minus)) * pairs.last
         readable = (np.abs(form) * scale <= LARGEST_READ) & ((radius + common) * scale <= WIDEST_READ)

@@ -83,18 +83,18 @@ def ask_own_forms(
         sides = np.repeat([norm, -norm], count)
         pairs = SteeredPairs(np.tile(row, 2), np.tile(open_, 2), sides, 0 * sides, np.tile(last[open_], 2), copies)
         values, errors = solve_answers((yield pair_plan(design, "own forms", pairs)))
-        logits, bars = _logits(design, pairs, values, errors)
+        logits, radii = _logits(design, pairs, values, errors)
         first, second = logits[:count], logits[count:]
         own, other = -(first + second) / 2, (first - second) / 2
-        bar = (bars[:count] + bars[count:]) / 2
-        moderate = np.isfinite(bar) & (np.maximum(np.abs(own), np.abs(other)) <= LARGEST)
-        if np.any(moderate & (bar > BLURRED)):
+        own_radius = (radii[:count] + radii[count:]) / 2
+        moderate = np.isfinite(own_radius) & (np.maximum(np.abs(own), np.abs(other)) <= LARGEST)
+        if np.any(moderate & (own_radius > BLURRED)):
             raise Unrecoverable(
                 Outcome.TOO_NOISY, "answers are rounded by as much as one token's logit changes them: allow longer ones"
             )
         settled = open_[moderate]
         form[settled] = (own / last[open_] ** 2)[moderate]
-        radius[settled] = (bar / last[open_] ** 2)[moderate]
+        radius[settled] = (own_radius / last[open_] ** 2)[moderate]
         last[open_[~moderate]] *= SHRINK
         open_ = open_[~moderate]
     raise Unrecoverable(
@@ -112,8 +112,8 @@ def _logits(design: SteeredDesign, pairs: SteeredPairs, values: Floats, errors: 
     inside = (share > 0) & (share < 1)
     share = np.where(inside, share, 0.5)
     error = errors + design.rounding_radius(pairs) + (1 - share) * c_radius + share * high_radius
-    bar = error / (np.abs(high - c) * share * (1 - share))
-    return np.log(share / (1 - share) / pairs.copies), np.where(inside & (bar < 1), bar, np.inf)
+    radius = error / (np.abs(high - c) * share * (1 - share))
+    return np.log(share / (1 - share) / pairs.copies), np.where(inside & (radius < 1), radius, np.inf)
 
 
 class TokenValues(ABC):

@@ -10,6 +10,7 @@ import numpy as np
 from scipy.linalg import cho_factor, cho_solve
 
 from keyhole.arrays import Floats, Integers
+from keyhole.numerics.svd import singular_values, svd
 
 EPS = float(np.finfo(np.float64).eps)
 _MEMORY = 500_000_000  # bytes: the largest work array any solver may form
@@ -17,7 +18,7 @@ _MEMORY = 500_000_000  # bytes: the largest work array any solver may form
 
 @dataclass(frozen=True, slots=True)
 class SensingSolution:
-    """What a solver found. ``converged`` means validated, not merely fitted; see the module docstring."""
+    """The result of a solver. ``converged`` means validated, not merely fitted; see the module docstring."""
 
     matrix: Floats  # (d, d)
     rank: int
@@ -85,8 +86,8 @@ class SensingProblem:
 
     def floor(self, matrix: Floats) -> float:
         """Relative residual that the noise and the rounding of u^T W g explain."""
-        reach = np.linalg.norm(self.left, axis=1) * np.linalg.norm(self.right, axis=1)
-        rounding = EPS * self.width * float(np.linalg.norm(reach) * np.linalg.norm(matrix))
+        sizes = np.linalg.norm(self.left, axis=1) * np.linalg.norm(self.right, axis=1)
+        rounding = EPS * self.width * float(np.linalg.norm(sizes) * np.linalg.norm(matrix))
         return 2.0 * self.noise + ratio(rounding, self.scale)  # 2: a sampled norm around its expectation
 
 
@@ -141,13 +142,13 @@ def least_squares(design: Floats, values: Floats) -> tuple[Floats, Floats, Any]:
 
 def numerical_rank(matrix: Floats, floor: float) -> int:
     """Singular values above `floor`, relative to the largest, and above rounding."""
-    spectrum = np.linalg.svd(matrix, compute_uv=False)
+    spectrum = singular_values(matrix)
     return int(np.count_nonzero(spectrum > max(floor, EPS * len(matrix)) * spectrum[0]))
 
 
 def leading_left(matrix: Floats, rank: int) -> Floats:  # (d, d) -> (d, rank)
     """Leading left singular vectors."""
-    return np.asarray(np.linalg.svd(matrix)[0][:, :rank])
+    return np.asarray(svd(matrix, full_matrices=True)[0][:, :rank])
 
 
 def gap_rank(spectrum: Floats, limit: int) -> tuple[int, float]:

@@ -25,6 +25,7 @@ from keyhole.methods.sensing.solvers.problem import (
     parameter_count,
 )
 from keyhole.methods.sensing.solvers.validation import FIRST_STEPS, refine, solve
+from keyhole.numerics.svd import singular_values, svd
 
 _LOCAL_RANKS = 8  # ranks tried one by one; beyond, letting the reweighted iteration name the rank is cheaper
 
@@ -43,7 +44,7 @@ def _reweigh(problem: SensingProblem, shrink: float, start: Floats | None) -> It
     smoothing = float(np.linalg.norm(matrix, 2))
     last = np.sqrt(EPS) * smoothing
     while smoothing > last:
-        u, spectrum, vt = np.linalg.svd(matrix)
+        u, spectrum, vt = svd(matrix, full_matrices=True)
         smoothing *= shrink
         weights = (spectrum**2 + smoothing**2) / 2.0
         a, c = problem.left @ u, problem.right @ vt.T
@@ -103,9 +104,9 @@ def factored(
         for tried in ranks:  # from the spectral start, on no more measurements than the rank needs
             part = search.rows(slice(0, 4 * parameter_count(d, tried) + 4 * d))
             yield None, refine(part, leading_left(part.adjoint(part.values), tried), FIRST_STEPS)
-        yield from ((None, found) for found in linear(search))
+        yield from ((None, matrix) for matrix in linear(search))
         if ranks:
-            yield from ((None, found) for found in _second_pass(search, rank, limit, starts, rng))
+            yield from ((None, matrix) for matrix in _second_pass(search, rank, limit, starts, rng))
 
     return solve(U, G, b, noise, rng, candidates)
 
@@ -119,7 +120,7 @@ def _admm(problem: SensingProblem, steps: int) -> Iterator[tuple[Floats, Floats,
         point = low - dual
         miss = cho_solve(factor, problem.forward(point) - problem.values, check_finite=False)
         feasible = point - problem.adjoint(miss)
-        u, spectrum, vt = np.linalg.svd(feasible + dual, full_matrices=False)
+        u, spectrum, vt = svd(feasible + dual)
         threshold = threshold or float(spectrum[0]) / 4.0
         previous, low = low, (u * np.maximum(spectrum - threshold, 0.0)) @ vt
         dual += feasible - low
@@ -138,7 +139,7 @@ def _convex(search: SensingProblem, steps: int, max_rank: int) -> Iterator[tuple
     feasible = low = part.adjoint(part.values)
     wanted = EPS**0.25  # the spectral gap shows early; the last digits are left to the polish
     for feasible, low, gap in _admm(part, steps):
-        rank, _ = gap_rank(np.asarray(np.linalg.svd(low, compute_uv=False)), limit) if gap <= wanted else (0, 1.0)
+        rank, _ = gap_rank(np.asarray(singular_values(low)), limit) if gap <= wanted else (0, 1.0)
         if rank:
             yield feasible, refine(part, leading_left(low, rank), FIRST_STEPS)
             if wanted <= np.sqrt(EPS):
@@ -170,8 +171,8 @@ def nuclear_norm(
     """
 
     def candidates(search: SensingProblem, _: np.random.Generator) -> Iterator[tuple[Floats, Floats]]:
-        for found in linear(search):  # where measurements outnumber the entries, the feasible set is one point
-            yield found, found
+        for matrix in linear(search):  # where measurements outnumber the entries, the feasible set is one point
+            yield matrix, matrix
         yield from _convex(search, max_iterations, max_rank or search.width)
 
     return solve(U, G, b, noise, rng, candidates)

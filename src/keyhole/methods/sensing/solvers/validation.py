@@ -26,6 +26,7 @@ from keyhole.methods.sensing.solvers.problem import (
     parameter_count,
     ratio,
 )
+from keyhole.numerics.svd import svd
 
 HELD_OUT = (4, 8)  # fewest and most held out: a wrong answer passes each with probability near the floor
 FIRST_STEPS = 25  # a good start needs 5 to 10 steps; more are spent better on another start
@@ -79,7 +80,7 @@ def refine(problem: SensingProblem, left: Floats, steps: int, target: float | No
     at = _project(problem, np.linalg.qr(left)[0])
     damping, used, history = _FIRST_DAMPING, 0, [at.cost]
     while used < steps and at.cost > (problem.floor(at.matrix) if target is None else target):
-        basis = np.linalg.svd(at.right, full_matrices=False)[0]
+        basis = svd(at.right)[0]
         matrix, gradient = _reduce(problem, at, basis)
         weight = float(np.trace(matrix)) / len(matrix)
         base = at.left @ (at.right.T @ basis)
@@ -112,7 +113,7 @@ def standard_error(U: Floats, G: Floats, matrix: Floats, rank: int) -> Floats:  
     the error of its coordinates has covariance (J^T J)^-1, and an entry is a combination of coordinates.
     """
     d = len(matrix)
-    u, _, vt = np.linalg.svd(matrix)
+    u, _, vt = svd(matrix, full_matrices=True)
     v = vt.T
     tangent = _tangent(U @ u, G @ v, rank)
     covariance = cho_solve(cholesky(tangent.T @ tangent), np.eye(tangent.shape[1]), check_finite=False)
@@ -138,7 +139,7 @@ def _contract(subscripts: str, *arrays: Floats) -> Floats:
 
 def _is_determined(problem: SensingProblem, matrix: Floats, rank: int) -> bool:
     """Whether the measurements are injective on the tangent space, and no singular value kept is noise."""
-    u, spectrum, vt = np.linalg.svd(matrix)
+    u, spectrum, vt = svd(matrix, full_matrices=True)
     tangent = _tangent(problem.left @ u, problem.right @ vt.T, rank)
     eigenvalues = np.linalg.eigvalsh(tangent.T @ tangent)
     if eigenvalues[0] <= EPS * len(eigenvalues) * eigenvalues[-1]:
@@ -147,21 +148,21 @@ def _is_determined(problem: SensingProblem, matrix: Floats, rank: int) -> bool:
     return bool(radius < spectrum[rank - 1])
 
 
-def _validate(problem: SensingProblem, search: SensingProblem, held: SensingProblem, found: Floats) -> Floats | None:
-    """``found`` refitted on every measurement if it proves right, else None."""
-    if search.residual(found) > search.floor(found):
+def _validate(problem: SensingProblem, search: SensingProblem, held: SensingProblem, matrix: Floats) -> Floats | None:
+    """``matrix`` refitted on every measurement if it is validated, else None."""
+    if search.residual(matrix) > search.floor(matrix):
         return None
-    rank = numerical_rank(found, problem.floor(found))
+    rank = numerical_rank(matrix, problem.floor(matrix))
     count = parameter_count(problem.width, rank)
     if not 0 < count < search.size:
         return None
     # Unseen measurements must be predicted within four standard errors of a prediction.
-    if held.residual(found) > 4.0 * held.floor(found) * float(np.sqrt(search.size / (search.size - count))):
+    if held.residual(matrix) > 4.0 * held.floor(matrix) * float(np.sqrt(search.size / (search.size - count))):
         return None
     if rank < problem.width:  # at full rank the linear fit is the answer already
-        found = refine(problem, leading_left(found, rank), 4, target=0.0)
-    fits = problem.residual(found) <= problem.floor(found)
-    return found if fits and _is_determined(problem, found, rank) else None
+        matrix = refine(problem, leading_left(matrix, rank), 4, target=0.0)
+    fits = problem.residual(matrix) <= problem.floor(matrix)
+    return matrix if fits and _is_determined(problem, matrix, rank) else None
 
 
 def solve(
@@ -184,11 +185,11 @@ def solve(
     order, held = rng.permutation(problem.size), int(np.clip(problem.size // 20, *HELD_OUT))
     search, rest = problem.rows(order[held:]), problem.rows(order[:held])
     proven = None
-    for fallback, found in candidates(search, rng):
-        proven = _validate(problem, search, rest, found)
+    for fallback, candidate in candidates(search, rng):
+        proven = _validate(problem, search, rest, candidate)
         if proven is not None:
             break
-        best = min(best, found, key=problem.residual) if fallback is None else fallback
+        best = min(best, candidate, key=problem.residual) if fallback is None else fallback
     matrix = best if proven is None else proven
     rank = numerical_rank(matrix, problem.floor(matrix))
     return SensingSolution(matrix * problem.unit, rank, problem.residual(matrix), proven is not None)

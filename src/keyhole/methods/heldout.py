@@ -1,0 +1,343 @@
+"""Held-out queries: drawn from a fixed distribution, and chosen so that every part of an estimate shows in some."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from keyhole.arrays import Array, Booleans, Floats, floats, namespace, to_numpy
+from keyhole.errors import UsageError
+from keyhole.families import Family
+from keyhole.methods.base import Estimate
+from keyhole.numerics.domain import (
+    LENGTH_CLASSES,
+    Sampler,
+    class_label,
+    draw_from,
+    draw_lengths,
+    draw_structures,
+    draw_tokens,
+    length_class,
+)
+from keyhole.queries import Plan, Signature, sequences
+
+# Where the norm of a query comes from, in the order in which queries take them: from a size of logits (or a distance
+# over that of the kinks of a net), entries of N(0, 1), which a wrong estimate has no part in, any norms around either,
+# and the longest tokens whose logits are still known: heads that cancel among short tokens, or whose scores were taken
+# for zero, do not there.
+NORM_ORDER = ("logits", "normal", "logits", "any", "normal", "any", "logits", "longest")
+# Any norm is that of logits or of N(0, 1), times up to this or less by as much.
+ANY_FACTOR = 1e3
+# Sizes of logits, and norms over that of the kinks: far out every piece of a function is wide.
+LOGIT_SIZES = (0.3, 16.0)
+KINK_SIZES = (0.3, 1000.0)
+# Of tokens of these structures attention makes the most.
+USUAL = ("ordinary", "mixed", "one-hot", "repeated")
+# The longest tokens have logits known to this, or are shorter by up to this factor.
+KNOWN_LOGIT, SHORTER = 1.0, 16.0
+# Behind noise or a net, where radii are less sure, logits of all tokens are known to this.
+SURELY_KNOWN_LOGIT = 0.1
+# Behind noise every other query has tokens of strong and opposite values, so that attention shows.
+LOUD_EVERY = 2
+# A token near a kink lies within this part of its norm of it.
+AROUND_KINK = 0.1
+
+# A query informs about a part of an estimate if its prediction moves by so many radii when the part is changed: by so
+# many of its claimed radii, or by this share of its size where that is more. Behind noise less can be asked.
+MOVES, MOVES_NOISY = 10.0, 3.0
+CHANGE_RADII = 100.0
+CHANGE, CHANGE_NOISY = 0.5, 1.0
+# So many informative queries test a part, or one in so many where fewer queries were wanted.
+ENOUGH, ONE_IN = 3.0, 8
+# From so many queries on every class of lengths must have an informative one.
+CLASSES_FROM = 32
+# A query that informs about no score is drawn again so often; then, for what is not tested yet, pools of fresh ones.
+REDRAWS, POOLS = 3, 6
+
+
+@dataclass(frozen=True)
+class Query:
+    """One held-out sequence and where it comes from."""
+
+    tokens: Floats  # (length, width)
+    norm: str  # one of NORM_ORDER; "domain" for inputs of a user
+    structure: str = ""
+    usual: bool = False  # whether radii are as fine there, beside what attention does, as they get
+
+    @property
+    def length(self) -> int:
+        """Tokens."""
+        return len(self.tokens)
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Held-out queries as plans, one per length, and what each of them informs about, in the order of the plans."""
+
+    plans: list[Plan]
+    usual: Booleans  # (queries,): where radii are as fine, beside what attention does, as they get
+    domain: Booleans  # (queries,): from the sampler of a user
+    lengths: Array  # (queries,)
+    informative: Booleans  # (queries,): their predictions move when a score is changed, or any part of a single token's
+    untested: tuple[str, ...]  # parts and classes of lengths that too few queries inform about
+
+
+def draw_heldout(
+    estimate: Estimate, signature: Signature, rng: np.random.Generator, count: int, domain: Sampler | None = None
+) -> HeldOut:
+    """`count` held-out queries, and as many of a user's own inputs where a sampler is given."""
+    source = _Source(estimate, signature, rng)
+    queries = source.draw(count)
+    gauge = _Evidence(estimate, signature)
+    table = gauge.of(queries)
+    for _ in range(REDRAWS):
+        dull = [int(n) for n in np.flatnonzero(~table.informative) if queries[n].length > 1 or not gauge.scores]
+        if not dull:
+            break
+        again = source.redraw([queries[n] for n in dull])
+        better = gauge.of(again)
+        for place, n in enumerate(dull):
+            if better.informative[place]:
+                queries[n] = again[place]
+                table.take(n, better, place)
+    _fill_up(queries, table, gauge, source)
+    return _as_plans(queries, table, source.inputs(domain, count), gauge, signature)
+
+
+class _Source:
+    """Draws queries for an estimate."""
+
+    def __init__(self, estimate: Estimate, signature: Signature, rng: np.random.Generator) -> None:
+        self.params, self.signature, self.rng = estimate.params, signature, rng
+        self.shape = without_noise(estimate)  # norms are chosen by what is surely there
+        self.sure = signature.noise.kind == "exact" and not self.params.anatomy.behind
+        self.longest = longest_predictable(estimate, signature, KNOWN_LOGIT if self.sure else SURELY_KNOWN_LOGIT)
+        self.loudest = None if signature.noise.kind == "exact" else self.params.loudest()
+        self.has_attention = self.params.without_attention() is not None
+
+    def draw(self, count: int, norm_by: Iterable[Family] = ()) -> list[Query]:
+        """Queries whose lengths, structures and norms are shuffled, each for itself; norms by some family's logits."""
+        lengths = draw_lengths(self.rng, count, self.signature.max_length)
+        structures = draw_structures(self.rng, count)
+        norms = self.rng.permutation([NORM_ORDER[n % len(NORM_ORDER)] for n in range(count)])
+        by = list(norm_by) or [self.shape]
+        return [
+            self._query(structure, length, str(norm), by[n % len(by)])
+            for n, (structure, length, norm) in enumerate(zip(structures, lengths, norms, strict=True))
+        ]
+
+    def redraw(self, queries: list[Query]) -> list[Query]:
+        """Other queries of the same lengths and structures, their norms from the size of logits."""
+        return [self._query(query.structure, query.length, "logits", self.shape) for query in queries]
+
+    def inputs(self, domain: Sampler | None, count: int) -> list[Query]:
+        """Inputs of a user."""
+        if domain is None:
+            return []
+        signature = self.signature
+        drawn = draw_from(domain, self.rng, count, signature.width)
+        longest = max(float(np.max(np.linalg.norm(each, axis=1))) for each in drawn)
+        if longest > signature.norm_limit:
+            raise UsageError(f"domain drew a token of norm {longest:.3g}, the oracle takes up to {signature.max_norm}")
+        if signature.max_length is not None and max(map(len, drawn)) > signature.max_length:
+            raise UsageError(f"domain drew {max(map(len, drawn))} tokens, the oracle takes {signature.max_length}")
+        return [Query(each, "domain") for each in drawn]
+
+    def _query(self, structure: str, length: int, norm: str, by: Family) -> Query:
+        rng, signature = self.rng, self.signature
+        tokens = draw_tokens(structure, rng, length, signature.width)
+        if self.loudest is not None and structure == "ordinary" and rng.integers(LOUD_EVERY):
+            tokens += rng.choice([-1.0, 1.0], (length, 1)) * to_numpy(self.loudest)
+        tokens *= self._norm(norm, by)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            sizes = np.linalg.norm(tokens, axis=1, keepdims=True)
+            limit = min(signature.norm_limit, signature.space.huge**0.25) * (1.0 - 0.5 * rng.uniform() ** 2)
+            tokens = np.where(sizes > limit, tokens * (limit / sizes), tokens)
+        if structure == "ordinary" and signature.max_norm is None and rng.integers(2):
+            last = self.params.onto_kinks(tokens[-1:], rng)
+            beside = AROUND_KINK * rng.integers(2) * np.linalg.norm(last) / signature.width**0.5
+            if np.any(last != tokens[-1:]):
+                tokens[-1:] = last + beside * rng.standard_normal(last.shape)
+        return Query(tokens, norm, structure, norm == "logits" and structure in USUAL)
+
+    def _norm(self, kind: str, by: Family) -> float:
+        rng, signature = self.rng, self.signature
+        if kind == "any":
+            kind = str(rng.choice(["logits", "normal"]))
+            return float(self._norm(kind, by) * ANY_FACTOR ** rng.uniform(-1.0, 1.0))
+        if kind == "normal":  # whatever was recovered
+            return float(signature.width**0.5)
+        known = min(signature.norm_limit, signature.space.huge**0.25, self.longest)
+        sizes = LOGIT_SIZES if self.has_attention else KINK_SIZES
+        norm = by.token_norm(float(np.exp(rng.uniform(*np.log(sizes)))))
+        if self.sure and self.has_attention and (kind == "longest" or norm == np.inf):
+            norm = known * SHORTER ** -rng.uniform()
+        return float(min(norm, known) if 0 < norm < np.inf else min(1.0, known))
+
+
+def without_noise(estimate: Estimate) -> Family:
+    """The parameters with zero for every number that is within its radius of it."""
+    radii = estimate.radius.arrays()
+    named = estimate.params.arrays().items()
+    sure = {name: array * (abs(array) > radii[name]) if name in radii else array for name, array in named}
+    return estimate.params.of_arrays(**sure, **estimate.params.words)
+
+
+def longest_predictable(estimate: Estimate, signature: Signature, logit_radius: float) -> float:
+    """The norm up to which the radii of scores leave logits known this well; infinite where there are no heads."""
+    radii = [head.score for head in estimate.radius.anatomy.heads]
+    widest = max((float(np.linalg.norm(floats(radius))) for radius in radii), default=0.0)
+    if not radii:
+        return float("inf")
+    if not widest < np.inf:
+        return 1.0
+    if widest == 0:
+        return float(signature.space.huge**0.125)
+    # Random tokens of norm n make of a matrix a number of about n² times its norm over the width.
+    return float(min((logit_radius * signature.width / widest) ** 0.5, signature.space.huge**0.25))
+
+
+@dataclass
+class _Table:
+    """What queries inform about."""
+
+    evidence: dict[str, Floats]  # per part (queries,), from 0 to 1
+    informative: Booleans  # (queries,)
+
+    def take(self, n: int, other: _Table, place: int) -> None:
+        """Replace a query."""
+        for label, own in self.evidence.items():
+            own[n] = other.evidence[label][place]
+        self.informative[n] = other.informative[place]
+
+
+class _Evidence:
+    """How far predictions move when a part of the estimate is changed, over their radii."""
+
+    def __init__(self, estimate: Estimate, signature: Signature) -> None:
+        self.estimate, self.signature = estimate, signature
+        self.exact = signature.noise.kind == "exact"
+        longest = min(longest_predictable(estimate, signature, KNOWN_LOGIT), signature.norm_limit)
+        self.change = _change(estimate, CHANGE if self.exact else CHANGE_NOISY, longest)
+        self.scores = bool(estimate.params.anatomy.heads)
+
+    def of(self, queries: list[Query]) -> _Table:
+        """The evidence of each query: the squared movement over what is wanted, at most 1."""
+        evidence: dict[str, Floats] = {}
+        informative = np.zeros(len(queries), bool)
+        for where, tokens in by_length(queries, self.signature):
+            about = self._ratios(tokens)
+            for label, ratios in about.items():
+                evidence.setdefault(label, np.zeros(len(queries)))[where] = np.minimum(ratios, 1.0) ** 2
+            # What is said of attention rests on queries whose scores matter.
+            of_scores = [ratios for label, ratios in about.items() if label.startswith("score")]
+            counted = of_scores if tokens.shape[1] > 1 and of_scores else list(about.values())
+            least = 1.0 if self.exact else 1.0 / MOVES_NOISY
+            informative[where] = np.max(counted, axis=0, initial=0.0) >= least if counted else True
+        return _Table(evidence, informative)
+
+    def _ratios(self, tokens: Array) -> dict[str, Floats]:
+        estimate, signature = self.estimate, self.signature
+        params, noise = estimate.params, signature.noise
+        predictions = np.abs(floats(params(tokens)))
+        if noise.kind == "gaussian" and estimate.standard_error is not None:
+            known = floats(params.error_bar(estimate.standard_error, tokens, signature.space.rounding))
+            radii = np.hypot(known, noise.scale)
+        else:
+            known = floats(params.error_bar(estimate.radius, tokens, signature.space.rounding))
+            radii = known + noise.radius + noise.relative * predictions
+        moves = MOVES if self.exact else MOVES_NOISY
+        found = {}
+        for label, effect in params.effects(self.change, tokens):
+            with np.errstate(all="ignore"):
+                ratios = floats(effect) / (moves * radii)
+            ratios = np.where(np.isfinite(radii) & ~np.isnan(ratios), ratios, 0.0)
+            found[label] = ratios.reshape(len(ratios), -1).max(axis=1)
+        return found
+
+
+def _change(estimate: Estimate, share: float, longest: float) -> Family:
+    """A change of every number by many of its radii, or by a share of the size of its part where that is more.
+
+    Scores that are zero are changed so that tokens of the norm `longest` have logits of about one.
+    """
+    radii, changes, width = estimate.radius.arrays(), {}, estimate.params.width
+    seen = {"score": width / longest**2, "score_bias": width**0.5 / longest}
+    for name, array in estimate.params.arrays().items():
+        xp = namespace(array)
+        size = share * (float(xp.mean(array**2)) ** 0.5 if 0 not in array.shape else 0.0)
+        size = size or seen.get(name.rpartition(".")[2], 0.0)
+        change = xp.zeros_like(array) + size
+        if name in radii:
+            many = CHANGE_RADII * radii[name]
+            change = xp.where(xp.isfinite(many) & (many > change), many, change)
+        changes[name] = change
+    return estimate.params.of_arrays(**changes, **estimate.params.words)
+
+
+def _fill_up(queries: list[Query], table: _Table, gauge: _Evidence, source: _Source) -> None:
+    """Replace queries, in place, until every part and every class of lengths has enough that inform about it."""
+    heads = source.params.anatomy.heads
+    replaced: set[int] = set()
+    for _ in range(POOLS):
+        if not _missing(queries, table, gauge):
+            return
+        pool = source.draw(len(queries), heads)
+        fresh = gauge.of(pool)
+        for place, query in enumerate(pool):
+            missing = _missing(queries, table, gauge)
+            gains = sum(fresh.evidence[name][place] for name in missing if name in fresh.evidence)
+            gains += fresh.informative[place] and class_label(length_class(query.length)) in missing
+            own = [n for n, each in enumerate(queries) if length_class(each.length) == length_class(query.length)]
+            own = [n for n in own if n not in replaced]
+            if not own or not gains > 0:
+                continue
+            n = min(own, key=lambda each: sum(own[each] for own in table.evidence.values()))
+            losses = sum(table.evidence[name][n] for name in missing if name in table.evidence)
+            if gains > losses:
+                replaced.add(n)
+                queries[n] = query
+                table.take(n, fresh, place)
+
+
+def _missing(queries: list[Query], table: _Table, gauge: _Evidence) -> list[str]:
+    """Parts, and classes of lengths, that too few queries inform about."""
+    enough = min(ENOUGH, len(queries) / ONE_IN)
+    names = [name for name, own in table.evidence.items() if np.sum(own) < enough]
+    if gauge.exact and len(queries) >= CLASSES_FROM:
+        classes = np.array([length_class(query.length) for query in queries])
+        for number in range(len(LENGTH_CLASSES)):
+            own = classes == number
+            if np.any(own) and not np.any(table.informative[own]):
+                names.append(class_label(number))
+    return names
+
+
+def by_length(queries: list[Query], signature: Signature) -> Iterable[tuple[Array, Array]]:
+    """The places of queries of one length, and their tokens (n, length, width) as the oracle takes them."""
+    lengths = np.array([query.length for query in queries])
+    for length in np.unique(lengths):
+        (where,) = np.nonzero(lengths == length)
+        yield where, signature.space.asarray(np.stack([queries[n].tokens for n in where]))
+
+
+def _as_plans(
+    queries: list[Query], table: _Table, inputs: list[Query], gauge: _Evidence, signature: Signature
+) -> HeldOut:
+    of_inputs = gauge.of(inputs)
+    plans, order = [], []
+    for first, some in ((0, queries), (len(queries), inputs)):
+        for where, tokens in by_length(some, signature):
+            plans.append(sequences("held-out", tokens))
+            order += list(first + where)
+    everything = queries + inputs
+    return HeldOut(
+        plans,
+        usual=np.array([everything[n].usual for n in order]),
+        domain=np.array([everything[n].norm == "domain" for n in order]),
+        lengths=np.array([everything[n].length for n in order]),
+        informative=np.append(table.informative, of_inputs.informative)[order],
+        untested=tuple(_missing(queries, table, gauge)),
+    )
