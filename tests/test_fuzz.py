@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import subprocess
 import sys
 import time
@@ -46,7 +47,7 @@ MEMBERS = (
     "careless: changes its input",
 )
 FOUND_OUT = (
-    "other attention, one head: window",
+    "other attention, one head: values by position",
     "other attention, one head: ALiBi",
     "other attention, one head: no attention to itself",
     "other attention, one head: softcap",
@@ -66,7 +67,7 @@ WRONG = ("outside", "member wrong", "foreign wrong", "crash")
 def test_members_are_right_or_admitted(name: str, fresh_seed: int) -> None:
     records = [attempt(name, seed) for seed in range(fresh_seed, fresh_seed + 4)]
     assert not [record for record in records if record["verdict"] in WRONG]
-    assert Counter(record["verdict"] for record in records)["refused"] <= 1
+    assert Counter(record["verdict"] for record in records)["refused"] < 3  # honesty is not silence
 
 
 @pytest.mark.parametrize("name", FOUND_OUT)
@@ -212,7 +213,7 @@ def test_neurons_are_compared_up_to_order_scale_and_orientation(rng: np.random.G
 def test_a_run_goes_on_and_runs_nothing_twice(tmp_path: Path) -> None:
     path = tmp_path / "records" / "fuzz.jsonl"
     keys = schedule({"a": 1, "b": 1, "rare": 3}, 5, 20)
-    assert keys[:6] == [("a", 5), ("b", 5), ("rare", 5), ("a", 6), ("b", 6), ("a", 7)]
+    assert keys[:6] == [("a", 5), ("b", 5), ("a", 6), ("b", 6), ("rare", 6), ("a", 7)]
     assert run(keys[:7], path, quick_attempt, jobs=2, limit=30) == 7
     with path.open("ab") as file:
         file.write(b'{"kind": "cut sho')  # as a run that was killed leaves it
@@ -220,6 +221,29 @@ def test_a_run_goes_on_and_runs_nothing_twice(tmp_path: Path) -> None:
     records = [json.loads(line) for line in path.read_text().splitlines()]
     assert sorted((record["kind"], record["seed"]) for record in records) == sorted(keys)
     assert run(keys, path, quick_attempt, jobs=2, limit=30) == 0
+
+
+@pytest.mark.slow
+def test_a_run_that_was_killed_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "fuzz.jsonl"
+    keys = schedule({"slow": 1}, 0, 60)
+    code = (
+        "from pathlib import Path; from benchmarks.fuzz.runner import run, schedule; "
+        "from support.fuzz_attempts import attempt; "
+        f"run(schedule({{'slow': 1}}, 0, 60), Path({str(path)!r}), attempt, jobs=2, limit=30)"
+    )
+    tests = Path(__file__).parent
+    path_of = os.pathsep.join([str(tests), str(tests.parent), str(tests.parent / "src")])
+    running = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path_of})
+    until = time.monotonic() + 60
+    while len(read_records(path)) < 5 and time.monotonic() < until:
+        time.sleep(0.02)
+    running.kill()
+    running.wait()
+    before = len(read_records(path))
+    assert 5 <= before < 60
+    assert run(keys, path, quick_attempt, jobs=2, limit=30) == 60 - before
+    assert sorted((record["kind"], record["seed"]) for record in read_records(path)) == keys
 
 
 def test_what_hangs_is_ended_and_what_dies_is_noted(tmp_path: Path) -> None:
@@ -249,14 +273,22 @@ def test_the_command_prints_a_table(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks", "fuzz", *options]
     ended = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[1])
     head, _, *rows = ended.stdout.splitlines()
-    assert [cell.strip() for cell in head.strip("|").split("|")][2:-1] == list(VERDICTS)
+    assert [cell.strip() for cell in head.strip("|").split("|")][2:-2] == list(VERDICTS)
     assert [row.split("|")[1].strip() for row in rows[:3]] == ["one head", "pooling", "all"]
     assert len(out.read_text().splitlines()) == 4
 
 
 def test_findings_are_named_with_their_seeds() -> None:
     records = [
-        {"kind": "pooling: mean", "seed": seed, "verdict": verdict, "detail": "why", "ratio": None, "shares": {}}
+        {
+            "kind": "pooling: mean",
+            "seed": seed,
+            "verdict": verdict,
+            "detail": "why",
+            "ratio": None,
+            "shares": {},
+            "seconds": 1,
+        }
         for seed, verdict in enumerate(["admitted", "crash", "crash"])
     ]
     text = fuzz.summary(records)

@@ -23,7 +23,7 @@ from keyhole.session import CPU_BATCH_BYTES, Session
 from support import targets as t
 
 WIDTH = 8
-HELDOUT = 32
+HELDOUT = 64
 
 
 @pytest.fixture

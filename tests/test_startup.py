@@ -83,11 +83,11 @@ def test_the_list_of_commands_says_what_their_own_help_says(name: str) -> None:
     assert COMMANDS[name] == " ".join((inspect.getdoc(command) or "").partition("\n\n")[0].split())
 
 
-def test_every_command_prints_json_and_all_but_demo_and_bench_agree_on_folders() -> None:
+def test_every_command_prints_json_and_writes_over_nothing_unless_forced() -> None:
     for name in COMMANDS:
         parameters = inspect.signature(getattr(import_module(f"keyhole.cli.{name}"), name)).parameters
         assert {"as_json", "quiet"} <= set(parameters), name
-        assert ("force" in parameters) == ("out" in parameters and name != "bench"), name  # there it is a file
+        assert ("force" in parameters) == ("out" in parameters), name
 
 
 def test_public_names_stay_what_they_are_whatever_is_imported() -> None:

@@ -170,6 +170,34 @@ def _before_last(rng: Random, size: float, width: int) -> Mixture:
     return _of_logits(lambda z, x: z + extra * ((np.arange(x.shape[1])[::-1] == 1) & (x.shape[1] > 2)))
 
 
+def _queried(query: Callable[[Floats], Floats]) -> Mixture:
+    """Attention whose query is another vector than the last token."""
+
+    def mixture(tokens: Floats, score: Floats, bias: Floats) -> Floats:
+        keys = query(tokens) @ score.T + bias
+        return mix(softmax(np.einsum("nid,nd->ni", tokens, keys)), tokens)
+
+    return mixture
+
+
+@variant("query of another token")
+def _other_query(rng: Random, size: float, width: int) -> Mixture:
+    place, least = int(one_of(rng, (0, -2))), int(one_of(rng, (1, 1, 4, 16)))
+    return _queried(lambda x: x[:, place if x.shape[1] > max(least, 1) else -1])
+
+
+@variant("query mixed with the mean token")
+def _mean_query(rng: Random, size: float, width: int) -> Mixture:
+    share = float(one_of(rng, (1.0, 0.1, 0.01)))
+    return _queried(lambda x: (1 - share) * x[:, -1] + share * np.mean(x, axis=1))
+
+
+@variant("every other token")
+def _every_other(rng: Random, size: float, width: int) -> Mixture:
+    least = int(one_of(rng, (2, 5, 12)))
+    return _of_tokens(lambda x: x[:, ::-2][:, ::-1] if x.shape[1] > least else x)
+
+
 # --- which tokens ---------------------------------------------------------------------------------------------------
 
 

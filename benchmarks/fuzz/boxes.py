@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 
 from benchmarks.fuzz.maps import Floats, Map, Params
 
 Random = np.random.Generator
+Choice = TypeVar("Choice")
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ class Kind:
     family: str  # a row of the table
     group: str
     draw: Draw
-    every: int = 1  # rounds of a run: 16 for what takes long, so that others get their share of time
+    every: int = 1  # rounds of a run: more for what takes long, so that others get their share of time
 
     def box(self, seed: int) -> Box:
         return self.draw(np.random.default_rng([seed, zlib.crc32(self.name.encode())]))
@@ -81,6 +83,6 @@ def decades(rng: Random, low: float, high: float) -> float:
     return float(10 ** rng.uniform(low, high))
 
 
-def one_of(rng: Random, choices: object) -> object:
+def one_of(rng: Random, choices: Iterable[Choice]) -> Choice:
     listed = list(choices)
     return listed[int(rng.integers(len(listed)))]

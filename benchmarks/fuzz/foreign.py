@@ -20,6 +20,7 @@ from benchmarks.fuzz.members import (
     onto_kinks,
     with_residual,
 )
+from benchmarks.fuzz.noisy import FORMS
 
 FOREIGN = Kinds("foreign")
 
@@ -207,6 +208,34 @@ def _net_normalised(rng: Random) -> Box:
     return _net_box(
         net, size, lambda own: lambda x: own(size * x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-300))
     )
+
+
+# --- behind coarse answers ------------------------------------------------------------------------------------------
+
+COARSE: tuple[Callable[[Random, Box], Box], ...] = (
+    FORMS["answers in float32"],
+    FORMS["decimals"],
+    FORMS["normal errors"],
+)
+
+
+def _add_coarse() -> None:
+    for name, drawn in VARIANTS.items():
+
+        def attended(rng: Random, drawn: Variant = drawn) -> Box:
+            box = with_attention(rng, (_alone, _several, _beside)[int(rng.integers(3))](rng), drawn)
+            return one_of(rng, COARSE)(rng, box)
+
+        FOREIGN.add("other attention, coarse", name, attended)
+    for name, activation in NEURONS.items():
+
+        def neurons(rng: Random, activation: Map = activation) -> Box:
+            return one_of(rng, COARSE)(rng, _neurons(rng, activation))
+
+        FOREIGN.add("other nets, coarse", name, neurons, every=32)
+
+
+_add_coarse()
 
 
 # --- everything else ------------------------------------------------------------------------------------------------

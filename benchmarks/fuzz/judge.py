@@ -71,7 +71,7 @@ def judge(group: str, box: Box, found: Found, rng: Random) -> Verdict:
         return Verdict("admitted", found.outcome)
     if box.trapdoor:
         return Verdict("trapdoor")
-    shares = wrong_shares(box, found, rng)
+    shares = wrong_shares(box, found, rng, box.error)  # what is less than the noise nobody can see
     return Verdict(_wrong(shares, "foreign wrong"), f"certified as {found.family}", shares=shares)
 
 
@@ -116,8 +116,11 @@ def columns(answers: object) -> Floats:  # (n,) or (n, p) -> (n, p)
     return array[:, None] if array.ndim == 1 else array
 
 
-def wrong_shares(box: Box, found: Found, rng: Random) -> dict[str, float]:
-    """The share of sequences of each class on which the recovered function is not that of the box."""
+def wrong_shares(box: Box, found: Found, rng: Random, unseen: float = 0.0) -> dict[str, float]:
+    """The share of sequences of each class on which the recovered function is not that of the box.
+
+    Differences within the claimed radii, a small share of the answer, or `unseen` are none.
+    """
     assert found.function is not None
     wrong: Counter[str] = Counter()
     total: Counter[str] = Counter()
@@ -128,13 +131,14 @@ def wrong_shares(box: Box, found: Found, rng: Random) -> dict[str, float]:
             sizes = np.max(np.abs(true), axis=1)
             if "norms" not in name:
                 sizes = np.full(len(sizes), np.max(sizes))
-            missed = _beyond(true, own, RELATIVE * sizes[:, None])
+            least = np.maximum(RELATIVE * sizes[:, None], unseen)
+            missed = _beyond(true, own, least)
             if np.any(missed) and corners[0] is not None:
-                part, allowed = tokens[missed], RELATIVE * sizes[missed, None]
+                part = tokens[missed]
                 middle = found.params.map()(part)
                 moved = [np.abs(corner.map()(part) - middle) for corner in corners if corner is not None]
                 claimed = FACTOR * np.max(np.nan_to_num(moved, nan=np.inf), axis=0)
-                missed = _beyond(true[missed], own[missed], np.maximum(claimed, allowed))
+                missed = _beyond(true[missed], own[missed], np.maximum(claimed, least[missed]))
             wrong[name] += int(np.sum(missed))
             total[name] += len(tokens)
     return {name: wrong[name] / total[name] for name in total if wrong[name]}

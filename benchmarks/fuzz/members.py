@@ -355,7 +355,8 @@ def draw_integer_net(rng: Random) -> Box:
     outputs = int(rng.integers(1, 4))
     outer = rng.integers(-2, 3, (outputs, neurons)).astype(float)
     net = Net(inner, bias, outer, np.zeros(outputs), np.zeros((outputs, width)))
-    return boxed(net, width, outputs == 1, 1.0, "typed-in kinks may meet in one point or coincide")
+    bends = np.any(inner, axis=1) & np.any(outer, axis=0)
+    return boxed(net, width, outputs == 1, 1.0, net_limit(net) if np.any(bends) else "an affine map")
 
 
 def draw_bump(rng: Random) -> Box:

@@ -10,11 +10,13 @@ import fcntl
 import json
 import multiprocessing
 import os
+import resource
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain, count, islice
 from multiprocessing.connection import Connection, wait
@@ -27,6 +29,7 @@ Attempt = Callable[[str, int], Record]
 
 _SPAWN = multiprocessing.get_context("spawn")
 PATIENCE = 4.0  # how much longer than its limit a box may take on a busy machine
+MEMORY = 16 * 2**30  # bytes of addresses for one process: a box that wants more is a crash, and others go on
 LOOK = 1.0  # seconds between two looks at who is late
 
 
@@ -74,7 +77,8 @@ class Worker:
 
     def give(self, key: Key, seconds: float) -> None:
         self.key, self.limit, self.began, self.used_before = key, seconds, time.monotonic(), self.used()
-        self.pipe.send(key)
+        with suppress(OSError):  # of a process that has died: its pipe ends, which is noted as a crash
+            self.pipe.send(key)
 
     @property
     def is_late(self) -> bool:
@@ -100,12 +104,19 @@ class Worker:
 
 def _work(pipe: Connection, attempt: Attempt) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is told, and ends this process
-    while True:
-        try:
-            key = pipe.recv()
-        except EOFError:
-            return
-        pipe.send(attempt(*key))
+    with suppress(OSError, ValueError):  # a limit that is lower already
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    with suppress(EOFError, OSError):  # where the parent has ended
+        while True:
+            pipe.send(attempt(*pipe.recv()))
+
+
+def _end_with(parent: int) -> None:
+    """End this process when its parent does, whatever it is busy with."""
+    while os.getppid() == parent:
+        time.sleep(LOOK)
+    os._exit(1)
 
 
 def run(
@@ -176,9 +187,10 @@ def _replaced(workers: list[Worker], number: int, attempt: Attempt, verdict: str
 
 
 def schedule(every: Mapping[str, int], first_seed: int, boxes: int) -> list[Key]:
-    """So many boxes, kinds in turn; a kind takes part in every so many rounds only."""
+    """So many boxes, kinds in turn; a kind takes part in every so many rounds only, not all such kinds in the same."""
+    kinds = [(name, number, period) for number, (name, period) in enumerate(every.items())]
     rounds = (
-        [(name, seed) for name, period in every.items() if (seed - first_seed) % period == 0]
-        for seed in count(first_seed)
+        [(name, first_seed + turn) for name, number, period in kinds if (turn + number) % period == 0]
+        for turn in count()
     )
     return list(islice(chain.from_iterable(rounds), boxes if every else 0))

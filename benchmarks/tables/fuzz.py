@@ -59,6 +59,8 @@ def table(arguments: argparse.Namespace) -> str:
 
 def summary(records: list[Record]) -> str:
     """Verdicts by family, the worst error over its radius, and the seeds of what should not be."""
+    if not records:
+        return "no boxes yet"
     return "\n\n".join([by_family(records), *([findings(records)] if any(_is_bad(each) for each in records) else [])])
 
 
@@ -71,10 +73,10 @@ def by_family(records: list[Record]) -> str:
             counts = Counter(each["verdict"] for each in own)
             ratios = [each["ratio"] for each in own if each["ratio"] is not None]
             worst = f"{max(ratios):.1e}" if ratios else ""
-            rows.append(
-                [family, f"{len(own):,}", *(f"{counts[name]:,}" if counts[name] else "" for name in VERDICTS), worst]
-            )
-    return markdown(["family", "boxes", *VERDICTS, "worst error / radius"], rows)
+            slowest = f"{max(each['seconds'] or 0.0 for each in own):.1f}"
+            shown = [f"{counts[name]:,}" if counts[name] else "" for name in VERDICTS]
+            rows.append([family, f"{len(own):,}", *shown, worst, slowest])
+    return markdown(["family", "boxes", *VERDICTS, "worst error / radius", "most seconds"], rows)
 
 
 def findings(records: list[Record]) -> str:

@@ -92,10 +92,10 @@ class Certificate(Generic[F_co]):
     worst_ratio: float = float("nan")  # largest |prediction − answer| over its radius; certified iff ≤ 1
     resolution: float = float("nan")  # radii over what the answers vary by, root mean squares
     assumptions: tuple[str, ...] = ()
-    tested: tuple[Tested, ...] = ()  # what the queries say: all together, by length, and of the user's own inputs
-    untested: tuple[str, ...] = ()  # parts, and classes of lengths, that too few queries informed about
     predictions: npt.NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
     answers: npt.NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
+    tested: tuple[Tested, ...] = ()  # what the queries say: all together, by length, and of the user's own inputs
+    untested: tuple[str, ...] = ()  # parts, and classes of lengths, that too few queries informed about
 
     @property
     def statement(self) -> str:
@@ -163,6 +163,7 @@ class Recovery(Generic[F_co]):
             "resolution": _finite(certificate.resolution),
             "assumptions": list(certificate.assumptions),
             "tested": [asdict(each) for each in certificate.tested],
+            "statement": certificate.statement,
             "untested": list(certificate.untested),
             "seconds": stats.seconds,
             "oracle_seconds": stats.oracle_seconds,

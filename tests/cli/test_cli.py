@@ -37,6 +37,12 @@ def placed():
 def mute():
     return kh.SingleHead(np.eye(8), np.zeros(8))
 
+def still():
+    return kh.FunctionOracle(lambda x: np.full(len(x), 2.5), width=8)
+
+def rounded():
+    return kh.FunctionOracle(lambda x: np.round(HEAD(x), 4), width=8)
+
 def failing():
     return kh.FunctionOracle(lambda x: x[:, 0, 0] * np.nan, width=8)
 
@@ -172,6 +178,80 @@ def test_a_box_that_cannot_be_recovered_exits_with_1(run: Run, factory: str, out
     assert code == 1
     assert outcome in out
     assert "remedy" in out
+
+
+def test_constant_answers_are_called_that(run: Run) -> None:
+    code, out, _ = run("recover", "python:box.py:still", "--json")
+    assert code == 1
+    said = json.loads(out)
+    assert said["outcome"] == "NOT_IDENTIFIABLE"
+    assert "its answers are constant" in said["message"]
+    assert said["message"].endswith("so that there is nothing to recover")
+    code, out, _ = run("diagnose", "python:box.py:still")
+    assert code == 1
+    assert "the same, 2.5" in out
+
+
+def test_every_command_ends_with_1_where_the_box_fails(run: Run) -> None:
+    run("demo", "--width", "8", "--out", "demo", "-q")
+    for command in (["recover"], ["diagnose"], ["audit", "--multiples", "1"], ["verify"]):
+        params = ["demo/params.safetensors"] if command == ["verify"] else []
+        code, _, err = run(command[0], "python:box.py:failing", *params, *command[1:], "-q")
+        assert code == 1, command
+        assert one_line(err.removeprefix("a box that talks\n")), command
+        assert "nan or inf" in err, command
+
+
+def test_diagnose_knows_residuals_and_asks_whether_a_file_was_meant(run: Run) -> None:
+    code, out, _ = run("diagnose", "residual", "--json")
+    assert (code, json.loads(out)["family"]) == (0, "residual")
+    assert any("every head" in claim["quantity"] for claim in json.loads(out)["claims"])
+    code, _, err = run("diagnose", "box.py")
+    assert (code, one_line(err)) == (2, True)
+    assert "did you mean file:box.py?" in err
+
+
+def test_verify_finds_rounding_out_and_measures_noise(run: Run) -> None:
+    run("recover", "python:box.py:head", "--out", "run", "-q")
+    code, out, _ = run("verify", "python:box.py:rounded", "run/params.safetensors")
+    assert code == 0
+    assert "SAME: up to rounding to 4 decimals" in " ".join(out.split())
+    code, out, _ = run("verify", "python:box.py:rounded", "run/params.safetensors", "--noise", "measure", "--json")
+    said = json.loads(out)
+    assert (code, said["noise"]) == (0, "rounded to 4 decimals")
+    assert said["queries"] > 64
+    code, out, _ = run("verify", "python:box.py:rounded", "run/params.safetensors", "--noise", "rounded:4", "--json")
+    assert (code, json.loads(out)["noise"]) == (0, None)
+
+
+def test_an_audit_is_told_how_the_box_errs(run: Run) -> None:
+    few = ["--multiples", "1,4", "--defence", "none", "--json"]
+    code, out, _ = run("audit", "python:box.py:rounded", *few, "--noise", "rounded:4", "--max-seconds", "30")
+    assert code == 0
+    assert min(row["error"] for row in json.loads(out)["rows"]) < 1e-3
+
+
+@pytest.mark.parametrize("command", ["recover", "learn", "audit", "verify", "diagnose", "bench", "demo"])
+def test_every_command_that_computes_has_a_limit(run: Run, command: str) -> None:
+    code, out, _ = run(command, "--help")
+    assert code == 0
+    assert "--max-seconds" in out
+
+
+def test_a_limit_ends_a_recovery_and_the_next_command_raises_it(run: Run) -> None:
+    arguments = ["recover", "demo:single-head?width=256", "--journal", "run.db", "--max-seconds", "0.001"]
+    code, out, _ = run(*arguments, "--json")
+    said = json.loads(out)
+    assert (code, said["outcome"]) == (1, "TIME_EXHAUSTED")
+    assert "--max-seconds 2" in said["resume"]
+    assert run(*shlex.split(said["resume"])[1:], "--max-seconds", "60", "-q")[0] == 0
+
+
+def test_folders_of_other_settings_are_told_in_words(run: Run) -> None:
+    run("recover", SMALL, "--out", "run", "-q")
+    code, _, err = run("recover", SMALL, "--out", "run", "--noise", "float32")
+    assert code == 2
+    assert "with another noise, left out and not 'float32'" in err
 
 
 def test_a_failed_run_leaves_nothing_of_an_earlier_one(run: Run) -> None:
@@ -391,6 +471,12 @@ def test_bench_prints_what_recoveries_cost(run: Run, monkeypatch: pytest.MonkeyP
     assert code == 0
     rows = json.loads(said)["benchmarks"]
     assert json.loads(Path("bench.json").read_text())["benchmarks"] == rows
+    kept = Path("bench.json").read_bytes()
+    code, _, err = run("bench", *boxes, "--runs", "1", "--out", "bench.json")
+    assert (code, Path("bench.json").read_bytes()) == (2, kept)
+    assert "--force" in err
+    assert run("bench", *boxes, "--runs", "1", "--out", "bench.json", "--force", "-q")[0] == 0
+    assert Path("bench.json").read_bytes() != kept
     assert [row["target"] for row in rows] == boxes
     for row in rows:
         assert row["certified"] == row["runs"] == 2

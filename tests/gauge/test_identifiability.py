@@ -63,6 +63,8 @@ def examples(family: str, rng: Random) -> list[Any]:
         return [head(rng, None, output_bias=True), head(rng, 2, output_bias=True)]
     if family == "multi-head":
         return [heads(rng, None), heads(rng, 2)]
+    if family == "residual":
+        return [kh.Residual(heads(rng, WIDTH))]
     if family == "relu-net":
         return [net(rng, None), net(rng, 2)]
     return [

@@ -36,6 +36,31 @@ def test_random_orthogonal_spreads_any_vector(width: int, rng: np.random.Generat
         assert np.max(np.abs(rows @ vector)) <= 5 * np.linalg.norm(vector) / width**0.5
 
 
+@pytest.mark.parametrize("width", [2, 3, 4, 8, 32, 256])
+def test_no_row_is_orthogonal_to_what_people_type(width: int) -> None:
+    """Exact zeros have probability zero: of rows, and of their forms with matrices, for every seed."""
+    space = space_of("numpy-float64")
+    place = np.arange(width)
+    waves = np.cos(place[:, None] * (2 * place + 1) * np.pi / (2 * width))
+    plain = np.concatenate([np.eye(width), np.tri(width), waves, [(-1.0) ** place]])
+    plain /= np.linalg.norm(plain, axis=1, keepdims=True)
+    for seed in range(20):
+        rng = np.random.default_rng([seed, width])
+        left, right = (random_orthogonal(space, rng, width) for _ in range(2))
+        for overlaps in (left @ plain.T, left @ right.T, left @ np.eye(width)[::-1] @ right.T):
+            assert np.min(np.abs(overlaps)) > 1e-13
+
+
+def test_overlaps_that_are_not_quite_even(rng: np.random.Generator) -> None:
+    """In a plane only two bases share a vector evenly; with random numbers they are as many as there are seeds."""
+    space = space_of("numpy-float64")
+    for _ in range(20):
+        rows = equal_overlap(space, random_orthogonal(space, rng, 2), np.array([3.0, 0.0]), rng)
+        close(rows @ rows.T, np.eye(2), space)
+        assert abs(abs(rows[0, 0]) - abs(rows[1, 0])) > 1e-6
+        assert 0.75 < rows[0, 0] / rows[1, 0] < 1.34
+
+
 def test_random_orthogonal_differs_from_seed_to_seed() -> None:
     space = space_of("numpy-float64")
     first, second = (random_orthogonal(space, np.random.default_rng(seed), 12) for seed in (1, 2))

@@ -19,6 +19,7 @@ from keyhole.audit.defences import NONE, Defence, default_defences, parse_defenc
 from keyhole.audit.result import Audit
 from keyhole.errors import FileError, KeyholeError, UsageError
 from keyhole.families import Family, SingleHead
+from keyhole.noise import Noise
 from keyhole.oracles import Oracle
 from keyhole.progress import Silent, steps_bar
 from keyhole.recover import recover
@@ -41,6 +42,8 @@ def audit(
     *,
     most: int | None = None,
     truth: SingleHead | None = None,
+    noise: Noise | str | None = None,
+    max_seconds: float | None = None,
 ) -> Audit:
     """Recover an oracle behind each defence within each budget, and see how far from the truth that is.
 
@@ -49,20 +52,23 @@ def audit(
     `truth` (an oracle, a `python:` target) errors are measured against what its owner recovers of it without
     a defence, which must be certified. With a `folder`, finished cells and all answers are kept there, and
     running again does only what is missing. `jobs` processes share the defences; they open the target again
-    from its text, so an oracle allows one only.
+    from its text, so an oracle allows one only. `noise` is what the oracle's own answers are known to have, before any
+    defence, and `max_seconds` caps the arithmetic of each recovery.
     """
     with ExitStack() as stack:
-        subject = _open(target, truth, jobs)
+        declared = None if noise is None else Noise.of(noise)
+        subject = _open(target, truth, jobs).with_declared(noise=declared)
         if not isinstance(target, Oracle):
             stack.callback(subject.oracle.close)
         where = Path(stack.enter_context(TemporaryDirectory(prefix="keyhole-audit-")) if folder is None else folder)
         for each in ("cells", "journals"):
             _make_folder(where / each)
         with steps_bar(progress, "cells") as show:
-            reference, asked = _reference(subject, where, seed)
+            reference, asked = _reference(subject, where, seed, max_seconds)
             bound = reference.counting_bound
             multiples = _multiples(budgets, bound, most)
-            columns = [Column(each, multiples, bound, seed, where) for each in _defences(defences, bound)]
+            limits = declared, max_seconds
+            columns = [Column(each, multiples, bound, seed, where, *limits) for each in _defences(defences, bound)]
             show(total=sum(len(list(column.budgets())) for column in columns))
             if jobs == 1:
                 filled = [fill(column, subject.oracle, reference, done=partial(show, advance=1)) for column in columns]
@@ -94,13 +100,14 @@ def _open(target: str | Oracle, truth: SingleHead | None, jobs: int) -> Target:
     return Target(target.name, target, f"{target.name}, of width {target.signature.width}", truth)
 
 
-def _reference(subject: Target, folder: Path, seed: int) -> tuple[SingleHead, int]:
+def _reference(subject: Target, folder: Path, seed: int, max_seconds: float | None) -> tuple[SingleHead, int]:
     """The truth, or what its owner recovers of the oracle; and the queries that took."""
     if subject.truth is not None:
         return _one_head(subject.truth), 0
     # With another seed: from the same queries the bare oracle would differ from itself by nothing at all.
     seed, journal = seed + 1, folder / "journals" / f"reference-{digest(subject.oracle.name, str(seed))[:8]}.db"
-    result = recover(subject.oracle, attack(subject.oracle), journal=journal, seed=seed, observer=Silent())
+    limits: dict[str, Any] = {"observer": Silent(), "max_seconds": max_seconds}
+    result = recover(subject.oracle, attack(subject.oracle), journal=journal, seed=seed, **limits)
     return _one_head(result.params), result.stats.new_queries
 
 
@@ -169,7 +176,7 @@ def _put_off_interrupts() -> Iterator[None]:
 
 def _carry_out(column: Column, text: str, reference: SingleHead) -> FilledColumn:
     """Fill a column in a worker, which opens the target anew: an oracle cannot travel."""
-    target = open_target(text)
+    target = open_target(text).with_declared(noise=column.noise)
     try:
         return fill(column, target.oracle, reference, InterruptCheck())
     finally:

@@ -20,6 +20,7 @@ from keyhole.errors import FileError, OracleError
 from keyhole.families import SingleHead
 from keyhole.gauge import distance
 from keyhole.methods.registry import methods_for
+from keyhole.noise import Noise
 from keyhole.optional import KEYHOLE_VERSION
 from keyhole.oracles import Oracle
 from keyhole.progress import Observer, Silent
@@ -42,6 +43,8 @@ class Column:
     bound: int
     seed: int
     folder: Path
+    noise: Noise | None = None  # that the oracle itself was declared to have
+    max_seconds: float | None = None  # of arithmetic, for each cell
 
     def budgets(self) -> Iterator[tuple[float, int]]:
         """(multiple, budget) of each cell. Behind a limit no budget is larger, and the largest stands once."""
@@ -61,6 +64,7 @@ class Column:
     def file(self, oracle: str, budget: int) -> Path:
         """Where a finished cell is kept: its name is a digest of all that determines it."""
         settings = [oracle, self.defence.text, budget, self.bound, self.seed, KEY_METHOD, HELDOUT]
+        settings += [] if self.noise is None else [self.noise.text]
         key = digest(json.dumps([CELL_VERSION, KEYHOLE_VERSION, *settings]))
         return self.folder / "cells" / f"{key[:32]}.json"
 
@@ -86,6 +90,7 @@ def fill(
             state = digest(str(column.seed), column.defence.text, str(budget), str(_count_answers(journal)))
             defended = column.defence.around(oracle, seed=int(state[:12], 16))
             how: dict[str, Any] = {"heldout": HELDOUT, "observer": observer or Silent()}
+            how |= {"max_seconds": column.max_seconds}
             result = recover(defended, attack(defended), budget, journal, column.seed, throw=False, **how)
             if result.outcome is Outcome.ORACLE_FAILED:  # which is no merit of the defence, and may go better next time
                 raise OracleError(

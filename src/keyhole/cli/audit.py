@@ -16,9 +16,9 @@ from rich.text import Text
 
 from keyhole.audit import MULTIPLES, Audit
 from keyhole.audit import audit as run_audit
-from keyhole.cli.options import DONE, FAILED, INTERRUPTED, TARGET, Force, Json, Quiet, Seed, complain
+from keyhole.cli.options import DONE, FAILED, INTERRUPTED, TARGET, Force, Json, MaxSeconds, Quiet, Seed, complain
 from keyhole.cli.output import LEAST_WIDTH, file_lines, keep_record, print_json, print_lines, print_table
-from keyhole.errors import RecoveryFailed, UsageError
+from keyhole.errors import OracleError, RecoveryFailed, UsageError
 from keyhole.report.html.audit_curves import draw_curves
 from keyhole.report.html.canvas import INSTALL
 from keyhole.runs.folders import write_file
@@ -40,6 +40,10 @@ def audit(
     ] = None,
     multiples: Annotated[str, typer.Option(help="Budgets, as multiples of the counting bound.")] = EACH_BUDGET,
     budget: Annotated[int | None, typer.Option(min=1, help="Leave out budgets of more queries than this.")] = None,
+    noise: Annotated[
+        str | None, typer.Option(help="How answers err without a defence, as for `keyhole recover`.")
+    ] = None,
+    max_seconds: MaxSeconds = None,
     jobs: Annotated[int, typer.Option(min=1, help="Processes that share the defences.")] = 1,
     seed: Seed = 0,
     out: Annotated[
@@ -54,13 +58,14 @@ def audit(
     Example: `keyhole audit file:params.safetensors --defence round:3 --defence noise:1e-3+clip:1 --out audit`
     """
     given: dict[str, Sequence[Any]] = {"defence": defence or [], "multiples": [multiples], "budget": [budget]}
+    given |= {"noise": [noise], "max-seconds": [max_seconds]}
     again = ["keyhole", "audit", target, *_words({**given, "jobs": [jobs], "seed": [seed], "out": [out]})]
-    settings = {"target": target, "seed": seed}
+    settings = {"target": target, "seed": seed, **({} if noise is None else {"noise": noise})}
+    limits: dict[str, Any] = {"progress": False if quiet else None, "most": budget}
+    limits |= {"noise": noise, "max_seconds": max_seconds}
     try:
         with redirect_stdout(sys.stderr), reserve_folder(out, AUDIT, settings, force=force):
-            found = run_audit(
-                target, defence, _numbers(multiples), seed, jobs, out, progress=False if quiet else None, most=budget
-            )
+            found = run_audit(target, defence, _numbers(multiples), seed, jobs, out, **limits)
             files, notes = ({}, []) if out is None else _keep_audit(found, out, settings)
     except KeyboardInterrupt:
         kept = "nothing was kept: with --out FOLDER an audit can be resumed"
@@ -70,6 +75,8 @@ def audit(
     except RecoveryFailed as error:
         cause = f"the box cannot be recovered even without a defence, so nothing can be compared with it: {error}"
         return complain(cause, FAILED)
+    except OracleError as error:
+        return complain(str(error), FAILED)
     if as_json:
         print_json({**found.as_data(), "files": files, "notes": notes})
     elif not quiet:

@@ -10,9 +10,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from keyhole.cli.options import DONE, FAILED, Force, Json, Quiet, Seed
+from keyhole.cli.options import DONE, FAILED, Force, Json, MaxSeconds, Quiet, Seed, complain
 from keyhole.cli.output import file_lines, keep_record, print_json, print_lines
-from keyhole.errors import UsageError
+from keyhole.errors import OracleError, UsageError
 from keyhole.families import load
 from keyhole.recover import diagnose_box
 from keyhole.report.text import diagnosis
@@ -25,13 +25,14 @@ def diagnose(
         str,
         typer.Argument(
             metavar="SUBJECT",
-            help="A family: `single-head`, `multi-head`, `relu-net` or `one-layer`; parameters: "
+            help="A family: `single-head`, `multi-head`, `residual`, `relu-net` or `one-layer`; parameters: "
             "`file:params.safetensors`; or a box, named as for `keyhole recover`",
         ),
     ],
     inputs: Annotated[str, typer.Option(help="`unrestricted`, `one-hot` or `mean-zero` tokens.")] = "unrestricted",
     max_length: Annotated[int | None, typer.Option(min=1, help="Tokens per sequence at most.")] = None,
     seed: Seed = 0,
+    max_seconds: MaxSeconds = None,
     out: Annotated[Path | None, typer.Option(help="Of a box: folder for diagnosis.json and report.html.")] = None,
     force: Force = False,
     as_json: Json = False,
@@ -42,7 +43,7 @@ def diagnose(
     Example: `keyhole diagnose multi-head --max-length 2`, `keyhole diagnose 'demo:one-layer?residual=1'`
     """
     if ":" in subject and not subject.startswith("file:"):
-        return _diagnose_target(subject, seed, out, force=force, as_json=as_json, quiet=quiet)
+        return _diagnose_target(subject, seed, max_seconds, out, force=force, as_json=as_json, quiet=quiet)
     if out is not None:
         raise UsageError("--out is for boxes: there is no run to keep of a family or a file")
     if subject.startswith("file:"):
@@ -54,6 +55,8 @@ def diagnose(
         elif not quiet:
             print_lines(diagnosis.describe_params(params))
         return DONE
+    if Path(subject).is_file():
+        raise UsageError(f"{subject!r} is no family but a file: did you mean file:{subject}?")
     found = diagnosis.of_family(subject, inputs, max_length)
     if as_json:
         print_json(found)
@@ -62,14 +65,19 @@ def diagnose(
     return DONE
 
 
-def _diagnose_target(text: str, seed: int, out: Path | None, *, force: bool, as_json: bool, quiet: bool) -> int:
+def _diagnose_target(
+    text: str, seed: int, max_seconds: float | None, out: Path | None, *, force: bool, as_json: bool, quiet: bool
+) -> int:
     settings = {"target": text, "seed": seed}
     with (
         redirect_stdout(sys.stderr),
         reserve_folder(out, DIAGNOSIS, settings, force=force),
         open_declared(text) as target,
     ):
-        found = diagnose_box(target.oracle, seed=seed)
+        try:
+            found = diagnose_box(target.oracle, seed=seed, max_seconds=max_seconds)
+        except OracleError as error:
+            return complain(f"the box failed, so nothing can be said of it: {error}", FAILED)
         data = {**found.summary(), "target": target.text, "box": target.label}
         files, notes = keep_record(out, DIAGNOSIS, {**data, "seed": seed}, settings)
     if as_json:

@@ -7,7 +7,7 @@ change that answers do show. Tests apply them all.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from keyhole.errors import UsageError
 from keyhole.gauge import perturbations as change
@@ -207,6 +207,13 @@ CLAIMS: dict[tuple[str, str], tuple[Claim, ...]] = {
         *_VALUES,
         *_NEURONS,
     ),
+}
+# The last token is known, so that what is added to it can be known as far as it could be alone.
+CLAIMS |= {
+    ("residual", inputs): tuple(
+        replace(claim, change=change.beside_last_token(claim.change)) for claim in CLAIMS["multi-head", inputs]
+    )
+    for inputs in INPUTS
 }
 FAMILIES = tuple(dict.fromkeys(family for family, _ in CLAIMS))
 

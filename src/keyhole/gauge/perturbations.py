@@ -16,6 +16,7 @@ from keyhole.families.base import Family
 from keyhole.families.multi_head import MultiHead
 from keyhole.families.one_layer import OneLayer
 from keyhole.families.relu_net import ReluNet
+from keyhole.families.residual import Residual
 from keyhole.families.single_head import SingleHead
 from keyhole.gauge.factored import FactoredHeads
 from keyhole.gauge.heads import Heads, output_bias_of
@@ -66,6 +67,16 @@ def of_heads(how: Callable[[SingleHead, Random], SingleHead], first_only: bool =
         params = MultiHead.of(params)
         chosen = params.heads[:1] if first_only else params.heads
         return MultiHead([*(how(head, rng) for head in chosen), *params.heads[len(chosen) :]], params.output_bias)
+
+    return change
+
+
+def beside_last_token(how: Change) -> Change:
+    """The change of attention to whose answers the last token is added."""
+
+    def change(params: Family, rng: Random) -> Changed:
+        changed = how(params.attention, rng) if isinstance(params, Residual) else None
+        return None if changed is None else lambda tokens: changed(tokens) + tokens[:, -1, :]
 
     return change
 

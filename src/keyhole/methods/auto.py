@@ -169,7 +169,7 @@ class _Auto:
         words = f"; {diagnosis.in_words()}" if diagnosis is not None else ""
         if last is None or last is first:
             ended = first or Attempt(NAME, Outcome.WRONG_FAMILY, NOTHING_FITS)
-            words += ", which no method here recovers" if diagnosis is not None else ""
+            words += f", {diagnosis.consequence}" if diagnosis is not None else ""
             return self._result(replace(ended, message=ended.message + words))
         if diagnosis is None and first is not None:
             return self._result(replace(first, number=last.number))

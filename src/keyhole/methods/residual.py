@@ -73,8 +73,11 @@ def _attention_alone(plan: Plan, answers: Measurements, signature: Signature) ->
             "no residual in that",
         )
     shown = plan if everywhere else replace(plan, positions=plan.positions[-1:])
-    tokens = shown.tokens(0, plan.count, signature.space, signature.width)
-    return replace(answers, values=values - (tokens if everywhere else tokens[:, 0, :]))
+    space = signature.space
+    tokens = shown.tokens(0, plan.count, space, signature.width)
+    # The sum was rounded: by as much as the token has it, however little of it attention is.
+    rounded = space.eps * float(space.xp.max(space.xp.abs(tokens))) if plan.count else 0.0
+    return Measurements(values - (tokens if everywhere else tokens[:, 0, :]), answers.radius + rounded)
 
 
 RESIDUAL = Method(

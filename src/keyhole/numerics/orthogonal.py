@@ -31,8 +31,8 @@ def random_orthogonal(space: Space, rng: np.random.Generator, width: int) -> Arr
 
 def _orthonormal(rng: np.random.Generator, width: int, count: int) -> Floats:  # (width, count)
     """Random orthonormal columns."""
-    columns, _ = np.linalg.qr(rng.standard_normal((width, count)))
-    columns *= rng.choice([-1.0, 1.0], count)  # the decomposition prefers some signs
+    signs = rng.choice([-1.0, 1.0], count)  # the decomposition prefers some
+    columns = np.linalg.qr(rng.standard_normal((width, count)))[0] * signs
     # A step of Newton's method: what is taken for the inverse of a basis, its transpose, is that to the last digits.
     return np.asarray(columns - columns @ (columns.T @ columns - np.eye(count)) / 2)
 

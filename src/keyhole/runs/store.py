@@ -37,7 +37,7 @@ RESERVATION = ".keyhole.json"
 AUDIT_FOLDERS = {"cells", "journals"}
 SUBJECTS = ("target", "data")  # settings that say what a run is of
 # Settings in which two commands may differ and still be the same run: it is resumed with them.
-MAY_DIFFER = {"budget", "journal", "out", "jobs"}
+MAY_DIFFER = {"budget", "journal", "out", "jobs", "max_seconds", "heldout", "domain"}
 
 
 def plain(value: Any) -> Any:
@@ -109,10 +109,15 @@ def _check_owner(folder: Path, name: str, settings: Mapping[str, Any]) -> None:
         if differing and other:
             key = differing[0]
             unfinished = "an unfinished run" if each == RESERVATION else "a run"
+            theirs, ours = (_in_words(each.get(key)) for each in (other, own))
             raise UsageError(
-                f"the folder {folder} belongs to {unfinished} with another {key}, {other.get(key)!r} and not "
-                f"{own.get(key)!r}: name another one with --out, or overwrite it with --force"
+                f"the folder {folder} belongs to {unfinished} with another {key}, {theirs} and not {ours}: "
+                "name another one with --out, or overwrite it with --force"
             )
+
+
+def _in_words(setting: Any) -> str:
+    return "left out" if setting is None else repr(setting)
 
 
 def _settings_in(path: Path) -> tuple[str, Mapping[str, Any]]:

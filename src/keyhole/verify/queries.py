@@ -7,6 +7,7 @@ import numpy as np
 from keyhole.arrays import Floats, to_numpy
 from keyhole.families import Family, SingleHead
 from keyhole.gauge.heads import into_logits
+from keyhole.numerics.domain import draw_lengths, draw_structures, draw_tokens
 from keyhole.queries import Plan, Signature, sequences
 
 # Lengths of sequences, in the order in which they are used: three tokens tell everything that longer ones do.
@@ -17,6 +18,8 @@ KINKS = (1.0, 3.0, 30.0)
 # Every so many queries the norm is drawn from a range that the parameters have no part in.
 INDEPENDENT = 5
 NORMS = (0.1, 10.0)
+# Every so many queries have any length up to 64, and tokens of any structure: repeated, zero, one-hot, nearly equal.
+SPREAD_EVERY = 2
 # Behind noise every other query has tokens of strong and opposite values, so that attention shows.
 LOUD_EVERY = 2
 # A gate leaves other heads this much less weight than the one it is for, as a logit; float32 has no use for more.
@@ -40,7 +43,11 @@ WAYS = 9
 def plans_for(params: Family, signature: Signature, rng: np.random.Generator, count: int) -> list[Plan]:
     """`count` queries, one plan per length."""
     chosen = gates(params, signature, rng, int(GATED * count))
-    chosen += [_random(params, signature, rng, number) for number in range(count - len(chosen))]
+    left = count - len(chosen)
+    spread = dict(
+        zip(range(1, left, SPREAD_EVERY), _spread(signature, rng, len(range(1, left, SPREAD_EVERY))), strict=True)
+    )
+    chosen += [_random(params, signature, rng, number, spread.get(number)) for number in range(left)]
     plans = []
     for length in sorted({tokens.shape[0] for tokens in chosen}):
         batch = np.stack([tokens for tokens in chosen if tokens.shape[0] == length])
@@ -48,8 +55,16 @@ def plans_for(params: Family, signature: Signature, rng: np.random.Generator, co
     return plans
 
 
-def _random(params: Family, signature: Signature, rng: np.random.Generator, number: int) -> Floats:
-    """Random tokens at a norm where one of the heads, each in turn, attends neither to all nor to one."""
+def _spread(signature: Signature, rng: np.random.Generator, count: int) -> list[Floats]:
+    """Sequences of any length up to the longest and of any structure, their longest tokens of norm about one."""
+    lengths, structures = draw_lengths(rng, count, signature.max_length), draw_structures(rng, count)
+    return [draw_tokens(each, rng, length, signature.width) for each, length in zip(structures, lengths, strict=True)]
+
+
+def _random(
+    params: Family, signature: Signature, rng: np.random.Generator, number: int, drawn: Floats | None
+) -> Floats:
+    """Random tokens, or those `drawn`, of a norm at which the heads, in turn, attend neither to all nor to one."""
     anatomy = params.anatomy
     visit, place = divmod(number, max(1, len(anatomy.heads)))
     turn = visit + place  # so that every head meets every kind of query, in turn
@@ -62,13 +77,16 @@ def _random(params: Family, signature: Signature, rng: np.random.Generator, numb
         norm = max(norm, float(anatomy.net.token_norm(KINKS[turn % len(KINKS)])))
     if (number + visit) % INDEPENDENT == INDEPENDENT - 1:
         norm = float(np.exp(rng.uniform(*np.log(NORMS))))
-    if head is not None and head.score_bias is not None and length > 1 and turn % 2:
+    if drawn is None and head is not None and head.score_bias is not None and length > 1 and turn % 2:
         balanced = _balance(head, signature, rng, length, sizes[turn // 2 % len(sizes)])
         if balanced is not None:
             return balanced
     if not (np.isfinite(norm) and norm > 0):  # a head without attention: long tokens show any that the oracle has
         norm = float(np.exp(rng.uniform(0.0, np.log(signature.space.huge**0.125))))
     norm = min(norm, signature.norm_limit, signature.space.huge**0.25)
+    if drawn is not None:
+        longest = np.max(np.linalg.norm(drawn, axis=1))
+        return np.asarray(drawn * (norm * rng.uniform(0.5, 1.0) / max(1.0, longest)))
     tokens = rng.standard_normal((length, signature.width))
     loud = head is not None and not anatomy.behind and turn % LOUD_EVERY == 0
     if loud and head is not None and signature.noise.kind != "exact":

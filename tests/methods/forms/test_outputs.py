@@ -49,6 +49,15 @@ def test_mixtures_come_back_from_answers(library: str, seed: int, width: int, ou
     close(kept.mixture(tokens @ value), tokens @ kept.basis, space, 64 / smallest)
 
 
+def test_outputs_that_are_not_known_are_left_out(rng: np.random.Generator) -> None:
+    """A small output beside a large one is known as badly as that is rounded; a dead one says nothing."""
+    space, sizes = space_of("numpy-float64"), np.array([1.0, 1e-2, 1e-12, 0.0])
+    value = rng.standard_normal((8, 4)) * sizes
+    kept = choose_outputs(space, value, even=True, radius=np.full((8, 4), 4 * space.eps))
+    assert kept.used == kept.rank == 2
+    assert not np.any(kept.turn[2:])
+
+
 @pytest.mark.parametrize("rank", [1, 3, 8])
 @pytest.mark.parametrize("shape", [(8, 8), (8, 30), (30, 8)])
 def test_the_rank_of_outputs(rank: int, shape: tuple[int, int], rng: np.random.Generator) -> None:

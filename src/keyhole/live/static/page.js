@@ -251,7 +251,8 @@ function showHeldout() {
     return;
   }
   const share = !result || result.worst_ratio === null ? "" : `, at most ${figure(100 * result.worst_ratio)} % of the error bar`;
-  say("heldout-note", `${whole(errors.length)} fresh answers${result ? "" : " so far"}, largest error ${figure(Math.max(...errors))}${share}.`);
+  const stated = result?.certified && result.statement ? ` ${result.statement}.` : "";
+  say("heldout-note", `${whole(errors.length)} fresh answers${result ? "" : " so far"}, largest error ${figure(Math.max(...errors))}${share}.${stated}`);
   const seen = errors.filter((error) => error > 0), high = Math.ceil(Math.log10(Math.max(...seen, 1e-300))), low = Math.min(high - 1, Math.floor(Math.log10(Math.min(...seen, 1e300))));
   const width = 420, height = 130, left = 46, step = (width - left) / errors.length;
   const y = (error) => (error > 0 && seen.length ? 6 + ((high - Math.log10(error)) / (high - low)) * (height - 12) : height);

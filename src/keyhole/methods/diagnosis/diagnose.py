@@ -1,8 +1,11 @@
-"""The family of an oracle from a few queries, each a test of one property that differs between families.
+"""What kind of oracle it is, from a few queries: each asks for one property that tells families apart.
 
 Single tokens show what stands behind attention: heads answer them by an affine map, a net by a bent one, normalisation
-by one that does not grow. Short tokens around one point weigh the same, which shows a residual. Copies of a token
+by one that does not grow. Nearly equal tokens weigh the same, which shows a residual. Copies of a token
 multiply its odds: behind one head 1/(answer) is then affine in 1/copies. The ranks of such answers count heads.
+
+A family is named only where what holds for all of it was seen to hold (`consistency`); else it is unknown, and the
+findings say what did not.
 """
 
 from __future__ import annotations
@@ -16,25 +19,47 @@ import numpy as np
 from keyhole.arrays import Floats
 from keyhole.methods.base import Steps
 from keyhole.methods.diagnosis.activation import ask_activation
+from keyhole.methods.diagnosis.consistency import (
+    FARTHER,
+    STILL,
+    TURN,
+    NearTokens,
+    ask_far_tokens,
+    ask_near_tokens,
+    ask_reflection,
+)
 from keyhole.methods.diagnosis.examination import Examination, Finding
 from keyhole.methods.diagnosis.family_tests import affine_misfit, odds_rank, rank_above
 from keyhole.methods.registry import methods_for
 from keyhole.noise import Noise
-from keyhole.numerics.svd import svd
 from keyhole.queries import Signature
 
+UNKNOWN, CONSTANT = "unknown", "constant"
 # Families that a diagnosis can name for which there are methods.
 FAMILIES = ("single-head", "multi-head", "residual", "relu-net", "one-layer")
 # Norms that tokens are tried at, over the square root of the width: logits go with their square.
 LADDER = 2.0 ** np.arange(-6, 7, 2)
 # Attention that does this part of what it does when it is saturated is neither flat nor saturated.
 ACTIVE = 0.15
-# What is normalised does not grow with its tokens, but for this part.
-STILL = 1e-3
+# Lengths of the tokens that are told from each other: where there is one direction only, they must not be equal.
+LENGTHS = np.array([[1.0], [0.6], [0.8]])
+# Answers that vary by no more than so many times what their errors explain show nothing.
+SHOWS = 4.0
+# So many different answers are few, where each comes more than once.
+FEW_VALUES = 8
+# Rounding that sums inside an oracle may make, over what is expected, before a map is taken for bent.
+CANCELLATION = 32.0
+# Identities that hold for a family are off by no more than this, over what rounding and noise explain.
+HOLDS = 4.0
+# A residual is the token itself, but for this part.
+ITSELF = 0.05
 # Copies of a token whose odds they multiply.
 COPIES = (1, 2, 4)
 MANY_COPIES = (1, 2, 3, 4, 6, 8, 12, 16)
 SPOTS = 4
+NEAR_SPOTS = 3
+CONTEXTS = 8  # sequences before the last token that must move no answer before it is said that none does
+SIDES = 2  # tokens that are asked beside their opposites, of different lengths
 MOST_SPOTS = 3  # must say something before one head is believed in
 # Every other spot has tokens longer by this: heads that look alike among short tokens differ among longer ones.
 LONGER = 3.0
@@ -61,7 +86,14 @@ class Diagnosis:
     def in_words(self) -> str:
         """One sentence, without the evidence."""
         facts = ", ".join(f"{finding.what}: {finding.found}" for finding in self.findings)
-        return f"it looks like {self.family} ({facts})"
+        named = {UNKNOWN: "its family is unknown", CONSTANT: "its answers are constant"}
+        return f"{named.get(self.family, f'it looks like {self.family}')} ({facts})"
+
+    @property
+    def consequence(self) -> str:
+        """What follows where no method recovers it, after `in_words`."""
+        follows = {UNKNOWN: "so that no method here is for it", CONSTANT: "so that there is nothing to recover"}
+        return follows.get(self.family, "which no method here recovers")
 
     def found(self, what: str) -> str | None:
         """What was found of one property; None where it was not looked for."""
@@ -85,9 +117,10 @@ def diagnose(signature: Signature, rng: np.random.Generator) -> Steps[Diagnosis]
     steady = yield from asking.steadiness()
     if steady is not None:
         return steady
-    if (yield from asking.single_tokens()):
-        return (yield from asking.heads())
-    return (yield from asking.ask_net())
+    silent = yield from asking.single_tokens()
+    if silent is not None:
+        return silent
+    return (yield from asking.heads() if asking.affine else asking.bent())
 
 
 class _Diagnosing:
@@ -97,7 +130,9 @@ class _Diagnosing:
         self.exam = Examination(signature, rng, "diagnosis")
         # Of an oracle of bounded norm the ladder ends at the bound.
         self.ladder = np.unique(np.minimum(LADDER * signature.width**0.5, self.exam.most))
-        self.first, self.second = self.exam.directions(2)  # the rays that single tokens are asked along
+        # The rays that single tokens are asked along.
+        self.first, self.second = LENGTHS[:2] * self.exam.directions(2)
+        self.seen: list[Floats] = []  # answers so far
         self.zero = np.zeros(signature.width)
 
     def _diagnosis(self, family: str, recovers: str | None, **options: Any) -> Diagnosis:
@@ -110,12 +145,13 @@ class _Diagnosing:
 
     def steadiness(self) -> Steps[Diagnosis | None]:
         """Whether answers repeat, and depend on nothing but the last token and the set of the others."""
-        a, b, x = self.exam.norm * self.exam.directions(3)
-        queries = [[a, x], [a, a, x, x], [x]] if self.exam.longest >= 4 else [[x], [x], [x]]
+        a, b, x = self.exam.norm * LENGTHS * self.exam.directions(3)
+        questions = [[a, x], [a, a, x, x], [x]] if self.exam.longest >= 4 else [[x], [x], [x]]
         if self.exam.longest >= 3:
-            queries += [[a, b, x], [b, a, x]]
-        answers = yield from self.exam.ask(queries)
-        again = yield from self.exam.ask(queries[:1], repeat=1)
+            questions += [[a, b, x], [b, a, x]]
+        answers = yield from self.exam.ask(questions)
+        self.seen.append(answers)
+        again = yield from self.exam.ask(questions[:1], repeat=1)
         size = float(np.max(np.abs(answers)))
         apart = float(np.max(np.abs(again - answers[:1])))
         if self.exam.noise.kind in ("exact", "measure"):
@@ -130,35 +166,85 @@ class _Diagnosing:
             doubled = float(np.max(np.abs(answers[1] - answers[0])))
             if doubled > self.exam.error(size):
                 self.exam.say("average", "no", f"every token doubled moves the answer by {doubled:.2g}")
-                return self._diagnosis("unknown", None)
+                return self._diagnosis(UNKNOWN, None)
         return None
 
-    def single_tokens(self) -> Steps[bool]:
-        """Whether single tokens are answered by an affine map."""
+    def _few_values(self) -> Steps[Diagnosis | None]:
+        """What to say of answers that are all the same, or a few numbers over and over, as names of classes are."""
+        exam = self.exam
+        if len(np.unique(np.vstack(self.seen), axis=0)) <= FEW_VALUES:
+            lengths = [1 + number % min(exam.longest, SPOTS) for number in range(2 * SPOTS)]
+            norms = self.ladder[np.arange(2 * SPOTS) % self.ladder.size] * exam.rng.uniform(0.5, 1.0, 2 * SPOTS)
+            queries = [norm * exam.directions(length) for norm, length in zip(norms, lengths, strict=True)]
+            self.seen.append((yield from exam.ask(queries)))
+        answers = np.vstack(self.seen)
+        # Of queries of their own: those for steadiness have the same answers by intention.
+        values, counts = np.unique(np.vstack(self.seen[1:]), axis=0, return_counts=True)
+        if self._span() <= exam.error(float(np.max(np.abs(answers)))) - exam.error(0.0):
+            some = f"the same, {answers[0, 0]:.3g}" if exam.outputs == 1 else "the same"
+            said = f"{len(answers)} answers are {some}, for tokens of norms up to {self.ladder[-1]:.3g}"
+            exam.say("answers", "constant", said)
+            return self._diagnosis(CONSTANT, None)
+        if len(values) <= FEW_VALUES and np.min(counts) > 1:
+            said = f"{len(answers)} answers take {len(values)} different values, each of them more than once"
+            exam.say("answers", "few values", said)
+            return self._diagnosis(UNKNOWN, None)
+        return None
+
+    def _hidden(self) -> Diagnosis | None:
+        """What to say of answers that vary by no more than their errors explain."""
+        exam, span = self.exam, self._span()
+        if span > SHOWS * exam.error(0.0):
+            return None
+        radius = exam.noise.radius
+        if exam.signature.noise.kind == "exact":  # found out, of numbers that may as well be the names of classes
+            exam.noise = Noise.exact()
+            exam.findings = [finding for finding in exam.findings if finding.what != "noise"]
+        said = f"they are {span:.2g} apart at most: no more than errors of {radius:.2g} would explain"
+        exam.say("answers", "hidden by errors", said)
+        return self._diagnosis(UNKNOWN, None)
+
+    def _span(self) -> float:
+        """By how much answers vary."""
+        return float(np.max(np.ptp(np.vstack(self.seen), axis=0)))
+
+    def single_tokens(self) -> Steps[Diagnosis | None]:
+        """Whether single tokens are answered by an affine map, and whether answers vary at all."""
         rays = [[norm * direction] for direction in (self.first, self.second) for norm in self.ladder]
         inner = 0.5 * self.ladder[-1]
-        rest = [[self.zero], [inner * (self.first + self.second)], [inner * self.first], [inner * self.second]]
-        answers = yield from self.exam.ask(rays + rest)
-        if self.exam.noise.kind == "exact":
+        sides = inner * LENGTHS[1:] * self.exam.directions(SIDES)
+        rest = [self.zero, inner * (self.first + self.second), inner * self.first, inner * self.second, *sides, *-sides]
+        answers = yield from self.exam.ask(rays + [[token] for token in rest])
+        self.seen.append(answers)
+        silent = yield from self._few_values()
+        if silent is None and self.exam.noise.kind == "exact":
             yield from self.exam.ask_noise(answers, 0.0)
             if self.exam.noise.kind == "exact":
                 self.exam.say("noise", "none", "a question asked twice was answered the same, with all digits")
-        self.at_zero = answers[-4]
-        self.on_rays = answers[:-4].reshape(2, self.ladder.size, -1)
+        silent = silent or self._hidden()
+        if silent is not None:
+            return silent
+        single = answers[len(rays) :]
+        self.at_zero = single[0]
+        self.on_rays = answers[: len(rays)].reshape(2, self.ladder.size, -1)
         worst = 0.0
         sizes = np.max(np.abs(self.on_rays), axis=(0, 2))  # at each norm: along one ray answers may cancel
         for ray in self.on_rays:
-            misfit, error = affine_misfit(self.ladder, ray, self.at_zero), self.exam.error(sizes)
-            worst = max(worst, float(np.max(misfit / error)))
-        added = answers[-3] + answers[-4] - answers[-2] - answers[-1]
-        worst = max(worst, float(np.max(np.abs(added)) / self.exam.error(float(np.max(np.abs(answers))))))
+            misfit, bar = affine_misfit(self.ladder, ray, self.at_zero), self.exam.error(sizes)
+            worst = max(worst, float(np.max(misfit / bar)))
+        added = single[1] + single[0] - single[2] - single[3]
+        both = single[4 : 4 + SIDES] + single[4 + SIDES :] - 2 * self.at_zero  # a token and its opposite
+        off = max(float(np.max(np.abs(added))), float(np.max(np.abs(both))))
+        worst = max(worst, off / self.exam.error(float(np.max(np.abs(answers)))))
+        if self.exam.noise.kind == "exact" and 1.0 < worst <= CANCELLATION:  # values of several heads may cancel
+            self.exam.rounding, worst = 2 * worst * self.exam.rounding, 0.5
         self.affine = bool(worst <= 1.0)
         self.exam.say(
             "one token",
             "an affine map" if self.affine else "a bent map",
-            f"off an affine map by {worst:.2g} times what rounding explains",
+            f"off an affine map by {worst:.2g} times what errors explain",
         )
-        return self.affine
+        return None
 
     def _in_plane(self, count: int) -> tuple[Floats, Floats]:  # (count, width) tokens, (count, outputs)
         """Random tokens of norm one at most in the plane of the two rays, and what they add to the zero token's answer.
@@ -167,43 +253,58 @@ class _Diagnosing:
         """
         plane = self.exam.rng.standard_normal((count, 2))
         plane /= np.sum(np.abs(plane), axis=1, keepdims=True)
-        slopes = (self.on_rays[:, -1] - self.at_zero) / self.ladder[-1]
-        return plane @ np.stack([self.first, self.second]), plane @ slopes
+        tokens = plane @ np.stack([self.first, self.second])
+        return tokens, self._slope(tokens)
 
-    def _residual(self) -> Steps[None]:
-        """Whether there is a residual: tokens near one point weigh the same, and only it singles out the last."""
-        self.residual = False
-        if self.exam.noise.kind != "exact":
-            self.exam.say("residual", "unknown", "noise hides what short steps do")
-            return
-        # So near that logits cannot differ, and not so near that rounding hides what is left.
-        near = self.exam.signature.space.eps**0.45 * self.exam.norm
+    def _slope(self, tokens: Floats) -> Floats:  # (count, width) in the plane -> (count, outputs)
+        """What tokens add to the zero token's answer where single tokens are answered by an affine map."""
+        slopes = (self.on_rays[:, -1] - self.at_zero) / self.ladder[-1]
+        return np.asarray(tokens @ np.linalg.pinv(np.stack([self.first, self.second])) @ slopes)
+
+    def _weights(self) -> Steps[bool]:
+        """Whether nearly equal tokens weigh the same; then only a residual tells the last of them from the others."""
+        self.residual, self.itself, self.added_radius = False, False, 0.0
+        exam = self.exam
+        if exam.noise.kind != "exact":
+            exam.say("residual", "unknown", "noise hides what short steps do")
+            return True
         if self.affine:
-            base, there = (0.5 * self.exam.norm * each for each in self._in_plane(SPOTS))
-            steps, moves = (near * each for each in self._in_plane(SPOTS))
-            inner = yield from self.exam.ask(
-                [[point - step, point + step] for point, step in zip(base, steps, strict=True)]
-            )
-            middle = self.at_zero + there
-            answers = np.stack([inner, middle - moves, middle + moves], axis=1)
+            tokens = np.stack([self._in_plane(NEAR_SPOTS)[0] for _ in range(3)])
         else:
-            base = 0.5 * self.exam.norm * self.exam.directions(SPOTS)
-            both = near * self.exam.directions(2 * SPOTS).reshape(SPOTS, 2, -1)
-            queries = []
-            for point, (a, x) in zip(base, both, strict=True):
-                queries += [[point + a, point + x], [point + a], [point + x]]
-            answers = (yield from self.exam.ask(queries)).reshape(SPOTS, 3, -1)
-        tilt = np.abs(answers[:, 0] - 0.5 * (answers[:, 1] + answers[:, 2]))
-        slope = np.abs(answers[:, 1] - answers[:, 2])
-        part = np.linalg.norm(tilt, axis=1) / (np.linalg.norm(slope, axis=1) + 1e-300)
-        noticed = np.linalg.norm(tilt, axis=1) > self.exam.error(np.linalg.norm(answers[:, 0], axis=1))
-        residual = bool(np.median(np.where(noticed, part, 0.0)) > self.exam.signature.space.eps**0.225)
-        self.residual = residual
-        self.exam.say(
-            "residual",
-            "yes" if residual else "no",
-            f"of two tokens that weigh the same, the last tells {np.median(part):.2g} of the difference more",
-        )
+            tokens = exam.directions(3 * NEAR_SPOTS).reshape(3, NEAR_SPOTS, -1)
+        known = (lambda each: self.at_zero + self._slope(each)) if self.affine else None
+        found, even = yield from ask_near_tokens(exam, 0.5 * exam.norm * tokens[0], tokens[1:], known)
+        if not even:
+            said = f"the answer to nearly equal tokens is off their mean by {found.uneven:.2g} of their difference"
+            exam.say("weights", "not of a softmax", f"{said}, however near they are")
+            return False
+        self.residual = found.last > 0
+        said = f"of two tokens that weigh the same, the last tells {found.last:.2g} of the difference more"
+        exam.say("residual", "yes" if self.residual else "no", said)
+        if self.residual and self.affine:
+            return self._linear_residual(tokens[1], found)
+        return True
+
+    def _linear_residual(self, steps: Floats, found: NearTokens) -> bool:
+        """Whether what the last token adds is a linear map of it, and whether it is the token itself."""
+        units, added = steps / np.linalg.norm(steps, axis=1, keepdims=True), found.added
+        plane = np.linalg.pinv(np.stack([self.first, self.second]))
+        coordinates = units @ plane
+        maps = np.linalg.lstsq(coordinates, added, rcond=None)[0]
+        size = float(np.max(np.linalg.norm(added, axis=1)))
+        off = float(np.max(np.linalg.norm(added - coordinates @ maps, axis=1))) / size
+        if off > max(ITSELF, HOLDS * found.radius / size):
+            self.exam.say("last token", "not a residual", f"what it adds is off a linear map by {off:.2g} of it")
+            return False
+        self.added, self.added_radius = plane @ maps, found.radius
+        if self.exam.outputs == self.exam.signature.width:
+            apart = float(np.max(np.linalg.norm(added - units, axis=1)))
+            self.itself = apart <= max(ITSELF, HOLDS * found.radius)
+            if self.itself:
+                self.added, self.added_radius = np.eye(self.exam.outputs), 0.0
+            else:
+                self.exam.say("residual", "another map", f"it is off the token itself by {apart:.2g} of it")
+        return True
 
     # --- heads: single tokens are answered by an affine map
 
@@ -215,23 +316,28 @@ class _Diagnosing:
         answers = yield from self.exam.ask(pairs)
         a, x = self.on_rays
         size = np.linalg.norm(np.abs(a) + np.abs(x), axis=1)
-        alone = np.linalg.norm(answers - x, axis=1) / self.exam.error(size)
         offset = float(np.max(np.abs(self.at_zero)))
         biased = offset > self.exam.error(float(self.exam.signature.space.tiny))
         self.exam.say("output bias", "yes" if biased else "no", f"a zero token is answered {offset:.2g}")
-        if np.max(alone) <= 1.0:
-            self.exam.say("attention", "none", "another token before the last one moves no answer")
+        moved = float(np.max(np.linalg.norm(answers - x, axis=1) / self.exam.error(size)))
+        if moved <= 1.0 and (yield from self._moved()) <= 1.0:
+            self.exam.say("attention", "none", "other tokens before the last one move no answer")
             return self._diagnosis("linear in the last token", None)
-        yield from self._residual()
-        if self.residual:
-            self.exam.say("attention", "yes", "another token before the last one moves the answer")
-            return (yield from self._behind_residual(answers))
-        flat = np.linalg.norm(answers - 0.5 * (a + x), axis=1)
-        if np.max(flat / self.exam.error(size)) <= 1.0:
-            self.exam.say("attention", "a plain average", "two tokens weigh the same at every norm")
-            return self._diagnosis("average", "single-head")
-        self.exam.say("attention", "yes", "tokens weigh differently")
+        if not (yield from self._weights()):
+            return self._diagnosis(UNKNOWN, None)
+        return (yield from self._attention(answers, size))
+
+    def _attention(self, answers: Floats, size: Floats) -> Steps[Diagnosis]:  # (norms, outputs), (norms,)
+        """What kind of attention answers pairs of tokens, nearly equal ones of which weigh the same."""
+        a, x = self.on_rays
+        flat = np.linalg.norm(answers - 0.5 * (a + x) - self._own(self.ladder), axis=1)
+        if np.max(flat / (self.exam.error(size) + self.added_radius * self.ladder)) <= 1.0:
+            return (yield from self._average())
         norm = self._active(answers)
+        if not (yield from self._logits(norm)):
+            return self._diagnosis(UNKNOWN, None)
+        if self.residual:
+            return (yield from self._behind_residual(norm))
         yield from self._score_bias(norm)
         heads = yield from self._count(norm)
         if heads == "1":
@@ -239,14 +345,87 @@ class _Diagnosing:
             return self._diagnosis("single-head", "single-head")
         return self._diagnosis("multi-head", "multi-head")
 
-    def _behind_residual(self, pairs: Floats) -> Steps[Diagnosis]:
+    def _moved(self) -> Steps[float]:
+        """How far random tokens before the last one move its answer, over what errors explain."""
+        norms = np.where(np.arange(CONTEXTS) % 2, self.ladder[-1], self.exam.norm)[:, None]
+        last = norms * self._in_plane(CONTEXTS)[0]
+        others = min(self.exam.longest - 1, SPOTS)
+        queries = [
+            [*(norm * self.exam.directions(1 + number % others)), token]
+            for number, (norm, token) in enumerate(zip(norms, last, strict=True))
+        ]
+        answers = yield from self.exam.ask(queries)
+        expected = self.at_zero + self._slope(last)
+        if not self.affine:
+            expected = yield from self.exam.ask([[token] for token in last])
+        size = float(np.max(np.abs(answers)) + np.max(np.abs(expected)))
+        return float(np.max(np.linalg.norm(answers - expected, axis=1)) / self.exam.error(size))
+
+    def _average(self) -> Steps[Diagnosis]:
+        """Pairs are answered by their mean: so must longer sequences be."""
+        off = yield from self._off_average()
+        if off > HOLDS:
+            said = f"pairs are answered by their mean, longer sequences not, by {off:.2g} times what errors explain"
+            self.exam.say("attention", "not of a softmax", said)
+            return self._diagnosis(UNKNOWN, None)
+        self.exam.say("attention", "a plain average", "tokens weigh the same at every norm")
+        if self.residual:
+            return self._diagnosis("average with a residual", None)
+        return self._diagnosis("average", "single-head")
+
+    def _off_average(self) -> Steps[float]:
+        """How far random sequences are from being answered by the mean of their tokens, over what errors explain."""
+        lengths = [min(self.exam.longest, 2 + number) for number in range(SPOTS)]
+        queries = [self.exam.norm * self._in_plane(length)[0] for length in lengths]
+        answers = yield from self.exam.ask([list(query) for query in queries])
+        means = np.stack([query.mean(axis=0) for query in queries])
+        expected = self.at_zero + self._slope(means)
+        if self.residual:
+            expected = expected + np.stack([query[-1] for query in queries] - means) @ self.added
+        size = float(np.max(np.abs(answers)) + np.max(np.abs(expected)))
+        bar = self.exam.error(size) + self.added_radius * self.exam.norm
+        return float(np.max(np.linalg.norm(answers - expected, axis=1)) / bar)
+
+    def _own(self, norms: Floats) -> Floats:  # (n,) -> (n, outputs) or 0
+        """What a residual makes of the pair of the two rays, beside the mean of both."""
+        if not self.residual:
+            return np.zeros((norms.size, 1))
+        return np.asarray(0.5 * norms[:, None] * ((self.second - self.first) @ self.added))
+
+    def _logits(self, norm: float) -> Steps[bool]:
+        """Whether weights are those of logits linear in the token, as one token and its reflection show."""
+        # Also of the longest tokens, on which errors have the least part.
+        norms = np.where(np.arange(SPOTS) % 2, self.ladder[-1], norm)[:, None]
+        norms = np.minimum(norms, 0.5 * self.exam.signature.norm_limit)
+        points, steps = (part * norms * self._in_plane(SPOTS)[0] for part in (0.3, 1.0))
+        slope = self._slope(steps) - (steps @ self.added if self.residual else 0.0)
+        # A residual that noise or rounding hides among nearly equal tokens shows here: it is the token itself, or none.
+        hidden = not self.residual and self.exam.outputs == self.exam.signature.width
+        slopes = [slope, slope - steps] if hidden else [slope]
+        off = yield from ask_reflection(self.exam, points, steps, slopes, self.added_radius)
+        if hidden and off[0] > HOLDS >= off[1]:
+            self.residual, self.itself = True, True
+            self.added = np.eye(self.exam.outputs)
+            said = "a token and its reflection beside the last one show that it is added to the answer"
+            self.exam.findings = [finding for finding in self.exam.findings if finding.what != "residual"]
+            self.exam.say("residual", "yes", said)
+        elif min(off) > HOLDS:
+            said = (
+                f"weights of a token and its reflection do not add up to one, by {off[0]:.2g} times what errors explain"
+            )
+            self.exam.say("attention", "not of a softmax", said)
+            return False
+        self.exam.say("attention", "yes", "tokens weigh differently; a token and its reflection add up to one weight")
+        return True
+
+    def _behind_residual(self, norm: float) -> Steps[Diagnosis]:
         """Heads to which the last token is added."""
-        heads = yield from self._count(self._active(pairs))
-        recovers = "residual" if self.exam.outputs == self.exam.signature.width else None
+        heads = yield from self._count(norm)
+        recovers = "residual" if self.itself else None
         if recovers is None or heads != "1":
             return self._diagnosis("attention with a residual", recovers)
-        diagnosis = self._diagnosis("attention with a residual", recovers, heads=1)
-        return replace(diagnosis, alternatives=({},))  # few answers told it: there may be more heads
+        found = self._diagnosis("attention with a residual", recovers, heads=1)
+        return replace(found, alternatives=({},))  # few answers told it: there may be more heads
 
     def _active(self, pairs: Floats) -> float:
         """The least norm at which attention does a fair part of what it does to the longest tokens."""
@@ -260,8 +439,8 @@ class _Diagnosing:
         tokens, alone = (norm * each for each in self._in_plane(SPOTS))
         answers = yield from self.exam.ask([[token, self.zero] for token in tokens])
         tilt = np.abs(answers - self.at_zero - 0.5 * alone)
-        allowed = self.exam.error(np.max(np.abs(answers)) + np.max(np.abs(alone)))
-        shows = bool(np.max(tilt) > allowed)
+        bar = self.exam.error(np.max(np.abs(answers)) + np.max(np.abs(alone)))
+        shows = bool(np.max(tilt) > bar)
         self.exam.say(
             "score bias",
             "yes" if shows else "no",
@@ -272,7 +451,7 @@ class _Diagnosing:
         """The number of heads: from the rank of what one token adds, or from how its copies add up."""
         outputs = self.exam.outputs
         u = norm * self.exam.directions(1)[0]
-        rank = 1
+        found = 1
         if outputs > 1:
             rows, added = 0, np.empty((0, outputs))
             while rows < MOST_ROWS:
@@ -285,28 +464,57 @@ class _Diagnosing:
                 answers = yield from self.exam.ask([[scale * u + each, each] for each in g])
                 added = np.vstack([added, answers - alone])
                 rows += more
-                rank, gap = rank_above(added, float(self.exam.error(np.max(np.abs(answers)))))
-                if rank < rows:
+                found, gap = rank_above(added, float(self.exam.error(np.max(np.abs(answers)))))
+                if found < rows:
                     break
-            if rank > 1:
-                least = "" if rank < min(rows, outputs) else "at least "
-                self.exam.say("heads", f"{least}{rank}", f"what one token adds has rank {rank}, gap {gap:.1g}")
-                return f"{least}{rank}"
+            if found > 1:
+                least = "" if found < min(rows, outputs) else "at least "
+                self.exam.say("heads", f"{least}{found}", f"what one token adds has rank {found}, gap {gap:.1g}")
+                return f"{least}{found}"
         if self.exam.longest <= COPIES[-1]:
-            self.exam.say("heads", "1 or more", f"sequences of {self.exam.longest} tokens are too short to count them")
-            return "1"
+            one = yield from self._one_logit(norm)
+            said = "logits of two tokens are " + ("linear" if one else "not linear") + " in the token"
+            self.exam.say("heads", "1" if one else "at least 2", said)
+            return "1" if one else "at least 2"
         # Where all copies add the same, or nothing, shorter tokens tell more.
         for shorter in (1.0, 0.25, 0.0625):
             ranks = yield from self._odds(shorter * norm, COPIES)
             if max(ranks) > 1 or sum(ranks) >= MOST_SPOTS:
                 break
         if max(ranks) <= 1:
-            self.exam.say("heads", "1", "copies of a token multiply its odds as one head does")
+            exact = self.exam.noise.kind == "exact"
+            said = "copies of a token multiply its odds as one head does" + ("" if exact else ", within errors")
+            self.exam.say("heads", "1" if exact else "1 or more", said)
             return "1"
         most = max((yield from self._odds(shorter * norm, MANY_COPIES))) if self.exam.longest > MANY_COPIES[-1] else 2
         least = "" if 2 < most < len(MANY_COPIES) // 2 else "at least "
         self.exam.say("heads", f"{least}{max(2, most)}", f"copies of a token add up like {max(2, most)} heads")
         return f"{least}{max(2, most)}"
+
+    def _one_logit(self, norm: float) -> Steps[bool]:
+        """Whether the logit of g + 2u beside g is twice that of g + u, as behind one head, wherever both are seen."""
+        scale = norm * min(1.0, 0.3 * self.exam.signature.norm_limit / norm)
+        for shorter in (1.0, 0.25, 0.0625):
+            points, steps = (shorter * scale * self._in_plane(SPOTS)[0] for _ in range(2))
+            answers = yield from self.exam.ask(
+                [[g + times * u, g] for times in (1.0, 2.0) for g, u in zip(points, steps, strict=True)]
+            )
+            added = answers.reshape(2, SPOTS, -1) - self.at_zero - self._slope(points)
+            whole = np.stack([self._slope(times * steps) for times in (1.0, 2.0)])
+            loud = np.argmax(np.abs(whole[0]), axis=1)[None, :, None]  # the output that tells most
+            part, size = (np.take_along_axis(each, loud, axis=2)[..., 0] for each in (added, whole))
+            bar = self.exam.error(float(np.max(np.abs(answers)))) / np.maximum(
+                np.abs(size), self.exam.signature.space.tiny
+            )
+            weight = part / size
+            seen = np.all((weight > 8 * bar) & (weight < 1 - 8 * bar), axis=0)
+            if np.any(weight < -8 * bar) or np.any(weight > 1 + 8 * bar):
+                return False
+            if np.sum(seen) >= MOST_SPOTS:
+                break
+        logits = np.log(weight[:, seen] / (1 - weight[:, seen]))
+        radius = bar[:, seen] / (weight * (1 - weight))[:, seen]
+        return bool(np.all(np.abs(logits[1] - 2 * logits[0]) <= 2 * radius[1] + 4 * radius[0]))
 
     def _odds(self, norm: float, copies: Sequence[int]) -> Steps[list[int]]:
         """Ranks of what copies of a token add, at a few places."""
@@ -314,12 +522,12 @@ class _Diagnosing:
         sizes = np.full((SPOTS, 1), norm * scale)
         sizes[1::2] *= max(1.0, min(LONGER, 0.5 * self.exam.signature.norm_limit / (norm * scale)))
         u, (g, alone) = sizes * self.exam.directions(SPOTS), (sizes * each for each in self._in_plane(SPOTS))
-        queries = [[u[spot] + g[spot]] * count + [g[spot]] for spot in range(SPOTS) for count in copies]
-        answers = (yield from self.exam.ask(queries)).reshape(SPOTS, len(copies), -1)
+        questions = [[u[spot] + g[spot]] * count + [g[spot]] for spot in range(SPOTS) for count in copies]
+        answers = (yield from self.exam.ask(questions)).reshape(SPOTS, len(copies), -1)
         ranks = []
         for each, single in zip(answers, self.at_zero + alone, strict=True):
             added = each - single
-            strongest = svd(added)[2][0]
+            strongest = np.linalg.svd(added, full_matrices=False)[2][0]
             error = float(self.exam.error(max(np.max(np.abs(each)), np.max(np.abs(single)))))
             ranks.append(odds_rank(np.array(copies), added @ strongest, error))
         return ranks
@@ -348,7 +556,7 @@ class _Diagnosing:
                 return
 
     def _full_rank(self, alone: Floats, pairs: Floats, *, last: bool) -> bool:  # (n, outputs), (n, n, outputs)
-        """Whether logits of n tokens have the rank n − 1, which the score's may exceed; kept where it is settled."""
+        """Whether logits of n tokens have the rank n − 1, which the score's may exceed; said where it is settled."""
         count = len(alone)
         off = ~np.eye(count, dtype=bool)
         ends = alone[:, None] - alone[None, :]
@@ -360,8 +568,8 @@ class _Diagnosing:
         logits = np.log(weight / (1 - weight))  # u·W·g + u·c − g·W·g − g·c: a row and a column more than the score
         plain = logits - logits.mean(axis=0) - logits.mean(axis=1, keepdims=True) + logits.mean()
         error = self.exam.error(max(np.abs(alone).max(), np.abs(pairs).max()))
-        logit_error = float(np.max(error / np.abs(ends[..., loud][off]) / (weight * (1 - weight))[off]))
-        rank, gap = rank_above(plain, logit_error)
+        bar = float(np.max(error / np.abs(ends[..., loud][off]) / (weight * (1 - weight))[off]))
+        rank, gap = rank_above(plain, bar)
         full = rank >= count - 1
         if last or not full:
             said = f"{count * (count - 1)} logits have rank {rank}" + ("" if full else f", gap {gap:.1g}")
@@ -370,42 +578,49 @@ class _Diagnosing:
 
     # --- what is bent
 
-    def ask_net(self) -> Steps[Diagnosis]:
+    def bent(self) -> Steps[Diagnosis]:
         """A net, behind attention or alone, or normalisation."""
-        pair = [[norm * self.first, norm * self.second] for norm in self.ladder] if self.exam.longest >= 2 else []
-        ways = [self.first, self.second, -self.first]
-        far = (
-            [[times * self.exam.far * way] for times in (1, 2) for way in ways]
-            if self.exam.signature.max_norm is None
-            else []
-        )
-        answers = yield from self.exam.ask(pair + far) if pair + far else self.exam.ask([[self.first]])
-        x = self.on_rays[1]
+        exam = self.exam
         moved = 0.0
-        if pair:
+        if exam.longest >= 2:
+            answers = yield from exam.ask([[norm * self.first, norm * self.second] for norm in self.ladder])
             sizes = np.maximum.accumulate(np.max(np.linalg.norm(self.on_rays, axis=2), axis=0))
-            moved = float(np.max(np.linalg.norm(answers[: len(pair)] - x, axis=1) / self.exam.error(sizes)))
+            moved = float(np.max(np.linalg.norm(answers - self.on_rays[1], axis=1) / exam.error(sizes)))
+            moved = moved if moved > 1.0 else (yield from self._moved())
         attends = moved > 1.0
         moves = "moves the answer" if attends else "moves no answer"
-        self.exam.say("attention", "yes" if attends else "none", f"another token before the last one {moves}")
-        if far:
-            once, twice = answers[-6:-3], answers[-3:]
-            growth = float(np.max(np.linalg.norm(twice - once, axis=1) / np.linalg.norm(once, axis=1)))
-            identity = False
-            if self.exam.outputs == self.exam.signature.width:
-                slope = (twice - once) / self.exam.far
-                identity = bool(np.linalg.norm(slope - np.array(ways)) <= STILL)
-            if growth < STILL or identity:
-                self.exam.say("normalised", "yes", f"a token twice as long moves the answer by {growth:.2g} of it")
-                return self._diagnosis("normalised", None)
-            self.exam.say("normalised", "no", f"a token twice as long moves the answer by {growth:.2g} of it")
-        if attends:
-            yield from self._residual()
-        activation = yield from ask_activation(self.exam)
+        exam.say("attention", "yes" if attends else "none", f"another token before the last one {moves}")
+        if exam.signature.max_norm is None:
+            ended = yield from self._far()
+            if ended is not None:
+                return ended
+        if attends and not (yield from self._weights()):
+            return self._diagnosis(UNKNOWN, None)
+        activation = yield from ask_activation(exam)
         if attends:
             return self._diagnosis("one-layer", "one-layer" if activation == "relu" else None)
-        smooth = "smooth" if self.exam.signature.max_norm is None else "auto"  # which shows from afar only
+        smooth = "smooth" if exam.signature.max_norm is None else "auto"  # which shows from afar only
         if activation == "relu":  # or so few neurons that none was seen to bend
-            exact = self.exam.noise.kind == "exact"
+            exact = exam.noise.kind == "exact"
             return replace(self._diagnosis("relu-net", "relu-net"), alternatives=({"activation": smooth},) * exact)
         return self._diagnosis("relu-net", "relu-net", activation=smooth if activation == "smooth" else activation)
+
+    def _far(self) -> Steps[Diagnosis | None]:
+        """Whether a bent map is one of no net: it does not grow, or is bent far from the origin too."""
+        ways = np.stack([self.first, self.second, -self.first])
+        found = yield from ask_far_tokens(self.exam, ways)
+        for times in FARTHER[1:]:
+            if found.growth < STILL or found.identity or found.bent <= HOLDS:
+                break
+            found = yield from ask_far_tokens(self.exam, ways, times)
+        said = f"a token twice as long moves the answer by {found.growth:.2g} of it"
+        if found.growth < STILL or found.identity:
+            turned = f"{said}, one turned by {TURN:.1g} by {found.turned:.2g}" + ": it saturates" * (not found.turns)
+            self.exam.say("normalised", "yes" if found.turns else "no", turned)
+            return self._diagnosis("normalised" if found.turns else UNKNOWN, None)
+        self.exam.say("normalised", "no", said)
+        if found.bent > HOLDS:
+            off = f"far from the origin it is off an affine map by {found.bent:.2g} times what errors explain"
+            self.exam.say("net", "no", off)
+            return self._diagnosis(UNKNOWN, None)
+        return None

@@ -15,6 +15,8 @@ from keyhole.queries import Measurements, Plan, Signature, sequences
 
 # The longest tokens over the square root of the width, where norms are free.
 FAR = 2.0**16
+# Different numbers that there must be among answers before their digits say anything.
+LEAST_NUMBERS = 4
 # Times rounding: what sums inside an oracle make of it, and of differences of answers.
 ROUNDING = 256.0
 
@@ -35,6 +37,7 @@ class Examination:
         self.signature, self.rng, self.stage = signature, rng, stage
         self.findings: list[Finding] = []
         self.noise = signature.noise
+        self.rounding = ROUNDING
         self.outputs = 1  # until an answer has come
         self.most = min(signature.norm_limit, signature.space.huge**0.25)  # the longest token that may be asked
         self.norm = min(self.most, signature.width**0.5)
@@ -75,13 +78,13 @@ class Examination:
     def error(self, size: float | Floats) -> Any:
         """What rounding and noise make of a difference of answers of this size."""
         space = self.signature.space
-        relative = ROUNDING * space.eps + 4 * self.noise.relative
-        return relative * size + 4 * self.outputs**0.5 * self.noise.radius
+        relative = self.rounding * space.eps + 4 * self.noise.relative
+        return relative * size + 4 * self.outputs**0.5 * self.noise.radius + space.tiny  # never zero
 
     def ask_noise(self, answers: Floats, apart: float) -> Steps[None]:
         """Measure noise where answers do not repeat or have few digits."""
         digits = coarseness(answers.ravel(), self.signature.space.eps)
-        coarse = digits.noise.kind != "exact"
+        coarse = digits.noise.kind != "exact" and np.unique(np.abs(answers[answers != 0])).size >= LEAST_NUMBERS
         if (
             self.noise.kind != "measure"
             and not coarse

@@ -17,7 +17,7 @@ from keyhole.arrays import Floats
 from keyhole.methods.attempt import Ledger
 from keyhole.methods.base import Steps
 from keyhole.methods.diagnosis.activation import ask_curvature
-from keyhole.methods.diagnosis.examination import Examination, Finding
+from keyhole.methods.diagnosis.examination import LEAST_NUMBERS, Examination, Finding
 from keyhole.methods.noise_estimation.measure import NoiseEstimate, coarseness, measure_noise
 from keyhole.noise import Noise
 from keyhole.queries import Signature
@@ -26,8 +26,8 @@ from keyhole.queries import Signature
 OTHER = 0.7324081924
 # Binary digits that are missing in so few answers by coincidence less than once in 10⁷ oracles.
 COINCIDENCE = 30.0
-# Further answers where some look rounded, and different numbers that there must be among all.
-MORE_ANSWERS, LEAST_NUMBERS = 7, 4
+# Further answers where some look rounded.
+MORE_ANSWERS = 7
 # A bend below this part of the answers may be an error that is the same whenever a query is repeated.
 SLIGHT = 1e-3
 # What is normalised does not grow with its tokens, but for this part.
@@ -130,9 +130,10 @@ class _Triage:
             upwards = np.linalg.norm(up - self.zero) >= np.linalg.norm(down - self.zero)
             once, norm = (up, self.far) if upwards else (down, -OTHER * self.far)
             (twice,) = yield from self._ask([2 * norm])
-            growth = float(np.linalg.norm(twice - once) / np.linalg.norm(once))
+            size = max(float(np.linalg.norm(once)), float(np.linalg.norm(twice)), self.exam.signature.space.tiny)
+            growth = float(np.linalg.norm(twice - once)) / size
             if growth <= STILL:
-                self.exam.say("normalised", "yes", f"a token twice as long moves the answer by {growth:.2g} of it")
+                self.exam.say("growth", "none", f"a token twice as long moves the answer by {growth:.2g} of it")
                 return self._evidence(None)
         attends = False
         if self.exam.longest >= 2:

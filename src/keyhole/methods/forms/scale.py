@@ -76,13 +76,11 @@ class ScaleEstimate:
     size: float = 0.0  # root mean square of the forms
     first: float = 0.0  # scale of the first batch
     latest: float = 0.0  # scale of the last batch
-    _mean_square: float = 0.0
     _batches: int = 0
 
     def expect(self, factor: float) -> None:
         """Expect forms of `factor` times the size from now on."""
-        self._mean_square *= factor**2
-        self.size = math.sqrt(self._mean_square)
+        self.size *= factor
 
     def update(self, values: Array, scale: float) -> None:  # (n,)
         """Take note of forms measured at a scale."""
@@ -91,17 +89,17 @@ class ScaleEstimate:
         self.first, self.latest = self.first or scale, scale
         self._batches += 1
         count = self.count + values.shape[0]
-        added = float(namespace(values).sum((values / count**0.5) ** 2))
-        self._mean_square = self._mean_square * (self.count / count) + added
-        self.size = math.sqrt(self._mean_square)
+        largest = float(namespace(values).max(abs(values))) or 1.0  # whose square may be out of range
+        added = largest * math.sqrt(float(namespace(values).sum((values / largest) ** 2)) / count)
+        self.size = math.hypot(self.size * math.sqrt(self.count / count), added)
         self.count = count
 
     def next_scale(self, largest: float, longest: float | None = None, width: int = 1) -> float:
         """The scale, a power of two or `largest`, that brings logits to their aim.
 
         The form of the last token with itself grows with its norm squared, and may exceed the others √width times:
-        it is kept at the aim too, where first tokens are at most `longest`. Where last tokens do not matter, the second
-        batch is not near the scale of the first, so that a score bias shows.
+        it is kept at the aim too, where first tokens are at most `longest`. The second batch is not at the scale of the
+        first, or it would ask the same; nor near it where last tokens do not matter, so that a score bias shows.
         """
         aim = self.aim
         if math.isinf(aim):
@@ -109,8 +107,11 @@ class ScaleEstimate:
         if longest is not None:
             aim = min(aim, longest * math.sqrt(aim / math.sqrt(width)))
         scale = min(floor_power(aim), largest)
-        near = longest is None and self._batches == 1 and self.first / 8 < scale < 8 * self.first
-        return self.first / 16 if near else scale
+        if self._batches != 1:
+            return scale
+        if longest is not None:
+            return scale / 2 if scale == self.first else scale
+        return self.first / 16 if self.first / 8 < scale < 8 * self.first else scale
 
     @property
     def aim(self) -> float:

@@ -120,8 +120,11 @@ class _Sensing:
             biased, hidden = yield from ask_for_bias(signature, value, self.rng)
         if not biased:
             reader = PairReader(signature, value, hidden_bias=hidden)
-            pilot = yield from self._ask_pilot(reader, count)
-            if pilot[2]:
+            try:
+                pilot = yield from self._ask_pilot(reader, count)
+            except Unrecoverable:
+                pilot = None  # a score bias may saturate every probe
+            if pilot is not None and pilot[2]:
                 nothing = signature.space.zeros(signature.width)
                 return ScoreBias(nothing, nothing + hidden), reader, pilot
         bias = yield from ask_score_bias(signature, value, self.rng)

@@ -12,7 +12,7 @@ from keyhole.arrays import floats
 from keyhole.errors import UsageError
 from keyhole.families import SingleHead
 from keyhole.methods.arithmetic import partial_result
-from keyhole.methods.base import Estimate, Method, Steps, last_only, map_measurements
+from keyhole.methods.base import Estimate, Method, Steps, Unrecoverable, last_only, map_measurements
 from keyhole.methods.forms.columns import Draft, Score
 from keyhole.methods.forms.outputs import Outputs, choose_outputs
 from keyhole.methods.forms.reader import PairReader, ScoreBias
@@ -146,7 +146,12 @@ def _ask_score(
         # Elsewhere it shows for nothing, when the first form is measured at a second scale.
         biased, hidden = yield from ask_for_bias(signature, value, rng)
     if not biased:
-        score = yield from ask_score(PairReader(signature, value, hidden_bias=hidden), rng, draft, tolerance)
+        try:
+            score = yield from ask_score(PairReader(signature, value, hidden_bias=hidden), rng, draft, tolerance)
+        except Unrecoverable:
+            if draft.columns:
+                raise
+            score = None  # a score bias may saturate every probe
         if score is not None:
             nothing = signature.space.zeros(signature.width)
             return ScoreBias(nothing, nothing + max(hidden, score.hidden_bias)), score

@@ -10,7 +10,7 @@ import numpy as np
 from keyhole.arrays import Floats, floats
 from keyhole.families import Family
 from keyhole.gauge import align
-from keyhole.recovery import Recovery
+from keyhole.recovery import Certificate, Recovery
 from keyhole.report.charts import (
     FAR_APART,
     LEAST,
@@ -46,7 +46,17 @@ def heldout_section(result: Recovery, unit: str, prefix: str = "") -> Section:
             *_errors(answers, predictions, certificate.worst_error, prefix),
         ]
     facts = tuple(("" if number else "assuming", each) for number, each in enumerate(certificate.assumptions))
-    return Section("Held-out check", said, facts, charts=tuple(charts))
+    return Section("Held-out check", said, facts, table=_by_length(certificate), charts=tuple(charts))
+
+
+def _by_length(certificate: Certificate) -> Table | None:
+    """Held-out queries by length, and of the user's own inputs."""
+    columns = ("held-out queries", "asked", "informative", "mispredicted at most, at 95 % confidence")
+    rows = tuple(
+        (each.label, str(each.queries), str(each.informative), f"{100 * each.bound:.2g} %")
+        for each in certificate.tested
+    )
+    return Table(columns, rows) if rows and certificate.worst_ratio <= 1 else None
 
 
 def _in_words(result: Recovery, unit: str) -> Iterator[str]:
@@ -64,6 +74,8 @@ def _in_words(result: Recovery, unit: str) -> Iterator[str]:
             "it. This rests on the assumptions below and on a finite number of questions; it does not rule out a box "
             "that behaves differently on questions it was never asked."
         )
+        if certificate.statement:
+            yield f"{certificate.statement[0].upper()}{certificate.statement[1:]}."
     elif np.isfinite(ratio):
         inside = f"at most {100 * ratio:.2g} % of" if ratio <= 1 else f"up to {ratio:.2g} ×"
         yield f"Not certified: {result.message}. Errors are {inside} the error bar."

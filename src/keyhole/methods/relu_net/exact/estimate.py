@@ -13,9 +13,11 @@ from keyhole.methods.base import Estimate, Steps
 from keyhole.methods.relu_net.exact.lattice import subset_with_sum
 from keyhole.methods.relu_net.exact.queries import Pieces, TokenQueries
 
+FAMILY = "the box computes one hidden layer of neurons, and perhaps an affine map beside it, from its last token alone"
 ASSUMPTIONS = (
-    "the box computes one hidden layer of neurons, and perhaps an affine map beside it, from its last token alone",
+    FAMILY,
     "answers are right up to the rounding of their dtype and the declared noise",
+    "neurons that cancel but in a strip much narrower than the cells around it, as those of a bump, may be unseen",
 )
 INSIDE = "nothing is said of tokens longer than max_norm, and kinks that cut off a twentieth of the ball may be unseen"
 # Held-out answers that differ from predictions by more than this part of their size are another function's.
@@ -61,6 +63,7 @@ def estimate_net(
     sharpness: Floats | None = None,
 ) -> Estimate[ReluNet]:
     """The net of these pieces, without a skip term where the orientation of its neurons explains the affine map."""
+    pieces, radii, sharpness = _without_nothings(queries, pieces, radii, sharpness)
     count, width = pieces.normal.shape
     outputs = pieces.weight.shape[1]
     jumps = (pieces.weight[:, :, None] * pieces.normal[:, None, :]).reshape(count, outputs * width)
@@ -99,6 +102,26 @@ def estimate_net(
     assumptions = ASSUMPTIONS if queries.signature.max_norm is None else (*ASSUMPTIONS, INSIDE)
     details = {"neurons": count, "orientation": word, "activation": activation, **details}
     return Estimate(params, radius, -(-numbers // outputs), assumptions=assumptions, details=details)
+
+
+def _without_nothings(
+    queries: TokenQueries, pieces: Pieces, radii: PieceErrors, sharpness: Floats | None
+) -> tuple[Pieces, PieceErrors, Floats | None]:
+    """Without kinks that errors explain, and with radii no smaller than the rounding of the numbers themselves."""
+    load, slope = np.linalg.norm(pieces.weight, axis=1), np.linalg.norm(pieces.affine[:, :-1])
+    level = np.linalg.norm(pieces.affine[:, -1]) + slope * np.linalg.norm(load * pieces.offset) / max(
+        float(np.linalg.norm(load)), np.finfo(float).tiny
+    )
+    kept = load > radii.slope
+    lost = float(np.linalg.norm(radii.slope[~kept])), float(np.linalg.norm(radii.level[~kept]))
+    radii = PieceErrors(
+        (radii.slope + queries.rounding * load)[kept],
+        (radii.level + queries.rounding * load * np.abs(pieces.offset))[kept],
+        radii.affine_slope + queries.rounding * float(slope) + 2 * lost[0],
+        radii.affine_level + queries.rounding * float(level) + 2 * lost[1],
+    )
+    pieces = Pieces(pieces.normal[kept], pieces.offset[kept], pieces.weight[kept], pieces.affine)
+    return pieces, radii, None if sharpness is None else sharpness[kept]
 
 
 def _net(queries: TokenQueries, activation: str, inner: Floats, bias: Floats, *outer: Floats | None) -> ReluNet:

@@ -45,6 +45,18 @@ class NetArrays:
         """The parameters with a part of a change."""
         return NetArrays(*(a + part * b for a, b in zip(vars(self).values(), vars(change).values(), strict=True)))
 
+    def flat(self) -> Floats:
+        """All numbers."""
+        return np.concatenate([np.ravel(array) for array in vars(self).values()])
+
+
+@dataclass(frozen=True)
+class Known:
+    """What was known of the parameters before, with radii on their entries."""
+
+    net: NetArrays
+    radius: NetArrays
+
 
 @dataclass(frozen=True)
 class Refit:
@@ -67,7 +79,8 @@ class _Linearised:
     depends on, is none of them; what these answers happen to leave open is.
     """
 
-    def __init__(self, net: NetArrays, x: Floats, errors: Floats, activation: str) -> None:
+    def __init__(self, net: NetArrays, x: Floats, errors: Floats, activation: str, known: Known | None = None) -> None:
+        self.known = known
         z = x @ net.inner.T + net.bias
         self.weights = 1 / errors[:, None]
         self.hidden = self.weights * activate(activation, z)
@@ -115,7 +128,9 @@ class _Linearised:
     def solve(self, right: Floats, tolerance: float) -> list[NetArrays]:  # (rows, n) -> n
         """Least squares of least norm, as changes of the parameters."""
         if self.shape[1] <= DENSE:
-            solutions = np.linalg.lstsq(self._matrix(), right, rcond=SINGULAR)[0].T
+            matrix, before = self._matrix(), self._before()
+            right = np.concatenate([right, np.tile(before[:, None], right.shape[1])])
+            solutions = np.linalg.lstsq(matrix, right, rcond=SINGULAR)[0].T
         else:
             operator = LinearOperator(self.shape, matvec=self.forward, rmatvec=self.backward, dtype=np.float64)
             fit = partial(lsqr, operator, atol=tolerance, btol=tolerance, conlim=0.0, iter_lim=MOST_ITERATIONS)
@@ -123,7 +138,19 @@ class _Linearised:
         return [self._named(solution) for solution in solutions]
 
     def _matrix(self) -> Floats:  # (rows, unknowns)
-        return np.stack([self.forward(row) for row in np.eye(self.shape[1])], axis=1)
+        """What every unknown does to the answers, and to the parameters that were known before."""
+        unknowns = np.eye(self.shape[1])
+        rows = np.stack([self.forward(row) for row in unknowns], axis=1)
+        if self.known is None:
+            return rows
+        moved = np.stack([self._named(row).flat() for row in unknowns], axis=1)
+        return np.concatenate([rows, moved / self.known.radius.flat()[:, None]])
+
+    def _before(self) -> Floats:  # (parameters,)
+        """How far parameters are from those known before, over their radii."""
+        if self.known is None:
+            return np.zeros(0)
+        return np.asarray((self.known.net.flat() - self.net.flat()) / self.known.radius.flat())
 
     def _named(self, vector: Floats) -> NetArrays:
         inner, outer, affine = self.change(vector)
@@ -178,12 +205,22 @@ def answers_of(net: NetArrays, x: Floats, activation: str) -> Floats:  # (m, wid
 
 
 def refit(
-    start: NetArrays, x: Floats, answers: Floats, errors: Floats, activation: str, rng: np.random.Generator
-) -> Refit:  # (m, width), (m, outputs), (m,)
-    """The net nearest to the answers, and what their errors, within radii, do to its parameters."""
+    start: NetArrays,
+    x: Floats,  # (m, width)
+    answers: Floats,  # (m, outputs)
+    errors: Floats,  # (m,)
+    activation: str,
+    rng: np.random.Generator,
+    radius: NetArrays | None = None,
+) -> Refit:
+    """The net nearest to the answers, and what their errors, within radii, do to its parameters.
+
+    Where a start is known within a radius it says what the answers leave open.
+    """
+    known = None if radius is None else Known(start, radius)
     net, residual = start, _residual(start, x, answers, errors, activation)
     for _ in range(MOST_STEPS):
-        change = _Linearised(net, x, errors, activation).solve(residual.reshape(-1, 1), TOLERANCE)[0]
+        change = _Linearised(net, x, errors, activation, known).solve(residual.reshape(-1, 1), TOLERANCE)[0]
         better, part = None, 1.0
         while better is None and part > 1e-3:
             tried = net.plus(part, change)
@@ -198,7 +235,7 @@ def refit(
         net, residual = better, left
         if enough:
             break
-    wide = _Linearised(net, x, errors, activation).standard_errors(rng)
+    wide = _Linearised(net, x, errors, activation, known).standard_errors(rng)
     return Refit(
         net,
         np.max(wide.inner, axis=1),

@@ -63,16 +63,30 @@ def ask_several_outputs(
     scale = typical_distance(pieces, line.unit)
     level = float(np.max(kinked.level))
     base = level * float(cells.error[0])
+    far = scale * queries.width**0.5
+    # The affine map is read in the first cell, whose centre may lie much farther out than the kinks.
+    away = far + float(np.linalg.norm(cells.centre[0]))
+    # Of a neuron between narrow cells of the line the weight is known less well than its direction.
+    radius = radius + (kinked.slope_error[1:] + kinked.slope_error[:-1]) * length
+    radii = PieceErrors(level * radius, level * radius * (far + line.unit), base, base * away)
     if not polish:
-        far = scale * queries.width**0.5
-        # The affine map is read in the first cell, whose centre may lie much farther out than the kinks.
-        away = far + float(np.linalg.norm(cells.centre[0]))
-        return pieces, PieceErrors(level * radius, level * radius * (far + line.unit), base, base * away), scale
+        return pieces, radii, scale
     x = new_wide_tokens(queries, pieces, scale, rng)
     answers = yield from queries.ask("polish", x)
     errors = queries.rounding * pieces.size(np.linalg.norm(x, axis=1)) + queries.noise
-    fit = refit(NetArrays(pieces.normal, pieces.offset, pieces.weight, pieces.affine), x, answers, errors, "relu", rng)
+    start = NetArrays(pieces.normal, pieces.offset, pieces.weight, pieces.affine)
+    fit = refit(start, x, answers, errors, "relu", rng, _radius_of(pieces, radii))
     return *pieces_of_fit(fit), scale
+
+
+def _radius_of(pieces: Pieces, radii: PieceErrors) -> NetArrays:
+    """Radii of the entries of pieces, each by itself."""
+    load = np.maximum(np.linalg.norm(pieces.weight, axis=1), np.finfo(float).tiny)
+    tilt = radii.slope / load
+    affine = np.full(pieces.affine.shape, radii.affine_slope)
+    affine[:, -1] = radii.affine_level
+    level = radii.level / load + np.abs(pieces.offset) * tilt
+    return NetArrays(tilt[:, None] + 0 * pieces.normal, level, radii.slope[:, None] + 0 * pieces.weight, affine)
 
 
 def pieces_of_fit(fit: Refit) -> tuple[Pieces, PieceErrors]:

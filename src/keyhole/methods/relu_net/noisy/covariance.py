@@ -12,6 +12,8 @@ from keyhole.arrays import Array, Floats, Integers, floats, namespace
 from keyhole.families.relu_net import ReluNet
 from keyhole.methods.relu_net.noisy.least_squares import NetFit, fit_planes, unit
 
+# Arrays of a net.
+NAMES = ("weights_in", "bias_in", "weights_out", "bias_out", "skip")
 # Rows taken at a time: their Jacobian is the largest array there is.
 CHUNK = 2048
 # Curvature added where there is none, relative to the mean: a neuron hardly sampled gets a wide radius, not an error.
@@ -71,19 +73,23 @@ class Covariance:
         return np.asarray(inverse / scaled / scaled[:, None])
 
     def without_doubtful(self, deviations: float) -> Covariance:
-        """The same from those answers alone whose neurons are on or off for sure, planes being right within so many
-        standard errors: one that may be on either side of its kink is no equation for it.
+        """The same from answers whose neurons are on or off for sure, planes being right to so many standard errors.
+
+        One that may be on either side of a kink is no equation for it.
         """
-        fit, (neurons, size) = self.fit, self.fit.planes.shape
-        blocks = self.matrix.reshape(neurons, size, neurons, size)
-        white, sure = fit.problem.white, np.ones(fit.before.shape[0], dtype=bool)
-        for i in range(neurons):
-            variance = np.sum((white @ blocks[i, :, i, :]) * white, axis=1)
-            sure &= np.abs(fit.before[:, i]) > deviations * np.sqrt(np.maximum(variance, 0.0))
-        if np.sum(sure) < size:
-            sure[:] = True
+        fit = self.fit
+        sure = np.all(np.abs(fit.before) > deviations * self._heights(fit.problem.white), axis=1)
+        if np.all(sure) or np.sum(sure) < fit.planes.shape[1]:
+            return self
         problem = replace(fit.problem, rows=fit.problem.rows[sure], answers=fit.problem.answers[sure])
         return Covariance(fit_planes(problem, problem.to_white(self.raw)))
+
+    def _heights(self, white: Floats) -> Floats:  # (m, width + 1) -> (m, neurons)
+        """Standard errors of what goes into the neurons."""
+        neurons, size = self.fit.planes.shape
+        blocks = self.matrix.reshape(neurons, size, neurons, size)
+        squares = [np.sum((white @ blocks[i, :, i, :]) * white, axis=1) for i in range(neurons)]
+        return np.sqrt(np.maximum(np.stack(squares, axis=1) if squares else white[:, :0], 0.0))
 
     def planes(self) -> Floats:
         """Standard errors of planes whose weights have length one, (neurons, width + 1)."""
@@ -127,18 +133,13 @@ class Covariance:
     def _each(self, column: int) -> Floats:  # -> (neurons · (width + 1),)
         return np.repeat(self.fit.weights[:, column], self.fit.planes.shape[1])
 
-    def predictions(self, rows: Floats) -> Floats:  # (m, width + 1) -> (m, outputs)
-        """Standard errors of the net's answers at rows (x, 1)."""
+    def predictions(self, rows: Floats, doubt: float = KINK_DEVIATIONS) -> Floats:  # (m, width + 1) -> (m, outputs)
+        """Standard errors of what the net says at rows (x, 1), neurons in doubt being on."""
         fit = self.fit
         neurons, size = fit.planes.shape
         white = solve_triangular(fit.problem.mixing, rows.T, trans="T").T
         before = white @ fit.planes.T
-        blocks = self.matrix.reshape(neurons, size, neurons, size)
-        unsure = np.stack(
-            [np.sum((white @ blocks[i, :, i, :]) * white, axis=1) for i in range(neurons)]
-            or [before[:, 0:0].sum(axis=1)]
-        )
-        near = before > -KINK_DEVIATIONS * np.sqrt(np.maximum(unsure[:neurons].T, 0.0)) if neurons else before > 0
+        near = before > -doubt * self._heights(white)
         beside = rows if fit.problem.affine else rows[:, -1:]
         features = np.concatenate([np.maximum(before, 0.0), beside], axis=1)
         known = cho_solve((fit.factor, True), (features / fit.scale).T).T / fit.scale
@@ -162,16 +163,14 @@ class CorrelatedErrors(ReluNet):
 
     def arrays(self) -> dict[str, Array]:
         """The entrywise errors that are present, by name."""
-        return {
-            name: array for name, array in super().arrays().items() if name not in ("covariance", "factor", "shift")
-        }
+        return {name: array for name, array in super().arrays().items() if name in NAMES}
 
     def of_predictions(self, tokens: Array) -> Array:  # (batch, length, width) -> (batch, outputs)
         """Errors of the net's answers."""
         assert self.covariance is not None  # left out only where a dataclass has no other way to order its fields
         last = floats(tokens[:, -1, :])
-        errors = self.covariance.predictions(np.concatenate([last, np.ones((last.shape[0], 1))], axis=1))
-        return self.factor * errors + self.shift
+        rows = np.concatenate([last, np.ones((last.shape[0], 1))], axis=1)
+        return self.factor * self.covariance.predictions(rows) + self.shift
 
 
 @final

@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 from scipy.special import ndtri
 
-from keyhole.arrays import Floats, floats
+from keyhole.arrays import Floats
 from keyhole.errors import UsageError
 from keyhole.families.relu_net import ReluNet
 from keyhole.methods.base import Estimate, Steps, Unrecoverable, target_details
 from keyhole.methods.relu_net.noisy.covariance import CorrelatedErrors, Covariance, FittedNet
 from keyhole.methods.relu_net.noisy.least_squares import (
-    NEARLY_EQUAL,
     NetFit,
     NetProblem,
     descend,
@@ -35,6 +34,14 @@ from keyhole.methods.relu_net.noisy.search import (
     noise_ceiling,
     orient,
 )
+from keyhole.methods.relu_net.noisy.support import (
+    doubts,
+    sure_covariance,
+    tokens_beside_some,
+    tokens_beside_unresolved,
+    tokens_beside_untested,
+    tokens_on_short_sides,
+)
 from keyhole.queries import Signature
 from keyhole.recovery import Outcome
 
@@ -42,6 +49,8 @@ ASSUMPTIONS = (
     "the box is a net of one hidden layer of ReLU neurons on its last token",
     "errors of answers to different questions are independent, of the declared size",
     "neurons that bend only beyond the norms asked, or by less than the noise, are not seen",
+    "kinks that cut off a twentieth of these tokens, or lie so close that they enclose less, may be unseen",
+    "an affine way past the neurons that is lost in noise is none",
 )
 
 # Queries for each number to be found: before a fit is believed, and in the end.
@@ -54,13 +63,13 @@ FIRST_GUESS = 6
 GROWTH = 1.5
 SPARE = 1.4
 # Where guesses end unless `neurons` is given.
-MOST_NEURONS = 256
+MOST_NEURONS = 128
 MOST_PARAMETERS = 20_000
 # Rounds of enlarging at one guess, and at the last.
 ROUNDS = 4
 LAST_ROUNDS = 12
-# Answers on either side of every kink, for each number of its plane: fewer would fit some plane or other.
-SUPPORT = 2.0
+# Rounds of asking for more where too few answers are, as kinks move with every one.
+SUPPORT_ROUNDS = 12
 # Far samples that contradict the fit are first explained as if errors were these fractions of the answers.
 SOFTENINGS = (1e-2, 1e-4)
 # Rounds of further queries until the wanted error is reached, and the most of them for each number to be found.
@@ -68,8 +77,6 @@ MOST_ROUNDS = 3
 MOST_PER_PARAMETER = 40.0
 # A neuron that may be nothing has radii this much wider than those of the first order: nothing is known of its plane.
 MOST_CURVED = 1e3
-# Radii say which answers tell which side of a kink they are on, and those answers how wide radii are: so often in turn.
-DOUBTS = 3
 # How often, in how many recoveries, any entry at all may lie outside its radius.
 MISSES = 1e-9
 
@@ -192,41 +199,44 @@ class _Boosting:
     def _ask_confirmation(self, fit: NetFit) -> Steps[NetFit]:
         """The fit with farther samples, which it must explain too; where it does not, neurons are added."""
         fit = fit_finally(fit, self.rng, most_neurons=self._room(fit.problem), bounded=self.bounded)
-        for _ in range(MOST_ROUNDS):
+        beside, enough = tokens_on_short_sides(fit, self.samples), False
+        for number in range(SUPPORT_ROUNDS):
             wanted = max(self._queries(fit.neurons, IN_THE_END), math.ceil(self.samples.count * (1 + 1 / IN_THE_END)))
-            yield from self._ask_beside(fit, wanted - self.samples.count)
+            wanted = 0 if enough else wanted
+            # In few dimensions kinks lie close together more often.
+            some = max(0, wanted - self.samples.count) // (1 + self.signature.width)
+            yield from self._ask_tokens(np.concatenate([beside, tokens_beside_some(fit, self.samples, some)]))
             yield from self._ask(wanted - self.samples.count, far=True)
             self._check_enough(fit.neurons)
             before, fit = fit, self._refine(fit, self.samples.problem())
             if not is_at_noise(fit, self.bounded):
                 fit = self._again(before)
+            enough = False
             if is_at_noise(fit, self.bounded):
                 fit = fit_finally(fit, self.rng, most_neurons=self._room(fit.problem), bounded=self.bounded)
                 enough = self._queries(fit.neurons, IN_THE_END) <= self.samples.count
-                if enough and not self._unsupported(fit).size:
+                beside = tokens_on_short_sides(fit, self.samples)
+                if not beside.size:
+                    beside = self._beside_doubtful(Covariance(as_relu(fit)), number)
+                if enough and not beside.size:
                     return fit
-        if is_at_noise(fit, self.bounded):
-            return fit
+            elif number >= MOST_ROUNDS - 1:
+                break
         raise self._failure(fit)
 
-    def _unsupported(self, fit: NetFit) -> Floats:  # -> (n,)
-        """Numbers of neurons, one and on, negative where they are off, for every answer that is short on that side."""
-        need = math.ceil(SUPPORT * (self.signature.width + 1))
-        on = np.sum(fit.before > 0, axis=0)
-        short = np.maximum(need - np.stack([on, fit.before.shape[0] - on]), 0)
-        numbers = 1.0 + np.arange(fit.neurons)
-        return np.concatenate([np.repeat(numbers, short[0]), -np.repeat(numbers, short[1])])
+    def _beside_doubtful(self, covariance: Covariance, number: int) -> Floats:  # -> (n, width)
+        """Tokens where the fit has to be taken at its word, and in the first rounds where it may be mistaken."""
+        untested = tokens_beside_untested(covariance, self.samples)
+        if number >= MOST_ROUNDS - 1:
+            return untested
+        deviations = self._deviations(covariance.fit)[2]
+        return np.concatenate([untested, tokens_beside_unresolved(covariance, self.samples, deviations)])
 
-    def _ask_beside(self, fit: NetFit, more: int) -> Steps[None]:
-        """Samples on the sides of kinks that few answers see, and in few dimensions of every kink some of `more`."""
-        some = self.rng.integers(fit.neurons, size=max(0, more) // (1 + self.signature.width)) if fit.neurons else []
-        chosen = np.concatenate(
-            [self._unsupported(fit), (1.0 + np.asarray(some)) * self.rng.choice([-1, 1], len(some))]
-        )
-        chosen = chosen[: int(min(chosen.size, max(0, self.budget - self.samples.count)))]
-        if chosen.size:
-            planes = fit.raw_planes()[np.abs(chosen).astype(int) - 1]
-            yield from self.samples.ask("samples", self.samples.draw_beside(planes, np.sign(chosen)))
+    def _ask_tokens(self, tokens: Floats) -> Steps[None]:  # (n, width)
+        """These, or as many as the budget allows."""
+        tokens = tokens[: int(min(tokens.shape[0], max(0, self.budget - self.samples.count)))]
+        if tokens.shape[0]:
+            yield from self.samples.ask("samples", tokens)
 
     def _again(self, fit: NetFit) -> NetFit:
         """Fit all samples, first coarsely: those far out would dominate the others."""
@@ -270,6 +280,9 @@ class _Boosting:
             raise Unrecoverable(Outcome.TOO_NOISY, "the answers cannot be told from a constant in the declared noise")
 
     def _failure(self, fit: NetFit) -> Unrecoverable:
+        if is_at_noise(fit, self.bounded):
+            seen = "of a neuron of the fitted net too few answers are on one side of its kink to know its plane"
+            return Unrecoverable(Outcome.UNCERTIFIED, f"{seen}: raise the budget, max_norm or the precision")
         ratio = math.sqrt(fit.squares / fit.problem.answers.size)
         why = "noise" if self.signature.noise.kind != "exact" else "rounding"
         return Unrecoverable(
@@ -315,33 +328,26 @@ class _Boosting:
 
     def _radii(self, covariance: Covariance) -> CorrelatedErrors:
         """Radii of entries and of predictions."""
-        fit, noise = covariance.fit, self.signature.noise
-        # A neuron that was not worth keeping may have been there, and moved the others.
+        noise, affine = self.signature.noise, covariance.fit.problem.affine
+        unseen, deviations, widened = self._deviations(covariance.fit)
+        sure = sure_covariance(covariance, widened)
+        planes, output = widened * sure.planes(), widened * sure.output()
+        if noise.kind not in ("gaussian", "bounded"):
+            planes, output = radii_of_rounding(sure, deviations)
+            planes, output = planes + unseen * sure.planes(), output + unseen * sure.output()
+        # Where a neuron may be nothing, what follows for its plane to first order is too little.
+        factor = 1 / np.maximum(1 - doubts(sure, output), 1 / MOST_CURVED)[:, None]
+        planes, output[: factor.size] = planes * factor, output[: factor.size] * factor
+        shift = noise.radius if noise.kind == "rounded" else 0.0
+        radius = self._arrays(planes, output, affine)
+        return CorrelatedErrors(**radius, covariance=covariance, factor=widened, shift=shift)
+
+    def _deviations(self, fit: NetFit) -> tuple[float, float, float]:
+        """Radii over standard errors: for a neuron that was not worth keeping, for noise, and for both."""
         unseen = math.sqrt(least_worth(fit.problem))
         deviations = -float(ndtri(MISSES / 2 / max(1, fit.planes.size + fit.output.size)))
         # Errors that are only bounded may all conspire; random ones add up in quadrature.
-        widened = unseen + (math.sqrt(fit.problem.answers.size) if self.bounded else deviations)
-        for _ in range(DOUBTS):
-            covariance = covariance.without_doubtful(widened)
-        planes, output = widened * covariance.planes(), widened * covariance.output()
-        if noise.kind not in ("gaussian", "bounded"):
-            planes, output = radii_of_rounding(covariance, deviations)
-            planes, output = planes + unseen * covariance.planes(), output + unseen * covariance.output()
-        radius = self._arrays(planes, output, fit.problem.affine)
-        lengths = np.linalg.norm(covariance.raw[:, :-1], axis=1)
-        radius = self._with_curvature(radius, fit.planes, covariance.fit.weights * lengths[:, None])
-        shift = noise.radius if noise.kind == "rounded" else 0.0
-        return CorrelatedErrors(**radius, covariance=covariance, factor=widened, shift=shift)
-
-    def _with_curvature(self, radius: dict[str, Any], planes: Floats, weights: Floats) -> dict[str, Any]:
-        """Radii of neurons as wide as their weights are more than the first order says, and so are those beside them."""
-        space, size = self.signature.space, np.linalg.norm(weights, axis=1)
-        unsure = np.linalg.norm(np.atleast_2d(floats(radius["weights_out"])), axis=0)
-        part = unsure / np.where(size > 0, size, np.inf)
-        part = np.max(np.where(np.abs(planes @ planes.T) > NEARLY_EQUAL, part, 0.0), axis=1, initial=0.0)
-        factor = space.asarray(1 / np.maximum(1 - part, 1 / MOST_CURVED))
-        each = {"weights_in": factor[:, None], "bias_in": factor, "weights_out": factor}
-        return {name: array * each[name] if name in each else array for name, array in radius.items()}
+        return unseen, deviations, unseen + (math.sqrt(fit.problem.answers.size) if self.bounded else deviations)
 
     def _arrays(self, planes: Floats, output: Floats, affine: bool) -> dict[str, Any]:
         """Planes and output layer by the names a net has for them."""

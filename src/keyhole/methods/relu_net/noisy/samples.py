@@ -76,7 +76,7 @@ class Samples:
         top = min(PROBE_NORM, self.longest)
         rungs = PROBE_RUNGS if top == PROBE_NORM else PROBE_RUNGS_BOUNDED
         norms = top * PROBE_STEP ** -np.arange(rungs, dtype=np.float64)[::-1]
-        lines = self._directions(PROBE_LINES)
+        lines = self.directions(PROBE_LINES)
         tokens = norms[:, None, None, None] * np.stack([lines, -lines])  # (rungs, 2, lines, width)
         tokens = np.concatenate([np.zeros((1, self.width)), tokens.reshape(-1, self.width)])
         answers = yield from self.ask("scale", tokens)
@@ -102,7 +102,7 @@ class Samples:
         if not far:  # in few dimensions kinks have a place where no sphere of these meets them
             inside = self.rng.random(count) < 1 / (1 + self.width)
             norms = np.where(inside, self.rng.uniform(0.0, low, count), norms)
-        return np.asarray(self._directions(count) * norms[:, None])
+        return np.asarray(self.directions(count) * norms[:, None])
 
     def draw_beside(self, planes: Floats, side: Floats) -> Floats:  # (n, width + 1), (n,) -> (n, width)
         """A token beside each plane, on the side of this sign, at a height of evenly spread logarithm."""
@@ -117,7 +117,8 @@ class Samples:
         room = np.sqrt(limit**2 - along**2) * self.rng.random(side.size) ** (1 / self.width)
         return np.asarray(tokens * np.minimum(1.0, room / size)[:, None] + along[:, None] * normal)
 
-    def _directions(self, count: int) -> Floats:
+    def directions(self, count: int) -> Floats:  # -> (count, width)
+        """Random unit vectors."""
         drawn = self.rng.standard_normal((count, self.width))
         return np.asarray(drawn / np.linalg.norm(drawn, axis=1, keepdims=True))
 

@@ -9,6 +9,7 @@ import math
 from dataclasses import replace
 
 import numpy as np
+from scipy.linalg import cho_solve
 from scipy.spatial import cKDTree
 
 from keyhole.arrays import Floats
@@ -45,6 +46,8 @@ NEAR_NOISE = 4.0
 WORTHLESS = 0.5
 # Signs are found by meeting in the middle up to this many neurons: 2^12 half sums on either side.
 MOST_SEARCHED = 24
+# Signs are unique beyond doubt when others add up to the same with this probability (minus a power of 2).
+DOUBT_BITS = 10.0
 # Steps of the descent once neurons are turned.
 TURNED_STEPS = 20
 
@@ -52,7 +55,7 @@ TURNED_STEPS = 20
 def least_worth(problem: NetProblem) -> float:
     """By how much squares grow where a neuron is missed; of all places for one, noise makes the best look good."""
     own = problem.rows.shape[1] - 1 + problem.answers.shape[1]
-    return own + NEURON_DEVIATIONS * math.sqrt(2 * own) + 2 * math.log(problem.answers.size)
+    return float(own + NEURON_DEVIATIONS * math.sqrt(2 * own) + 2 * math.log(problem.answers.size))
 
 
 def noise_ceiling(problem: NetProblem, neurons: int, bounded: bool) -> float:
@@ -127,7 +130,9 @@ def fit_finally(fit: NetFit, rng: np.random.Generator, *, most_neurons: int, bou
         if fit.neurons == 0 or fit.squares > noise_ceiling(fit.problem, fit.neurons, bounded):
             break
         tries = (descend(fit_planes(fit.problem, planes), LAST_STEPS) for planes in _with_one_less(fit))
-        smaller = next((each for each in tries if each.squares <= fit.squares + need), None)
+        smaller = next(
+            (each for each in tries if each.squares <= fit.squares + need and is_at_noise(each, bounded)), None
+        )
         if smaller is None:
             break
         fit = smaller
@@ -176,6 +181,11 @@ def _signs(fit: NetFit) -> Floats | None:  # -> (neurons,)
     planes = fit.raw_planes()[:, :-1]
     linear = fit.output[fit.neurons : -1]  # (width, outputs)
     each = (planes[:, :, None] * fit.weights[:, None, :]).reshape(fit.neurons, -1)  # (neurons, width · outputs)
+    errors = np.sqrt(np.diag(cho_solve((fit.factor, True), np.eye(fit.scale.size)))) / fit.scale
+    size = float(np.max(np.abs(each), initial=0.0))
+    bits = math.log2(max(1.0, size / (MISFIT_DEVIATIONS * float(np.max(errors[fit.neurons : -1])))))
+    if min(each.shape) * bits < fit.neurons + DOUBT_BITS:
+        return None
     if fit.neurons <= each.shape[1]:
         shares = np.linalg.lstsq(each.T, linear.reshape(-1), rcond=None)[0]
         return np.where(shares >= 0, 1.0, -1.0)
