@@ -183,7 +183,6 @@ ENTRY_POINTS = {"__init__", "__main__", "base", "certificate", "diagnose", "meas
 # Modules that lie elsewhere than their importers say, and why.
 ELSEWHERE = {
     "gauge.identifiability": "public: keyhole.gauge.identifiability says what can be told of given parameters",
-    "targets.datasets": "named by text in the grammar of targets, of which it uses the demos; only `learn` opens any",
 }
 MOST_MODULES = 14  # in a folder
 MOST_LONG_FUNCTIONS, LONG = 6, 60  # functions of more than LONG lines in the whole package

@@ -61,20 +61,11 @@ def audit(
     given |= {"noise": [noise], "max-seconds": [max_seconds]}
     again = ["keyhole", "audit", target, *_words({**given, "jobs": [jobs], "seed": [seed], "out": [out]})]
     settings = {"target": target, "seed": seed, **({} if noise is None else {"noise": noise})}
+    limits: dict[str, Any] = {"progress": False if quiet else None, "most": budget}
+    limits |= {"noise": noise, "max_seconds": max_seconds}
     try:
         with redirect_stdout(sys.stderr), reserve_folder(out, AUDIT, settings, force=force):
-            found = run_audit(
-                target,
-                defence,
-                _numbers(multiples),
-                seed,
-                jobs,
-                out,
-                progress=False if quiet else None,
-                most=budget,
-                noise=noise,
-                max_seconds=max_seconds,
-            )
+            found = run_audit(target, defence, _numbers(multiples), seed, jobs, out, **limits)
             files, notes = ({}, []) if out is None else _keep_audit(found, out, settings)
     except KeyboardInterrupt:
         kept = "nothing was kept: with --out FOLDER an audit can be resumed"

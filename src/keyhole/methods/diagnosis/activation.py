@@ -23,6 +23,8 @@ Ask = Callable[[Floats], Steps[Floats]]
 SPOTS = 4
 # Steps between tokens over their norm: small beside the pieces of a net, large beside rounding.
 STEP = 2.0**-10
+# How far bends over shorter steps may be from going with their squares, relatively.
+SQUARES = 0.1
 # Norms from which the bends of smooth neurons are looked at, over the square root of the width: where they are wide, or
 # many, from farther away. It takes answers of so many digits.
 FARTHER, FINE = (2.0**16, 2.0**26, 2.0**36), 1e-14
@@ -125,19 +127,39 @@ def ask_activation(exam: Examination) -> Steps[str]:
 
 
 def ask_curvature(exam: Examination, spots: int) -> Steps[bool]:
-    """Whether answers bend over short steps at most spots: nets of ReLU are affine there, smooth ones are not."""
+    """Whether answers bend over short steps: nets of ReLU are affine there but for some kinks, smooth ones are not."""
     if exam.noise.kind != "exact":
         exam.say("activation", "unknown", "noise hides how the map bends")
         return False
     points, ways = (1 - 2 * STEP) * exam.norm * exam.directions(2 * spots).reshape(2, spots, -1)
-    queries = [[point + step * STEP * way] for point, way in zip(points, ways, strict=True) for step in (-1, 0, 1)]
-    answers = (yield from exam.ask(queries)).reshape(spots, 3, -1)
-    bend = np.linalg.norm(answers[:, 0] - 2 * answers[:, 1] + answers[:, 2], axis=1)
-    curves = float(np.median(bend / exam.error(np.linalg.norm(answers[:, 1], axis=1))))
-    said = f"over short steps answers bend by {curves:.2g} times what rounding explains"
-    if curves <= 1.0:
+    bends, sizes, middle = yield from _ask_bends(exam, points, STEP * ways)
+    bar = exam.error(sizes)
+    bent = bends > bar
+    curved = bool(np.all(bent))
+    if np.any(bent) and not curved:
+        # Steps half as long bend a quarter as much where the map is smooth, and anything where there is a kink.
+        smooth = np.full(np.sum(bent), True)
+        for shorter in (0.5, 0.25):
+            less, _, _ = yield from _ask_bends(exam, points[bent], shorter * STEP * ways[bent], middle[bent])
+            off = np.abs(less / bends[bent] - shorter**2)
+            smooth &= off <= SQUARES * shorter**2 + bar[bent] / bends[bent]
+        curved = bool(2 * np.sum(smooth) > smooth.size)
+    if not curved:
+        said = f"over short steps answers bend at {np.sum(bent)} of {spots} places" + ", by kinks" * bool(np.any(bent))
         exam.say("activation", "relu", said)
-    return curves > 1.0
+    return curved
+
+
+def _ask_bends(
+    exam: Examination, points: Floats, steps: Floats, middle: Floats | None = None
+) -> Steps[tuple[Floats, Floats, Floats]]:  # (spots,), (spots,), (spots, outputs)
+    """How far answers at points are from the mean of those at both ends of steps, their sizes, and the answers."""
+    queries = [[point + sign * step] for sign in (-1, 1) for point, step in zip(points, steps, strict=True)]
+    queries += [[point] for point in points] if middle is None else []
+    answers = (yield from exam.ask(queries)).reshape(-1, len(points), exam.outputs)
+    here = answers[2] if middle is None else middle
+    bend = np.linalg.norm(answers[0] - 2 * here + answers[1], axis=1)
+    return bend, np.linalg.norm(here, axis=1), here
 
 
 def ask_smooth_activation(exam: Examination) -> Steps[str]:

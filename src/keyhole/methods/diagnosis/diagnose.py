@@ -59,7 +59,7 @@ MANY_COPIES = (1, 2, 3, 4, 6, 8, 12, 16)
 SPOTS = 4
 NEAR_SPOTS = 3
 CONTEXTS = 8  # sequences before the last token that must move no answer before it is said that none does
-SIDES = 2  # tokens that are asked beside their opposites
+SIDES = 2  # tokens that are asked beside their opposites, of different lengths
 MOST_SPOTS = 3  # must say something before one head is believed in
 # Every other spot has tokens longer by this: heads that look alike among short tokens differ among longer ones.
 LONGER = 3.0
@@ -174,11 +174,12 @@ class _Diagnosing:
         exam = self.exam
         if len(np.unique(np.vstack(self.seen), axis=0)) <= FEW_VALUES:
             lengths = [1 + number % min(exam.longest, SPOTS) for number in range(2 * SPOTS)]
-            norms = self.ladder[np.arange(2 * SPOTS) % self.ladder.size]
+            norms = self.ladder[np.arange(2 * SPOTS) % self.ladder.size] * exam.rng.uniform(0.5, 1.0, 2 * SPOTS)
             queries = [norm * exam.directions(length) for norm, length in zip(norms, lengths, strict=True)]
             self.seen.append((yield from exam.ask(queries)))
         answers = np.vstack(self.seen)
-        values, counts = np.unique(answers, axis=0, return_counts=True)
+        # Of queries of their own: those for steadiness have the same answers by intention.
+        values, counts = np.unique(np.vstack(self.seen[1:]), axis=0, return_counts=True)
         if self._span() <= exam.error(float(np.max(np.abs(answers)))) - exam.error(0.0):
             some = f"the same, {answers[0, 0]:.3g}" if exam.outputs == 1 else "the same"
             said = f"{len(answers)} answers are {some}, for tokens of norms up to {self.ladder[-1]:.3g}"
@@ -211,7 +212,7 @@ class _Diagnosing:
         """Whether single tokens are answered by an affine map, and whether answers vary at all."""
         rays = [[norm * direction] for direction in (self.first, self.second) for norm in self.ladder]
         inner = 0.5 * self.ladder[-1]
-        sides = inner * self.exam.directions(SIDES)
+        sides = inner * LENGTHS[1:] * self.exam.directions(SIDES)
         rest = [self.zero, inner * (self.first + self.second), inner * self.first, inner * self.second, *sides, *-sides]
         answers = yield from self.exam.ask(rays + [[token] for token in rest])
         self.seen.append(answers)
@@ -396,7 +397,7 @@ class _Diagnosing:
         # Also of the longest tokens, on which errors have the least part.
         norms = np.where(np.arange(SPOTS) % 2, self.ladder[-1], norm)[:, None]
         norms = np.minimum(norms, 0.5 * self.exam.signature.norm_limit)
-        points, steps = (norms * self._in_plane(SPOTS)[0] for _ in range(2))
+        points, steps = (part * norms * self._in_plane(SPOTS)[0] for part in (0.3, 1.0))
         slope = self._slope(steps) - (steps @ self.added if self.residual else 0.0)
         # A residual that noise or rounding hides among nearly equal tokens shows here: it is the token itself, or none.
         hidden = not self.residual and self.exam.outputs == self.exam.signature.width
