@@ -181,8 +181,8 @@ def heldout_tokens(
 
 def ask_within_errors(
     queries: TokenQueries, estimate: Estimate[ReluNet], x: Floats, *, strict: bool = False
-) -> Steps[tuple[Estimate[ReluNet], str]]:
-    """Ask new tokens: the estimate, with wider radii where they were too narrow, and what is wrong with it, if so.
+) -> Steps[tuple[Estimate[ReluNet], str, Floats | None]]:
+    """Ask new tokens: the estimate, with wider radii where they were too narrow, and what is wrong with it, and where.
 
     `strict` leaves hardly any room beyond the radii: for tokens that are to show small differences of functions.
     """
@@ -193,12 +193,13 @@ def ask_within_errors(
     radii = floats(estimate.params.error_bar(estimate.radius, tokens, space.rounding)).reshape(answers.shape)
     radii = radii + queries.noise
     size = np.max(np.abs(answers), axis=0)
-    if not np.all(errors <= (STRICT * radii if strict else ANOTHER_FUNCTION * size + radii)):
+    wrong = ~np.all(errors <= (STRICT * radii if strict else ANOTHER_FUNCTION * size + radii), axis=1)
+    if np.any(wrong):
         worst = f"fresh answers differ from predictions by {np.max(errors):.2g}, answers being {np.max(size):.2g}"
-        return estimate, worst
+        return estimate, worst, x[wrong][np.argmin(np.linalg.norm(x[wrong], axis=1))]
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = float(np.max(np.where(errors > 0, errors / radii, 0.0)))
     if ratio > 1 / WIDER:
         wider = {name: WIDER * ratio * array for name, array in estimate.radius.arrays().items()}
         estimate = replace(estimate, radius=ReluNet(**wider, activation=estimate.params.activation))
-    return estimate, ""
+    return estimate, "", None
