@@ -145,3 +145,33 @@ def _aligned_layer(found: kh.OneLayer, truth: kh.OneLayer) -> Arrays | None:
             return None
         known |= {f"ffn.{name}": array for name, array in inner.items()}
     return known
+
+
+def inside_ball(truth: Any, limit: float | None) -> Any:
+    """A net as it is on tokens of at most this norm: neurons without a kink there are affine."""
+    if limit is None or not isinstance(truth, kh.ReluNet):
+        return truth
+    inner, bias, outer = np.asarray(truth.weights_in), np.asarray(truth.bias_in), np.atleast_2d(truth.weights_out)
+    kinked = np.abs(bias) < 0.999 * limit * np.linalg.norm(inner, axis=1)
+    on = ~kinked & (bias > 0)
+    constant = np.atleast_1d(truth.bias_out) + outer[:, on] @ bias[on]
+    skip = outer[:, on] @ inner[on] + (0.0 if truth.skip is None else np.atleast_2d(truth.skip))
+    left = outer[:, kinked]
+    if truth.outputs is None:
+        left, constant, skip = left[0], constant[0], skip[0]
+    return kh.ReluNet(inner[kinked], bias[kinked], left, np.asarray(constant), skip, truth.activation)
+
+
+def wrong_by(result: kh.Recovery, truth: Any, rng: np.random.Generator, signature: Any) -> float:
+    """How far answers to new tokens are off, at most, over three error bars and what noise hides."""
+    reach = result.stats.details.get("valid_to_norm", np.inf)
+    reach = min(reach, np.inf if signature.max_norm is None else 0.99 * signature.max_norm)
+    worst = 0.0
+    for size in (0.3, 1.0, 3.0, 10.0):
+        tokens = size * rng.standard_normal((400, 1 if isinstance(truth, kh.ReluNet) else 3, truth.width))
+        tokens *= np.minimum(1.0, reach / np.linalg.norm(tokens, axis=-1, keepdims=True))
+        true, own = np.asarray(truth(tokens)), np.asarray(result.params(tokens))
+        bars = np.asarray(result.params.error_bar(result.certificate.radius, tokens, 1e-15))
+        hidden = 5 * signature.noise.radius + (5 * signature.noise.relative + 1e-9) * np.max(np.abs(true))
+        worst = max(worst, float(np.max(np.abs(true - own) / (3 * bars + hidden))))
+    return worst

@@ -26,6 +26,8 @@ from keyhole.queries import Plan
 NOT_FINITE = re.compile(r"\b(nans?|infs?|infinity|infinite|(non-?)?finite|infeasible|math domain)\b", re.IGNORECASE)
 # Seconds between two looks at the clock, and from one exception to the next where the first was not the end.
 LOOK, AGAIN = 0.05, 1.0
+# Steps of Python among which an exception that another thread has raised comes up.
+STEPS = 1000
 # Seconds that arithmetic may take where nobody sets a limit: to begin with, for every query, and for every query times
 # the numbers of a token and of an answer. The slowest method takes a tenth of it.
 BASE, EACH, EACH_NUMBER = 60.0, 0.05, 2.0**-12
@@ -103,6 +105,7 @@ class ComputeLimit:
         self._due: float | None = None  # when the exception is to be raised; None outside of `with`
         self._began = 0.0
         self._owner = 0
+        self._raised = False  # whether an exception is on its way
 
     def check(self) -> None:
         """TimeExhausted where the time is over."""
@@ -132,18 +135,21 @@ class ComputeLimit:
         with self._lock:
             self._due = None
             self.seconds += perf_counter() - self._began
-            _raise_in(self._owner, None)
+            late, self._raised = self._raised, False
+        if late:  # one that has not come up yet does so here, and `check` says the same
+            with suppress(TimeExhausted):
+                for _ in range(STEPS):
+                    pass
 
     def _watch(self, ended: threading.Event) -> None:
         while not ended.wait(LOOK):
             with self._lock:
                 if self._due is not None and perf_counter() > self._due:
-                    _raise_in(self._owner, TimeExhausted)
+                    self._raised = True
+                    _raise_in(self._owner)
                     self._due += AGAIN
 
 
-def _raise_in(thread: int, error: type[ComputeError] | None) -> None:
-    """Raise an exception in a thread, at its next step; None takes one back that has not been raised yet."""
-    if sys.implementation.name == "cpython":
-        what = None if error is None else ctypes.py_object(error)
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), what)
+def _raise_in(thread: int) -> None:
+    """Raise TimeExhausted in a thread, at its next step."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(TimeExhausted))

@@ -235,7 +235,8 @@ class _Auto:
 
     def _may_be_another(self, ended: Attempt) -> bool:
         """Whether another method may do better than an attempt that was not certified."""
-        if self.noise.kind not in ("exact", "dtype") or self.task.options:
+        heads = self.several_outputs and bool(self._methods("multi-head"))  # one may have been several
+        if not (heads or self.noise.kind in ("exact", "dtype")) or self.task.options:
             return False
         coarse = ended.outcome is Outcome.UNCERTIFIED and ended.certificate.heldout_queries > 0
         return ended.outcome in MAY_BE_ANOTHER_FAMILY or (coarse and self.several_outputs)

@@ -21,6 +21,7 @@ LONGEST = LENGTH_CLASSES[-1][-1]
 # the like show there.
 SHORT = 8
 ONE_IN_SHORT = 4
+MOST_LENGTHS = 16  # of either kind
 # Tokens of the sequences, in the order in which queries take them.
 STRUCTURE_ORDER = (
     "ordinary",
@@ -65,16 +66,17 @@ def draw_lengths(rng: np.random.Generator, count: int, most: int | None) -> list
 
 
 def _spread(rng: np.random.Generator, count: int, first: int, last: int) -> list[int]:
-    """Whole numbers from first to last, one at random of each of `count` equal stretches; the last is among them."""
-    if not count:
+    """Whole numbers from first to last, one at random of each of a few equal stretches; the last is among them.
+
+    A batch has sequences of one length, so that fewer lengths are fewer batches.
+    """
+    distinct = min(count, last + 1 - first, MOST_LENGTHS)
+    if not distinct:
         return []
-    size = last + 1 - first
-    if count >= size:  # whole rounds, and the rest of them at random
-        rounds = list(range(first, last + 1)) * (count // size)
-        return rounds + [int(each) for each in rng.choice(np.arange(first, last + 1), count % size, replace=False)]
-    edges = first + size * np.arange(count + 1) / count
+    edges = first + (last + 1 - first) * np.arange(distinct + 1) / distinct
     drawn = np.floor(rng.uniform(edges[:-1], edges[1:])).astype(int)
-    return [*(int(each) for each in drawn[:-1]), last]
+    drawn[-1] = last
+    return [int(each) for each in np.resize(rng.permutation(drawn), count)]
 
 
 def draw_structures(rng: np.random.Generator, count: int) -> list[str]:

@@ -336,3 +336,94 @@ def test_values_that_leave_an_output_unused(seed: int) -> None:
     target = open_target(f"demo:multi-head?heads=7&width=64&outputs=64&value_rank=9&seed={seed}")
     result = kh.recover(target.oracle, method="multi-head")
     assert kh.distance(result.params, target.truth) <= 1e-9
+
+
+def uneven(name, rng):
+    """Layers whose outputs or heads are anything but alike."""
+    heads = list(layer(2, 4, 5, rng).heads)
+    single = kh.SingleHead
+    written = np.array([1.0, 1.0, 1.0, 0.0, 0.0])
+    shared = rng.standard_normal((3, 5))
+    flat = [single(0 * head.score, head.value, rng.standard_normal(4)) for head in layer(3, 4, 6, rng).heads]
+    made = {
+        "dead outputs": [single(h.score, h.value * written, h.score_bias) for h in heads],
+        "dead outputs, three heads": [single(h.score, h.value * written) for h in layer(3, 4, 5, rng).heads],
+        "shared outputs": [single(h.score, rng.standard_normal((4, 3)) @ shared) for h in heads],
+        "sizes over decades": [single(h.score, h.value * 10.0 ** np.arange(-8, 2, 2)) for h in heads],
+        "biases and no scores": flat,
+        "multiples of the identity": [
+            single(scale * np.eye(4), h.value) for scale, h in zip((3, 2), heads, strict=True)
+        ],
+        "loud and flat, quiet and sharp": [
+            single(h.score * sharp, h.value / sharp) for sharp, h in zip((0.3, 30.0), heads, strict=True)
+        ],
+        "one dimension": [single(rng.standard_normal((1, 1)), rng.standard_normal((1, 4))) for _ in range(3)],
+    }
+    return kh.MultiHead(made[name])
+
+
+UNEVEN = (
+    "dead outputs",
+    "dead outputs, three heads",
+    "shared outputs",
+    "sizes over decades",
+    "biases and no scores",
+    "multiples of the identity",
+    "loud and flat, quiet and sharp",
+    "one dimension",
+)
+
+
+@pytest.mark.parametrize("name", UNEVEN)
+def test_uneven_layers_are_right(name):
+    right = 0
+    for seed in range(5):
+        truth = uneven(name, np.random.default_rng([seed, 21]))
+        right += honest(recovered(truth, seed=seed), truth)
+    assert right >= 4
+
+
+def test_outputs_over_decades_in_float32_are_read_as_even_ones_are():
+    certified = 0
+    for seed in range(12):
+        rng = np.random.default_rng([seed, 22])
+        sizes = 10.0 ** rng.uniform(-8, 1, 6)
+        heads = [
+            kh.SingleHead(*(part.astype(np.float32) for part in (rng.standard_normal((4, 4)) / 2, value * sizes)))
+            for value in rng.standard_normal((2, 4, 6))
+        ]
+        truth = kh.MultiHead(heads)
+        oracle = kh.FunctionOracle(truth, width=4, like=np.zeros(1, np.float32))
+        certified += honest(kh.recover(oracle, "multi-head", seed=seed, throw=False), truth)
+    assert certified >= 5  # one with errors over the size of the largest output
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_opposite_values_take_no_time(seed):
+    rng = np.random.default_rng([seed, 23])
+    value = rng.standard_normal((5, 11))
+    truth = kh.MultiHead([kh.SingleHead(rng.standard_normal((5, 5)), each) for each in (value, -value)])
+    result = recovered(truth, seed=seed)
+    assert result.certified, result.message
+    assert kh.distance(result.params, truth) < 1e-9
+    assert result.stats.seconds < 3.0  # twelve heads were supposed, for 16 seconds and more
+
+
+def near(distance, rng, width=5, outputs=6):
+    first, change = ((rng.standard_normal((width, width)), rng.standard_normal((width, outputs))) for _ in range(2))
+    second = [one + distance * other for one, other in zip(first, change, strict=True)]
+    return kh.MultiHead([kh.SingleHead(*each) for each in (first, second)])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_near_heads_behind_rounding_are_not_one(seed):
+    """Answers at natural norms show one head, whose scores are known ten times better than the two differ."""
+
+    def rounded(truth):
+        oracle = kh.FunctionOracle(lambda tokens: np.round(truth(tokens), 8), width=5, noise=kh.Noise.rounded(8))
+        return kh.recover(oracle, "multi-head", seed=seed, throw=False)
+
+    result = rounded(near(2e-5, np.random.default_rng([seed, 24])))
+    assert not result.certified or len(result.params.heads) == 2, result.message
+    apart = near(1.0, np.random.default_rng([seed, 24]))
+    assert honest(rounded(apart), apart)

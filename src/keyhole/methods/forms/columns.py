@@ -22,8 +22,12 @@ LEAN = 4.0
 # A norm-bounded solve that amplifies errors by more than the inverse of this is no basis to judge consistency.
 SMALLEST_DAMPING = 0.2
 # Singular values below the errors of the checks may hide: what they add to a form that was not asked for is at most
-# some times the radius of the checks, or this many times the largest of four residuals that happened to be small.
+# some times the radius of the checks, or some times the largest of four residuals that happened to be small.
+UNSEEN_FACTOR = 8.0
 TAIL_FACTOR = 64.0
+# A column of the direction along a score bias is no basis for others where it is smaller than this beside them: they
+# would carry its errors, and need nothing that they do not show themselves.
+FAINT = 2.0**-8
 TOLERATED_TAIL_FACTOR = 16.0  # a tail that is there for all to see does not happen to be small four times
 
 
@@ -117,8 +121,10 @@ class ScoreColumns:
         self.cross = CrossBasis(self.space, self.width)
         draft.inverse, draft.right = self.inverse, right
         self.radii: list[Array] = []  # beside draft.columns
-        self.tail = 0.0  # how large forms may be that were taken for zero
+        self._residuals: list[float] = []  # of directions that were consistent: what was left of them ...
+        self._resolved: list[float] = []  # ... and what could have been told from zero
         self.partial: list[PartialColumns] = []
+        self.faint = 0  # how many of the first columns are known, but no basis for others
 
     @property
     def special(self) -> list[int]:
@@ -141,9 +147,32 @@ class ScoreColumns:
         self.draft.columns.append((self.space.indices(directions), columns))
         self.radii.append(radius)
         self.draft.radius = max(self.draft.radius, float(self.space.xp.max(radius)))
-        if new:
+        if directions == self.special and float(self.space.xp.max(abs(columns))) < FAINT * self.reader.estimate.size:
+            self.faint = 1
+        elif new:
             largest = self.space.xp.max(radius, axis=0) + self._negligible
             self.cross.add(columns, [float(each) for each in largest])
+
+    def coarse(self, radius: float, size: float) -> tuple[Array, Array]:
+        """Rows and directions (n,) of forms below `size` whose radii are above `radius` and those of most."""
+        xp = self.space.xp
+        numbers, columns, radii = self._complete()
+        typical = float(xp.sort(xp.reshape(radii, (-1,)))[radii.shape[0] * radii.shape[1] // 2])
+        rows, places = xp.nonzero((radii > max(radius, 8 * typical)) & (xp.abs(columns) < size))
+        return rows, xp.take(numbers, places, axis=0)
+
+    def replace(self, rows: Array, directions: Array, values: Array, radius: Array) -> None:
+        """Put other forms (n,) in the place of some of complete columns, where last tokens do not matter."""
+        numbers, columns, radii = self._complete()
+        (_, places) = self.space.xp.nonzero(directions[:, None] == numbers[None, :])
+        columns[rows, places], radii[rows, places] = values, radius
+        self.draft.columns, self.radii = [(numbers, columns)], [radii]
+
+    def _complete(self) -> tuple[Array, Array, Array]:
+        """Numbers of the directions whose columns are complete, the columns and their radii."""
+        xp = self.space.xp
+        numbers, columns = ([each[part] for each in self.draft.columns] for part in range(2))
+        return xp.concat(numbers), xp.concat(columns, axis=1), xp.concat(self.radii, axis=1)
 
     def is_consistent(self, table: FormTable, checks: list[int], directions: list[int]) -> bool:
         """Whether the check rows are predicted from the pivots, within the errors of both."""
@@ -151,10 +180,19 @@ class ScoreColumns:
         residual, radius, damping = self._residual(table, checks, directions)
         fits = bool(xp.all(xp.abs(residual) <= radius) and xp.all(damping > SMALLEST_DAMPING))
         if fits:
-            unseen = 8 * (float(xp.max(radius)) - self._negligible)
-            factor = TAIL_FACTOR if self.tolerance == 0 else TOLERATED_TAIL_FACTOR
-            self.tail = max(self.tail, factor * float(xp.max(xp.abs(residual))), unseen)
+            self._residuals.append(float(xp.max(xp.abs(residual))))
+            self._resolved.append(max(float(xp.max(radius)) - self._negligible, self.space.tiny))
         return fits
+
+    @property
+    def tail(self) -> float:
+        """How large forms may be that were taken for zero: all directions that were consistent missed them."""
+        if not self._residuals:
+            return 0.0
+        factor = TAIL_FACTOR if self.tolerance == 0 else TOLERATED_TAIL_FACTOR
+        # What hides from several checks hides from each, so their chances multiply.
+        unseen = UNSEEN_FACTOR * math.exp(sum(math.log(each) for each in self._resolved) / len(self._resolved))
+        return max(factor * max(self._residuals), unseen)
 
     def is_independent(self, table: FormTable, checks: list[int], directions: list[int]) -> bool:
         """Whether every one of the directions enlarges the column space."""
@@ -170,15 +208,16 @@ class ScoreColumns:
         An orthonormal basis of it, rotated to share the guide evenly and tilted along the part of the guide
         outside the column space, which adds value and no logit.
         """
-        xp, reader, rank = self.space.xp, self.reader, len(self.cross.pivots)
+        xp, rank = self.space.xp, len(self.cross.pivots)
         basis, _ = self._span()
-        overlaps = self.left.vectors @ reader.guide
+        overlaps = self.left.vectors @ self.reader.guide
         rows = equal_overlap(self.space, basis.T, overlaps)
         inside = rows @ overlaps
         outside = overlaps - rows.T @ inside
         outside_norm = float(xp.linalg.vector_norm(outside))
-        if outside_norm > self.space.eps**0.5 * reader.guide_norm:
-            lacking = (reader.guide_norm - float(xp.linalg.vector_norm(inside))) / rank**0.5
+        whole = float(xp.linalg.vector_norm(overlaps))
+        if outside_norm > self.space.eps**0.5 * whole:
+            lacking = (whole - float(xp.linalg.vector_norm(inside))) / rank**0.5
             rows = rows + outside[None, :] * (lacking / outside_norm**2)
         return rows / xp.linalg.vector_norm(rows @ self.left.vectors, axis=1)[:, None]
 
@@ -192,9 +231,8 @@ class ScoreColumns:
     def assemble(self, hidden_bias: float) -> Score:
         """The score matrix, partly known columns being of the span of the complete ones."""
         xp = self.space.xp
-        complete = xp.concat([columns for _, columns in self.draft.columns], axis=1)
-        radius = xp.concat(self.radii, axis=1)
-        directions = xp.take(self.right.vectors, xp.concat([numbers for numbers, _ in self.draft.columns]), axis=0)
+        numbers, complete, radius = self._complete()
+        directions = xp.take(self.right.vectors, numbers, axis=0)
         matrix = self.inverse @ (complete @ directions)
         # Errors of different forms are independent, so the rotations add them in quadrature ...
         squares = self.inverse**2
@@ -219,7 +257,10 @@ class ScoreColumns:
         # An error that all forms share adds up where the sums of the rows and of the directions point.
         ends = xp.abs(xp.sum(self.inverse, axis=1))[:, None] * xp.abs(xp.sum(self.right.vectors, axis=0))[None, :]
         total = xp.sqrt(variance) + common + self.reader.common_radius * ends
-        return Score(matrix, total + _rotation_error(self.space, matrix), len(self.cross.pivots), hidden_bias)
+        rank = len(self.cross.pivots)
+        if self.faint:
+            rank += self.cross.add(complete[:, :1], [float(xp.max(radius[:, 0])) + self._negligible])
+        return Score(matrix, total + _rotation_error(self.space, matrix), rank, hidden_bias)
 
     @property
     def _negligible(self) -> float:
@@ -252,17 +293,19 @@ class ScoreColumns:
         solution = self._solve(cross.inverse, cross.factors, directions, pivots)
         factors = xp.take(cross.factors, self.space.indices(checks), axis=0)
         predicted = factors @ solution.coefficients - table.ratio[rank:, :] * solution.form
-        carried = xp.sqrt(1 + xp.sum((factors @ cross.inverse) ** 2, axis=1))
         # The columns behind the factors carry errors too, by as much as they are used.
         used = 1 + xp.sqrt(xp.sum((solution.coefficients / cross.heights[:, None]) ** 2, axis=0))
-        largest = max(float(xp.max(table.radius)), self.draft.radius)
-        radius = largest * carried[:, None] * (used / solution.damping)[None, :] + self._negligible
+        known = xp.max(xp.concat(self.radii, axis=1), axis=1)  # by row
+        known = xp.take(known, self.space.indices([*cross.pivots, *checks]), axis=0)
+        squares = xp.maximum(known, xp.max(table.radius, axis=1)) ** 2
+        carried = xp.sqrt(squares[rank:] + (factors @ cross.inverse) ** 2 @ squares[:rank])
+        radius = carried[:, None] * (used / solution.damping)[None, :] + self._negligible
         return table.values[rank:, :] - predicted, radius, solution.damping
 
     def _span(self) -> tuple[Array, Array]:
         """Orthonormal basis (width, rank) of the complete columns and their singular values, cut at the rank."""
         xp, rank = self.space.xp, len(self.cross.pivots)
-        columns = xp.concat([columns for _, columns in self.draft.columns], axis=1)
+        columns = xp.concat([columns for _, columns in self.draft.columns[self.faint :]], axis=1)
         basis, sizes, _ = xp.linalg.svd(columns, full_matrices=False)
         return basis[:, :rank], sizes[:rank]
 

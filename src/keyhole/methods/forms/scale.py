@@ -89,7 +89,7 @@ class ScaleEstimate:
         self.first, self.latest = self.first or scale, scale
         self._batches += 1
         count = self.count + values.shape[0]
-        largest = max(float(namespace(values).max(abs(values))), 5e-324)  # whose square may be out of range
+        largest = float(namespace(values).max(abs(values))) or 1.0  # whose square may be out of range
         added = largest * math.sqrt(float(namespace(values).sum((values / largest) ** 2)) / count)
         self.size = math.hypot(self.size * math.sqrt(self.count / count), added)
         self.count = count

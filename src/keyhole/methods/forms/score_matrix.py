@@ -23,6 +23,7 @@ BLOCK_FRACTION = 4
 # the column space is known along unlucky directions, and one more column mends it.
 LARGEST_AMPLIFICATION = 512.0
 LARGEST_AMPLIFICATION_OF_TAIL = 8.0  # what was left out on purpose is larger than rounding, and stays as it is
+COARSEST = 2.0**-6  # part of a form that an error may become, amplified
 MOST_EXTRA_COLUMNS = 8
 
 
@@ -79,6 +80,7 @@ class _CrossApproximation:
         yield from self._ask_unsure()
         yield from self._ask_by_rank(left)
         yield from self._ask_extra_columns()
+        yield from self._ask_coarse()
         return self.columns.assemble(hidden_bias)
 
     def _ask_table(self, rows: list[int], directions: list[int], stage: str) -> Steps[FormTable]:
@@ -167,11 +169,12 @@ class _CrossApproximation:
     def _ask_extra_columns(self) -> Steps[None]:
         """Complete the partly known columns that would amplify the errors of the complete ones most."""
         xp, columns = self.space.xp, self.columns
+        errors, largest = columns.draft.radius + columns.tail, COARSEST * self.reader.estimate.size
         most = LARGEST_AMPLIFICATION if columns.tolerance == 0 else LARGEST_AMPLIFICATION_OF_TAIL
         for _ in range(MOST_EXTRA_COLUMNS):
             each = [columns.amplification(part) for part in columns.partial]
             worst, number = max((float(xp.max(one)), number) for number, one in enumerate(each)) if each else (0.0, 0)
-            if worst <= most:
+            if worst <= most and (worst * errors <= largest or worst <= LARGEST_AMPLIFICATION_OF_TAIL):
                 break
             part = columns.partial[number]
             place = int(xp.argmax(each[number]))
@@ -179,6 +182,16 @@ class _CrossApproximation:
             columns.add([part.directions[place]], table, new=False)
             columns.partial[number] = part.without(place)
             columns.partial = [part for part in columns.partial if part.directions]
+
+    def _ask_coarse(self) -> Steps[None]:
+        """Ask again for the first forms, read while their size was not known, where few digits make that matter."""
+        if not self.reader.negligible_last:
+            return
+        columns = self.columns
+        rows, directions = columns.coarse(COARSEST / 16 * self.reader.estimate.size, 1 / self.reader.scale)
+        if rows.shape[0]:
+            forms = yield from self.reader.ask_forms("columns", self.left, self.right, rows, directions)
+            columns.replace(rows, directions, forms.values, forms.radius)
 
 
 def _table(forms: Forms, rows: int) -> FormTable:

@@ -33,6 +33,7 @@ from keyhole.methods.one_layer.rays import (
     rays_of_net,
     rays_past_residual,
 )
+from keyhole.methods.relu_net.exact.estimate import FAMILY as NET_FAMILY
 from keyhole.methods.relu_net.exact.method import relu_net
 from keyhole.methods.relu_net.exact.queries import is_exact
 from keyhole.numerics.orthogonal import random_orthogonal
@@ -316,7 +317,9 @@ class _Layer:
         learned, size = self.learned, {} if self.neurons is None else {"neurons": self.neurons.neurons}
         forms = score.rank * (2 * self.width - score.rank) + (self.width if bias else 0)
         bound = learned.counting_bound + -(-forms // (learned.params.outputs or 1)) + more
-        assumptions = tuple(dict.fromkeys((*ASSUMPTIONS, *learned.assumptions)))
+        # That the oracle is a net on its last token is what single tokens are read with, and no more than that.
+        own = [each for each in learned.assumptions if each != NET_FAMILY]
+        assumptions = tuple(dict.fromkeys((*ASSUMPTIONS, *own)))
         details |= {"rank": score.rank, "score_bias": bias is not None, **learned.details, **size}
         return Estimate(params, radius, bound, assumptions=assumptions, details=details)
 

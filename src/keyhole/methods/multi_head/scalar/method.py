@@ -22,7 +22,7 @@ from keyhole.methods.multi_head.scalar.scores import Columns, HeadReader, HeadSc
 from keyhole.methods.multi_head.scalar.search import JumpSearch, NoSwitch, ask_for_bias, ask_jumps
 from keyhole.methods.single_head.method import ask_score_along, head_estimate
 from keyhole.numerics.svd import pseudo_inverse
-from keyhole.queries import Measurements, Plan, Signature, Sketch
+from keyhole.queries import Measurements, Plan, Signature, Sketch, sequences
 from keyhole.recovery import Outcome
 
 ASSUMPTIONS = (
@@ -33,6 +33,11 @@ ASSUMPTIONS = (
 )
 # Other rows and half-circles are tried when heads do not show one by one.
 ATTEMPTS = 3
+# Two heads of opposite values that choose the same token say nothing, half of the time: so often in a row nothing says
+# that there are none.
+MOST_SILENT = 10
+# Queries that tell one head of tokens of one number from several.
+DOUBLED_QUERIES = 4
 # Values are read at this many times the scale that saturates all heads but one near each jump.
 SATURATING = 2.0**6
 # Heads that fail are said to be near each other if their jumps are nearer than this; most others can be read.
@@ -43,6 +48,10 @@ ROOMIER, MOST_READINGS = 8.0, 3
 PROPORTIONAL = (
     "some heads have proportional logits, or are nearer to each other than answers can tell: they change their minds "
     "at the very same tokens and cannot be read one by one"
+)
+SINGLE_NUMBERS = (
+    "tokens are single numbers, so that all heads have proportional logits: several of them behind fewer numbers are "
+    "not told apart; or the box is no sum of softmax heads"
 )
 SEVERAL_CONSTANT = (
     "several heads have a score bias but no score: they weigh tokens the same whatever the last one is, and behind "
@@ -75,9 +84,9 @@ def ask_scalar_heads(signature: Signature, rng: np.random.Generator, total: Valu
     Assumes what `ASSUMPTIONS` says.
     """
     _check_signature(signature)
-    if signature.width == 1:  # all heads are proportional there: if they are several, the certificate will say so
+    if signature.width == 1:
         check_nonzero(signature, total)
-        return (yield from _ask_only_head(signature, total, rng))
+        return (yield from _ask_single_numbers(signature, total, rng))
     try:
         jump_heads = yield from _ask_heads(signature, total, rng)
     except NoSwitch as error:
@@ -154,7 +163,8 @@ def _ask_heads(signature: Signature, total: Value, rng: np.random.Generator) -> 
     """The heads, from one half-circle or, where that shows them badly, another; None when nothing ever responds."""
     trouble: Unrecoverable | None = None
     sizes = np.linalg.norm(columns(floats(total.vector)), axis=0)
-    for _ in range(ATTEMPTS):
+    attempts, silent = 0, 0
+    while attempts < ATTEMPTS and silent < MOST_SILENT:
         # A random row, and a random combination of the outputs, each brought to about one size.
         row = rng.standard_normal(signature.width)
         mix = rng.standard_normal(sizes.size) / np.where(sizes > 0, sizes, np.max(sizes, initial=1.0))
@@ -162,7 +172,9 @@ def _ask_heads(signature: Signature, total: Value, rng: np.random.Generator) -> 
         scope = yield from ask_for_bias(scope, rng)
         search = yield from ask_jumps(scope, rng)
         if search is None:
+            silent += 1
             continue
+        attempts += 1
         if search.joint:
             trouble = Unrecoverable(Outcome.WRONG_FAMILY, PROPORTIONAL)
             continue
@@ -292,6 +304,27 @@ def _with_output_bias(
         assumptions=ASSUMPTIONS,
         details=details,
     )
+
+
+def _ask_single_numbers(signature: Signature, total: Value, rng: np.random.Generator) -> Steps[Estimate[MultiHead]]:
+    """The only head of tokens of one number; ends where there are several, since all are proportional there."""
+    try:
+        estimate = yield from _ask_only_head(signature, total, rng)
+    except Unrecoverable as error:
+        if error.outcome is not Outcome.WRONG_FAMILY:
+            raise
+        raise Unrecoverable(Outcome.WRONG_FAMILY, f"{error}: {SINGLE_NUMBERS}") from error
+    space, params = signature.space, estimate.params
+    norm = params.token_norm(1.0)
+    tokens = (norm if np.isfinite(norm) else 1.0) * rng.uniform(0.5, 1.5, (DOUBLED_QUERIES, 3, 1))
+    tokens[:, 1] = tokens[:, 0]
+    plan = sequences("one head", space.asarray(tokens))
+    answers: Measurements = yield plan
+    asked = plan.tokens(0, plan.count, space, 1)
+    errors = np.abs(floats(answers.values) - floats(params(asked)))
+    if not np.all(errors <= floats(params.error_bar(estimate.radius, asked, space.rounding))):
+        raise Unrecoverable(Outcome.WRONG_FAMILY, SINGLE_NUMBERS)
+    return estimate
 
 
 def _ask_only_head(signature: Signature, total: Value, rng: np.random.Generator) -> Steps[Estimate[MultiHead]]:

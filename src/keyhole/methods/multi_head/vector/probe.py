@@ -17,6 +17,8 @@ from keyhole.recovery import Outcome
 
 # One-token answers are affine up to errors of this many roundings of their size, root mean square.
 AFFINE = 2.0**8
+# Values that add up to less than this part of what they do may be larger than that by as much.
+CANCELLED = 1 / 16
 # Random tokens that precision is measured with.
 PRECISION_QUERIES = 3
 # Relative errors of 10 to this are as small as they come; each that many decades more asks for once more as much.
@@ -173,7 +175,8 @@ class VectorQueries:
         """Errors at tokens of the chosen norm: one-token answers are affine but for those."""
         last = self.on_grid(self.scale * self.directions(PRECISION_QUERIES))
         rest = (yield from self.ask("precision", last, np.arange(last.shape[0], dtype=np.int64), []))[:, 0]
-        own = max(float(np.sqrt(np.mean((last @ self.linear) ** 2))), self.scale * float(np.median(self._effects)))
+        own, effect = (float(np.sqrt(np.mean(each**2))) for each in (last @ self.linear, self.scale * self._effects))
+        own = max(own, effect if own > CANCELLED * effect else effect / CANCELLED)
         size = float(np.hypot(own, np.sqrt(np.mean(self.bias**2))))
         error = float(np.sqrt(np.mean(rest**2)))
         declared, rounded = self.signature.noise.deviation, self.signature.space.eps * size

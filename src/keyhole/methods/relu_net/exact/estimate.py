@@ -13,9 +13,11 @@ from keyhole.methods.base import Estimate, Steps
 from keyhole.methods.relu_net.exact.lattice import subset_with_sum
 from keyhole.methods.relu_net.exact.queries import Pieces, TokenQueries
 
+FAMILY = "the box computes one hidden layer of neurons, and perhaps an affine map beside it, from its last token alone"
 ASSUMPTIONS = (
-    "the box computes one hidden layer of neurons, and perhaps an affine map beside it, from its last token alone",
+    FAMILY,
     "answers are right up to the rounding of their dtype and the declared noise",
+    "neurons that cancel but in a strip much narrower than the cells around it, as those of a bump, may be unseen",
 )
 INSIDE = "nothing is said of tokens longer than max_norm, and kinks that cut off a twentieth of the ball may be unseen"
 # Held-out answers that differ from predictions by more than this part of their size are another function's.

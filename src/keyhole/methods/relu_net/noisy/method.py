@@ -63,7 +63,7 @@ FIRST_GUESS = 6
 GROWTH = 1.5
 SPARE = 1.4
 # Where guesses end unless `neurons` is given.
-MOST_NEURONS = 256
+MOST_NEURONS = 128
 MOST_PARAMETERS = 20_000
 # Rounds of enlarging at one guess, and at the last.
 ROUNDS = 4

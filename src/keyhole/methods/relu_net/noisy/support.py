@@ -13,8 +13,10 @@ from keyhole.methods.relu_net.noisy.samples import Samples
 
 # Answers on either side of every kink, for each number of its plane: fewer would fit some plane or other.
 SUPPORT = 2.0
-# Neurons are asked for once more whose weights are known no better than to this part.
+# Neurons whose weights are known no better than to this part, noise leaves so: more answers are no remedy.
 UNRESOLVED = 0.5
+# Of others, so many more answers on either side.
+BESIDE_UNRESOLVED = 2
 # An answer whose own error the fit follows to this part is not tested by the others: so many more beside it.
 UNTESTED, BESIDE_UNTESTED = 0.99, 2
 # Radii say which answers tell which side of a kink they are on, and those answers how wide radii are: so often in turn.
@@ -31,10 +33,11 @@ def tokens_on_short_sides(fit: NetFit, samples: Samples) -> Floats:  # -> (n, wi
 
 
 def tokens_beside_unresolved(covariance: Covariance, samples: Samples, deviations: float) -> Floats:  # -> (n, width)
-    """Tokens on both sides of kinks of neurons that may be nothing."""
+    """Tokens on both sides of kinks of neurons that may be nothing, and would not be for the noise alone."""
     sure = sure_covariance(covariance, deviations)
-    (chosen,) = np.nonzero(doubts(sure, deviations * sure.output()) > UNRESOLVED)
-    often = np.tile(chosen, samples.width + 1)
+    noisy = doubts(covariance, deviations * covariance.output()) > UNRESOLVED
+    (chosen,) = np.nonzero(~noisy & (doubts(sure, deviations * sure.output()) > 1))
+    often = np.tile(chosen, BESIDE_UNRESOLVED)
     return _beside(covariance.fit, samples, often, often)
 
 
