@@ -76,7 +76,7 @@ def _attention_alone(plan: Plan, answers: Measurements, signature: Signature) ->
     space = signature.space
     tokens = shown.tokens(0, plan.count, space, signature.width)
     # The sum was rounded: by as much as the token has it, however little of it attention is.
-    rounded = space.eps * float(space.xp.max(space.xp.abs(tokens)))
+    rounded = space.eps * float(space.xp.max(space.xp.abs(tokens))) if plan.count else 0.0
     return Measurements(values - (tokens if everywhere else tokens[:, 0, :]), answers.radius + rounded)
 
 
