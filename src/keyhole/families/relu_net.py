@@ -155,10 +155,14 @@ class ReluNet(Family):
         return np.asarray(x - (heights / squares[chosen])[:, None] * weights[chosen])
 
     def token_norm(self, size: float) -> float:
-        """The norm at which random tokens lie `size` times as far out as the typical kink of a neuron."""
+        """The norm at which random tokens lie `size` times as far out as the typical kink of a neuron.
+
+        A smooth neuron bends where what enters it is up to about one, if it has no bias too.
+        """
         norms, biases = np.linalg.norm(floats(self.weights_in), axis=1), np.abs(floats(self.bias_in))
-        used = (norms > 0) & (biases > 0)
-        typical = float(np.median(biases[used] / norms[used])) if np.any(used) else 1.0
+        reach = biases if self.activation == "relu" else np.maximum(biases, 1.0)
+        used = (norms > 0) & (reach > 0)
+        typical = float(np.median(reach[used] / norms[used])) if np.any(used) else 1.0
         return float(size * typical * self.width**0.5)
 
     @property

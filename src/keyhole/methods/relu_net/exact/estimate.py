@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from keyhole.arrays import Booleans, Floats, floats
+from keyhole.arrays import Booleans, Floats, floats, namespace
 from keyhole.families.relu_net import ReluNet
 from keyhole.methods.base import Estimate, Steps
 from keyhole.methods.relu_net.exact.lattice import subset_with_sum
@@ -101,7 +101,24 @@ def estimate_net(
     numbers = count * (width + outputs + (activation != "relu")) + outputs * (1 if away is not None else width + 1)
     assumptions = ASSUMPTIONS if queries.signature.max_norm is None else (*ASSUMPTIONS, INSIDE)
     details = {"neurons": count, "orientation": word, "activation": activation, **details}
-    return Estimate(params, radius, -(-numbers // outputs), assumptions=assumptions, details=details)
+    return Estimate(
+        *zero_biases_within(params, radius), -(-numbers // outputs), assumptions=assumptions, details=details
+    )
+
+
+def zero_biases_within(params: ReluNet, radius: ReluNet) -> tuple[ReluNet, ReluNet]:
+    """The net with biases of zero where they are within their radius of it, and radii wider by what they were.
+
+    Where the kinks of a net lie decides how long tokens are that read what is in front of it, and what passes them by:
+    an error must not decide that.
+    """
+    centre, wider = {}, {}
+    for name in ("bias_in", "bias_out"):
+        bias, error = getattr(params, name), getattr(radius, name)
+        xp = namespace(bias)
+        centre[name] = xp.where(xp.abs(bias) > error, bias, xp.zeros_like(bias))
+        wider[name] = error + xp.abs(bias - centre[name])
+    return replace(params, **centre), replace(radius, **wider)
 
 
 def _without_nothings(
