@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +13,7 @@ from keyhole.families import Family
 from keyhole.methods.base import Estimate
 from keyhole.numerics.domain import (
     LENGTH_CLASSES,
+    LONGEST,
     Sampler,
     class_label,
     draw_from,
@@ -55,7 +56,7 @@ ENOUGH, ONE_IN = 3.0, 8
 # From so many queries on every class of lengths must have an informative one.
 CLASSES_FROM = 32
 # A query that informs about no score is drawn again so often; then, for what is not tested yet, pools of fresh ones.
-REDRAWS, POOLS = 3, 6
+REDRAWS, POOLS, LEAST_POOL = 3, 12, 64
 
 
 @dataclass(frozen=True)
@@ -118,9 +119,14 @@ class _Source:
         self.loudest = None if signature.noise.kind == "exact" else self.params.loudest()
         self.has_attention = self.params.without_attention() is not None
 
-    def draw(self, count: int, norm_by: Iterable[Family] = ()) -> list[Query]:
-        """Queries whose lengths, structures and norms are shuffled, each for itself; norms by some family's logits."""
+    def draw(self, count: int, norm_by: Iterable[Family] = (), wanted: Sequence[int] = ()) -> list[Query]:
+        """Queries whose lengths, structures and norms are shuffled, each for itself; norms by some family's logits.
+
+        Of lengths that are `wanted` every other query has one.
+        """
         lengths = draw_lengths(self.rng, count, self.signature.max_length)
+        if wanted:
+            lengths[::2] = [int(length) for length in self.rng.choice(wanted, len(lengths[::2]))]
         structures = draw_structures(self.rng, count)
         norms = self.rng.permutation([NORM_ORDER[n % len(NORM_ORDER)] for n in range(count)])
         by = list(norm_by) or [self.shape]
@@ -288,9 +294,13 @@ def _fill_up(queries: list[Query], table: _Table, gauge: _Evidence, source: _Sou
     heads = source.params.anatomy.heads
     replaced: set[int] = set()
     for _ in range(POOLS):
-        if not _missing(queries, table, gauge):
+        missing = _missing(queries, table, gauge)
+        if not missing:
             return
-        pool = source.draw(len(queries), heads)
+        classes = {length_class(query.length) for query in queries}
+        wanted = [each for number in classes if class_label(number) in missing for each in LENGTH_CLASSES[number]]
+        most = source.signature.max_length or LONGEST
+        pool = source.draw(max(LEAST_POOL, len(queries)), heads, [each for each in wanted if each <= most])
         fresh = gauge.of(pool)
         for place, query in enumerate(pool):
             missing = _missing(queries, table, gauge)
