@@ -122,7 +122,7 @@ class Family(Protocol):
         arrays = change.arrays()
         for name in self.arrays():
             alone = {each: array if each == name else 0 * array for each, array in arrays.items()}
-            yield name.replace("_", " "), self.error_bar(self.of_arrays(**alone, **self.words), tokens, 0.0)
+            yield name.replace("_", " "), self.error_bar(self.with_arrays(alone), tokens, 0.0)
 
     @classmethod
     def of_arrays(cls, **arrays: Array) -> Self:
@@ -134,6 +134,10 @@ class Family(Protocol):
         """What determines the map besides numbers."""
         return {}
 
+    def with_arrays(self, arrays: dict[str, Array]) -> Self:
+        """A copy whose arrays are these, named as `arrays` names them."""
+        return self.of_arrays(**arrays, **self.words)
+
     def arrays(self) -> dict[str, Array]:
         """The parameters that are present, by name; those of an inner family by their path."""
         named = ((each.name, getattr(self, each.name)) for each in fields(self))  # type: ignore[arg-type]
@@ -144,7 +148,7 @@ class Family(Protocol):
         own = self.arrays()
         moved = {name: like(array, tokens) for name, array in own.items()}
         same = all(array is own[name] for name, array in moved.items())
-        return self if same else self.of_arrays(**moved, **self.words)
+        return self if same else self.with_arrays(moved)
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the parameters to a safetensors file that `keyhole.load` reads."""
@@ -196,7 +200,7 @@ class Family(Protocol):
 
         `looked_at` numbers the outputs that parts are for. Of a map that is known as a function only there are none.
         """
-        exactly = self.of_arrays(**{name: 0 * array for name, array in self.arrays().items()}, **self.words)
+        exactly = self.with_arrays({name: 0 * array for name, array in self.arrays().items()})
         shape = (tokens.shape[0], -1)
         return Sensitivity(
             floats(self(tokens)).reshape(shape), floats(self.error_bar(exactly, tokens, unit)).reshape(shape), ()

@@ -56,7 +56,7 @@ class OpaqueNet(Family):
         """Answer single tokens."""
         return self.function(tokens)
 
-    def like(self, tokens: Array) -> OpaqueNet:  # noqa: ARG002
+    def with_arrays(self, arrays: dict[str, Array]) -> OpaqueNet:  # noqa: ARG002
         """The net itself: its arrays are not known."""
         return self
 
@@ -173,6 +173,12 @@ class OneLayer(Family):
         parts = below(cls.family, arrays, "attention", "ffn")
         net = ReluNet(**parts["ffn"], activation=activation)
         return cls(SingleHead.of_arrays(**parts["attention"]), net, residual == "true")
+
+    def with_arrays(self, arrays: dict[str, Array]) -> OneLayer:
+        """A copy whose arrays are these; a net that is a function stays as it is."""
+        parts = below(self.family, arrays, "attention", "ffn")
+        ffn: ReluNet | OpaqueNet = self.ffn.with_arrays(parts["ffn"])
+        return OneLayer(self.attention.with_arrays(parts["attention"]), ffn, self.residual)
 
     def __call__(self, tokens: Array) -> Array:  # (batch, length, width) -> (batch,) or (batch, outputs)
         """Answer a batch of sequences."""

@@ -172,8 +172,8 @@ class _Source:
         known = min(signature.norm_limit, signature.space.huge**0.25, self.longest)
         sizes = LOGIT_SIZES if self.has_attention else KINK_SIZES
         norm = by.token_norm(float(np.exp(rng.uniform(*np.log(sizes)))))
-        if self.sure and self.has_attention and (kind == "longest" or norm == np.inf):
-            norm = known * SHORTER ** -rng.uniform()
+        if self.has_attention and (norm == np.inf or (self.sure and kind == "longest")):
+            norm = known * SHORTER ** -(rng.uniform() + (not self.sure))
         return float(min(norm, known) if 0 < norm < np.inf else min(1.0, known))
 
 
@@ -182,7 +182,7 @@ def without_noise(estimate: Estimate) -> Family:
     radii = estimate.radius.arrays()
     named = estimate.params.arrays().items()
     sure = {name: array * (abs(array) > radii[name]) if name in radii else array for name, array in named}
-    return estimate.params.of_arrays(**sure, **estimate.params.words)
+    return estimate.params.with_arrays(sure)
 
 
 def longest_predictable(estimate: Estimate, signature: Signature, logit_radius: float) -> float:
@@ -274,7 +274,7 @@ def _change(estimate: Estimate, share: float, longest: float) -> Family:
             many = CHANGE_RADII * radii[name]
             change = xp.where(xp.isfinite(many) & (many > change), many, change)
         changes[name] = change
-    return estimate.params.of_arrays(**changes, **estimate.params.words)
+    return estimate.params.with_arrays(changes)
 
 
 def _fill_up(queries: list[Query], table: _Table, gauge: _Evidence, source: _Source) -> None:
