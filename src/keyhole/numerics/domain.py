@@ -132,23 +132,37 @@ STRUCTURES: dict[str, Callable[[np.random.Generator, Floats], Floats]] = {
 }
 
 
-def draw_from(sampler: Sampler, rng: np.random.Generator, count: int, width: int) -> list[Floats]:
-    """Sequences of a user's sampler, (length, width) each; UsageError for anything else."""
-    drawn = [floats(each) for each in sampler(rng, count)]
+def draw_from(
+    sampler: Sampler,
+    rng: np.random.Generator,
+    count: int,
+    width: int,
+    max_norm: float | None = None,
+    max_length: int | None = None,
+) -> list[Floats]:
+    """Sequences of a user's sampler, (length, width) each; UsageError for anything that an oracle does not take."""
+    drawn = [floats(each) for each in islice(sampler(rng, count), count)]
     for each in drawn:
-        if each.ndim != 2 or each.shape[0] < 1 or each.shape[1] != width or not np.all(np.isfinite(each)):
-            raise UsageError(
-                f"domain must draw sequences of finite tokens (length, {width}), not an array of shape {each.shape}"
-            )
+        if each.ndim != 2 or each.shape[0] < 1 or each.shape[1] != width:
+            raise UsageError(f"domain must draw sequences (length, {width}), not an array of shape {each.shape}")
+        if not np.all(np.isfinite(each)):
+            raise UsageError("domain drew a token that is not finite")
+        longest = float(np.max(np.linalg.norm(each, axis=1)))
+        if max_norm is not None and longest > max_norm:
+            raise UsageError(f"domain drew a token of norm {longest:.3g}, the oracle takes up to {max_norm:g}")
+        if max_length is not None and len(each) > max_length:
+            raise UsageError(f"domain drew {len(each)} tokens, the oracle takes up to {max_length}")
     if not drawn:
-        raise UsageError("domain drew no sequence: sampler(rng, count) must return some")
-    return drawn[:count]
+        raise UsageError("domain has no sequences: sampler(rng, count) must return some")
+    return drawn
 
 
 def sampler_of(inputs: Sequence[Array] | Array | Sampler) -> Sampler:
     """A sampler as it is; of given sequences, one that draws them in random order, none twice."""
     if callable(inputs):
         return inputs
+    if not hasattr(inputs, "__len__"):
+        raise UsageError(f"domain must be a sampler or sequences (length, width), not {type(inputs).__name__}")
     sequences = list(inputs)
 
     def draw(rng: np.random.Generator, count: int) -> list[Array]:
