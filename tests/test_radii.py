@@ -63,3 +63,18 @@ def test_a_value_that_is_small_beside_the_token_is_known_to_the_rounding_of_thei
     result = kh.recover(kh.FunctionOracle(truth, width=4), "residual", throw=False, heads=1)
     assert result.certified
     assert np.all(ratios(result, truth) <= 1)
+
+
+def test_a_bump_that_a_fresh_token_shows_is_found() -> None:
+    """Three neurons that cancel but in a strip: the line misses them, a check does not, and the next line goes there."""
+    for seed in range(4):
+        rng = np.random.default_rng(seed)
+        normal, height, bias = rng.standard_normal(4) / 2, 0.3, 0.5 * rng.standard_normal()
+        inner = np.vstack([rng.standard_normal((3, 4)) / 2, normal, normal, normal])
+        biases = np.append(0.5 * rng.standard_normal(3), [bias, bias - height, bias - 2 * height])
+        outer = np.append(rng.standard_normal(3), np.array([1.0, -2.0, 1.0]) / height)
+        truth = kh.ReluNet(inner, biases, outer, np.asarray(0.2))
+        for polish in (True, False):
+            result = kh.recover(kh.FunctionOracle(truth, width=4), "relu-net", seed=seed, throw=False, polish=polish)
+            assert result.certified
+            assert np.all(ratios(result, truth) <= 1)

@@ -134,14 +134,14 @@ class Family(Protocol):
         """What determines the map besides numbers."""
         return {}
 
-    def with_arrays(self, arrays: dict[str, Array]) -> Self:
-        """A copy whose arrays are these, named as `arrays` names them."""
-        return self.of_arrays(**arrays, **self.words)
-
     def arrays(self) -> dict[str, Array]:
         """The parameters that are present, by name; those of an inner family by their path."""
         named = ((each.name, getattr(self, each.name)) for each in fields(self))  # type: ignore[arg-type]
         return {name: array for name, array in named if hasattr(array, "ndim")}
+
+    def with_arrays(self, named: dict[str, Array]) -> Self:
+        """A copy with other arrays, named as `arrays` names them."""
+        return self.of_arrays(**named, **self.words)
 
     def like(self, tokens: Array) -> Self:
         """A copy with all arrays in the library, dtype and device of `tokens`; no copy where they are there."""

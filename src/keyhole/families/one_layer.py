@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from keyhole.arrays import Array, Floats, namespace
+from keyhole.arrays import Array, Floats, floats, namespace
 from keyhole.errors import UsageError
 from keyhole.families.base import Anatomy, Family, Sensitivity, below, is_family, under
 from keyhole.families.files import register
@@ -56,7 +56,11 @@ class OpaqueNet(Family):
         """Answer single tokens."""
         return self.function(tokens)
 
-    def with_arrays(self, arrays: dict[str, Array]) -> OpaqueNet:  # noqa: ARG002
+    def with_arrays(self, named: dict[str, Array]) -> OpaqueNet:  # noqa: ARG002
+        """The net itself: its arrays are not known."""
+        return self
+
+    def like(self, tokens: Array) -> OpaqueNet:  # noqa: ARG002
         """The net itself: its arrays are not known."""
         return self
 
@@ -174,11 +178,22 @@ class OneLayer(Family):
         net = ReluNet(**parts["ffn"], activation=activation)
         return cls(SingleHead.of_arrays(**parts["attention"]), net, residual == "true")
 
-    def with_arrays(self, arrays: dict[str, Array]) -> OneLayer:
-        """A copy whose arrays are these; a net that is a function stays as it is."""
-        parts = below(self.family, arrays, "attention", "ffn")
-        ffn: ReluNet | OpaqueNet = self.ffn.with_arrays(parts["ffn"])
-        return OneLayer(self.attention.with_arrays(parts["attention"]), ffn, self.residual)
+    def with_arrays(self, named: dict[str, Array]) -> OneLayer:
+        """A copy with other arrays; a net that is a function stays as it is."""
+        parts = below(self.family, named, "attention", "ffn")
+        attention = self.attention.with_arrays(parts["attention"])
+        return OneLayer(attention, self.ffn.with_arrays(parts["ffn"]), self.residual)
+
+    def onto_kinks(self, x: Floats, rng: np.random.Generator) -> Floats:  # (n, width) -> (n, width)
+        """The points moved, as single tokens, onto a kink of the net each."""
+        if not isinstance(self.ffn, ReluNet):
+            return x
+        seen = self.beside_attention()
+        weights = floats(seen.weights_in)
+        weights = weights[:, : self.width] + weights[:, self.width :]  # a single token is both the last and the mixture
+        return ReluNet(weights, floats(seen.bias_in), floats(seen.weights_out), floats(seen.bias_out)).onto_kinks(
+            x, rng
+        )
 
     def __call__(self, tokens: Array) -> Array:  # (batch, length, width) -> (batch,) or (batch, outputs)
         """Answer a batch of sequences."""

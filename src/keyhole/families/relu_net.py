@@ -124,7 +124,8 @@ class ReluNet(Family):
                 f"neuron {number + 1}",
                 moved[:, number] * out[number] if out.ndim == 1 else moved[:, number : number + 1] * out[number, :],
             )
-        yield "weights out", xp.sqrt(hidden**2 @ _transpose(wide.weights_out**2))
+        if self.neurons:
+            yield "weights out", xp.sqrt(hidden**2 @ _transpose(wide.weights_out**2))
         yield "bias out", xp.zeros_like(xp.sum(hidden, axis=-1) if out.ndim == 1 else hidden @ out) + wide.bias_out
         if net.skip is not None and wide.skip is not None:
             yield "skip", xp.sqrt(x**2 @ _transpose(wide.skip**2))
@@ -154,10 +155,14 @@ class ReluNet(Family):
         return np.asarray(x - (heights / squares[chosen])[:, None] * weights[chosen])
 
     def token_norm(self, size: float) -> float:
-        """The norm at which random tokens lie `size` times as far out as the typical kink of a neuron."""
+        """The norm at which random tokens lie `size` times as far out as the typical kink of a neuron.
+
+        A smooth neuron bends where what enters it is up to about one, if it has no bias too.
+        """
         norms, biases = np.linalg.norm(floats(self.weights_in), axis=1), np.abs(floats(self.bias_in))
-        used = (norms > 0) & (biases > 0)
-        typical = float(np.median(biases[used] / norms[used])) if np.any(used) else 1.0
+        reach = biases if self.activation == "relu" else np.maximum(biases, 1.0)
+        used = (norms > 0) & (reach > 0)
+        typical = float(np.median(reach[used] / norms[used])) if np.any(used) else 1.0
         return float(size * typical * self.width**0.5)
 
     @property

@@ -153,7 +153,14 @@ class _Auto:
         except ENDS:
             return last
         self.known |= details
-        for method in self._methods(family)[:1]:
+        methods = self._methods(family)
+        if not methods:  # noise may have made one head look like several
+            try:
+                evidence = yield from self._ask(triage(self.task.signature, self.task.stream("triage behind noise")))
+            except ENDS:
+                return last
+            methods = self._methods(evidence.family)
+        for method in methods[:1]:
             return (yield from self._attempt(method, {}))
         return last
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +12,7 @@ from keyhole.families import Family
 from keyhole.methods.base import Estimate
 from keyhole.numerics.domain import (
     LENGTH_CLASSES,
+    LONGEST,
     Sampler,
     class_label,
     draw_from,
@@ -48,12 +49,13 @@ AROUND_KINK = 0.1
 MOVES, MOVES_NOISY = 10.0, 3.0
 CHANGE_RADII = 100.0
 CHANGE, CHANGE_NOISY = 0.5, 1.0
-# So many informative queries test a part, or one in so many where fewer queries were wanted.
+# So many informative queries test a part, or one in so many where fewer queries were wanted; one tests a neuron, which
+# may be on in a small part of the domain only.
 ENOUGH, ONE_IN = 3.0, 8
 # From so many queries on every class of lengths must have an informative one.
 CLASSES_FROM = 32
 # A query that informs about no score is drawn again so often; then, for what is not tested yet, pools of fresh ones.
-REDRAWS, POOLS = 3, 6
+REDRAWS, POOLS, LEAST_POOL = 3, 12, 64
 
 
 @dataclass(frozen=True)
@@ -116,9 +118,14 @@ class _Source:
         self.loudest = None if signature.noise.kind == "exact" else self.params.loudest()
         self.has_attention = self.params.without_attention() is not None
 
-    def draw(self, count: int, norm_by: Iterable[Family] = ()) -> list[Query]:
-        """Queries whose lengths, structures and norms are shuffled, each for itself; norms by some family's logits."""
+    def draw(self, count: int, norm_by: Iterable[Family] = (), wanted: Sequence[int] = ()) -> list[Query]:
+        """Queries whose lengths, structures and norms are shuffled, each for itself; norms by some family's logits.
+
+        Of lengths that are `wanted` every other query has one.
+        """
         lengths = draw_lengths(self.rng, count, self.signature.max_length)
+        if wanted:
+            lengths[::2] = [int(length) for length in self.rng.choice(wanted, len(lengths[::2]))]
         structures = draw_structures(self.rng, count)
         norms = self.rng.permutation([NORM_ORDER[n % len(NORM_ORDER)] for n in range(count)])
         by = list(norm_by) or [self.shape]
@@ -149,11 +156,11 @@ class _Source:
             sizes = np.linalg.norm(tokens, axis=1, keepdims=True)
             limit = min(signature.norm_limit, signature.space.huge**0.25) * (1.0 - 0.5 * rng.uniform() ** 2)
             tokens = np.where(sizes > limit, tokens * (limit / sizes), tokens)
-        if structure == "ordinary" and signature.max_norm is None and rng.integers(2):
+        if structure == "ordinary" and rng.integers(2):
             last = self.params.onto_kinks(tokens[-1:], rng)
             beside = AROUND_KINK * rng.integers(2) * np.linalg.norm(last) / signature.width**0.5
-            if np.any(last != tokens[-1:]):
-                tokens[-1:] = last + beside * rng.standard_normal(last.shape)
+            last = last + beside * rng.standard_normal(last.shape) if np.any(last != tokens[-1:]) else last
+            tokens[-1:] = last if np.linalg.norm(last) <= signature.norm_limit else tokens[-1:]
         return Query(tokens, norm, structure, norm == "logits" and structure in USUAL)
 
     def _norm(self, kind: str, by: Family) -> float:
@@ -255,10 +262,15 @@ class _Evidence:
 def _change(estimate: Estimate, share: float, longest: float) -> Family:
     """A change of every number by many of its radii, or by a share of the size of its part where that is more.
 
-    Scores that are zero are changed so that tokens of the norm `longest` have logits of about one.
+    Scores that are zero are changed so that tokens of the norm `longest` have logits of about one, constants of a net
+    that are zero by a share of what it answers to tokens at which it bends.
     """
     radii, changes, width = estimate.radius.arrays(), {}, estimate.params.width
     seen = {"score": width / longest**2, "score_bias": width**0.5 / longest}
+    net = estimate.params.anatomy.net
+    if net is not None:
+        answers = net.on_vectors(net.token_norm(1.0) / width**0.5 * np.eye(width))
+        seen["bias_out"] = share * float(np.mean(answers**2)) ** 0.5
     for name, array in estimate.params.arrays().items():
         xp = namespace(array)
         size = share * (float(xp.mean(array**2)) ** 0.5 if 0 not in array.shape else 0.0)
@@ -276,9 +288,13 @@ def _fill_up(queries: list[Query], table: _Table, gauge: _Evidence, source: _Sou
     heads = source.params.anatomy.heads
     replaced: set[int] = set()
     for _ in range(POOLS):
-        if not _missing(queries, table, gauge):
+        missing = _missing(queries, table, gauge)
+        if not missing:
             return
-        pool = source.draw(len(queries), heads)
+        classes = {length_class(query.length) for query in queries}
+        wanted = [each for number in classes if class_label(number) in missing for each in LENGTH_CLASSES[number]]
+        most = source.signature.max_length or LONGEST
+        pool = source.draw(max(LEAST_POOL, len(queries)), heads, [each for each in wanted if each <= most])
         fresh = gauge.of(pool)
         for place, query in enumerate(pool):
             missing = _missing(queries, table, gauge)
@@ -299,7 +315,8 @@ def _fill_up(queries: list[Query], table: _Table, gauge: _Evidence, source: _Sou
 def _missing(queries: list[Query], table: _Table, gauge: _Evidence) -> list[str]:
     """Parts, and classes of lengths, that too few queries inform about."""
     enough = min(ENOUGH, len(queries) / ONE_IN)
-    names = [name for name, own in table.evidence.items() if np.sum(own) < enough]
+    needed = {name: min(1.0, enough) if name.startswith("neuron") else enough for name in table.evidence}
+    names = [name for name, own in table.evidence.items() if np.sum(own) < needed[name]]
     if gauge.exact and len(queries) >= CLASSES_FROM:
         classes = np.array([length_class(query.length) for query in queries])
         for number in range(len(LENGTH_CLASSES)):

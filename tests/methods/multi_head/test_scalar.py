@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -258,6 +259,57 @@ def test_near_heads_are_right_merged_or_admitted(digits: int, fresh_seed: int) -
         assert delta < result.stats.details["told_apart"]
     elif result.certified:
         errors(result, truth)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_head_with_a_score_bias_but_no_score_is_read_by_itself(seed: int) -> None:
+    rng = np.random.default_rng([seed, 31])
+    heads = [
+        kh.SingleHead(size * rng.standard_normal((4, 4)), rng.standard_normal(4), rng.standard_normal(4))
+        for size in (1.0, 0.5, 0.0)
+    ]
+    for truth in (kh.MultiHead(heads), kh.MultiHead([replace(heads[0], score_bias=None), heads[2]])):
+        result = recover(truth, 4, seed)
+        assert result.certified, result.message
+        assert kh.distance(result.params, truth) < 1e-8
+
+
+def test_several_heads_without_a_score_are_admitted() -> None:
+    rng = np.random.default_rng(32)
+    heads = [kh.SingleHead(np.zeros((3, 3)), *rng.standard_normal((2, 3))) for _ in range(2)]
+    assert not recover(kh.MultiHead(heads), 3).certified
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_head_whose_value_vanishes_where_its_logit_does(seed: int) -> None:
+    """W = a·bᵀ with the value a: rows of logit zero have no value, so the last column is read beside the hyperplane."""
+    rng = np.random.default_rng([seed, 33])
+    left, right, value = rng.standard_normal((3, 3))
+    truth = kh.MultiHead(
+        [kh.SingleHead(rng.standard_normal((3, 3)), value), kh.SingleHead(np.outer(left, right), left)]
+    )
+    assert max(errors(recover(truth, 3, seed), truth)) <= 1e-7
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_four_heads_in_two_dimensions_are_saturated_where_values_are_read(seed: int) -> None:
+    rng = np.random.default_rng([seed, 34])
+    biases = [rng.standard_normal(2), None, None, None]
+    truth = kh.MultiHead([kh.SingleHead(rng.standard_normal((2, 2)), rng.standard_normal(2), bias) for bias in biases])
+    result = recover(truth, 2, seed)
+    if result.certified:
+        assert kh.distance(result.params, truth) < 1e-4
+    else:
+        assert result.outcome is not kh.Outcome.WRONG_FAMILY, result.message
+
+
+def test_tokens_of_one_number() -> None:
+    one = kh.MultiHead([kh.SingleHead(np.array([[0.7]]), np.array([1.3]))])
+    assert recover(one, 1).certified
+    two = kh.MultiHead([*one.heads, kh.SingleHead(np.array([[-0.4]]), np.array([0.5]))])
+    result = recover(two, 1)
+    assert result.outcome is kh.Outcome.WRONG_FAMILY
+    assert "single numbers" in result.message
 
 
 # --- what cannot be known ---------------------------------------------------------------------------------------------

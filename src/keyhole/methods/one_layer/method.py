@@ -34,6 +34,7 @@ from keyhole.methods.one_layer.rays import (
     rays_past_residual,
 )
 from keyhole.methods.relu_net.exact.estimate import FAMILY as NET_FAMILY
+from keyhole.methods.relu_net.exact.estimate import zero_biases_within
 from keyhole.methods.relu_net.exact.method import relu_net
 from keyhole.methods.relu_net.exact.queries import is_exact
 from keyhole.numerics.orthogonal import random_orthogonal
@@ -121,6 +122,9 @@ def one_layer(
             raise
         raise Unrecoverable(Outcome.TOO_NOISY, f"{error}; {NOT_FOLLOWED}") from error
     params, radius = as_net(learned.params, signature.width), as_net(learned.radius, signature.width)
+    net, net_radius = params.anatomy.net, radius.anatomy.net
+    if net is not None and net_radius is not None:
+        params, radius = zero_biases_within(net, net_radius)
     nets: Estimate[Learned] = replace(learned, params=params, radius=radius)  # type: ignore[assignment]
     return (yield from _Layer(signature, rng, nets, residual).run())
 

@@ -65,9 +65,7 @@ class _Positions:
     def __init__(self, signature: Signature, rng: np.random.Generator) -> None:
         self.signature, self.space = signature, signature.space
         width = signature.width
-        # Twice mixed, so that no row has less than its share of an unknown value but by bad luck.
-        mixed = random_orthogonal(self.space, rng, width) @ random_orthogonal(self.space, rng, width)
-        self.left = TokenRows(mixed)
+        self.left = TokenRows(random_orthogonal(self.space, rng, width))
         self.right = random_orthogonal(self.space, rng, width)
         self.scalar = False
         self.bias: Array = self.space.zeros(1)

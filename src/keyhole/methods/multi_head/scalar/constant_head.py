@@ -27,13 +27,15 @@ from keyhole.numerics.svd import svd
 from keyhole.queries import Measurements, Signature, sequences
 
 # Norms of u and products of the norms of u and g that are tried, as powers of two; the product is then larger by this.
-NORMS, PRODUCTS, BEYOND = range(-20, 21, 4), range(4, 29, 4), 8.0
+NORMS, PRODUCTS, BEYOND = range(-20, 21, 4), range(4, 29, 3), 4.0
+# Answers are the same if they differ by no more than so many of their errors.
+SAFELY = 8.0
 # Weights between these tell the scale of the bias.
 LEAST, MOST = 0.02, 0.98
 # Heads of equal weights are told by a u longer by this.
 LONGER = 2.0**24
 # Bits of tokens that are left for their sums, and roundings that an answer may be off by.
-SPARE_BITS, ROUNDINGS = 2, 8.0
+SPARE_BITS, ROUNDINGS = 2, 2.0
 # Rounds: the first tells which rows and norms tell most. Where a ratio of what they tell is larger than this, u is
 # shorter by so much in the next, so often.
 ROUNDS, MOST_RATIO, SHORTER, MOST_ROUNDS = 2, 1e4, 8.0, 6
@@ -150,7 +152,7 @@ def _ask_settled(sums: _Sums, basis: Floats, norms: Floats) -> Steps[tuple[Float
     twice, more, _ = yield from sums.ask(*every, (2, 1))  # of heads without a bias one of each tells nothing
     odd, both = (each.reshape(norms.size, many, -1) for each in (whole - rows @ sums.vector, twice))
     errors = np.maximum(errors, more).reshape(odd.shape)
-    allowed = errors[:, :, None] + errors[:, None]
+    allowed = SAFELY * (errors[:, :, None] + errors[:, None])
     apart = [np.any(np.abs(each[:, :, None] - each[:, None]) > allowed, axis=3) for each in (odd, both)]
     larger = products[None, :] > products[:, None]
     unsettled = np.any((apart[0] | apart[1]) & larger, axis=2)  # (n, products): a larger one differs

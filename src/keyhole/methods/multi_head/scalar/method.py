@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from keyhole.arrays import Floats, floats
+from keyhole.arrays import ROUNDING_DEVIATIONS, Floats, floats
 from keyhole.families import MultiHead, SingleHead
 from keyhole.methods.base import Estimate, Steps, Unrecoverable, adapt
 from keyhole.methods.forms.columns import Draft
@@ -122,7 +122,7 @@ def _ask_beside_constant_head(
     radius = SingleHead(score + head.score_radius, value_radius, space.asarray(head.bias_radius))
     rest = Value(total.vector - value, total.radius + value_radius, total.bias, total.bias_radius)
     unknown = float(np.linalg.norm(head.value_radius)) / float(np.linalg.norm(head.value))
-    inner = signature.with_changes(space=replace(space, coarse=max(space.eps, unknown)))
+    inner = signature.with_changes(space=replace(space, coarse=max(space.eps, 2 * unknown / ROUNDING_DEVIATIONS)))
 
     def without(plan: Plan, answers: Measurements) -> Measurements:
         tokens = plan.tokens(0, plan.count, space, signature.width)

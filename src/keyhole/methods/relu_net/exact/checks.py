@@ -41,15 +41,16 @@ FULL = Depth((1000.0, 3.0), 1_000_000, 48, 0)
 
 def ask_checks(
     queries: TokenQueries, estimate: Estimate[ReluNet], scale: float, rng: np.random.Generator, depth: Depth
-) -> Steps[tuple[Estimate[ReluNet], str]]:
-    """The estimate, with wider radii where they were too narrow, and what is wrong with it, if anything is.
+) -> Steps[tuple[Estimate[ReluNet], str, Floats | None]]:
+    """The estimate, with wider radii where they were too narrow, and what is wrong with it and where, if anything is.
 
     Six tokens, and 2k beside the kinks of k neurons; LEAN: up to 20 more, at least 24; FULL: 8k, or 4k with several
     outputs, and 48 fresh ones.
     """
-    estimate, reason = yield from ask_within_errors(queries, estimate, heldout_tokens(queries, scale, CHECKS, rng))
+    new = heldout_tokens(queries, scale, CHECKS, rng)
+    estimate, reason, place = yield from ask_within_errors(queries, estimate, new)
     if reason:
-        return estimate, reason
+        return estimate, reason, place
     unit = scale * queries.width**0.5
     # A kink that ends would have to end in every output at once: of several one circle is enough.
     radii = depth.rings if estimate.params.outputs is None else depth.rings[:1]
@@ -61,7 +62,7 @@ def ask_checks(
     lengths = np.minimum(lengths, OUTERMOST * queries.signature.norm_limit)
     tokens = np.concatenate([rings, new * (lengths / np.linalg.norm(new, axis=1))[:, None]])
     if tokens.shape[0] == 0:
-        return estimate, ""
+        return estimate, "", None
     return (yield from ask_within_errors(queries, estimate, tokens, strict=True))
 
 

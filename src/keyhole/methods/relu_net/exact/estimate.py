@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from keyhole.arrays import Booleans, Floats, floats
+from keyhole.arrays import Booleans, Floats, floats, namespace
 from keyhole.families.relu_net import ReluNet
 from keyhole.methods.base import Estimate, Steps
 from keyhole.methods.relu_net.exact.lattice import subset_with_sum
@@ -101,7 +101,24 @@ def estimate_net(
     numbers = count * (width + outputs + (activation != "relu")) + outputs * (1 if away is not None else width + 1)
     assumptions = ASSUMPTIONS if queries.signature.max_norm is None else (*ASSUMPTIONS, INSIDE)
     details = {"neurons": count, "orientation": word, "activation": activation, **details}
-    return Estimate(params, radius, -(-numbers // outputs), assumptions=assumptions, details=details)
+    return Estimate(
+        *zero_biases_within(params, radius), -(-numbers // outputs), assumptions=assumptions, details=details
+    )
+
+
+def zero_biases_within(params: ReluNet, radius: ReluNet) -> tuple[ReluNet, ReluNet]:
+    """The net with biases of zero where they are within their radius of it, and radii wider by what they were.
+
+    Where the kinks of a net lie decides how long tokens are that read what is in front of it, and what passes them by:
+    an error must not decide that.
+    """
+    centre, wider = {}, {}
+    for name in ("bias_in", "bias_out"):
+        bias, error = getattr(params, name), getattr(radius, name)
+        xp = namespace(bias)
+        centre[name] = xp.where(xp.abs(bias) > error, bias, xp.zeros_like(bias))
+        wider[name] = error + xp.abs(bias - centre[name])
+    return replace(params, **centre), replace(radius, **wider)
 
 
 def _without_nothings(
@@ -181,8 +198,8 @@ def heldout_tokens(
 
 def ask_within_errors(
     queries: TokenQueries, estimate: Estimate[ReluNet], x: Floats, *, strict: bool = False
-) -> Steps[tuple[Estimate[ReluNet], str]]:
-    """Ask new tokens: the estimate, with wider radii where they were too narrow, and what is wrong with it, if so.
+) -> Steps[tuple[Estimate[ReluNet], str, Floats | None]]:
+    """Ask new tokens: the estimate, with wider radii where they were too narrow, and what is wrong with it, and where.
 
     `strict` leaves hardly any room beyond the radii: for tokens that are to show small differences of functions.
     """
@@ -193,12 +210,13 @@ def ask_within_errors(
     radii = floats(estimate.params.error_bar(estimate.radius, tokens, space.rounding)).reshape(answers.shape)
     radii = radii + queries.noise
     size = np.max(np.abs(answers), axis=0)
-    if not np.all(errors <= (STRICT * radii if strict else ANOTHER_FUNCTION * size + radii)):
+    wrong = ~np.all(errors <= (STRICT * radii if strict else ANOTHER_FUNCTION * size + radii), axis=1)
+    if np.any(wrong):
         worst = f"fresh answers differ from predictions by {np.max(errors):.2g}, answers being {np.max(size):.2g}"
-        return estimate, worst
+        return estimate, worst, x[wrong][np.argmin(np.linalg.norm(x[wrong], axis=1))]
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = float(np.max(np.where(errors > 0, errors / radii, 0.0)))
     if ratio > 1 / WIDER:
         wider = {name: WIDER * ratio * array for name, array in estimate.radius.arrays().items()}
         estimate = replace(estimate, radius=ReluNet(**wider, activation=estimate.params.activation))
-    return estimate, ""
+    return estimate, "", None

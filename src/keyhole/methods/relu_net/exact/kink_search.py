@@ -31,6 +31,10 @@ class NotPiecewiseLinear(KeyholeError):
     """The function bends where no kink is, or has kinks too near to each other to be told apart."""
 
 
+# A cut at the origin of a line is this wide, as a part of the unit.
+CUT = 1e-4
+
+
 @dataclass(frozen=True)
 class Kinked:
     """A piecewise linear function on a line: cell i lies between kinks i − 1 and i."""
@@ -107,6 +111,7 @@ class KinkSearch:
         *,
         near: float | None = None,  # where most kinks are; None: anywhere up to last
         unit: float = 1.0,  # the length at which |x| starts to grow with t
+        cut: bool = False,  # whether the first two intervals meet at the origin
     ) -> None:
         self.last, self.near, self.unit = last, near, unit
         self.rounding, self.noise = rounding, noise
@@ -115,6 +120,9 @@ class KinkSearch:
         self.rng = rng
         ends = [last, (1 - END) * last] if near is None else [last, last / 2, near, near / 2]
         self.points: Floats = np.concatenate([-np.array(ends), np.array(ends)[::-1]])
+        if cut:
+            self.points = np.concatenate([self.points, [-CUT * unit, CUT * unit]])
+        self.cut = cut
         self.kinks: list[float] = []
         self.done = False
         self.rounds = 0
@@ -149,6 +157,15 @@ class KinkSearch:
         return self.patience * (rounding + self.noise * self._mixed_noise)
 
     def _begin(self, t: Floats, values: Floats) -> _Intervals:
+        if self.cut:
+            whole = self._begin_without_cut(t[:-2], values[:-2])
+            inner = _through(t[-2:], values[-2:], self._error(t[-2:]))
+            no = np.zeros(1, dtype=bool)
+            lower = _Intervals(whole.left, inner, whole.low, t[-2:-1], no)
+            return _Intervals.concat(lower, _Intervals(inner, whole.right, t[-1:], whole.high, no))
+        return self._begin_without_cut(t, values)
+
+    def _begin_without_cut(self, t: Floats, values: Floats) -> _Intervals:
         errors = self._error(t)
         count = t.size // 2
         sides = (np.arange(count), np.arange(t.size)[: count - 1 : -1])  # inwards from the left and the right end

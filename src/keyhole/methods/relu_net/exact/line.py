@@ -38,6 +38,8 @@ def random_line(queries: TokenQueries, rng: np.random.Generator, through: Floats
     origin, direction = rng.standard_normal((2, queries.width))
     limit = queries.signature.norm_limit
     if not np.isfinite(limit):
+        if through is not None:
+            origin = through
         unit = max(float(np.linalg.norm(origin)), queries.width**0.5)
         return QueryLine(origin, direction / np.linalg.norm(direction), unit, FARTHEST * unit, NEAR * unit)
     origin *= OUT * limit / np.linalg.norm(origin)
@@ -58,9 +60,10 @@ def ask_line(
     error: float = 0.0,  # how far that may be off
     patience: float = 1.0,  # factor on tolerances
     crowd: int = OPEN_AT_FIRST,  # kinks to be expected on one line
+    cut: bool = False,  # at the origin, where a kink is to be expected nearby
 ) -> Steps[Kinked]:
     """All kinks on a line; NotPiecewiseLinear where there are others than kinks."""
-    search = KinkSearch(line.last, queries.rounding, queries.noise, rng, near=line.near, unit=line.unit)
+    search = KinkSearch(line.last, queries.rounding, queries.noise, rng, near=line.near, unit=line.unit, cut=cut)
     search.patience, search.crowd = patience, crowd
     while not search.done:
         x = line.at(search.points)

@@ -69,6 +69,7 @@ def relu_net(
     _check_options(polish, activation, skip, signature)
     queries = TokenQueries(signature)
     reason, depth = "", (FULL if polish else LEAN) if far_checks else WITHOUT_HELDOUT
+    place: Floats | None = None  # where the last estimate was refuted
     for attempt in range(LINES):
         smooth = _smooth(activation, attempt, signature)
         # Of a smooth oracle a line is all curves: where one is to be expected they are not followed far.
@@ -79,14 +80,16 @@ def relu_net(
                 estimate, scale = yield from ask_smooth(queries, rng, far, smooth, skip, lines)
             else:
                 pieces, radii, scale, lines = yield from _ask_pieces(
-                    queries, rng, polish=polish, patience=PATIENCE**attempt, crowd=crowd
+                    queries, rng, polish=polish, patience=PATIENCE**attempt, crowd=crowd, through=place
                 )
                 details = {"lines": attempt + lines, "polished": polish}
                 estimate = estimate_net(queries, pieces, radii, skip, details)
         except NotPiecewiseLinear as error:
             reason = str(error)
             continue
-        estimate, reason = yield from with_sketch(ask_checks(queries, estimate, scale, rng, depth), estimate.sketch)
+        estimate, reason, place = yield from with_sketch(
+            ask_checks(queries, estimate, scale, rng, depth), estimate.sketch
+        )
         if not reason:
             return estimate
         # What was refuted once is looked at closely: an oracle of another kind must not get through by trying again.
@@ -117,7 +120,13 @@ def _check_options(polish: Any, activation: Any, skip: Any, signature: Signature
 
 
 def _ask_pieces(
-    queries: TokenQueries, rng: np.random.Generator, *, polish: bool, patience: float = 1.0, crowd: int = OPEN_AT_FIRST
+    queries: TokenQueries,
+    rng: np.random.Generator,
+    *,
+    polish: bool,
+    patience: float = 1.0,
+    crowd: int = OPEN_AT_FIRST,
+    through: Floats | None = None,
 ) -> Steps[tuple[Pieces, PieceErrors, float, int]]:
     """Pieces, their radii, the typical distance of a kink from the origin and the number of lines that were asked.
 
@@ -128,9 +137,10 @@ def _ask_pieces(
         rows, towards, lines = inside.rows, inside.towards, inside.lines
         unit = queries.signature.norm_limit
     else:
-        line, lines = random_line(queries, rng), 1
+        # What was refuted at some token has kinks beside it that cancel farther away.
+        line, lines = random_line(queries, rng, through), 1
         unit = line.unit
-        kinked = yield from ask_line(queries, line, rng, patience=patience, crowd=crowd)
+        kinked = yield from ask_line(queries, line, rng, patience=patience, crowd=crowd, cut=through is not None)
         if kinked.slope.shape[1] > 1:
             return *(yield from ask_several_outputs(queries, line, kinked, rng, polish)), lines
         cells = yield from ask_cells(queries, line, kinked, np.arange(kinked.kinks.size + 1), rng)
