@@ -59,24 +59,26 @@ def draw_lengths(rng: np.random.Generator, count: int, most: int | None) -> list
     """Lengths from 1 to 64, or to the most that an oracle takes, spread evenly and shuffled."""
     limit = min(LONGEST, most or LONGEST)
     if limit <= SHORT:
-        return [int(each) for each in rng.permutation(_spread(rng, count, 1, limit))]
+        return _spread(rng, count, range(1, limit), [limit])
     short = count // ONE_IN_SHORT
-    both = [*_spread(rng, short, 1, SHORT), *_spread(rng, count - short, SHORT + 1, limit)]
+    both = [
+        *_spread(rng, short, range(1, SHORT + 1), []),
+        *_spread(rng, count - short, range(SHORT + 1, limit), [limit]),
+    ]
     return [int(each) for each in rng.permutation(both)]
 
 
-def _spread(rng: np.random.Generator, count: int, first: int, last: int) -> list[int]:
-    """Whole numbers from first to last, one at random of each of a few equal stretches; the last is among them.
+def _spread(rng: np.random.Generator, count: int, lengths: range, always: list[int]) -> list[int]:
+    """`count` lengths in random order: one at random of each of a few equal stretches, and those that always occur.
 
     A batch has sequences of one length, so that fewer lengths are fewer batches.
     """
-    distinct = min(count, last + 1 - first, MOST_LENGTHS)
-    if not distinct:
+    if not count:
         return []
-    edges = first + (last + 1 - first) * np.arange(distinct + 1) / distinct
+    stretches = min(min(count, MOST_LENGTHS) - len(always), len(lengths))
+    edges = np.linspace(lengths.start, lengths.stop, stretches + 1)
     drawn = np.floor(rng.uniform(edges[:-1], edges[1:])).astype(int)
-    drawn[-1] = last
-    return [int(each) for each in np.resize(rng.permutation(drawn), count)]
+    return [int(each) for each in np.resize(rng.permutation([*drawn, *always]), count)]
 
 
 def draw_structures(rng: np.random.Generator, count: int) -> list[str]:
@@ -115,10 +117,10 @@ def _clusters(rng: np.random.Generator, tokens: Floats) -> Floats:
 def _zeros(rng: np.random.Generator, tokens: Floats) -> Floats:
     zero = rng.uniform(size=len(tokens)) < ZERO_SHARE
     zero[-1] = rng.uniform() < ZERO_LAST
+    if not np.any(zero[:-1]):
+        zero[: len(tokens) // 2] = True
     if np.all(zero):  # which an oracle may have been asked before
         zero[rng.integers(len(tokens))] = False
-    elif not np.any(zero[:-1]):
-        zero[: len(tokens) // 2] = True
     return np.asarray(np.where(zero[:, None], 0.0, tokens))
 
 
