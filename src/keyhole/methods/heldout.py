@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from keyhole.arrays import Array, Booleans, Floats, floats, namespace, to_numpy
-from keyhole.errors import UsageError
 from keyhole.families import Family
 from keyhole.methods.base import Estimate
 from keyhole.numerics.domain import (
@@ -144,12 +143,7 @@ class _Source:
         if domain is None:
             return []
         signature = self.signature
-        drawn = draw_from(domain, self.rng, count, signature.width)
-        longest = max(float(np.max(np.linalg.norm(each, axis=1))) for each in drawn)
-        if longest > signature.norm_limit:
-            raise UsageError(f"domain drew a token of norm {longest:.3g}, the oracle takes up to {signature.max_norm}")
-        if signature.max_length is not None and max(map(len, drawn)) > signature.max_length:
-            raise UsageError(f"domain drew {max(map(len, drawn))} tokens, the oracle takes {signature.max_length}")
+        drawn = draw_from(domain, self.rng, count, signature.width, signature.max_norm, signature.max_length)
         return [Query(each, "domain") for each in drawn]
 
     def _query(self, structure: str, length: int, norm: str, by: Family) -> Query:
@@ -179,8 +173,8 @@ class _Source:
         known = min(signature.norm_limit, signature.space.huge**0.25, self.longest)
         sizes = LOGIT_SIZES if self.has_attention else KINK_SIZES
         norm = by.token_norm(float(np.exp(rng.uniform(*np.log(sizes)))))
-        if self.sure and self.has_attention and (kind == "longest" or norm == np.inf):
-            norm = known * SHORTER ** -rng.uniform()
+        if self.has_attention and (norm == np.inf or (self.sure and kind == "longest")):
+            norm = known * SHORTER ** -(rng.uniform() + (not self.sure))
         return float(min(norm, known) if 0 < norm < np.inf else min(1.0, known))
 
 
