@@ -58,6 +58,8 @@ RESIDUAL_NORMS = (1.0, 4.0, 64.0)
 # New tokens that the net must answer before attention is read: norms likewise, how many of each, and among how many
 # the extreme ones are chosen, which costs no query.
 CHECKED_NORMS, CHECKED_TOKENS, CHECKED_AMONG = (1.0, 4.0, 16.0, 256.0), 16, 1024
+# Where the net bends is told by biases of more radii than this: at the kinks of smaller ones most is error.
+KNOWN_KINK = 64.0
 # Without a residual the answers to them are those of the net, within this part of what its answers differ by.
 SAME_ANSWERS = 1e-6
 
@@ -140,7 +142,11 @@ class _Layer:
         self.net = Net(learned.params, learned.radius)
         self.neurons = learned.params.anatomy.net  # None where the net is known as a function only
         self.draft = Draft()
-        norm = learned.params.token_norm(1.0)  # a length of tokens at which the net bends, where it says so
+        # A length of tokens at which the net bends, where it says so.
+        shape: Learned = learned.params
+        if self.neurons is not None and (radius := learned.radius.anatomy.net) is not None:
+            shape, _ = zero_biases_within(self.neurons, radius, KNOWN_KINK)
+        norm = shape.token_norm(1.0)
         self.typical = float(min(norm if np.isfinite(norm) and norm > 0 else 1.0, signature.norm_limit))
 
     def run(self) -> Steps[Estimate[OneLayer]]:
@@ -151,7 +157,7 @@ class _Layer:
             net = self.neurons if self.signature.max_norm is None else None
             if net is None:
                 return (yield from self._ask_without_score_bias())
-            if (yield from ask_for_score_bias(self.signature, self.rng, net)):
+            if (yield from ask_for_score_bias(self.signature, self.rng, net, self.typical)):
                 return (yield from self._ask_beside_score_bias(net))
             try:
                 return (yield from self._ask_without_score_bias())
@@ -218,7 +224,7 @@ class _Layer:
 
     def _ask_beside_score_bias(self, net: ReluNet) -> Steps[Estimate[OneLayer]]:
         """Everything, from short tokens in linear cells of the net."""
-        score, bias, has_residual = yield from BiasedCells(self.signature, self.rng, net).run()
+        score, bias, has_residual = yield from BiasedCells(self.signature, self.rng, net, self.typical).run()
         if has_residual if self.residual is None else self.residual:
             return (yield from self._ask_behind_residual(score, bias))
         return self._in_front_of_net(score, bias)
@@ -309,7 +315,8 @@ class _Layer:
         net, radius = self.neurons, self.learned.radius.anatomy.net
         assert net is not None
         assert radius is not None
-        *layers, details = yield from ResidualCells(self.signature, self.rng, net, radius, score, bias).run()
+        cells = ResidualCells(self.signature, self.rng, net, radius, self.typical, score, bias)
+        *layers, details = yield from cells.run()
         more = -(-net.neurons * self.width // (net.outputs or 1))
         return self._estimate((layers[0], layers[1]), score, bias, more, residual=True, **details)
 
