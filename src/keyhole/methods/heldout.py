@@ -41,6 +41,7 @@ KNOWN_LOGIT, SHORTER = 1.0, 16.0
 SURELY_KNOWN_LOGIT = 0.1
 # Behind noise every other query has tokens of strong and opposite values, so that attention shows.
 LOUD_EVERY = 2
+LOUD = ("ordinary", "mixed", "clusters")
 # A token near a kink lies within this part of its norm of it.
 AROUND_KINK = 0.1
 
@@ -153,7 +154,7 @@ class _Source:
     def _query(self, structure: str, length: int, norm: str, by: Family) -> Query:
         rng, signature = self.rng, self.signature
         tokens = draw_tokens(structure, rng, length, signature.width)
-        if self.loudest is not None and structure == "ordinary" and rng.integers(LOUD_EVERY):
+        if self.loudest is not None and structure in LOUD and rng.integers(LOUD_EVERY):
             tokens += rng.choice([-1.0, 1.0], (length, 1)) * to_numpy(self.loudest)
         tokens *= self._norm(norm, by)
         with np.errstate(divide="ignore", invalid="ignore"):
