@@ -132,7 +132,7 @@ def _compare(estimate: Estimate, signature: Signature, asked: HeldOut, answers: 
     predictions, known = _predict(estimate, signature, asked.plans, normal)
     # How fine radii are is told by usual tokens: among the long ones they are as wide as can be.
     fine = np.repeat(asked.usual if np.any(asked.usual) else ~asked.usual, predictions.size // asked.usual.size)
-    noise = signature.noise.radius + signature.noise.relative * np.abs(predictions)
+    noise = signature.noise.radius + signature.noise.smallest + signature.noise.relative * np.abs(predictions)
     if signature.noise.kind == "bounded":
         # Radii hold whatever the errors are, which may conspire; held-out queries do not know them, so what they see
         # of it is as random as they are.

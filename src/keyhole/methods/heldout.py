@@ -127,6 +127,10 @@ class _Source:
         if wanted:
             lengths[::2] = [int(length) for length in self.rng.choice(wanted, len(lengths[::2]))]
         structures = draw_structures(self.rng, count)
+        if self.signature.max_norm is not None:
+            # Mixtures of different tokens are shorter than tokens may be: nearly equal ones show what is far out.
+            near = [each == "ordinary" and bool(self.rng.integers(2)) for each in structures]
+            structures = ["near" if each else own for each, own in zip(near, structures, strict=True)]
         norms = self.rng.permutation([NORM_ORDER[n % len(NORM_ORDER)] for n in range(count)])
         by = list(norm_by) or [self.shape]
         return [
@@ -165,6 +169,8 @@ class _Source:
 
     def _norm(self, kind: str, by: Family) -> float:
         rng, signature = self.rng, self.signature
+        if signature.max_norm is not None and rng.integers(2):  # the longest tokens show the most
+            return float(signature.norm_limit * (1.0 - 0.5 * rng.uniform() ** 2))
         if kind == "any":
             kind = str(rng.choice(["logits", "normal"]))
             return float(self._norm(kind, by) * ANY_FACTOR ** rng.uniform(-1.0, 1.0))
@@ -255,7 +261,7 @@ class _Evidence:
             radii = np.hypot(known, noise.scale)
         else:
             known = prediction_radii(params, estimate.radius, tokens, signature)
-            radii = known + noise.radius + noise.relative * predictions
+            radii = known + noise.radius + noise.smallest + noise.relative * predictions
         moves = MOVES if self.exact else MOVES_NOISY
         found = {}
         for label, effect in params.effects(self.change, tokens):

@@ -45,10 +45,10 @@ class PlainNet:
     typical: float  # norm of tokens at which they bend
 
     @classmethod
-    def of(cls, net: ReluNet) -> PlainNet:
-        """A net in plain arrays; where it holds radii, only the arrays mean anything."""
+    def of(cls, net: ReluNet, typical: float) -> PlainNet:
+        """A net in plain arrays that bends at tokens of this norm; of radii, only the arrays mean anything."""
         inner, skip = floats(net.weights_in), None if net.skip is None else np.atleast_2d(floats(net.skip))
-        bend, typical = 0.0 if net.activation == "relu" else SMOOTH_BEND, net.token_norm(1.0)
+        bend = 0.0 if net.activation == "relu" else SMOOTH_BEND
         norms = np.linalg.norm(inner, axis=1)
         if bend and norms.size:
             typical = max(typical, bend * norms.size * net.width**0.5 / float(np.median(norms)))

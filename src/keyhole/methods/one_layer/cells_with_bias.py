@@ -68,9 +68,9 @@ class _Logits(ArrayTable):
     slope_radii: Floats  # (n, directions)
 
 
-def ask_for_score_bias(signature: Signature, rng: np.random.Generator, net: ReluNet) -> Steps[bool]:
+def ask_for_score_bias(signature: Signature, rng: np.random.Generator, net: ReluNet, typical: float) -> Steps[bool]:
     """Around a last token of zero both tokens weigh the same, whatever the other one is, unless there is a bias."""
-    cells = BiasedCells(signature, rng, net)
+    cells = BiasedCells(signature, rng, net, typical)
     origin = LinearCells.around(cells.net, np.zeros((1, signature.width)), cells.net.typical)
     if not origin.width[0] > 0:
         return False
@@ -90,9 +90,9 @@ def ask_for_score_bias(signature: Signature, rng: np.random.Generator, net: Relu
 class BiasedCells:
     """Logits around last tokens in linear cells of a net."""
 
-    def __init__(self, signature: Signature, rng: np.random.Generator, net: ReluNet) -> None:
+    def __init__(self, signature: Signature, rng: np.random.Generator, net: ReluNet, typical: float) -> None:
         self.signature, self.rng, self.space = signature, rng, signature.space
-        self.net, self.growth = PlainNet.of(net), Growth.of(signature.space, net)
+        self.net, self.growth = PlainNet.of(net, typical), Growth.of(signature.space, net)
         self.rounding = UNKNOWN_ARITHMETIC * signature.space.rounding
         self.directions = directions_and_check(signature, rng)
         self.directions[-1] *= CHECK_STEP

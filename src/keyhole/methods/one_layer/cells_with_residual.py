@@ -84,12 +84,13 @@ class ResidualCells:
         rng: np.random.Generator,
         net: ReluNet,
         net_radius: ReluNet,
+        typical: float,
         score: Score,
         bias: ScoreBias | None,
     ) -> None:
         self.signature, self.rng, self.space = signature, rng, signature.space
         self.original, self.original_radius = net, net_radius
-        self.net, self.radius = PlainNet.of(net), PlainNet.of(net_radius)
+        self.net, self.radius = PlainNet.of(net, typical), PlainNet.of(net_radius, typical)
         self.head = SingleHead(score.matrix, signature.space.eye(signature.width), bias.vector if bias else None)
         self.head_radius = replace(
             self.head, score=score.radius, value=0 * self.head.value, score_bias=bias.radius if bias else None

@@ -34,7 +34,7 @@ from keyhole.methods.one_layer.rays import (
     rays_past_residual,
 )
 from keyhole.methods.relu_net.exact.estimate import FAMILY as NET_FAMILY
-from keyhole.methods.relu_net.exact.estimate import zero_biases_within
+from keyhole.methods.relu_net.exact.estimate import KNOWN_KINK, zero_biases_within
 from keyhole.methods.relu_net.exact.method import relu_net
 from keyhole.methods.relu_net.exact.queries import is_exact
 from keyhole.numerics.orthogonal import random_orthogonal
@@ -140,7 +140,11 @@ class _Layer:
         self.net = Net(learned.params, learned.radius)
         self.neurons = learned.params.anatomy.net  # None where the net is known as a function only
         self.draft = Draft()
-        norm = learned.params.token_norm(1.0)  # a length of tokens at which the net bends, where it says so
+        # A length of tokens at which the net bends, where it says so.
+        shape: Learned = learned.params
+        if self.neurons is not None and (radius := learned.radius.anatomy.net) is not None:
+            shape, _ = zero_biases_within(self.neurons, radius, KNOWN_KINK)
+        norm = shape.token_norm(1.0)
         self.typical = float(min(norm if np.isfinite(norm) and norm > 0 else 1.0, signature.norm_limit))
 
     def run(self) -> Steps[Estimate[OneLayer]]:
@@ -151,7 +155,7 @@ class _Layer:
             net = self.neurons if self.signature.max_norm is None else None
             if net is None:
                 return (yield from self._ask_without_score_bias())
-            if (yield from ask_for_score_bias(self.signature, self.rng, net)):
+            if (yield from ask_for_score_bias(self.signature, self.rng, net, self.typical)):
                 return (yield from self._ask_beside_score_bias(net))
             try:
                 return (yield from self._ask_without_score_bias())
@@ -218,7 +222,7 @@ class _Layer:
 
     def _ask_beside_score_bias(self, net: ReluNet) -> Steps[Estimate[OneLayer]]:
         """Everything, from short tokens in linear cells of the net."""
-        score, bias, has_residual = yield from BiasedCells(self.signature, self.rng, net).run()
+        score, bias, has_residual = yield from BiasedCells(self.signature, self.rng, net, self.typical).run()
         if has_residual if self.residual is None else self.residual:
             return (yield from self._ask_behind_residual(score, bias))
         return self._in_front_of_net(score, bias)
@@ -309,7 +313,8 @@ class _Layer:
         net, radius = self.neurons, self.learned.radius.anatomy.net
         assert net is not None
         assert radius is not None
-        *layers, details = yield from ResidualCells(self.signature, self.rng, net, radius, score, bias).run()
+        cells = ResidualCells(self.signature, self.rng, net, radius, self.typical, score, bias)
+        *layers, details = yield from cells.run()
         more = -(-net.neurons * self.width // (net.outputs or 1))
         return self._estimate((layers[0], layers[1]), score, bias, more, residual=True, **details)
 

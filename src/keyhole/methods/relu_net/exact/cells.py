@@ -8,6 +8,7 @@ import numpy as np
 
 from keyhole.arrays import ArrayTable, Floats
 from keyhole.methods.base import Steps
+from keyhole.methods.relu_net.exact.estimate import KNOWN_KINK, PieceErrors
 from keyhole.methods.relu_net.exact.kink_search import Kinked
 from keyhole.methods.relu_net.exact.line import LineCells
 from keyhole.methods.relu_net.exact.queries import Pieces, QueryLine, TokenQueries
@@ -15,8 +16,6 @@ from keyhole.methods.relu_net.exact.token_design import clear_steps, telling_row
 
 # Candidates for each cell to be chosen, and their least and largest number.
 CANDIDATES, FEWEST, MOST = 20, 400, 4000
-# Offsets below this part of the tokens they were measured with are no more than their rounding.
-ROUNDED_OFFSET = 1e-9
 # Wide cells measured beyond the unknowns: a part of them, and at least one.
 EXTRA_CELLS = 1 / 12
 
@@ -46,6 +45,12 @@ class NeuronMaps:
     linear_error: Floats  # (k + 1,) radius of entries
     constant_error: Floats  # (k + 1,)
     covariance: Floats  # (k + 1, k + 1)
+
+    @property
+    def radii(self) -> PieceErrors:
+        """The errors as those of pieces."""
+        slope, level = self.linear_error, self.constant_error
+        return PieceErrors(slope[:-1], level[:-1], float(slope[-1]), float(level[-1]))
 
 
 def rows_of_line(queries: TokenQueries, line: QueryLine, kinked: Kinked, cells: LineCells) -> CellEquations:
@@ -104,11 +109,11 @@ def pieces_of(jumps: NeuronMaps, towards: Floats) -> Pieces:  # towards: (k, wid
     return Pieces(normal, offset, weight, affine)
 
 
-def typical_distance(pieces: Pieces, known_to: float) -> float:
-    """How far kinks typically are from the origin; 1 where that is rounding."""
+def typical_distance(pieces: Pieces, radii: Floats, known_to: float) -> float:  # (k,) of weight times offset
+    """How far kinks typically are from the origin; where that is error, how far an entry of usual tokens is."""
     offsets = np.abs(pieces.offset)
-    offsets = offsets[offsets > ROUNDED_OFFSET * known_to]
-    return float(np.median(offsets)) if offsets.size else known_to / pieces.normal.shape[1] ** 0.5
+    known = np.linalg.norm(pieces.weight, axis=1) * offsets > KNOWN_KINK * radii
+    return float(np.median(offsets[known])) if np.any(known) else known_to / pieces.normal.shape[1] ** 0.5
 
 
 def ask_wide_cells(

@@ -33,6 +33,8 @@ WIDER = 3.0
 MOST_RADII = 4.0
 # Errors are expected to be this much smaller than that: each bit more makes the right choice of neurons easier to find.
 EXPECTED = 16.0
+# How far out a net bends is told by biases of more radii than this: at the kinks of smaller ones most is error.
+KNOWN_KINK = 64.0
 # Lattice reduction of 256 neurons takes a minute; of more than this it is not tried.
 MOST_FOR_LATTICE = 288
 # A subset sum is unique beyond doubt when other subsets meet it with this probability (minus a power of 2).
@@ -106,17 +108,17 @@ def estimate_net(
     )
 
 
-def zero_biases_within(params: ReluNet, radius: ReluNet) -> tuple[ReluNet, ReluNet]:
-    """The net with biases of zero where they are within their radius of it, and radii wider by what they were.
+def zero_biases_within(params: ReluNet, radius: ReluNet, radii: float = 1.0) -> tuple[ReluNet, ReluNet]:
+    """The net with biases of zero where they are within so many radii of it, and radii wider by what they were.
 
-    Where the kinks of a net lie decides how long tokens are that read what is in front of it, and what passes them by:
-    an error must not decide that.
+    Where the kinks of a net lie decides how long tokens are that read what is in front of it, and in which cells they
+    are: an error must not decide that.
     """
     centre, wider = {}, {}
     for name in ("bias_in", "bias_out"):
         bias, error = getattr(params, name), getattr(radius, name)
         xp = namespace(bias)
-        centre[name] = xp.where(xp.abs(bias) > error, bias, xp.zeros_like(bias))
+        centre[name] = xp.where(xp.abs(bias) > radii * error, bias, xp.zeros_like(bias))
         wider[name] = error + xp.abs(bias - centre[name])
     return replace(params, **centre), replace(radius, **wider)
 

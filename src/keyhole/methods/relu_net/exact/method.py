@@ -148,7 +148,7 @@ def _ask_pieces(
         towards = np.tile(line.direction, (kinked.kinks.size, 1))
     jumps = solve_neurons(rows)
     pieces = pieces_of(jumps, towards)
-    scale = min(typical_distance(pieces, unit), unit)
+    scale = min(typical_distance(pieces, jumps.radii.level, unit), unit)
     count = pieces.count
     more = (
         count + 2 + int(EXTRA_CELLS * count) if polish else _count_imprecise(queries, pieces, jumps.covariance, scale)
@@ -159,8 +159,7 @@ def _ask_pieces(
         rows = CellEquations.concat(rows, wide)
         jumps = solve_neurons(rows)
         pieces = pieces_of(jumps, towards)
-    slope, level = jumps.linear_error, jumps.constant_error
-    return pieces, PieceErrors(slope[:-1], level[:-1], float(slope[-1]), float(level[-1])), scale, lines
+    return pieces, jumps.radii, scale, lines
 
 
 def _count_imprecise(queries: TokenQueries, pieces: Pieces, covariance: Floats, scale: float) -> int:

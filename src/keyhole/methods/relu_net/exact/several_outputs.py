@@ -60,14 +60,14 @@ def ask_several_outputs(
     gradient = cells.gradient[0]
     affine = np.column_stack([gradient, cells.value[0] - gradient @ cells.centre[0]])
     pieces = Pieces(normal, offset, steps * length[:, None], affine)
-    scale = typical_distance(pieces, line.unit)
+    # Of a neuron between narrow cells of the line the weight is known less well than its direction.
+    radius = radius + (kinked.slope_error[1:] + kinked.slope_error[:-1]) * length
     level = float(np.max(kinked.level))
+    scale = typical_distance(pieces, level * radius * line.unit, line.unit)
     base = level * float(cells.error[0])
     far = scale * queries.width**0.5
     # The affine map is read in the first cell, whose centre may lie much farther out than the kinks.
     away = far + float(np.linalg.norm(cells.centre[0]))
-    # Of a neuron between narrow cells of the line the weight is known less well than its direction.
-    radius = radius + (kinked.slope_error[1:] + kinked.slope_error[:-1]) * length
     radii = PieceErrors(level * radius, level * radius * (far + line.unit), base, base * away)
     if not polish:
         return pieces, radii, scale
