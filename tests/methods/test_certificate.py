@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import keyhole as kh
+from keyhole import recovery
 from keyhole.oracles import Counted
-from keyhole.recovery import Tested
 from keyhole.report.text.recovery import describe
 from keyhole.runs.reader import read_run
 from support.commands import Run
@@ -22,6 +22,7 @@ Array = np.ndarray[Any, np.dtype[np.float64]]
 Weights = Callable[[Array, Array], Array]  # logits (n, N), tokens (n, N, d) -> weights (n, N)
 SEEDS = (0, 1)
 WIDTH = 4
+BOX = ""  # no box of a file is asked here
 
 
 def softmax(logits: Array) -> Array:
@@ -186,7 +187,7 @@ def test_the_statement_in_words(result: kh.Recovery) -> None:
         "predicted within their radii: at 95 % confidence at most 4.6 % of inputs of the domain are not"
     )
     assert str(own) == "64 of 64 informative, at most 4.6 % mispredicted"
-    assert str(Tested("1 token", 2, 0, 1.0)) == "no informative query among 2"
+    assert str(recovery.Tested("1 token", 2, 0, 1.0)) == "no informative query among 2"
     limits = result.certificate.assumptions[-1]
     assert "trapdoor" in limits
     assert "more than 64 tokens" in limits
@@ -200,7 +201,7 @@ def test_the_statement_is_plain_data(result: kh.Recovery) -> None:
     told = json.loads(json.dumps(result.summary()))
     assert told["statement"] == result.certificate.statement
     assert told["untested"] == []
-    assert tuple(Tested(**each) for each in told["tested"]) == result.certificate.tested
+    assert tuple(recovery.Tested(**each) for each in told["tested"]) == result.certificate.tested
 
 
 def test_a_run_keeps_the_statement(run: Run, tmp_path: Path) -> None:
