@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from keyhole.arrays import Array, Booleans, Floats, floats, namespace, to_numpy
-from keyhole.families import Family
+from keyhole.families import F, Family
 from keyhole.methods.base import Estimate
 from keyhole.numerics.domain import (
     LENGTH_CLASSES,
@@ -193,6 +193,13 @@ def without_noise(estimate: Estimate) -> Family:
     return estimate.params.with_arrays(sure)
 
 
+def prediction_radii(params: F, errors: F, tokens: Array, signature: Signature) -> Floats:  # as answers
+    """What predictions are off by; infinite where what is unknown meets a zero."""
+    with np.errstate(invalid="ignore"):
+        radii = floats(params.error_bar(errors, tokens, signature.space.rounding))
+    return np.where(np.isnan(radii), np.inf, radii)
+
+
 def longest_predictable(estimate: Estimate, signature: Signature, logit_radius: float) -> float:
     """The norm up to which the radii of scores leave logits known this well; infinite where there are no heads."""
     radii = [head.score for head in estimate.radius.anatomy.heads]
@@ -251,10 +258,10 @@ class _Evidence:
         params, noise = estimate.params, signature.noise
         predictions = np.abs(floats(params(tokens)))
         if noise.kind == "gaussian" and estimate.standard_error is not None:
-            known = floats(params.error_bar(estimate.standard_error, tokens, signature.space.rounding))
+            known = prediction_radii(params, estimate.standard_error, tokens, signature)
             radii = np.hypot(known, noise.scale)
         else:
-            known = floats(params.error_bar(estimate.radius, tokens, signature.space.rounding))
+            known = prediction_radii(params, estimate.radius, tokens, signature)
             radii = known + noise.radius + noise.smallest + noise.relative * predictions
         moves = MOVES if self.exact else MOVES_NOISY
         found = {}
