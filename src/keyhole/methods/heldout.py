@@ -277,13 +277,14 @@ def _change(estimate: Estimate, share: float, longest: float) -> Family:
     """A change of every number by many of its radii, or by a share of the size of its part where that is more.
 
     Scores that are zero are changed so that tokens of the norm `longest` have logits of about one, constants of a net
-    that are zero by a share of what it answers to tokens at which it bends.
+    that are zero by a share of what it answers to tokens of N(0, 1), or at which it bends, whichever are longer.
     """
     radii, changes, width = estimate.radius.arrays(), {}, estimate.params.width
     seen = {"score": width / longest**2, "score_bias": width**0.5 / longest}
     net = estimate.params.anatomy.net
     if net is not None:
-        answers = net.on_vectors(net.token_norm(1.0) / width**0.5 * np.eye(width))
+        norm = min(max(net.token_norm(1.0), width**0.5), longest)
+        answers = net.on_vectors(norm * np.eye(width))
         seen["bias_out"] = share * float(np.mean(answers**2)) ** 0.5
     for name, array in estimate.params.arrays().items():
         xp = namespace(array)
