@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from time import perf_counter
 
 import numpy as np
@@ -16,6 +17,8 @@ CASES = {(8, 16, 1): 50, (16, 32, 1): 20, (32, 64, 1): 5, (16, 8, 1): 50, (32, 1
 # The same with a score bias of norm one, or with a score matrix of rank four.
 BIASED = {(16, 32, 1): 20, (32, 64, 1): 5}
 LOW_RANK, RANK = {(64, 16, 1): 5}, 4
+# The model of the theorem: a net without biases.
+BIAS_FREE = {(4, 3, 1): 40, (16, 32, 1): 20, (32, 64, 1): 5, (32, 64, 32): 20}
 # Stages that belong to attention; the others are those of the net.
 ATTENTION = (
     "score bias",
@@ -48,6 +51,7 @@ def random_layer(
     residual: bool,
     biased: bool = False,
     rank: int | None = None,
+    bias_free: bool = False,
 ) -> OneLayer:
     """Gaussian weights of the usual sizes; the score matrix of spectral norm one."""
     shape = () if outputs == 1 else (outputs,)
@@ -62,6 +66,8 @@ def random_layer(
     if rank is not None:
         score = score[:, :rank] @ rng.standard_normal((rank, width))
     bias = rng.standard_normal(width) / width**0.5 if biased else None
+    if bias_free:
+        net = replace(net, bias_in=0 * net.bias_in, bias_out=0 * net.bias_out)
     return OneLayer(kh.SingleHead(score / np.linalg.norm(score, 2), value, bias), net, residual)
 
 
@@ -72,17 +78,26 @@ def table() -> str:
     rows = [_row(case, runs, residual=residual) for case, runs in CASES.items() for residual in both]
     rows += [_row(case, runs, residual=residual, biased=True) for case, runs in BIASED.items() for residual in both]
     rows += [_row(case, runs, residual=residual, rank=RANK) for case, runs in LOW_RANK.items() for residual in both]
+    rows += [
+        _row(case, runs, residual=residual, bias_free=True) for case, runs in BIAS_FREE.items() for residual in both
+    ]
     return markdown(columns, rows)
 
 
 def _row(
-    case: tuple[int, int, int], runs: int, *, residual: bool, biased: bool = False, rank: int | None = None
+    case: tuple[int, int, int],
+    runs: int,
+    *,
+    residual: bool,
+    biased: bool = False,
+    rank: int | None = None,
+    bias_free: bool = False,
 ) -> list[object]:
     errors, function_errors, net, attention, certified, misses = [], [], [], [], 0, 0
     began = perf_counter()
     for seed in range(runs):
         rng = np.random.default_rng([seed, *case])
-        truth = random_layer(*case, rng, residual=residual, biased=biased, rank=rank)
+        truth = random_layer(*case, rng, residual=residual, biased=biased, rank=rank, bias_free=bias_free)
         result = kh.recover(kh.FunctionOracle(truth, width=case[0]), "one-layer", seed=seed, throw=False)
         spent = sum(count for stage, count in result.stats.stages.items() if stage in ATTENTION)
         attention.append(spent)
@@ -95,8 +110,8 @@ def _row(
         function_errors.append(function_error(result.params, truth, rng))
         misses += result.certified and not np.all(miss <= result.certificate.radius.attention.score)
     seconds = (perf_counter() - began) / runs
-    prototype = None if biased else PROTOTYPE.get((*case, residual))
-    more = (", score bias" if biased else "") + (f", rank {rank}" if rank else "")
+    prototype = None if biased or bias_free else PROTOTYPE.get((*case, residual))
+    more = ", score bias" * biased + (f", rank {rank}" if rank else "") + ", no biases in the net" * bias_free
     return [
         ", ".join(str(number) for number in case) + more,
         "yes" if residual else "no",

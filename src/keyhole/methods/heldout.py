@@ -41,6 +41,7 @@ KNOWN_LOGIT, SHORTER = 1.0, 16.0
 SURELY_KNOWN_LOGIT = 0.1
 # Behind noise every other query has tokens of strong and opposite values, so that attention shows.
 LOUD_EVERY = 2
+LOUD = ("ordinary", "mixed", "clusters")
 # A token near a kink lies within this part of its norm of it.
 AROUND_KINK = 0.1
 
@@ -153,7 +154,7 @@ class _Source:
     def _query(self, structure: str, length: int, norm: str, by: Family) -> Query:
         rng, signature = self.rng, self.signature
         tokens = draw_tokens(structure, rng, length, signature.width)
-        if self.loudest is not None and structure == "ordinary" and rng.integers(LOUD_EVERY):
+        if self.loudest is not None and structure in LOUD and rng.integers(LOUD_EVERY):
             tokens += rng.choice([-1.0, 1.0], (length, 1)) * to_numpy(self.loudest)
         tokens *= self._norm(norm, by)
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -276,13 +277,14 @@ def _change(estimate: Estimate, share: float, longest: float) -> Family:
     """A change of every number by many of its radii, or by a share of the size of its part where that is more.
 
     Scores that are zero are changed so that tokens of the norm `longest` have logits of about one, constants of a net
-    that are zero by a share of what it answers to tokens at which it bends.
+    that are zero by a share of what it answers to tokens of N(0, 1), or at which it bends, whichever are longer.
     """
     radii, changes, width = estimate.radius.arrays(), {}, estimate.params.width
     seen = {"score": width / longest**2, "score_bias": width**0.5 / longest}
     net = estimate.params.anatomy.net
     if net is not None:
-        answers = net.on_vectors(net.token_norm(1.0) / width**0.5 * np.eye(width))
+        norm = min(max(net.token_norm(1.0), width**0.5), longest)
+        answers = net.on_vectors(norm * np.eye(width))
         seen["bias_out"] = share * float(np.mean(answers**2)) ** 0.5
     for name, array in estimate.params.arrays().items():
         xp = namespace(array)

@@ -163,9 +163,11 @@ def sampler_of(inputs: Sequence[Array] | Array | Sampler) -> Sampler:
     """A sampler as it is; of given sequences, one that draws them in random order, none twice."""
     if callable(inputs):
         return inputs
-    if not hasattr(inputs, "__len__"):
-        raise UsageError(f"domain must be a sampler or sequences (length, width), not {type(inputs).__name__}")
-    sequences = list(inputs)
+    try:
+        sequences = list(inputs)
+    except TypeError as error:
+        kind = type(inputs).__name__
+        raise UsageError(f"domain must be a sampler or sequences (length, width), not {kind}") from error
 
     def draw(rng: np.random.Generator, count: int) -> list[Array]:
         return [sequences[number] for number in rng.permutation(len(sequences))[:count]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from keyhole.methods.base import Estimate, Steps
 from keyhole.methods.one_layer.cells import choose_blocks, solve_value
 from keyhole.methods.one_layer.method import ONE_LAYER, FfnLearner
 from keyhole.methods.one_layer.paths import monotone_roots
+from keyhole.methods.relu_net.exact.method import relu_net
 from keyhole.oracles import Noisy, Rounded
 from keyhole.queries import Signature
 from keyhole.recovery import Outcome
@@ -63,6 +65,15 @@ def layer(
     matrix = t.gaussian(rng, width, score) if rank is None else t.of_rank(rng, width, rank, score)
     head = kh.SingleHead(matrix, value * rng.standard_normal((width, width)) / width**0.5)
     return OneLayer(head, net, residual)
+
+
+def with_biases(truth: OneLayer, size: float, share: float = 1.0, constant: float = 0.0) -> OneLayer:
+    """The same with this share of the biases of its net, times a size, and none else."""
+    net = truth.ffn
+    kept = np.random.default_rng(net.neurons).random(net.neurons) < share
+    return replace(
+        truth, ffn=replace(net, bias_in=size * kept * net.bias_in, bias_out=np.asarray(constant * net.bias_out))
+    )
 
 
 def on_single_tokens(truth: OneLayer, turn: np.random.Generator | None = None) -> ReluNet:
@@ -281,6 +292,97 @@ def test_smooth_nets(activation: str, residual: bool) -> None:
     assert result.certified, result.message
     assert score_error(result, truth) < 1e-12
     assert function_error(result, truth) < 1e-10
+
+
+# --- nets without biases, or with few, or small ones -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize(
+    ("width", "neurons", "outputs", "options"),
+    [
+        (8, 12, None, {}),
+        (9, 61, None, {"rank": 1}),
+        (26, 50, 2, {}),
+        (6, 3, 4, {"rank": 2}),
+        (7, 9, 3, {"skip": True}),
+        (16, 30, 12, {"value": 3.0}),
+    ],
+)
+def test_nets_without_biases(width: int, neurons: int, outputs: int | None, options: Any, residual: bool) -> None:
+    truth = with_biases(layer(0, width, neurons, outputs, residual=residual, **options), 0.0)
+    result = recovered(truth, width)
+    assert result.certified, result.message
+    assert result.stats.details["residual"] is residual
+    assert not np.any(result.params.ffn.bias_in)
+    assert score_error(result, truth) < 1e-13
+    assert function_error(result, truth) < 1e-11
+    assert covers(result, truth)
+
+
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize(
+    ("size", "share", "constant"),
+    [(1.0, 0.5, 0.0), (0.0, 1.0, 1.0), (1e-9, 1.0, 0.0), (1e-12, 1.0, 1.0), (2e-14, 1.0, 0.0)],
+    ids=["half of them", "output only", "small", "smaller", "rounding"],
+)
+def test_few_or_small_biases(size: float, share: float, constant: float, residual: bool) -> None:
+    truth = with_biases(layer(1, 8, 20, 3, residual=residual), size, share, constant)
+    result = recovered(truth, 8)
+    assert result.certified, result.message
+    assert score_error(result, truth) < 1e-13
+    assert function_error(result, truth) < 1e-10
+    assert covers(result, truth)
+    if size >= 1e-9:  # what is more than its radius is found
+        assert np.count_nonzero(result.params.ffn.bias_in) == np.count_nonzero(truth.ffn.bias_in)
+
+
+@pytest.mark.parametrize("residual", [False, True])
+def test_a_score_bias_before_a_net_without_biases(residual: bool) -> None:
+    truth = with_biases(layer(2, 6, 10, 2, residual=residual), 0.0)
+    truth = replace(truth, attention=replace(truth.attention, score_bias=np.linspace(-1.0, 1.0, 6)))
+    result = recovered(truth, 6)
+    assert result.certified, result.message
+    assert result.stats.details["score_bias"]
+    assert score_error(result, truth) < 1e-11
+    assert covers(result, truth)
+
+
+@pytest.mark.parametrize("max_norm", [3.0, 100.0])
+def test_nets_without_biases_within_a_norm_bound(max_norm: float) -> None:
+    truth = with_biases(layer(3, 6, 8, 3), 0.0)
+    result = recovered(truth, 6, max_norm=max_norm)
+    assert result.certified, result.message
+    assert score_error(result, truth) < 1e-11
+    assert covers(result, truth)
+
+
+@pytest.mark.parametrize("residual", [False, True])
+def test_smooth_nets_without_biases(residual: bool) -> None:
+    truth = with_biases(layer(4, 6, 8, None, residual=residual, activation="gelu"), 0.0)
+    result = recovered(truth, 6, ffn_learner=partial(relu_net, activation="gelu"))
+    assert result.certified, result.message
+    assert score_error(result, truth) < 1e-13
+    assert function_error(result, truth) < 1e-11
+
+
+def test_errors_of_a_learner_decide_nothing() -> None:
+    """Biases of no more than their radius, from whatever learner, are none."""
+    truth = with_biases(layer(5, 7, 12, None, residual=True), 0.0)
+    exact = on_single_tokens(truth)
+    rng = np.random.default_rng(0)
+    errors = {"bias_in": 1e-14 * rng.uniform(-1, 1, 12), "bias_out": np.asarray(-1e-14)}
+
+    def learner(signature: Signature, rng: np.random.Generator) -> Steps[Estimate]:
+        radius = ReluNet(**{name: 4e-15 * abs(array) for name, array in exact.arrays().items()})
+        wide = {name: np.full_like(array, 1e-14) for name, array in errors.items()}
+        return Estimate(replace(exact, **errors), replace(radius, **wide), counting_bound=0)
+        yield  # a generator that asks nothing
+
+    result = recovered(truth, 7, ffn_learner=learner)
+    assert result.certified, result.message
+    assert score_error(result, truth) < 1e-13
+    assert covers(result, truth)
 
 
 def test_fresh_layers_are_right_or_admitted(fresh_seed: int) -> None:

@@ -369,6 +369,24 @@ def test_degenerate_nets(name: str, polish: bool) -> None:
     assert distance(result.params, truth) < 1e-7
 
 
+@pytest.mark.parametrize("seed", range(7102, 7106))
+def test_many_neurons_without_biases(seed: int) -> None:
+    """Errors of offsets do not say how far out a net bends, and are returned as zero."""
+    rng = np.random.default_rng(seed)
+    truth = net(rng.standard_normal((60, 9)) / 3, np.zeros(60), rng.standard_normal(60) / 60**0.5, 0.0)
+    result = recover(truth, 9, seed)
+    assert result.outcome is Outcome.CERTIFIED, result.message
+    assert result.params.neurons == 60
+    assert not np.any(result.params.bias_in)
+    assert result.params.bias_out == 0
+    assert worst_error(result.params, truth, normal_tokens(9)) < 1e-11
+
+
+def test_smooth_neurons_without_biases_bend_where_their_argument_is_one() -> None:
+    steep = ReluNet(np.full((3, 4), 50.0), np.zeros(3), np.ones(3), np.asarray(0.0), activation="gelu")
+    assert steep.token_norm(1.0) == pytest.approx(0.01 * 2)
+
+
 def test_a_zero_box_is_not_certified_wrongly() -> None:
     result = recover(lambda tokens: 0.0 * tokens[:, -1, 0], 4)
     assert result.outcome in (Outcome.CERTIFIED, Outcome.UNCERTIFIED)

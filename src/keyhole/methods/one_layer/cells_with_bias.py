@@ -72,7 +72,7 @@ def ask_for_score_bias(signature: Signature, rng: np.random.Generator, net: Relu
     """Around a last token of zero both tokens weigh the same, whatever the other one is, unless there is a bias."""
     cells = BiasedCells(signature, rng, net, typical)
     origin = LinearCells.around(cells.net, np.zeros((1, signature.width)), cells.net.typical)
-    if not origin.width[0] > 0:
+    if not origin.width[0] > cells.growth.shortest:
         return False
     level = yield from ask_points(STAGE, signature, origin)
     direction = np.arange(min(signature.width, SHOWN))

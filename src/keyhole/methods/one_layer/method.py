@@ -34,7 +34,7 @@ from keyhole.methods.one_layer.rays import (
     rays_past_residual,
 )
 from keyhole.methods.relu_net.exact.estimate import FAMILY as NET_FAMILY
-from keyhole.methods.relu_net.exact.estimate import KNOWN_KINK, zero_biases_within
+from keyhole.methods.relu_net.exact.estimate import zero_biases_within
 from keyhole.methods.relu_net.exact.method import relu_net
 from keyhole.methods.relu_net.exact.queries import is_exact
 from keyhole.numerics.orthogonal import random_orthogonal
@@ -58,6 +58,10 @@ RESIDUAL_NORMS = (1.0, 4.0, 64.0)
 # New tokens that the net must answer before attention is read: norms likewise, how many of each, and among how many
 # the extreme ones are chosen, which costs no query.
 CHECKED_NORMS, CHECKED_TOKENS, CHECKED_AMONG = (1.0, 4.0, 16.0, 256.0), 16, 1024
+# How far out the net bends is told by biases of more radii than this: at the kinks of smaller ones most is error.
+KNOWN_KINK = 64.0
+# Tokens are at least so many times as long as can be read at all: kinks nearer to the origin would cost digits.
+PRECISE = 2.0**16
 # Without a residual the answers to them are those of the net, within this part of what its answers differ by.
 SAME_ANSWERS = 1e-6
 
@@ -145,6 +149,8 @@ class _Layer:
         if self.neurons is not None and (radius := learned.radius.anatomy.net) is not None:
             shape, _ = zero_biases_within(self.neurons, radius, KNOWN_KINK)
         norm = shape.token_norm(1.0)
+        if self.neurons is not None:
+            norm = max(norm, PRECISE * Growth.of(self.space, self.neurons).shortest)
         self.typical = float(min(norm if np.isfinite(norm) and norm > 0 else 1.0, signature.norm_limit))
 
     def run(self) -> Steps[Estimate[OneLayer]]:

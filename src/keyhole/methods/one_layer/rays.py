@@ -29,6 +29,8 @@ from keyhole.recovery import Outcome
 # First tokens are longer by this than where biases drop below the last digit, so that slopes may cancel this far
 # (or a value matrix behind a residual be this small) before biases show again.
 ROOM = 2.0**24
+# What a net makes of a token can be read from this many times the rounding of its answers on.
+READABLE = 2.0**20
 # Growth that is off by less than this, in square roots of eps, may be an error of the learned net.
 ROUGHLY = 64.0
 # Slopes below this part of what the neurons of a net could make together are cancellation, not growth.
@@ -46,6 +48,7 @@ class Growth:
     gain: float  # what rounding is proportional to: the slope if no two neurons cancelled
     level: float  # largest offset of the asymptote of any ray
     length: float  # norm at which offsets no longer matter
+    shortest: float  # norm at which what the net makes of a token can be read beside its offsets
 
     @classmethod
     def of(cls, space: Space, net: ReluNet) -> Growth:
@@ -61,7 +64,8 @@ class Growth:
         level = float(xp.max(xp.abs(outer) @ (xp.abs(net.bias_in) + bend) + xp.abs(net.bias_out)))
         gain = float(xp.max(gains))
         ratio = level / gain if gain > 0 else 1.0
-        return cls(gain, level, floor_power(ROOM / space.eps * ratio) if ratio > 0 else ROOM / space.eps)
+        length = floor_power(ROOM / space.eps * ratio) if ratio > 0 else ROOM / space.eps
+        return cls(gain, level, length, READABLE * space.rounding * ratio)
 
 
 # Asks for the far answers of rows: signs (n,), such that sign·row grows more than its opposite, and φ(sign·length·row).

@@ -8,7 +8,7 @@ import numpy as np
 
 from keyhole.arrays import ArrayTable, Floats
 from keyhole.methods.base import Steps
-from keyhole.methods.relu_net.exact.estimate import KNOWN_KINK, PieceErrors
+from keyhole.methods.relu_net.exact.estimate import PieceErrors
 from keyhole.methods.relu_net.exact.kink_search import Kinked
 from keyhole.methods.relu_net.exact.line import LineCells
 from keyhole.methods.relu_net.exact.queries import Pieces, QueryLine, TokenQueries
@@ -16,6 +16,9 @@ from keyhole.methods.relu_net.exact.token_design import clear_steps, telling_row
 
 # Candidates for each cell to be chosen, and their least and largest number.
 CANDIDATES, FEWEST, MOST = 20, 400, 4000
+# How far out kinks are is told by offsets of more radii than this: tokens as near to the origin as other kinks are would
+# lie on sides of them that are not known.
+KNOWN_OFFSET = 2.0**14
 # Wide cells measured beyond the unknowns: a part of them, and at least one.
 EXTRA_CELLS = 1 / 12
 
@@ -112,7 +115,7 @@ def pieces_of(jumps: NeuronMaps, towards: Floats) -> Pieces:  # towards: (k, wid
 def typical_distance(pieces: Pieces, radii: Floats, known_to: float) -> float:  # (k,) of weight times offset
     """How far kinks typically are from the origin; where that is error, how far an entry of usual tokens is."""
     offsets = np.abs(pieces.offset)
-    known = np.linalg.norm(pieces.weight, axis=1) * offsets > KNOWN_KINK * radii
+    known = np.linalg.norm(pieces.weight, axis=1) * offsets > KNOWN_OFFSET * radii
     return float(np.median(offsets[known])) if np.any(known) else known_to / pieces.normal.shape[1] ** 0.5
 
 

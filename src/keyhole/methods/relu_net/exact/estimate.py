@@ -33,8 +33,6 @@ WIDER = 3.0
 MOST_RADII = 4.0
 # Errors are expected to be this much smaller than that: each bit more makes the right choice of neurons easier to find.
 EXPECTED = 16.0
-# How far out a net bends is told by biases of more radii than this: at the kinks of smaller ones most is error.
-KNOWN_KINK = 64.0
 # Lattice reduction of 256 neurons takes a minute; of more than this it is not tried.
 MOST_FOR_LATTICE = 288
 # A subset sum is unique beyond doubt when other subsets meet it with this probability (minus a power of 2).
