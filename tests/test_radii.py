@@ -66,7 +66,7 @@ def test_a_value_that_is_small_beside_the_token_is_known_to_the_rounding_of_thei
 
 
 def test_a_bump_that_a_fresh_token_shows_is_found() -> None:
-    """Three neurons that cancel but in a strip: the line misses them, a check does not, and the next line goes there."""
+    """Three neurons cancel but in a strip: the line misses them, a check does not, and the next line goes there."""
     for seed in range(4):
         rng = np.random.default_rng(seed)
         normal, height, bias = rng.standard_normal(4) / 2, 0.3, 0.5 * rng.standard_normal()

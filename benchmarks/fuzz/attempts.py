@@ -64,7 +64,8 @@ def recovered(box: Box, name: str, seed: int, recover: Callable[..., Any] | None
     words = params.words
     wide = None if radius is None else params_of(params.family, {**_zeros(params), **radius.arrays()}, words)
     own = params_of(params.family, params.arrays(), words)
-    return Found(result.outcome.name, result.message, params.family, params, own, wide)
+    noise = float(result.stats.details.get("noise_radius", 0.0))
+    return Found(result.outcome.name, result.message, params.family, params, own, wide, noise)
 
 
 def _zeros(params: Any) -> dict[str, Any]:

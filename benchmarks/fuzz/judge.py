@@ -47,6 +47,7 @@ class Found:
     function: Callable[[Floats], Floats] | None = None
     params: Params | None = None
     radius: Params | None = None
+    noise: float = 0.0  # by which answers err, as the certificate says of itself
 
     @property
     def certified(self) -> bool:
@@ -71,7 +72,7 @@ def judge(group: str, box: Box, found: Found, rng: Random) -> Verdict:
         return Verdict("admitted", found.outcome)
     if box.trapdoor:
         return Verdict("trapdoor")
-    shares = wrong_shares(box, found, rng, box.error)  # what is less than the noise nobody can see
+    shares = wrong_shares(box, found, rng, max(box.error, found.noise))  # what is less than the noise nobody can see
     return Verdict(_wrong(shares, "foreign wrong"), f"certified as {found.family}", shares=shares)
 
 

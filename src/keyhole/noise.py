@@ -17,6 +17,8 @@ GAUSSIAN_DEVIATIONS = 5.0
 MOST_DECIMALS = 300
 # Binary digits of the dtypes that answers may be rounded to.
 DIGITS = {"float32": 24, "float16": 11, "bfloat16": 8}
+# Half the spacing of their smallest numbers.
+SMALLEST = {"float32": 2.0**-150, "float16": 2.0**-25, "bfloat16": 2.0**-134}
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,11 @@ class Noise:
     def relative(self) -> float:
         """Largest error over the size of the answer."""
         return self.scale if self.kind == "dtype" else 0.0
+
+    @property
+    def smallest(self) -> float:
+        """Largest error of an answer near zero, where a dtype has no more digits."""
+        return SMALLEST[self.name] if self.kind == "dtype" else 0.0
 
     @property
     def radius(self) -> float:

@@ -18,11 +18,14 @@ from keyhole.journal import Journal
 from keyhole.methods import Attempt, Task, ending, recovery_steps, stream
 from keyhole.methods.diagnosis.diagnose import Diagnosis, diagnose
 from keyhole.methods.diagnosis.examination import Finding
-from keyhole.numerics.domain import Sampler, sampler_of
+from keyhole.numerics.domain import Sampler, draw_from, sampler_of
 from keyhole.oracles import Oracle
 from keyhole.progress import Observer, ProgressBar, Silent, wants_bar
 from keyhole.recovery import Outcome, Recovery, Stats
 from keyhole.session import Session, box_of
+
+# So many inputs of a domain are looked at before anything is asked.
+DOMAIN_LOOK = 64
 
 
 def recover(
@@ -52,7 +55,7 @@ def recover(
     `throw=False` returns every outcome; otherwise one without a certificate raises `RecoveryFailed`, which
     has the result attached. `options` go to the method.
 
-    The certificate asks `heldout` fresh queries, by default 2.5 % of those of the recovery, 32 to 256. `domain`, a
+    The certificate asks `heldout` fresh queries, by default 2.5 % of those of the recovery, 64 to 256. `domain`, a
     function (rng, count) -> sequences or the sequences (length, width) themselves, names inputs that matter to the
     user: as many of them are asked besides, and the certificate speaks of them too.
     """
@@ -67,8 +70,13 @@ def recover(
     if heldout is not None:
         _check_whole("heldout", heldout, 1)
     most = math.inf if budget is None else budget
+    signature = oracle.signature
     inputs = None if domain is None else sampler_of(domain)
-    steps = recovery_steps(method, Task(oracle.signature, seed, heldout, inputs, most, options))
+    if inputs is not None:  # what an oracle does not take is said before anything is asked
+        draw_from(
+            inputs, stream(seed, "domain"), DOMAIN_LOOK, signature.width, signature.max_norm, signature.max_length
+        )
+    steps = recovery_steps(method, Task(signature, seed, heldout, inputs, most, options))
     began = perf_counter()
     with ExitStack() as stack:
         if observer is None:

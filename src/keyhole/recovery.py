@@ -18,8 +18,9 @@ class Outcome(Enum):
 
     CERTIFIED = "Recovered: fresh held-out answers were predicted within the error bar."
     UNCERTIFIED = (
-        "Recovered, but not certified: no held-out queries could be afforded, or the error bar is as "
-        "large as the answers. Raise the budget, the token norm or the precision of the oracle."
+        "Recovered, but not certified: held-out queries could not be afforded or say too little of a part, or the "
+        "error bar is as large as the answers. Raise the budget, heldout, the token norm or the precision of the "
+        "oracle."
     )
     NOT_IDENTIFIABLE = (
         "The answers do not depend on the parameters asked for, so no queries can reveal them: nothing to mend."

@@ -38,6 +38,8 @@ def recover_all_layers(settings: Settings, *, as_json: bool, quiet: bool, force:
         raise UsageError("all layers are recovered as their attention alone: leave part out")
     if {"max_length", "batch_limit"} & given.keys():
         raise UsageError("max_length and batch_limit are for one layer: leave them out")
+    if settings.domain is not None:
+        raise UsageError("--domain is for one layer, whose inputs it holds: name one, #layer=0")
     if settings.max_norm is not None:
         given["max_norm"] = settings.max_norm
     distances: dict[str, float | None] = {}

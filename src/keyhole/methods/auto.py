@@ -25,7 +25,7 @@ from keyhole.methods.attempt import (
     noise_assumption,
     noise_details,
 )
-from keyhole.methods.base import Found, Method, Steps
+from keyhole.methods.base import Found, Method, Steps, Unrecoverable
 from keyhole.methods.diagnosis.diagnose import FAMILIES, Diagnosis, diagnose
 from keyhole.methods.diagnosis.triage import Evidence, triage
 from keyhole.methods.registry import METHODS, methods_for
@@ -150,7 +150,7 @@ class _Auto:
         """Measure the errors of an oracle that contradicts itself, and try the method that allows for them."""
         try:
             self.task, details = yield from ask_noise(self.task, self.ledger)
-        except ENDS:
+        except (*ENDS, Unrecoverable):
             return last
         self.known |= details
         methods = self._methods(family)

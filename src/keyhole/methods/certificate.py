@@ -13,7 +13,7 @@ from keyhole.arrays import Array, Booleans, Floats, floats, to_numpy
 from keyhole.errors import BudgetExhausted
 from keyhole.families import F, F_co, Family
 from keyhole.methods.base import Estimate, Steps
-from keyhole.methods.heldout import HeldOut, draw_heldout
+from keyhole.methods.heldout import HeldOut, draw_heldout, prediction_radii
 from keyhole.noise import GAUSSIAN_DEVIATIONS
 from keyhole.numerics.domain import LONGEST, Sampler, class_label, length_class
 from keyhole.queries import Measurements, Plan, Signature, Sketch
@@ -132,7 +132,7 @@ def _compare(estimate: Estimate, signature: Signature, asked: HeldOut, answers: 
     predictions, known = _predict(estimate, signature, asked.plans, normal)
     # How fine radii are is told by usual tokens: among the long ones they are as wide as can be.
     fine = np.repeat(asked.usual if np.any(asked.usual) else ~asked.usual, predictions.size // asked.usual.size)
-    noise = signature.noise.radius + signature.noise.relative * np.abs(predictions)
+    noise = signature.noise.radius + signature.noise.smallest + signature.noise.relative * np.abs(predictions)
     if signature.noise.kind == "bounded":
         # Radii hold whatever the errors are, which may conspire; held-out queries do not know them, so what they see
         # of it is as random as they are.
@@ -259,7 +259,7 @@ def _predict(estimate: Estimate, signature: Signature, plans: list[Plan], normal
     for plan in plans:
         tokens = plan.tokens(0, plan.count, signature.space, signature.width)
         predictions.append(estimate.params(tokens))
-        radii.append(estimate.params.error_bar(errors, tokens, signature.space.rounding))
+        radii.append(prediction_radii(estimate.params, errors, tokens, signature))
     return _concatenate(predictions), _concatenate(radii)
 
 

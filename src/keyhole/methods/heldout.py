@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from keyhole.arrays import Array, Booleans, Floats, floats, namespace, to_numpy
-from keyhole.errors import UsageError
-from keyhole.families import Family
+from keyhole.families import F, Family
 from keyhole.methods.base import Estimate
 from keyhole.numerics.domain import (
     LENGTH_CLASSES,
@@ -42,6 +41,7 @@ KNOWN_LOGIT, SHORTER = 1.0, 16.0
 SURELY_KNOWN_LOGIT = 0.1
 # Behind noise every other query has tokens of strong and opposite values, so that attention shows.
 LOUD_EVERY = 2
+LOUD = ("ordinary", "mixed", "clusters")
 # A token near a kink lies within this part of its norm of it.
 AROUND_KINK = 0.1
 
@@ -128,6 +128,10 @@ class _Source:
         if wanted:
             lengths[::2] = [int(length) for length in self.rng.choice(wanted, len(lengths[::2]))]
         structures = draw_structures(self.rng, count)
+        if self.signature.max_norm is not None:
+            # Mixtures of different tokens are shorter than tokens may be: nearly equal ones show what is far out.
+            near = [each == "ordinary" and bool(self.rng.integers(2)) for each in structures]
+            structures = ["near" if each else own for each, own in zip(near, structures, strict=True)]
         norms = self.rng.permutation([NORM_ORDER[n % len(NORM_ORDER)] for n in range(count)])
         by = list(norm_by) or [self.shape]
         return [
@@ -144,18 +148,13 @@ class _Source:
         if domain is None:
             return []
         signature = self.signature
-        drawn = draw_from(domain, self.rng, count, signature.width)
-        longest = max(float(np.max(np.linalg.norm(each, axis=1))) for each in drawn)
-        if longest > signature.norm_limit:
-            raise UsageError(f"domain drew a token of norm {longest:.3g}, the oracle takes up to {signature.max_norm}")
-        if signature.max_length is not None and max(map(len, drawn)) > signature.max_length:
-            raise UsageError(f"domain drew {max(map(len, drawn))} tokens, the oracle takes {signature.max_length}")
+        drawn = draw_from(domain, self.rng, count, signature.width, signature.max_norm, signature.max_length)
         return [Query(each, "domain") for each in drawn]
 
     def _query(self, structure: str, length: int, norm: str, by: Family) -> Query:
         rng, signature = self.rng, self.signature
         tokens = draw_tokens(structure, rng, length, signature.width)
-        if self.loudest is not None and structure == "ordinary" and rng.integers(LOUD_EVERY):
+        if self.loudest is not None and structure in LOUD and rng.integers(LOUD_EVERY):
             tokens += rng.choice([-1.0, 1.0], (length, 1)) * to_numpy(self.loudest)
         tokens *= self._norm(norm, by)
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -171,6 +170,8 @@ class _Source:
 
     def _norm(self, kind: str, by: Family) -> float:
         rng, signature = self.rng, self.signature
+        if signature.max_norm is not None and rng.integers(2):  # the longest tokens show the most
+            return float(signature.norm_limit * (1.0 - 0.5 * rng.uniform() ** 2))
         if kind == "any":
             kind = str(rng.choice(["logits", "normal"]))
             return float(self._norm(kind, by) * ANY_FACTOR ** rng.uniform(-1.0, 1.0))
@@ -179,8 +180,8 @@ class _Source:
         known = min(signature.norm_limit, signature.space.huge**0.25, self.longest)
         sizes = LOGIT_SIZES if self.has_attention else KINK_SIZES
         norm = by.token_norm(float(np.exp(rng.uniform(*np.log(sizes)))))
-        if self.sure and self.has_attention and (kind == "longest" or norm == np.inf):
-            norm = known * SHORTER ** -rng.uniform()
+        if self.has_attention and (norm == np.inf or (self.sure and kind == "longest")):
+            norm = known * SHORTER ** -(rng.uniform() + (not self.sure))
         return float(min(norm, known) if 0 < norm < np.inf else min(1.0, known))
 
 
@@ -190,6 +191,13 @@ def without_noise(estimate: Estimate) -> Family:
     named = estimate.params.arrays().items()
     sure = {name: array * (abs(array) > radii[name]) if name in radii else array for name, array in named}
     return estimate.params.with_arrays(sure)
+
+
+def prediction_radii(params: F, errors: F, tokens: Array, signature: Signature) -> Floats:  # as answers
+    """What predictions are off by; infinite where what is unknown meets a zero."""
+    with np.errstate(invalid="ignore"):
+        radii = floats(params.error_bar(errors, tokens, signature.space.rounding))
+    return np.where(np.isnan(radii), np.inf, radii)
 
 
 def longest_predictable(estimate: Estimate, signature: Signature, logit_radius: float) -> float:
@@ -250,11 +258,11 @@ class _Evidence:
         params, noise = estimate.params, signature.noise
         predictions = np.abs(floats(params(tokens)))
         if noise.kind == "gaussian" and estimate.standard_error is not None:
-            known = floats(params.error_bar(estimate.standard_error, tokens, signature.space.rounding))
+            known = prediction_radii(params, estimate.standard_error, tokens, signature)
             radii = np.hypot(known, noise.scale)
         else:
-            known = floats(params.error_bar(estimate.radius, tokens, signature.space.rounding))
-            radii = known + noise.radius + noise.relative * predictions
+            known = prediction_radii(params, estimate.radius, tokens, signature)
+            radii = known + noise.radius + noise.smallest + noise.relative * predictions
         moves = MOVES if self.exact else MOVES_NOISY
         found = {}
         for label, effect in params.effects(self.change, tokens):

@@ -59,24 +59,26 @@ def draw_lengths(rng: np.random.Generator, count: int, most: int | None) -> list
     """Lengths from 1 to 64, or to the most that an oracle takes, spread evenly and shuffled."""
     limit = min(LONGEST, most or LONGEST)
     if limit <= SHORT:
-        return [int(each) for each in rng.permutation(_spread(rng, count, 1, limit))]
+        return _spread(rng, count, range(1, limit), [limit])
     short = count // ONE_IN_SHORT
-    both = [*_spread(rng, short, 1, SHORT), *_spread(rng, count - short, SHORT + 1, limit)]
+    both = [
+        *_spread(rng, short, range(1, SHORT + 1), []),
+        *_spread(rng, count - short, range(SHORT + 1, limit), [limit]),
+    ]
     return [int(each) for each in rng.permutation(both)]
 
 
-def _spread(rng: np.random.Generator, count: int, first: int, last: int) -> list[int]:
-    """Whole numbers from first to last, one at random of each of a few equal stretches; the last is among them.
+def _spread(rng: np.random.Generator, count: int, lengths: range, always: list[int]) -> list[int]:
+    """`count` lengths in random order: one at random of each of a few equal stretches, and those that always occur.
 
     A batch has sequences of one length, so that fewer lengths are fewer batches.
     """
-    distinct = min(count, last + 1 - first, MOST_LENGTHS)
-    if not distinct:
+    if not count:
         return []
-    edges = first + (last + 1 - first) * np.arange(distinct + 1) / distinct
+    stretches = min(min(count, MOST_LENGTHS) - len(always), len(lengths))
+    edges = np.linspace(lengths.start, lengths.stop, stretches + 1)
     drawn = np.floor(rng.uniform(edges[:-1], edges[1:])).astype(int)
-    drawn[-1] = last
-    return [int(each) for each in np.resize(rng.permutation(drawn), count)]
+    return [int(each) for each in np.resize(rng.permutation([*drawn, *always]), count)]
 
 
 def draw_structures(rng: np.random.Generator, count: int) -> list[str]:
@@ -115,10 +117,10 @@ def _clusters(rng: np.random.Generator, tokens: Floats) -> Floats:
 def _zeros(rng: np.random.Generator, tokens: Floats) -> Floats:
     zero = rng.uniform(size=len(tokens)) < ZERO_SHARE
     zero[-1] = rng.uniform() < ZERO_LAST
+    if not np.any(zero[:-1]):
+        zero[: len(tokens) // 2] = True
     if np.all(zero):  # which an oracle may have been asked before
         zero[rng.integers(len(tokens))] = False
-    elif not np.any(zero[:-1]):
-        zero[: len(tokens) // 2] = True
     return np.asarray(np.where(zero[:, None], 0.0, tokens))
 
 
@@ -132,24 +134,40 @@ STRUCTURES: dict[str, Callable[[np.random.Generator, Floats], Floats]] = {
 }
 
 
-def draw_from(sampler: Sampler, rng: np.random.Generator, count: int, width: int) -> list[Floats]:
-    """Sequences of a user's sampler, (length, width) each; UsageError for anything else."""
-    drawn = [floats(each) for each in sampler(rng, count)]
+def draw_from(
+    sampler: Sampler,
+    rng: np.random.Generator,
+    count: int,
+    width: int,
+    max_norm: float | None = None,
+    max_length: int | None = None,
+) -> list[Floats]:
+    """Sequences of a user's sampler, (length, width) each; UsageError for anything that an oracle does not take."""
+    drawn = [floats(each) for each in islice(sampler(rng, count), count)]
     for each in drawn:
-        if each.ndim != 2 or each.shape[0] < 1 or each.shape[1] != width or not np.all(np.isfinite(each)):
-            raise UsageError(
-                f"domain must draw sequences of finite tokens (length, {width}), not an array of shape {each.shape}"
-            )
+        if each.ndim != 2 or each.shape[0] < 1 or each.shape[1] != width:
+            raise UsageError(f"domain must draw sequences (length, {width}), not an array of shape {each.shape}")
+        if not np.all(np.isfinite(each)):
+            raise UsageError("domain drew a token that is not finite")
+        longest = float(np.max(np.linalg.norm(each, axis=1)))
+        if max_norm is not None and longest > max_norm:
+            raise UsageError(f"domain drew a token of norm {longest:.3g}, the oracle takes up to {max_norm:g}")
+        if max_length is not None and len(each) > max_length:
+            raise UsageError(f"domain drew {len(each)} tokens, the oracle takes up to {max_length}")
     if not drawn:
-        raise UsageError("domain drew no sequence: sampler(rng, count) must return some")
-    return drawn[:count]
+        raise UsageError("domain has no sequences: sampler(rng, count) must return some")
+    return drawn
 
 
 def sampler_of(inputs: Sequence[Array] | Array | Sampler) -> Sampler:
     """A sampler as it is; of given sequences, one that draws them in random order, none twice."""
     if callable(inputs):
         return inputs
-    sequences = list(inputs)
+    try:
+        sequences = list(inputs)
+    except TypeError as error:
+        kind = type(inputs).__name__
+        raise UsageError(f"domain must be a sampler or sequences (length, width), not {kind}") from error
 
     def draw(rng: np.random.Generator, count: int) -> list[Array]:
         return [sequences[number] for number in rng.permutation(len(sequences))[:count]]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from keyhole.arrays import Floats, floats
-from keyhole.methods.base import Steps
+from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.noise_estimation.digits import (
     binary_digits,
     bits_lost_to_decimals,
@@ -23,6 +23,7 @@ from keyhole.methods.noise_estimation.digits import (
 )
 from keyhole.noise import DIGITS, Noise
 from keyhole.queries import Measurements, Plan, Signature, sequences
+from keyhole.recovery import Outcome
 
 STAGE = "noise"
 # Random queries, half of them of one token. Their norms cover two decades, over which whole numbers and
@@ -210,6 +211,8 @@ def _random(answers: Floats, coarse: NoiseEstimate, largest: float) -> NoiseEsti
     repeats, queries, outputs = answers.shape
     variance = np.var(answers, axis=0, ddof=1)
     deviation = float(np.mean(variance) ** 0.5)
+    if not deviation < np.inf:
+        raise Unrecoverable(Outcome.TOO_NOISY, "answers to the same query differ by more than numbers can hold")
     said = (
         f"{queries * outputs} answers asked {repeats} times each differ by a standard deviation of {deviation:.3g}, "
         f"from {queries * outputs * (repeats - 1)} degrees of freedom"

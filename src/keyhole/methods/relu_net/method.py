@@ -35,7 +35,7 @@ def net(
     if exact and (target_error is not None or neurons is not None):
         raise UsageError("target_error and neurons are for noisy or float32 boxes: exact answers need neither")
     if not exact and activation != "relu":
-        raise UsageError(f"behind noise only relu neurons are fitted, not {activation}")
+        raise Unrecoverable(Outcome.TOO_NOISY, f"behind noise only relu neurons are fitted, not {activation} ones")
     try:
         if exact:
             return (yield from relu_net(signature, rng, polish=polish, activation=activation, **options))

@@ -87,7 +87,10 @@ def _tested(result: Recovery) -> Iterator[tuple[str, str]]:
     certificate = result.certificate
     if certificate.statement and certificate.worst_ratio <= 1:
         yield "tested", certificate.statement
-        yield "", "; ".join(f"{each.label}: {each}" for each in certificate.tested[1:] if each.label != "domain")
+        yield (
+            "by length",
+            "; ".join(f"{each.label}: {each}" for each in certificate.tested[1:] if each.label != "domain"),
+        )
 
 
 def _outcome(result: Recovery, word: str, label: str) -> Iterator[tuple[str, str]]:

@@ -36,6 +36,7 @@ from keyhole.methods.relu_net.noisy.search import (
 )
 from keyhole.methods.relu_net.noisy.support import (
     doubts,
+    is_small,
     sure_covariance,
     tokens_beside_some,
     tokens_beside_unresolved,
@@ -216,7 +217,7 @@ class _Boosting:
                 fit = fit_finally(fit, self.rng, most_neurons=self._room(fit.problem), bounded=self.bounded)
                 enough = self._queries(fit.neurons, IN_THE_END) <= self.samples.count
                 beside = tokens_on_short_sides(fit, self.samples)
-                if not beside.size:
+                if not beside.size and is_small(fit):
                     beside = self._beside_doubtful(Covariance(as_relu(fit)), number)
                 if enough and not beside.size:
                     return fit

@@ -21,6 +21,8 @@ BESIDE_UNRESOLVED = 2
 UNTESTED, BESIDE_UNTESTED = 0.99, 2
 # Radii say which answers tell which side of a kink they are on, and those answers how wide radii are: so often in turn.
 DOUBTS = 3
+# Of planes of more numbers than this, which takes seconds each time, once; and no more answers are asked for it.
+MOST_NUMBERS = 800
 
 
 def tokens_on_short_sides(fit: NetFit, samples: Samples) -> Floats:  # -> (n, width)
@@ -67,9 +69,14 @@ def tokens_beside_untested(covariance: Covariance, samples: Samples) -> Floats: 
 
 def sure_covariance(covariance: Covariance, deviations: float) -> Covariance:
     """The covariance that answers leave which tell for sure on which side of every kink they are."""
-    for _ in range(DOUBTS):
+    for _ in range(DOUBTS if is_small(covariance.fit) else 1):
         covariance = covariance.without_doubtful(deviations)
     return covariance
+
+
+def is_small(fit: NetFit) -> bool:
+    """Whether a covariance takes less than a second."""
+    return fit.planes.size <= MOST_NUMBERS
 
 
 def doubts(covariance: Covariance, radii: Floats) -> Floats:  # (neurons + beside, outputs) -> (neurons,)
