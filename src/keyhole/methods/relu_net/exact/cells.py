@@ -16,8 +16,8 @@ from keyhole.methods.relu_net.exact.token_design import clear_steps, telling_row
 
 # Candidates for each cell to be chosen, and their least and largest number.
 CANDIDATES, FEWEST, MOST = 20, 400, 4000
-# How far out kinks are is told by offsets of more radii than this: tokens as near to the origin as other kinks are
-# would lie on sides of them that are not known.
+# How far out kinks are is told by offsets of more radii than this: at the length of smaller ones it is not known on
+# which side of the other kinks a token lies.
 KNOWN_OFFSET = 2.0**14
 # Wide cells measured beyond the unknowns: a part of them, and at least one.
 EXTRA_CELLS = 1 / 12
