@@ -186,7 +186,7 @@ def test_the_statement_in_words(result: kh.Recovery) -> None:
     everything, own = result.certificate.tested[0], result.certificate.tested[-1]
     assert result.certificate.statement == (
         f"{everything.informative} informative held-out queries were predicted within their radii: at 95 % confidence "
-        f"at most {100 * everything.bound:.2g} % of such queries are not; 64 informative inputs of the domain were "
+        f"at most {100 * everything.bound:.2g} % of such queries are not; 64 inputs of the domain were "
         "predicted within their radii: at 95 % confidence at most 4.6 % of inputs of the domain are not"
     )
     assert str(own) == "64 of 64 informative, at most 4.6 % mispredicted"

@@ -33,7 +33,7 @@ NORM_ORDER = ("logits", "any", "normal", "logits", "any", "longest", "any", "nor
 ANY_FACTOR, ANY_NORM = 1e3, 1e6
 GOLDEN = (5**0.5 - 1) / 2
 # Sizes of logits, and norms over that of the kinks: far out every piece of a function is wide.
-LOGIT_SIZES = (0.3, 16.0)
+LOGIT_SIZES = (0.3, 8.0)
 KINK_SIZES = (0.3, 1000.0)
 TYPICAL_LOGITS = (0.5, 2.0)  # or kinks, that any norm is a multiple of
 # Of tokens of these structures attention makes the most.
@@ -59,7 +59,7 @@ ENOUGH, ONE_IN = 3.0, 8
 # From so many queries on every class of lengths must have an informative one.
 CLASSES_FROM = 32
 # A query that informs about no score is drawn again so often; then, for what is not tested yet, pools of fresh ones.
-REDRAWS, POOLS, LEAST_POOL = 3, 12, 64
+REDRAWS, POOLS, LEAST_POOL = 2, 12, 64
 
 
 @dataclass(frozen=True)

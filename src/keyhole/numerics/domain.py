@@ -16,12 +16,12 @@ Sampler = Callable[[np.random.Generator, int], Sequence[Array]]
 # Lengths by class.
 LENGTH_CLASSES = (range(1, 2), range(2, 4), range(4, 9), range(9, 17), range(17, 33), range(33, 65))
 LONGEST = LENGTH_CLASSES[-1][-1]
-# Up to this many tokens every length is asked as often as every other, by one query in four; the others are spread
+# Up to this many tokens every length is asked as often as every other, by every other query; the others are spread
 # over the longer ones, so that few neighbouring lengths are left out, and the longest is among them: windows, top-k and
 # the like show there.
 SHORT = 8
-ONE_IN_SHORT = 4
-MOST_LENGTHS = 16  # of either kind
+ONE_IN_SHORT = 2
+MOST_LENGTHS = 12  # of either kind
 # Tokens of the sequences, in the order in which queries take them.
 STRUCTURE_ORDER = (
     "ordinary",
