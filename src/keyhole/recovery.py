@@ -177,9 +177,9 @@ STATED = {"all": "such queries", "domain": "inputs of the domain"}
 
 
 def _statement(tested: Tested) -> str:
-    kind = "held-out queries" if tested.label == "all" else "inputs of the domain"
+    kind = "informative held-out queries" if tested.label == "all" else "inputs of the domain"
     return (
-        f"{tested.informative} informative {kind} were predicted within their radii: at 95 % confidence at most "
+        f"{tested.informative} {kind} were predicted within their radii: at 95 % confidence at most "
         f"{100 * tested.bound:.2g} % of {STATED[tested.label]} are not"
     )
 

@@ -64,7 +64,7 @@ def test_demo_says_what_it_found_and_where_it_lies(run: Run) -> None:
         "width 8",
         "CERTIFIED",
         "80 where 72 is the fewest possible (1.111 ×)",
-        "32 fresh answers",
+        "64 fresh answers",
         "distance",
     ):
         assert said in out
@@ -490,7 +490,7 @@ def test_bench_prints_what_recoveries_cost(run: Run, monkeypatch: pytest.MonkeyP
 
 
 def test_bench_says_where_a_box_was_not_recovered(run: Run) -> None:
-    code, said, _ = run("bench", "demo:single-head?width=4&norm=0&noise=10", "--runs", "1", "--json")
+    code, said, _ = run("bench", "demo:single-head?width=4&max_norm=1&noise=10", "--runs", "1", "--json")
     (row,) = json.loads(said)["benchmarks"]
     assert (code, row["certified"]) == (1, 0)
     assert row["outcomes"] != ["CERTIFIED"]

@@ -12,7 +12,10 @@ import pytest
 
 import keyhole as kh
 from keyhole import recovery
+from keyhole.methods.base import Estimate
+from keyhole.methods.certificate import Judgement, certify
 from keyhole.oracles import Counted
+from keyhole.queries import Measurements, Signature
 from keyhole.report.text.recovery import describe
 from keyhole.runs.reader import read_run
 from support.commands import Run
@@ -235,11 +238,30 @@ def test_inputs_of_the_domain_that_are_not_predicted() -> None:
     assert found.outcome is kh.Outcome.WRONG_FAMILY
 
 
+def judged(params: kh.ReluNet, **limits: Any) -> Judgement:
+    """The judgement of a net that is right, and known to twelve digits."""
+    radius = params.with_arrays({name: 0 * array + 1e-12 for name, array in params.arrays().items()})
+    signature = Signature(width=params.width, **limits)
+    steps = certify(Estimate(params, radius, 1), signature, np.random.default_rng(0), 64)
+    answers = None
+    while True:
+        try:
+            plan = steps.send(answers)
+        except StopIteration as ended:
+            return ended.value
+        answers = Measurements(params(plan.tokens(0, plan.count, signature.space, params.width)), 0.0)
+
+
 def test_a_part_that_nobody_tests_is_named() -> None:
-    """Of scores that are known no better than their size no query says anything."""
-    oracle = kh.FunctionOracle(lambda tokens: np.mean(tokens @ np.arange(1.0, 5.0), axis=1), width=4, max_norm=1.0)
-    found = kh.recover(oracle, throw=False)
-    assert found.outcome is kh.Outcome.UNCERTIFIED
+    """Every answer is predicted, and yet none could have shown that neuron 2 is wrong: its kink is out of reach."""
+    rng = np.random.default_rng(0)
+    weights, out = rng.standard_normal((3, WIDTH)), rng.standard_normal(3)
+    assert judged(kh.ReluNet(weights, np.ones(3), out, np.asarray(0.5)), max_norm=2.0).outcome is kh.Outcome.CERTIFIED
+    judgement = judged(kh.ReluNet(weights, np.array([1.0, -99.0, 1.0]), out, np.asarray(0.5)), max_norm=2.0)
+    assert judgement.outcome is kh.Outcome.UNCERTIFIED
+    assert judgement.certificate.untested == ("neuron 2",)
+    assert judgement.certificate.worst_ratio <= 1
+    assert "held-out queries say too little of neuron 2: raise heldout=" in judgement.message
 
 
 @pytest.mark.parametrize("count", [1, 8, 100])

@@ -26,7 +26,7 @@ from keyhole.methods.attempt import (
     noise_details,
 )
 from keyhole.methods.base import Found, Method, Steps, Unrecoverable
-from keyhole.methods.diagnosis.diagnose import FAMILIES, Diagnosis, diagnose
+from keyhole.methods.diagnosis.diagnose import CONSTANT, FAMILIES, Diagnosis, diagnose
 from keyhole.methods.diagnosis.triage import Evidence, triage
 from keyhole.methods.registry import METHODS, methods_for
 from keyhole.noise import Noise
@@ -190,7 +190,11 @@ class _Auto:
             for method in self._methods(diagnosis.recovers)[:1]:
                 # Options that few answers tell may be wrong.
                 yield from ((method, options) for options in (diagnosis.options, *diagnosis.alternatives))
-        if first is not None and self.several_outputs and "single-head" in METHODS[first.method].families:
+        # Values of several heads may cancel in the answers to single tokens.
+        varies = diagnosis is not None and diagnosis.family != CONSTANT
+        cancels = varies and first is not None and first.outcome is Outcome.NOT_IDENTIFIABLE
+        heads = self.several_outputs or cancels
+        if first is not None and heads and "single-head" in METHODS[first.method].families:
             yield from ((method, {}) for method in self._methods("multi-head")[:1])
         if diagnosis is not None and diagnosis.recovers is None:
             for method in METHODS.values():

@@ -28,6 +28,7 @@ COARSEST = 0.05
 COARSEST_NOISY = 0.3
 COARSEST_NET = 1e-4  # of exact answers without attention, which kinks are read from to many more digits
 FLOAT32 = 2.0**-23
+UNDERFLOW = 2.0**-1068  # numbers of this size have few digits
 # Squared residuals behind normal errors may exceed what is expected by this many standard deviations.
 SCATTER_DEVIATIONS = 5.0
 # What is said of held-out queries is said at this confidence.
@@ -133,6 +134,7 @@ def _compare(estimate: Estimate, signature: Signature, asked: HeldOut, answers: 
     # How fine radii are is told by usual tokens: among the long ones they are as wide as can be.
     fine = np.repeat(asked.usual if np.any(asked.usual) else ~asked.usual, predictions.size // asked.usual.size)
     noise = signature.noise.radius + signature.noise.smallest + signature.noise.relative * np.abs(predictions)
+    noise = noise + UNDERFLOW
     if signature.noise.kind == "bounded":
         # Radii hold whatever the errors are, which may conspire; held-out queries do not know them, so what they see
         # of it is as random as they are.

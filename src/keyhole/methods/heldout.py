@@ -27,12 +27,15 @@ from keyhole.queries import Plan, Signature, sequences
 # over that of the kinks of a net), entries of N(0, 1), which a wrong estimate has no part in, any norms around either,
 # and the longest tokens whose logits are still known: heads that cancel among short tokens, or whose scores were taken
 # for zero, do not there.
-NORM_ORDER = ("logits", "normal", "logits", "any", "normal", "any", "logits", "longest")
-# Any norm is that of logits or of N(0, 1), times up to this or less by as much.
-ANY_FACTOR = 1e3
+NORM_ORDER = ("logits", "any", "normal", "logits", "any", "longest", "any", "normal")
+# Any norm is one of logits times up to this, or less by as much; where no norm has logits, one times up to the second.
+# The factors are spread evenly on a logarithmic scale, as multiples of the golden ratio are modulo one.
+ANY_FACTOR, ANY_NORM = 1e3, 1e6
+GOLDEN = (5**0.5 - 1) / 2
 # Sizes of logits, and norms over that of the kinks: far out every piece of a function is wide.
 LOGIT_SIZES = (0.3, 16.0)
 KINK_SIZES = (0.3, 1000.0)
+TYPICAL_LOGITS = (0.5, 2.0)  # or kinks, that any norm is a multiple of
 # Of tokens of these structures attention makes the most.
 USUAL = ("ordinary", "mixed", "one-hot", "repeated")
 # The longest tokens have logits known to this, or are shorter by up to this factor.
@@ -114,6 +117,7 @@ class _Source:
     def __init__(self, estimate: Estimate, signature: Signature, rng: np.random.Generator) -> None:
         self.params, self.signature, self.rng = estimate.params, signature, rng
         self.shape = without_noise(estimate)  # norms are chosen by what is surely there
+        self._turn = rng.uniform()
         self.sure = signature.noise.kind == "exact" and not self.params.anatomy.behind
         self.longest = longest_predictable(estimate, signature, KNOWN_LOGIT if self.sure else SURELY_KNOWN_LOGIT)
         self.loudest = None if signature.noise.kind == "exact" else self.params.loudest()
@@ -172,9 +176,12 @@ class _Source:
         rng, signature = self.rng, self.signature
         if signature.max_norm is not None and rng.integers(2):  # the longest tokens show the most
             return float(signature.norm_limit * (1.0 - 0.5 * rng.uniform() ** 2))
-        if kind == "any":
-            kind = str(rng.choice(["logits", "normal"]))
-            return float(self._norm(kind, by) * ANY_FACTOR ** rng.uniform(-1.0, 1.0))
+        without_logits = not by.token_norm(1.0) < np.inf
+        if kind == "any" or (kind == "logits" and without_logits and rng.integers(2)):
+            self._turn += GOLDEN
+            norm = by.token_norm(float(np.exp(rng.uniform(*np.log(TYPICAL_LOGITS)))))
+            base, factor = (norm, ANY_FACTOR) if 0 < norm < np.inf else (1.0, ANY_NORM)
+            return float(base * factor ** (2.0 * (self._turn % 1.0) - 1.0))
         if kind == "normal":  # whatever was recovered
             return float(signature.width**0.5)
         known = min(signature.norm_limit, signature.space.huge**0.25, self.longest)

@@ -23,6 +23,7 @@ from keyhole.methods.single_head.all_positions import ask_positions
 from keyhole.methods.single_head.entrywise import ask_score_entrywise
 from keyhole.methods.single_head.windows import ask_windows
 from keyhole.queries import Measurements, Signature
+from keyhole.recovery import Outcome
 
 ASSUMPTIONS = (
     "the box computes one softmax head over its raw tokens, read at the last position",
@@ -115,6 +116,8 @@ def ask_score_along(
     """Score bias and score from the one output, or from the most informative combination of several."""
     if outputs is None:
         return (yield from _ask_score(signature, value, rng, draft, **options))
+    if not outputs.turn.shape[1]:
+        raise Unrecoverable(Outcome.TOO_NOISY, "no output shows its value to enough digits")
     direction = outputs.turn[:, 0]
     if options.get("entrywise"):
         # One output as it is: the rounding of a combination would drown small values.

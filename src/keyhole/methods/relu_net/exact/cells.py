@@ -9,15 +9,15 @@ import numpy as np
 from keyhole.arrays import ArrayTable, Floats
 from keyhole.methods.base import Steps
 from keyhole.methods.relu_net.exact.estimate import PieceErrors
-from keyhole.methods.relu_net.exact.kink_search import Kinked
+from keyhole.methods.relu_net.exact.kink_search import Kinked, NotPiecewiseLinear
 from keyhole.methods.relu_net.exact.line import LineCells
 from keyhole.methods.relu_net.exact.queries import Pieces, QueryLine, TokenQueries
 from keyhole.methods.relu_net.exact.token_design import clear_steps, telling_rows, wide_tokens
 
 # Candidates for each cell to be chosen, and their least and largest number.
 CANDIDATES, FEWEST, MOST = 20, 400, 4000
-# How far out kinks are is told by offsets of more radii than this: tokens as near to the origin as other kinks are would
-# lie on sides of them that are not known.
+# How far out kinks are is told by offsets of more radii than this: at the length of smaller ones it is not known on
+# which side of the other kinks a token lies.
 KNOWN_OFFSET = 2.0**14
 # Wide cells measured beyond the unknowns: a part of them, and at least one.
 EXTRA_CELLS = 1 / 12
@@ -139,6 +139,8 @@ def ask_wide_cells(
     usable = expected > 0
     chosen = telling_rows(covariance, active[usable], 2 * errors[usable] / expected[usable], count)
     chosen = np.flatnonzero(usable)[chosen]
+    if not chosen.size:
+        raise NotPiecewiseLinear("no token lies surely on one side of every kink")
     x, errors, longest, active = x[chosen], errors[chosen], longest[chosen], active[chosen]
     basis, _ = np.linalg.qr(rng.standard_normal((width, width)))
     basis = basis.T
