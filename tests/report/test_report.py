@@ -76,6 +76,7 @@ SAID = {
         "No query can tell their order",
         "two tokens and copies of one of them",
         "Diagnosis",
+        "From a few first queries it was found to be: multi-head",
     ],
     "relu-net": ["5 ReLU neurons", "Kinks of 5 neurons", "Along a line"],
     "one-layer": ["One layer of a Transformer", "The net behind attention"],

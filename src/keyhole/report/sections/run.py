@@ -189,5 +189,6 @@ def _diagnosis(result: Recovery) -> Section | None:
         if isinstance(each, Mapping)
     )
     tried, family = result.stats.details.get("tried_first"), result.stats.details.get("diagnosis")
-    said = f"The box was taken for a {tried} first, which its answers contradict; then it was found to be: {family}."
+    before = "" if tried is None else f"The box was taken for a {tried} first, which its answers contradict; then "
+    said = f"{before or 'From a few first queries '}it was found to be: {family}."
     return Section("Diagnosis", (said,), table=Table(("property", "found", "evidence"), rows))
