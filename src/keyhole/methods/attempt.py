@@ -15,7 +15,8 @@ from keyhole.errors import BudgetExhausted, ComputeError, KeyholeError, Numerica
 from keyhole.families import Family
 from keyhole.methods.arithmetic import check_arithmetic
 from keyhole.methods.base import Estimate, Found, Method, Steps, Unrecoverable, adapt
-from keyhole.methods.certificate import Judgement, certify, heldout_count
+from keyhole.methods.certificate import LEAST, Judgement, certify, heldout_count
+from keyhole.methods.heldout import CLASSES_FROM
 from keyhole.methods.noise_estimation.measure import NoiseEstimate, coarseness, measure_noise
 from keyhole.noise import Noise
 from keyhole.numerics.domain import Sampler
@@ -239,7 +240,11 @@ def _ask_heldout(estimate: Estimate, task: Task, ledger: Ledger) -> Steps[Judgem
         message = "the budget left no queries for the certificate"
         return Judgement(Outcome.UNCERTIFIED, message, _radii_only(estimate))
     steps = certify(estimate, task.signature, task.stream("held-out"), count, task.domain)
-    return (yield from with_noise(steps, task.signature.noise))
+    judgement = yield from with_noise(steps, task.signature.noise)
+    if task.heldout is None and count < CLASSES_FROM and judgement.outcome is Outcome.CERTIFIED:
+        message = f"{judgement.message}, but the budget left no more queries, and {LEAST} are usual: raise it"
+        return replace(judgement, outcome=Outcome.UNCERTIFIED, message=message)
+    return judgement
 
 
 def _ask_again(ledger: Ledger, signature: Signature) -> Steps[float]:

@@ -186,6 +186,10 @@ class _Auto:
         self, first: Attempt | None, diagnosis: Diagnosis | None
     ) -> Iterator[tuple[Method, Mapping[str, Any]]]:
         """Methods and options that are worth trying after a first attempt, the likeliest first."""
+        if first is not None and self.noise.kind == "dtype":
+            # All arithmetic may have been in that dtype, and answers off by more than their last rounding.
+            of_family = [method for family in METHODS[first.method].families for method in self._methods(family)]
+            yield from [(method, {}) for method in of_family if "dtype" not in method.takes_noise][:1]
         if diagnosis is not None and diagnosis.recovers is not None:
             for method in self._methods(diagnosis.recovers)[:1]:
                 # Options that few answers tell may be wrong.

@@ -70,10 +70,10 @@ def open_inputs(path: Path) -> list[Any]:
         raise FileError(f"{path}: no such file")
     sequences: list[Any] = []
     for name, array in readers[path.suffix](path).items():
-        if array.ndim not in (2, 3):
+        if array.ndim not in (2, 3) or array.dtype.kind not in "fiub":
             raise FileError(
-                f"{path}: {name or 'the array'} has shape {array.shape}; sequences are (length, width), or "
-                "(count, length, width) for several of one length"
+                f"{path}: {name or 'the array'} has shape {array.shape} of {array.dtype}; sequences are numbers "
+                "(length, width), or (count, length, width) for several of one length"
             )
         sequences += [array] if array.ndim == 2 else list(array)
     return sequences

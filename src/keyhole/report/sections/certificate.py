@@ -62,7 +62,9 @@ def _by_length(certificate: Certificate) -> Table | None:
 def _in_words(result: Recovery, unit: str) -> Iterator[str]:
     certificate = result.certificate
     count, ratio = certificate.heldout_queries, certificate.worst_ratio
-    fresh = f"{count:,} fresh random {unit}" if unit == "sequences" else f"{count:,} {unit} held back"
+    drawn = certificate.tested[0].queries if certificate.tested else count
+    fresh = f"{drawn:,} fresh random {unit}" if unit == "sequences" else f"{count:,} {unit} held back"
+    fresh += f" and {count - drawn:,} of the domain" if drawn < count else ""
     numbers = f", {certificate.answers.size:,} numbers in all," if certificate.answers.size != count else ""
     yield (
         f"After the parameters were fixed, {fresh}{numbers} were compared with what the parameters predict. The "
