@@ -321,11 +321,25 @@ class Head(Family):
 
     def effects(self, change: Self, tokens: Array) -> Iterator[tuple[str, Array]]:
         """How far a change of score, value or bias alone, of the size of `change`, moves the answers."""
-        zeros = {name: 0 * array for name, array in change.arrays().items()}
+        xp, queries = namespace(tokens), tokens[:, -1:, :]
+        head, wide = self.like(tokens), change.like(tokens)
+        logits = head.form.logits(tokens, queries)
+        weights, slopes = head.attention.weights(logits), head.attention.slopes(logits)
+        values = (tokens @ head.value_columns)[:, None, :, :]
+        answers = xp.sum(weights[..., None] * values, axis=2)  # (batch, 1, outputs or 1)
+        pulled = xp.sum(xp.abs(head.attention.normaliser.pulls(weights, values, answers)), axis=2)
+        zeros = {name: 0 * array for name, array in wide.arrays().items() if name not in ("value", "output_bias")}
         for name in self.arrays():
-            others = {each: zero for each, zero in zeros.items() if each != name}
-            alone: Self = replace(change, **others)  # type: ignore[type-var]
-            yield name.replace("_", " "), self.error_bar(alone, tokens, 0.0)
+            if name == "value":
+                effect = weights @ xp.sqrt((tokens**2) @ (wide.value_columns**2))
+            elif name == "output_bias":
+                effect = xp.zeros_like(answers) + wide.output_bias
+            else:
+                alone: Self = replace(wide, **{each: zero for each, zero in zeros.items() if each != name})  # type: ignore[type-var]
+                energies = xp.abs(slopes * head.form.radius(alone.form, tokens, queries, 0.0))
+                worst = xp.max(energies, axis=-1)[:, :, None]
+                effect = xp.expm1(xp.clip(2 * worst, None, LARGEST_EXPONENT)) * pulled
+            yield name.replace("_", " "), effect[:, 0, :] if head.value.ndim == 2 else effect[:, 0, 0]
 
     def token_norm(self, size: float) -> float:
         """The norm at which random tokens have logits of about `size`; inf when none has any."""

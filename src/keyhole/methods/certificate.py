@@ -13,7 +13,7 @@ from keyhole.arrays import Array, Booleans, Floats, floats, to_numpy
 from keyhole.errors import BudgetExhausted
 from keyhole.families import F, F_co, Family
 from keyhole.methods.base import Estimate, Steps
-from keyhole.methods.heldout import HeldOut, draw_heldout, prediction_radii
+from keyhole.methods.heldout import HeldOut, draw_heldout
 from keyhole.noise import GAUSSIAN_DEVIATIONS
 from keyhole.numerics.domain import LONGEST, Sampler, class_label, length_class
 from keyhole.queries import Measurements, Plan, Signature, Sketch
@@ -95,7 +95,7 @@ def certify(
     asked = draw_heldout(estimate, signature, rng, count, domain)
     answers: list[Measurements] = []
     for plan in asked.plans:
-        answer: Measurements = yield replace(plan, so_far=partial(_so_far, estimate, signature, asked.plans, answers))
+        answer: Measurements = yield replace(plan, so_far=partial(_so_far, estimate, asked, answers))
         answers.append(_at_last(answer, signature))
     compared = _compare(estimate, signature, asked, _concatenate([answer.values for answer in answers]))
     certificate = Certificate(
@@ -130,7 +130,7 @@ def certify(
 def _compare(estimate: Estimate, signature: Signature, asked: HeldOut, answers: Floats) -> Comparison:
     # Normal errors are looked at all together too, and their standard errors say more than radii that hold for each.
     normal = signature.noise.kind == "gaussian" and estimate.standard_error is not None
-    predictions, known = _predict(estimate, signature, asked.plans, normal)
+    predictions, known = asked.predictions, asked.known
     # How fine radii are is told by usual tokens: among the long ones they are as wide as can be.
     fine = np.repeat(asked.usual if np.any(asked.usual) else ~asked.usual, predictions.size // asked.usual.size)
     noise = signature.noise.radius + signature.noise.smallest + signature.noise.relative * np.abs(predictions)
@@ -184,14 +184,13 @@ def _limits(signature: Signature) -> str:
     )
 
 
-def _so_far(estimate: Estimate, signature: Signature, plans: list[Plan], answers: list[Measurements]) -> Sketch:
+def _so_far(estimate: Estimate, asked: HeldOut, answers: list[Measurements]) -> Sketch:
     """The estimate, and how far it is from the held-out answers that have come, for people who watch."""
     sketch = Sketch(estimate.params.anatomy.matrices(), 1.0)
     if not answers:
         return sketch
-    predictions, _ = _predict(estimate, signature, plans[: len(answers)], normal=False)
-    errors = np.abs(predictions - _concatenate([answer.values for answer in answers]))
-    return replace(sketch, heldout=[float(error) for error in errors])
+    came = _concatenate([answer.values for answer in answers])
+    return replace(sketch, heldout=[float(error) for error in np.abs(asked.predictions[: came.size] - came)])
 
 
 def _coarsest(params: Family, signature: Signature) -> float:
@@ -252,17 +251,6 @@ def _attention(params: Family, signature: Signature, plans: list[Plan], predicti
     tokens = [plan.tokens(0, plan.count, signature.space, signature.width) for plan in plans]
     flat = _concatenate([without(each) for each in tokens])
     return float(np.sqrt(np.mean((predictions - flat)[fine] ** 2)))
-
-
-def _predict(estimate: Estimate, signature: Signature, plans: list[Plan], normal: bool) -> tuple[Floats, Floats]:
-    """Predictions, and what they are off by: radii, or standard errors where errors are normal."""
-    predictions, radii = [], []
-    errors = estimate.standard_error if normal and estimate.standard_error is not None else estimate.radius
-    for plan in plans:
-        tokens = plan.tokens(0, plan.count, signature.space, signature.width)
-        predictions.append(estimate.params(tokens))
-        radii.append(prediction_radii(estimate.params, errors, tokens, signature))
-    return _concatenate(predictions), _concatenate(radii)
 
 
 def _concatenate(arrays: list[Array]) -> Floats:

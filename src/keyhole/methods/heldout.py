@@ -86,6 +86,8 @@ class HeldOut:
     domain: Booleans  # (queries,): from the sampler of a user
     lengths: Array  # (queries,)
     informative: Booleans  # (queries,): their predictions move when a score is changed, or any part of a single token's
+    predictions: Floats  # (numbers,): one after the other
+    known: Floats  # (numbers,): what they are off by: radii, or standard errors where errors are normal
     untested: tuple[str, ...]  # parts and classes of lengths that too few queries inform about
 
 
@@ -227,12 +229,15 @@ class _Table:
 
     evidence: dict[str, Floats]  # per part (queries,), from 0 to 1
     informative: Booleans  # (queries,)
+    predictions: list[Floats]  # of each query
+    known: list[Floats]  # what they are off by: radii, or standard errors where errors are normal
 
     def take(self, n: int, other: _Table, place: int) -> None:
         """Replace a query."""
         for label, own in self.evidence.items():
             own[n] = other.evidence[label][place]
         self.informative[n] = other.informative[place]
+        self.predictions[n], self.known[n] = other.predictions[place], other.known[place]
 
 
 class _Evidence:
@@ -241,6 +246,7 @@ class _Evidence:
     def __init__(self, estimate: Estimate, signature: Signature) -> None:
         self.estimate, self.signature = estimate, signature
         self.exact = signature.noise.kind == "exact"
+        self.normal = signature.noise.kind == "gaussian" and estimate.standard_error is not None
         longest = min(longest_predictable(estimate, signature, KNOWN_LOGIT), signature.norm_limit)
         self.change = _change(estimate, CHANGE if self.exact else CHANGE_NOISY, longest)
         self.scores = bool(estimate.params.anatomy.heads)
@@ -249,8 +255,12 @@ class _Evidence:
         """The evidence of each query: the squared movement over what is wanted, at most 1."""
         evidence: dict[str, Floats] = {}
         informative = np.zeros(len(queries), bool)
+        predictions, known = ([np.empty(0)] * len(queries) for _ in range(2))
         for where, tokens in by_length(queries, self.signature):
-            about = self._ratios(tokens)
+            answers, errors = self._predict(tokens)
+            for place, n in enumerate(where):
+                predictions[n], known[n] = np.ravel(answers[place]), np.ravel(errors[place])
+            about = self._ratios(tokens, answers, errors)
             for label, ratios in about.items():
                 evidence.setdefault(label, np.zeros(len(queries)))[where] = np.minimum(ratios, 1.0) ** 2
             # What is said of attention rests on queries whose scores matter.
@@ -258,21 +268,22 @@ class _Evidence:
             counted = of_scores if tokens.shape[1] > 1 and of_scores else list(about.values())
             least = 1.0 if self.exact else 1.0 / MOVES_NOISY
             informative[where] = np.max(counted, axis=0, initial=0.0) >= least if counted else True
-        return _Table(evidence, informative)
+        return _Table(evidence, informative, predictions, known)
 
-    def _ratios(self, tokens: Array) -> dict[str, Floats]:
-        estimate, signature = self.estimate, self.signature
-        params, noise = estimate.params, signature.noise
-        predictions = np.abs(floats(params(tokens)))
-        if noise.kind == "gaussian" and estimate.standard_error is not None:
-            known = prediction_radii(params, estimate.standard_error, tokens, signature)
+    def _predict(self, tokens: Array) -> tuple[Floats, Floats]:  # as answers
+        """Predictions, and what they are off by: radii, or standard errors where errors are normal."""
+        estimate = self.estimate
+        errors = estimate.standard_error if self.normal and estimate.standard_error is not None else estimate.radius
+        return floats(estimate.params(tokens)), prediction_radii(estimate.params, errors, tokens, self.signature)
+
+    def _ratios(self, tokens: Array, predictions: Floats, known: Floats) -> dict[str, Floats]:
+        noise = self.signature.noise
+        radii = known + noise.radius + noise.smallest + noise.relative * np.abs(predictions)
+        if self.normal:
             radii = np.hypot(known, noise.scale)
-        else:
-            known = prediction_radii(params, estimate.radius, tokens, signature)
-            radii = known + noise.radius + noise.smallest + noise.relative * predictions
         moves = MOVES if self.exact else MOVES_NOISY
         found = {}
-        for label, effect in params.effects(self.change, tokens):
+        for label, effect in self.estimate.params.effects(self.change, tokens):
             with np.errstate(all="ignore"):
                 ratios = floats(effect) / (moves * radii)
             ratios = np.where(np.isfinite(radii) & ~np.isnan(ratios), ratios, 0.0)
@@ -372,5 +383,7 @@ def _as_plans(
         domain=np.array([everything[n].norm == "domain" for n in order]),
         lengths=np.array([everything[n].length for n in order]),
         informative=np.append(table.informative, of_inputs.informative)[order],
+        predictions=np.concatenate([(table.predictions + of_inputs.predictions)[n] for n in order]),
+        known=np.concatenate([(table.known + of_inputs.known)[n] for n in order]),
         untested=tuple(_missing(queries, table, gauge)),
     )
