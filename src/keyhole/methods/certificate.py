@@ -26,6 +26,7 @@ SHARE, LEAST, MOST = 0.025, 64, 256
 # be asked, and the resolution says how much it was.
 COARSEST = 0.05
 COARSEST_NOISY = 0.3
+COARSEST_FLOAT32 = 0.1  # of answers of few digits, which leave radii wide
 COARSEST_NET = 1e-4  # of exact answers without attention, which kinks are read from to many more digits
 FLOAT32 = 2.0**-23
 UNDERFLOW = 2.0**-1068  # numbers of this size have few digits
@@ -197,8 +198,9 @@ def _coarsest(params: Family, signature: Signature) -> float:
     """The largest resolution that proves something."""
     if signature.noise.kind != "exact":
         return COARSEST_NOISY
-    kinked = params.without_attention() is None and signature.space.spacing < FLOAT32
-    return COARSEST_NET if kinked else COARSEST
+    if signature.space.spacing >= FLOAT32:
+        return COARSEST_FLOAT32
+    return COARSEST_NET if params.without_attention() is None else COARSEST
 
 
 def _has_scatter(errors: Floats, radii: Floats | float) -> bool:

@@ -162,7 +162,8 @@ class _Source:
         tokens = draw_tokens(structure, rng, length, signature.width)
         if self.loudest is not None and structure in LOUD and rng.integers(LOUD_EVERY):
             tokens += rng.choice([-1.0, 1.0], (length, 1)) * to_numpy(self.loudest)
-        tokens *= self._norm(norm, by)
+        # Rounded, so that the last digits of an estimate do not make other queries of the same ones.
+        tokens *= float(f"{self._norm(norm, by):.2g}")
         with np.errstate(divide="ignore", invalid="ignore"):
             sizes = np.linalg.norm(tokens, axis=1, keepdims=True)
             limit = min(signature.norm_limit, signature.space.huge**0.25) * (1.0 - 0.5 * rng.uniform() ** 2)
