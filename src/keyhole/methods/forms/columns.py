@@ -24,8 +24,6 @@ SMALLEST_DAMPING = 0.2
 # Singular values below the errors of the checks may hide: what they add to a form that was not asked for is at most
 # some times the radius of the checks, or some times the largest of four residuals that happened to be small.
 UNSEEN_FACTOR = 8.0
-# Radii hold to first order, which of answers of few digits is not all: errors of 1.09 radii have been seen.
-FLOAT32, SECOND_ORDER = 2.0**-23, 1.25
 TAIL_FACTOR = 64.0
 # A column of the direction along a score bias is no basis for others where it is smaller than this beside them: they
 # would carry its errors, and need nothing that they do not show themselves.
@@ -262,8 +260,6 @@ class ScoreColumns:
         rank = len(self.cross.pivots)
         if self.faint:
             rank += self.cross.add(complete[:, :1], [float(xp.max(radius[:, 0])) + self._negligible])
-        if self.space.spacing >= FLOAT32:
-            total = SECOND_ORDER * total
         return Score(matrix, total + _rotation_error(self.space, matrix), rank, hidden_bias)
 
     @property
