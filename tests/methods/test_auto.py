@@ -210,3 +210,39 @@ def test_a_wrong_activation_is_wrong_use() -> None:
     net = open_target("demo:relu-net?width=3&neurons=2").oracle
     with pytest.raises(kh.KeyholeError, match="activation must be"):
         kh.recover(net, "relu-net", activation="nonsense")
+
+
+@pytest.mark.parametrize("declared", [None, "float32"])
+def test_a_forward_pass_in_float32_is_read_by_its_digits(declared: str | None) -> None:
+    rng = np.random.default_rng(3)
+    score, value = rng.standard_normal((5, 5)).astype(np.float32), rng.standard_normal(5).astype(np.float32)
+
+    def box(tokens: Any) -> Any:
+        x = np.asarray(tokens, np.float32)
+        logits = np.einsum("bnd,de,be->bn", x, score, x[:, -1])
+        weights = np.exp(logits - logits.max(axis=1, keepdims=True))
+        return np.einsum("bn,bn->b", weights / weights.sum(axis=1, keepdims=True), x @ value).astype(float)
+
+    noise = None if declared is None else kh.Noise.parse(declared)
+    result = kh.recover(kh.FunctionOracle(box, width=5, noise=noise), throw=False)
+    assert result.certified, result.message
+    assert np.max(np.abs(result.params.score - score)) <= 1e-3
+
+
+def test_values_that_cancel_in_single_tokens_are_those_of_several_heads() -> None:
+    rng = np.random.default_rng(0)
+    value = rng.standard_normal(4)
+    heads = [kh.SingleHead(rng.standard_normal((4, 4)), sign * value) for sign in (1.0, -1.0)]
+    truth = kh.MultiHead(heads)
+    result = kh.recover(kh.FunctionOracle(truth, width=4), throw=False)
+    assert result.certified, result.message
+    assert kh.distance(result.params, truth) <= 1e-8
+
+
+@pytest.mark.parametrize(("left", "certified"), [(1, False), (31, False), (64, True)])
+def test_a_few_held_out_queries_that_a_budget_leaves_certify_nothing(left: int, certified: bool) -> None:
+    oracle = kh.FunctionOracle(head(4), width=8)
+    needed = kh.recover(oracle).stats.queries
+    result = kh.recover(oracle, budget=needed + left, throw=False)
+    assert (result.certified, result.stats.heldout_queries) == (certified, left)
+    assert certified or "budget left" in result.message
