@@ -146,7 +146,7 @@ def _compare(estimate: Estimate, signature: Signature, asked: HeldOut, answers: 
         coarse = float(np.sqrt(np.mean(known[fine] ** 2) + signature.noise.scale**2 / known.size))
     size = float(np.sqrt(np.mean((answers - _constant(estimate.params, asked.plans))[fine] ** 2)))
     resolution = coarse / size if size > 0 else float("inf")
-    attention = _attention(estimate.params, signature, asked.plans, predictions, fine)
+    attention = _attention(estimate.params, signature, asked.plans, fine)
     if attention > 0 or signature.max_norm is not None:
         resolution = max(resolution, coarse / attention if attention else float("inf"))
     scatters = normal and _has_scatter(np.abs(predictions - answers), radii)
@@ -245,14 +245,15 @@ def _constant(params: Family, plans: list[Plan]) -> Floats | float:
     return 0.0 if constant is None else np.tile(np.ravel(floats(constant)), sum(plan.count for plan in plans))
 
 
-def _attention(params: Family, signature: Signature, plans: list[Plan], predictions: Floats, fine: Booleans) -> float:
+def _attention(params: Family, signature: Signature, plans: list[Plan], fine: Booleans) -> float:
     """What attention contributes to the answers: radii as large as that say nothing of the score matrix."""
     without = params.without_attention()
     if without is None:
         return float("inf")
     tokens = [plan.tokens(0, plan.count, signature.space, signature.width) for plan in plans]
-    flat = _concatenate([without(each) for each in tokens])
-    return float(np.sqrt(np.mean((predictions - flat)[fine] ** 2)))
+    # In the same batches, so that rounding is the same: what has no attention makes no difference at all.
+    moved = _concatenate([params(each) - without(each) for each in tokens])
+    return float(np.sqrt(np.mean(moved[fine] ** 2)))
 
 
 def _concatenate(arrays: list[Array]) -> Floats:
