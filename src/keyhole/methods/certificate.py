@@ -1,4 +1,4 @@
-"""Held-out queries: the certificate nobody can argue with."""
+"""The certificate: an estimate is judged by fresh answers, their radii, and how much these queries tell."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SHARE, LEAST, MOST = 0.025, 64, 256
 # be asked, and the resolution says how much it was.
 COARSEST = 0.05
 COARSEST_NOISY = 0.3
-COARSEST_FLOAT32 = 0.1  # of answers of few digits, which leave radii wide
+COARSEST_FLOAT32 = 0.1  # of answers of few digits; long sequences, of which attention makes less, are among the queries
 COARSEST_NET = 1e-4  # of exact answers without attention, which kinks are read from to many more digits
 FLOAT32 = 2.0**-23
 UNDERFLOW = 2.0**-1068  # numbers of this size have few digits

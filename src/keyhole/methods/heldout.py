@@ -97,20 +97,20 @@ def draw_heldout(
     """`count` held-out queries, and as many of a user's own inputs where a sampler is given."""
     source = _Source(estimate, signature, rng)
     queries = source.draw(count)
-    gauge = _Evidence(estimate, signature)
-    table = gauge.of(queries)
+    evidence = _Evidence(estimate, signature)
+    table = evidence.of(queries)
     for _ in range(REDRAWS):
-        dull = [int(n) for n in np.flatnonzero(~table.informative) if queries[n].length > 1 or not gauge.scores]
+        dull = [int(n) for n in np.flatnonzero(~table.informative) if queries[n].length > 1 or not evidence.scores]
         if not dull:
             break
         again = source.redraw([queries[n] for n in dull])
-        better = gauge.of(again)
+        better = evidence.of(again)
         for place, n in enumerate(dull):
             if better.informative[place]:
                 queries[n] = again[place]
                 table.take(n, better, place)
-    _fill_up(queries, table, gauge, source)
-    return _as_plans(queries, table, source.inputs(domain, count), gauge, signature)
+    _fill_up(queries, table, evidence, source)
+    return _as_plans(queries, table, source.inputs(domain, count), evidence, signature)
 
 
 class _Source:
@@ -118,7 +118,7 @@ class _Source:
 
     def __init__(self, estimate: Estimate, signature: Signature, rng: np.random.Generator) -> None:
         self.params, self.signature, self.rng = estimate.params, signature, rng
-        self.shape = without_noise(estimate)  # norms are chosen by what is surely there
+        self.norm_by = without_noise(estimate)  # norms are chosen by what is surely there
         self._turn = rng.uniform()
         self.sure = signature.noise.kind == "exact" and not self.params.anatomy.behind
         self.longest = longest_predictable(estimate, signature, KNOWN_LOGIT if self.sure else SURELY_KNOWN_LOGIT)
@@ -139,7 +139,7 @@ class _Source:
             near = [each == "ordinary" and bool(self.rng.integers(2)) for each in structures]
             structures = ["near" if each else own for each, own in zip(near, structures, strict=True)]
         norms = self.rng.permutation([NORM_ORDER[n % len(NORM_ORDER)] for n in range(count)])
-        by = list(norm_by) or [self.shape]
+        by = list(norm_by) or [self.norm_by]
         return [
             self._query(structure, length, str(norm), by[n % len(by)])
             for n, (structure, length, norm) in enumerate(zip(structures, lengths, norms, strict=True))
@@ -147,7 +147,7 @@ class _Source:
 
     def redraw(self, queries: list[Query]) -> list[Query]:
         """Other queries of the same lengths and structures, their norms from the size of logits."""
-        return [self._query(query.structure, query.length, "logits", self.shape) for query in queries]
+        return [self._query(query.structure, query.length, "logits", self.norm_by) for query in queries]
 
     def inputs(self, domain: Sampler | None, count: int) -> list[Query]:
         """Inputs of a user."""
@@ -317,28 +317,28 @@ def _change(estimate: Estimate, share: float, longest: float) -> Family:
     return estimate.params.with_arrays(changes)
 
 
-def _fill_up(queries: list[Query], table: _Table, gauge: _Evidence, source: _Source) -> None:
+def _fill_up(queries: list[Query], table: _Table, evidence: _Evidence, source: _Source) -> None:
     """Replace queries, in place, until every part and every class of lengths has enough that inform about it."""
     heads = source.params.anatomy.heads
     replaced: set[int] = set()
     for _ in range(POOLS):
-        missing = _missing(queries, table, gauge)
+        missing = _missing(queries, table, evidence)
         if not missing:
             return
         classes = {length_class(query.length) for query in queries}
         wanted = [each for number in classes if class_label(number) in missing for each in LENGTH_CLASSES[number]]
         most = source.signature.max_length or LONGEST
         pool = source.draw(max(LEAST_POOL, len(queries)), heads, [each for each in wanted if each <= most])
-        fresh = gauge.of(pool)
+        fresh = evidence.of(pool)
         for place, query in enumerate(pool):
-            missing = _missing(queries, table, gauge)
+            missing = _missing(queries, table, evidence)
             gains = sum(fresh.evidence[name][place] for name in missing if name in fresh.evidence)
             gains += fresh.informative[place] and class_label(length_class(query.length)) in missing
-            own = [n for n, each in enumerate(queries) if length_class(each.length) == length_class(query.length)]
-            own = [n for n in own if n not in replaced]
-            if not own or not gains > 0:
+            number = length_class(query.length)
+            others = [n for n, own in enumerate(queries) if length_class(own.length) == number and n not in replaced]
+            if not others or not gains > 0:
                 continue
-            n = min(own, key=lambda each: sum(own[each] for own in table.evidence.values()))
+            n = min(others, key=lambda each: sum(part[each] for part in table.evidence.values()))
             losses = sum(table.evidence[name][n] for name in missing if name in table.evidence)
             if gains > losses:
                 replaced.add(n)
@@ -346,12 +346,12 @@ def _fill_up(queries: list[Query], table: _Table, gauge: _Evidence, source: _Sou
                 table.take(n, fresh, place)
 
 
-def _missing(queries: list[Query], table: _Table, gauge: _Evidence) -> list[str]:
+def _missing(queries: list[Query], table: _Table, evidence: _Evidence) -> list[str]:
     """Parts, and classes of lengths, that too few queries inform about."""
     enough = min(ENOUGH, len(queries) / ONE_IN)
     needed = {name: min(1.0, enough) if name.startswith("neuron") else enough for name in table.evidence}
     names = [name for name, own in table.evidence.items() if np.sum(own) < needed[name]]
-    if gauge.exact and len(queries) >= CLASSES_FROM:
+    if evidence.exact and len(queries) >= CLASSES_FROM:
         classes = np.array([length_class(query.length) for query in queries])
         for number in range(len(LENGTH_CLASSES)):
             own = classes == number
@@ -369,9 +369,9 @@ def by_length(queries: list[Query], signature: Signature) -> Iterable[tuple[Arra
 
 
 def _as_plans(
-    queries: list[Query], table: _Table, inputs: list[Query], gauge: _Evidence, signature: Signature
+    queries: list[Query], table: _Table, inputs: list[Query], evidence: _Evidence, signature: Signature
 ) -> HeldOut:
-    of_inputs = gauge.of(inputs)
+    of_inputs = evidence.of(inputs)
     plans, order = [], []
     for first, some in ((0, queries), (len(queries), inputs)):
         for where, tokens in by_length(some, signature):
@@ -386,5 +386,5 @@ def _as_plans(
         informative=np.append(table.informative, of_inputs.informative)[order],
         predictions=np.concatenate([(table.predictions + of_inputs.predictions)[n] for n in order]),
         known=np.concatenate([(table.known + of_inputs.known)[n] for n in order]),
-        untested=tuple(_missing(queries, table, gauge)),
+        untested=tuple(_missing(queries, table, evidence)),
     )
