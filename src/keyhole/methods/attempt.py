@@ -218,8 +218,8 @@ def ask_noise(task: Task, ledger: Ledger) -> Steps[tuple[Task, dict[str, Any]]]:
 
 def noise_details(noise: Noise, evidence: str, queries: int) -> dict[str, Any]:
     """Details of noise that was measured, not declared."""
-    radius = noise.radius or noise.relative
-    return {"noise": str(noise), "noise_evidence": evidence, "noise_queries": queries, "noise_radius": radius}
+    figures = {"noise_queries": queries, "noise_radius": noise.radius}
+    return {"noise": str(noise), "noise_evidence": evidence, **figures}
 
 
 def _radii_only(estimate: Estimate) -> Certificate:
