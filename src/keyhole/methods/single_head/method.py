@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from keyhole.arrays import floats
 from keyhole.errors import UsageError
 from keyhole.families import SingleHead
 from keyhole.methods.arithmetic import partial_result
@@ -29,8 +28,6 @@ ASSUMPTIONS = (
     "the box computes one softmax head over its raw tokens, read at the last position",
     "answers are right up to the rounding of their dtype and the declared noise",
 )
-# Singular values that fall by less than this from one to the next have no effective rank below their number.
-SHARP_DROP = 1e-2
 
 
 def single_head(
@@ -49,21 +46,8 @@ def single_head(
         raise UsageError(f"entrywise must be true or false, not {entrywise!r}")
     if signature.positions == "all":
         return (yield from _ask_all_positions(signature, rng, entrywise))
-    value, bias, score, details = yield from _ask_head(signature, rng, windows=not entrywise, entrywise=entrywise)
+    value, bias, score, details = yield from ask_head(signature, rng, windows=not entrywise, entrywise=entrywise)
     return head_estimate(signature, value, bias, score, details)
-
-
-def low_rank(signature: Signature, rng: np.random.Generator, *, tolerance: float = 0.0) -> Steps[Estimate[SingleHead]]:
-    """A head as `single_head` recovers it, always by directions, so that the rank is found whatever the outputs.
-
-    *Provably Learning Attention with Queries* (arXiv 2601.16873) learns a score of rank r from O(rd) random queries;
-    here r(2d − r) + d + 6 adaptive ones do, one for each number that determines it, and r is not given.
-    With `tolerance`, singular values below that fraction of the whole are left out, and the radius says so.
-    """
-    if not isinstance(tolerance, int | float) or not 0 <= tolerance < 1:
-        raise UsageError(f"tolerance must be at least 0 and below 1, not {tolerance!r}")
-    value, bias, score, details = yield from _ask_head(signature, rng, windows=False, tolerance=tolerance)
-    return head_estimate(signature, value, bias, score, {**details, **_effective_rank(score)})
 
 
 def _ask_all_positions(signature: Signature, rng: np.random.Generator, entrywise: bool) -> Steps[Estimate[SingleHead]]:
@@ -79,7 +63,7 @@ def _ask_all_positions(signature: Signature, rng: np.random.Generator, entrywise
     return replace(estimate, counting_bound=-(-numbers // (observed.longest * outputs)))
 
 
-def _ask_head(
+def ask_head(
     signature: Signature, rng: np.random.Generator, *, windows: bool, **options: Any
 ) -> Steps[tuple[Value, ScoreBias | None, Score, dict[str, Any]]]:
     """Value, score bias and score, with a sketch of them left behind where a run ends early.
@@ -189,17 +173,6 @@ def head_estimate(
     return Estimate(params, radius, bound, assumptions=ASSUMPTIONS, details=details)
 
 
-def _effective_rank(score: Score) -> dict[str, Any]:
-    """Where the singular values drop most, and the first of those below, relative to the largest."""
-    sizes = np.linalg.svd(floats(score.matrix), compute_uv=False)
-    if score.rank == 0:
-        return {"effective_rank": 0, "tail": 0.0}
-    known = sizes[: score.rank]
-    drops = known[1:] / known[:-1]
-    cut = int(np.argmin(drops)) + 1 if drops.size and float(np.min(drops)) < SHARP_DROP else score.rank
-    return {"effective_rank": cut, "tail": float(known[cut] / known[0]) if cut < score.rank else 0.0}
-
-
 SINGLE_HEAD = Method(
     name="single-head",
     summary="one softmax head, rank unknown, at the counting bound",
@@ -208,11 +181,4 @@ SINGLE_HEAD = Method(
     options={
         "entrywise": "relative accuracy for every entry of a graded score matrix, at one to three queries an entry"
     },
-)
-LOW_RANK = Method(
-    name="low-rank",
-    summary="one softmax head, score of low rank, the rank found on the way",
-    run=low_rank,
-    last_only=True,
-    options={"tolerance": "leave out what is below this fraction of the score matrix; 0 leaves out nothing"},
 )

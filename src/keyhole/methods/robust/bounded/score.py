@@ -38,7 +38,7 @@ class ScoreReader:
     def __init__(self, reader: BoundedReader, table: ScoreTable) -> None:
         self.reader, self.table, self.space, self.width = reader, table, reader.space, reader.width
 
-    def _ask(self, row: Integers, column: Integers, scale: Floats) -> Steps[None]:
+    def ask(self, row: Integers, column: Integers, scale: Floats) -> Steps[None]:
         """Ask rows and columns, (n,) each, at their scales; what was answered before is forgotten."""
         reader, table = self.reader, self.table
         rows, units = reader.vectors(table.design.rows)[0], reader.vectors(np.eye(self.width))[0]
@@ -67,7 +67,7 @@ class ScoreReader:
             row = np.concatenate([0 * asking, asking + 1, steep + 1 + self.width])
             column = np.concatenate([asking, asking, steep])
             lengths = [scales[asking], scales[asking], design.shorter[steep] * scales[steep]]
-            yield from self._ask(row, column, np.concatenate(lengths))
+            yield from self.ask(row, column, np.concatenate(lengths))
             diagonal = self.table.diagonal()
             forms = self.table.forms(np.stack([0 * every, every + 1]), every, diagonal)
             logits, own = np.max(np.abs(forms.middle), axis=0) * scales, np.maximum(diagonal.middle, 0.0) * scales**2
@@ -87,8 +87,8 @@ class ScoreReader:
             row, column = (each.ravel() for each in np.meshgrid(some, np.arange(self.width), indexing="ij"))
             other = row != column + 1
             if np.any(other):
-                yield from self._ask(row[other], column[other], self._lengths()[column[other]])
-                yield from self._ask_again()
+                yield from self.ask(row[other], column[other], self.lengths()[column[other]])
+                yield from self.ask_again()
         for _ in range(MOST_ROUNDS):
             # Beside entries that were read at another scale by far, the rounding of a long last token drowns all.
             limit = MOST_ROUNDING / self.table.logit_rounding
@@ -96,10 +96,10 @@ class ScoreReader:
             late = self.table.scale[row, column] > limit[column]
             if not np.any(late):
                 return
-            yield from self._ask(row[late], column[late], SHRINK * limit[column[late]])
-            yield from self._ask_again()
+            yield from self.ask(row[late], column[late], SHRINK * limit[column[late]])
+            yield from self.ask_again()
 
-    def _lengths(self) -> Floats:  # (width,)
+    def lengths(self) -> Floats:  # (width,)
         """Lengths of last tokens from the forms read so far, of a column and of all."""
         row, column = self.table.entries_to_ask()
         diagonal = self.table.diagonal()
@@ -111,7 +111,7 @@ class ScoreReader:
         own = np.sqrt(self.reader.most_own / np.maximum(diagonal.middle, 0.0))
         return np.asarray(np.fmin(np.fmin(MEAN_LOGIT / typical, own), self.reader.longest_last))
 
-    def _ask_again(self) -> Steps[None]:
+    def ask_again(self) -> Steps[None]:
         """Ask again, with a shorter last token, what saturates or is read badly."""
         row, column = self.table.entries_to_ask()
         shrink, ceiling = np.full(len(row), SHRINK), np.full(len(row), self.reader.longest_last)
@@ -128,7 +128,7 @@ class ScoreReader:
             if not np.any(again):
                 return
             shrink = np.where(unread, shrink**STRIDE, np.where(faint, SHRINK, shrink))
-            yield from self._ask(row[again], column[again], better[again])
+            yield from self.ask(row[again], column[again], better[again])
         raise saturation_error(int(np.sum(again)))
 
     def ask_form_check(self, score: Interval, rng: np.random.Generator) -> Steps[None]:
@@ -160,9 +160,9 @@ class ScoreReader:
                 "its errors exceed the tolerance",
             )
 
-    def solve(self) -> tuple[Interval, Interval]:
-        """The score matrix and the forms behind it, if there is one."""
-        score, forms = self.table.solve()
+    def solve(self) -> Interval:
+        """The score matrix, if there is one."""
+        score = self.table.solve()
         if np.any(score.empty):
             raise Unrecoverable(
                 Outcome.WRONG_FAMILY,
@@ -171,4 +171,4 @@ class ScoreReader:
             )
         if not np.all(np.isfinite(score.size)):
             raise saturation_error(int(np.sum(~np.isfinite(score.size))))
-        return score, forms
+        return score
