@@ -29,20 +29,24 @@ def low_rank(
     *Provably Learning Attention with Queries* (arXiv 2601.16873) learns a score of rank r from O(rd) random queries;
     here r(2d − r) + d + 6 adaptive ones do, one for each number that determines it, and r is not given.
     With `tolerance`, singular values below that fraction of the whole are left out, and the radius says so.
-    Where answers err and norms are bounded, a random sketch of the score tells its rank, and (2r + 9)·d queries
-    or fewer, each in intervals, its entries: `bounded` of `methods.robust`. `budget` changes nothing.
+    Behind a tolerance, or other errors and a norm bound, intervals are read: of a random sketch of the score, which
+    tells its rank, and of r columns, in some (2r + 10)·d queries, and up to 10·d more where radii would be too wide.
+    `budget` changes nothing.
     """
     del budget  # every reading is wanted
     if not isinstance(tolerance, int | float) or not 0 <= tolerance < 1:
         raise UsageError(f"tolerance must be at least 0 and below 1, not {tolerance!r}")
     if signature.noise.kind == "dtype":
         signature = signature.as_coarse()
-    if signature.noise.kind != "exact" and signature.max_norm is not None and tolerance == 0:
+    kind = signature.noise.kind
+    # Long tokens drown other errors, which then add up in squares; any errors within a tolerance may conspire.
+    in_intervals = kind == "bounded" or (kind != "exact" and signature.max_norm is not None)
+    if in_intervals and tolerance == 0:
         try:
             return (yield from bounded(signature, rng, low_rank=True))
         except Unrecoverable as error:
-            # A bias: errors that add up in squares can be told from it, any errors within a tolerance cannot.
-            if signature.noise.kind == "bounded" or error.outcome is not Outcome.WRONG_FAMILY:
+            # A bias, beside which only the other way reads.
+            if kind == "bounded" or error.outcome is not Outcome.WRONG_FAMILY:
                 raise
     value, bias, score, details = yield from ask_head(signature, rng, windows=False, tolerance=tolerance)
     return head_estimate(signature, value, bias, score, {**details, **_effective_rank(score)})

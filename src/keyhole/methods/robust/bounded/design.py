@@ -209,10 +209,9 @@ class ScoreTable:
         known = ~(np.isnan(entries.low) | np.isnan(entries.high))
         return Interval(np.where(known, entries.low, -np.inf), np.where(known, entries.high, np.inf))
 
-    @property
-    def logit_rounding(self) -> Floats:  # (width,)
-        """Bound on the rounding of a logit for a last token of norm one, by column."""
-        score = self._solve(np.zeros(self.width))
+    def logit_rounding(self, score: Interval | None = None) -> Floats:  # (width,)
+        """Bound on the rounding of a logit for a last token of norm one, by column of the score matrix."""
+        score = score or self._solve(np.zeros(self.width))
         return np.asarray(2 * np.linalg.norm(score.size, axis=0) * self.rounding * self.design.norm)
 
     def solve(self) -> Interval:  # (width, width)

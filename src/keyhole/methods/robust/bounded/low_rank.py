@@ -33,9 +33,8 @@ DEVIATIONS = 5.0
 PILOT, PILOT_SHARE = 5, 1 / 6
 # A sketch that costs more of all entries than this saves too little for what it adds to radii.
 WORTH = 0.8
-# What radii that add up do to a form, over its size: above the first, rows are added up to so many; above the second
-# all entries are read instead.
-FINE, COARSEST, MOST_CHECKS = 1.0, 3.0, 15
+# Rows are added where radii are too wide, up to so many.
+MOST_CHECKS = 15
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,14 +44,6 @@ class LowRankScore:
     score: Interval  # (width, width)
     rank: int  # that could be told from lower ones
     tail: float  # largest entry that may hide from the sketch
-
-    @property
-    def coarseness(self) -> float:
-        """Forms of random vectors by radii that all add up, over forms of the score matrix; infinite if it is none."""
-        if np.any(self.score.empty):
-            return np.inf
-        size = float(np.linalg.norm(self.score.middle))
-        return len(self.score.low) * float(np.linalg.norm(self.score.radius)) / size if size > 0 else np.inf
 
 
 @final
@@ -64,10 +55,11 @@ class LowRankReader:
         self.width = entries.width
         self.rows = np.zeros(0, dtype=np.int64)  # of the table, random ones
         self.along = np.zeros(0)  # (rows,) their part of x_0; the rest is across it
+        self.pivots = self.rows  # columns
         self.across = 0.0  # norm of that rest, the same for all
 
     def ask(self) -> Steps[LowRankScore | None]:
-        """The score matrix where its rank is low enough to save queries, and its radii useful; None elsewhere."""
+        """The score matrix where its rank is low enough to save queries; None elsewhere."""
         count = max(PILOT, int(PILOT_SHARE * self.width))
         if not self._pays(1):
             return None
@@ -82,15 +74,18 @@ class LowRankReader:
             if not self._pays(rank):
                 return None
             yield from self._ask_further(missing)
-        pivots = self._pivots(rank)
-        yield from self._ask_table(1 + every, pivots)
-        while not (found := self._solve(pivots)).coarseness <= FINE:
-            checks = len(self.rows) - rank
-            most = min(MOST_CHECKS, int(WORTH * self.width) - 2 * rank)
-            if most <= checks or found.coarseness * self._unseen(most) > COARSEST * self._unseen(checks):
-                break
-            yield from self._ask_further(min(CHECKS, most - checks))
-        return found if found.coarseness <= COARSEST else None
+        self.pivots = self._choose_columns(rank)
+        yield from self._ask_table(1 + every, self.pivots)
+        return self._solve()
+
+    def ask_more(self) -> Steps[LowRankScore | None]:
+        """The score matrix from more rows, which make its radii finer; None where that would cost as much as all."""
+        rank, checks = len(self.pivots), len(self.rows) - len(self.pivots)
+        more = min(CHECKS, MOST_CHECKS - checks, int(WORTH * self.width) - 2 * rank - checks)
+        if more <= 0:
+            return None
+        yield from self._ask_further(more)
+        return self._solve()
 
     def _pays(self, rank: int) -> bool:
         return 2 * rank + CHECKS < WORTH * self.width
@@ -99,10 +94,6 @@ class LowRankReader:
         """More random rows, at all columns."""
         yield from self._ask_rows(count)
         yield from self._ask_table(self.rows[-count:], np.arange(self.width))
-
-    def _unseen(self, checks: int) -> float:
-        """A part that hides from so many rows, over the radius of one."""
-        return self._hiding(checks) * float(checks) ** 0.5
 
     def _ask_rows(self, count: int) -> Steps[None]:
         """More random rows, and their values, each from a query of its own."""
@@ -138,63 +129,83 @@ class LowRankReader:
     def _rank(self, columns: Integers) -> int:
         """How many singular values of the sketch are not errors."""
         sketch = self._sketch(columns)
+        if not np.all(np.isfinite(sketch.size)):
+            return len(self.rows)  # nothing can be said
         sizes = np.linalg.svd(sketch.middle, compute_uv=False)
         return int(np.sum(sizes > np.linalg.norm(sketch.radius)))
 
-    def _pivots(self, rank: int) -> Integers:  # (rank,)
+    def _choose_columns(self, rank: int) -> Integers:  # (rank,)
         """Columns that span the others with small coefficients."""
         _, _, order = qr(self._sketch(np.arange(self.width)).middle, mode="economic", pivoting=True)
         return np.asarray(order[:rank], dtype=np.int64)
 
-    def _solve(self, pivots: Integers) -> LowRankScore:
+    def _solve(self) -> LowRankScore | None:
         """The score matrix of least radii, made of all or fewer of the chosen columns, with all rounding."""
-        size = np.zeros(self.width)
+        size, every = np.zeros(self.width), np.arange(self.width)
         for _ in range(MOST_ROUNDS):
-            made = [self._assemble(pivots[:rank], size) for rank in range(len(pivots) + 1)]
+            sketch, diagonal = self._sketch(every, size), self.table.diagonal(size)
+            if not np.all(np.isfinite(sketch.size)):
+                return None
+            made = [self._assemble(self.pivots[:rank], sketch, diagonal, size) for rank in range(len(self.pivots) + 1)]
             found = min(made, key=lambda each: float(np.linalg.norm(each.score.radius)))
             seen = np.linalg.norm(found.score.size, axis=0)
+            if not np.all(np.isfinite(seen)) or np.any(found.score.empty):
+                return None
             if np.all(seen <= size):
-                break
+                return found
+            # Rounding is proportional to the columns; twice what they seem covers what rounding adds to them.
             size = np.maximum(size, 2 * seen)
-        return found
+        return None
 
-    def _assemble(self, pivots: Integers, size: Floats) -> LowRankScore:
+    def _assemble(self, pivots: Integers, sketch: Interval, diagonal: Interval, size: Floats) -> LowRankScore:
         """The score matrix whose columns are spanned by the chosen ones, for columns of norms of at most `size`."""
         every, table, rank = np.arange(self.width), self.table, len(pivots)
-        sketch, diagonal = self._sketch(every, size), table.diagonal(size)
-        first = table.forms(0 * every, every, diagonal, size)  # (width,) x_0·W_b
         columns = self._columns(pivots, diagonal, size)
-        part = sketch[:, pivots]
-        inverse = np.linalg.pinv(part.middle)  # (rank, rows)
-        mixture = inverse @ sketch.middle  # (rank, width)
-        left = sketch.middle - part.middle @ mixture
-        errors = sketch.radius + part.radius @ np.abs(mixture)
-        # What the chosen columns do not span: random rows show all but a small part of it.
-        tail = np.linalg.norm(np.abs(left) + errors, axis=0) * SAFE * self._hiding(len(self.rows) - rank)  # (width,)
-        met = DEVIATIONS * self.across * (self.width - 1) ** -0.5 * np.linalg.norm(inverse, axis=1)  # (rank,)
-        own = np.abs(inverse) @ part.radius + np.abs(inverse @ part.middle - np.eye(rank))
-        wrong = np.full(mixture.shape, np.inf)  # errors of the mixture, which act back on themselves
-        if rank == 0 or np.max(np.abs(np.linalg.eigvals(own))) < 1 / SAFE:
-            known = np.abs(inverse @ left) + np.abs(inverse) @ errors + met[:, None] * tail
-            wrong = np.abs(np.linalg.solve(np.eye(rank) - own, known)) * SAFE
-        wrong[:, pivots], mixture[:, pivots], tail[pivots] = 0.0, np.eye(rank), 0.0
-        centre = columns.middle @ mixture
+        mixture, wrong, tail = self._mixture(pivots, sketch)
         around = np.abs(columns.middle) @ wrong + columns.radius @ (np.abs(mixture) + wrong) + tail
-        unit = table.design.rows[0] / (table.design.rows[0] @ table.design.rows[0])
-        score = Interval.around(centre, around * SAFE) + first[None, :].times(unit[:, None])
-        score = score.widen(SAFE * 4 * rank * np.finfo(np.float64).eps * np.abs(columns.middle) @ np.abs(mixture))
+        rounding = 4 * (rank + 1) * np.finfo(np.float64).eps * np.abs(columns.middle) @ np.abs(mixture)
+        first = table.forms(0 * every, every, diagonal, size)  # (width,) x_0·W_b
+        along = first[None, :].times(self._unit[:, None])
+        score = Interval.around(columns.middle @ mixture, SAFE * around + rounding) + along
         entry = score[every, every].within(diagonal)
         score.low[every, every], score.high[every, every] = entry.low, entry.high
         return LowRankScore(score, rank, float(np.max(tail)))
 
+    def _mixture(self, pivots: Integers, sketch: Interval) -> tuple[Floats, Floats, Floats]:
+        """Coefficients (rank, width) of all columns in the chosen ones, their radii, and what is not spanned (width,).
+
+        U·m = R_b − T·T_b for the chosen part U of the sketch R. With N = U⁺ of the centres, an error e of N·R_b has
+        |e| ≤ |N·U − 1|·|e| + |N|·(radii) + |N·T·T_b|, so that e acts back on itself.
+        """
+        rank, part = len(pivots), sketch[:, pivots]
+        inverse = np.linalg.pinv(part.middle)  # (rank, rows)
+        mixture = inverse @ sketch.middle
+        left = sketch.middle - part.middle @ mixture
+        errors = sketch.radius + part.radius @ np.abs(mixture)
+        # What the chosen columns do not span: random rows show all but a small part of it.
+        tail = np.linalg.norm(np.abs(left) + errors, axis=0) * SAFE * self._hiding(len(self.rows) - rank)
+        met = DEVIATIONS * self.across * (self.width - 1) ** -0.5 * np.linalg.norm(inverse, axis=1)  # (rank,)
+        own = np.abs(inverse) @ part.radius + np.abs(inverse @ part.middle - np.eye(rank))
+        wrong = np.full(mixture.shape, np.inf)
+        if rank == 0 or np.max(np.abs(np.linalg.eigvals(own))) < 1 / SAFE:
+            known = np.abs(inverse @ left) + np.abs(inverse) @ errors + met[:, None] * tail
+            wrong = np.abs(np.linalg.solve(np.eye(rank) - own, known)) * SAFE
+        wrong[:, pivots], mixture[:, pivots], tail[pivots] = 0.0, np.eye(rank), 0.0
+        return mixture, wrong, tail
+
+    @property
+    def _unit(self) -> Floats:  # (width,)
+        """v̂ over the norm of x_0: times a form of x_0 it is the part along the value."""
+        first = self.table.design.rows[0]
+        return np.asarray(first / (first @ first))
+
     def _columns(self, pivots: Integers, diagonal: Interval, size: Floats) -> Interval:  # (width, rank)
         """The chosen columns without their part along the value."""
         table, design, every = self.table, self.table.design, np.arange(self.width)
-        unit = design.rows[0] / (design.rows[0] @ design.rows[0])
         forms = table.forms(1 + every[:, None], pivots[None, :], diagonal, size)
         first = table.forms(0 * every[:, None], pivots[None, :], diagonal, size)
         own = forms.times(design.own[: self.width, None])
-        both = own + first.times((design.first[: self.width] - unit)[:, None])
+        both = own + first.times((design.first[: self.width] - self._unit)[:, None])
         return both.widen(table.lost[: self.width, None] * size[pivots])
 
     def _hiding(self, checks: int) -> float:

@@ -9,6 +9,7 @@ import numpy as np
 from keyhole.arrays import Array, Floats, Space
 from keyhole.families import SingleHead
 from keyhole.methods.base import Estimate, Steps
+from keyhole.methods.certificate import coarseness
 from keyhole.methods.forms.value import check_length
 from keyhole.methods.robust.bounded.design import ScoreTable
 from keyhole.methods.robust.bounded.interval import Interval
@@ -31,6 +32,9 @@ UNLUCKY_SKETCH = (
     "the random tokens were not unlucky: with probability 1e-5 they hide a part of the score matrix beyond its radius"
 )
 
+# Radii of a score of low rank must be so much finer than those that a certificate just accepts, by the mean of so many
+# draws of its queries.
+FINE, DRAWS = 0.7, 3
 # Copies of each token of a pair, where none are asked for: more gain little.
 COPIES = 16
 
@@ -52,8 +56,8 @@ def bounded(
     τ hide from any queries. d² + 3d + 8 queries, a few more where logits are large; d² + 2d + 11
     where norms are free, and then rounding is all that is left of the radius.
 
-    With `low_rank` a random sketch comes first, and where it shows a rank r that is low, r columns do: about
-    (2r + 9)·d queries, radii some 30 times as wide, since they hold whatever the tolerance hides of further rank.
+    With `low_rank` a random sketch comes first, and where it shows a rank r that is low, r columns do: some
+    (2r + 10)·d queries, radii a hundred times as wide, since they hold whatever the tolerance hides of further rank.
 
     Biases that show are refused. With `cover_biases` the radii, three to six times as wide and for d − 2 queries more,
     also hold for heads whose biases hide in the tolerance. Assumes what `ASSUMPTIONS` says.
@@ -71,19 +75,38 @@ def bounded(
     table = ScoreTable(value, design, reader.layout, signature.space.eps)
     entries = ScoreReader(reader, table)
     yield from entries.ask_diagonal(scale)
-    found = (yield from LowRankReader(entries, rng).ask()) if low_rank else None
-    if found is not None:
-        estimate = _estimate(reader, table, found.score, shape, hidden)
-        bound = found.rank * (2 * reader.width - found.rank) + reader.width
-        details = {"rank": found.rank, "tail": found.tail, **estimate.details}
-        return replace(
-            estimate, counting_bound=bound, assumptions=(*estimate.assumptions, UNLUCKY_SKETCH), details=details
-        )
+    if low_rank:
+        estimate = yield from _ask_low_rank(entries, shape, hidden, rng)
+        if estimate is not None:
+            return estimate
     yield from entries.ask_rest(rng)
     score = entries.solve()
     if reader.free:
         yield from entries.ask_form_check(score, rng)
     return _estimate(reader, table, score, shape, hidden)
+
+
+def _ask_low_rank(
+    entries: ScoreReader, shape: tuple[int, ...], hidden: float | None, rng: np.random.Generator
+) -> Steps[Estimate[SingleHead] | None]:
+    """The head where its score is of low rank, and its radii fine enough for a certificate; None elsewhere."""
+    reader, judge = LowRankReader(entries, rng), np.random.default_rng(rng.integers(2**63))
+    found = yield from reader.ask()
+    while found is not None:
+        estimate = _estimate(entries.reader, entries.table, found.score, shape, hidden)
+        estimate = replace(
+            estimate,
+            counting_bound=found.rank * (2 * entries.width - found.rank) + entries.width,
+            assumptions=(*estimate.assumptions, UNLUCKY_SKETCH),
+            details={"rank": found.rank, "tail": found.tail, **estimate.details},
+        )
+        times = np.mean([coarseness(estimate, entries.reader.signature, judge) for _ in range(DRAWS)])
+        if times <= FINE:
+            if entries.reader.free:
+                yield from entries.ask_form_check(found.score, rng)
+            return estimate
+        found = yield from reader.ask_more()
+    return None
 
 
 def _estimate(

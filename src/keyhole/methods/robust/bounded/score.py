@@ -85,13 +85,13 @@ class ScoreReader:
         order, few = 1 + rng.permutation(self.width), min(PILOT_QUERIES, self.width)
         for some in (order[:few], order[few:]):
             row, column = (each.ravel() for each in np.meshgrid(some, np.arange(self.width), indexing="ij"))
-            other = row != column + 1
-            if np.any(other):
-                yield from self.ask(row[other], column[other], self.lengths()[column[other]])
+            new = ~np.isfinite(self.table.scale[row, column])
+            if np.any(new):
+                yield from self.ask(row[new], column[new], self.lengths()[column[new]])
                 yield from self.ask_again()
         for _ in range(MOST_ROUNDS):
             # Beside entries that were read at another scale by far, the rounding of a long last token drowns all.
-            limit = MOST_ROUNDING / self.table.logit_rounding
+            limit = MOST_ROUNDING / self.table.logit_rounding()
             row, column = self.table.entries_to_ask()
             late = self.table.scale[row, column] > limit[column]
             if not np.any(late):
@@ -138,7 +138,7 @@ class ScoreReader:
         directions = rng.standard_normal((CHECK_QUERIES, self.width))
         directions /= np.linalg.norm(directions, axis=1, keepdims=True)
         typical = float(np.sqrt(np.mean(np.sum(first @ score.middle * directions, axis=1) ** 2)))
-        limit = np.min(MOST_ROUNDING / table.logit_rounding) / self.width
+        limit = np.min(MOST_ROUNDING / table.logit_rounding(score)) / self.width
         scale = min(BEST_LOGIT / max(typical, self.space.tiny), reader.longest_last, float(limit))
         lasts, last = reader.vectors(scale * directions)
         plan = reader.sequences("score", Term(rows), [Term(lasts)], CHECK_QUERIES)
