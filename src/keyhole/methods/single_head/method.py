@@ -11,9 +11,9 @@ import numpy as np
 from keyhole.errors import UsageError
 from keyhole.families import SingleHead
 from keyhole.methods.arithmetic import partial_result
-from keyhole.methods.base import Estimate, Method, Steps, Unrecoverable, last_only, map_measurements
+from keyhole.methods.base import Estimate, Method, Steps, Unrecoverable, last_only
 from keyhole.methods.forms.columns import Draft, Score
-from keyhole.methods.forms.outputs import Outputs, choose_outputs
+from keyhole.methods.forms.outputs import Outputs, ask_along, choose_outputs, most_informative
 from keyhole.methods.forms.reader import PairReader, ScoreBias
 from keyhole.methods.forms.score_bias import ask_for_bias, ask_score_bias
 from keyhole.methods.forms.score_matrix import ask_score
@@ -21,8 +21,7 @@ from keyhole.methods.forms.value import Value, ask_value, check_nonzero
 from keyhole.methods.single_head.all_positions import ask_positions
 from keyhole.methods.single_head.entrywise import ask_score_entrywise
 from keyhole.methods.single_head.windows import ask_windows
-from keyhole.queries import Measurements, Signature
-from keyhole.recovery import Outcome
+from keyhole.queries import Signature
 
 ASSUMPTIONS = (
     "the box computes one softmax head over its raw tokens, read at the last position",
@@ -100,20 +99,16 @@ def ask_score_along(
     """Score bias and score from the one output, or from the most informative combination of several."""
     if outputs is None:
         return (yield from _ask_score(signature, value, rng, draft, **options))
-    if not outputs.turn.shape[1]:
-        raise Unrecoverable(Outcome.TOO_NOISY, "no output shows its value to enough digits")
-    direction = outputs.turn[:, 0]
+    direction = most_informative(outputs)
     if options.get("entrywise"):
         # One output as it is: the rounding of a combination would drown small values.
         largest = int(signature.space.xp.argmax(outputs.error))
         direction = signature.space.eye(outputs.error.shape[0])[:, largest]
-    # Noise that is not independent between outputs may add up.
-    total = float(signature.space.xp.sum(signature.space.xp.abs(direction)))
-    stretch = 1.0 if signature.noise.kind == "gaussian" else total
-    plain = signature.with_changes(noise=replace(signature.noise, scale=stretch * signature.noise.scale))
-    steps = _ask_score(plain, value.along(direction), rng, draft, **options)
-    combined = map_measurements(steps, lambda a: Measurements(a.values @ direction, stretch * a.radius))
-    return (yield from combined)
+
+    def ask(plain: Signature, along: Value) -> Steps[tuple[ScoreBias | None, Score]]:
+        return _ask_score(plain, along, rng, draft, **options)
+
+    return (yield from ask_along(signature, value, direction, ask))
 
 
 def _ask_score(

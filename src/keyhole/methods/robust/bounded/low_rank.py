@@ -30,9 +30,9 @@ UNLUCKY = 1e-5
 # Beyond so many standard deviations a row does not meet a column that has nothing to do with it.
 DEVIATIONS = 5.0
 # Rows of the sketch, and columns but one, that tell whether the rank is low at all: so many, or so much of the width.
-PILOT, PILOT_SHARE = 5, 1 / 6
+PILOT, PILOT_SHARE = 4, 1 / 6
 # A sketch that costs more of all entries than this saves too little for what it adds to radii.
-WORTH = 0.8
+WORTH = 0.7
 # Rows are added where radii are too wide, up to so many.
 MOST_CHECKS = 15
 
