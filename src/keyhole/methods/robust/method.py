@@ -45,7 +45,7 @@ def robust(
     """
     _check(signature, target_error, rank, copies, bits, cover_biases)
     limits: dict[str, Any] = {"target_error": target_error, "budget": budget}
-    sequences = {} if copies is None else {"copies": copies}
+    sequences: dict[str, Any] = {} if copies is None else {"copies": copies}
     if bits is not None:
         return (yield from bit_exact(signature, rng, dtype=bits))
     if signature.noise.kind == "bounded":
