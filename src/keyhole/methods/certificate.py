@@ -135,7 +135,8 @@ def _compare(estimate: Estimate, signature: Signature, asked: HeldOut, answers: 
     # How fine radii are is told by usual tokens: among the long ones they are as wide as can be.
     fine = np.repeat(asked.usual if np.any(asked.usual) else ~asked.usual, predictions.size // asked.usual.size)
     noise = signature.noise.radius + signature.noise.smallest + signature.noise.relative * np.abs(predictions)
-    noise = noise + UNDERFLOW
+    # A weight below the smallest normal number may be zero in the oracle's arithmetic, whatever value it is for.
+    noise = noise + signature.space.tiny * float(np.max(np.abs(predictions), initial=0.0)) + UNDERFLOW
     if signature.noise.kind == "bounded":
         # Radii hold whatever the errors are, which may conspire; held-out queries do not know them, so what they see
         # of it is as random as they are.
