@@ -66,8 +66,12 @@ class LowRankReader:
         columns = self.rng.permutation(self.width)
         yield from self._ask_rows(count)
         yield from self._ask_table(self.rows, columns[: count + 1])
-        if self._rank(columns[: count + 1]) == count:
+        if (rank := self._rank(columns[: count + 1])) == count:
             return None
+        self.rows, self.along = (
+            self.rows[: rank + CHECKS],
+            self.along[: rank + CHECKS],
+        )  # the others have done their part
         yield from self._ask_table(self.rows, columns[count + 1 :])
         every = np.arange(self.width)
         while (missing := (rank := self._rank(every)) + CHECKS - len(self.rows)) > 0:
