@@ -21,7 +21,8 @@ from keyhole.recovery import Outcome
 # Queries for each head, and the deviation of each logit that is zero: larger ones hide what is looked for, smaller ones
 # come of tokens that show little of it.
 QUERIES, UNKNOWN_LOGIT = 8, 0.15
-FEW_QUERIES = 4  # where answers are fine enough for each to decide alone
+# The same for fine answers, each of which can decide alone; and the largest entry of a distance over what so few show.
+FEW_QUERIES, KNOWN_LOGIT, LARGEST = 6, 0.07, 5.0
 COPIES = 2
 # Two logits of ±x move the weight by this much x² while x is small, and by this much at most.
 CURVATURE, MOST_SHIFT = 1 / 27, 1 / 6
@@ -57,7 +58,8 @@ def ask_distances(queries: VectorQueries, found: MultiHead, radius: MultiHead) -
     several = int(np.sum(alone | ~(np.abs(np.sum(shifts, axis=1)) <= errors)))
     if several == 0:
         lengths = np.mean(np.linalg.norm(first - last, axis=1).reshape(heads, count), axis=1)
-        return np.asarray(np.sqrt(np.minimum(errors / count, MOST_SHIFT) / CURVATURE) / lengths**2)
+        shown = np.sqrt(np.minimum(errors / count, MOST_SHIFT) / CURVATURE) / lengths**2
+        return np.asarray(shown if queries.coarse else LARGEST * shown)
     error = Unrecoverable(
         Outcome.TOO_NOISY,
         f"{several} of {heads} heads are several each, nearer to each other than answers of this precision tell but at "
@@ -78,8 +80,8 @@ def _undecided(queries: VectorQueries, count: int, head: SingleHead, radius: Sin
     last, token = (queries.directions(count) for _ in range(2))
     score = float(np.sqrt(np.mean(floats(radius.score) ** 2))) / ROUNDING_DEVIATIONS  # of unit tokens
     bias = float(np.sqrt(np.mean(floats(radius.score_bias) ** 2))) / ROUNDING_DEVIATIONS
-    # score·n² + bias·n is what may be unknown.
-    norm = 2 * UNKNOWN_LOGIT / (bias + (bias**2 + 4 * score * UNKNOWN_LOGIT) ** 0.5 + 1e-300)
+    logit = UNKNOWN_LOGIT if queries.coarse else KNOWN_LOGIT
+    norm = 2 * logit / (bias + (bias**2 + 4 * score * logit) ** 0.5 + 1e-300)  # score·n² + bias·n may be unknown
     norm = float(min(max(norm, queries.scale), queries.signature.norm_limit / 2, queries.signature.space.huge**0.125))
     last, token = norm * last, norm * token
     keys = _affine(head, last)
