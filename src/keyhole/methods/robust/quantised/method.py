@@ -22,6 +22,7 @@ from keyhole.methods.arithmetic import partial_result
 from keyhole.methods.base import Estimate, Steps, target_details
 from keyhole.methods.robust.quantised.decimals_forms import FormIntervals
 from keyhole.methods.robust.quantised.decimals_value import ValueIntervals
+from keyhole.methods.robust.quantised.floats_forms import CHECKS as CHECKS_OF_FORMS
 from keyhole.methods.robust.quantised.floats_forms import NullForms
 from keyhole.methods.robust.quantised.floats_value import CHECKS, ValueRatios
 from keyhole.methods.robust.quantised.pair_queries import check_lengths
@@ -76,7 +77,7 @@ def by_thresholds(
 
 ASSUMPTIONS_DTYPE = (
     FAMILY,
-    "answers are rounded to the nearest number of the declared dtype and to nothing else",
+    "answers are computed in float32 or finer and rounded to the nearest number of the declared dtype",
     "rounding errors of different answers are independent",
 )
 
@@ -116,6 +117,10 @@ def by_null_queries(
             rounds += 1
             if forms.error() > GAIN * before:
                 break
+        if value.spent + forms.spent + CHECKS_OF_FORMS <= budget:
+            yield from forms.ask_arithmetic_check()
+        else:
+            forms.widen()
         if value.spent + forms.spent + value.sharpening_cost() + CHECKS <= budget:
             goal = forms.error() if target_error is None else target_error
             yield from value.ask_sharper(goal / value.size(), range(value.outputs))
