@@ -141,8 +141,9 @@ class _Auto:
             self.known |= {"diagnosis": diagnosis.family, "diagnosis_findings": diagnosis.summary()["findings"]}
             if self.noise.kind == "exact" and diagnosis.noise.kind != "exact":  # too small for the queries of triage
                 evidence_of = {finding.what: finding.evidence for finding in diagnosis.findings}
-                self.known |= noise_details(diagnosis.noise, evidence_of["noise"], 0)
-                self.task = replace(self.task, signature=self.task.signature.with_changes(noise=diagnosis.noise))
+                noise = diagnosis.noise.as_found()
+                self.known |= noise_details(noise, evidence_of["noise"], 0)
+                self.task = replace(self.task, signature=self.task.signature.with_changes(noise=noise))
             return (yield from self._go_on(last, diagnosis))
         return (yield from self._go_on(last, None))
 
@@ -227,9 +228,11 @@ class _Auto:
     def _allow_for(self, evidence: Evidence) -> None:
         """Go on with the evidence, its noise included."""
         self.known |= {"diagnosis": evidence.family, "diagnosis_findings": [vars(each) for each in evidence.findings]}
+        noise = evidence.noise
         if evidence.noise_evidence:
-            self.known |= noise_details(evidence.noise, evidence.noise_evidence, evidence.noise_queries)
-        self.task = replace(self.task, signature=self.task.signature.with_changes(noise=evidence.noise))
+            noise = noise.as_found()
+            self.known |= noise_details(noise, evidence.noise_evidence, evidence.noise_queries)
+        self.task = replace(self.task, signature=self.task.signature.with_changes(noise=noise))
 
     def _attempt(self, method: Method, options: Mapping[str, Any]) -> Steps[Attempt]:
         """Run a method within what is left of the budget."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from keyhole.methods.robust.quantised.method import by_null_queries, by_threshol
 from keyhole.methods.robust.quantised.pair_queries import SHORTEST
 from keyhole.methods.robust.stored_bits import bit_exact
 from keyhole.methods.single_head.method import single_head
-from keyhole.noise import DIGITS
+from keyhole.noise import DIGITS, Noise
 from keyhole.queries import Signature
 from keyhole.recovery import Outcome
 
@@ -57,6 +58,12 @@ def robust(
         biased = False
     except BiasDetected:  # beside which those methods do not read
         biased = True
+    except Unrecoverable as error:
+        if not (signature.noise.is_cut and error.outcome is Outcome.WRONG_FAMILY):
+            raise
+        biased = False  # answers are not rounded to the nearest
+    if signature.noise.is_cut and signature.max_norm is not None:
+        return (yield from _ask_cut(signature, rng, biased, limits, sequences))
     if signature.max_norm is None:
         try:
             return (yield from single_head(signature.as_coarse(), rng))
@@ -68,6 +75,39 @@ def robust(
                 ) from error
             raise
     return (yield from gaussian(signature.as_coarse(), rng, rank=rank, **sequences, **limits))
+
+
+def _ask_cut(
+    signature: Signature, rng: np.random.Generator, biased: bool, limits: dict[str, Any], sequences: dict[str, int]
+) -> Steps[Estimate[SingleHead]]:
+    """Answers rounded in an unknown direction, beyond which nothing is known: as errors below one unit.
+
+    Beside a bias, errors are averaged: downwards or upwards alike they are the same as another output bias.
+    """
+    tolerance = signature.with_changes(noise=Noise.bounded(signature.noise.radius))
+    try:
+        return (yield from bounded(tolerance, rng, **sequences))
+    except Unrecoverable as error:
+        if error.outcome is not Outcome.WRONG_FAMILY:
+            raise
+        refused = error
+    try:
+        estimate = yield from gaussian(signature, rng, **sequences, **limits)
+    except Unrecoverable as error:
+        if error.outcome is not Outcome.WRONG_FAMILY:
+            raise
+        raise Unrecoverable(
+            Outcome.TOO_NOISY, f"beside answers {signature.noise} nothing is read ({error}; {refused}): allow any norm"
+        ) from error
+    return _with_shift(estimate, signature)
+
+
+def _with_shift(estimate: Estimate[SingleHead], signature: Signature) -> Estimate[SingleHead]:
+    """Radii that hold for any direction of rounding: half a unit more for the output bias."""
+    radius, bias = estimate.radius, estimate.params.output_bias
+    own = signature.space.zeros(*estimate.params.value.shape[1:]) if radius.output_bias is None else radius.output_bias
+    params = estimate.params if bias is not None else replace(estimate.params, output_bias=0 * own)
+    return replace(estimate, params=params, radius=replace(radius, output_bias=own + signature.noise.scale))
 
 
 def _ask_quantised(

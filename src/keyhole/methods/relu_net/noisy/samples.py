@@ -129,7 +129,7 @@ class Samples:
     def _deviation(self, norms: Floats, answers: Floats) -> Floats:
         """Standard deviation of the errors of answers of these sizes; of bounded errors the bound."""
         noise, size = self.signature.noise, self._size(norms)
-        own = OWN_ROUNDING * self.signature.space.spacing * size
+        own = OWN_ROUNDING * self.signature.space.eps * size
         declared: Floats | float = 0.0 if noise.kind == "exact" else noise.deviation
         if noise.kind == "dtype":
             declared = noise.scale / 3**0.5 * np.maximum(answers, SMALL_ANSWER * size)

@@ -31,7 +31,7 @@ from keyhole.queries import Signature
 FAMILY = "the box computes one softmax head over its raw tokens, read at the last position, without biases"
 ASSUMPTIONS_DECIMALS = (
     FAMILY,
-    "answers are rounded to the nearest multiple of the declared unit and to nothing else",
+    "answers are computed in float32 or finer and rounded to the nearest multiple of the unit",
     "what is left of different forms after halving is independent",
 )
 
@@ -56,6 +56,7 @@ def by_thresholds(
     value = ValueIntervals(signature, rng)
     yield from value.ask_value()
     yield from value.ask_narrower(np.full(value.outputs, 2 * value.half / (signature.norm_limit * FIRST_SHARPER)))
+    yield from value.ask_rounding_check()
     forms = FormIntervals(signature, rng, value)
     with partial_result(lambda _: forms.head() if forms.started else None):
         yield from forms.ask_first()
