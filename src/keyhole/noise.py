@@ -112,6 +112,11 @@ class Noise:
         return replace(self, name=CUT) if self.kind == "rounded" else self
 
     @property
+    def hides_families(self) -> bool:
+        """Whether errors are of a size that no method allows for in all families: float32 is what most models have."""
+        return self.kind in ("gaussian", "bounded", "rounded") or self.scale > 2.0 ** -DIGITS["float32"]
+
+    @property
     def decimals(self) -> int:
         """Decimals kept, of rounded answers."""
         return round(-math.log10(2 * self.scale))

@@ -160,6 +160,14 @@ def noise_assumption(noise: Noise) -> str:
     return f"answers err as was found, not declared: {noise}"
 
 
+def behind_noise(message: str, noise: Noise) -> str:
+    """What a contradiction is worth where errors are known that not every family is read behind."""
+    return (
+        f"{message}; answers are {noise}, behind which not every family is read: the box may be of one that is not. "
+        "Use an oracle of higher precision or less noise"
+    )
+
+
 def with_number(steps: Steps[Attempt], number: int) -> Steps[Attempt]:
     """Run an attempt whose plans carry its number."""
     ended = yield from adapt(steps, outgoing=lambda plan: replace(plan, attempt=number))
@@ -191,6 +199,8 @@ def attempt(method: Method, task: Task, ledger: Ledger) -> Steps[Attempt]:
                 outcome, message = Outcome.INCONSISTENT, f"a query asked twice was answered {difference:.2g} apart"
     except ENDS as error:
         outcome, message, cause = ending(error), str(error), error
+    if outcome is Outcome.WRONG_FAMILY and not method.takes(task.signature.noise):
+        outcome, message = Outcome.TOO_NOISY, behind_noise(message, task.signature.noise)
     if estimate is None:
         return Attempt(method.name, outcome, message, getattr(cause, "partial", None), details=details, cause=cause)
     details |= estimate.details

@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from keyhole.errors import UsageError
 from keyhole.methods.arithmetic import check_arithmetic
 from keyhole.methods.attempt import (
@@ -21,6 +23,7 @@ from keyhole.methods.attempt import (
     Task,
     ask_noise,
     attempt,
+    behind_noise,
     ending,
     noise_assumption,
     noise_details,
@@ -28,6 +31,7 @@ from keyhole.methods.attempt import (
 from keyhole.methods.base import Found, Method, Steps, Unrecoverable
 from keyhole.methods.diagnosis.diagnose import CONSTANT, FAMILIES, Diagnosis, diagnose
 from keyhole.methods.diagnosis.triage import Evidence, triage
+from keyhole.methods.noise_estimation.measure import coarseness
 from keyhole.methods.registry import METHODS, methods_for
 from keyhole.noise import Noise
 from keyhole.queries import Measurements, Plan
@@ -130,6 +134,8 @@ class _Auto:
             last = yield from self._attempt(method, evidence.options)
         if last is not None and last.outcome is Outcome.INCONSISTENT and self.noise.kind == "exact":
             last = yield from self._with_measured_noise(evidence.family, last)
+        if last is not None and last.outcome is Outcome.WRONG_FAMILY and self.noise.kind in ("exact", "dtype"):
+            last = yield from self._with_seen_decimals(evidence.family, last)
         if last is not None and not self._may_be_another(last):
             return self._result(last)
         if last is None or last.outcome in MAY_BE_ANOTHER_FAMILY:
@@ -164,6 +170,17 @@ class _Auto:
         for method in methods[:1]:
             return (yield from self._attempt(method, {}))
         return last
+
+    def _with_seen_decimals(self, family: str | None, last: Attempt) -> Steps[Attempt]:
+        """Small held-out answers may show decimals that long ones have not: try a method that allows for them."""
+        answers = np.abs(last.certificate.answers) if last.certificate.answers is not None else np.zeros(0)
+        seen = coarseness(answers[answers <= np.median(answers)], self.task.signature.space.eps)
+        noise = seen.noise.as_found()
+        if noise.kind != "rounded" or not methods_for(family or "", noise, self.task.options):
+            return last
+        self.known |= noise_details(noise, seen.evidence, 0)
+        self.task = replace(self.task, signature=self.task.signature.with_changes(noise=noise))
+        return (yield from self._attempt(self._methods(family)[0], {}))
 
     def _go_on(self, first: Attempt | None, diagnosis: Diagnosis | None) -> Steps[Attempt]:
         """Attempts with the methods that a diagnosis leaves, until one is certified."""
@@ -255,6 +272,8 @@ class _Auto:
     def _result(self, last: Attempt) -> Attempt:
         """The last attempt with details of the others, in the simplest family that holds its parameters."""
         first = self.attempts[0].method if self.attempts else last.method
+        if last.outcome is Outcome.WRONG_FAMILY and self.noise.hides_families:
+            last = replace(last, outcome=Outcome.TOO_NOISY, message=behind_noise(last.message, self.noise))
         details = {**self.known, **({"tried_first": first} if len(self.attempts) > 1 else {})}
         if "noise" in self.known and self.noise.kind != "exact":
             assumptions = (*last.certificate.assumptions, noise_assumption(self.noise))

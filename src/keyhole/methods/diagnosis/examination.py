@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from keyhole.arrays import Floats, floats
+from keyhole.arrays import FLOAT32, Floats, floats
 from keyhole.methods.base import Steps
 from keyhole.methods.noise_estimation.measure import coarseness, measure_noise
-from keyhole.methods.noise_estimation.precision import FLOAT32
 from keyhole.queries import Measurements, Plan, Signature, sequences
 
 # The longest tokens over the square root of the width, where norms are free.

@@ -10,11 +10,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from keyhole.arrays import floats
+from keyhole.arrays import FLOAT32, floats
 from keyhole.methods.base import Steps
 from keyhole.queries import Measurements, Signature, sequences
 
-FLOAT32 = 2.0**-23  # spacing
 # Norms of tokens whose answers are long enough, whatever the unit; longer ones may overflow in float32.
 NORMS = (2.0**20, 2.0**40)
 TOKENS = 4  # of each norm

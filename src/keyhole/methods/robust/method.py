@@ -50,7 +50,7 @@ def robust(
     if bits is not None:
         return (yield from bit_exact(signature, rng, dtype=bits))
     if signature.noise.kind == "bounded":
-        return (yield from bounded(signature, rng, cover_biases=cover_biases, **sequences))
+        return (yield from _ask_bounded(signature, rng, cover_biases=cover_biases, **sequences))
     try:
         quantised = _ask_quantised(signature, rng, limits)
         if quantised is not None:
@@ -75,6 +75,21 @@ def robust(
                 ) from error
             raise
     return (yield from gaussian(signature.as_coarse(), rng, rank=rank, **sequences, **limits))
+
+
+def _ask_bounded(
+    signature: Signature, rng: np.random.Generator, *, cover_biases: bool, **sequences: int
+) -> Steps[Estimate[SingleHead]]:
+    """Worst-case radii of a head without biases; beside biases long tokens drown the errors, where they may."""
+    try:
+        return (yield from bounded(signature, rng, cover_biases=cover_biases, **sequences))
+    except BiasDetected as error:
+        if signature.max_norm is not None:
+            remedy = "allow tokens of any norm"
+            raise Unrecoverable(Outcome.TOO_NOISY, f"{error}, or is no single head: {remedy}") from error
+    # Errors that conspire add up to more than their quadrature, which radii of long tokens are made of.
+    stretched = Noise.bounded(signature.noise.scale * signature.width**0.5)
+    return (yield from single_head(signature.with_changes(noise=stretched), rng))
 
 
 def _ask_cut(

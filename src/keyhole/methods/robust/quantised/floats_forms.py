@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from keyhole.arrays import Booleans, Floats, Integers
+from keyhole.arrays import FLOAT32, Booleans, Floats, Integers
 from keyhole.families import SingleHead
 from keyhole.methods.base import BiasDetected, Steps, Unrecoverable
 from keyhole.methods.forms.scale import NORM_RATIO, floor_power
-from keyhole.methods.robust.quantised.floats_value import FLOAT32, ValueRatios
+from keyhole.methods.robust.quantised.floats_value import ValueRatios
 from keyhole.methods.robust.quantised.pair_model import (
     ALONG,
     BIAS_ROWS,

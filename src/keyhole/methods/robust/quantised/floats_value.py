@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from keyhole.arrays import Array, Booleans, Floats, Integers, Space
+from keyhole.arrays import FLOAT32, Array, Booleans, Floats, Integers, Space
 from keyhole.methods.base import BiasDetected, Steps, Unrecoverable
 from keyhole.methods.forms.scale import floor_power
 from keyhole.methods.robust.dtypes import grid_of
@@ -21,8 +21,6 @@ from keyhole.recovery import Outcome
 CHECKS = 4
 # Thresholds tried at once for the length of the value vector; each round divides its interval by one more than that.
 THRESHOLDS = 3
-# Spacing of float32: answers may have been computed in it, whatever dtype they are rounded to afterwards.
-FLOAT32 = 2.0**-23
 
 
 @dataclass(eq=False)
