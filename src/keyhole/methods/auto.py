@@ -150,6 +150,7 @@ class _Auto:
                 noise = diagnosis.noise.as_found()
                 self.known |= noise_details(noise, evidence_of["noise"], 0)
                 self.task = replace(self.task, signature=self.task.signature.with_changes(noise=noise))
+                self.tried = []  # without knowing of it
             return (yield from self._go_on(last, diagnosis))
         return (yield from self._go_on(last, None))
 
@@ -173,7 +174,9 @@ class _Auto:
 
     def _with_seen_decimals(self, family: str | None, last: Attempt) -> Steps[Attempt]:
         """Small held-out answers may show decimals that long ones have not: try a method that allows for them."""
-        answers = np.abs(last.certificate.answers) if last.certificate.answers is not None else np.zeros(0)
+        answers = np.abs(last.certificate.answers)
+        if not answers.size:
+            return last
         seen = coarseness(answers[answers <= np.median(answers)], self.task.signature.space.eps)
         noise = seen.noise.as_found()
         if noise.kind != "rounded" or not methods_for(family or "", noise, self.task.options):
