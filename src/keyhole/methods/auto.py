@@ -30,7 +30,7 @@ from keyhole.methods.attempt import (
 )
 from keyhole.methods.base import Found, Method, Steps, Unrecoverable
 from keyhole.methods.diagnosis.diagnose import CONSTANT, FAMILIES, Diagnosis, diagnose
-from keyhole.methods.diagnosis.triage import Evidence, triage
+from keyhole.methods.diagnosis.triage import Evidence, ask_slight_bend, triage
 from keyhole.methods.noise_estimation.measure import coarseness
 from keyhole.methods.registry import METHODS, methods_for
 from keyhole.noise import Noise
@@ -136,6 +136,8 @@ class _Auto:
             last = yield from self._with_measured_noise(evidence.family, last)
         if last is not None and last.outcome is Outcome.WRONG_FAMILY and self.noise.kind in ("exact", "dtype"):
             last = yield from self._with_seen_decimals(evidence.family, last)
+        if last is not None and last.outcome is Outcome.WRONG_FAMILY and self.noise.kind == "exact":
+            last = yield from self._with_slight_errors(evidence.family, last)
         if last is not None and not self._may_be_another(last):
             return self._result(last)
         if last is None or last.outcome in MAY_BE_ANOTHER_FAMILY:
@@ -161,6 +163,8 @@ class _Auto:
         except (*ENDS, Unrecoverable):
             return last
         self.known |= details
+        if self.noise.kind == "exact":
+            return last
         methods = self._methods(family)
         if not methods:  # noise may have made one head look like several
             try:
@@ -171,6 +175,14 @@ class _Auto:
         for method in methods[:1]:
             return (yield from self._attempt(method, {}))
         return last
+
+    def _with_slight_errors(self, family: str | None, last: Attempt) -> Steps[Attempt]:
+        """Measure errors that repeat, where single tokens are answered by an affine map but for a little."""
+        try:
+            slight = yield from self._ask(ask_slight_bend(self.task.signature, self.task.stream("slight errors")))
+        except ENDS:
+            return last
+        return (yield from self._with_measured_noise(family, last)) if slight else last
 
     def _with_seen_decimals(self, family: str | None, last: Attempt) -> Steps[Attempt]:
         """Small held-out answers may show decimals that long ones have not: try a method that allows for them."""
