@@ -143,7 +143,8 @@ class Noise:
             "exact": "exact",
             "gaussian": f"normal errors of standard deviation {self.scale:.3g}",
             "bounded": f"errors of at most {self.scale:.3g}",
-            "rounded": f"{'cut or ' if self.is_cut else ''}rounded to {self.decimals if self.kind == 'rounded' else 0} decimals",
+            "rounded": f"rounded to {self.decimals if self.kind == 'rounded' else 0} decimals"
+            + (", in some direction" if self.is_cut else ""),
             "dtype": f"rounded to {self.name}",
             "measure": "to be measured",
         }[self.kind]

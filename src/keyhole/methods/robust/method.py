@@ -63,7 +63,7 @@ def robust(
             raise
         biased = False  # answers are not rounded to the nearest
     if signature.noise.is_cut and signature.max_norm is not None:
-        return (yield from _ask_cut(signature, rng, biased, limits, sequences))
+        return (yield from _ask_cut(signature, rng, sequences))
     if signature.max_norm is None:
         try:
             return (yield from single_head(signature.as_coarse(), rng))
@@ -93,11 +93,12 @@ def _ask_bounded(
 
 
 def _ask_cut(
-    signature: Signature, rng: np.random.Generator, biased: bool, limits: dict[str, Any], sequences: dict[str, int]
+    signature: Signature, rng: np.random.Generator, sequences: dict[str, int]
 ) -> Steps[Estimate[SingleHead]]:
-    """Answers rounded in an unknown direction, beyond which nothing is known: as errors below one unit.
+    """Answers rounded in a direction that is not known: as errors below one unit.
 
-    Beside a bias, errors are averaged: downwards or upwards alike they are the same as another output bias.
+    Beside a bias everything is asked once, as if errors were normal ones of that size: their mean may be half a unit
+    and follow the sign of the answer, so that repeats would gain nothing.
     """
     tolerance = signature.with_changes(noise=Noise.bounded(signature.noise.radius))
     try:
@@ -107,22 +108,15 @@ def _ask_cut(
             raise
         refused = error
     try:
-        estimate = yield from gaussian(signature, rng, **sequences, **limits)
+        wide = replace(signature.noise, scale=3**0.5 * signature.noise.radius, name="")  # its deviation is one unit
+        estimate = yield from gaussian(signature.with_changes(noise=wide), rng, **sequences)
     except Unrecoverable as error:
         if error.outcome is not Outcome.WRONG_FAMILY:
             raise
         raise Unrecoverable(
             Outcome.TOO_NOISY, f"beside answers {signature.noise} nothing is read ({error}; {refused}): allow any norm"
         ) from error
-    return _with_shift(estimate, signature)
-
-
-def _with_shift(estimate: Estimate[SingleHead], signature: Signature) -> Estimate[SingleHead]:
-    """Radii that hold for any direction of rounding: half a unit more for the output bias."""
-    radius, bias = estimate.radius, estimate.params.output_bias
-    own = signature.space.zeros(*estimate.params.value.shape[1:]) if radius.output_bias is None else radius.output_bias
-    params = estimate.params if bias is not None else replace(estimate.params, output_bias=0 * own)
-    return replace(estimate, params=params, radius=replace(radius, output_bias=own + signature.noise.scale))
+    return replace(estimate, standard_error=None)  # errors are not random
 
 
 def _ask_quantised(
