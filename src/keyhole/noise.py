@@ -107,6 +107,10 @@ class Noise:
         """Whether answers are rounded to decimals in a direction that is not known."""
         return self.name == CUT
 
+    def as_wide(self) -> Noise:
+        """Rounding to the nearest of a coarser unit, whose standard deviation is the largest error of this one."""
+        return replace(self, scale=3**0.5 * self.radius, name="")
+
     def as_found(self) -> Noise:
         """The same where it was seen in the digits of answers: they do not show the direction of rounding."""
         return replace(self, name=CUT) if self.kind == "rounded" else self

@@ -14,7 +14,6 @@ from keyhole.methods.base import Estimate, Method, Steps, Unrecoverable
 from keyhole.methods.relu_net.exact.method import relu_net
 from keyhole.methods.relu_net.exact.queries import is_exact
 from keyhole.methods.relu_net.noisy.method import relu_boost
-from keyhole.noise import Noise
 from keyhole.queries import Signature
 from keyhole.recovery import Outcome
 
@@ -41,7 +40,7 @@ def net(
         if exact:
             return (yield from relu_net(signature, rng, polish=polish, activation=activation, **options))
         if signature.noise.is_cut:  # errors towards zero follow the sign of the answer, as no independent ones do
-            signature = signature.with_changes(noise=Noise.bounded(signature.noise.radius))
+            signature = signature.with_changes(noise=signature.noise.as_wide())
         options |= {"budget": budget, "target_error": target_error, "neurons": neurons}
         return (yield from relu_boost(signature, rng, **options))
     except KeyholeError:  # some of which are ValueErrors too

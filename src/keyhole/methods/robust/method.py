@@ -108,8 +108,7 @@ def _ask_cut(
             raise
         refused = error
     try:
-        wide = replace(signature.noise, scale=3**0.5 * signature.noise.radius, name="")  # its deviation is one unit
-        estimate = yield from gaussian(signature.with_changes(noise=wide), rng, **sequences)
+        estimate = yield from gaussian(signature.with_changes(noise=signature.noise.as_wide()), rng, **sequences)
     except Unrecoverable as error:
         if error.outcome is not Outcome.WRONG_FAMILY:
             raise
