@@ -13,6 +13,7 @@ from keyhole.families import SingleHead
 from keyhole.methods.base import Estimate, Method, Steps, Unrecoverable
 from keyhole.methods.forms.columns import Score
 from keyhole.methods.robust.bounded.method import bounded
+from keyhole.methods.robust.method import ask_bounded
 from keyhole.methods.single_head.method import ask_head, head_estimate
 from keyhole.queries import Signature
 from keyhole.recovery import Outcome
@@ -39,14 +40,14 @@ def low_rank(
     if signature.noise.kind == "dtype":
         signature = signature.as_coarse()
     kind = signature.noise.kind
-    # Long tokens drown other errors, which then add up in squares; any errors within a tolerance may conspire.
-    in_intervals = kind == "bounded" or (kind != "exact" and signature.max_norm is not None)
-    if in_intervals and tolerance == 0:
+    if kind == "bounded" and tolerance == 0:
+        return (yield from ask_bounded(signature, rng, low_rank=True))
+    # Long tokens drown other errors, which then add up in squares.
+    if kind != "exact" and signature.max_norm is not None and tolerance == 0:
         try:
             return (yield from bounded(signature, rng, low_rank=True))
         except Unrecoverable as error:
-            # A bias, beside which only the other way reads.
-            if kind == "bounded" or error.outcome is not Outcome.WRONG_FAMILY:
+            if error.outcome is not Outcome.WRONG_FAMILY:  # else there may be a bias, beside which only this way reads
                 raise
     value, bias, score, details = yield from ask_head(signature, rng, windows=False, tolerance=tolerance)
     return head_estimate(signature, value, bias, score, {**details, **_effective_rank(score)})

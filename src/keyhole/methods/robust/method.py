@@ -50,7 +50,7 @@ def robust(
     if bits is not None:
         return (yield from bit_exact(signature, rng, dtype=bits))
     if signature.noise.kind == "bounded":
-        return (yield from _ask_bounded(signature, rng, cover_biases=cover_biases, **sequences))
+        return (yield from ask_bounded(signature, rng, cover_biases=cover_biases, **sequences))
     try:
         quantised = _ask_quantised(signature, rng, limits)
         if quantised is not None:
@@ -77,12 +77,12 @@ def robust(
     return (yield from gaussian(signature.as_coarse(), rng, rank=rank, **sequences, **limits))
 
 
-def _ask_bounded(
-    signature: Signature, rng: np.random.Generator, *, cover_biases: bool, **sequences: int
+def ask_bounded(
+    signature: Signature, rng: np.random.Generator, *, cover_biases: bool = False, **options: Any
 ) -> Steps[Estimate[SingleHead]]:
     """Worst-case radii of a head without biases; beside biases long tokens drown the errors, where they may."""
     try:
-        return (yield from bounded(signature, rng, cover_biases=cover_biases, **sequences))
+        return (yield from bounded(signature, rng, cover_biases=cover_biases, **options))
     except BiasDetected as error:
         if signature.max_norm is not None:
             remedy = "allow tokens of any norm"
