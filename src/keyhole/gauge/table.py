@@ -9,10 +9,11 @@ import numpy as np
 from scipy.optimize import linear_sum_assignment
 
 from keyhole.arrays import Floats, floats
-from keyhole.families import AttentionLayer, F, Family, MultiHead, OneLayer, ReluNet, Residual, SingleHead
+from keyhole.families import AttentionLayer, F, Family, Labels, MultiHead, OneLayer, ReluNet, Residual, SingleHead
 from keyhole.gauge.attention_layer import as_heads, as_layer, distance_of_attention
 from keyhole.gauge.compare import Gauge, MakeWitness, register
 from keyhole.gauge.heads import Heads, canonical_heads, distance_of_heads, equivalent_heads, into_logits
+from keyhole.gauge.labels import align_labels, as_labels, normalised_heads
 from keyhole.gauge.nets import canonical_net, distance_of_nets, equivalent_nets
 from keyhole.gauge.one_layer import canonical_layer, distance_of_layers, equivalent_layers
 from keyhole.gauge.redundancy import redundancy_of_heads, redundancy_of_layer, redundancy_of_net
@@ -105,3 +106,4 @@ register(
 )
 register(Residual, around(HEADS, lambda params: params.attention, Residual))
 register(AttentionLayer, replace(around(HEADS, as_heads, as_layer), distance=distance_of_attention, align=align_layers))
+register(Labels, replace(around(HEADS, normalised_heads, as_labels), align=align_labels))
