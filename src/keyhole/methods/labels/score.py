@@ -26,6 +26,8 @@ FORMS, FEW_FORMS, FEW_WIDTH = 16, 8, 16
 OCTAVES, OCTAVE = 2.5, 0.5
 # Rounds by the prior alone before the root mean square of the entries sets the cells.
 PRIOR_ROUNDS = 6
+# Cells are smaller by this than that says, which is right to a few per cent.
+FINER = 0.95
 # Of labels that may be wrong cells are set by forms: somewhat smaller, as 16 of them say little.
 CAUTION = 0.8
 # A row without a value of its own is read with this part of the loudest row added.
@@ -130,7 +132,7 @@ class ScoreReader:
             cell = 2 * accuracy * CAUTION * scale
         else:
             yield from comparer.bisect("entries", search, compare, rounds=PRIOR_ROUNDS, **labels)
-            cell = 2 * accuracy * _root_mean_square(search, scale)
+            cell = 2 * accuracy * FINER * _root_mean_square(search, scale)
         yield from comparer.bisect("entries", search, compare, cell, **labels)
         matrix, radius = (each.reshape(width, width) for each in (search.centres, search.radii))
         # What the oracle's arithmetic does to a form, and to the balance of two long tokens.

@@ -24,6 +24,8 @@ FLAT = 1.0 / 16.0
 TABLE = 8192
 # Intervals this much larger than the spacing of floating-point numbers can still be halved.
 SPACINGS = 4.0
+# Intervals of a posterior beyond which those that hardly count are made one, and how many stay.
+MOST_INTERVALS, KEPT_INTERVALS = 96, 24
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,10 @@ class Prior:
     def point(self, low: Floats, high: Floats, share: Floats | float) -> Floats:
         """The points below which a share of the mass of each interval lies."""
         return low + share * (high - low)
+
+    def share(self, low: Floats, high: Floats, at: Floats) -> Floats:
+        """The part of the mass of each interval below a point of it."""
+        return self.mass(low, at) / self.mass(low, high)
 
 
 @dataclass(frozen=True)
@@ -90,6 +96,7 @@ class Search:
         self.prior, self.flip_rate, self.doubt, self.eps = prior, flip_rate, doubt, eps
         self.edges = np.tile([prior.low, prior.high], (count, 1))  # (count, intervals + 1)
         self.weights = np.ones((count, 1))  # (count, intervals): what answers say, beside the prior
+        self.before = prior.mass(self.edges[:, :-1], self.edges[:, 1:])  # (count, intervals): what the prior says
         self.streak = np.zeros(count, np.int64)  # last answers of one kind, negative for below
 
     @property
@@ -112,8 +119,9 @@ class Search:
 
     def _masses(self, rows: Integers | slice = slice(None)) -> Floats:
         """Probabilities between the edges of some numbers, which add up to one."""
-        edges = self.edges[rows]
-        masses = self.weights[rows] * self.prior.mass(edges[:, :-1], edges[:, 1:])
+        if not self.flip_rate:
+            return np.ones_like(self.weights[rows])
+        masses = self.weights[rows] * self.before[rows]
         return np.asarray(masses / np.sum(masses, axis=1, keepdims=True))
 
     def unfinished(self, cell: Floats | float) -> Integers:
@@ -135,9 +143,15 @@ class Search:
         median = self.prior.point(low, high, 1 - (until - 0.5) / own)
         if cell is None:
             return median
-        nearest = np.round(median / cell) * cell
         if self.flip_rate:
-            return nearest
+            # Of the two edges around the median the one that parts the probability more evenly: in one cell that is
+            # the side where more is left.
+            number = np.floor(median / cell)
+            edges = [number * cell, (number + 1) * cell]
+            shares = [self.prior.share(low, high, np.clip(at, low, high)) for at in edges]
+            uneven = [np.abs(until - own + own * share - 0.5) for share in shares]
+            return np.where(uneven[0] < uneven[1], *edges)
+        nearest = np.round(median / cell) * cell
         # Strictly inside: of a number between two edges neither tells anything.
         first = next_edge(low, cell)
         last = -next_edge(-high, cell)
@@ -150,20 +164,45 @@ class Search:
             above = votes > 0
             self.edges[rows, np.where(above, 0, 1)] = thresholds
             return
-        # A new edge for every number: those without an answer have it twice, and nothing between.
-        known = self.edges[:, 0].copy()
-        known[rows] = thresholds
-        place = np.sum(self.edges <= known[:, None], axis=1)[:, None] - 1
+        self._split(rows, thresholds)
+        above = self.edges[rows, :-1] >= thresholds[:, None]
+        likely = np.where(above == (votes[:, None] > 0), 1 - self.flip_rate, self.flip_rate)
+        weights = self.weights[rows] * np.where(votes[:, None] == 0, 1.0, likely)
+        self.weights[rows] = weights / np.max(weights, axis=1, keepdims=True)
+        if self.weights.shape[1] > MOST_INTERVALS:
+            self._merge()
+
+    def _split(self, rows: Integers, thresholds: Floats) -> None:
+        """A new edge for every number: those without a threshold have their first twice, and nothing between."""
+        new = self.edges[:, 0].copy()
+        new[rows] = thresholds
+        place = np.sum(self.edges <= new[:, None], axis=1)[:, None] - 1
         place = np.clip(place, 0, self.weights.shape[1] - 1)
         columns = np.arange(self.weights.shape[1] + 1)[None, :]
-        self.weights = np.take_along_axis(self.weights, columns - (columns > place), axis=1)
-        self.edges = np.sort(np.column_stack([self.edges, known]), axis=1)
-        said = np.zeros(len(known))
-        said[rows] = votes
-        agrees = np.sign(self.edges[:, :-1] - known[:, None] + 0.0) >= 0
-        likely = np.where(agrees == (said[:, None] > 0), 1 - self.flip_rate, self.flip_rate)
-        self.weights *= np.where(said[:, None] == 0, 1.0, likely)
-        self.weights /= np.max(self.weights, axis=1, keepdims=True)
+        source = columns - (columns > place)
+        self.weights, self.before = (np.take_along_axis(each, source, axis=1) for each in (self.weights, self.before))
+        self.edges = np.sort(np.column_stack([self.edges, new]), axis=1)
+        for step in (0, 1):
+            low, high = (np.take_along_axis(self.edges, place + step + end, axis=1) for end in (0, 1))
+            np.put_along_axis(self.before, place + step, self.prior.mass(low, high), axis=1)
+
+    def _merge(self) -> None:
+        """Keep the edges of the likeliest intervals; those between become one each, as likely as they are together."""
+        masses = self._masses()
+        least = -np.partition(-masses, KEPT_INTERVALS, axis=1)[:, KEPT_INTERVALS, None]
+        likely = masses > least
+        kept = np.zeros(self.edges.shape, bool)
+        kept[:, [0, -1]] = True
+        kept[:, :-1] |= likely
+        kept[:, 1:] |= likely
+        order = np.argsort(~kept, axis=1, kind="stable")[:, : int(np.max(np.sum(kept, axis=1)))]
+        last = self.edges.shape[1] - 1
+        order = np.where(np.take_along_axis(kept, order, axis=1), order, last)
+        total = np.column_stack([np.zeros(len(masses)), np.cumsum(masses, axis=1)])
+        self.edges = np.take_along_axis(self.edges, order, axis=1)
+        merged = np.diff(np.take_along_axis(total, order, axis=1), axis=1)
+        self.before = self.prior.mass(self.edges[:, :-1], self.edges[:, 1:])
+        self.weights = np.where(self.before > 0, merged / np.where(self.before > 0, self.before, 1.0), 0.0)
 
 
 def next_edge(low: Floats, cell: Floats | float) -> Floats:
