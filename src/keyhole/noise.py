@@ -28,7 +28,8 @@ class Noise:
     """How an answer may differ from the true value, beyond the rounding of the oracle's own arithmetic."""
 
     kind: Literal["exact", "gaussian", "bounded", "rounded", "dtype", "flipped", "measure"]
-    scale: float = 0.0  # standard deviation, tolerance, half a unit of the last decimal, or half a relative spacing; a rate of wrong labels
+    # Standard deviation, tolerance, half a unit of the last decimal, half a relative spacing, or rate of wrong labels.
+    scale: float = 0.0
     name: str = ""  # of the dtype answers are rounded to
 
     @classmethod
@@ -80,7 +81,7 @@ class Noise:
 
     @classmethod
     def parse(cls, text: str) -> Noise:
-        """What users write on a command line: exact, measure, gaussian:S, bounded:TAU, rounded:DECIMALS, flipped:RATE, a dtype."""
+        """What users write: exact, measure, gaussian:S, bounded:TAU, rounded:DECIMALS, flipped:RATE, or a dtype."""
         word, colon, number = text.partition(":")
         try:
             if word in READ and colon:

@@ -75,6 +75,7 @@ class Tested:
     queries: int
     informative: int  # those whose predictions would have shown an error of the estimate
     bound: float  # at 95 % confidence at most this share of such queries is not predicted within its radius
+    of_labels: bool = False  # whether predictions are labels, which are right or wrong
 
     def __str__(self) -> str:
         if not self.informative:
@@ -177,9 +178,11 @@ STATED = {"all": "such queries", "domain": "inputs of the domain"}
 
 
 def _statement(tested: Tested) -> str:
-    kind = "informative held-out queries" if tested.label == "all" else "inputs of the domain"
+    what = "labels" if tested.of_labels else "queries"
+    kind = f"informative held-out {what}" if tested.label == "all" else "inputs of the domain"
+    within = "" if tested.of_labels else " within their radii"
     return (
-        f"{tested.informative} {kind} were predicted within their radii: at 95 % confidence at most "
+        f"{tested.informative} {kind} were predicted{within}: at 95 % confidence at most "
         f"{100 * tested.bound:.2g} % of {STATED[tested.label]} are not"
     )
 

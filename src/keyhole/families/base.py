@@ -176,6 +176,11 @@ class Family(Protocol):
         return self
 
     @property
+    def tells_labels(self) -> bool:
+        """Whether an answer is a label, which is right or wrong, and not a number."""
+        return False
+
+    @property
     def constant(self) -> Array | None:
         """What is added to every answer, whatever the query."""
         return None

@@ -53,6 +53,11 @@ class Labels(Family):
         return None
 
     @property
+    def tells_labels(self) -> bool:
+        """An answer is a label."""
+        return True
+
+    @property
     def heads(self) -> tuple[SingleHead, ...]:
         """Those of the attention."""
         return self.attention.anatomy.heads
@@ -100,6 +105,9 @@ class Labels(Family):
     def effects(self, change: Labels, tokens: Array) -> Iterator[tuple[str, Array]]:
         """How far labels are apart where a change of each part alone, of the size of `change`, may flip them."""
         for name, moves in self.attention.effects(change.attention, tokens):  # type: ignore[arg-type]
+            if name.startswith("value") and self.width == 1:  # of one number nothing but its sign shows, in every label
+                yield name, namespace(tokens).zeros_like(tokens[:, 0, 0]) + self.span
+                continue
             yield name, self._unsure(tokens, moves / FLIPS)
 
     def simplest(self) -> Labels:

@@ -31,6 +31,7 @@ SAMPLE_PLANS, SAMPLE_ANSWERS = 4, 16
 ENDS = (BudgetExhausted, OracleError, ComputeError)
 # Outcomes after which nothing more can be asked, and those that undeclared noise has nothing to do with.
 FINAL = (Outcome.BUDGET_EXHAUSTED, Outcome.ORACLE_FAILED, Outcome.TIME_EXHAUSTED)
+FOR_LABELS = "use method labels, which is for such, or auto"
 NOT_FOR_NOISE = (*FINAL, Outcome.TOO_FEW_MEASUREMENTS)
 
 
@@ -125,15 +126,18 @@ def attempt_twice(method: Method, task: Task) -> Steps[Attempt]:
 
     Rounding shows in the digits of the answers; errors of an oracle that contradicts itself are measured.
     """
-    ledger = Ledger(task.budget)
+    ledger, task = Ledger(task.budget), _of_labels(method, task)
+    if task.signature.answers == "labels" and "labels" not in method.families:
+        return Attempt(method.name, Outcome.WRONG_FAMILY, f"the box answers with labels: {FOR_LABELS}")
     first = yield from attempt(method, task, ledger)
     if first.certified or task.signature.noise.kind != "exact" or first.outcome in NOT_FOR_NOISE:
         return first
-    digits = ledger.digits(task.signature)
+    of_labels = task.signature.answers == "labels"
+    digits = NoiseEstimate(Noise.exact()) if of_labels else ledger.digits(task.signature)
     known, details = task, noise_details(digits.noise, digits.evidence, 0)
     if digits.noise.kind != "exact":
         known = replace(task, signature=task.signature.with_changes(noise=digits.noise))
-    elif first.outcome is Outcome.INCONSISTENT and "gaussian" in method.takes_noise:
+    elif first.outcome is Outcome.INCONSISTENT and {"gaussian", "flipped"} & set(method.takes_noise):
         try:
             known, details = yield from ask_noise(task, ledger)
         except ENDS:
@@ -151,6 +155,13 @@ def attempt_twice(method: Method, task: Task) -> Steps[Attempt]:
         return replace(first, message=f"{first.message}; {details['noise_evidence']}, but {error}")
     assumptions = (*second.certificate.assumptions, noise_assumption(noise))
     return replace(second, certificate=replace(second.certificate, assumptions=assumptions)).with_details(**details)
+
+
+def _of_labels(method: Method, task: Task) -> Task:
+    """The task, its oracle known to answer with labels where the method is for such."""
+    if "labels" not in method.families:
+        return task
+    return replace(task, signature=task.signature.with_changes(answers="labels"))
 
 
 def noise_assumption(noise: Noise) -> str:

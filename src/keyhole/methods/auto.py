@@ -229,7 +229,8 @@ class _Auto:
         self.known |= {"diagnosis": evidence.family, "diagnosis_findings": [vars(each) for each in evidence.findings]}
         if evidence.noise_evidence:
             self.known |= noise_details(evidence.noise, evidence.noise_evidence, evidence.noise_queries)
-        self.task = replace(self.task, signature=self.task.signature.with_changes(noise=evidence.noise))
+        told = {"answers": "labels"} if evidence.family == "labels" else {}
+        self.task = replace(self.task, signature=self.task.signature.with_changes(noise=evidence.noise, **told))
 
     def _attempt(self, method: Method, options: Mapping[str, Any]) -> Steps[Attempt]:
         """Run a method within what is left of the budget."""

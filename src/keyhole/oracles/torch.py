@@ -30,8 +30,8 @@ class TorchOracle(Oracle):
     the last token of every query is then moved. `dtype` and `device` are those of the module's parameters unless
     given; where they differ a copy is made, and the module itself is never changed. `batch_first=False` means
     a module that wants (length, batch, width); left out, it is found out. `call` asks a module that cannot be called
-    with tokens alone: `call=lambda module, tokens: module(tokens, mask=None)[0]`. `answers="labels"`: it returns whole numbers
-    that are labels, e.g. by `call=lambda module, tokens: module(tokens).argmax(-1)`.
+    with tokens alone: `call=lambda module, tokens: module(tokens, mask=None)[0]`. `answers="labels"`: it
+    returns whole numbers that are labels, e.g. by `call=lambda module, tokens: module(tokens).argmax(-1)`.
 
     A module in train mode is refused, because dropout would answer differently each time. A few random sequences
     are asked at once, to see what the module answers; they are no queries.

@@ -148,7 +148,7 @@ class Noisy(Wrapper):
 
 
 class Labelled(Wrapper):
-    """Tells of every answer a label only: its sign, 1 above zero and else −1; of several outputs the largest's number."""
+    """Tells of every answer a label only: its sign, 1 above zero and else −1; of several outputs which is largest."""
 
     def __init__(self, inner: Oracle) -> None:
         super().__init__(inner, inner.signature.with_changes(answers="labels", noise=Noise.exact()))

@@ -59,14 +59,14 @@ class Comparer:
                 odd = labels[votes == 0][0]
                 raise Unrecoverable(
                     Outcome.WRONG_FAMILY,
-                    f"label {odd:g} was answered where only two others can be: the labels are not the largest of linear "
-                    "outputs of one head, or they are wrong at times (declare noise=Noise.flipped(rate))",
+                    f"label {odd:g} was answered where only two others can be: labels are not the largest of linear "
+                    "outputs of one head, or are wrong at times (declare noise=Noise.flipped(rate))",
                 )
             votes = np.where(votes == 0, -1.0, votes)
         return votes
 
     def ask_labels(self, stage: str, make: MakePositions, count: int) -> Steps[Floats]:  # (count,)
-        """The label of each query; of labels that are wrong at times the one that is ahead, once that leaves no doubt."""
+        """The label of each query; where labels are wrong at times the one ahead, once that leaves no doubt."""
         seen: dict[float, Floats] = {}
         rows = np.arange(count)
         for turn in range(MOST_ROUNDS):

@@ -25,7 +25,7 @@ ASSUMPTIONS = (
 )
 DEFAULT_ERROR = 1e-6
 # Chance that any of all decisions is wrong where labels are.
-ANY_DOUBT = 0.01
+ANY_DOUBT = 1e-3
 # Labels that are wrong more often than this say too little.
 MOST_FLIPS = 0.45
 TIES = {-1.0, 0.0, 1.0}
@@ -58,7 +58,7 @@ def labels(
     rows = yield from ask_rows(tokens, np.eye(width), "signs")
     kind = _kind(rows)
     comparer.negative, comparer.positive, comparer.ties = kind[0], kind[-1], len(kind) == 2
-    yield from _check_score_bias(tokens, rows, rng)
+    yield from _check_score_bias(tokens, rng)
     value = yield from ask_value(tokens, _signs(rows, kind), accuracy)
     rows = yield from _with_values(tokens, rows, value.pivot)
     reader = ScoreReader(tokens, rows)
@@ -103,7 +103,7 @@ def _signs(rows: Rows, kind: tuple[float, ...]) -> Floats:  # (width,)
     return np.where(rows.yes == rows.no, 0.0, signs)
 
 
-def _check_score_bias(tokens: Tokens, rows: Rows, rng: np.random.Generator) -> Steps[None]:
+def _check_score_bias(tokens: Tokens, rng: np.random.Generator) -> Steps[None]:
     """Of long tokens x, −2x and 0 the second wins, as all weigh the same: unless a score bias decides."""
     (vector,) = rng.standard_normal((1, tokens.width)) / tokens.width**0.5
     space = tokens.space
