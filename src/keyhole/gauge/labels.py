@@ -14,6 +14,9 @@ from keyhole.gauge.heads import Heads, output_bias_of
 def normalised_heads(params: Labels) -> Heads:
     """The heads with values and output bias of norm one together, of several outputs with mean zero over them."""
     heads, bias = MultiHead.of(params.attention).heads, output_bias_of(params.attention)
+    if params.attention.outputs == 2:  # which of two is larger is a sign
+        heads = [replace(head, value=floats(head.value) @ [-1.0, 1.0]) for head in heads]
+        bias = np.asarray(bias @ [-1.0, 1.0])
     values = [_centred(floats(head.value)) for head in heads]
     bias = _centred(bias[None])[0]
     size = float(np.sqrt(sum(np.sum(value**2) for value in values) + np.sum(bias**2))) or 1.0

@@ -127,8 +127,6 @@ def attempt_twice(method: Method, task: Task) -> Steps[Attempt]:
     Rounding shows in the digits of the answers; errors of an oracle that contradicts itself are measured.
     """
     ledger, task = Ledger(task.budget), _of_labels(method, task)
-    if task.signature.answers == "labels" and "labels" not in method.families:
-        return Attempt(method.name, Outcome.WRONG_FAMILY, f"the box answers with labels: {FOR_LABELS}")
     first = yield from attempt(method, task, ledger)
     if first.certified or task.signature.noise.kind != "exact" or first.outcome in NOT_FOR_NOISE:
         return first
@@ -181,6 +179,7 @@ def attempt(method: Method, task: Task, ledger: Ledger) -> Steps[Attempt]:
     certificate = Certificate()
     details: dict[str, Any] = {}
     try:
+        _check_labels(method, task.signature)
         if task.signature.noise.kind == "measure":
             task, details = yield from ask_noise(task, ledger)
         steps = method.steps(task.signature, task.stream("method"), _without_heldout(task, ledger.left), **task.options)
@@ -203,6 +202,12 @@ def attempt(method: Method, task: Task, ledger: Ledger) -> Steps[Attempt]:
     details |= estimate.details
     bound = estimate.counting_bound
     return Attempt(method.name, outcome, message, estimate.params, certificate, bound, details, cause)
+
+
+def _check_labels(method: Method, signature: Signature) -> None:
+    """Unrecoverable where a method takes labels for numbers."""
+    if signature.answers == "labels" and "labels" not in method.families:
+        raise Unrecoverable(Outcome.WRONG_FAMILY, f"the box answers with labels: {FOR_LABELS}")
 
 
 def ending(error: Exception) -> Outcome:

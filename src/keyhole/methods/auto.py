@@ -120,6 +120,7 @@ class _Auto:
         fitting = [method for method in METHODS.values() if set(self.task.options) <= set(method.options)]
         if len(fitting) == 1:
             return (yield from self._attempt(fitting[0], {}))
+        declared_labels = self.task.signature.answers == "labels"
         try:
             evidence = yield from self._ask(triage(self.task.signature, self.task.stream("triage")))
         except ENDS as error:
@@ -130,7 +131,7 @@ class _Auto:
             last = yield from self._attempt(method, evidence.options)
         if last is not None and last.outcome is Outcome.INCONSISTENT and self.noise.kind == "exact":
             last = yield from self._with_measured_noise(evidence.family, last)
-        if last is not None and not self._may_be_another(last):
+        if last is not None and (declared_labels or not self._may_be_another(last)):
             return self._result(last)
         if last is None or last.outcome in MAY_BE_ANOTHER_FAMILY:
             try:

@@ -47,13 +47,14 @@ class Comparer:
         yes: Floats | float | None = None,
         no: Floats | float | None = None,
     ) -> Steps[Floats]:
-        """1 for each query answered with the label for yes, −1 for no, 0 for neither."""
+        """1 for each query answered with the label for yes, −1 for no, nan being any other, 0 for neither."""
         answers: Measurements = yield Plan(stage, count, positions)
         self.asked += count
         labels = floats(answers.values).reshape(count)
         for_yes = self.positive if yes is None else yes
         for_no = self.negative if no is None else no
-        votes = np.where(labels == for_yes, 1.0, np.where(labels == for_no, -1.0, 0.0))
+        is_no = (labels == for_no) | np.isnan(for_no)
+        votes = np.where(labels == for_yes, 1.0, np.where(is_no, -1.0, 0.0))
         if not self.flip_rate and np.any(votes == 0):
             if not self.ties:
                 odd = labels[votes == 0][0]
@@ -157,7 +158,8 @@ class Comparer:
         upwards = search.streak[rows] > 0
         at = np.where(upwards, search.edges[rows, 1], search.edges[rows, 0])
         asked = (at != search.prior.low) & (at != search.prior.high)
-        if np.any(~asked):
+        rows, at, upwards = rows[asked], at[asked], upwards[asked]
+        if np.any(~asked) and not search.prior.sure:
             raise Unrecoverable(
                 Outcome.WRONG_FAMILY,
                 f"{np.sum(~asked)} numbers lie beyond all bounds: the labels are of another family",

@@ -12,6 +12,7 @@ from keyhole.arrays import Floats
 from keyhole.errors import UsageError
 from keyhole.families import Labels, SingleHead
 from keyhole.methods.base import Estimate, Method, Steps, Unrecoverable, target_details
+from keyhole.methods.labels.classes import ClassValues, ask_class_values
 from keyhole.methods.labels.comparisons import Comparer
 from keyhole.methods.labels.score import ADDED, LabelScore, Rows, ScoreReader, ask_rows
 from keyhole.methods.labels.value import LabelValue, Tokens, ask_threshold, ask_value
@@ -28,6 +29,8 @@ DEFAULT_ERROR = 1e-6
 ANY_DOUBT = 1e-3
 # Labels that are wrong more often than this say too little.
 MOST_FLIPS = 0.45
+# Dense tokens whose labels are looked at besides those of unit tokens.
+LOOKS = 6
 TIES = {-1.0, 0.0, 1.0}
 
 
@@ -38,6 +41,7 @@ def labels(
     budget: float = math.inf,  # noqa: ARG001 - the accuracy decides how much is asked
     target_error: float | None = None,
     bits: int | None = None,
+    classes: int | None = None,
 ) -> Steps[Estimate[Labels]]:
     """Score, value and threshold from labels by bisection, at one to two per cent above the entropy.
 
@@ -55,16 +59,28 @@ def labels(
     width = signature.width
     comparer = Comparer(signature, rate, ANY_DOUBT / (width * width + width), -1.0, 1.0)
     tokens = Tokens(comparer)
-    rows = yield from ask_rows(tokens, np.eye(width), "signs")
-    kind = _kind(rows)
+    dense = rng.standard_normal((LOOKS, width)) / width**0.5
+    looks = yield from ask_rows(tokens, np.vstack([np.eye(width), dense]), "signs")
+    rows = Rows(looks.vectors[:width], looks.yes[:width], looks.no[:width])
+    kind = _kind(looks)
     comparer.negative, comparer.positive, comparer.ties = kind[0], kind[-1], len(kind) == 2
+    if comparer.ties:
+        _check_classes(kind, classes)
     yield from _check_score_bias(tokens, rng)
-    value = yield from ask_value(tokens, _signs(rows, kind), accuracy)
-    rows = yield from _with_values(tokens, rows, value.pivot)
+    value: LabelValue | ClassValues
+    if comparer.ties:
+        value = yield from ask_value(tokens, _signs(rows, kind), accuracy)
+        pivot = value.pivot
+    else:
+        kind, value = yield from ask_class_values(tokens, looks, accuracy, rng)
+        _check_classes(kind, classes)
+        pivot = int(np.argmax(np.ptp(value.matrix, axis=1)))
+    rows = yield from _with_values(tokens, rows, pivot)
     reader = ScoreReader(tokens, rows)
     scale = yield from reader.ask_scale(rng)
     score = yield from _ask_score(reader, scale, accuracy)
-    value = yield from ask_threshold(tokens, value, accuracy)
+    if isinstance(value, LabelValue):
+        value = yield from ask_threshold(tokens, value, accuracy)
     return _estimate(signature, kind, rate, value, score, target_error)
 
 
@@ -95,6 +111,25 @@ def _kind(rows: Rows) -> tuple[float, ...]:
     if found == TIES and all(own == -other for own, other in zip(rows.yes, rows.no, strict=True)):
         found -= {0.0}
     return tuple(sorted(found))
+
+
+def _check_classes(kind: tuple[float, ...], classes: Any) -> None:
+    """Unrecoverable where fewer classes were seen than there are said to be."""
+    if classes is None:
+        return
+    if isinstance(classes, bool) or not isinstance(classes, int) or classes < 2:
+        raise UsageError(f"classes must be a whole number of at least 2, not {classes!r}")
+    if len(kind) < classes:
+        missing = [str(label) for label in range(classes) if label not in kind][: classes - len(kind)]
+        raise Unrecoverable(
+            Outcome.NOT_IDENTIFIABLE,
+            f"only the labels {', '.join(f'{label:g}' for label in kind)} were answered, and class "
+            f"{' and '.join(missing)} never: its values show in no label; leave out classes= to recover the others",
+        )
+    if len(kind) > classes:
+        raise Unrecoverable(
+            Outcome.WRONG_FAMILY, f"{len(kind)} different labels were answered, and not {classes}: correct classes="
+        )
 
 
 def _signs(rows: Rows, kind: tuple[float, ...]) -> Floats:  # (width,)
@@ -150,19 +185,19 @@ def _estimate(
     signature: Signature,
     kind: tuple[float, ...],
     rate: float,
-    value: LabelValue,
+    value: LabelValue | ClassValues,
     score: LabelScore,
     target_error: float | None,
 ) -> Estimate[Labels]:
     """Parameters and radii, and the entropy of both over what a label can tell."""
     space, names = signature.space, tuple(int(label) for label in kind)
-    biased = value.threshold != 0
-    head = SingleHead(space.asarray(score.matrix), space.asarray(value.vector))
+    head = SingleHead(space.asarray(score.matrix), space.asarray(value.matrix))
     radius = SingleHead(space.asarray(score.radius), space.asarray(value.radius))
-    if biased:
-        head = replace(head, output_bias=space.asarray(np.asarray(-value.threshold)))
-    if biased or value.threshold_radius:
-        radius = replace(radius, output_bias=space.asarray(np.asarray(value.threshold_radius)))
+    threshold, threshold_radius = value.threshold, value.threshold_radius
+    if threshold:
+        head = replace(head, output_bias=space.asarray(np.asarray(-threshold)))
+    if threshold or threshold_radius:
+        radius = replace(radius, output_bias=space.asarray(np.asarray(threshold_radius)))
     bits = score.bits + value.bits
     capacity = math.log2(len(kind)) * (1 - entropy(rate))
     error = float(np.max(score.radius)) / score.scale if score.scale else 0.0
@@ -173,7 +208,7 @@ def _estimate(
         assumptions=ASSUMPTIONS,
         details={
             "labels": list(names),
-            "threshold": biased,
+            "threshold": bool(threshold),
             "entropy_bits": bits,
             "largest_radius": error,
             **({"flip_rate": rate} if rate else {}),
@@ -197,5 +232,6 @@ LABELS = Method(
     options={
         "target_error": "wanted error of an entry over the root mean square of its matrix; 1e-6 if left out",
         "bits": "the same as a number of binary digits",
+        "classes": "how many classes there are: it is an error if one never occurs; those that occur if left out",
     },
 )

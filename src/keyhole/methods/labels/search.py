@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 from scipy.special import ndtr
@@ -34,6 +35,7 @@ class Prior:
 
     low: float
     high: float
+    sure: ClassVar[bool] = True  # whether numbers can lie beyond the bounds
 
     def mass(self, low: Floats, high: Floats) -> Floats:
         """Probabilities of intervals, up to a common factor."""
@@ -54,6 +56,7 @@ class HeavyPrior(Prior):
 
     centre: float = 0.0
     scale: float = 1.0
+    sure: ClassVar[bool] = False
 
     @classmethod
     def around(cls, centre: float, scale: float) -> HeavyPrior:

@@ -20,7 +20,7 @@ COARSE = 1.0 / 16.0
 class LabelValue:
     """Values over the largest of them, and the threshold in the same unit."""
 
-    vector: Floats  # (width,)
+    matrix: Floats  # (width,)
     radius: Floats  # (width,)
     pivot: int  # whose value is 1 or −1
     threshold: float = 0.0
@@ -94,7 +94,7 @@ def _ask_largest(tokens: Tokens, signs: Floats) -> Steps[int]:
 
 def ask_threshold(tokens: Tokens, value: LabelValue, accuracy: float) -> Steps[LabelValue]:
     """The threshold over the largest value, by bisection along the token of that: its exponent first."""
-    comparer, sign = tokens.comparer, value.vector[value.pivot]
+    comparer, sign = tokens.comparer, value.matrix[value.pivot]
 
     def at(scale: Floats, factor: float = 1.0) -> list[Position]:
         # Copies of one token are answered like the token, and are another query.
@@ -105,7 +105,7 @@ def ask_threshold(tokens: Tokens, value: LabelValue, accuracy: float) -> Steps[L
     both = np.array([tiny, -tiny])
     yes = yield from comparer.decide("threshold", lambda rows, factor: at(factor * both[rows]), 2)
     if yes[0] and not yes[1]:
-        return LabelValue(value.vector, value.radius, value.pivot, 0.0, 2 * tiny * 2.0**16, value.bits + 2)
+        return LabelValue(value.matrix, value.radius, value.pivot, 0.0, 2 * tiny * 2.0**16, value.bits + 2)
     side = -1.0 if yes[0] else 1.0  # of zero on which the threshold lies
 
     def sized(_: Integers, exponents: Floats, factor: float) -> tuple[list[Position], Floats]:
@@ -126,4 +126,4 @@ def ask_threshold(tokens: Tokens, value: LabelValue, accuracy: float) -> Steps[L
     size, radius = float(search.centres[0]), float(search.radii[0])
     radius += 8 * tokens.space.rounding * size
     bits = value.bits + np.log2(8 * tokens.range) + np.log2((high - low) / cell)
-    return LabelValue(value.vector, value.radius, value.pivot, side * size, radius, float(bits))
+    return LabelValue(value.matrix, value.radius, value.pivot, side * size, radius, float(bits))
