@@ -87,19 +87,13 @@ def ask_class_values(
     tokens: Tokens, rows: Rows, accuracy: float, rng: np.random.Generator
 ) -> Steps[tuple[tuple[float, ...], ClassValues]]:
     """Labels of all classes that are seen, and their values."""
-    reader = _ClassReader(tokens, rng)
-    yield from reader.ask_inside(rows)
-    while True:
-        try:
-            values = yield from reader.ask_values(accuracy)
-        except _NewClass as seen:  # a class so narrow that random tokens did not meet it
-            reader.add(seen.vector[None], np.array([seen.label]))
-        else:
-            return reader.kind, values
+    reader = ClassReader(tokens, rng)
+    values = yield from reader.ask_all(rows, accuracy)
+    return reader.kind, values
 
 
-class _ClassReader:
-    """Asks for labels of long tokens."""
+class ClassReader:
+    """Asks for labels of long tokens, and for the boundaries between classes."""
 
     def __init__(self, tokens: Tokens, rng: np.random.Generator) -> None:
         self.tokens, self.comparer, self.rng = tokens, tokens.comparer, rng
@@ -117,7 +111,7 @@ class _ClassReader:
 
     def _positions(self, vectors: Floats, factor: float) -> list[Position]:
         rows = TokenRows(self.tokens.space.asarray(vectors))
-        return [[Term(rows, None, factor * self.tokens.lever)]]
+        return [[Term(rows, None, self.tokens.long(factor))]]
 
     def _ask(self, vectors: Floats) -> Steps[Floats]:  # (count, width) -> (count,)
         return self.comparer.ask_labels(
@@ -139,17 +133,28 @@ class _ClassReader:
         for _ in range(MOST_LOOKS):
             known = len(self.kind)
             drawn = self.rng.standard_normal((LOOKS + LOOKS_PER_CLASS * known, self.tokens.width))
+            drawn /= np.linalg.norm(drawn, axis=1, keepdims=True)
             self.add(drawn, (yield from self._ask(drawn)))
             quiet = quiet + 1 if len(self.kind) == known else 0
             if quiet == QUIET_ROUNDS:
                 break
+
+    def ask_all(self, rows: Rows, accuracy: float) -> Steps[ClassValues]:
+        """The values of all classes; begins again where a class shows that random tokens did not meet."""
+        yield from self.ask_inside(rows)
+        while True:
+            try:
+                return (yield from self.ask_values(accuracy))
+            except _NewClass as seen:
+                self.add(seen.vector[None], np.array([seen.label]))
 
     def ask_values(self, accuracy: float) -> Steps[ClassValues]:
         """The values of all classes that were seen."""
         fine = accuracy / 4
         # Well inside a class is the mean of its tokens, as classes are convex.
         inside = np.stack([np.mean(self.vectors[self.seen == label], axis=0) for label in self.kind])
-        boundaries: list[Boundary] = []
+        self.boundaries: list[Boundary] = []
+        boundaries = self.boundaries
         for turn in range(TURNS):
             boundaries += yield from self._ask_boundaries(inside, of_means=turn == 0)
             tree = yield from self._ask_tree(boundaries, len(inside), fine)
@@ -282,7 +287,7 @@ class _ClassReader:
 
 
 def _solve_lengths(tree: list[Boundary], rest: list[Boundary], count: int, accuracy: float) -> ClassValues | None:
-    """Values along the tree, the lengths of whose normals follow from points on other boundaries; None if they do not."""
+    """Values along the tree, the lengths of whose normals points on other boundaries tell; None if they do not."""
     paths = np.zeros((count, len(tree)))  # V_r − V_0 = Σ_e paths[r, e]·length_e·normal_e
     known = {0}
     while len(known) < count:

@@ -12,6 +12,8 @@ from keyhole.arrays import Floats
 from keyhole.errors import UsageError
 from keyhole.families import Labels, SingleHead
 from keyhole.methods.base import Estimate, Method, Steps, Unrecoverable, target_details
+from keyhole.methods.labels.bounded.method import ask_classes, ask_signs
+from keyhole.methods.labels.bounded.value import BoundedValue
 from keyhole.methods.labels.classes import ClassValues, ask_class_values
 from keyhole.methods.labels.comparisons import Comparer
 from keyhole.methods.labels.score import ADDED, LabelScore, Rows, ScoreReader, ask_rows
@@ -24,11 +26,14 @@ ASSUMPTIONS = (
     "a label is the sign of the answer against a fixed threshold, or the largest of several outputs",
     "labels are right, but for a share that was declared or measured",
 )
+Found = tuple[tuple[float, ...], LabelValue | ClassValues, LabelScore]  # labels, values and score
 DEFAULT_ERROR = 1e-6
 # Chance that any of all decisions is wrong where labels are.
 ANY_DOUBT = 1e-3
 # Labels that are wrong more often than this say too little.
 MOST_FLIPS = 0.45
+# The longest token where norms are free but sequences have two tokens at most.
+LONGEST = 2.0**10
 # Dense tokens whose labels are looked at besides those of unit tokens.
 LOOKS = 6
 TIES = {-1.0, 0.0, 1.0}
@@ -54,21 +59,31 @@ def labels(
         raise Unrecoverable(
             Outcome.TOO_NOISY, f"labels that are wrong in {rate:.0%} of all answers say next to nothing"
         )
-    if (signature.max_length or 3) < 3:
-        raise UsageError("method 'labels' asks sequences of three tokens: raise max_length")
+    if signature.max_length == 1:
+        raise Unrecoverable(
+            Outcome.NOT_IDENTIFIABLE, "labels of single tokens do not depend on the score: raise max_length"
+        )
     width = signature.width
     comparer = Comparer(signature, rate, ANY_DOUBT / (width * width + width), -1.0, 1.0)
-    tokens = Tokens(comparer)
+    if signature.max_norm is None and (signature.max_length or 3) > 2:
+        kind, value, score = yield from _ask_free(comparer, accuracy, classes, rng)
+    else:
+        kind, value, score = yield from _ask_bounded(comparer, accuracy, classes, rng)
+    return _estimate(signature, kind, rate, value, score, target_error)
+
+
+def _ask_free(comparer: Comparer, accuracy: float, classes: Any, rng: np.random.Generator) -> Steps[Found]:
+    """Null queries of long tokens."""
+    tokens, width = Tokens(comparer), comparer.signature.width
     dense = rng.standard_normal((LOOKS, width)) / width**0.5
     looks = yield from ask_rows(tokens, np.vstack([np.eye(width), dense]), "signs")
     rows = Rows(looks.vectors[:width], looks.yes[:width], looks.no[:width])
     kind = _kind(looks)
     comparer.negative, comparer.positive, comparer.ties = kind[0], kind[-1], len(kind) == 2
-    if comparer.ties:
-        _check_classes(kind, classes)
     yield from _check_score_bias(tokens, rng)
     value: LabelValue | ClassValues
     if comparer.ties:
+        _check_classes(kind, classes)
         value = yield from ask_value(tokens, _signs(rows, kind), accuracy)
         pivot = value.pivot
     else:
@@ -81,7 +96,23 @@ def labels(
     score = yield from _ask_score(reader, scale, accuracy)
     if isinstance(value, LabelValue):
         value = yield from ask_threshold(tokens, value, accuracy)
-    return _estimate(signature, kind, rate, value, score, target_error)
+    return kind, value, score
+
+
+def _ask_bounded(comparer: Comparer, accuracy: float, classes: Any, rng: np.random.Generator) -> Steps[Found]:
+    """Two tokens on either side of a plane where labels change."""
+    longest = min(comparer.signature.norm_limit, LONGEST)
+    bounded = BoundedValue(comparer, longest, rng)
+    yield from bounded.ask_sides()
+    kind = _kind(Rows(bounded.vectors, bounded.yes, bounded.no))
+    comparer.ties = len(kind) == 2
+    if comparer.ties:
+        _check_classes(kind, classes)
+        value, score = yield from ask_signs(bounded, kind[0], kind[1], accuracy, rng)
+        return kind, value, score
+    kind, values, score = yield from ask_classes(bounded, Tokens(comparer), accuracy, rng)
+    _check_classes(kind, classes)
+    return kind, values, score
 
 
 def _accuracy(target_error: Any, bits: Any) -> float:

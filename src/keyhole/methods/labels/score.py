@@ -132,7 +132,7 @@ class ScoreReader:
             cell = 2 * accuracy * CAUTION * scale
         else:
             yield from comparer.bisect("entries", search, compare, rounds=PRIOR_ROUNDS, **labels)
-            cell = 2 * accuracy * FINER * _root_mean_square(search, scale)
+            cell = 2 * accuracy * FINER * root_mean_square(search, scale)
         yield from comparer.bisect("entries", search, compare, cell, **labels)
         matrix, radius = (each.reshape(width, width) for each in (search.centres, search.radii))
         # What the oracle's arithmetic does to a form, and to the balance of two long tokens.
@@ -142,7 +142,7 @@ class ScoreReader:
         return LabelScore(matrix, radius, rms, bits_of_ball(row.size, rms, cell))
 
 
-def _root_mean_square(search: Search, scale: float) -> float:
+def root_mean_square(search: Search, scale: float) -> float:
     """That of entries known to lie within intervals, of the outermost of which only the near end counts."""
     low, high = search.best
     nearest = np.where(low * high > 0, np.minimum(np.abs(low), np.abs(high)), 0.0)

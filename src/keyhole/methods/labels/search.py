@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
 
 import numpy as np
 from scipy.special import ndtr
@@ -35,7 +34,7 @@ class Prior:
 
     low: float
     high: float
-    sure: ClassVar[bool] = True  # whether numbers can lie beyond the bounds
+    sure: bool = True  # whether no number can lie beyond the bounds
 
     def mass(self, low: Floats, high: Floats) -> Floats:
         """Probabilities of intervals, up to a common factor."""
@@ -56,12 +55,11 @@ class HeavyPrior(Prior):
 
     centre: float = 0.0
     scale: float = 1.0
-    sure: ClassVar[bool] = False
 
     @classmethod
     def around(cls, centre: float, scale: float) -> HeavyPrior:
         """The law of matrix entries."""
-        return cls(centre - LIMIT * scale, centre + LIMIT * scale, centre, scale)
+        return cls(centre - LIMIT * scale, centre + LIMIT * scale, False, centre, scale)
 
     def _below(self, at: Floats) -> Floats:
         units = (at - self.centre) / self.scale

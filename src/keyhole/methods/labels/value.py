@@ -36,9 +36,16 @@ class Tokens:
         self.width = comparer.signature.width
         self.units = TokenRows(self.space.eye(self.width))
         wide = self.space.huge > 2.0**1000
+        self.bound = comparer.signature.norm_limit
         # Tokens this long hide a threshold, and are beside those this short as if these were not there.
         self.lever = 2.0 ** (100 if wide else int(0.315 * np.log2(self.space.huge)))
         self.range = 100.0 if wide else 30.0  # exponents of scales that are looked for, up and down
+        if self.bound < np.inf:
+            self.lever = 0.5 * self.bound
+
+    def long(self, factor: float) -> float:
+        """The norm of long tokens, changed by a factor: shorter where it is bounded."""
+        return self.lever * factor if self.bound == np.inf else self.lever / factor
 
     def term(self, index: Integers, scale: Floats | float) -> Term:
         """Multiples of unit tokens, one per query."""
