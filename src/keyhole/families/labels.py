@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from keyhole.arrays import Array, namespace
+from keyhole.arrays import Array, Floats, floats, namespace
 from keyhole.errors import UsageError
 from keyhole.families.base import Anatomy, Family
 from keyhole.families.files import register
@@ -18,6 +18,11 @@ from keyhole.families.single_head import SingleHead
 SIGNS = (-1, 1)
 # A change of a part shows in a label if it may move the answer by so many times its distance from the boundary.
 FLIPS = 3.0
+# Labels are sure so many radii from the boundary: radii of entries add in quadrature, and held-out queries lie close.
+SURE = 4.0
+# Sequences are moved onto a boundary by steps of so many sizes, refined so often, and are then off it by parts of the
+# step between these powers of ten.
+GRID, REFINED, PARTS = 33, 8, (0.5, 5.0)
 
 
 @register
@@ -56,6 +61,10 @@ class Labels(Family):
     def tells_labels(self) -> bool:
         """An answer is a label."""
         return True
+
+    def numbers(self) -> SingleHead | MultiHead:
+        """The attention."""
+        return self.attention
 
     @property
     def heads(self) -> tuple[SingleHead, ...]:
@@ -100,7 +109,7 @@ class Labels(Family):
     def error_bar(self, radius: Labels, tokens: Array, rounding: float) -> Array:  # -> (batch,)
         """0 where the attention is farther from the boundary than its radius, else how far labels can be apart."""
         moves = self.attention.error_bar(radius.attention, tokens, rounding)  # type: ignore[arg-type]
-        return self._unsure(tokens, moves)
+        return self._unsure(tokens, SURE * moves)
 
     def effects(self, change: Labels, tokens: Array) -> Iterator[tuple[str, Array]]:
         """How far labels are apart where a change of each part alone, of the size of `change`, may flip them."""
@@ -109,6 +118,34 @@ class Labels(Family):
                 yield name, namespace(tokens).zeros_like(tokens[:, 0, 0]) + self.span
                 continue
             yield name, self._unsure(tokens, moves / FLIPS)
+
+    def onto_boundary(self, tokens: Floats, rng: np.random.Generator) -> Floats:  # (length, width) -> (length, width)
+        """All tokens moved by one vector until two labels are nearly as likely, off by a random part of the way."""
+        answers = np.atleast_2d(floats(self.attention(tokens[None])).T).T  # (1, outputs)
+        values = sum(floats(head.value_columns) for head in self.heads)
+        one, two = np.argsort(-answers[0])[:2] if answers.shape[1] > 1 else (0, None)
+        direction = values[:, one] - (0.0 if two is None else values[:, two])
+        size = float(direction @ direction)
+        if not size > 0:
+            return tokens
+
+        def margins(steps: Floats, attention: Family = self.attention) -> Floats:  # (steps,) -> (steps,)
+            moved = floats(attention(tokens[None] + (steps[:, None] * direction)[:, None, :]))
+            return moved if two is None else moved[:, one] - moved[:, two]
+
+        # Where all tokens weigh the same the answer moves by the step times the squared norm.
+        margin = float(margins(np.zeros(1))[0])
+        steps = -margin / size * np.linspace(0.0, 4.0, GRID)
+        for _ in range(REFINED):
+            signs = np.sign(margins(steps))
+            (jumps,) = np.nonzero(signs[1:] != signs[:-1])
+            if not jumps.size:
+                return tokens
+            steps = np.linspace(steps[jumps[0]], steps[jumps[0] + 1], GRID)
+        # What attention does there, or the way there: parts of either.
+        pulled = float(margins(steps[:1], self.attention.without_attention())[0]) / size
+        off = rng.choice([pulled, steps[0], -steps[0]]) * 10.0 ** -rng.uniform(*PARTS)
+        return np.asarray(tokens + (steps[0] + off) * direction)
 
     def simplest(self) -> Labels:
         """The parameters in the smallest family that holds them: one head inside is a SingleHead."""

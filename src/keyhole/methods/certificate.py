@@ -14,7 +14,7 @@ from keyhole.arrays import Array, Booleans, Floats, floats, to_numpy
 from keyhole.errors import BudgetExhausted
 from keyhole.families import F, F_co, Family
 from keyhole.methods.base import Estimate, Steps
-from keyhole.methods.heldout import HeldOut, draw_heldout
+from keyhole.methods.heldout import HeldOut, draw_heldout, prediction_radii
 from keyhole.noise import GAUSSIAN_DEVIATIONS
 from keyhole.numerics.domain import LONGEST, Sampler, class_label, length_class
 from keyhole.queries import Measurements, Plan, Signature, Sketch
@@ -160,11 +160,25 @@ def _compare(estimate: Estimate, signature: Signature, asked: HeldOut, answers: 
     size = float(np.sqrt(np.mean((answers - _constant(estimate.params, asked.plans))[fine] ** 2)))
     resolution = coarse / size if size > 0 else float("inf")
     attention = _attention(estimate.params, signature, asked.plans, fine)
-    if attention > 0 or signature.max_norm is not None:
+    if estimate.params.tells_labels:
+        resolution = _resolution_of_numbers(estimate, signature, asked.plans, fine)
+    elif attention > 0 or signature.max_norm is not None:
         resolution = max(resolution, coarse / attention if attention else float("inf"))
     scatters = normal and _has_scatter(np.abs(predictions - answers), radii)
     compared = Comparison(predictions, answers, radii, resolution, scatters, estimate.params.tells_labels)
     return _allow_flips(compared, signature.noise.scale) if signature.noise.kind == "flipped" else compared
+
+
+def _resolution_of_numbers(estimate: Estimate, signature: Signature, plans: list[Plan], fine: Booleans) -> float:
+    """Median radius of the numbers behind labels over what attention does to them."""
+    params, radius = estimate.params.numbers(), estimate.radius.numbers()
+    tokens = [plan.tokens(0, plan.count, signature.space, signature.width) for plan in plans]
+    outputs = params.outputs or 1
+    known = _concatenate([prediction_radii(params, radius, each, signature) for each in tokens]).reshape(-1, outputs)
+    attention = _attention(params, signature, plans, np.repeat(fine, outputs))
+    if not attention < float("inf"):
+        return 0.0
+    return float(np.median(known[fine])) / attention if attention > 0 else float("inf")
 
 
 def _allow_flips(compared: Comparison, rate: float) -> Comparison:
@@ -228,7 +242,7 @@ def _so_far(estimate: Estimate, asked: HeldOut, answers: list[Measurements]) -> 
 
 def _coarsest(params: Family, signature: Signature) -> float:
     """The largest resolution that proves something."""
-    if signature.noise.kind != "exact" or params.tells_labels:
+    if signature.noise.kind != "exact":
         return COARSEST_NOISY
     if signature.space.spacing >= FLOAT32:
         return COARSEST_FLOAT32

@@ -175,6 +175,9 @@ class _Source:
             beside = AROUND_KINK * rng.integers(2) * np.linalg.norm(last) / signature.width**0.5
             last = last + beside * rng.standard_normal(last.shape) if np.any(last != tokens[-1:]) else last
             tokens[-1:] = last if np.linalg.norm(last) <= signature.norm_limit else tokens[-1:]
+        if self.params.tells_labels and rng.integers(2):
+            near = self.params.onto_boundary(tokens, rng)
+            tokens = near if np.max(np.linalg.norm(near, axis=1)) <= signature.norm_limit else tokens
         return Query(tokens, norm, structure, norm == "logits" and structure in USUAL)
 
     def _norm(self, kind: str, by: Family) -> float:

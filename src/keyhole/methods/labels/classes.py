@@ -22,7 +22,7 @@ from keyhole.recovery import Outcome
 STAGE = "values"
 # Random tokens of a round in which classes are looked for, and more for every class; rounds without a new one that
 # end this, and how many there are at most.
-LOOKS, LOOKS_PER_CLASS = 16, 4
+LOOKS, LOOKS_PER_CLASS = 48, 8
 QUIET_ROUNDS, MOST_LOOKS = 2, 12
 # Rounds in which more boundaries are looked for.
 TURNS = 4
@@ -38,6 +38,8 @@ ROOM, HALVINGS = 0.25, 16
 FIRST_TANGENT, FIRST_CELL, TANGENT = 16.0, 2.0**-5, 0.25
 # Singular values of the equations for lengths that are smaller than so many times their accuracy leave some open.
 OPEN = 30.0
+# Cells are at least so many spacings of tokens of norm one, below which arithmetic decides.
+SPACINGS = 16.0
 
 
 @dataclass(eq=False)
@@ -207,6 +209,7 @@ class ClassReader:
 
     def refine(self, some: list[Boundary], cell: float) -> Steps[None]:
         """Bisect the way out of the first class until its end is known to this part of the way; look what follows."""
+        cell = max(cell, SPACINGS * self.tokens.space.eps)
         some = [each for each in some if each.high - each.low > cell]
         if not some:
             return
@@ -263,7 +266,7 @@ class ClassReader:
         self, each: Boundary, normal: Floats, others: Floats, room: float, cells: tuple[float, float]
     ) -> Steps[Search | None]:
         """The steps τ_i, within ±cells[0] and to cells[1]; None where another class reaches into the neighbourhood."""
-        tangent, cell = cells
+        tangent, cell = cells[0], max(cells[1], SPACINGS * self.tokens.space.eps / room)
 
         def at(rows: Integers, steps: Floats) -> Floats:
             return np.asarray(each.point + room * (others[rows] - steps[:, None] * normal))
@@ -278,7 +281,8 @@ class ClassReader:
             return None
         search = self.comparer.search(Prior(-tangent, tangent), len(others))
         yes, no = np.full(len(others), self.kind[each.one]), np.full(len(others), np.nan)
-        for goal in dict.fromkeys((max(cell, tangent / 16), cell)):  # looked at early, before much is asked in vain
+        coarse = cell * 2.0 ** max(0, int(np.log2(tangent / 16 / cell)))  # cells within cells
+        for goal in dict.fromkeys((coarse, cell)):  # looked at early, before much is asked in vain
             yield from self.comparer.bisect(STAGE, search, make, goal, yes=yes, no=no)
             labels = yield from self.ask_numbers(at(every, search.best[1]))
             if not np.all(labels == each.two):
@@ -307,13 +311,15 @@ def _solve_lengths(tree: list[Boundary], rest: list[Boundary], count: int, accur
     if len(sizes) < rank or not sizes[rank - 1] > OPEN * accuracy * sizes[0]:
         return None
     lengths = vectors[-1] * np.sign(np.sum(vectors[-1]))
-    if np.any(lengths <= 0):
-        raise Unrecoverable(Outcome.WRONG_FAMILY, "boundaries of classes are not those of linear outputs")
     doubts = (
         np.abs(steps) * lengths * (np.abs(points) @ radii.T + points_radii[:, None] * np.linalg.norm(normals, axis=1))
     )
     inverse = vectors[:rank].T @ (left[:, :rank] / sizes[:rank]).T
     lengths_radii = np.abs(inverse) @ np.sum(doubts, axis=1)
+    if np.any(lengths + lengths_radii < 0):
+        raise Unrecoverable(Outcome.WRONG_FAMILY, "boundaries of classes are not those of linear outputs")
+    if np.any(lengths <= lengths_radii):
+        return None
     matrix = (paths * lengths) @ normals
     radius = np.abs(paths * lengths) @ radii + np.abs(paths) @ (lengths_radii[:, None] * np.abs(normals))
     place = np.unravel_index(int(np.argmax(np.abs(matrix))), matrix.shape)

@@ -46,6 +46,7 @@ class Comparer:
         count: int,
         yes: Floats | float | None = None,
         no: Floats | float | None = None,
+        ties: Booleans | bool = False,
     ) -> Steps[Floats]:
         """1 for each query answered with the label for yes, −1 for no, nan being any other, 0 for neither."""
         answers: Measurements = yield Plan(stage, count, positions)
@@ -55,13 +56,13 @@ class Comparer:
         for_no = self.negative if no is None else no
         is_no = (labels == for_no) | np.isnan(for_no)
         votes = np.where(labels == for_yes, 1.0, np.where(is_no, -1.0, 0.0))
-        if not self.flip_rate and np.any(votes == 0):
-            if not self.ties:
-                odd = labels[votes == 0][0]
+        if not self.flip_rate:
+            odd = (votes == 0) & ~(ties | np.full(count, self.ties))
+            if np.any(odd):
                 raise Unrecoverable(
-                    Outcome.WRONG_FAMILY,
-                    f"label {odd:g} was answered where only two others can be: labels are not the largest of linear "
-                    "outputs of one head, or are wrong at times (declare noise=Noise.flipped(rate))",
+                    Outcome.INCONSISTENT,
+                    f"label {labels[odd][0]:g} was answered where only two others can be: labels are wrong at times "
+                    "(declare how often, noise=Noise.flipped(rate)), or not the largest of linear outputs of one head",
                 )
             votes = np.where(votes == 0, -1.0, votes)
         return votes
@@ -128,7 +129,8 @@ class Comparer:
         def ask(rows: Integers, at: Floats, turn: int) -> Steps[Floats]:
             positions, sense = make(rows, at, 2.0 ** (turn % TURNS) if turn < 0 else self.factor(turn))
             for_yes, for_no = (None if each is None else each[rows] for each in (yes, no))
-            return sense * (yield from self.votes(stage, positions, rows.size, for_yes, for_no))
+            # A form that is zero is answered by what is beside it, by any label.
+            return sense * (yield from self.votes(stage, positions, rows.size, for_yes, for_no, at == 0))
 
         every = np.arange(len(search.edges))
         for turn in range(rounds):

@@ -16,7 +16,7 @@ from keyhole.arrays import Floats, Integers
 from keyhole.methods.base import Steps
 from keyhole.methods.labels.comparisons import Comparer
 from keyhole.methods.labels.search import HeavyPrior, Search
-from keyhole.methods.labels.value import Tokens
+from keyhole.methods.labels.value import SPACINGS, Tokens
 from keyhole.queries import Position, Term, TokenRows
 
 KAPPA = 2.0
@@ -133,6 +133,7 @@ class ScoreReader:
         else:
             yield from comparer.bisect("entries", search, compare, rounds=PRIOR_ROUNDS, **labels)
             cell = 2 * accuracy * FINER * root_mean_square(search, scale)
+        cell = max(cell, SPACINGS * self.space.eps * scale)
         yield from comparer.bisect("entries", search, compare, cell, **labels)
         matrix, radius = (each.reshape(width, width) for each in (search.centres, search.radii))
         # What the oracle's arithmetic does to a form, and to the balance of two long tokens.

@@ -14,6 +14,8 @@ from keyhole.queries import Position, Term, TokenRows
 
 # Ratios of values are known this well before their root mean square sets the cells.
 COARSE = 1.0 / 16.0
+# Cells are at least so many spacings of the largest number, below which arithmetic decides.
+SPACINGS = 16.0
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,7 @@ def ask_value(tokens: Tokens, signs: Floats, accuracy: float) -> Steps[LabelValu
             cell = 2 * accuracy * max(rms, 0.5 / width**0.5)
         else:
             cell = 2 * accuracy / width**0.5
+        cell = max(cell, SPACINGS * tokens.space.eps)
         yield from comparer.bisect("values", search, make, cell)
         vector[others], radius[others] = signs[others] * search.centres, search.radii
     radius = radius + tokens.space.rounding * np.linalg.norm(vector)
@@ -128,7 +131,7 @@ def ask_threshold(tokens: Tokens, value: LabelValue, accuracy: float) -> Steps[L
         return at(side * sizes, factor), np.full(1, -side)
 
     search = comparer.search(Prior(low, high), 1)
-    cell = 2 * accuracy * low
+    cell = 2 * max(accuracy, SPACINGS * tokens.space.eps) * low
     yield from comparer.bisect("threshold", search, fine, cell)
     size, radius = float(search.centres[0]), float(search.radii[0])
     radius += 8 * tokens.space.rounding * size

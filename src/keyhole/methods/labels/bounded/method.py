@@ -42,20 +42,25 @@ def ask_near_plane(
     for _ in range(MOST_TURNS):
         yield from source.refine(fine)
         scale = yield from reader.ask_scale(source.plane(), rng)
+        exhausted = fine < reader.space.eps
         zero = np.zeros(width)
         error = float(np.max(reader.errors(every, every, zero)))
         if scale is None:
-            if fine < reader.space.eps:  # no form is larger than what arithmetic makes of the plane
+            if exhausted and reader.closeness > 1:
+                break
+            if exhausted:  # no form is larger than what arithmetic makes of the plane
                 wide = np.full((width, width), 64 * error * width / float(reader.beta[0]))
                 return LabelScore(np.zeros((width, width)), wide, 0.0, 0.0)
             fine *= MUCH_FINER
             continue
         wanted = PART * reader.cell(scale, accuracy)
-        if error > wanted and fine > reader.space.eps:
+        if error > wanted and not exhausted:
             fine = max(fine * wanted / error / 2, reader.space.eps / 2)
             yield from source.refine(fine)
             reader.place(source.plane())
-        return (yield from reader.ask_score(scale, accuracy))
+            error = float(np.max(reader.errors(every, every, zero)))
+        # No finer than the plane is known.
+        return (yield from reader.ask_score(scale, accuracy * max(1.0, error / (4 * wanted))))
     raise Unrecoverable(Outcome.SATURATED, "no two tokens of this norm are told apart by their logits: raise max_norm")
 
 
@@ -81,8 +86,14 @@ def ask_signs(
     score = yield from ask_near_plane(reader, PlaneSource(plane, value.ask_ratios), accuracy, rng)
     width = comparer.signature.width
     bits = np.log2(2 * width) + (width - 1) * np.log2(1 / accuracy) + (np.log2(1 / accuracy) if value.threshold else 0)
-    found = LabelValue(value.matrix, value.radius, value.pivot, value.threshold, value.threshold_radius, float(bits))
-    return found, score
+    # Over the largest of them, which is then known exactly.
+    largest = int(np.argmax(np.abs(value.matrix)))
+    size, off = abs(float(value.matrix[largest])), float(value.radius[largest])
+    radius = (value.radius + np.abs(value.matrix) * (off / size)) / size
+    radius[largest] = comparer.space.eps
+    threshold, threshold_radius = value.threshold / size, value.threshold_radius / size
+    threshold_radius += abs(threshold) * off / size
+    return LabelValue(value.matrix / size, radius, largest, threshold, threshold_radius, float(bits)), score
 
 
 def ask_classes(
@@ -102,7 +113,7 @@ def ask_classes(
         def off(some: Floats) -> Floats:
             return np.asarray(np.abs(some) @ boundary.radius / size)
 
-        return Plane(far * place, normal, min(far, 0.5 * far * room), off)
+        return Plane(far * place, normal, min(far, 0.5 * far * room), off, cone=True)
 
     def refine(fine: float) -> Steps[None]:
         if not (yield from classes.ask_normal(boundary, fine)):

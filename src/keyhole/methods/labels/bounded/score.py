@@ -7,7 +7,7 @@ plane where the logit τ·uᵀWg is ln(β/(τ − β)). So the label compares u�
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -40,6 +40,7 @@ class Plane:
     normal: Floats  # (width,), of norm one, to the side of the label for yes
     room: float  # tokens this near to the point are answered by the two labels only
     radius: Callable[[Floats], Floats]  # (count, width) -> (count,): how far tokens may be off their place beside it
+    cone: bool = False  # whether all of it may be scaled
 
 
 class NearPlane:
@@ -52,13 +53,16 @@ class NearPlane:
     def place(self, plane: Plane) -> None:
         """Choose tokens beside a plane."""
         width = len(plane.point)
+        closer = self.closeness
+        if plane.cone:  # logits go with the square of what tokens are scaled by
+            plane, closer = replace(plane, point=plane.point / closer**0.5, room=plane.room / closer**0.5), 1.0
         self.plane = plane
         # The side for which the tokens g are farthest from linear dependence.
         self.side = -1.0 if plane.normal @ plane.point > 0 else 1.0
         space = numpy_space()
         basis = equal_overlap(space, np.eye(width), plane.normal)
         self.left = self.right = basis * np.sign(basis @ plane.normal)[:, None]
-        self.beta = np.full(width, plane.room / (1 + LONGEST_STEP) / self.closeness)  # of each column
+        self.beta = np.full(width, plane.room / (1 + LONGEST_STEP) / closer)  # of each column
 
     @property
     def last(self) -> Floats:  # (width, width)
@@ -93,13 +97,15 @@ class NearPlane:
             self.place(plane)
             row, column = rng.choice(every, FORMS), rng.choice(every, FORMS)
             unit = TYPICAL_FORM / float(self.beta[0])
+            least = CLEAR * float(np.max(self.errors(row, column, np.zeros(FORMS))))
+            if least > unit:
+                return None
             large = yield from self._are_larger(row, column, unit)
             if np.sum(large) <= FEW_LARGE:
                 break
             self.closeness *= CLOSER
         else:
             raise Unrecoverable(Outcome.SATURATED, "logits of the closest tokens are too large to be read")
-        least = CLEAR * float(np.max(self.errors(row, column, np.zeros(FORMS))))
         low, high = -OCTAVES_DOWN, 0
         while unit * 2.0**low > least:  # half of the forms are smaller still
             large = yield from self._are_larger(row, column, unit * 2.0**low)

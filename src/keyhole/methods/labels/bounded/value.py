@@ -24,6 +24,8 @@ MORE_LOOKS = 16
 NO_THRESHOLD = 2.0**-60
 # No value is larger than that of the pivot but for this factor.
 LARGER = 1.25
+# Cells are at least so many spacings of the longest tokens, below which arithmetic decides.
+SPACINGS = 16.0
 
 
 class BoundedValue:
@@ -110,6 +112,7 @@ class BoundedValue:
         """Where along the pivot the label changes, to a cell."""
         if self.search_at is None:
             return
+        cell = max(cell, SPACINGS * self.space.eps * self.longest)
         cell = self.longest * 2.0 ** np.floor(np.log2(cell / self.longest))  # cells within cells
         rows = np.array([self.pivot])
         signs = np.zeros(len(self.basis))
@@ -151,7 +154,8 @@ class BoundedValue:
             self.ratios = self.comparer.search(Prior(self.at - reach, self.at + reach), width - 1)
             self.cell = 2 * self.step * COARSE
         # Cells of one grid within those of the last, so that edges stay edges.
-        self.cell *= 2.0 ** -max(0, int(np.ceil(np.log2(self.cell / (accuracy * self.step)))))
+        wanted = max(accuracy * self.step, SPACINGS * self.space.eps * self.longest)
+        self.cell *= 2.0 ** -max(0, int(np.floor(np.log2(self.cell / wanted))))
         yield from self.refine_at(self.cell)
         pivot = self.side * self.basis[self.pivot]
 
