@@ -65,7 +65,7 @@ class Comparer:
                     "(declare how often, noise=Noise.flipped(rate)), or not the largest of linear outputs of one head",
                 )
             votes = np.where(votes == 0, -1.0, votes)
-        return votes
+        return np.where((votes == 0) & ties, -1.0, votes)
 
     def ask_labels(self, stage: str, make: MakePositions, count: int) -> Steps[Floats]:  # (count,)
         """The label of each query; where labels are wrong at times the one ahead, once that leaves no doubt."""

@@ -84,7 +84,13 @@ def _ask_free(comparer: Comparer, accuracy: float, classes: Any, rng: np.random.
     value: LabelValue | ClassValues
     if comparer.ties:
         _check_classes(kind, classes)
-        value = yield from ask_value(tokens, _signs(rows, kind), accuracy)
+        signs = _signs(rows, kind)
+        if not np.any(signs):
+            raise Unrecoverable(
+                Outcome.INCONSISTENT,
+                "labels contradict each other: some change with the sign of a long token, but with that of no unit token",
+            )
+        value = yield from ask_value(tokens, signs, accuracy)
         pivot = value.pivot
     else:
         kind, value = yield from ask_class_values(tokens, looks, accuracy, rng)

@@ -151,7 +151,7 @@ class Search:
             edges = [number * cell, (number + 1) * cell]
             shares = [self.prior.share(low, high, np.clip(at, low, high)) for at in edges]
             uneven = [np.abs(until - own + own * share - 0.5) for share in shares]
-            return np.where(uneven[0] < uneven[1], *edges)
+            return np.where(uneven[0] <= uneven[1], *edges)
         nearest = np.round(median / cell) * cell
         # Strictly inside: of a number between two edges neither tells anything.
         first = next_edge(low, cell)

@@ -22,6 +22,8 @@ LOOKS, COARSE = 8, 2.0**-5
 MORE_LOOKS = 16
 # A threshold that is closer to zero than this part of the longest token is none.
 NO_THRESHOLD = 2.0**-60
+# The value of the pivot is the largest but for this part.
+CLOSE = 2.0**-3
 # No value is larger than that of the pivot but for this factor.
 LARGER = 1.25
 # Cells are at least so many spacings of the longest tokens, below which arithmetic decides.
@@ -102,8 +104,15 @@ class BoundedValue:
             self.pivot = int(rows[0]) if rows.size == 1 else (yield from self._ask_largest(rows, signs))
             self.side = float(signs[self.pivot])
             return
-        search = yield from self._ask_along(rows, signs, None, COARSE * self.longest)
+        cell = COARSE * self.longest
+        search = yield from self._ask_along(rows, signs, None, cell)
         nearest = int(np.argmin(np.abs(search.centres)))
+        while cell > CLOSE * abs(search.centres[nearest]):  # until the nearest is about that
+            cell *= COARSE
+            low, high = np.abs(search.best)
+            rows = rows[np.minimum(low, high) <= np.min(np.maximum(low, high))]
+            search = yield from self._ask_along(rows, signs, None, cell)
+            nearest = int(np.argmin(np.abs(search.centres)))
         self.pivot, self.side = int(rows[nearest]), float(signs[rows[nearest]])
         self.search_at = self.comparer.search(Prior(-self.longest, self.longest), 1)
         yield from self.refine_at(COARSE**2 * self.longest)
