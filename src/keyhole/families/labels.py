@@ -122,7 +122,7 @@ class Labels(Family):
     def onto_boundary(self, tokens: Floats, rng: np.random.Generator) -> Floats:  # (length, width) -> (length, width)
         """All tokens moved by one vector until two labels are nearly as likely, off by a random part of the way."""
         answers = np.atleast_2d(floats(self.attention(tokens[None])).T).T  # (1, outputs)
-        values = sum(floats(head.value_columns) for head in self.heads)
+        values = np.sum([floats(head.value_columns) for head in self.heads], axis=0)
         one, two = np.argsort(-answers[0])[:2] if answers.shape[1] > 1 else (0, None)
         direction = values[:, one] - (0.0 if two is None else values[:, two])
         size = float(direction @ direction)

@@ -101,15 +101,16 @@ class Examination:
 
 
 def ask_for_labels(exam: Examination, first: Floats) -> Steps[bool]:  # (answers, outputs)
-    """Whether answers are labels: few whole numbers over and over, that do not grow with their tokens."""
+    """Whether answers are labels: few whole numbers over and over, which single tokens tell apart, however long."""
     if exam.outputs != 1 or exam.noise.kind not in ("exact", "measure", "flipped") or not are_labels(first):
         return False
     lengths = [1 + number % min(exam.longest, 3) for number in range(LABEL_QUERIES)]
     norms = exam.far * 2.0 ** -np.arange(LABEL_QUERIES)
     queries = [norm * exam.directions(length) for norm, length in zip(norms, lengths, strict=True)]
-    answers = np.vstack([first, (yield from exam.ask(queries))])
+    more = yield from exam.ask(queries)
+    answers, single = np.vstack([first, more]), np.vstack([first, more[np.array(lengths) == 1]])
     values = np.unique(answers)
-    found = are_labels(answers) and 1 < values.size <= len(answers) / 2
+    found = are_labels(answers) and np.unique(single).size > 1 and values.size <= len(answers) / 2
     if found:
         said = f"{len(answers)} answers are {values.size} whole numbers, for tokens of norms up to {exam.far:.3g}"
         exam.say("answers", "labels", said)

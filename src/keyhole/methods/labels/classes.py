@@ -181,7 +181,7 @@ class ClassReader:
 
         def token(number: int) -> Floats:
             some = np.flatnonzero(numbers == number)
-            return inside[number] if of_means else self.vectors[some[self.rng.integers(some.size)]]
+            return np.asarray(inside[number] if of_means else self.vectors[some[self.rng.integers(some.size)]])
 
         found = [Boundary(one, two, token(one), token(two)) for one, two in pairs]
         yield from self.refine(found, COARSE)

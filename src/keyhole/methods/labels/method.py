@@ -28,6 +28,10 @@ ASSUMPTIONS = (
 )
 Found = tuple[tuple[float, ...], LabelValue | ClassValues, LabelScore]  # labels, values and score
 DEFAULT_ERROR = 1e-6
+# What a budget buys: this share of it goes into bits of entries, the rest into finding signs and scale.
+ENTROPY_SHARE = 0.95
+NORMAL_BITS = 1.1  # that a normal number has more than a uniform one
+FINEST, COARSEST = 1e-12, 0.25
 # Chance that any of all decisions is wrong where labels are.
 ANY_DOUBT = 1e-3
 # Labels that are wrong more often than this say too little.
@@ -43,7 +47,7 @@ def labels(
     signature: Signature,
     rng: np.random.Generator,
     *,
-    budget: float = math.inf,  # noqa: ARG001 - the accuracy decides how much is asked
+    budget: float = math.inf,
     target_error: float | None = None,
     bits: int | None = None,
     classes: int | None = None,
@@ -53,8 +57,8 @@ def labels(
     *Provably Learning Attention with Queries* (arXiv 2601.16873), Appendix B, learns from membership queries by
     bisection. Here all entries are bisected at once, by null queries in whose label values do not count.
     """
-    accuracy = _accuracy(target_error, bits)
     rate = signature.noise.scale if signature.noise.kind == "flipped" else 0.0
+    accuracy = _accuracy(target_error, bits, _affordable(budget * (1 - entropy(rate)), signature))
     if rate > MOST_FLIPS:
         raise Unrecoverable(
             Outcome.TOO_NOISY, f"labels that are wrong in {rate:.0%} of all answers say next to nothing"
@@ -88,7 +92,7 @@ def _ask_free(comparer: Comparer, accuracy: float, classes: Any, rng: np.random.
         if not np.any(signs):
             raise Unrecoverable(
                 Outcome.INCONSISTENT,
-                "labels contradict each other: some change with the sign of a long token, but with that of no unit token",
+                "labels contradict each other: some change with the sign of a token, but with that of no unit token",
             )
         value = yield from ask_value(tokens, signs, accuracy)
         pivot = value.pivot
@@ -121,7 +125,17 @@ def _ask_bounded(comparer: Comparer, accuracy: float, classes: Any, rng: np.rand
     return kind, values, score
 
 
-def _accuracy(target_error: Any, bits: Any) -> float:
+def _affordable(queries: float, signature: Signature) -> float:
+    """The error that so many right labels of two kinds bring it to; the usual one where there is no limit."""
+    if math.isinf(queries):
+        return DEFAULT_ERROR
+    width = signature.width
+    start, per_width = (150.0, 6.0) if signature.max_norm is None else (350.0, 24.0)
+    each = (ENTROPY_SHARE * queries - start - per_width * width) / (width * width + width)
+    return float(np.clip(2.0 ** (NORMAL_BITS - each), FINEST, COARSEST))
+
+
+def _accuracy(target_error: Any, bits: Any, default: float) -> float:
     """The wanted error of an entry over the root mean square of its matrix."""
     if target_error is not None and bits is not None:
         raise UsageError("target_error and bits both say how accurate to be: give one")
@@ -130,7 +144,7 @@ def _accuracy(target_error: Any, bits: Any) -> float:
             raise UsageError(f"bits must be a whole number from 1 to 60, not {bits!r}")
         return float(2.0**-bits)
     if target_error is None:
-        return DEFAULT_ERROR
+        return default
     if isinstance(target_error, bool) or not isinstance(target_error, int | float) or not 0 < target_error <= 0.5:
         raise UsageError(f"target_error must be a number above 0 and at most 0.5, not {target_error!r}")
     return float(target_error)

@@ -93,20 +93,19 @@ class ScoreReader:
         while high - low > 1:  # a threshold on either side of zero, as the sign is not known
             middle = 0.5 * (low + high)
             sizes = np.exp2(middle) * np.array([1.0, -1.0])
-            yes = yield from comparer.decide(
-                "scale",
-                lambda some, factor, sizes=sizes: compare(first[some], sizes[some], factor)[0],
-                2,
-                rows.yes[every[first]],
-                rows.no[every[first]],
-            )
+
+            def both(some: Integers, factor: float, sizes: Floats = sizes) -> list[Position]:
+                return compare(first[some], sizes[some], factor)[0]
+
+            labels = rows.yes[every[first]], rows.no[every[first]]
+            yes = yield from comparer.decide("scale", both, 2, *labels)
             low, high = (middle, high) if np.any(yes) else (low, middle)
         unit = float(np.exp2(0.5 * (low + high)))
         if low == -self.tokens.range:
             return 0.0
-        labels = {"yes": rows.yes[every], "no": rows.no[every]}
+        labels = rows.yes[every], rows.no[every]
         signs = yield from comparer.decide(
-            "scale", lambda some, factor: compare(some, np.zeros(some.size), factor)[0], every.size, **labels
+            "scale", lambda some, factor: compare(some, np.zeros(some.size), factor)[0], every.size, *labels
         )
         sides = np.where(signs, 1.0, -1.0)
 
@@ -115,14 +114,14 @@ class ScoreReader:
             return positions, sense * sides[some]
 
         search = comparer.search(HeavyPrior.around(float(np.log2(unit)), OCTAVES), every.size)
-        yield from comparer.bisect("scale", search, sized, OCTAVE, **labels)
+        yield from comparer.bisect("scale", search, sized, OCTAVE, yes=labels[0], no=labels[1])
         return float(np.sqrt(np.mean(np.exp2(2 * search.centres))))
 
     def ask_score(self, scale: float, accuracy: float) -> Steps[LabelScore]:
         """All entries at once by bisection, to the accuracy over their root mean square."""
         width, comparer = self.tokens.width, self.comparer
         row, column = np.divmod(np.arange(width * width), width)
-        labels = {"yes": self.rows.yes[row], "no": self.rows.no[row]}
+        yes, no = self.rows.yes[row], self.rows.no[row]
 
         def compare(some: Integers, at: Floats, factor: float) -> tuple[list[Position], Floats]:
             return self.positions(row[some], self.tokens.units, column[some], at, scale, factor)
@@ -131,10 +130,10 @@ class ScoreReader:
         if comparer.flip_rate:
             cell = 2 * accuracy * CAUTION * scale
         else:
-            yield from comparer.bisect("entries", search, compare, rounds=PRIOR_ROUNDS, **labels)
+            yield from comparer.bisect("entries", search, compare, rounds=PRIOR_ROUNDS, yes=yes, no=no)
             cell = 2 * accuracy * FINER * root_mean_square(search, scale)
         cell = max(cell, SPACINGS * self.space.eps * scale)
-        yield from comparer.bisect("entries", search, compare, cell, **labels)
+        yield from comparer.bisect("entries", search, compare, cell, yes=yes, no=no)
         matrix, radius = (each.reshape(width, width) for each in (search.centres, search.radii))
         # What the oracle's arithmetic does to a form, and to the balance of two long tokens.
         norms = np.linalg.norm(matrix, axis=0)[None, :] + np.linalg.norm(matrix, axis=1)[:, None]

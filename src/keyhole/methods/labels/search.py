@@ -148,15 +148,15 @@ class Search:
             # Of the two edges around the median the one that parts the probability more evenly: in one cell that is
             # the side where more is left.
             number = np.floor(median / cell)
-            edges = [number * cell, (number + 1) * cell]
-            shares = [self.prior.share(low, high, np.clip(at, low, high)) for at in edges]
+            around = number * cell, (number + 1) * cell
+            shares = [self.prior.share(low, high, np.clip(at, low, high)) for at in around]
             uneven = [np.abs(until - own + own * share - 0.5) for share in shares]
-            return np.where(uneven[0] <= uneven[1], *edges)
+            return np.where(uneven[0] <= uneven[1], around[0], around[1])
         nearest = np.round(median / cell) * cell
         # Strictly inside: of a number between two edges neither tells anything.
         first = next_edge(low, cell)
         last = -next_edge(-high, cell)
-        return np.clip(nearest, first, np.maximum(first, last))
+        return np.asarray(np.clip(nearest, first, np.maximum(first, last)))
 
     def update(self, rows: Integers, thresholds: Floats, votes: Floats) -> None:
         """Take in answers: 1 where a number is larger than its threshold, −1 where it is smaller, 0 for nothing."""

@@ -118,7 +118,7 @@ class NearPlane:
             middle = (low + high) // 2
             large = yield from self._are_larger(row, column, unit * 2.0**middle)
             low, high = (middle, high) if 2 * np.sum(large) >= FORMS else (low, middle)
-        return unit * 2.0 ** (0.5 * (low + high)) / MEDIAN
+        return float(unit * 2.0 ** (0.5 * (low + high)) / MEDIAN)
 
     def _are_larger(self, row: Integers, column: Integers, size: float) -> Steps[Booleans]:
         """Whether forms are larger than a size, on either side of zero."""

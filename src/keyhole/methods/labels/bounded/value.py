@@ -147,9 +147,11 @@ class BoundedValue:
             half = left.size // 2
             one, two = left[:half], left[half : 2 * half]
             tokens = long * (signs[one, None] * self.basis[one] - signs[two, None] * self.basis[two])
-            first = yield from self.comparer.decide(
-                STAGE, lambda some, factor, tokens=tokens: self.positions(tokens[some], factor), half
-            )
+
+            def make(some: Integers, factor: float, tokens: Floats = tokens) -> list[Position]:
+                return self.positions(tokens[some], factor)
+
+            first = yield from self.comparer.decide(STAGE, make, half)
             left = np.concatenate([np.where(first, one, two), left[2 * half :]])
         return int(left[0])
 
