@@ -100,6 +100,11 @@ class Certificate(Generic[F_co]):
     untested: tuple[str, ...] = ()  # parts, and classes of lengths, that too few queries informed about
 
     @property
+    def of_labels(self) -> bool:
+        """Whether labels were predicted, which are right or wrong."""
+        return any(each.of_labels for each in self.tested)
+
+    @property
     def statement(self) -> str:
         """What the held-out queries say of queries that were not asked."""
         if not self.tested or not self.tested[0].informative:
@@ -180,7 +185,7 @@ STATED = {"all": "such queries", "domain": "inputs of the domain"}
 def _statement(tested: Tested) -> str:
     what = "labels" if tested.of_labels else "queries"
     kind = f"informative held-out {what}" if tested.label == "all" else "inputs of the domain"
-    within = "" if tested.of_labels else " within their radii"
+    within = ", as far as labels are right" if tested.of_labels else " within their radii"
     return (
         f"{tested.informative} {kind} were predicted{within}: at 95 % confidence at most "
         f"{100 * tested.bound:.2g} % of {STATED[tested.label]} are not"

@@ -139,7 +139,7 @@ def parse_defence(text: str) -> Defence:
         found = replace(found, **{field: value})
     if found.dtype is not None and (found.decimals is not None or found.noise is not None):
         raise UsageError(f"the defence {text!r} changes answers in two ways: keep {found.dtype} or the rest")
-    if found.labels and not (found.dtype is found.decimals is found.noise is None):
+    if found.labels and (found.dtype, found.decimals, found.noise) != (None, None, None):
         raise UsageError(f"the defence {text!r} changes answers in two ways: keep labels or the rest")
     return found
 

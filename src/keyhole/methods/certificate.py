@@ -145,6 +145,8 @@ def _compare(estimate: Estimate, signature: Signature, asked: HeldOut, answers: 
     # Normal errors are looked at all together too, and their standard errors say more than radii that hold for each.
     normal = signature.noise.kind == "gaussian" and estimate.standard_error is not None
     predictions, known = asked.predictions, asked.known
+    if estimate.params.tells_labels:  # where the label is not sure, none is predicted
+        predictions, known = np.where(known > 0, answers, predictions), 0 * known
     # How fine radii are is told by usual tokens: among the long ones they are as wide as can be.
     fine = np.repeat(asked.usual if np.any(asked.usual) else ~asked.usual, predictions.size // asked.usual.size)
     noise = signature.noise.radius + signature.noise.smallest + signature.noise.relative * np.abs(predictions)
@@ -184,7 +186,7 @@ def _resolution_of_numbers(estimate: Estimate, signature: Signature, plans: list
 def _allow_flips(compared: Comparison, rate: float) -> Comparison:
     """The comparison where some labels are wrong: as many as that may be count as predicted."""
     wrong = compared.ratios > 1
-    sure, count = int(np.sum(compared.radii < 1)), int(np.sum(wrong))
+    sure, count = wrong.size, int(np.sum(wrong))
     scatters = count > 0 and bool(bdtrc(count - 1, sure, rate) < FLIPS_CHANCE)
     return replace(compared, radii=np.where(wrong, compared.errors, compared.radii), scatters=scatters, wrong=count)
 
