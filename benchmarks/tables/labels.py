@@ -1,4 +1,4 @@
-"""Labels only: queries over the entropy, errors over what was asked for, by norm, threshold, wrong labels and classes."""
+"""Labels only: queries over the entropy and errors, by norm bound, threshold, rate of wrong labels and classes."""
 
 from __future__ import annotations
 

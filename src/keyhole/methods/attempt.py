@@ -138,8 +138,9 @@ def attempt_twice(method: Method, task: Task) -> Steps[Attempt]:
     elif first.outcome is Outcome.INCONSISTENT and {"gaussian", "flipped"} & set(method.takes_noise):
         try:
             known, details = yield from ask_noise(task, ledger)
-        except ENDS:
-            return first
+        except (*ENDS, Unrecoverable) as error:
+            hopeless = {"outcome": error.outcome, "message": str(error)} if isinstance(error, Unrecoverable) else {}
+            return replace(first, **hopeless)
     noise = known.signature.noise
     if noise.kind == "exact":
         return first

@@ -11,6 +11,9 @@ from keyhole.arrays import Array, is_real
 from keyhole.errors import KeyholeError, NonFiniteAnswer, OracleRaised, UsageError, WrongShape
 from keyhole.queries import Signature
 
+# No label is larger: numbers that grow with their tokens become whole ones too.
+LARGEST_LABEL = 2.0**31
+
 
 class Oracle(ABC):
     """An oracle that answers sequences of tokens.
@@ -91,8 +94,9 @@ class Oracle(ABC):
                 f"the oracle {self.name!r} answered shape {tuple(answers.shape)}, expected {leading}: an oracle whose "
                 "answers are labels returns one whole number per sequence, such as a sign or an argmax"
             )
-        if not bool(xp.all(answers == xp.round(answers))):
-            odd = float(answers[answers != xp.round(answers)][0])
+        wrong = (answers != xp.round(answers)) | (xp.abs(answers) > LARGEST_LABEL)
+        if bool(xp.any(wrong)):
+            odd = float(answers[wrong][0])
             raise WrongShape(
                 f"the oracle {self.name!r} answered {odd:g}, which is no label: return whole numbers, or leave out "
                 "answers='labels' where its answers are numbers"

@@ -33,7 +33,7 @@ ENTROPY_SHARE = 0.95
 NORMAL_BITS = 1.1  # that a normal number has more than a uniform one
 FINEST, COARSEST = 1e-12, 0.25
 # Chance that any of all decisions is wrong where labels are.
-ANY_DOUBT = 1e-3
+ANY_DOUBT = 3e-3
 # Labels that are wrong more often than this say too little.
 MOST_FLIPS = 0.45
 # The longest token where norms are free but sequences have two tokens at most.

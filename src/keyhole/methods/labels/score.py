@@ -24,8 +24,11 @@ BALANCE = math.log(KAPPA) / (1 + KAPPA)  # the logit at which the two long token
 # Forms of dense tokens that tell the scale of the matrix, and how wide their logarithms lie around the first.
 FORMS, FEW_FORMS, FEW_WIDTH = 16, 8, 16
 OCTAVES, OCTAVE = 2.5, 0.5
-# Rounds by the prior alone before the root mean square of the entries sets the cells.
-PRIOR_ROUNDS = 6
+# Rounds after which the share of larger entries corrects the scale of the prior, by no more than the factor, and
+# rounds by that before the root mean square of the entries sets the cells.
+MOST_CORRECTION = 4.0
+BESIDE = 0.1  # thresholds closer to zero than this part of the scale are beside it
+SCALE_ROUNDS, PRIOR_ROUNDS = 2, 4
 # Cells are smaller by this than that says, which is right to a few per cent.
 FINER = 0.95
 # Of labels that may be wrong cells are set by forms: somewhat smaller, as 16 of them say little.
@@ -79,7 +82,7 @@ class ScoreReader:
     def ask_scale(self, rng: np.random.Generator) -> Steps[float]:
         """The root mean square of the entries, from forms of dense tokens; 0 where it is below all that is sought."""
         width, comparer = self.tokens.width, self.comparer
-        count = FORMS if width >= FEW_WIDTH else FEW_FORMS
+        count = FEW_FORMS if width < FEW_WIDTH or comparer.flip_rate else FORMS
         left, right = rng.standard_normal((2, count, width)) / width**0.5
         rows = yield from ask_rows(self.tokens, left, "scale")
         dense, reader, dull = TokenRows(self.space.asarray(right)), ScoreReader(self.tokens, rows), rows.yes == rows.no
@@ -130,6 +133,8 @@ class ScoreReader:
         if comparer.flip_rate:
             cell = 2 * accuracy * CAUTION * scale
         else:
+            yield from comparer.bisect("entries", search, compare, rounds=SCALE_ROUNDS, yes=yes, no=no)
+            search.prior = scaled_prior(search, scale)
             yield from comparer.bisect("entries", search, compare, rounds=PRIOR_ROUNDS, yes=yes, no=no)
             cell = 2 * accuracy * FINER * root_mean_square(search, scale)
         cell = max(cell, SPACINGS * self.space.eps * scale)
@@ -140,6 +145,21 @@ class ScoreReader:
         radius = radius + self.space.rounding * norms + 8 * self.space.eps * np.abs(matrix)
         rms = float(np.sqrt(np.mean(matrix**2)))
         return LabelScore(matrix, radius, rms, bits_of_ball(row.size, rms, cell))
+
+
+def scaled_prior(search: Search, scale: float) -> HeavyPrior:
+    """The prior with the scale at which as many numbers are beyond the first threshold beside zero as are."""
+    low, high = search.best
+    beyond = np.minimum(np.abs(low), np.abs(high))
+    beyond = np.where(beyond > BESIDE * scale, beyond, 0.0)
+    share = float(np.mean(beyond > 0))
+    prior = HeavyPrior.around(0.0, 1.0)
+    found = 1.0
+    if 0 < share < 1:
+        unit = float(prior.point(np.zeros(1), np.full(1, prior.high), 1 - share)[0])
+        found = float(np.median(beyond[beyond > 0])) / (unit * scale)
+    corrected = scale * float(np.clip(found, 1 / MOST_CORRECTION, MOST_CORRECTION))
+    return HeavyPrior(search.prior.low, search.prior.high, search.prior.sure, 0.0, corrected)
 
 
 def root_mean_square(search: Search, scale: float) -> float:

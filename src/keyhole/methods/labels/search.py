@@ -22,6 +22,7 @@ LIMIT = 1e9
 # Within so small a part of the scale, or of the number itself, the prior is flat.
 FLAT = 1.0 / 16.0
 TABLE = 8192
+CENTRE = 1e-3  # points this near to the centre, over the scale, are the centre
 # Intervals this much larger than the spacing of floating-point numbers can still be halved.
 SPACINGS = 4.0
 # Intervals of a posterior beyond which those that hardly count are made one, and how many stay.
@@ -87,6 +88,7 @@ class HeavyPrior(Prior):
         points, below = self._table
         first, last = self._below(low), self._below(high)
         curved = np.interp(first + share * (last - first), below, points)
+        curved = np.where(np.abs(curved - self.centre) < CENTRE * self.scale, self.centre, curved)
         return np.where(self._flat(low, high), low + share * (high - low), np.clip(curved, low, high))
 
 

@@ -14,7 +14,17 @@ import numpy as np
 from keyhole.arrays import Booleans, Floats, Integers, numpy_space
 from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.labels.comparisons import Comparer
-from keyhole.methods.labels.score import CAUTION, FINER, FORMS, PRIOR_ROUNDS, LabelScore, bits_of_ball, root_mean_square
+from keyhole.methods.labels.score import (
+    CAUTION,
+    FINER,
+    FORMS,
+    PRIOR_ROUNDS,
+    SCALE_ROUNDS,
+    LabelScore,
+    bits_of_ball,
+    root_mean_square,
+    scaled_prior,
+)
 from keyhole.methods.labels.search import HeavyPrior, Search
 from keyhole.numerics.orthogonal import equal_overlap
 from keyhole.queries import Position, Term, TokenRows
@@ -167,6 +177,8 @@ class NearPlane:
         search = comparer.search(HeavyPrior(LEAST_FORM / beta, MOST_FORM / beta, True, 0.0, scale), row.size)
         cell = CAUTION * self.cell(scale, accuracy)
         if not comparer.flip_rate:
+            yield from comparer.bisect("entries", search, compare, rounds=SCALE_ROUNDS)
+            search.prior = scaled_prior(search, scale)
             yield from comparer.bisect("entries", search, compare, rounds=PRIOR_ROUNDS)
             cell = FINER * self.cell(root_mean_square(search, scale), accuracy)
         yield from comparer.bisect("entries", search, compare, cell)
