@@ -98,7 +98,13 @@ def residual() -> str:
     return picked("residual", [*columns, "certified", "outside their radius"], lambda _: True)
 
 
-TABLES = {each.__name__.replace("_", "-"): each for each in (comparison, single_head, low_rank, sensing, residual)}
+def labels() -> str:
+    columns = ["labels", "width", "ε", "certified and all within radii", "queries", "over the entropy: median, most"]
+    return picked("labels", [*columns, "worst entry of W over ε·rms"], lambda _: True)
+
+
+SUMMARIES = (comparison, single_head, low_rank, sensing, residual, labels)
+TABLES = {each.__name__.replace("_", "-"): each for each in SUMMARIES}
 
 
 def refreshed(text: str) -> str:

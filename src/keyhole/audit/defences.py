@@ -38,8 +38,8 @@ class Defence:
     noise: float | None = None  # standard deviation of errors added to answers
     dtype: str | None = None  # that answers are rounded to
     decimals: int | None = None  # that answers are rounded to
-    labels: bool | None = None  # True: only the sign of an answer is told, or which of several outputs is largest
     limit: int | None = None  # most queries a client may send
+    labels: bool | None = None  # True: only the sign of an answer is told, or which of several outputs is largest
 
     @property
     def text(self) -> str:

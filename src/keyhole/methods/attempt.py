@@ -139,8 +139,9 @@ def attempt_twice(method: Method, task: Task) -> Steps[Attempt]:
         try:
             known, details = yield from ask_noise(task, ledger)
         except (*ENDS, Unrecoverable) as error:
-            hopeless = {"outcome": error.outcome, "message": str(error)} if isinstance(error, Unrecoverable) else {}
-            return replace(first, **hopeless)
+            if isinstance(error, Unrecoverable):
+                first = replace(first, outcome=error.outcome, message=str(error))
+            return first
     noise = known.signature.noise
     if noise.kind == "exact":
         return first

@@ -16,7 +16,6 @@ from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.labels.comparisons import Comparer
 from keyhole.methods.labels.score import (
     CAUTION,
-    FINER,
     FORMS,
     PRIOR_ROUNDS,
     SCALE_ROUNDS,
@@ -40,6 +39,8 @@ TYPICAL_FORM, CLOSER, FEW_LARGE, MOST_CLOSER = 0.04, 4.0, 2, 60
 OCTAVES_DOWN, MEDIAN = 12, 0.6745
 # Forms are this much larger than what errors of the plane make of them, or it is read more accurately.
 CLEAR = 16.0
+# Cells of forms are smaller by this than those of entries: of many entries some are sums of errors of one sign.
+FINER_FORMS = 0.8
 
 
 @dataclass(frozen=True)
@@ -180,7 +181,7 @@ class NearPlane:
             yield from comparer.bisect("entries", search, compare, rounds=SCALE_ROUNDS)
             search.prior = scaled_prior(search, scale)
             yield from comparer.bisect("entries", search, compare, rounds=PRIOR_ROUNDS)
-            cell = FINER * self.cell(root_mean_square(search, scale), accuracy)
+            cell = FINER_FORMS * self.cell(root_mean_square(search, scale), accuracy)
         yield from comparer.bisect("entries", search, compare, cell)
         return search, cell
 
