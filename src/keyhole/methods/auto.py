@@ -124,6 +124,7 @@ class _Auto:
         fitting = [method for method in METHODS.values() if set(self.task.options) <= set(method.options)]
         if len(fitting) == 1:
             return (yield from self._attempt(fitting[0], {}))
+        declared_labels = self.task.signature.answers == "labels"
         try:
             evidence = yield from self._ask(triage(self.task.signature, self.task.stream("triage")))
         except ENDS as error:
@@ -136,11 +137,12 @@ class _Auto:
             last = yield from self._with_finer_radii(evidence.family, last)
         if last is not None and last.outcome is Outcome.INCONSISTENT and self.noise.kind == "exact":
             last = yield from self._with_measured_noise(evidence.family, last)
-        if last is not None and last.outcome is Outcome.WRONG_FAMILY and self.noise.kind in ("exact", "dtype"):
+        numbers = evidence.family != "labels" and last is not None and last.outcome is Outcome.WRONG_FAMILY
+        if last is not None and numbers and self.noise.kind in ("exact", "dtype"):
             last = yield from self._with_seen_decimals(evidence.family, last)
-        if last is not None and last.outcome is Outcome.WRONG_FAMILY and self.noise.kind == "exact":
+        if last is not None and numbers and last.outcome is Outcome.WRONG_FAMILY and self.noise.kind == "exact":
             last = yield from self._with_slight_errors(evidence.family, last)
-        if last is not None and not self._may_be_another(last):
+        if last is not None and (declared_labels or not self._may_be_another(last)):
             return self._result(last)
         if last is None or last.outcome in MAY_BE_ANOTHER_FAMILY:
             try:
@@ -286,7 +288,8 @@ class _Auto:
         if evidence.noise_evidence:
             noise = noise.as_found()
             self.known |= noise_details(noise, evidence.noise_evidence, evidence.noise_queries)
-        self.task = replace(self.task, signature=self.task.signature.with_changes(noise=noise))
+        told = {"answers": "labels"} if evidence.family == "labels" else {}
+        self.task = replace(self.task, signature=self.task.signature.with_changes(noise=noise, **told))
 
     def _attempt(self, method: Method, options: Mapping[str, Any]) -> Steps[Attempt]:
         """Run a method within what is left of the budget."""

@@ -61,6 +61,8 @@ CHANGE, CHANGE_NOISY = 0.5, 1.0
 ENOUGH, ONE_IN = 3.0, 8
 # From so many queries on every class of lengths must have an informative one.
 CLASSES_FROM = 32
+# Kinds of noise behind which predictions are as sharp as parameters are: a label is right or wrong, not off.
+UNBIASED = ("exact", "flipped")
 # A query that informs about no score is drawn again so often; then, for what is not tested yet, pools of fresh ones.
 REDRAWS, POOLS, LEAST_POOL = 2, 12, 64
 
@@ -128,9 +130,9 @@ class _Source:
         self.params, self.signature, self.rng = estimate.params, signature, rng
         self.norm_by = without_noise(estimate)  # norms are chosen by what is surely there
         self._turn = rng.uniform()
-        self.sure = signature.noise.kind == "exact" and not self.params.anatomy.behind
+        self.sure = signature.noise.kind in UNBIASED and not self.params.anatomy.behind
         self.longest = longest_predictable(estimate, signature, KNOWN_LOGIT if self.sure else SURELY_KNOWN_LOGIT)
-        self.loudest = None if signature.noise.kind == "exact" else self.params.loudest()
+        self.loudest = None if signature.noise.kind in UNBIASED else self.params.loudest()
         self.has_attention = self.params.without_attention() is not None
 
     def draw(self, count: int, norm_by: Iterable[Family] = (), wanted: Sequence[int] = ()) -> list[Query]:
@@ -187,6 +189,9 @@ class _Source:
             beside = AROUND_KINK * rng.integers(2) * np.linalg.norm(last) / signature.width**0.5
             last = last + beside * rng.standard_normal(last.shape) if np.any(last != tokens[-1:]) else last
             tokens[-1:] = last if np.linalg.norm(last) <= signature.norm_limit else tokens[-1:]
+        if self.params.tells_labels and rng.integers(2):
+            near = self.params.onto_boundary(tokens, rng)
+            tokens = near if np.max(np.linalg.norm(near, axis=1)) <= signature.norm_limit else tokens
         return Query(tokens, norm, structure, norm == "logits" and structure in USUAL)
 
     def _norm(self, kind: str, by: Family) -> float:
@@ -260,7 +265,7 @@ class _Evidence:
 
     def __init__(self, estimate: Estimate, signature: Signature) -> None:
         self.estimate, self.signature = estimate, signature
-        self.exact = signature.noise.kind == "exact"
+        self.exact = signature.noise.kind in UNBIASED
         self.normal = signature.noise.kind == "gaussian" and estimate.standard_error is not None
         longest = min(longest_predictable(estimate, signature, KNOWN_LOGIT), signature.norm_limit)
         self.change = _change(estimate, CHANGE if self.exact else CHANGE_NOISY, longest)
