@@ -52,10 +52,10 @@ def ask_gated_heads(signature: Signature, rng: np.random.Generator, total: Value
     if rms > SCATTER * floor:
         raise Unrecoverable(
             Outcome.WRONG_FAMILY,
-            f"{heads.values.shape[0]} heads leave {rms:.2g} of the answers where these err by {floor:.2g}: the box is no "
-            "sum of softmax heads",
+            f"{heads.values.shape[0]} heads leave {rms:.2g} of the answers where these err by {floor:.2g}: the box "
+            "is no sum of softmax heads",
         )
-    mixing = np.linalg.inv(found.points).T
+    mixing = np.asarray(np.linalg.inv(found.points), dtype=np.float64).T
     radii = joint_radii(found.queries, heads, pairs.errors(found.queries, heads, rms), mixing)
     if not radii.settled:
         raise Unrecoverable(
@@ -86,7 +86,9 @@ def _estimate(pairs: TokenPairs, scores: Floats, heads: JointHeads, radii: Joint
         around.append(_head(space, radius, value_radius, width, flat=flat, biased=score.shape[1] > width))
         errors.append(_head(space, random[head], radii.deviations.values[head], width, flat=flat, biased=biased))
     has_bias, shape = pairs.total.has_bias, pairs.total.bias.shape
-    outputs = [space.asarray(each.reshape(shape)) for each in (heads.constant, radii.constant, radii.deviations.constant)]
+    outputs = [
+        space.asarray(each.reshape(shape)) for each in (heads.constant, radii.constant, radii.deviations.constant)
+    ]
     outer = outputs[1] if has_bias else pairs.total.bias_radius
     numbers = sum(rank * (2 * width - rank) for rank in ranks) + width * len(ranks) * biased
     outputs_count = heads.values.shape[2]

@@ -74,8 +74,12 @@ class TokenPairs:
         return GatedQueries(queries.rows, queries.offsets, queries.answers - bases @ self.linear - self.constant)
 
     def floor(self, queries: GatedQueries) -> float:
-        """Root mean square of the errors of raw answers, at most."""
-        return float(np.hypot(self.noise, ROUNDINGS * self.signature.space.eps * queries.size))
+        """Root mean square of the errors of raw answers without their affine part, at most."""
+        tokens = queries.rows if queries.bases is None else np.hypot(queries.rows, queries.bases)
+        norm = float(np.sqrt(np.mean(tokens**2) * tokens.shape[1]))
+        own = norm * float(np.linalg.norm(self.linear)) + float(np.linalg.norm(self.constant)) + queries.size
+        known = norm * float(np.max(floats(self.total.radius))) + float(np.max(floats(self.total.bias_radius)))
+        return float(np.hypot(self.noise, ROUNDINGS * self.signature.space.eps * own + known))
 
     @property
     def noise(self) -> float:
@@ -114,8 +118,9 @@ class TokenPairs:
             bound.append(np.broadcast_to(unknown, size.shape).ravel())
             deviation.append(np.hypot(eps / 2 * size, scatter).ravel())
         norm = self._plain_norm(queries.groups)
-        bound.append((norm * columns(floats(self.total.radius)) + bias_radius).ravel())
-        bound.append(bias_radius if queries.has_constant else np.zeros(0))
-        plain = sum(each.size for each in bound[-2:])
+        own = (norm * columns(floats(self.total.radius)) + bias_radius).ravel()
+        plain = np.concatenate([own, bias_radius]) if queries.has_constant else own
+        bound.append(np.zeros_like(plain) if normal else plain)
+        deviation.append(plain / GAUSSIAN_DEVIATIONS if normal else np.zeros_like(plain))
         deviations = GAUSSIAN_DEVIATIONS if normal else ROUNDING_DEVIATIONS
-        return AnswerErrors(np.concatenate(bound), np.concatenate([*deviation, np.zeros(plain)]), deviations)
+        return AnswerErrors(np.concatenate(bound), np.concatenate(deviation), deviations)
