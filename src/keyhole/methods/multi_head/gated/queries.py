@@ -89,11 +89,16 @@ class TokenPairs:
     def together(self, groups: Sequence[GatedQueries]) -> JointQueries:
         """Raw queries by last token beside the single tokens that the affine part came from."""
         width, norm = self.signature.width, self._plain_norm(groups)
-        zero = np.zeros((int(self.total.has_bias), width))
+        zero = np.zeros((int(self.has_constant), width))
         tokens = np.concatenate([norm * np.eye(width), zero])
         answers = tokens @ self.linear + self.constant
         plain = GatedQueries(np.zeros_like(tokens), np.zeros(tokens.shape[0]), answers, tokens)
-        return JointQueries(groups, plain, has_constant=self.total.has_bias)
+        return JointQueries(groups, plain, has_constant=self.has_constant)
+
+    @property
+    def has_constant(self) -> bool:
+        """Whether a constant is fitted: behind errors it may be there without showing."""
+        return self.total.has_bias or self.noise > 0
 
     def _plain_norm(self, groups: Sequence[GatedQueries]) -> float:
         """The norm of single tokens at which the errors of values are about those of answers."""
@@ -119,8 +124,8 @@ class TokenPairs:
             deviation.append(np.hypot(eps / 2 * size, scatter).ravel())
         norm = self._plain_norm(queries.groups)
         own = (norm * columns(floats(self.total.radius)) + bias_radius).ravel()
-        plain = np.concatenate([own, bias_radius]) if queries.has_constant else own
-        bound.append(np.zeros_like(plain) if normal else plain)
-        deviation.append(plain / GAUSSIAN_DEVIATIONS if normal else np.zeros_like(plain))
+        zero = bias_radius if queries.has_constant else bias_radius[:0]
+        bound.append(np.concatenate([np.zeros_like(own) if normal else own, zero]))
+        deviation.append(np.concatenate([own / GAUSSIAN_DEVIATIONS if normal else np.zeros_like(own), 0 * zero]))
         deviations = GAUSSIAN_DEVIATIONS if normal else ROUNDING_DEVIATIONS
         return AnswerErrors(np.concatenate(bound), np.concatenate(deviation), deviations)

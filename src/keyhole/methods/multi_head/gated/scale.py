@@ -16,7 +16,7 @@ LASTS, ROWS = 3, 2
 # Logits are aimed at this root mean square.
 LOGIT = 2.0
 # Norms go up and down by this factor, logits by its square; by that one where nothing shows; so often at most.
-STEP, LEAP, MOST_STEPS = 4.0, 2.0**8, 40
+STEP, LEAP, MOST_STEPS = 4.0, 2.0**8, 24
 # A norm twice as large makes this much of a difference at most where gates are saturated, and that much at least where
 # logits are so small that their size does not show.
 SATURATED, FLAT = 1.25, 3.8
@@ -44,7 +44,7 @@ class Norms:
 
 
 def ask_norms(pairs: TokenPairs) -> Steps[Norms]:
-    """Norms and a last token, from six queries a norm; from six more whether it is a sum of heads, from two score biases."""
+    """Norms and a last token, from six queries a norm; whether it is a sum of heads from six, score biases from two."""
     probes = _Probes(pairs)
     norm = yield from probes.ask_scale()
     yield from probes.ask_swap(norm)
@@ -131,7 +131,8 @@ class _Probes:
             else:
                 norm = min(norm * (STEP if here > 0 else LEAP), limit)
         if not here > 0:
-            raise Unrecoverable(Outcome.NOT_IDENTIFIABLE, NO_EFFECT)
+            outcome = Outcome.TOO_NOISY if self.pairs.noise > 0 else Outcome.NOT_IDENTIFIABLE
+            raise Unrecoverable(outcome, NO_EFFECT)
         return norm
 
 
