@@ -29,10 +29,13 @@ SHORTEST, SHORTEST_NOISY = 0.5, 0.8
 STEPS_ASIDE, STEPS_ASIDE_NOISY = (0.6, -0.6, 0.2, -0.2), (1.5, -1.5, 0.6, -0.6, 0.2)
 # Random starts where gates do not follow from those of the first last token.
 STARTS = 24
-# Where values are known up to an error, residuals are so many times what they are in the end, and this part of answers.
-LOOSE, LOOSE_PART = 30.0, 1e-6
+# Where values are known up to an error, residuals are so many times what they are in the end, and this part of answers,
+# or at most that part.
+LOOSE, LOOSE_PART, LOOSEST_PART = 30.0, 1e-9, 1e-6
 # Gates that respond to answers so many times more than those of the first last token are asked for elsewhere.
 WORSE, WORSE_NOISY = 200.0, 8.0
+# Heads of smaller logits may be there though none are found.
+FAINT = 0.5
 
 NOT_EXPLAINED = (
     "no {} softmax heads or fewer explain the answers to tokens of one norm: the box has more heads, some too near to "
@@ -110,11 +113,19 @@ def _ask_first(pairs: TokenPairs, norms: Norms, last: Floats) -> Steps[tuple[Gat
         count = int(np.ceil(_noisy(pairs) * FIRST_EXCESS * unknown / outputs)) + FIRST_MORE
         more = yield from ask_rows(pairs, norms, "heads", last, count - (0 if raw is None else len(raw.offsets)))
         raw = more if raw is None else raw.beside(more)
-        fit = fit_unknown(pairs.bare(raw), pairs.floor(raw), pairs.rng, sizes)
+        fit = fit_unknown(pairs.bare(raw), pairs.floor(raw), pairs.rng, sizes, norms.logit)
         if fit.explains:
             return raw, fit
         tried = max(sizes)
-    raise Unrecoverable(Outcome.WRONG_FAMILY, NOT_EXPLAINED.format(tried))
+    raise failure(norms, NOT_EXPLAINED.format(tried))
+
+
+def failure(norms: Norms, message: str) -> Unrecoverable:
+    """What a search that finds no heads amounts to: where logits are small, heads may only answer too much alike."""
+    if norms.logit < FAINT:
+        message = f"logits reach about {norms.logit:.2g}, where all heads answer alike: allow longer tokens; {message}"
+        return Unrecoverable(Outcome.TOO_NOISY, message)
+    return Unrecoverable(Outcome.WRONG_FAMILY, message)
 
 
 def _noisy(pairs: TokenPairs) -> float:
@@ -147,7 +158,7 @@ class _Followers:
             bare = pairs.bare(raw)
             enough = LOOSE * pairs.floor(raw) + LOOSE_PART * bare.size
             gates, rms = self._fit(bare, start, enough)
-            if rms > enough:
+            if rms > enough + LOOSEST_PART * bare.size:
                 continue
             worse = _sensitivity(bare, GatedSum(gates, values)) / self.usual
             if best is None or worse < best[0]:
@@ -155,8 +166,8 @@ class _Followers:
             if worse <= (WORSE_NOISY if pairs.noise > 0 else WORSE):
                 break
         if best is None:
-            raise Unrecoverable(
-                Outcome.WRONG_FAMILY,
+            raise failure(
+                self.norms,
                 f"{values.shape[0]} heads explain the answers beside one last token, but not beside another: the box "
                 "is no sum of softmax heads, or has more of them that show only there",
             )

@@ -12,7 +12,7 @@ from keyhole.methods.base import Estimate, Steps, Unrecoverable
 from keyhole.methods.forms.value import Value
 from keyhole.methods.gated_sum.joint import JointHeads, fit_joint
 from keyhole.methods.gated_sum.radii import JointRadii, joint_radii
-from keyhole.methods.multi_head.gated.heads import MOST_UNKNOWN, ask_head_gates
+from keyhole.methods.multi_head.gated.heads import MOST_UNKNOWN, ask_head_gates, failure
 from keyhole.methods.multi_head.gated.queries import TokenPairs
 from keyhole.methods.multi_head.gated.scale import ask_norms
 from keyhole.methods.multi_head.scalar.queries import columns
@@ -57,8 +57,8 @@ def ask_gated_heads(signature: Signature, rng: np.random.Generator, total: Value
     heads, rms = fit_joint(found.queries, found.heads)
     floor = max(pairs.floor(group) for group in found.queries.groups)
     if rms > SCATTER * floor:
-        raise Unrecoverable(
-            Outcome.WRONG_FAMILY,
+        raise failure(
+            norms,
             f"{heads.values.shape[0]} heads leave {rms:.2g} of the answers where these err by {floor:.2g}: the box "
             "is no sum of softmax heads",
         )
