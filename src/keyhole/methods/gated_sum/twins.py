@@ -7,8 +7,8 @@ import numpy as np
 from keyhole.arrays import Floats
 from keyhole.methods.gated_sum.model import GatedSum
 
-# Distances of mirror images, over those of the two heads, to both sides.
-DISTANCES = (0.2, 0.5, 1.0, 2.0, 5.0)
+# Distances of mirror images, over those of the two heads, in so many directions.
+DISTANCES, ANGLES = (0.3, 1.0, 3.0), 16
 # Heads whose gates are nearer than this, over their size, are nearly alike.
 NEAR = 0.3
 # More heads than this are not looked at in pairs.
@@ -24,13 +24,17 @@ def has_twins(heads: GatedSum) -> bool:
 
 
 def mirror_images(heads: GatedSum) -> Floats:  # -> (starts, heads, width)
-    """Gates in which the second of the nearest two heads lies off the first along values instead."""
+    """Gates in which the second of the nearest two heads lies off the first in the plane of their values instead.
+
+    With s = v₁ + v₂ the two add σ·(u·s) + σ'·((u·η)(u·s) + (u·δ)(u·v₂)): where u·s = 0 that is a product of two linear
+    forms, so that δ is known up to a multiple of s, or it is v₂ that is.
+    """
     one, two, apart = _nearest(heads)
-    values = heads.values[[one, two]].reshape(2, heads.gates.shape[1], -1)
-    directions = np.concatenate([*values, values[0] + values[1], values[0] - values[1]], axis=1).T
-    directions = directions / np.maximum(np.linalg.norm(directions, axis=1, keepdims=True), np.finfo(np.float64).tiny)
-    sizes = apart * np.array([sign * each for each in DISTANCES for sign in (1, -1)])
-    moves = (sizes[:, None, None] * directions).reshape(-1, directions.shape[1])
+    values = np.sum(heads.values[[one, two]], axis=2)  # (2, width)
+    plane = np.linalg.qr(np.stack([values[0] + values[1], values[1]], axis=1))[0]  # (width, 2)
+    angles = np.arange(ANGLES) * (2 * np.pi / ANGLES)
+    directions = np.stack([np.cos(angles), np.sin(angles)], axis=1) @ plane.T
+    moves = np.concatenate([apart * each * directions for each in DISTANCES])
     starts = np.repeat(heads.gates[None], len(moves), axis=0)
     starts[:, two] = heads.gates[one] + moves
     return starts
