@@ -50,7 +50,7 @@ def fit_unknown(
     """Gates (H, width) and values (H, width, outputs) of as few heads as explain the answers up to `floor`."""
     scale = float(np.sqrt(np.mean(queries.rows**2) * queries.rows.shape[1])) or 1.0
     size = queries.size or 1.0
-    unit = GatedQueries(queries.rows / scale, queries.offsets, queries.answers / size)
+    unit = replace(queries, rows=queries.rows / scale, answers=queries.answers / size)
     found = GatedFit(GatedSum(np.zeros((0, queries.rows.shape[1])), np.zeros((0, *_value_shape(queries)))), 1.0, False)
     for count in sizes:
         if queries.answers.size <= LEAST_EXCESS * (queries.answers.size - _freedom(unit, count)):
