@@ -24,9 +24,9 @@ MOST_UNKNOWN = 640
 # Queries over unknowns at the first last token and at the others, and some more; errors take more to average out.
 FIRST_EXCESS, EXCESS, MORE, FIRST_MORE, NOISY = 2.2, 1.3, 4, 12, 2.0
 # Rows have norms from this part of the largest on; errors are averaged out by longer ones.
-SHORTEST, SHORTEST_NOISY = 0.5, 0.8
+SHORTEST, SHORTEST_NOISY = 0.5, 0.95
 # Further last tokens lie this far off the first, over its norm, tried in this order.
-STEPS_ASIDE, STEPS_ASIDE_NOISY = (0.6, -0.6, 0.2, -0.2), (1.5, -1.5, 0.6, -0.6, 0.2)
+STEPS_ASIDE, STEPS_ASIDE_NOISY = (0.6, -0.6, 0.2, -0.2), (3.0, -3.0, 1.0, -1.0, 0.3)
 # Random starts where gates do not follow from those of the first last token.
 STARTS = 24
 # Where values are known up to an error, residuals are so many times what they are in the end, and this part of answers,
