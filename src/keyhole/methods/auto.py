@@ -135,6 +135,8 @@ class _Auto:
         last: Attempt | None = None
         for method in self._methods(evidence.family)[:1]:
             last = yield from self._attempt(method, evidence.options)
+        if last is not None and self.noise.kind not in ("exact", "dtype"):
+            last = yield from self._with_finer_radii(evidence.family, last)
         if last is not None and last.outcome is Outcome.INCONSISTENT and self.noise.kind == "exact":
             last = yield from self._with_measured_noise(evidence.family, last)
         numbers = evidence.family != "labels" and last is not None and last.outcome is Outcome.WRONG_FAMILY
@@ -159,6 +161,14 @@ class _Auto:
                 self.tried = []  # without knowing of it
             return (yield from self._go_on(last, diagnosis))
         return (yield from self._go_on(last, None))
+
+    def _with_finer_radii(self, family: str | None, last: Attempt) -> Steps[Attempt]:
+        """Where radii were too wide for a certificate, the next method of the family that allows for such errors."""
+        for method in self._methods(family)[1:]:
+            coarse = last.outcome is Outcome.UNCERTIFIED and last.certificate.heldout_queries > 0
+            if coarse and self.noise.kind in method.takes_noise:
+                last = yield from self._attempt(method, {})
+        return last
 
     def _with_measured_noise(self, family: str | None, last: Attempt) -> Steps[Attempt]:
         """Measure the errors of an oracle that contradicts itself, and try the method that allows for them."""

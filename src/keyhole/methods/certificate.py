@@ -141,6 +141,19 @@ def certify(
     return Judgement(outcome, message, certificate)
 
 
+def coarseness(estimate: Estimate, signature: Signature, rng: np.random.Generator) -> float:
+    """The resolution that a certificate would have, over the largest that proves something; no queries.
+
+    It is judged by held-out queries that answer what they are predicted to; infinite where they say too little of a
+    part. A method that may go on asks by it whether it should.
+    """
+    asked = draw_heldout(estimate, signature, rng, LEAST)
+    if asked.untested:
+        return float("inf")
+    compared = _compare(estimate, signature, asked, asked.predictions)
+    return compared.resolution / _coarsest(estimate.params, signature)
+
+
 def _compare(estimate: Estimate, signature: Signature, asked: HeldOut, answers: Floats) -> Comparison:
     # Normal errors are looked at all together too, and their standard errors say more than radii that hold for each.
     normal = signature.noise.kind == "gaussian" and estimate.standard_error is not None

@@ -46,11 +46,11 @@ def robust(
     """
     _check(signature, target_error, rank, copies, bits, cover_biases)
     limits: dict[str, Any] = {"target_error": target_error, "budget": budget}
-    sequences = {} if copies is None else {"copies": copies}
+    sequences: dict[str, Any] = {} if copies is None else {"copies": copies}
     if bits is not None:
         return (yield from bit_exact(signature, rng, dtype=bits))
     if signature.noise.kind == "bounded":
-        return (yield from _ask_bounded(signature, rng, cover_biases=cover_biases, **sequences))
+        return (yield from ask_bounded(signature, rng, cover_biases=cover_biases, **sequences))
     try:
         quantised = _ask_quantised(signature, rng, limits)
         if quantised is not None:
@@ -77,12 +77,12 @@ def robust(
     return (yield from gaussian(signature.as_coarse(), rng, rank=rank, **sequences, **limits))
 
 
-def _ask_bounded(
-    signature: Signature, rng: np.random.Generator, *, cover_biases: bool, **sequences: int
+def ask_bounded(
+    signature: Signature, rng: np.random.Generator, *, cover_biases: bool = False, **options: Any
 ) -> Steps[Estimate[SingleHead]]:
     """Worst-case radii of a head without biases; beside biases long tokens drown the errors, where they may."""
     try:
-        return (yield from bounded(signature, rng, cover_biases=cover_biases, **sequences))
+        return (yield from bounded(signature, rng, cover_biases=cover_biases, **options))
     except BiasDetected as error:
         if signature.max_norm is not None:
             remedy = "allow tokens of any norm"
@@ -92,9 +92,7 @@ def _ask_bounded(
     return (yield from single_head(signature.with_changes(noise=stretched), rng))
 
 
-def _ask_cut(
-    signature: Signature, rng: np.random.Generator, sequences: dict[str, int]
-) -> Steps[Estimate[SingleHead]]:
+def _ask_cut(signature: Signature, rng: np.random.Generator, sequences: dict[str, Any]) -> Steps[Estimate[SingleHead]]:
     """Answers rounded in a direction that is not known: as errors below one unit.
 
     Beside a bias everything is asked once, as if errors were normal ones of that size: their mean may be half a unit
