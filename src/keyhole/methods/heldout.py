@@ -147,7 +147,7 @@ class _Source:
         for n, norm in enumerate(norms):
             if structures[n] == "ordinary" and norm != "normal" and self.rng.integers(2):
                 if self.signature.max_norm is not None:
-                    # Mixtures of different tokens are shorter than tokens may be: nearly equal ones show what is far out.
+                    # Mixtures of different tokens are shorter than tokens may be: near ones show what is far out.
                     structures[n] = "near"
                 elif norm == "any":
                     structures[n] = "mixed"
