@@ -9,7 +9,7 @@ from typing import Generic
 
 import numpy as np
 
-from keyhole.arrays import Array, Booleans, Floats, floats, to_numpy
+from keyhole.arrays import FLOAT32, Array, Booleans, Floats, floats, to_numpy
 from keyhole.errors import BudgetExhausted
 from keyhole.families import F, F_co, Family
 from keyhole.methods.base import Estimate, Steps
@@ -29,7 +29,6 @@ COARSEST = 0.05
 COARSEST_NOISY = 0.3
 COARSEST_FLOAT32 = 0.1  # of answers of few digits; long sequences, of which attention makes less, are among the queries
 COARSEST_NET = 1e-4  # of exact answers without attention, which kinks are read from to many more digits
-FLOAT32 = 2.0**-23
 UNDERFLOW = 2.0**-1068  # numbers of this size have few digits
 # Squared residuals behind normal errors may exceed what is expected by this many standard deviations.
 SCATTER_DEVIATIONS = 5.0
@@ -136,7 +135,8 @@ def _compare(estimate: Estimate, signature: Signature, asked: HeldOut, answers: 
     # How fine radii are is told by usual tokens: among the long ones they are as wide as can be.
     fine = np.repeat(asked.usual if np.any(asked.usual) else ~asked.usual, predictions.size // asked.usual.size)
     noise = signature.noise.radius + signature.noise.smallest + signature.noise.relative * np.abs(predictions)
-    noise = noise + UNDERFLOW
+    # A weight below the smallest normal number may be zero in the oracle's arithmetic, whatever value it is for.
+    noise = noise + signature.space.tiny * float(np.max(np.abs(predictions), initial=0.0)) + UNDERFLOW
     if signature.noise.kind == "bounded":
         # Radii hold whatever the errors are, which may conspire; held-out queries do not know them, so what they see
         # of it is as random as they are.
