@@ -248,3 +248,18 @@ def test_a_few_held_out_queries_that_a_budget_leaves_certify_nothing(left: int, 
     result = kh.recover(oracle, budget=needed + left, throw=False)
     assert (result.certified, result.stats.heldout_queries) == (certified, left)
     assert certified or "budget left" in result.message
+
+
+def test_nets_whose_kinks_cut_off_little_of_a_ball_are_tried_after_heads() -> None:
+    """Single tokens look affine to the first queries, so that a head or a linear map is taken for it at first."""
+    rng = np.random.default_rng(6)
+    weights = rng.standard_normal((2, 4))
+    weights /= np.linalg.norm(weights, axis=1, keepdims=True)
+    net = kh.ReluNet(weights, np.full(2, -0.55), np.array([1.0, -2.0]), np.asarray(0.3), skip=rng.standard_normal(4))
+    layer = kh.OneLayer(kh.SingleHead(rng.standard_normal((4, 4)), np.eye(4)), net)
+    for seed, truth in enumerate((net, layer)):
+        result = kh.recover(kh.FunctionOracle(truth, width=4, max_norm=1.0), seed=seed, throw=False)
+        tokens = rng.standard_normal((500, 3, 4))
+        tokens *= 0.9 / np.linalg.norm(tokens, axis=2, keepdims=True)
+        assert result.certified, result.message
+        assert np.max(np.abs(result.params(tokens) - truth(tokens))) < 1e-6
