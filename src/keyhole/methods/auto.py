@@ -287,7 +287,9 @@ class _Auto:
     def _result(self, last: Attempt) -> Attempt:
         """The last attempt with details of the others, in the simplest family that holds its parameters."""
         first = self.attempts[0].method if self.attempts else last.method
-        if last.outcome is Outcome.WRONG_FAMILY and self.noise.hides_families:
+        # Of float32 answers, which most models have, only what looks like a family that methods recover.
+        named = self.noise.kind == "dtype" and self.known.get("diagnosis") in FAMILIES
+        if last.outcome is Outcome.WRONG_FAMILY and (named or self.noise.hides_families):
             last = replace(last, outcome=Outcome.TOO_NOISY, message=behind_noise(last.message, self.noise))
         details = {**self.known, **({"tried_first": first} if len(self.attempts) > 1 else {})}
         if "noise" in self.known and self.noise.kind != "exact":
