@@ -149,10 +149,10 @@ class _Auto:
             self.known |= {"diagnosis": diagnosis.family, "diagnosis_findings": diagnosis.summary()["findings"]}
             if self.noise.kind == "exact" and diagnosis.noise.kind != "exact":  # too small for the queries of triage
                 evidence_of = {finding.what: finding.evidence for finding in diagnosis.findings}
-                noise = diagnosis.noise.as_found()
-                self.known |= noise_details(noise, evidence_of["noise"], 0)
-                self.task = replace(self.task, signature=self.task.signature.with_changes(noise=noise))
-                self.tried = []  # without knowing of it
+                self._allow_for_noise(diagnosis.noise.as_found(), evidence_of["noise"], 0)
+                last = yield from self._again_behind_noise(None, last or Attempt(NAME, Outcome.WRONG_FAMILY, NOTHING_FITS))
+                if last.certified or last.outcome in FINAL:
+                    return self._result(last)
             return (yield from self._go_on(last, diagnosis))
         return (yield from self._go_on(last, None))
 
@@ -163,17 +163,22 @@ class _Auto:
         except (*ENDS, Unrecoverable):
             return last
         self.known |= details
-        if self.noise.kind == "exact":
+        return last if self.noise.kind == "exact" else (yield from self._again_behind_noise(family, last))
+
+    def _again_behind_noise(self, family: str | None, last: Attempt) -> Steps[Attempt]:
+        """An attempt that allows for noise that was found after the first."""
+        self.tried = []  # without knowing of it
+        for method in self._methods(family)[:1]:
+            last = yield from self._attempt(method, {})
+        if self.tried and (last.certified or last.outcome in FINAL):
             return last
-        methods = self._methods(family)
-        if not methods:  # noise may have made one head look like several
-            try:
-                evidence = yield from self._ask(triage(self.task.signature, self.task.stream("triage behind noise")))
-            except ENDS:
-                return last
-            methods = self._methods(evidence.family)
-        for method in methods[:1]:
-            return (yield from self._attempt(method, {}))
+        try:  # noise may have made one head look like several
+            evidence = yield from self._ask(triage(self.task.signature, self.task.stream("triage behind noise")))
+        except ENDS:
+            return last
+        for method in self._methods(evidence.family)[:1]:
+            if (method, {}) not in self.tried:
+                return (yield from self._attempt(method, {}))
         return last
 
     def _with_slight_errors(self, family: str | None, last: Attempt) -> Steps[Attempt]:
@@ -190,12 +195,10 @@ class _Auto:
         if not answers.size:
             return last
         seen = coarseness(answers[answers <= np.median(answers)], self.task.signature.space.eps)
-        noise = seen.noise.as_found()
-        if noise.kind != "rounded" or not methods_for(family or "", noise, self.task.options):
+        if seen.noise.kind != "rounded":
             return last
-        self.known |= noise_details(noise, seen.evidence, 0)
-        self.task = replace(self.task, signature=self.task.signature.with_changes(noise=noise))
-        return (yield from self._attempt(self._methods(family)[0], {}))
+        self._allow_for_noise(seen.noise.as_found(), seen.evidence, 0)
+        return (yield from self._again_behind_noise(family, last))
 
     def _go_on(self, first: Attempt | None, diagnosis: Diagnosis | None) -> Steps[Attempt]:
         """Attempts with the methods that a diagnosis leaves, until one is certified."""
@@ -260,10 +263,14 @@ class _Auto:
     def _allow_for(self, evidence: Evidence) -> None:
         """Go on with the evidence, its noise included."""
         self.known |= {"diagnosis": evidence.family, "diagnosis_findings": [vars(each) for each in evidence.findings]}
-        noise = evidence.noise
         if evidence.noise_evidence:
-            noise = noise.as_found()
-            self.known |= noise_details(noise, evidence.noise_evidence, evidence.noise_queries)
+            self._allow_for_noise(evidence.noise.as_found(), evidence.noise_evidence, evidence.noise_queries)
+        else:  # measured, and none found
+            self.task = replace(self.task, signature=self.task.signature.with_changes(noise=evidence.noise))
+
+    def _allow_for_noise(self, noise: Noise, evidence: str, queries: int) -> None:
+        """Go on with noise that was found."""
+        self.known |= noise_details(noise, evidence, queries)
         self.task = replace(self.task, signature=self.task.signature.with_changes(noise=noise))
 
     def _attempt(self, method: Method, options: Mapping[str, Any]) -> Steps[Attempt]:
