@@ -80,7 +80,9 @@ def _member(box: Box, found: Found, rng: Random) -> Verdict:
     if not found.certified:
         coarse = bool(box.error) or box.float32
         # Noise may hide a family, and must not make it look like another.
-        excused = found.outcome in ADMISSIONS or (box.limit and found.outcome != "WRONG_FAMILY") if coarse else box.limit
+        excused = (
+            found.outcome in ADMISSIONS or (box.limit and found.outcome != "WRONG_FAMILY") if coarse else box.limit
+        )
         return Verdict("documented" if excused else "refused", f"{found.outcome}: {box.limit or found.message}")
     ratio = None
     if box.params is not None and found.params is not None and found.radius is not None:

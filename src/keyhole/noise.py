@@ -78,7 +78,7 @@ class Noise:
 
     @classmethod
     def parse(cls, text: str) -> Noise:
-        """What users write on a command line: exact, measure, gaussian:S, bounded:TAU, rounded:DECIMALS, cut:DECIMALS or a dtype."""
+        """What users write: exact, measure, gaussian:S, bounded:TAU, rounded:DECIMALS, cut:DECIMALS or a dtype."""
         word, colon, number = text.partition(":")
         try:
             if word in READ and colon:
@@ -140,7 +140,9 @@ class Noise:
         """Half-width of an interval around an answer that holds the true value, whatever its size."""
         if self.kind == "dtype":
             return 0.0
-        return {"gaussian": GAUSSIAN_DEVIATIONS, "rounded": 2.0 if self.is_cut else 1.0}.get(self.kind, 1.0) * self.scale
+        return {"gaussian": GAUSSIAN_DEVIATIONS, "rounded": 2.0 if self.is_cut else 1.0}.get(
+            self.kind, 1.0
+        ) * self.scale
 
     def __str__(self) -> str:
         return {

@@ -90,7 +90,9 @@ def test_a_named_method_allows_for_rounding_that_shows_in_the_digits() -> None:
     assert rounded.certified or "--noise cut:3" in rounded.message
 
 
-@pytest.mark.parametrize("text", ["exact", "measure", "gaussian:0.001", "bounded:0.25", "rounded:-2", "cut:3", "float16"])
+@pytest.mark.parametrize(
+    "text", ["exact", "measure", "gaussian:0.001", "bounded:0.25", "rounded:-2", "cut:3", "float16"]
+)
 def test_the_text_of_noise_is_what_is_read(text: str) -> None:
     assert kh.Noise.parse(text).text == text
 

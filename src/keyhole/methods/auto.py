@@ -129,32 +129,44 @@ class _Auto:
         except ENDS as error:
             return Attempt(NAME, ending(error), str(error), cause=error)
         self._allow_for(evidence)
+        last = yield from self._first(evidence)
+        if last is not None and not self._may_be_another(last):
+            return self._result(last)
+        if last is not None and last.outcome not in MAY_BE_ANOTHER_FAMILY:
+            return (yield from self._go_on(last, None))
+        return (yield from self._after_diagnosis(last))
+
+    def _first(self, evidence: Evidence) -> Steps[Attempt | None]:
+        """The method of the likeliest family, again where that shows noise that was not known."""
         last: Attempt | None = None
         for method in self._methods(evidence.family)[:1]:
             last = yield from self._attempt(method, evidence.options)
-        if last is not None and last.outcome is Outcome.INCONSISTENT and self.noise.kind == "exact":
+        if last is None:
+            return None
+        if last.outcome is Outcome.INCONSISTENT and self.noise.kind == "exact":
             last = yield from self._with_measured_noise(evidence.family, last)
-        if last is not None and last.outcome is Outcome.WRONG_FAMILY and self.noise.kind in ("exact", "dtype"):
+        if last.outcome is Outcome.WRONG_FAMILY and self.noise.kind in ("exact", "dtype"):
             last = yield from self._with_seen_decimals(evidence.family, last)
-        if last is not None and last.outcome is Outcome.WRONG_FAMILY and self.noise.kind == "exact":
+        if last.outcome is Outcome.WRONG_FAMILY and self.noise.kind == "exact":
             last = yield from self._with_slight_errors(evidence.family, last)
-        if last is not None and not self._may_be_another(last):
-            return self._result(last)
-        if last is None or last.outcome in MAY_BE_ANOTHER_FAMILY:
-            try:
-                diagnosis = yield from self._ask(diagnose(self.task.signature, self.task.stream("diagnosis")))
-            except ENDS as error:
-                ended = last or Attempt(NAME, Outcome.WRONG_FAMILY, NOTHING_FITS)
-                return self._result(replace(ended, outcome=ending(error), message=str(error), cause=error))
-            self.known |= {"diagnosis": diagnosis.family, "diagnosis_findings": diagnosis.summary()["findings"]}
-            if self.noise.kind == "exact" and diagnosis.noise.kind != "exact":  # too small for the queries of triage
-                evidence_of = {finding.what: finding.evidence for finding in diagnosis.findings}
-                self._allow_for_noise(diagnosis.noise.as_found(), evidence_of["noise"], 0)
-                last = yield from self._again_behind_noise(None, last or Attempt(NAME, Outcome.WRONG_FAMILY, NOTHING_FITS))
+        return last
+
+    def _after_diagnosis(self, last: Attempt | None) -> Steps[Attempt]:
+        """A diagnosis, and attempts with the methods that it leaves."""
+        try:
+            diagnosis = yield from self._ask(diagnose(self.task.signature, self.task.stream("diagnosis")))
+        except ENDS as error:
+            ended = last or Attempt(NAME, Outcome.WRONG_FAMILY, NOTHING_FITS)
+            return self._result(replace(ended, outcome=ending(error), message=str(error), cause=error))
+        self.known |= {"diagnosis": diagnosis.family, "diagnosis_findings": diagnosis.summary()["findings"]}
+        if self.noise.kind == "exact" and diagnosis.noise.kind != "exact":  # too small for the queries of triage
+            evidence_of = {finding.what: finding.evidence for finding in diagnosis.findings}
+            self._allow_for_noise(diagnosis.noise.as_found(), evidence_of["noise"], 0)
+            if last is not None:
+                last = yield from self._again_behind_noise(None, last)
                 if last.certified or last.outcome in FINAL:
                     return self._result(last)
-            return (yield from self._go_on(last, diagnosis))
-        return (yield from self._go_on(last, None))
+        return (yield from self._go_on(last, diagnosis))
 
     def _with_measured_noise(self, family: str | None, last: Attempt) -> Steps[Attempt]:
         """Measure the errors of an oracle that contradicts itself, and try the method that allows for them."""

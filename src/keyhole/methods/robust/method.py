@@ -92,9 +92,7 @@ def _ask_bounded(
     return (yield from single_head(signature.with_changes(noise=stretched), rng))
 
 
-def _ask_cut(
-    signature: Signature, rng: np.random.Generator, sequences: dict[str, int]
-) -> Steps[Estimate[SingleHead]]:
+def _ask_cut(signature: Signature, rng: np.random.Generator, sequences: dict[str, int]) -> Steps[Estimate[SingleHead]]:
     """Answers rounded in a direction that is not known: as errors below one unit.
 
     Beside a bias everything is asked once, as if errors were normal ones of that size: their mean may be half a unit
