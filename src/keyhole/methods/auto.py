@@ -221,6 +221,10 @@ class _Auto:
             last = yield from self._attempt(method, options)
             if last.certified or last.outcome in FINAL:
                 return self._result(last)
+        for method in self._for_rare_kinks(diagnosis):
+            ended = yield from self._attempt(method, {})
+            if ended.certified:
+                return self._result(ended)
         words = f"; {diagnosis.in_words()}" if diagnosis is not None else ""
         if last is None or last is first:
             ended = first or Attempt(NAME, Outcome.WRONG_FAMILY, NOTHING_FITS)
@@ -252,6 +256,14 @@ class _Auto:
             for method in METHODS.values():
                 if method.families and not set(method.families) & set(FAMILIES) and method.takes(self.noise):
                     yield method, {}
+
+    def _for_rare_kinks(self, diagnosis: Diagnosis | None) -> list[Method]:
+        """Nets whose kinks cut off so little of a ball that single tokens were answered as by an affine map."""
+        if diagnosis is None or self.task.signature.max_norm is None or self.noise.kind != "exact":
+            return []
+        tried = [method for method, _ in self.tried]
+        methods = [method for family in ("relu-net", "one-layer") for method in self._methods(family)[:1]]
+        return [method for method in methods if method not in tried]
 
     def _methods(self, family: str | None) -> list[Method]:
         return methods_for(family, self.noise, self.task.options) if family is not None else []
