@@ -74,12 +74,7 @@ def robust(
                     f"the box has a bias, beside which answers {signature.noise} say too little, or is no single head",
                 ) from error
             raise
-    estimate = yield from gaussian(signature.as_coarse(), rng, rank=rank, **sequences, **limits)
-    radius = estimate.radius
-    if signature.noise.kind == "rounded" and radius.output_bias is not None:
-        # Saturated answers are the same number over and over, whose rounding no average shows.
-        radius = replace(radius, output_bias=radius.output_bias + signature.noise.scale)
-    return replace(estimate, radius=radius)
+    return (yield from gaussian(signature.as_coarse(), rng, rank=rank, **sequences, **limits))
 
 
 def _ask_bounded(
@@ -97,7 +92,7 @@ def _ask_bounded(
     return (yield from single_head(signature.with_changes(noise=stretched), rng))
 
 
-def _ask_cut(signature: Signature, rng: np.random.Generator, sequences: dict[str, Any]) -> Steps[Estimate[SingleHead]]:
+def _ask_cut(signature: Signature, rng: np.random.Generator, sequences: dict[str, int]) -> Steps[Estimate[SingleHead]]:
     """Answers rounded in a direction that is not known: as errors below one unit.
 
     Beside a bias everything is asked once, as if errors were normal ones of that size: their mean may be half a unit
