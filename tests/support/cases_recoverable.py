@@ -262,7 +262,7 @@ def behind_noise() -> list[Case]:
     return [
         case("gaussian", lambda oracle: Noisy(oracle, 1e-4), 1.13, 2e-3),
         case("gaussian-budget", lambda oracle: Noisy(oracle, 1e-4), 16.0, 5e-4, budget=16 * 272),
-        case("rounded", lambda oracle: Rounded(oracle, 3), 16.0, 3e-5),
+        case("rounded", lambda oracle: Rounded(oracle, 3), 16.0, 3e-6),
         case(
             "bounded",
             lambda oracle: Wrapper(oracle, oracle.signature.with_changes(noise=kh.Noise.bounded(1e-5))),

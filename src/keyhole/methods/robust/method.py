@@ -88,7 +88,7 @@ def _with_equal_errors(estimate: Estimate[SingleHead], signature: Signature) -> 
 
 
 def _ask_bounded(
-    signature: Signature, rng: np.random.Generator, *, cover_biases: bool, **sequences: int
+    signature: Signature, rng: np.random.Generator, *, cover_biases: bool, **sequences: Any
 ) -> Steps[Estimate[SingleHead]]:
     """Worst-case radii of a head without biases; beside biases long tokens drown the errors, where they may."""
     try:
@@ -102,7 +102,7 @@ def _ask_bounded(
     return (yield from single_head(signature.with_changes(noise=stretched), rng))
 
 
-def _ask_cut(signature: Signature, rng: np.random.Generator, sequences: dict[str, int]) -> Steps[Estimate[SingleHead]]:
+def _ask_cut(signature: Signature, rng: np.random.Generator, sequences: dict[str, Any]) -> Steps[Estimate[SingleHead]]:
     """Answers rounded in a direction that is not known: as errors below one unit.
 
     Beside a bias everything is asked once, as if errors were normal ones of that size: their mean may be half a unit
