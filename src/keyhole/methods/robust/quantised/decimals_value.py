@@ -124,10 +124,9 @@ class ValueIntervals(TokenValues):
             low, high = np.max(guess[above], initial=low), np.min(guess[~above], initial=high)
             if not low < high:
                 return False
-        others = np.arange(1.0, largest, 2.0)
-        if others.size < FEWEST:
+        odd = np.unique(2.0 * self.rng.integers(max(largest // 2, 1), size=CHECKS) + 1)  # shorter ones
+        if odd.size < FEWEST:
             return False
-        odd = self.rng.choice(others, min(CHECKS, others.size), replace=False)
         value = (low + high) / 2 * np.repeat([1 - APART, 1 + APART], odd.size)
         above = yield from ask_above(np.tile(odd, 2), value)
         return bool(np.all(above[: odd.size]) and not np.any(above[odd.size :]))
