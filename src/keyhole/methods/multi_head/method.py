@@ -6,11 +6,16 @@ import numpy as np
 
 from keyhole.families.multi_head import MultiHead
 from keyhole.methods.base import Estimate, Method, Steps, Unrecoverable, last_only
-from keyhole.methods.forms.value import ask_value
+from keyhole.methods.forms.value import Value, ask_value
+from keyhole.methods.multi_head.gated.method import ask_gated_heads
 from keyhole.methods.multi_head.scalar.method import ask_scalar_heads
 from keyhole.methods.multi_head.vector.method import ask_vector_heads
 from keyhole.methods.multi_head.vector.probe import HeadsHidden
 from keyhole.queries import Signature
+from keyhole.recovery import Outcome
+
+# How reading heads one by one ends where reading them all at once may still do.
+AT_ONCE = (Outcome.WRONG_FAMILY, Outcome.SATURATED, Outcome.TOO_NOISY)
 
 
 def multi_head(
@@ -37,12 +42,27 @@ def multi_head(
         except HeadsHidden as error:
             hidden = error
     try:
-        one_by_one = ask_scalar_heads(last, rng, value)
-        return (yield from (last_only(one_by_one) if everywhere else one_by_one))
+        few = _ask_few_outputs(last, rng, value)
+        return (yield from (last_only(few) if everywhere else few))
     except Unrecoverable as error:
         if hidden is not None:
             raise Unrecoverable(error.outcome, f"{hidden}; and one by one: {error}") from error
         raise
+
+
+def _ask_few_outputs(signature: Signature, rng: np.random.Generator, value: Value) -> Steps[Estimate[MultiHead]]:
+    """One by one where norms are free and answers exact, with the fewest queries; all at once where that fails."""
+    if signature.max_norm is not None or signature.noise.kind != "exact":
+        return (yield from ask_gated_heads(signature, rng, value))
+    try:
+        return (yield from ask_scalar_heads(signature, rng, value))
+    except Unrecoverable as error:
+        if error.outcome not in AT_ONCE:
+            raise
+        try:
+            return (yield from ask_gated_heads(signature, rng, value))
+        except Unrecoverable as other:
+            raise Unrecoverable(error.outcome, f"{error}; and all at once: {other}") from error
 
 
 MULTI_HEAD = Method(
@@ -50,5 +70,5 @@ MULTI_HEAD = Method(
     summary="several softmax heads added up, their number unknown, biases included",
     run=multi_head,
     families=("multi-head",),
-    takes_noise=("exact", "rounded"),
+    takes_noise=("exact", "rounded", "bounded", "gaussian"),
 )

@@ -1,0 +1,131 @@
+"""Gates and values of an unknown number of heads: many starts with more heads than needed, then as few as will do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from keyhole.arrays import Floats
+from keyhole.methods.gated_sum.descent import descend
+from keyhole.methods.gated_sum.model import GatedQueries, GatedSum
+from keyhole.methods.gated_sum.polish import polish
+
+# Numbers of heads that are tried, in this order: one too many and more are what leads out of local minima.
+SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16)
+# Starts of each, steps of all of them, and steps of the best few.
+STARTS, FIRST_STEPS, BEST, MORE_STEPS = 8, 25, 3, 100
+# Random gates have logits of this root mean square.
+LOGIT = 2.0
+# Heads that may be two start from themselves and a neighbour at this distance, over a random gate's: logarithms.
+TWINS = (-2.0, 0.0)
+# A start has arrived, over the size of the answers: below it only `polish` tells.
+ARRIVED = 1e-7
+# Heads this much alike, or this quiet beside the loudest, are one or none; tried from coarse to fine.
+ALIKE = (0.3, 0.1, 0.03, 1e-2, 1e-3, 1e-4, 1e-5)
+# Steps of a fit that had a head taken away.
+REDUCED_STEPS = 40
+# Equations over unknowns at least: with fewer every answer is explained by any heads.
+LEAST_EXCESS = 1.1
+
+
+@dataclass(frozen=True)
+class GatedFit:
+    """The fewest heads found that explain the answers, or the best there were."""
+
+    heads: GatedSum
+    rms: float  # root mean square of the residual over its degrees of freedom
+    explains: bool  # whether the residual is what errors of the answers make it
+
+
+def fit_unknown(
+    queries: GatedQueries,
+    floor: float,  # root mean square of the errors of answers
+    rng: np.random.Generator,
+    sizes: tuple[int, ...] = SIZES,
+) -> GatedFit:
+    """Gates (H, width) and values (H, width, outputs) of as few heads as explain the answers up to `floor`."""
+    scale = float(np.sqrt(np.mean(queries.rows**2) * queries.rows.shape[1])) or 1.0
+    size = queries.size or 1.0
+    unit = GatedQueries(queries.rows / scale, queries.offsets, queries.answers / size)
+    found = GatedFit(GatedSum(np.zeros((0, queries.rows.shape[1])), np.zeros((0, *_value_shape(queries)))), 1.0, False)
+    for count in sizes:
+        if queries.answers.size <= LEAST_EXCESS * (queries.answers.size - _freedom(unit, count)):
+            break
+        trial = _fit_count(unit, count, found.heads, floor / size, rng)
+        found = trial if trial.explains or trial.rms < found.rms else found
+        if found.explains:
+            break
+    heads = GatedSum(found.heads.gates / scale, found.heads.values * (size / scale))
+    return replace(found, heads=heads, rms=found.rms * size)
+
+
+def _value_shape(queries: GatedQueries) -> tuple[int, int]:
+    return queries.rows.shape[1], queries.answers.shape[1]
+
+
+def _freedom(queries: GatedQueries, count: int) -> int:
+    """Equations beyond unknowns."""
+    width, outputs = _value_shape(queries)
+    return queries.answers.size - count * width * (1 + outputs)
+
+
+def _fit_count(queries: GatedQueries, count: int, before: GatedSum, floor: float, rng: np.random.Generator) -> GatedFit:
+    """The best fit with so many heads, or with fewer of them if these explain as much."""
+    width = queries.rows.shape[1]
+    gates = LOGIT * rng.standard_normal((STARTS, count, width)) * 2.0 ** rng.uniform(-1, 1, (STARTS, count, 1))
+    kept = min(before.heads, count)
+    gates[: STARTS // 2, :kept] = before.gates[:kept]
+    if kept:  # a head may be two that are nearly alike
+        twins = gates[: STARTS // 4, kept:]
+        copied = before.gates[rng.integers(kept, size=twins.shape[:2])]
+        gates[: STARTS // 4, kept:] = copied + twins * 10.0 ** rng.uniform(*TWINS, (*twins.shape[:2], 1))
+    enough = max(floor, ARRIVED)
+    sums, rms = descend(queries, gates, FIRST_STEPS, enough)
+    best = np.argsort(rms)[:BEST]
+    sums, rms = descend(queries, sums.gates[best], MORE_STEPS, enough)
+    ranked = np.argsort(rms)
+    first = _polished(queries, sums.gates[ranked[0]], floor)
+    if rms[ranked[0]] > enough and not first.explains:
+        return first
+    return _fewest(queries, first, floor)
+
+
+def _polished(queries: GatedQueries, gates: Floats, floor: float) -> GatedFit:
+    heads, rms = polish(queries, gates)
+    free = _freedom(queries, heads.heads)
+    rms *= np.sqrt(queries.answers.size / max(free, 1))
+    return GatedFit(heads, float(rms), bool(rms <= floor * (1 + 4 / np.sqrt(2 * max(free, 1)))))
+
+
+def _fewest(queries: GatedQueries, found: GatedFit, floor: float) -> GatedFit:
+    """Fewer heads that explain as much, as long as there are any."""
+    while found.heads.heads > 1:
+        for gates in _reductions(found.heads):
+            sums, rms = descend(queries, gates, REDUCED_STEPS, max(floor, ARRIVED))
+            trial = _polished(queries, sums.gates[np.argmin(rms)], floor)
+            if trial.explains or (not found.explains and trial.rms < found.rms):
+                found = trial
+                break
+        else:
+            break
+    return found
+
+
+def _reductions(heads: GatedSum) -> Iterator[Floats]:  # of (starts, fewer, width)
+    """Gates of fewer heads: those alike as one and quiet ones left out, from coarse to fine, then each left out."""
+    loud = np.linalg.norm(heads.values, axis=(1, 2))
+    order = np.argsort(-loud)
+    sizes = np.linalg.norm(heads.gates, axis=1)
+    apart = np.linalg.norm(heads.gates[:, None] - heads.gates[None], axis=2) / np.maximum(sizes, 1.0)
+    seen = {heads.heads}
+    for alike in ALIKE:
+        kept = list[int]()
+        for head in order[loud[order] > alike * np.max(loud)]:
+            if not np.any(apart[head, kept] <= alike):
+                kept.append(int(head))
+        if len(kept) not in seen:
+            seen.add(len(kept))
+            yield heads.gates[None, kept]
+    yield np.stack([np.delete(heads.gates, head, axis=0) for head in range(heads.heads)])

@@ -1,0 +1,169 @@
+"""Gates of all heads at one last token after the other, and values that all of them share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from keyhole.arrays import Floats
+from keyhole.methods.base import Steps, Unrecoverable
+from keyhole.methods.gated_sum.joint import JointHeads, JointLinear, JointQueries
+from keyhole.methods.gated_sum.known_values import fit_known_values
+from keyhole.methods.gated_sum.model import GatedQueries, GatedSum
+from keyhole.methods.gated_sum.search import GatedFit, fit_unknown
+from keyhole.methods.multi_head.gated.queries import TokenPairs
+from keyhole.methods.multi_head.gated.scale import Norms
+from keyhole.numerics.orthogonal import random_orthogonal, split_along
+from keyhole.recovery import Outcome
+
+# At the first last token the number of heads is not known: queries for so many, and the numbers tried with these.
+FIRST = ((2, (1, 2, 3)), (4, (3, 4, 5, 6)), (8, (5, 6, 8, 10, 12)), (16, (12, 14, 16, 20, 24)))
+# Gates and values of heads that are looked for at once, at most: what a search takes grows with its cube.
+MOST_UNKNOWN = 640
+# Queries over unknowns at the first last token and at the others, and some more; errors take more to average out.
+FIRST_EXCESS, EXCESS, MORE, FIRST_MORE, NOISY = 2.2, 1.3, 4, 20, 1.8
+# Rows have norms from this part of the largest on.
+SHORTEST = 0.5
+# Further last tokens lie this far off the first, over its norm, tried in this order.
+STEPS_ASIDE = (0.6, -0.6, 0.2, -0.2)
+# Random starts where gates do not follow from those of the first last token.
+STARTS = 24
+# Where values are known up to an error, residuals are so many times what they are in the end, and this part of answers.
+LOOSE, LOOSE_PART = 30.0, 1e-6
+# Gates that respond to answers so many times more than those of the first last token are asked for elsewhere.
+WORSE = 20.0
+
+NOT_EXPLAINED = (
+    "no {} softmax heads or fewer explain the answers to tokens of one norm: the box has more heads, some too near to "
+    "each other or too quiet to be told apart, or it is no sum of softmax heads"
+)
+
+
+@dataclass(frozen=True)
+class HeadGates:
+    """Heads at as many last tokens as determine their scores."""
+
+    points: Floats  # (groups, width), with a last column of ones where there are score biases
+    queries: JointQueries  # raw
+    heads: JointHeads
+
+
+def ask_head_gates(pairs: TokenPairs, norms: Norms) -> Steps[HeadGates]:
+    """Gates at d last tokens, d + 1 where there are score biases, and values that fit all of them."""
+    first = norms.last * norms.direction
+    raw, fit = yield from _ask_first(pairs, norms, first)
+    space, width = pairs.signature.space, pairs.signature.width
+    basis = random_orthogonal(space, pairs.rng, width)
+    aside = np.asarray(split_along(space, basis, space.asarray(norms.direction))[0], dtype=np.float64)
+    follow = _Followers(pairs, norms, fit, _sensitivity(pairs.bare(raw), fit.heads))
+    groups, gates, points = [raw], [fit.heads.gates], [first]
+    for direction in aside:
+        candidates = [_turned(norms, step * direction) for step in STEPS_ASIDE]
+        queries, found, last = yield from follow.ask(candidates, gates[0])
+        groups, gates, points = [*groups, queries], [*gates, found], [*points, last]
+    if norms.has_bias:
+        queries, found, last = yield from follow.ask([-first, first / 2, -first / 2], gates[0])
+        groups, gates, points = [*groups, queries], [*gates, found], [*points, last]
+    lasts = np.stack(points)
+    wide = np.column_stack([lasts, np.ones(len(lasts))]) if norms.has_bias else lasts
+    heads = JointHeads(np.stack(gates), fit.heads.values, pairs.constant)
+    return HeadGates(wide, pairs.together(groups), heads)
+
+
+def _turned(norms: Norms, aside: Floats) -> Floats:
+    """A last token off the first, as long."""
+    last = norms.direction + aside
+    return np.asarray(norms.last * last / np.linalg.norm(last))
+
+
+def draw_rows(pairs: TokenPairs, norms: Norms, last: Floats, count: int) -> Floats:  # (width,) -> (count, width)
+    """Random rows on the far side of a last token, where g + u is no longer than both together."""
+    rng = pairs.rng
+    rows = rng.standard_normal((count, pairs.signature.width))
+    rows *= norms.row * rng.uniform(SHORTEST, 1.0, (count, 1)) / np.linalg.norm(rows, axis=1, keepdims=True)
+    return np.asarray(np.where(rows @ last[:, None] > 0, -rows, rows))
+
+
+def ask_rows(pairs: TokenPairs, norms: Norms, stage: str, last: Floats, count: int) -> Steps[GatedQueries]:
+    """Raw answers to random rows beside one last token, in all copies."""
+    rows = draw_rows(pairs, norms, last, count)
+    kinds = pairs.rng.permutation(np.arange(count) % len(pairs.copies))
+    return (yield from pairs.ask(stage, np.tile(last, (count, 1)), rows, kinds))
+
+
+def _ask_first(pairs: TokenPairs, norms: Norms, last: Floats) -> Steps[tuple[GatedQueries, GatedFit]]:
+    """Gates and values at the first last token, of as many heads as it takes."""
+    width, outputs = pairs.linear.shape
+    raw: GatedQueries | None = None
+    tried = 0
+    for most, sizes in FIRST:
+        unknown = most * width * (1 + outputs)
+        if unknown > MOST_UNKNOWN and tried:
+            break
+        count = int(np.ceil(_noisy(pairs) * FIRST_EXCESS * unknown / outputs)) + FIRST_MORE
+        more = yield from ask_rows(pairs, norms, "heads", last, count - (0 if raw is None else len(raw.offsets)))
+        raw = more if raw is None else raw.beside(more)
+        fit = fit_unknown(pairs.bare(raw), pairs.floor(raw), pairs.rng, sizes)
+        if fit.explains:
+            return raw, fit
+        tried = max(sizes)
+    raise Unrecoverable(Outcome.WRONG_FAMILY, NOT_EXPLAINED.format(tried))
+
+
+def _noisy(pairs: TokenPairs) -> float:
+    return NOISY if pairs.noise > 0 else 1.0
+
+
+def _sensitivity(queries: GatedQueries, heads: GatedSum) -> float:
+    """By how much the logits of gates respond to the answers, values being known: the largest, over their size."""
+    joint = JointHeads(heads.gates[None], heads.values, np.zeros(queries.answers.shape[1]))
+    (inverse,) = JointLinear(JointQueries([queries]), joint).inverses
+    return float(np.max(np.linalg.norm(inverse, axis=1)))
+
+
+@dataclass(frozen=True)
+class _Followers:
+    """Gates at further last tokens: values are known."""
+
+    pairs: TokenPairs
+    norms: Norms
+    first: GatedFit
+    usual: float  # sensitivity at the first last token
+
+    def ask(self, lasts: list[Floats], start: Floats) -> Steps[tuple[GatedQueries, Floats, Floats]]:
+        """Raw queries, gates and the last token, of the first of several last tokens at which gates can be told."""
+        pairs, values = self.pairs, self.first.heads.values
+        count = int(np.ceil(_noisy(pairs) * EXCESS * start.size / pairs.constant.size)) + MORE
+        best: tuple[float, GatedQueries, Floats, Floats] | None = None
+        for last in lasts:
+            raw = yield from ask_rows(pairs, self.norms, "gates", last, count)
+            bare = pairs.bare(raw)
+            enough = LOOSE * pairs.floor(raw) + LOOSE_PART * bare.size
+            gates, rms = self._fit(bare, start, enough)
+            if rms > enough:
+                continue
+            worse = _sensitivity(bare, GatedSum(gates, values)) / self.usual
+            if best is None or worse < best[0]:
+                best = worse, raw, gates, last
+            if worse <= WORSE:
+                break
+        if best is None:
+            raise Unrecoverable(
+                Outcome.WRONG_FAMILY,
+                f"{values.shape[0]} heads explain the answers beside one last token, but not beside another: the box "
+                "is no sum of softmax heads, or has more of them that show only there",
+            )
+        return best[1:]
+
+    def _fit(self, bare: GatedQueries, start: Floats, enough: float) -> tuple[Floats, float]:
+        """The gates of the start that fits, or of the best."""
+        values, floor = self.first.heads.values, self.pairs.floor(bare)
+        best = fit_known_values(bare, values, start, floor)
+        for _ in range(STARTS):
+            if best[1] <= enough:
+                break
+            size = float(np.sqrt(np.mean(start**2)))
+            other = fit_known_values(bare, values, size * self.pairs.rng.standard_normal(start.shape), floor)
+            best = min(best, other, key=lambda each: each[1])
+        return best

@@ -1,0 +1,121 @@
+"""Several heads behind few outputs, read all at once: any logits, tokens of bounded norm, answers with errors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from keyhole.arrays import Floats, Space
+from keyhole.families import MultiHead, SingleHead
+from keyhole.methods.base import Estimate, Steps, Unrecoverable
+from keyhole.methods.forms.value import Value
+from keyhole.methods.gated_sum.joint import JointHeads, fit_joint
+from keyhole.methods.gated_sum.radii import JointRadii, joint_radii
+from keyhole.methods.multi_head.gated.heads import ask_head_gates
+from keyhole.methods.multi_head.gated.queries import TokenPairs
+from keyhole.methods.multi_head.gated.scale import ask_norms
+from keyhole.numerics.svd import singular_values
+from keyhole.queries import Signature
+from keyhole.recovery import Outcome
+
+ASSUMPTIONS = (
+    "the box adds up softmax heads over its raw tokens, read at the last position",
+    "heads whose logits differ by less than their answers show are one head, and those whose values show nowhere none",
+    "answers are right up to the rounding of their dtype and the declared noise",
+)
+# The residual of all queries together may exceed the errors of answers by this factor.
+SCATTER = 1.5
+
+
+def ask_gated_heads(signature: Signature, rng: np.random.Generator, total: Value) -> Steps[Estimate[MultiHead]]:
+    """Score matrices, values and biases of f(X) = Σ_h Σ_i softmax_i(x_iᵀ·(W_h·x_N + c_h))·x_iᵀ·V_h + b.
+
+    Beside one last token g, queries [m×(g + u); n×g] answer b + g·v̄ + Σ_h σ(ln(m/n) + u·k_h)·(u·v_h) with gates
+    k_h = W_h·g + c_h that are free vectors: least squares from many starts tell their number, gates and values. With
+    these values the gates at d − 1 further last tokens follow, which with the first determine W_h, and one Gauss–Newton
+    fit of everything its last digits. Some 4.4·H·d + 20 queries for the first last token, with H rounded up to 2, 4, 8
+    or 16, and 1.3·H·d + 4 for each of the others.
+
+    Assumes what `ASSUMPTIONS` says.
+    """
+    if signature.max_length is not None and signature.max_length < 3:
+        raise Unrecoverable(
+            Outcome.NOT_IDENTIFIABLE,
+            "sequences of two tokens do not determine several heads: allow sequences of three (max_length)",
+        )
+    pairs = TokenPairs(signature, total, rng)
+    norms = yield from ask_norms(pairs)
+    found = yield from ask_head_gates(pairs, norms)
+    heads, rms = fit_joint(found.queries, found.heads)
+    floor = max(pairs.floor(group) for group in found.queries.groups)
+    if rms > SCATTER * floor:
+        raise Unrecoverable(
+            Outcome.WRONG_FAMILY,
+            f"{heads.values.shape[0]} heads leave {rms:.2g} of the answers where these err by {floor:.2g}: the box is no "
+            "sum of softmax heads",
+        )
+    mixing = np.linalg.inv(found.points).T
+    radii = joint_radii(found.queries, heads, pairs.errors(found.queries, heads, rms), mixing)
+    if not radii.settled:
+        raise Unrecoverable(
+            Outcome.TOO_NOISY, "answers err too much to tell the heads: the errors of gates and values feed each other"
+        )
+    scores = np.einsum("ghd,gj->hdj", heads.gates, mixing)
+    return _estimate(pairs, scores, heads, radii)
+
+
+def _estimate(pairs: TokenPairs, scores: Floats, heads: JointHeads, radii: JointRadii) -> Estimate[MultiHead]:
+    """Parameters, radii and standard errors; what is within its radius of zero is zero."""
+    space, width, noise = pairs.signature.space, pairs.signature.width, pairs.signature.noise
+    wide = np.moveaxis(radii.gates, 0, -1)  # (heads, width, width or more)
+    random = np.moveaxis(radii.deviations.gates, 0, -1)
+    ranks = [_rank(score[:, :width], radius[:, :width]) for score, radius in zip(scores, wide, strict=True)]
+    biased = bool(np.any(np.abs(scores[..., width:]) > wide[..., width:]))
+    params, around, errors = [], [], []
+    flat = pairs.total.vector.ndim == 1
+    for head in range(heads.values.shape[0]):
+        score, radius = scores[head], wide[head] + space.spacing * np.abs(scores[head])
+        if ranks[head] == 0:
+            radius[:, :width] += np.abs(score[:, :width])
+            score[:, :width] = 0.0
+        if not biased:
+            radius[:, width:] += np.abs(score[:, width:])
+        value_radius = radii.values[head] + space.spacing * np.abs(heads.values[head])
+        params.append(_head(space, score, heads.values[head], width, flat=flat, biased=biased))
+        around.append(_head(space, radius, value_radius, width, flat=flat, biased=score.shape[1] > width))
+        errors.append(_head(space, random[head], radii.deviations.values[head], width, flat=flat, biased=biased))
+    has_bias, shape = pairs.total.has_bias, pairs.total.bias.shape
+    outputs = [space.asarray(each.reshape(shape)) for each in (heads.constant, radii.constant, radii.deviations.constant)]
+    outer = outputs[1] if has_bias else pairs.total.bias_radius
+    numbers = sum(rank * (2 * width - rank) for rank in ranks) + width * len(ranks) * biased
+    outputs_count = heads.values.shape[2]
+    bound = -(-(numbers + outputs_count * (width * len(ranks) + has_bias)) // outputs_count)
+    return Estimate(
+        params=MultiHead(params, outputs[0] if has_bias else None),
+        radius=MultiHead(around, outer),
+        counting_bound=bound,
+        standard_error=MultiHead(errors, outputs[2] if has_bias else None) if noise.kind == "gaussian" else None,
+        assumptions=ASSUMPTIONS,
+        details=_details(ranks, pairs, biased=biased),
+    )
+
+
+def _head(space: Space, score: Floats, value: Floats, width: int, *, flat: bool, biased: bool) -> SingleHead:
+    bias = space.asarray(score[:, width]) if biased else None
+    return SingleHead(space.asarray(score[:, :width]), space.asarray(value[:, 0] if flat else value), bias)
+
+
+def _rank(score: Floats, radius: Floats) -> int:  # (width, width), (width, width)
+    """Singular values that errors within radii do not explain."""
+    return int(np.sum(singular_values(score) > np.linalg.norm(radius)))
+
+
+def _details(ranks: list[int], pairs: TokenPairs, *, biased: bool) -> dict[str, Any]:
+    return {
+        "heads": len(ranks),
+        "ranks": ranks,
+        "score_bias": biased,
+        "output_bias": pairs.total.has_bias,
+        "at_once": True,
+    }
