@@ -33,6 +33,7 @@ from keyhole.methods.one_layer.rays import (
     rays_of_net,
     rays_past_residual,
 )
+from keyhole.methods.one_layer.several_heads.read_heads import HeadsBeforeNet
 from keyhole.methods.relu_net.exact.estimate import FAMILY as NET_FAMILY
 from keyhole.methods.relu_net.exact.estimate import zero_biases_within
 from keyhole.methods.relu_net.exact.method import relu_net
@@ -44,6 +45,9 @@ from keyhole.recovery import Outcome
 ASSUMPTIONS = (
     "the box computes one softmax head over its raw tokens, then a net of one hidden layer, read at the last position",
     "answers are right up to the rounding of their dtype and the declared noise",
+)
+SEVERAL = (
+    "the box adds up softmax heads over its raw tokens, then computes a net of one hidden layer, read at the last position"
 )
 
 # Learns a net from queries of one token. Its estimate's params are called with tokens (batch, 1, width), answer
@@ -179,6 +183,12 @@ class _Layer:
 
     def _ask_after(self, failure: Unrecoverable, net: ReluNet) -> Steps[Estimate[OneLayer]]:
         """A second way; where it fails too, the first failure is raised, unless only the second had a response."""
+        radius = self.learned.radius.anatomy.net
+        assert radius is not None
+        several = HeadsBeforeNet(self.signature, self.rng, net, radius)
+        if (yield from several.ask_whether_several()):
+            *layers, details = yield from several.run(self.residual)
+            return self._estimate_of_several((layers[0], layers[1]), details)
         try:
             return (yield from self._ask_beside_score_bias(net))
         except Unrecoverable as second:
@@ -323,6 +333,14 @@ class _Layer:
         *layers, details = yield from cells.run()
         more = -(-net.neurons * self.width // (net.outputs or 1))
         return self._estimate((layers[0], layers[1]), score, bias, more, residual=True, **details)
+
+    def _estimate_of_several(self, layers: tuple[OneLayer, OneLayer], details: dict[str, Any]) -> Estimate[OneLayer]:
+        """Several heads before the net."""
+        params, radius = layers
+        own = [each for each in self.learned.assumptions if each != NET_FAMILY]
+        assumptions = tuple(dict.fromkeys((SEVERAL, *ASSUMPTIONS[1:], *own)))
+        details = {**details, **self.learned.details}
+        return Estimate(params, radius, params.counting_bound, assumptions=assumptions, details=details)
 
     def _estimate(
         self, layers: tuple[OneLayer, OneLayer], score: Score, bias: ScoreBias | None, more: int, **details: Any

@@ -1,0 +1,179 @@
+"""Score matrices from the gates W_h·g at as many last tokens of one cell as there are entries in one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from keyhole.arrays import Booleans, Floats, Integers
+from keyhole.methods.base import Steps, Unrecoverable
+from keyhole.methods.gated_sum.known_values import fit_known_values
+from keyhole.methods.gated_sum.model import GatedQueries, gate_columns, gate_weights, value_columns
+from keyhole.methods.one_layer.several_heads.far_cells import FarNet
+from keyhole.methods.one_layer.several_heads.heads_at_point import EXPLAINED, FITTED, PointHeads
+from keyhole.methods.one_layer.several_heads.queries import CellQueries, PairDesign
+from keyhole.methods.one_layer.several_heads.scale import Scale
+from keyhole.numerics.svd import least_squares, svd
+from keyhole.recovery import Outcome
+
+STAGE = "scores"
+# Queries around each last token over the numbers that they tell, and besides.
+SPARE, BESIDES = 1.3, 4
+# A last token at which heads are lost is taken so much nearer to the first, so often.
+NEARER, MOST_NEARER = 0.3, 3
+# Errors are followed by so many random draws of them.
+DRAWS = 12
+# Weights this near to 0 or 1 say nothing of a logit.
+LEAST = 1e-6
+
+LOST = "heads that explain the answers around one last token do not explain them around others: the box has no such heads"
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Score matrices, and errors that they may have together."""
+
+    matrices: Floats  # (heads, width, width)
+    draws: Floats  # (draws, heads, width, width)
+    value_draws: Floats  # (draws, heads, width, outputs) and those of the values in the first cell
+
+
+@dataclass(frozen=True)
+class _Gates:
+    """Gates at several last tokens."""
+
+    points: Floats  # (n, width)
+    gates: Floats  # (n, heads, width)
+    queries: list[GatedQueries]
+
+
+def ask_scores(queries: CellQueries, far: FarNet, scale: Scale, first: PointHeads) -> Steps[Scores]:
+    """Gates at last tokens beside the first, all in one cell, and the matrices that map the tokens to them."""
+    point, width = scale.cell.points[0], queries.width
+    aside = np.linalg.qr(np.column_stack([point, queries.rng.standard_normal((width, width - 1))]))[0].T[1:]
+    both = np.stack([far.steps_inside(scale.cell, sign * aside) for sign in (1.0, -1.0)])
+    aside = aside * np.where(both[0] >= both[1], both[0], -both[1])[:, None]
+    values = first.heads.values
+    combined = _tell(values)
+    own = first.heads.gates
+    others = yield from _ask_gates(queries, scale, point + aside, values, np.broadcast_to(own, (len(aside), *own.shape)))
+    points = np.vstack([point, others.points])
+    gates = np.concatenate([own[None], others.gates])
+    matrices = np.swapaxes(np.linalg.solve(points, np.swapaxes(gates, 0, 1)), 1, 2)  # W_h·g = gate
+    own_draws, value_draws = _draw_first(queries, point, first, combined)
+    drawn = _draw_others(queries, others, values, value_draws, combined)
+    drawn = np.concatenate([own_draws[:, None], drawn], axis=1)  # (draws, points, heads, width)
+    draws = np.linalg.solve(points, np.swapaxes(drawn, 1, 2))
+    return Scores(matrices, np.swapaxes(draws, 2, 3), value_draws)
+
+
+def _tell(values: Floats) -> Floats:  # (heads, width, outputs) -> (outputs, n)
+    """Combinations of outputs that say most of the values of heads."""
+    flat = values.reshape(-1, values.shape[2])
+    return np.asarray(svd(flat)[2][: FITTED * len(values)].T)
+
+
+def _ask_gates(
+    queries: CellQueries, scale: Scale, points: Floats, values: Floats, start: Floats
+) -> Steps[_Gates]:  # (n, width), (heads, width, outputs), (n, heads, width)
+    """Gates at last tokens, values being known, from a start; nearer to the first token where heads are lost."""
+    centre, combined = scale.cell.points[0], _tell(values)
+    heads, width, outputs = values.shape
+    count = int(np.ceil(SPARE * heads * width / min(outputs, heads))) + BESIDES
+    asked = yield from _ask_around(queries, scale, points, count)
+    gates, good = _fit_all(queries, points, asked, values, combined, start)
+    nearness = 1.0
+    for _ in range(MOST_NEARER):
+        if np.all(good):
+            break
+        (lost,) = np.nonzero(~good)
+        nearness *= NEARER
+        near = centre + nearness * (points[lost] - centre)
+        more = yield from _ask_around(queries, scale, near, count)
+        close, found = _fit_all(queries, near, more, values, combined, start[lost])
+        # Gates are linear in the last token.
+        guess = start[lost] + (close - start[lost]) / nearness
+        again, good_now = _fit_all(queries, points[lost], [asked[n] for n in lost], values, combined, guess)
+        good_now = good_now & found
+        gates[lost[good_now]], good[lost[good_now]] = again[good_now], True
+    if not np.all(good):
+        raise Unrecoverable(Outcome.WRONG_FAMILY, LOST)
+    return _Gates(points, gates, asked)
+
+
+def _ask_around(queries: CellQueries, scale: Scale, points: Floats, count: int) -> Steps[list[GatedQueries]]:
+    place: Integers = np.repeat(np.arange(len(points), dtype=np.int64), count)
+    design = PairDesign(place, queries.random_rows(place.size, scale.size), queries.usual_copies(place.size))
+    return (yield from queries.ask(STAGE, points, design))
+
+
+def _fit_all(
+    queries: CellQueries, points: Floats, asked: list[GatedQueries], values: Floats, combined: Floats, start: Floats
+) -> tuple[Floats, Booleans]:
+    """Gates (n, heads, width) at each point, and where they explain the answers."""
+    some, gates, good = values @ combined, [], []
+    for error, own, guess in zip(queries.error(points), asked, start, strict=True):
+        each = replace(own, answers=own.answers @ combined)
+        fits = [fit_known_values(each, some, begin, EXPLAINED * error) for begin in _starts(each, some, guess)]
+        found, rms = min(fits, key=lambda fit: fit[1])
+        free = max(each.answers.size - found.size, 1)
+        gates.append(found)
+        good.append(rms * np.sqrt(each.answers.size / free) <= EXPLAINED * error)
+    return np.stack(gates), np.asarray(good)
+
+
+def _starts(asked: GatedQueries, values: Floats, guess: Floats) -> list[Floats]:
+    """Gates to start from: those of the weights that answers show, where outputs are as many as heads, or a guess."""
+    heads, width, outputs = values.shape
+    if outputs < heads or len(asked.rows) < width:
+        return [guess]
+    shares = np.einsum("nd,hdp->nph", asked.rows, values)
+    weights = np.clip(np.stack([least_squares(*each) for each in zip(shares, asked.answers, strict=True)]), LEAST, 1 - LEAST)
+    logits = np.log(weights / (1 - weights)) - asked.offsets[:, None]
+    trust = weights * (1 - weights) * np.linalg.norm(shares, axis=1)  # (n, heads)
+    gates = [least_squares(asked.rows * trust[:, [h]], trust[:, h] * logits[:, h]) for h in range(heads)]
+    return [np.stack(gates)]
+
+
+# --- errors -----------------------------------------------------------------------------------------------------
+
+
+def draw_errors(queries: CellQueries, points: Floats, count: int, outputs: int) -> Floats:
+    """Errors of so many answers around each point, (draws, n, count, outputs): of their own, and of the point's."""
+    sizes = queries.error(points)[:, None, None]
+    own = queries.rng.standard_normal((DRAWS, len(points), count, outputs))
+    return np.asarray(sizes * (own + queries.rng.standard_normal((DRAWS, len(points), 1, outputs))))
+
+
+def _draw_first(queries: CellQueries, point: Floats, first: PointHeads, combined: Floats) -> tuple[Floats, Floats]:
+    """Errors of the gates (draws, heads, width) and values (draws, heads, width, outputs) at the first point."""
+    asked, heads = first.queries, first.heads
+    weights = gate_weights(asked, heads.gates)
+    columns = value_columns(asked, weights)  # (n, heads · width)
+    errors = draw_errors(queries, point[None], *asked.answers.shape)[:, 0]  # (draws, n, outputs)
+    of_gates = gate_columns(asked, weights, heads.values @ combined)  # (combinations, n, heads · width)
+    basis = np.linalg.qr(columns)[0]
+    across = of_gates - basis @ (basis.T @ of_gates)
+    wanted = np.moveaxis(errors @ combined, 0, 2)  # (n, combinations, draws)
+    right = np.swapaxes(wanted, 0, 1).reshape(-1, DRAWS)
+    moved = least_squares(across.reshape(right.shape[0], -1), right).T.reshape(DRAWS, *heads.gates.shape)
+    shares = np.einsum("nd,hdp->nhp", asked.rows, heads.values)
+    bent = np.einsum("nh,ehn,nhp->enp", weights * (1 - weights), moved @ asked.rows.T, shares, optimize=True)
+    left = np.moveaxis(errors - bent, 0, 2).reshape(len(asked.rows), -1)
+    values = least_squares(columns, left).reshape(*heads.values.shape, DRAWS)
+    return moved, np.moveaxis(values, -1, 0)
+
+
+def _draw_others(queries: CellQueries, others: _Gates, values: Floats, moved: Floats, combined: Floats) -> Floats:
+    """Errors of gates at the other points, (draws, n, heads, width), values being off by what was drawn."""
+    found, some = [], values @ combined
+    for point, gates, asked in zip(others.points, others.gates, others.queries, strict=True):
+        weights = gate_weights(asked, gates)
+        errors = draw_errors(queries, point[None], len(asked.rows), values.shape[2])[:, 0]
+        off = value_columns(asked, weights) @ moved.reshape(DRAWS, -1, values.shape[2])
+        right = np.moveaxis((errors - off) @ combined, 0, 2)  # (n, combinations, draws)
+        columns = gate_columns(asked, weights, some)
+        solved = least_squares(columns.reshape(-1, gates.size), np.swapaxes(right, 0, 1).reshape(-1, DRAWS))
+        found.append(solved.T.reshape(DRAWS, *gates.shape))
+    return np.stack(found, axis=1)
