@@ -24,6 +24,8 @@ FEWEST_OUTPUTS = 3
 RATIOS, MORE_RATIOS = 13, 2
 # Other tokens are the first one and this part of its length in another direction.
 ASIDE = 0.6
+# Random steps besides, for every head and entry.
+MIXED = 1.2
 # Singular values count from so many times what errors make.
 CLEAR = 8.0
 # Queries for so many heads: per head and entry, and besides.
@@ -81,7 +83,15 @@ def _ask_by_odds(queries: CellQueries, scale: Scale) -> Steps[PointHeads | None]
         logits.append(found[0][order])
         values.append(found[1][order])
     gates = np.linalg.solve(np.vstack([first, tokens]), np.stack(logits)).T  # (heads, width)
-    return fit_point(queries, scale, own.beside(rest), gates)
+    # Copies of few tokens tell their values badly from each other, if well enough to begin with.
+    design = _random(queries, int(np.ceil(MIXED * heads * width)), scale.size)
+    (more,) = yield from queries.ask(STAGE, scale.cell.points, design)
+    return fit_point(queries, scale, own.beside(rest).beside(more), gates)
+
+
+def _random(queries: CellQueries, count: int, size: float) -> PairDesign:
+    """Random steps in random copies around the first point."""
+    return PairDesign(np.zeros(count, dtype=np.int64), queries.random_rows(count, size), queries.usual_copies(count))
 
 
 def _in_copies(queries: CellQueries, tokens: Floats, count: int) -> PairDesign:
@@ -139,9 +149,7 @@ def _ask_by_search(queries: CellQueries, scale: Scale) -> Steps[PointHeads | Non
     for cap in CAPS:
         wanted = int(np.ceil(PER_ENTRY * cap * width * (1 + outputs) / (2 * outputs))) + BESIDES
         count = wanted - (0 if asked is None else len(asked.rows))
-        rows, zeros = queries.random_rows(count, scale.size), np.zeros(count, dtype=np.int64)
-        design = PairDesign(zeros, rows, queries.usual_copies(count))
-        (more,) = yield from queries.ask(STAGE, scale.cell.points, design)
+        (more,) = yield from queries.ask(STAGE, scale.cell.points, _random(queries, count, scale.size))
         asked = more if asked is None else asked.beside(more)
         sizes = tuple(size for size in SIZES if cap < CAPS[1] or size > cap // 2)
         found = fit_unknown(combine(asked, SEARCHED), EXPLAINED * error, queries.rng, sizes)
