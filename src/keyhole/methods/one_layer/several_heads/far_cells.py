@@ -69,6 +69,13 @@ class FarNet:
             best, widest = np.where((now > widest)[:, None], x, best), np.maximum(widest, now)
         return best, np.minimum(widest, WIDEST)
 
+    def rises(self, directions: Floats) -> Floats:  # (n, width) -> (n,)
+        """How steep the net is far out in these directions, if its neurons did not cancel."""
+        active = directions @ self.net.inner.T > 0
+        steep = np.sum(self.net.outer**2, axis=0) * self.net.norms**2
+        skip = 0.0 if self.net.skip is None else np.sum(self.net.skip**2)
+        return np.asarray(np.sqrt(active @ steep + skip))
+
     def cells(self, directions: Floats, products: Floats, room: float = ROOM) -> LinearCells:  # (n, width), (n,)
         """The cell of each direction at the least norm at which steps of length product/norm stay well inside.
 
@@ -84,6 +91,11 @@ class FarNet:
             norms = np.where(narrow, LONGER * norms, norms)
             cells = LinearCells.around(self.net, directions * norms[:, None], np.inf)
         return replace(cells, width=np.where(narrow, -1.0, width))
+
+    def outputs(self, cell: LinearCells) -> int:
+        """Combinations of outputs that can be independent in one cell: as many as neurons that are on, at most."""
+        count = self.net.outer.shape[0]
+        return count if self.net.skip is not None else int(np.linalg.matrix_rank(self.net.outer * cell.active[0]))
 
     def steps_inside(self, cell: LinearCells, directions: Floats) -> Floats:  # (n, width) -> (n,)
         """How far the point of one cell may move along each direction until the cell has half its width there."""

@@ -47,7 +47,7 @@ class PointHeads:
 
 def ask_heads(queries: CellQueries, scale: Scale) -> Steps[PointHeads | None]:
     """The fewest heads that explain the answers around a point; None where none were found that do."""
-    if scale.odd.shape[1] >= FEWEST_OUTPUTS:
+    if scale.outputs >= FEWEST_OUTPUTS:
         found = yield from _ask_by_odds(queries, scale)
         if found is not None:
             return found
@@ -66,7 +66,7 @@ def _ask_by_odds(queries: CellQueries, scale: Scale) -> Steps[PointHeads | None]
     error = float(queries.error(scale.cell.points)[0])
     sizes = singular_values(own.answers)
     heads = int(np.sum(sizes > CLEAR * error * (own.answers.shape[0] ** 0.5 + own.answers.shape[1] ** 0.5)))
-    if heads >= min(own.answers.shape[1], len(own.answers) - 2):
+    if heads >= min(scale.outputs, len(own.answers) - 2):
         return None
     start = _solve_token(own, heads)
     if start is None:
@@ -121,11 +121,12 @@ def _match(first: tuple[Floats, Floats], other: tuple[Floats, Floats]) -> Floats
 def fit_point(queries: CellQueries, scale: Scale, asked: GatedQueries, gates: Floats) -> PointHeads | None:
     """The best fit near gates, to as many combinations of outputs as tell heads apart; None if it explains nothing."""
     error = float(queries.error(scale.cell.points)[0])
-    some = combine(asked, FITTED * len(gates))
+    some = combine(asked, min(FITTED * len(gates), scale.outputs))
     fit, rms = polish(some, gates)
     free = some.answers.size - gates.size - gates.size * some.answers.shape[1]
     if free <= 0 or rms * np.sqrt(some.answers.size / free) > EXPLAINED * error:
         return None
+    queries.note_error(scale.cell.points, rms * np.sqrt(some.answers.size / free))
     columns = value_columns(asked, gate_weights(asked, fit.gates))
     values = least_squares(columns, asked.answers).reshape(*fit.gates.shape, -1)
     return PointHeads(GatedSum(fit.gates, values), asked)
@@ -145,14 +146,14 @@ def combine(asked: GatedQueries, count: int) -> GatedQueries:
 def _ask_by_search(queries: CellQueries, scale: Scale) -> Steps[PointHeads | None]:
     """Random steps, as many as ever more heads need, and a search for the fewest heads that explain them."""
     error, width, asked = float(queries.error(scale.cell.points)[0]), queries.width, None
-    outputs = min(scale.odd.shape[1], SEARCHED)
+    outputs = min(scale.outputs, SEARCHED)
     for cap in CAPS:
         wanted = int(np.ceil(PER_ENTRY * cap * width * (1 + outputs) / (2 * outputs))) + BESIDES
         count = wanted - (0 if asked is None else len(asked.rows))
         (more,) = yield from queries.ask(STAGE, scale.cell.points, _random(queries, count, scale.size))
         asked = more if asked is None else asked.beside(more)
         sizes = tuple(size for size in SIZES if cap < CAPS[1] or size > cap // 2)
-        found = fit_unknown(combine(asked, SEARCHED), EXPLAINED * error, queries.rng, sizes)
+        found = fit_unknown(combine(asked, outputs), EXPLAINED * error, queries.rng, sizes)
         if found.explains:
             return fit_point(queries, scale, asked, found.heads.gates)
     return None

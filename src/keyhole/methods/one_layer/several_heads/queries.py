@@ -71,6 +71,10 @@ class CellQueries:
         size = growth.gain * np.linalg.norm(points, axis=1) + growth.level
         return np.asarray(self.measured * (self.space.eps * size + noise.radius))
 
+    def note_error(self, points: Floats, seen: float) -> None:
+        """Errors of answers around points are as large as was seen, if that is more than what was known."""
+        self.measured *= max(1.0, seen / float(np.max(self.error(points))))
+
     def ask(self, stage: str, points: Floats, asked: PairDesign) -> Steps[list[GatedQueries]]:
         """The queries around each point, with answers less that to the point itself."""
         asarray = self.space.asarray

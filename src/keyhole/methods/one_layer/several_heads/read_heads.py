@@ -16,11 +16,11 @@ from keyhole.families.relu_net import ReluNet
 from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.one_layer.cells import PlainNet
 from keyhole.methods.one_layer.several_heads.far_cells import FarNet
-from keyhole.methods.one_layer.several_heads.heads_at_point import ask_heads
+from keyhole.methods.one_layer.several_heads.heads_at_point import PointHeads, ask_heads
 from keyhole.methods.one_layer.several_heads.layer import layer_before_net, layer_with_residual
 from keyhole.methods.one_layer.several_heads.queries import CellQueries, PairDesign
 from keyhole.methods.one_layer.several_heads.scale import STAGE, Scale, ask_scale
-from keyhole.methods.one_layer.several_heads.scores import ask_scores
+from keyhole.methods.one_layer.several_heads.scores import HeadsLost, Scores, ask_scores
 from keyhole.methods.one_layer.several_heads.shares import ShareReader
 from keyhole.queries import Signature
 from keyhole.recovery import Outcome
@@ -71,16 +71,8 @@ class HeadsBeforeNet:
 
     def run(self, residual: bool | None) -> Steps[tuple[OneLayer, OneLayer, dict[str, Any]]]:
         """The layer, its radii, and details."""
-        for _ in range(MOST_POINTS):
-            scale = self.scale or (yield from ask_scale(self.queries, self.far))
-            self.scale = None
-            found = yield from ask_heads(self.queries, scale)
-            if found is not None:
-                break
-        else:
-            raise Unrecoverable(Outcome.WRONG_FAMILY, NO_HEADS)
+        scale, found, scores = yield from self._ask_scores()
         has_residual = self._has_residual(scale) if residual is None else residual
-        scores = yield from ask_scores(self.queries, self.far, scale, found)
         reader = ShareReader(self.queries, self.far, scale, scores, PlainNet.of(self.radius, 1.0), has_residual)
         shares = yield from reader.run(found)
         parts = self.signature.space, self.net, self.radius, scores, shares
@@ -89,6 +81,21 @@ class HeadsBeforeNet:
             return *layer_before_net(*parts), {**details, "value": "part of the net"}
         layer, radius, unique = layer_with_residual(*parts)
         return layer, radius, {**details, "value": "identified" if unique else "of least norm"}
+
+    def _ask_scores(self) -> Steps[tuple[Scale, PointHeads, Scores]]:
+        """Heads at one last token, and score matrices; elsewhere where these do not explain the answers."""
+        failure = Unrecoverable(Outcome.WRONG_FAMILY, NO_HEADS)
+        for _ in range(MOST_POINTS):
+            scale = self.scale or (yield from ask_scale(self.queries, self.far))
+            self.scale = None
+            found = yield from ask_heads(self.queries, scale)
+            if found is None:
+                continue
+            try:
+                return scale, found, (yield from ask_scores(self.queries, self.far, scale, found))
+            except HeadsLost as error:
+                failure = error
+        raise failure
 
     def _has_residual(self, scale: Scale) -> bool:
         """Whether values in the cell do not add up to the slope of the net: the rest passes attention by."""

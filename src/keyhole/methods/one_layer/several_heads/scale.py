@@ -42,6 +42,7 @@ class Scale:
     cell: LinearCells  # one
     size: float  # of steps
     room: float  # how many times as far away kinks must be
+    outputs: int  # combinations of outputs that can be independent in the cell
     rows: Floats  # (n, width) steps
     odd: Floats  # (n, outputs) Σ_h u·v_h of these
 
@@ -52,9 +53,9 @@ class Scale:
 
 
 def ask_scale(queries: CellQueries, far: FarNet) -> Steps[Scale]:
-    """Doubling and halving of steps in the widest of many cells."""
+    """Doubling and halving of steps in the widest of many cells in which the net rises."""
     directions, widths = far.directions(queries.rng, DIRECTIONS)
-    direction = directions[[int(np.argmax(widths))]]
+    direction = directions[[int(np.argmax(widths * far.rises(directions)))]]
     product, low, high, room = 4.0 * queries.width**0.5, 0.0, np.inf, ROOM
     for _ in range(MOST_TRIES):
         cell = far.cells(direction, np.array([2 * product]), room)
@@ -76,7 +77,7 @@ def ask_scale(queries: CellQueries, far: FarNet) -> Steps[Scale]:
             continue
         growth = sizes[1] / sizes[0]
         if LEAST_GROWTH <= growth <= MOST_GROWTH or high < 2 * low:
-            return Scale(cell, size, room, rows, odd[0])
+            return Scale(cell, size, room, far.outputs(cell), rows, odd[0])
         low, high = (product, high) if growth > MOST_GROWTH else (low, product)
         product = 2 * low if high == np.inf else high / 2 if low == 0 else float(np.sqrt(low * high))
     raise Unrecoverable(Outcome.NOT_IDENTIFIABLE, SILENT)

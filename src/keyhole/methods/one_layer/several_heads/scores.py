@@ -14,20 +14,29 @@ from keyhole.methods.one_layer.several_heads.far_cells import FarNet
 from keyhole.methods.one_layer.several_heads.heads_at_point import EXPLAINED, FITTED, PointHeads
 from keyhole.methods.one_layer.several_heads.queries import CellQueries, PairDesign
 from keyhole.methods.one_layer.several_heads.scale import Scale
-from keyhole.numerics.svd import least_squares, svd
+from keyhole.numerics.svd import condition, least_squares, svd
 from keyhole.recovery import Outcome
 
 STAGE = "scores"
 # Queries around each last token over the numbers that they tell, and besides.
 SPARE, BESIDES = 1.3, 4
 # A last token at which heads are lost is taken so much nearer to the first, so often.
-NEARER, MOST_NEARER = 0.3, 3
+NEARER, MOST_NEARER = 0.2, 3
 # Errors are followed by so many random draws of them.
 DRAWS = 12
+# Combinations of outputs with values below this part of the loudest do not count.
+FAINT = 0.03
+# Heads whose values differ by less than this part are taken for each other; values of a token that are this dependent
+# do not tell weights.
+TWINS, DEPENDENT = 1e-2, 1e3
 # Weights this near to 0 or 1 say nothing of a logit.
 LEAST = 1e-6
 
 LOST = "heads that explain the answers around one last token do not explain them around others: the box has no such heads"
+
+
+class HeadsLost(Unrecoverable):
+    """Heads of one last token are not those of others."""
 
 
 @dataclass(frozen=True)
@@ -69,9 +78,10 @@ def ask_scores(queries: CellQueries, far: FarNet, scale: Scale, first: PointHead
 
 
 def _tell(values: Floats) -> Floats:  # (heads, width, outputs) -> (outputs, n)
-    """Combinations of outputs that say most of the values of heads."""
-    flat = values.reshape(-1, values.shape[2])
-    return np.asarray(svd(flat)[2][: FITTED * len(values)].T)
+    """Combinations of outputs that say most of the values of heads, and are not faint beside each other."""
+    _, sizes, right = svd(values.reshape(-1, values.shape[2]))
+    count = min(FITTED * len(values), int(np.sum(sizes > FAINT * sizes[0])))
+    return np.asarray(right[: max(count, 1)].T)
 
 
 def _ask_gates(
@@ -79,10 +89,11 @@ def _ask_gates(
 ) -> Steps[_Gates]:  # (n, width), (heads, width, outputs), (n, heads, width)
     """Gates at last tokens, values being known, from a start; nearer to the first token where heads are lost."""
     centre, combined = scale.cell.points[0], _tell(values)
-    heads, width, outputs = values.shape
-    count = int(np.ceil(SPARE * heads * width / min(outputs, heads))) + BESIDES
+    heads, width, _ = values.shape
+    count = int(np.ceil(SPARE * heads * width / min(combined.shape[1], heads))) + BESIDES
     asked = yield from _ask_around(queries, scale, points, count)
     gates, good = _fit_all(queries, points, asked, values, combined, start)
+    good = good & ~_has_twins(values)  # which of two heads of one value is which shows near to the first token only
     nearness = 1.0
     for _ in range(MOST_NEARER):
         if np.all(good):
@@ -98,8 +109,15 @@ def _ask_gates(
         good_now = good_now & found
         gates[lost[good_now]], good[lost[good_now]] = again[good_now], True
     if not np.all(good):
-        raise Unrecoverable(Outcome.WRONG_FAMILY, LOST)
+        raise HeadsLost(Outcome.WRONG_FAMILY, LOST)
     return _Gates(points, gates, asked)
+
+
+def _has_twins(values: Floats) -> bool:  # (heads, width, outputs)
+    """Whether two heads have nearly the same values, so that answers do not tell which of their gates is whose."""
+    flat = values.reshape(len(values), -1)
+    apart = np.linalg.norm(flat[:, None] - flat[None], axis=2) + np.diag(np.full(len(flat), np.inf))
+    return bool(np.any(apart < TWINS * np.linalg.norm(flat, axis=1)))
 
 
 def _ask_around(queries: CellQueries, scale: Scale, points: Floats, count: int) -> Steps[list[GatedQueries]]:
@@ -112,15 +130,19 @@ def _fit_all(
     queries: CellQueries, points: Floats, asked: list[GatedQueries], values: Floats, combined: Floats, start: Floats
 ) -> tuple[Floats, Booleans]:
     """Gates (n, heads, width) at each point, and where they explain the answers."""
-    some, gates, good = values @ combined, [], []
+    some, gates, seen = values @ combined, [], []
     for error, own, guess in zip(queries.error(points), asked, start, strict=True):
         each = replace(own, answers=own.answers @ combined)
         fits = [fit_known_values(each, some, begin, EXPLAINED * error) for begin in _starts(each, some, guess)]
         found, rms = min(fits, key=lambda fit: fit[1])
         free = max(each.answers.size - found.size, 1)
         gates.append(found)
-        good.append(rms * np.sqrt(each.answers.size / free) <= EXPLAINED * error)
-    return np.stack(gates), np.asarray(good)
+        seen.append(rms * np.sqrt(each.answers.size / free) / error)
+    good = np.asarray(seen) <= EXPLAINED
+    if np.any(good):
+        own = points[good]
+        queries.note_error(own[:1], float(np.median(np.asarray(seen)[good]) * queries.error(own[:1])[0]))
+    return np.stack(gates), good
 
 
 def _starts(asked: GatedQueries, values: Floats, guess: Floats) -> list[Floats]:
@@ -129,6 +151,8 @@ def _starts(asked: GatedQueries, values: Floats, guess: Floats) -> list[Floats]:
     if outputs < heads or len(asked.rows) < width:
         return [guess]
     shares = np.einsum("nd,hdp->nph", asked.rows, values)
+    if not np.median(condition(shares)) < DEPENDENT:
+        return [guess]
     weights = np.clip(np.stack([least_squares(*each) for each in zip(shares, asked.answers, strict=True)]), LEAST, 1 - LEAST)
     logits = np.log(weights / (1 - weights)) - asked.offsets[:, None]
     trust = weights * (1 - weights) * np.linalg.norm(shares, axis=1)  # (n, heads)
