@@ -62,6 +62,9 @@ RESIDUAL_NORMS = (1.0, 4.0, 64.0)
 # New tokens that the net must answer before attention is read: norms likewise, how many of each, and among how many
 # the extreme ones are chosen, which costs no query.
 CHECKED_NORMS, CHECKED_TOKENS, CHECKED_AMONG = (1.0, 4.0, 16.0, 256.0), 16, 1024
+# One of each is a pair of tokens, of logits of about this size; answers that differ by less than this part of them, or so
+# many radii, are no contradiction: other heads make larger ones.
+CHECKED_LOGIT, SAME_PAIRS, PAIR_RADII = 2.0, 1e-3, 16.0
 # How far out the net bends is told by biases of more radii than this: at the kinks of smaller ones most is error.
 KNOWN_KINK = 64.0
 # Tokens are at least so many times as long as can be read at all: kinks nearer to the origin would cost digits.
@@ -81,6 +84,10 @@ NOT_FOLLOWED = (
 )
 NO_GROWTH = (
     "long tokens are not answered as the recovered layer answers them: the box is not a net of one hidden layer behind "
+    "one softmax head"
+)
+NO_SINGLE_HEAD = (
+    "pairs of tokens are not answered as the recovered layer answers them: the box is not a net of one hidden layer behind "
     "one softmax head"
 )
 NO_CHANGE = (
@@ -161,14 +168,16 @@ class _Layer:
         """Everything in front of the net; what is known of it is left behind where a run ends early."""
         with partial_result(self._partial):
             yield from self._ask_net_check()
-            # A score bias is read in linear cells, from tokens of any length.
+            # A score bias and several heads are read in linear cells, from tokens of any length.
             net = self.neurons if self.signature.max_norm is None else None
             if net is None:
                 return (yield from self._ask_without_score_bias())
             if (yield from ask_for_score_bias(self.signature, self.rng, net, self.typical)):
                 return (yield from self._ask_beside_score_bias(net))
             try:
-                return (yield from self._ask_without_score_bias())
+                estimate = yield from self._ask_without_score_bias()
+                yield from self._ask_pair_check(estimate)
+                return estimate
             except Unrecoverable as error:
                 # A bias that does not show around the origin saturates long tokens all the same.
                 if error.outcome is not Outcome.WRONG_FAMILY and not isinstance(error, _Undetected):
@@ -210,11 +219,30 @@ class _Layer:
             order = xp.argsort(answers @ space.normal(self.rng, answers.shape[1]))
             quarter = CHECKED_TOKENS // 4
             ends = xp.concat([order[:quarter], order[-quarter:]])
-            chosen += [rows[: 2 * quarter, :], xp.take(rows, ends, axis=0)]
+            chosen += [rows[: 2 * quarter - self.checks_pairs, :], xp.take(rows, ends, axis=0)]
         tokens = xp.concat(chosen)
         asked: Measurements = yield Plan("checks", int(tokens.shape[0]), [[Term(TokenRows(tokens))]])
         if self._has_other_answers(tokens, asked):
             raise Unrecoverable(Outcome.WRONG_FAMILY, OTHER_NET)
+
+    @property
+    def checks_pairs(self) -> bool:
+        """Whether some held-out queries are pairs of tokens: where there is more to try if these contradict."""
+        return self.neurons is not None and self.signature.max_norm is None
+
+    def _ask_pair_check(self, estimate: Estimate[OneLayer]) -> Steps[None]:
+        """Pairs of tokens with moderate logits: where there are several heads, one may explain all that was read."""
+        space, xp, params = self.space, self.space.xp, estimate.params
+        norm = params.attention.token_norm(CHECKED_LOGIT)
+        norm = norm if 0 < norm < np.inf else self.typical
+        tokens = space.normal(self.rng, 2 * len(CHECKED_NORMS), self.width) * float(norm / self.width**0.5)
+        rows = [TokenRows(tokens[place::2, :]) for place in range(2)]
+        asked: Measurements = yield Plan("checks", len(CHECKED_NORMS), [[Term(each)] for each in rows])
+        pairs = xp.stack([each.vectors for each in rows], axis=1)
+        bars = params.error_bar(estimate.radius, pairs, UNKNOWN_ARITHMETIC * space.rounding) + asked.radius
+        sizes = xp.max(xp.abs(asked.values - self.net(0 * pairs[:1, 0, :])[0, ...].reshape(asked.values.shape[1:])))
+        if bool(xp.any(xp.abs(params(pairs) - asked.values) > SAME_PAIRS * sizes + PAIR_RADII * bars)):
+            raise Unrecoverable(Outcome.WRONG_FAMILY, NO_SINGLE_HEAD)
 
     def _has_other_answers(self, tokens: Array, answers: Measurements) -> bool:  # (n, width)
         """Whether answers are clearly not those of the net to these tokens."""

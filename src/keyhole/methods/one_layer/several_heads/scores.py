@@ -9,7 +9,7 @@ import numpy as np
 from keyhole.arrays import Booleans, Floats, Integers
 from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.gated_sum.known_values import fit_known_values
-from keyhole.methods.gated_sum.model import GatedQueries, gate_columns, gate_weights, value_columns
+from keyhole.methods.gated_sum.model import GatedQueries, GatedSum, gate_columns, gate_weights, value_columns
 from keyhole.methods.one_layer.several_heads.far_cells import FarNet
 from keyhole.methods.one_layer.several_heads.heads_at_point import EXPLAINED, FITTED, PointHeads
 from keyhole.methods.one_layer.several_heads.queries import CellQueries, PairDesign
@@ -22,6 +22,8 @@ STAGE = "scores"
 SPARE, BESIDES = 1.3, 4
 # A last token at which heads are lost is taken so much nearer to the first, so often.
 NEARER, MOST_NEARER = 0.2, 3
+# Steps without damping, once a fit is near.
+LAST_STEPS = 6
 # Errors are followed by so many random draws of them.
 DRAWS = 12
 # Combinations of outputs with values below this part of the loudest do not count.
@@ -134,7 +136,7 @@ def _fit_all(
     for error, own, guess in zip(queries.error(points), asked, start, strict=True):
         each = replace(own, answers=own.answers @ combined)
         fits = [fit_known_values(each, some, begin, EXPLAINED * error) for begin in _starts(each, some, guess)]
-        found, rms = min(fits, key=lambda fit: fit[1])
+        found, rms = _to_the_last_digit(each, some, *min(fits, key=lambda fit: fit[1]))
         free = max(each.answers.size - found.size, 1)
         gates.append(found)
         seen.append(rms * np.sqrt(each.answers.size / free) / error)
@@ -143,6 +145,19 @@ def _fit_all(
         own = points[good]
         queries.note_error(own[:1], float(np.median(np.asarray(seen)[good]) * queries.error(own[:1])[0]))
     return np.stack(gates), good
+
+
+def _to_the_last_digit(asked: GatedQueries, values: Floats, gates: Floats, rms: float) -> tuple[Floats, float]:
+    """A few steps of Gauss and Newton: directions that answers hardly tell take these, and orthogonal factors."""
+    for _ in range(LAST_STEPS):
+        columns = gate_columns(asked, gate_weights(asked, gates), values).reshape(-1, gates.size)
+        residual = (asked.answers - GatedSum(gates, values).predict(asked)).T.ravel()
+        moved = gates + least_squares(columns, residual).reshape(gates.shape)
+        left = GatedSum(moved, values).rms(asked)
+        if not left < rms:
+            break
+        gates, rms = moved, left
+    return gates, rms
 
 
 def _starts(asked: GatedQueries, values: Floats, guess: Floats) -> list[Floats]:
@@ -163,11 +178,22 @@ def _starts(asked: GatedQueries, values: Floats, guess: Floats) -> list[Floats]:
 # --- errors -----------------------------------------------------------------------------------------------------
 
 
-def draw_errors(queries: CellQueries, points: Floats, count: int, outputs: int) -> Floats:
-    """Errors of so many answers around each point, (draws, n, count, outputs): of their own, and of the point's."""
-    sizes = queries.error(points)[:, None, None]
-    own = queries.rng.standard_normal((DRAWS, len(points), count, outputs))
-    return np.asarray(sizes * (own + queries.rng.standard_normal((DRAWS, len(points), 1, outputs))))
+def draw_errors(
+    queries: CellQueries,
+    point: Floats,  # (width,)
+    asked: GatedQueries,
+    heads: GatedSum,  # gates at the point, values in its cell
+) -> Floats:  # (draws, n, outputs)
+    """Errors of answers around a point: of their own and of the point's answer, and those of the logits of both."""
+    rng, (count, outputs) = queries.rng, asked.answers.shape
+    own = rng.standard_normal((DRAWS, count, outputs)) + rng.standard_normal((DRAWS, 1, outputs))
+    weights = gate_weights(asked, heads.gates)
+    slopes = (weights * (1 - weights))[:, :, None] * np.einsum("nd,hdp->nhp", asked.rows, heads.values)
+    # Logits of tokens are differences of products that are rounded at their own size.
+    rounding = queries.space.eps * np.linalg.norm(point) * np.linalg.norm(heads.gates, axis=1)
+    logits = rng.standard_normal((DRAWS, count, len(rounding))) + rng.standard_normal((DRAWS, 1, len(rounding)))
+    of_logits = np.einsum("enh,nhp->enp", rounding * logits, slopes, optimize=True)
+    return np.asarray(queries.error(point[None])[0] * own + of_logits)
 
 
 def _draw_first(queries: CellQueries, point: Floats, first: PointHeads, combined: Floats) -> tuple[Floats, Floats]:
@@ -175,7 +201,7 @@ def _draw_first(queries: CellQueries, point: Floats, first: PointHeads, combined
     asked, heads = first.queries, first.heads
     weights = gate_weights(asked, heads.gates)
     columns = value_columns(asked, weights)  # (n, heads · width)
-    errors = draw_errors(queries, point[None], *asked.answers.shape)[:, 0]  # (draws, n, outputs)
+    errors = draw_errors(queries, point, asked, heads)
     of_gates = gate_columns(asked, weights, heads.values @ combined)  # (combinations, n, heads · width)
     basis = np.linalg.qr(columns)[0]
     across = of_gates - basis @ (basis.T @ of_gates)
@@ -194,7 +220,7 @@ def _draw_others(queries: CellQueries, others: _Gates, values: Floats, moved: Fl
     found, some = [], values @ combined
     for point, gates, asked in zip(others.points, others.gates, others.queries, strict=True):
         weights = gate_weights(asked, gates)
-        errors = draw_errors(queries, point[None], len(asked.rows), values.shape[2])[:, 0]
+        errors = draw_errors(queries, point, asked, GatedSum(gates, values))
         off = value_columns(asked, weights) @ moved.reshape(DRAWS, -1, values.shape[2])
         right = np.moveaxis((errors - off) @ combined, 0, 2)  # (n, combinations, draws)
         columns = gate_columns(asked, weights, some)

@@ -11,7 +11,7 @@ from scipy.special import expit
 
 from keyhole.arrays import Booleans, Floats
 from keyhole.methods.base import Steps, Unrecoverable
-from keyhole.methods.gated_sum.model import GatedQueries
+from keyhole.methods.gated_sum.model import GatedQueries, GatedSum
 from keyhole.methods.one_layer.cells import LinearCells, PlainNet, choose_blocks, solve_weighted
 from keyhole.methods.one_layer.several_heads.far_cells import FarNet
 from keyhole.methods.one_layer.several_heads.heads_at_point import EXPLAINED, PointHeads
@@ -168,7 +168,7 @@ class ShareReader:
         rest, error = right - system @ free, float(self.queries.error(cell.points)[0])
         excess = max(len(rows) - system.shape[1], 1)
         values = self._complete(free.reshape(-1, *total.shape), total)
-        errors = draw_errors(self.queries, cell.points, *asked.answers.shape)[:, 0]
+        errors = draw_errors(self.queries, point, asked, GatedSum(self.scores.matrices @ point, values))
         turned = np.einsum("nd,ehdj,j->enh", rows, self.scores.draws, point, optimize=True)
         shares = np.einsum("nd,hdp->nhp", rows, values)
         bent = np.einsum("nh,enh,nhp->enp", weights * (1 - weights), turned, shares, optimize=True)
