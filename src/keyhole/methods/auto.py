@@ -43,6 +43,8 @@ MAY_BE_ANOTHER_FAMILY = (
     Outcome.NOT_IDENTIFIABLE,
     Outcome.ARITHMETIC_FAILED,
 )
+# How a method for one head ends on several, whose answers err.
+NOT_ONE_HEAD = (Outcome.WRONG_FAMILY, Outcome.SATURATED)
 # Answers are kept for the next attempt of plans that are no larger than this, over the width, and of so many of them.
 KEPT_QUERIES, KEPT_PLANS = 4, 32
 
@@ -197,7 +199,7 @@ class _Auto:
         # Values of several heads may cancel in the answers to single tokens.
         varies = diagnosis is not None and diagnosis.family != CONSTANT
         cancels = varies and first is not None and first.outcome is Outcome.NOT_IDENTIFIABLE
-        heads = self.several_outputs or cancels
+        heads = self.several_outputs or cancels or self.noise.kind not in ("exact", "dtype")
         if first is not None and heads and "single-head" in METHODS[first.method].families:
             yield from ((method, {}) for method in self._methods("multi-head")[:1])
         if diagnosis is not None and diagnosis.recovers is None:
@@ -243,7 +245,8 @@ class _Auto:
 
     def _may_be_another(self, ended: Attempt) -> bool:
         """Whether another method may do better than an attempt that was not certified."""
-        heads = self.several_outputs and bool(self._methods("multi-head"))  # one may have been several
+        several = self.several_outputs or ended.outcome in NOT_ONE_HEAD
+        heads = several and bool(self._methods("multi-head"))  # one may have been several
         if not (heads or self.noise.kind in ("exact", "dtype")) or self.task.options:
             return False
         coarse = ended.outcome is Outcome.UNCERTIFIED and ended.certificate.heldout_queries > 0

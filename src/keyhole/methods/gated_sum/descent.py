@@ -11,6 +11,8 @@ from keyhole.methods.gated_sum.model import GatedQueries, GatedSum, gate_columns
 RIDGE = 1e-9
 # Damping at the start and at most, over the mean curvature of the gates.
 FIRST_DAMPING, LEAST_DAMPING, MOST_DAMPING = 1e-1, 1e-12, 1e8
+# A start that gains less than this part in so many steps is in a minimum.
+STALLED, LOOK = 0.01, 10
 # A step is taken if it lowers the residual; damping falls and rises by these.
 CALMER, BOLDER = 4.0, 0.25
 
@@ -26,8 +28,9 @@ def descend(
     sums, residual = fit_values(queries, gates)
     rms = _rms(residual)
     damping = np.full(rms.shape, FIRST_DAMPING)
-    for _ in range(steps):
-        active = np.flatnonzero((rms > enough) & (damping < MOST_DAMPING))
+    moving, before = np.ones(rms.shape, dtype=np.bool_), rms.copy()
+    for step in range(1, steps + 1):
+        active = np.flatnonzero(moving & (damping < MOST_DAMPING))
         if not active.size:
             break
         moves = _moves(queries, GatedSum(sums.gates[active], sums.values[active]), residual[active], damping[active])
@@ -39,6 +42,8 @@ def descend(
         damping[active] = np.maximum(damping[active] * np.where(better, BOLDER, CALMER), LEAST_DAMPING)
         if np.any(rms <= enough):
             break
+        if step % LOOK == 0:
+            moving, before = np.asarray(rms < (1 - STALLED) * before), rms.copy()
     return sums, rms
 
 

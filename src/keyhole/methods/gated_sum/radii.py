@@ -15,6 +15,8 @@ SLOPE, HALF_BEND = 0.25, 0.5 / (6 * 3**0.5)
 MOST_ROUNDS, SETTLED = 20, 0.02
 # Curvature below this part of the errors of answers changes nothing that is worth another round.
 NEGLIGIBLE = 1e-3
+# Curvature so many times the errors of answers never settles.
+HOPELESS = 1e3
 
 
 @dataclass(frozen=True)
@@ -55,29 +57,14 @@ def joint_radii(
     """
     linear = JointLinear(queries, heads)
     of_values = linear.value_responses()
-    groups = np.eye(len(queries.groups))
 
-    def through(each: AnswerErrors, shares: Floats) -> tuple[Floats, Floats]:  # (combinations, groups)
-        gates = [each.through(linear.gate_responses(of_values, share)) for share in shares]
+    def through(each: AnswerErrors) -> tuple[Floats, Floats]:
+        gates = [each.through(linear.gate_responses(of_values, shares)) for shares in mixing.T]
         return np.stack(gates), each.through(of_values)
 
-    settled, wider = False, errors
-    gates, values = through(errors, groups)
-    for _ in range(MOST_ROUNDS):
-        curvature = _curvature(queries, heads, gates, values)
-        if not np.all(np.isfinite(curvature)):
-            break
-        wider = replace(errors, bound=errors.bound + (1 + SETTLED) ** 2 * curvature)
-        if np.all(curvature <= NEGLIGIBLE * (errors.bound + errors.deviation)):
-            settled = True
-            break
-        before = gates, values
-        gates, values = through(wider, groups)
-        if all(np.all(new <= (1 + SETTLED) * old) for new, old in zip((gates, values), before, strict=True)):
-            settled = True
-            break
-    radii = through(wider, mixing.T)
-    deviations = through(AnswerErrors(np.zeros_like(errors.bound), errors.deviation, 1.0), mixing.T)
+    wider, settled = _with_curvature(linear, of_values, errors)
+    radii = through(wider)
+    deviations = through(AnswerErrors(np.zeros_like(errors.bound), errors.deviation, 1.0))
     size, shape = heads.values.size, heads.gates.shape[1:]
 
     def parts(gates: Floats, values: Floats) -> tuple[Floats, Floats, Floats]:
@@ -87,16 +74,38 @@ def joint_radii(
     return JointRadii(*parts(*radii), JointHeads(*parts(*deviations)), settled)
 
 
-def _curvature(queries: JointQueries, heads: JointHeads, gates: Floats, values: Floats) -> Floats:
-    """How far each answer is from its linearisation, for heads off by these radii: (n · outputs,)."""
-    wide = values[: heads.values.size].reshape(heads.values.shape)
+def _with_curvature(linear: JointLinear, of_values: Floats, errors: AnswerErrors) -> tuple[AnswerErrors, bool]:
+    """Errors of the answers with how far these are from their linearisation, and whether that settles."""
+    wider, before = errors, np.full(errors.bound.shape, np.inf)
+    for _ in range(MOST_ROUNDS):
+        curvature = _curvature(linear, of_values, wider)
+        wider = replace(errors, bound=errors.bound + (1 + SETTLED) * curvature)
+        if not np.all(np.isfinite(curvature)) or np.max(curvature) > HOPELESS * np.max(errors.bound + errors.deviation):
+            return wider, False
+        small = NEGLIGIBLE * (errors.bound + errors.deviation)
+        if np.all(curvature <= np.maximum((1 + SETTLED) * before, small)):
+            return wider, True
+        before = curvature
+    return wider, False
+
+
+def _curvature(linear: JointLinear, of_values: Floats, errors: AnswerErrors) -> Floats:
+    """How far each answer is from its linearisation, for gates and values that err as answers do: (n · outputs,)."""
+    heads, shape = linear.heads, linear.heads.values.shape
+    values = of_values[: heads.values.size].reshape(*shape, -1)
+    groups = linear.queries.groups
     parts = []
-    for group, radius in zip(queries.groups, gates, strict=True):
-        rows = np.abs(group.rows)
-        logits = rows @ radius.reshape(heads.gates.shape[1:]).T  # (n, heads)
-        shares = np.abs(np.einsum("nd,hdp->nhp", group.rows, heads.values))
-        bend = HALF_BEND * np.einsum("nh,nhp->np", logits**2, shares)
-        parts.append(bend + SLOPE * np.einsum("nh,nd,hdp->np", logits, rows, wide, optimize=True))
-    if queries.plain is not None:
-        parts.append(np.zeros_like(queries.plain.answers))
+    for number, group in enumerate(groups):
+        gates = linear.gate_responses(of_values, np.eye(len(groups))[number]).reshape(*shape[:2], -1)
+        known = np.abs(np.einsum("nd,hdp->nhp", group.rows, heads.values))
+        part = np.zeros(group.answers.shape)
+        for head in range(shape[0]):
+            logits = errors.through(group.rows @ gates[head])  # (n,)
+            part += HALF_BEND * logits[:, None] ** 2 * known[:, head]
+            for output in range(shape[2]):
+                shares = errors.through(group.rows @ values[head, :, output])
+                part[:, output] += SLOPE * logits * shares
+        parts.append(part)
+    if linear.queries.plain is not None:
+        parts.append(np.zeros_like(linear.queries.plain.answers))
     return np.concatenate([np.ravel(part) for part in parts])

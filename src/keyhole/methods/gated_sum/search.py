@@ -11,6 +11,7 @@ from keyhole.arrays import Floats
 from keyhole.methods.gated_sum.descent import descend
 from keyhole.methods.gated_sum.model import GatedQueries, GatedSum
 from keyhole.methods.gated_sum.polish import polish
+from keyhole.methods.gated_sum.twins import mirror_images
 
 # Numbers of heads that are tried, in this order: one too many and more are what leads out of local minima.
 SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16)
@@ -18,8 +19,8 @@ SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16)
 STARTS, FIRST_STEPS, BEST, MORE_STEPS = 8, 25, 3, 100
 # Random gates have logits of this root mean square.
 LOGIT = 2.0
-# Heads that may be two start from themselves and a neighbour at this distance, over a random gate's: logarithms.
-TWINS = (-2.0, 0.0)
+# Residuals below this may be those of two heads that are nearly alike, or of their mirror image.
+TWINS_BELOW, MIRRORS = 1e-3, 2
 # A start has arrived, over the size of the answers: below it only `polish` tells.
 ARRIVED = 1e-7
 # Heads this much alike, or this quiet beside the loudest, are one or none; tried from coarse to fine.
@@ -77,19 +78,34 @@ def _fit_count(queries: GatedQueries, count: int, before: GatedSum, floor: float
     gates = LOGIT * rng.standard_normal((STARTS, count, width)) * 2.0 ** rng.uniform(-1, 1, (STARTS, count, 1))
     kept = min(before.heads, count)
     gates[: STARTS // 2, :kept] = before.gates[:kept]
-    if kept:  # a head may be two that are nearly alike
-        twins = gates[: STARTS // 4, kept:]
-        copied = before.gates[rng.integers(kept, size=twins.shape[:2])]
-        gates[: STARTS // 4, kept:] = copied + twins * 10.0 ** rng.uniform(*TWINS, (*twins.shape[:2], 1))
     enough = max(floor, ARRIVED)
     sums, rms = descend(queries, gates, FIRST_STEPS, enough)
     best = np.argsort(rms)[:BEST]
     sums, rms = descend(queries, sums.gates[best], MORE_STEPS, enough)
     ranked = np.argsort(rms)
     first = _polished(queries, sums.gates[ranked[0]], floor)
+    if not first.explains and count > 1 and first.rms <= TWINS_BELOW:
+        first = _mirrored(queries, first, floor)
     if rms[ranked[0]] > enough and not first.explains:
         return first
     return _fewest(queries, first, floor)
+
+
+def _mirrored(queries: GatedQueries, found: GatedFit, floor: float) -> GatedFit:
+    """The fit with its nearest two heads in place of their mirror image, if that is better.
+
+    To first order in their distance δ two near heads add σ'·(u·δ)·(u·v) to one, in which δ and v may trade places.
+    """
+    for _ in range(MIRRORS):
+        sums, rms = descend(queries, mirror_images(found.heads), REDUCED_STEPS, max(floor, ARRIVED))
+        trials = [_polished(queries, sums.gates[each], floor) for each in np.argsort(rms)[:BEST]]
+        trial = min(trials, key=lambda fit: fit.rms)
+        if trial.rms > 0.5 * found.rms:
+            break
+        found = trial
+        if found.explains:
+            break
+    return found
 
 
 def _polished(queries: GatedQueries, gates: Floats, floor: float) -> GatedFit:

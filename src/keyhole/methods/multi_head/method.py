@@ -7,7 +7,7 @@ import numpy as np
 from keyhole.families.multi_head import MultiHead
 from keyhole.methods.base import Estimate, Method, Steps, Unrecoverable, last_only
 from keyhole.methods.forms.value import Value, ask_value
-from keyhole.methods.multi_head.gated.method import ask_gated_heads
+from keyhole.methods.multi_head.gated.method import ask_gated_heads, fits_at_once
 from keyhole.methods.multi_head.scalar.method import ask_scalar_heads
 from keyhole.methods.multi_head.vector.method import ask_vector_heads
 from keyhole.methods.multi_head.vector.probe import HeadsHidden
@@ -36,7 +36,7 @@ def multi_head(
     asking = ask_value(last, nonzero=False)
     value = yield from (last_only(asking) if everywhere else asking)
     hidden: HeadsHidden | None = None
-    if value.vector.ndim == 2:
+    if value.vector.ndim == 2 and not (signature.noise.kind == "gaussian" and fits_at_once(value)):
         try:
             return (yield from ask_vector_heads(signature, rng, value))
         except HeadsHidden as error:

@@ -1,1 +1,1 @@
-"""Several heads behind few outputs, all at once: whatever their logits, for tokens of bounded norm, and behind noise."""
+"""Several heads behind few outputs, all at once: any logits, tokens of bounded norm, answers that err."""

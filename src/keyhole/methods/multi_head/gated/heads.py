@@ -18,21 +18,21 @@ from keyhole.numerics.orthogonal import random_orthogonal, split_along
 from keyhole.recovery import Outcome
 
 # At the first last token the number of heads is not known: queries for so many, and the numbers tried with these.
-FIRST = ((2, (1, 2, 3)), (4, (3, 4, 5, 6)), (8, (5, 6, 8, 10, 12)), (16, (12, 14, 16, 20, 24)))
+FIRST = ((2, (1, 2, 3)), (4, (3, 4, 5, 6)), (8, (5, 6, 8, 10, 12)))
 # Gates and values of heads that are looked for at once, at most: what a search takes grows with its cube.
 MOST_UNKNOWN = 640
 # Queries over unknowns at the first last token and at the others, and some more; errors take more to average out.
-FIRST_EXCESS, EXCESS, MORE, FIRST_MORE, NOISY = 2.2, 1.3, 4, 20, 1.8
-# Rows have norms from this part of the largest on.
-SHORTEST = 0.5
+FIRST_EXCESS, EXCESS, MORE, FIRST_MORE, NOISY = 2.2, 1.3, 4, 12, 2.0
+# Rows have norms from this part of the largest on; errors are averaged out by longer ones.
+SHORTEST, SHORTEST_NOISY = 0.5, 0.8
 # Further last tokens lie this far off the first, over its norm, tried in this order.
-STEPS_ASIDE = (0.6, -0.6, 0.2, -0.2)
+STEPS_ASIDE, STEPS_ASIDE_NOISY = (0.6, -0.6, 0.2, -0.2), (1.5, -1.5, 0.6, -0.6, 0.2)
 # Random starts where gates do not follow from those of the first last token.
 STARTS = 24
 # Where values are known up to an error, residuals are so many times what they are in the end, and this part of answers.
 LOOSE, LOOSE_PART = 30.0, 1e-6
 # Gates that respond to answers so many times more than those of the first last token are asked for elsewhere.
-WORSE = 20.0
+WORSE, WORSE_NOISY = 200.0, 8.0
 
 NOT_EXPLAINED = (
     "no {} softmax heads or fewer explain the answers to tokens of one norm: the box has more heads, some too near to "
@@ -59,7 +59,9 @@ def ask_head_gates(pairs: TokenPairs, norms: Norms) -> Steps[HeadGates]:
     follow = _Followers(pairs, norms, fit, _sensitivity(pairs.bare(raw), fit.heads))
     groups, gates, points = [raw], [fit.heads.gates], [first]
     for direction in aside:
-        candidates = [_turned(norms, step * direction) for step in STEPS_ASIDE]
+        candidates = [
+            _turned(norms, step * direction) for step in (STEPS_ASIDE_NOISY if pairs.noise > 0 else STEPS_ASIDE)
+        ]
         queries, found, last = yield from follow.ask(candidates, gates[0])
         groups, gates, points = [*groups, queries], [*gates, found], [*points, last]
     if norms.has_bias:
@@ -81,7 +83,11 @@ def draw_rows(pairs: TokenPairs, norms: Norms, last: Floats, count: int) -> Floa
     """Random rows on the far side of a last token, where g + u is no longer than both together."""
     rng = pairs.rng
     rows = rng.standard_normal((count, pairs.signature.width))
-    rows *= norms.row * rng.uniform(SHORTEST, 1.0, (count, 1)) / np.linalg.norm(rows, axis=1, keepdims=True)
+    rows *= (
+        norms.row
+        * rng.uniform(SHORTEST_NOISY if pairs.noise > 0 else SHORTEST, 1.0, (count, 1))
+        / np.linalg.norm(rows, axis=1, keepdims=True)
+    )
     return np.asarray(np.where(rows @ last[:, None] > 0, -rows, rows))
 
 
@@ -146,7 +152,7 @@ class _Followers:
             worse = _sensitivity(bare, GatedSum(gates, values)) / self.usual
             if best is None or worse < best[0]:
                 best = worse, raw, gates, last
-            if worse <= WORSE:
+            if worse <= (WORSE_NOISY if pairs.noise > 0 else WORSE):
                 break
         if best is None:
             raise Unrecoverable(

@@ -6,15 +6,16 @@ from typing import Any
 
 import numpy as np
 
-from keyhole.arrays import Floats, Space
+from keyhole.arrays import Floats, Space, floats
 from keyhole.families import MultiHead, SingleHead
 from keyhole.methods.base import Estimate, Steps, Unrecoverable
 from keyhole.methods.forms.value import Value
 from keyhole.methods.gated_sum.joint import JointHeads, fit_joint
 from keyhole.methods.gated_sum.radii import JointRadii, joint_radii
-from keyhole.methods.multi_head.gated.heads import ask_head_gates
+from keyhole.methods.multi_head.gated.heads import MOST_UNKNOWN, ask_head_gates
 from keyhole.methods.multi_head.gated.queries import TokenPairs
 from keyhole.methods.multi_head.gated.scale import ask_norms
+from keyhole.methods.multi_head.scalar.queries import columns
 from keyhole.numerics.svd import singular_values
 from keyhole.queries import Signature
 from keyhole.recovery import Outcome
@@ -26,6 +27,12 @@ ASSUMPTIONS = (
 )
 # The residual of all queries together may exceed the errors of answers by this factor.
 SCATTER = 1.5
+
+
+def fits_at_once(total: Value) -> bool:
+    """Whether a few heads of such values are few enough numbers to be looked for all at once."""
+    width, outputs = columns(floats(total.vector)).shape
+    return bool(4 * width * (1 + outputs) <= MOST_UNKNOWN)
 
 
 def ask_gated_heads(signature: Signature, rng: np.random.Generator, total: Value) -> Steps[Estimate[MultiHead]]:
@@ -52,10 +59,10 @@ def ask_gated_heads(signature: Signature, rng: np.random.Generator, total: Value
     if rms > SCATTER * floor:
         raise Unrecoverable(
             Outcome.WRONG_FAMILY,
-            f"{heads.values.shape[0]} heads leave {rms:.2g} of the answers where these err by {floor:.2g}: the box is no "
-            "sum of softmax heads",
+            f"{heads.values.shape[0]} heads leave {rms:.2g} of the answers where these err by {floor:.2g}: the box "
+            "is no sum of softmax heads",
         )
-    mixing = np.linalg.inv(found.points).T
+    mixing = np.asarray(np.linalg.inv(found.points), dtype=np.float64).T
     radii = joint_radii(found.queries, heads, pairs.errors(found.queries, heads, rms), mixing)
     if not radii.settled:
         raise Unrecoverable(
@@ -66,17 +73,18 @@ def ask_gated_heads(signature: Signature, rng: np.random.Generator, total: Value
 
 
 def _estimate(pairs: TokenPairs, scores: Floats, heads: JointHeads, radii: JointRadii) -> Estimate[MultiHead]:
-    """Parameters, radii and standard errors; what is within its radius of zero is zero."""
+    """Parameters, radii and standard errors; of exact answers what is within its radius of zero is zero."""
     space, width, noise = pairs.signature.space, pairs.signature.width, pairs.signature.noise
+    exact = noise.kind == "exact"
     wide = np.moveaxis(radii.gates, 0, -1)  # (heads, width, width or more)
     random = np.moveaxis(radii.deviations.gates, 0, -1)
     ranks = [_rank(score[:, :width], radius[:, :width]) for score, radius in zip(scores, wide, strict=True)]
-    biased = bool(np.any(np.abs(scores[..., width:]) > wide[..., width:]))
+    biased = scores.shape[2] > width and not (exact and np.all(np.abs(scores[..., width:]) <= wide[..., width:]))
     params, around, errors = [], [], []
     flat = pairs.total.vector.ndim == 1
     for head in range(heads.values.shape[0]):
         score, radius = scores[head], wide[head] + space.spacing * np.abs(scores[head])
-        if ranks[head] == 0:
+        if exact and ranks[head] == 0:
             radius[:, :width] += np.abs(score[:, :width])
             score[:, :width] = 0.0
         if not biased:
@@ -86,8 +94,10 @@ def _estimate(pairs: TokenPairs, scores: Floats, heads: JointHeads, radii: Joint
         around.append(_head(space, radius, value_radius, width, flat=flat, biased=score.shape[1] > width))
         errors.append(_head(space, random[head], radii.deviations.values[head], width, flat=flat, biased=biased))
     has_bias, shape = pairs.total.has_bias, pairs.total.bias.shape
-    outputs = [space.asarray(each.reshape(shape)) for each in (heads.constant, radii.constant, radii.deviations.constant)]
-    outer = outputs[1] if has_bias else pairs.total.bias_radius
+    outputs = [
+        space.asarray(each.reshape(shape)) for each in (heads.constant, radii.constant, radii.deviations.constant)
+    ]
+    outer = outputs[1] if has_bias else outputs[1] + abs(outputs[0]) if pairs.has_constant else pairs.total.bias_radius
     numbers = sum(rank * (2 * width - rank) for rank in ranks) + width * len(ranks) * biased
     outputs_count = heads.values.shape[2]
     bound = -(-(numbers + outputs_count * (width * len(ranks) + has_bias)) // outputs_count)
@@ -95,7 +105,7 @@ def _estimate(pairs: TokenPairs, scores: Floats, heads: JointHeads, radii: Joint
         params=MultiHead(params, outputs[0] if has_bias else None),
         radius=MultiHead(around, outer),
         counting_bound=bound,
-        standard_error=MultiHead(errors, outputs[2] if has_bias else None) if noise.kind == "gaussian" else None,
+        standard_error=MultiHead(errors, outputs[2]) if noise.kind == "gaussian" else None,
         assumptions=ASSUMPTIONS,
         details=_details(ranks, pairs, biased=biased),
     )

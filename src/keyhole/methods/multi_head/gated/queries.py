@@ -74,8 +74,12 @@ class TokenPairs:
         return GatedQueries(queries.rows, queries.offsets, queries.answers - bases @ self.linear - self.constant)
 
     def floor(self, queries: GatedQueries) -> float:
-        """Root mean square of the errors of raw answers, at most."""
-        return float(np.hypot(self.noise, ROUNDINGS * self.signature.space.eps * queries.size))
+        """Root mean square of the errors of raw answers without their affine part, at most."""
+        tokens = queries.rows if queries.bases is None else np.hypot(queries.rows, queries.bases)
+        norm = float(np.sqrt(np.mean(tokens**2) * tokens.shape[1]))
+        own = norm * float(np.linalg.norm(self.linear)) + float(np.linalg.norm(self.constant)) + queries.size
+        known = norm * float(np.max(floats(self.total.radius))) + float(np.max(floats(self.total.bias_radius)))
+        return float(np.hypot(self.noise, ROUNDINGS * self.signature.space.eps * own + known))
 
     @property
     def noise(self) -> float:
@@ -85,11 +89,16 @@ class TokenPairs:
     def together(self, groups: Sequence[GatedQueries]) -> JointQueries:
         """Raw queries by last token beside the single tokens that the affine part came from."""
         width, norm = self.signature.width, self._plain_norm(groups)
-        zero = np.zeros((int(self.total.has_bias), width))
+        zero = np.zeros((int(self.has_constant), width))
         tokens = np.concatenate([norm * np.eye(width), zero])
         answers = tokens @ self.linear + self.constant
         plain = GatedQueries(np.zeros_like(tokens), np.zeros(tokens.shape[0]), answers, tokens)
-        return JointQueries(groups, plain, has_constant=self.total.has_bias)
+        return JointQueries(groups, plain, has_constant=self.has_constant)
+
+    @property
+    def has_constant(self) -> bool:
+        """Whether a constant is fitted: behind errors it may be there without showing."""
+        return self.total.has_bias or self.noise > 0
 
     def _plain_norm(self, groups: Sequence[GatedQueries]) -> float:
         """The norm of single tokens at which the errors of values are about those of answers."""
@@ -114,8 +123,9 @@ class TokenPairs:
             bound.append(np.broadcast_to(unknown, size.shape).ravel())
             deviation.append(np.hypot(eps / 2 * size, scatter).ravel())
         norm = self._plain_norm(queries.groups)
-        bound.append((norm * columns(floats(self.total.radius)) + bias_radius).ravel())
-        bound.append(bias_radius if queries.has_constant else np.zeros(0))
-        plain = sum(each.size for each in bound[-2:])
+        own = (norm * columns(floats(self.total.radius)) + bias_radius).ravel()
+        zero = bias_radius if queries.has_constant else bias_radius[:0]
+        bound.append(np.concatenate([np.zeros_like(own) if normal else own, zero]))
+        deviation.append(np.concatenate([own / GAUSSIAN_DEVIATIONS if normal else np.zeros_like(own), 0 * zero]))
         deviations = GAUSSIAN_DEVIATIONS if normal else ROUNDING_DEVIATIONS
-        return AnswerErrors(np.concatenate(bound), np.concatenate([*deviation, np.zeros(plain)]), deviations)
+        return AnswerErrors(np.concatenate(bound), np.concatenate(deviation), deviations)

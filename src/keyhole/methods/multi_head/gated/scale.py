@@ -1,4 +1,4 @@
-"""Norms of rows and last tokens at which gates neither saturate nor lie flat, and a last token that heads respond to."""
+"""Norms of rows and last tokens at which gates neither saturate nor lie flat, and a last token that shows heads."""
 
 from __future__ import annotations
 
@@ -16,17 +16,20 @@ LASTS, ROWS = 3, 2
 # Logits are aimed at this root mean square.
 LOGIT = 2.0
 # Norms go up and down by this factor, logits by its square; by that one where nothing shows; so often at most.
-STEP, LEAP, MOST_STEPS = 4.0, 2.0**8, 40
+STEP, LEAP, MOST_STEPS = 4.0, 2.0**8, 24
 # A norm twice as large makes this much of a difference at most where gates are saturated, and that much at least where
 # logits are so small that their size does not show.
 SATURATED, FLAT = 1.25, 3.8
 # Where norms are bounded, both tokens have this part of the largest: the product of the two is largest there.
 BOTH = 0.7
+# Rows of this part of the norm may be added and taken off.
+SHORT = 0.4
 # Errors of answers are averaged out by rows so many times longer, and last tokens as much shorter.
 LONGER = 2.0**10
 # What attention does shows where it is so many times the errors of answers.
 SHOWS = 32.0
 
+NO_SUM = "adding a row to the first of two tokens and taking it off are not answered as by a sum of softmax heads"
 NO_EFFECT = "attention makes no difference to the answers at tokens of any norm that may be asked"
 
 
@@ -41,9 +44,10 @@ class Norms:
 
 
 def ask_norms(pairs: TokenPairs) -> Steps[Norms]:
-    """Norms and a last token, from six queries a norm; then whether there are score biases, from two."""
+    """Norms and a last token, from six queries a norm; whether it is a sum of heads from six, score biases from two."""
     probes = _Probes(pairs)
     norm = yield from probes.ask_scale()
+    yield from probes.ask_swap(norm)
     nearest = min(probes.effects, key=lambda each: abs(np.log(each / norm)))
     loudest = np.argmax(np.linalg.norm(probes.effects[nearest].reshape(LASTS, -1), axis=1))
     direction = probes.lasts[ROWS * int(loudest)]
@@ -86,7 +90,22 @@ class _Probes:
         sizes = np.linalg.norm(lasts, axis=1) + np.linalg.norm(rows, axis=1)
         own = sizes[:, None] * np.linalg.norm(pairs.linear, axis=0) + np.abs(raw.answers)
         errors = SHOWS * np.hypot(pairs.noise, pairs.signature.space.eps * own)
-        return np.where(np.abs(effects) > errors, effects, 0.0) / np.linalg.norm(rows, axis=1)[:, None]
+        clear = np.where(np.abs(effects) > errors, effects, 0.0)
+        return np.asarray(clear / np.linalg.norm(rows, axis=1)[:, None])
+
+    def ask_swap(self, norm: float) -> Steps[None]:
+        """End where [g + u; g] does not answer u·v̄ more than [g − u; g], as it does for every sum of softmax heads."""
+        pairs = self.pairs
+        lasts, rows = norm * self.lasts[::ROWS], SHORT * norm * self.rows[::ROWS]
+        both = np.concatenate([rows, -rows])
+        raw = yield from pairs.ask("family", np.concatenate([lasts, lasts]), both, np.zeros(len(both), dtype=np.int64))
+        bare = pairs.bare(raw).answers
+        off = np.abs(bare[: len(rows)] - bare[len(rows) :] - (raw.rows[: len(rows)] @ pairs.linear))
+        allowed = SHOWS * np.hypot(pairs.noise, pairs.floor(raw))
+        if np.max(off) > allowed:
+            raise Unrecoverable(
+                Outcome.WRONG_FAMILY, f"{NO_SUM}, off by {np.max(off):.2g} where {allowed:.2g} is allowed"
+            )
 
     def ask_bias(self, row: float) -> Steps[bool]:
         """Whether a row is not weighed as a token of zero beside it is."""
@@ -106,13 +125,14 @@ class _Probes:
             if shorter > 0 and here <= SATURATED * shorter:
                 norm /= STEP
             elif shorter > 0 and (here <= FLAT * shorter or norm >= limit):
-                return min(norm * (LOGIT / _logit_of(here / shorter)) ** 0.5, limit)
+                return float(min(norm * (LOGIT / _logit_of(here / shorter)) ** 0.5, limit))
             elif norm >= limit:
                 break
             else:
                 norm = min(norm * (STEP if here > 0 else LEAP), limit)
         if not here > 0:
-            raise Unrecoverable(Outcome.NOT_IDENTIFIABLE, NO_EFFECT)
+            outcome = Outcome.TOO_NOISY if self.pairs.noise > 0 else Outcome.NOT_IDENTIFIABLE
+            raise Unrecoverable(outcome, NO_EFFECT)
         return norm
 
 
