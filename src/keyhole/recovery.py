@@ -103,7 +103,9 @@ class Certificate(Generic[F_co]):
         """What the held-out queries say of queries that were not asked."""
         if not self.tested or not self.tested[0].informative:
             return ""
-        return "; ".join(_statement(each) for each in self.tested if each.label in STATED)
+        said = [_statement(each) for each in self.tested if each.label in STATED]
+        silent = [each.label for each in self.tested if each.label not in STATED and not each.informative]
+        return "; ".join([*said, f"nothing is said of sequences of {', '.join(silent)}"] if silent else said)
 
     def heldout(self) -> dict[str, npt.NDArray[np.float64]]:
         """Predictions and answers of the held-out queries, as run folders keep them."""

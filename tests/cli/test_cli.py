@@ -64,7 +64,7 @@ def test_demo_says_what_it_found_and_where_it_lies(run: Run) -> None:
         "width 8",
         "CERTIFIED",
         "80 where 72 is the fewest possible (1.111 ×)",
-        "64 fresh answers",
+        "120 fresh answers",
         "distance",
     ):
         assert said in out

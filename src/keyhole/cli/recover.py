@@ -58,7 +58,7 @@ def recover(
     force: Force = False,
     heldout: Annotated[
         int | None,
-        typer.Option(min=1, help="Fresh queries for the certificate; 2.5 % of the recovery's if left out, 64 to 256."),
+        typer.Option(min=1, help="Fresh queries for the certificate; 2.5 % of the recovery's if left out, 120 to 256."),
     ] = None,
     domain: Annotated[
         Path | None,
