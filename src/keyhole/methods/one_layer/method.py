@@ -12,6 +12,7 @@ import numpy as np
 from keyhole.arrays import Array, namespace
 from keyhole.errors import UsageError
 from keyhole.families import Family, SingleHead
+from keyhole.families.activations import ACTIVATIONS
 from keyhole.families.one_layer import UNKNOWN_ARITHMETIC, OneLayer, OpaqueNet, as_net
 from keyhole.families.relu_net import ReluNet
 from keyhole.methods.arithmetic import partial_result
@@ -112,8 +113,9 @@ def one_layer(
     *,
     residual: bool | None = None,
     ffn_learner: FfnLearner | None = None,
+    activation: str = "relu",
 ) -> Steps[Estimate[OneLayer]]:
-    """All that is identifiable of f(X) = FFN(attn(X)), or FFN(x_N + attn(X)_N), attn one softmax head.
+    """All that is identifiable of f(X) = FFN(attn(X)), or FFN(x_N + attn(X)_N), attn softmax heads that are added up.
 
     *Provably Learning Attention with Queries* (arXiv 2601.16873) reduces this to any learner of feed-forward nets: one
     token is all of attention, so that single tokens teach the net behind the value matrix, and two tokens then teach
@@ -121,15 +123,18 @@ def one_layer(
     is not known before, and behind a residual some (k + p)/p · (d + 2) more for k neurons and p outputs.
 
     Without a residual only the net behind the value matrix can be told, so that the value is returned as the identity.
+    A layer that one head does not explain is read as one of several.
     Assumes what `ASSUMPTIONS` says.
     """
     if residual is not None and not isinstance(residual, bool):
         raise UsageError(f"residual must be true, false or left out, not {residual!r}")
     if ffn_learner is not None and not callable(ffn_learner):
         raise UsageError(f"ffn_learner must be a function of signature and rng, not {type(ffn_learner).__name__}")
+    if ffn_learner is not None and activation != "relu":
+        raise UsageError("an ffn_learner knows its activation: leave that out")
     check_length(signature)
     # Checks far out are made below, of whatever net comes back.
-    learn = ffn_learner or partial(relu_net, far_checks=False)
+    learn = ffn_learner or partial(relu_net, far_checks=False, activation=activation)
     try:
         learned = yield from learn(signature, rng)
     except Unrecoverable as error:
@@ -391,12 +396,13 @@ def _sizes(answers: Array) -> Array:  # (n,) or (n, outputs) -> (n,)
 
 ONE_LAYER = Method(
     name="one-layer",
-    summary="a softmax head and a net of one hidden layer behind it, with or without a residual",
+    summary="softmax heads and a net of one hidden layer behind them, with or without a residual",
     run=one_layer,
     last_only=True,
     families=("one-layer",),
     options={
         "residual": "whether the last token passes attention by; found out where it is left out",
         "ffn_learner": "learns the net from single tokens in place of relu-net",
+        "activation": f"one of {', '.join(ACTIVATIONS)}, smooth (any but relu), or auto to find out (default: relu)",
     },
 )

@@ -49,12 +49,29 @@ class FarNet:
         return np.asarray(self.net.inner / np.where(self.net.norms > 0, self.net.norms, 1.0)[:, None])
 
     def directions(self, rng: np.random.Generator, count: int) -> tuple[Floats, Floats]:  # (count, width), (count,)
-        """Unit vectors in the middle of cones, and the sine of the angle to the next kink through the origin."""
+        """Unit vectors in the middle of random cones, and the sine of the angle to the next kink through the origin."""
+        return self.middles(rng.standard_normal((count, self.net.inner.shape[1])))
+
+    def across(self, rng: np.random.Generator) -> Floats:  # (2 · kinks, width)
+        """Vectors on both sides of every kink through the origin, half-way to the next: cones of all neurons' signs."""
         normals = self.normals[self.net.norms > 0]
-        x = rng.standard_normal((count, self.net.inner.shape[1]))
-        x /= np.linalg.norm(x, axis=1, keepdims=True)
+        on = rng.standard_normal(normals.shape)
+        on -= np.sum(on * normals, axis=1, keepdims=True) * normals
+        with np.errstate(divide="ignore", invalid="ignore"):
+            away = -(on @ normals.T) / (normals @ normals.T)  # (kinks, kinks) to all kinks, along the normal
+        np.fill_diagonal(away, np.inf)
+        sides = []
+        for side in (1.0, -1.0):
+            ahead = np.min(np.where(side * away > 0, side * away, np.inf), axis=1)
+            sides.append(on + 0.5 * side * np.minimum(ahead, np.linalg.norm(on, axis=1))[:, None] * normals)
+        return np.concatenate(sides)
+
+    def middles(self, x: Floats) -> tuple[Floats, Floats]:  # (n, width) -> (n, width), (n,)
+        """Unit vectors in the middle of the cones of vectors, and the sine of the angle to the next kink."""
+        normals = self.normals[self.net.norms > 0]
+        x = x / np.linalg.norm(x, axis=1, keepdims=True)
         if not len(normals):
-            return x, np.full(count, WIDEST)
+            return x, np.full(len(x), WIDEST)
         signs = np.where(x @ normals.T > 0, 1.0, -1.0)
         best, widest = x, np.min(signs * (x @ normals.T), axis=1)
         for step in range(STEPS):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
+from scipy.optimize import linear_sum_assignment
 
 from keyhole.arrays import Booleans, Floats, Integers
 from keyhole.methods.base import Steps, Unrecoverable
@@ -24,6 +25,8 @@ SPARE, BESIDES = 1.3, 4
 NEARER, MOST_NEARER = 0.2, 3
 # Steps without damping, once a fit is near.
 LAST_STEPS = 6
+# Steps by which is found out how many weights of heads an answer tells.
+SAMPLE = 8
 # Errors are followed by so many random draws of them.
 DRAWS = 12
 # Combinations of outputs with values below this part of the loudest do not count.
@@ -92,10 +95,13 @@ def _ask_gates(
     """Gates at last tokens, values being known, from a start; nearer to the first token where heads are lost."""
     centre, combined = scale.cell.points[0], _tell(values)
     heads, width, _ = values.shape
-    count = int(np.ceil(SPARE * heads * width / min(combined.shape[1], heads))) + BESIDES
+    # Values of heads that depend on each other tell fewer weights.
+    shares = np.einsum("nd,hdp->nhp", queries.random_rows(SAMPLE, scale.size), values)
+    told = int(np.min(np.linalg.matrix_rank(shares, rtol=FAINT)))
+    count = int(np.ceil(SPARE * heads * width / max(told, 1))) + BESIDES
     asked = yield from _ask_around(queries, scale, points, count)
     gates, good = _fit_all(queries, points, asked, values, combined, start)
-    good = good & ~_has_twins(values)  # which of two heads of one value is which shows near to the first token only
+    good = good & (np.max(twins_of(values)) + 1 == heads)  # which of two heads of one value is which shows near to the first token only
     nearness = 1.0
     for _ in range(MOST_NEARER):
         if np.all(good):
@@ -115,11 +121,22 @@ def _ask_gates(
     return _Gates(points, gates, asked)
 
 
-def _has_twins(values: Floats) -> bool:  # (heads, width, outputs)
-    """Whether two heads have nearly the same values, so that answers do not tell which of their gates is whose."""
+def twins_of(values: Floats) -> Integers:  # (heads, width, outputs) -> (heads,)
+    """Groups, by number, of heads with nearly the same values: answers do not tell which of their gates is whose."""
     flat = values.reshape(len(values), -1)
-    apart = np.linalg.norm(flat[:, None] - flat[None], axis=2) + np.diag(np.full(len(flat), np.inf))
-    return bool(np.any(apart < TWINS * np.linalg.norm(flat, axis=1)))
+    apart = np.linalg.norm(flat[:, None] - flat[None], axis=2)
+    same = apart <= TWINS * np.linalg.norm(flat, axis=1)
+    return np.unique(np.argmax(same, axis=1), return_inverse=True)[1]
+
+
+def _nearest_twins(twins: Integers, gates: Floats, guess: Floats) -> Integers:  # (heads,)
+    """The order in which the gates of twins are nearest to a guess."""
+    order = np.arange(len(twins))
+    for group in range(int(np.max(twins)) + 1):
+        (own,) = np.nonzero(twins == group)
+        costs = np.linalg.norm(guess[own][:, None] - gates[own][None], axis=2)
+        order[own] = own[linear_sum_assignment(costs)[1]]
+    return order
 
 
 def _ask_around(queries: CellQueries, scale: Scale, points: Floats, count: int) -> Steps[list[GatedQueries]]:
@@ -132,11 +149,12 @@ def _fit_all(
     queries: CellQueries, points: Floats, asked: list[GatedQueries], values: Floats, combined: Floats, start: Floats
 ) -> tuple[Floats, Booleans]:
     """Gates (n, heads, width) at each point, and where they explain the answers."""
-    some, gates, seen = values @ combined, [], []
+    some, gates, seen, twins = values @ combined, [], [], twins_of(values)
     for error, own, guess in zip(queries.error(points), asked, start, strict=True):
         each = replace(own, answers=own.answers @ combined)
         fits = [fit_known_values(each, some, begin, EXPLAINED * error) for begin in _starts(each, some, guess)]
         found, rms = _to_the_last_digit(each, some, *min(fits, key=lambda fit: fit[1]))
+        found = found[_nearest_twins(twins, found, guess)]
         free = max(each.answers.size - found.size, 1)
         gates.append(found)
         seen.append(rms * np.sqrt(each.answers.size / free) / error)

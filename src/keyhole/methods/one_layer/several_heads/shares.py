@@ -90,7 +90,8 @@ class ShareReader:
         outputs, neurons = self.net.outer.shape
         skipped = 0 if self.net.skip is None else outputs
         count = int(np.ceil(SPARE_CELLS * (neurons + skipped) / outputs)) + MORE_CELLS - 1
-        directions, widths = self.far.directions(self.queries.rng, CANDIDATES * count)
+        drawn = self.queries.rng.standard_normal((CANDIDATES * count, self.queries.width))
+        directions, widths = self.far.middles(np.concatenate([drawn, self.far.across(self.queries.rng)]))
         cells, sizes = self._place(directions, room)
         inside = cells.width > 0
         cells, sizes, widths = cells.take(inside), sizes[inside], widths[inside]
