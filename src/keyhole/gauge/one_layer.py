@@ -119,9 +119,7 @@ def equivalent_layers(first: OneLayer, second: OneLayer, tolerance: float, max_l
     kinks = []
     for layer, own, start, size in zip(layers, pairs, (0, len(pairs[0])), sizes, strict=True):
         places = [[number - start for number in group] for group in groups]
-        values = [
-            sum((own[place][1] for place in group if 0 <= place < len(own)), 0.0 * own[0][1]) for group in places
-        ]
+        values = [sum((own[place][1] for place in group if 0 <= place < len(own)), 0.0 * own[0][1]) for group in places]
         # Of G only values matter: every group of equal logits is a mixture of its own.
         nothing = np.zeros((layer.width, layer.width))
         together = _with_heads(plain_layer(layer), [SingleHead(nothing, np.asarray(value)) for value in values])

@@ -71,7 +71,9 @@ def of_heads(how: Callable[[SingleHead, Random], SingleHead], first_only: bool =
         chosen = params.heads[:1] if first_only else params.heads
         heads = [*(how(head, rng) for head in chosen), *params.heads[len(chosen) :]]
         bias = sum((head.output_bias for head in heads if head.output_bias is not None), output_bias_of(params))
-        return MultiHead([replace(head, output_bias=None) for head in heads], np.asarray(bias) if np.any(bias) else None)
+        return MultiHead(
+            [replace(head, output_bias=None) for head in heads], np.asarray(bias) if np.any(bias) else None
+        )
 
     return change
 

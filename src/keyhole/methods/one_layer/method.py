@@ -47,9 +47,7 @@ ASSUMPTIONS = (
     "the box computes one softmax head over its raw tokens, then a net of one hidden layer, read at the last position",
     "answers are right up to the rounding of their dtype and the declared noise",
 )
-SEVERAL = (
-    "the box adds up softmax heads over its raw tokens, then computes a net of one hidden layer, read at the last position"
-)
+SEVERAL = "the box adds up softmax heads over its raw tokens, then computes a net of one hidden layer, read at the last position"
 
 # Learns a net from queries of one token. Its estimate's params are called with tokens (batch, 1, width), answer
 # (batch,) or (batch, outputs), and have error_bar(radius, tokens, rounding) like every family, the radius being the

@@ -81,5 +81,7 @@ def layer_with_residual(
 
 
 def _heads(space: Space, scores: Floats, values: Floats) -> SingleHead | MultiHead:
-    heads = [SingleHead(space.asarray(score), space.asarray(value)) for score, value in zip(scores, values, strict=True)]
+    heads = [
+        SingleHead(space.asarray(score), space.asarray(value)) for score, value in zip(scores, values, strict=True)
+    ]
     return MultiHead(heads).simplest()

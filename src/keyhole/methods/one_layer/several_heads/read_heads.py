@@ -65,7 +65,9 @@ class HeadsBeforeNet:
         total = there - back
         share = np.sum(there * total, axis=1) / np.sum(total**2, axis=1)  # the weight of the only head
         ratio = COPIES[0] / COPIES[1]
-        expected = np.concatenate([share[:, None] * total, (ratio * share / (1 + (ratio - 1) * share))[:, None] * total])
+        expected = np.concatenate(
+            [share[:, None] * total, (ratio * share / (1 + (ratio - 1) * share))[:, None] * total]
+        )
         error = CLEAR * float(self.queries.error(self.scale.cell.points)[0]) + SAME * np.max(np.abs(total))
         return bool(np.any(np.abs(np.concatenate([there, more]) - expected) > error))
 

@@ -37,7 +37,9 @@ TWINS, DEPENDENT = 1e-2, 1e3
 # Weights this near to 0 or 1 say nothing of a logit.
 LEAST = 1e-6
 
-LOST = "heads that explain the answers around one last token do not explain them around others: the box has no such heads"
+LOST = (
+    "heads that explain the answers around one last token do not explain them around others: the box has no such heads"
+)
 
 
 class HeadsLost(Unrecoverable):
@@ -71,7 +73,9 @@ def ask_scores(queries: CellQueries, far: FarNet, scale: Scale, first: PointHead
     values = first.heads.values
     combined = _tell(values)
     own = first.heads.gates
-    others = yield from _ask_gates(queries, scale, point + aside, values, np.broadcast_to(own, (len(aside), *own.shape)))
+    others = yield from _ask_gates(
+        queries, scale, point + aside, values, np.broadcast_to(own, (len(aside), *own.shape))
+    )
     points = np.vstack([point, others.points])
     gates = np.concatenate([own[None], others.gates])
     matrices = np.swapaxes(np.linalg.solve(points, np.swapaxes(gates, 0, 1)), 1, 2)  # W_h·g = gate
@@ -101,7 +105,9 @@ def _ask_gates(
     count = int(np.ceil(SPARE * heads * width / max(told, 1))) + BESIDES
     asked = yield from _ask_around(queries, scale, points, count)
     gates, good = _fit_all(queries, points, asked, values, combined, start)
-    good = good & (np.max(twins_of(values)) + 1 == heads)  # which of two heads of one value is which shows near to the first token only
+    good = good & (
+        np.max(twins_of(values)) + 1 == heads
+    )  # which of two heads of one value is which shows near to the first token only
     nearness = 1.0
     for _ in range(MOST_NEARER):
         if np.all(good):
@@ -186,7 +192,9 @@ def _starts(asked: GatedQueries, values: Floats, guess: Floats) -> list[Floats]:
     shares = np.einsum("nd,hdp->nph", asked.rows, values)
     if not np.median(condition(shares)) < DEPENDENT:
         return [guess]
-    weights = np.clip(np.stack([least_squares(*each) for each in zip(shares, asked.answers, strict=True)]), LEAST, 1 - LEAST)
+    weights = np.clip(
+        np.stack([least_squares(*each) for each in zip(shares, asked.answers, strict=True)]), LEAST, 1 - LEAST
+    )
     logits = np.log(weights / (1 - weights)) - asked.offsets[:, None]
     trust = weights * (1 - weights) * np.linalg.norm(shares, axis=1)  # (n, heads)
     gates = [least_squares(asked.rows * trust[:, [h]], trust[:, h] * logits[:, h]) for h in range(heads)]

@@ -98,7 +98,10 @@ class ShareReader:
         blocks = np.sqrt(widths)[:, None, None] * self._equations(cells.active)
         blocks = np.concatenate([self._equations(self.scale.cell.active) * np.max(widths) * 4, blocks])
         chosen = choose_blocks(blocks, count + 1)
-        if not condition(self._equations_of(np.concatenate([self.scale.cell.active, cells.active])[chosen])) < MOST_CONDITION:
+        if (
+            not condition(self._equations_of(np.concatenate([self.scale.cell.active, cells.active])[chosen]))
+            < MOST_CONDITION
+        ):
             raise Unrecoverable(Outcome.NOT_IDENTIFIABLE, ALIKE)
         chosen = chosen[chosen > 0] - 1
         return cells.take(chosen), sizes[chosen]
