@@ -28,7 +28,7 @@ CASES = {
 }
 NETS = ("ReLU", "no biases", "GELU")
 STAGES = ("heads", "scores", "cells behind heads")
-# Attention queries of a prototype that was told the answers' structure.
+# Attention queries of a prototype: what these counts are to be measured against.
 PROTOTYPE = {
     (8, 16, 1, 2): "577 to 782",
     (16, 32, 1, 4): "4,658",
@@ -61,8 +61,8 @@ def table(kept: Kept) -> str:
     hard = {name: partial(_hard_row, name, change) for name, change in HARD.items()}
     columns = ["heads", "runs", "certified", "certified and wrong", "radius misses", "otherwise"]
     return (
-        f"{rows}\n\nRandom layers of width 2 to 8, 1 to 3d neurons, 2 to 4 heads, one output or up to 8, with and without "
-        "residual, ReLU with and without biases and GELU, scores of spectral norm 0.1 to 30:\n\n"
+        f"{rows}\n\nRandom layers of width 2 to 8, 1 to 3d neurons, 2 to 4 heads, one output or up to 8, with and "
+        "without residual, ReLU with and without biases and GELU, scores of spectral norm 0.1 to 30:\n\n"
         f"{markdown(columns, kept.rows_of('hard', hard))}"
     )
 

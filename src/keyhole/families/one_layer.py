@@ -227,7 +227,7 @@ class OneLayer(Family):
         """
         rounding = UNKNOWN_ARITHMETIC * rounding
         entering = self._into_ffn(tokens)
-        moved = self.attention.error_bar(radius.attention, tokens, rounding)
+        moved = self.attention.error_bar(radius.attention, tokens, rounding)  # type: ignore[arg-type]
         if self.residual:
             moved = moved + rounding * namespace(tokens).abs(tokens[:, -1, :])
         own = self.ffn.error_bar(radius.ffn, entering[:, None, :], rounding)  # type: ignore[arg-type]
@@ -236,7 +236,7 @@ class OneLayer(Family):
     def effects(self, change: OneLayer, tokens: Array) -> Iterator[tuple[str, Array]]:
         """How far a change of each part of the head, passed through the net, and of the net moves the answers."""
         entering = self._into_ffn(tokens)
-        for name, moved in self.attention.effects(change.attention, tokens):
+        for name, moved in self.attention.effects(change.attention, tokens):  # type: ignore[arg-type]
             yield name, self.ffn.propagate_radius(entering, moved)
         yield from self.ffn.effects(change.ffn, entering[:, None, :])  # type: ignore[arg-type]
 

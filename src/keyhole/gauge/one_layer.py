@@ -1,17 +1,17 @@
 """One-layer Transformers modulo what no query can tell.
 
-The answer is G(x_N, m_1, …, m_H): G, the net, is a function of the last token and of the mixture m_h of tokens that each
-head makes. With one head every pair (x_N, m) can be asked for, with two tokens and their copies. If G does not depend on
-m, logits do not matter. If it does, they are determined whatever G is. Take tokens g + tu and g, last g, with any
-numbers of copies: m = g + τu, where the weight τ/t runs through (0, 1) as the ratio of copies does. Were two layers with
-logits apart by δ ≠ 0 per unit of t the same map, then G(g, g + τu) = G(g, g + M(τ)u) for the map M of [0, t] that adds
-tδ to the logit of τ/t. Repeated, M moves every τ towards an end of the interval, so G is constant along it. So two
+The answer is G(x_N, m_1, …, m_H): G, the net, is a function of the last token and of the mixture m_h of tokens that
+each head makes. With one head every pair (x_N, m) can be asked for, with two tokens and their copies. If G does not
+depend on m, logits do not matter. If it does, they are determined whatever G is. Take tokens g + tu and g, last g, with
+any numbers of copies: m = g + τu, where the weight τ/t runs through (0, 1) as the ratio of copies does. Were two layers
+with logits apart by δ ≠ 0 per unit of t the same map, then G(g, g + τu) = G(g, g + M(τ)u) for the map M of [0, t] that
+adds tδ to the logit of τ/t. Repeated, M moves every τ towards an end of the interval, so G is constant along it. So two
 layers are the same map iff their G are the same, and their logits too unless G does not depend on m.
 
-With several heads, heads of equal logits make one mixture, and the others' weights are as independent functions as those
-of heads without a net: inside a linear cell of G the answers are those of heads whose values are the gradients of G by
-their mixtures, so that W_h and these gradients, cell by cell, are told, hence M_h = A·V_hᵀ for every neuron that bends.
-So two layers are the same map iff G are the same functions of the last token and of the mixtures of equal logits.
+With several heads, heads of equal logits make one mixture, and the others' weights are as independent functions as
+those of heads without a net: inside a linear cell of G the answers are those of heads whose values are the gradients of
+G by their mixtures, so that W_h and these gradients, cell by cell, are told, hence M_h = A·V_hᵀ for every neuron that
+bends. So two layers are the same map iff G are the same functions of the last token and of mixtures of equal logits.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ def match_heads(wanted: Sequence[SingleHead], heads: Sequence[SingleHead]) -> li
     """As many heads in the order in which their logits are nearest to those wanted."""
     costs = [[relative(into_logits(own), into_logits(other)) for other in heads] for own in wanted]
     _, order = linear_sum_assignment(np.minimum(np.nan_to_num(np.asarray(costs), nan=2.0), 2.0))
-    return [heads[number] for number in order]
+    return [heads[int(number)] for number in order]
 
 
 def canonical_layer(layer: OneLayer, tolerance: float | None = None) -> OneLayer:

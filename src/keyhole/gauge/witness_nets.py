@@ -235,7 +235,10 @@ def _in_front(kind: str) -> Callable[[OneLayer, Random], FoundLayer]:
                 return None
             layer = without_unseen(layer, tolerance)
         found = HEAD_KINDS[kind](layer.attention, rng)
-        return None if found is None else (replace(layer, attention=found[0].simplest()), found[1])
+        if found is None:
+            return None
+        assert isinstance(found[0], MultiHead)
+        return replace(layer, attention=found[0].simplest()), found[1]
 
     return made
 

@@ -47,7 +47,9 @@ ASSUMPTIONS = (
     "the box computes one softmax head over its raw tokens, then a net of one hidden layer, read at the last position",
     "answers are right up to the rounding of their dtype and the declared noise",
 )
-SEVERAL = "the box adds up softmax heads over its raw tokens, then computes a net of one hidden layer, read at the last position"
+SEVERAL = (
+    "the box adds up softmax heads over its raw tokens, then computes a net of one hidden layer, at the last position"
+)
 
 # Learns a net from queries of one token. Its estimate's params are called with tokens (batch, 1, width), answer
 # (batch,) or (batch, outputs), and have error_bar(radius, tokens, rounding) like every family, the radius being the
@@ -61,8 +63,8 @@ RESIDUAL_NORMS = (1.0, 4.0, 64.0)
 # New tokens that the net must answer before attention is read: norms likewise, how many of each, and among how many
 # the extreme ones are chosen, which costs no query.
 CHECKED_NORMS, CHECKED_TOKENS, CHECKED_AMONG = (1.0, 4.0, 16.0, 256.0), 16, 1024
-# One of each is a pair of tokens, of logits of about this size; answers that differ by less than this part of them, or so
-# many radii, are no contradiction: other heads make larger ones.
+# One of each is a pair of tokens, of logits of about this size; answers that differ by less than this part of them, or
+# so many radii, are no contradiction: other heads make larger ones.
 CHECKED_LOGIT, SAME_PAIRS, PAIR_RADII = 2.0, 1e-3, 16.0
 # How far out the net bends is told by biases of more radii than this: at the kinks of smaller ones most is error.
 KNOWN_KINK = 64.0
@@ -86,8 +88,8 @@ NO_GROWTH = (
     "one softmax head"
 )
 NO_SINGLE_HEAD = (
-    "pairs of tokens are not answered as the recovered layer answers them: the box is not a net of one hidden layer behind "
-    "one softmax head"
+    "pairs of tokens are not answered as the recovered layer answers them: the box is not a net of one hidden layer "
+    "behind one softmax head"
 )
 NO_CHANGE = (
     "the answers to single tokens are all the same, so that no query tells attention anything: nothing to recover"
@@ -178,9 +180,7 @@ class _Layer:
             if (yield from ask_for_score_bias(self.signature, self.rng, net, self.typical)):
                 return (yield from self._ask_beside_score_bias(net))
             try:
-                estimate = yield from self._ask_without_score_bias()
-                yield from self._ask_pair_check(estimate)
-                return estimate
+                return (yield from self._ask_one_head())
             except Unrecoverable as error:
                 # A bias that does not show around the origin saturates long tokens all the same.
                 if error.outcome is not Outcome.WRONG_FAMILY and not isinstance(error, _Undetected):
@@ -256,6 +256,12 @@ class _Layer:
         radius = net.answer_radius(tokens, UNKNOWN_ARITHMETIC * self.space.rounding) + answers.radius
         radius = SAME_ANSWERS * changes + 4 * xp.linalg.vector_norm(radius, axis=1)
         return bool(xp.any(xp.linalg.vector_norm(values - expected, axis=1) > radius))
+
+    def _ask_one_head(self) -> Steps[Estimate[OneLayer]]:
+        """Everything, if one head without a score bias explains it."""
+        estimate = yield from self._ask_without_score_bias()
+        yield from self._ask_pair_check(estimate)
+        return estimate
 
     def _ask_without_score_bias(self) -> Steps[Estimate[OneLayer]]:
         """Everything, from the score matrix that long tokens show through the net."""

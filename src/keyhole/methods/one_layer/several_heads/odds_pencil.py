@@ -1,8 +1,8 @@
 """Logits and values of one token in all heads from its answers in several numbers of copies, where outputs are many.
 
-With m copies against n of the last token, r = m/n, a head of odds e^a gives the weight w = r/(r + e^−a). Answers Y, one
-row for each r, are S·Vᵀ, S the weights and V the values. Since r·(1 − w) = w·e^−a, the rows r·(total − y), with the total
-of all values known, are S·diag(e^−a)·Vᵀ: the generalised eigenvalues of both matrices are e^−a.
+With m copies against n of the last token, r = m/n, a head of odds e^a gives the weight w = r/(r + e^−a). Answers Y,
+one row for each r, are S·Vᵀ, S the weights and V the values. Since r·(1 − w) = w·e^−a, the rows r·(total − y), with the
+total of all values known, are S·diag(e^−a)·Vᵀ: the generalised eigenvalues of both matrices are e^−a.
 """
 
 from __future__ import annotations

@@ -35,8 +35,8 @@ SAME, CLEAR = 1e-6, 64.0
 FEWEST_TOKENS = 3
 
 NO_HEADS = (
-    "what attention adds in a linear cell of the net is not explained by softmax heads: the box is no net of one hidden "
-    "layer behind some, has more of them than could be told apart, or heads nearly alike"
+    "what attention adds in a linear cell of the net is not explained by softmax heads: the box is no net of one "
+    "hidden layer behind some, has more of them than could be told apart, or heads nearly alike"
 )
 
 

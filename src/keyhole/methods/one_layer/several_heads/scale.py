@@ -1,8 +1,8 @@
 """A last token in a wide cell, and steps around it so long that logits are moderate.
 
-With as many copies of both tokens, y(u) − y(−u) = Σ_h u·v_h whatever the logits, and y(u) + y(−u) = Σ_h tanh(uᵀ·W_h·g/2)
-·(u·v_h): the odd part is linear as long as the cell is not left, and the even part grows fourfold for steps twice as
-long where logits are small, twofold where they are large.
+With as many copies of both tokens, y(u) − y(−u) = Σ_h u·v_h whatever the logits, and y(u) + y(−u) is the sum over heads
+of tanh(uᵀ·W_h·g/2)·(u·v_h): the odd part is linear as long as the cell is not left, and the even part grows fourfold
+for steps twice as long where logits are small, twofold where they are large.
 """
 
 from __future__ import annotations

@@ -166,8 +166,8 @@ def _fit_all(
         seen.append(rms * np.sqrt(each.answers.size / free) / error)
     good = np.asarray(seen) <= EXPLAINED
     if np.any(good):
-        own = points[good]
-        queries.note_error(own[:1], float(np.median(np.asarray(seen)[good]) * queries.error(own[:1])[0]))
+        one = points[good][:1]
+        queries.note_error(one, float(np.median(np.asarray(seen)[good]) * queries.error(one)[0]))
     return np.stack(gates), good
 
 

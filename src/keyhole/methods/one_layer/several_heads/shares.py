@@ -1,4 +1,4 @@
-"""What the neurons see of each head, M_h = A·V_hᵀ, from values in cells of different patterns, once scores are known."""
+"""What neurons see of each head, M_h = A·V_hᵀ, from values in cells of different patterns, once scores are known."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from scipy.linalg import qr
 from scipy.special import expit
 
-from keyhole.arrays import Booleans, Floats
+from keyhole.arrays import Booleans, Floats, Integers
 from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.gated_sum.model import GatedQueries, GatedSum
 from keyhole.methods.one_layer.cells import LinearCells, PlainNet, choose_blocks, solve_weighted
@@ -38,8 +38,8 @@ ALIKE = (
     "heads cannot be told"
 )
 CONTRADICTION = (
-    "what heads add in some linear cells of the net contradicts what they add in others: the box is no net of one hidden "
-    "layer behind softmax heads"
+    "what heads add in some linear cells of the net contradicts what they add in others: the box is no net of one "
+    "hidden layer behind softmax heads"
 )
 
 
@@ -151,7 +151,7 @@ class ShareReader:
             found += [values] if fits else []
         return found, np.asarray(good)
 
-    def _design(self, point: Floats, size: float, count: int) -> tuple[Floats, Floats]:
+    def _design(self, point: Floats, size: float, count: int) -> tuple[Floats, Integers]:
         """Steps (count, width) and copies (count, 2), chosen so that the values are told well."""
         queries = self.queries
         rows, copies = queries.random_rows(POOL * count, size), queries.usual_copies(POOL * count)
