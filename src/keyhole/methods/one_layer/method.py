@@ -63,9 +63,9 @@ RESIDUAL_NORMS = (1.0, 4.0, 64.0)
 # New tokens that the net must answer before attention is read: norms likewise, how many of each, and among how many
 # the extreme ones are chosen, which costs no query.
 CHECKED_NORMS, CHECKED_TOKENS, CHECKED_AMONG = (1.0, 4.0, 16.0, 256.0), 16, 1024
-# One of each is a pair of tokens, of logits of about this size; answers that differ by less than this part of them, or
+# Four of them are pairs of tokens, half of logits of about this size and more; answers that differ by less than this part of them, or
 # so many radii, are no contradiction: other heads make larger ones.
-CHECKED_LOGIT, SAME_PAIRS, PAIR_RADII = 2.0, 1e-3, 16.0
+CHECKED_LOGIT, SAME_PAIRS, PAIR_RADII, WIDE_BARS = 2.0, 1e-3, 16.0, 0.05
 # How far out the net bends is told by biases of more radii than this: at the kinks of smaller ones most is error.
 KNOWN_KINK = 64.0
 # Tokens are at least so many times as long as can be read at all: kinks nearer to the origin would cost digits.
@@ -178,7 +178,7 @@ class _Layer:
             if net is None:
                 return (yield from self._ask_without_score_bias())
             if (yield from ask_for_score_bias(self.signature, self.rng, net, self.typical)):
-                return (yield from self._ask_beside_score_bias(net))
+                return (yield from self._ask_beside_shown_bias(net))
             try:
                 return (yield from self._ask_one_head())
             except Unrecoverable as error:
@@ -193,14 +193,36 @@ class _Layer:
         score = self.space.zeros(self.width, self.width) if score is None else score
         return OneLayer(SingleHead(score, self.space.eye(self.width)), self.learned.params)
 
-    def _ask_after(self, failure: Unrecoverable, net: ReluNet) -> Steps[Estimate[OneLayer]]:
-        """A second way; where it fails too, the first failure is raised, unless only the second had a response."""
+    def _ask_beside_shown_bias(self, net: ReluNet) -> Steps[Estimate[OneLayer]]:
+        """Everything beside a score bias, of one head or of several."""
+        estimate: Estimate[OneLayer] | None = None
+        try:
+            estimate = yield from self._ask_beside_score_bias(net)
+            yield from self._ask_pair_check(estimate)
+        except Unrecoverable as error:
+            if error.outcome is not Outcome.WRONG_FAMILY:
+                raise
+            several = yield from self._ask_several_heads(net)
+            if several is None and estimate is None:
+                raise
+            return several or estimate  # type: ignore[return-value]
+        return estimate
+
+    def _ask_several_heads(self, net: ReluNet) -> Steps[Estimate[OneLayer] | None]:
+        """Several heads; None where one explains the answers in one cell, or nothing can be seen there."""
         radius = self.learned.radius.anatomy.net
         assert radius is not None
         several = HeadsBeforeNet(self.signature, self.rng, net, radius)
-        if (yield from several.ask_whether_several()):
-            *layers, details = yield from several.run(self.residual)
-            return self._estimate_of_several((layers[0], layers[1]), details)
+        if not (yield from several.ask_whether_several()):
+            return None
+        *layers, details = yield from several.run(self.residual)
+        return self._estimate_of_several((layers[0], layers[1]), details)
+
+    def _ask_after(self, failure: Unrecoverable, net: ReluNet) -> Steps[Estimate[OneLayer]]:
+        """A second way; where it fails too, the first failure is raised, unless only the second had a response."""
+        several = yield from self._ask_several_heads(net)
+        if several is not None:
+            return several
         try:
             return (yield from self._ask_beside_score_bias(net))
         except Unrecoverable as second:
@@ -234,17 +256,19 @@ class _Layer:
         return self.neurons is not None and self.signature.max_norm is None
 
     def _ask_pair_check(self, estimate: Estimate[OneLayer]) -> Steps[None]:
-        """Pairs of tokens with moderate logits: where there are several heads, one may explain all that was read."""
+        """Pairs of tokens with moderate and large logits: of several heads, one may explain all that was read."""
         space, xp, params = self.space, self.space.xp, estimate.params
         norm = params.attention.token_norm(CHECKED_LOGIT)
         norm = norm if 0 < norm < np.inf else self.typical
-        tokens = space.normal(self.rng, 2 * len(CHECKED_NORMS), self.width) * float(norm / self.width**0.5)
-        rows = [TokenRows(tokens[place::2, :]) for place in range(2)]
-        asked: Measurements = yield Plan("checks", len(CHECKED_NORMS), [[Term(each)] for each in rows])
+        norms = space.asarray(np.array([norm, CHECKED_NORMS[1] * norm, self.typical, CHECKED_NORMS[1] * self.typical]))
+        rows = [TokenRows(space.normal(self.rng, 4, self.width) * norms[:, None] / self.width**0.5) for _ in range(2)]
+        asked: Measurements = yield Plan("checks", 4, [[Term(each)] for each in rows])
         pairs = xp.stack([each.vectors for each in rows], axis=1)
         bars = params.error_bar(estimate.radius, pairs, UNKNOWN_ARITHMETIC * space.rounding) + asked.radius
-        sizes = xp.max(xp.abs(asked.values - self.net(0 * pairs[:1, 0, :])[0, ...].reshape(asked.values.shape[1:])))
-        if bool(xp.any(xp.abs(params(pairs) - asked.values) > SAME_PAIRS * sizes + PAIR_RADII * bars)):
+        sizes = abs(asked.values - self.net(0 * pairs[:1, 0, :])[0, ...].reshape(asked.values.shape[1:]))
+        sizes = sizes if sizes.ndim == 1 else xp.max(sizes, axis=1)[:, None]
+        bars = xp.minimum(PAIR_RADII * bars, WIDE_BARS * sizes + 0 * bars)  # radii as large as answers say nothing
+        if bool(xp.any(xp.abs(params(pairs) - asked.values) > SAME_PAIRS * sizes + bars)):
             raise Unrecoverable(Outcome.WRONG_FAMILY, NO_SINGLE_HEAD)
 
     def _has_other_answers(self, tokens: Array, answers: Measurements) -> bool:  # (n, width)

@@ -37,15 +37,17 @@ def layer_before_net(
     norms = PlainNet.of(net, 1.0).norms
     steep[: net.neurons] = np.where(norms > 0, norms, 1.0)
 
-    def made(own: ReluNet, weights: Floats, matrices: Floats, values: Floats) -> OneLayer:
+    def made(own: ReluNet, weights: Floats, matrices: Floats, values: Floats, biases: Floats | None) -> OneLayer:
         skip = None if net.skip is None else asarray(weights[net.neurons :].reshape(*shape, -1))
         behind = ReluNet(
             asarray(weights[: net.neurons]), own.bias_in, own.weights_out, own.bias_out, skip, net.activation
         )
-        return OneLayer(_heads(space, matrices, np.swapaxes(values / steep[:, None], 1, 2)), behind)
+        return OneLayer(_heads(space, matrices, np.swapaxes(values / steep[:, None], 1, 2), biases), behind)
 
-    layer = made(net, np.diag(steep), scores.matrices, shares.matrices)
-    return layer, made(radius, np.zeros_like(np.diag(steep)), radius_of(scores.draws), radius_of(shares.draws))
+    layer = made(net, np.diag(steep), scores.matrices, shares.matrices, scores.biases)
+    return layer, made(
+        radius, np.zeros_like(np.diag(steep)), radius_of(scores.draws), radius_of(shares.draws), _bias_radii(scores)
+    )
 
 
 def layer_with_residual(
@@ -69,19 +71,28 @@ def layer_with_residual(
         unique, wider = unique and told, np.maximum(wider, own_radius + missed)
     asarray, shape = space.asarray, net.weights_out.shape[:-1]
 
-    def made(own_net: ReluNet, weights: Floats, matrices: Floats, of_heads: list[Floats]) -> OneLayer:
+    def made(
+        own_net: ReluNet, weights: Floats, matrices: Floats, of_heads: list[Floats], biases: Floats | None
+    ) -> OneLayer:
         skip: Array | None = None if net.skip is None else asarray(weights[neurons:].reshape(*shape, -1))
         behind = ReluNet(
             asarray(weights[:neurons]), own_net.bias_in, own_net.weights_out, own_net.bias_out, skip, net.activation
         )
-        return OneLayer(_heads(space, matrices, np.stack(of_heads)), behind, residual=True)
+        return OneLayer(_heads(space, matrices, np.stack(of_heads), biases), behind, residual=True)
 
-    layer = made(net, own, scores.matrices, values)
-    return layer, made(radius, wider, radius_of(scores.draws), radii), unique
+    layer = made(net, own, scores.matrices, values, scores.biases)
+    return layer, made(radius, wider, radius_of(scores.draws), radii, _bias_radii(scores)), unique
 
 
-def _heads(space: Space, scores: Floats, values: Floats) -> SingleHead | MultiHead:
+def _heads(space: Space, scores: Floats, values: Floats, biases: Floats | None) -> SingleHead | MultiHead:
     heads = [
-        SingleHead(space.asarray(score), space.asarray(value)) for score, value in zip(scores, values, strict=True)
+        SingleHead(
+            space.asarray(score), space.asarray(value), None if biases is None else space.asarray(biases[number])
+        )
+        for number, (score, value) in enumerate(zip(scores, values, strict=True))
     ]
     return MultiHead(heads).simplest()
+
+
+def _bias_radii(scores: Scores) -> Floats | None:  # (heads, width)
+    return None if scores.bias_draws is None else radius_of(scores.bias_draws[:, :, None, :])[:, 0]

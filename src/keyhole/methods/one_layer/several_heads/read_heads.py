@@ -21,7 +21,7 @@ from keyhole.methods.one_layer.several_heads.layer import layer_before_net, laye
 from keyhole.methods.one_layer.several_heads.queries import CellQueries, PairDesign
 from keyhole.methods.one_layer.several_heads.scale import STAGE, Scale, ask_scale
 from keyhole.methods.one_layer.several_heads.scores import HeadsLost, Scores, ask_scores
-from keyhole.methods.one_layer.several_heads.shares import ShareReader
+from keyhole.methods.one_layer.several_heads.shares import CellsContradict, ShareReader
 from keyhole.queries import Signature
 from keyhole.recovery import Outcome
 
@@ -75,14 +75,23 @@ class HeadsBeforeNet:
         """The layer, its radii, and details."""
         scale, found, scores = yield from self._ask_scores()
         has_residual = self._has_residual(scale) if residual is None else residual
-        reader = ShareReader(self.queries, self.far, scale, scores, PlainNet.of(self.radius, 1.0), has_residual)
-        shares = yield from reader.run(found)
+        try:
+            shares = yield from self._reader(scale, scores, has_residual).run(found)
+        except (
+            CellsContradict
+        ):  # gates are linear in last tokens of one cell, but affine in all: there are score biases
+            scores = yield from ask_scores(self.queries, self.far, scale, found, biased=True)
+            shares = yield from self._reader(scale, scores, has_residual).run(found)
         parts = self.signature.space, self.net, self.radius, scores, shares
         details: dict[str, Any] = {"heads": len(scores.matrices), "residual": has_residual}
+        details["score_bias"] = scores.biases is not None
         if not has_residual:
             return *layer_before_net(*parts), {**details, "value": "part of the net"}
         layer, radius, unique = layer_with_residual(*parts)
         return layer, radius, {**details, "value": "identified" if unique else "of least norm"}
+
+    def _reader(self, scale: Scale, scores: Scores, residual: bool) -> ShareReader:
+        return ShareReader(self.queries, self.far, scale, scores, PlainNet.of(self.radius, 1.0), residual)
 
     def _ask_scores(self) -> Steps[tuple[Scale, PointHeads, Scores]]:
         """Heads at one last token, and score matrices; elsewhere where these do not explain the answers."""

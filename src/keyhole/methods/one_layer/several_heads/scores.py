@@ -53,6 +53,16 @@ class Scores:
     matrices: Floats  # (heads, width, width)
     draws: Floats  # (draws, heads, width, width)
     value_draws: Floats  # (draws, heads, width, outputs) and those of the values in the first cell
+    biases: Floats | None = None  # (heads, width)
+    bias_draws: Floats | None = None  # (draws, heads, width)
+
+    def gates(self, point: Floats) -> Floats:  # (width,) -> (heads, width)
+        """W_h·g + c_h."""
+        return np.asarray(self.matrices @ point + (0.0 if self.biases is None else self.biases))
+
+    def gate_draws(self, point: Floats) -> Floats:  # (width,) -> (draws, heads, width)
+        """Errors that these may have."""
+        return np.asarray(self.draws @ point + (0.0 if self.bias_draws is None else self.bias_draws))
 
 
 @dataclass(frozen=True)
@@ -64,26 +74,37 @@ class _Gates:
     queries: list[GatedQueries]
 
 
-def ask_scores(queries: CellQueries, far: FarNet, scale: Scale, first: PointHeads) -> Steps[Scores]:
-    """Gates at last tokens beside the first, all in one cell, and the matrices that map the tokens to them."""
+def ask_scores(
+    queries: CellQueries, far: FarNet, scale: Scale, first: PointHeads, *, biased: bool = False
+) -> Steps[Scores]:
+    """Gates at last tokens beside the first, all in one cell, and the linear maps from the tokens to them.
+
+    With score biases the maps are affine, and one more last token, longer than the first, tells these.
+    """
     point, width = scale.cell.points[0], queries.width
     aside = np.linalg.qr(np.column_stack([point, queries.rng.standard_normal((width, width - 1))]))[0].T[1:]
+    aside = np.vstack([aside, point / np.linalg.norm(point)]) if biased else aside
     both = np.stack([far.steps_inside(scale.cell, sign * aside) for sign in (1.0, -1.0)])
     aside = aside * np.where(both[0] >= both[1], both[0], -both[1])[:, None]
-    values = first.heads.values
+    values, own = first.heads.values, first.heads.gates
     combined = _tell(values)
-    own = first.heads.gates
-    others = yield from _ask_gates(
-        queries, scale, point + aside, values, np.broadcast_to(own, (len(aside), *own.shape))
-    )
-    points = np.vstack([point, others.points])
-    gates = np.concatenate([own[None], others.gates])
-    matrices = np.swapaxes(np.linalg.solve(points, np.swapaxes(gates, 0, 1)), 1, 2)  # W_h·g = gate
+    start = np.broadcast_to(own, (len(aside), *own.shape))
+    others = yield from _ask_gates(queries, scale, point + aside, values, start)
     own_draws, value_draws = _draw_first(queries, point, first, combined)
     drawn = _draw_others(queries, others, values, value_draws, combined)
     drawn = np.concatenate([own_draws[:, None], drawn], axis=1)  # (draws, points, heads, width)
-    draws = np.linalg.solve(points, np.swapaxes(drawn, 1, 2))
-    return Scores(matrices, np.swapaxes(draws, 2, 3), value_draws)
+    gates = np.concatenate([own[None], others.gates])
+    points = np.vstack([point, others.points])
+    size = float(np.linalg.norm(point))
+    points = np.column_stack([points, np.full(len(points), size)]) if biased else points
+
+    def solve(gates: Floats) -> tuple[Floats, Floats | None]:  # (..., points, heads, width)
+        maps = np.linalg.solve(points, np.swapaxes(gates, -3, -2))  # (..., heads, width + 1 or width, width)
+        matrices = np.asarray(np.swapaxes(maps[..., :width, :], -1, -2))  # W_h·g = gate
+        return matrices, np.asarray(maps[..., width, :] * size) if biased else None
+
+    (matrices, biases), (draws, bias_draws) = solve(gates), solve(drawn)
+    return Scores(matrices, draws, value_draws, biases, bias_draws)
 
 
 def _tell(values: Floats) -> Floats:  # (heads, width, outputs) -> (outputs, n)

@@ -32,6 +32,8 @@ LOGIT = 2.5
 MOST_CONDITION = 1e8
 # A cell that is left is asked again with kinks so many times as far away, so often.
 FARTHER, MOST_FARTHER = 8.0, 4
+# If none of more cells than this is explained, or none again, it is not that they were left.
+FEW_CELLS = 3
 
 ALIKE = (
     "neurons that bend along parallel kinks are on and off together in all wide cells: what each of them sees of the "
@@ -41,6 +43,10 @@ CONTRADICTION = (
     "what heads add in some linear cells of the net contradicts what they add in others: the box is no net of one "
     "hidden layer behind softmax heads"
 )
+
+
+class CellsContradict(Unrecoverable):
+    """Scores do not explain the answers in any other cell."""
 
 
 @dataclass(frozen=True)
@@ -75,11 +81,13 @@ class ShareReader:
         known = _CellValues(self.scale.cell.active[0], first.heads.values, self.scores.value_draws)
         found, room = [known], self.scale.room
         cells, sizes = self._choose(room)
-        for _ in range(MOST_FARTHER):
+        for number in range(MOST_FARTHER):
             more, good = yield from self._ask(cells, sizes)
             found += more
             if np.all(good):
                 return self._solve(found)
+            if not np.any(good) and (len(good) > FEW_CELLS or number > 0):
+                raise CellsContradict(Outcome.WRONG_FAMILY, CONTRADICTION)
             room *= FARTHER
             directions = cells.points[~good] / np.linalg.norm(cells.points[~good], axis=1, keepdims=True)
             cells, sizes = self._place(directions, room)
@@ -129,7 +137,7 @@ class ShareReader:
     # --- one cell -------------------------------------------------------------------------------------------------
 
     def _weights(self, rows: Floats, offsets: Floats, point: Floats) -> Floats:  # -> (n, heads)
-        return np.asarray(expit(offsets[:, None] + rows @ (self.scores.matrices @ point).T))
+        return np.asarray(expit(offsets[:, None] + rows @ self.scores.gates(point).T))
 
     def _system(self, rows: Floats, weights: Floats) -> Floats:  # -> (n, unknowns)
         """Equations of the values in a cell: of all heads, or of all but the last where their sum is known."""
@@ -172,8 +180,8 @@ class ShareReader:
         rest, error = right - system @ free, float(self.queries.error(cell.points)[0])
         excess = max(len(rows) - system.shape[1], 1)
         values = self._complete(free.reshape(-1, *total.shape), total)
-        errors = draw_errors(self.queries, point, asked, GatedSum(self.scores.matrices @ point, values))
-        turned = np.einsum("nd,ehdj,j->enh", rows, self.scores.draws, point, optimize=True)
+        errors = draw_errors(self.queries, point, asked, GatedSum(self.scores.gates(point), values))
+        turned = np.einsum("nd,ehd->enh", rows, self.scores.gate_draws(point), optimize=True)
         shares = np.einsum("nd,hdp->nhp", rows, values)
         bent = np.einsum("nh,enh,nhp->enp", weights * (1 - weights), turned, shares, optimize=True)
         draws = (inverse @ (errors - bent)).reshape(DRAWS, -1, *total.shape)
