@@ -9,7 +9,7 @@ from typing import Generic
 
 import numpy as np
 
-from keyhole.arrays import Array, Booleans, Floats, floats, to_numpy
+from keyhole.arrays import FLOAT32, Array, Booleans, Floats, floats, to_numpy
 from keyhole.errors import BudgetExhausted
 from keyhole.families import F, F_co, Family
 from keyhole.methods.base import Estimate, Steps
@@ -29,7 +29,6 @@ COARSEST = 0.05
 COARSEST_NOISY = 0.3
 COARSEST_FLOAT32 = 0.1  # of answers of few digits; long sequences, of which attention makes less, are among the queries
 COARSEST_NET = 1e-4  # of exact answers without attention, which kinks are read from to many more digits
-FLOAT32 = 2.0**-23
 UNDERFLOW = 2.0**-1068  # numbers of this size have few digits
 # Squared residuals behind normal errors may exceed what is expected by this many standard deviations.
 SCATTER_DEVIATIONS = 5.0

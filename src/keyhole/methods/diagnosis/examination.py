@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from keyhole.arrays import Floats, floats
+from keyhole.arrays import FLOAT32, Floats, floats
 from keyhole.methods.base import Steps
 from keyhole.methods.noise_estimation.measure import coarseness, measure_noise
 from keyhole.queries import Measurements, Plan, Signature, sequences
@@ -78,7 +78,9 @@ class Examination:
     def error(self, size: float | Floats) -> Any:
         """What rounding and noise make of a difference of answers of this size."""
         space = self.signature.space
-        relative = self.rounding * space.eps + 4 * self.noise.relative
+        # What is rounded to decimals may have been computed in float32.
+        eps = max(space.eps, FLOAT32) if self.noise.kind == "rounded" else space.eps
+        relative = self.rounding * eps + 4 * self.noise.relative
         return relative * size + 4 * self.outputs**0.5 * self.noise.radius + space.tiny  # never zero
 
     def ask_noise(self, answers: Floats, apart: float) -> Steps[None]:

@@ -60,6 +60,19 @@ def triage(signature: Signature, rng: np.random.Generator) -> Steps[Evidence]:
     return (yield from _Triage(signature, rng).evidence())
 
 
+def ask_slight_bend(signature: Signature, rng: np.random.Generator) -> Steps[bool]:
+    """Whether single tokens of usual norm are answered by an affine map but for a little: it may be an error.
+
+    The tokens of `triage` are so long that errors of any size are lost beside their answers.
+    """
+    exam = Examination(signature, rng, "triage")
+    (direction,) = exam.norm * exam.directions(1)
+    zero, up, down = yield from exam.ask([[0.0 * direction], [direction], [-OTHER * direction]])
+    size = float(max(np.max(np.abs(each)) for each in (zero, up, down)))
+    bend = float(np.max(np.abs(zero - down - OTHER * (up - zero))))
+    return bool(exam.error(size) < bend <= SLIGHT * size)
+
+
 class _Triage:
     """Asks along one direction."""
 
