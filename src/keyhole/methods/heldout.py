@@ -336,7 +336,7 @@ def _change(estimate: Estimate, share: float, longest: float) -> Family:
     net = estimate.params.anatomy.net
     if net is not None:
         norm = min(max(net.token_norm(1.0), width**0.5), longest)
-        answers = net.on_vectors(norm * np.eye(width))
+        answers = net.on_vectors(norm * np.eye(net.width))
         seen["bias_out"] = share * float(np.mean(answers**2)) ** 0.5
     for name, array in estimate.params.arrays().items():
         xp = namespace(array)
