@@ -183,17 +183,12 @@ def _changed_net(net: kh.ReluNet, rng: Random) -> kh.ReluNet:
 
 
 def _changed_layer(layer: kh.OneLayer, rng: Random) -> kh.OneLayer:
-    head = layer.attention
+    heads = kh.MultiHead(layer.heads)
     options: list[Callable[[], kh.OneLayer]] = [
-        lambda: replace(layer, attention=replace(head, score=_nudged(head.score, rng))),
-        lambda: replace(layer, attention=replace(head, score=head.score.T)),
-        lambda: replace(layer, attention=replace(head, score=-head.score)),
-        lambda: replace(layer, attention=replace(head, value=_nudged(head.value, rng))),
-        lambda: replace(layer, attention=replace(head, score_bias=_nudged(np.zeros(head.width), rng))),
-        lambda: replace(layer, ffn=_changed_net(layer.ffn, rng)),
+        lambda: replace(layer, attention=_changed_heads(heads, layer.attention.output_bias, rng)),
         lambda: replace(layer, ffn=_changed_net(layer.ffn, rng)),
     ]
-    if head.width == head.outputs:
+    if layer.width == layer.attention.outputs and rng.random() < 0.2:
         options.append(lambda: replace(layer, residual=not layer.residual))
     return options[int(rng.integers(len(options)))]()
 
@@ -223,7 +218,10 @@ def single(rng: Random) -> kh.SingleHead:
 
 def several(rng: Random) -> kh.MultiHead:
     """Heads, some of them equal, opposite, proportional, averaging or silent."""
-    width, outputs, biased = _shape(rng)
+    return _several(rng, *_shape(rng))
+
+
+def _several(rng: Random, width: int, outputs: int | None, biased: bool) -> kh.MultiHead:
     heads = [_head(rng, width, outputs, biased) for _ in range(rng.integers(1, 5))]
     first = heads[0]
     relatives: list[Callable[[], kh.SingleHead]] = [
@@ -263,10 +261,13 @@ def net(rng: Random, width: int | None = None, few: bool = False) -> kh.ReluNet:
 
 
 def layer(rng: Random) -> kh.OneLayer:
-    """A head and a net behind it, which sees all of its values or not."""
+    """Heads, often one, and a net behind them, which sees all of their values or not."""
     width, _, biased = _shape(rng)
     residual = bool(rng.random() < 0.5)
     inner = width if residual else int(rng.integers(1, 7))
+    behind = net(rng, inner, few=bool(rng.random() < 0.4))
+    if rng.random() < 0.4:
+        return kh.OneLayer(_several(rng, width, inner, biased), behind, residual)
     value = rng.standard_normal((width, inner))
     if rng.random() < 0.2:
         value = np.outer(rng.standard_normal(width), rng.standard_normal(inner))
@@ -276,7 +277,7 @@ def layer(rng: Random) -> kh.OneLayer:
     head = kh.SingleHead(
         rng.standard_normal((width, width)), value, rng.standard_normal(width) if biased else None, bias
     )
-    return kh.OneLayer(head, net(rng, inner, few=bool(rng.random() < 0.4)), residual)
+    return kh.OneLayer(head, behind, residual)
 
 
 MAKERS: dict[str, Callable[[Random], Any]] = {

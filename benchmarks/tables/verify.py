@@ -206,9 +206,10 @@ LARGER = ("constant neuron", "unseen value", "bias trade")
 def _scaled(params: Any, rng: Random) -> Any:
     """Nets and layers of other scales."""
     if isinstance(params, kh.OneLayer):
-        score, value = _scale(rng) * params.attention.score, _scale(rng) * params.attention.value
-        head = replace(params.attention, score=score, value=value)
-        return replace(params, attention=head, ffn=_scaled(params.ffn, rng))
+        score, value = _scale(rng), _scale(rng)
+        heads = [replace(head, score=score * head.score, value=value * head.value) for head in params.heads]
+        attention = kh.MultiHead(heads, params.attention.output_bias).simplest()
+        return replace(params, attention=attention, ffn=_scaled(params.ffn, rng))
     inner, outer = _scale(rng), _scale(rng)
     return replace(
         params,

@@ -67,10 +67,13 @@ def examples(family: str, rng: Random) -> list[Any]:
         return [kh.Residual(heads(rng, WIDTH))]
     if family == "relu-net":
         return [net(rng, None), net(rng, 2)]
+    other = np.random.default_rng(3)
     return [
         kh.OneLayer(head(rng, 3), net(rng, 2, width=3)),
         kh.OneLayer(head(rng, WIDTH, output_bias=True), net(rng, None), residual=True),
         kh.OneLayer(head(rng, WIDTH), net(rng, None, neurons=3), residual=True),
+        kh.OneLayer(heads(other, 3), net(other, 2, width=3)),
+        kh.OneLayer(heads(other, WIDTH), net(other, None), residual=True),
     ]
 
 

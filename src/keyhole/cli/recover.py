@@ -72,8 +72,8 @@ def recover(
     noise: Annotated[
         str | None,
         typer.Option(
-            help="How answers err: `measure` to find out, `gaussian:1e-3`, `bounded:1e-3`, `rounded:3`, `float32`, "
-            "`float16`, `bfloat16`, of labels `flipped:0.1`, or `exact`."
+            help="How answers err: `measure` to find out, `gaussian:1e-3`, `bounded:1e-3`, `rounded:3`, `cut:3`, "
+            "`float32`, `float16`, `bfloat16`, of labels `flipped:0.1`, or `exact`."
         ),
     ] = None,
     target_error: Annotated[

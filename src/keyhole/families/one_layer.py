@@ -1,4 +1,4 @@
-"""One layer of a Transformer: an attention head, then a net of one hidden layer, with or without a residual."""
+"""One layer of a Transformer: attention, then a net of one hidden layer, with or without a residual."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from keyhole.arrays import Array, Floats, floats, namespace
 from keyhole.errors import UsageError
 from keyhole.families.base import Anatomy, Family, Sensitivity, below, is_family, under
 from keyhole.families.files import register
+from keyhole.families.multi_head import MultiHead
 from keyhole.families.relu_net import ReluNet
 from keyhole.families.sensitivity import sensitivity_of_layer
 from keyhole.families.single_head import SingleHead
@@ -25,6 +26,8 @@ NEARLY_SATURATED = 6.0
 # So many times as far out as the typical kink nearly all kinks are passed: a net that differs there is found out.
 FAR_OUT = 16.0
 
+# Singular values below this part of the largest may be errors of an estimate.
+SURE_RANK = 1e-6
 # Slopes are taken over this part of the length of the argument.
 SLOPE_STEP = 2.0**-16
 
@@ -96,15 +99,17 @@ class OneLayer(Family):
     yours has found, which becomes an `OpaqueNet`. Only layers with a `ReluNet` can be saved.
     """
 
-    attention: SingleHead  # its value is (width, inner); with a residual inner = width
+    attention: SingleHead | MultiHead  # values are (width, inner); with a residual inner = width
     ffn: ReluNet | OpaqueNet  # takes tokens of width inner
     residual: bool = False
 
     family: ClassVar[str] = "one-layer"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.attention, SingleHead) or self.attention.outputs is None:
-            raise UsageError("OneLayer.attention must be a SingleHead whose value is a matrix (width, inner)")
+        if not isinstance(self.attention, SingleHead | MultiHead) or self.attention.outputs is None:
+            raise UsageError(
+                "OneLayer.attention must be a SingleHead or a MultiHead, the value of a head a matrix (width, inner)"
+            )
         # Radii of a net that a learner has found are its own business, and may be nothing.
         if self.ffn is not None and not callable(self.ffn):
             raise UsageError(f"OneLayer.ffn must be a ReluNet, not {type(self.ffn).__name__}")
@@ -137,22 +142,27 @@ class OneLayer(Family):
             )
         return self.ffn
 
+    @property
+    def heads(self) -> tuple[SingleHead, ...]:
+        """The heads of attention, without its output bias."""
+        return tuple(MultiHead.of(self.attention).heads)
+
     def without_attention(self) -> OneLayer:
         """A copy in which all tokens weigh the same."""
         return OneLayer(self.attention.without_attention(), self.ffn, self.residual)
 
     def beside_attention(self) -> ReluNet:
-        """The net as a function of the last token and the mixture that attention makes, one behind the other.
+        """The net as a function of the last token and of the mixture that each head makes, one behind the other.
 
-        Apart from the score matrix this is all that queries can tell of the layer, whatever its value matrix and the
-        weights behind it are.
+        Apart from score matrices this is all that queries can tell of the layer, whatever its values and the weights
+        behind them are.
         """
-        net, value = self.net, self.attention.value
-        xp = namespace(value)
+        net, heads = self.net, self.heads
+        xp = namespace(heads[0].value)
 
-        def seen(weights: Array) -> Array:  # (..., inner) -> (..., 2·width)
-            mixture = weights @ value.T
-            return xp.concat([weights if self.residual else xp.zeros_like(mixture), mixture], axis=-1)
+        def seen(weights: Array) -> Array:  # (..., inner) -> (..., (1 + heads)·width)
+            mixtures = [weights @ head.value.T for head in heads]
+            return xp.concat([weights if self.residual else xp.zeros_like(mixtures[0]), *mixtures], axis=-1)
 
         bias_in, bias_out = net.bias_in, net.bias_out
         if self.attention.output_bias is not None:
@@ -176,7 +186,9 @@ class OneLayer(Family):
         """The layer of arrays named by their path, and of its words."""
         parts = below(cls.family, arrays, "attention", "ffn")
         net = ReluNet(**parts["ffn"], activation=activation)
-        return cls(SingleHead.of_arrays(**parts["attention"]), net, residual == "true")
+        several = any(name.startswith("heads.") for name in parts["attention"])
+        attention = (MultiHead if several else SingleHead).of_arrays(**parts["attention"])
+        return cls(attention, net, residual == "true")
 
     def with_arrays(self, named: dict[str, Array]) -> OneLayer:
         """A copy with other arrays; a net that is a function stays as it is."""
@@ -190,7 +202,8 @@ class OneLayer(Family):
             return x
         seen = self.beside_attention()
         weights = floats(seen.weights_in)
-        weights = weights[:, : self.width] + weights[:, self.width :]  # a single token is both the last and the mixture
+        # A single token is both the last and every mixture.
+        weights = np.sum(weights.reshape(-1, 1 + len(self.heads), self.width), axis=1)
         return ReluNet(weights, floats(seen.bias_in), floats(seen.weights_out), floats(seen.bias_out)).onto_kinks(
             x, rng
         )
@@ -214,7 +227,7 @@ class OneLayer(Family):
         """
         rounding = UNKNOWN_ARITHMETIC * rounding
         entering = self._into_ffn(tokens)
-        moved = self.attention.error_bar(radius.attention, tokens, rounding)
+        moved = self.attention.error_bar(radius.attention, tokens, rounding)  # type: ignore[arg-type]
         if self.residual:
             moved = moved + rounding * namespace(tokens).abs(tokens[:, -1, :])
         own = self.ffn.error_bar(radius.ffn, entering[:, None, :], rounding)  # type: ignore[arg-type]
@@ -223,7 +236,7 @@ class OneLayer(Family):
     def effects(self, change: OneLayer, tokens: Array) -> Iterator[tuple[str, Array]]:
         """How far a change of each part of the head, passed through the net, and of the net moves the answers."""
         entering = self._into_ffn(tokens)
-        for name, moved in self.attention.effects(change.attention, tokens):
+        for name, moved in self.attention.effects(change.attention, tokens):  # type: ignore[arg-type]
             yield name, self.ffn.propagate_radius(entering, moved)
         yield from self.ffn.effects(change.ffn, entering[:, None, :])  # type: ignore[arg-type]
 
@@ -237,16 +250,26 @@ class OneLayer(Family):
 
     @property
     def anatomy(self) -> Anatomy:
-        """A head with a net behind it."""
-        net = self.ffn.anatomy.net
-        neurons = "" if net is None else f" with {net.neurons} neurons"
-        title = f"One layer of a Transformer of width {self.width}{neurons}"
-        return Anatomy(title, (self.attention,), net=net, behind=True)
+        """Heads with a net behind them."""
+        net, inner = self.ffn.anatomy.net, self.attention.anatomy
+        many = [f"{len(inner.heads)} heads"] if inner.numbered else []
+        many += [] if net is None else [f"{net.neurons} neurons"]
+        title = f"One layer of a Transformer of width {self.width}{' with ' * bool(many)}{' and '.join(many)}"
+        return Anatomy(title, inner.heads, inner.numbered, net, behind=True)
 
     @property
     def counting_bound(self) -> int:
-        """The fewest queries that tell the forms of the head and the net behind it."""
-        return -(-(self.attention.counting_bound - self.width) // (self.outputs or 1)) + self.ffn.counting_bound
+        """The fewest queries that tell the forms of heads, and the net as a function of the mixtures they make."""
+        if isinstance(self.attention, SingleHead) or (net := self.ffn.anatomy.net) is None:
+            return -(-(self.attention.counting_bound - self.width) // (self.outputs or 1)) + self.ffn.counting_bound
+        inner, several = floats(net.weights_in), len(self.heads) * self.width
+        if self.residual:  # the weights, and of each value what they look at
+            products = inner.size + several * _rank(inner)
+        else:  # a matrix of this rank: the products of weights and values
+            rank = _rank(inner @ np.hstack([floats(head.value).T for head in self.heads]))
+            products = rank * (net.neurons + several - rank)
+        numbers = sum(head.numbers_in_logits for head in self.heads) + products
+        return -(-(numbers - inner.size) // (self.outputs or 1)) + self.ffn.counting_bound
 
     def sensitivity(self, tokens: Floats, unit: float, looked_at: Array) -> Sensitivity:
         """Predictions, their rounding, and the first-order effect of every array of head and net."""
@@ -256,6 +279,11 @@ class OneLayer(Family):
         """Write the parameters to a safetensors file that `keyhole.load` reads."""
         _ = self.net  # a function has no arrays that a file could hold
         super().save(path)
+
+
+def _rank(matrix: Floats) -> int:
+    """The rank, errors of an estimate not counted."""
+    return int(np.linalg.matrix_rank(matrix, rtol=SURE_RANK))
 
 
 def as_net(net: object, inner: int) -> ReluNet | OpaqueNet:

@@ -8,6 +8,8 @@ right, so norms and inner products of it cost no more than those of vectors.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
+from operator import add
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -179,13 +181,16 @@ def sensitivity_of_net(net: ReluNet, tokens: Floats, unit: float, looked_at: Arr
 
 
 def sensitivity_of_layer(params: OneLayer, tokens: Floats, unit: float, looked_at: Array) -> Sensitivity:
-    """Predictions of a head with a net behind it, their rounding, and the effect of every array."""
+    """Predictions of heads with a net behind them, their rounding, and the effect of every array."""
     layer = params.like(np.zeros(1))
-    head, net, last = _Head(layer.attention, tokens, unit), layer.anatomy.net, tokens[:, -1, :]
-    entering = head.answers if layer.attention.output_bias is None else head.answers + layer.attention.output_bias
+    net, last, bias = layer.anatomy.net, tokens[:, -1, :], layer.attention.output_bias
+    heads = [_Head(head, tokens, unit) for head in layer.heads]
+    entering = reduce(add, [head.answers for head in heads])
+    entering = entering if bias is None else entering + bias
     # An oracle may have a bias in front of the net that the biases of the net take away.
-    bias = 0.0 if net is None else np.linalg.norm(net.bias_in) / (np.linalg.norm(net.weights_in) or 1.0)
-    radius = head.rounding + unit * (np.abs(entering) + bias)
+    far = 0.0 if net is None else np.linalg.norm(net.bias_in) / (np.linalg.norm(net.weights_in) or 1.0)
+    sizes = [np.abs(head.answers) for head in heads] if len(heads) > 1 else []  # a sum of several is rounded too
+    radius = reduce(add, [head.rounding for head in heads]) + unit * reduce(add, sizes, np.abs(entering) + far)
     if layer.residual:
         entering = entering + last
         radius = radius + unit * np.abs(last)
@@ -194,17 +199,24 @@ def sensitivity_of_layer(params: OneLayer, tokens: Floats, unit: float, looked_a
         through = layer.ffn.propagate_radius(entering, radius) + unit * np.abs(answers)
         return Sensitivity(answers.reshape(len(tokens), -1), through.reshape(len(tokens), -1), ())
     behind = _Net(net, entering)
-    shape = behind.answers.shape
-    rounding = behind.rounding(unit) + net.propagate_radius(entering, radius).reshape(shape)
-    (count, _, width), looks = tokens.shape, len(looked_at)
+    rounding = behind.rounding(unit) + net.propagate_radius(entering, radius).reshape(behind.answers.shape)
+    inner, steep = behind.gradients(looked_at), _norms(behind.gradients(slice(None)))
+    parts: list[Part] = []
+    for number, head in enumerate(heads):
+        parts += _parts_behind_net(head, behind, looked_at, number if layer.anatomy.numbered else None)
+    parts += _part("output_bias", None, bias, inner.reshape(-1, inner.shape[-1]), None, steep)
+    return Sensitivity(behind.answers, rounding, (*parts, *behind.parts(looked_at)))
+
+
+def _parts_behind_net(head: _Head, behind: _Net, looked_at: Array, number: int | None) -> list[Part]:
+    """What each array of a head does through the net."""
+    tokens, (count, _, width), looks = head.tokens, head.tokens.shape, len(looked_at)
+    last, own = tokens[:, -1, :], head.head
     gradients, everything = behind.gradients(looked_at), behind.gradients(slice(None))
     slopes = np.swapaxes(head.pulls @ np.swapaxes(gradients, 1, 2), 1, 2) @ tokens  # (n, looks, width)
-    slopes = slopes.reshape(-1, width)
+    slopes, inner = slopes.reshape(-1, width), gradients.reshape(count * looks, -1)
     reach = head.reach(head.pulls @ np.swapaxes(everything, 1, 2))
-    steep = _norms(everything)
-    score, inner, mixed = layer.attention.score, gradients.reshape(count * looks, -1), _norms(head.mixture)[:, None]
-    parts = _part("score", None, score, slopes, _rows(last, looks), reach * _norms(last)[:, None])
-    parts += _part("score_bias", None, layer.attention.score_bias, slopes, None, reach)
-    parts += _part("value", None, layer.attention.value, _rows(head.mixture, looks), inner, mixed * steep)
-    parts += _part("output_bias", None, layer.attention.output_bias, inner, None, steep)
-    return Sensitivity(behind.answers, rounding, (*parts, *behind.parts(looked_at)))
+    mixed = _norms(head.mixture)[:, None] * _norms(everything)
+    found = _part("score", number, own.score, slopes, _rows(last, looks), reach * _norms(last)[:, None])
+    found += _part("score_bias", number, own.score_bias, slopes, None, reach)
+    return found + _part("value", number, own.value, _rows(head.mixture, looks), inner, mixed)

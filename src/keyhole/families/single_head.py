@@ -69,10 +69,15 @@ class SingleHead(Head):
         return Anatomy(f"One attention head of width {self.width}", (self,))
 
     @property
+    def numbers_in_logits(self) -> int:
+        """Numbers that a score of this rank and its bias have."""
+        width, rank = self.width, int(np.linalg.matrix_rank(floats(self.score)))
+        return rank * (2 * width - rank) + (0 if self.score_bias is None else width)
+
+    @property
     def counting_bound(self) -> int:
         """Queries below which a head of this rank has more unknown numbers than answers: d² + d at full rank."""
-        width, rank = self.width, int(np.linalg.matrix_rank(floats(self.score)))
-        numbers = rank * (2 * width - rank) + (0 if self.score_bias is None else width)
+        width, numbers = self.width, self.numbers_in_logits
         shown = max(1, int(np.linalg.matrix_rank(floats(self.value_columns))))
         return -(-numbers // shown) + width + (0 if self.output_bias is None else 1)
 

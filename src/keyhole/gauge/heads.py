@@ -96,21 +96,25 @@ def equivalent_heads(first: Heads, second: Heads, tolerance: float, max_length: 
             return False
         if max_length < TWO_TOKENS:
             return True
-        pairs = [_upright(logits, value, pairs, tolerance) for logits, value in pairs if np.any(logits)]
+        pairs = [pair for pair in uprighted(pairs, pairs, tolerance) if np.any(pair[0])]
     groups = groups_of([logits for logits, _ in pairs], tolerance)
     return all(_cancels([pairs[number][1] for number in group], tolerance) for group in groups)
 
 
-def _upright(
-    logits: Floats, value: Floats, pairs: list[tuple[Floats, Floats]], tolerance: float
-) -> tuple[Floats, Floats]:
-    """The head, or its negative where that is how the first of its kind looks."""
-    for known, _ in pairs:
-        if same_logits(known, logits, tolerance):
-            return logits, value
-        if same_logits(known, -logits, tolerance):
-            return -logits, -value
-    return logits, value
+def uprighted(
+    pairs: Sequence[tuple[Floats, Floats]], among: Sequence[tuple[Floats, Floats]], tolerance: float
+) -> list[tuple[Floats, Floats]]:
+    """Heads (logits, value) each as it is, or as its negative and an average, where the first of its kind is that."""
+    found: list[tuple[Floats, Floats]] = []
+    for logits, value in pairs:
+        kind = next(
+            known
+            for known, _ in among
+            if same_logits(known, logits, tolerance) or same_logits(known, -logits, tolerance)
+        )
+        upright = same_logits(kind, logits, tolerance)
+        found += [(logits, value)] if upright else [(-logits, -value), (0 * logits, 2 * value)]
+    return found
 
 
 def _cancels(parts: Sequence[Floats], tolerance: float) -> bool:

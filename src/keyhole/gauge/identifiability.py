@@ -83,6 +83,17 @@ _HEADS_APART = (
 )
 _SIGNED = "two tokens show Σ v_h·tanh of half a logit, which is odd"
 _HEADS = "the answer along a line has a pole for every head, of which position and residue show"
+_SEVERAL = (
+    hidden("the order of heads", "what they make is added up", change.of_kind("order of heads")),
+    hidden("how heads of equal logits share a value", "only the sum shows", change.of_kind("split of a head")),
+    hidden("logits of a head that the net does not see", "it says nothing", change.of_kind("zero head")),
+    hidden(
+        "the sign of a head, against an average",
+        "of two tokens the weight of one is one minus that of the other: (W, V) is (−W, −V) and an average of 2V",
+        change.of_kind("length-2-only"),
+        until=2,
+    ),
+)
 _NEURONS = (
     hidden("the order of neurons", "answers are added up", change.of_kind("permutation")),
     hidden(
@@ -181,10 +192,12 @@ CLAIMS: dict[tuple[str, str], tuple[Claim, ...]] = {
     ("one-layer", "unrestricted"): (
         known("the net on a token that is its own mixture", "the answer to one token", change.affine),
         known("W and c", "mixtures of other weights are others, unless the net does not look", change.score, since=2),
-        known("the net as a function of last token and mixture", _LAYER_NET, change.value, since=2),
+        known("the net as a function of last token and the mixture of each head", _LAYER_NET, change.value, since=2),
+        known("W, c and A·Vᵀ of every head whose logits differ from all others'", _HEADS, _SIGN, since=3),
         hidden("W and c", ALONE, change.logits, until=1),
         _BIASES,
         *_VALUES,
+        *_SEVERAL,
         *_NEURONS,
     ),
     ("one-layer", "one-hot"): (
@@ -195,6 +208,7 @@ CLAIMS: dict[tuple[str, str], tuple[Claim, ...]] = {
         hidden("a row added to all rows of V, against the biases", f"x·1 = 1 and {SUMS}", change.value_row_for_bias),
         _BIASES,
         *_VALUES,
+        *_SEVERAL,
         *_NEURONS,
     ),
     ("one-layer", "mean-zero"): (
@@ -205,6 +219,7 @@ CLAIMS: dict[tuple[str, str], tuple[Claim, ...]] = {
         hidden("a row added to all rows of V", "x·1 = 0", change.value_constant),
         _BIASES,
         *_VALUES,
+        *_SEVERAL,
         *_NEURONS,
     ),
 }

@@ -61,12 +61,19 @@ def of_heads(how: Callable[[SingleHead, Random], SingleHead], first_only: bool =
     def change(params: Family, rng: Random) -> Changed:
         params = params.like(np.zeros(1))
         if isinstance(params, OneLayer):
-            return replace(params, attention=how(params.attention, rng))
+            return replace(params, attention=changed(params.attention, rng))
+        return changed(params, rng)
+
+    def changed(params: Family, rng: Random) -> Heads:
         if isinstance(params, SingleHead):
             return how(params, rng)
         params = MultiHead.of(params)
         chosen = params.heads[:1] if first_only else params.heads
-        return MultiHead([*(how(head, rng) for head in chosen), *params.heads[len(chosen) :]], params.output_bias)
+        heads = [*(how(head, rng) for head in chosen), *params.heads[len(chosen) :]]
+        bias = sum((head.output_bias for head in heads if head.output_bias is not None), output_bias_of(params))
+        return MultiHead(
+            [replace(head, output_bias=None) for head in heads], np.asarray(bias) if np.any(bias) else None
+        )
 
     return change
 

@@ -76,7 +76,7 @@ def redundancy_of_layer(layer: OneLayer) -> Redundancy:
     tolerance = rounding_of(layer)
     kinks = kinks_of_layer(layer, tolerance)
     found = _of_net(plain_layer(layer).net, kinks, layer.family, tolerance)
-    return replace(found, logits_show=sees_mixture(kinks, tolerance))
+    return replace(found, logits_show=sees_mixture(layer, tolerance))
 
 
 def redundancy_of_heads(params: Heads) -> Redundancy:

@@ -14,7 +14,7 @@ from keyhole.gauge.attention_layer import as_heads, as_layer, distance_of_attent
 from keyhole.gauge.compare import Gauge, MakeWitness, register
 from keyhole.gauge.heads import Heads, canonical_heads, distance_of_heads, equivalent_heads, into_logits, output_bias_of
 from keyhole.gauge.nets import canonical_net, distance_of_nets, equivalent_nets
-from keyhole.gauge.one_layer import canonical_layer, distance_of_layers, equivalent_layers
+from keyhole.gauge.one_layer import canonical_layer, distance_of_layers, equivalent_layers, match_heads
 from keyhole.gauge.redundancy import redundancy_of_heads, redundancy_of_layer, redundancy_of_net
 from keyhole.gauge.tolerance import relative
 from keyhole.gauge.witness_heads import HEAD_KINDS
@@ -131,6 +131,23 @@ def align_labels(params: Labels, truth: Labels) -> dict[str, Floats]:
     return aligned
 
 
+def align_scores(params: OneLayer, truth: OneLayer) -> dict[str, Floats]:
+    """The scores of the true heads in the order of those recovered: values show only beside the net."""
+    if len(params.heads) != len(truth.heads):
+        return {}
+    order = match_heads([_finite_logits(head) for head in params.heads], truth.heads)
+    several = params.anatomy.numbered
+    return {
+        f"attention.heads.{number}.score" if several else "attention.score": floats(head.score)
+        for number, head in enumerate(order)
+    }
+
+
+def _finite_logits(head: SingleHead) -> SingleHead:
+    logits = _finite(into_logits(head))
+    return replace(head, score=logits[:, :-1], score_bias=logits[:, -1])
+
+
 HEADS: Gauge[Heads] = Gauge(
     canonical_heads, equivalent_heads, distance_of_heads, HEAD_KINDS, redundancy_of_heads, align_heads
 )
@@ -145,7 +162,7 @@ register(
         distance_of_layers,
         LAYER_KINDS,
         redundancy_of_layer,
-        lambda _, truth: {"attention.score": floats(truth.attention.score)},
+        align_scores,
     ),
 )
 register(Residual, around(HEADS, lambda params: params.attention, Residual))

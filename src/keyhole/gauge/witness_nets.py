@@ -10,12 +10,13 @@ import numpy.typing as npt
 
 from keyhole.arrays import Floats
 from keyhole.families.activations import activate
+from keyhole.families.multi_head import MultiHead
 from keyhole.families.one_layer import OneLayer
 from keyhole.families.relu_net import ReluNet
-from keyhole.families.single_head import SingleHead
 from keyhole.gauge.nets import kinks_of, net_of
-from keyhole.gauge.one_layer import kinks_of_layer, plain_layer, sees_mixture
+from keyhole.gauge.one_layer import plain_layer, sees_mixture, without_unseen
 from keyhole.gauge.tolerance import rounding_of, size
+from keyhole.gauge.witness_heads import HEAD_KINDS
 
 FoundNet = tuple[ReluNet, str] | None
 FoundLayer = tuple[OneLayer, str] | None
@@ -139,10 +140,11 @@ NET_KINDS: dict[str, Callable[[ReluNet, Random], FoundNet]] = {
 def silent_logits(params: OneLayer, rng: Random) -> FoundLayer:
     """Other logits where the net does not see the mixture."""
     layer, tolerance = plain_layer(params), rounding_of(params)
-    if sees_mixture(kinks_of_layer(params, tolerance), tolerance):
+    if sees_mixture(params, tolerance):
         return None
-    other = replace(layer.attention, score=rng.standard_normal(layer.attention.score.shape))
-    return replace(layer, attention=other), "the net does not depend on what attention makes, so logits can be anything"
+    other = replace(layer.heads[0], score=rng.standard_normal(layer.heads[0].score.shape))
+    said = "the net does not depend on what attention makes, so logits can be anything"
+    return replace(layer, attention=MultiHead([other, *layer.heads[1:]]).simplest()), said
 
 
 def value_basis(params: OneLayer, rng: Random) -> FoundLayer:
@@ -156,7 +158,7 @@ def value_basis(params: OneLayer, rng: Random) -> FoundLayer:
     back = np.linalg.inv(turn).T
     net = layer.net
     changed = replace(net, weights_in=net.weights_in @ back, skip=None if net.skip is None else net.skip @ back)
-    attention = replace(layer.attention, value=layer.attention.value @ turn)
+    attention = MultiHead([replace(head, value=head.value @ turn) for head in layer.heads]).simplest()
     said = "the value matrix is multiplied by a matrix and the weights behind it by its inverse: only the products show"
     return OneLayer(attention, changed, residual=False), said
 
@@ -171,10 +173,11 @@ def unseen_value(params: OneLayer, rng: Random) -> FoundLayer:
     blind = basis[sizes <= rounding_of(params) * max(sizes[0], np.finfo(float).tiny)]
     if not blind.shape[0]:
         return None
-    entry = size(layer.attention.value) / layer.attention.value.size**0.5 or 1.0
-    moved = layer.attention.value + entry * rng.standard_normal((layer.width, blind.shape[0])) @ blind
+    first, *others = layer.heads
+    entry = size(first.value) / first.value.size**0.5 or 1.0
+    moved = first.value + entry * rng.standard_normal((layer.width, blind.shape[0])) @ blind
     said = f"the net does not look in {blind.shape[0]} of {net.width} directions, and there values can be anything"
-    return replace(layer, attention=replace(layer.attention, value=moved)), said
+    return replace(layer, attention=MultiHead([replace(first, value=moved), *others]).simplest()), said
 
 
 def bias_trade(params: OneLayer, rng: Random) -> FoundLayer:
@@ -200,12 +203,15 @@ def bias_trade(params: OneLayer, rng: Random) -> FoundLayer:
 def length_one(params: OneLayer, rng: Random) -> FoundLayer:
     """Other logits: a token alone has all the weight."""
     layer, tolerance = plain_layer(params), rounding_of(params)
-    if not sees_mixture(kinks_of_layer(params, tolerance), tolerance):
+    if not sees_mixture(params, tolerance):
         return None
     width = layer.width
-    score = rng.standard_normal((width, width)) * (size(layer.attention.score) / width or 1.0)
-    attention = SingleHead(score, layer.attention.value, layer.attention.score_bias)
-    return replace(layer, attention=attention), "attention has other logits: a token alone has all the weight"
+    heads = [
+        replace(head, score=rng.standard_normal((width, width)) * (size(head.score) / width or 1.0))
+        for head in layer.heads
+    ]
+    said = "attention has other logits: a token alone has all the weight"
+    return replace(layer, attention=MultiHead(heads).simplest()), said
 
 
 def _behind(make: Callable[[ReluNet, Random], FoundNet]) -> Callable[[OneLayer, Random], FoundLayer]:
@@ -219,11 +225,34 @@ def _behind(make: Callable[[ReluNet, Random], FoundNet]) -> Callable[[OneLayer, 
     return made
 
 
+def _in_front(kind: str) -> Callable[[OneLayer, Random], FoundLayer]:
+    """A witness of the heads as one of the layer: the same mixtures, and so the same answers."""
+
+    def made(params: OneLayer, rng: Random) -> FoundLayer:
+        layer, tolerance = plain_layer(params), rounding_of(params)
+        if kind == "length-2-only":  # of a head that the net does not see nothing shows at any length
+            if not sees_mixture(layer, tolerance):
+                return None
+            layer = without_unseen(layer, tolerance)
+        found = HEAD_KINDS[kind](layer.attention, rng)
+        if found is None:
+            return None
+        assert isinstance(found[0], MultiHead)
+        return replace(layer, attention=found[0].simplest()), found[1]
+
+    return made
+
+
 LAYER_KINDS: dict[str, Callable[[OneLayer, Random], FoundLayer]] = {
     "silent logits": silent_logits,
     "factor gauge": value_basis,
     "unseen value": unseen_value,
     "bias trade": bias_trade,
     **{kind: _behind(make) for kind, make in NET_KINDS.items()},
+    "merge of heads": _in_front("merge"),
+    "order of heads": _in_front("permutation"),
+    "split of a head": _in_front("split"),
+    "zero head": _in_front("zero head"),
+    "length-2-only": _in_front("length-2-only"),
     "length-1-only": length_one,
 }

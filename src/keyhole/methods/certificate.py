@@ -165,7 +165,7 @@ def _compare(estimate: Estimate, signature: Signature, asked: HeldOut, answers: 
     noise = signature.noise.radius + signature.noise.smallest + signature.noise.relative * np.abs(predictions)
     # A weight below the smallest normal number may be zero in the oracle's arithmetic, whatever value it is for.
     noise = noise + signature.space.tiny * float(np.max(np.abs(predictions), initial=0.0)) + UNDERFLOW
-    if signature.noise.kind == "bounded":
+    if signature.noise.kind == "bounded" or signature.noise.is_cut:
         # Radii hold whatever the errors are, which may conspire; held-out queries do not know them, so what they see
         # of it is as random as they are.
         known = GAUSSIAN_DEVIATIONS * known

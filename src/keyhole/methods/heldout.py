@@ -26,7 +26,8 @@ from keyhole.queries import Plan, Signature, sequences
 # Where the norm of a query comes from, in the order in which queries take them: from a size of logits (or a distance
 # over that of the kinks of a net), entries of N(0, 1), which a wrong estimate has no part in, any norms around either,
 # and the longest tokens whose logits are still known: heads that cancel among short tokens, or whose scores were taken
-# for zero, do not there.
+# for zero, do not there. Ordinary ones of these differ by what a head does not see: two near heads that were taken for
+# one choose between them.
 NORM_ORDER = ("logits", "normal", "any", "longest", "normal", "logits", "any", "normal")
 # Of exact answers these are kept as they were drawn, whether or not they inform: where an estimate says that nothing
 # can be seen, a box of another family may show it.
@@ -148,7 +149,7 @@ class _Source:
         for n, norm in enumerate(norms):
             if structures[n] == "ordinary" and norm != "normal" and self.rng.integers(2):
                 if self.signature.max_norm is not None:
-                    # Mixtures of different tokens are shorter than tokens may be: nearly equal ones show what is far out.
+                    # Mixtures of different tokens are shorter than tokens may be: near ones show what is far out.
                     structures[n] = "near"
                 elif norm == "any":
                     structures[n] = "mixed"
@@ -179,6 +180,8 @@ class _Source:
             tokens += rng.choice([-1.0, 1.0], (length, 1)) * to_numpy(self.loudest)
         # Rounded, so that the last digits of an estimate do not make other queries of the same ones.
         tokens *= float(f"{self._norm(norm, by):.2g}")
+        if norm == "longest" and structure == "ordinary" and self.sure and self.has_attention:
+            tokens = self._undecided(tokens)
         with np.errstate(divide="ignore", invalid="ignore"):
             sizes = np.linalg.norm(tokens, axis=1, keepdims=True)
             inside = 1.0 if norm == "normal" else 1.0 - 0.5 * rng.uniform() ** 2  # normal tokens end at the very rim
@@ -193,6 +196,17 @@ class _Source:
             near = self.params.onto_boundary(tokens, rng)
             tokens = near if np.max(np.linalg.norm(near, axis=1)) <= signature.norm_limit else tokens
         return Query(tokens, norm, structure, norm == "logits" and structure in USUAL)
+
+    def _undecided(self, tokens: Floats) -> Floats:  # (length, width)
+        """Tokens between which a head of the estimate does not choose however long they are: two near heads do."""
+        heads, tokens = self.params.anatomy.heads, 0.5 * tokens  # sums of two must not be too long
+        head = heads[int(self.rng.integers(len(heads)))]
+        bias = 0.0 if head.score_bias is None else floats(head.score_bias)
+        keys = floats(head.score) @ tokens[-1] + bias
+        size = float(np.linalg.norm(keys))
+        keys = keys / size if size > 0 else 0 * keys
+        others = tokens[:-1] - np.outer(tokens[:-1] @ keys, keys)
+        return np.concatenate([tokens[-1] + others, tokens[-1:]])
 
     def _norm(self, kind: str, by: Family) -> float:
         rng, signature = self.rng, self.signature
@@ -322,7 +336,7 @@ def _change(estimate: Estimate, share: float, longest: float) -> Family:
     net = estimate.params.anatomy.net
     if net is not None:
         norm = min(max(net.token_norm(1.0), width**0.5), longest)
-        answers = net.on_vectors(norm * np.eye(width))
+        answers = net.on_vectors(norm * np.eye(net.width))
         seen["bias_out"] = share * float(np.mean(answers**2)) ** 0.5
     for name, array in estimate.params.arrays().items():
         xp = namespace(array)

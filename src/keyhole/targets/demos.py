@@ -186,6 +186,7 @@ LAYER_KNOBS = {
     "norm": Knob(float, 1.0, 0.0),
     "residual": Knob(int, 0, 0, 1),
     "seed": Knob(int, 0, 0),
+    "heads": Knob(int, None, 1, 1024),  # one if left out
 }
 
 
@@ -213,13 +214,13 @@ def _net_demo(text: str, given: Mapping[str, float]) -> Target:
 
 
 def _layer_demo(text: str, given: Mapping[str, float]) -> Target:
-    width, neurons, outputs = int(given["width"]), int(given["neurons"]), _whole(given, "outputs")
-    rng, residual = np.random.default_rng([int(given["seed"]), DEMO_STREAM]), bool(given["residual"])
-    score, value = rng.standard_normal((width, width)), rng.standard_normal((width, width)) / width**0.5
-    head = SingleHead(score * (given["norm"] / np.linalg.norm(score, 2)), value)
-    layer = OneLayer(head, random_net(width, neurons, outputs, rng), residual=residual)
+    width, neurons, residual = int(given["width"]), int(given["neurons"]), bool(given["residual"])
+    heads = _whole(given, "heads")
+    rng = np.random.default_rng([int(given["seed"]), DEMO_STREAM])
+    layer = random_layer(width, neurons, _whole(given, "outputs"), rng, given["norm"], residual, heads)
     oracle = FunctionOracle(layer, width=width, name=text)
-    label = f"a random layer of width {width}: a softmax head, then a net of {neurons} ReLU neurons"
+    attention = "a softmax head" if heads is None else f"{heads} softmax heads"
+    label = f"a random layer of width {width}: {attention}, then a net of {neurons} ReLU neurons"
     return Target(text, oracle, label + (", with a residual" if residual else ""), layer)
 
 
@@ -235,6 +236,25 @@ def _with_labels(target: Target, head: SingleHead, given: Mapping[str, float]) -
         label = f"{label}, wrong at a rate of {flips:g}"
     oracle.name = target.text
     return replace(target, oracle=oracle, label=label, truth=truth)
+
+
+def random_layer(
+    width: int,
+    neurons: int,
+    outputs: int | None,
+    rng: np.random.Generator,
+    norm: float = 1.0,
+    residual: bool = False,
+    heads: int | None = None,
+) -> OneLayer:
+    """Gaussian heads, scores scaled to the spectral norm, and a random net; `heads` is None for a single head."""
+    made = []
+    for _ in range(heads or 1):
+        score, value = rng.standard_normal((width, width)), rng.standard_normal((width, width)) / width**0.5
+        made.append(SingleHead(score * (norm / np.linalg.norm(score, 2)), value))
+    return OneLayer(
+        made[0] if heads is None else MultiHead(made), random_net(width, neurons, outputs, rng), residual=residual
+    )
 
 
 def _with_errors(target: Target, given: Mapping[str, float]) -> Target:

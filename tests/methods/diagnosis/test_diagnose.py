@@ -67,7 +67,7 @@ def test_another_activation_is_not_taken_for_one_of_them() -> None:
     assert found.found("activation") == "smooth"
     assert not kh.recover(mish, found.method, throw=False, **found.options).certified
     layer = KINDS["head, then a GELU or SiLU net"][1](rng, 8)
-    assert diagnose_box(kh.FunctionOracle(layer, width=8)).method is None  # named, not recovered
+    assert diagnose_box(kh.FunctionOracle(layer, width=8)).method == "one-layer"
     bounded = kh.FunctionOracle(KINDS["GELU net"][1](rng, 8), width=8, max_norm=50.0)
     assert diagnose_box(bounded).found("activation") == "smooth"
 

@@ -580,7 +580,6 @@ def with_something_beside(truth: OneLayer) -> Callable[[Array], Array]:
 
 
 OTHERS: dict[str, Callable[[OneLayer], Callable[[Array], Array]]] = {
-    "two heads": lambda truth: mixed(truth, lambda z, _: softmax(z) + softmax(-2 * z)),
     "hard attention": lambda truth: mixed(truth, lambda z, _: (z == np.max(z, axis=1, keepdims=True)) * 1.0),
     "positions count": lambda truth: mixed(truth, lambda z, _: softmax(z + 0.3 * np.arange(z.shape[1]))),
     "linear attention": lambda truth: mixed(truth, lambda z, _: 1 + np.abs(z)),

@@ -609,9 +609,10 @@ class _Diagnosing:
         if attends and not (yield from self._weights()):
             return self._diagnosis(UNKNOWN, None)
         activation = yield from ask_activation(exam)
-        if attends:
-            return self._diagnosis("one-layer", "one-layer" if activation == "relu" else None)
         smooth = "smooth" if exam.signature.max_norm is None else "auto"  # which shows from afar only
+        if attends:
+            known = {} if activation == "relu" else {"activation": activation}
+            return self._diagnosis("one-layer", "one-layer" if not known or smooth == "smooth" else None, **known)
         if activation == "relu":  # or so few neurons that none was seen to bend
             exact = exam.noise.kind == "exact"
             return replace(self._diagnosis("relu-net", "relu-net"), alternatives=({"activation": smooth},) * exact)

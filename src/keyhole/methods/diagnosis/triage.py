@@ -165,9 +165,10 @@ class _Triage:
         moves = "moves the answer" if attends else "moves no answer"
         self.exam.say("attention", "yes" if attends else "none", f"another token before the last one {moves}")
         smooth = yield from ask_curvature(self.exam, SPOTS)
-        if attends:
-            return self._evidence(None if smooth else "one-layer")
         far = self.exam.signature.max_norm is None  # from where bends of smooth neurons are seen
+        if attends:
+            known = {"activation": "smooth"} if smooth else {}
+            return self._evidence("one-layer" if far or not smooth else None, **known)
         return self._evidence("relu-net", **({"activation": "smooth" if far else "auto"} if smooth else {}))
 
     # --- single tokens are answered by an affine map

@@ -12,6 +12,7 @@ import numpy as np
 from keyhole.arrays import Array, namespace
 from keyhole.errors import UsageError
 from keyhole.families import Family, SingleHead
+from keyhole.families.activations import ACTIVATIONS
 from keyhole.families.one_layer import UNKNOWN_ARITHMETIC, OneLayer, OpaqueNet, as_net
 from keyhole.families.relu_net import ReluNet
 from keyhole.methods.arithmetic import partial_result
@@ -33,6 +34,7 @@ from keyhole.methods.one_layer.rays import (
     rays_of_net,
     rays_past_residual,
 )
+from keyhole.methods.one_layer.several_heads.read_heads import HeadsBeforeNet
 from keyhole.methods.relu_net.exact.estimate import FAMILY as NET_FAMILY
 from keyhole.methods.relu_net.exact.estimate import zero_biases_within
 from keyhole.methods.relu_net.exact.method import relu_net
@@ -44,6 +46,9 @@ from keyhole.recovery import Outcome
 ASSUMPTIONS = (
     "the box computes one softmax head over its raw tokens, then a net of one hidden layer, read at the last position",
     "answers are right up to the rounding of their dtype and the declared noise",
+)
+SEVERAL = (
+    "the box adds up softmax heads over its raw tokens, then computes a net of one hidden layer, at the last position"
 )
 
 # Learns a net from queries of one token. Its estimate's params are called with tokens (batch, 1, width), answer
@@ -58,6 +63,9 @@ RESIDUAL_NORMS = (1.0, 4.0, 64.0)
 # New tokens that the net must answer before attention is read: norms likewise, how many of each, and among how many
 # the extreme ones are chosen, which costs no query.
 CHECKED_NORMS, CHECKED_TOKENS, CHECKED_AMONG = (1.0, 4.0, 16.0, 256.0), 16, 1024
+# Four of them are pairs of tokens, half of logits of about this size and more; answers that differ by less than this part of them, or
+# so many radii, are no contradiction: other heads make larger ones.
+CHECKED_LOGIT, SAME_PAIRS, PAIR_RADII, WIDE_BARS = 2.0, 1e-3, 16.0, 0.05
 # How far out the net bends is told by biases of more radii than this: at the kinks of smaller ones most is error.
 KNOWN_KINK = 64.0
 # Tokens are at least so many times as long as can be read at all: kinks nearer to the origin would cost digits.
@@ -78,6 +86,10 @@ NOT_FOLLOWED = (
 NO_GROWTH = (
     "long tokens are not answered as the recovered layer answers them: the box is not a net of one hidden layer behind "
     "one softmax head"
+)
+NO_SINGLE_HEAD = (
+    "pairs of tokens are not answered as the recovered layer answers them: the box is not a net of one hidden layer "
+    "behind one softmax head"
 )
 NO_CHANGE = (
     "the answers to single tokens are all the same, so that no query tells attention anything: nothing to recover"
@@ -101,8 +113,9 @@ def one_layer(
     *,
     residual: bool | None = None,
     ffn_learner: FfnLearner | None = None,
+    activation: str = "relu",
 ) -> Steps[Estimate[OneLayer]]:
-    """All that is identifiable of f(X) = FFN(attn(X)), or FFN(x_N + attn(X)_N), attn one softmax head.
+    """All that is identifiable of f(X) = FFN(attn(X)), or FFN(x_N + attn(X)_N), attn softmax heads that are added up.
 
     *Provably Learning Attention with Queries* (arXiv 2601.16873) reduces this to any learner of feed-forward nets: one
     token is all of attention, so that single tokens teach the net behind the value matrix, and two tokens then teach
@@ -110,15 +123,18 @@ def one_layer(
     is not known before, and behind a residual some (k + p)/p · (d + 2) more for k neurons and p outputs.
 
     Without a residual only the net behind the value matrix can be told, so that the value is returned as the identity.
+    A layer that one head does not explain is read as one of several.
     Assumes what `ASSUMPTIONS` says.
     """
     if residual is not None and not isinstance(residual, bool):
         raise UsageError(f"residual must be true, false or left out, not {residual!r}")
     if ffn_learner is not None and not callable(ffn_learner):
         raise UsageError(f"ffn_learner must be a function of signature and rng, not {type(ffn_learner).__name__}")
+    if ffn_learner is not None and activation != "relu":
+        raise UsageError("an ffn_learner knows its activation: leave that out")
     check_length(signature)
     # Checks far out are made below, of whatever net comes back.
-    learn = ffn_learner or partial(relu_net, far_checks=False)
+    learn = ffn_learner or partial(relu_net, far_checks=False, activation=activation)
     try:
         learned = yield from learn(signature, rng)
     except Unrecoverable as error:
@@ -157,14 +173,14 @@ class _Layer:
         """Everything in front of the net; what is known of it is left behind where a run ends early."""
         with partial_result(self._partial):
             yield from self._ask_net_check()
-            # A score bias is read in linear cells, from tokens of any length.
+            # A score bias and several heads are read in linear cells, from tokens of any length.
             net = self.neurons if self.signature.max_norm is None else None
             if net is None:
                 return (yield from self._ask_without_score_bias())
             if (yield from ask_for_score_bias(self.signature, self.rng, net, self.typical)):
-                return (yield from self._ask_beside_score_bias(net))
+                return (yield from self._ask_beside_shown_bias(net))
             try:
-                return (yield from self._ask_without_score_bias())
+                return (yield from self._ask_one_head())
             except Unrecoverable as error:
                 # A bias that does not show around the origin saturates long tokens all the same.
                 if error.outcome is not Outcome.WRONG_FAMILY and not isinstance(error, _Undetected):
@@ -177,8 +193,36 @@ class _Layer:
         score = self.space.zeros(self.width, self.width) if score is None else score
         return OneLayer(SingleHead(score, self.space.eye(self.width)), self.learned.params)
 
+    def _ask_beside_shown_bias(self, net: ReluNet) -> Steps[Estimate[OneLayer]]:
+        """Everything beside a score bias, of one head or of several."""
+        estimate: Estimate[OneLayer] | None = None
+        try:
+            estimate = yield from self._ask_beside_score_bias(net)
+            yield from self._ask_pair_check(estimate)
+        except Unrecoverable as error:
+            if error.outcome is not Outcome.WRONG_FAMILY:
+                raise
+            several = yield from self._ask_several_heads(net)
+            if several is None and estimate is None:
+                raise
+            return several or estimate  # type: ignore[return-value]
+        return estimate
+
+    def _ask_several_heads(self, net: ReluNet) -> Steps[Estimate[OneLayer] | None]:
+        """Several heads; None where one explains the answers in one cell, or nothing can be seen there."""
+        radius = self.learned.radius.anatomy.net
+        assert radius is not None
+        several = HeadsBeforeNet(self.signature, self.rng, net, radius)
+        if not (yield from several.ask_whether_several()):
+            return None
+        *layers, details = yield from several.run(self.residual)
+        return self._estimate_of_several((layers[0], layers[1]), details)
+
     def _ask_after(self, failure: Unrecoverable, net: ReluNet) -> Steps[Estimate[OneLayer]]:
         """A second way; where it fails too, the first failure is raised, unless only the second had a response."""
+        several = yield from self._ask_several_heads(net)
+        if several is not None:
+            return several
         try:
             return (yield from self._ask_beside_score_bias(net))
         except Unrecoverable as second:
@@ -200,11 +244,32 @@ class _Layer:
             order = xp.argsort(answers @ space.normal(self.rng, answers.shape[1]))
             quarter = CHECKED_TOKENS // 4
             ends = xp.concat([order[:quarter], order[-quarter:]])
-            chosen += [rows[: 2 * quarter, :], xp.take(rows, ends, axis=0)]
+            chosen += [rows[: 2 * quarter - self.checks_pairs, :], xp.take(rows, ends, axis=0)]
         tokens = xp.concat(chosen)
         asked: Measurements = yield Plan("checks", int(tokens.shape[0]), [[Term(TokenRows(tokens))]])
         if self._has_other_answers(tokens, asked):
             raise Unrecoverable(Outcome.WRONG_FAMILY, OTHER_NET)
+
+    @property
+    def checks_pairs(self) -> bool:
+        """Whether some held-out queries are pairs of tokens: where there is more to try if these contradict."""
+        return self.neurons is not None and self.signature.max_norm is None
+
+    def _ask_pair_check(self, estimate: Estimate[OneLayer]) -> Steps[None]:
+        """Pairs of tokens with moderate and large logits: of several heads, one may explain all that was read."""
+        space, xp, params = self.space, self.space.xp, estimate.params
+        norm = params.attention.token_norm(CHECKED_LOGIT)
+        norm = norm if 0 < norm < np.inf else self.typical
+        norms = space.asarray(np.array([norm, CHECKED_NORMS[1] * norm, self.typical, CHECKED_NORMS[1] * self.typical]))
+        rows = [TokenRows(space.normal(self.rng, 4, self.width) * norms[:, None] / self.width**0.5) for _ in range(2)]
+        asked: Measurements = yield Plan("checks", 4, [[Term(each)] for each in rows])
+        pairs = xp.stack([each.vectors for each in rows], axis=1)
+        bars = params.error_bar(estimate.radius, pairs, UNKNOWN_ARITHMETIC * space.rounding) + asked.radius
+        sizes = abs(asked.values - self.net(0 * pairs[:1, 0, :])[0, ...].reshape(asked.values.shape[1:]))
+        sizes = sizes if sizes.ndim == 1 else xp.max(sizes, axis=1)[:, None]
+        bars = xp.minimum(PAIR_RADII * bars, WIDE_BARS * sizes + 0 * bars)  # radii as large as answers say nothing
+        if bool(xp.any(xp.abs(params(pairs) - asked.values) > SAME_PAIRS * sizes + bars)):
+            raise Unrecoverable(Outcome.WRONG_FAMILY, NO_SINGLE_HEAD)
 
     def _has_other_answers(self, tokens: Array, answers: Measurements) -> bool:  # (n, width)
         """Whether answers are clearly not those of the net to these tokens."""
@@ -215,6 +280,12 @@ class _Layer:
         radius = net.answer_radius(tokens, UNKNOWN_ARITHMETIC * self.space.rounding) + answers.radius
         radius = SAME_ANSWERS * changes + 4 * xp.linalg.vector_norm(radius, axis=1)
         return bool(xp.any(xp.linalg.vector_norm(values - expected, axis=1) > radius))
+
+    def _ask_one_head(self) -> Steps[Estimate[OneLayer]]:
+        """Everything, if one head without a score bias explains it."""
+        estimate = yield from self._ask_without_score_bias()
+        yield from self._ask_pair_check(estimate)
+        return estimate
 
     def _ask_without_score_bias(self) -> Steps[Estimate[OneLayer]]:
         """Everything, from the score matrix that long tokens show through the net."""
@@ -324,6 +395,14 @@ class _Layer:
         more = -(-net.neurons * self.width // (net.outputs or 1))
         return self._estimate((layers[0], layers[1]), score, bias, more, residual=True, **details)
 
+    def _estimate_of_several(self, layers: tuple[OneLayer, OneLayer], details: dict[str, Any]) -> Estimate[OneLayer]:
+        """Several heads before the net."""
+        params, radius = layers
+        own = [each for each in self.learned.assumptions if each != NET_FAMILY]
+        assumptions = tuple(dict.fromkeys((SEVERAL, *ASSUMPTIONS[1:], *own)))
+        details = {**details, **self.learned.details}
+        return Estimate(params, radius, params.counting_bound, assumptions=assumptions, details=details)
+
     def _estimate(
         self, layers: tuple[OneLayer, OneLayer], score: Score, bias: ScoreBias | None, more: int, **details: Any
     ) -> Estimate[OneLayer]:
@@ -345,12 +424,13 @@ def _sizes(answers: Array) -> Array:  # (n,) or (n, outputs) -> (n,)
 
 ONE_LAYER = Method(
     name="one-layer",
-    summary="a softmax head and a net of one hidden layer behind it, with or without a residual",
+    summary="softmax heads and a net of one hidden layer behind them, with or without a residual",
     run=one_layer,
     last_only=True,
     families=("one-layer",),
     options={
         "residual": "whether the last token passes attention by; found out where it is left out",
         "ffn_learner": "learns the net from single tokens in place of relu-net",
+        "activation": f"one of {', '.join(ACTIVATIONS)}, smooth (any but relu), or auto to find out (default: relu)",
     },
 )

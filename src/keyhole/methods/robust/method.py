@@ -74,7 +74,17 @@ def robust(
                     f"the box has a bias, beside which answers {signature.noise} say too little, or is no single head",
                 ) from error
             raise
-    return (yield from gaussian(signature.as_coarse(), rng, rank=rank, **sequences, **limits))
+    estimate = yield from gaussian(signature.as_coarse(), rng, rank=rank, **sequences, **limits)
+    return _with_equal_errors(estimate, signature) if signature.noise.kind == "rounded" else estimate
+
+
+def _with_equal_errors(estimate: Estimate[SingleHead], signature: Signature) -> Estimate[SingleHead]:
+    """Radii of value and output bias that hold for saturated answers too: equal numbers, whose roundings agree."""
+    radius, half = estimate.radius, signature.noise.scale
+    wide = replace(radius, value=radius.value + half / signature.norm_limit)
+    if wide.output_bias is not None:
+        wide = replace(wide, output_bias=wide.output_bias + half)
+    return replace(estimate, radius=wide)
 
 
 def ask_bounded(

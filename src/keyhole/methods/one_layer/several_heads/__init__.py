@@ -1,0 +1,1 @@
+"""Several heads before a net: answers in linear cells of the net are sums of gated rows."""
