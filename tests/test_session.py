@@ -23,7 +23,7 @@ from keyhole.session import CPU_BATCH_BYTES, Session
 from support import targets as t
 
 WIDTH = 8
-HELDOUT = 64
+HELDOUT = 120
 
 
 @pytest.fixture

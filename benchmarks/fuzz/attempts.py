@@ -17,8 +17,9 @@ from benchmarks.fuzz.judge import Found, Verdict, judge
 from benchmarks.fuzz.maps import params_of
 from benchmarks.fuzz.members import MEMBERS
 from benchmarks.fuzz.noisy import NOISY
+from benchmarks.fuzz.rounding import ROUNDING
 
-KINDS: dict[str, Kind] = {**MEMBERS, **NOISY, **FOREIGN, **CARELESS, **MUST}
+KINDS: dict[str, Kind] = {**MEMBERS, **NOISY, **ROUNDING, **FOREIGN, **CARELESS, **MUST}
 
 Record = dict[str, Any]  # as JSON has it
 

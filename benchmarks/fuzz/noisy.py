@@ -27,7 +27,7 @@ def bfloat16(x: Floats) -> Floats:
     return np.ldexp(np.rint(mantissa * 2.0**8) / 2.0**8, exponent)
 
 
-def _typical(box: Box) -> float:
+def typical(box: Box) -> float:
     """The size of answers to natural tokens."""
     tokens = box.size * np.random.default_rng(0).standard_normal((64, 4, box.width))
     return float(np.sqrt(np.mean(box.truth(tokens) ** 2))) or 1.0
@@ -42,30 +42,30 @@ def _shaped(box: Box, change: Map) -> Callable[[Floats], Floats]:
 
 
 def behind_gaussian(rng: Random, box: Box) -> Box:
-    error = _typical(box) * decades(rng, -9, -2)
+    error = typical(box) * decades(rng, -9, -2)
     own = np.random.default_rng(rng.integers(2**62))
     answer = _shaped(box, lambda answers: answers + error * own.standard_normal(answers.shape))
-    return replace(box, answer=answer, error=5 * error, noise=_perhaps(rng, f"gaussian:{error!r}"))
+    return replace(box, answer=answer, error=5 * error, noise=declared_or_not(rng, f"gaussian:{error!r}"))
 
 
 def behind_bounded(rng: Random, box: Box) -> Box:
     """Errors that depend on the answer alone, so that the box repeats itself."""
-    error = _typical(box) * decades(rng, -9, -2)
+    error = typical(box) * decades(rng, -9, -2)
     answer = _shaped(box, lambda answers: answers + error * np.sin(1e3 * answers / error))
-    return replace(box, answer=answer, error=error, noise=_perhaps(rng, f"bounded:{error!r}"))
+    return replace(box, answer=answer, error=error, noise=declared_or_not(rng, f"bounded:{error!r}"))
 
 
 def behind_decimals(rng: Random, box: Box) -> Box:
-    decimals = int(np.round(-np.log10(_typical(box) * decades(rng, -9, -2))))
+    decimals = int(np.round(-np.log10(typical(box) * decades(rng, -9, -2))))
     unit = 10.0**-decimals
     answer = _shaped(box, lambda answers: np.round(answers / unit) * unit)
-    return replace(box, answer=answer, error=unit / 2, noise=_perhaps(rng, f"rounded:{decimals}"))
+    return replace(box, answer=answer, error=unit / 2, noise=declared_or_not(rng, f"rounded:{decimals}"))
 
 
 def behind_floor(rng: Random, box: Box) -> Box:
     """Truncation. Where it is not declared nobody can tell it from rounding an answer that is half a unit smaller."""
-    unit = float(10.0 ** np.round(np.log10(_typical(box) * decades(rng, -9, -2))))
-    noise = _perhaps(rng, f"bounded:{unit!r}")
+    unit = float(10.0 ** np.round(np.log10(typical(box) * decades(rng, -9, -2))))
+    noise = declared_or_not(rng, f"bounded:{unit!r}")
     answer = _shaped(box, lambda answers: np.floor(answers / unit) * unit)
     lower = box if noise.startswith("bounded") else replace(box, **_lowered(box, unit / 2))
     return replace(lower, answer=answer, error=unit, noise=noise)
@@ -82,15 +82,15 @@ def _lowered(box: Box, by: float) -> dict[str, object]:
 
 def behind_dtype(name: str, rounding: Map, error: float) -> Callable[[Random, Box], Box]:
     def wrap(rng: Random, box: Box) -> Box:
-        return replace(box, answer=_shaped(box, rounding), error=error * _typical(box), noise=_perhaps(rng, name))
+        return replace(box, answer=_shaped(box, rounding), error=error * typical(box), noise=declared_or_not(rng, name))
 
     return wrap
 
 
 def in_float32(rng: Random, box: Box) -> Box:
     """Weights and arithmetic of float32."""
-    params = _cast(box.params, np.float32)
-    exact = _cast(params, np.float64)
+    params = cast(box.params, np.float32)
+    exact = cast(params, np.float64)
     forward = params.map()
     wide = boxed(exact, box.width, box.scalar, box.size, box.limit)
 
@@ -98,21 +98,21 @@ def in_float32(rng: Random, box: Box) -> Box:
         answers = forward(tokens.astype(np.float32))
         return answers[:, 0] if box.scalar else answers
 
-    return replace(wide, answer=answer, float32=True, error=2.0**-20 * _typical(wide))
+    return replace(wide, answer=answer, float32=True, error=2.0**-20 * typical(wide))
 
 
-def _cast(params: object, dtype: type) -> object:
+def cast(params: object, dtype: type) -> object:
     """The parameters with all arrays in this dtype."""
     if isinstance(params, np.ndarray):
         return params.astype(dtype)
     if isinstance(params, tuple):
-        return tuple(_cast(each, dtype) for each in params)
+        return tuple(cast(each, dtype) for each in params)
     if not is_dataclass(params):
         return params
-    return replace(params, **{each.name: _cast(getattr(params, each.name), dtype) for each in fields(params)})
+    return replace(params, **{each.name: cast(getattr(params, each.name), dtype) for each in fields(params)})
 
 
-def _perhaps(rng: Random, noise: str) -> str:
+def declared_or_not(rng: Random, noise: str) -> str:
     """Declared, to be measured, or not declared at all."""
     return str(one_of(rng, (noise, noise, "measure", "")))
 
@@ -138,7 +138,7 @@ FORMS: dict[str, Callable[[Random, Box], Box]] = {
 def unscaled(rng: Random, draw: Callable[[Random], Box]) -> Box:
     """A box whose answers to natural tokens have a size from 1e-2 to 1e2: float16 has room for these."""
     box = draw(rng)
-    factor = decades(rng, -2, 2) / _typical(box)
+    factor = decades(rng, -2, 2) / typical(box)
     params = box.params
     if isinstance(params, Heads) and not params.residual:
         heads = tuple(replace(head, value=factor * head.value) for head in params.heads)

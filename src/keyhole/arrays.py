@@ -26,6 +26,10 @@ ROUNDING_DEVIATIONS = 8.0
 _NAMESPACES: dict[type, Any] = {}  # the look-up takes longer than many an operation on small arrays
 
 
+# Spacing, smallest normal and largest number of float32.
+FLOAT32, SMALLEST_FLOAT32, LARGEST_FLOAT32 = 2.0**-23, 2.0**-126, 2.0**127 * (2 - 2.0**-23)
+
+
 def namespace(array: Array) -> Any:
     """The array-API namespace of an array; TypeError when it is none."""
     kind = type(array)
@@ -153,12 +157,14 @@ class Space:
     @cached_property
     def tiny(self) -> float:
         """The smallest normal number: below it, relative accuracy is lost."""
-        return float(self.xp.finfo(self.dtype).smallest_normal)
+        own = float(self.xp.finfo(self.dtype).smallest_normal)
+        return max(own, SMALLEST_FLOAT32) if self.coarse >= FLOAT32 else own
 
     @cached_property
     def huge(self) -> float:
-        """The largest number."""
-        return float(self.xp.finfo(self.dtype).max)
+        """The largest number; of answers with few digits that of float32, in which they may have been computed."""
+        own = float(self.xp.finfo(self.dtype).max)
+        return min(own, LARGEST_FLOAT32) if self.coarse >= FLOAT32 else own
 
     @cached_property
     def on_cpu(self) -> bool:

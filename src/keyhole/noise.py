@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -15,6 +15,10 @@ from keyhole.errors import UsageError
 GAUSSIAN_DEVIATIONS = 5.0
 # Decimals that a number can be rounded to.
 MOST_DECIMALS = 300
+# Labels that are wrong more often say nothing, or the opposite.
+MOST_FLIPS = 0.5
+# Name of a rounding to decimals that may be upwards, downwards, towards zero or to the nearest.
+CUT = "cut"
 # Binary digits of the dtypes that answers may be rounded to.
 DIGITS = {"float32": 24, "float16": 11, "bfloat16": 8}
 # Half the spacing of their smallest numbers.
@@ -25,9 +29,10 @@ SMALLEST = {"float32": 2.0**-150, "float16": 2.0**-25, "bfloat16": 2.0**-134}
 class Noise:
     """How an answer may differ from the true value, beyond the rounding of the oracle's own arithmetic."""
 
-    kind: Literal["exact", "gaussian", "bounded", "rounded", "dtype", "measure"]
-    scale: float = 0.0  # standard deviation, tolerance, half a unit of the last decimal, or half a relative spacing
-    name: str = ""  # of the dtype answers are rounded to
+    kind: Literal["exact", "gaussian", "bounded", "rounded", "dtype", "flipped", "measure"]
+    # Standard deviation, tolerance, half a unit of the last decimal, half a relative spacing, or rate of wrong labels.
+    scale: float = 0.0
+    name: str = ""  # of the dtype answers are rounded to, or CUT
 
     @classmethod
     def exact(cls) -> Noise:
@@ -52,11 +57,23 @@ class Noise:
         return cls("rounded", 0.5 * 10.0 ** -int(decimals))
 
     @classmethod
+    def cut(cls, decimals: int) -> Noise:
+        """Answers have this many decimals; others were cut off or rounded, nobody says in which direction."""
+        return replace(cls.rounded(decimals), name=CUT)
+
+    @classmethod
     def dtype(cls, name: str) -> Noise:
         """Answers are rounded to the nearest number of a floating-point dtype, whatever they were computed in."""
         if name not in DIGITS:
             raise UsageError(f"unknown dtype {name!r} for noise; known: {', '.join(DIGITS)}")
         return cls("dtype", 2.0 ** -DIGITS[name], name)
+
+    @classmethod
+    def flipped(cls, rate: float) -> Noise:
+        """Labels that are wrong at random, each with this probability."""
+        if not 0 < rate < MOST_FLIPS:
+            raise UsageError(f"rate must be a number above 0 and below {MOST_FLIPS}, not {rate}")
+        return cls("flipped", float(rate))
 
     @classmethod
     def of(cls, noise: Noise | str | None) -> Noise:
@@ -71,7 +88,7 @@ class Noise:
 
     @classmethod
     def parse(cls, text: str) -> Noise:
-        """What users write on a command line: exact, measure, gaussian:S, bounded:TAU, rounded:DECIMALS or a dtype."""
+        """What users write: exact, measure, gaussian:S, bounded:TAU, rounded:N, cut:N, flipped:RATE, or a dtype."""
         word, colon, number = text.partition(":")
         try:
             if word in READ and colon:
@@ -82,7 +99,7 @@ class Noise:
                 return cls("exact" if word == "exact" else "measure")
         except ValueError:
             pass
-        possible = f"exact, measure, gaussian:1e-3, bounded:1e-3, rounded:3, {', '.join(DIGITS)}"
+        possible = f"exact, measure, gaussian:1e-3, bounded:1e-3, rounded:3, cut:3, {', '.join(DIGITS)}, flipped:0.1"
         raise UsageError(f"cannot read the noise {text!r}; possible: {possible}")
 
     @property
@@ -90,7 +107,28 @@ class Noise:
         """What `parse` reads as this noise."""
         if self.kind in ("exact", "measure"):
             return self.kind
-        return self.name or f"{self.kind}:{self.decimals if self.kind == 'rounded' else repr(self.scale)}"
+        kind = CUT if self.is_cut else self.kind
+        if self.kind == "dtype":
+            return self.name
+        return f"{kind}:{self.decimals if self.kind == 'rounded' else repr(self.scale)}"
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether answers are rounded to decimals in a direction that is not known."""
+        return self.name == CUT
+
+    def as_wide(self) -> Noise:
+        """Rounding to the nearest of a coarser unit, whose standard deviation is the largest error of this one."""
+        return replace(self, scale=3**0.5 * self.radius, name="")
+
+    def as_found(self) -> Noise:
+        """The same where it was seen in the digits of answers: they do not show the direction of rounding."""
+        return replace(self, name=CUT) if self.kind == "rounded" else self
+
+    @property
+    def hides_families(self) -> bool:
+        """Whether errors are of a size that no method allows for in all families: float32 is what most models have."""
+        return self.kind in ("gaussian", "bounded", "rounded") or self.scale > 2.0 ** -DIGITS["float32"]
 
     @property
     def decimals(self) -> int:
@@ -110,17 +148,21 @@ class Noise:
     @property
     def radius(self) -> float:
         """Half-width of an interval around an answer that holds the true value, whatever its size."""
-        if self.kind == "dtype":
+        if self.kind in ("dtype", "flipped"):
             return 0.0
-        return GAUSSIAN_DEVIATIONS * self.scale if self.kind == "gaussian" else self.scale
+        return {"gaussian": GAUSSIAN_DEVIATIONS, "rounded": 2.0 if self.is_cut else 1.0}.get(
+            self.kind, 1.0
+        ) * self.scale
 
     def __str__(self) -> str:
         return {
             "exact": "exact",
             "gaussian": f"normal errors of standard deviation {self.scale:.3g}",
             "bounded": f"errors of at most {self.scale:.3g}",
-            "rounded": f"rounded to {self.decimals if self.kind == 'rounded' else 0} decimals",
+            "rounded": f"rounded to {self.decimals if self.kind == 'rounded' else 0} decimals"
+            + (", in some direction" if self.is_cut else ""),
             "dtype": f"rounded to {self.name}",
+            "flipped": f"labels wrong at a rate of {self.scale:.3g}",
             "measure": "to be measured",
         }[self.kind]
 
@@ -139,6 +181,8 @@ class Noise:
     @property
     def deviation(self) -> float:
         """Standard deviation of an error; of a bounded one at most."""
+        if self.kind == "flipped":
+            return 0.0
         return self.scale / 3**0.5 if self.kind == "rounded" else self.scale
 
 
@@ -147,6 +191,8 @@ READ: dict[str, Callable[[str], Noise]] = {
     "gaussian": lambda text: Noise.gaussian(float(text)),
     "bounded": lambda text: Noise.bounded(float(text)),
     "rounded": lambda text: Noise.rounded(int(text)),
+    "flipped": lambda text: Noise.flipped(float(text)),
+    CUT: lambda text: Noise.cut(int(text)),
 }
 
 

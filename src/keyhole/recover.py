@@ -55,7 +55,7 @@ def recover(
     `throw=False` returns every outcome; otherwise one without a certificate raises `RecoveryFailed`, which
     has the result attached. `options` go to the method.
 
-    The certificate asks `heldout` fresh queries, by default 2.5 % of those of the recovery, 64 to 256. `domain`, a
+    The certificate asks `heldout` fresh queries, by default 2.5 % of those of the recovery, 120 to 256. `domain`, a
     function (rng, count) -> sequences or the sequences (length, width) themselves, names inputs that matter to the
     user: as many of them are asked besides, and the certificate speaks of them too.
     """

@@ -75,6 +75,7 @@ class Tested:
     queries: int
     informative: int  # those whose predictions would have shown an error of the estimate
     bound: float  # at 95 % confidence at most this share of such queries is not predicted within its radius
+    of_labels: bool = False  # whether predictions are labels, which are right or wrong
 
     def __str__(self) -> str:
         if not self.informative:
@@ -99,11 +100,18 @@ class Certificate(Generic[F_co]):
     untested: tuple[str, ...] = ()  # parts, and classes of lengths, that too few queries informed about
 
     @property
+    def of_labels(self) -> bool:
+        """Whether labels were predicted, which are right or wrong."""
+        return any(each.of_labels for each in self.tested)
+
+    @property
     def statement(self) -> str:
         """What the held-out queries say of queries that were not asked."""
         if not self.tested or not self.tested[0].informative:
             return ""
-        return "; ".join(_statement(each) for each in self.tested if each.label in STATED)
+        said = [_statement(each) for each in self.tested if each.label in STATED]
+        silent = [each.label for each in self.tested if each.label not in STATED and not each.informative]
+        return "; ".join([*said, f"nothing is said of sequences of {', '.join(silent)}"] if silent else said)
 
     def heldout(self) -> dict[str, npt.NDArray[np.float64]]:
         """Predictions and answers of the held-out queries, as run folders keep them."""
@@ -177,9 +185,11 @@ STATED = {"all": "such queries", "domain": "inputs of the domain"}
 
 
 def _statement(tested: Tested) -> str:
-    kind = "informative held-out queries" if tested.label == "all" else "inputs of the domain"
+    what = "labels" if tested.of_labels else "queries"
+    kind = f"informative held-out {what}" if tested.label == "all" else "inputs of the domain"
+    within = ", as far as labels are right" if tested.of_labels else " within their radii"
     return (
-        f"{tested.informative} {kind} were predicted within their radii: at 95 % confidence at most "
+        f"{tested.informative} {kind} were predicted{within}: at 95 % confidence at most "
         f"{100 * tested.bound:.2g} % of {STATED[tested.label]} are not"
     )
 

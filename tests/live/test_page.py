@@ -128,7 +128,7 @@ def test_start_watch_stop_resume(tabs: Callable[..., Tab], server: LiveServer) -
     expect(page.locator("#run-state")).to_have_text("certified")
     assert number(tab.text("t-journal")) == kept
     assert "relative distance" in tab.text("outcome-message")
-    expect(page.locator("#heldout circle")).to_have_count(64)
+    expect(page.locator("#heldout circle")).to_have_count(120)
     expect(page.locator("#files a")).to_have_count(3)
     (run,) = server.runs.all()
     result = run.snapshot()["ending"]["result"]

@@ -468,7 +468,7 @@ def newer_parameters(folder: Path) -> None:
         (changed("run.json", result__queries=1.5), "queries is not a whole number"),
         (changed("run.json", result__stages={"value": "many"}), "value is not a whole number"),
         (changed("run.json", heldout__answers=["a"]), "answers is no list of numbers"),
-        (changed("run.json", heldout__answers=[1.0]), "1 held-out answers but 64 predictions"),
+        (changed("run.json", heldout__answers=[1.0]), "1 held-out answers but 120 predictions"),
         (changed("run.json", label=["a"]), "label is not a text"),
         (changed("run.json", settings=3), "settings is not an object"),
         (changed("run.json", result__details={"noise": "gaussian"}), "is damaged (KeyError"),

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 FAINT = 0.03
 # Beyond this logits are so uncertain that any token may have the weight of any other.
 LOST_LOGIT = 0.5
+# Weights below float32's smallest normal number are zero in some arithmetic; below float16's, in any that is coarser
+# than float32, whose products are rounded at this part of their size or finer.
+LOST_WEIGHT, LOST_WEIGHT_COARSE = 2.0**-126, 2.0**-14
+FLOAT32_PRODUCT = 1e-4
 
 
 def _norms(array: Floats, axis: int = -1) -> Floats:
@@ -58,7 +62,8 @@ class _Head:
         columns = _norms(self.value, 0)
         columns = columns + FAINT * np.sqrt(np.mean(columns**2))
         sizes = np.sum(self.weights * lengths, axis=1)[:, None] * columns
-        self.rounding = moved + unit * sizes
+        lost = LOST_WEIGHT if unit <= FLOAT32_PRODUCT else LOST_WEIGHT_COARSE
+        self.rounding = moved + unit * sizes + lost * np.sum(np.abs(self.values - self.answers[:, None, :]), axis=1)
 
     def slopes(self, outputs: Array) -> Floats:  # (n, outputs, width)
         """The derivative of the answer by the key of the last token."""

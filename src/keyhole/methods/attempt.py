@@ -18,6 +18,7 @@ from keyhole.methods.base import Estimate, Found, Method, Steps, Unrecoverable, 
 from keyhole.methods.certificate import LEAST, Judgement, certify, heldout_count
 from keyhole.methods.heldout import CLASSES_FROM
 from keyhole.methods.noise_estimation.measure import NoiseEstimate, coarseness, measure_noise
+from keyhole.methods.noise_estimation.precision import ask_precision
 from keyhole.noise import Noise
 from keyhole.numerics.domain import Sampler
 from keyhole.queries import Measurements, Plan, Signature
@@ -31,6 +32,7 @@ SAMPLE_PLANS, SAMPLE_ANSWERS = 4, 16
 ENDS = (BudgetExhausted, OracleError, ComputeError)
 # Outcomes after which nothing more can be asked, and those that undeclared noise has nothing to do with.
 FINAL = (Outcome.BUDGET_EXHAUSTED, Outcome.ORACLE_FAILED, Outcome.TIME_EXHAUSTED)
+FOR_LABELS = "use method labels, which is for such, or auto"
 NOT_FOR_NOISE = (*FINAL, Outcome.TOO_FEW_MEASUREMENTS)
 
 
@@ -125,18 +127,22 @@ def attempt_twice(method: Method, task: Task) -> Steps[Attempt]:
 
     Rounding shows in the digits of the answers; errors of an oracle that contradicts itself are measured.
     """
-    ledger = Ledger(task.budget)
+    ledger, task = Ledger(task.budget), _of_labels(method, task)
     first = yield from attempt(method, task, ledger)
     if first.certified or task.signature.noise.kind != "exact" or first.outcome in NOT_FOR_NOISE:
         return first
-    digits = ledger.digits(task.signature)
-    known, details = task, noise_details(digits.noise, digits.evidence, 0)
-    if digits.noise.kind != "exact":
-        known = replace(task, signature=task.signature.with_changes(noise=digits.noise))
-    elif first.outcome is Outcome.INCONSISTENT and "gaussian" in method.takes_noise:
+    of_labels = task.signature.answers == "labels"
+    digits = NoiseEstimate(Noise.exact()) if of_labels else ledger.digits(task.signature)
+    seen = digits.noise.as_found()
+    known, details = task, noise_details(seen, digits.evidence, 0)
+    if seen.kind != "exact":
+        known = replace(task, signature=task.signature.with_changes(noise=seen))
+    elif first.outcome is Outcome.INCONSISTENT and {"gaussian", "flipped"} & set(method.takes_noise):
         try:
             known, details = yield from ask_noise(task, ledger)
-        except ENDS:
+        except (*ENDS, Unrecoverable) as error:
+            if isinstance(error, Unrecoverable):
+                first = replace(first, outcome=error.outcome, message=str(error))
             return first
     noise = known.signature.noise
     if noise.kind == "exact":
@@ -153,9 +159,24 @@ def attempt_twice(method: Method, task: Task) -> Steps[Attempt]:
     return replace(second, certificate=replace(second.certificate, assumptions=assumptions)).with_details(**details)
 
 
+def _of_labels(method: Method, task: Task) -> Task:
+    """The task, its oracle known to answer with labels where the method is for such."""
+    if "labels" not in method.families:
+        return task
+    return replace(task, signature=task.signature.with_changes(answers="labels"))
+
+
 def noise_assumption(noise: Noise) -> str:
     """The assumption of a certificate for noise that was measured, not declared."""
     return f"answers err as was found, not declared: {noise}"
+
+
+def behind_noise(message: str, noise: Noise) -> str:
+    """What a contradiction is worth where errors are known that not every family is read behind."""
+    return (
+        f"{message}; answers are {noise}, behind which not every family is read: the box may be of one that is not. "
+        "Use an oracle of higher precision or less noise"
+    )
 
 
 def with_number(steps: Steps[Attempt], number: int) -> Steps[Attempt]:
@@ -170,8 +191,11 @@ def attempt(method: Method, task: Task, ledger: Ledger) -> Steps[Attempt]:
     certificate = Certificate()
     details: dict[str, Any] = {}
     try:
+        _check_labels(method, task.signature)
         if task.signature.noise.kind == "measure":
             task, details = yield from ask_noise(task, ledger)
+        known = yield from ledger.count(ask_precision(task.signature, task.stream("precision")))
+        task = replace(task, signature=known)
         steps = method.steps(task.signature, task.stream("method"), _without_heldout(task, ledger.left), **task.options)
         estimate = yield from ledger.count(with_noise(check_arithmetic(steps), task.signature.noise))
         certificate = _radii_only(estimate)
@@ -187,11 +211,19 @@ def attempt(method: Method, task: Task, ledger: Ledger) -> Steps[Attempt]:
                 outcome, message = Outcome.INCONSISTENT, f"a query asked twice was answered {difference:.2g} apart"
     except ENDS as error:
         outcome, message, cause = ending(error), str(error), error
+    if outcome is Outcome.WRONG_FAMILY and not method.takes(task.signature.noise):
+        outcome, message = Outcome.TOO_NOISY, behind_noise(message, task.signature.noise)
     if estimate is None:
         return Attempt(method.name, outcome, message, getattr(cause, "partial", None), details=details, cause=cause)
     details |= estimate.details
     bound = estimate.counting_bound
     return Attempt(method.name, outcome, message, estimate.params, certificate, bound, details, cause)
+
+
+def _check_labels(method: Method, signature: Signature) -> None:
+    """Unrecoverable where a method takes labels for numbers."""
+    if signature.answers == "labels" and "labels" not in method.families:
+        raise Unrecoverable(Outcome.WRONG_FAMILY, f"the box answers with labels: {FOR_LABELS}")
 
 
 def ending(error: Exception) -> Outcome:
@@ -212,8 +244,9 @@ def ask_noise(task: Task, ledger: Ledger) -> Steps[tuple[Task, dict[str, Any]]]:
     """Measure how answers err: the task with that noise, and details of it."""
     before = ledger.spent
     estimate = yield from ledger.count(measure_noise(task.signature, task.stream("noise")))
-    known = replace(task, signature=task.signature.with_changes(noise=estimate.noise))
-    return known, noise_details(estimate.noise, estimate.evidence, ledger.spent - before)
+    noise = estimate.noise.as_found()
+    known = replace(task, signature=task.signature.with_changes(noise=noise))
+    return known, noise_details(noise, estimate.evidence, ledger.spent - before)
 
 
 def noise_details(noise: Noise, evidence: str, queries: int) -> dict[str, Any]:

@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from keyhole.errors import UsageError
 from keyhole.methods.arithmetic import check_arithmetic
 from keyhole.methods.attempt import (
@@ -21,13 +23,15 @@ from keyhole.methods.attempt import (
     Task,
     ask_noise,
     attempt,
+    behind_noise,
     ending,
     noise_assumption,
     noise_details,
 )
 from keyhole.methods.base import Found, Method, Steps, Unrecoverable
 from keyhole.methods.diagnosis.diagnose import CONSTANT, FAMILIES, Diagnosis, diagnose
-from keyhole.methods.diagnosis.triage import Evidence, triage
+from keyhole.methods.diagnosis.triage import Evidence, ask_slight_bend, triage
+from keyhole.methods.noise_estimation.measure import coarseness
 from keyhole.methods.registry import METHODS, methods_for
 from keyhole.noise import Noise
 from keyhole.queries import Measurements, Plan
@@ -122,6 +126,7 @@ class _Auto:
         fitting = [method for method in METHODS.values() if set(self.task.options) <= set(method.options)]
         if len(fitting) == 1:
             return (yield from self._attempt(fitting[0], {}))
+        declared_labels = self.task.signature.answers == "labels"
         try:
             evidence = yield from self._ask(triage(self.task.signature, self.task.stream("triage")))
         except ENDS as error:
@@ -130,9 +135,16 @@ class _Auto:
         last: Attempt | None = None
         for method in self._methods(evidence.family)[:1]:
             last = yield from self._attempt(method, evidence.options)
+        if last is not None and self.noise.kind not in ("exact", "dtype"):
+            last = yield from self._with_finer_radii(evidence.family, last)
         if last is not None and last.outcome is Outcome.INCONSISTENT and self.noise.kind == "exact":
             last = yield from self._with_measured_noise(evidence.family, last)
-        if last is not None and not self._may_be_another(last):
+        numbers = evidence.family != "labels" and last is not None and last.outcome is Outcome.WRONG_FAMILY
+        if last is not None and numbers and self.noise.kind in ("exact", "dtype"):
+            last = yield from self._with_seen_decimals(evidence.family, last)
+        if last is not None and numbers and last.outcome is Outcome.WRONG_FAMILY and self.noise.kind == "exact":
+            last = yield from self._with_slight_errors(evidence.family, last)
+        if last is not None and (declared_labels or not self._may_be_another(last)):
             return self._result(last)
         if last is None or last.outcome in MAY_BE_ANOTHER_FAMILY:
             try:
@@ -143,10 +155,20 @@ class _Auto:
             self.known |= {"diagnosis": diagnosis.family, "diagnosis_findings": diagnosis.summary()["findings"]}
             if self.noise.kind == "exact" and diagnosis.noise.kind != "exact":  # too small for the queries of triage
                 evidence_of = {finding.what: finding.evidence for finding in diagnosis.findings}
-                self.known |= noise_details(diagnosis.noise, evidence_of["noise"], 0)
-                self.task = replace(self.task, signature=self.task.signature.with_changes(noise=diagnosis.noise))
+                noise = diagnosis.noise.as_found()
+                self.known |= noise_details(noise, evidence_of["noise"], 0)
+                self.task = replace(self.task, signature=self.task.signature.with_changes(noise=noise))
+                self.tried = []  # without knowing of it
             return (yield from self._go_on(last, diagnosis))
         return (yield from self._go_on(last, None))
+
+    def _with_finer_radii(self, family: str | None, last: Attempt) -> Steps[Attempt]:
+        """Where radii were too wide for a certificate, the next method of the family that allows for such errors."""
+        for method in self._methods(family)[1:]:
+            coarse = last.outcome is Outcome.UNCERTIFIED and last.certificate.heldout_queries > 0
+            if coarse and self.noise.kind in method.takes_noise:
+                last = yield from self._attempt(method, {})
+        return last
 
     def _with_measured_noise(self, family: str | None, last: Attempt) -> Steps[Attempt]:
         """Measure the errors of an oracle that contradicts itself, and try the method that allows for them."""
@@ -155,6 +177,8 @@ class _Auto:
         except (*ENDS, Unrecoverable):
             return last
         self.known |= details
+        if self.noise.kind == "exact":
+            return last
         methods = self._methods(family)
         if not methods:  # noise may have made one head look like several
             try:
@@ -166,6 +190,27 @@ class _Auto:
             return (yield from self._attempt(method, {}))
         return last
 
+    def _with_slight_errors(self, family: str | None, last: Attempt) -> Steps[Attempt]:
+        """Measure errors that repeat, where single tokens are answered by an affine map but for a little."""
+        try:
+            slight = yield from self._ask(ask_slight_bend(self.task.signature, self.task.stream("slight errors")))
+        except ENDS:
+            return last
+        return (yield from self._with_measured_noise(family, last)) if slight else last
+
+    def _with_seen_decimals(self, family: str | None, last: Attempt) -> Steps[Attempt]:
+        """Small held-out answers may show decimals that long ones have not: try a method that allows for them."""
+        answers = np.abs(last.certificate.answers)
+        if not answers.size:
+            return last
+        seen = coarseness(answers[answers <= np.median(answers)], self.task.signature.space.eps)
+        noise = seen.noise.as_found()
+        if noise.kind != "rounded" or not methods_for(family or "", noise, self.task.options):
+            return last
+        self.known |= noise_details(noise, seen.evidence, 0)
+        self.task = replace(self.task, signature=self.task.signature.with_changes(noise=noise))
+        return (yield from self._attempt(self._methods(family)[0], {}))
+
     def _go_on(self, first: Attempt | None, diagnosis: Diagnosis | None) -> Steps[Attempt]:
         """Attempts with the methods that a diagnosis leaves, until one is certified."""
         last = first
@@ -175,6 +220,10 @@ class _Auto:
             last = yield from self._attempt(method, options)
             if last.certified or last.outcome in FINAL:
                 return self._result(last)
+        for method in self._for_rare_kinks(diagnosis):
+            ended = yield from self._attempt(method, {})
+            if ended.certified:
+                return self._result(ended)
         words = f"; {diagnosis.in_words()}" if diagnosis is not None else ""
         if last is None or last is first:
             ended = first or Attempt(NAME, Outcome.WRONG_FAMILY, NOTHING_FITS)
@@ -207,6 +256,14 @@ class _Auto:
                 if method.families and not set(method.families) & set(FAMILIES) and method.takes(self.noise):
                     yield method, {}
 
+    def _for_rare_kinks(self, diagnosis: Diagnosis | None) -> list[Method]:
+        """Nets whose kinks cut off so little of a ball that single tokens were answered as by an affine map."""
+        if diagnosis is None or self.task.signature.max_norm is None or self.noise.kind != "exact":
+            return []
+        tried = [method for method, _ in self.tried]
+        methods = [method for family in ("relu-net", "one-layer") for method in self._methods(family)[:1]]
+        return [method for method in methods if method not in tried]
+
     def _methods(self, family: str | None) -> list[Method]:
         return methods_for(family, self.noise, self.task.options) if family is not None else []
 
@@ -229,9 +286,12 @@ class _Auto:
     def _allow_for(self, evidence: Evidence) -> None:
         """Go on with the evidence, its noise included."""
         self.known |= {"diagnosis": evidence.family, "diagnosis_findings": [vars(each) for each in evidence.findings]}
+        noise = evidence.noise
         if evidence.noise_evidence:
-            self.known |= noise_details(evidence.noise, evidence.noise_evidence, evidence.noise_queries)
-        self.task = replace(self.task, signature=self.task.signature.with_changes(noise=evidence.noise))
+            noise = noise.as_found()
+            self.known |= noise_details(noise, evidence.noise_evidence, evidence.noise_queries)
+        told = {"answers": "labels"} if evidence.family == "labels" else {}
+        self.task = replace(self.task, signature=self.task.signature.with_changes(noise=noise, **told))
 
     def _attempt(self, method: Method, options: Mapping[str, Any]) -> Steps[Attempt]:
         """Run a method within what is left of the budget."""
@@ -255,6 +315,8 @@ class _Auto:
     def _result(self, last: Attempt) -> Attempt:
         """The last attempt with details of the others, in the simplest family that holds its parameters."""
         first = self.attempts[0].method if self.attempts else last.method
+        if last.outcome is Outcome.WRONG_FAMILY and self.noise.hides_families:
+            last = replace(last, outcome=Outcome.TOO_NOISY, message=behind_noise(last.message, self.noise))
         details = {**self.known, **({"tried_first": first} if len(self.attempts) > 1 else {})}
         if "noise" in self.known and self.noise.kind != "exact":
             assumptions = (*last.certificate.assumptions, noise_assumption(self.noise))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -26,8 +26,12 @@ from keyhole.queries import Plan, Signature, sequences
 # Where the norm of a query comes from, in the order in which queries take them: from a size of logits (or a distance
 # over that of the kinks of a net), entries of N(0, 1), which a wrong estimate has no part in, any norms around either,
 # and the longest tokens whose logits are still known: heads that cancel among short tokens, or whose scores were taken
-# for zero, do not there.
-NORM_ORDER = ("logits", "any", "normal", "logits", "any", "longest", "any", "normal")
+# for zero, do not there. Ordinary ones of these differ by what a head does not see: two near heads that were taken for
+# one choose between them.
+NORM_ORDER = ("logits", "normal", "any", "longest", "normal", "logits", "any", "normal")
+# Of exact answers these are kept as they were drawn, whether or not they inform: where an estimate says that nothing
+# can be seen, a box of another family may show it.
+KEPT = ("normal", "any")
 # Any norm is one of logits times up to this, or less by as much; where no norm has logits, one times up to the second.
 # The factors are spread evenly on a logarithmic scale, as multiples of the golden ratio are modulo one.
 ANY_FACTOR, ANY_NORM = 1e3, 1e6
@@ -58,6 +62,8 @@ CHANGE, CHANGE_NOISY = 0.5, 1.0
 ENOUGH, ONE_IN = 3.0, 8
 # From so many queries on every class of lengths must have an informative one.
 CLASSES_FROM = 32
+# Kinds of noise behind which predictions are as sharp as parameters are: a label is right or wrong, not off.
+UNBIASED = ("exact", "flipped")
 # A query that informs about no score is drawn again so often; then, for what is not tested yet, pools of fresh ones.
 REDRAWS, POOLS, LEAST_POOL = 2, 12, 64
 
@@ -70,6 +76,7 @@ class Query:
     norm: str  # one of NORM_ORDER; "domain" for inputs of a user
     structure: str = ""
     usual: bool = False  # whether radii are as fine there, beside what attention does, as they get
+    kept: bool = False  # whether it may not be exchanged for one that informs more
 
     @property
     def length(self) -> int:
@@ -100,7 +107,11 @@ def draw_heldout(
     evidence = _Evidence(estimate, signature)
     table = evidence.of(queries)
     for _ in range(REDRAWS):
-        dull = [int(n) for n in np.flatnonzero(~table.informative) if queries[n].length > 1 or not evidence.scores]
+        dull = [
+            int(n)
+            for n in np.flatnonzero(~table.informative)
+            if not queries[n].kept and (queries[n].length > 1 or not evidence.scores)
+        ]
         if not dull:
             break
         again = source.redraw([queries[n] for n in dull])
@@ -120,9 +131,9 @@ class _Source:
         self.params, self.signature, self.rng = estimate.params, signature, rng
         self.norm_by = without_noise(estimate)  # norms are chosen by what is surely there
         self._turn = rng.uniform()
-        self.sure = signature.noise.kind == "exact" and not self.params.anatomy.behind
+        self.sure = signature.noise.kind in UNBIASED and not self.params.anatomy.behind
         self.longest = longest_predictable(estimate, signature, KNOWN_LOGIT if self.sure else SURELY_KNOWN_LOGIT)
-        self.loudest = None if signature.noise.kind == "exact" else self.params.loudest()
+        self.loudest = None if signature.noise.kind in UNBIASED else self.params.loudest()
         self.has_attention = self.params.without_attention() is not None
 
     def draw(self, count: int, norm_by: Iterable[Family] = (), wanted: Sequence[int] = ()) -> list[Query]:
@@ -134,16 +145,21 @@ class _Source:
         if wanted:
             lengths[::2] = [int(length) for length in self.rng.choice(wanted, len(lengths[::2]))]
         structures = draw_structures(self.rng, count)
-        if self.signature.max_norm is not None:
-            # Mixtures of different tokens are shorter than tokens may be: nearly equal ones show what is far out.
-            near = [each == "ordinary" and bool(self.rng.integers(2)) for each in structures]
-            structures = ["near" if each else own for each, own in zip(near, structures, strict=True)]
-        norms = self.rng.permutation([NORM_ORDER[n % len(NORM_ORDER)] for n in range(count)])
+        norms = [str(norm) for norm in self.rng.permutation([NORM_ORDER[n % len(NORM_ORDER)] for n in range(count)])]
+        for n, norm in enumerate(norms):
+            if structures[n] == "ordinary" and norm != "normal" and self.rng.integers(2):
+                if self.signature.max_norm is not None:
+                    # Mixtures of different tokens are shorter than tokens may be: near ones show what is far out.
+                    structures[n] = "near"
+                elif norm == "any":
+                    structures[n] = "mixed"
         by = list(norm_by) or [self.norm_by]
-        return [
-            self._query(structure, length, str(norm), by[n % len(by)])
+        queries = [
+            self._query(structure, length, norm, by[n % len(by)])
             for n, (structure, length, norm) in enumerate(zip(structures, lengths, norms, strict=True))
         ]
+        keep = self.signature.noise.kind == "exact" and count >= CLASSES_FROM
+        return [replace(query, kept=keep and query.norm in KEPT) for query in queries]
 
     def redraw(self, queries: list[Query]) -> list[Query]:
         """Other queries of the same lengths and structures, their norms from the size of logits."""
@@ -164,19 +180,38 @@ class _Source:
             tokens += rng.choice([-1.0, 1.0], (length, 1)) * to_numpy(self.loudest)
         # Rounded, so that the last digits of an estimate do not make other queries of the same ones.
         tokens *= float(f"{self._norm(norm, by):.2g}")
+        if norm == "longest" and structure == "ordinary" and self.sure and self.has_attention:
+            tokens = self._undecided(tokens)
         with np.errstate(divide="ignore", invalid="ignore"):
             sizes = np.linalg.norm(tokens, axis=1, keepdims=True)
-            limit = min(signature.norm_limit, signature.space.huge**0.25) * (1.0 - 0.5 * rng.uniform() ** 2)
+            inside = 1.0 if norm == "normal" else 1.0 - 0.5 * rng.uniform() ** 2  # normal tokens end at the very rim
+            limit = min(signature.norm_limit, signature.space.huge**0.25) * inside
             tokens = np.where(sizes > limit, tokens * (limit / sizes), tokens)
-        if structure == "ordinary" and rng.integers(2):
+        if structure == "ordinary" and norm != "normal" and rng.integers(2):
             last = self.params.onto_kinks(tokens[-1:], rng)
             beside = AROUND_KINK * rng.integers(2) * np.linalg.norm(last) / signature.width**0.5
             last = last + beside * rng.standard_normal(last.shape) if np.any(last != tokens[-1:]) else last
             tokens[-1:] = last if np.linalg.norm(last) <= signature.norm_limit else tokens[-1:]
+        if self.params.tells_labels and rng.integers(2):
+            near = self.params.onto_boundary(tokens, rng)
+            tokens = near if np.max(np.linalg.norm(near, axis=1)) <= signature.norm_limit else tokens
         return Query(tokens, norm, structure, norm == "logits" and structure in USUAL)
+
+    def _undecided(self, tokens: Floats) -> Floats:  # (length, width)
+        """Tokens between which a head of the estimate does not choose however long they are: two near heads do."""
+        heads, tokens = self.params.anatomy.heads, 0.5 * tokens  # sums of two must not be too long
+        head = heads[int(self.rng.integers(len(heads)))]
+        bias = 0.0 if head.score_bias is None else floats(head.score_bias)
+        keys = floats(head.score) @ tokens[-1] + bias
+        size = float(np.linalg.norm(keys))
+        keys = keys / size if size > 0 else 0 * keys
+        others = tokens[:-1] - np.outer(tokens[:-1] @ keys, keys)
+        return np.concatenate([tokens[-1] + others, tokens[-1:]])
 
     def _norm(self, kind: str, by: Family) -> float:
         rng, signature = self.rng, self.signature
+        if kind == "normal":  # whatever was recovered
+            return float(signature.width**0.5)
         if signature.max_norm is not None and rng.integers(2):  # the longest tokens show the most
             return float(signature.norm_limit * (1.0 - 0.5 * rng.uniform() ** 2))
         without_logits = not by.token_norm(1.0) < np.inf
@@ -185,8 +220,6 @@ class _Source:
             norm = by.token_norm(float(np.exp(rng.uniform(*np.log(TYPICAL_LOGITS)))))
             base, factor = (norm, ANY_FACTOR) if 0 < norm < np.inf else (1.0, ANY_NORM)
             return float(base * factor ** (2.0 * (self._turn % 1.0) - 1.0))
-        if kind == "normal":  # whatever was recovered
-            return float(signature.width**0.5)
         known = min(signature.norm_limit, signature.space.huge**0.25, self.longest)
         sizes = LOGIT_SIZES if self.has_attention else KINK_SIZES
         norm = by.token_norm(float(np.exp(rng.uniform(*np.log(sizes)))))
@@ -246,7 +279,7 @@ class _Evidence:
 
     def __init__(self, estimate: Estimate, signature: Signature) -> None:
         self.estimate, self.signature = estimate, signature
-        self.exact = signature.noise.kind == "exact"
+        self.exact = signature.noise.kind in UNBIASED
         self.normal = signature.noise.kind == "gaussian" and estimate.standard_error is not None
         longest = min(longest_predictable(estimate, signature, KNOWN_LOGIT), signature.norm_limit)
         self.change = _change(estimate, CHANGE if self.exact else CHANGE_NOISY, longest)
@@ -330,12 +363,14 @@ def _fill_up(queries: list[Query], table: _Table, evidence: _Evidence, source: _
         most = source.signature.max_length or LONGEST
         pool = source.draw(max(LEAST_POOL, len(queries)), heads, [each for each in wanted if each <= most])
         fresh = evidence.of(pool)
-        for place, query in enumerate(pool):
-            missing = _missing(queries, table, evidence)
+        told = sum((fresh.evidence[name] for name in missing if name in fresh.evidence), 1.0 * fresh.informative)
+        for place in np.argsort(-told):  # those that tell the most first: there are few to exchange
+            query, missing = pool[place], _missing(queries, table, evidence)
             gains = sum(fresh.evidence[name][place] for name in missing if name in fresh.evidence)
             gains += fresh.informative[place] and class_label(length_class(query.length)) in missing
             number = length_class(query.length)
             others = [n for n, own in enumerate(queries) if length_class(own.length) == number and n not in replaced]
+            others = [n for n in others if not queries[n].kept] or others
             if not others or not gains > 0:
                 continue
             n = min(others, key=lambda each: sum(part[each] for part in table.evidence.values()))

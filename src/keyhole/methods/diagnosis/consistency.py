@@ -139,6 +139,6 @@ def ask_far_tokens(exam: Examination, ways: Floats, times: float = 1.0) -> Steps
         identity = bool(np.linalg.norm((twice - once) / far - ways) <= STILL)
         followed = followed - far * TURN * beside if identity else followed
     moved = np.linalg.norm(followed, axis=1)
-    turns = bool(np.median(moved / exam.error(size)) > 1.0)
+    turns = bool(np.min(moved / exam.error(size)) > 1.0)  # along every ray: what saturates jumps beside a few
     bent = float(max(np.max(line / bar), np.median(curve / bar)))  # a kink beside a ray may be near
     return FarTokens(growth, identity, turns, float(np.median(moved / np.maximum(size, tiny))), bent)

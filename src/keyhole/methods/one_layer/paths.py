@@ -1,13 +1,14 @@
 """The score matrix read through a net that was learned, whatever its shape.
 
 A query [g + u; g] answers φ(g + s·u) with s = σ(uᵀ·W·g). Where s ↦ φ(g + s·u) is strictly monotone, which is looked
-up in the learned net before anything is asked, its inverse takes the answer back to s, and the logit of s is uᵀ·W·g.
+up in the learned net before anything is asked, its inverse takes the answer back to s, and the logit of s is uᵀ·W·g. A
+path that is monotone, and strictly so around s = ½, serves for short tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import final
 
@@ -31,6 +32,8 @@ GRID = tuple(np.linspace(0.0, 1.0, 17))
 CHUNK = 256
 # Weights nearer than this to 0 or 1 are read again from a shorter last token.
 SATURATED = 1 / 400
+# A path that is flat at an end tells weights that are further than this from 0 and 1, less readily than others.
+MARGIN, LESS_READILY = 0.25, 0.1
 # Steps of regula falsi in its Illinois form: a bracket that does not shrink to the last digit in so many belongs to a
 # function with a step, whose root is known no better than that.
 MOST_STEPS = 80
@@ -56,12 +59,13 @@ class Net:
 
 @dataclass(frozen=True)
 class _Paths(ArrayTable):
-    """For pairs of tokens the first that reads best: g + sign·length·row."""
+    """For pairs of tokens the first that reads best: g + sign·length·row, where g is along the column or opposite."""
 
     step: Array  # (n,) sign times length
     direction: Array  # (n, outputs) of the answer that is looked at
-    last: Array  # (n,) norm of g
-    slope: Array  # (n,) the least of the path
+    last: Array  # (n,) sign times norm of g
+    slope: Array  # (n,) the least of the path, between weights of `margin` and 1 − margin
+    margin: Array  # (n,) weights nearer than this to 0 or 1 are not told
     sharpness: Array  # (n,) how well it tells a form: slope times |u|·|g| over radius
 
 
@@ -122,7 +126,7 @@ class PathReader(SearchingReader):
         logits = xp.log(inside / (1 - inside))
         radius = error / (paths.slope * spread)
         radius = radius + space.rounding * xp.abs(logits)
-        saturated = (weight < SATURATED) | (weight > 1 - SATURATED)
+        saturated = (weight < paths.margin) | (weight > 1 - paths.margin)
         saturation = xp.where(saturated, xp.full_like(weight, xp.inf), xp.ones_like(weight))
         own = space.rounding * self.estimate.size * self.signature.width**0.5
         unit = paths.step * last
@@ -133,14 +137,15 @@ class PathReader(SearchingReader):
         return UNKNOWN_ARITHMETIC * self.signature.space.rounding
 
     def _best(self, row: Array, column: Array, scale: float) -> _Paths:  # (n, width), (n, width)
-        """Sign and length of u for each pair, so that the least slope of the path is large against its radius."""
+        """Sign and length of u, and the sign of g, for each pair: the path whose least slope tells most."""
         xp, pieces = self.signature.space.xp, []
         for start in range(0, row.shape[0], CHUNK):
             best: _Paths | None = None
             part = slice(start, start + CHUNK)
             for length in self.lengths:
-                for sign, share in product((1.0, -1.0), SHARES):
-                    tried = self._try_step(row[part, :], column[part, :], sign * length, share * scale)
+                for sign, side, share in product((1.0, -1.0), (1.0, -1.0), SHARES):
+                    tried = self._try_step(row[part, :], side * column[part, :], sign * length, share * scale)
+                    tried = replace(tried, last=side * tried.last)
                     best = tried if best is None else _better(self.signature.space, tried, best)
             assert best is not None  # there is a length
             pieces.append(best)
@@ -163,12 +168,17 @@ class PathReader(SearchingReader):
         size = xp.linalg.vector_norm(whole, axis=1)
         direction = whole / xp.where(size > 0, size, xp.ones_like(size))[:, None]
         line = xp.sum(answers * direction, axis=2)
-        slope = xp.min((line[1:, :] - line[:-1, :]), axis=0) * (len(GRID) - 1)
+        rises = (line[1:, :] - line[:-1, :]) * (len(GRID) - 1)
         ends = xp.concat([points[:count, :], points[-count:, :]])
         errors = xp.reshape(self.net.answer_radius(ends, self._rounding), (2, count, -1))
         error = xp.max(xp.sum(errors * xp.abs(direction), axis=2), axis=0)
-        sharpness = abs(step) * last * slope / xp.where(error > 0, error, xp.ones_like(error))
-        return _Paths(0 * slope + step, direction, 0 * slope + last, slope, sharpness)
+        least, quarter = xp.min(rises, axis=0), int(MARGIN * (len(GRID) - 1))
+        slope = xp.where(least > 0, least, xp.min(rises[quarter:-quarter, :], axis=0))
+        readily = xp.where(least > 0, xp.ones_like(least), xp.full_like(least, LESS_READILY))
+        readily = xp.where(least >= -len(GRID) * error, readily, xp.zeros_like(least))  # a path that turns tells none
+        margin = xp.where(least > 0, xp.full_like(least, SATURATED), xp.full_like(least, MARGIN))
+        sharpness = abs(step) * last * readily * slope / xp.where(error > 0, error, xp.ones_like(error))
+        return _Paths(0 * slope + step, direction, 0 * slope + last, slope, margin, sharpness)
 
 
 def _better(space: Space, one: _Paths, two: _Paths) -> _Paths:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from keyhole.errors import UsageError
+from keyhole.errors import KeyholeError, NumericalError, UsageError
 from keyhole.families.activations import ACTIVATIONS
 from keyhole.families.relu_net import ReluNet
 from keyhole.methods.base import Estimate, Method, Steps, Unrecoverable
@@ -39,14 +39,14 @@ def net(
     try:
         if exact:
             return (yield from relu_net(signature, rng, polish=polish, activation=activation, **options))
+        if signature.noise.is_cut:  # errors towards zero follow the sign of the answer, as no independent ones do
+            signature = signature.with_changes(noise=signature.noise.as_wide())
         options |= {"budget": budget, "target_error": target_error, "neurons": neurons}
         return (yield from relu_boost(signature, rng, **options))
-    except UsageError:  # which is a ValueError too
+    except KeyholeError:  # some of which are ValueErrors too
         raise
-    except (np.linalg.LinAlgError, ValueError) as error:  # answers of another family may defeat the linear algebra
-        raise Unrecoverable(
-            Outcome.WRONG_FAMILY, f"the answers cannot be fitted by a net of one hidden layer ({error})"
-        ) from error
+    except ValueError as error:  # answers of another family, or numbers that overflow, may defeat the linear algebra
+        raise NumericalError(f"the arithmetic of a fit failed ({error})") from error
 
 
 NET = Method(

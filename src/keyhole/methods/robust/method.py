@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from keyhole.methods.robust.quantised.method import by_null_queries, by_threshol
 from keyhole.methods.robust.quantised.pair_queries import SHORTEST
 from keyhole.methods.robust.stored_bits import bit_exact
 from keyhole.methods.single_head.method import single_head
-from keyhole.noise import DIGITS
+from keyhole.noise import DIGITS, Noise
 from keyhole.queries import Signature
 from keyhole.recovery import Outcome
 
@@ -45,11 +46,11 @@ def robust(
     """
     _check(signature, target_error, rank, copies, bits, cover_biases)
     limits: dict[str, Any] = {"target_error": target_error, "budget": budget}
-    sequences = {} if copies is None else {"copies": copies}
+    sequences: dict[str, Any] = {} if copies is None else {"copies": copies}
     if bits is not None:
         return (yield from bit_exact(signature, rng, dtype=bits))
     if signature.noise.kind == "bounded":
-        return (yield from bounded(signature, rng, cover_biases=cover_biases, **sequences))
+        return (yield from ask_bounded(signature, rng, cover_biases=cover_biases, **sequences))
     try:
         quantised = _ask_quantised(signature, rng, limits)
         if quantised is not None:
@@ -57,6 +58,12 @@ def robust(
         biased = False
     except BiasDetected:  # beside which those methods do not read
         biased = True
+    except Unrecoverable as error:
+        if not (signature.noise.is_cut and error.outcome is Outcome.WRONG_FAMILY):
+            raise
+        biased = False  # answers are not rounded to the nearest
+    if signature.noise.is_cut and signature.max_norm is not None:
+        return (yield from _ask_cut(signature, rng, sequences))
     if signature.max_norm is None:
         try:
             return (yield from single_head(signature.as_coarse(), rng))
@@ -68,6 +75,45 @@ def robust(
                 ) from error
             raise
     return (yield from gaussian(signature.as_coarse(), rng, rank=rank, **sequences, **limits))
+
+
+def ask_bounded(
+    signature: Signature, rng: np.random.Generator, *, cover_biases: bool = False, **options: Any
+) -> Steps[Estimate[SingleHead]]:
+    """Worst-case radii of a head without biases; beside biases long tokens drown the errors, where they may."""
+    try:
+        return (yield from bounded(signature, rng, cover_biases=cover_biases, **options))
+    except BiasDetected as error:
+        if signature.max_norm is not None:
+            remedy = "allow tokens of any norm"
+            raise Unrecoverable(Outcome.TOO_NOISY, f"{error}, or is no single head: {remedy}") from error
+    # Errors that conspire add up to more than their quadrature, which radii of long tokens are made of.
+    stretched = Noise.bounded(signature.noise.scale * signature.width**0.5)
+    return (yield from single_head(signature.with_changes(noise=stretched), rng))
+
+
+def _ask_cut(signature: Signature, rng: np.random.Generator, sequences: dict[str, Any]) -> Steps[Estimate[SingleHead]]:
+    """Answers rounded in a direction that is not known: as errors below one unit.
+
+    Beside a bias everything is asked once, as if errors were normal ones of that size: their mean may be half a unit
+    and follow the sign of the answer, so that repeats would gain nothing.
+    """
+    tolerance = signature.with_changes(noise=Noise.bounded(signature.noise.radius))
+    try:
+        return (yield from bounded(tolerance, rng, **sequences))
+    except Unrecoverable as error:
+        if error.outcome is not Outcome.WRONG_FAMILY:
+            raise
+        refused = error
+    try:
+        estimate = yield from gaussian(signature.with_changes(noise=signature.noise.as_wide()), rng, **sequences)
+    except Unrecoverable as error:
+        if error.outcome is not Outcome.WRONG_FAMILY:
+            raise
+        raise Unrecoverable(
+            Outcome.TOO_NOISY, f"beside answers {signature.noise} nothing is read ({error}; {refused}): allow any norm"
+        ) from error
+    return replace(estimate, standard_error=None)  # errors are not random
 
 
 def _ask_quantised(

@@ -55,9 +55,9 @@ def ask_vector_heads(signature: Signature, rng: np.random.Generator, value: Valu
     if scores is None:
         scores = yield from ask_scores(queries, start, values)
     found = _estimate(queries, value, start, values, scores)
-    if not queries.coarse:
-        return found
     apart = yield from ask_distances(queries, found.params, found.radius)
+    if not queries.coarse and signature.max_norm is not None:
+        return found  # heads that no token of the ball tells from one are one there
     wide = [
         SingleHead(head.score + more, head.value, head.score_bias + more * queries.scale)
         for head, more in zip(found.radius.heads, apart.tolist(), strict=True)

@@ -1,7 +1,7 @@
-"""Whether a head of coarse answers is one: two near heads are told from one by long tokens whose logit is zero.
+"""Whether a head is one: two near heads are told from one by long tokens whose logit is zero.
 
-At natural norms two heads of nearly equal logits differ from one head by the square of their distance, which coarse
-answers do not show though they tell scores much better. A token u beside a last one g with uᵀ·(W·g + c) = 0 has half
+At natural norms two heads of nearly equal logits differ from one head by the square of their distance, which answers do
+not show though they tell scores much better. A token u beside a last one g with uᵀ·(W·g + c) = 0 has half
 of the head's weight however long both are, and in two copies two thirds. If the head is two, their logits there are ±x
 with x growing as |u|·|g|, and in two copies it has less.
 """
@@ -21,6 +21,8 @@ from keyhole.recovery import Outcome
 # Queries for each head, and the deviation of each logit that is zero: larger ones hide what is looked for, smaller ones
 # come of tokens that show little of it.
 QUERIES, UNKNOWN_LOGIT = 8, 0.15
+# The same for fine answers, each of which can decide alone; and the largest entry of a distance over what so few show.
+FEW_QUERIES, KNOWN_LOGIT, LARGEST = 2, 0.07, 6.0
 COPIES = 2
 # Two logits of ±x move the weight by this much x² while x is small, and by this much at most.
 CURVATURE, MOST_SHIFT = 1 / 27, 1 / 6
@@ -31,31 +33,33 @@ SHORTEST = 1e-3
 def ask_distances(queries: VectorQueries, found: MultiHead, radius: MultiHead) -> Steps[Floats]:  # (heads,)
     """How far apart scores of two heads that pass for one may be, per unit token; ends where one is two for sure."""
     space, noise, heads = queries.signature.space, queries.signature.noise, len(found.heads)
+    count = QUERIES if queries.coarse else FEW_QUERIES
     if queries.width == 1:  # no token of any length has a logit of zero
         return np.zeros(heads)
-    pairs = [_undecided(queries, *each) for each in zip(found.heads, radius.heads, strict=True)]
+    pairs = [_undecided(queries, count, *each) for each in zip(found.heads, radius.heads, strict=True)]
     last = np.concatenate([pair[0] for pair in pairs])
     first = last + np.concatenate([pair[1] for pair in pairs])
     plan = sequences("heads", space.asarray(np.stack([first] * COPIES + [last], axis=1)))
     answers: Measurements = yield plan
     tokens = plan.tokens(0, plan.count, space, queries.width)
     first, last = floats(tokens)[:, 0], floats(tokens)[:, -1]
-    own = np.concatenate([(first - last)[n * QUERIES :][:QUERIES] @ floats(found.heads[n].value) for n in range(heads)])
+    own = np.concatenate([(first - last)[n * count :][:count] @ floats(found.heads[n].value) for n in range(heads)])
     own = own / queries.units  # (n, outputs) what the token adds in the head it is for
     onto = own / np.maximum(np.sum(own**2, axis=1, keepdims=True), 1e-300)  # takes answers to weights
     silent = MultiHead([SingleHead(0 * head.score, 0 * head.value) for head in found.heads])
     bars = floats(found.error_bar(silent, tokens, space.rounding)) + noise.radius
     rest = queries.values_at(answers, (-1,))[:, 0] - floats(found(tokens)) / queries.units
-    shifts = np.sum(rest * onto, axis=1).reshape(heads, QUERIES)
-    rounded = np.sum(bars / queries.units * np.abs(onto), axis=1).reshape(heads, QUERIES)
-    variances = _variances(queries, found, radius, first, last, onto).reshape(heads, QUERIES)
+    shifts = np.sum(rest * onto, axis=1).reshape(heads, count)
+    rounded = np.sum(bars / queries.units * np.abs(onto), axis=1).reshape(heads, count)
+    variances = _variances(queries, found, radius, first, last, onto).reshape(heads, count)
     # One by one, and all together: what two heads do has the same sign everywhere. What rounds is not independent.
     alone = np.any(np.abs(shifts) > GAUSSIAN_DEVIATIONS * np.sqrt(variances) + rounded, axis=1)
     errors = GAUSSIAN_DEVIATIONS * np.sqrt(np.sum(variances, axis=1)) + np.sum(rounded, axis=1)
     several = int(np.sum(alone | ~(np.abs(np.sum(shifts, axis=1)) <= errors)))
     if several == 0:
-        lengths = np.mean(np.linalg.norm(first - last, axis=1).reshape(heads, QUERIES), axis=1)
-        return np.asarray(np.sqrt(np.minimum(errors / QUERIES, MOST_SHIFT) / CURVATURE) / lengths**2)
+        lengths = np.mean(np.linalg.norm(first - last, axis=1).reshape(heads, count), axis=1)
+        shown = np.sqrt(np.minimum(errors / count, MOST_SHIFT) / CURVATURE) / lengths**2
+        return np.asarray(shown if queries.coarse else LARGEST * shown)
     error = Unrecoverable(
         Outcome.TOO_NOISY,
         f"{several} of {heads} heads are several each, nearer to each other than answers of this precision tell but at "
@@ -71,13 +75,13 @@ def _affine(head: SingleHead, last: Floats) -> Floats:  # (n, width) -> (n, widt
     return keys if head.score_bias is None else keys + floats(head.score_bias)
 
 
-def _undecided(queries: VectorQueries, head: SingleHead, radius: SingleHead) -> tuple[Floats, Floats]:
-    """Last tokens and what to add to them for a logit of zero, as long as that stays known: twice (QUERIES, width)."""
-    last, token = (queries.directions(QUERIES) for _ in range(2))
+def _undecided(queries: VectorQueries, count: int, head: SingleHead, radius: SingleHead) -> tuple[Floats, Floats]:
+    """Last tokens and what to add to them for a logit of zero, as long as that stays known: twice (count, width)."""
+    last, token = (queries.directions(count) for _ in range(2))
     score = float(np.sqrt(np.mean(floats(radius.score) ** 2))) / ROUNDING_DEVIATIONS  # of unit tokens
     bias = float(np.sqrt(np.mean(floats(radius.score_bias) ** 2))) / ROUNDING_DEVIATIONS
-    # score·n² + bias·n is what may be unknown.
-    norm = 2 * UNKNOWN_LOGIT / (bias + (bias**2 + 4 * score * UNKNOWN_LOGIT) ** 0.5 + 1e-300)
+    logit = UNKNOWN_LOGIT if queries.coarse else KNOWN_LOGIT
+    norm = 2 * logit / (bias + (bias**2 + 4 * score * logit) ** 0.5 + 1e-300)  # score·n² + bias·n may be unknown
     norm = float(min(max(norm, queries.scale), queries.signature.norm_limit / 2, queries.signature.space.huge**0.125))
     last, token = norm * last, norm * token
     keys = _affine(head, last)

@@ -268,7 +268,8 @@ class _ValueReader:
         drawn = STRESS * np.asarray(
             np.linalg.solve(tokens, np.stack(self.draws, axis=2))
         )  # (draws, heads, width, outputs)
-        spread = np.maximum(np.sqrt(np.mean(drawn**2, axis=(0, 2))), self.error)
+        # Errors go along one direction for the most part, so that some of the numbers of an output have far more of it.
+        spread = np.maximum(np.sqrt(np.max(np.mean(drawn**2, axis=0), axis=1)), self.error)
         return self._whole(np.asarray(np.linalg.solve(tokens, values)), self.error, spread, drawn, len(self.tokens))
 
     def _whole(self, matrices: Floats, error: float, spread: Floats, draws: Floats, tokens: int) -> VectorValues:

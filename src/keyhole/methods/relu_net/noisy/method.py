@@ -80,6 +80,8 @@ MOST_PER_PARAMETER = 40.0
 MOST_CURVED = 1e3
 # How often, in how many recoveries, any entry at all may lie outside its radius.
 MISSES = 1e-9
+# What is left of answers shows another family where it is so many times their noise; less may be a descent that is stuck.
+CLEARLY = 10.0
 
 
 def relu_boost(
@@ -287,7 +289,7 @@ class _Boosting:
         ratio = math.sqrt(fit.squares / fit.problem.answers.size)
         why = "noise" if self.signature.noise.kind != "exact" else "rounding"
         return Unrecoverable(
-            Outcome.WRONG_FAMILY,
+            Outcome.WRONG_FAMILY if ratio > CLEARLY else Outcome.TOO_NOISY,
             f"{fit.neurons} neurons leave {ratio:.3g} times the {why} of {self.samples.count} answers unexplained: the "
             "box is no net of one hidden layer, or has more neurons (neurons=), or the descent is stuck (another seed)",
         )

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from keyhole.arrays import Floats, to_numpy
+from keyhole.arrays import FLOAT32, Floats, to_numpy
 from keyhole.methods.base import Steps
 from keyhole.methods.relu_net.noisy.least_squares import NetProblem
 from keyhole.queries import Measurements, Signature, sequences
@@ -46,6 +46,7 @@ class Samples:
         self.answers: Floats = np.zeros((0, 1))
         self.scalar = True
         self.largest_norm = 0.0  # the largest norm that samples may have so far
+        self.kinks = 0.0  # the norm at which kinks begin
         self.longest = min(signature.norm_limit, signature.space.huge**0.25)
 
     @property
@@ -128,11 +129,13 @@ class Samples:
 
     def _deviation(self, norms: Floats, answers: Floats) -> Floats:
         """Standard deviation of the errors of answers of these sizes; of bounded errors the bound."""
-        noise, size = self.signature.noise, self._size(norms)
-        own = OWN_ROUNDING * self.signature.space.spacing * size
+        noise, size = self.signature.noise, self._size(np.maximum(norms, NEAREST * self.kinks))
+        eps = self.signature.space.eps
+        # What is rounded to a dtype was computed in float32 or finer.
+        own = OWN_ROUNDING * (max(eps, FLOAT32) if noise.kind == "dtype" else eps) * size
         declared: Floats | float = 0.0 if noise.kind == "exact" else noise.deviation
         if noise.kind == "dtype":
-            declared = noise.scale / 3**0.5 * np.maximum(answers, SMALL_ANSWER * size)
+            declared = noise.scale / 3**0.5 * np.maximum(answers, SMALL_ANSWER * size) + noise.smallest
         return np.asarray(np.hypot(declared, np.maximum(own, np.finfo(np.float64).tiny)))
 
     def deviations(self) -> Floats:  # -> (count,)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from keyhole.arrays import Floats, floats
-from keyhole.methods.base import Steps, Unrecoverable
+from keyhole.methods.base import BiasDetected, Steps, Unrecoverable
 from keyhole.methods.forms.scale import floor_power
 from keyhole.methods.robust.bounded.design import EPS, EXTRA_ROUNDINGS, BoundedValue, PairDesign, leaning_rows
 from keyhole.methods.robust.bounded.interval import Interval, PairLayout
@@ -79,10 +79,9 @@ class BoundedReader:
         values = answers.by_output
         radius = answers.radius + EXTRA_ROUNDINGS * self.space.eps * np.abs(values) + self.space.tiny
         if np.any(np.abs(values[0]) > radius[0]):
-            raise Unrecoverable(
-                Outcome.WRONG_FAMILY,
+            raise BiasDetected(
                 f"the zero token is answered {np.max(np.abs(values[0])):.3g}, more than the tolerance "
-                f"{answers.radius:.3g}: the box has an output bias, and worst-case radii are for heads without biases",
+                f"{answers.radius:.3g}: the box has an output bias, and worst-case radii are for heads without biases"
             )
         hidden = np.abs(values[0]) + radius[0]
         entries = Interval.around(values[1:], radius[1:] + (hidden if self.cover_biases else 0.0))
@@ -165,10 +164,9 @@ class BoundedReader:
         seen = Interval.around(*self.solve_answers(answers, value, self.layout.length))
         even = overlap.times((self.layout.plus - self.layout.minus) / self.layout.length)
         if np.any(seen.within(even).empty):
-            raise Unrecoverable(
-                Outcome.WRONG_FAMILY,
+            raise BiasDetected(
                 "tokens before a zero token do not all weigh the same: the box has a score bias or is no softmax head, "
-                "and worst-case radii are for heads without biases",
+                "and worst-case radii are for heads without biases"
             )
         nothing = Interval(np.zeros(count), np.zeros(count))
         return self.layout.logit(seen, nothing, overlap, nothing)

@@ -83,6 +83,19 @@ class ValueIntervals(TokenValues):
         if np.any(apart > 0):
             raise BiasDetected(BIASED.format("an output"))
 
+    def ask_rounding_check(self) -> Steps[None]:
+        """Answers a quarter of a unit beside one unit, on either side of zero: the nearest must come back."""
+        place = self.place[self.main] * self.outputs + self.main
+        largest = (self.low + self.high)[place] / 2
+        near = np.repeat([2 * self.half, -2 * self.half], 2)
+        scale = (near + np.tile([0.5, -0.5], 2) * self.half) / largest
+        index = self.space.indices(np.full(near.size, self.place[self.main]))
+        answers = yield from self.ask([Term(self.units, index, self.space.asarray(scale))], near.size)
+        if np.any(np.abs(answers[:, self.main] - near) > 0.5 * self.half):
+            raise Unrecoverable(
+                Outcome.WRONG_FAMILY, "answers are not rounded to the nearest: declare cut:DECIMALS, or a tolerance"
+            )
+
     def _ask_halves(self, items: Integers) -> Steps[None]:
         """a·e_i + β·e_k: the largest entry k, hardly used, brings the middle of an interval to a threshold."""
         row, output, low, high = self.row[items], self.output[items], self.low[items], self.high[items]

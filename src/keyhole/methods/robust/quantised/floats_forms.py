@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from copy import copy
+from dataclasses import replace
 
 import numpy as np
 
-from keyhole.arrays import Booleans, Floats, Integers
+from keyhole.arrays import FLOAT32, Booleans, Floats, Integers
 from keyhole.families import SingleHead
 from keyhole.methods.base import BiasDetected, Steps, Unrecoverable
 from keyhole.methods.forms.scale import NORM_RATIO, floor_power
@@ -16,6 +18,7 @@ from keyhole.methods.robust.quantised.pair_model import (
     BIAS_ROWS,
     SECOND_ORDER,
     SHRINK_COLUMN,
+    ColumnForms,
     SteeredDesign,
     SteeredPairs,
 )
@@ -35,15 +38,23 @@ FIRST_PROBE, PROBES = 2.0**-20, 8
 MOST_PROBES = 80
 # Largest value that may be answered where numbers beyond 65504 do not exist, with room for what is unknown.
 HALF_PRECISION_LIMIT = 2.0**14
+# Queries that show finer arithmetic than float32's: one side is longer by this than where answers vanish, which float32
+# does not see; predictions must be right, and known, within this part of themselves.
+CHECKS, SLIGHTLY, RIGHT = 16, 2.0**-27, 0.25
 
 
 class NullForms:
-    """Forms x_kᵀ·W·g_j of a design, in units in which the largest entry of the value is one."""
+    """Forms x_kᵀ·W·g_j of a design, in units in which the largest entry of the value is one.
+
+    Radii are known twice, as those of the value are: for arithmetic in the dtype of the space, and in float32.
+    """
 
     def __init__(self, signature: Signature, rng: np.random.Generator, value: ValueRatios) -> None:
         self.signature, self.space, self.rng, self.value = signature, signature.space, rng, value
         self.width = signature.width
         self.design = SteeredDesign(self.space, rng, value.ratio[:, value.main])
+        self.wide_design = copy(self.design)
+        self.wide_design.space = value.wide.space
         self._learn_value()
         limit = signature.norm_limit
         if signature.noise.name == "float16":  # longer tokens may be answered by infinity
@@ -51,6 +62,7 @@ class NullForms:
         self.free, self.limit = math.isinf(limit), limit
         shape = (self.width, self.width + 1)  # a column for the zero token, which stays empty
         self.forms, self.radius, self.common = np.zeros(shape), np.full(shape, np.inf), np.zeros(shape)
+        self.wide_radius, self.wide_common = self.radius.copy(), self.common.copy()
         self.norm = np.full(self.width + 1, 1.0 if self.free else limit)  # of the pair, by column
         self.last = self.norm.copy()
         self.bias_rows = rng.permutation(self.width)  # those that are still to be read
@@ -59,7 +71,17 @@ class NullForms:
         self.probed: OwnForms | None = None
 
     def _learn_value(self) -> None:
-        self.design.with_value(self.value.ratio[:, self.value.main], self.value.radius[:, self.value.main])
+        value, main = self.value, self.value.main
+        if value.is_wide:
+            self.widen()
+        self.design.with_value(value.ratio[:, main], value.bounds.radius[:, main])
+        self.wide_design.with_value(value.ratio[:, main], value.wide.radius[:, main])
+
+    def widen(self) -> None:
+        """Go on with what holds for an oracle that computes in float32."""
+        self.value.widen()
+        self.space, self.design = self.wide_design.space, self.wide_design
+        self.radius, self.common = self.wide_radius, self.wide_common
 
     def solve_answers(self, measured: Measurements) -> tuple[Floats, Floats]:
         """Answers of the main output and their radii, over the largest entry of the value."""
@@ -81,7 +103,7 @@ class NullForms:
         else:
             last = self.last.copy()
             last[-2] *= ALONG
-            own_forms = yield from ask_own_forms(self.design, self.rng, self.limit, last, 1, self.solve_answers)
+            own_forms = yield from ask_own_forms(self.wide_design, self.rng, self.limit, last, 1, self.solve_answers)
             self.last, self.probed = own_forms.last, own_forms
         columns = np.arange(self.width)
         for number in range(MOST_PROBES):
@@ -148,14 +170,15 @@ class NullForms:
             if np.any(np.abs(answers) > error + self.design.rounding_radius(few)):
                 raise BiasDetected("the head has a score bias, which null queries do not read: use single-head")
         answers, error = self.solve_answers(measured[0])
+        wide_error = error + SECOND_ORDER * self.value.wide.relative[self.value.main] * np.abs(answers)
         known = self.forms[row, column]
         read = self.design.solve_pairs(grid, answers, SECOND_ORDER * error, known)
-        again = read.saturated
+        wide = self.wide_design.solve_pairs(grid, answers, SECOND_ORDER * wide_error, known)
+        again = wide.saturated
         if self.probed is not None:
-            again = again | self.probed.contradict(columns, read)
+            again = again | self.probed.contradict(columns, wide)
         usable = ~np.tile(again, self.width)
-        parts = (part[usable] for part in (read.form, read.radius, read.common))
-        self._keep(row[usable], column[usable], *parts)
+        self._keep(row[usable], column[usable], read.take(usable), wide.take(usable))
         return again
 
     def _pairs(self, row: Integers, column: Integers, *, steer: bool) -> SteeredPairs:
@@ -166,15 +189,40 @@ class NullForms:
         pairs, _ = self.design.steer_pairs(row, column, norm, last, 1, self.forms[row, column], own[column], 0.0)
         return pairs
 
-    def _keep(self, row: Integers, column: Integers, form: Floats, radius: Floats, common: Floats) -> None:
+    def _keep(self, row: Integers, column: Integers, read: ColumnForms, wide: ColumnForms) -> None:
         """Keep forms that are better known than before."""
         old = self.radius[row, column] + self.common[row, column]
-        if np.any(np.abs(form - self.forms[row, column]) > radius + common + old):
-            raise Unrecoverable(Outcome.WRONG_FAMILY, CONTRADICTION)
-        better = radius + common < old
+        apart = np.abs(read.form - self.forms[row, column])
+        if np.any(apart > read.radius + read.common + old):
+            widest = self.wide_radius[row, column] + self.wide_common[row, column]
+            if np.any(apart > wide.radius + wide.common + widest):
+                raise Unrecoverable(Outcome.WRONG_FAMILY, CONTRADICTION)
+            self.widen()
+            read, old = wide, widest
+        better = read.radius + read.common < old
         row, column = row[better], column[better]
-        self.forms[row, column] = form[better]
-        self.radius[row, column], self.common[row, column] = radius[better], common[better]
+        self.forms[row, column] = read.form[better]
+        self.radius[row, column], self.common[row, column] = read.radius[better], read.common[better]
+        self.wide_radius[row, column], self.wide_common[row, column] = wide.radius[better], wide.common[better]
+
+    def ask_arithmetic_check(self) -> Steps[None]:
+        """Queries whose answers float32 cannot tell from zero: radii are widened unless these come as predicted."""
+        if self.value.is_wide or self.space.eps >= FLOAT32:
+            return
+        row, column = self.rng.integers(self.width, size=(2, CHECKS))
+        norm, last = self.rng.uniform(0.5, 1.0, (2, CHECKS)) * np.stack([self.norm[column], self.last[column]])
+        form, own = self.forms[row, column], self.design.own_forms(self.forms)[column]
+        pairs, _ = self.design.steer_pairs(row, column, norm, last, 1, form, own, 0.0)
+        pairs = replace(pairs, plus=pairs.plus * (1 + SLIGHTLY))
+        predicted = self.design.answer(pairs, form, own)
+        radius = self.radius + self.common
+        own_radius = np.sum(np.abs(self.design.own) * radius, axis=0)[column]
+        unsure = self.design.nuisance(pairs, predicted, own_radius)
+        unsure = unsure + np.abs(predicted.by_form) * radius[row, column]
+        answers, error = self.solve_answers((yield pair_plan(self.design, "arithmetic", pairs)))
+        allowed = RIGHT * np.abs(predicted.value)
+        if np.any(unsure > allowed) or np.any(np.abs(answers - predicted.value) > allowed + error):
+            self.widen()
 
     def _choose_norms(self) -> None:
         """Bring the largest logit of every column to its aim, as far as norms allow."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from keyhole.arrays import Array, Floats
+from keyhole.arrays import FLOAT32, Array, Booleans, Floats, Integers, Space
 from keyhole.methods.base import BiasDetected, Steps, Unrecoverable
 from keyhole.methods.forms.scale import floor_power
 from keyhole.methods.robust.dtypes import grid_of
@@ -22,8 +23,34 @@ CHECKS = 4
 THRESHOLDS = 3
 
 
+@dataclass(eq=False)
+class Bounds:
+    """What is known of a value if the oracle computes with the rounding of `space`."""
+
+    space: Space
+    low: Floats  # (outputs,) of the sizes of the largest entries
+    high: Floats  # (outputs,)
+    radius: Floats  # (width, outputs) of the ratios to them
+
+    @property
+    def relative(self) -> Floats:  # (outputs,)
+        """Relative radii of the largest entries; nan where these are zero."""
+        return np.asarray((self.high - self.low) / (self.high + self.low))
+
+    def narrow(self, chosen: Integers, guess: Floats, above: Booleans) -> bool:  # (n,), (n, guesses) twice
+        """Learn which guesses of largest entries are too small; False where that contradicts itself."""
+        slack = self.space.rounding * guess
+        self.low[chosen] = np.maximum(self.low[chosen], np.max(np.where(above, guess - slack, 0.0), axis=1))
+        self.high[chosen] = np.minimum(self.high[chosen], np.min(np.where(above, np.inf, guess + slack), axis=1))
+        return not np.any(self.low > self.high)
+
+
 class ValueRatios(TokenValues):
-    """The value as ratios to its largest entry, which null queries sharpen, and that entry, which thresholds do."""
+    """The value as ratios to its largest entry, which null queries sharpen, and that entry, which thresholds do.
+
+    Everything is known twice: `bounds` holds if the oracle computes in the dtype of its space, `wide` if it does so in
+    float32. Where the first contradicts itself, or is not shown to be right, the second takes its place.
+    """
 
     def __init__(self, signature: Signature) -> None:
         super().__init__(signature)
@@ -57,31 +84,50 @@ class ValueRatios(TokenValues):
                 "the value vector is zero, so every answer is the same whatever the score matrix: it cannot be known",
             )
         silent = np.abs(largest) <= largest_error  # an output that is zero throughout
-        self.low = np.where(silent, 0.0, np.abs(largest) - largest_error)
-        self.high = np.where(silent, 0.0, np.abs(largest) + largest_error)
         self.sign = np.sign(largest)
         self.silent_radius = np.where(silent, np.max(error, axis=0), 0.0)
         divisor = np.where(silent, np.inf, largest)
         self.ratio = read / divisor
         self.settled = np.zeros(read.shape, dtype=bool)  # ratios that null queries cannot improve
-        relative = largest_error / np.abs(divisor)
-        self.radius = SECOND_ORDER * (error / np.abs(divisor) + np.abs(self.ratio) * relative)
-        self.radius[self.place, each] = 0.0
+        self.bounds, self.wide = (
+            self._first_bounds(replace(self.space, coarse=max(self.space.coarse, coarse)), read, error, divisor)
+            for coarse in (0.0, FLOAT32)
+        )
+
+    def _first_bounds(self, space: Space, read: Floats, error: Floats, divisor: Floats) -> Bounds:
+        """Entries of the value as one answer each tells them, (width, outputs), and by what ratios divide, (outputs,)."""
+        each = np.arange(self.outputs)
+        error = error + space.rounding * np.abs(read)
+        largest, largest_error = np.abs(read[self.place, each]), error[self.place, each]
+        silent = np.isinf(divisor)
+        low = np.where(silent, 0.0, largest - largest_error)
+        high = np.where(silent, 0.0, largest + largest_error)
+        radius = SECOND_ORDER * (error + np.abs(self.ratio) * largest_error) / np.abs(divisor)
+        radius[self.place, each] = 0.0
+        return Bounds(space, low, high, radius)
+
+    def widen(self) -> None:
+        """Go on with what holds for an oracle that computes in float32."""
+        self.bounds, self.space = self.wide, self.wide.space
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether what is known holds for an oracle that computes in float32."""
+        return self.bounds is self.wide
 
     @property
     def largest(self) -> Floats:  # (outputs,)
         """The largest entries, with their signs."""
-        return np.asarray(self.sign * (self.low + self.high) / 2)
+        return np.asarray(self.sign * (self.bounds.low + self.bounds.high) / 2)
 
     @property
     def relative(self) -> float:
         """Relative radius of the largest entry of the main output."""
-        low, high = self.low[self.main], self.high[self.main]
-        return float((high - low) / (high + low))
+        return float(self.bounds.relative[self.main])
 
     def size(self) -> float:
         """The largest entry of all."""
-        return float(np.max(self.high))
+        return float(np.max(self.bounds.high))
 
     def cost(self) -> int:
         """Queries of a round of `refine`."""
@@ -90,7 +136,7 @@ class ValueRatios(TokenValues):
     def ask_finer(self) -> Steps[None]:
         """α·(e_i − ρ·e_k) for the ratio ρ as it is known: the answer is what is wrong with it."""
         row, output = np.nonzero(np.ones_like(self.ratio))
-        keep = (row != self.place[output]) & (self.high[output] > 0) & ~self.settled[row, output]
+        keep = (row != self.place[output]) & (self.bounds.high[output] > 0) & ~self.settled[row, output]
         row, output = row[keep], output[keep]
         if not row.size:
             return
@@ -102,18 +148,23 @@ class ValueRatios(TokenValues):
         answers, error = (part[np.arange(row.size), output] for part in (every, errors))
         unit = length * self.largest[output]
         change = answers / unit
-        apart = (self.high - self.low)[output] / (self.high + self.low)[output]
-        radius = SECOND_ORDER * (error / np.abs(unit) + np.abs(change) * apart)
-        radius = radius + 2 * self.space.rounding * np.abs(known) + self.space.tiny
-        if np.any(np.abs(change) > radius + self.radius[row, output]):
-            raise Unrecoverable(
-                Outcome.WRONG_FAMILY, "answers to one token are not linear in it: no head without biases"
-            )
+        radii = []
+        for bounds in (self.bounds, self.wide):
+            radius = SECOND_ORDER * (error / np.abs(unit) + np.abs(change) * bounds.relative[output])
+            radii.append(radius + 2 * bounds.space.rounding * np.abs(known) + bounds.space.tiny)
+        if np.any(np.abs(change) > radii[0] + self.bounds.radius[row, output]):
+            if np.any(np.abs(change) > radii[1] + self.wide.radius[row, output]):
+                raise Unrecoverable(
+                    Outcome.WRONG_FAMILY, "answers to one token are not linear in it: no head without biases"
+                )
+            self.widen()
+            radii[0] = radii[1]
         self.settled[row, output] = answers == 0  # the same query would be asked again
-        better = radius < self.radius[row, output]
+        better = radii[0] < self.bounds.radius[row, output]
         row, output = row[better], output[better]
         self.ratio[row, output] += change[better]
-        self.radius[row, output] = radius[better]
+        for bounds, radius in zip((self.bounds, self.wide), radii, strict=True):
+            bounds.radius[row, output] = radius[better]
 
     def sharpening_cost(self) -> int:
         """Queries that `sharpen` may take, at most."""
@@ -122,14 +173,14 @@ class ValueRatios(TokenValues):
 
     def ask_sharper(self, relative: float, outputs: list[int] | range) -> Steps[None]:
         """Largest entries ρ from t·e_k: t brings a guess of ρ to where answers are rounded up or down."""
-        goal = max(relative, 8 * self.space.rounding)
-        chosen = np.asarray([number for number in outputs if self.high[number] > 0], dtype=np.int64)
+        chosen = np.asarray([number for number in outputs if self.bounds.high[number] > 0], dtype=np.int64)
         parts = np.arange(1, THRESHOLDS + 1) / (THRESHOLDS + 1)
         while True:
-            chosen = chosen[(self.high - self.low)[chosen] > goal * (self.high + self.low)[chosen]]
+            goal = max(relative, 8 * self.space.rounding)
+            chosen = chosen[self.bounds.relative[chosen] > goal]
             if not chosen.size:
                 return
-            low, high = self.low[chosen], self.high[chosen]
+            low, high = self.bounds.low[chosen], self.bounds.high[chosen]
             guess = low[:, None] + (high - low)[:, None] * parts
             # Halfway between two numbers of the dtype, just above a power of two.
             power = np.exp2(np.floor(np.log2(self.norm * low)) - 1)
@@ -140,21 +191,20 @@ class ValueRatios(TokenValues):
             every, _ = self.solve_answers((yield from self.ask([term], place.size)))
             answers = every[np.arange(place.size), np.repeat(chosen, THRESHOLDS)]
             above = answers.reshape(guess.shape) > halfway
-            slack = self.space.rounding * guess
-            low = np.maximum(low, np.max(np.where(above, guess - slack, 0.0), axis=1))
-            high = np.minimum(high, np.min(np.where(above, np.inf, guess + slack), axis=1))
-            if np.any(low > high):
+            agrees = self.bounds.narrow(chosen, guess, above)
+            if not (self.is_wide or self.wide.narrow(chosen, guess, above)) or (self.is_wide and not agrees):
                 raise Unrecoverable(Outcome.WRONG_FAMILY, "answers to one token do not grow with it, as a value does")
-            same = (low == self.low[chosen]) & (high == self.high[chosen])
-            self.low[chosen], self.high[chosen] = low, high
+            same = (low == self.bounds.low[chosen]) & (high == self.bounds.high[chosen])
+            if not agrees:
+                self.widen()
+                continue
             chosen = chosen[~same]
 
     def ask_rounding_check(self) -> Steps[None]:
         """Answers a quarter of a spacing beside numbers of the dtype, on either side: the nearest must come back."""
-        apart = (self.high - self.low)[self.main] / (self.high + self.low)[self.main]
-        if apart > self.unit / 8:  # not known well enough to tell
+        if self.relative > self.unit / 8:  # not known well enough to tell
             return
-        power = 2.0 ** (math.floor(math.log2(self.norm * self.low[self.main])) - 1)
+        power = 2.0 ** (math.floor(math.log2(self.norm * self.bounds.low[self.main])) - 1)
         spacing = 2 * power * self.unit
         near = power * np.linspace(1.2, 1.8, CHECKS)
         near = np.round(near / spacing) * spacing
@@ -173,6 +223,6 @@ class ValueRatios(TokenValues):
 
     def vector_radius(self) -> Array:
         """Radii of its entries."""
-        half = (self.high - self.low) / 2
-        whole = self.radius * self.high + np.abs(self.ratio) * half + self.silent_radius
-        return self.in_shape(whole + 2 * self.space.eps * np.abs(self.ratio) * self.high)
+        bounds = self.bounds
+        whole = bounds.radius * bounds.high + np.abs(self.ratio) * (bounds.high - bounds.low) / 2 + self.silent_radius
+        return self.in_shape(whole + 2 * self.space.eps * np.abs(self.ratio) * bounds.high)

@@ -22,6 +22,7 @@ from keyhole.methods.arithmetic import partial_result
 from keyhole.methods.base import Estimate, Steps, target_details
 from keyhole.methods.robust.quantised.decimals_forms import FormIntervals
 from keyhole.methods.robust.quantised.decimals_value import ValueIntervals
+from keyhole.methods.robust.quantised.floats_forms import CHECKS as CHECKS_OF_FORMS
 from keyhole.methods.robust.quantised.floats_forms import NullForms
 from keyhole.methods.robust.quantised.floats_value import CHECKS, ValueRatios
 from keyhole.methods.robust.quantised.pair_queries import check_lengths
@@ -30,7 +31,7 @@ from keyhole.queries import Signature
 FAMILY = "the box computes one softmax head over its raw tokens, read at the last position, without biases"
 ASSUMPTIONS_DECIMALS = (
     FAMILY,
-    "answers are rounded to the nearest multiple of the declared unit and to nothing else",
+    "answers are computed in float32 or finer and rounded to the nearest multiple of the unit",
     "what is left of different forms after halving is independent",
 )
 
@@ -55,6 +56,7 @@ def by_thresholds(
     value = ValueIntervals(signature, rng)
     yield from value.ask_value()
     yield from value.ask_narrower(np.full(value.outputs, 2 * value.half / (signature.norm_limit * FIRST_SHARPER)))
+    yield from value.ask_rounding_check()
     forms = FormIntervals(signature, rng, value)
     with partial_result(lambda _: forms.head() if forms.started else None):
         yield from forms.ask_first()
@@ -76,7 +78,7 @@ def by_thresholds(
 
 ASSUMPTIONS_DTYPE = (
     FAMILY,
-    "answers are rounded to the nearest number of the declared dtype and to nothing else",
+    "answers are computed in float32 or finer and rounded to the nearest number of the declared dtype",
     "rounding errors of different answers are independent",
 )
 
@@ -116,6 +118,10 @@ def by_null_queries(
             rounds += 1
             if forms.error() > GAIN * before:
                 break
+        if value.spent + forms.spent + CHECKS_OF_FORMS <= budget:
+            yield from forms.ask_arithmetic_check()
+        else:
+            forms.widen()
         if value.spent + forms.spent + value.sharpening_cost() + CHECKS <= budget:
             goal = forms.error() if target_error is None else target_error
             yield from value.ask_sharper(goal / value.size(), range(value.outputs))

@@ -10,7 +10,7 @@ the last column are orthogonal to v, so that c vanishes. S is a sum of forms of 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -74,6 +74,11 @@ class ColumnForms:
     saturated: Booleans  # (columns,)
     own: Floats  # (columns,) S_j as their sum
     own_radius: Floats  # (columns,)
+
+    def take(self, some: Booleans) -> ColumnForms:  # (n,)
+        """Some of the forms; columns as they are."""
+        parts = {"form": self.form[some], "radius": self.radius[some], "common": self.common[some]}
+        return replace(self, **parts)
 
 
 class SteeredDesign:
