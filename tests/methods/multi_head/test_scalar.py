@@ -274,10 +274,10 @@ def test_a_head_with_a_score_bias_but_no_score_is_read_by_itself(seed: int) -> N
         assert kh.distance(result.params, truth) < 1e-8
 
 
-def test_several_heads_without_a_score_are_admitted() -> None:
+def test_several_heads_without_a_score_are_read_all_at_once() -> None:
     rng = np.random.default_rng(32)
-    heads = [kh.SingleHead(np.zeros((3, 3)), *rng.standard_normal((2, 3))) for _ in range(2)]
-    assert not recover(kh.MultiHead(heads), 3).certified
+    truth = kh.MultiHead([kh.SingleHead(np.zeros((3, 3)), *rng.standard_normal((2, 3))) for _ in range(2)])
+    assert max(errors(recover(truth, 3), truth)) <= 1e-9
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -307,9 +307,7 @@ def test_tokens_of_one_number() -> None:
     one = kh.MultiHead([kh.SingleHead(np.array([[0.7]]), np.array([1.3]))])
     assert recover(one, 1).certified
     two = kh.MultiHead([*one.heads, kh.SingleHead(np.array([[-0.4]]), np.array([0.5]))])
-    result = recover(two, 1)
-    assert result.outcome is kh.Outcome.WRONG_FAMILY
-    assert "single numbers" in result.message
+    assert max(errors(recover(two, 1), two)) <= 1e-9
 
 
 # --- what cannot be known ---------------------------------------------------------------------------------------------
@@ -320,8 +318,6 @@ def test_tokens_of_one_number() -> None:
     [
         ({"max_length": 1}, kh.Outcome.NOT_IDENTIFIABLE, "max_length"),
         ({"max_length": 2}, kh.Outcome.NOT_IDENTIFIABLE, "sequences of three"),
-        ({"max_norm": 10.0}, kh.Outcome.SATURATED, "max_norm"),
-        ({"noise": kh.Noise.gaussian(0.1)}, kh.Outcome.TOO_NOISY, "exact answers"),
     ],
 )
 def test_what_is_refused(options: dict[str, Any], outcome: kh.Outcome, words: str) -> None:

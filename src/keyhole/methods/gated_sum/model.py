@@ -6,7 +6,7 @@ one last token g the gates are free vectors, whatever the score matrices are.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.special import expit
@@ -22,23 +22,30 @@ class GatedQueries:
     offsets: Floats  # (n,) c
     answers: Floats  # (n, outputs)
     bases: Floats | None = None  # (n, width) tokens whose plain values Σ_h base·v_h the answers have on top; None: none
+    centred: bool = False  # whether answers are differences to their mean, which says nothing then
 
     @property
     def size(self) -> float:
         """Root mean square of the answers."""
         return float(np.sqrt(np.mean(self.answers**2))) if self.answers.size else 0.0
 
+    def without_mean(self) -> GatedQueries:
+        """The same where a constant that all answers share is not known."""
+        return replace(self, answers=self.answers - np.mean(self.answers, axis=0), centred=True)
+
     def take(self, index: Integers | Booleans | slice) -> GatedQueries:
         """Some of the queries."""
         bases = None if self.bases is None else self.bases[index]
-        return GatedQueries(self.rows[index], self.offsets[index], self.answers[index], bases)
+        return replace(
+            self, rows=self.rows[index], offsets=self.offsets[index], answers=self.answers[index], bases=bases
+        )
 
     def beside(self, more: GatedQueries) -> GatedQueries:
-        """These queries and some more, bases included where both have them."""
-        pairs = [(self.rows, more.rows), (self.offsets, more.offsets), (self.answers, more.answers)]
-        if self.bases is not None and more.bases is not None:
-            pairs.append((self.bases, more.bases))
-        return GatedQueries(*(np.concatenate(pair) for pair in pairs))
+        """These queries and some more of the same kind."""
+        both = None if self.bases is None or more.bases is None else np.concatenate([self.bases, more.bases])
+        pairs = ((self.rows, more.rows), (self.offsets, more.offsets), (self.answers, more.answers))
+        rows, offsets, answers = (np.concatenate(pair) for pair in pairs)
+        return GatedQueries(rows, offsets, answers, both, self.centred)
 
 
 @dataclass(frozen=True)
@@ -74,7 +81,7 @@ def value_columns(queries: GatedQueries, weights: Floats) -> Floats:  # (..., n,
     columns = weights[..., None] * queries.rows[:, None, :]
     if queries.bases is not None:
         columns = columns + queries.bases[:, None, :]
-    return np.asarray(columns.reshape(*columns.shape[:-2], -1))
+    return _centred(queries, columns.reshape(*columns.shape[:-2], -1))
 
 
 def gate_columns(
@@ -86,4 +93,9 @@ def gate_columns(
     shares = np.einsum("nd,...hdp->...pnh", queries.rows, values)
     slopes = (weights * (1 - weights))[..., None, :, :] * shares
     columns = slopes[..., None] * queries.rows[:, None, :]
-    return np.asarray(columns.reshape(*columns.shape[:-2], -1))
+    return _centred(queries, columns.reshape(*columns.shape[:-2], -1))
+
+
+def _centred(queries: GatedQueries, columns: Floats) -> Floats:  # (..., n, unknowns)
+    """Columns as answers are: with their mean over the queries, or without."""
+    return np.asarray(columns - np.mean(columns, axis=-2, keepdims=True) if queries.centred else columns)

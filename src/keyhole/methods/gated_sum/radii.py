@@ -76,16 +76,16 @@ def joint_radii(
 
 def _with_curvature(linear: JointLinear, of_values: Floats, errors: AnswerErrors) -> tuple[AnswerErrors, bool]:
     """Errors of the answers with how far these are from their linearisation, and whether that settles."""
-    wider, before = errors, np.full(errors.bound.shape, np.inf)
+    wider, before = errors, np.zeros(errors.bound.shape)
+    small = NEGLIGIBLE * (errors.bound + errors.deviation)
     for _ in range(MOST_ROUNDS):
         curvature = _curvature(linear, of_values, wider)
-        wider = replace(errors, bound=errors.bound + (1 + SETTLED) * curvature)
         if not np.all(np.isfinite(curvature)) or np.max(curvature) > HOPELESS * np.max(errors.bound + errors.deviation):
             return wider, False
-        small = NEGLIGIBLE * (errors.bound + errors.deviation)
         if np.all(curvature <= np.maximum((1 + SETTLED) * before, small)):
-            return wider, True
+            return replace(errors, bound=errors.bound + np.maximum(curvature, (1 + SETTLED) * before)), True
         before = curvature
+        wider = replace(errors, bound=errors.bound + (1 + SETTLED) * curvature)
     return wider, False
 
 

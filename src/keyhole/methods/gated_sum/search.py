@@ -11,7 +11,7 @@ from keyhole.arrays import Floats
 from keyhole.methods.gated_sum.descent import descend
 from keyhole.methods.gated_sum.model import GatedQueries, GatedSum
 from keyhole.methods.gated_sum.polish import polish
-from keyhole.methods.gated_sum.twins import mirror_images
+from keyhole.methods.gated_sum.twins import has_twins, mirror_images
 
 # Numbers of heads that are tried, in this order: one too many and more are what leads out of local minima.
 SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16)
@@ -45,16 +45,18 @@ def fit_unknown(
     floor: float,  # root mean square of the errors of answers
     rng: np.random.Generator,
     sizes: tuple[int, ...] = SIZES,
+    logit: float = LOGIT,  # about the root mean square of u·k
 ) -> GatedFit:
     """Gates (H, width) and values (H, width, outputs) of as few heads as explain the answers up to `floor`."""
     scale = float(np.sqrt(np.mean(queries.rows**2) * queries.rows.shape[1])) or 1.0
     size = queries.size or 1.0
-    unit = GatedQueries(queries.rows / scale, queries.offsets, queries.answers / size)
+    unit = replace(queries, rows=queries.rows / scale, answers=queries.answers / size)
     found = GatedFit(GatedSum(np.zeros((0, queries.rows.shape[1])), np.zeros((0, *_value_shape(queries)))), 1.0, False)
     for count in sizes:
         if queries.answers.size <= LEAST_EXCESS * (queries.answers.size - _freedom(unit, count)):
             break
-        trial = _fit_count(unit, count, found.heads, floor / size, rng)
+        starts = logit * rng.standard_normal((STARTS, count, unit.rows.shape[1]))
+        trial = _fit_count(unit, starts * 2.0 ** rng.uniform(-1, 1, (STARTS, count, 1)), found.heads, floor / size)
         found = trial if trial.explains or trial.rms < found.rms else found
         if found.explains:
             break
@@ -72,10 +74,9 @@ def _freedom(queries: GatedQueries, count: int) -> int:
     return queries.answers.size - count * width * (1 + outputs)
 
 
-def _fit_count(queries: GatedQueries, count: int, before: GatedSum, floor: float, rng: np.random.Generator) -> GatedFit:
-    """The best fit with so many heads, or with fewer of them if these explain as much."""
-    width = queries.rows.shape[1]
-    gates = LOGIT * rng.standard_normal((STARTS, count, width)) * 2.0 ** rng.uniform(-1, 1, (STARTS, count, 1))
+def _fit_count(queries: GatedQueries, gates: Floats, before: GatedSum, floor: float) -> GatedFit:
+    """The best fit with as many heads as starts (starts, heads, width) have, or with fewer if these explain as much."""
+    count = gates.shape[1]
     kept = min(before.heads, count)
     gates[: STARTS // 2, :kept] = before.gates[:kept]
     enough = max(floor, ARRIVED)
@@ -84,7 +85,7 @@ def _fit_count(queries: GatedQueries, count: int, before: GatedSum, floor: float
     sums, rms = descend(queries, sums.gates[best], MORE_STEPS, enough)
     ranked = np.argsort(rms)
     first = _polished(queries, sums.gates[ranked[0]], floor)
-    if not first.explains and count > 1 and first.rms <= TWINS_BELOW:
+    if not first.explains and first.rms <= TWINS_BELOW and has_twins(first.heads):
         first = _mirrored(queries, first, floor)
     if rms[ranked[0]] > enough and not first.explains:
         return first

@@ -24,15 +24,20 @@ MOST_UNKNOWN = 640
 # Queries over unknowns at the first last token and at the others, and some more; errors take more to average out.
 FIRST_EXCESS, EXCESS, MORE, FIRST_MORE, NOISY = 2.2, 1.3, 4, 12, 2.0
 # Rows have norms from this part of the largest on; errors are averaged out by longer ones.
-SHORTEST, SHORTEST_NOISY = 0.5, 0.8
+SHORTEST, SHORTEST_NOISY = 0.5, 0.95
 # Further last tokens lie this far off the first, over its norm, tried in this order.
-STEPS_ASIDE, STEPS_ASIDE_NOISY = (0.6, -0.6, 0.2, -0.2), (1.5, -1.5, 0.6, -0.6, 0.2)
+STEPS_ASIDE, STEPS_ASIDE_NOISY = (0.6, -0.6, 0.2, -0.2), (3.0, -3.0, 1.0, -1.0, 0.3)
 # Random starts where gates do not follow from those of the first last token.
 STARTS = 24
-# Where values are known up to an error, residuals are so many times what they are in the end, and this part of answers.
-LOOSE, LOOSE_PART = 30.0, 1e-6
+# Where values are known up to an error, residuals are so many times what they are in the end, and this part of answers,
+# or at most that part.
+LOOSE, LOOSE_PART, LOOSEST_PART = 30.0, 1e-9, 1e-6
 # Gates that respond to answers so many times more than those of the first last token are asked for elsewhere.
 WORSE, WORSE_NOISY = 200.0, 8.0
+# Heads of smaller logits may be there though none are found.
+FAINT = 0.5
+# Heads that leave less than this part of the answers are nearly right.
+NEARLY = 1e-3
 
 NOT_EXPLAINED = (
     "no {} softmax heads or fewer explain the answers to tokens of one norm: the box has more heads, some too near to "
@@ -56,7 +61,7 @@ def ask_head_gates(pairs: TokenPairs, norms: Norms) -> Steps[HeadGates]:
     space, width = pairs.signature.space, pairs.signature.width
     basis = random_orthogonal(space, pairs.rng, width)
     aside = np.asarray(split_along(space, basis, space.asarray(norms.direction))[0], dtype=np.float64)
-    follow = _Followers(pairs, norms, fit, _sensitivity(pairs.bare(raw), fit.heads))
+    follow = _Followers(pairs, norms, fit, _sensitivity(pairs.bare_of_one(raw), fit.heads))
     groups, gates, points = [raw], [fit.heads.gates], [first]
     for direction in aside:
         candidates = [
@@ -102,7 +107,7 @@ def _ask_first(pairs: TokenPairs, norms: Norms, last: Floats) -> Steps[tuple[Gat
     """Gates and values at the first last token, of as many heads as it takes."""
     width, outputs = pairs.linear.shape
     raw: GatedQueries | None = None
-    tried = 0
+    tried, left = 0, 1.0
     for most, sizes in FIRST:
         unknown = most * width * (1 + outputs)
         if unknown > MOST_UNKNOWN and tried:
@@ -110,11 +115,19 @@ def _ask_first(pairs: TokenPairs, norms: Norms, last: Floats) -> Steps[tuple[Gat
         count = int(np.ceil(_noisy(pairs) * FIRST_EXCESS * unknown / outputs)) + FIRST_MORE
         more = yield from ask_rows(pairs, norms, "heads", last, count - (0 if raw is None else len(raw.offsets)))
         raw = more if raw is None else raw.beside(more)
-        fit = fit_unknown(pairs.bare(raw), pairs.floor(raw), pairs.rng, sizes)
+        fit = fit_unknown(pairs.bare_of_one(raw), pairs.floor(raw), pairs.rng, sizes, norms.logit)
         if fit.explains:
             return raw, fit
-        tried = max(sizes)
-    raise Unrecoverable(Outcome.WRONG_FAMILY, NOT_EXPLAINED.format(tried))
+        tried, left = max(sizes), fit.rms / raw.size
+    raise failure(norms, NOT_EXPLAINED.format(tried), left)
+
+
+def failure(norms: Norms, message: str, left: float) -> Unrecoverable:
+    """What a search that leaves a part of the answers amounts to: heads may only be too much alike to be told apart."""
+    if norms.logit < FAINT:
+        message = f"logits reach about {norms.logit:.2g}, where all heads answer alike: allow longer tokens; {message}"
+    faint = norms.logit < FAINT or left < NEARLY
+    return Unrecoverable(Outcome.TOO_NOISY if faint else Outcome.WRONG_FAMILY, message)
 
 
 def _noisy(pairs: TokenPairs) -> float:
@@ -144,10 +157,10 @@ class _Followers:
         best: tuple[float, GatedQueries, Floats, Floats] | None = None
         for last in lasts:
             raw = yield from ask_rows(pairs, self.norms, "gates", last, count)
-            bare = pairs.bare(raw)
+            bare = pairs.bare_of_one(raw)
             enough = LOOSE * pairs.floor(raw) + LOOSE_PART * bare.size
             gates, rms = self._fit(bare, start, enough)
-            if rms > enough:
+            if rms > enough + LOOSEST_PART * bare.size:
                 continue
             worse = _sensitivity(bare, GatedSum(gates, values)) / self.usual
             if best is None or worse < best[0]:
@@ -155,16 +168,17 @@ class _Followers:
             if worse <= (WORSE_NOISY if pairs.noise > 0 else WORSE):
                 break
         if best is None:
-            raise Unrecoverable(
-                Outcome.WRONG_FAMILY,
+            raise failure(
+                self.norms,
                 f"{values.shape[0]} heads explain the answers beside one last token, but not beside another: the box "
                 "is no sum of softmax heads, or has more of them that show only there",
+                1.0,
             )
         return best[1:]
 
     def _fit(self, bare: GatedQueries, start: Floats, enough: float) -> tuple[Floats, float]:
         """The gates of the start that fits, or of the best."""
-        values, floor = self.first.heads.values, self.pairs.floor(bare)
+        values, floor = self.first.heads.values, enough / LOOSE
         best = fit_known_values(bare, values, start, floor)
         for _ in range(STARTS):
             if best[1] <= enough:

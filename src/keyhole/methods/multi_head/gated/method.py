@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from keyhole.methods.base import Estimate, Steps, Unrecoverable
 from keyhole.methods.forms.value import Value
 from keyhole.methods.gated_sum.joint import JointHeads, fit_joint
 from keyhole.methods.gated_sum.radii import JointRadii, joint_radii
-from keyhole.methods.multi_head.gated.heads import MOST_UNKNOWN, ask_head_gates
+from keyhole.methods.multi_head.gated.heads import MOST_UNKNOWN, ask_head_gates, failure
 from keyhole.methods.multi_head.gated.queries import TokenPairs
 from keyhole.methods.multi_head.gated.scale import ask_norms
 from keyhole.methods.multi_head.scalar.queries import columns
@@ -27,6 +28,8 @@ ASSUMPTIONS = (
 )
 # The residual of all queries together may exceed the errors of answers by this factor.
 SCATTER = 1.5
+# Heads whose scores differ relatively by this many errors of answers, over their size, leave a residual.
+APART = 64.0
 
 
 def fits_at_once(total: Value) -> bool:
@@ -56,20 +59,25 @@ def ask_gated_heads(signature: Signature, rng: np.random.Generator, total: Value
     found = yield from ask_head_gates(pairs, norms)
     heads, rms = fit_joint(found.queries, found.heads)
     floor = max(pairs.floor(group) for group in found.queries.groups)
+    size = min(pairs.bare(group).size for group in found.queries.groups)
     if rms > SCATTER * floor:
-        raise Unrecoverable(
-            Outcome.WRONG_FAMILY,
+        raise failure(
+            norms,
             f"{heads.values.shape[0]} heads leave {rms:.2g} of the answers where these err by {floor:.2g}: the box "
             "is no sum of softmax heads",
+            rms / size,
         )
     mixing = np.asarray(np.linalg.inv(found.points), dtype=np.float64).T
     radii = joint_radii(found.queries, heads, pairs.errors(found.queries, heads, rms), mixing)
+    scores = np.einsum("ghd,gj->hdj", heads.gates, mixing)
+    estimate = _estimate(pairs, scores, heads, radii)
     if not radii.settled:
-        raise Unrecoverable(
+        error = Unrecoverable(
             Outcome.TOO_NOISY, "answers err too much to tell the heads: the errors of gates and values feed each other"
         )
-    scores = np.einsum("ghd,gj->hdj", heads.gates, mixing)
-    return _estimate(pairs, scores, heads, radii)
+        error.partial = estimate.params
+        raise error
+    return replace(estimate, details={**estimate.details, "told_apart": APART * floor / size})
 
 
 def _estimate(pairs: TokenPairs, scores: Floats, heads: JointHeads, radii: JointRadii) -> Estimate[MultiHead]:

@@ -73,13 +73,20 @@ class TokenPairs:
         bases = np.zeros_like(queries.rows) if queries.bases is None else queries.bases
         return GatedQueries(queries.rows, queries.offsets, queries.answers - bases @ self.linear - self.constant)
 
+    def bare_of_one(self, queries: GatedQueries) -> GatedQueries:
+        """The same of queries of one last token: behind errors, what that adds is better not known than wrong."""
+        bare = self.bare(queries)
+        return bare.without_mean() if self.noise > 0 else bare
+
     def floor(self, queries: GatedQueries) -> float:
         """Root mean square of the errors of raw answers without their affine part, at most."""
         tokens = queries.rows if queries.bases is None else np.hypot(queries.rows, queries.bases)
         norm = float(np.sqrt(np.mean(tokens**2) * tokens.shape[1]))
         own = norm * float(np.linalg.norm(self.linear)) + float(np.linalg.norm(self.constant)) + queries.size
-        known = norm * float(np.max(floats(self.total.radius))) + float(np.max(floats(self.total.bias_radius)))
-        return float(np.hypot(self.noise, ROUNDINGS * self.signature.space.eps * own + known))
+        if self.noise == 0:
+            known = norm * float(np.max(floats(self.total.radius))) + float(np.max(floats(self.total.bias_radius)))
+            return ROUNDINGS * self.signature.space.eps * own + known
+        return float(np.hypot(self.noise, ROUNDINGS * self.signature.space.eps * own))
 
     @property
     def noise(self) -> float:

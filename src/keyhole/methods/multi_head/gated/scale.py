@@ -15,6 +15,8 @@ from keyhole.recovery import Outcome
 LASTS, ROWS = 3, 2
 # Logits are aimed at this root mean square.
 LOGIT = 2.0
+# Smaller ones are not told from each other by how they grow.
+LEAST_LOGIT = 0.05
 # Norms go up and down by this factor, logits by its square; by that one where nothing shows; so often at most.
 STEP, LEAP, MOST_STEPS = 4.0, 2.0**8, 24
 # A norm twice as large makes this much of a difference at most where gates are saturated, and that much at least where
@@ -40,13 +42,14 @@ class Norms:
     row: float  # norm of u
     last: float  # norm of g
     direction: Floats  # (width,) of the last token that heads respond to most
+    logit: float  # about the root mean square of logits
     has_bias: bool  # whether rows beside a last token of zero do not weigh as much as that
 
 
 def ask_norms(pairs: TokenPairs) -> Steps[Norms]:
     """Norms and a last token, from six queries a norm; whether it is a sum of heads from six, score biases from two."""
     probes = _Probes(pairs)
-    norm = yield from probes.ask_scale()
+    norm, logit = yield from probes.ask_scale()
     yield from probes.ask_swap(norm)
     nearest = min(probes.effects, key=lambda each: abs(np.log(each / norm)))
     loudest = np.argmax(np.linalg.norm(probes.effects[nearest].reshape(LASTS, -1), axis=1))
@@ -60,7 +63,7 @@ def ask_norms(pairs: TokenPairs) -> Steps[Norms]:
     if biased and row > norm:
         row, last = norm, norm
         biased = yield from probes.ask_bias(row)
-    return Norms(row, last, direction, biased)
+    return Norms(row, last, direction, logit, biased)
 
 
 class _Probes:
@@ -113,8 +116,8 @@ class _Probes:
         effects = yield from self._ask_effects(np.zeros_like(rows), rows)
         return bool(np.any(effects != 0))
 
-    def ask_scale(self) -> Steps[float]:
-        """A norm of rows and last tokens at which logits are about `LOGIT`, or as large as they may be."""
+    def ask_scale(self) -> Steps[tuple[float, float]]:
+        """A norm of rows and last tokens at which logits are about `LOGIT`, or as large as they may be; and these."""
         limit = BOTH * self.pairs.signature.norm_limit
         norm = min(limit, 1.0)
         if np.isfinite(limit) and (yield from self.ask(limit)) > 0:
@@ -124,22 +127,22 @@ class _Probes:
             shorter = (yield from self.ask(norm / 2)) if here > 0 else 0.0
             if shorter > 0 and here <= SATURATED * shorter:
                 norm /= STEP
-            elif shorter > 0 and (here <= FLAT * shorter or norm >= limit):
-                return float(min(norm * (LOGIT / _logit_of(here / shorter)) ** 0.5, limit))
+            elif here > 0 and (here <= FLAT * shorter or norm >= limit):
+                logit = _logit_of(here / shorter) if shorter > 0 else LEAST_LOGIT
+                longer = float(min((LOGIT / logit) ** 0.5, limit / norm))
+                return longer * norm, longer**2 * logit
             elif norm >= limit:
                 break
             else:
                 norm = min(norm * (STEP if here > 0 else LEAP), limit)
-        if not here > 0:
-            outcome = Outcome.TOO_NOISY if self.pairs.noise > 0 else Outcome.NOT_IDENTIFIABLE
-            raise Unrecoverable(outcome, NO_EFFECT)
-        return norm
+        outcome = Outcome.TOO_NOISY if self.pairs.noise > 0 else Outcome.NOT_IDENTIFIABLE
+        raise Unrecoverable(outcome, NO_EFFECT)
 
 
 def _logit_of(growth: float) -> float:
     """The root mean square of normal logits of which four times as small ones have gates that do so much less."""
     nodes, weights = np.polynomial.hermite_e.hermegauss(64)
-    logits = np.geomspace(0.05, 64.0, 200)
+    logits = np.geomspace(LEAST_LOGIT, 64.0, 200)
 
     def effect(sizes: Floats) -> Floats:
         return np.asarray(np.sqrt(np.tanh(sizes[:, None] * nodes / 2) ** 2 @ weights))

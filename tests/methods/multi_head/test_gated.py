@@ -1,0 +1,165 @@
+"""Heads behind one number, all at once: any logits, tokens of bounded norm, answers that err."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import keyhole as kh
+from keyhole.arrays import Floats
+from keyhole.gauge.compare import align
+
+WIDTH = 6
+NORM = 3.0
+KINDS = ("generic", "double", "opposite", "factor", "cancel", "biases")
+
+
+def draw(kind: str, heads: int, seed: int, width: int = WIDTH, outputs: int | None = None) -> kh.MultiHead:
+    rng = np.random.default_rng([seed, heads])
+    scores = rng.standard_normal((heads, width, width)) / width**0.5
+    values = rng.standard_normal((heads, width, *(() if outputs is None else (outputs,))))
+    biases = 0.5 * rng.standard_normal((heads, width)) if kind == "biases" else [None] * heads
+    if kind == "double":
+        scores[1] = 2 * scores[0]
+    if kind == "opposite":
+        scores[1] = -scores[0]
+    if kind == "factor":
+        scores = np.einsum("hi,j->hij", rng.standard_normal((heads, width)), rng.standard_normal(width)) / width**0.5
+    if kind == "cancel":
+        values[1] = -values[0]
+    output = np.asarray(rng.standard_normal()) if kind == "biases" else None
+    return kh.MultiHead([kh.SingleHead(*each) for each in zip(scores, values, biases, strict=True)], output)
+
+
+def recover(
+    answer: Callable[[Floats], Floats], seed: int = 0, method: str = "multi-head", **options: Any
+) -> kh.Recovery:
+    width = options.pop("width", WIDTH)
+    return kh.recover(kh.FunctionOracle(answer, width=width, **options), method, seed=seed, throw=False)
+
+
+def check_inside(result: kh.Recovery, truth: kh.MultiHead) -> None:
+    """Every entry is within its radius."""
+    found, radii = result.params.arrays(), result.certificate.radius.arrays()
+    assert len(result.params.heads) == len(truth.heads)
+    for name, expected in align(result.params, truth).items():
+        assert np.all(np.abs(np.asarray(found[name]) - expected) <= np.asarray(radii[name])), name
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("heads", [2, 4])
+def test_bounded_norms(kind: str, heads: int) -> None:
+    truth = draw(kind, heads, 1)
+    result = recover(truth, max_norm=NORM)
+    assert result.certified, result.message
+    check_inside(result, truth)
+    assert kh.distance(result.params, truth) < 1e-11
+    numbers = heads * (WIDTH**2 + WIDTH)
+    assert result.stats.queries <= (2.8 if kind == "biases" else 2.4) * numbers
+
+
+@pytest.mark.parametrize("kind", ["double", "opposite", "factor"])
+def test_free_norms(kind: str) -> None:
+    truth = draw(kind, 3, 2)
+    result = recover(truth)
+    assert result.certified, result.message
+    check_inside(result, truth)
+    assert kh.distance(result.params, truth) < 1e-11
+
+
+@pytest.mark.parametrize("method", ["multi-head", "auto"])
+def test_generic_heads_of_free_norms_are_read_one_by_one(method: str) -> None:
+    result = recover(draw("generic", 3, 3), method=method)
+    assert result.certified
+    assert "at_once" not in result.stats.details
+
+
+@pytest.mark.parametrize("noise", [kh.Noise.bounded(1e-6), kh.Noise.gaussian(1e-5), kh.Noise.rounded(6)])
+@pytest.mark.parametrize("kind", ["generic", "opposite"])
+def test_answers_that_err(noise: kh.Noise, kind: str) -> None:
+    truth, rng = draw(kind, 2, 4), np.random.default_rng(5)
+
+    def answer(tokens: Floats) -> Floats:
+        exact = truth(tokens)
+        if noise.kind == "rounded":
+            return np.round(exact, noise.decimals)
+        errors = rng.standard_normal(exact.shape) if noise.kind == "gaussian" else rng.choice([-1.0, 1.0], exact.shape)
+        return np.asarray(exact + noise.scale * errors)
+
+    result = recover(answer, noise=noise, max_norm=NORM)
+    assert result.certified, result.message
+    check_inside(result, truth)
+    assert kh.distance(result.params, truth) <= 10 * noise.scale
+
+
+def test_right_or_admitted(fresh_seed: int) -> None:
+    """Whatever the heads, the norm and the noise."""
+    rng = np.random.default_rng(fresh_seed)
+    kind, heads = str(rng.choice(KINDS)), int(rng.integers(1 + 1, 4))
+    truth = draw(kind, heads, fresh_seed, width=4)
+    tolerance = 10.0 ** rng.uniform(-9, -2)
+    noise = kh.Noise.bounded(tolerance) if rng.uniform() < 0.5 else kh.Noise.exact()
+
+    def answer(tokens: Floats) -> Floats:
+        exact = truth(tokens)
+        return np.asarray(exact + noise.scale * rng.uniform(-1, 1, exact.shape))
+
+    result = recover(answer, fresh_seed % 1000, noise=noise, max_norm=10.0 ** rng.uniform(-0.5, 1.5), width=4)
+    if result.certified:
+        check_inside(result, truth)
+
+
+@pytest.mark.parametrize("method", ["multi-head", "auto"])
+def test_auto_reaches_heads_behind_errors(method: str) -> None:
+    truth, rng = draw("generic", 2, 6), np.random.default_rng(7)
+    noise = kh.Noise.bounded(1e-6)
+    result = recover(
+        lambda tokens: truth(tokens) + rng.uniform(-1e-6, 1e-6, tokens.shape[0]),
+        method=method,
+        noise=noise,
+        max_norm=NORM,
+    )
+    assert result.certified, result.message
+    assert result.method == "multi-head"
+
+
+def test_fewer_outputs_than_heads_within_a_norm() -> None:
+    truth = draw("double", 3, 8, outputs=2)
+    result = recover(truth, max_norm=NORM)
+    assert result.certified, result.message
+    assert kh.distance(result.params, truth) < 1e-11
+
+
+@pytest.mark.parametrize("change", [1e-7, 1e-12])
+def test_heads_that_hardly_differ_are_right_or_admitted(change: float) -> None:
+    heads = draw("generic", 2, 9, width=4).heads
+    truth = kh.MultiHead([heads[0], kh.SingleHead(heads[0].score + change * heads[1].score, heads[1].value)])
+    result = recover(truth, max_norm=NORM, width=4)
+    if result.certified and len(result.params.heads) == 2:
+        check_inside(result, truth)
+    elif result.certified:
+        assert change < result.stats.details["told_apart"]
+
+
+@pytest.mark.parametrize("name", ["tanh", "product", "residual"])
+def test_what_is_no_sum_of_heads_is_refused_early(name: str) -> None:
+    heads = draw("generic", 2, 10)
+    one, two = heads.heads
+    boxes: dict[str, Callable[[Floats], Floats]] = {
+        "tanh": lambda tokens: np.tanh(heads(tokens)),
+        "product": lambda tokens: one(tokens) * two(tokens),
+        "residual": lambda tokens: heads(tokens) + tokens[:, -1, 0],
+    }
+    result = recover(boxes[name], max_norm=NORM)
+    assert not result.certified
+    assert result.stats.queries < 500
+
+
+def test_too_much_noise_is_admitted() -> None:
+    truth, rng = draw("generic", 2, 11), np.random.default_rng(12)
+    noise = kh.Noise.bounded(0.3)
+    result = recover(lambda tokens: truth(tokens) + rng.uniform(-0.3, 0.3, tokens.shape[0]), noise=noise, max_norm=NORM)
+    assert not result.certified
