@@ -21,7 +21,7 @@ from scipy.special import expit
 import keyhole as kh
 from benchmarks.summaries import first_number, result_rows
 from benchmarks.tables.residual import heads_of, matched_scores
-from keyhole.oracles import Cast, Noisy, Rounded
+from keyhole.oracles import Cast, Flipped, Noisy, Rounded
 from keyhole.targets import random_multi_head
 
 Floats = npt.NDArray[np.float64]
@@ -225,6 +225,31 @@ def robust(figure: Figure) -> None:
     axes.set_xticks(multiples, [f"{each:g} ×" for each in multiples])
     axes.minorticks_off()
     axes.legend(loc="lower left")
+
+
+@picture
+def labels(figure: Figure) -> None:
+    """Error against labels per number: of right signs, of signs of short tokens, and of wrong ones at times."""
+    figure.set_size_inches(7.6, 4.0)
+    axes = figure.subplots()
+    width = 8
+    truth = kh.Labels(random_head(width, seed=3))
+    numbers = width**2 + width
+    errors = 2.0 ** -np.arange(4, 33, 4)
+    for how, rate, name, colour, marker in (
+        ({}, 0.0, "signs", BLUE, "o-"),
+        ({"max_norm": 1.0}, 0.0, "signs, tokens of norm ≤ 1", GREEN, "^-"),
+        ({}, 0.1, "signs, a tenth of them wrong", ORANGE, "s-"),
+    ):
+        box = kh.FunctionOracle(truth, width=width, answers="labels", **how)
+        oracle = Flipped(box, rate, seed=1) if rate else box
+        found = [kh.recover(oracle, "labels", target_error=float(error), throw=False) for error in errors]
+        spent = [result.stats.queries / numbers for result in found]
+        axes.semilogy(spent, [kh.distance(result.params, truth) for result in found], marker, color=colour, label=name)
+    bits = np.linspace(4, 34)
+    axes.semilogy(bits, 2.0 ** (1.5 - bits), "--", color=FAINT, label="one bit a label")
+    axes.set(xlabel="labels per number of W and v", ylabel="relative error", title="d = 8")
+    axes.legend()
 
 
 @picture

@@ -98,7 +98,23 @@ def residual() -> str:
     return picked("residual", [*columns, "certified", "outside their radius"], lambda _: True)
 
 
-TABLES = {each.__name__.replace("_", "-"): each for each in (comparison, single_head, low_rank, sensing, residual)}
+def low_rank_tolerance() -> str:
+    columns = ["d, r, τ", "queries: median, most", "over r(2d − r) + d", "error: median, worst", "certified"]
+    return picked("low_rank_tolerance", [*columns, "outside their radius"], lambda _: True)
+
+
+def published() -> str:
+    columns = ["box, d = 8", "learner", "queries: median", "over the bound", "score error: median, worst", "success"]
+    return picked("published", [*columns, "certified"], lambda _: True)
+
+
+def labels() -> str:
+    columns = ["labels", "width", "ε", "certified and all within radii", "queries", "over the entropy: median, most"]
+    return picked("labels", [*columns, "worst entry of W over ε·rms"], lambda _: True)
+
+
+SUMMARIES = (comparison, single_head, low_rank, low_rank_tolerance, sensing, residual, labels, published)
+TABLES = {each.__name__.replace("_", "-"): each for each in SUMMARIES}
 
 
 def refreshed(text: str) -> str:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import keyhole as kh
+from benchmarks.support.published import Counted, Double, from_copies, from_labels, from_pairs
 from benchmarks.support.rows import Kept, Row
 
 
@@ -46,3 +49,17 @@ def test_only_rows_asked_for_are_measured(tmp_path: Path) -> None:
     assert again.names == ["two"]
     Kept(path).rows_of("part", fresh.rows())
     assert fresh.names == ["one", "two", "three"]
+
+
+def test_published_learners_are_what_they_are_called() -> None:
+    rng = np.random.default_rng(0)
+    heads = [kh.SingleHead(rng.standard_normal((4, 4)) / 2, rng.standard_normal(4)) for _ in range(2)]
+    one, both = heads[0], kh.MultiHead(heads)
+    values, labels, copies = Counted(one), Counted(lambda tokens: np.sign(one(tokens))), Counted(both)
+    assert np.max(np.abs(from_pairs(values, 4).score - one.score)) < 1e-12
+    assert values.queries == 4**2 + 4
+    by_labels = from_labels(labels, 4, 4.0, 1e-6)
+    assert np.max(np.abs(by_labels.score - one.score)) < 1e-6
+    assert np.max(np.abs(by_labels.value - one.value / np.linalg.norm(one.value))) < 1e-5
+    assert kh.distance(from_copies(copies, 4, 2, 2.0, Double()), both) < 1e-4  # two heads: most digits are lost
+    assert copies.queries == 2 * 2 * (4**2 + 4 - 1) + 4

@@ -21,7 +21,8 @@ import benchmarks.fuzz
 import keyhole as kh
 from benchmarks.fuzz.alignment import worst_ratio
 from benchmarks.fuzz.attempts import KINDS, attempt
-from benchmarks.fuzz.judge import VERDICTS
+from benchmarks.fuzz.boxes import Box
+from benchmarks.fuzz.judge import VERDICTS, Found, judge
 from benchmarks.fuzz.maps import Head, Heads, Net
 from benchmarks.fuzz.runner import read_records, record_file, run, schedule
 from benchmarks.tables import fuzz
@@ -302,3 +303,23 @@ def test_kinds_are_chosen_by_text() -> None:
     assert {KINDS[name].group for name in fuzz.chosen("foreign")} == {"foreign"}
     with pytest.raises(SystemExit, match="clairvoyance"):
         fuzz.chosen("clairvoyance")
+
+
+def test_what_no_blind_class_shows_is_a_trapdoor() -> None:
+    """A ridge that a recovered net lacks is judged by how many tokens meet it, not by the name of its kind."""
+
+    def ridge(width: float) -> Box:
+        inner, bias = np.array([[1.0, 0.0], [1.0, 0.0], [1.0, 0.0]]), 0.3 + width * np.array([-1.0, 0.0, 1.0])
+        net = Net(inner, -bias, np.array([[1.0, -2.0, 1.0]]) / width, np.zeros(1), np.ones((1, 2)))
+        return Box(net.map(), 2, True, params=net, kinks=lambda x, rng: x + (0.3 - x[:, :1]) * np.array([1.0, 0.0]))
+
+    def plain(tokens: Any) -> Any:
+        return tokens[:, -1].sum(axis=1)
+
+    found = Found("CERTIFIED", family="relu-net", function=plain)
+    names = [judge("member", ridge(width), found, np.random.default_rng(0)) for width in (0.5, 1e-2, 1e-7)]
+    assert [each.name for each in names] == ["member wrong", "rare", "trapdoor"]
+    assert max(names[2].shares) == "around kinks"
+    flat = replace(ridge(0.5), truth=lambda x: x[:, -1].sum(axis=1, keepdims=True), params=None, trapdoor=True)
+    assert judge("foreign", flat, found, np.random.default_rng(0)).name == "trapdoor"
+    assert judge("foreign", replace(ridge(0.5), trapdoor=True), found, np.random.default_rng(0)).name == "foreign wrong"

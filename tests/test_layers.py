@@ -54,6 +54,7 @@ PUBLIC = [
     "FunctionOracle",
     "HttpOracle",
     "KeyholeError",
+    "Labels",
     "MultiHead",
     "Noise",
     "OneLayer",

@@ -33,6 +33,7 @@ ASSUMPTIONS = {
     "relu-net": ["methods.relu_net.exact.estimate"],
     "one-layer": ["methods.one_layer.method"],
     "learn": ["samples.varpro"],
+    "labels": ["methods.labels.method"],
 }
 
 

@@ -40,7 +40,6 @@ def _residual_head(rng: np.random.Generator, width: int) -> Any:
 
 
 MAKERS = {name: make for name, (_, make) in KINDS.items()} | {"one head with a residual": _residual_head}
-ALL = {"positions": "all"}
 MEASURED = kh.Noise.of("measure")
 
 

@@ -18,6 +18,7 @@ import torch
 import keyhole as kh
 from benchmarks.support.heads import gaussian
 from benchmarks.support.rows import markdown
+from keyhole.methods.certificate import LEAST
 from keyhole.oracles import FunctionOracle, Noisy, Oracle, Rounded
 
 Floats = npt.NDArray[np.float64]
@@ -272,8 +273,8 @@ class Case:
 
     @property
     def queries(self) -> int:
-        # Behind noise Keyhole asks d + 1 more, for biases, and 32 for the certificate: both learners get them.
-        extra = 0 if self.noise == "exact" else self.width + 33
+        # Behind noise Keyhole asks d + 1 more, for biases, and those of the certificate: both learners get them.
+        extra = 0 if self.noise == "exact" else self.width + 1 + LEAST
         return self.multiple * (self.width**2 + self.width) + extra
 
 

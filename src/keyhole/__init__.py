@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from keyhole.audit import audit
     from keyhole.errors import KeyholeError, RecoveryFailed
-    from keyhole.families import AttentionLayer, MultiHead, OneLayer, ReluNet, Residual, SingleHead, load
+    from keyhole.families import AttentionLayer, Labels, MultiHead, OneLayer, ReluNet, Residual, SingleHead, load
     from keyhole.gauge import Witness, canonical, distance, equivalent, kinds, witness
     from keyhole.noise import Noise
     from keyhole.oracles import FunctionOracle, HttpOracle, OnnxOracle, TorchOracle, TransformersOracle
@@ -25,6 +25,7 @@ __all__ = [
     "FunctionOracle",
     "HttpOracle",
     "KeyholeError",
+    "Labels",
     "MultiHead",
     "Noise",
     "OneLayer",
@@ -56,7 +57,16 @@ __all__ = [
 _HOMES = {
     "keyhole.audit": ("audit",),
     "keyhole.errors": ("KeyholeError", "RecoveryFailed"),
-    "keyhole.families": ("AttentionLayer", "MultiHead", "OneLayer", "ReluNet", "Residual", "SingleHead", "load"),
+    "keyhole.families": (
+        "AttentionLayer",
+        "Labels",
+        "MultiHead",
+        "OneLayer",
+        "ReluNet",
+        "Residual",
+        "SingleHead",
+        "load",
+    ),
     "keyhole.gauge": ("Witness", "canonical", "distance", "equivalent", "kinds", "witness"),
     "keyhole.noise": ("Noise",),
     "keyhole.oracles": ("FunctionOracle", "HttpOracle", "OnnxOracle", "TorchOracle", "TransformersOracle"),

@@ -49,6 +49,7 @@ class TensorInfo:
     datatype: str
     shape: tuple[int, ...]
     positions: str | None = None  # no part of the protocol: where answers are observed, if the server says so
+    labels: bool = False  # no part of the protocol: whether the server says that answers are labels
 
     @classmethod
     def read(cls, entry: Any) -> TensorInfo:
@@ -63,13 +64,17 @@ class TensorInfo:
         if not isinstance(shape, list) or not all(type(side) is int and side >= -1 for side in sides):
             raise Malformed(f"the tensor {name!r} has the shape {shape!r}, which is no list of whole numbers")
         parameters = entry.get("parameters")
-        positions = parameters.get("positions") if isinstance(parameters, dict) else None
-        return cls(name, datatype, tuple(sides), positions if positions in ("last", "all") else None)
+        parameters = parameters if isinstance(parameters, dict) else {}
+        positions = parameters.get("positions")
+        positions = positions if positions in ("last", "all") else None
+        return cls(name, datatype, tuple(sides), positions, parameters.get("answers") == "labels")
 
     def as_data(self) -> dict[str, Any]:
         """As JSON holds it."""
         data: dict[str, Any] = {"name": self.name, "datatype": self.datatype, "shape": list(self.shape)}
-        return data if self.positions is None else {**data, "parameters": {"positions": self.positions}}
+        extra = {} if self.positions is None else {"positions": self.positions}
+        extra |= {"answers": "labels"} if self.labels else {}
+        return {**data, "parameters": extra} if extra else data
 
 
 @dataclass(frozen=True, eq=False)

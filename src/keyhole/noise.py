@@ -15,6 +15,8 @@ from keyhole.errors import UsageError
 GAUSSIAN_DEVIATIONS = 5.0
 # Decimals that a number can be rounded to.
 MOST_DECIMALS = 300
+# Labels that are wrong more often say nothing, or the opposite.
+MOST_FLIPS = 0.5
 # Name of a rounding to decimals that may be upwards, downwards, towards zero or to the nearest.
 CUT = "cut"
 # Binary digits of the dtypes that answers may be rounded to.
@@ -27,8 +29,9 @@ SMALLEST = {"float32": 2.0**-150, "float16": 2.0**-25, "bfloat16": 2.0**-134}
 class Noise:
     """How an answer may differ from the true value, beyond the rounding of the oracle's own arithmetic."""
 
-    kind: Literal["exact", "gaussian", "bounded", "rounded", "dtype", "measure"]
-    scale: float = 0.0  # standard deviation, tolerance, half a unit of the last decimal, or half a relative spacing
+    kind: Literal["exact", "gaussian", "bounded", "rounded", "dtype", "flipped", "measure"]
+    # Standard deviation, tolerance, half a unit of the last decimal, half a relative spacing, or rate of wrong labels.
+    scale: float = 0.0
     name: str = ""  # of the dtype answers are rounded to, or CUT
 
     @classmethod
@@ -66,6 +69,13 @@ class Noise:
         return cls("dtype", 2.0 ** -DIGITS[name], name)
 
     @classmethod
+    def flipped(cls, rate: float) -> Noise:
+        """Labels that are wrong at random, each with this probability."""
+        if not 0 < rate < MOST_FLIPS:
+            raise UsageError(f"rate must be a number above 0 and below {MOST_FLIPS}, not {rate}")
+        return cls("flipped", float(rate))
+
+    @classmethod
     def of(cls, noise: Noise | str | None) -> Noise:
         """What users may write: a Noise, its words as on a command line, or None for exact answers."""
         if noise is None:
@@ -78,7 +88,7 @@ class Noise:
 
     @classmethod
     def parse(cls, text: str) -> Noise:
-        """What users write on a command line: exact, measure, gaussian:S, bounded:TAU, rounded:DECIMALS, cut:DECIMALS or a dtype."""
+        """What users write: exact, measure, gaussian:S, bounded:TAU, rounded:N, cut:N, flipped:RATE, or a dtype."""
         word, colon, number = text.partition(":")
         try:
             if word in READ and colon:
@@ -89,7 +99,7 @@ class Noise:
                 return cls("exact" if word == "exact" else "measure")
         except ValueError:
             pass
-        possible = f"exact, measure, gaussian:1e-3, bounded:1e-3, rounded:3, cut:3, {', '.join(DIGITS)}"
+        possible = f"exact, measure, gaussian:1e-3, bounded:1e-3, rounded:3, cut:3, {', '.join(DIGITS)}, flipped:0.1"
         raise UsageError(f"cannot read the noise {text!r}; possible: {possible}")
 
     @property
@@ -138,9 +148,11 @@ class Noise:
     @property
     def radius(self) -> float:
         """Half-width of an interval around an answer that holds the true value, whatever its size."""
-        if self.kind == "dtype":
+        if self.kind in ("dtype", "flipped"):
             return 0.0
-        return {"gaussian": GAUSSIAN_DEVIATIONS, "rounded": 2.0 if self.is_cut else 1.0}.get(self.kind, 1.0) * self.scale
+        return {"gaussian": GAUSSIAN_DEVIATIONS, "rounded": 2.0 if self.is_cut else 1.0}.get(
+            self.kind, 1.0
+        ) * self.scale
 
     def __str__(self) -> str:
         return {
@@ -150,6 +162,7 @@ class Noise:
             "rounded": f"rounded to {self.decimals if self.kind == 'rounded' else 0} decimals"
             + (", in some direction" if self.is_cut else ""),
             "dtype": f"rounded to {self.name}",
+            "flipped": f"labels wrong at a rate of {self.scale:.3g}",
             "measure": "to be measured",
         }[self.kind]
 
@@ -168,6 +181,8 @@ class Noise:
     @property
     def deviation(self) -> float:
         """Standard deviation of an error; of a bounded one at most."""
+        if self.kind == "flipped":
+            return 0.0
         return self.scale / 3**0.5 if self.kind == "rounded" else self.scale
 
 
@@ -176,6 +191,7 @@ READ: dict[str, Callable[[str], Noise]] = {
     "gaussian": lambda text: Noise.gaussian(float(text)),
     "bounded": lambda text: Noise.bounded(float(text)),
     "rounded": lambda text: Noise.rounded(int(text)),
+    "flipped": lambda text: Noise.flipped(float(text)),
     CUT: lambda text: Noise.cut(int(text)),
 }
 

@@ -30,6 +30,7 @@ class Signature:
     positions: Literal["last", "all"] = "last"  # where its output is observed
     noise: Noise = field(default_factory=Noise.exact)
     batch_limit: int | None = None  # most sequences per call
+    answers: Literal["numbers", "labels"] = "numbers"  # labels: whole numbers that name classes, or a sign
 
     def __post_init__(self) -> None:
         _at_least_one("width", self.width)
@@ -41,6 +42,8 @@ class Signature:
             raise UsageError(f"max_norm must be a positive number or None, not {self.max_norm}")
         if self.positions not in ("last", "all"):
             raise UsageError(f"positions must be 'last' or 'all', not {self.positions!r}")
+        if self.answers not in ("numbers", "labels"):
+            raise UsageError(f"answers must be 'numbers' or 'labels', not {self.answers!r}")
 
     @property
     def norm_limit(self) -> float:

@@ -75,6 +75,7 @@ class Tested:
     queries: int
     informative: int  # those whose predictions would have shown an error of the estimate
     bound: float  # at 95 % confidence at most this share of such queries is not predicted within its radius
+    of_labels: bool = False  # whether predictions are labels, which are right or wrong
 
     def __str__(self) -> str:
         if not self.informative:
@@ -97,6 +98,11 @@ class Certificate(Generic[F_co]):
     answers: npt.NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
     tested: tuple[Tested, ...] = ()  # what the queries say: all together, by length, and of the user's own inputs
     untested: tuple[str, ...] = ()  # parts, and classes of lengths, that too few queries informed about
+
+    @property
+    def of_labels(self) -> bool:
+        """Whether labels were predicted, which are right or wrong."""
+        return any(each.of_labels for each in self.tested)
 
     @property
     def statement(self) -> str:
@@ -179,9 +185,11 @@ STATED = {"all": "such queries", "domain": "inputs of the domain"}
 
 
 def _statement(tested: Tested) -> str:
-    kind = "informative held-out queries" if tested.label == "all" else "inputs of the domain"
+    what = "labels" if tested.of_labels else "queries"
+    kind = f"informative held-out {what}" if tested.label == "all" else "inputs of the domain"
+    within = ", as far as labels are right" if tested.of_labels else " within their radii"
     return (
-        f"{tested.informative} {kind} were predicted within their radii: at 95 % confidence at most "
+        f"{tested.informative} {kind} were predicted{within}: at 95 % confidence at most "
         f"{100 * tested.bound:.2g} % of {STATED[tested.label]} are not"
     )
 

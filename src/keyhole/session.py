@@ -215,4 +215,7 @@ class Session:
 def box_of(oracle: Oracle) -> str:
     """What a journal belongs to: the oracle and how it is asked."""
     signature = oracle.signature
-    return f"{oracle.name} | width {signature.width} | {signature.space.label} | positions {signature.positions}"
+    labels = " | labels" if signature.answers == "labels" else ""
+    return (
+        f"{oracle.name} | width {signature.width} | {signature.space.label} | positions {signature.positions}{labels}"
+    )

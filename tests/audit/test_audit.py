@@ -49,6 +49,7 @@ def made(**errors: list[tuple[int, float, float]]) -> Audit:
     ("cells", "said"),
     [
         ([(100, 0.5, 0), (200, 1e-9, 0)], "costs an attacker nothing and stops nothing: the error falls to 1.0e-09"),
+        ([(200, 1e-7, 0), (890, 1e-9, 0)], "nothing and stops nothing: the error falls to 1.0e-07 with 200 queries."),
         ([(200, 0.5, 0), (4000, 1e-9, 0)], "costs an attacker at most 20 × the queries and stops nothing"),
         ([(400, 0.005, 0), (800, 1e-4, 5e-5)], "come within 1 % for at most 2 × the queries; an error of 1.0e-04"),
         ([(200, 1e-3, 0), (800, 1e-4, 5e-5)], "come within 1 % at no cost; an error of 1.0e-04 remains after 8 ×"),
@@ -57,7 +58,17 @@ def made(**errors: list[tuple[int, float, float]]) -> Audit:
         ([(200, 1.0, 0), (6400, 0.03, 0.02)], "leaves an error of 3 % after 64 × the counting bound, which is near"),
         ([(200, 1.0, 0), (6400, 1.0, 0.02)], "leaves an error of 100 % after 64 ×"),
     ],
-    ids=["no cost", "dearer", "a price", "no price", "at the floor", "above the floor", "some left", "all left"],
+    ids=[
+        "no cost",
+        "polish",
+        "dearer",
+        "a price",
+        "no price",
+        "at the floor",
+        "above the floor",
+        "some left",
+        "all left",
+    ],
 )
 def test_sentences_follow_from_rows(cells: list[tuple[int, float, float]], said: str) -> None:
     found = made(none=[(100, 0.9, 0), (200, 1e-15, 0)], round_3=cells)

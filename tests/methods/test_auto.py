@@ -90,7 +90,9 @@ def test_a_named_method_allows_for_rounding_that_shows_in_the_digits() -> None:
     assert rounded.certified or "--noise cut:3" in rounded.message
 
 
-@pytest.mark.parametrize("text", ["exact", "measure", "gaussian:0.001", "bounded:0.25", "rounded:-2", "cut:3", "float16"])
+@pytest.mark.parametrize(
+    "text", ["exact", "measure", "gaussian:0.001", "bounded:0.25", "rounded:-2", "cut:3", "float16"]
+)
 def test_the_text_of_noise_is_what_is_read(text: str) -> None:
     assert kh.Noise.parse(text).text == text
 
@@ -246,3 +248,53 @@ def test_a_few_held_out_queries_that_a_budget_leaves_certify_nothing(left: int, 
     result = kh.recover(oracle, budget=needed + left, throw=False)
     assert (result.certified, result.stats.heldout_queries) == (certified, left)
     assert certified or "budget left" in result.message
+
+
+def test_nets_whose_kinks_cut_off_little_of_a_ball_are_tried_after_heads() -> None:
+    """Single tokens look affine to the first queries, so that a head or a linear map is taken for it at first."""
+    rng = np.random.default_rng(6)
+    weights = rng.standard_normal((2, 4))
+    weights /= np.linalg.norm(weights, axis=1, keepdims=True)
+    net = kh.ReluNet(weights, np.full(2, -0.55), np.array([1.0, -2.0]), np.asarray(0.3), skip=rng.standard_normal(4))
+    layer = kh.OneLayer(kh.SingleHead(rng.standard_normal((4, 4)), np.eye(4)), net)
+    for seed, truth in enumerate((net, layer)):
+        result = kh.recover(kh.FunctionOracle(truth, width=4, max_norm=1.0), seed=seed, throw=False)
+        tokens = rng.standard_normal((500, 3, 4))
+        tokens *= 0.9 / np.linalg.norm(tokens, axis=2, keepdims=True)
+        assert result.certified, result.message
+        assert np.max(np.abs(result.params(tokens) - truth(tokens))) < 1e-6
+
+
+@pytest.mark.parametrize("noise", ["gaussian:0.001", "bounded:0.001", "rounded:3", "bfloat16"])
+def test_no_member_is_called_another_family_because_of_known_noise(noise: str) -> None:
+    rng = np.random.default_rng(0)
+    heads = kh.MultiHead([kh.SingleHead(rng.standard_normal((4, 4)), rng.standard_normal((4, 4))) for _ in range(2)])
+    inner = kh.FunctionOracle(heads, width=4)
+    wrapped = {
+        "gaussian": lambda: Noisy(inner, 1e-3),
+        "bounded": lambda: Rounded(inner, 3, declared=False),
+        "rounded": lambda: Rounded(inner, 3),
+        "bfloat16": lambda: Cast(inner, "bfloat16"),
+    }[noise.partition(":")[0]]()
+    wrapped.signature = wrapped.signature.with_changes(noise=kh.Noise.parse(noise))
+    result = kh.recover(wrapped, throw=False)
+    assert result.certified or result.outcome is not kh.Outcome.WRONG_FAMILY
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_slight_errors_that_repeat_are_measured_once_a_method_was_contradicted(seed: int) -> None:
+    truth = head(seed, width=4)
+    oracle = kh.FunctionOracle(lambda x: truth(x) + 1e-9 * np.sin(1e12 * truth(x)), width=4)
+    result = kh.recover(oracle, throw=False)
+    assert result.certified
+    assert "errors of at most" in result.stats.details["noise"]
+
+
+@pytest.mark.parametrize("decimals", [10, 11, 12])
+def test_decimals_that_only_small_answers_show_are_allowed_for(decimals: int) -> None:
+    truth = head(5, width=4)
+    result = kh.recover(kh.FunctionOracle(lambda x: np.round(truth(x), decimals), width=4), throw=False)
+    assert result.certified
+    for name, array in truth.arrays().items():
+        error = np.abs(np.asarray(getattr(result.params, name)) - array)
+        assert np.all(error <= np.asarray(getattr(result.certificate.radius, name)))

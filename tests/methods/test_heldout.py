@@ -198,6 +198,39 @@ def test_norms_do_not_go_with_lengths() -> None:
     assert abs(np.corrcoef(lengths, norms)[0, 1]) < 0.15
 
 
+def test_some_long_tokens_are_not_chosen_between() -> None:
+    """A head gives them the same weight, however long they are; so what two near heads do shows in the answers."""
+    for name in ("head", "head with biases", "heads"):
+        params, longest = FAMILIES[name], 0.0
+        for each in tokens_of(drawn(params, 120)):
+            for one in params.anatomy.heads:
+                keys = floats(one.score) @ each[-1] + (0 if one.score_bias is None else floats(one.score_bias))
+                logits = (each - each[-1]) @ keys
+                size = np.linalg.norm(each - each[-1]) * np.linalg.norm(keys)
+                if len(each) > 1 and np.max(np.abs(logits)) < 1e-12 * size:
+                    longest = max(longest, size)
+        assert longest > 1e6
+
+
+def test_a_sum_of_two_near_heads_is_not_one_head() -> None:
+    rng = np.random.default_rng(4)
+    score, apart, value = (rng.standard_normal(shape) for shape in ((WIDTH, WIDTH), (WIDTH, WIDTH), (WIDTH,)))
+    for size in (1e-6, 1e-7, 1e-8, 1e-9):
+        both = kh.MultiHead([kh.SingleHead(score, value), kh.SingleHead(score + size * apart, 0.7 * value)])
+        assert not kh.recover(kh.FunctionOracle(both, width=WIDTH), throw=False).certified
+
+
+def test_kept_queries_are_what_was_drawn() -> None:
+    """Three in eight have tokens of N(0, 1), or on the rim of the ball, also where they tell nothing of scores."""
+    sharp = head(size=1e8)
+    for max_norm in (None, 1.0):
+        norms = np.array(
+            [np.median(np.linalg.norm(each, axis=1)) for each in tokens_of(drawn(sharp, 120, max_norm=max_norm))]
+        )
+        usual = WIDTH**0.5 if max_norm is None else max_norm
+        assert np.sum((norms > 0.5 * usual) & (norms <= 2 * usual)) >= 30
+
+
 def test_the_number_grows_with_the_recovery() -> None:
     assert [heldout_count(None, queries) for queries in (10, 4168, 6000, 10**6)] == [LEAST, LEAST, 150, MOST]
     assert heldout_count(7, 10**6) == 7

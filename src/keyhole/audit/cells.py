@@ -17,7 +17,7 @@ from keyhole.audit.defences import Defence
 from keyhole.audit.lower_bounds import NOTHING, Geometry, floor
 from keyhole.audit.result import Cell
 from keyhole.errors import FileError, OracleError
-from keyhole.families import SingleHead
+from keyhole.families import Family, Labels, SingleHead
 from keyhole.gauge import distance
 from keyhole.methods.registry import methods_for
 from keyhole.noise import Noise
@@ -97,7 +97,7 @@ def fill(
                     f"the box failed behind {column.defence.text}: {result.message}; mend it and run again: "
                     "with a folder, finished cells and all answers are kept"
                 )
-            error = NOTHING if result.params is None else distance(result.params, reference)
+            error = NOTHING if result.params is None else _distance(result.params, reference)
             row = Cell(
                 defence=column.defence.text,
                 multiple=multiple,
@@ -116,8 +116,19 @@ def fill(
     return tuple(rows), new_queries
 
 
+def _distance(params: Family, reference: SingleHead) -> float:
+    """How far parameters are from the reference, those behind labels as labels tell them."""
+    if not params.tells_labels:
+        return distance(params, reference)
+    count = reference.outputs
+    truth = Labels(reference) if count is None else Labels(reference, tuple(range(count)))
+    return distance(params, truth) if params.words == truth.words else NOTHING
+
+
 def attack(oracle: Oracle) -> str:
     """The method for one head behind the errors that an oracle declares; `auto` where they are to be measured."""
+    if oracle.signature.answers == "labels":
+        return "labels"
     noise = oracle.signature.noise
     return "auto" if noise.kind == "measure" else methods_for(SingleHead.family, noise)[0].name
 

@@ -10,11 +10,11 @@ from typing import Any, cast
 from keyhole.arrays import Array
 from keyhole.errors import UsageError
 from keyhole.noise import DIGITS, Noise
-from keyhole.oracles import Budgeted, Cast, Noisy, Oracle, Rounded, Wrapper
+from keyhole.oracles import Budgeted, Cast, Labelled, Noisy, Oracle, Rounded, Wrapper
 
 NONE = "none"
 POSSIBLE = (
-    f"{NONE}, clip:NORM, noise:DEVIATION, {', '.join(sorted(DIGITS))}, round:DECIMALS, budget:QUERIES, "
+    f"{NONE}, clip:NORM, noise:DEVIATION, {', '.join(sorted(DIGITS))}, round:DECIMALS, labels, budget:QUERIES, "
     "several joined by +, for example round:3+clip:1"
 )
 
@@ -24,6 +24,7 @@ FORMS = {
     "noise": ("noise:{}", "adding noise of {}"),
     "dtype": ("{}", "answering in {}"),
     "decimals": ("round:{}", "rounding to {} decimals"),
+    "labels": ("labels", "telling labels only"),
     "clip": ("clip:{}", "clipping tokens to norm {}"),
     "limit": ("budget:{}", "allowing {:,} queries"),
 }
@@ -38,6 +39,7 @@ class Defence:
     dtype: str | None = None  # that answers are rounded to
     decimals: int | None = None  # that answers are rounded to
     limit: int | None = None  # most queries a client may send
+    labels: bool | None = None  # True: only the sign of an answer is told, or which of several outputs is largest
 
     @property
     def text(self) -> str:
@@ -82,6 +84,8 @@ class Defence:
             oracle = Cast(oracle, self.dtype)
         if self.decimals is not None:
             oracle = Rounded(oracle, self.decimals)
+        if self.labels:
+            oracle = Labelled(oracle)
         if self.limit is not None:
             oracle = Budgeted(oracle, self.limit)
         declared = oracle.signature if self.errors is None else oracle.signature.with_changes(noise=self.errors)
@@ -112,7 +116,7 @@ class Clipped(Wrapper):
 def default_defences(bound: int) -> tuple[Defence, ...]:
     """What a server might do, alone and together; `bound` is the counting bound of the oracle."""
     plain = [NONE, "clip:1", "round:3", "round:3+clip:1", "noise:1e-3", "noise:1e-3+clip:1"]
-    texts = [*plain, "float32+clip:1", "bfloat16", "bfloat16+clip:1", f"budget:{max(1, bound // 2)}"]
+    texts = [*plain, "float32+clip:1", "bfloat16", "bfloat16+clip:1", "labels", f"budget:{max(1, bound // 2)}"]
     return tuple(parse_defence(text) for text in texts)
 
 
@@ -126,6 +130,8 @@ def parse_defence(text: str) -> Defence:
         field, value = "dtype", cast(Any, word)
         if word in READERS and colon:
             field, value = READERS[word][0], _read(text, word, number)
+        elif word == "labels" and not colon:
+            field, value = "labels", True
         elif word not in DIGITS or colon:
             raise UsageError(f"cannot read {part!r} in the defence {text!r}; possible: {POSSIBLE}")
         if getattr(found, field) is not None:
@@ -133,6 +139,8 @@ def parse_defence(text: str) -> Defence:
         found = replace(found, **{field: value})
     if found.dtype is not None and (found.decimals is not None or found.noise is not None):
         raise UsageError(f"the defence {text!r} changes answers in two ways: keep {found.dtype} or the rest")
+    if found.labels and (found.dtype, found.decimals, found.noise) != (None, None, None):
+        raise UsageError(f"the defence {text!r} changes answers in two ways: keep labels or the rest")
     return found
 
 

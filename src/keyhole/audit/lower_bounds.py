@@ -33,6 +33,7 @@ class Geometry:
     score_norm: float  # Frobenius
     outputs: int  # numbers per answer
     positions: float  # answers per query
+    labels: int = 0  # how many labels there are, where answers are labels
 
     @classmethod
     def of(cls, head: SingleHead, signature: Signature) -> Geometry:
@@ -47,6 +48,7 @@ class Geometry:
             score_norm=float(np.linalg.norm(floats(head.score))),
             outputs=values.shape[1],
             # Observed everywhere, a sequence of any length answers any number of times.
+            labels=max(2, values.shape[1]) if signature.answers == "labels" else 0,
             positions=1.0 if signature.positions == "last" else float(signature.max_length or math.inf),
         )
 
@@ -84,6 +86,12 @@ def rounding_floor(half_unit: float, queries: float, geometry: Geometry) -> floa
     return bounded_floor(half_unit, geometry) * math.exp2(-max(0.0, queries / geometry.bound - 1))
 
 
+def label_floor(queries: float, geometry: Geometry) -> float:
+    """Rate and distortion: R bits for each of d² normal numbers leave a part 2^(−R) of them unknown."""
+    bits = queries * geometry.positions * math.log2(geometry.labels)
+    return math.exp2(-bits / geometry.width**2)
+
+
 def floor(noise: Noise, queries: float, geometry: Geometry) -> float:
     """The highest floor that applies to these errors after so many queries."""
     if not queries:
@@ -95,6 +103,8 @@ def floor(noise: Noise, queries: float, geometry: Geometry) -> float:
         own = bounded_floor(noise.scale, geometry)
     elif noise.kind == "rounded":
         own = rounding_floor(noise.scale, queries, geometry)
+    if geometry.labels:
+        own = label_floor(queries, geometry)
     counted = counting_floor(queries * geometry.positions, geometry.bound)
     # The rounding of the oracle's own numbers is all that is left of defences without a norm limit, since long tokens
     # make any fixed error small, and of answers in a short dtype: one that is nearly zero is rounded by nearly nothing.

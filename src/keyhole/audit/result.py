@@ -114,8 +114,7 @@ def sentence(rows: Sequence[Cell], short: Sequence[Cell], audit: Audit) -> str:
         return _bare_sentence(rows, audit.bound)
     best = min([*rows, *short], key=lambda row: row.error)
     words = defence.words[0].upper() + defence.words[1:]
-    trick = f" of tokens of norm {parse_defence(best.defence).clip:g} at most" if best not in rows else ""
-    spent = f"after {_times(rows[-1].budget / audit.bound)} the counting bound{trick}"
+    spent = f"after {_times(rows[-1].budget / audit.bound)} the counting bound{_trick(best, rows)}"
     if best.error > USEFUL:
         gave_up = f" (the attack gave up: {best.outcome})" if best.queries < best.budget / 2 else ""
         return f"{words} leaves an error of {_size(best.error)} {spent}{gave_up}{_beside_floor(best, rows[-1])}"
@@ -127,8 +126,15 @@ def sentence(rows: Sequence[Cell], short: Sequence[Cell], audit: Audit) -> str:
         )
     cost = _cost([*rows, *short], bare, COPY)
     costs = f"costs an attacker {cost.removeprefix('for ')}" if cost else "costs an attacker nothing"
-    spent = f" with {best.queries:,} queries{trick}"
-    return f"{words} {costs} and stops nothing: the error falls to {best.error:.1e}{spent}."
+    # The cheapest copy is what the cost is that of: more queries may only polish it.
+    first = min((row for row in [*rows, *short] if row.error <= COPY), key=lambda row: row.queries)
+    spent = f" with {first.queries:,} queries{_trick(first, rows)}"
+    return f"{words} {costs} and stops nothing: the error falls to {first.error:.1e}{spent}."
+
+
+def _trick(cell: Cell, rows: Sequence[Cell]) -> str:
+    """What an attacker did besides, where the cell is none of the defence as it stands."""
+    return "" if cell in rows else f" of tokens of norm {parse_defence(cell.defence).clip:g} at most"
 
 
 def _bare_sentence(rows: Sequence[Cell], bound: int) -> str:

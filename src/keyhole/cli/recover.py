@@ -42,7 +42,7 @@ def recover(
         str,
         typer.Argument(
             metavar="TARGET",
-            help="`demo:single-head?width=64&rank=4` (also norm, seed, max_norm, noise, decimals), "
+            help="`demo:single-head?width=64&rank=4` (also norm, seed, max_norm, noise, decimals, labels, classes), "
             "`file:params.safetensors`, `python:path.py:factory`, `onnx:model.onnx`, `transformers:PATH#layer=2` "
             "(also part, positions, dtype), `http://host:port/v2/models/name`, "
             "or all attention layers of a model: `transformers:PATH#layer=all`",
@@ -72,9 +72,12 @@ def recover(
     noise: Annotated[
         str | None,
         typer.Option(
-            help="How answers err: `measure` to find out, `gaussian:1e-3`, `bounded:1e-3`, `rounded:3`, `float32`, "
-            "`float16`, `bfloat16` or `exact`."
+            help="How answers err: `measure` to find out, `gaussian:1e-3`, `bounded:1e-3`, `rounded:3`, `cut:3`, "
+            "`float32`, `float16`, `bfloat16`, of labels `flipped:0.1`, or `exact`."
         ),
+    ] = None,
+    target_error: Annotated[
+        float | None, typer.Option(help="The same as --option target_error=…, for methods that stop at an accuracy.")
     ] = None,
     option: MethodOption = None,
     watch: Annotated[
@@ -93,6 +96,8 @@ def recover(
     if port and not watch:
         raise UsageError("--port is for the page of --watch: leave it out, or ask for that")
     options = dict(parse_option(text) for text in option or [])
+    if target_error is not None and options.setdefault("target_error", target_error) != target_error:
+        raise UsageError("--target-error and --option target_error= differ: give one")
     settings = Settings(
         target, method, budget, journal, seed, heldout, max_norm, noise, options, out, max_seconds, domain
     )

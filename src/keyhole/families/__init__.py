@@ -6,6 +6,7 @@
 from keyhole.families.attention_layer import AttentionLayer
 from keyhole.families.base import Anatomy, F, F_co, Family
 from keyhole.families.files import load, register
+from keyhole.families.labels import Labels
 from keyhole.families.multi_head import MultiHead
 from keyhole.families.one_layer import OneLayer
 from keyhole.families.relu_net import ReluNet
@@ -18,6 +19,7 @@ __all__ = [
     "F",
     "F_co",
     "Family",
+    "Labels",
     "MultiHead",
     "OneLayer",
     "ReluNet",

@@ -171,8 +171,21 @@ class Family(Protocol):
         """The points moved onto a kink each; as they are where the map has none that is known."""
         return x
 
+    def onto_boundary(self, tokens: Floats, rng: np.random.Generator) -> Floats:  # noqa: ARG002 - (length, width)
+        """The sequence moved close to where its answer jumps; as it is where answers do not."""
+        return tokens
+
     def simplest(self) -> Family:
         """The parameters in the smallest family that holds them."""
+        return self
+
+    @property
+    def tells_labels(self) -> bool:
+        """Whether an answer is a label, which is right or wrong, and not a number."""
+        return False
+
+    def numbers(self) -> Family:
+        """The family of the numbers behind labels; itself where answers are numbers."""
         return self
 
     @property

@@ -32,6 +32,7 @@ SAMPLE_PLANS, SAMPLE_ANSWERS = 4, 16
 ENDS = (BudgetExhausted, OracleError, ComputeError)
 # Outcomes after which nothing more can be asked, and those that undeclared noise has nothing to do with.
 FINAL = (Outcome.BUDGET_EXHAUSTED, Outcome.ORACLE_FAILED, Outcome.TIME_EXHAUSTED)
+FOR_LABELS = "use method labels, which is for such, or auto"
 NOT_FOR_NOISE = (*FINAL, Outcome.TOO_FEW_MEASUREMENTS)
 
 
@@ -126,19 +127,22 @@ def attempt_twice(method: Method, task: Task) -> Steps[Attempt]:
 
     Rounding shows in the digits of the answers; errors of an oracle that contradicts itself are measured.
     """
-    ledger = Ledger(task.budget)
+    ledger, task = Ledger(task.budget), _of_labels(method, task)
     first = yield from attempt(method, task, ledger)
     if first.certified or task.signature.noise.kind != "exact" or first.outcome in NOT_FOR_NOISE:
         return first
-    digits = ledger.digits(task.signature)
+    of_labels = task.signature.answers == "labels"
+    digits = NoiseEstimate(Noise.exact()) if of_labels else ledger.digits(task.signature)
     seen = digits.noise.as_found()
     known, details = task, noise_details(seen, digits.evidence, 0)
     if seen.kind != "exact":
         known = replace(task, signature=task.signature.with_changes(noise=seen))
-    elif first.outcome is Outcome.INCONSISTENT and "gaussian" in method.takes_noise:
+    elif first.outcome is Outcome.INCONSISTENT and {"gaussian", "flipped"} & set(method.takes_noise):
         try:
             known, details = yield from ask_noise(task, ledger)
-        except ENDS:
+        except (*ENDS, Unrecoverable) as error:
+            if isinstance(error, Unrecoverable):
+                first = replace(first, outcome=error.outcome, message=str(error))
             return first
     noise = known.signature.noise
     if noise.kind == "exact":
@@ -153,6 +157,13 @@ def attempt_twice(method: Method, task: Task) -> Steps[Attempt]:
         return replace(first, message=f"{first.message}; {details['noise_evidence']}, but {error}")
     assumptions = (*second.certificate.assumptions, noise_assumption(noise))
     return replace(second, certificate=replace(second.certificate, assumptions=assumptions)).with_details(**details)
+
+
+def _of_labels(method: Method, task: Task) -> Task:
+    """The task, its oracle known to answer with labels where the method is for such."""
+    if "labels" not in method.families:
+        return task
+    return replace(task, signature=task.signature.with_changes(answers="labels"))
 
 
 def noise_assumption(noise: Noise) -> str:
@@ -180,6 +191,7 @@ def attempt(method: Method, task: Task, ledger: Ledger) -> Steps[Attempt]:
     certificate = Certificate()
     details: dict[str, Any] = {}
     try:
+        _check_labels(method, task.signature)
         if task.signature.noise.kind == "measure":
             task, details = yield from ask_noise(task, ledger)
         known = yield from ledger.count(ask_precision(task.signature, task.stream("precision")))
@@ -206,6 +218,12 @@ def attempt(method: Method, task: Task, ledger: Ledger) -> Steps[Attempt]:
     details |= estimate.details
     bound = estimate.counting_bound
     return Attempt(method.name, outcome, message, estimate.params, certificate, bound, details, cause)
+
+
+def _check_labels(method: Method, signature: Signature) -> None:
+    """Unrecoverable where a method takes labels for numbers."""
+    if signature.answers == "labels" and "labels" not in method.families:
+        raise Unrecoverable(Outcome.WRONG_FAMILY, f"the box answers with labels: {FOR_LABELS}")
 
 
 def ending(error: Exception) -> Outcome:

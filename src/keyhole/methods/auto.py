@@ -126,37 +126,62 @@ class _Auto:
         fitting = [method for method in METHODS.values() if set(self.task.options) <= set(method.options)]
         if len(fitting) == 1:
             return (yield from self._attempt(fitting[0], {}))
+        declared_labels = self.task.signature.answers == "labels"
         try:
             evidence = yield from self._ask(triage(self.task.signature, self.task.stream("triage")))
         except ENDS as error:
             return Attempt(NAME, ending(error), str(error), cause=error)
         self._allow_for(evidence)
+        last = yield from self._first(evidence)
+        if last is not None and (declared_labels or not self._may_be_another(last)):
+            return self._result(last)
+        if last is not None and last.outcome not in MAY_BE_ANOTHER_FAMILY:
+            return (yield from self._go_on(last, None))
+        return (yield from self._after_diagnosis(last))
+
+    def _first(self, evidence: Evidence) -> Steps[Attempt | None]:
+        """The method of the likeliest family, again where that shows noise that was not known."""
         last: Attempt | None = None
         for method in self._methods(evidence.family)[:1]:
             last = yield from self._attempt(method, evidence.options)
-        if last is not None and last.outcome is Outcome.INCONSISTENT and self.noise.kind == "exact":
+        if last is None:
+            return None
+        if self.noise.kind not in ("exact", "dtype"):
+            last = yield from self._with_finer_radii(evidence.family, last)
+        if last.outcome is Outcome.INCONSISTENT and self.noise.kind == "exact":
             last = yield from self._with_measured_noise(evidence.family, last)
-        if last is not None and last.outcome is Outcome.WRONG_FAMILY and self.noise.kind in ("exact", "dtype"):
+        if evidence.family == "labels":
+            return last
+        if last.outcome is Outcome.WRONG_FAMILY and self.noise.kind in ("exact", "dtype"):
             last = yield from self._with_seen_decimals(evidence.family, last)
-        if last is not None and last.outcome is Outcome.WRONG_FAMILY and self.noise.kind == "exact":
+        if last.outcome is Outcome.WRONG_FAMILY and self.noise.kind == "exact":
             last = yield from self._with_slight_errors(evidence.family, last)
-        if last is not None and not self._may_be_another(last):
-            return self._result(last)
-        if last is None or last.outcome in MAY_BE_ANOTHER_FAMILY:
-            try:
-                diagnosis = yield from self._ask(diagnose(self.task.signature, self.task.stream("diagnosis")))
-            except ENDS as error:
-                ended = last or Attempt(NAME, Outcome.WRONG_FAMILY, NOTHING_FITS)
-                return self._result(replace(ended, outcome=ending(error), message=str(error), cause=error))
-            self.known |= {"diagnosis": diagnosis.family, "diagnosis_findings": diagnosis.summary()["findings"]}
-            if self.noise.kind == "exact" and diagnosis.noise.kind != "exact":  # too small for the queries of triage
-                evidence_of = {finding.what: finding.evidence for finding in diagnosis.findings}
-                noise = diagnosis.noise.as_found()
-                self.known |= noise_details(noise, evidence_of["noise"], 0)
-                self.task = replace(self.task, signature=self.task.signature.with_changes(noise=noise))
-                self.tried = []  # without knowing of it
-            return (yield from self._go_on(last, diagnosis))
-        return (yield from self._go_on(last, None))
+        return last
+
+    def _after_diagnosis(self, last: Attempt | None) -> Steps[Attempt]:
+        """A diagnosis, and attempts with the methods that it leaves."""
+        try:
+            diagnosis = yield from self._ask(diagnose(self.task.signature, self.task.stream("diagnosis")))
+        except ENDS as error:
+            ended = last or Attempt(NAME, Outcome.WRONG_FAMILY, NOTHING_FITS)
+            return self._result(replace(ended, outcome=ending(error), message=str(error), cause=error))
+        self.known |= {"diagnosis": diagnosis.family, "diagnosis_findings": diagnosis.summary()["findings"]}
+        if self.noise.kind == "exact" and diagnosis.noise.kind != "exact":  # too small for the queries of triage
+            evidence_of = {finding.what: finding.evidence for finding in diagnosis.findings}
+            self._allow_for_noise(diagnosis.noise.as_found(), evidence_of["noise"], 0)
+            if last is not None:
+                last = yield from self._again_behind_noise(None, last)
+                if last.certified or last.outcome in FINAL:
+                    return self._result(last)
+        return (yield from self._go_on(last, diagnosis))
+
+    def _with_finer_radii(self, family: str | None, last: Attempt) -> Steps[Attempt]:
+        """Where radii were too wide for a certificate, the next method of the family that allows for such errors."""
+        for method in self._methods(family)[1:]:
+            coarse = last.outcome is Outcome.UNCERTIFIED and last.certificate.heldout_queries > 0
+            if coarse and self.noise.kind in method.takes_noise:
+                last = yield from self._attempt(method, {})
+        return last
 
     def _with_measured_noise(self, family: str | None, last: Attempt) -> Steps[Attempt]:
         """Measure the errors of an oracle that contradicts itself, and try the method that allows for them."""
@@ -165,17 +190,22 @@ class _Auto:
         except (*ENDS, Unrecoverable):
             return last
         self.known |= details
-        if self.noise.kind == "exact":
+        return last if self.noise.kind == "exact" else (yield from self._again_behind_noise(family, last))
+
+    def _again_behind_noise(self, family: str | None, last: Attempt) -> Steps[Attempt]:
+        """An attempt that allows for noise that was found after the first."""
+        self.tried = []  # without knowing of it
+        for method in self._methods(family)[:1]:
+            last = yield from self._attempt(method, {})
+        if self.tried and (last.certified or last.outcome in FINAL):
             return last
-        methods = self._methods(family)
-        if not methods:  # noise may have made one head look like several
-            try:
-                evidence = yield from self._ask(triage(self.task.signature, self.task.stream("triage behind noise")))
-            except ENDS:
-                return last
-            methods = self._methods(evidence.family)
-        for method in methods[:1]:
-            return (yield from self._attempt(method, {}))
+        try:  # noise may have made one head look like several
+            evidence = yield from self._ask(triage(self.task.signature, self.task.stream("triage behind noise")))
+        except ENDS:
+            return last
+        for method in self._methods(evidence.family)[:1]:
+            if (method, {}) not in self.tried:
+                return (yield from self._attempt(method, {}))
         return last
 
     def _with_slight_errors(self, family: str | None, last: Attempt) -> Steps[Attempt]:
@@ -192,12 +222,10 @@ class _Auto:
         if not answers.size:
             return last
         seen = coarseness(answers[answers <= np.median(answers)], self.task.signature.space.eps)
-        noise = seen.noise.as_found()
-        if noise.kind != "rounded" or not methods_for(family or "", noise, self.task.options):
+        if seen.noise.kind != "rounded":
             return last
-        self.known |= noise_details(noise, seen.evidence, 0)
-        self.task = replace(self.task, signature=self.task.signature.with_changes(noise=noise))
-        return (yield from self._attempt(self._methods(family)[0], {}))
+        self._allow_for_noise(seen.noise.as_found(), seen.evidence, 0)
+        return (yield from self._again_behind_noise(family, last))
 
     def _go_on(self, first: Attempt | None, diagnosis: Diagnosis | None) -> Steps[Attempt]:
         """Attempts with the methods that a diagnosis leaves, until one is certified."""
@@ -274,10 +302,16 @@ class _Auto:
     def _allow_for(self, evidence: Evidence) -> None:
         """Go on with the evidence, its noise included."""
         self.known |= {"diagnosis": evidence.family, "diagnosis_findings": [vars(each) for each in evidence.findings]}
-        noise = evidence.noise
         if evidence.noise_evidence:
-            noise = noise.as_found()
-            self.known |= noise_details(noise, evidence.noise_evidence, evidence.noise_queries)
+            self._allow_for_noise(evidence.noise.as_found(), evidence.noise_evidence, evidence.noise_queries)
+        else:  # measured, and none found
+            self.task = replace(self.task, signature=self.task.signature.with_changes(noise=evidence.noise))
+        if evidence.family == "labels":
+            self.task = replace(self.task, signature=self.task.signature.with_changes(answers="labels"))
+
+    def _allow_for_noise(self, noise: Noise, evidence: str, queries: int) -> None:
+        """Go on with noise that was found."""
+        self.known |= noise_details(noise, evidence, queries)
         self.task = replace(self.task, signature=self.task.signature.with_changes(noise=noise))
 
     def _attempt(self, method: Method, options: Mapping[str, Any]) -> Steps[Attempt]:
@@ -302,7 +336,9 @@ class _Auto:
     def _result(self, last: Attempt) -> Attempt:
         """The last attempt with details of the others, in the simplest family that holds its parameters."""
         first = self.attempts[0].method if self.attempts else last.method
-        if last.outcome is Outcome.WRONG_FAMILY and self.noise.hides_families:
+        # Of float32 answers, which most models have, only what looks like a family that methods recover.
+        named = self.noise.kind == "dtype" and self.known.get("diagnosis") in FAMILIES
+        if last.outcome is Outcome.WRONG_FAMILY and (named or self.noise.hides_families):
             last = replace(last, outcome=Outcome.TOO_NOISY, message=behind_noise(last.message, self.noise))
         details = {**self.known, **({"tried_first": first} if len(self.attempts) > 1 else {})}
         if "noise" in self.known and self.noise.kind != "exact":

@@ -8,12 +8,13 @@ from functools import partial
 from typing import Generic
 
 import numpy as np
+from scipy.special import bdtrc, bdtri
 
 from keyhole.arrays import FLOAT32, Array, Booleans, Floats, floats, to_numpy
 from keyhole.errors import BudgetExhausted
 from keyhole.families import F, F_co, Family
 from keyhole.methods.base import Estimate, Steps
-from keyhole.methods.heldout import HeldOut, draw_heldout
+from keyhole.methods.heldout import HeldOut, draw_heldout, prediction_radii
 from keyhole.noise import GAUSSIAN_DEVIATIONS
 from keyhole.numerics.domain import LONGEST, Sampler, class_label, length_class
 from keyhole.queries import Measurements, Plan, Signature, Sketch
@@ -34,6 +35,8 @@ UNDERFLOW = 2.0**-1068  # numbers of this size have few digits
 SCATTER_DEVIATIONS = 5.0
 # What is said of held-out queries is said at this confidence.
 CONFIDENCE = 0.95
+# Wrong labels may be as many as this chance allows.
+FLIPS_CHANCE = 1e-6
 # Untested parts that a message names before it counts.
 FEW_NAMES = 3
 
@@ -56,6 +59,8 @@ class Comparison:
     radii: Floats
     resolution: float  # radii over what the answers vary by, and over what attention does to them
     scatters: bool  # whether normal errors, each within its radius, are too large together
+    labels: bool = False  # whether answers are labels
+    wrong: int = 0  # labels that are not as predicted, where some may be wrong
 
     @property
     def errors(self) -> Floats:
@@ -76,11 +81,16 @@ class Comparison:
     @property
     def miss(self) -> str:
         """What the worst answer is off by."""
+        if self.labels and self.scatters:
+            return f"{self.wrong} of {self.answers.size} fresh labels are not as predicted, more than may be wrong"
         if self.scatters:
             times = np.sqrt(np.mean((self.errors * GAUSSIAN_DEVIATIONS / self.radii) ** 2))
             around = "around their predictions as the declared noise allows"
             return f"fresh answers scatter {times:.2g} times as much {around}"
         worst = int(np.argmax(np.where(np.isnan(self.ratios), np.inf, self.ratios)))
+        if self.labels:
+            told, expected = (f"{each[worst]:g}" for each in (self.answers, self.predictions))
+            return f"a fresh label is {told} where {expected} was predicted beyond doubt"
         bar = f"where the error bar is {self.radii[worst]:.2g}"
         return f"a fresh answer differs from its prediction by {self.errors[worst]:.2g}, {bar}"
 
@@ -107,7 +117,7 @@ def certify(
         worst_ratio=float(np.max(compared.ratios)),
         resolution=compared.resolution,
         assumptions=(*estimate.assumptions, _limits(signature)),
-        tested=tuple(_tested(asked, signature)),
+        tested=tuple(_tested(asked, signature, compared)),
         untested=asked.untested,
         predictions=compared.predictions,
         answers=compared.answers,
@@ -125,19 +135,37 @@ def certify(
     else:
         outcome = Outcome.CERTIFIED
         message = f"{asked.usual.size} fresh answers predicted within {certificate.worst_error:.2g}"
+        if compared.labels:
+            but = f", but for {compared.wrong} that are wrong" if compared.wrong else ""
+            message = f"{asked.usual.size} fresh labels predicted{but}"
     return Judgement(outcome, message, certificate)
+
+
+def coarseness(estimate: Estimate, signature: Signature, rng: np.random.Generator) -> float:
+    """The resolution that a certificate would have, over the largest that proves something; no queries.
+
+    It is judged by held-out queries that answer what they are predicted to; infinite where they say too little of a
+    part. A method that may go on asks by it whether it should.
+    """
+    asked = draw_heldout(estimate, signature, rng, LEAST)
+    if asked.untested:
+        return float("inf")
+    compared = _compare(estimate, signature, asked, asked.predictions)
+    return compared.resolution / _coarsest(estimate.params, signature)
 
 
 def _compare(estimate: Estimate, signature: Signature, asked: HeldOut, answers: Floats) -> Comparison:
     # Normal errors are looked at all together too, and their standard errors say more than radii that hold for each.
     normal = signature.noise.kind == "gaussian" and estimate.standard_error is not None
     predictions, known = asked.predictions, asked.known
+    if estimate.params.tells_labels:  # where the label is not sure, none is predicted
+        predictions, known = np.where(known > 0, answers, predictions), 0 * known
     # How fine radii are is told by usual tokens: among the long ones they are as wide as can be.
     fine = np.repeat(asked.usual if np.any(asked.usual) else ~asked.usual, predictions.size // asked.usual.size)
     noise = signature.noise.radius + signature.noise.smallest + signature.noise.relative * np.abs(predictions)
     # A weight below the smallest normal number may be zero in the oracle's arithmetic, whatever value it is for.
     noise = noise + signature.space.tiny * float(np.max(np.abs(predictions), initial=0.0)) + UNDERFLOW
-    if signature.noise.kind == "bounded":
+    if signature.noise.kind == "bounded" or signature.noise.is_cut:
         # Radii hold whatever the errors are, which may conspire; held-out queries do not know them, so what they see
         # of it is as random as they are.
         known = GAUSSIAN_DEVIATIONS * known
@@ -148,10 +176,33 @@ def _compare(estimate: Estimate, signature: Signature, asked: HeldOut, answers: 
     size = float(np.sqrt(np.mean((answers - _constant(estimate.params, asked.plans))[fine] ** 2)))
     resolution = coarse / size if size > 0 else float("inf")
     attention = _attention(estimate.params, signature, asked.plans, fine)
-    if attention > 0 or signature.max_norm is not None:
+    if estimate.params.tells_labels:
+        resolution = _resolution_of_numbers(estimate, signature, asked.plans, fine)
+    elif attention > 0 or signature.max_norm is not None:
         resolution = max(resolution, coarse / attention if attention else float("inf"))
     scatters = normal and _has_scatter(np.abs(predictions - answers), radii)
-    return Comparison(predictions, answers, radii, resolution, scatters)
+    compared = Comparison(predictions, answers, radii, resolution, scatters, estimate.params.tells_labels)
+    return _allow_flips(compared, signature.noise.scale) if signature.noise.kind == "flipped" else compared
+
+
+def _resolution_of_numbers(estimate: Estimate, signature: Signature, plans: list[Plan], fine: Booleans) -> float:
+    """Median radius of the numbers behind labels over what attention does to them."""
+    params, radius = estimate.params.numbers(), estimate.radius.numbers()
+    tokens = [plan.tokens(0, plan.count, signature.space, signature.width) for plan in plans]
+    outputs = params.outputs or 1
+    known = _concatenate([prediction_radii(params, radius, each, signature) for each in tokens]).reshape(-1, outputs)
+    attention = _attention(params, signature, plans, np.repeat(fine, outputs))
+    if not attention < float("inf"):
+        return 0.0
+    return float(np.median(known[fine])) / attention if attention > 0 else float("inf")
+
+
+def _allow_flips(compared: Comparison, rate: float) -> Comparison:
+    """The comparison where some labels are wrong: as many as that may be count as predicted."""
+    wrong = compared.ratios > 1
+    sure, count = wrong.size, int(np.sum(wrong))
+    scatters = count > 0 and bool(bdtrc(count - 1, sure, rate) < FLIPS_CHANCE)
+    return replace(compared, radii=np.where(wrong, compared.errors, compared.radii), scatters=scatters, wrong=count)
 
 
 def heldout_count(wanted: int | None, queries: float) -> int:
@@ -159,22 +210,32 @@ def heldout_count(wanted: int | None, queries: float) -> int:
     return int(min(max(LEAST, np.ceil(SHARE * queries)), MOST)) if wanted is None else wanted
 
 
-def _tested(asked: HeldOut, signature: Signature) -> Iterator[Tested]:
+def _tested(asked: HeldOut, signature: Signature, compared: Comparison) -> Iterator[Tested]:
     """What the held-out queries say, all together, by length, and of a user's own inputs."""
     own = ~asked.domain
-    yield _tested_of("all", own, asked)
+    rate = signature.noise.scale if signature.noise.kind == "flipped" else 0.0
+    tested_of = partial(_tested_of, asked=asked, compared=compared, rate=rate)
+    yield tested_of("all", own)
     classes = np.array([length_class(int(length)) for length in asked.lengths])
     for number in range(length_class(signature.max_length or LONGEST) + 1):
-        yield _tested_of(class_label(int(number), signature.max_length), own & (classes == number), asked)
+        yield tested_of(class_label(int(number), signature.max_length), own & (classes == number))
     if np.any(asked.domain):
-        yield _tested_of("domain", asked.domain, asked)
+        yield tested_of("domain", asked.domain)
 
 
-def _tested_of(label: str, some: Booleans, asked: HeldOut) -> Tested:
-    """Queries and informative ones; the bound is exact: a share x of misses passes n queries with (1 − x)^n."""
-    informative = int(np.sum(some & (asked.informative | asked.domain)))
+def _tested_of(label: str, some: Booleans, asked: HeldOut, compared: Comparison, rate: float) -> Tested:
+    """Queries and informative ones; the bound is exact: a share x of misses passes n queries with (1 − x)^n.
+
+    Of labels that are wrong at a rate q a share q + x·(1 − 2q) is not as predicted.
+    """
+    chosen = some & (asked.informative | asked.domain)
+    informative = int(np.sum(chosen))
     bound = 1.0 - (1.0 - CONFIDENCE) ** (1.0 / informative) if informative else 1.0
-    return Tested(label, int(np.sum(some)), informative, bound)
+    if rate and informative:
+        missed = int(np.sum(compared.errors[chosen] > 0))
+        most = float(bdtri(missed, informative, 1.0 - CONFIDENCE)) if missed < informative else 1.0
+        bound = min(max((most - rate) / (1 - 2 * rate), 0.0), 1.0)
+    return Tested(label, int(np.sum(some)), informative, bound, compared.labels)
 
 
 def _limits(signature: Signature) -> str:
@@ -222,6 +283,14 @@ def _explain_miss(
     again = [_at_last(answer, signature) for answer in again]
     first, second = _concatenate([a.values for a in answers]), _concatenate([a.values for a in again])
     difference = float(np.max(np.abs(first - second)))
+    if signature.noise.kind == "flipped":
+        rate, changed = 2 * signature.noise.scale * (1 - signature.noise.scale), int(np.sum(first != second))
+        if changed and bdtrc(changed - 1, first.size, rate) < FLIPS_CHANCE:
+            said = (
+                f"{changed} of {first.size} labels were others when asked again, more than the declared rate explains"
+            )
+            return Outcome.INCONSISTENT, said
+        return Outcome.WRONG_FAMILY, miss
     if signature.noise.kind == "gaussian" and _has_scatter(np.abs(first - second), 2**0.5 * signature.noise.radius):
         times = np.sqrt(np.mean((first - second) ** 2) / 2) / signature.noise.scale
         return (

@@ -26,7 +26,8 @@ from keyhole.queries import Plan, Signature, sequences
 # Where the norm of a query comes from, in the order in which queries take them: from a size of logits (or a distance
 # over that of the kinks of a net), entries of N(0, 1), which a wrong estimate has no part in, any norms around either,
 # and the longest tokens whose logits are still known: heads that cancel among short tokens, or whose scores were taken
-# for zero, do not there.
+# for zero, do not there. Ordinary ones of these differ by what a head does not see: two near heads that were taken for
+# one choose between them.
 NORM_ORDER = ("logits", "normal", "any", "longest", "normal", "logits", "any", "normal")
 # Of exact answers these are kept as they were drawn, whether or not they inform: where an estimate says that nothing
 # can be seen, a box of another family may show it.
@@ -61,6 +62,8 @@ CHANGE, CHANGE_NOISY = 0.5, 1.0
 ENOUGH, ONE_IN = 3.0, 8
 # From so many queries on every class of lengths must have an informative one.
 CLASSES_FROM = 32
+# Kinds of noise behind which predictions are as sharp as parameters are: a label is right or wrong, not off.
+UNBIASED = ("exact", "flipped")
 # A query that informs about no score is drawn again so often; then, for what is not tested yet, pools of fresh ones.
 REDRAWS, POOLS, LEAST_POOL = 2, 12, 64
 
@@ -128,9 +131,9 @@ class _Source:
         self.params, self.signature, self.rng = estimate.params, signature, rng
         self.norm_by = without_noise(estimate)  # norms are chosen by what is surely there
         self._turn = rng.uniform()
-        self.sure = signature.noise.kind == "exact" and not self.params.anatomy.behind
+        self.sure = signature.noise.kind in UNBIASED and not self.params.anatomy.behind
         self.longest = longest_predictable(estimate, signature, KNOWN_LOGIT if self.sure else SURELY_KNOWN_LOGIT)
-        self.loudest = None if signature.noise.kind == "exact" else self.params.loudest()
+        self.loudest = None if signature.noise.kind in UNBIASED else self.params.loudest()
         self.has_attention = self.params.without_attention() is not None
 
     def draw(self, count: int, norm_by: Iterable[Family] = (), wanted: Sequence[int] = ()) -> list[Query]:
@@ -146,7 +149,7 @@ class _Source:
         for n, norm in enumerate(norms):
             if structures[n] == "ordinary" and norm != "normal" and self.rng.integers(2):
                 if self.signature.max_norm is not None:
-                    # Mixtures of different tokens are shorter than tokens may be: nearly equal ones show what is far out.
+                    # Mixtures of different tokens are shorter than tokens may be: near ones show what is far out.
                     structures[n] = "near"
                 elif norm == "any":
                     structures[n] = "mixed"
@@ -177,6 +180,8 @@ class _Source:
             tokens += rng.choice([-1.0, 1.0], (length, 1)) * to_numpy(self.loudest)
         # Rounded, so that the last digits of an estimate do not make other queries of the same ones.
         tokens *= float(f"{self._norm(norm, by):.2g}")
+        if norm == "longest" and structure == "ordinary" and self.sure and self.has_attention:
+            tokens = self._undecided(tokens)
         with np.errstate(divide="ignore", invalid="ignore"):
             sizes = np.linalg.norm(tokens, axis=1, keepdims=True)
             inside = 1.0 if norm == "normal" else 1.0 - 0.5 * rng.uniform() ** 2  # normal tokens end at the very rim
@@ -187,7 +192,21 @@ class _Source:
             beside = AROUND_KINK * rng.integers(2) * np.linalg.norm(last) / signature.width**0.5
             last = last + beside * rng.standard_normal(last.shape) if np.any(last != tokens[-1:]) else last
             tokens[-1:] = last if np.linalg.norm(last) <= signature.norm_limit else tokens[-1:]
+        if self.params.tells_labels and rng.integers(2):
+            near = self.params.onto_boundary(tokens, rng)
+            tokens = near if np.max(np.linalg.norm(near, axis=1)) <= signature.norm_limit else tokens
         return Query(tokens, norm, structure, norm == "logits" and structure in USUAL)
+
+    def _undecided(self, tokens: Floats) -> Floats:  # (length, width)
+        """Tokens between which a head of the estimate does not choose however long they are: two near heads do."""
+        heads, tokens = self.params.anatomy.heads, 0.5 * tokens  # sums of two must not be too long
+        head = heads[int(self.rng.integers(len(heads)))]
+        bias = 0.0 if head.score_bias is None else floats(head.score_bias)
+        keys = floats(head.score) @ tokens[-1] + bias
+        size = float(np.linalg.norm(keys))
+        keys = keys / size if size > 0 else 0 * keys
+        others = tokens[:-1] - np.outer(tokens[:-1] @ keys, keys)
+        return np.concatenate([tokens[-1] + others, tokens[-1:]])
 
     def _norm(self, kind: str, by: Family) -> float:
         rng, signature = self.rng, self.signature
@@ -260,7 +279,7 @@ class _Evidence:
 
     def __init__(self, estimate: Estimate, signature: Signature) -> None:
         self.estimate, self.signature = estimate, signature
-        self.exact = signature.noise.kind == "exact"
+        self.exact = signature.noise.kind in UNBIASED
         self.normal = signature.noise.kind == "gaussian" and estimate.standard_error is not None
         longest = min(longest_predictable(estimate, signature, KNOWN_LOGIT), signature.norm_limit)
         self.change = _change(estimate, CHANGE if self.exact else CHANGE_NOISY, longest)

@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from keyhole.methods.base import Method
+from keyhole.methods.labels.method import LABELS
+from keyhole.methods.low_rank.method import LOW_RANK
 from keyhole.methods.multi_head.method import MULTI_HEAD
 from keyhole.methods.one_layer.method import ONE_LAYER
 from keyhole.methods.relu_net.method import NET
 from keyhole.methods.residual import RESIDUAL
 from keyhole.methods.robust.method import ROBUST
 from keyhole.methods.sensing.method import SENSING
-from keyhole.methods.single_head.method import LOW_RANK, SINGLE_HEAD
+from keyhole.methods.single_head.method import SINGLE_HEAD
 from keyhole.noise import Noise
 
 # Of several methods for one family the first is preferred.
 METHODS: dict[str, Method] = {
-    method.name: method for method in (SINGLE_HEAD, ROBUST, LOW_RANK, SENSING, NET, ONE_LAYER, MULTI_HEAD, RESIDUAL)
+    method.name: method
+    for method in (SINGLE_HEAD, LOW_RANK, ROBUST, SENSING, NET, ONE_LAYER, MULTI_HEAD, RESIDUAL, LABELS)
 }
 
 

@@ -6,15 +6,17 @@ from keyhole.oracles.http.oracle import HttpOracle
 from keyhole.oracles.onnx import OnnxOracle
 from keyhole.oracles.torch import TorchOracle
 from keyhole.oracles.transformers import TransformersOracle
-from keyhole.oracles.wrappers import Batched, Budgeted, Cast, Counted, Noisy, Rounded, Wrapper
+from keyhole.oracles.wrappers import Batched, Budgeted, Cast, Counted, Flipped, Labelled, Noisy, Rounded, Wrapper
 
 __all__ = [
     "Batched",
     "Budgeted",
     "Cast",
     "Counted",
+    "Flipped",
     "FunctionOracle",
     "HttpOracle",
+    "Labelled",
     "Noisy",
     "OnnxOracle",
     "Oracle",

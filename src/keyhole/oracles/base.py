@@ -11,6 +11,9 @@ from keyhole.arrays import Array, is_real
 from keyhole.errors import KeyholeError, NonFiniteAnswer, OracleRaised, UsageError, WrongShape
 from keyhole.queries import Signature
 
+# No label is larger: numbers that grow with their tokens become whole ones too.
+LARGEST_LABEL = 2.0**31
+
 
 class Oracle(ABC):
     """An oracle that answers sequences of tokens.
@@ -75,9 +78,26 @@ class Oracle(ABC):
         if not is_real(answers):
             raise WrongShape(f"the oracle {self.name!r} answered {answers.dtype}, expected real numbers")
         answers = space.asarray(answers)
+        if self.signature.answers == "labels":
+            self._check_labels(answers, leading)
         if not bool(space.xp.all(space.xp.isfinite(answers))):
             raise NonFiniteAnswer(
                 f"the oracle {self.name!r} answered nan or inf to a question of finite tokens: "
                 "set max_norm if it overflows at long tokens, or mend the box"
             )
         return answers
+
+    def _check_labels(self, answers: Array, leading: tuple[int, ...]) -> None:
+        xp = self.signature.space.xp
+        if tuple(answers.shape) != leading:
+            raise WrongShape(
+                f"the oracle {self.name!r} answered shape {tuple(answers.shape)}, expected {leading}: an oracle whose "
+                "answers are labels returns one whole number per sequence, such as a sign or an argmax"
+            )
+        wrong = (answers != xp.round(answers)) | (xp.abs(answers) > LARGEST_LABEL)
+        if bool(xp.any(wrong)):
+            odd = float(answers[wrong][0])
+            raise WrongShape(
+                f"the oracle {self.name!r} answered {odd:g}, which is no label: return whole numbers, or leave out "
+                "answers='labels' where its answers are numbers"
+            )

@@ -17,7 +17,8 @@ class FunctionOracle(Oracle):
     """A function from tokens (batch, length, width) to answers (batch,) or (batch, outputs).
 
     `like` is an example array that says which array library, dtype and device the function wants
-    (NumPy float64 if left out). `name` says what the oracle is; a journal belongs to one name.
+    (NumPy float64 if left out). `answers="labels"` says that an answer is a label, a whole number such as a sign or the
+    number of a class. `name` says what the oracle is; a journal belongs to one name.
     """
 
     def __init__(
@@ -31,6 +32,7 @@ class FunctionOracle(Oracle):
         *,
         like: Array | None = None,
         batch_limit: int | None = None,
+        answers: Literal["numbers", "labels"] = "numbers",
         name: str | None = None,
     ) -> None:
         if not callable(function):
@@ -38,7 +40,7 @@ class FunctionOracle(Oracle):
         self.function = function
         self.name = name or _name(function)
         space = numpy_space() if like is None else Space.of(like)
-        self.signature = Signature(width, space, max_norm, max_length, positions, Noise.of(noise), batch_limit)
+        self.signature = Signature(width, space, max_norm, max_length, positions, Noise.of(noise), batch_limit, answers)
 
     def answer(self, tokens: Array) -> Array:
         """Call the function."""

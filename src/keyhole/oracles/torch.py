@@ -30,7 +30,8 @@ class TorchOracle(Oracle):
     the last token of every query is then moved. `dtype` and `device` are those of the module's parameters unless
     given; where they differ a copy is made, and the module itself is never changed. `batch_first=False` means
     a module that wants (length, batch, width); left out, it is found out. `call` asks a module that cannot be called
-    with tokens alone: `call=lambda module, tokens: module(tokens, mask=None)[0]`.
+    with tokens alone: `call=lambda module, tokens: module(tokens, mask=None)[0]`. `answers="labels"`: it
+    returns whole numbers that are labels, e.g. by `call=lambda module, tokens: module(tokens).argmax(-1)`.
 
     A module in train mode is refused, because dropout would answer differently each time. A few random sequences
     are asked at once, to see what the module answers; they are no queries.
@@ -50,6 +51,7 @@ class TorchOracle(Oracle):
         max_length: int | None = None,
         noise: Noise | str | None = None,
         batch_limit: int | None = None,
+        answers: Literal["numbers", "labels"] = "numbers",
         name: str | None = None,
     ) -> None:
         torch = self._torch = extra("torch", "torch", type(self).__name__)
@@ -71,7 +73,7 @@ class TorchOracle(Oracle):
         if coarse:
             space = replace(space, coarse=float(torch.finfo(self._dtype).eps))
         observed: Literal["last", "all"] = "all" if place is None else "last"
-        self.signature = Signature(width, space, max_norm, max_length, observed, Noise.of(noise), batch_limit)
+        self.signature = Signature(width, space, max_norm, max_length, observed, Noise.of(noise), batch_limit, answers)
         self.batch_first, self._observed = self._find_order(positions, batch_first)
         suffix = "" if place in (None, -1) else f" at position {place}"
         if call not in (None, _self_attention):

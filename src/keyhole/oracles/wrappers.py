@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -144,3 +145,40 @@ class Noisy(Wrapper):
         """Add noise."""
         errors = self._rng.standard_normal(to_numpy(answers).shape)
         return answers + self.scale * self.signature.space.asarray(errors)
+
+
+class Labelled(Wrapper):
+    """Tells of every answer a label only: its sign, 1 above zero and else −1; of several outputs which is largest."""
+
+    def __init__(self, inner: Oracle) -> None:
+        super().__init__(inner, inner.signature.with_changes(answers="labels", noise=Noise.exact()))
+        self.name = f"{inner.name} | labels"
+
+    def change(self, answers: Array) -> Array:
+        """The labels."""
+        xp, places = self.signature.space.xp, 1 if self.signature.positions == "last" else 2
+        if answers.ndim > places:
+            return self.signature.space.asarray(xp.argmax(answers, axis=-1))
+        return xp.where(answers > 0, xp.ones_like(answers), -xp.ones_like(answers))
+
+
+class Flipped(Wrapper):
+    """Replaces labels by another one of `labels`, each with probability `rate`; `declared=False` hides that."""
+
+    def __init__(
+        self, inner: Oracle, rate: float, labels: Sequence[int] = (-1, 1), *, seed: int = 0, declared: bool = True
+    ) -> None:
+        noise = Noise.flipped(rate) if declared else inner.signature.noise
+        super().__init__(inner, inner.signature.with_changes(noise=noise))
+        self.name = f"{inner.name} | flipped at a rate of {rate:g} seed {seed}"
+        self.rate, self.labels = rate, np.array(labels, dtype=np.float64)
+        self._rng = np.random.default_rng(seed)
+
+    def change(self, answers: Array) -> Array:
+        """Flip some."""
+        plain = to_numpy(answers).astype(np.float64)
+        place = np.argmax(plain[..., None] == self.labels, axis=-1)
+        step = self._rng.integers(1, self.labels.size, plain.shape)
+        other = self.labels[(place + step) % self.labels.size]
+        wrong = self._rng.uniform(size=plain.shape) < self.rate
+        return self.signature.space.asarray(np.where(wrong, other, plain))

@@ -212,6 +212,7 @@ class Page:
     def fields(self, kind: Any, *others: str) -> dict[str, Any]:
         """Texts and numbers by the names that fields of a dataclass have for them, without those of the others."""
         read: dict[str, Callable[[str], Any]] = {"str": self.text, "int": self.count, "float": self.number}
+        read["bool"] = lambda name: self._get(name, bool, "true or false", False)  # which runs of old do not have
         found = {}
         for name, declared in ((each.name, each.type.partition(" | ")) for each in fields(kind)):
             if declared[0] in read and name not in others:

@@ -96,7 +96,7 @@ class ServedOracle:
         places = (-1,) if signature.positions == "last" else (-1, -1)
         self.tokens = TensorInfo(TOKENS, DATATYPES[dtype], (-1, -1, signature.width))
         shape = (*places, *(int(side) for side in first.shape[len(places) :]))
-        self.answers = TensorInfo(ANSWERS, DATATYPES[dtype], shape, signature.positions)
+        self.answers = TensorInfo(ANSWERS, DATATYPES[dtype], shape, signature.positions, signature.answers == "labels")
         self.version = hashlib.sha256(oracle.name.encode()).hexdigest()[:12]  # another oracle is another version
         self.queries = self.requests = self.refused = 0
         self._rate = None if self.limits.rate is None else Rate(self.limits.rate)

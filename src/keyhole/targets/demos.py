@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 
 from keyhole.errors import UsageError
-from keyhole.families import MultiHead, OneLayer, ReluNet, Residual, SingleHead
-from keyhole.oracles import FunctionOracle, Noisy, Oracle, Rounded
+from keyhole.families import Labels, MultiHead, OneLayer, ReluNet, Residual, SingleHead
+from keyhole.oracles import Flipped, FunctionOracle, Labelled, Noisy, Oracle, Rounded
 from keyhole.targets.target import Knob, Target, read_options
 
 # Sets the random numbers of a demo's truth apart from those a method draws from the same seed.
@@ -28,10 +28,15 @@ SINGLE_HEAD_KNOBS = {
     "all_positions": Knob(int, None, 0, 1),  # 1: answers at every position
     "noise": Knob(float, None, 0.0),  # standard deviation of normal errors of answers, which are declared
     "decimals": Knob(int, None, -300, 300),  # that answers are rounded to, which is declared
+    "labels": Knob(int, None, 0, 1),  # 1: answers are signs, or the numbers of the largest of several outputs
+    "classes": Knob(int, None, 2, 8192),  # answers are the numbers of the largest of so many outputs
+    "flips": Knob(float, None, 0.0, 0.49),  # share of labels that are wrong, which is declared
 }
 
 
 def _single_head_demo(text: str, given: Mapping[str, float]) -> Target:
+    if "classes" in given:
+        given = {**given, "outputs": given["classes"], "labels": 1}
     width, norm, seed = int(given["width"]), given["norm"], int(given["seed"])
     rank = int(given.get("rank", width))
     head = random_single_head(
@@ -59,7 +64,8 @@ def _single_head_demo(text: str, given: Mapping[str, float]) -> Target:
         "an output bias" if head.output_bias is not None else "",
         "observed at all positions" if everywhere else "",
     ]
-    return _with_errors(Target(text, oracle, ", ".join([label, *filter(None, extras)]), head), given)
+    target = Target(text, oracle, ", ".join([label, *filter(None, extras)]), head)
+    return _with_labels(target, head, given) if given.get("labels") else _with_errors(target, given)
 
 
 def random_single_head(
@@ -216,6 +222,20 @@ def _layer_demo(text: str, given: Mapping[str, float]) -> Target:
     attention = "a softmax head" if heads is None else f"{heads} softmax heads"
     label = f"a random layer of width {width}: {attention}, then a net of {neurons} ReLU neurons"
     return Target(text, oracle, label + (", with a residual" if residual else ""), layer)
+
+
+def _with_labels(target: Target, head: SingleHead, given: Mapping[str, float]) -> Target:
+    """A demo that tells labels only, wrong ones at times as its text asks for, which is declared."""
+    if "noise" in given or "decimals" in given:
+        raise UsageError("labels err by flips=, not by noise= or decimals=: leave these out")
+    truth = Labels(head) if head.outputs is None else Labels(head, tuple(range(head.outputs)))
+    oracle: Oracle = Labelled(target.oracle)
+    label = f"{target.label}, of which labels are told"
+    if flips := given.get("flips"):
+        oracle = Flipped(oracle, flips, truth.labels, seed=int(given["seed"]))
+        label = f"{label}, wrong at a rate of {flips:g}"
+    oracle.name = target.text
+    return replace(target, oracle=oracle, label=label, truth=truth)
 
 
 def random_layer(

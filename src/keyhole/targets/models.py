@@ -91,6 +91,7 @@ TRANSFORMERS_KEYS: Keys = {
 HTTP_KEYS: Keys = {
     "width": WHOLE,
     "positions": (str, "last or all"),
+    "answers": (str, "numbers or labels"),
     "max_length": WHOLE,
     "input_name": (str, "text"),
     "output_name": (str, "text"),

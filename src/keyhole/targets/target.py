@@ -40,6 +40,8 @@ class Target:
         """How far parameters are from the truth; None where it is not known, or they are of another family."""
         if self.truth is None or params is None or params.family != self.truth.family:
             return None
+        if params.tells_labels and params.words != self.truth.words:  # of other classes
+            return None
         return distance(params, self.truth)
 
 

@@ -159,6 +159,8 @@ def _with_rounding(signature: Signature, answered: Floats) -> Iterator[tuple[Sig
     """Signatures that allow for rounding which the digits of answers show: of answers, then of all arithmetic."""
     if signature.noise.kind != "exact":  # as declared: rounding of answers, whatever they were computed in
         return
+    if signature.answers == "labels":
+        return
     found = coarseness(answered, signature.space.eps)
     signature = signature.with_changes(noise=found.noise)
     if found.evidence:

@@ -87,13 +87,13 @@ def foreign(rng: np.random.Generator, width: int, outputs: int) -> dict[str, tup
         "head, then tanh": (lambda x: np.tanh(attend(x) @ value), unknown),
         "head, then sigmoid": (lambda x: sigmoid(attend(x) @ value), unknown),
         "probabilities": (lambda x: softmax(attend(x) @ wide)[:, :outputs], unknown),
-        "class of the last token": (lambda x: (last(x) @ value > 0).astype(float), constant),
-        "class of a head": (lambda x: (attend(x) @ value > 0.1).astype(float), constant),
-        "sign of a head": (lambda x: np.sign(attend(x) @ value + 0.1), constant),
-        "one-hot class": (lambda x: one_hot(attend(x) @ wide), constant),
+        "class of the last token": (lambda x: (last(x) @ value > 0).astype(float), constant | {"labels"}),
+        "class of a head": (lambda x: (attend(x) @ value > 0.1).astype(float), constant | {"labels"}),
+        "sign of a head": (lambda x: np.sign(attend(x) @ value + 0.1), constant | {"labels"}),
+        "one-hot class": (lambda x: one_hot(attend(x) @ wide), constant | {"labels"}),
         "number of a class": (
             lambda x: np.repeat(np.argmax(attend(x) @ inner.T, axis=1)[:, None], outputs, 1) * 1.0,
-            constant,
+            constant | {"labels"},
         ),
         "length": (lambda x: np.full((len(x), outputs), float(x.shape[1])), unknown),
         "constant": (lambda x: np.broadcast_to(own, (len(x), outputs)), {"constant"}),
@@ -134,7 +134,7 @@ def test_a_foreign_oracle_is_named_as_no_family(name: str, fresh_seed: int) -> N
             found = diagnose_box(oracle, seed=fresh_seed % 1000)
             where = f"width {width}, {outputs} outputs: {found.in_words()}"
             assert found.family in families, where
-            assert found.method is None, where
+            assert found.method == ("labels" if found.family == "labels" else None), where
             said = " ".join(f"{finding.found} {finding.evidence}" for finding in found.findings).split()
             assert not {"nan", "inf", "-inf", "nan,", "inf,"} & set(said), where
             assert found.findings, where

@@ -205,3 +205,32 @@ def test_all_positions_are_read_at_the_last(noise: float) -> None:
     assert found.stats.stages == last.stats.stages
     assert found.params.outputs == last.params.outputs is None  # and not one output, as a sequence of one token has
     assert kh.distance(found.params, last.params) <= 1e-9
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("seed", range(4))
+def test_nets_without_biases_are_read_behind_a_dtype(dtype: str, seed: int) -> None:
+    """The zero token is answered exactly 0, and weighs no more than tokens near it."""
+    own = net(3, 4, seed)
+    plain = ReluNet(own.weights_in, 0 * own.bias_in, own.weights_out, 0 * own.bias_out)
+    result = kh.recover(Cast(kh.FunctionOracle(plain, width=3, max_norm=100.0), dtype), throw=False)
+    assert result.certified
+
+
+def test_nets_computed_in_float32_are_read_although_nothing_says_so() -> None:
+    own = net(3, 4, 0)
+    small = ReluNet(*(np.asarray(array).astype(np.float32) for array in own.arrays().values()))
+    oracle = kh.FunctionOracle(lambda x: small(x.astype(np.float32)).astype(float), width=3)
+    assert kh.recover(oracle).certified
+
+
+def test_failed_arithmetic_is_not_another_family(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise ValueError("operands could not be broadcast")
+        yield
+
+    monkeypatch.setattr("keyhole.methods.relu_net.method.relu_boost", fail)
+    oracle = kh.FunctionOracle(net(3, 4, 0), width=3, noise="gaussian:0.001")
+    result = kh.recover(oracle, "relu-net", throw=False)
+    assert result.outcome is Outcome.ARITHMETIC_FAILED
+    assert "operands" in result.message

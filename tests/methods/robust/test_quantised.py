@@ -392,3 +392,68 @@ def test_what_cannot_be_meant_is_refused() -> None:
     assert "unknown dtype" in refused(BITS, plain, dtype="float8")
     assert "float64" in refused(BITS, plain.with_changes(noise=half), dtype="float32")
     assert "max_norm" in refused(BITS, plain.with_changes(max_norm=1.0), dtype="float32")
+
+
+# --- computed in float32 first, and digits that are cut --------------------------------------------------------
+
+
+def single(seed: int, d: int) -> kh.SingleHead:
+    """A head whose weights are float32 numbers."""
+    rng = np.random.default_rng([seed, 7])
+    return kh.SingleHead((rng.standard_normal((d, d)) / d**0.5).astype(np.float32), rng.standard_normal(d).astype("f4"))
+
+
+def within_radii(result: kh.Recovery, truth: kh.SingleHead) -> None:
+    wide = result.certificate.radius
+    for name in ("score", "value", "output_bias"):
+        true, own, radius = (getattr(each, name) for each in (truth, result.params, wide))
+        true, own, radius = (0.0 if each is None else np.asarray(each, dtype=float) for each in (true, own, radius))
+        assert np.all(np.abs(own - true) <= radius), f"{name} is off by {np.max(np.abs(own - true) / radius):.2g} radii"
+
+
+@pytest.mark.parametrize("max_norm", [None, 6.0])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_what_was_computed_in_float32_first_is_within_the_radii(
+    dtype: str, max_norm: float | None, fresh_seed: int
+) -> None:
+    for seed in (0, fresh_seed):
+        truth = single(seed, 4)
+        inner = kh.FunctionOracle(lambda x, own=truth: own(x.astype("f4")).astype(float), width=4, max_norm=max_norm)
+        result = kh.recover(Cast(inner, dtype), throw=False)
+        if result.certified:
+            within_radii(result, truth)
+        assert result.certified or seed != 0
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_what_was_computed_in_float64_keeps_all_its_digits(dtype: str) -> None:
+    truth = t.plain(single(1, 4))
+    result = kh.recover(Cast(kh.FunctionOracle(truth, width=4, max_norm=6.0), dtype))
+    assert np.max(result.certificate.radius.score) < 1e-12
+    assert np.max(result.certificate.radius.value) < 1e-12
+
+
+@pytest.mark.parametrize("cut", [np.floor, np.trunc, np.ceil])
+@pytest.mark.parametrize("bias", [None, 0.7])
+@pytest.mark.parametrize("max_norm", [None, 10.0])
+def test_digits_that_are_cut_are_within_the_radii(
+    cut: Callable[[Floats], Floats], bias: float | None, max_norm: float | None, fresh_seed: int
+) -> None:
+    for seed in (0, fresh_seed):
+        own = t.plain(single(seed, 4))
+        truth = kh.SingleHead(own.score, own.value, None, None if bias is None else np.asarray(bias))
+        oracle = kh.FunctionOracle(lambda x, f=truth: cut(f(x) * 1e3) / 1e3, width=4, max_norm=max_norm)
+        result = kh.recover(oracle, throw=False)
+        if result.certified:
+            within_radii(result, truth)
+        assert result.outcome is not Outcome.WRONG_FAMILY
+        assert result.certified or seed != 0
+
+
+def test_thresholds_notice_that_answers_are_not_rounded_to_the_nearest() -> None:
+    truth = t.plain(single(2, 4))
+    signature = {"width": 4, "max_norm": 10.0, "noise": "rounded:3"}
+    oracle = kh.FunctionOracle(lambda x: np.trunc(truth(x) * 1e3) / 1e3, **signature)
+    outcome, _, _, message = judged(THRESHOLDS, oracle)
+    assert outcome is Outcome.WRONG_FAMILY
+    assert "cut:DECIMALS" in message

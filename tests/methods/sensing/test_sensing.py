@@ -162,10 +162,6 @@ def test_other_libraries(library: str) -> None:
     assert kh.distance(t.plain(result.params), t.plain(truth)) <= (1e-12 if "64" in library else 1e-3)
 
 
-def several_outputs(rng: np.random.Generator, d: int, space: Space) -> t.Box:
-    return kh.SingleHead(space.normal(rng, d, d), space.normal(rng, d, 3))
-
-
 @pytest.mark.parametrize(
     "box",
     [
@@ -178,7 +174,6 @@ def several_outputs(rng: np.random.Generator, d: int, space: Space) -> t.Box:
         t.last_token_only,
         t.hard_attention,
         t.short_memory,
-        several_outputs,
         t.never_twice_the_same,
         t.all_noise,
     ],
@@ -267,3 +262,22 @@ def test_error_spread_is_that_of_a_fit_to_noisy_values() -> None:
 def test_wrong_options_are_named(options: dict[str, Any], word: str) -> None:
     with pytest.raises(UsageError, match=word):
         sense(head(0, 8, 1), **options)
+
+
+@pytest.mark.parametrize("ensemble", ["even", "gaussian"])
+@pytest.mark.parametrize("max_norm", [None, 1.0])
+def test_several_outputs_and_ensembles(ensemble: str, max_norm: float | None) -> None:
+    rng = np.random.default_rng(5)
+    truth = kh.SingleHead(t.of_rank(rng, 24, 2), rng.standard_normal((24, 3)))
+    result = sense(truth, 1, max_norm, ensemble=ensemble)
+    assert_exact(result, truth, 2, 1e-9)
+    assert result.stats.details["ensemble"] == ensemble
+    assert result.stats.counting_bound == -(-parameter_count(24, 2) // 3) + 24
+    few = sense(truth, 1, max_norm, ensemble=ensemble, measurements=40)
+    assert few.outcome is Outcome.TOO_FEW_MEASUREMENTS
+    assert few.params.value.shape == (24, 3)
+
+
+def test_an_ensemble_that_is_not_known_is_refused() -> None:
+    with pytest.raises(UsageError, match="ensemble must be one of even, gaussian"):
+        sense(head(1, 8, 1), ensemble="uniform")

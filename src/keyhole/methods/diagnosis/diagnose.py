@@ -28,7 +28,7 @@ from keyhole.methods.diagnosis.consistency import (
     ask_near_tokens,
     ask_reflection,
 )
-from keyhole.methods.diagnosis.examination import Examination, Finding
+from keyhole.methods.diagnosis.examination import Examination, Finding, are_labels
 from keyhole.methods.diagnosis.family_tests import affine_misfit, odds_rank, rank_above
 from keyhole.methods.registry import methods_for
 from keyhole.noise import Noise
@@ -36,7 +36,7 @@ from keyhole.queries import Signature
 
 UNKNOWN, CONSTANT = "unknown", "constant"
 # Families that a diagnosis can name for which there are methods.
-FAMILIES = ("single-head", "multi-head", "residual", "relu-net", "one-layer")
+FAMILIES = ("single-head", "multi-head", "residual", "relu-net", "one-layer", "labels")
 # Norms that tokens are tried at, over the square root of the width: logits go with their square.
 LADDER = 2.0 ** np.arange(-6, 7, 2)
 # Attention that does this part of what it does when it is saturated is neither flat nor saturated.
@@ -114,6 +114,8 @@ class Diagnosis:
 def diagnose(signature: Signature, rng: np.random.Generator) -> Steps[Diagnosis]:
     """Name the family of an oracle from about a hundred queries; a few hundred where answers are noisy."""
     asking = _Diagnosing(signature, rng)
+    if signature.answers == "labels":
+        return asking.labels("the box declares that its answers are labels")
     steady = yield from asking.steadiness()
     if steady is not None:
         return steady
@@ -187,9 +189,19 @@ class _Diagnosing:
             return self._diagnosis(CONSTANT, None)
         if len(values) <= FEW_VALUES and np.min(counts) > 1:
             said = f"{len(answers)} answers take {len(values)} different values, each of them more than once"
+            if exam.outputs == 1 and are_labels(answers) and np.unique(self.seen[1]).size > 1:
+                if exam.signature.noise.kind == "exact":  # names of classes look like rounded numbers
+                    exam.noise = Noise.exact()
+                    exam.findings = [finding for finding in exam.findings if finding.what != "noise"]
+                return self.labels(said)
             exam.say("answers", "few values", said)
             return self._diagnosis(UNKNOWN, None)
         return None
+
+    def labels(self, said: str) -> Diagnosis:
+        """What to say of an oracle that answers with labels."""
+        self.exam.say("answers", "labels", said)
+        return self._diagnosis("labels", "labels")
 
     def _hidden(self) -> Diagnosis | None:
         """What to say of answers that vary by no more than their errors explain."""

@@ -17,6 +17,8 @@ from keyhole.queries import Measurements, Plan, Signature, sequences
 FAR = 2.0**16
 # Different numbers that there must be among answers before their digits say anything.
 LEAST_NUMBERS = 4
+# Queries that must be answered by few whole numbers before answers are taken for labels, none larger than this.
+LABEL_QUERIES, LARGEST_LABEL = 12, 4096
 # Times rounding: what sums inside an oracle make of it, and of differences of answers.
 ROUNDING = 256.0
 
@@ -98,3 +100,25 @@ class Examination:
         if coarse and estimate.noise.kind == "bounded":  # a net has kinks, which follow no smooth curve either
             self.noise, evidence = digits.noise, digits.evidence
         self.say("noise", str(self.noise), evidence)
+
+
+def ask_for_labels(exam: Examination, first: Floats) -> Steps[bool]:  # (answers, outputs)
+    """Whether answers are labels: few whole numbers over and over, which single tokens tell apart, however long."""
+    if exam.outputs != 1 or exam.noise.kind not in ("exact", "measure", "flipped") or not are_labels(first):
+        return False
+    lengths = [1 + number % min(exam.longest, 3) for number in range(LABEL_QUERIES)]
+    norms = exam.far * 2.0 ** -np.arange(LABEL_QUERIES)
+    queries = [norm * exam.directions(length) for norm, length in zip(norms, lengths, strict=True)]
+    more = yield from exam.ask(queries)
+    answers, single = np.vstack([first, more]), np.vstack([first, more[np.array(lengths) == 1]])
+    values = np.unique(answers)
+    found = are_labels(answers) and np.unique(single).size > 1 and values.size <= len(answers) / 2
+    if found:
+        said = f"{len(answers)} answers are {values.size} whole numbers, for tokens of norms up to {exam.far:.3g}"
+        exam.say("answers", "labels", said)
+    return found
+
+
+def are_labels(answers: Floats) -> bool:
+    """Whether answers are whole numbers as names of classes are."""
+    return bool(np.all(answers == np.round(answers)) and np.max(np.abs(answers), initial=0.0) <= LARGEST_LABEL)

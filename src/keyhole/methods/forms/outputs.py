@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from keyhole.arrays import Array, Space
+from keyhole.methods.base import Found, Steps, Unrecoverable, map_measurements
+from keyhole.methods.forms.value import Value
 from keyhole.numerics.orthogonal import random_orthogonal
+from keyhole.queries import Measurements, Signature
+from keyhole.recovery import Outcome
 
 CUT = 0.27
 
@@ -57,6 +62,26 @@ def choose_outputs(  # (width, outputs)
     used = int(xp.sum(xp.astype(sizes > space.eps**CUT * largest, xp.int64)))
     turn = right[:used, :].T * weigh[:, None]
     return Outputs(left[:, :used], value @ (turn / sizes[:used]), sizes[:used], turn, max(rank, used), error)
+
+
+def ask_along(
+    signature: Signature, value: Value, direction: Array, ask: Callable[[Signature, Value], Steps[Found]]
+) -> Steps[Found]:
+    """Run a generator for heads of one output on one combination `direction` (outputs,) of several."""
+    # Noise that is not independent between outputs may add up.
+    total = float(signature.space.xp.sum(signature.space.xp.abs(direction)))
+    stretch = 1.0 if signature.noise.kind == "gaussian" else total
+    plain = signature.with_changes(noise=replace(signature.noise, scale=stretch * signature.noise.scale))
+    steps = ask(plain, value.along(direction))
+    combined = map_measurements(steps, lambda a: Measurements(a.values @ direction, stretch * a.radius))
+    return (yield from combined)
+
+
+def most_informative(outputs: Outputs) -> Array:  # (outputs,)
+    """The combination of outputs that shows most of the weights of attention."""
+    if not outputs.turn.shape[1]:
+        raise Unrecoverable(Outcome.TOO_NOISY, "no output shows its value to enough digits")
+    return outputs.turn[:, 0]
 
 
 def window_rows(space: Space, rng: np.random.Generator, basis: Array) -> Array:  # (width, used) -> (width, width)

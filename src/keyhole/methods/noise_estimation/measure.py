@@ -21,6 +21,7 @@ from keyhole.methods.noise_estimation.digits import (
     decimals,
     distance_from_polynomials,
 )
+from keyhole.methods.noise_estimation.flips import ask_flip_rate
 from keyhole.noise import DIGITS, Noise
 from keyhole.queries import Measurements, Plan, Signature, sequences
 from keyhole.recovery import Outcome
@@ -91,6 +92,9 @@ def measure_noise(signature: Signature, rng: np.random.Generator) -> Steps[Noise
     error of a deterministic kind. Of several kinds the largest is reported. A constant error cannot be told from
     an output bias, nor one that changes as smoothly as the answers from the answers: both are taken for right.
     """
+    if signature.answers == "labels":
+        rate, evidence = yield from ask_flip_rate(signature, rng)
+        return NoiseEstimate(Noise.flipped(rate) if rate else Noise.exact(), evidence)
     plans, rounds, longest = yield from _ask_scales(signature, rng)
     answers, first = np.concatenate([_flat(one) for one in rounds]), _rows(rounds[-1])
     if len(np.unique(answers)) == 1:

@@ -137,7 +137,7 @@ class PathReader(SearchingReader):
         return UNKNOWN_ARITHMETIC * self.signature.space.rounding
 
     def _best(self, row: Array, column: Array, scale: float) -> _Paths:  # (n, width), (n, width)
-        """Sign and length of u, and the sign of g, for each pair: the least slope of a path is large against its radius."""
+        """Sign and length of u, and the sign of g, for each pair: the path whose least slope tells most."""
         xp, pieces = self.signature.space.xp, []
         for start in range(0, row.shape[0], CHUNK):
             best: _Paths | None = None

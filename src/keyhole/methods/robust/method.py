@@ -46,11 +46,11 @@ def robust(
     """
     _check(signature, target_error, rank, copies, bits, cover_biases)
     limits: dict[str, Any] = {"target_error": target_error, "budget": budget}
-    sequences = {} if copies is None else {"copies": copies}
+    sequences: dict[str, Any] = {} if copies is None else {"copies": copies}
     if bits is not None:
         return (yield from bit_exact(signature, rng, dtype=bits))
     if signature.noise.kind == "bounded":
-        return (yield from _ask_bounded(signature, rng, cover_biases=cover_biases, **sequences))
+        return (yield from ask_bounded(signature, rng, cover_biases=cover_biases, **sequences))
     try:
         quantised = _ask_quantised(signature, rng, limits)
         if quantised is not None:
@@ -74,15 +74,25 @@ def robust(
                     f"the box has a bias, beside which answers {signature.noise} say too little, or is no single head",
                 ) from error
             raise
-    return (yield from gaussian(signature.as_coarse(), rng, rank=rank, **sequences, **limits))
+    estimate = yield from gaussian(signature.as_coarse(), rng, rank=rank, **sequences, **limits)
+    return _with_equal_errors(estimate, signature) if signature.noise.kind == "rounded" else estimate
 
 
-def _ask_bounded(
-    signature: Signature, rng: np.random.Generator, *, cover_biases: bool, **sequences: int
+def _with_equal_errors(estimate: Estimate[SingleHead], signature: Signature) -> Estimate[SingleHead]:
+    """Radii of value and output bias that hold for saturated answers too: equal numbers, whose roundings agree."""
+    radius, half = estimate.radius, signature.noise.scale
+    wide = replace(radius, value=radius.value + half / signature.norm_limit)
+    if wide.output_bias is not None:
+        wide = replace(wide, output_bias=wide.output_bias + half)
+    return replace(estimate, radius=wide)
+
+
+def ask_bounded(
+    signature: Signature, rng: np.random.Generator, *, cover_biases: bool = False, **options: Any
 ) -> Steps[Estimate[SingleHead]]:
     """Worst-case radii of a head without biases; beside biases long tokens drown the errors, where they may."""
     try:
-        return (yield from bounded(signature, rng, cover_biases=cover_biases, **sequences))
+        return (yield from bounded(signature, rng, cover_biases=cover_biases, **options))
     except BiasDetected as error:
         if signature.max_norm is not None:
             remedy = "allow tokens of any norm"
@@ -92,9 +102,7 @@ def _ask_bounded(
     return (yield from single_head(signature.with_changes(noise=stretched), rng))
 
 
-def _ask_cut(
-    signature: Signature, rng: np.random.Generator, sequences: dict[str, int]
-) -> Steps[Estimate[SingleHead]]:
+def _ask_cut(signature: Signature, rng: np.random.Generator, sequences: dict[str, Any]) -> Steps[Estimate[SingleHead]]:
     """Answers rounded in a direction that is not known: as errors below one unit.
 
     Beside a bias everything is asked once, as if errors were normal ones of that size: their mean may be half a unit

@@ -11,6 +11,7 @@ from keyhole.arrays import Array, Floats, namespace
 from keyhole.errors import UsageError
 from keyhole.families import SingleHead
 from keyhole.methods.base import Estimate, Method, Steps, Unrecoverable
+from keyhole.methods.forms.outputs import ask_along, choose_outputs, most_informative
 from keyhole.methods.forms.reader import PairReader, ScoreBias
 from keyhole.methods.forms.score_bias import ask_for_bias, ask_score_bias
 from keyhole.methods.forms.value import Value, ask_value, check_nonzero
@@ -59,6 +60,7 @@ def sensing(
     rank: int | None = None,
     solver: str = "factored",
     measurements: int | None = None,
+    ensemble: str = "even",
 ) -> Steps[Estimate[SingleHead]]:
     """Score matrix of rank r and value vector of f(X) = Σ softmax(X·W·x_N)_i (x_i·v), by low-rank sensing.
 
@@ -71,21 +73,26 @@ def sensing(
     measurement is read again: stage "measurements" less `details["measurements"]` says how often. A score bias
     that shows costs d and a few queries more.
 
-    Assumes what `ASSUMPTIONS` says; v = 0 is reported as not identifiable.
+    Tokens of the Gaussian `ensemble` are those of the theorem, of independent normal entries: some of their answers say
+    little, as u·v is small. Those of the even one all say as much. Of several outputs the combination that says most
+    is read, one form a query. Assumes what `ASSUMPTIONS` says; v = 0 is reported as not identifiable.
     """
-    request = Request(rank, solver, measurements)
+    request = Request(rank, solver, measurements, ensemble)
     if rank is not None and rank > signature.width:
         raise UsageError(f"rank must be at most the width {signature.width}, not {rank}")
     value = yield from ask_value(signature, nonzero=False)
-    if value.vector.ndim != 1:
-        raise Unrecoverable(
-            Outcome.WRONG_FAMILY,
-            f"the box answers {tuple(value.vector.shape[1:])} numbers per sequence, this method reads one: "
-            "let the oracle return one of them, or a fixed combination",
-        )
     check_nonzero(signature, value)
-    bias, estimate = yield from _Sensing(signature, value, rng, request).run()
-    return _estimate(signature, request, value, bias, estimate)
+
+    def ask(plain: Signature, along: Value) -> Steps[tuple[ScoreBias, ScoreEstimate]]:
+        return _Sensing(plain, along, rng, request, value.vector).run()
+
+    if value.vector.ndim == 1:
+        bias, estimate = yield from ask(signature, value)
+        return _estimate(signature, request, value, bias, estimate)
+    exact = signature.noise.kind == "exact"
+    outputs = choose_outputs(signature.space, value.vector, even=exact, radius=value.radius)
+    bias, estimate = yield from ask_along(signature, value, most_informative(outputs), ask)
+    return _estimate(signature, request, value, bias, estimate, outputs.rank)
 
 
 # First measurements, whether any responds (else the score is zero), and whether they are bilinear (else a bias shows).
@@ -93,8 +100,11 @@ Pilot = tuple[FormData, bool, bool]
 
 
 class _Sensing:
-    def __init__(self, signature: Signature, value: Value, rng: np.random.Generator, request: Request) -> None:
+    def __init__(
+        self, signature: Signature, value: Value, rng: np.random.Generator, request: Request, whole: Array
+    ) -> None:
         self.signature, self.value, self.rng, self.request = signature, value, rng, request
+        self.whole = whole  # (width,) or (width, outputs): the value of which this may be one combination
         self.solver_rng = np.random.default_rng(rng.integers(2**63))
 
     def run(self) -> Steps[tuple[ScoreBias, ScoreEstimate]]:
@@ -151,9 +161,13 @@ class _Sensing:
         """Random unit vectors; the first all of equal overlap with the value, the second of negative overlap.
 
         A first vector has the overlap |v|/√d with v, as a random one has on average, so that its query shows the
-        softmax weight well. The sign of the second keeps the values of the two tokens apart.
+        softmax weight well. The sign of the second keeps the values of the two tokens apart. In the Gaussian ensemble
+        both are directions of independent normal vectors; their lengths would only weigh the measurements.
         """
         space, xp, width = self.signature.space, self.signature.space.xp, self.signature.width
+        if self.request.ensemble == "gaussian":
+            rows, columns = (TokenRows(_units(space.normal(self.rng, count, width))) for _ in range(2))
+            return rows, columns
         value = self.value.vector / xp.max(xp.abs(self.value.vector))  # so that squares neither overflow nor vanish
         value = value / xp.linalg.vector_norm(value)
         rows, columns = (_units(space.normal(self.rng, count, width)) for _ in range(2))
@@ -200,7 +214,7 @@ class _Sensing:
             "number nor noise is to blame, the box is not one softmax head. Ask for more `measurements`, or "
             f"use single-head, which does with {width**2 + width + 2} queries whatever the rank",
         )
-        error.partial = SingleHead(self.signature.space.asarray(solution.matrix), self.value.vector)
+        error.partial = SingleHead(self.signature.space.asarray(solution.matrix), self.whole)
         return error
 
 
@@ -234,7 +248,12 @@ def _zero(readings: FormData, batches: int) -> ScoreEstimate:
 
 
 def _estimate(
-    signature: Signature, request: Request, value: Value, bias: ScoreBias, estimate: ScoreEstimate
+    signature: Signature,
+    request: Request,
+    value: Value,
+    bias: ScoreBias,
+    estimate: ScoreEstimate,
+    output_rank: int = 1,
 ) -> Estimate[SingleHead]:
     space, width, rank = signature.space, signature.width, estimate.rank
     biased = bool(space.xp.any(bias.vector != 0))
@@ -247,7 +266,7 @@ def _estimate(
     return Estimate(
         params=params,
         radius=radii,
-        counting_bound=parameter_count(width, rank) + width * (1 + biased) + value.has_bias,
+        counting_bound=-(-(parameter_count(width, rank) + width * biased) // output_rank) + width + value.has_bias,
         assumptions=ASSUMPTIONS,
         details={
             "rank": rank,
@@ -255,6 +274,7 @@ def _estimate(
             "recommended": request.recommended(width, max(rank, 1)),
             "batches": estimate.batches,
             "solver": request.solver,
+            "ensemble": request.ensemble,
             "residual": estimate.residual,
             "score_bias": biased,
             "output_bias": value.has_bias,
@@ -271,6 +291,7 @@ SENSING = Method(
     options={
         "rank": "rank of the score matrix; found where it is not given, by doubling the batch",
         "solver": "factored (default) or nuclear-norm",
+        "ensemble": "even (default) or gaussian, tokens of independent normal entries as in the theorem",
         "measurements": "how many, in one batch; as many as are recommended where it is not given",
     },
 )

@@ -12,6 +12,8 @@ from keyhole.methods.forms.reader import Forms
 from keyhole.methods.sensing.solvers import parameter_count, recommended_measurements
 
 SOLVERS = ("factored", "nuclear-norm")
+# How tokens are drawn: so that every answer shows its weight well, or all entries independent and normal.
+ENSEMBLES = ("even", "gaussian")
 # A rank that is not given is first looked for among those that this one's recommendation can tell.
 FIRST_GUESS = 2
 # Batches for it grow to the number of entries, or to this, or to four times the first: then a search takes a minute.
@@ -28,10 +30,12 @@ class Request:
     rank: int | None
     solver: str
     measurements: int | None
+    ensemble: str
 
     def __post_init__(self) -> None:
-        if self.solver not in SOLVERS:
-            raise UsageError(f"solver must be one of {', '.join(SOLVERS)}, not {self.solver!r}")
+        for name, known in (("solver", SOLVERS), ("ensemble", ENSEMBLES)):
+            if getattr(self, name) not in known:
+                raise UsageError(f"{name} must be one of {', '.join(known)}, not {getattr(self, name)!r}")
         for name in ("rank", "measurements"):
             number = getattr(self, name)
             if number is not None and (not isinstance(number, int | np.integer) or number < 1):

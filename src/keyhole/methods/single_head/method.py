@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from keyhole.arrays import floats
 from keyhole.errors import UsageError
 from keyhole.families import SingleHead
 from keyhole.methods.arithmetic import partial_result
-from keyhole.methods.base import Estimate, Method, Steps, Unrecoverable, last_only, map_measurements
+from keyhole.methods.base import Estimate, Method, Steps, Unrecoverable, last_only
 from keyhole.methods.forms.columns import Draft, Score
-from keyhole.methods.forms.outputs import Outputs, choose_outputs
+from keyhole.methods.forms.outputs import Outputs, ask_along, choose_outputs, most_informative
 from keyhole.methods.forms.reader import PairReader, ScoreBias
 from keyhole.methods.forms.score_bias import ask_for_bias, ask_score_bias
 from keyhole.methods.forms.score_matrix import ask_score
@@ -22,15 +21,12 @@ from keyhole.methods.forms.value import Value, ask_value, check_nonzero
 from keyhole.methods.single_head.all_positions import ask_positions
 from keyhole.methods.single_head.entrywise import ask_score_entrywise
 from keyhole.methods.single_head.windows import ask_windows
-from keyhole.queries import Measurements, Signature
-from keyhole.recovery import Outcome
+from keyhole.queries import Signature
 
 ASSUMPTIONS = (
     "the box computes one softmax head over its raw tokens, read at the last position",
     "answers are right up to the rounding of their dtype and the declared noise",
 )
-# Singular values that fall by less than this from one to the next have no effective rank below their number.
-SHARP_DROP = 1e-2
 
 
 def single_head(
@@ -49,21 +45,8 @@ def single_head(
         raise UsageError(f"entrywise must be true or false, not {entrywise!r}")
     if signature.positions == "all":
         return (yield from _ask_all_positions(signature, rng, entrywise))
-    value, bias, score, details = yield from _ask_head(signature, rng, windows=not entrywise, entrywise=entrywise)
+    value, bias, score, details = yield from ask_head(signature, rng, windows=not entrywise, entrywise=entrywise)
     return head_estimate(signature, value, bias, score, details)
-
-
-def low_rank(signature: Signature, rng: np.random.Generator, *, tolerance: float = 0.0) -> Steps[Estimate[SingleHead]]:
-    """A head as `single_head` recovers it, always by directions, so that the rank is found whatever the outputs.
-
-    *Provably Learning Attention with Queries* (arXiv 2601.16873) learns a score of rank r from O(rd) random queries;
-    here r(2d − r) + d + 6 adaptive ones do, one for each number that determines it, and r is not given.
-    With `tolerance`, singular values below that fraction of the whole are left out, and the radius says so.
-    """
-    if not isinstance(tolerance, int | float) or not 0 <= tolerance < 1:
-        raise UsageError(f"tolerance must be at least 0 and below 1, not {tolerance!r}")
-    value, bias, score, details = yield from _ask_head(signature, rng, windows=False, tolerance=tolerance)
-    return head_estimate(signature, value, bias, score, {**details, **_effective_rank(score)})
 
 
 def _ask_all_positions(signature: Signature, rng: np.random.Generator, entrywise: bool) -> Steps[Estimate[SingleHead]]:
@@ -79,7 +62,7 @@ def _ask_all_positions(signature: Signature, rng: np.random.Generator, entrywise
     return replace(estimate, counting_bound=-(-numbers // (observed.longest * outputs)))
 
 
-def _ask_head(
+def ask_head(
     signature: Signature, rng: np.random.Generator, *, windows: bool, **options: Any
 ) -> Steps[tuple[Value, ScoreBias | None, Score, dict[str, Any]]]:
     """Value, score bias and score, with a sketch of them left behind where a run ends early.
@@ -116,20 +99,16 @@ def ask_score_along(
     """Score bias and score from the one output, or from the most informative combination of several."""
     if outputs is None:
         return (yield from _ask_score(signature, value, rng, draft, **options))
-    if not outputs.turn.shape[1]:
-        raise Unrecoverable(Outcome.TOO_NOISY, "no output shows its value to enough digits")
-    direction = outputs.turn[:, 0]
+    direction = most_informative(outputs)
     if options.get("entrywise"):
         # One output as it is: the rounding of a combination would drown small values.
         largest = int(signature.space.xp.argmax(outputs.error))
         direction = signature.space.eye(outputs.error.shape[0])[:, largest]
-    # Noise that is not independent between outputs may add up.
-    total = float(signature.space.xp.sum(signature.space.xp.abs(direction)))
-    stretch = 1.0 if signature.noise.kind == "gaussian" else total
-    plain = signature.with_changes(noise=replace(signature.noise, scale=stretch * signature.noise.scale))
-    steps = _ask_score(plain, value.along(direction), rng, draft, **options)
-    combined = map_measurements(steps, lambda a: Measurements(a.values @ direction, stretch * a.radius))
-    return (yield from combined)
+
+    def ask(plain: Signature, along: Value) -> Steps[tuple[ScoreBias | None, Score]]:
+        return _ask_score(plain, along, rng, draft, **options)
+
+    return (yield from ask_along(signature, value, direction, ask))
 
 
 def _ask_score(
@@ -189,17 +168,6 @@ def head_estimate(
     return Estimate(params, radius, bound, assumptions=ASSUMPTIONS, details=details)
 
 
-def _effective_rank(score: Score) -> dict[str, Any]:
-    """Where the singular values drop most, and the first of those below, relative to the largest."""
-    sizes = np.linalg.svd(floats(score.matrix), compute_uv=False)
-    if score.rank == 0:
-        return {"effective_rank": 0, "tail": 0.0}
-    known = sizes[: score.rank]
-    drops = known[1:] / known[:-1]
-    cut = int(np.argmin(drops)) + 1 if drops.size and float(np.min(drops)) < SHARP_DROP else score.rank
-    return {"effective_rank": cut, "tail": float(known[cut] / known[0]) if cut < score.rank else 0.0}
-
-
 SINGLE_HEAD = Method(
     name="single-head",
     summary="one softmax head, rank unknown, at the counting bound",
@@ -208,11 +176,4 @@ SINGLE_HEAD = Method(
     options={
         "entrywise": "relative accuracy for every entry of a graded score matrix, at one to three queries an entry"
     },
-)
-LOW_RANK = Method(
-    name="low-rank",
-    summary="one softmax head, score of low rank, the rank found on the way",
-    run=low_rank,
-    last_only=True,
-    options={"tolerance": "leave out what is below this fraction of the score matrix; 0 leaves out nothing"},
 )

@@ -40,12 +40,13 @@ WORTHWHILE = 2**20
 class HttpOracle(Oracle):
     """A model at `http://host:port/v2/models/name`, asked over HTTP.
 
-    Width, datatypes and the shape of answers come from the model's metadata; give `width`, `positions`, `input_name` or
-    `output_name` where it leaves them open. A batch is split into requests of at most `batch` sequences over so many
-    `connections`. No answer in `timeout` seconds, a lost connection or a failure of the server is asked again at most
-    `retries` times, and a server that asks to wait is waited for up to `patience` seconds per request; `requests` and
-    `retried` count it. `token_env` names the environment variable that holds a token, sent as `header`. `ca` is a file
-    of certificates to trust, `proxy` the address of a proxy: neither is taken from the environment.
+    Width, datatypes and the shape of answers come from the model's metadata; give `width`, `positions`, `input_name`
+    or `output_name` where it leaves them open, and `answers="labels"` of a model that answers with labels. A batch is
+    split into requests of at most `batch` sequences over so many `connections`. No answer in `timeout` seconds, a
+    lost connection or a failure of the server is asked again at most `retries` times, and a server that asks to wait
+    is waited for up to `patience` seconds per request; `requests` and `retried` count it. `token_env` names the
+    environment variable that holds a token, sent as `header`. `ca` is a file of certificates to trust, `proxy` the
+    address of a proxy: neither is taken from the environment.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class HttpOracle(Oracle):
         ca: str | None = None,
         proxy: str | None = None,
         require_id: bool = True,
+        answers: Literal["numbers", "labels"] | None = None,
         name: str | None = None,
     ) -> None:
         self.url, self._server = _address(url)
@@ -99,7 +101,8 @@ class HttpOracle(Oracle):
             space, places = Space.of(np.zeros(1, dtype=self.model.dtype)), positions or self._places
             own = self.model.noise if noise is None else Noise.of(noise)
             most = self.batch * connections
-            self.signature = Signature(self.model.width(width), space, max_norm, max_length, places, own, most)
+            told = answers or ("labels" if self.model.answers.labels else "numbers")
+            self.signature = Signature(self.model.width(width), space, max_norm, max_length, places, own, most, told)
         except BaseException:
             self._exchange.close()
             raise

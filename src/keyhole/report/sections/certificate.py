@@ -40,7 +40,7 @@ def heldout_section(result: Recovery, unit: str, prefix: str = "") -> Section:
     answers, predictions = answers[seen], predictions[seen]
     said = tuple(_in_words(result, unit))
     charts: list[Chart] = []
-    if answers.size:
+    if answers.size and not certificate.of_labels:
         charts = [
             _agreement(answers, predictions, prefix),
             *_errors(answers, predictions, certificate.worst_error, prefix),
@@ -66,6 +66,9 @@ def _in_words(result: Recovery, unit: str) -> Iterator[str]:
     fresh = f"{drawn:,} fresh random {unit}" if unit == "sequences" else f"{count:,} {unit} held back"
     fresh += f" and {count - drawn:,} of the domain" if drawn < count else ""
     numbers = f", {certificate.answers.size:,} numbers in all," if certificate.answers.size != count else ""
+    if certificate.of_labels:
+        yield from _labels_in_words(result, fresh)
+        return
     yield (
         f"After the parameters were fixed, {fresh}{numbers} were compared with what the parameters predict. The "
         f"largest error is {short(certificate.worst_error)} where answers reach {short(largest(certificate.answers))}."
@@ -83,6 +86,25 @@ def _in_words(result: Recovery, unit: str) -> Iterator[str]:
         yield f"Not certified: {result.message}. Errors are {inside} the error bar."
     else:
         yield f"Not certified: {result.message}."
+
+
+def _labels_in_words(result: Recovery, fresh: str) -> Iterator[str]:
+    certificate = result.certificate
+    wrong = int(np.sum(certificate.answers != certificate.predictions))
+    yield (
+        f"After the parameters were fixed, the labels of {fresh} were compared with what the parameters predict; "
+        "where an answer lies within its error bar of a boundary no label is predicted. "
+        f"{wrong or 'None'} of {certificate.answers.size:,} labels {'is' if wrong == 1 else 'are'} not as predicted."
+    )
+    if not result.certified:
+        yield f"Not certified: {result.message}."
+        return
+    yield (
+        "Certified, on the assumptions below and a finite number of questions; it does not rule out a box that behaves "
+        "differently on questions it was never asked."
+    )
+    if certificate.statement:
+        yield f"{certificate.statement[0].upper()}{certificate.statement[1:]}."
 
 
 def _agreement(answers: Floats, predictions: Floats, prefix: str) -> Plot:

@@ -72,6 +72,9 @@ def _server(facts: Mapping[str, Any]) -> str:
 
 def _heldout(result: Recovery) -> str:
     certificate = result.certificate
+    if certificate.of_labels:
+        wrong = int(np.sum(certificate.answers != certificate.predictions))
+        return f"{certificate.answers.size} fresh labels, {wrong or 'none'} of them not as predicted"
     said = f"{certificate.answers.size} fresh answers, largest error {certificate.worst_error:.2g}"
     size = float(np.max(np.abs(certificate.answers)))
     said += f" where answers reach {size:.3g}" if size else ""

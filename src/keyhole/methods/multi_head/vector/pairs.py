@@ -22,7 +22,7 @@ from keyhole.recovery import Outcome
 # come of tokens that show little of it.
 QUERIES, UNKNOWN_LOGIT = 8, 0.15
 # The same for fine answers, each of which can decide alone; and the largest entry of a distance over what so few show.
-FEW_QUERIES, KNOWN_LOGIT, LARGEST = 6, 0.07, 5.0
+FEW_QUERIES, KNOWN_LOGIT, LARGEST = 2, 0.07, 6.0
 COPIES = 2
 # Two logits of ±x move the weight by this much x² while x is small, and by this much at most.
 CURVATURE, MOST_SHIFT = 1 / 27, 1 / 6

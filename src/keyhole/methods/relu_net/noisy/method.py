@@ -80,7 +80,7 @@ MOST_PER_PARAMETER = 40.0
 MOST_CURVED = 1e3
 # How often, in how many recoveries, any entry at all may lie outside its radius.
 MISSES = 1e-9
-# What is left of answers shows another family where it is so many times their noise; less may be a descent that is stuck.
+# What is left of answers shows another family where it is so many times their noise; else the descent may be stuck.
 CLEARLY = 10.0
 
 

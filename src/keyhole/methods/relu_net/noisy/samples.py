@@ -35,6 +35,8 @@ NEAREST = 1e-4
 OWN_ROUNDING = 1.5
 # Answers that happen to be small have errors of at least those of answers this much below the typical ones.
 SMALL_ANSWER = 0.1
+# ... and those of tokens near the origin, over the norm at which kinks begin, no less: the zero token weighs no more.
+SMALL_NORM = 0.05
 
 
 class Samples:
@@ -129,7 +131,7 @@ class Samples:
 
     def _deviation(self, norms: Floats, answers: Floats) -> Floats:
         """Standard deviation of the errors of answers of these sizes; of bounded errors the bound."""
-        noise, size = self.signature.noise, self._size(np.maximum(norms, NEAREST * self.kinks))
+        noise, size = self.signature.noise, self._size(np.maximum(norms, SMALL_NORM * self.kinks))
         eps = self.signature.space.eps
         # What is rounded to a dtype was computed in float32 or finer.
         own = OWN_ROUNDING * (max(eps, FLOAT32) if noise.kind == "dtype" else eps) * size

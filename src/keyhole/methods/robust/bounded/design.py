@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -127,14 +127,33 @@ class ScoreTable:
         self.width = design.rows.shape[1]
         self.answers, self.radius, self.scale = (np.full(design.rows.shape, np.nan) for _ in range(3))
         # e_a = own·x_a + first·x_0 but for the rounding of the tokens, and that of this difference.
-        made, others = design.own[:, None] * design.rows[1:], design.first[:, None] * design.rows[:1]
+        leaning = design.rows[1 : 2 * self.width + 1]
+        made, others = design.own[:, None] * leaning, design.first[:, None] * design.rows[:1]
         lost = np.linalg.norm(np.tile(np.eye(self.width), (2, 1)) - made - others, axis=1)
         self.lost = (lost + 4 * EPS * np.linalg.norm(np.abs(made) + np.abs(others), axis=1)) * SAFE  # (2·width,)
         self.rounding = (self.width + EXTRA_ROUNDINGS) * eps  # of a logit, over the norms of its tokens and of W
 
+    def add_rows(self, rows: Floats, overlap: Interval) -> Integers:  # (n, width), (n,) -> (n,)
+        """Make room for further first tokens of these values; their numbers."""
+        number = len(self.design.rows) + np.arange(len(rows))
+        nothing = Interval(np.zeros(len(rows)), np.zeros(len(rows)))
+        self.design = replace(
+            self.design,
+            rows=np.concatenate([self.design.rows, rows]),
+            overlap=self.design.overlap.beside(overlap),
+            tilt=self.design.tilt.beside(nothing),
+        )
+        room = np.full(rows.shape, np.nan)
+        self.answers, self.radius, self.scale = (
+            np.concatenate([each, room]) for each in (self.answers, self.radius, self.scale)
+        )
+        return number
+
     def entries_to_ask(self) -> tuple[Integers, Integers]:
         """Rows and columns there are answers to, without the steeper rows."""
-        row, column = np.nonzero(np.isfinite(self.scale[: self.width + 1]))
+        known = np.isfinite(self.scale)
+        known[self.width + 1 : 2 * self.width + 1] = False
+        row, column = np.nonzero(known)
         return row.astype(np.int64), column.astype(np.int64)
 
     def forms(self, row: Any, column: Any, diagonal: Interval, size: Floats | None = None) -> Interval:
@@ -190,25 +209,24 @@ class ScoreTable:
         known = ~(np.isnan(entries.low) | np.isnan(entries.high))
         return Interval(np.where(known, entries.low, -np.inf), np.where(known, entries.high, np.inf))
 
-    @property
-    def logit_rounding(self) -> Floats:  # (width,)
-        """Bound on the rounding of a logit for a last token of norm one, by column."""
-        score, _ = self._solve(np.zeros(self.width))
+    def logit_rounding(self, score: Interval | None = None) -> Floats:  # (width,)
+        """Bound on the rounding of a logit for a last token of norm one, by column of the score matrix."""
+        score = score or self._solve(np.zeros(self.width))
         return np.asarray(2 * np.linalg.norm(score.size, axis=0) * self.rounding * self.design.norm)
 
-    def solve(self) -> tuple[Interval, Interval]:  # -> (width, width), (width + 1, width)
-        """The score matrix, rounding of the oracle and of this included, and the forms behind it."""
+    def solve(self) -> Interval:  # (width, width)
+        """The score matrix, rounding of the oracle and of this included."""
         size = np.zeros(self.width)
         while True:
-            score, forms = self._solve(size)
+            score = self._solve(size)
             seen = np.linalg.norm(np.maximum(score.size, np.abs(score.middle)), axis=0)
             # Rounding is proportional to the columns; twice what they seem covers what rounding adds to them.
             if np.all(seen <= size) or not np.all(np.isfinite(seen)):
-                return score, forms
+                return score
             size = np.maximum(size, 2 * seen)
 
-    def _solve(self, size: Floats) -> tuple[Interval, Interval]:
-        """Intervals of the score matrix and of its forms, for columns of norms of at most `size`."""
+    def _solve(self, size: Floats) -> Interval:
+        """Intervals of the score matrix, for columns of norms of at most `size`."""
         design, every = self.design, np.arange(self.width)
         diagonal = self.diagonal(size)
         forms = self.forms(np.arange(self.width + 1)[:, None], every[None, :], diagonal, size)
@@ -218,4 +236,4 @@ class ScoreTable:
         entry = score[every, every].within(diagonal)
         low, high = score.low.copy(), score.high.copy()
         low[every, every], high[every, every] = entry.low, entry.high
-        return Interval(low, high), forms
+        return Interval(low, high)

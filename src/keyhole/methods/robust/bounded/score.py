@@ -38,7 +38,7 @@ class ScoreReader:
     def __init__(self, reader: BoundedReader, table: ScoreTable) -> None:
         self.reader, self.table, self.space, self.width = reader, table, reader.space, reader.width
 
-    def _ask(self, row: Integers, column: Integers, scale: Floats) -> Steps[None]:
+    def ask(self, row: Integers, column: Integers, scale: Floats) -> Steps[None]:
         """Ask rows and columns, (n,) each, at their scales; what was answered before is forgotten."""
         reader, table = self.reader, self.table
         rows, units = reader.vectors(table.design.rows)[0], reader.vectors(np.eye(self.width))[0]
@@ -67,7 +67,7 @@ class ScoreReader:
             row = np.concatenate([0 * asking, asking + 1, steep + 1 + self.width])
             column = np.concatenate([asking, asking, steep])
             lengths = [scales[asking], scales[asking], design.shorter[steep] * scales[steep]]
-            yield from self._ask(row, column, np.concatenate(lengths))
+            yield from self.ask(row, column, np.concatenate(lengths))
             diagonal = self.table.diagonal()
             forms = self.table.forms(np.stack([0 * every, every + 1]), every, diagonal)
             logits, own = np.max(np.abs(forms.middle), axis=0) * scales, np.maximum(diagonal.middle, 0.0) * scales**2
@@ -85,21 +85,21 @@ class ScoreReader:
         order, few = 1 + rng.permutation(self.width), min(PILOT_QUERIES, self.width)
         for some in (order[:few], order[few:]):
             row, column = (each.ravel() for each in np.meshgrid(some, np.arange(self.width), indexing="ij"))
-            other = row != column + 1
-            if np.any(other):
-                yield from self._ask(row[other], column[other], self._lengths()[column[other]])
-                yield from self._ask_again()
+            new = ~np.isfinite(self.table.scale[row, column])
+            if np.any(new):
+                yield from self.ask(row[new], column[new], self.lengths()[column[new]])
+                yield from self.ask_again()
         for _ in range(MOST_ROUNDS):
             # Beside entries that were read at another scale by far, the rounding of a long last token drowns all.
-            limit = MOST_ROUNDING / self.table.logit_rounding
+            limit = MOST_ROUNDING / self.table.logit_rounding()
             row, column = self.table.entries_to_ask()
             late = self.table.scale[row, column] > limit[column]
             if not np.any(late):
                 return
-            yield from self._ask(row[late], column[late], SHRINK * limit[column[late]])
-            yield from self._ask_again()
+            yield from self.ask(row[late], column[late], SHRINK * limit[column[late]])
+            yield from self.ask_again()
 
-    def _lengths(self) -> Floats:  # (width,)
+    def lengths(self) -> Floats:  # (width,)
         """Lengths of last tokens from the forms read so far, of a column and of all."""
         row, column = self.table.entries_to_ask()
         diagonal = self.table.diagonal()
@@ -111,7 +111,7 @@ class ScoreReader:
         own = np.sqrt(self.reader.most_own / np.maximum(diagonal.middle, 0.0))
         return np.asarray(np.fmin(np.fmin(MEAN_LOGIT / typical, own), self.reader.longest_last))
 
-    def _ask_again(self) -> Steps[None]:
+    def ask_again(self) -> Steps[None]:
         """Ask again, with a shorter last token, what saturates or is read badly."""
         row, column = self.table.entries_to_ask()
         shrink, ceiling = np.full(len(row), SHRINK), np.full(len(row), self.reader.longest_last)
@@ -128,7 +128,7 @@ class ScoreReader:
             if not np.any(again):
                 return
             shrink = np.where(unread, shrink**STRIDE, np.where(faint, SHRINK, shrink))
-            yield from self._ask(row[again], column[again], better[again])
+            yield from self.ask(row[again], column[again], better[again])
         raise saturation_error(int(np.sum(again)))
 
     def ask_form_check(self, score: Interval, rng: np.random.Generator) -> Steps[None]:
@@ -138,7 +138,7 @@ class ScoreReader:
         directions = rng.standard_normal((CHECK_QUERIES, self.width))
         directions /= np.linalg.norm(directions, axis=1, keepdims=True)
         typical = float(np.sqrt(np.mean(np.sum(first @ score.middle * directions, axis=1) ** 2)))
-        limit = np.min(MOST_ROUNDING / table.logit_rounding) / self.width
+        limit = np.min(MOST_ROUNDING / table.logit_rounding(score)) / self.width
         scale = min(BEST_LOGIT / max(typical, self.space.tiny), reader.longest_last, float(limit))
         lasts, last = reader.vectors(scale * directions)
         plan = reader.sequences("score", Term(rows), [Term(lasts)], CHECK_QUERIES)
@@ -160,9 +160,9 @@ class ScoreReader:
                 "its errors exceed the tolerance",
             )
 
-    def solve(self) -> tuple[Interval, Interval]:
-        """The score matrix and the forms behind it, if there is one."""
-        score, forms = self.table.solve()
+    def solve(self) -> Interval:
+        """The score matrix, if there is one."""
+        score = self.table.solve()
         if np.any(score.empty):
             raise Unrecoverable(
                 Outcome.WRONG_FAMILY,
@@ -171,4 +171,4 @@ class ScoreReader:
             )
         if not np.all(np.isfinite(score.size)):
             raise saturation_error(int(np.sum(~np.isfinite(score.size))))
-        return score, forms
+        return score

@@ -139,7 +139,7 @@ class FormIntervals:
             size = float(np.sqrt(np.mean(self.design.matrix(self._middle()) ** 2)))
             target_error = DEFAULT_ACCURACY * max(size, self.error())
         wanted = 0.0 if target_error is None else target_error / (per_width * ROUNDED_BITS)
-        finest = 64 * self.space.rounding * (1 + float(np.max(np.abs(self._middle()))))
+        finest = 64 * self.space.spacing * (1 + float(np.max(np.abs(self._middle()))))
         wanted = max(wanted, finest)
         most = max(float(np.max(self.widths)), wanted)
         step = 2**0.125

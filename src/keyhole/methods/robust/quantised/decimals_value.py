@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from keyhole.arrays import Floats, Integers
+from keyhole.arrays import Booleans, Floats, Integers
 from keyhole.methods.base import BiasDetected, Steps, Unrecoverable
 from keyhole.methods.robust.quantised.pair_queries import TokenValues
 from keyhole.queries import Signature, Term
@@ -16,6 +16,11 @@ DITHER = 0.05
 AUDIBLE = 4.0
 # An interval that shrinks less than this has met the precision of the oracle's arithmetic.
 STUCK = 0.75
+# Whether arithmetic is finer than float32's is seen by thresholds: guesses at once, how sharply an entry is told, other
+# thresholds, the fewest of them, and how far beside them tokens are.
+GUESSES, FINEST, CHECKS, FEWEST, APART = 3, 2.0**-36, 8, 3, 2.0**-30
+# Queries that this takes at most.
+CHECK_COST = 72
 
 BIASED = "the head has {} bias, which thresholds do not read: allow tokens of any norm and use method single-head"
 
@@ -95,6 +100,36 @@ class ValueIntervals(TokenValues):
             raise Unrecoverable(
                 Outcome.WRONG_FAMILY, "answers are not rounded to the nearest: declare cut:DECIMALS, or a tolerance"
             )
+
+    def ask_arithmetic_check(self) -> Steps[bool]:
+        """Whether the oracle computes more finely than in float32.
+
+        One threshold tells the largest entry far below the spacing of float32; others must then lie where that says.
+        """
+        place, main = self.place[self.main], self.main
+        low, high = np.sort(np.abs([self.low[place * self.outputs + main], self.high[place * self.outputs + main]]))
+        sign = np.sign((self.low + self.high)[place * self.outputs + main])
+        largest = 2 * int((self.norm * low / self.half - 1) // 2) + 1  # the longest threshold, over half a unit
+
+        def ask_above(odd: Floats, value: Floats) -> Steps[Booleans]:  # (n,), (n,) -> (n,)
+            scale = self.space.asarray(sign * odd * self.half / value)
+            index = self.space.indices(np.full(odd.size, place))
+            answers = yield from self.ask([Term(self.units, index, scale)], odd.size)
+            return np.asarray(answers[:, main] > odd * self.half)
+
+        parts = np.arange(1, GUESSES + 1) / (GUESSES + 1)
+        while high - low > FINEST * high:
+            guess = low + (high - low) * parts
+            above = yield from ask_above(np.full(GUESSES, float(largest)), guess)
+            low, high = np.max(guess[above], initial=low), np.min(guess[~above], initial=high)
+            if not low < high:
+                return False
+        odd = np.unique(2.0 * self.rng.integers(max(largest // 2, 1), size=CHECKS) + 1)  # shorter ones
+        if odd.size < FEWEST:
+            return False
+        value = (low + high) / 2 * np.repeat([1 - APART, 1 + APART], odd.size)
+        above = yield from ask_above(np.tile(odd, 2), value)
+        return bool(np.all(above[: odd.size]) and not np.any(above[odd.size :]))
 
     def _ask_halves(self, items: Integers) -> Steps[None]:
         """a·e_i + β·e_k: the largest entry k, hardly used, brings the middle of an interval to a threshold."""

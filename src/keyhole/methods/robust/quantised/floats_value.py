@@ -95,7 +95,7 @@ class ValueRatios(TokenValues):
         )
 
     def _first_bounds(self, space: Space, read: Floats, error: Floats, divisor: Floats) -> Bounds:
-        """Entries of the value as one answer each tells them, (width, outputs), and by what ratios divide, (outputs,)."""
+        """What one answer each tells of the entries, (width, outputs), whose ratios are to `divisor`, (outputs,)."""
         each = np.arange(self.outputs)
         error = error + space.rounding * np.abs(read)
         largest, largest_error = np.abs(read[self.place, each]), error[self.place, each]

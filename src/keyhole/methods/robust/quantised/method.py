@@ -13,15 +13,17 @@ that many digits to what is known, to the precision of the arithmetic behind the
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
+from keyhole.arrays import FLOAT32
 from keyhole.errors import UsageError
 from keyhole.families import SingleHead
 from keyhole.methods.arithmetic import partial_result
 from keyhole.methods.base import Estimate, Steps, target_details
 from keyhole.methods.robust.quantised.decimals_forms import FormIntervals
-from keyhole.methods.robust.quantised.decimals_value import ValueIntervals
+from keyhole.methods.robust.quantised.decimals_value import CHECK_COST, ValueIntervals
 from keyhole.methods.robust.quantised.floats_forms import CHECKS as CHECKS_OF_FORMS
 from keyhole.methods.robust.quantised.floats_forms import NullForms
 from keyhole.methods.robust.quantised.floats_value import CHECKS, ValueRatios
@@ -57,6 +59,10 @@ def by_thresholds(
     yield from value.ask_value()
     yield from value.ask_narrower(np.full(value.outputs, 2 * value.half / (signature.norm_limit * FIRST_SHARPER)))
     yield from value.ask_rounding_check()
+    coarse = signature.space.coarse >= FLOAT32 > signature.space.spacing
+    if coarse and value.spent + CHECK_COST + signature.width**2 <= budget and (yield from value.ask_arithmetic_check()):
+        signature = signature.with_changes(space=replace(signature.space, coarse=0.0))
+        value.space = signature.space
     forms = FormIntervals(signature, rng, value)
     with partial_result(lambda _: forms.head() if forms.started else None):
         yield from forms.ask_first()

@@ -77,8 +77,7 @@ class ColumnForms:
 
     def take(self, some: Booleans) -> ColumnForms:  # (n,)
         """Some of the forms; columns as they are."""
-        parts = {"form": self.form[some], "radius": self.radius[some], "common": self.common[some]}
-        return replace(self, **parts)
+        return replace(self, form=self.form[some], radius=self.radius[some], common=self.common[some])
 
 
 class SteeredDesign:

@@ -1,0 +1,1 @@
+"""One attention head of which only labels are told."""

@@ -1,0 +1,1 @@
+"""Labels of tokens of bounded norm."""

@@ -1,0 +1,146 @@
+"""The flow for tokens of bounded norm: a plane where labels change, and forms that are read beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from keyhole.arrays import Floats
+from keyhole.methods.base import Steps, Unrecoverable
+from keyhole.methods.labels.bounded.score import NearPlane, Plane
+from keyhole.methods.labels.bounded.value import BoundedValue
+from keyhole.methods.labels.classes import Boundary, ClassReader, ClassValues
+from keyhole.methods.labels.score import LabelScore, Rows
+from keyhole.methods.labels.value import LabelValue, Tokens
+from keyhole.recovery import Outcome
+
+# The first accuracy of values over that of the score, and by how much more accurate they are read where no form shows.
+FINER, MUCH_FINER = 2.0**-4, 2.0**-12
+MOST_TURNS = 8
+# Errors of the plane are at most this part of a cell.
+PART = 0.25
+# Points of a boundary among which the one farthest from other classes is taken.
+CANDIDATES = 400
+
+
+@dataclass(frozen=True)
+class PlaneSource:
+    """A plane where labels change, and how to read it more accurately: refine(accuracy)."""
+
+    plane: Callable[[], Plane]
+    refine: Callable[[float], Steps[None]]
+
+
+def ask_near_plane(
+    reader: NearPlane, source: PlaneSource, accuracy: float, rng: np.random.Generator
+) -> Steps[LabelScore]:
+    """The score matrix beside a plane, which is read as accurately as that needs."""
+    fine, width = accuracy * FINER, reader.comparer.signature.width
+    every = np.arange(width)
+    for _ in range(MOST_TURNS):
+        yield from source.refine(fine)
+        scale = yield from reader.ask_scale(source.plane(), rng)
+        exhausted = fine < reader.space.eps
+        zero = np.zeros(width)
+        error = float(np.max(reader.errors(every, every, zero)))
+        if scale is None:
+            if exhausted and reader.closeness > 1:
+                break
+            if exhausted:  # no form is larger than what arithmetic makes of the plane
+                wide = np.full((width, width), 64 * error * width / float(reader.beta[0]))
+                return LabelScore(np.zeros((width, width)), wide, 0.0, 0.0)
+            fine *= MUCH_FINER
+            continue
+        wanted = PART * reader.cell(scale, accuracy)
+        if error > wanted and not exhausted:
+            fine = max(fine * wanted / error / 2, reader.space.eps / 2)
+            yield from source.refine(fine)
+            reader.place(source.plane())
+            error = float(np.max(reader.errors(every, every, zero)))
+        # No finer than the plane is known.
+        return (yield from reader.ask_score(scale, accuracy * max(1.0, error / (4 * wanted))))
+    raise Unrecoverable(Outcome.SATURATED, "no two tokens of this norm are told apart by their logits: raise max_norm")
+
+
+def ask_signs(
+    value: BoundedValue, negative: float, positive: float, accuracy: float, rng: np.random.Generator
+) -> Steps[tuple[LabelValue, LabelScore]]:
+    """Value, threshold and score from signs."""
+    yield from value.ask_pivot(negative, positive)
+    comparer = value.comparer
+
+    def plane() -> Plane:
+        vector, radius = value.matrix, value.radius
+        size = float(np.linalg.norm(vector))
+        point = vector * (value.threshold / size**2)
+        room = 0.999 * (value.longest - float(np.linalg.norm(point)))
+
+        def off(tokens: Floats) -> Floats:
+            return np.asarray((np.abs(tokens) @ radius + value.threshold_radius) / size)
+
+        return Plane(point, vector / size, room, off)
+
+    reader = NearPlane(comparer, value.copies)
+    score = yield from ask_near_plane(reader, PlaneSource(plane, value.ask_ratios), accuracy, rng)
+    width = comparer.signature.width
+    bits = np.log2(2 * width) + (width - 1) * np.log2(1 / accuracy) + (np.log2(1 / accuracy) if value.threshold else 0)
+    # Over the largest of them, which is then known exactly.
+    largest = int(np.argmax(np.abs(value.matrix)))
+    size, off = abs(float(value.matrix[largest])), float(value.radius[largest])
+    radius = (value.radius + np.abs(value.matrix) * (off / size)) / size
+    radius[largest] = comparer.space.eps
+    threshold, threshold_radius = value.threshold / size, value.threshold_radius / size
+    threshold_radius += abs(threshold) * off / size
+    return LabelValue(value.matrix / size, radius, largest, threshold, threshold_radius, float(bits)), score
+
+
+def ask_classes(
+    value: BoundedValue, tokens: Tokens, accuracy: float, rng: np.random.Generator
+) -> Steps[tuple[tuple[float, ...], ClassValues, LabelScore]]:
+    """Values of all classes, and the score from the boundary that is farthest from all others."""
+    classes = ClassReader(tokens, rng)
+    values = yield from classes.ask_all(Rows(value.vectors, value.yes, value.no), accuracy)
+    boundary, point, room = _widest(classes, values, rng)
+    far = 0.5 * value.longest
+
+    def plane() -> Plane:
+        size = float(np.linalg.norm(boundary.normal))
+        normal = boundary.normal / size
+        place = point - normal * (point @ normal)
+
+        def off(some: Floats) -> Floats:
+            return np.asarray(np.abs(some) @ boundary.radius / size)
+
+        return Plane(far * place, normal, min(far, 0.5 * far * room), off, cone=True)
+
+    def refine(fine: float) -> Steps[None]:
+        if not (yield from classes.ask_normal(boundary, fine)):
+            raise Unrecoverable(Outcome.TOO_NOISY, "a boundary between two classes could not be read: try another seed")
+
+    value.comparer.negative, value.comparer.positive = classes.kind[boundary.two], classes.kind[boundary.one]
+    reader = NearPlane(value.comparer, value.copies)
+    score = yield from ask_near_plane(reader, PlaneSource(plane, refine), accuracy, rng)
+    return classes.kind, values, score
+
+
+def _widest(classes: ClassReader, values: ClassValues, rng: np.random.Generator) -> tuple[Boundary, Floats, float]:
+    """A boundary, a point of norm one on it, and how far it is from any third class there."""
+    best: tuple[Boundary, Floats, float] | None = None
+    matrix = values.matrix.T  # (classes, width)
+    for each in classes.boundaries:
+        normal = matrix[each.one] - matrix[each.two]
+        points = each.point / np.linalg.norm(each.point) + rng.standard_normal((CANDIDATES, matrix.shape[1])) * 0.3
+        points = np.vstack([each.point, points])
+        points = points - np.outer(points @ normal, normal) / (normal @ normal)
+        points /= np.linalg.norm(points, axis=1, keepdims=True)
+        others = [n for n in range(len(matrix)) if n not in (each.one, each.two)]
+        gaps = (points @ matrix[each.one])[:, None] - points @ matrix[others].T
+        steps = np.maximum(*(np.linalg.norm(matrix[others] - matrix[own], axis=1) for own in (each.one, each.two)))
+        room = np.min(gaps / steps, axis=1)
+        place = int(np.argmax(room))
+        if best is None or room[place] > best[2]:
+            best = each, points[place], float(room[place])
+    assert best is not None
+    return best

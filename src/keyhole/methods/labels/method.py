@@ -1,0 +1,288 @@
+"""The method `labels`: one head of which only a label is told, the sign of its answer or the largest of several."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from keyhole.arrays import Floats
+from keyhole.errors import UsageError
+from keyhole.families import Labels, SingleHead
+from keyhole.methods.base import Estimate, Method, Steps, Unrecoverable, target_details
+from keyhole.methods.labels.bounded.method import ask_classes, ask_signs
+from keyhole.methods.labels.bounded.value import BoundedValue
+from keyhole.methods.labels.classes import ClassValues, ask_class_values
+from keyhole.methods.labels.comparisons import Comparer
+from keyhole.methods.labels.score import ADDED, LabelScore, Rows, ScoreReader, ask_rows
+from keyhole.methods.labels.value import LabelValue, Tokens, ask_threshold, ask_value
+from keyhole.queries import Signature, Term, TokenRows
+from keyhole.recovery import Outcome
+
+ASSUMPTIONS = (
+    "labels are those of one softmax head without a score bias, read at the last position",
+    "a label is the sign of the answer against a fixed threshold, or the largest of several outputs",
+    "labels are right, but for a share that was declared or measured",
+)
+Found = tuple[tuple[float, ...], LabelValue | ClassValues, LabelScore]  # labels, values and score
+DEFAULT_ERROR = 1e-6
+# What a budget buys: this share of it goes into bits of entries, the rest into finding signs and scale.
+ENTROPY_SHARE = 0.95
+NORMAL_BITS = 1.1  # that a normal number has more than a uniform one
+FINEST, COARSEST = 1e-12, 0.25
+# Chance that any of all decisions is wrong where labels are.
+ANY_DOUBT = 3e-3
+# Labels that are wrong more often than this say too little.
+MOST_FLIPS = 0.45
+# The longest token where norms are free but sequences have two tokens at most.
+LONGEST = 2.0**10
+# Dense tokens whose labels are looked at besides those of unit tokens.
+LOOKS = 6
+TIES = {-1.0, 0.0, 1.0}
+
+
+def labels(
+    signature: Signature,
+    rng: np.random.Generator,
+    *,
+    budget: float = math.inf,
+    target_error: float | None = None,
+    bits: int | None = None,
+    classes: int | None = None,
+) -> Steps[Estimate[Labels]]:
+    """Score, value and threshold from labels by bisection, at one to two per cent above the entropy.
+
+    *Provably Learning Attention with Queries* (arXiv 2601.16873), Appendix B, learns from membership queries by
+    bisection. Here all entries are bisected at once, by null queries in whose label values do not count.
+    """
+    rate = signature.noise.scale if signature.noise.kind == "flipped" else 0.0
+    accuracy = _accuracy(target_error, bits, _affordable(budget * (1 - entropy(rate)), signature))
+    if rate > MOST_FLIPS:
+        raise Unrecoverable(
+            Outcome.TOO_NOISY, f"labels that are wrong in {rate:.0%} of all answers say next to nothing"
+        )
+    if signature.max_length == 1:
+        raise Unrecoverable(
+            Outcome.NOT_IDENTIFIABLE, "labels of single tokens do not depend on the score: raise max_length"
+        )
+    width = signature.width
+    comparer = Comparer(signature, rate, ANY_DOUBT / (width * width + width), -1.0, 1.0)
+    if signature.max_norm is None and (signature.max_length or 3) > 2:
+        kind, value, score = yield from _ask_free(comparer, accuracy, classes, rng)
+    else:
+        kind, value, score = yield from _ask_bounded(comparer, accuracy, classes, rng)
+    return _estimate(signature, kind, rate, value, score, target_error)
+
+
+def _ask_free(comparer: Comparer, accuracy: float, classes: Any, rng: np.random.Generator) -> Steps[Found]:
+    """Null queries of long tokens."""
+    tokens, width = Tokens(comparer), comparer.signature.width
+    dense = rng.standard_normal((LOOKS, width)) / width**0.5
+    looks = yield from ask_rows(tokens, np.vstack([np.eye(width), dense]), "signs")
+    rows = Rows(looks.vectors[:width], looks.yes[:width], looks.no[:width])
+    kind = _kind(looks)
+    comparer.negative, comparer.positive, comparer.ties = kind[0], kind[-1], len(kind) == 2
+    yield from _check_score_bias(tokens, rng)
+    value: LabelValue | ClassValues
+    if comparer.ties:
+        _check_classes(kind, classes)
+        signs = _signs(rows, kind)
+        if not np.any(signs):
+            raise Unrecoverable(
+                Outcome.INCONSISTENT,
+                "labels contradict each other: some change with the sign of a token, but with that of no unit token",
+            )
+        value = yield from ask_value(tokens, signs, accuracy)
+        pivot = value.pivot
+    else:
+        kind, value = yield from ask_class_values(tokens, looks, accuracy, rng)
+        _check_classes(kind, classes)
+        pivot = int(np.argmax(np.ptp(value.matrix, axis=1)))
+    rows = yield from _with_values(tokens, rows, pivot)
+    reader = ScoreReader(tokens, rows)
+    scale = yield from reader.ask_scale(rng)
+    score = yield from _ask_score(reader, scale, accuracy)
+    if isinstance(value, LabelValue):
+        value = yield from ask_threshold(tokens, value, accuracy)
+    return kind, value, score
+
+
+def _ask_bounded(comparer: Comparer, accuracy: float, classes: Any, rng: np.random.Generator) -> Steps[Found]:
+    """Two tokens on either side of a plane where labels change."""
+    longest = min(comparer.signature.norm_limit, LONGEST)
+    bounded = BoundedValue(comparer, longest, rng)
+    yield from bounded.ask_sides()
+    kind = _kind(Rows(bounded.vectors, bounded.yes, bounded.no))
+    comparer.ties = len(kind) == 2
+    if comparer.ties:
+        _check_classes(kind, classes)
+        value, score = yield from ask_signs(bounded, kind[0], kind[1], accuracy, rng)
+        return kind, value, score
+    kind, values, score = yield from ask_classes(bounded, Tokens(comparer), accuracy, rng)
+    _check_classes(kind, classes)
+    return kind, values, score
+
+
+def _affordable(queries: float, signature: Signature) -> float:
+    """The error that so many right labels of two kinds bring it to; the usual one where there is no limit."""
+    if math.isinf(queries):
+        return DEFAULT_ERROR
+    width = signature.width
+    start, per_width = (150.0, 6.0) if signature.max_norm is None else (350.0, 24.0)
+    each = (ENTROPY_SHARE * queries - start - per_width * width) / (width * width + width)
+    return float(np.clip(2.0 ** (NORMAL_BITS - each), FINEST, COARSEST))
+
+
+def _accuracy(target_error: Any, bits: Any, default: float) -> float:
+    """The wanted error of an entry over the root mean square of its matrix."""
+    if target_error is not None and bits is not None:
+        raise UsageError("target_error and bits both say how accurate to be: give one")
+    if bits is not None:
+        if isinstance(bits, bool) or not isinstance(bits, int) or not 1 <= bits <= 60:
+            raise UsageError(f"bits must be a whole number from 1 to 60, not {bits!r}")
+        return float(2.0**-bits)
+    if target_error is None:
+        return default
+    if isinstance(target_error, bool) or not isinstance(target_error, int | float) or not 0 < target_error <= 0.5:
+        raise UsageError(f"target_error must be a number above 0 and at most 0.5, not {target_error!r}")
+    return float(target_error)
+
+
+def _kind(rows: Rows) -> tuple[float, ...]:
+    """The labels of an oracle, in rising order; that of zero apart where there are signs."""
+    found = set(rows.yes) | set(rows.no)
+    if len(found) == 1:
+        raise Unrecoverable(
+            Outcome.NOT_IDENTIFIABLE,
+            f"every label is {found.pop():g}, of the longest tokens too: the threshold is beyond all answers, or the "
+            "answers do not depend on the tokens; lower the threshold, or allow longer tokens (max_norm)",
+        )
+    if found == TIES and all(own == -other for own, other in zip(rows.yes, rows.no, strict=True)):
+        found -= {0.0}
+    return tuple(sorted(found))
+
+
+def _check_classes(kind: tuple[float, ...], classes: Any) -> None:
+    """Unrecoverable where fewer classes were seen than there are said to be."""
+    if classes is None:
+        return
+    if isinstance(classes, bool) or not isinstance(classes, int) or classes < 2:
+        raise UsageError(f"classes must be a whole number of at least 2, not {classes!r}")
+    if len(kind) < classes:
+        missing = [str(label) for label in range(classes) if label not in kind][: classes - len(kind)]
+        raise Unrecoverable(
+            Outcome.NOT_IDENTIFIABLE,
+            f"only the labels {', '.join(f'{label:g}' for label in kind)} were answered, and class "
+            f"{' and '.join(missing)} never: its values show in no label; leave out classes= to recover the others",
+        )
+    if len(kind) > classes:
+        raise Unrecoverable(
+            Outcome.WRONG_FAMILY, f"{len(kind)} different labels were answered, and not {classes}: correct classes="
+        )
+
+
+def _signs(rows: Rows, kind: tuple[float, ...]) -> Floats:  # (width,)
+    """The sign of each value, 0 where the token and its negative have one label."""
+    signs = np.where(rows.yes == kind[-1], 1.0, np.where(rows.yes == kind[0], -1.0, 0.0))
+    return np.where(rows.yes == rows.no, 0.0, signs)
+
+
+def _check_score_bias(tokens: Tokens, rng: np.random.Generator) -> Steps[None]:
+    """Of long tokens x, −2x and 0 the second wins, as all weigh the same: unless a score bias decides."""
+    (vector,) = rng.standard_normal((1, tokens.width)) / tokens.width**0.5
+    space = tokens.space
+    alone = yield from ask_rows(tokens, vector[None], "score bias")
+    row = TokenRows(space.asarray(vector[None]))
+
+    def make(some: Any, factor: float) -> list[list[Term]]:
+        index, sides = space.indices(0 * some), np.array([1.0, -1.0])[some] * factor * tokens.lever
+        return [[Term(row, index, space.asarray(sides))], [Term(row, index, space.asarray(-2 * sides))], []]
+
+    seen = yield from tokens.comparer.ask_labels("score bias", make, 2)
+    if (seen[0], seen[1]) != (alone.no[0], alone.yes[0]) and alone.yes[0] != alone.no[0]:
+        raise Unrecoverable(
+            Outcome.WRONG_FAMILY,
+            "of three tokens that should weigh the same the longest does not decide: the box has a score bias, which "
+            "this method does not recover, or is no softmax head",
+        )
+
+
+def _with_values(tokens: Tokens, rows: Rows, pivot: int) -> Steps[Rows]:
+    """Tokens to read every row with: those without a value of their own have a small part of the loudest added."""
+    dull = rows.yes == rows.no
+    if not np.any(dull):
+        return rows
+    vectors = rows.vectors + ADDED * dull[:, None] * np.eye(tokens.width)[pivot]
+    again = yield from ask_rows(tokens, vectors[dull], "signs")
+    yes, no = rows.yes.copy(), rows.no.copy()
+    yes[dull], no[dull] = again.yes, again.no
+    return Rows(vectors, yes, no)
+
+
+def _ask_score(reader: ScoreReader, scale: float, accuracy: float) -> Steps[LabelScore]:
+    """The score matrix, what was added to rows taken away again."""
+    width = reader.tokens.width
+    if scale == 0:  # below all that was looked for
+        bound = 2.0 ** (2 - reader.tokens.range)
+        return LabelScore(np.zeros((width, width)), np.full((width, width), bound), 0.0, 0.0)
+    score = yield from reader.ask_score(scale, accuracy)
+    inverse = np.linalg.inv(reader.rows.vectors)
+    return replace(score, matrix=inverse @ score.matrix, radius=np.abs(inverse) @ score.radius)
+
+
+def _estimate(
+    signature: Signature,
+    kind: tuple[float, ...],
+    rate: float,
+    value: LabelValue | ClassValues,
+    score: LabelScore,
+    target_error: float | None,
+) -> Estimate[Labels]:
+    """Parameters and radii, and the entropy of both over what a label can tell."""
+    space, names = signature.space, tuple(int(label) for label in kind)
+    head = SingleHead(space.asarray(score.matrix), space.asarray(value.matrix))
+    radius = SingleHead(space.asarray(score.radius), space.asarray(value.radius))
+    threshold, threshold_radius = value.threshold, value.threshold_radius
+    if threshold:
+        head = replace(head, output_bias=space.asarray(np.asarray(-threshold)))
+    if threshold or threshold_radius:
+        radius = replace(radius, output_bias=space.asarray(np.asarray(threshold_radius)))
+    bits = score.bits + value.bits
+    capacity = math.log2(len(kind)) * (1 - entropy(rate))
+    error = float(np.max(score.radius)) / score.scale if score.scale else 0.0
+    return Estimate(
+        Labels(head, names),
+        Labels(radius, names),
+        math.ceil(bits / capacity),
+        assumptions=ASSUMPTIONS,
+        details={
+            "labels": list(names),
+            "threshold": bool(threshold),
+            "entropy_bits": bits,
+            "largest_radius": error,
+            **({"flip_rate": rate} if rate else {}),
+            **target_details(target_error, error),
+        },
+    )
+
+
+def entropy(rate: float) -> float:
+    """Binary entropy of a rate, in bits: what a wrong answer at this rate costs of one label."""
+    return 0.0 if rate in (0.0, 1.0) else -rate * math.log2(rate) - (1 - rate) * math.log2(1 - rate)
+
+
+LABELS = Method(
+    name="labels",
+    summary="one softmax head of which only labels are told: a sign, or a class",
+    run=labels,
+    families=("labels",),
+    takes_noise=("exact", "flipped"),
+    last_only=True,
+    options={
+        "target_error": "wanted error of an entry over the root mean square of its matrix; 1e-6 if left out",
+        "bits": "the same as a number of binary digits",
+        "classes": "how many classes there are: it is an error if one never occurs; those that occur if left out",
+    },
+)

@@ -1,0 +1,1 @@
+"""One head whose score matrix has low rank."""
