@@ -56,7 +56,13 @@ def table(kept: Kept) -> str:
         for residual in (False, True)
     }
     columns = ["d, k, p, H", "net", "residual", "certified", "queries: net + attention", "prototype's attention"]
-    columns += ["counting bound", "W error, worst", "function error, worst", "radius misses", "s, median, beside other work"]
+    columns += [
+        "counting bound",
+        "W error, worst",
+        "function error, worst",
+        "radius misses",
+        "s, median, beside other work",
+    ]
     rows = markdown(columns, kept.rows_of("generic", measured))
     hard = {name: partial(_hard_row, name, change) for name, change in HARD.items()}
     columns = ["heads", "runs", "certified", "certified and wrong", "radius misses", "otherwise"]
