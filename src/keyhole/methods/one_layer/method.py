@@ -63,8 +63,8 @@ RESIDUAL_NORMS = (1.0, 4.0, 64.0)
 # New tokens that the net must answer before attention is read: norms likewise, how many of each, and among how many
 # the extreme ones are chosen, which costs no query.
 CHECKED_NORMS, CHECKED_TOKENS, CHECKED_AMONG = (1.0, 4.0, 16.0, 256.0), 16, 1024
-# Four of them are pairs of tokens, half of logits of about this size and more; answers that differ by less than this part of them, or
-# so many radii, are no contradiction: other heads make larger ones.
+# Four of them are pairs of tokens, half of logits of about this size and more; answers that differ by less than this
+# part of them, or so many radii, are no contradiction: other heads make larger ones.
 CHECKED_LOGIT, SAME_PAIRS, PAIR_RADII, WIDE_BARS = 2.0, 1e-3, 16.0, 0.05
 # How far out the net bends is told by biases of more radii than this: at the kinks of smaller ones most is error.
 KNOWN_KINK = 64.0
