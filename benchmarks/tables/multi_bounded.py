@@ -52,9 +52,9 @@ def heads_of(kind: str, heads: int, width: int, seed: int) -> kh.MultiHead:
 KINDS = {"gaussian": "Gaussian", "double": "W₂ = 2·W₁", "opposite": "W₂ = −W₁", "factor": "W_h = a_h·bᵀ"}
 ODD = {
     "cancel": "v₂ = −v₁",
-    "near 1e-1": "|W₂ − W₁| = 1e-1",
-    "near 1e-2": "|W₂ − W₁| = 1e-2",
-    "near 1e-3": "|W₂ − W₁| = 1e-3",
+    "near 1e-1": "‖W₂ − W₁‖ = 1e-1",
+    "near 1e-2": "‖W₂ − W₁‖ = 1e-2",
+    "near 1e-3": "‖W₂ − W₁‖ = 1e-3",
     "quiet 1e-3": "v₂ of 1e-3",
     "quiet 1e-6": "v₂ of 1e-6",
 }
