@@ -14,17 +14,14 @@ from keyhole.gauge.heads import canonical_heads
 
 NORM = 3.0
 SIZES = ((2, 8), (4, 8), (6, 8), (2, 16), (4, 16), (6, 16))
-SEEDS = 20
+SEEDS, FEWER = 20, {(6, 16): 5}  # those of the largest
 # Heads, tolerance and seeds of answers that err; how they do.
 NOISY_SIZES, TOLERANCE, NOISY_SEEDS, NOISY_WIDTH = (2, 4), 1e-6, 200, 8
-ODD_HEADS, ODD_WIDTH, ODD_SEEDS = 4, 8, 10
+ODD_HEADS, ODD_WIDTH, ODD_SEEDS = 4, 8, 4
 
 Errors = Callable[[np.random.Generator, int], np.ndarray]
 ERRORS: dict[str, Errors] = {
     "uniform": lambda rng, count: rng.uniform(-1.0, 1.0, count),
-    "±τ": lambda rng, count: rng.choice([-1.0, 1.0], count),
-    "+τ": lambda _, count: np.ones(count),
-    "normal, 1e-6": lambda rng, count: rng.standard_normal(count),
 }
 
 
@@ -52,14 +49,11 @@ def heads_of(kind: str, heads: int, width: int, seed: int) -> kh.MultiHead:
 KINDS = {"gaussian": "Gaussian", "double": "W₂ = 2·W₁", "opposite": "W₂ = −W₁", "factor": "W_h = a_h·bᵀ"}
 ODD = {
     "cancel": "v₂ = −v₁",
-    "near 1e-1": "|W₂ − W₁| = 1e-1",
-    "near 1e-2": "|W₂ − W₁| = 1e-2",
-    "near 1e-3": "|W₂ − W₁| = 1e-3",
-    "near 1e-6": "|W₂ − W₁| = 1e-6",
+    "near 1e-1": "‖W₂ − W₁‖ = 1e-1",
+    "near 1e-2": "‖W₂ − W₁‖ = 1e-2",
+    "near 1e-3": "‖W₂ − W₁‖ = 1e-3",
     "quiet 1e-3": "v₂ of 1e-3",
     "quiet 1e-6": "v₂ of 1e-6",
-    "quiet 1e-9": "v₂ of 1e-9",
-    "quiet 1e-13": "v₂ of 1e-13",
 }
 
 
@@ -140,12 +134,12 @@ def _figures(runs: list[Run], heads: int, width: int) -> list[object]:
 
 
 def _exact(kind: str, heads: int, width: int) -> Row:
-    runs = [run(heads_of(kind, heads, width, seed), seed) for seed in range(SEEDS)]
+    runs = [run(heads_of(kind, heads, width, seed), seed) for seed in range(FEWER.get((heads, width), SEEDS))]
     return [KINDS[kind], *_figures(runs, heads, width), f"{np.median([each.seconds for each in runs]):.1f}"]
 
 
 def _noisy(name: str, heads: int) -> Row:
-    noise = (kh.Noise.gaussian if name.startswith("normal") else kh.Noise.bounded)(TOLERANCE)
+    noise = kh.Noise.bounded(TOLERANCE)
     runs = [
         run(heads_of("gaussian", heads, NOISY_WIDTH, seed), seed, noise, ERRORS[name]) for seed in range(NOISY_SEEDS)
     ]

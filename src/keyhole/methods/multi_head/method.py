@@ -8,7 +8,7 @@ from keyhole.families.multi_head import MultiHead
 from keyhole.methods.base import Estimate, Method, Steps, Unrecoverable, last_only
 from keyhole.methods.forms.value import Value, ask_value
 from keyhole.methods.multi_head.gated.method import ask_gated_heads, fits_at_once
-from keyhole.methods.multi_head.scalar.method import ask_scalar_heads
+from keyhole.methods.multi_head.scalar.method import HeadsTooNear, ask_scalar_heads
 from keyhole.methods.multi_head.vector.method import ask_vector_heads
 from keyhole.methods.multi_head.vector.probe import HeadsHidden
 from keyhole.queries import Signature
@@ -57,7 +57,7 @@ def _ask_few_outputs(signature: Signature, rng: np.random.Generator, value: Valu
     try:
         return (yield from ask_scalar_heads(signature, rng, value))
     except Unrecoverable as error:
-        if error.outcome not in AT_ONCE:
+        if error.outcome not in AT_ONCE or isinstance(error, HeadsTooNear):
             raise
         try:
             return (yield from ask_gated_heads(signature, rng, value))

@@ -22,7 +22,7 @@ FIRST = ((2, (1, 2, 3)), (4, (3, 4, 5, 6)), (8, (5, 6, 8, 10, 12)))
 # Gates and values of heads that are looked for at once, at most: what a search takes grows with its cube.
 MOST_UNKNOWN = 640
 # Queries over unknowns at the first last token and at the others, and some more; errors take more to average out.
-FIRST_EXCESS, EXCESS, MORE, FIRST_MORE, NOISY = 2.2, 1.3, 4, 12, 2.0
+FIRST_EXCESS, EXCESS, MORE, FIRST_MORE, NOISY = 2.2, 1.3, 4, 12, 3.2
 # Rows have norms from this part of the largest on; errors are averaged out by longer ones.
 SHORTEST, SHORTEST_NOISY = 0.5, 0.95
 # Further last tokens lie this far off the first, over its norm, tried in this order.

@@ -63,6 +63,10 @@ HIDDEN = (
 )
 
 
+class HeadsTooNear(Unrecoverable):
+    """Raised where two heads are so near to each other that no way of asking tells them apart."""
+
+
 @dataclass(frozen=True)
 class _JumpHeads:
     """Heads as jumps: their hyperplanes, and how many heads weigh all tokens the same."""
@@ -104,7 +108,7 @@ def ask_scalar_heads(signature: Signature, rng: np.random.Generator, total: Valu
             raise
         cause = error if isinstance(error, Unrecoverable) else "some heads answer alike wherever they can be asked"
         near = f"{cause}; the nearest two change their minds {closest:.1g} of a radian apart, which is too near to read"
-        raise Unrecoverable(Outcome.SATURATED, near) from error
+        raise HeadsTooNear(Outcome.SATURATED, near) from error
     return _estimate(jump_heads, values, heads)
 
 
