@@ -36,7 +36,7 @@ PROTOTYPE = {
     (32, 64, 32, 4): "2,507 to 2,620",
     (16, 32, 1, 8): "8,447",
 }
-HARD_RUNS = 10
+HARD_RUNS = 40
 # Largest error of a function that counts as right.
 RIGHT = 1e-5
 
@@ -56,7 +56,13 @@ def table(kept: Kept) -> str:
         for residual in (False, True)
     }
     columns = ["d, k, p, H", "net", "residual", "certified", "queries: net + attention", "prototype's attention"]
-    columns += ["counting bound", "W error, worst", "function error, worst", "radius misses", "s, median, beside other work"]
+    columns += [
+        "counting bound",
+        "W error, worst",
+        "function error, worst",
+        "radius misses",
+        "s, median, beside other work",
+    ]
     rows = markdown(columns, kept.rows_of("generic", measured))
     hard = {name: partial(_hard_row, name, change) for name, change in HARD.items()}
     columns = ["heads", "runs", "certified", "certified and wrong", "radius misses", "otherwise"]
