@@ -151,7 +151,16 @@ def low_rank() -> list[Case]:
             worst_error=1e-12,
             options={"method": "low-rank"},
             details={"rank": 64},
-        )
+        ),
+        Case(
+            "low-rank-behind-a-tolerance",
+            head(lambda rng, d: t.of_rank(rng, d, 1), t.normal_value, 20, max_norm=3.0, noise=kh.Noise.bounded(1e-6)),
+            most_queries=400,
+            worst_error=1e-3,
+            options={"method": "low-rank"},
+            details={"rank": 1},
+            depends_on_luck=True,
+        ),
     ]
 
 

@@ -18,7 +18,7 @@ LOGIT = 2.0
 # Smaller ones are not told from each other by how they grow.
 LEAST_LOGIT = 0.05
 # Norms go up and down by this factor, logits by its square; by that one where nothing shows; so often at most.
-STEP, LEAP, MOST_STEPS = 4.0, 2.0**8, 24
+STEP, LEAP, MOST_STEPS = 2.0, 2.0**8, 40
 # A norm twice as large makes this much of a difference at most where gates are saturated, and that much at least where
 # logits are so small that their size does not show.
 SATURATED, FLAT = 1.25, 3.8

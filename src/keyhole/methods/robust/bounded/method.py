@@ -57,7 +57,7 @@ def bounded(
     where norms are free, and then rounding is all that is left of the radius.
 
     With `low_rank` a random sketch comes first, and where it shows a rank r that is low, r columns do: some
-    (2r + 10)·d queries, radii a hundred times as wide, since they hold whatever the tolerance hides of further rank.
+    (2r + 10)·d queries, radii hundreds of times as wide, since they hold whatever the tolerance hides of further rank.
 
     Biases that show are refused. With `cover_biases` the radii, three to six times as wide and for d − 2 queries more,
     also hold for heads whose biases hide in the tolerance. Assumes what `ASSUMPTIONS` says.
