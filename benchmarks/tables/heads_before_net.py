@@ -36,7 +36,7 @@ PROTOTYPE = {
     (32, 64, 32, 4): "2,507 to 2,620",
     (16, 32, 1, 8): "8,447",
 }
-HARD_RUNS = 10
+HARD_RUNS = 40
 # Largest error of a function that counts as right.
 RIGHT = 1e-5
 

@@ -68,6 +68,19 @@ def test_values_are_identified_behind_a_residual() -> None:
         assert np.max(radius.value) < 1e-6
 
 
+@pytest.mark.parametrize(("net", "outputs"), [("ReLU", 4), ("no biases", None)])
+def test_score_biases_are_read(net: str, outputs: int | None) -> None:
+    rng = np.random.default_rng(2)
+    truth = with_net(layer(7, 5, 8, outputs, 2), net)
+    heads = [replace(head, score_bias=0.5 * rng.standard_normal(5)) for head in truth.heads]
+    truth = replace(truth, attention=kh.MultiHead(heads, rng.standard_normal(5) if net == "ReLU" else None))
+    result = recovered(truth, 5)
+    assert result.certified, result.message
+    assert result.stats.details["score_bias"]
+    assert kh.distance(result.params, truth) <= 1e-8
+    assert score_errors(result, truth)[1]
+
+
 @pytest.mark.parametrize("name", HARD)
 def test_hard_heads_are_right_or_admitted(name: str, fresh_seed: int) -> None:
     rng = np.random.default_rng(fresh_seed)

@@ -20,6 +20,8 @@ from keyhole.numerics.svd import least_squares, singular_values, svd
 STAGE = "heads"
 # Outputs from which on the pencil of odds is tried.
 FEWEST_OUTPUTS = 3
+# Outputs from which on it is tried with several first tokens, and how many.
+MANY_OUTPUTS, MOST_TOKENS = 12, 3
 # Ratios of copies of the first token, and of the others beyond the number of heads.
 RATIOS, MORE_RATIOS = 13, 2
 # Other tokens are the first one and this part of its length in another direction.
@@ -47,8 +49,9 @@ class PointHeads:
 
 def ask_heads(queries: CellQueries, scale: Scale) -> Steps[PointHeads | None]:
     """The fewest heads that explain the answers around a point; None where none were found that do."""
-    if scale.outputs >= FEWEST_OUTPUTS:
-        found = yield from _ask_by_odds(queries, scale)
+    # Logits of two heads may be near to each other for one token: with many outputs another is cheaper than a search.
+    for _ in range(1 if scale.outputs < MANY_OUTPUTS else MOST_TOKENS):
+        found = (yield from _ask_by_odds(queries, scale)) if scale.outputs >= FEWEST_OUTPUTS else None
         if found is not None:
             return found
     return (yield from _ask_by_search(queries, scale))
