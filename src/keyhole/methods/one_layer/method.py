@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from keyhole.arrays import Array, namespace
+from keyhole.arrays import Array, floats, namespace
 from keyhole.errors import UsageError
 from keyhole.families import Family, SingleHead
 from keyhole.families.activations import ACTIVATIONS
@@ -209,9 +209,11 @@ class _Layer:
         return estimate
 
     def _ask_several_heads(self, net: ReluNet) -> Steps[Estimate[OneLayer] | None]:
-        """Several heads; None where one explains the answers in one cell, or nothing can be seen there."""
+        """Several heads; None where one explains the answers in one cell, nothing can be seen there, or no net is."""
         radius = self.learned.radius.anatomy.net
         assert radius is not None
+        if not np.any(floats(net.weights_in)):
+            return None
         several = HeadsBeforeNet(self.signature, self.rng, net, radius)
         if not (yield from several.ask_whether_several()):
             return None
