@@ -62,6 +62,14 @@ def test_weights_that_vanish_in_float32_are_no_alarm(draw: int, number: int) -> 
     assert verdict.conclusion != "different", verdict.message
 
 
+@pytest.mark.parametrize("cut", [np.floor, np.ceil, np.trunc])
+def test_the_right_weights_behind_digits_that_are_cut_are_the_same(cut: Any) -> None:
+    params = BOXES["single-head"]
+    verdict = kh.verify(kh.FunctionOracle(lambda x: cut(1e4 * params(x)) / 1e4, width=params.width), params)
+    assert verdict.same, verdict.message
+    assert verdict.noise == "rounded to 4 decimals, in some direction"
+
+
 def test_a_small_change_of_one_part_is_found(fresh_seed: int) -> None:
     rng = np.random.default_rng(fresh_seed)
     for number in range(CHANGED):

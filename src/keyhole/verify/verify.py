@@ -71,7 +71,7 @@ def verify(
         try:
             if signature.noise.kind == "measure":
                 measured = session.run(measure_noise(signature, stream(seed, "noise")))
-                signature, evidence = signature.with_changes(noise=measured.noise), measured.evidence
+                signature, evidence = signature.with_changes(noise=measured.noise.as_found()), measured.evidence
             session.budget = session.queries + queries
             found = session.run(compare(params, signature, stream(seed, "verify"), queries, tolerance or 0.0, radius))
             if evidence is not None and found.noise is None:
@@ -165,6 +165,9 @@ def _with_rounding(signature: Signature, answered: Floats) -> Iterator[tuple[Sig
     signature = signature.with_changes(noise=found.noise)
     if found.evidence:
         yield signature, found
+    cut = found.noise.as_found()
+    if cut != found.noise:  # digits that are cut, not rounded to the nearest
+        yield signature.with_changes(noise=cut), replace(found, noise=cut)
     if found.noise.kind == "dtype":
         yield signature.as_coarse(), found
 
