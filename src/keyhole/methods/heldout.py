@@ -365,13 +365,14 @@ def _fill_up(queries: list[Query], table: _Table, evidence: _Evidence, source: _
         fresh = evidence.of(pool)
         told = sum((fresh.evidence[name] for name in missing if name in fresh.evidence), 1.0 * fresh.informative)
         for place in np.argsort(-told):  # those that tell the most first: there are few to exchange
-            query, missing = pool[place], _missing(queries, table, evidence)
+            query, number = pool[place], length_class(pool[place].length)
             gains = sum(fresh.evidence[name][place] for name in missing if name in fresh.evidence)
-            gains += fresh.informative[place] and class_label(length_class(query.length)) in missing
-            number = length_class(query.length)
+            gains += fresh.informative[place] and class_label(number) in missing
+            if not gains > 0:
+                continue
             others = [n for n, own in enumerate(queries) if length_class(own.length) == number and n not in replaced]
             others = [n for n in others if not queries[n].kept] or others
-            if not others or not gains > 0:
+            if not others:
                 continue
             n = min(others, key=lambda each: sum(part[each] for part in table.evidence.values()))
             losses = sum(table.evidence[name][n] for name in missing if name in table.evidence)
@@ -379,6 +380,7 @@ def _fill_up(queries: list[Query], table: _Table, evidence: _Evidence, source: _
                 replaced.add(n)
                 queries[n] = query
                 table.take(n, fresh, place)
+                missing = _missing(queries, table, evidence)
 
 
 def _missing(queries: list[Query], table: _Table, evidence: _Evidence) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from itertools import cycle, islice
 
 import numpy as np
@@ -44,6 +45,7 @@ CLUSTER = 0.1
 ZERO_SHARE, ZERO_LAST = 0.4, 0.125
 
 
+@cache
 def length_class(length: int) -> int:
     """The number of the class of a length; what is longer than all of them is of the last."""
     return next((number for number, each in enumerate(LENGTH_CLASSES) if length in each), len(LENGTH_CLASSES) - 1)
