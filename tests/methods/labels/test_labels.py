@@ -285,3 +285,13 @@ def test_another_family_behind_signs_is_refused(fresh_seed: int) -> None:
         throw=False,
     )
     assert not result.certified
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_labels_that_no_sign_of_a_token_changes_are_of_no_head(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    head = kh.SingleHead(rng.standard_normal((4, 4)), rng.standard_normal(4))
+    oracle = kh.FunctionOracle(
+        lambda t: np.where(head(t) + np.abs(t[:, -1]).sum(axis=1) > 0, 1, -1), width=4, answers="labels"
+    )
+    assert not kh.recover(oracle, throw=False, seed=seed).certified

@@ -222,3 +222,9 @@ def test_twins() -> None:
     groups = twins_of(values)
     assert groups[1] == groups[3]
     assert len(set(groups)) == 3
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_tokens_of_one_number_are_admitted(seed: int) -> None:
+    target = open_target(f"demo:one-layer?width=1&neurons=4&heads=2&seed={seed}")
+    assert not kh.recover(target.oracle, throw=False).certified

@@ -17,7 +17,7 @@ MOST_HEADS = 6
 
 def has_twins(heads: GatedSum) -> bool:
     """Whether two heads are nearly alike."""
-    if not 2 <= heads.heads <= MOST_HEADS:
+    if not 2 <= heads.heads <= MOST_HEADS or heads.gates.shape[1] < 2:  # one number has no plane of values
         return False
     one, two, apart = _nearest(heads)
     return apart <= NEAR * float(np.linalg.norm(heads.gates[[one, two]]))

@@ -13,11 +13,12 @@ import numpy as np
 from scipy.special import gammaln
 
 from keyhole.arrays import Floats, Integers
-from keyhole.methods.base import Steps
+from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.labels.comparisons import Comparer
 from keyhole.methods.labels.search import HeavyPrior, Search
 from keyhole.methods.labels.value import SPACINGS, Tokens
 from keyhole.queries import Position, Term, TokenRows
+from keyhole.recovery import Outcome
 
 KAPPA = 2.0
 BALANCE = math.log(KAPPA) / (1 + KAPPA)  # the logit at which the two long tokens balance
@@ -87,6 +88,10 @@ class ScoreReader:
         rows = yield from ask_rows(self.tokens, left, "scale")
         dense, reader, dull = TokenRows(self.space.asarray(right)), ScoreReader(self.tokens, rows), rows.yes == rows.no
         every = np.flatnonzero(~dull)
+        if not every.size:
+            raise Unrecoverable(
+                Outcome.WRONG_FAMILY, "labels of long tokens do not change with their sign: they are of no softmax head"
+            )
 
         def compare(some: Integers, at: Floats, factor: float) -> tuple[list[Position], Floats]:
             return reader.positions(every[some], dense, every[some], at, unit, factor)

@@ -212,7 +212,7 @@ class _Layer:
         """Several heads; None where one explains the answers in one cell, nothing can be seen there, or no net is."""
         radius = self.learned.radius.anatomy.net
         assert radius is not None
-        if not np.any(floats(net.weights_in)):
+        if self.width < 2 or not np.any(floats(net.weights_in)):  # the cells of one number are its two sides
             return None
         several = HeadsBeforeNet(self.signature, self.rng, net, radius)
         if not (yield from several.ask_whether_several()):
