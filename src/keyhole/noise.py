@@ -15,8 +15,8 @@ from keyhole.errors import UsageError
 GAUSSIAN_DEVIATIONS = 5.0
 # Decimals that a number can be rounded to.
 MOST_DECIMALS = 300
-# Labels that are wrong more often say nothing, or the opposite.
-MOST_FLIPS = 0.5
+# Labels that are wrong more often say nothing, or the opposite; those that are more often than the second, too little.
+MOST_FLIPS, HOPELESS_FLIPS = 0.5, 0.45
 # Name of a rounding to decimals that may be upwards, downwards, towards zero or to the nearest.
 CUT = "cut"
 # Binary digits of the dtypes that answers may be rounded to.
@@ -150,9 +150,9 @@ class Noise:
         """Half-width of an interval around an answer that holds the true value, whatever its size."""
         if self.kind in ("dtype", "flipped"):
             return 0.0
-        return {"gaussian": GAUSSIAN_DEVIATIONS, "rounded": 2.0 if self.is_cut else 1.0}.get(
-            self.kind, 1.0
-        ) * self.scale
+        if self.is_cut:
+            return 2.0 * self.scale
+        return GAUSSIAN_DEVIATIONS * self.scale if self.kind == "gaussian" else self.scale
 
     def __str__(self) -> str:
         return {

@@ -111,7 +111,7 @@ def test_recover_writes_what_can_be_loaded_and_recovered_again(run: Run) -> None
     answers, predictions = (np.asarray(record["heldout"][name]) for name in ("answers", "predictions"))
     usual = np.abs(answers) < 100  # of long tokens logits are lost in rounding
     assert np.mean(usual) > 0.75
-    np.testing.assert_allclose(answers[usual], predictions[usual], rtol=1e-6, atol=1e-12)
+    np.testing.assert_allclose(answers[usual], predictions[usual], rtol=1e-7, atol=1e-12)
     assert not list(Path("second").glob(".*"))
 
 

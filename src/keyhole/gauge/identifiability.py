@@ -70,16 +70,24 @@ _MEAN_ZERO = (
     hidden("a number added to c", "x·1 = 0", change.bias_constant),
     hidden("a number added to the entries of v", "x·1 = 0", change.value_constant),
 )
+
+
+def _sign_of_a_head(value: str) -> Claim:
+    """What two tokens leave open of several heads whose values have this name."""
+    return hidden(
+        "the sign of a head, against an average",
+        f"of two tokens the weight of one is one minus that of the other: (W, {value}) is (−W, −{value}) and an "
+        f"average of 2{value}",
+        change.of_kind("length-2-only"),
+        until=2,
+    )
+
+
 _HEADS_APART = (
     hidden("the order of heads", "answers are added up", change.of_kind("permutation")),
     hidden("how heads of equal logits share a value", "only the sum shows", change.of_kind("split")),
     hidden("logits of a head without a value", "it says nothing", change.of_kind("zero head")),
-    hidden(
-        "the sign of a head, against an average",
-        "of two tokens the weight of one is one minus that of the other: (W, v) is (−W, −v) and an average of 2v",
-        change.of_kind("length-2-only"),
-        until=2,
-    ),
+    _sign_of_a_head("v"),
 )
 _SIGNED = "two tokens show Σ v_h·tanh of half a logit, which is odd"
 _HEADS = "the answer along a line has a pole for every head, of which position and residue show"
@@ -87,12 +95,7 @@ _SEVERAL = (
     hidden("the order of heads", "what they make is added up", change.of_kind("order of heads")),
     hidden("how heads of equal logits share a value", "only the sum shows", change.of_kind("split of a head")),
     hidden("logits of a head that the net does not see", "it says nothing", change.of_kind("zero head")),
-    hidden(
-        "the sign of a head, against an average",
-        "of two tokens the weight of one is one minus that of the other: (W, V) is (−W, −V) and an average of 2V",
-        change.of_kind("length-2-only"),
-        until=2,
-    ),
+    _sign_of_a_head("V"),
 )
 _NEURONS = (
     hidden("the order of neurons", "answers are added up", change.of_kind("permutation")),

@@ -32,7 +32,6 @@ SAMPLE_PLANS, SAMPLE_ANSWERS = 4, 16
 ENDS = (BudgetExhausted, OracleError, ComputeError)
 # Outcomes after which nothing more can be asked, and those that undeclared noise has nothing to do with.
 FINAL = (Outcome.BUDGET_EXHAUSTED, Outcome.ORACLE_FAILED, Outcome.TIME_EXHAUSTED)
-FOR_LABELS = "use method labels, which is for such, or auto"
 NOT_FOR_NOISE = (*FINAL, Outcome.TOO_FEW_MEASUREMENTS)
 
 
@@ -140,10 +139,10 @@ def attempt_twice(method: Method, task: Task) -> Steps[Attempt]:
     elif first.outcome is Outcome.INCONSISTENT and {"gaussian", "flipped"} & set(method.takes_noise):
         try:
             known, details = yield from ask_noise(task, ledger)
-        except (*ENDS, Unrecoverable) as error:
-            if isinstance(error, Unrecoverable):
-                first = replace(first, outcome=error.outcome, message=str(error))
-            return first
+        except Unrecoverable as error:
+            first = replace(first, outcome=error.outcome, message=str(error))
+        except ENDS:
+            pass  # nothing is known of the noise
     noise = known.signature.noise
     if noise.kind == "exact":
         return first
@@ -223,7 +222,9 @@ def attempt(method: Method, task: Task, ledger: Ledger) -> Steps[Attempt]:
 def _check_labels(method: Method, signature: Signature) -> None:
     """Unrecoverable where a method takes labels for numbers."""
     if signature.answers == "labels" and "labels" not in method.families:
-        raise Unrecoverable(Outcome.WRONG_FAMILY, f"the box answers with labels: {FOR_LABELS}")
+        raise Unrecoverable(
+            Outcome.WRONG_FAMILY, "the box answers with labels: use method labels, which is for such, or auto"
+        )
 
 
 def ending(error: Exception) -> Outcome:

@@ -33,7 +33,8 @@ COARSEST_NET = 1e-4  # of exact answers without attention, which kinks are read 
 UNDERFLOW = 2.0**-1068  # numbers of this size have few digits
 # Squared residuals behind normal errors may exceed what is expected by this many standard deviations.
 SCATTER_DEVIATIONS = 5.0
-# Behind a tolerance errors that conspire leave this mean square over radii, at most; constant ones leave a fifth.
+# Behind a tolerance, parameters that are all off by their radii leave a mean square of one, over radii of predictions,
+# and constant errors a fifth. More than half is taken for another family.
 MOST_BEYOND = 0.5
 # What is said of held-out queries is said at this confidence.
 CONFIDENCE = 0.95

@@ -18,6 +18,7 @@ from keyhole.methods.labels.classes import ClassValues, ask_class_values
 from keyhole.methods.labels.comparisons import Comparer
 from keyhole.methods.labels.score import ADDED, LabelScore, Rows, ScoreReader, ask_rows
 from keyhole.methods.labels.value import LabelValue, Tokens, ask_threshold, ask_value
+from keyhole.noise import HOPELESS_FLIPS
 from keyhole.queries import Signature, Term, TokenRows
 from keyhole.recovery import Outcome
 
@@ -34,8 +35,6 @@ NORMAL_BITS = 1.1  # that a normal number has more than a uniform one
 FINEST, COARSEST = 1e-12, 0.25
 # Chance that any of all decisions is wrong where labels are.
 ANY_DOUBT = 3e-3
-# Labels that are wrong more often than this say too little.
-MOST_FLIPS = 0.45
 # The longest token where norms are free but sequences have two tokens at most.
 LONGEST = 2.0**10
 # Dense tokens whose labels are looked at besides those of unit tokens.
@@ -59,7 +58,7 @@ def labels(
     """
     rate = signature.noise.scale if signature.noise.kind == "flipped" else 0.0
     accuracy = _accuracy(target_error, bits, _affordable(budget * (1 - entropy(rate)), signature))
-    if rate > MOST_FLIPS:
+    if rate > HOPELESS_FLIPS:
         raise Unrecoverable(
             Outcome.TOO_NOISY, f"labels that are wrong in {rate:.0%} of all answers say next to nothing"
         )
@@ -197,7 +196,7 @@ def _check_score_bias(tokens: Tokens, rng: np.random.Generator) -> Steps[None]:
     row = TokenRows(space.asarray(vector[None]))
 
     def make(some: Any, factor: float) -> list[list[Term]]:
-        index, sides = space.indices(0 * some), np.array([1.0, -1.0])[some] * factor * tokens.lever
+        index, sides = space.indices(0 * some), np.array([1.0, -1.0])[some] * factor * tokens.long_norm
         return [[Term(row, index, space.asarray(sides))], [Term(row, index, space.asarray(-2 * sides))], []]
 
     seen = yield from tokens.comparer.ask_labels("score bias", make, 2)

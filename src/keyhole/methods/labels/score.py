@@ -73,7 +73,7 @@ class ScoreReader:
         kappa = np.where(zero, 1.0, KAPPA)
         scale = np.where(zero, 1 / unit, BALANCE / np.where(zero, 1.0, np.abs(at)))
         sense = np.where(at < 0, -1.0, 1.0)
-        long = factor * self.tokens.lever
+        long = factor * self.tokens.long_norm
         index, space = self.space.indices(row), self.space
         first = Term(self.row_tokens, index, space.asarray(np.full(row.size, long)))
         second = Term(self.row_tokens, index, space.asarray(-kappa * long))
@@ -189,7 +189,7 @@ def ask_rows(tokens: Tokens, vectors: Floats, stage: str) -> Steps[Rows]:  # (ro
     sides, index = np.repeat([1.0, -1.0], count), np.tile(np.arange(count), 2)
 
     def make(some: Integers, factor: float) -> list[Position]:
-        scales = tokens.space.asarray(factor * tokens.lever * sides[some])
+        scales = tokens.space.asarray(factor * tokens.long_norm * sides[some])
         return [[Term(rows, tokens.space.indices(index[some]), scales)]]
 
     labels = yield from tokens.comparer.ask_labels(stage, make, 2 * count)

@@ -40,14 +40,14 @@ class Tokens:
         wide = self.space.huge > 2.0**1000
         self.bound = comparer.signature.norm_limit
         # Tokens this long hide a threshold, and are beside those this short as if these were not there.
-        self.lever = 2.0 ** (100 if wide else int(0.315 * np.log2(self.space.huge)))
+        self.long_norm = 2.0 ** (100 if wide else int(0.315 * np.log2(self.space.huge)))
         self.range = 100.0 if wide else 30.0  # exponents of scales that are looked for, up and down
         if self.bound < np.inf:
-            self.lever = 0.5 * self.bound
+            self.long_norm = 0.5 * self.bound
 
     def long(self, factor: float) -> float:
         """The norm of long tokens, changed by a factor: shorter where it is bounded."""
-        return self.lever * factor if self.bound == np.inf else self.lever / factor
+        return self.long_norm * factor if self.bound == np.inf else self.long_norm / factor
 
     def term(self, index: Integers, scale: Floats | float) -> Term:
         """Multiples of unit tokens, one per query."""
@@ -62,7 +62,7 @@ def ask_value(tokens: Tokens, signs: Floats, accuracy: float) -> Steps[LabelValu
     others = np.flatnonzero((np.arange(width) != pivot) & (signs != 0))
 
     def make(rows: Integers, at: Floats, factor: float) -> tuple[list[Position], Floats]:
-        long = factor * tokens.lever
+        long = factor * tokens.long_norm
         own = tokens.term(others[rows], long * signs[others[rows]])
         return [[own, tokens.term(np.full(rows.size, pivot), -long * at * signs[pivot])]], np.ones(rows.size)
 
@@ -93,7 +93,7 @@ def _ask_largest(tokens: Tokens, signs: Floats) -> Steps[int]:
         one, two = left[:half], left[half : 2 * half]
 
         def make(rows: Integers, factor: float, one: Integers = one, two: Integers = two) -> list[Position]:
-            long = factor * tokens.lever
+            long = factor * tokens.long_norm
             terms = ((one[rows], long), (two[rows], -long))
             return [[tokens.term(index, scale * signs[index]) for index, scale in terms]]
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from keyhole.arrays import floats
 from keyhole.methods.base import Steps, Unrecoverable
-from keyhole.noise import MOST_FLIPS
+from keyhole.noise import HOPELESS_FLIPS
 from keyhole.queries import Measurements, Plan, Signature, Term, TokenRows
 from keyhole.recovery import Outcome
 
@@ -17,8 +17,6 @@ TOKENS, REPEATS, ROUNDS = 8, 32, (1, 4)
 LONG, MOST_COPIES = 2.0**20, 8
 # Rates are taken for larger by so many standard deviations: labels trusted less cost little, trusted more they mislead.
 CAUTION = 1.0
-# Of labels that differ by more than this nothing is told.
-HOPELESS = 0.45
 
 
 def ask_flip_rate(signature: Signature, rng: np.random.Generator) -> Steps[tuple[float, str]]:
@@ -48,6 +46,6 @@ def ask_flip_rate(signature: Signature, rng: np.random.Generator) -> Steps[tuple
         return 0.0, evidence
     rate = wrong / count
     rate += CAUTION * (rate * (1 - rate) / count) ** 0.5
-    if rate > min(HOPELESS, MOST_FLIPS):
+    if rate > HOPELESS_FLIPS:
         raise Unrecoverable(Outcome.TOO_NOISY, f"{evidence}: they say next to nothing")
     return float(rate), evidence
