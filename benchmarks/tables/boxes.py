@@ -21,8 +21,9 @@ import keyhole as kh
 from benchmarks.support.rows import markdown
 from benchmarks.tables.multi_vector import covered
 from keyhole.arrays import to_numpy
-from keyhole.families.torch_layouts import attention_in, heads_of
+from keyhole.families.torch_layouts import heads_of
 from keyhole.methods import METHODS
+from keyhole.oracles.transformers.places import attention_in
 from keyhole.recover_model import ModelRecovery, load_weights
 
 WIDTH, HEADS, LENGTHS, FRESH = 64, (1, 4, 8), range(1, 41), 4

@@ -13,11 +13,13 @@ from keyhole.arrays import Array
 from keyhole.errors import FileError, RecoveryFailed, UsageError
 from keyhole.families import MultiHead
 from keyhole.families.files import load_arrays, save_arrays
-from keyhole.families.torch_layouts import attention_in, weights_of
+from keyhole.families.torch_layouts import weights_of
 from keyhole.noise import Noise
 from keyhole.oracles import TransformersOracle
 from keyhole.oracles.positions import Positions
-from keyhole.oracles.transformers import open_model
+from keyhole.oracles.torch import convert
+from keyhole.oracles.transformers.folder import open_model
+from keyhole.oracles.transformers.places import attention_in
 from keyhole.recover import recover
 from keyhole.recovery import Recovery
 
@@ -115,7 +117,7 @@ def recover_model(
     recovered; `throw` then raises `RecoveryFailed` with the first failure, and everything found as its `partial`.
     `done` is called after every layer. Other arguments are those of `TransformersOracle` and `recover`.
     """
-    model = open_model(model, "recover_model")
+    model = convert(open_model(model, "recover_model"), dtype, device)
     numbers = range(len(attention_in(model))) if layers is None else layers
     results: dict[str, Recovery] = {}
     weights: dict[str, Array] = {}

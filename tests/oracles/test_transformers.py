@@ -16,8 +16,9 @@ from keyhole.arrays import to_numpy
 from keyhole.cli import main
 from keyhole.errors import FileError, UsageError
 from keyhole.families.projections import factored
-from keyhole.families.torch_layouts import attention_in, heads_of, weights_of
+from keyhole.families.torch_layouts import heads_of, weights_of
 from keyhole.methods import METHODS
+from keyhole.oracles.transformers.places import attention_in
 from keyhole.recover_model import load_layers, load_weights
 from keyhole.targets import open_target
 
@@ -25,6 +26,8 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 safetensors_torch = pytest.importorskip("safetensors.torch")
 
+from benchmarks.support.architectures import ARCHITECTURES, random_model  # noqa: E402
+from benchmarks.support.architectures import WIDTH as ARCHITECTURE_WIDTH  # noqa: E402
 from support.transformers_models import HEADS, IDS, KINDS, WIDTH, made, model_of  # noqa: E402 - imports PyTorch
 
 
@@ -153,6 +156,91 @@ def test_targets(folders: Path) -> None:
     assert target.label.startswith("the attention of width 12 at encoder.layer.1.attention in ")
     assert target.label.endswith(", observed at all positions")
     assert open_target(f"transformers:{folders / 'bert'}#layer=0&part=layer").oracle.name.endswith(" layer")
+
+
+# --- any architecture -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_any_architecture_opens_as_it_is_in_its_model(name: str) -> None:
+    """Masks, windows, rotary tables, multipliers and norms are those of a run of the model: of longer sequences too."""
+    model = random_model(name)
+    places = attention_in(model)
+    assert len(places) == {"Albert": 1, **dict.fromkeys(("Bart", "MT5", "T5", "Whisper"), 4)}.get(name, 2)
+    for number in (0, len(places) - 1):
+        crossed = number and len(places) == 4  # its layers attend to an encoder besides
+        oracle = kh.TransformersOracle(model, number, positions="all")
+        vectors, expected = within(model, places[number].entries[0], places[number].exit)
+        torch.testing.assert_close(oracle(vectors), expected, rtol=1e-11, atol=1e-11)
+        vectors, expected = within(model, places[number].layer, places[number].layer)
+        if crossed:
+            with pytest.raises(UsageError, match="attend to an encoder too"):
+                kh.TransformersOracle(model, number, "layer")
+        else:
+            whole = kh.TransformersOracle(model, number, "layer", positions="all")
+            torch.testing.assert_close(whole(vectors), expected, rtol=1e-11, atol=1e-11)
+        block = kh.TransformersOracle(model, number, "attention-block", positions="all")(vectors)
+        assert block.shape == vectors.shape
+        assert not torch.allclose(block, expected)
+
+
+def within(model: Any, begin: Any, end: Any, length: int = 12) -> tuple[Any, Any]:
+    """What one module is given first and another answers, in a run of the model on `length` tokens."""
+    given: list[Any] = []
+    answered: list[Any] = []
+
+    def note(_module: Any, args: Any, kwargs: Any) -> None:
+        tensors = [each for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor) and each.ndim == 3]
+        given.extend(tensors[:1])
+
+    hooks = [begin.register_forward_pre_hook(note, with_kwargs=True)]
+    hooks.append(end.register_forward_hook(lambda _module, _args, outputs: answered.append(outputs)))
+    ids = torch.arange(5, 5 + length)[None]
+    inputs = {
+        "pixel_values": lambda: {"pixel_values": torch.randn(1, 3, 24, 24, dtype=torch.float64)},
+        "input_features": lambda: {"input_features": torch.randn(1, 8, 128, dtype=torch.float64)},
+    }.get(model.main_input_name, lambda: {"input_ids": ids})()
+    if model.config.is_encoder_decoder:
+        inputs["decoder_input_ids"] = ids
+    before = model.get_experts_implementation()
+    model.set_experts_implementation("eager")  # the other knows no float64
+    with torch.no_grad():
+        model(**inputs)
+    model.set_experts_implementation(before)
+    for hook in hooks:
+        hook.remove()
+    return given[0], answered[0][0] if isinstance(answered[0], tuple) else answered[0]
+
+
+def test_a_window_is_kept() -> None:
+    """Tokens out of the window of four move no answer."""
+    oracle = kh.TransformersOracle(random_model("Mistral"), 0)
+    x = torch.randn(1, 8, ARCHITECTURE_WIDTH, dtype=torch.float64)
+    near, far = x.clone(), x.clone()
+    far[:, :4] += 1.0
+    near[:, 4] += 1.0
+    torch.testing.assert_close(oracle(far), oracle(x), rtol=0, atol=1e-14)
+    assert not torch.allclose(oracle(near), oracle(x))
+
+
+def test_what_a_layer_is_given_must_depend_on_lengths_alone() -> None:
+    """A model that gives a layer what its tokens say is refused, not asked otherwise than it is."""
+    model = made("bert")
+    plain = model.encoder.forward
+
+    def forward(hidden: Any, attention_mask: Any = None, **given: Any) -> Any:
+        return plain(hidden, attention_mask=torch.tanh(hidden.sum(-1))[:, None, None, :], **given)
+
+    model.encoder.forward = forward
+    with pytest.raises(UsageError, match="otherwise than in a run of BertModel"):
+        kh.TransformersOracle(model, 1, "layer")
+
+
+def test_lengths_end_where_positions_do() -> None:
+    assert kh.TransformersOracle(model_of("bert"), 0).signature.max_length == 16
+    assert kh.TransformersOracle(model_of("roberta"), 0).signature.max_length == 14
+    assert kh.TransformersOracle(model_of("bert"), 0, max_length=5).signature.max_length == 5
 
 
 # --- weights and products ---------------------------------------------------------------------------------------
@@ -334,7 +422,7 @@ class Evil:
     [
         (lambda folder: (folder / "config.json").unlink(), "no config.json"),
         (lambda folder: (folder / "config.json").write_text("{"), "cannot be read as a transformers model"),
-        (lambda folder: (folder / "config.json").write_text("{}"), "cannot be read as a transformers model"),
+        (lambda folder: (folder / "config.json").write_text("{}"), r"names no architecture \(model_type\)"),
         (lambda folder: (folder / "model.safetensors").unlink(), r"no weights.*model\.safetensors"),
         (lambda folder: (folder / "model.safetensors").write_bytes(b"junk"), "cannot be read.*SafetensorError"),
         (lambda folder: _without(folder, "encoder.layer.1.attention.self.key.weight"), "lacks 1.*self.key.weight"),
@@ -390,7 +478,7 @@ def test_code_in_a_folder_is_never_run(kind: str, bert: Path, capsys: Any) -> No
         ("bert", {"layer": "all"}, r"keyhole\.recover_model"),
         ("bert", {"layer": 0, "part": "ffn"}, "part must be one of attention, attention-block, layer"),
         (3, {"layer": 0}, "a transformers model or a folder with one, not int"),
-        (torch.nn.Linear(2, 2), {"layer": 0}, r"no attention layer.*TorchOracle\("),
+        (torch.nn.Linear(2, 2), {"layer": 0}, r"no transformers model that can be run.*TorchOracle\("),
     ],
 )
 def test_nonsense(model: Any, options: dict[str, Any], said: str) -> None:

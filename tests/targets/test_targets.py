@@ -181,6 +181,26 @@ def test_code_runs_under_a_private_name_beside_its_neighbours(tmp_path: Path, mo
     del sys.modules["keyhole_test_neighbour"]
 
 
+def test_a_part_of_a_model_by_its_name(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    path = tmp_path / "model.py"
+    path.write_text(
+        "import torch\n\n\ndef model():\n    torch.manual_seed(0)\n"
+        "    layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)\n"
+        "    return torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).double().eval()\n\n\n"
+        "def number():\n    return 3.0\n"
+    )
+    target = open_target(f"python:{path}:model#module=layers.1.self_attn")
+    assert target.oracle.signature.width == 8
+    assert "layers.1.self_attn" in target.label
+    x = torch.ones(1, 3, 8, dtype=torch.float64)
+    assert not torch.equal(target.oracle(x), open_target(f"python:{path}:model").oracle(x))
+    with pytest.raises(UsageError, match=r"no module 'layers\.1\.self_atn'; it has layers\.1\.self_attn"):
+        open_target(f"python:{path}:model#module=layers.1.self_atn")
+    with pytest.raises(UsageError, match="makes a float"):
+        open_target(f"python:{path}:number#module=layers")
+
+
 @pytest.mark.parametrize(
     ("factory", "said"),
     [

@@ -13,10 +13,11 @@ import typer
 
 from keyhole.cli.output import keep_record, print_json
 from keyhole.errors import UsageError
-from keyhole.families.torch_layouts import Place, attention_in, heads_of
+from keyhole.families.torch_layouts import heads_of
 from keyhole.gauge import distance
 from keyhole.noise import Noise
-from keyhole.oracles.transformers import open_model
+from keyhole.oracles.transformers.folder import open_model
+from keyhole.oracles.transformers.places import Place, attention_in
 from keyhole.recover_model import ModelRecovery, recover_model
 from keyhole.recovery import Recovery
 from keyhole.runs.settings import Settings
@@ -90,7 +91,7 @@ def recover_all_layers(settings: Settings, *, as_json: bool, quiet: bool, force:
 
 def _distance(result: Recovery, place: Place) -> float | None:
     """How far the heads found are from those in the file, which only those who have it can know."""
-    if result.params is None or place.layout.rotary:
+    if result.params is None:
         return None
     try:
         return distance(result.params, heads_of(place.module))

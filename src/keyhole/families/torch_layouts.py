@@ -6,8 +6,9 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,12 @@ from keyhole.families.projections import Projections, factored
 
 # A bias that a layer has no room for, over the largest number in its matrices, that is taken for an error and left out.
 MOST_BIAS = 1e-3
+# What modules call the number of their heads.
+HEAD_COUNTS = ("num_heads", "num_attention_heads", "n_heads")
+# What a module takes or has where logits depend on more than the two tokens.
+# Norms that stand around attention, not in it.
+AROUND = ("LayerNorm",)
+POSITIONS = re.compile("position|rotary|alibi|relative|past_bias")
 
 
 def heads_of(module: Any) -> MultiHead:
@@ -51,41 +58,11 @@ def layout_of(module: Any) -> ModuleLayout:
     raise UsageError(f"{type(module).__name__} is no attention module of a known kind; known: {known}")
 
 
-@dataclass(frozen=True)
-class Place:
-    """An attention module inside a model, and the layer around it."""
-
-    name: str  # of the module, as the model's tensors begin
-    module: Any
-    layer: Any
-    layout: ModuleLayout
-
-
-def attention_in(model: Any) -> list[Place]:
-    """All self-attention modules of a model in its own order, each once though it may be used several times."""
-    modules = dict(model.named_modules())
-    found: list[Place] = []
-    for name, module in modules.items():
-        inside = any(name.startswith(f"{place.name}.") for place in found)
-        layout = next((layout for layout in LAYOUTS if layout.matches(module)), None)
-        if layout is not None and not inside and not _crosses(name, module):
-            found.append(Place(name, module, modules[name.rpartition(".")[0]], layout))
-    return found
-
-
-def _crosses(name: str, module: Any) -> bool:
-    """Whether a module attends to another sequence than its own."""
-    last = name.rpartition(".")[2].lower()
-    return bool(getattr(module, "is_cross_attention", False)) or "cross" in last or last == "encoder_attn"
-
-
 class ModuleLayout(ABC):
     """How one kind of attention module stores its heads."""
 
     kind: str
     marks: tuple[str, ...] = ()  # attributes that modules of this kind have
-    usually_causal = False  # where a module does not say so
-    rotary = False  # whether logits depend on the distance of tokens
 
     def matches(self, module: Any) -> bool:
         """Whether a module is of this kind."""
@@ -98,14 +75,6 @@ class ModuleLayout(ABC):
     @abstractmethod
     def write(self, made: Projections, module: Any) -> dict[str, Floats]:
         """Tensors that hold these matrices, by their names in the module."""
-
-    def inner(self, module: Any) -> Any:
-        """The part of a module that says whether it is causal."""
-        return module
-
-    def causal(self, module: Any) -> bool:
-        """Whether a position sees only those before it and itself."""
-        return bool(getattr(self.inner(module), "is_causal", self.usually_causal))
 
 
 class Torch(ModuleLayout):
@@ -141,64 +110,91 @@ class Torch(ModuleLayout):
         return tensors | _output_bias(made, module.out_proj, "out_proj", module)
 
 
-class Bert(ModuleLayout):
-    """Four linear maps; the last belongs to a part that also adds the residual and normalises."""
+class Separate(ModuleLayout):
+    """Four linear maps, for queries, keys, values and the output, and a number that scales logits."""
 
-    kind = "BertAttention (also RoBERTa, MiniLM, ELECTRA)"
-    names = ("self.query", "self.key", "self.value", "output.dense")
+    kind = "q_proj, k_proj, v_proj and o_proj or out_proj (ViT, CLIP, Bart, Whisper, OPT), q_lin … (DistilBERT)"
+    known: tuple[tuple[str, ...], ...] = (
+        ("q_proj", "k_proj", "v_proj", "o_proj"),
+        ("q_proj", "k_proj", "v_proj", "out_proj"),
+        ("q_lin", "k_lin", "v_lin", "out_lin"),
+    )
+
+    def names(self, module: Any) -> tuple[str, ...] | None:
+        """The names of the four maps in a module of this kind; None of another."""
+        return next((names for names in self.known if _has(module, *names)), None)
 
     def matches(self, module: Any) -> bool:
         """Whether a module is of this kind."""
-        inner, outer = getattr(module, "self", None), getattr(module, "output", None)
-        return _has(inner, "query", "key", "value", "num_attention_heads") and _has(outer, "dense")
+        return self.names(module) is not None and self.numbers(module) is not None
 
-    def inner(self, module: Any) -> Any:
-        """The part with queries, keys and values."""
-        return module.get_submodule(self.names[0].rpartition(".")[0])
+    def numbers(self, module: Any) -> tuple[int, float] | None:
+        """How many heads a module has, and what it multiplies logits by; None where it does not say."""
+        heads = next((getattr(module, name) for name in HEAD_COUNTS if hasattr(module, name)), None)
+        heads = getattr(getattr(module, "config", None), "num_attention_heads", None) if heads is None else heads
+        scale = next((getattr(module, name) for name in ("scaling", "scale") if hasattr(module, name)), None)
+        return (int(heads), float(scale)) if isinstance(heads, int) and isinstance(scale, int | float) else None
 
     def read(self, module: Any) -> Projections:
         """The matrices of a module."""
-        inner = self.inner(module)
-        if getattr(inner, "rotary_embeddings", None) is not None:
-            raise UsageError(f"{type(module).__name__} turns queries and keys by their position: it is no sum of heads")
-        parts = [module.get_submodule(name) for name in self.names]
-        return Projections.of(
-            inner.num_attention_heads,
-            float(getattr(inner, "scaling", inner.attention_head_size**-0.5)),
-            [plain(part.weight) for part in parts],
-            [_bias(part, part.weight.shape[0]) for part in parts],
-        )
+        names, numbers = self.names(module), self.numbers(module)
+        assert names is not None
+        assert numbers is not None
+        _refuse_positions(module)
+        parts = [module.get_submodule(name) for name in names]
+        matrices = [plain(part.weight) for part in parts]
+        return Projections.of(*numbers, matrices, [_bias(part, len(part.weight)) for part in parts])
 
     def write(self, made: Projections, module: Any) -> dict[str, Floats]:
         """Tensors that hold these matrices, by their names in the module."""
+        names = self.names(module)
+        assert names is not None
+        _refuse_positions(module)
         matrices = (made.query, made.key, made.value, made.output)
-        tensors = {f"{name}.weight": matrix for name, matrix in zip(self.names, matrices, strict=True)}
+        tensors = {f"{name}.weight": matrix for name, matrix in zip(names, matrices, strict=True)}
         biases = (made.query_bias, made.key_bias, made.value_bias)
-        for name, bias in zip(self.names[:3], biases, strict=True):
+        for name, bias in zip(names[:3], biases, strict=True):
             if module.get_submodule(name).bias is not None:
                 tensors[f"{name}.bias"] = bias
             else:
                 _refuse_bias(bias, made.query, module)
-        return tensors | _output_bias(made, module.get_submodule(self.names[3]), self.names[3], module)
+        return tensors | _output_bias(made, module.get_submodule(names[3]), names[3], module)
 
 
-class Albert(Bert):
-    """The same four linear maps in one module."""
+class Bert(Separate):
+    """The same, the first three in a part of their own; the last belongs to a part that adds the residual too."""
+
+    kind = "BertAttention (also RoBERTa, MiniLM, ELECTRA)"
+
+    def names(self, module: Any) -> tuple[str, ...] | None:
+        """The names of the four maps in a module of this kind; None of another."""
+        inner, outer = getattr(module, "self", None), getattr(module, "output", None)
+        own = _has(inner, "query", "key", "value", "num_attention_heads") and _has(outer, "dense")
+        return ("self.query", "self.key", "self.value", "output.dense") if own else None
+
+    def numbers(self, module: Any) -> tuple[int, float] | None:
+        """How many heads a module has, and what it multiplies logits by."""
+        inner = module.get_submodule("self")
+        return inner.num_attention_heads, float(getattr(inner, "scaling", inner.attention_head_size**-0.5))
+
+
+class Albert(Separate):
+    """The same in one module, which normalises too."""
 
     kind = "AlbertAttention"
-    marks = ("query", "key", "value", "dense", "num_attention_heads", "LayerNorm")
-    names = ("query", "key", "value", "dense")
+    known = (("query", "key", "value", "dense"),)
 
-    def matches(self, module: Any) -> bool:
-        """Whether a module is of this kind."""
-        return ModuleLayout.matches(self, module)
+    def numbers(self, module: Any) -> tuple[int, float] | None:
+        """How many heads a module has, and what it multiplies logits by; None where it does not say."""
+        if not _has(module, "num_attention_heads", "attention_head_size", "LayerNorm"):
+            return None
+        return module.num_attention_heads, float(getattr(module, "scaling", module.attention_head_size**-0.5))
 
 
 class Gpt2(ModuleLayout):
     """Matrices are stored transposed, those of queries, keys and values side by side."""
 
     kind = "GPT2Attention"
-    usually_causal = True  # `is_causal` came with later versions of transformers
     marks = ("c_attn", "c_proj", "num_heads", "head_dim")
 
     def read(self, module: Any) -> Projections:
@@ -223,32 +219,28 @@ class Gpt2(ModuleLayout):
         }
 
 
-class Llama(ModuleLayout):
-    """Queries and keys are turned by their position, so logits depend on distances too."""
-
-    kind = "LlamaAttention"
-    usually_causal = True
-    marks = ("q_proj", "k_proj", "v_proj", "o_proj")
-    rotary = True
-
-    def read(self, module: Any) -> Projections:
-        """Refused: there is no one product per head."""
-        raise UsageError(
-            f"{type(module).__name__} turns queries and keys by their position: its logits are a different product for "
-            "every distance of tokens, so it is no sum of heads"
-        )
-
-    def write(self, made: Projections, module: Any) -> dict[str, Floats]:  # noqa: ARG002 - whatever they are
-        """Refused: heads without positions do not fit."""
-        raise UsageError(f"{type(module).__name__} turns queries and keys by their position: heads do not fit in it")
-
-
-LAYOUTS: tuple[ModuleLayout, ...] = (Torch(), Bert(), Albert(), Gpt2(), Llama())
+LAYOUTS: tuple[ModuleLayout, ...] = (Torch(), Bert(), Albert(), Gpt2(), Separate())
 
 
 def plain(tensor: Any) -> Floats:
     """A tensor of any dtype and device as a NumPy array of float64."""
     return np.asarray(tensor.detach().cpu().double().numpy())
+
+
+def _refuse_positions(module: Any) -> None:
+    """UsageError for a module whose logits are no products of two tokens."""
+    taken = [*inspect.signature(module.forward).parameters, *(name for name, _ in module.named_modules())]
+    inner = getattr(module, "self", None)
+    taken += [] if getattr(inner, "rotary_embeddings", None) is None else ["rotary_embeddings"]
+    position = next((name for name in taken if POSITIONS.search(name)), None)
+    if position is not None:
+        raise UsageError(
+            f"{type(module).__name__} reads tokens by their position ({position}): its logits are another product for "
+            "every distance of tokens, so it is no sum of heads"
+        )
+    norm = next((name for name, _ in module.named_modules() if "norm" in name.rpartition(".")[2].lower()), None)
+    if norm is not None and norm.rpartition(".")[2] not in AROUND:
+        raise UsageError(f"{type(module).__name__} normalises queries or keys ({norm}): it is no sum of heads")
 
 
 def _has(module: Any, *names: str) -> bool:

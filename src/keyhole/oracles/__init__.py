@@ -5,7 +5,7 @@ from keyhole.oracles.function import FunctionOracle
 from keyhole.oracles.http.oracle import HttpOracle
 from keyhole.oracles.onnx import OnnxOracle
 from keyhole.oracles.torch import TorchOracle
-from keyhole.oracles.transformers import TransformersOracle
+from keyhole.oracles.transformers.oracle import TransformersOracle
 from keyhole.oracles.wrappers import Batched, Budgeted, Cast, Counted, Flipped, Labelled, Noisy, Rounded, Wrapper
 
 __all__ = [

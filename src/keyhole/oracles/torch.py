@@ -109,6 +109,12 @@ class TorchOracle(Oracle):
         raise troubles[0]
 
 
+def convert(module: Any, dtype: Any, device: Any) -> Any:
+    """The module in another dtype or on another device: a copy, or itself where it is there already."""
+    torch, who = extra("torch", "torch", "TorchOracle"), f"the module {type(module).__name__}"
+    return _move(module, _dtype(torch, dtype, module), _device(torch, device, module, who))
+
+
 def is_module(model: Any) -> bool:
     """Whether something is a PyTorch module, without importing PyTorch for it."""
     torch = sys.modules.get("torch")

@@ -6,6 +6,7 @@ import hashlib
 import sys
 import traceback
 from collections.abc import Callable
+from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,26 +14,46 @@ from typing import Any
 from keyhole.errors import KeyholeError, UsageError
 from keyhole.oracles import FunctionOracle, Oracle, TorchOracle, Wrapper
 from keyhole.oracles.torch import is_module
+from keyhole.targets.models import split
 from keyhole.targets.target import Target, path_of, read_bytes
+
+EXAMPLE = "python:path.py:factory"
 
 
 def open_python(rest: str) -> Target:
-    """What the function of a text such as `path.py:factory` returns."""
-    name, _, factory = rest.rpartition(":")
+    """What the function of a text such as `path.py:factory` returns, or `path.py:factory#module=NAME` a part of it."""
+    named, given = split(rest, EXAMPLE, {"module": (str, "the dotted name of a module")})
+    name, _, factory = named.rpartition(":")
     if not factory.isidentifier():
-        raise UsageError(f"cannot read python:{rest}; write python:path.py:factory, a function without arguments")
-    path = path_of(name, "python:path.py:factory")
+        raise UsageError(f"cannot read python:{rest}; write {EXAMPLE}, a function without arguments")
+    path, part = path_of(name, EXAMPLE), given.get("module", "")
     source = read_bytes(path)
     digest = hashlib.sha256(source).hexdigest()
     module = _call(path, lambda: _import_source(path, source, digest))
     make = getattr(module, factory, None)
     if not callable(make):
         raise UsageError(f"{path} has no function {factory!r}: name one that returns the box")
-    inner = _as_oracle(_call(path, make), f"{factory}() in {path}")
+    inner = _as_oracle(_named_part(_call(path, make), part), f"{factory}() in {path}")
     oracle = Wrapper(inner)
     oracle.name = f"python:sha256:{digest}:{factory}:{inner.name}"
-    label = f"the box of width {inner.signature.width} that {factory}() in {path} makes"
+    made = f"{factory}() in {path} makes" if not part else f"is {part} of what {factory}() in {path} makes"
+    label = f"the box of width {inner.signature.width} that {made}"
     return Target(f"python:{rest}", oracle, label)
+
+
+def _named_part(box: Any, name: str) -> Any:
+    """The part of a PyTorch model by its dotted name; the whole where there is none."""
+    if not name:
+        return box
+    if not is_module(box):
+        raise UsageError(
+            f"#module={name} names a part of a PyTorch model, but the factory makes a {type(box).__name__}"
+        )
+    parts = dict(box.named_modules())
+    if name not in parts:
+        near = get_close_matches(name, parts, 3) or [each for each in parts if each][:3]
+        raise UsageError(f"{type(box).__name__} has no module {name!r}; it has {', '.join(near)} and others")
+    return parts[name]
 
 
 def _as_oracle(box: Any, maker: str) -> Oracle:

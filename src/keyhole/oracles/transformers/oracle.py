@@ -1,0 +1,100 @@
+"""One layer of a transformers model as an oracle that takes vectors."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+
+from keyhole.arrays import to_numpy
+from keyhole.errors import UsageError
+from keyhole.families import MultiHead
+from keyhole.families.torch_layouts import heads_of
+from keyhole.noise import Noise
+from keyhole.oracles.positions import Positions
+from keyhole.oracles.torch import TorchOracle, convert, identity
+from keyhole.oracles.transformers.folder import open_model
+from keyhole.oracles.transformers.parts import PARTS, LayerPart
+from keyhole.oracles.transformers.places import place_in
+from keyhole.oracles.transformers.surroundings import Surroundings
+
+Part = Literal["attention", "attention-block", "layer"]
+# Sequences on which heads of the weights must answer as the module does, and how many roundings they may be off.
+TRIAL, ROUNDINGS = (4, 6), 1e4
+
+
+class TransformersOracle(TorchOracle):
+    """One layer of a transformers model, asked with vectors through the model's own code.
+
+    `model` is a transformers model in eval mode, or a folder that holds one; nothing is ever fetched, and no code of
+    the folder runs. `layer` counts from 0, from the end if negative; layers that a model shares count once. `part` is
+
+    - "attention": heads and output projection, without residual and normalisation;
+    - "attention-block": the same with the residual and the normalisation that the model has, before or behind;
+    - "layer": the whole layer, the feed-forward part included.
+
+    Layers are found by running the model once, whatever its architecture. Masks, windows, positions and rotary tables
+    are those that the model gives the layer for sequences of the length that is asked. When it is opened, the oracle is
+    compared with a run of the model, and refused where it differs. The other arguments are those of `TorchOracle`; the
+    dtype is that of the stored weights unless given.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        layer: int | Literal["all"],
+        part: Part = "attention",
+        *,
+        positions: Positions = "last",
+        dtype: Any = None,
+        device: Any = None,
+        max_norm: float | None = None,
+        max_length: int | None = None,
+        noise: Noise | str | None = None,
+        batch_limit: int | None = None,
+        name: str | None = None,
+    ) -> None:
+        if part not in PARTS:
+            raise UsageError(f"part must be one of {', '.join(PARTS)}, not {part!r}")
+        if layer == "all":
+            raise UsageError("one oracle is one layer: keyhole.recover_model(model) recovers all of them")
+        model = convert(open_model(model, type(self).__name__), dtype, device)
+        self.place = place_in(model, layer)
+        self.part = part
+        asked: LayerPart = PARTS[part](self.place)
+        surroundings = Surroundings(self.place.model, asked.module)
+        super().__init__(
+            asked.module,
+            self.place.width,
+            positions=positions,
+            dtype=dtype,
+            device=device,
+            batch_first=True,
+            call=lambda _module, tokens: asked.ask(tokens, surroundings.of(*tokens.shape[:2])),
+            max_norm=max_norm,
+            max_length=max_length if max_length is not None else surroundings.longest(),
+            noise=noise,
+            batch_limit=batch_limit,
+            name=name,
+        )
+        asked.check(surroundings, self.signature.space.eps)
+        if name is None:
+            where = "" if isinstance(positions, str) else f" at position {positions}"
+            self.name = f"{identity(self.module)} {part}{surroundings.words}{where}"
+
+    def heads(self) -> MultiHead:
+        """The heads inside, to compare a recovery with; UsageError where the part is more than a sum of heads."""
+        if self.part != "attention":
+            raise UsageError(f"the part {self.part!r} is more than its heads: ask the part 'attention' for them")
+        heads = heads_of(self.module)
+        space = self.signature.space
+        drawn = np.random.default_rng(0).standard_normal((*TRIAL, self.signature.width))
+        tokens = space.asarray(drawn)
+        answers = self(tokens) if self.signature.positions == "last" else self(tokens)[:, -1, ...]
+        off = abs(to_numpy(answers) - heads(to_numpy(tokens)))
+        if not float(off.max()) <= ROUNDINGS * space.eps * float(abs(to_numpy(answers)).max()):
+            raise UsageError(
+                f"{type(self.module).__name__} is no sum of heads: its weights answer otherwise than it does, by "
+                f"{float(off.max()):.2g}, so that positions, a window, norms or caps count"
+            )
+        return heads
