@@ -35,8 +35,8 @@ class TransformersOracle(TorchOracle):
 
     Layers are found by running the model once, whatever its architecture. Masks, windows, positions and rotary tables
     are those that the model gives the layer for sequences of the length that is asked. When it is opened, the oracle is
-    compared with a run of the model, and refused where it differs. The other arguments are those of `TorchOracle`; the
-    dtype is that of the stored weights unless given.
+    compared with a run of the model, and refused where it differs. `answers="labels"`: only the number of the largest
+    output is told. The other arguments are those of `TorchOracle`; the dtype is that of the stored weights unless given.
     """
 
     def __init__(
@@ -52,6 +52,7 @@ class TransformersOracle(TorchOracle):
         max_length: int | None = None,
         noise: Noise | str | None = None,
         batch_limit: int | None = None,
+        answers: Literal["numbers", "labels"] = "numbers",
         name: str | None = None,
     ) -> None:
         if part not in PARTS:
@@ -62,6 +63,7 @@ class TransformersOracle(TorchOracle):
         self.place = place_in(model, layer)
         self.part = part
         asked: LayerPart = PARTS[part](self.place)
+        told = _largest if answers == "labels" else _all
         surroundings = Surroundings(self.place.model, asked.module)
         super().__init__(
             asked.module,
@@ -70,16 +72,18 @@ class TransformersOracle(TorchOracle):
             dtype=dtype,
             device=device,
             batch_first=True,
-            call=lambda _module, tokens: asked.ask(tokens, surroundings.of(*tokens.shape[:2])),
+            call=lambda _module, tokens: told(asked.ask(tokens, surroundings.of(*tokens.shape[:2]))),
             max_norm=max_norm,
             max_length=max_length if max_length is not None else surroundings.longest(),
             noise=noise,
             batch_limit=batch_limit,
+            answers=answers,
             name=name,
         )
         asked.check(surroundings, self.signature.space.eps)
         if name is None:
             where = "" if isinstance(positions, str) else f" at position {positions}"
+            where += " | labels" if answers == "labels" else ""
             self.name = f"{identity(self.module)} {part}{surroundings.words}{where}"
 
     def heads(self) -> MultiHead:
@@ -98,3 +102,11 @@ class TransformersOracle(TorchOracle):
                 f"{float(off.max()):.2g}, so that positions, a window, norms or caps count"
             )
         return heads
+
+
+def _all(outputs: Any) -> Any:
+    return outputs
+
+
+def _largest(outputs: Any) -> Any:  # (batch, length, outputs) -> (batch, length)
+    return outputs.argmax(dim=-1)
