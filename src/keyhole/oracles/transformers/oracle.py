@@ -36,7 +36,8 @@ class TransformersOracle(TorchOracle):
     Layers are found by running the model once, whatever its architecture. Masks, windows, positions and rotary tables
     are those that the model gives the layer for sequences of the length that is asked. When it is opened, the oracle is
     compared with a run of the model, and refused where it differs. `answers="labels"`: only the number of the largest
-    output is told. The other arguments are those of `TorchOracle`; the dtype is that of the stored weights unless given.
+    output is told. The other arguments are those of `TorchOracle`; the dtype is that of the stored weights unless
+    given.
     """
 
     def __init__(
