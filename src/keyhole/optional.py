@@ -18,6 +18,11 @@ def extra(library: str, name: str, user: str) -> Any:
         raise UsageError(f"{user} needs {library} ({error}): {install(name)}") from error
 
 
+def on_demand(module: str) -> Any:
+    """A module of Keyhole that lies above whoever uses it, such as the pictures of a result, imported when used."""
+    return import_module(f"keyhole.{module}")
+
+
 def install(name: str) -> str:
     """The command that installs an extra."""
     return f"pip install 'keyhole[{name}]'"

@@ -18,8 +18,10 @@ from keyhole.journal import Journal
 from keyhole.methods import Attempt, Task, ending, recovery_steps, stream
 from keyhole.methods.diagnosis.diagnose import Diagnosis, diagnose
 from keyhole.methods.diagnosis.examination import Finding
+from keyhole.noise import Noise
 from keyhole.numerics.domain import Sampler, draw_from, sampler_of
 from keyhole.oracles import Oracle
+from keyhole.oracles.anything import as_oracle
 from keyhole.progress import Observer, ProgressBar, Silent, wants_bar
 from keyhole.recovery import Outcome, Recovery, Stats
 from keyhole.session import Session, box_of
@@ -29,13 +31,16 @@ DOMAIN_LOOK = 64
 
 
 def recover(
-    oracle: Oracle,
+    oracle: Any,
     method: str = "auto",
     budget: int | None = None,
     journal: str | PathLike[str] | None = None,
     seed: int = 0,
     throw: bool = True,
     *,
+    width: int | None = None,
+    noise: Noise | str | None = None,
+    max_norm: float | None = None,
     heldout: int | None = None,
     domain: Sampler | Sequence[Array] | None = None,
     max_seconds: float | None = None,
@@ -44,6 +49,10 @@ def recover(
     **options: Any,
 ) -> Recovery:
     """Recover what is inside an oracle and certify it with held-out queries.
+
+    `oracle` is an oracle, or anything that one can be made of: a PyTorch module, a function of batches of tokens with
+    `width=`, parameters, an ONNX file, the address of a model, or a target as on the command line. `noise` and
+    `max_norm` declare how its answers err, and how long its tokens may be.
 
     `method="auto"` finds out from a few queries which family the oracle is likely of, and how its answers err where
     that was not declared, and takes the method for that; where it turns out to be another, it goes on.
@@ -59,11 +68,7 @@ def recover(
     function (rng, count) -> sequences or the sequences (length, width) themselves, names inputs that matter to the
     user: as many of them are asked besides, and the certificate speaks of them too.
     """
-    if not isinstance(oracle, Oracle):
-        kind = type(oracle).__name__
-        raise UsageError(
-            f"oracle must be an Oracle, not {kind}: FunctionOracle(function, width=d) makes one of a function"
-        )
+    oracle = as_oracle(oracle, width, noise, max_norm)
     _check_whole("seed", seed, 0)
     if budget is not None:
         _check_whole("budget", budget, 0)
@@ -92,7 +97,7 @@ def recover(
     if ended.outcome is Outcome.TIME_EXHAUSTED:
         ended = replace(ended, message=f"{ended.message}: {session.compute}")
     stats = _stats(session, ended, perf_counter() - began)
-    result = Recovery(ended.outcome, ended.message, ended.params, ended.certificate, stats, ended.method)
+    result = Recovery(ended.outcome, ended.message, ended.params, ended.certificate, stats, ended.method, oracle.name)
     if throw and not result.certified:
         raise RecoveryFailed(result) from ended.cause
     return result

@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import Enum
+from os import PathLike
+from pathlib import Path
 from typing import Any, Generic
 
 import numpy as np
 import numpy.typing as npt
 
 from keyhole.families import F_co
+from keyhole.optional import on_demand
+
+# Characters of a message that a notebook or a prompt shows.
+LONGEST_WORDS = 400
 
 
 class Outcome(Enum):
@@ -83,7 +89,7 @@ class Tested:
         return f"{self.informative} of {self.queries} informative, at most {100 * self.bound:.2g} % mispredicted"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Certificate(Generic[F_co]):
     """What was checked at the end, and how sure the parameters are."""
 
@@ -113,6 +119,10 @@ class Certificate(Generic[F_co]):
         silent = [each.label for each in self.tested if each.label not in STATED and not each.informative]
         return "; ".join([*said, f"nothing is said of sequences of {', '.join(silent)}"] if silent else said)
 
+    def __repr__(self) -> str:
+        bars = "" if self.radius is None else f"radii {self.radius!r}, "
+        return f"Certificate({bars}{self.heldout_queries} held-out queries, worst {self.worst_ratio:.2g} of its radius)"
+
     def heldout(self) -> dict[str, npt.NDArray[np.float64]]:
         """Predictions and answers of the held-out queries, as run folders keep them."""
         return {"predictions": self.predictions, "answers": self.answers}
@@ -137,7 +147,7 @@ class Stats:
         return self.queries / self.counting_bound if self.counting_bound else float("nan")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Recovery(Generic[F_co]):
     """The result of `keyhole.recover`."""
 
@@ -147,11 +157,43 @@ class Recovery(Generic[F_co]):
     certificate: Certificate[F_co]
     stats: Stats
     method: str
+    oracle: str = ""  # the name of the oracle; empty where it was learned from examples
 
     @property
     def certified(self) -> bool:
         """True only if the held-out answers were predicted within the radius."""
         return self.outcome is Outcome.CERTIFIED
+
+    def __repr__(self) -> str:
+        """The outcome, what it cost and what was recovered, in three lines."""
+        stats = self.stats
+        cost = f"{stats.queries:,} {'queries' if self.oracle or not stats.queries else 'examples'}"
+        if stats.counting_bound:
+            cost += f" where {stats.counting_bound:,} is the fewest possible ({stats.ratio:.3f} ×)"
+        cost += f", {stats.heldout_queries:,} held out" if stats.heldout_queries else ""
+        message = self.message if len(self.message) <= LONGEST_WORDS else f"{self.message[: LONGEST_WORDS - 1]}…"
+        return f"{self.outcome.name} by {self.method}: {message}\n{cost}\n{self.params!r}"
+
+    def _repr_html_(self) -> str:
+        """A card for notebooks."""
+        card: str = on_demand("report.notebook").card_of_recovery(self)
+        return card
+
+    def report(self) -> Any:
+        """Everything there is to say of it, which notebooks show as a page; `.save(path)` writes that page."""
+        return on_demand("report.notebook").report_of(self)
+
+    def plot(self) -> Any:
+        """Score matrices, spectra and the held-out check as one matplotlib figure. Needs the `report` extra."""
+        return on_demand("report.notebook").figure_of(self)
+
+    def save(self, folder: str | PathLike[str], *, force: bool = False) -> dict[str, Path]:
+        """Write a run folder, as the command line does with --out, its report too where the extra is installed.
+
+        The paths by what they are. A folder that belongs to another run is refused unless `force` is set.
+        """
+        paths: dict[str, Path] = on_demand("report.notebook").save_recovery(self, folder, force)
+        return paths
 
     def summary(self) -> dict[str, Any]:
         """Everything but the parameters, as plain data for JSON."""

@@ -297,7 +297,7 @@ def test_failing_boxes_and_wrong_use() -> None:
     with pytest.raises(UsageError, match="width"):
         kh.verify(kh.FunctionOracle(params, width=7), params)
     with pytest.raises(UsageError, match="Oracle"):
-        kh.verify(params, params)
+        kh.verify(3, params)
     with pytest.raises(UsageError, match="params"):
         kh.verify(oracle_of(params), "a head")
     with pytest.raises(UsageError, match="queries"):

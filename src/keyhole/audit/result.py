@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from keyhole.audit.defences import NONE, Defence, parse_defence
+from keyhole.optional import on_demand
 
 # Relative errors an attacker may be content with: as good as the oracle for most uses, and as good as a copy.
 USEFUL, COPY = 1e-2, 1e-6
@@ -79,6 +80,11 @@ class Audit:
             cells = [_colour(row.error) if row else Text("") for row in by_multiple.values()]
             table.add_row(defence, *cells, Text(f"{rows[-1].floor:.1e}", style="dim"))
         return table
+
+    def _repr_html_(self) -> str:
+        """A card for notebooks."""
+        card: str = on_demand("report.notebook").card_of_audit(self)
+        return card
 
     def as_data(self) -> dict[str, Any]:
         """Everything as plain data for JSON."""

@@ -12,6 +12,7 @@ import numpy as np
 from keyhole.arrays import Array, Floats, floats, like
 from keyhole.errors import UsageError
 from keyhole.families.files import save_arrays
+from keyhole.optional import on_demand
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
@@ -82,6 +83,10 @@ class Sensitivity:
     parts: tuple[Part, ...]
 
 
+# Arrays that are listed where parameters are shown in one line.
+MOST_LISTED = 6
+
+
 class Family(Protocol):
     """Parameters of one kind of map from sequences to answers.
 
@@ -149,6 +154,23 @@ class Family(Protocol):
         moved = {name: like(array, tokens) for name, array in own.items()}
         same = all(array is own[name] for name, array in moved.items())
         return self if same else self.with_arrays(moved)
+
+    def __init_subclass__(cls, **given: object) -> None:
+        super().__init_subclass__(**given)
+        if "__repr__" not in vars(cls):  # a dataclass would write out all numbers
+            cls.__repr__ = Family.__repr__  # type: ignore[method-assign]
+
+    def __repr__(self) -> str:
+        """The arrays by name and shape, not their numbers."""
+        shapes = [f"{name} {tuple(array.shape)}" for name, array in self.arrays().items()]
+        words = [f"{name} {word}" for name, word in self.words.items()]
+        more = [f"{len(shapes) - MOST_LISTED} arrays more"] if len(shapes) > MOST_LISTED else []
+        return f"{type(self).__name__}({', '.join([*shapes[:MOST_LISTED], *more, *words[:MOST_LISTED]])})"
+
+    def _repr_html_(self) -> str:
+        """A card for notebooks."""
+        card: str = on_demand("report.notebook").card_of_params(self)
+        return card
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the parameters to a safetensors file that `keyhole.load` reads."""

@@ -36,14 +36,15 @@ def read_report(folder: Path) -> Report:
     saved = read_folder(folder)
     try:
         with np.errstate(all="ignore"):
-            return _report(saved)
+            return report_of_saved(saved)
     except KeyholeError:
         raise
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError) as error:
         raise FileError(f"what {folder} holds is damaged ({type(error).__name__}: {error}): {AGAIN}") from error
 
 
-def _report(saved: Saved) -> Report:
+def report_of_saved(saved: Saved) -> Report:
+    """What there is to say of whatever a command or a call came to."""
     if isinstance(saved, SavedRun):
         return report_of_run(saved)
     if isinstance(saved, SavedAudit):

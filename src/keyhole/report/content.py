@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from html import escape
+from os import PathLike
+from pathlib import Path
 from typing import Any, Literal
 
+from keyhole.optional import on_demand
 from keyhole.report.charts import Chart, plain_chart
 
 # good: proven; bad: admitted failure; plain: neither is asked.
@@ -87,6 +91,17 @@ class Report:
             for charts in (section.charts, *(panel.charts for panel in section.panels))
             for chart in charts
         )
+
+    def _repr_html_(self) -> str:
+        """The page in a frame of its own, for notebooks."""
+        page = escape(on_demand("report.build").as_html(self), quote=True)
+        return f'<iframe srcdoc="{page}" style="width:100%;height:48em;border:0" title="report"></iframe>'
+
+    def save(self, path: str | PathLike[str]) -> Path:
+        """Write the page, which opens from disk."""
+        target = Path(path)
+        target.write_text(on_demand("report.build").as_html(self), encoding="utf-8")
+        return target
 
     def as_data(self) -> dict[str, Any]:
         """What it says as plain data for JSON, without the numbers that pictures are made of."""

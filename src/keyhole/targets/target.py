@@ -12,7 +12,8 @@ from keyhole.errors import FileError, UsageError
 from keyhole.families import Family
 from keyhole.gauge import distance
 from keyhole.noise import Noise
-from keyhole.oracles import Oracle, Wrapper
+from keyhole.oracles import Oracle
+from keyhole.oracles.anything import with_declared
 
 
 @dataclass(frozen=True)
@@ -26,15 +27,8 @@ class Target:
 
     def with_declared(self, max_norm: float | None = None, noise: Noise | None = None) -> Target:
         """A copy with this bound on token norms and this noise in its signature."""
-        signature = self.oracle.signature
-        if max_norm is not None:
-            own = signature.max_norm
-            if own is not None and max_norm > own:
-                raise UsageError(f"max_norm {max_norm} exceeds the {own} that the target {self.text} allows")
-            signature = signature.with_changes(max_norm=max_norm)
-        if noise is not None:
-            signature = signature.with_changes(noise=noise)
-        return self if signature is self.oracle.signature else replace(self, oracle=Wrapper(self.oracle, signature))
+        oracle = with_declared(self.oracle, noise=noise, max_norm=max_norm)
+        return self if oracle is self.oracle else replace(self, oracle=oracle)
 
     def distance(self, params: Family | None) -> float | None:
         """How far parameters are from the truth; None where it is not known, or they are of another family."""

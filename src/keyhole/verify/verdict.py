@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from keyhole.optional import on_demand
+
 Conclusion = Literal["same", "different", "inconclusive"]
 
 
@@ -59,6 +61,11 @@ class Verdict:
         if self.conclusion == "inconclusive":
             return 0.0
         return 1.0 - (self.miss if self.same else self.false_alarm)
+
+    def _repr_html_(self) -> str:
+        """A card for notebooks."""
+        card: str = on_demand("report.notebook").card_of_verdict(self)
+        return card
 
     def summary(self) -> dict[str, Any]:
         """Everything, as plain data for JSON."""

@@ -20,6 +20,7 @@ from keyhole.methods import Steps, stream
 from keyhole.methods.noise_estimation.measure import NoiseEstimate, coarseness, measure_noise
 from keyhole.noise import Noise
 from keyhole.oracles import Oracle
+from keyhole.oracles.anything import as_oracle
 from keyhole.progress import Observer
 from keyhole.queries import Measurements, Plan, Signature, sequences
 from keyhole.session import Session, box_of
@@ -44,7 +45,7 @@ FEW_NAMES = 3
 
 
 def verify(
-    oracle: Oracle,
+    oracle: Any,
     params: F,
     queries: int = QUERIES,
     seed: int = 0,
@@ -57,12 +58,15 @@ def verify(
 ) -> Verdict:
     """Find out from at most `queries` sequences whether an oracle answers like `params`, and if not, where it differs.
 
+    `oracle` is an oracle, or anything that `keyhole.recover` takes for one, of the width of the parameters.
     With a `tolerance` every part (the score, value or bias of a head, an array of a net) may differ by this much,
     relatively and in the Frobenius norm; without one, by what rounding in the oracle's dtype explains. A `radius`, the
     parameters' own radii such as a recovery's `certificate.radius`, is allowed for besides. Rounding that nobody
     declared is allowed for where the digits of all answers show it; an oracle whose noise is "measure" is asked about a
     hundred queries more, or 336 where its errors are random, to find out. `max_seconds` caps the time of arithmetic.
     """
+    named = isinstance(oracle, Oracle | str | PathLike)
+    oracle = as_oracle(oracle, None if named else getattr(params, "width", None))
     _check(oracle, params, queries, seed, tolerance, radius)
     with ExitStack() as stack:
         book = None if journal is None else stack.enter_context(Journal(journal, box_of(oracle)))
@@ -83,11 +87,6 @@ def verify(
 
 
 def _check(oracle: Oracle, params: F, queries: int, seed: int, tolerance: float | None, radius: F | None) -> None:
-    if not isinstance(oracle, Oracle):
-        kind = type(oracle).__name__
-        raise UsageError(
-            f"oracle must be an Oracle, not {kind}: FunctionOracle(function, width=d) makes one of a function"
-        )
     if not is_family(params) or params.positions != "last":
         raise UsageError(f"params must be parameters such as a SingleHead, not {type(params).__name__}")
     for name, number, least in (("queries", queries, 1), ("seed", seed, 0)):

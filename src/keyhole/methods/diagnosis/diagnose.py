@@ -32,6 +32,7 @@ from keyhole.methods.diagnosis.examination import Examination, Finding, are_labe
 from keyhole.methods.diagnosis.family_tests import affine_misfit, odds_rank, rank_above
 from keyhole.methods.registry import methods_for
 from keyhole.noise import Noise
+from keyhole.optional import on_demand
 from keyhole.queries import Signature
 
 UNKNOWN, CONSTANT = "unknown", "constant"
@@ -98,6 +99,11 @@ class Diagnosis:
     def found(self, what: str) -> str | None:
         """What was found of one property; None where it was not looked for."""
         return next((finding.found for finding in self.findings if finding.what == what), None)
+
+    def _repr_html_(self) -> str:
+        """A card for notebooks."""
+        card: str = on_demand("report.notebook").card_of_diagnosis(self)
+        return card
 
     def summary(self) -> dict[str, Any]:
         """Plain data for JSON."""

@@ -80,9 +80,13 @@ def _frame(axis: Any, audit: Audit) -> None:
     axis.set(xscale="log", yscale="log", xlabel="queries sent", ylabel="relative error of what the attacker gets")
     powers_of_ten(axis.yaxis)
     low, high = axis.get_ylim()
+    low = min(low, USEFUL / 3)
     axis.set_ylim(low, max(high, 2.0))
-    axis.set_xlim(right=1.15 * max(row.budget for row in audit.rows))
+    left = min(axis.get_xlim()[0], audit.bound / 2)  # of one budget only there would be next to no width
+    axis.set_xlim(left, 1.15 * max(row.budget for row in audit.rows))
     for goal, words in ((USEFUL, "1 %: useful"), (COPY, "10⁻⁶: a copy")):
+        if goal < low:  # words outside of the frame would leave it no room
+            continue
         axis.axhline(goal, color=FAINT, linewidth=1.0, linestyle=":", zorder=0)
         axis.annotate(words, (1.0, goal), xycoords=("axes fraction", "data"), xytext=(-4, 3),
                       textcoords="offset points", ha="right", fontsize=8.5, color=FAINT)  # fmt: skip

@@ -74,6 +74,13 @@ def canvas(width: float, height: float, *, own_text: bool = False) -> Iterator[A
         yield figure
 
 
+def lasting(figure: Any) -> Any:
+    """The figure, drawn once so that it keeps its style, and shown as a PNG by notebooks whatever their settings."""
+    drawn = to_png(figure)
+    figure._repr_png_ = lambda: drawn
+    return figure
+
+
 def to_png(figure: Any) -> bytes:
     """The figure on white."""
     file = BytesIO()
