@@ -15,6 +15,7 @@ from benchmarks.fuzz.maps import Floats, Params
 
 RELATIVE = 1e-6  # differences below this share of an answer are none
 OFTEN = 0.05  # of a class of inputs
+NEAR_BOUNDARY = 2e-3  # share of labels that may be off: those of sequences nearer to a boundary than its radius
 DRAWS, FACTOR = 8, 3.0  # random corners of the box of radii, and what is added to the widest
 # Outcomes by which a recovery from coarse answers says that they are too coarse.
 ADMISSIONS = {"TOO_NOISY", "UNCERTIFIED", "SATURATED", "INCONSISTENT", "NOT_IDENTIFIABLE"}
@@ -89,6 +90,7 @@ def _member(box: Box, found: Found, rng: Random) -> Verdict:
     if ratio is not None and ratio <= 1 and _computes_its_parameters(box, found, rng):
         return Verdict("right", ratio=ratio)
     shares = wrong_shares(box, found, rng)
+    shares = {each: share for each, share in shares.items() if not box.labels or share > NEAR_BOUNDARY}
     name = _wrong(shares, "member wrong")
     if ratio is not None and name != "member wrong":
         name = "outside"
@@ -133,7 +135,7 @@ def wrong_shares(box: Box, found: Found, rng: Random, unseen: float = 0.0) -> di
     with np.errstate(all="ignore"):
         for name, tokens in batches(box, rng):
             true, own = columns(box.truth(tokens)), columns(found.function(tokens))
-            sizes = np.max(np.abs(true), axis=1)
+            sizes = np.max(np.where(np.isnan(true), 0.0, np.abs(true)), axis=1)
             if "norms" not in name:
                 sizes = np.full(len(sizes), np.max(sizes))
             least = np.maximum(RELATIVE * sizes[:, None], unseen)
