@@ -16,7 +16,9 @@ from benchmarks.fuzz.maps import Floats, Params
 RELATIVE = 1e-6  # differences below this share of an answer are none
 OFTEN = 0.05  # of a class of inputs
 NEAR_BOUNDARY = 2e-3  # share of labels that may be off: those of sequences nearer to a boundary than its radius
-DRAWS, FACTOR = 8, 3.0  # random corners of the box of radii, and what is added to the widest
+# Random corners of the box of radii, and by how much more the worst of all corners moves answers: of logits that
+# nearly decide it is not enough to take what these corners do so many times, so that those of a larger box count too.
+DRAWS, FACTOR = 8, 3.0
 # Outcomes by which a recovery from coarse answers says that they are too coarse.
 ADMISSIONS = {"TOO_NOISY", "UNCERTIFIED", "SATURATED", "INCONSISTENT", "NOT_IDENTIFIABLE"}
 
@@ -131,7 +133,7 @@ def wrong_shares(box: Box, found: Found, rng: Random, unseen: float = 0.0) -> di
     assert found.function is not None
     wrong: Counter[str] = Counter()
     total: Counter[str] = Counter()
-    corners = [_corner(found.params, found.radius, rng) for _ in range(DRAWS)]
+    corners = [_corner(found.params, found.radius, rng, times) for times in (1.0, FACTOR) for _ in range(DRAWS)]
     with np.errstate(all="ignore"):
         for name, tokens in batches(box, rng):
             true, own = columns(box.truth(tokens)), columns(found.function(tokens))
@@ -159,21 +161,21 @@ def _beyond(true: Floats, own: Floats, allowed: Floats) -> Floats:  # (n, p) eac
     return np.any(both & ~(apart <= allowed), axis=1)
 
 
-def _corner(params: Params | None, radius: Params | None, rng: Random) -> Params | None:
-    """Parameters moved by their radii, and by what they are rounded to, in random directions."""
+def _corner(params: Params | None, radius: Params | None, rng: Random, times: float = 1.0) -> Params | None:
+    """Parameters moved by so many radii, and by what they are rounded to, in random directions."""
     if params is None or radius is None:
         return None
-    return _moved(params, radius, rng)
+    return _moved(params, radius, rng, times)
 
 
-def _moved(params: object, radius: object, rng: Random) -> object:
+def _moved(params: object, radius: object, rng: Random, times: float) -> object:
     if isinstance(params, np.ndarray):
         largest = float(np.max(np.abs(params), initial=0.0))
-        wide = np.minimum(np.nan_to_num(np.asarray(radius, dtype=float), nan=0.0), 1e3 * largest + 1.0)
+        wide = times * np.minimum(np.nan_to_num(np.asarray(radius, dtype=float), nan=0.0), 1e3 * largest + 1.0)
         return params + rng.choice([-1.0, 1.0], params.shape) * (wide + 8 * EPS * largest)
     if isinstance(params, tuple):
-        return tuple(_moved(own, wide, rng) for own, wide in zip(params, radius, strict=True))
+        return tuple(_moved(own, wide, rng, times) for own, wide in zip(params, radius, strict=True))
     if not is_dataclass(params):
         return params
     names = [each.name for each in fields(params)]
-    return replace(params, **{name: _moved(getattr(params, name), getattr(radius, name), rng) for name in names})
+    return replace(params, **{name: _moved(getattr(params, name), getattr(radius, name), rng, times) for name in names})
