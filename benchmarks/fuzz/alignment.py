@@ -229,7 +229,7 @@ def _has_scale(
 
 def _beside(layer: Layer) -> Net:
     """The net as a function of the last token and the mixture that attention makes, one behind the other."""
-    net, value = layer.net, layer.head.value
+    net, value = layer.net, layer.heads[0].value
 
     def seen(weights: Floats) -> Floats:  # (..., inner) -> (..., 2·width)
         mixture = weights @ value.T
@@ -243,7 +243,7 @@ def _beside(layer: Layer) -> Net:
 def _radius_beside(found: Layer, radius: Layer) -> Net:
     """Radii of the products, by the radii of their factors."""
     net, wide = found.net, radius.net
-    value, wide_value = np.abs(found.head.value), radius.head.value
+    value, wide_value = np.abs(found.heads[0].value), radius.heads[0].value
 
     def product(weights: Floats, own: Floats, factor: Floats, factor_radius: Floats) -> Floats:
         def times(a: Floats, b: Floats) -> Floats:  # zero times infinity is nothing
@@ -273,10 +273,12 @@ def _radius_beside(found: Layer, radius: Layer) -> Net:
 def _layers(truth: Layer, found: Layer, radius: Layer) -> float | None:
     if truth.residual != found.residual or truth.net.activation != found.net.activation:
         return None
+    if len(truth.heads) != 1 or len(found.heads) != 1:  # compared as functions
+        return None
     behind = _nets(_beside(truth), _beside(found), _radius_beside(found, radius))
     if behind is None:
         return None
-    head, own, wide = truth.head, found.head, radius.head
+    (head,), (own,), (wide,) = truth.heads, found.heads, radius.heads
     return max(
         behind,
         ratio(head.score - own.score, wide.score, SLACK * np.abs(head.score)),

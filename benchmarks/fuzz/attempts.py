@@ -56,6 +56,7 @@ def recovered(box: Box, name: str, seed: int, recover: Callable[..., Any] | None
         max_length=box.max_length,
         noise=noise or None,
         like=np.zeros(1, np.float32) if box.float32 else None,
+        answers="labels" if box.labels else "numbers",
         name=f"{name} {seed}",
     )
     result = (recover or kh.recover)(oracle, seed=seed % 2**32, throw=False, progress=False)

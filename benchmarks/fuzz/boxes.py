@@ -33,6 +33,7 @@ class Box:
     error: float = 0.0  # of an answer, absolute: noise that the box adds
     kinks: Callable[[Floats, Random], Floats] | None = field(default=None)  # moves last tokens (n, d) to kinks
     trapdoor: bool = False  # wrong only where no sample looks
+    labels: bool = False  # answers are labels
 
     def __call__(self, tokens: Floats) -> object:
         with np.errstate(all="ignore"):

@@ -42,7 +42,7 @@ def _beside(rng: Random) -> Box:
 
 def _behind_net(rng: Random) -> Box:
     layer, size = draw_layer(rng, residual=bool(rng.integers(2)))
-    return Box(layer.map(), len(layer.head.value), len(layer.net.outer) == 1, size, layer)
+    return Box(layer.map(), layer.width, len(layer.net.outer) == 1, size, layer)
 
 
 HOSTS: dict[str, Callable[[Random], Box]] = {

@@ -99,16 +99,20 @@ class Net:
 
 @dataclass(frozen=True)
 class Layer:
-    """A head, then a net; with `residual` the last token is added before the net."""
+    """Heads, then a net; with `residual` the last token is added before the net."""
 
-    head: Head
+    heads: tuple[Head, ...]
     constant: Floats  # (inner,) of attention
     net: Net
     residual: bool = False
 
+    @property
+    def width(self) -> int:
+        return len(self.heads[0].value)
+
     def map(self, mixture: Mixture = attention) -> Map:
         def answers(tokens: Floats) -> Floats:
-            inner = mixture(tokens, self.head.score, self.head.bias) @ self.head.value + self.constant
+            inner = sum(mixture(tokens, head.score, head.bias) @ head.value for head in self.heads) + self.constant
             return self.net.on_vectors(inner + tokens[:, -1, :] if self.residual else inner)
 
         return answers
@@ -124,8 +128,8 @@ def params_of(family: str, arrays: Mapping[str, Floats], words: Mapping[str, str
         return _net(arrays, words)
     if family == "one-layer":
         attended, net = _below("attention.", arrays), _net(_below("ffn.", arrays), words)
-        (head,), constant = _heads(attended)
-        return Layer(head, constant, net, words.get("residual") == "true")
+        heads, constant = _heads(attended)
+        return Layer(heads, constant, net, words.get("residual") == "true")
     if family in ("single-head", "multi-head", "residual"):
         heads, constant = _heads(arrays)
         return Heads(heads, constant, family == "residual")

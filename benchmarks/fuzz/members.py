@@ -411,6 +411,7 @@ def draw_layer(
     biases: bool = True,
     score_bias: bool = False,
     most: int = 8,
+    heads: int = 1,
 ) -> tuple[Layer, float]:
     width = draw_width(rng, 8)
     inner = width if residual else int(one_of(rng, (1, 2, 3, 4, width)))
@@ -419,27 +420,32 @@ def draw_layer(
     loud = 1.0 if residual else decades(rng, -2, 2)
     rank = None if rng.random() < 0.7 else int(rng.integers(1, width + 1))
     bias = scale * size * rng.standard_normal(width) * 0.5 if score_bias else np.zeros(width)
-    head = Head(draw_score(rng, width, scale, rank), bias, loud * rng.standard_normal((width, inner)) / width**0.5)
+    drawn = [
+        Head(draw_score(rng, width, scale, rank), bias, loud * rng.standard_normal((width, inner)) / width**0.5)
+        for _ in range(heads)
+    ]
     steep = decades(rng, -1, 1) if activation == "relu" else 1 / (size * loud)
     net, _ = draw_net(
         rng, activation, biases=biases, most=most, width=inner, sizes=(steep, size * loud, decades(rng, -2, 2))
     )
-    return Layer(head, np.zeros(inner), net, residual), size
+    return Layer(tuple(drawn), np.zeros(inner), net, residual), size
 
 
-def draw_layer_box(rng: Random, **options: bool | str) -> Box:
+def draw_layer_box(rng: Random, **options: bool | str | int) -> Box:
     layer, size = draw_layer(rng, **options)
     limit = ""
     if layer.residual and not np.any(layer.net.inner_bias):
         limit = "a net without biases behind a residual"
-    elif np.any(layer.head.bias) and layer.residual:
+    elif np.any(layer.heads[0].bias) and layer.residual:
         limit = "a score bias beside a residual"
     elif layer.net.activation != "relu":
         limit = "smooth nets behind attention need a learner of their own"
+    elif len(layer.heads) > 1 and layer.width < 3:
+        limit = "several heads of one or two dimensions"
     elif not np.any(layer.net.inner_bias) and layer.net.inner.shape[1] <= 2:
         limit = "all kinks in one point of two dimensions"
     scalar = len(layer.net.outer) == 1 and bool(rng.integers(4))
-    return boxed(layer, len(layer.head.value), scalar, size, limit)
+    return boxed(layer, layer.width, scalar, size, limit)
 
 
 MEMBERS.add("one layer", "head, then a net", lambda rng: draw_layer_box(rng, residual=False))
@@ -452,3 +458,37 @@ MEMBERS.add(
     "smooth net",
     lambda rng: draw_layer_box(rng, residual=bool(rng.integers(2)), activation=str(one_of(rng, SMOOTH))),
 )
+MEMBERS.add(
+    "one layer",
+    "several heads",
+    lambda rng: draw_layer_box(rng, residual=bool(rng.integers(2)), heads=int(rng.integers(2, 4))),
+)
+
+
+# --- labels ---------------------------------------------------------------------------------------------------------
+
+
+def draw_labels(rng: Random, outputs: int, *, threshold: bool = False) -> Box:
+    """The sign of one head, or which of its outputs is the largest."""
+    width = int(rng.integers(1, 7))
+    scale = decades(rng, -2, 2)
+    size = natural_size(scale, width)
+    head = Head(draw_score(rng, width, scale), np.zeros(width), rng.standard_normal((width, outputs)))
+    constant = size * rng.standard_normal(outputs) if threshold else np.zeros(outputs)
+    numbers = Heads((head,), constant).map()
+
+    def labels(tokens: Floats) -> Floats:
+        answers = numbers(tokens)
+        return np.where(answers[:, 0] > 0, 1.0, -1.0) if outputs == 1 else np.argmax(answers, axis=1) * 1.0
+
+    def truth(tokens: Floats) -> Floats:  # nan on a boundary, such as tokens that are all zero
+        ordered = np.sort(np.hstack([numbers(tokens), np.zeros((len(tokens), int(outputs == 1)))]), axis=1)
+        return np.where(ordered[:, -1] > ordered[:, -2], labels(tokens), np.nan)[:, None]
+
+    limit = "classes of tokens of two numbers meet in too few boundaries" if width == 2 and outputs > 3 else ""
+    return Box(truth, width, True, size, answer=labels, labels=True, limit=limit)
+
+
+MEMBERS.add("labels", "signs", lambda rng: draw_labels(rng, 1))
+MEMBERS.add("labels", "signs against a threshold", lambda rng: draw_labels(rng, 1, threshold=True))
+MEMBERS.add("labels", "classes", lambda rng: draw_labels(rng, int(rng.integers(3, 6))))

@@ -15,7 +15,7 @@ from keyhole import families, gauge
 from keyhole.arrays import Array, Space, namespace, to_numpy
 from keyhole.errors import FileError, UsageError
 from keyhole.families.files import FAMILIES
-from keyhole.families.parts import PARTS, Attention, register
+from keyhole.families.parts import PARTS, Attention, Sum, register, weight_changes
 from keyhole.gauge.compare import GAUGES
 from keyhole.methods.base import Estimate
 from keyhole.methods.certificate import certify
@@ -45,6 +45,7 @@ class Sink:
     energy: float
 
     name: ClassVar[str] = "sink"
+    of_exponentials: ClassVar[bool] = False
 
     def __call__(self, energies: Array) -> Array:
         xp = namespace(energies)
@@ -272,3 +273,19 @@ def test_a_family_of_ones_own_needs_registering_only(tmp_path: Path, rng: np.ran
 
 def outcome(estimate: Estimate, oracle: Any) -> Outcome:
     return Session(oracle).run(certify(estimate, oracle.signature, np.random.default_rng(0), 16)).outcome
+
+
+def test_changes_of_weights_are_bounds_and_near_to_what_is_reached() -> None:
+    """Also where one token has all the weight, and another one that is lost to rounding may take it."""
+    rng, over = np.random.default_rng(0), []
+    for _ in range(200):
+        count = int(rng.integers(1, 8))
+        energies = rng.standard_normal(count) * 10 ** rng.uniform(-2, 3.5)
+        radii = np.abs(rng.standard_normal(count)) * 10 ** rng.uniform(-6, 3)
+        weights = Sum()(energies)
+        bounds = weight_changes(weights, energies, radii)
+        moved = Sum()(energies + radii * rng.choice([-1.0, 1.0], (128, count)))
+        reached = np.max(np.abs(moved - weights), axis=0)
+        assert np.all(reached <= bounds * (1 + 1e-9) + 1e-13)
+        over += list(bounds[reached > 1e-12] / reached[reached > 1e-12])
+    assert np.median(over) < 1.5

@@ -298,3 +298,9 @@ def test_decimals_that_only_small_answers_show_are_allowed_for(decimals: int) ->
     for name, array in truth.arrays().items():
         error = np.abs(np.asarray(getattr(result.params, name)) - array)
         assert np.all(error <= np.asarray(getattr(result.certificate.radius, name)))
+
+
+def test_answers_that_differ_by_more_than_numbers_hold_are_an_outcome() -> None:
+    rng = np.random.default_rng(0)
+    oracle = kh.FunctionOracle(lambda tokens: 1e200 * rng.standard_normal(len(tokens)), width=3)
+    assert kh.recover(oracle, throw=False).outcome is kh.Outcome.TOO_NOISY

@@ -231,6 +231,30 @@ def test_kept_queries_are_what_was_drawn() -> None:
         assert np.sum((norms > 0.5 * usual) & (norms <= 2 * usual)) >= 30
 
 
+@pytest.mark.parametrize("noise", ["exact", "rounded"])
+def test_some_tokens_have_any_norm_each(noise: str) -> None:
+    """Among longer ones by orders of magnitude the last token may be of usual size, behind errors too."""
+    about = Noise.rounded(6) if noise == "rounded" else Noise.exact()
+    over = [
+        np.max(norms) / norms[-1]
+        for each in tokens_of(drawn(head(), 120, radius=1e-9, noise=about))
+        if (norms := np.linalg.norm(each, axis=1))[-1] > 0.03
+    ]
+    assert np.sum(np.array(over) > 100) >= 3
+
+
+def test_logits_that_are_clipped_far_out_are_seen_behind_decimals() -> None:
+    rng = np.random.default_rng(5)
+    score, value = rng.standard_normal((3, 3)), rng.standard_normal(3)
+
+    def answer(tokens: np.ndarray) -> np.ndarray:
+        logits = np.clip(np.einsum("nid,de,ne->ni", tokens, score, tokens[:, -1]), -200, 200)
+        weights = np.exp(logits - np.max(logits, axis=1, keepdims=True))
+        return np.round(np.sum(weights * (tokens @ value), axis=1) / np.sum(weights, axis=1), 6)
+
+    assert not kh.recover(kh.FunctionOracle(answer, width=3, noise="rounded:6"), throw=False).certified
+
+
 def test_the_number_grows_with_the_recovery() -> None:
     assert [heldout_count(None, queries) for queries in (10, 4168, 6000, 10**6)] == [LEAST, LEAST, 150, MOST]
     assert heldout_count(7, 10**6) == 7

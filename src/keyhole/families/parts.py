@@ -106,6 +106,7 @@ class Normaliser(Protocol):
     """Weights of tokens from their energies."""
 
     name: ClassVar[str]
+    of_exponentials: ClassVar[bool]  # whether weights go with exp(energy), and are one in all
 
     def __call__(self, energies: Array) -> Array:
         """The weights, along the last axis."""
@@ -154,6 +155,7 @@ class Sum:
     """exp(energy) over the sum of it: weights add up to one."""
 
     name: ClassVar[str] = "sum"
+    of_exponentials: ClassVar[bool] = True
 
     def __call__(self, energies: Array) -> Array:
         """The weights, along the last axis."""
@@ -175,9 +177,13 @@ class Attention:
     position_bias: PositionBias = NoPositionBias()
     length_law: Link = NoLengthLaw()
 
+    def energies(self, logits: Array) -> Array:
+        """The logarithms of what the normaliser weighs."""
+        return self.position_bias(self.link(self.length_law(logits)))
+
     def weights(self, logits: Array) -> Array:
         """The weights of tokens, along the last axis."""
-        return self.normaliser(self.position_bias(self.link(self.length_law(logits))))
+        return self.normaliser(self.energies(logits))
 
     def slopes(self, logits: Array) -> Array | float:
         """The derivative of each energy by its logit."""
@@ -225,6 +231,36 @@ def _part(kind: str, text: str) -> Link | Normaliser | PositionBias:
 
 
 LARGEST_EXPONENT = 80.0  # of what a float32 holds
+
+
+def weight_changes(
+    weights: Array,  # (..., length), one in all
+    energies: Array,  # (..., length)
+    radii: Array,  # (..., length)
+) -> Array:  # (..., length)
+    """How much each weight may change when energies are off by up to their radii e.
+
+    A weight is at most w·exp(e)/Σ w·exp(−e), at least w·exp(−e)/Σ w·exp(e), and what some lose others win.
+    """
+    xp = namespace(weights)
+    limits = xp.finfo(weights.dtype)
+    radii = xp.clip(radii, None, float(limits.max) ** 0.5)
+    # Weights that are no numbers any more still have logarithms.
+    lost = energies - xp.max(energies, axis=-1, keepdims=True)
+    is_lost = weights <= limits.smallest_normal
+    logs = xp.where(is_lost, lost, xp.log(xp.where(is_lost, xp.ones_like(weights), weights)))
+    # The logarithms of Σ w·exp(∓e), of which one is negative and one positive.
+    less, more = _log_sum(logs - radii), _log_sum(logs + radii)
+    won = -xp.expm1(less - radii) * xp.exp(xp.clip(logs + radii - less, None, 0.0))
+    won = xp.minimum(won, 1.0 - weights)
+    return xp.maximum(won, xp.minimum(-weights * xp.expm1(-radii - more), xp.sum(won, axis=-1, keepdims=True)))
+
+
+def _log_sum(logs: Array) -> Array:  # (..., length) -> (..., 1)
+    """Log Σ exp(logs)."""
+    xp = namespace(logs)
+    top = xp.max(logs, axis=-1, keepdims=True)
+    return top + xp.log(xp.sum(xp.exp(logs - top), axis=-1, keepdims=True))
 
 
 class Head(Family):
@@ -303,21 +339,35 @@ class Head(Family):
         logits = head.form.logits(tokens, queries)
         weights = head.attention.weights(logits)  # (batch, queries, length)
         energy_radius = xp.abs(head.attention.slopes(logits) * head.form.radius(wide.form, tokens, queries, rounding))
-        worst = xp.max(energy_radius, axis=-1)[:, :, None]
         norms = xp.linalg.vector_norm(tokens, axis=-1)[:, :, None]
         values = (tokens @ head.value_columns)[:, None, :, :]  # (batch, 1, length, outputs or 1)
         value_radius = xp.sqrt((tokens**2) @ (wide.value_columns**2))
         value_radius = value_radius + rounding * norms * xp.linalg.vector_norm(head.value_columns, axis=0)
-        answers = xp.sum(weights[..., None] * values, axis=2)
-        pulls = head.attention.normaliser.pulls(weights, values, answers)
-        # Energies that are off by e change weights by factors of up to exp(2e).
-        factor = xp.expm1(xp.clip(2 * worst, None, LARGEST_EXPONENT))
-        bound = weights @ value_radius + factor * xp.sum(xp.abs(pulls), axis=2)
+        bound = weights @ value_radius + head._moves(logits, energy_radius, values, value_radius[:, None, :, :])
         bound = bound if head.value.ndim == 2 else bound[..., 0]
         if wide.output_bias is not None:
             bound = bound + wide.output_bias
         # A small bias may be the sum of larger ones: value biases come through the output matrix.
         return bound if head.output_bias is None else bound + rounding * xp.max(xp.abs(head.output_bias))
+
+    def _moves(
+        self,
+        logits: Array,  # (batch, queries, length)
+        energy_radius: Array,  # (batch, queries, length)
+        values: Array,  # (batch, 1, length, outputs)
+        value_radius: Array | float,  # as values
+    ) -> Array:  # (batch, queries, outputs)
+        """How far answers move when energies move by up to their radii each: twice what they may, to first order."""
+        xp, energies = namespace(logits), self.attention.energies(logits)
+        weights = self.attention.normaliser(energies)
+        answers = xp.sum(weights[..., None] * values, axis=2)  # (batch, queries, outputs)
+        if not self.attention.normaliser.of_exponentials:
+            # Energies that are off by e change weights by factors of up to exp(2e).
+            factor = xp.expm1(xp.clip(2 * xp.max(energy_radius, axis=-1), None, LARGEST_EXPONENT))[..., None]
+            return factor * xp.sum(xp.abs(self.attention.normaliser.pulls(weights, values, answers)), axis=2)
+        apart = xp.abs(values - answers[:, :, None, :]) + value_radius
+        moved = xp.sum(weight_changes(weights, energies, energy_radius)[..., None] * apart, axis=2)
+        return xp.minimum(moved, xp.max(apart, axis=2))  # answers stay between the values
 
     def effects(self, change: Self, tokens: Array) -> Iterator[tuple[str, Array]]:
         """How far a change of score, value or bias alone, of the size of `change`, moves the answers."""
@@ -327,7 +377,6 @@ class Head(Family):
         weights, slopes = head.attention.weights(logits), head.attention.slopes(logits)
         values = (tokens @ head.value_columns)[:, None, :, :]
         answers = xp.sum(weights[..., None] * values, axis=2)  # (batch, 1, outputs or 1)
-        pulled = xp.sum(xp.abs(head.attention.normaliser.pulls(weights, values, answers)), axis=2)
         zeros = {name: 0 * array for name, array in wide.arrays().items() if name not in ("value", "output_bias")}
         for name in self.arrays():
             if name == "value":
@@ -337,8 +386,7 @@ class Head(Family):
             else:
                 alone: Self = replace(wide, **{each: zero for each, zero in zeros.items() if each != name})  # type: ignore[type-var]
                 energies = xp.abs(slopes * head.form.radius(alone.form, tokens, queries, 0.0))
-                worst = xp.max(energies, axis=-1)[:, :, None]
-                effect = xp.expm1(xp.clip(2 * worst, None, LARGEST_EXPONENT)) * pulled
+                effect = head._moves(logits, energies, values, 0.0)
             yield name.replace("_", " "), effect[:, 0, :] if head.value.ndim == 2 else effect[:, 0, 0]
 
     def token_norm(self, size: float) -> float:

@@ -129,7 +129,7 @@ class _Auto:
         declared_labels = self.task.signature.answers == "labels"
         try:
             evidence = yield from self._ask(triage(self.task.signature, self.task.stream("triage")))
-        except ENDS as error:
+        except (*ENDS, Unrecoverable) as error:
             return Attempt(NAME, ending(error), str(error), cause=error)
         self._allow_for(evidence)
         last = yield from self._first(evidence)
@@ -162,7 +162,7 @@ class _Auto:
         """A diagnosis, and attempts with the methods that it leaves."""
         try:
             diagnosis = yield from self._ask(diagnose(self.task.signature, self.task.stream("diagnosis")))
-        except ENDS as error:
+        except (*ENDS, Unrecoverable) as error:
             ended = last or Attempt(NAME, Outcome.WRONG_FAMILY, NOTHING_FITS)
             return self._result(replace(ended, outcome=ending(error), message=str(error), cause=error))
         self.known |= {"diagnosis": diagnosis.family, "diagnosis_findings": diagnosis.summary()["findings"]}
@@ -201,7 +201,7 @@ class _Auto:
             return last
         try:  # noise may have made one head look like several
             evidence = yield from self._ask(triage(self.task.signature, self.task.stream("triage behind noise")))
-        except ENDS:
+        except (*ENDS, Unrecoverable):
             return last
         for method in self._methods(evidence.family)[:1]:
             if (method, {}) not in self.tried:
@@ -212,7 +212,7 @@ class _Auto:
         """Measure errors that repeat, where single tokens are answered by an affine map but for a little."""
         try:
             slight = yield from self._ask(ask_slight_bend(self.task.signature, self.task.stream("slight errors")))
-        except ENDS:
+        except (*ENDS, Unrecoverable):
             return last
         return (yield from self._with_measured_noise(family, last)) if slight else last
 

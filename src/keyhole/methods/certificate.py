@@ -78,6 +78,14 @@ class Comparison:
             return np.where(self.errors == 0, 0.0, self.errors / self.radii)
 
     @property
+    def relative_error(self) -> float:
+        """The largest of errors over the size of their answer, or over a typical size where that is more."""
+        sizes = np.abs(self.answers)
+        sizes = np.maximum(sizes, np.median(sizes))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return float(np.max(np.where(self.errors == 0, 0.0, self.errors / sizes)))
+
+    @property
     def holds(self) -> bool:
         """Whether every answer was predicted within its radius; not so where a radius is nan."""
         return not (self.scatters or self.beyond) and bool(np.max(self.ratios) <= 1.0)
@@ -140,7 +148,7 @@ def certify(
         outcome, message = Outcome.UNCERTIFIED, f"held-out queries say too little of {few}{more}: raise heldout="
     else:
         outcome = Outcome.CERTIFIED
-        message = f"{asked.usual.size} fresh answers predicted within {certificate.worst_error:.2g}"
+        message = f"{asked.usual.size} fresh answers predicted within {compared.relative_error:.2g} of their size"
         if compared.labels:
             but = f", but for {compared.wrong} that are wrong" if compared.wrong else ""
             message = f"{asked.usual.size} fresh labels predicted{but}"

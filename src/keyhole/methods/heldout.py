@@ -29,8 +29,8 @@ from keyhole.queries import Plan, Signature, sequences
 # for zero, do not there. Ordinary ones of these differ by what a head does not see: two near heads that were taken for
 # one choose between them.
 NORM_ORDER = ("logits", "normal", "any", "longest", "normal", "logits", "any", "normal")
-# Of exact answers these are kept as they were drawn, whether or not they inform: where an estimate says that nothing
-# can be seen, a box of another family may show it.
+# These are kept as they were drawn, whether or not they inform: where an estimate says that nothing can be seen, an
+# oracle of another family may show it.
 KEPT = ("normal", "any")
 # Any norm is one of logits times up to this, or less by as much; where no norm has logits, one times up to the second.
 # The factors are spread evenly on a logarithmic scale, as multiples of the golden ratio are modulo one.
@@ -40,6 +40,8 @@ GOLDEN = (5**0.5 - 1) / 2
 LOGIT_SIZES = (0.3, 8.0)
 KINK_SIZES = (0.3, 1000.0)
 TYPICAL_LOGITS = (0.5, 2.0)  # or kinks, that any norm is a multiple of
+# Mixed tokens of any norm have one each, the last one too: logits may be of order one beside tokens as long as any.
+EACH = ("mixed", "any")
 # Of tokens of these structures attention makes the most.
 USUAL = ("ordinary", "mixed", "one-hot", "repeated")
 # The longest tokens have logits known to this, or are shorter by up to this factor.
@@ -158,8 +160,7 @@ class _Source:
             self._query(structure, length, norm, by[n % len(by)])
             for n, (structure, length, norm) in enumerate(zip(structures, lengths, norms, strict=True))
         ]
-        keep = self.signature.noise.kind == "exact" and count >= CLASSES_FROM
-        return [replace(query, kept=keep and query.norm in KEPT) for query in queries]
+        return [replace(query, kept=count >= CLASSES_FROM and query.norm in KEPT) for query in queries]
 
     def redraw(self, queries: list[Query]) -> list[Query]:
         """Other queries of the same lengths and structures, their norms from the size of logits."""
@@ -176,10 +177,16 @@ class _Source:
     def _query(self, structure: str, length: int, norm: str, by: Family) -> Query:
         rng, signature = self.rng, self.signature
         tokens = draw_tokens(structure, rng, length, signature.width)
-        if self.loudest is not None and structure in LOUD and rng.integers(LOUD_EVERY):
+        if self.loudest is not None and structure in LOUD and norm not in KEPT and rng.integers(LOUD_EVERY):
             tokens += rng.choice([-1.0, 1.0], (length, 1)) * to_numpy(self.loudest)
+        if (structure, norm) == EACH:
+            tokens = draw_tokens("ordinary", rng, length, signature.width)
+            scale, factor = self._typical(by)
+            tokens *= factor ** rng.uniform(-1.0, 1.0, (length, 1))
+        else:
+            scale = self._norm(norm, by)
         # Rounded, so that the last digits of an estimate do not make other queries of the same ones.
-        tokens *= float(f"{self._norm(norm, by):.2g}")
+        tokens *= float(f"{scale:.2g}")
         if norm == "longest" and structure == "ordinary" and self.sure and self.has_attention:
             tokens = self._undecided(tokens)
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -217,15 +224,19 @@ class _Source:
         without_logits = not by.token_norm(1.0) < np.inf
         if kind == "any" or (kind == "logits" and without_logits and rng.integers(2)):
             self._turn += GOLDEN
-            norm = by.token_norm(float(np.exp(rng.uniform(*np.log(TYPICAL_LOGITS)))))
-            base, factor = (norm, ANY_FACTOR) if 0 < norm < np.inf else (1.0, ANY_NORM)
-            return float(base * factor ** (2.0 * (self._turn % 1.0) - 1.0))
+            norm, factor = self._typical(by)
+            return float(norm * factor ** (2.0 * (self._turn % 1.0) - 1.0))
         known = min(signature.norm_limit, signature.space.huge**0.25, self.longest)
         sizes = LOGIT_SIZES if self.has_attention else KINK_SIZES
         norm = by.token_norm(float(np.exp(rng.uniform(*np.log(sizes)))))
         if self.has_attention and (norm == np.inf or (self.sure and kind == "longest")):
             norm = known * SHORTER ** -(rng.uniform() + (not self.sure))
         return float(min(norm, known) if 0 < norm < np.inf else min(1.0, known))
+
+    def _typical(self, by: Family) -> tuple[float, float]:
+        """A norm of logits, or kinks, of order one, and the factor by which any norm may differ from it."""
+        norm = by.token_norm(float(np.exp(self.rng.uniform(*np.log(TYPICAL_LOGITS)))))
+        return (norm, ANY_FACTOR) if 0 < norm < np.inf else (1.0, ANY_NORM)
 
 
 def without_noise(estimate: Estimate) -> Family:

@@ -158,6 +158,20 @@ def test_what_is_no_sum_of_heads_is_refused_early(name: str) -> None:
     assert result.stats.queries < 500
 
 
+def test_weights_of_few_bits_end_a_search_for_heads_early() -> None:
+    def answer(tokens: Floats) -> Floats:
+        total = np.zeros(len(tokens))
+        for head in draw("generic", 2, 10).heads:
+            logits = head.form.logits(tokens, tokens[:, -1])
+            total += np.sum(np.round(2**10 * head.attention.weights(logits)) / 2**10 * (tokens @ head.value), axis=1)
+        return total
+
+    result = recover(answer, max_norm=NORM)
+    assert result.outcome is kh.Outcome.WRONG_FAMILY
+    assert "every token twice" in result.message
+    assert result.stats.queries < 150
+
+
 def test_too_much_noise_is_admitted() -> None:
     truth, rng = draw("generic", 2, 11), np.random.default_rng(12)
     noise = kh.Noise.bounded(0.3)

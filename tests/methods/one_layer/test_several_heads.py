@@ -172,6 +172,21 @@ def test_a_head_beside_the_net_is_a_skip() -> None:
     )
 
 
+def test_weights_of_few_bits_end_a_search_for_heads_early() -> None:
+    box = weighed(layer(4, 5, 8, None, 2), lambda logits, _: np.round(softmax(logits) * 2**10) / 2**10)
+    result = recovered(box, 5)
+    assert result.outcome is Outcome.WRONG_FAMILY
+    assert "every token twice" in result.message
+    assert result.stats.stages["heads"] < 100
+
+
+def test_a_first_cell_that_tells_all_neurons_may_be_the_only_one() -> None:
+    """Kinks so far away that no other cell is wide enough."""
+    truth = layer(48, 5, 2, 4, 2)
+    truth = replace(truth, ffn=replace(truth.ffn, bias_in=1e4 * truth.ffn.bias_in))
+    assert recovered(truth, 5).params is not None  # which the certificate judges
+
+
 def test_two_tokens_do_not_tell_several_heads() -> None:
     truth = layer(5, 5, 8, None, 2)
     result = kh.recover(kh.FunctionOracle(truth, width=5, max_length=2), "one-layer", throw=False)

@@ -8,6 +8,7 @@ import numpy as np
 
 from keyhole.arrays import Floats
 from keyhole.methods.base import Steps, Unrecoverable
+from keyhole.methods.forms.token_doubles import DOUBLES, check_token_doubles
 from keyhole.methods.gated_sum.joint import JointHeads, JointLinear, JointQueries
 from keyhole.methods.gated_sum.known_values import fit_known_values
 from keyhole.methods.gated_sum.model import GatedQueries, GatedSum
@@ -118,6 +119,10 @@ def _ask_first(pairs: TokenPairs, norms: Norms, last: Floats) -> Steps[tuple[Gat
         fit = fit_unknown(pairs.bare_of_one(raw), pairs.floor(raw), pairs.rng, sizes, norms.logit)
         if fit.explains:
             return raw, fit
+        if not tried:
+            firsts = last + draw_rows(pairs, norms, last, DOUBLES)
+            lasts = np.tile(last, (DOUBLES, 1))
+            yield from check_token_doubles(pairs.signature, "heads", firsts, lasts, pairs.floor(raw))
         tried, left = max(sizes), fit.rms / raw.size
     raise failure(norms, NOT_EXPLAINED.format(tried), left)
 

@@ -9,6 +9,7 @@ from scipy.optimize import linear_sum_assignment
 
 from keyhole.arrays import Floats
 from keyhole.methods.base import Steps
+from keyhole.methods.forms.token_doubles import DOUBLES, check_token_doubles
 from keyhole.methods.gated_sum.model import GatedQueries, GatedSum, gate_weights, value_columns
 from keyhole.methods.gated_sum.polish import polish
 from keyhole.methods.gated_sum.search import SIZES, fit_unknown
@@ -159,4 +160,8 @@ def _ask_by_search(queries: CellQueries, scale: Scale) -> Steps[PointHeads | Non
         found = fit_unknown(combine(asked, outputs), EXPLAINED * error, queries.rng, sizes)
         if found.explains:
             return fit_point(queries, scale, asked, found.heads.gates)
+        if cap == CAPS[0]:
+            lasts = np.tile(scale.cell.points[0], (DOUBLES, 1))
+            firsts = lasts + queries.random_rows(DOUBLES, scale.size)
+            yield from check_token_doubles(queries.signature, STAGE, firsts, lasts, error)
     return None
