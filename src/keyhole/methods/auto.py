@@ -129,6 +129,8 @@ class _Auto:
         declared_labels = self.task.signature.answers == "labels"
         try:
             evidence = yield from self._ask(triage(self.task.signature, self.task.stream("triage")))
+        except Unrecoverable as error:  # errors of answers that nothing can be made of
+            return Attempt(NAME, error.outcome, str(error), cause=error)
         except ENDS as error:
             return Attempt(NAME, ending(error), str(error), cause=error)
         self._allow_for(evidence)
@@ -162,9 +164,10 @@ class _Auto:
         """A diagnosis, and attempts with the methods that it leaves."""
         try:
             diagnosis = yield from self._ask(diagnose(self.task.signature, self.task.stream("diagnosis")))
-        except ENDS as error:
+        except (Unrecoverable, *ENDS) as error:
             ended = last or Attempt(NAME, Outcome.WRONG_FAMILY, NOTHING_FITS)
-            return self._result(replace(ended, outcome=ending(error), message=str(error), cause=error))
+            outcome = error.outcome if isinstance(error, Unrecoverable) else ending(error)
+            return self._result(replace(ended, outcome=outcome, message=str(error), cause=error))
         self.known |= {"diagnosis": diagnosis.family, "diagnosis_findings": diagnosis.summary()["findings"]}
         if self.noise.kind == "exact" and diagnosis.noise.kind != "exact":  # too small for the queries of triage
             evidence_of = {finding.what: finding.evidence for finding in diagnosis.findings}
@@ -201,7 +204,7 @@ class _Auto:
             return last
         try:  # noise may have made one head look like several
             evidence = yield from self._ask(triage(self.task.signature, self.task.stream("triage behind noise")))
-        except ENDS:
+        except (*ENDS, Unrecoverable):
             return last
         for method in self._methods(evidence.family)[:1]:
             if (method, {}) not in self.tried:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -521,6 +521,18 @@ def test_smooth_activations(activation: str, asked: str | None, rng: np.random.G
         assert result.outcome is Outcome.CERTIFIED
         assert result.params.activation == activation
         assert worst_error(result.params, truth, normal_tokens(6)) < 1e-9
+
+
+@pytest.mark.parametrize("length", [5e-4, 5e3])
+def test_smooth_neurons_may_bend_over_any_length(length: float, rng: np.random.Generator) -> None:
+    """Over long ones short steps do not bend and kinks seen from afar are not sharp, over short ones all is flat."""
+    for seed in range(2):
+        truth = random_net(np.random.default_rng(seed), 6, 4, activation="silu")
+        truth = replace(truth, weights_in=truth.weights_in / length)
+        result = kh.recover(kh.FunctionOracle(truth, width=6), throw=False)
+        assert result.outcome is Outcome.CERTIFIED
+        assert result.params.activation == "silu"
+        assert worst_error(result.params, truth, length * normal_tokens(6)) < 1e-9
 
 
 def test_a_relu_net_is_found_to_be_one(rng: np.random.Generator) -> None:

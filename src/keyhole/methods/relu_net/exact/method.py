@@ -27,7 +27,7 @@ from keyhole.methods.relu_net.exact.kink_search import OPEN_AT_FIRST, NotPiecewi
 from keyhole.methods.relu_net.exact.line import ask_cells, ask_line, random_line
 from keyhole.methods.relu_net.exact.queries import Pieces, TokenQueries
 from keyhole.methods.relu_net.exact.several_outputs import ask_several_outputs
-from keyhole.methods.relu_net.exact.smooth import FARTHEST, ask_smooth
+from keyhole.methods.relu_net.exact.smooth import FARTHER, FARTHEST, ask_smooth
 from keyhole.queries import Signature
 from keyhole.recovery import Outcome
 
@@ -70,14 +70,17 @@ def relu_net(
     queries = TokenQueries(signature)
     reason, depth = "", (FULL if polish else LEAN) if far_checks else WITHOUT_HELDOUT
     place: Floats | None = None  # where the last estimate was refuted
+    farther = FARTHER
     for attempt in range(LINES):
         smooth = _smooth(activation, attempt, signature)
         # Of a smooth oracle a line is all curves: where one is to be expected they are not followed far.
         crowd = CURVES if activation == "auto" and attempt == 0 else OPEN_AT_FIRST
         try:
             if smooth:
-                far, _, _, lines = yield from _ask_pieces(TokenQueries(signature, FARTHEST), rng, polish=False)
-                estimate, scale = yield from ask_smooth(queries, rng, far, smooth, skip, lines)
+                farther = FARTHER / farther  # in turn usual lengths and longer ones
+                afar = TokenQueries(signature, farther * FARTHEST)
+                far, _, _, lines = yield from _ask_pieces(afar, rng, polish=False)
+                estimate, scale = yield from ask_smooth(queries, rng, far, farther, smooth, skip, lines)
             else:
                 pieces, radii, scale, lines = yield from _ask_pieces(
                     queries, rng, polish=polish, patience=PATIENCE**attempt, crowd=crowd, through=place
