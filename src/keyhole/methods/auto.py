@@ -141,7 +141,7 @@ class _Auto:
             return self._result(last)
         if last is not None and last.outcome not in MAY_BE_ANOTHER_FAMILY:
             return (yield from self._go_on(last, None))
-        return (yield from self._after_diagnosis(last))
+        return (yield from self._with_unseen_errors(evidence, (yield from self._after_diagnosis(last))))
 
     def _first(self, evidence: Evidence) -> Steps[Attempt | None]:
         """The method of the likeliest family, again where that shows noise that was not known."""
@@ -159,7 +159,7 @@ class _Auto:
         if last.outcome is Outcome.WRONG_FAMILY and self.noise.kind in ("exact", "dtype"):
             last = yield from self._with_seen_decimals(evidence.family, last)
         if last.outcome is Outcome.WRONG_FAMILY and self.noise.kind == "exact":
-            last = yield from self._with_unseen_errors(evidence, last)
+            last = yield from self._with_slight_errors(evidence.family, last)
         return last
 
     def _after_diagnosis(self, last: Attempt | None) -> Steps[Attempt]:
@@ -213,18 +213,23 @@ class _Auto:
                 return (yield from self._attempt(method, {}))
         return last
 
-    def _with_unseen_errors(self, evidence: Evidence, last: Attempt) -> Steps[Attempt]:
-        """Measure errors that repeat, where single tokens are answered by a bent map, or by one that bends a little.
+    def _with_slight_errors(self, family: str | None, last: Attempt) -> Steps[Attempt]:
+        """Measure errors that repeat, where single tokens are answered by an affine map but for a little."""
+        try:
+            slight = yield from self._ask(ask_slight_bend(self.task.signature, self.task.stream("slight errors")))
+        except ENDS:
+            return last
+        return (yield from self._with_measured_noise(family, last)) if slight else last
 
-        The tokens of triage are so long that errors of any size are lost beside their answers.
+    def _with_unseen_errors(self, evidence: Evidence, ended: Attempt) -> Steps[Attempt]:
+        """Measure errors that repeat, where single tokens are answered by a bent map that no method explains.
+
+        Not before: neurons that bend over very short lengths look like such errors.
         """
-        slight = evidence.bends
-        if not slight:
-            try:
-                slight = yield from self._ask(ask_slight_bend(self.task.signature, self.task.stream("slight errors")))
-            except ENDS:
-                return last
-        return (yield from self._with_measured_noise(evidence.family, last)) if slight else last
+        if ended.outcome is not Outcome.WRONG_FAMILY or self.noise.kind != "exact" or not evidence.bends:
+            return ended
+        last = yield from self._with_measured_noise(evidence.family, ended)
+        return ended if last is ended and self.noise.kind == "exact" else self._result(last)
 
     def _with_seen_decimals(self, family: str | None, last: Attempt) -> Steps[Attempt]:
         """Small held-out answers may show decimals that long ones have not: try a method that allows for them."""
