@@ -15,7 +15,7 @@ import numpy as np
 from keyhole.arrays import Array
 from keyhole.errors import ComputeError, RecoveryFailed, UsageError
 from keyhole.journal import Journal
-from keyhole.methods import Attempt, Task, ending, recovery_steps, stream
+from keyhole.methods import Attempt, Task, Unrecoverable, ending, recovery_steps, stream
 from keyhole.methods.diagnosis.diagnose import Diagnosis, diagnose
 from keyhole.methods.diagnosis.examination import Finding
 from keyhole.noise import Noise
@@ -147,4 +147,6 @@ def diagnose_box(
             found = session.run(diagnose(session.signature, stream(seed, "diagnosis")))
         except ComputeError as error:
             found = Diagnosis("unknown", None, (Finding("arithmetic", "failed", str(error)),))
+        except Unrecoverable as error:  # errors of answers that nothing can be made of
+            found = Diagnosis("unknown", None, (Finding("noise", "too large", str(error)),))
     return replace(found, queries=session.queries)

@@ -300,6 +300,19 @@ def test_decimals_that_only_small_answers_show_are_allowed_for(decimals: int) ->
         assert np.all(error <= np.asarray(getattr(result.certificate.radius, name)))
 
 
+def test_bends_over_very_short_lengths_are_no_errors_and_errors_beside_a_net_are_measured() -> None:
+    """Errors are measured last: neurons that bend quickly look like them; those of a net are read behind them."""
+    rng = np.random.default_rng(60007)
+    inner, outer = rng.standard_normal((3, 4)), rng.standard_normal(3)
+    quick = kh.ReluNet(1e3 * inner, rng.standard_normal(3), outer, np.zeros(()), activation="silu")
+    assert kh.recover(kh.FunctionOracle(quick, width=4), throw=False).certified
+    net = kh.ReluNet(inner, rng.standard_normal(3), outer, np.zeros(()))
+    erring = kh.FunctionOracle(lambda x: net(x) + 1e-7 * np.sin(1e12 * net(x)), width=4)
+    result = kh.recover(erring, throw=False)
+    assert result.certified
+    assert "errors of at most" in result.stats.details["noise"]
+
+
 def test_answers_that_differ_by_more_than_numbers_hold_are_an_outcome() -> None:
     rng = np.random.default_rng(0)
     oracle = kh.FunctionOracle(lambda tokens: 1e200 * rng.standard_normal(len(tokens)), width=3)

@@ -193,6 +193,10 @@ class Family(Protocol):
         """The points moved onto a kink each; as they are where the map has none that is known."""
         return x
 
+    def as_single_tokens(self, tokens: Array) -> Array | None:  # noqa: ARG002 - (batch, length, width)
+        """The tokens (batch, width) that alone are answered as these sequences; None where the map knows of none."""
+        return None
+
     def onto_boundary(self, tokens: Floats, rng: np.random.Generator) -> Floats:  # noqa: ARG002 - (length, width)
         """The sequence moved close to where its answer jumps; as it is where answers do not."""
         return tokens

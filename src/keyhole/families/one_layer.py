@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from typing import ClassVar
 
@@ -195,6 +195,13 @@ class OneLayer(Family):
         parts = below(self.family, named, "attention", "ffn")
         attention = self.attention.with_arrays(parts["attention"])
         return OneLayer(attention, self.ffn.with_arrays(parts["ffn"]), self.residual)
+
+    def as_single_tokens(self, tokens: Array) -> Array | None:  # (batch, length, width) -> (batch, width)
+        """What the only head mixes of their tokens; None beside a residual, or of several heads."""
+        if self.residual or not isinstance(self.attention, SingleHead):
+            return None
+        eye = namespace(tokens).eye(self.width, dtype=tokens.dtype, device=tokens.device)
+        return replace(self.attention, value=eye, output_bias=None)(tokens)
 
     def onto_kinks(self, x: Floats, rng: np.random.Generator) -> Floats:  # (n, width) -> (n, width)
         """The points moved, as single tokens, onto a kink of the net each."""

@@ -143,6 +143,10 @@ class ReluNet(Family):
         out = STEEPEST[net.activation] * within @ _transpose(xp.abs(net.weights_out))
         return out if net.skip is None else out + radius @ _transpose(xp.abs(net.skip))
 
+    def as_single_tokens(self, tokens: Array) -> Array:  # (batch, length, width) -> (batch, width)
+        """The last ones."""
+        return tokens[:, -1, :]
+
     def onto_kinks(self, x: Floats, rng: np.random.Generator) -> Floats:  # (n, width) -> (n, width)
         """The points moved to the kink of one neuron each: where kinks of deeper nets end, this net errs."""
         weights = floats(self.weights_in)

@@ -28,6 +28,8 @@ from keyhole.recovery import Certificate, Outcome
 CONTRADICTION_QUERIES = 8
 # Answers whose digits are looked at where something is wrong: of so many plans, so many each.
 SAMPLE_PLANS, SAMPLE_ANSWERS = 4, 16
+# Single tokens where estimates were refuted, of which a further attempt knows.
+MOST_PLACES = 8
 # What ends a generator from outside of it, or its arithmetic.
 ENDS = (BudgetExhausted, OracleError, ComputeError)
 # Outcomes after which nothing more can be asked, and those that undeclared noise has nothing to do with.
@@ -45,10 +47,11 @@ class Task:
     domain: Sampler | None = None  # inputs that the certificate is to speak of besides
     budget: float = math.inf  # queries in all
     options: Mapping[str, Any] = field(default_factory=dict)  # of the method
+    places: Floats | None = None  # (n, width) single tokens where an earlier estimate was refuted
 
     def stream(self, purpose: str) -> np.random.Generator:
         """Random numbers for one purpose, unrelated to those of any other use of the same seed."""
-        return stream(self.seed, purpose)
+        return stream(self.seed, purpose if self.places is None else f"{purpose} after {len(self.places)} refutations")
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,7 @@ class Attempt:
     details: Mapping[str, Any] = field(default_factory=dict)
     cause: Exception | None = None
     number: int = 0  # of this attempt, where several were made
+    refuted: Floats | None = None  # (n, width) single tokens that were not answered as predicted
 
     @property
     def certified(self) -> bool:
@@ -128,6 +132,10 @@ def attempt_twice(method: Method, task: Task) -> Steps[Attempt]:
     """
     ledger, task = Ledger(task.budget), _of_labels(method, task)
     first = yield from attempt(method, task, ledger)
+    while (better := with_places(method, task, first)) is not None:
+        task = replace(better, budget=ledger.left)
+        first = yield from with_number(attempt(method, task, Ledger(task.budget)), first.number + 1)
+    task = replace(task, places=None)
     if first.certified or task.signature.noise.kind != "exact" or first.outcome in NOT_FOR_NOISE:
         return first
     of_labels = task.signature.answers == "labels"
@@ -156,6 +164,16 @@ def attempt_twice(method: Method, task: Task) -> Steps[Attempt]:
         return replace(first, message=f"{first.message}; {details['noise_evidence']}, but {error}")
     assumptions = (*second.certificate.assumptions, noise_assumption(noise))
     return replace(second, certificate=replace(second.certificate, assumptions=assumptions)).with_details(**details)
+
+
+def with_places(method: Method, task: Task, ended: Attempt) -> Task | None:
+    """The task of a further attempt that knows where this one was refuted; None where that is of no use."""
+    refuted, known = ended.refuted, np.zeros((0, task.signature.width)) if task.places is None else task.places
+    if not method.goes_on or ended.outcome is not Outcome.WRONG_FAMILY or refuted is None or not len(refuted):
+        return None
+    if task.signature.noise.kind != "exact" or len(known) >= MOST_PLACES:
+        return None
+    return replace(task, places=np.concatenate([known, refuted[:MOST_PLACES]]))
 
 
 def _of_labels(method: Method, task: Task) -> Task:
@@ -189,18 +207,21 @@ def attempt(method: Method, task: Task, ledger: Ledger) -> Steps[Attempt]:
     estimate: Estimate | None = None
     certificate = Certificate()
     details: dict[str, Any] = {}
+    refuted: Floats | None = None
     try:
         _check_labels(method, task.signature)
         if task.signature.noise.kind == "measure":
             task, details = yield from ask_noise(task, ledger)
         known = yield from ledger.count(ask_precision(task.signature, task.stream("precision")))
         task = replace(task, signature=known)
-        steps = method.steps(task.signature, task.stream("method"), _without_heldout(task, ledger.left), **task.options)
+        options = dict(task.options) if task.places is None else {**task.options, "places": task.places}
+        steps = method.steps(task.signature, task.stream("method"), _without_heldout(task, ledger.left), **options)
         estimate = yield from ledger.count(with_noise(check_arithmetic(steps), task.signature.noise))
         certificate = _radii_only(estimate)
         _check_finite(estimate)
         judgement = yield from check_arithmetic(_ask_heldout(estimate, task, ledger))
         outcome, message, certificate = judgement.outcome, judgement.message, judgement.certificate
+        refuted = judgement.refuted
         cause: KeyholeError | None = None
     except Unrecoverable as error:
         outcome, message, cause = error.outcome, str(error), error
@@ -216,7 +237,8 @@ def attempt(method: Method, task: Task, ledger: Ledger) -> Steps[Attempt]:
         return Attempt(method.name, outcome, message, getattr(cause, "partial", None), details=details, cause=cause)
     details |= estimate.details
     bound = estimate.counting_bound
-    return Attempt(method.name, outcome, message, estimate.params, certificate, bound, details, cause)
+    ended = Attempt(method.name, outcome, message, estimate.params, certificate, bound, details, cause)
+    return replace(ended, refuted=refuted)
 
 
 def _check_labels(method: Method, signature: Signature) -> None:

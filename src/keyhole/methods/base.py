@@ -67,6 +67,7 @@ class Method(Generic[F_co]):
     # many queries it may spend; to one that does not, answers rounded to a dtype are exact ones of fewer digits.
     takes_noise: tuple[str, ...] = ("exact",)
     last_only: bool = False  # whether it knows the last position only: where all are observed, the others are left out
+    goes_on: bool = False  # whether it takes `places`, single tokens (n, width) where an earlier estimate was refuted
 
     def takes(self, noise: Noise) -> bool:
         """Whether it recovers its families behind such errors; the rounding of a dtype is taken by every method."""

@@ -51,6 +51,7 @@ class Judgement(Generic[F_co]):
     outcome: Outcome
     message: str
     certificate: Certificate[F_co]
+    refuted: Floats | None = None  # (n, width) single tokens that are not answered as predicted, as far as it is known
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,9 @@ def certify(
         predictions=compared.predictions,
         answers=compared.answers,
     )
+    refuted: Floats | None = None
     if not compared.holds:
+        refuted = _refuted(estimate.params, signature, asked, compared)
         outcome, message = yield from _explain_miss(asked.plans, answers, compared.miss, signature)
     elif compared.resolution > _coarsest(estimate.params, signature):
         doing = "the questions do" if estimate.params.without_attention() is None else "attention does"
@@ -152,7 +155,7 @@ def certify(
         if compared.labels:
             but = f", but for {compared.wrong} that are wrong" if compared.wrong else ""
             message = f"{asked.usual.size} fresh labels predicted{but}"
-    return Judgement(outcome, message, certificate)
+    return Judgement(outcome, message, certificate, refuted)
 
 
 def coarseness(estimate: Estimate, signature: Signature, rng: np.random.Generator) -> float:
@@ -321,6 +324,19 @@ def _explain_miss(
     if difference > allowed:
         return (Outcome.INCONSISTENT, f"the same questions asked twice gave answers that differ by {difference:.2g}")
     return Outcome.WRONG_FAMILY, miss
+
+
+def _refuted(params: Family, signature: Signature, asked: HeldOut, compared: Comparison) -> Floats | None:
+    """The single tokens for which sequences count that are not answered as predicted; None where that is not known."""
+    wrong = np.any(~(compared.ratios <= 1.0).reshape(asked.usual.size, -1), axis=1)
+    places, first = [], 0
+    for plan in asked.plans:
+        tokens = params.as_single_tokens(plan.tokens(0, plan.count, signature.space, signature.width))
+        if tokens is None:
+            return None
+        places.append(floats(tokens)[wrong[first : first + plan.count]])
+        first += plan.count
+    return np.concatenate(places)
 
 
 def _at_last(answers: Measurements, signature: Signature) -> Measurements:

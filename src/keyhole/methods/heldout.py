@@ -36,9 +36,10 @@ KEPT = ("normal", "any")
 # The factors are spread evenly on a logarithmic scale, as multiples of the golden ratio are modulo one.
 ANY_FACTOR, ANY_NORM = 1e3, 1e6
 GOLDEN = (5**0.5 - 1) / 2
-# Sizes of logits, and norms over that of the kinks: far out every piece of a function is wide.
+# Sizes of logits, and norms over that of the kinks: near those of neurons that cancel but in a strip show the most, and
+# far out every piece of a function is wide.
 LOGIT_SIZES = (0.3, 8.0)
-KINK_SIZES = (0.3, 1000.0)
+KINK_SIZES, FAR_KINK_SIZES = (0.3, 3.0), (0.3, 1000.0)
 TYPICAL_LOGITS = (0.5, 2.0)  # or kinks, that any norm is a multiple of
 # Mixed tokens of any norm have one each, the last one too: logits may be of order one beside tokens as long as any.
 EACH = ("mixed", "any")
@@ -227,7 +228,7 @@ class _Source:
             norm, factor = self._typical(by)
             return float(norm * factor ** (2.0 * (self._turn % 1.0) - 1.0))
         known = min(signature.norm_limit, signature.space.huge**0.25, self.longest)
-        sizes = LOGIT_SIZES if self.has_attention else KINK_SIZES
+        sizes = LOGIT_SIZES if self.has_attention else KINK_SIZES if kind == "logits" else FAR_KINK_SIZES
         norm = by.token_norm(float(np.exp(rng.uniform(*np.log(sizes)))))
         if self.has_attention and (norm == np.inf or (self.sure and kind == "longest")):
             norm = known * SHORTER ** -(rng.uniform() + (not self.sure))

@@ -16,7 +16,7 @@ from keyhole.families import F, Family
 from keyhole.families.base import is_family
 from keyhole.gauge.tolerance import refuse_odd_numbers
 from keyhole.journal import Journal
-from keyhole.methods import Steps, stream
+from keyhole.methods import Steps, Unrecoverable, stream
 from keyhole.methods.noise_estimation.measure import NoiseEstimate, coarseness, measure_noise
 from keyhole.noise import Noise
 from keyhole.oracles import Oracle
@@ -83,6 +83,8 @@ def verify(
         except (OracleError, ComputeError) as error:
             what = "the box failed, so" if isinstance(error, OracleError) else "of these parameters"
             found = Verdict("inconclusive", f"{what} nothing can be said: {error}", session.queries)
+        except Unrecoverable as error:  # errors of answers that nothing can be made of
+            found = Verdict("inconclusive", str(error), session.queries)
         return replace(found, queries=session.queries, new_queries=session.new_queries, tolerance=tolerance)
 
 

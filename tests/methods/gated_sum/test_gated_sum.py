@@ -9,7 +9,7 @@ from keyhole.methods.gated_sum.joint import JointHeads, JointQueries, fit_joint
 from keyhole.methods.gated_sum.known_values import fit_known_values
 from keyhole.methods.gated_sum.model import GatedQueries, GatedSum
 from keyhole.methods.gated_sum.radii import AnswerErrors, joint_radii
-from keyhole.methods.gated_sum.search import fit_unknown
+from keyhole.methods.gated_sum.search import fit_unknown, reductions
 
 WIDTH = 6
 COPIES = np.log([1, 2, 3, 4, 8, 1 / 2, 1 / 3, 1 / 4, 1 / 8])
@@ -54,6 +54,14 @@ def test_several_outputs_take_fewer_queries() -> None:
     assert found.explains
     assert found.heads.heads == 3
     assert np.max(np.abs(found.heads.gates[order_of(found.heads, truth)] - truth.gates)) < 1e-12
+
+
+def test_an_answer_that_drowns_all_others_is_no_sum_of_no_heads() -> None:
+    """Values of heads may then be zero, or not numbers; a search for fewer heads leaves one."""
+    rng = np.random.default_rng(5)
+    for values in (np.zeros((3, WIDTH, 1)), np.full((3, WIDTH, 1), np.nan)):
+        fewer = list(reductions(GatedSum(rng.standard_normal((3, WIDTH)), values)))
+        assert [gates.shape[1] for gates in fewer] == [2]
 
 
 def test_answers_that_no_heads_give_are_not_explained() -> None:

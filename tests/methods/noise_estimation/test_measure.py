@@ -15,6 +15,7 @@ from keyhole.methods.noise_estimation.measure import QUERIES, REPEATS, NoiseEsti
 from keyhole.noise import Noise
 from keyhole.oracles import Cast, Counted, Noisy, Oracle, Rounded
 from keyhole.queries import Signature
+from keyhole.recover import diagnose_box
 from keyhole.session import Session
 from support.targets import Random, of_norm
 
@@ -199,6 +200,19 @@ def test_a_box_that_always_says_the_same_tells_nothing(box: Box) -> None:
     assert queries <= 100
 
 
+def test_errors_larger_than_numbers_hold_are_said_to_be() -> None:
+    """By every function that measures them, whoever asked for it."""
+    rng = np.random.default_rng(0)
+    oracle = unknown(lambda tokens: 1e200 * rng.standard_normal(len(tokens)), 4)
+    result = kh.recover(oracle, throw=False)
+    assert result.outcome is kh.Outcome.TOO_NOISY
+    assert "more than numbers can hold" in result.message
+    assert diagnose_box(oracle).found("noise") == "too large"
+    verdict = kh.verify(oracle, head(rng, 4))
+    assert verdict.conclusion == "inconclusive"
+    assert "more than numbers can hold" in verdict.message
+
+
 def test_of_two_kinds_the_larger_is_reported_and_the_other_told(rng: Random) -> None:
     box = head(rng, 8)
 
@@ -280,7 +294,16 @@ def test_binary_digits(values: list[float], digits: int) -> None:
 
 @pytest.mark.parametrize(
     ("values", "places"),
-    [([0.125, 3.0], 3), ([1200.0, -300.0], -2), ([0.0], None), ([np.pi], None), ([0.1 + 0.2, 0.7], 1), ([1e-9, 0], 9)],
+    [
+        ([0.125, 3.0], 3),
+        ([1200.0, -300.0], -2),
+        ([0.0], None),
+        ([np.pi], None),
+        ([0.1 + 0.2, 0.7], 1),
+        ([1e-9, 0], 9),
+        ([np.pi * 1e-310, 5e-324], None),  # numbers so small that a unit of their decimals is none
+        ([np.pi * 1e307, 1.7e308], None),
+    ],
 )
 def test_decimals(values: list[float], places: int | None) -> None:
     assert decimals(np.array(values), 2.0**-52) == places

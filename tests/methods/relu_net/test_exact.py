@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -523,9 +523,54 @@ def test_smooth_activations(activation: str, asked: str | None, rng: np.random.G
         assert worst_error(result.params, truth, normal_tokens(6)) < 1e-9
 
 
+def test_smooth_neurons_may_bend_over_any_length() -> None:
+    """Over long ones short steps do not bend, and kinks seen from afar are not sharp."""
+    length = 2e4
+    truth = random_net(np.random.default_rng(0), 6, 8, activation="silu")
+    truth = replace(truth, weights_in=truth.weights_in / length)
+    result = kh.recover(kh.FunctionOracle(truth, width=6), throw=False)
+    assert result.outcome is Outcome.CERTIFIED
+    assert result.params.activation == "silu"
+    assert worst_error(result.params, truth, length * normal_tokens(6)) < 1e-9
+
+
 def test_a_relu_net_is_found_to_be_one(rng: np.random.Generator) -> None:
     truth = random_net(rng, 6, 8)
     result = recover(truth, 6, activation="auto")
     assert result.outcome is Outcome.CERTIFIED
     assert result.params.activation == "relu"
     assert distance(result.params, truth) < 1e-11
+
+
+# --- what samples hardly meet -----------------------------------------------------------------------------------------
+
+
+def ridged(rng: np.random.Generator, width: int, narrow: float) -> ReluNet:
+    """A net with a ridge: three neurons that cancel but in a strip."""
+    inner, bias, outer = rng.standard_normal((6, width)) / width**0.5, rng.standard_normal(6), rng.standard_normal(6)
+    normal, at = rng.standard_normal(width), rng.standard_normal()
+    inner = np.vstack([inner, [normal / np.linalg.norm(normal)] * 3])
+    bias = np.concatenate([bias, -at + narrow * np.array([1.0, 0.0, -1.0])])
+    return net(inner, bias, np.concatenate([outer, np.array([1.0, -2.0, 1.0]) / narrow]), 0.0)
+
+
+def test_neurons_that_cancel_but_in_a_strip_show_in_the_rounding_of_answers() -> None:
+    """Of a strip that no query meets: what cancels is rounded, so that answers err by more than the others explain."""
+    for seed in (1, 2, 5, 6):
+        truth = ridged(np.random.default_rng(seed), 4, 3e-3)
+        result = kh.recover(kh.FunctionOracle(truth, width=4), "relu-net", throw=False, seed=seed)
+        assert result.outcome is Outcome.TOO_NOISY
+        assert "may hide" in result.message
+
+
+def test_a_net_goes_on_where_held_out_answers_refute_it() -> None:
+    """A kink that cuts off little of the ball: the second attempt asks a line through the token that showed it."""
+    rng = np.random.default_rng(3)
+    inner, outer = rng.standard_normal((4, 4)), rng.standard_normal(4)
+    bias = np.append(rng.standard_normal(3), -0.88 * np.linalg.norm(inner[3]))
+    truth = net(inner, bias, outer, 0.0)
+    for method in ("relu-net", "auto"):
+        result = kh.recover(kh.FunctionOracle(truth, width=4, max_norm=1.0), method, throw=False, seed=1)
+        assert result.outcome is Outcome.CERTIFIED
+        assert "held-out, attempt 1" in result.stats.stages
+        assert result.params.neurons == 4

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from keyhole.arrays import Floats
+from keyhole.arrays import Booleans, Floats
 from keyhole.methods.base import Steps
 from keyhole.methods.diagnosis.examination import Examination
 from keyhole.methods.diagnosis.family_tests import BendFit, bend_fit
@@ -23,6 +23,9 @@ Ask = Callable[[Floats], Steps[Floats]]
 SPOTS = 4
 # Steps between tokens over their norm: small beside the pieces of a net, large beside rounding.
 STEP = 2.0**-10
+# Where nothing bends they are looked for at norms of so many times as much: neurons bend over lengths of their own, and
+# are seen to from a thousandth of these up to some of them.
+NORMS = (1.0, 2.0**11, 2.0**-11)
 # How far bends over shorter steps may be from going with their squares, relatively.
 SQUARES = 0.1
 # Norms from which the bends of smooth neurons are looked at, over the square root of the width: where they are wide, or
@@ -122,32 +125,44 @@ def _fits(along: Ask, low: float, high: float, count: int, names: tuple[str, ...
 
 def ask_activation(exam: Examination) -> Steps[str]:
     """The activation of a net: relu, one of `CANDIDATES`, or smooth where it cannot be named."""
-    curved = yield from ask_curvature(exam, SPOTS)
+    curved = yield from ask_curvature(exam, SPOTS, NORMS)
     return (yield from ask_smooth_activation(exam)) if curved else "relu"
 
 
-def ask_curvature(exam: Examination, spots: int) -> Steps[bool]:
-    """Whether answers bend over short steps: nets of ReLU are affine there but for some kinks, smooth ones are not."""
+def ask_curvature(exam: Examination, spots: int, norms: tuple[float, ...] = NORMS[:1]) -> Steps[bool]:
+    """Whether answers bend over short steps: nets of ReLU are affine there but for some kinks, smooth ones are not.
+
+    Steps are those of tokens of the usual norm, times the first of `norms` where any answer bends.
+    """
     if exam.noise.kind != "exact":
         exam.say("activation", "unknown", "noise hides how the map bends")
         return False
-    points, ways = (1 - 2 * STEP) * exam.norm * exam.directions(2 * spots).reshape(2, spots, -1)
-    bends, sizes, middle = yield from _ask_bends(exam, points, STEP * ways)
-    bar = exam.error(sizes)
-    bent = bends > bar
-    curved = bool(np.all(bent))
-    if np.any(bent) and not curved:
-        # Steps half as long bend a quarter as much where the map is smooth, and anything where there is a kink.
-        smooth = np.full(np.sum(bent), True)
-        for shorter in (0.5, 0.25):
-            less, _, _ = yield from _ask_bends(exam, points[bent], shorter * STEP * ways[bent], middle[bent])
-            off = np.abs(less / bends[bent] - shorter**2)
-            smooth &= off <= SQUARES * shorter**2 + bar[bent] / bends[bent]
-        curved = bool(2 * np.sum(smooth) > smooth.size)
+    bent, curved = np.zeros(spots, dtype=bool), False
+    for norm in dict.fromkeys(min(times * exam.norm, exam.most) for times in norms):
+        points, ways = (1 - 2 * STEP) * norm * exam.directions(2 * spots).reshape(2, spots, -1)
+        bent, curved = yield from _ask_curved(exam, points, STEP * ways)
+        if np.any(bent):
+            break
     if not curved:
         said = f"over short steps answers bend at {np.sum(bent)} of {spots} places" + ", by kinks" * bool(np.any(bent))
         exam.say("activation", "relu", said)
     return curved
+
+
+def _ask_curved(exam: Examination, points: Floats, steps: Floats) -> Steps[tuple[Booleans, bool]]:
+    """At which points answers bend over these steps, and whether they do as those of smooth maps."""
+    bends, sizes, middle = yield from _ask_bends(exam, points, steps)
+    bar = exam.error(sizes)
+    bent = bends > bar
+    if not np.any(bent) or np.all(bent):
+        return bent, bool(np.any(bent))
+    # Steps half as long bend a quarter as much where the map is smooth, and anything where there is a kink.
+    smooth = np.full(np.sum(bent), True)
+    for shorter in (0.5, 0.25):
+        less, _, _ = yield from _ask_bends(exam, points[bent], shorter * steps[bent], middle[bent])
+        off = np.abs(less / bends[bent] - shorter**2)
+        smooth &= off <= SQUARES * shorter**2 + bar[bent] / bends[bent]
+    return bent, bool(2 * np.sum(smooth) > smooth.size)
 
 
 def _ask_bends(

@@ -39,6 +39,7 @@ FACTOR = 16.0
 COPIES = 3
 # Steps at which two tokens weigh the same, over the norm.
 NEAR = 2.0**-16
+ONE_TOKEN, BENT = "one token", "a bent map"
 # Spots at which curvature is looked for.
 SPOTS = 2
 
@@ -53,6 +54,11 @@ class Evidence:
     noise_evidence: str = ""  # where it was found out
     noise_queries: int = 0  # that this took
     options: Mapping[str, Any] = field(default_factory=dict)  # of the method for the first family
+
+    @property
+    def bends(self) -> bool:
+        """Whether single tokens were answered by a bent map."""
+        return any(each.what == ONE_TOKEN and each.found == BENT for each in self.findings)
 
 
 def triage(signature: Signature, rng: np.random.Generator) -> Steps[Evidence]:
@@ -98,7 +104,7 @@ class _Triage:
             yield from self._noise(np.stack([zero, up, down]), bend, size)
         bent = bend > 4 * self.exam.error(size)
         off = f"off a line by {bend:.2g} where answers reach {size:.2g}"
-        self.exam.say("one token", "a bent map" if bent else "an affine map", off)
+        self.exam.say(ONE_TOKEN, BENT if bent else "an affine map", off)
         if bent:
             return (yield from self._ask_net(up, down))
         return (yield from self._heads())

@@ -119,7 +119,7 @@ def _polished(queries: GatedQueries, gates: Floats, floor: float) -> GatedFit:
 def _fewest(queries: GatedQueries, found: GatedFit, floor: float) -> GatedFit:
     """Fewer heads that explain as much, as long as there are any."""
     while found.heads.heads > 1:
-        for gates in _reductions(found.heads):
+        for gates in reductions(found.heads):
             sums, rms = descend(queries, gates, REDUCED_STEPS, max(floor, ARRIVED))
             trial = _polished(queries, sums.gates[np.argmin(rms)], floor)
             if trial.explains or (not found.explains and trial.rms < found.rms):
@@ -130,13 +130,13 @@ def _fewest(queries: GatedQueries, found: GatedFit, floor: float) -> GatedFit:
     return found
 
 
-def _reductions(heads: GatedSum) -> Iterator[Floats]:  # of (starts, fewer, width)
+def reductions(heads: GatedSum) -> Iterator[Floats]:  # of (starts, fewer, width)
     """Gates of fewer heads: those alike as one and quiet ones left out, from coarse to fine, then each left out."""
     loud = np.linalg.norm(heads.values, axis=(1, 2))
     order = np.argsort(-loud)
     sizes = np.linalg.norm(heads.gates, axis=1)
     apart = np.linalg.norm(heads.gates[:, None] - heads.gates[None], axis=2) / np.maximum(sizes, 1.0)
-    seen = {heads.heads}
+    seen = {0, heads.heads}  # where nothing is loud, or not a number, no head is
     for alike in ALIKE:
         kept = list[int]()
         for head in order[loud[order] > alike * np.max(loud)]:

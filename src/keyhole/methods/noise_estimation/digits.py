@@ -12,6 +12,8 @@ from keyhole.arrays import Floats, Integers
 MANTISSA = 53  # binary digits of a float64
 # A decimal is no longer told from the rounding of the dtype when its unit is fewer spacings of a number than this.
 FEWEST_SPACINGS = 8.0
+# Units of decimals are numbers themselves: there is none with more digits before or behind the point.
+MOST_PLACES = int(np.log10(np.finfo(float).max))
 
 
 def binary_digits(values: Floats) -> int:
@@ -32,8 +34,9 @@ def decimals(values: Floats, spacing: float) -> int | None:
     largest = float(np.max(np.abs(values), initial=0.0))
     if largest == 0.0:
         return None
-    finest = int(np.floor(-np.log10(FEWEST_SPACINGS * spacing * largest)))
-    for places in range(-int(np.ceil(np.log10(largest))), finest + 1):
+    finest = int(np.floor(-np.log10(FEWEST_SPACINGS * spacing) - np.log10(largest)))  # the product may vanish
+    fewest = -int(np.ceil(np.log10(largest)))
+    for places in range(max(fewest, -MOST_PLACES), min(finest, MOST_PLACES) + 1):
         unit = 10.0 ** abs(places)  # a whole number, exact up to 10²²
         counts = values * unit if places >= 0 else values / unit
         if np.all(np.abs(counts - np.round(counts)) <= spacing * np.abs(counts)):

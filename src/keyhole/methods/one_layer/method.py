@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from keyhole.arrays import Array, floats, namespace
+from keyhole.arrays import Array, Floats, floats, namespace, to_numpy
 from keyhole.errors import UsageError
 from keyhole.families import Family, SingleHead
 from keyhole.families.activations import ACTIVATIONS
@@ -70,6 +70,8 @@ CHECKED_LOGIT, SAME_PAIRS, PAIR_RADII, WIDE_BARS = 2.0, 1e-3, 16.0, 0.05
 KNOWN_KINK = 64.0
 # Tokens are at least so many times as long as can be read at all: kinks nearer to the origin would cost digits.
 PRECISE = 2.0**16
+# Within a norm bound a net is learned anew, so often at most, where some of them show that kinks were missed.
+LEARNED_AGAIN = 3
 # Without a residual the answers to them are those of the net, within this part of what its answers differ by.
 SAME_ANSWERS = 1e-6
 
@@ -107,6 +109,14 @@ class _Undetected(Unrecoverable):
     """Long tokens do not show what attention does."""
 
 
+class _OtherNet(Unrecoverable):
+    """Single tokens that are not answered as the learned net answers them."""
+
+    def __init__(self, places: Floats) -> None:  # (n, width)
+        super().__init__(Outcome.WRONG_FAMILY, OTHER_NET)
+        self.places = places
+
+
 def one_layer(
     signature: Signature,
     rng: np.random.Generator,
@@ -114,6 +124,7 @@ def one_layer(
     residual: bool | None = None,
     ffn_learner: FfnLearner | None = None,
     activation: str = "relu",
+    places: Floats | None = None,  # (n, width) single tokens where an earlier estimate was refuted
 ) -> Steps[Estimate[OneLayer]]:
     """All that is identifiable of f(X) = FFN(attn(X)), or FFN(x_N + attn(X)_N), attn softmax heads that are added up.
 
@@ -133,20 +144,31 @@ def one_layer(
     if ffn_learner is not None and activation != "relu":
         raise UsageError("an ffn_learner knows its activation: leave that out")
     check_length(signature)
-    # Checks far out are made below, of whatever net comes back.
-    learn = ffn_learner or partial(relu_net, far_checks=False, activation=activation)
-    try:
-        learned = yield from learn(signature, rng)
-    except Unrecoverable as error:
-        if ffn_learner is not None or is_exact(signature) or error.outcome is not Outcome.WRONG_FAMILY:
-            raise
-        raise Unrecoverable(Outcome.TOO_NOISY, f"{error}; {NOT_FOLLOWED}") from error
-    params, radius = as_net(learned.params, signature.width), as_net(learned.radius, signature.width)
+    exact = ffn_learner is None and is_exact(signature)
+    places = np.zeros((0, signature.width)) if places is None else places
+    for left in reversed(range(LEARNED_AGAIN if exact and signature.max_norm is not None else 1)):
+        # Checks far out are made below, of whatever net comes back.
+        learn = ffn_learner or partial(relu_net, far_checks=False, activation=activation, places=places)
+        try:
+            learned = yield from learn(signature, rng)
+            return (yield from _Layer(signature, rng, _as_nets(learned, signature.width), residual).run())
+        except Unrecoverable as error:
+            if left and isinstance(error, _OtherNet):
+                places = np.concatenate([places, error.places])
+                continue
+            if ffn_learner is not None or exact or error.outcome is not Outcome.WRONG_FAMILY:
+                raise
+            raise Unrecoverable(Outcome.TOO_NOISY, f"{error}; {NOT_FOLLOWED}") from error
+    raise AssertionError  # the last of them returns or raises
+
+
+def _as_nets(learned: Estimate, width: int) -> Estimate[Learned]:
+    """The net with biases of zero where they may be, in the space of the oracle."""
+    params, radius = as_net(learned.params, width), as_net(learned.radius, width)
     net, net_radius = params.anatomy.net, radius.anatomy.net
     if net is not None and net_radius is not None:
         params, radius = zero_biases_within(net, net_radius)
-    nets: Estimate[Learned] = replace(learned, params=params, radius=radius)  # type: ignore[assignment]
-    return (yield from _Layer(signature, rng, nets, residual).run())
+    return replace(learned, params=params, radius=radius)  # type: ignore[return-value]
 
 
 class _Layer:
@@ -249,8 +271,9 @@ class _Layer:
             chosen += [rows[: 2 * quarter - self.checks_pairs, :], xp.take(rows, ends, axis=0)]
         tokens = xp.concat(chosen)
         asked: Measurements = yield Plan("checks", int(tokens.shape[0]), [[Term(TokenRows(tokens))]])
-        if self._has_other_answers(tokens, asked):
-            raise Unrecoverable(Outcome.WRONG_FAMILY, OTHER_NET)
+        other = self._have_other_answers(tokens, asked)
+        if bool(xp.any(other)):
+            raise _OtherNet(floats(tokens)[to_numpy(other)])
 
     @property
     def checks_pairs(self) -> bool:
@@ -273,15 +296,15 @@ class _Layer:
         if bool(xp.any(xp.abs(params(pairs) - asked.values) > SAME_PAIRS * sizes + bars)):
             raise Unrecoverable(Outcome.WRONG_FAMILY, NO_SINGLE_HEAD)
 
-    def _has_other_answers(self, tokens: Array, answers: Measurements) -> bool:  # (n, width)
-        """Whether answers are clearly not those of the net to these tokens."""
+    def _have_other_answers(self, tokens: Array, answers: Measurements) -> Array:  # (n, width) -> (n,)
+        """Which answers are clearly not those of the net to these tokens."""
         xp, net = self.space.xp, self.net
         values = answers.values if answers.values.ndim == 2 else answers.values[:, None]
         expected = net(tokens)
         changes = xp.linalg.vector_norm(expected - net(0 * tokens), axis=1)
         radius = net.answer_radius(tokens, UNKNOWN_ARITHMETIC * self.space.rounding) + answers.radius
         radius = SAME_ANSWERS * changes + 4 * xp.linalg.vector_norm(radius, axis=1)
-        return bool(xp.any(xp.linalg.vector_norm(values - expected, axis=1) > radius))
+        return xp.linalg.vector_norm(values - expected, axis=1) > radius
 
     def _ask_one_head(self) -> Steps[Estimate[OneLayer]]:
         """Everything, if one head without a score bias explains it."""
@@ -318,7 +341,7 @@ class _Layer:
             telling.append(float(norm) * rows[int(xp.argmax(changes)), :])
         halves = xp.stack(telling)
         answers: Measurements = yield Plan("residual", int(norms.size), [[Term(TokenRows(halves), None, 2.0)], []])
-        return self._has_other_answers(halves, answers)
+        return bool(xp.any(self._have_other_answers(halves, answers)))
 
     def _in_front_of_net(self, score: Score, bias: ScoreBias | None) -> Estimate[OneLayer]:
         """The layer without residual: its net has the value matrix inside."""
@@ -342,9 +365,12 @@ class _Layer:
                 least = float(space.xp.min(space.xp.maximum(there, back))) / growth.length
                 if least > EVEN_GROWTH * growth.gain:
                     return RayReader(signature, guide, rays_of_net(signature, params, growth), growth)
-        unit = self.typical * space.eye(self.width)
-        difference = (net(unit) - net(-unit)) / (2 * self.typical)
-        if not bool(space.xp.any(net(unit) != net(0 * unit)) or space.xp.any(difference != 0)):
+        for norm in (self.typical, signature.norm_limit):  # the former may be that of the only kink
+            unit = min(norm, space.huge**0.25) * space.eye(self.width)
+            difference = (net(unit) - net(-unit)) / (2 * unit[0, 0])
+            if bool(space.xp.any(net(unit) != net(0 * unit)) or space.xp.any(difference != 0)):
+                break
+        else:
             raise Unrecoverable(Outcome.NOT_IDENTIFIABLE, NO_CHANGE)
         return PathReader(signature, self._guide(difference), net, self.typical)
 
@@ -429,6 +455,7 @@ ONE_LAYER = Method(
     summary="softmax heads and a net of one hidden layer behind them, with or without a residual",
     run=one_layer,
     last_only=True,
+    goes_on=True,
     families=("one-layer",),
     options={
         "residual": "whether the last token passes attention by; found out where it is left out",

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from keyhole.arrays import Floats
 from keyhole.errors import KeyholeError, NumericalError, UsageError
 from keyhole.families.activations import ACTIVATIONS
 from keyhole.families.relu_net import ReluNet
@@ -28,6 +29,7 @@ def net(
     skip: bool | None = None,
     target_error: float | None = None,
     neurons: int | None = None,
+    places: Floats | None = None,
 ) -> Steps[Estimate[ReluNet]]:
     """A net of one hidden layer from queries of single tokens; how it is asked depends on what answers are worth."""
     options: dict[str, Any] = {"skip": skip}
@@ -38,7 +40,8 @@ def net(
         raise Unrecoverable(Outcome.TOO_NOISY, f"behind noise only relu neurons are fitted, not {activation} ones")
     try:
         if exact:
-            return (yield from relu_net(signature, rng, polish=polish, activation=activation, **options))
+            options |= {"activation": activation, "places": places}
+            return (yield from relu_net(signature, rng, polish=polish, **options))
         if signature.noise.is_cut:  # errors towards zero follow the sign of the answer, as no independent ones do
             signature = signature.with_changes(noise=signature.noise.as_wide())
         options |= {"budget": budget, "target_error": target_error, "neurons": neurons}
@@ -54,6 +57,7 @@ NET = Method(
     summary="one hidden layer of ReLU (GELU, SiLU) neurons, width unknown",
     run=net,
     last_only=True,
+    goes_on=True,
     families=("relu-net",),
     takes_noise=("exact", "gaussian", "bounded", "rounded", "dtype"),
     options={

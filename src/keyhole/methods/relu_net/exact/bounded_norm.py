@@ -41,10 +41,13 @@ class InBall:
         return DEVIATIONS * limit * float(np.sqrt(np.max(variance)))
 
 
-def ask_in_ball(queries: TokenQueries, rng: np.random.Generator, patience: float) -> Steps[InBall]:
+def ask_in_ball(
+    queries: TokenQueries, rng: np.random.Generator, patience: float, places: Floats | None = None
+) -> Steps[InBall]:  # (n, width)
     """Neurons line by line: on each, the kinks that those known so far leave unexplained.
 
-    What is not understood shows most on the surface of the ball; the next line goes through such a token.
+    What is not understood shows most on the surface of the ball; the next line goes through such a token. So do those
+    of `places` where an earlier net was not that of the oracle.
     """
     limit = queries.signature.norm_limit
     fit: InBall | None = None
@@ -61,6 +64,7 @@ def ask_in_ball(queries: TokenQueries, rng: np.random.Generator, patience: float
         failures = 0
         x = rng.standard_normal((CHECKS, queries.width))
         x *= OUTERMOST * limit / np.linalg.norm(x, axis=1, keepdims=True)
+        x = x if places is None else np.concatenate([x, places])
         answers = yield from queries.ask("checks", x)
         off = np.max(np.abs(answers - fit.pieces(x)), axis=1)
         allowed = fit.error(limit) + queries.noise + queries.rounding * float(fit.pieces.size(np.asarray(limit)))

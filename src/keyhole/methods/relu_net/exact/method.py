@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,13 +22,13 @@ from keyhole.methods.relu_net.exact.cells import (
     solve_neurons,
     typical_distance,
 )
-from keyhole.methods.relu_net.exact.checks import FULL, LEAN, WITHOUT_HELDOUT, ask_checks
+from keyhole.methods.relu_net.exact.checks import FULL, LEAN, WITHOUT_HELDOUT, ask_checks, ask_roughness
 from keyhole.methods.relu_net.exact.estimate import PieceErrors, estimate_net
 from keyhole.methods.relu_net.exact.kink_search import OPEN_AT_FIRST, NotPiecewiseLinear
 from keyhole.methods.relu_net.exact.line import ask_cells, ask_line, random_line
 from keyhole.methods.relu_net.exact.queries import Pieces, TokenQueries
 from keyhole.methods.relu_net.exact.several_outputs import ask_several_outputs
-from keyhole.methods.relu_net.exact.smooth import FARTHEST, ask_smooth
+from keyhole.methods.relu_net.exact.smooth import FARTHER, FARTHEST, ask_smooth
 from keyhole.queries import Signature
 from keyhole.recovery import Outcome
 
@@ -53,6 +54,7 @@ def relu_net(
     activation: str = "relu",
     skip: bool | None = None,
     far_checks: bool = True,
+    places: Floats | None = None,  # (n, width) where an earlier estimate was refuted
 ) -> Steps[Estimate[ReluNet]]:
     """Width, weights and biases of f(x) = C·act(A·x + b) + c (+ S·x), the width k unknown, for one or more outputs.
 
@@ -70,30 +72,36 @@ def relu_net(
     queries = TokenQueries(signature)
     reason, depth = "", (FULL if polish else LEAN) if far_checks else WITHOUT_HELDOUT
     place: Floats | None = None  # where the last estimate was refuted
+    inside: list[Floats] = []  # of a norm bound, where estimates were refuted
+    if places is not None and len(places):
+        inside, depth, place = list(places), FULL, places[np.argmin(np.linalg.norm(places, axis=1))]
+    farther = FARTHER
     for attempt in range(LINES):
         smooth = _smooth(activation, attempt, signature)
         # Of a smooth oracle a line is all curves: where one is to be expected they are not followed far.
         crowd = CURVES if activation == "auto" and attempt == 0 else OPEN_AT_FIRST
         try:
             if smooth:
-                far, _, _, lines = yield from _ask_pieces(TokenQueries(signature, FARTHEST), rng, polish=False)
-                estimate, scale = yield from ask_smooth(queries, rng, far, smooth, skip, lines)
+                farther = FARTHER / farther  # in turn usual lengths and longer ones
+                afar = TokenQueries(signature, farther * FARTHEST)
+                far, _, _, lines = yield from _ask_pieces(afar, rng, polish=False)
+                estimate, scale = yield from ask_smooth(queries, rng, far, farther, smooth, skip, lines)
             else:
                 pieces, radii, scale, lines = yield from _ask_pieces(
-                    queries, rng, polish=polish, patience=PATIENCE**attempt, crowd=crowd, through=place
+                    queries, rng, polish=polish, patience=PATIENCE**attempt, crowd=crowd, through=place, places=inside
                 )
-                details = {"lines": attempt + lines, "polished": polish}
-                estimate = estimate_net(queries, pieces, radii, skip, details)
+                estimate = estimate_net(queries, pieces, radii, skip, {"lines": attempt + lines, "polished": polish})
         except NotPiecewiseLinear as error:
             reason = str(error)
             continue
-        estimate, reason, place = yield from with_sketch(
-            ask_checks(queries, estimate, scale, rng, depth), estimate.sketch
-        )
+        checks = ask_checks(queries, estimate, scale, rng, depth)
+        estimate, reason, place = yield from with_sketch(checks, estimate.sketch)
+        if not reason and not smooth and (attempt or depth.rough):
+            yield from ask_roughness(queries, pieces, scale, rng)
         if not reason:
             return estimate
-        # What was refuted once is looked at closely: an oracle of another kind must not get through by trying again.
-        depth = FULL
+        inside += [] if place is None else [place]
+        depth = FULL  # an oracle of another kind must not get through by trying again
     raise Unrecoverable(
         Outcome.WRONG_FAMILY, f"{LINES} lines did not show a network of one hidden layer ({activation}): {reason}"
     )
@@ -127,13 +135,14 @@ def _ask_pieces(
     patience: float = 1.0,
     crowd: int = OPEN_AT_FIRST,
     through: Floats | None = None,
+    places: Sequence[Floats] = (),
 ) -> Steps[tuple[Pieces, PieceErrors, float, int]]:
     """Pieces, their radii, the typical distance of a kink from the origin and the number of lines that were asked.
 
     Kinks on a line, then gradients between them, then wide cells; NotPiecewiseLinear where that fails.
     """
     if queries.signature.max_norm is not None:
-        inside = yield from ask_in_ball(queries, rng, patience)
+        inside = yield from ask_in_ball(queries, rng, patience, np.stack(places) if places else None)
         rows, towards, lines = inside.rows, inside.towards, inside.lines
         unit = queries.signature.norm_limit
     else:

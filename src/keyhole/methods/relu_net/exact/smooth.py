@@ -17,6 +17,8 @@ from keyhole.methods.relu_net.exact.several_outputs import new_wide_tokens, piec
 
 # Tokens this much longer than usual see kinks that are sharp to the last digits of a window around them.
 FARTHEST = 1e12
+# Where lines seen from there do not show sharp kinks, neurons bend over lengths that are this much longer than usual.
+FARTHER = 1e4
 # At this length offsets are known to many digits and neurons off their kinks are still on or off for good; the second
 # for neurons that bend slowly.
 FAR = (1e5, 1e8)
@@ -41,19 +43,26 @@ Bends = tuple[Pieces, Floats, Floats]
 
 
 def ask_smooth(
-    queries: TokenQueries, rng: np.random.Generator, far: Pieces, names: tuple[str, ...], skip: bool | None, lines: int
+    queries: TokenQueries,
+    rng: np.random.Generator,
+    far: Pieces,
+    farther: float,
+    names: tuple[str, ...],
+    skip: bool | None,
+    lines: int,
 ) -> Steps[tuple[Estimate[ReluNet], float]]:
     """The net of one of these activations that fits, and the typical distance of its kinks.
 
-    act(z) = z + act(−z) as for ReLU. `far` is the net of ReLU neurons that it is far away, from as many `lines`, which
-    tells all but the lengths |a_i|; 1 − act(z)/z of an answer beside a kink tells those; then all parameters are fitted
-    together to new answers.
+    act(z) = z + act(−z) as for ReLU. `far` is the net of ReLU neurons that it is far away, `farther` times as far as
+    usual, from as many `lines`, which tells all but the lengths |a_i|; 1 − act(z)/z of an answer beside a kink tells
+    those; then all parameters are fitted together to new answers.
     NotPiecewiseLinear where nothing fits.
     """
     failure: NotPiecewiseLinear | None = None
     for length in FAR:
         try:
-            start = yield from _ask_nearer(TokenQueries(queries.signature, length), far, rng)
+            nearer = TokenQueries(queries.signature, farther * length)
+            start = yield from _ask_nearer(nearer, far.in_unit(FARTHEST / length), rng)
             fit, name, scale = yield from _ask_fit(queries, start, names, rng)
         except NotPiecewiseLinear as error:
             failure = error
@@ -66,9 +75,9 @@ def ask_smooth(
     raise failure
 
 
-def _ask_nearer(far: TokenQueries, rough: Pieces, rng: np.random.Generator) -> Steps[Bends]:
-    """Kinks with their offsets, and how the neurons bend there, in tokens of length one."""
-    seen = rough.in_unit(FARTHEST / far.length)
+def _ask_nearer(far: TokenQueries, seen: Pieces, rng: np.random.Generator) -> Steps[Bends]:
+    """Kinks with their offsets, and how the neurons bend there, in tokens of length one; `seen` is in those of far."""
+    rough = seen
     if seen.weight.shape[1] == 1:
         count = seen.count + 2 + int(EXTRA_CELLS * seen.count)
         vague = VAGUE * float(seen.size(np.asarray(far.width**0.5))) ** 2 * np.eye(seen.count + 1)
