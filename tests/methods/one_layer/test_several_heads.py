@@ -15,7 +15,6 @@ from keyhole.arrays import Array
 from keyhole.families.one_layer import OneLayer
 from keyhole.methods.one_layer.several_heads.far_cells import FarNet
 from keyhole.methods.one_layer.several_heads.odds_pencil import solve_odds
-from keyhole.methods.one_layer.several_heads.scores import twins_of
 from keyhole.recovery import Outcome
 from keyhole.targets import open_target
 from keyhole.targets.demos import random_layer, random_net
@@ -214,14 +213,6 @@ def test_cells_are_not_left(activation: str, rng: np.random.Generator) -> None:
         heights = points @ net.weights_in.T + net.bias_in
         assert np.all(np.abs(heights) >= far.net.bend)
     assert len(np.unique(cells.active, axis=0)) > 11  # each kink with both of its sides
-
-
-def test_twins() -> None:
-    values = np.random.default_rng(0).standard_normal((4, 3, 2))
-    values[3] = values[1]
-    groups = twins_of(values)
-    assert groups[1] == groups[3]
-    assert len(set(groups)) == 3
 
 
 @pytest.mark.parametrize("seed", range(4))

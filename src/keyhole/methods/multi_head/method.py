@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from keyhole.arrays import floats
 from keyhole.families.multi_head import MultiHead
 from keyhole.methods.base import Estimate, Method, Steps, Unrecoverable, last_only
 from keyhole.methods.forms.value import Value, ask_value
@@ -14,6 +15,8 @@ from keyhole.methods.multi_head.vector.probe import HeadsHidden
 from keyhole.queries import Signature
 from keyhole.recovery import Outcome
 
+# Scores that are known to fewer than this part of all digits are read again, all at once.
+DIGITS = 1 / 6
 # How reading heads one by one ends where reading them all at once may still do.
 AT_ONCE = (Outcome.WRONG_FAMILY, Outcome.SATURATED, Outcome.TOO_NOISY)
 
@@ -38,9 +41,14 @@ def multi_head(
     hidden: HeadsHidden | None = None
     if value.vector.ndim == 2 and not (signature.noise.kind == "gaussian" and fits_at_once(value)):
         try:
-            return (yield from ask_vector_heads(signature, rng, value))
+            found = yield from ask_vector_heads(signature, rng, value)
         except HeadsHidden as error:
             hidden = error
+        else:
+            if not (_is_poor(found, signature.space.eps) and fits_at_once(value)):
+                return found
+            again = _ask_again(last, rng, value, found)
+            return (yield from (last_only(again) if everywhere else again))
     try:
         few = _ask_few_outputs(last, rng, value)
         return (yield from (last_only(few) if everywhere else few))
@@ -48,6 +56,27 @@ def multi_head(
         if hidden is not None:
             raise Unrecoverable(error.outcome, f"{hidden}; and one by one: {error}") from error
         raise
+
+
+def _is_poor(found: Estimate[MultiHead], eps: float) -> bool:
+    """Whether some score is known to no more than few digits, as where all logits are small."""
+    radii = zip(found.radius.heads, found.params.heads, strict=True)
+    return any(
+        float(np.linalg.norm(floats(radius.score))) > eps**DIGITS * float(np.linalg.norm(floats(head.score)))
+        for radius, head in radii
+        if np.any(floats(head.score))
+    )
+
+
+def _ask_again(
+    signature: Signature, rng: np.random.Generator, value: Value, found: Estimate[MultiHead]
+) -> Steps[Estimate[MultiHead]]:
+    """All heads at once, where that tells the same heads better than what was found."""
+    try:
+        other = yield from ask_gated_heads(signature, rng, value)
+    except Unrecoverable:
+        return found
+    return other if len(other.params.heads) >= len(found.params.heads) else found
 
 
 def _ask_few_outputs(signature: Signature, rng: np.random.Generator, value: Value) -> Steps[Estimate[MultiHead]]:
