@@ -160,6 +160,14 @@ def test_fewer_outputs_than_heads_within_a_norm() -> None:
     assert kh.distance(result.params, truth) < 1e-11
 
 
+def test_valleys_of_near_heads_are_followed_to_their_end() -> None:
+    heads = related_heads("near 1e-2", 4, 8, [1, 4, 8, *b"near 1e-2"])
+    result = recover(heads, seed=1, max_norm=NORM, width=8)
+    assert result.certified, result.message
+    check_inside(result, heads)
+    assert result.stats.queries < 520  # of no second search with more heads
+
+
 @pytest.mark.parametrize("change", [1e-7, 1e-12])
 def test_heads_that_hardly_differ_are_right_or_admitted(change: float) -> None:
     heads = draw("generic", 2, 9, width=4).heads

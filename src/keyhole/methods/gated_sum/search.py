@@ -116,24 +116,25 @@ def _fit_count(queries: GatedQueries, gates: Floats, before: GatedSum, errors: _
 
 
 def _mirrored(queries: GatedQueries, found: GatedFit, errors: _Errors) -> GatedFit:
-    """The fit with its nearest two heads in place of their mirror image, if that is better.
+    """The fit further down its valley, or with its nearest two heads in place of their mirror image, if that is better.
 
     To first order in their distance δ two near heads add σ'·(u·δ)·(u·v) to one, in which δ and v may trade places.
     """
+    found = _polished(queries, found.heads.gates, errors, valley=True)
     for _ in range(MIRRORS):
+        if found.explains:
+            break
         sums, rms = descend(queries, mirror_images(found.heads), REDUCED_STEPS, max(errors.floor, ARRIVED))
-        trials = [_polished(queries, sums.gates[each], errors) for each in np.argsort(rms)[:BEST]]
+        trials = [_polished(queries, sums.gates[each], errors, valley=True) for each in np.argsort(rms)[:BEST]]
         trial = min(trials, key=lambda fit: fit.rms)
         if trial.rms > 0.5 * found.rms:
             break
         found = trial
-        if found.explains:
-            break
     return found
 
 
-def _polished(queries: GatedQueries, gates: Floats, errors: _Errors) -> GatedFit:
-    heads, rms = polish(queries, gates)
+def _polished(queries: GatedQueries, gates: Floats, errors: _Errors, *, valley: bool = False) -> GatedFit:
+    heads, rms = polish(queries, gates, valley=valley)
     free = _freedom(queries, heads.heads)
     rms *= np.sqrt(queries.answers.size / max(free, 1))
     return GatedFit(heads, float(rms), bool(rms <= errors.of(queries, heads) * (1 + 4 / np.sqrt(2 * max(free, 1)))))
