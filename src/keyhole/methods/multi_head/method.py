@@ -45,8 +45,6 @@ def multi_head(
         except HeadsHidden as error:
             hidden = error
         else:
-            if not (_is_poor(found, signature.space.eps) and fits_at_once(value)):
-                return found
             again = _ask_again(last, rng, value, found)
             return (yield from (last_only(again) if everywhere else again))
     try:
@@ -71,7 +69,9 @@ def _is_poor(found: Estimate[MultiHead], eps: float) -> bool:
 def _ask_again(
     signature: Signature, rng: np.random.Generator, value: Value, found: Estimate[MultiHead]
 ) -> Steps[Estimate[MultiHead]]:
-    """All heads at once, where that tells the same heads better than what was found."""
+    """All heads at once, where they are known to few digits only and that tells as many."""
+    if not (_is_poor(found, signature.space.eps) and fits_at_once(value)):
+        return found
     try:
         other = yield from ask_gated_heads(signature, rng, value)
     except Unrecoverable:
@@ -84,7 +84,7 @@ def _ask_few_outputs(signature: Signature, rng: np.random.Generator, value: Valu
     if signature.max_norm is not None or signature.noise.kind != "exact":
         return (yield from ask_gated_heads(signature, rng, value))
     try:
-        return (yield from ask_scalar_heads(signature, rng, value))
+        found = yield from ask_scalar_heads(signature, rng, value)
     except Unrecoverable as error:
         if error.outcome not in AT_ONCE or isinstance(error, HeadsTooNear):
             raise
@@ -92,6 +92,7 @@ def _ask_few_outputs(signature: Signature, rng: np.random.Generator, value: Valu
             return (yield from ask_gated_heads(signature, rng, value))
         except Unrecoverable as other:
             raise Unrecoverable(error.outcome, f"{error}; and all at once: {other}") from error
+    return (yield from _ask_again(signature, rng, value, found))
 
 
 MULTI_HEAD = Method(
