@@ -67,6 +67,22 @@ def test_free_norms(kind: str) -> None:
     assert kh.distance(result.params, truth) < 1e-11
 
 
+def test_heads_that_hide_behind_another_are_found() -> None:
+    """(W, v) and (−W, v) never jump; (W, v) and (W', −v) do so twice between two of the first angles, for this seed."""
+    pair = draw("mirror", 2, 0, width=4)
+    result = recover(pair, width=4)
+    assert result.certified, result.message
+    check_inside(result, pair)
+    rng = np.random.default_rng(0)
+    scores = rng.standard_normal((3, 4, 4))
+    scores[1] = scores[0] + 0.03 * scores[1]
+    value, other = rng.standard_normal((2, 4))
+    truth = kh.MultiHead([kh.SingleHead(*each) for each in zip(scores, (value, -value, other), strict=True)])
+    found = recover(truth, width=4)
+    assert found.certified, found.message
+    check_inside(found, truth)
+
+
 @pytest.mark.parametrize("method", ["multi-head", "auto"])
 def test_generic_heads_of_free_norms_are_read_one_by_one(method: str) -> None:
     result = recover(draw("generic", 3, 3), method=method)
