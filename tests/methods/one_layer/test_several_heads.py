@@ -221,3 +221,10 @@ def test_tokens_of_one_number_are_right_or_admitted(seed: int) -> None:
     result = kh.recover(target.oracle, throw=False)
     tokens = 2 * np.random.default_rng(seed).standard_normal((200, 4, 1))
     assert not result.certified or np.max(np.abs(result.params(tokens) - target.truth(tokens))) < 1e-9
+
+
+def test_several_heads_within_a_norm_end_with_the_remedy() -> None:
+    truth = random_layer(4, 6, 1, np.random.default_rng(1), heads=2)
+    result = kh.recover(kh.FunctionOracle(truth, width=4, max_norm=10.0), "one-layer", seed=0, throw=False)
+    assert not result.certified
+    assert "lift max_norm" in result.message
