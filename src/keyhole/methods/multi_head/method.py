@@ -56,27 +56,24 @@ def multi_head(
         raise
 
 
-def _is_poor(found: Estimate[MultiHead], eps: float) -> bool:
-    """Whether some score is known to no more than few digits, as where all logits are small."""
-    radii = zip(found.radius.heads, found.params.heads, strict=True)
-    return any(
-        float(np.linalg.norm(floats(radius.score))) > eps**DIGITS * float(np.linalg.norm(floats(head.score)))
-        for radius, head in radii
-        if np.any(floats(head.score))
-    )
+def _unknown(found: Estimate[MultiHead]) -> float:
+    """The largest part of a score that is not known."""
+    pairs = [(floats(a.score), floats(b.score)) for a, b in zip(found.radius.heads, found.params.heads, strict=True)]
+    return max((float(np.linalg.norm(a)) / float(np.linalg.norm(b)) for a, b in pairs if np.any(b)), default=0.0)
 
 
 def _ask_again(
     signature: Signature, rng: np.random.Generator, value: Value, found: Estimate[MultiHead]
 ) -> Steps[Estimate[MultiHead]]:
-    """All heads at once, where they are known to few digits only and that tells as many."""
-    if not (_is_poor(found, signature.space.eps) and fits_at_once(value)):
+    """All heads at once, where they are known to few digits only and that tells more of as many."""
+    if _unknown(found) <= signature.space.eps**DIGITS or not fits_at_once(value):
         return found
     try:
         other = yield from ask_gated_heads(signature, rng, value)
     except Unrecoverable:
         return found
-    return other if len(other.params.heads) >= len(found.params.heads) else found
+    as_many = len(other.params.heads) >= len(found.params.heads)
+    return other if as_many and _unknown(other) < _unknown(found) else found
 
 
 def _ask_few_outputs(signature: Signature, rng: np.random.Generator, value: Value) -> Steps[Estimate[MultiHead]]:
