@@ -8,6 +8,7 @@ from time import perf_counter
 import numpy as np
 
 import keyhole as kh
+from benchmarks.support.related_heads import related_heads
 from benchmarks.support.rows import Kept, Row, markdown
 from benchmarks.tables.multi_scalar import Run, covers, matched
 from keyhole.gauge.heads import canonical_heads
@@ -27,28 +28,14 @@ ERRORS: dict[str, Errors] = {
 
 def heads_of(kind: str, heads: int, width: int, seed: int) -> kh.MultiHead:
     """Gaussian heads, two or all of which are related."""
-    rng = np.random.default_rng([seed, heads, width, *kind.encode()])
-    scores = rng.standard_normal((heads, width, width)) / width**0.5
-    values = rng.standard_normal((heads, width))
-    word, _, number = kind.partition(" ")
-    if word == "double":
-        scores[1] = 2 * scores[0]
-    elif word == "opposite":
-        scores[1] = -scores[0]
-    elif word == "factor":
-        scores = np.einsum("hi,j->hij", rng.standard_normal((heads, width)), rng.standard_normal(width)) / width**0.5
-    elif word == "near":
-        scores[1] = scores[0] + float(number) * scores[1]
-    elif word == "quiet":
-        values[1] *= float(number)
-    elif word == "cancel":
-        values[1] = -values[0]
-    return kh.MultiHead([kh.SingleHead(*each) for each in zip(scores, values, strict=True)])
+    return related_heads(kind, heads, width, [seed, heads, width, *kind.encode()])
 
 
 KINDS = {"gaussian": "Gaussian", "double": "W₂ = 2·W₁", "opposite": "W₂ = −W₁", "factor": "W_h = a_h·bᵀ"}
 ODD = {
     "cancel": "v₂ = −v₁",
+    "equal": "v₂ = v₁",
+    "mirror": "W₂ = −W₁, v₂ = v₁",
     "near 1e-1": "‖W₂ − W₁‖ = 1e-1",
     "near 1e-2": "‖W₂ − W₁‖ = 1e-2",
     "near 1e-3": "‖W₂ − W₁‖ = 1e-3",

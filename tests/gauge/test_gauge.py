@@ -13,6 +13,7 @@ from benchmarks.tables.gauge import MAKERS, SAME_ANSWERS, answers_apart, layer, 
 from keyhole.errors import UsageError
 from keyhole.gauge.compare import GAUGES
 from keyhole.gauge.factored import FactoredHeads
+from keyhole.targets.demos import random_layer
 
 PAIRS = 80  # a slice of what the benchmark `gauge` asks
 
@@ -257,3 +258,15 @@ def test_options_that_are_no_numbers_are_refused() -> None:
     for length in ("x", float("nan"), 1.5):
         with pytest.raises(UsageError, match="max_length"):
             kh.equivalent(head, head, max_length=length)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("residual", [False, True])
+def test_a_head_without_logits_is_compared_over_the_others(residual: bool) -> None:
+    truth = random_layer(4, 6, None, np.random.default_rng(3), residual=residual, heads=2)
+    nothing, other = truth.heads
+    nothing = replace(nothing, score=0 * nothing.score)
+    off = replace(nothing, score=1e-13 * other.score)
+    heads, near = kh.MultiHead([nothing, other]), kh.MultiHead([off, other])
+    for one, two in ((heads, near), (replace(truth, attention=heads), replace(truth, attention=near))):
+        assert 1e-14 < kh.distance(one, two) < 1e-12
+        assert kh.distance(one, two) == kh.distance(two, one)

@@ -35,7 +35,9 @@ def covered(result, truth):
         return [np.asarray(head.score), np.asarray(head.value), bias(head)]
 
     def excess(one, wide, two):
-        return max(np.max(np.abs(a - b) / w) for a, w, b in zip(parts(one), parts(wide), parts(two), strict=True))
+        with np.errstate(divide="ignore", invalid="ignore"):  # a bias that is known to be none has no radius
+            apart = [np.abs(a - b) / w for a, w, b in zip(parts(one), parts(wide), parts(two), strict=True)]
+        return max(np.max(np.nan_to_num(each, nan=0.0, posinf=np.inf)) for each in apart)
 
     costs = np.array(
         [[excess(one, wide, two) for two in truth.heads] for one, wide in zip(found.heads, radius.heads, strict=True)]

@@ -83,7 +83,8 @@ def distance(first: Family, second: Family) -> float:
     heads differ by their output alone.
 
     Several heads: heads of equal logits are one, whose value is the sum; then heads are matched one to one and the
-    largest of their distances counts, 1 where their numbers differ.
+    largest of their distances counts, 1 where their numbers differ. The logits of a head that has none are compared
+    over those of the head with the largest.
 
     Nets: every activation is z/2 plus an even function, so a net is a sum of even functions, one for each kink
     n·x + o = 0 with a unit vector n up to its sign, and of an affine map. Kinks are matched one to one; the

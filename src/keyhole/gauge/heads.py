@@ -143,12 +143,26 @@ def distance_of_heads(first: Heads, second: Heads) -> float:
     apart = offset / scale if scale else 0.0
     if len(one.heads) != len(two.heads):
         return 1.0
-    costs = np.array([[_apart(a, b) for b in two.heads] for a in one.heads])
+    beside = largest_logits(one.heads, two.heads)
+    costs = np.array([[_apart(a, b, beside) for b in two.heads] for a in one.heads])
     rows, columns = linear_sum_assignment(costs)
     return max(apart, float(np.max(costs[rows, columns])))
 
 
-def _apart(first: SingleHead, second: SingleHead) -> float:
+def largest_logits(*sets: Sequence[SingleHead]) -> float:
+    """The norm of the largest affine map into logits."""
+    return max(size(into_logits(head)) for heads in sets for head in heads)
+
+
+def logits_apart(first: SingleHead, second: SingleHead, beside: float = 0.0) -> float:
+    """The relative distance of the affine maps into logits; over what is beside them where one head has none."""
+    one, two = into_logits(first), into_logits(second)
+    if beside and not (np.any(one) and np.any(two)):
+        return size(one - two) / beside
+    return relative(one, two)
+
+
+def _apart(first: SingleHead, second: SingleHead, beside: float = 0.0) -> float:
     """The larger relative distance of the affine maps into logits and into values."""
 
     def into_values(head: SingleHead) -> Floats:  # (width + 1, outputs)
@@ -157,4 +171,4 @@ def _apart(first: SingleHead, second: SingleHead) -> float:
     values = relative(into_values(first), into_values(second))
     if not np.any(floats(first.value)) and not np.any(floats(second.value)):
         return values
-    return max(values, relative(into_logits(first), into_logits(second)))
+    return max(values, logits_apart(first, second, beside))

@@ -27,9 +27,18 @@ from keyhole.families.multi_head import MultiHead
 from keyhole.families.one_layer import OneLayer
 from keyhole.families.relu_net import ReluNet
 from keyhole.families.single_head import SingleHead
-from keyhole.gauge.heads import TWO_TOKENS, canonical_heads, groups_of, into_logits, merge_heads, uprighted
+from keyhole.gauge.heads import (
+    TWO_TOKENS,
+    canonical_heads,
+    groups_of,
+    into_logits,
+    largest_logits,
+    logits_apart,
+    merge_heads,
+    uprighted,
+)
 from keyhole.gauge.nets import Kinks, Sizes, canonical_net, distance_of_kinks, equivalent_kinks, kinks_of
-from keyhole.gauge.tolerance import check_shapes, relative, rounding_of
+from keyhole.gauge.tolerance import check_shapes, rounding_of
 
 
 def plain_layer(layer: OneLayer) -> OneLayer:
@@ -154,8 +163,9 @@ def distance_of_layers(first: OneLayer, second: OneLayer) -> float:
     kinks = kinks_of_layer(one, tolerance), kinks_of_layer(two, tolerance)
     nets = distance_of_kinks(*kinks, comparable=first.net.activation == second.net.activation)
     seen = [seen_mixtures(each, first.width, tolerance) for each in kinks]
+    beside = largest_logits(one.heads, two.heads)
     apart = [
-        relative(into_logits(own), into_logits(other))
+        logits_apart(own, other, beside)
         for own, other, matters in zip(one.heads, two.heads, seen[0] | seen[1], strict=True)
         if matters
     ]
@@ -164,7 +174,8 @@ def distance_of_layers(first: OneLayer, second: OneLayer) -> float:
 
 def match_heads(wanted: Sequence[SingleHead], heads: Sequence[SingleHead]) -> list[SingleHead]:
     """As many heads in the order in which their logits are nearest to those wanted."""
-    costs = [[relative(into_logits(own), into_logits(other)) for other in heads] for own in wanted]
+    beside = largest_logits(wanted, heads)
+    costs = [[logits_apart(own, other, beside) for other in heads] for own in wanted]
     _, order = linear_sum_assignment(np.minimum(np.nan_to_num(np.asarray(costs), nan=2.0), 2.0))
     return [heads[int(number)] for number in order]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from keyhole.methods.gated_sum.equal_values import equal_groups, orders
 from keyhole.methods.gated_sum.joint import JointHeads, JointQueries, fit_joint
 from keyhole.methods.gated_sum.known_values import fit_known_values
 from keyhole.methods.gated_sum.model import GatedQueries, GatedSum
@@ -98,3 +99,15 @@ def test_radii_of_a_joint_fit_hold_the_truth(error: float, fresh_seed: int) -> N
         np.all(np.abs(fit.values - heads.values) <= radii.values),
     ]
     assert not radii.settled or all(inside)
+
+
+def test_heads_of_equal_values_change_places_and_no_others() -> None:
+    values = np.random.default_rng(0).standard_normal((5, 3, 2))
+    values[3], values[4] = values[1], 1.001 * values[0]
+    groups = equal_groups(values)
+    assert groups[1] == groups[3]
+    assert groups[0] == groups[4]
+    assert len(set(groups)) == 3
+    found = {tuple(order.tolist()) for order in orders(groups)}
+    assert found == {(0, 1, 2, 3, 4), (4, 1, 2, 3, 0), (0, 3, 2, 1, 4), (4, 3, 2, 1, 0)}
+    assert [order.tolist() for order in orders(np.zeros(9, dtype=np.int64))] == [list(range(9))]

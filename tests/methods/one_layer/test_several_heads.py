@@ -15,7 +15,6 @@ from keyhole.arrays import Array
 from keyhole.families.one_layer import OneLayer
 from keyhole.methods.one_layer.several_heads.far_cells import FarNet
 from keyhole.methods.one_layer.several_heads.odds_pencil import solve_odds
-from keyhole.methods.one_layer.several_heads.scores import twins_of
 from keyhole.recovery import Outcome
 from keyhole.targets import open_target
 from keyhole.targets.demos import random_layer, random_net
@@ -231,17 +230,16 @@ def test_cells_are_not_left(activation: str, rng: np.random.Generator) -> None:
     assert len(np.unique(cells.active, axis=0)) > 11  # each kink with both of its sides
 
 
-def test_twins() -> None:
-    values = np.random.default_rng(0).standard_normal((4, 3, 2))
-    values[3] = values[1]
-    groups = twins_of(values)
-    assert groups[1] == groups[3]
-    assert len(set(groups)) == 3
-
-
 @pytest.mark.parametrize("seed", range(4))
 def test_tokens_of_one_number_are_right_or_admitted(seed: int) -> None:
     target = open_target(f"demo:one-layer?width=1&neurons=4&heads=2&seed={seed}")
     result = kh.recover(target.oracle, throw=False)
     tokens = 2 * np.random.default_rng(seed).standard_normal((200, 4, 1))
     assert not result.certified or np.max(np.abs(result.params(tokens) - target.truth(tokens))) < 1e-9
+
+
+def test_several_heads_within_a_norm_end_with_the_remedy() -> None:
+    truth = random_layer(4, 6, 1, np.random.default_rng(1), heads=2)
+    result = kh.recover(kh.FunctionOracle(truth, width=4, max_norm=10.0), "one-layer", seed=0, throw=False)
+    assert not result.certified
+    assert "lift max_norm" in result.message

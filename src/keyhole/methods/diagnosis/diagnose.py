@@ -193,7 +193,11 @@ class _Diagnosing:
             said = f"{len(answers)} answers are {some}, for tokens of norms up to {self.ladder[-1]:.3g}"
             exam.say("answers", "constant", said)
             return self._diagnosis(CONSTANT, None)
-        if len(values) <= FEW_VALUES and np.min(counts) > 1:
+        error = exam.error(float(np.max(np.abs(answers))))
+        rounded = (
+            len(values) > 1 and float(np.max(np.ptp(values, axis=0))) <= error
+        )  # one number, and no names of classes
+        if len(values) <= FEW_VALUES and np.min(counts) > 1 and not rounded:
             said = f"{len(answers)} answers take {len(values)} different values, each of them more than once"
             if exam.outputs == 1 and are_labels(answers) and np.unique(self.seen[1]).size > 1:
                 if exam.signature.noise.kind == "exact":  # names of classes look like rounded numbers

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from keyhole.arrays import floats
 from keyhole.families.multi_head import MultiHead
 from keyhole.methods.base import Estimate, Method, Steps, Unrecoverable, last_only
 from keyhole.methods.forms.value import Value, ask_value
@@ -14,6 +15,8 @@ from keyhole.methods.multi_head.vector.probe import HeadsHidden
 from keyhole.queries import Signature
 from keyhole.recovery import Outcome
 
+# Scores that are known to fewer than this part of all digits are read again, all at once.
+DIGITS = 1 / 6
 # How reading heads one by one ends where reading them all at once may still do.
 AT_ONCE = (Outcome.WRONG_FAMILY, Outcome.SATURATED, Outcome.TOO_NOISY)
 
@@ -38,9 +41,12 @@ def multi_head(
     hidden: HeadsHidden | None = None
     if value.vector.ndim == 2 and not (signature.noise.kind == "gaussian" and fits_at_once(value)):
         try:
-            return (yield from ask_vector_heads(signature, rng, value))
+            found = yield from ask_vector_heads(signature, rng, value)
         except HeadsHidden as error:
             hidden = error
+        else:
+            again = _ask_again(last, rng, value, found)
+            return (yield from (last_only(again) if everywhere else again))
     try:
         few = _ask_few_outputs(last, rng, value)
         return (yield from (last_only(few) if everywhere else few))
@@ -50,12 +56,32 @@ def multi_head(
         raise
 
 
+def _unknown(found: Estimate[MultiHead]) -> float:
+    """The largest part of a score that is not known."""
+    pairs = [(floats(a.score), floats(b.score)) for a, b in zip(found.radius.heads, found.params.heads, strict=True)]
+    return max((float(np.linalg.norm(a)) / float(np.linalg.norm(b)) for a, b in pairs if np.any(b)), default=0.0)
+
+
+def _ask_again(
+    signature: Signature, rng: np.random.Generator, value: Value, found: Estimate[MultiHead]
+) -> Steps[Estimate[MultiHead]]:
+    """All heads at once, where they are known to few digits only and that tells more of as many."""
+    if _unknown(found) <= signature.space.eps**DIGITS or not fits_at_once(value):
+        return found
+    try:
+        other = yield from ask_gated_heads(signature, rng, value)
+    except Unrecoverable:
+        return found
+    as_many = len(other.params.heads) >= len(found.params.heads)
+    return other if as_many and _unknown(other) < _unknown(found) else found
+
+
 def _ask_few_outputs(signature: Signature, rng: np.random.Generator, value: Value) -> Steps[Estimate[MultiHead]]:
     """One by one where norms are free and answers exact, with the fewest queries; all at once where that fails."""
     if signature.max_norm is not None or signature.noise.kind != "exact":
         return (yield from ask_gated_heads(signature, rng, value))
     try:
-        return (yield from ask_scalar_heads(signature, rng, value))
+        found = yield from ask_scalar_heads(signature, rng, value)
     except Unrecoverable as error:
         if error.outcome not in AT_ONCE or isinstance(error, HeadsTooNear):
             raise
@@ -63,6 +89,7 @@ def _ask_few_outputs(signature: Signature, rng: np.random.Generator, value: Valu
             return (yield from ask_gated_heads(signature, rng, value))
         except Unrecoverable as other:
             raise Unrecoverable(error.outcome, f"{error}; and all at once: {other}") from error
+    return (yield from _ask_again(signature, rng, value, found))
 
 
 MULTI_HEAD = Method(

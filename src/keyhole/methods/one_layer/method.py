@@ -103,6 +103,10 @@ SCORE_BIAS = (
     "a logit does not scale with its tokens: the head in front of the net is none, or has a score bias that could not "
     "be read beside this net"
 )
+BOUNDED = (
+    "within max_norm one head without a score bias is read before a net: several heads and score biases take tokens of "
+    "any length, so lift max_norm if the box has these"
+)
 
 
 class _Undetected(Unrecoverable):
@@ -198,7 +202,7 @@ class _Layer:
             # A score bias and several heads are read in linear cells, from tokens of any length.
             net = self.neurons if self.signature.max_norm is None else None
             if net is None:
-                return (yield from self._ask_without_score_bias())
+                return (yield from self._ask_plain_head())
             if (yield from ask_for_score_bias(self.signature, self.rng, net, self.typical)):
                 return (yield from self._ask_beside_shown_bias(net))
             try:
@@ -214,6 +218,15 @@ class _Layer:
         score = self.draft.matrix()
         score = self.space.zeros(self.width, self.width) if score is None else score
         return OneLayer(SingleHead(score, self.space.eye(self.width)), self.learned.params)
+
+    def _ask_plain_head(self) -> Steps[Estimate[OneLayer]]:
+        """One head without a score bias: all that is read within a norm, or before a net that is no list of neurons."""
+        try:
+            return (yield from self._ask_without_score_bias())
+        except Unrecoverable as error:
+            if error.outcome is not Outcome.WRONG_FAMILY or self.signature.max_norm is None:
+                raise
+            raise Unrecoverable(error.outcome, f"{error}; {BOUNDED}") from error
 
     def _ask_beside_shown_bias(self, net: ReluNet) -> Steps[Estimate[OneLayer]]:
         """Everything beside a score bias, of one head or of several."""

@@ -13,7 +13,9 @@ from keyhole.methods.gated_sum.joint import JointHeads, JointLinear, JointQuerie
 from keyhole.methods.gated_sum.known_values import fit_known_values
 from keyhole.methods.gated_sum.model import GatedQueries, GatedSum
 from keyhole.methods.gated_sum.search import GatedFit, fit_unknown
+from keyhole.methods.multi_head.gated.orders import ask_orders
 from keyhole.methods.multi_head.gated.queries import TokenPairs
+from keyhole.methods.multi_head.gated.rows import ask_rows
 from keyhole.methods.multi_head.gated.scale import Norms
 from keyhole.numerics.orthogonal import random_orthogonal, split_along
 from keyhole.recovery import Outcome
@@ -24,8 +26,6 @@ FIRST = ((2, (1, 2, 3)), (4, (3, 4, 5, 6)), (8, (5, 6, 8, 10, 12)))
 MOST_UNKNOWN = 640
 # Queries over unknowns at the first last token and at the others, and some more; errors take more to average out.
 FIRST_EXCESS, EXCESS, MORE, FIRST_MORE, NOISY = 2.2, 1.3, 4, 12, 3.2
-# Rows have norms from this part of the largest on; errors are averaged out by longer ones.
-SHORTEST, SHORTEST_NOISY = 0.5, 0.95
 # Further last tokens lie this far off the first, over its norm, tried in this order.
 STEPS_ASIDE, STEPS_ASIDE_NOISY = (0.6, -0.6, 0.2, -0.2), (3.0, -3.0, 1.0, -1.0, 0.3)
 # Random starts where gates do not follow from those of the first last token.
@@ -33,6 +33,8 @@ STARTS = 24
 # Where values are known up to an error, residuals are so many times what they are in the end, and this part of answers,
 # or at most that part.
 LOOSE, LOOSE_PART, LOOSEST_PART = 30.0, 1e-9, 1e-6
+# Values that are so nearly dependent tell no more weights, at so many random tokens.
+DEPENDENT, SAMPLE = 0.03, 8
 # Gates that respond to answers so many times more than those of the first last token are asked for elsewhere.
 WORSE, WORSE_NOISY = 200.0, 8.0
 # Heads of smaller logits may be there though none are found.
@@ -75,7 +77,8 @@ def ask_head_gates(pairs: TokenPairs, norms: Norms) -> Steps[HeadGates]:
         groups, gates, points = [*groups, queries], [*gates, found], [*points, last]
     lasts = np.stack(points)
     wide = np.column_stack([lasts, np.ones(len(lasts))]) if norms.has_bias else lasts
-    heads = JointHeads(np.stack(gates), fit.heads.values, pairs.constant)
+    ordered = yield from ask_orders(pairs, norms, lasts, np.stack(gates), fit.heads.values)
+    heads = JointHeads(ordered, fit.heads.values, pairs.constant)
     return HeadGates(wide, pairs.together(groups), heads)
 
 
@@ -83,25 +86,6 @@ def _turned(norms: Norms, aside: Floats) -> Floats:
     """A last token off the first, as long."""
     last = norms.direction + aside
     return np.asarray(norms.last * last / np.linalg.norm(last))
-
-
-def draw_rows(pairs: TokenPairs, norms: Norms, last: Floats, count: int) -> Floats:  # (width,) -> (count, width)
-    """Random rows on the far side of a last token, where g + u is no longer than both together."""
-    rng = pairs.rng
-    rows = rng.standard_normal((count, pairs.signature.width))
-    rows *= (
-        norms.row
-        * rng.uniform(SHORTEST_NOISY if pairs.noise > 0 else SHORTEST, 1.0, (count, 1))
-        / np.linalg.norm(rows, axis=1, keepdims=True)
-    )
-    return np.asarray(np.where(rows @ last[:, None] > 0, -rows, rows))
-
-
-def ask_rows(pairs: TokenPairs, norms: Norms, stage: str, last: Floats, count: int) -> Steps[GatedQueries]:
-    """Raw answers to random rows beside one last token, in all copies."""
-    rows = draw_rows(pairs, norms, last, count)
-    kinds = pairs.rng.permutation(np.arange(count) % len(pairs.copies))
-    return (yield from pairs.ask(stage, np.tile(last, (count, 1)), rows, kinds))
 
 
 def _ask_first(pairs: TokenPairs, norms: Norms, last: Floats) -> Steps[tuple[GatedQueries, GatedFit]]:
@@ -116,7 +100,7 @@ def _ask_first(pairs: TokenPairs, norms: Norms, last: Floats) -> Steps[tuple[Gat
         count = int(np.ceil(_noisy(pairs) * FIRST_EXCESS * unknown / outputs)) + FIRST_MORE
         more = yield from ask_rows(pairs, norms, "heads", last, count - (0 if raw is None else len(raw.offsets)))
         raw = more if raw is None else raw.beside(more)
-        fit = fit_unknown(pairs.bare_of_one(raw), pairs.floor(raw), pairs.rng, sizes, norms.logit)
+        fit = fit_unknown(pairs.bare_of_one(raw), pairs.floor(raw), pairs.rng, sizes, norms.logit, pairs.rounding)
         if fit.explains:
             return raw, fit
         if not tried:
@@ -139,6 +123,12 @@ def _noisy(pairs: TokenPairs) -> float:
     return NOISY if pairs.noise > 0 else 1.0
 
 
+def _told(rows: Floats, values: Floats) -> int:  # (n, width), (heads, width, outputs)
+    """How many weights of heads one answer tells: dependent values tell fewer than there are outputs."""
+    shares = np.einsum("nd,hdp->nhp", rows, values)
+    return max(int(np.min(np.linalg.matrix_rank(shares, rtol=DEPENDENT))), 1)
+
+
 def _sensitivity(queries: GatedQueries, heads: GatedSum) -> float:
     """By how much the logits of gates respond to the answers, values being known: the largest, over their size."""
     joint = JointHeads(heads.gates[None], heads.values, np.zeros(queries.answers.shape[1]))
@@ -158,7 +148,8 @@ class _Followers:
     def ask(self, lasts: list[Floats], start: Floats) -> Steps[tuple[GatedQueries, Floats, Floats]]:
         """Raw queries, gates and the last token, of the first of several last tokens at which gates can be told."""
         pairs, values = self.pairs, self.first.heads.values
-        count = int(np.ceil(_noisy(pairs) * EXCESS * start.size / pairs.constant.size)) + MORE
+        told = _told(self.pairs.rng.standard_normal((SAMPLE, values.shape[1])), values)
+        count = int(np.ceil(_noisy(pairs) * EXCESS * start.size / told)) + MORE
         best: tuple[float, GatedQueries, Floats, Floats] | None = None
         for last in lasts:
             raw = yield from ask_rows(pairs, self.norms, "gates", last, count)

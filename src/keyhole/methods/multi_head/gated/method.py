@@ -58,7 +58,7 @@ def ask_gated_heads(signature: Signature, rng: np.random.Generator, total: Value
     norms = yield from ask_norms(pairs)
     found = yield from ask_head_gates(pairs, norms)
     heads, rms = fit_joint(found.queries, found.heads)
-    floor = max(pairs.floor(group) for group in found.queries.groups)
+    floor = max(pairs.floor(group, heads.at(number)) for number, group in enumerate(found.queries.groups))
     size = min(pairs.bare(group).size for group in found.queries.groups)
     if rms > SCATTER * floor:
         raise failure(

@@ -11,8 +11,9 @@ from keyhole.arrays import ROUNDING_DEVIATIONS, Floats, Integers, floats
 from keyhole.methods.base import Steps
 from keyhole.methods.forms.value import Value
 from keyhole.methods.gated_sum.joint import JointHeads, JointQueries
-from keyhole.methods.gated_sum.model import GatedQueries
+from keyhole.methods.gated_sum.model import GatedQueries, GatedSum
 from keyhole.methods.gated_sum.radii import AnswerErrors
+from keyhole.methods.gated_sum.search import loudness
 from keyhole.methods.multi_head.scalar.queries import columns
 from keyhole.noise import GAUSSIAN_DEVIATIONS
 from keyhole.queries import Measurements, Plan, Signature, Term, TokenRows
@@ -78,15 +79,21 @@ class TokenPairs:
         bare = self.bare(queries)
         return bare.without_mean() if self.noise > 0 else bare
 
-    def floor(self, queries: GatedQueries) -> float:
-        """Root mean square of the errors of raw answers without their affine part, at most."""
+    def floor(self, queries: GatedQueries, heads: GatedSum | None = None) -> float:
+        """Root mean square of the errors of raw answers without their affine part, at most; heads may cancel."""
         tokens = queries.rows if queries.bases is None else np.hypot(queries.rows, queries.bases)
         norm = float(np.sqrt(np.mean(tokens**2) * tokens.shape[1]))
         own = norm * float(np.linalg.norm(self.linear)) + float(np.linalg.norm(self.constant)) + queries.size
+        own = own if heads is None else max(own, loudness(queries, heads))
         if self.noise == 0:
             known = norm * float(np.max(floats(self.total.radius))) + float(np.max(floats(self.total.bias_radius)))
-            return ROUNDINGS * self.signature.space.eps * own + known
-        return float(np.hypot(self.noise, ROUNDINGS * self.signature.space.eps * own))
+            return self.rounding * own + known
+        return float(np.hypot(self.noise, self.rounding * own))
+
+    @property
+    def rounding(self) -> float:
+        """Root mean square of the rounding of answers, over what they add up, at most."""
+        return ROUNDINGS * self.signature.space.eps
 
     @property
     def noise(self) -> float:

@@ -38,6 +38,8 @@ ATTEMPTS = 3
 MOST_SILENT = 10
 # Queries that tell one head of tokens of one number from several.
 DOUBLED_QUERIES = 4
+# Elsewhere two will do, and where the only head has no logits they are of norms from one to this.
+DOUBLED_ONLY, FAR_DOUBLED = 2, 2.0**40
 # Values are read at this many times the scale that saturates all heads but one near each jump.
 SATURATING = 2.0**6
 # Heads that fail are said to be near each other if their jumps are nearer than this; most others can be read.
@@ -97,9 +99,10 @@ def ask_scalar_heads(signature: Signature, rng: np.random.Generator, total: Valu
         return (yield from _ask_beside_constant_head(signature, rng, total, error))
     if jump_heads is None:
         check_nonzero(signature, total)
-        return (yield from _ask_only_head(signature, total, rng))
-    if jump_heads.normals.shape[0] == 1 and not jump_heads.uniform:
-        return (yield from _ask_only_head(signature, total, rng))
+    if jump_heads is None or (jump_heads.normals.shape[0] == 1 and not jump_heads.uniform):
+        only = yield from _ask_only_head(signature, total, rng)
+        yield from _ask_doubled(signature, only, rng, DOUBLED_ONLY, HIDDEN)
+        return only
     try:
         values, heads = yield from _ask_all_heads(jump_heads, rng)
     except (Unrecoverable, np.linalg.LinAlgError) as error:
@@ -318,17 +321,28 @@ def _ask_single_numbers(signature: Signature, total: Value, rng: np.random.Gener
         if error.outcome is not Outcome.WRONG_FAMILY:
             raise
         raise Unrecoverable(Outcome.WRONG_FAMILY, f"{error}: {SINGLE_NUMBERS}") from error
+    yield from _ask_doubled(signature, estimate, rng, DOUBLED_QUERIES, SINGLE_NUMBERS)
+    return estimate
+
+
+def _ask_doubled(
+    signature: Signature, estimate: Estimate[MultiHead], rng: np.random.Generator, count: int, message: str
+) -> Steps[None]:
+    """End where a token twice beside another is not answered as by the only head found: there are others beside it."""
     space, params = signature.space, estimate.params
     norm = params.token_norm(1.0)
-    tokens = (norm if np.isfinite(norm) else 1.0) * rng.uniform(0.5, 1.5, (DOUBLED_QUERIES, 3, 1))
+    norms = np.full(count, norm) if np.isfinite(norm) else np.geomspace(1.0, FAR_DOUBLED, count)
+    tokens = rng.standard_normal((count, 3, signature.width))
+    tokens *= (
+        norms[:, None, None] * rng.uniform(0.5, 1.5, (count, 3, 1)) / np.linalg.norm(tokens, axis=2, keepdims=True)
+    )
     tokens[:, 1] = tokens[:, 0]
     plan = sequences("one head", space.asarray(tokens))
     answers: Measurements = yield plan
-    asked = plan.tokens(0, plan.count, space, 1)
+    asked = plan.tokens(0, plan.count, space, signature.width)
     errors = np.abs(floats(answers.values) - floats(params(asked)))
     if not np.all(errors <= floats(params.error_bar(estimate.radius, asked, space.rounding))):
-        raise Unrecoverable(Outcome.WRONG_FAMILY, SINGLE_NUMBERS)
-    return estimate
+        raise Unrecoverable(Outcome.WRONG_FAMILY, message)
 
 
 def _ask_only_head(signature: Signature, total: Value, rng: np.random.Generator) -> Steps[Estimate[MultiHead]]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from keyhole.arrays import ROUNDING_DEVIATIONS, Floats, Integers, floats
-from keyhole.methods.base import Steps, Unrecoverable
+from keyhole.methods.base import Steps
 from keyhole.methods.multi_head.vector.first_token import CLEAR, ENOUGH, LARGEST, MISFIT, FirstToken
 from keyhole.methods.multi_head.vector.probe import HeadsHidden, VectorQueries
 from keyhole.methods.multi_head.vector.token_fit import TokenData, TokenFit, fit_token, guess_logits
@@ -195,7 +195,7 @@ class _ValueReader:
             else:
                 self.shrink *= AGAIN
         else:
-            raise Unrecoverable(
+            raise HeadsHidden(
                 Outcome.WRONG_FAMILY,
                 f"{len(missing)} tokens beside a known one were answered as no {self.start.heads} heads answer them: "
                 f"the box is no sum of heads, or its logits are too small at the norms allowed (max_norm)",

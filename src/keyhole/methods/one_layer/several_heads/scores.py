@@ -9,6 +9,7 @@ from scipy.optimize import linear_sum_assignment
 
 from keyhole.arrays import Booleans, Floats, Integers
 from keyhole.methods.base import Steps, Unrecoverable
+from keyhole.methods.gated_sum.equal_values import equal_groups
 from keyhole.methods.gated_sum.known_values import fit_known_values
 from keyhole.methods.gated_sum.model import GatedQueries, GatedSum, gate_columns, gate_weights, value_columns
 from keyhole.methods.one_layer.several_heads.far_cells import FarNet
@@ -31,9 +32,8 @@ SAMPLE = 8
 DRAWS = 12
 # Combinations of outputs with values below this part of the loudest do not count.
 FAINT = 0.03
-# Heads whose values differ by less than this part are taken for each other; values of a token that are this dependent
-# do not tell weights.
-TWINS, DEPENDENT = 1e-2, 1e3
+# Values of a token that are this dependent do not tell weights.
+DEPENDENT = 1e3
 # Weights this near to 0 or 1 say nothing of a logit.
 LEAST = 1e-6
 
@@ -126,9 +126,8 @@ def _ask_gates(
     count = int(np.ceil(SPARE * heads * width / max(told, 1))) + BESIDES
     asked = yield from _ask_around(queries, scale, points, count)
     gates, good = _fit_all(queries, points, asked, values, combined, start)
-    good = good & (
-        np.max(twins_of(values)) + 1 == heads
-    )  # which of two heads of one value is which shows near to the first token only
+    # Which of two heads of one value is which shows near to the first token only.
+    good = good & (np.max(equal_groups(values)) + 1 == heads)
     nearness = 1.0
     for _ in range(MOST_NEARER):
         if np.all(good):
@@ -146,14 +145,6 @@ def _ask_gates(
     if not np.all(good):
         raise HeadsLost(Outcome.WRONG_FAMILY, LOST)
     return _Gates(points, gates, asked)
-
-
-def twins_of(values: Floats) -> Integers:  # (heads, width, outputs) -> (heads,)
-    """Groups, by number, of heads with nearly the same values: answers do not tell which of their gates is whose."""
-    flat = values.reshape(len(values), -1)
-    apart = np.linalg.norm(flat[:, None] - flat[None], axis=2)
-    same = apart <= TWINS * np.linalg.norm(flat, axis=1)
-    return np.unique(np.argmax(same, axis=1), return_inverse=True)[1]
 
 
 def _nearest_twins(twins: Integers, gates: Floats, guess: Floats) -> Integers:  # (heads,)
@@ -176,7 +167,7 @@ def _fit_all(
     queries: CellQueries, points: Floats, asked: list[GatedQueries], values: Floats, combined: Floats, start: Floats
 ) -> tuple[Floats, Booleans]:
     """Gates (n, heads, width) at each point, and where they explain the answers."""
-    some, gates, seen, twins = values @ combined, [], [], twins_of(values)
+    some, gates, seen, twins = values @ combined, [], [], equal_groups(values)
     for error, own, guess in zip(queries.error(points), asked, start, strict=True):
         each = replace(own, answers=own.answers @ combined)
         fits = [fit_known_values(each, some, begin, EXPLAINED * error) for begin in _starts(each, some, guess)]
