@@ -131,6 +131,21 @@ def test_targets(path: Path) -> None:
     assert "position 0" in open_target(f"onnx:{path}#positions=0&repeat=1").label
 
 
+@pytest.mark.parametrize("keepdims", [0, 1])
+def test_labels_of_an_argmax(path: Path, keepdims: int) -> None:
+    numbers = graph()
+    name = numbers.output[0].name
+    numbers.node.append(helper.make_node("ArgMax", [name], ["label"], axis=-1, keepdims=keepdims))
+    numbers.output.append(helper.make_tensor_value_info("label", onnx.TensorProto.INT64, None))
+    write(path, numbers)
+    oracle = open_target(f"onnx:{path}#answers=labels&output=label").oracle
+    assert oracle.signature.answers == "labels"
+    expected = np.argmax(kh.OnnxOracle(path, output=name)(question()), axis=-1)
+    assert np.array_equal(oracle(question()), expected)
+    with pytest.raises(UsageError, match="answers must be"):
+        open_target(f"onnx:{path}#answers=classes&output=label")
+
+
 # --- refused, with the remedy -----------------------------------------------------------------------------------
 
 

@@ -155,6 +155,14 @@ def test_targets(folders: Path) -> None:
     assert open_target(f"transformers:{folders / 'bert'}#layer=0&part=layer").oracle.name.endswith(" layer")
 
 
+def test_the_number_of_the_largest_output_is_told(folders: Path) -> None:
+    text = f"transformers:{folders / 'bert'}#layer=0&dtype=float64"
+    oracle, numbers = open_target(f"{text}&answers=labels").oracle, open_target(text).oracle
+    assert oracle.signature.answers == "labels"
+    assert oracle.name != numbers.name
+    assert torch.equal(oracle(tokens()), numbers(tokens()).argmax(dim=-1).double())
+
+
 # --- weights and products ---------------------------------------------------------------------------------------
 
 

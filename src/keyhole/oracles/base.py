@@ -79,7 +79,7 @@ class Oracle(ABC):
             raise WrongShape(f"the oracle {self.name!r} answered {answers.dtype}, expected real numbers")
         answers = space.asarray(answers)
         if self.signature.answers == "labels":
-            self._check_labels(answers, leading)
+            answers = self._check_labels(answers, leading)
         if not bool(space.xp.all(space.xp.isfinite(answers))):
             raise NonFiniteAnswer(
                 f"the oracle {self.name!r} answered nan or inf to a question of finite tokens: "
@@ -87,8 +87,10 @@ class Oracle(ABC):
             )
         return answers
 
-    def _check_labels(self, answers: Array, leading: tuple[int, ...]) -> None:
+    def _check_labels(self, answers: Array, leading: tuple[int, ...]) -> Array:
         xp = self.signature.space.xp
+        if tuple(answers.shape) == (*leading, 1):  # as of an argmax that keeps its axis
+            answers = xp.reshape(answers, leading)
         if tuple(answers.shape) != leading:
             raise WrongShape(
                 f"the oracle {self.name!r} answered shape {tuple(answers.shape)}, expected {leading}: an oracle whose "
@@ -101,3 +103,4 @@ class Oracle(ABC):
                 f"the oracle {self.name!r} answered {odd:g}, which is no label: return whole numbers, or leave out "
                 "answers='labels' where its answers are numbers"
             )
+        return answers

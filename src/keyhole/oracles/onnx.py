@@ -35,8 +35,8 @@ class OnnxOracle(Oracle):
     times in a row. That is the same query to attention without positions, and to nothing else.
 
     `input` and `output` name the tensors where there are several; `width` is only needed where the file leaves it
-    open. The dtype is the file's, float64, float32 or float16. `providers` is handed to onnxruntime, and is its
-    CPU unless given.
+    open. The dtype is the file's, float64, float32 or float16. `answers="labels"`: the output is whole numbers that are
+    labels, such as those of ArgMax. `providers` is handed to onnxruntime, and is its CPU unless given.
     """
 
     def __init__(
@@ -52,6 +52,7 @@ class OnnxOracle(Oracle):
         max_length: int | None = None,
         noise: Noise | str | None = None,
         batch_limit: int | None = None,
+        answers: Literal["numbers", "labels"] = "numbers",
         providers: Sequence[Any] = ("CPUExecutionProvider",),
         name: str | None = None,
     ) -> None:
@@ -75,7 +76,7 @@ class OnnxOracle(Oracle):
             space = replace(space, coarse=float(np.finfo(np.float16).eps))
         max_length = min((each for each in (max_length, self._length) if each is not None), default=None)
         observed: Literal["last", "all"] = "all" if place is None else "last"
-        self.signature = Signature(width, space, max_norm, max_length, observed, Noise.of(noise), batch_limit)
+        self.signature = Signature(width, space, max_norm, max_length, observed, Noise.of(noise), batch_limit, answers)
         lengths = TRIAL_LENGTHS if self._length is None else (self._length,)
         self._observed = observe(positions, self._outputs, self.signature, self._who, lengths, REMEDY)
         suffix = "" if place in (None, -1) else f" at position {place}"

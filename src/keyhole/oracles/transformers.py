@@ -38,7 +38,8 @@ class TransformersOracle(TorchOracle):
     - "attention-block": the same with the residual and the normalisation that the model has, before or behind;
     - "layer": the whole layer, the feed-forward part included.
 
-    Causal models keep their mask, rotary models their positions. The other arguments are those of `TorchOracle`; the
+    Causal models keep their mask, rotary models their positions. `answers="labels"`: only the number of the largest
+    output is told. The other arguments are those of `TorchOracle`; the
     dtype is that of the stored weights unless given.
     """
 
@@ -55,6 +56,7 @@ class TransformersOracle(TorchOracle):
         max_length: int | None = None,
         noise: Noise | str | None = None,
         batch_limit: int | None = None,
+        answers: Literal["numbers", "labels"] = "numbers",
         name: str | None = None,
     ) -> None:
         if part not in PARTS:
@@ -68,6 +70,7 @@ class TransformersOracle(TorchOracle):
         module = self.place.layer if whole else self.place.module
         ask = _whole_module if part == "layer" else ASKS[type(self.place.layout)][part]
         surroundings = _Surroundings(model, self.place)
+        told = _largest if answers == "labels" else _all
         super().__init__(
             module,
             _width(self.place),
@@ -75,15 +78,17 @@ class TransformersOracle(TorchOracle):
             dtype=dtype,
             device=device,
             batch_first=True,
-            call=lambda module, tokens: ask(module, tokens, surroundings.of(tokens)),
+            call=lambda module, tokens: told(ask(module, tokens, surroundings.of(tokens))),
             max_norm=max_norm,
             max_length=max_length,
             noise=noise,
             batch_limit=batch_limit,
+            answers=answers,
             name=name,
         )
         if name is None:
             where = "" if isinstance(positions, str) else f" at position {positions}"
+            where += " | labels" if answers == "labels" else ""
             self.name = f"{identity(self.module)} {part}{surroundings.words}{where}"
 
     def heads(self) -> MultiHead:
@@ -91,6 +96,14 @@ class TransformersOracle(TorchOracle):
         if self.part != "attention":
             raise UsageError(f"the part {self.part!r} is more than its heads: ask the part 'attention' for them")
         return heads_of(self.module)
+
+
+def _all(outputs: Any) -> Any:
+    return outputs
+
+
+def _largest(outputs: Any) -> Any:  # (batch, length, outputs) -> (batch, length)
+    return outputs.argmax(dim=-1)
 
 
 def open_model(model: Any, user: str) -> Any:

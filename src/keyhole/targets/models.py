@@ -72,6 +72,7 @@ COMMON_KEYS: Keys = {
     "max_norm": (float, "a number"),
     "max_length": WHOLE,
     "batch_limit": WHOLE,
+    "answers": (str, "numbers or labels"),
 }
 ONNX_KEYS: Keys = {
     "width": WHOLE,
