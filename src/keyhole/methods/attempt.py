@@ -126,7 +126,8 @@ def attempt_twice(method: Method, task: Task) -> Steps[Attempt]:
 
     Rounding shows in the digits of the answers; errors of an oracle that contradicts itself are measured.
     """
-    ledger, task = Ledger(task.budget), _of_labels(method, task)
+    ledger = Ledger(task.budget)
+    task = with_answers_of(method, task)
     first = yield from attempt(method, task, ledger)
     if first.certified or task.signature.noise.kind != "exact" or first.outcome in NOT_FOR_NOISE:
         return first
@@ -158,11 +159,11 @@ def attempt_twice(method: Method, task: Task) -> Steps[Attempt]:
     return replace(second, certificate=replace(second.certificate, assumptions=assumptions)).with_details(**details)
 
 
-def _of_labels(method: Method, task: Task) -> Task:
+def with_answers_of(method: Method, task: Task) -> Task:
     """The task, its oracle known to answer with labels where the method is for such."""
-    if "labels" not in method.families:
+    if method.answers == "numbers":
         return task
-    return replace(task, signature=task.signature.with_changes(answers="labels"))
+    return replace(task, signature=task.signature.with_changes(answers=method.answers))
 
 
 def noise_assumption(noise: Noise) -> str:
@@ -221,7 +222,7 @@ def attempt(method: Method, task: Task, ledger: Ledger) -> Steps[Attempt]:
 
 def _check_labels(method: Method, signature: Signature) -> None:
     """Unrecoverable where a method takes labels for numbers."""
-    if signature.answers == "labels" and "labels" not in method.families:
+    if signature.answers == "labels" and method.answers != "labels":
         raise Unrecoverable(
             Outcome.WRONG_FAMILY, "the box answers with labels: use method labels, which is for such, or auto"
         )

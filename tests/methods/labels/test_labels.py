@@ -277,16 +277,6 @@ def test_options_that_cannot_be_meant_are_refused(options: dict[str, Any]) -> No
         kh.recover(oracle_of(head(3, 18)), "labels", **options)
 
 
-def test_another_family_behind_signs_is_refused(fresh_seed: int) -> None:
-    rng = np.random.default_rng(fresh_seed)
-    one, two = (head(5, int(rng.integers(2**31))).attention for _ in range(2))
-    result = kh.recover(
-        kh.FunctionOracle(lambda tokens: np.where(one(tokens) + two(tokens) > 0, 1, -1), width=5, answers="labels"),
-        throw=False,
-    )
-    assert not result.certified
-
-
 @pytest.mark.parametrize("seed", range(6))
 def test_labels_that_no_sign_of_a_token_changes_are_of_no_head(seed: int) -> None:
     rng = np.random.default_rng(seed)

@@ -17,6 +17,7 @@ from keyhole.methods.labels.bounded.value import BoundedValue
 from keyhole.methods.labels.classes import ClassValues, ask_class_values
 from keyhole.methods.labels.comparisons import Comparer
 from keyhole.methods.labels.score import ADDED, LabelScore, Rows, ScoreReader, ask_rows
+from keyhole.methods.labels.several import ask_several, entropy_of_heads
 from keyhole.methods.labels.value import LabelValue, Tokens, ask_threshold, ask_value
 from keyhole.noise import HOPELESS_FLIPS
 from keyhole.queries import Signature, Term, TokenRows
@@ -27,6 +28,13 @@ ASSUMPTIONS = (
     "a label is the sign of the answer against a fixed threshold, or the largest of several outputs",
     "labels are right, but for a share that was declared or measured",
 )
+ASSUMPTIONS_OF_HEADS = (
+    "labels are those of several softmax heads without score biases that add up to one number, read at the last one",
+    "a label is the sign of the answer against a fixed threshold",
+    "heads whose logits differ by less than their answers show are one head, and those whose values show nowhere none",
+)
+ONE_COPY = 2  # sequences of so many tokens hold one copy of each
+AUTO = "auto"  # as many heads as it takes
 Found = tuple[tuple[float, ...], LabelValue | ClassValues, LabelScore]  # labels, values and score
 DEFAULT_ERROR = 1e-6
 # What a budget buys: this share of it goes into bits of entries, the rest into finding signs and scale.
@@ -50,6 +58,7 @@ def labels(
     target_error: float | None = None,
     bits: int | None = None,
     classes: int | None = None,
+    heads: int | str = 1,
 ) -> Steps[Estimate[Labels]]:
     """Score, value and threshold from labels by bisection, at one to two per cent above the entropy.
 
@@ -67,7 +76,10 @@ def labels(
             Outcome.NOT_IDENTIFIABLE, "labels of single tokens do not depend on the score: raise max_length"
         )
     width = signature.width
+    _check_heads(heads, signature, rate)
     comparer = Comparer(signature, rate, ANY_DOUBT / (width * width + width), -1.0, 1.0)
+    if heads != 1:
+        return (yield from _ask_heads(comparer, accuracy, target_error, heads, rng))
     if signature.max_norm is None and (signature.max_length or 3) > 2:
         kind, value, score = yield from _ask_free(comparer, accuracy, classes, rng)
     else:
@@ -75,12 +87,75 @@ def labels(
     return _estimate(signature, kind, rate, value, score, target_error)
 
 
-def _ask_free(comparer: Comparer, accuracy: float, classes: Any, rng: np.random.Generator) -> Steps[Found]:
-    """Null queries of long tokens."""
-    tokens, width = Tokens(comparer), comparer.signature.width
+def _check_heads(heads: Any, signature: Signature, rate: float) -> None:
+    """UsageError where this is no number of heads; Unrecoverable where several are not read."""
+    if heads != AUTO and (isinstance(heads, bool) or not isinstance(heads, int) or heads < 1):
+        raise UsageError(f"heads must be a whole number of at least 1, or {AUTO!r}, not {heads!r}")
+    if heads == 1:
+        return
+    if rate:
+        raise Unrecoverable(Outcome.TOO_NOISY, "several heads are not read from labels that are wrong at times")
+    if signature.max_length == ONE_COPY:
+        raise Unrecoverable(
+            Outcome.NOT_IDENTIFIABLE, "sequences of two tokens do not determine several heads: raise max_length"
+        )
+    if signature.max_norm is not None:
+        raise Unrecoverable(
+            Outcome.NOT_IDENTIFIABLE,
+            "several heads are read from labels of tokens of any norm only: leave out max_norm if the box allows that",
+        )
+
+
+def _ask_heads(
+    comparer: Comparer, accuracy: float, target_error: float | None, heads: int | str, rng: np.random.Generator
+) -> Steps[Estimate[Labels]]:
+    """Several heads behind one sign."""
+    tokens = Tokens(comparer)
+    rows, looks = yield from _ask_looks(tokens, rng)
+    kind = _kind(looks)
+    if len(kind) > 2:
+        raise Unrecoverable(
+            Outcome.WRONG_FAMILY, f"several heads are read from two labels only, and there are {len(kind)}"
+        )
+    comparer.negative, comparer.positive = kind[0], kind[-1]
+    yield from _check_score_bias(tokens, rng)
+    finest = tokens.space.eps
+    value = yield from ask_value(tokens, _signs(rows, kind), finest)
+    value = yield from ask_threshold(tokens, value, finest)
+    found = yield from ask_several(tokens, value, accuracy, rng)
+    count = len(found.params.heads)
+    if heads not in (AUTO, count):
+        raise Unrecoverable(Outcome.WRONG_FAMILY, f"{count} heads explain the labels, and not {heads}: correct heads=")
+    names = tuple(int(label) for label in kind)
+    bits, error = entropy_of_heads(found, accuracy)
+    return Estimate(
+        Labels(found.params.simplest(), names),
+        Labels(found.radius.simplest(), names),
+        math.ceil(bits),
+        assumptions=ASSUMPTIONS_OF_HEADS,
+        details={
+            **found.details,
+            "labels": list(names),
+            "threshold": bool(value.threshold),
+            "entropy_bits": bits,
+            "largest_radius": error,
+            **target_details(target_error, error),
+        },
+    )
+
+
+def _ask_looks(tokens: Tokens, rng: np.random.Generator) -> Steps[tuple[Rows, Rows]]:
+    """Labels of long unit tokens, and of these and some dense ones."""
+    width = tokens.width
     dense = rng.standard_normal((LOOKS, width)) / width**0.5
     looks = yield from ask_rows(tokens, np.vstack([np.eye(width), dense]), "signs")
-    rows = Rows(looks.vectors[:width], looks.yes[:width], looks.no[:width])
+    return Rows(looks.vectors[:width], looks.yes[:width], looks.no[:width]), looks
+
+
+def _ask_free(comparer: Comparer, accuracy: float, classes: Any, rng: np.random.Generator) -> Steps[Found]:
+    """Null queries of long tokens."""
+    tokens = Tokens(comparer)
+    rows, looks = yield from _ask_looks(tokens, rng)
     kind = _kind(looks)
     comparer.negative, comparer.positive, comparer.ties = kind[0], kind[-1], len(kind) == 2
     yield from _check_score_bias(tokens, rng)
@@ -156,7 +231,8 @@ def _kind(rows: Rows) -> tuple[float, ...]:
         raise Unrecoverable(
             Outcome.NOT_IDENTIFIABLE,
             f"every label is {found.pop():g}, of the longest tokens too: the threshold is beyond all answers, or the "
-            "answers do not depend on the tokens; lower the threshold, or allow longer tokens (max_norm)",
+            "answers do not depend on the tokens, as where the values of several heads cancel; lower the threshold, or "
+            "allow longer tokens (max_norm)",
         )
     if found == TIES and all(own == -other for own, other in zip(rows.yes, rows.no, strict=True)):
         found -= {0.0}
@@ -278,10 +354,13 @@ LABELS = Method(
     run=labels,
     families=("labels",),
     takes_noise=("exact", "flipped"),
+    answers="labels",
+    when_refuted={"heads": AUTO},
     last_only=True,
     options={
         "target_error": "wanted error of an entry over the root mean square of its matrix; 1e-6 if left out",
         "bits": "the same as a number of binary digits",
         "classes": "how many classes there are: it is an error if one never occurs; those that occur if left out",
+        "heads": "how many heads there are behind two labels, or auto; 1 if left out",
     },
 )
