@@ -230,6 +230,8 @@ def _check_labels(method: Method, signature: Signature) -> None:
 
 def ending(error: Exception) -> Outcome:
     """The outcome that an error of the oracle or of arithmetic, or the end of the budget, amounts to."""
+    if isinstance(error, Unrecoverable):
+        return error.outcome
     if isinstance(error, ComputeError):
         return Outcome.ARITHMETIC_FAILED if isinstance(error, NumericalError) else Outcome.TIME_EXHAUSTED
     return Outcome.BUDGET_EXHAUSTED if isinstance(error, BudgetExhausted) else Outcome.ORACLE_FAILED

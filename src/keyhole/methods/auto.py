@@ -130,7 +130,7 @@ class _Auto:
         declared = self.task.signature.answers != "numbers"
         try:
             evidence = yield from self._ask(triage(self.task.signature, self.task.stream("triage")))
-        except ENDS as error:
+        except (*ENDS, Unrecoverable) as error:
             return Attempt(NAME, ending(error), str(error), cause=error)
         self._allow_for(evidence)
         last = yield from self._first(evidence)

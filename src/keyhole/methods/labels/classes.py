@@ -24,6 +24,8 @@ STAGE = "values"
 # end this, and how many there are at most.
 LOOKS, LOOKS_PER_CLASS = 48, 8
 QUIET_ROUNDS, MOST_LOOKS = 2, 12
+# Tokens for each class where known classes meet, and steps on which such a place is found.
+MEETINGS, MEETING_STEPS = 4, 4
 # Rounds in which more boundaries are looked for.
 TURNS = 4
 # Pairs of classes between which boundaries are looked for, for each class.
@@ -146,9 +148,23 @@ class ClassReader:
         yield from self.ask_inside(rows)
         while True:
             try:
-                return (yield from self.ask_values(accuracy))
+                values = yield from self.ask_values(accuracy)
+                yield from self.ask_numbers(self._meetings(values.matrix))
+                return values
             except _NewClass as seen:
                 self.add(seen.vector[None], np.array([seen.label]))
+
+    def _meetings(self, matrix: Floats) -> Floats:  # (width, classes) -> (tokens, width)
+        """Tokens where several classes are as likely: a class of few tokens lies where those that are known meet."""
+        width, count = matrix.shape
+        drawn = self.rng.standard_normal((MEETINGS * count, width))
+        for number, token in enumerate(drawn):
+            most = int(self.rng.integers(2, min(count, width) + 1)) if width > 1 else 1
+            for _ in range(MEETING_STEPS):
+                first = np.argsort(-(token @ matrix))[:most]
+                normals = np.linalg.qr(matrix[:, first[1:]] - matrix[:, first[:1]])[0]
+                token -= normals @ (normals.T @ token)
+        return np.asarray(drawn / np.linalg.norm(drawn, axis=1, keepdims=True))
 
     def ask_values(self, accuracy: float) -> Steps[ClassValues]:
         """The values of all classes that were seen."""

@@ -48,6 +48,8 @@ LONGEST = 2.0**10
 # Dense tokens whose labels are looked at besides those of unit tokens.
 LOOKS = 6
 TIES = {-1.0, 0.0, 1.0}
+# What is added to every unit token where there are classes, over its norm.
+MIXED = 2.0**-6
 
 
 def labels(
@@ -145,11 +147,29 @@ def _ask_heads(
 
 
 def _ask_looks(tokens: Tokens, rng: np.random.Generator) -> Steps[tuple[Rows, Rows]]:
-    """Labels of long unit tokens, and of these and some dense ones."""
+    """Labels of long tokens that are a basis, and of these and some dense ones.
+
+    Unit tokens where there are two labels. Where there are more, values that are zero or whole numbers may tie at these,
+    so that what is beside them decides: then every one has some of the others added.
+    """
     width = tokens.width
-    dense = rng.standard_normal((LOOKS, width)) / width**0.5
-    looks = yield from ask_rows(tokens, np.vstack([np.eye(width), dense]), "signs")
-    return Rows(looks.vectors[:width], looks.yes[:width], looks.no[:width]), looks
+    dense = yield from ask_rows(tokens, rng.standard_normal((LOOKS, width)) / width**0.5, "signs")
+    basis, seen = np.eye(width), dense
+    for _ in range(2):
+        if len(_labels(seen)) > 2:
+            basis = np.eye(width) + MIXED * rng.standard_normal((width, width)) / width**0.5
+        rows = yield from ask_rows(tokens, basis, "signs")
+        seen = dense.beside(rows)
+        if len(_labels(seen)) <= 2 or not np.array_equal(basis, np.eye(width)):
+            break
+    return rows, seen
+
+
+def _labels(rows: Rows) -> set[float]:
+    """The labels that are classes: that of zero is none beside two signs."""
+    found = set(rows.yes) | set(rows.no)
+    is_sign = found == TIES and all(own == -other for own, other in zip(rows.yes, rows.no, strict=True))
+    return found - {0.0} if is_sign else found
 
 
 def _ask_free(comparer: Comparer, accuracy: float, classes: Any, rng: np.random.Generator) -> Steps[Found]:
@@ -177,7 +197,7 @@ def _ask_free(comparer: Comparer, accuracy: float, classes: Any, rng: np.random.
     rows = yield from _with_values(tokens, rows, pivot)
     reader = ScoreReader(tokens, rows)
     scale = yield from reader.ask_scale(rng)
-    score = yield from _ask_score(reader, scale, accuracy)
+    score = yield from _ask_score(reader, scale, accuracy, _closeness(rows.vectors @ value.matrix))
     if isinstance(value, LabelValue):
         value = yield from ask_threshold(tokens, value, accuracy)
     return kind, value, score
@@ -226,7 +246,7 @@ def _accuracy(target_error: Any, bits: Any, default: float) -> float:
 
 def _kind(rows: Rows) -> tuple[float, ...]:
     """The labels of an oracle, in rising order; that of zero apart where there are signs."""
-    found = set(rows.yes) | set(rows.no)
+    found = _labels(rows)
     if len(found) == 1:
         raise Unrecoverable(
             Outcome.NOT_IDENTIFIABLE,
@@ -234,8 +254,6 @@ def _kind(rows: Rows) -> tuple[float, ...]:
             "answers do not depend on the tokens, as where the values of several heads cancel; lower the threshold, or "
             "allow longer tokens (max_norm)",
         )
-    if found == TIES and all(own == -other for own, other in zip(rows.yes, rows.no, strict=True)):
-        found -= {0.0}
     return tuple(sorted(found))
 
 
@@ -296,15 +314,25 @@ def _with_values(tokens: Tokens, rows: Rows, pivot: int) -> Steps[Rows]:
     return Rows(vectors, yes, no)
 
 
-def _ask_score(reader: ScoreReader, scale: float, accuracy: float) -> Steps[LabelScore]:
+def _closeness(outputs: Floats) -> Floats:  # (rows,) or (rows, classes) -> (rows,)
+    """How large outputs are over what the first or the last of them is ahead of the next: arithmetic tells no less."""
+    if outputs.ndim == 1:
+        return np.ones(len(outputs))
+    ordered = np.sort(outputs, axis=1)
+    ahead = np.minimum(ordered[:, -1] - ordered[:, -2], ordered[:, 1] - ordered[:, 0])
+    return np.asarray(np.max(np.abs(outputs), axis=1) / np.maximum(ahead, np.finfo(np.float64).tiny))
+
+
+def _ask_score(reader: ScoreReader, scale: float, accuracy: float, closeness: Floats) -> Steps[LabelScore]:
     """The score matrix, what was added to rows taken away again."""
     width = reader.tokens.width
     if scale == 0:  # below all that was looked for
         bound = 2.0 ** (2 - reader.tokens.range)
         return LabelScore(np.zeros((width, width)), np.full((width, width), bound), 0.0, 0.0)
-    score = yield from reader.ask_score(scale, accuracy)
     inverse = np.linalg.inv(reader.rows.vectors)
-    return replace(score, matrix=inverse @ score.matrix, radius=np.abs(inverse) @ score.radius)
+    score = yield from reader.ask_score(scale, accuracy / float(np.max(np.sum(np.abs(inverse), axis=1))))
+    rounding = reader.space.eps * (closeness - 1)[:, None] * np.abs(score.matrix)
+    return replace(score, matrix=inverse @ score.matrix, radius=np.abs(inverse) @ (score.radius + rounding))
 
 
 def _estimate(

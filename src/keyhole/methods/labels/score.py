@@ -46,6 +46,11 @@ class Rows:
     yes: Floats  # (rows,): the label of the token
     no: Floats  # (rows,): that of its negative
 
+    def beside(self, more: Rows) -> Rows:
+        """These and some more."""
+        pairs = ((self.vectors, more.vectors), (self.yes, more.yes), (self.no, more.no))
+        return Rows(*(np.concatenate(pair) for pair in pairs))
+
 
 @dataclass(frozen=True)
 class LabelScore:

@@ -82,7 +82,7 @@ def ask_signs(
 
         return Plane(point, vector / size, room, off)
 
-    reader = NearPlane(comparer, value.copies)
+    reader = NearPlane(comparer, value.copies, rng)
     score = yield from ask_near_plane(reader, PlaneSource(plane, value.ask_ratios), accuracy, rng)
     width = comparer.signature.width
     bits = np.log2(2 * width) + (width - 1) * np.log2(1 / accuracy) + (np.log2(1 / accuracy) if value.threshold else 0)
@@ -101,7 +101,10 @@ def ask_classes(
 ) -> Steps[tuple[tuple[float, ...], ClassValues, LabelScore]]:
     """Values of all classes, and the score from the boundary that is farthest from all others."""
     classes = ClassReader(tokens, rng)
-    values = yield from classes.ask_all(Rows(value.vectors, value.yes, value.no), accuracy)
+    # Not of unit tokens, where values that are zero or whole numbers may tie.
+    dense = slice(tokens.width, None)
+    rows = Rows(value.vectors[dense], value.yes[dense], value.no[dense])
+    values = yield from classes.ask_all(rows, accuracy)
     boundary, point, room = _widest(classes, values, rng)
     far = 0.5 * value.longest
 
@@ -120,7 +123,7 @@ def ask_classes(
             raise Unrecoverable(Outcome.TOO_NOISY, "a boundary between two classes could not be read: try another seed")
 
     value.comparer.negative, value.comparer.positive = classes.kind[boundary.two], classes.kind[boundary.one]
-    reader = NearPlane(value.comparer, value.copies)
+    reader = NearPlane(value.comparer, value.copies, rng)
     score = yield from ask_near_plane(reader, PlaneSource(plane, refine), accuracy, rng)
     return classes.kind, values, score
 
