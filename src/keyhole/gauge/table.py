@@ -130,8 +130,9 @@ def align_labels(params: Labels, truth: Labels) -> dict[str, Floats]:
         for head, value in zip(truth.anatomy.heads, other, strict=True)
     ]
     aligned = align_heads(params.attention, MultiHead(scaled))
-    if "output_bias" in params.arrays() and own[0].ndim == 1:
-        aligned["output_bias"] = factor * output_bias_of(truth.attention)
+    if "output_bias" in params.arrays():
+        bias, shift = output_bias_of(truth.attention), output_bias_of(params.attention)
+        aligned["output_bias"] = factor * bias if own[0].ndim == 1 else factor * (bias - bias[0]) + shift[0]
     return aligned
 
 

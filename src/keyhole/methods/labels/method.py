@@ -14,9 +14,10 @@ from keyhole.families import Labels, SingleHead
 from keyhole.methods.base import Estimate, Method, Steps, Unrecoverable, target_details
 from keyhole.methods.labels.bounded.method import ask_classes, ask_signs
 from keyhole.methods.labels.bounded.value import BoundedValue
-from keyhole.methods.labels.classes import ClassValues, ask_class_values
+from keyhole.methods.labels.class_biases import ask_biases, ask_has_biases
+from keyhole.methods.labels.classes import ClassReader, ClassValues
 from keyhole.methods.labels.comparisons import Comparer
-from keyhole.methods.labels.score import ADDED, LabelScore, Rows, ScoreReader, ask_rows
+from keyhole.methods.labels.score import ADDED, SCORE_BIAS, LabelScore, Rows, ScoreReader, ask_rows
 from keyhole.methods.labels.several import ask_several, entropy_of_heads
 from keyhole.methods.labels.value import LabelValue, Tokens, ask_threshold, ask_value
 from keyhole.noise import HOPELESS_FLIPS
@@ -149,8 +150,8 @@ def _ask_heads(
 def _ask_looks(tokens: Tokens, rng: np.random.Generator) -> Steps[tuple[Rows, Rows]]:
     """Labels of long tokens that are a basis, and of these and some dense ones.
 
-    Unit tokens where there are two labels. Where there are more, values that are zero or whole numbers may tie at these,
-    so that what is beside them decides: then every one has some of the others added.
+    Unit tokens where there are two labels. Where there are more, values that are zero or whole numbers may tie at
+    these, so that what is beside them decides: then every one has some of the others added.
     """
     width = tokens.width
     dense = yield from ask_rows(tokens, rng.standard_normal((LOOKS, width)) / width**0.5, "signs")
@@ -177,10 +178,10 @@ def _ask_free(comparer: Comparer, accuracy: float, classes: Any, rng: np.random.
     tokens = Tokens(comparer)
     rows, looks = yield from _ask_looks(tokens, rng)
     kind = _kind(looks)
-    comparer.negative, comparer.positive, comparer.ties = kind[0], kind[-1], len(kind) == 2
+    comparer.negative, comparer.positive, comparer.ties = kind[0], kind[-1], _is_sign(kind)
     yield from _check_score_bias(tokens, rng)
     value: LabelValue | ClassValues
-    if comparer.ties:
+    if len(kind) == 2:
         _check_classes(kind, classes)
         signs = _signs(rows, kind)
         if not np.any(signs):
@@ -191,8 +192,12 @@ def _ask_free(comparer: Comparer, accuracy: float, classes: Any, rng: np.random.
         value = yield from ask_value(tokens, signs, accuracy)
         pivot = value.pivot
     else:
-        kind, value = yield from ask_class_values(tokens, looks, accuracy, rng)
+        classes_of = ClassReader(tokens, rng)
+        value = yield from classes_of.ask_all(looks, accuracy)
+        kind = classes_of.kind
         _check_classes(kind, classes)
+        if (yield from ask_has_biases(classes_of)):
+            value = yield from ask_biases(classes_of, value, accuracy)
         pivot = int(np.argmax(np.ptp(value.matrix, axis=1)))
     rows = yield from _with_values(tokens, rows, pivot)
     reader = ScoreReader(tokens, rows)
@@ -209,8 +214,8 @@ def _ask_bounded(comparer: Comparer, accuracy: float, classes: Any, rng: np.rand
     bounded = BoundedValue(comparer, longest, rng)
     yield from bounded.ask_sides()
     kind = _kind(Rows(bounded.vectors, bounded.yes, bounded.no))
-    comparer.ties = len(kind) == 2
-    if comparer.ties:
+    comparer.ties = _is_sign(kind)
+    if len(kind) == 2:
         _check_classes(kind, classes)
         value, score = yield from ask_signs(bounded, kind[0], kind[1], accuracy, rng)
         return kind, value, score
@@ -257,6 +262,11 @@ def _kind(rows: Rows) -> tuple[float, ...]:
     return tuple(sorted(found))
 
 
+def _is_sign(kind: tuple[float, ...]) -> bool:
+    """Whether a third label may be that of zero, which is neither."""
+    return len(kind) == 2 and kind[0] == -kind[1]
+
+
 def _check_classes(kind: tuple[float, ...], classes: Any) -> None:
     """Unrecoverable where fewer classes were seen than there are said to be."""
     if classes is None:
@@ -295,11 +305,7 @@ def _check_score_bias(tokens: Tokens, rng: np.random.Generator) -> Steps[None]:
 
     seen = yield from tokens.comparer.ask_labels("score bias", make, 2)
     if (seen[0], seen[1]) != (alone.no[0], alone.yes[0]) and alone.yes[0] != alone.no[0]:
-        raise Unrecoverable(
-            Outcome.WRONG_FAMILY,
-            "of three tokens that should weigh the same the longest does not decide: the box has a score bias, which "
-            "this method does not recover, or is no softmax head",
-        )
+        raise Unrecoverable(Outcome.WRONG_FAMILY, SCORE_BIAS)
 
 
 def _with_values(tokens: Tokens, rows: Rows, pivot: int) -> Steps[Rows]:
@@ -350,6 +356,9 @@ def _estimate(
     threshold, threshold_radius = value.threshold, value.threshold_radius
     if threshold:
         head = replace(head, output_bias=space.asarray(np.asarray(-threshold)))
+    bias, bias_radius = (None, None) if isinstance(value, LabelValue) else (value.bias, value.bias_radius)
+    if bias is not None and bias_radius is not None:
+        head, radius = (replace(a, output_bias=space.asarray(b)) for a, b in ((head, bias), (radius, bias_radius)))
     if threshold or threshold_radius:
         radius = replace(radius, output_bias=space.asarray(np.asarray(threshold_radius)))
     bits = score.bits + value.bits

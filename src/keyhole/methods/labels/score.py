@@ -34,6 +34,10 @@ SCALE_ROUNDS, PRIOR_ROUNDS = 2, 4
 FINER = 0.95
 # Of labels that may be wrong cells are set by forms: somewhat smaller, as 16 of them say little.
 CAUTION = 0.8
+SCORE_BIAS = (
+    "of three tokens that should weigh the same one weighs more: the box has a score bias, which this method "
+    "does not recover, or is no softmax head"
+)
 # A row without a value of its own is read with this part of the loudest row added.
 ADDED = 2.0**-20
 

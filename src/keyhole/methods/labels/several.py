@@ -33,6 +33,8 @@ FIRST_ERROR, FIT_GROWTH = 2.0**-26, 2.0**6
 ALONG = 0.75
 # Rounds of new rows in place of those that answer with one sign on either side, and how much shorter they are.
 ROUNDS, SHORTER = 16, 0.75
+# A cell of log2 A in which numbers are known well enough to tell how large they are.
+COARSE = 2.0**-16
 # Pairs of dense tokens whose labels show the scale of logits, the longer of two over the other, and logits there.
 PAIRS, KAPPA = 6, 1.0 + 2.0**-4
 SEEN_LOGIT = math.log(KAPPA) / (1 + KAPPA)
@@ -187,7 +189,14 @@ class NumberReader:
         def make(some: Integers, at: Floats, factor: float) -> tuple[list[Position], Floats]:
             return self._make(batch.rows[some], batch.lasts[some], batch.copies, at, factor), -batch.signs[some]
 
-        yield from self.comparer.bisect(stage, batch.search, make, self._cell)
+        cell = self._cell
+        coarse = cell * 2.0 ** max(0, math.floor(math.log2(COARSE / cell)))  # cells within cells
+        yield from self.comparer.bisect(stage, batch.search, make, coarse)
+        # What heads add may cancel in F, and then arithmetic tells no more of it than of the largest of them.
+        numbers = np.abs(self._numbers(batch))
+        least = self.least * np.max(numbers) / np.maximum(numbers, np.finfo(np.float64).tiny)
+        wider = 2.0 ** np.ceil(np.log2(np.maximum(least / self.error, 1.0)))
+        yield from self.comparer.bisect(stage, batch.search, make, np.minimum(cell * wider, coarse))
 
     def _numbers(self, batch: _Batch) -> Floats:
         """F for each of them."""

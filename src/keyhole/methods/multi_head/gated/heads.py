@@ -21,6 +21,8 @@ from keyhole.recovery import Outcome
 FIRST = ((2, (1, 2, 3)), (4, (3, 4, 5, 6)), (8, (5, 6, 8, 10, 12)))
 # Gates and values of heads that are looked for at once, at most: what a search takes grows with its cube.
 MOST_UNKNOWN = 640
+# Searches before more is asked, of answers that are dear because they are read one by one.
+SEARCHES = 4
 # Queries over unknowns at the first last token and at the others, and some more; errors take more to average out.
 FIRST_EXCESS, EXCESS, MORE, FIRST_MORE, NOISY = 2.2, 1.3, 4, 12, 3.2
 # Rows have norms from this part of the largest on; errors are averaged out by longer ones.
@@ -115,9 +117,10 @@ def _ask_first(pairs: TokenPairs, norms: Norms, last: Floats) -> Steps[tuple[Gat
         count = int(np.ceil(_noisy(pairs) * FIRST_EXCESS * unknown / outputs)) + FIRST_MORE
         more = yield from ask_rows(pairs, norms, "heads", last, count - (0 if raw is None else len(raw.offsets)))
         raw = more if raw is None else raw.beside(more)
-        fit = fit_unknown(pairs.bare_of_one(raw), pairs.floor(raw), pairs.rng, sizes, norms.logit)
-        if fit.explains:
-            return raw, fit
+        for _ in range(1 if pairs.reader is None else SEARCHES):
+            fit = fit_unknown(pairs.bare_of_one(raw), pairs.floor(raw), pairs.rng, sizes, norms.logit)
+            if fit.explains:
+                return raw, fit
         tried, left = max(sizes), fit.rms / raw.size
     raise failure(norms, NOT_EXPLAINED.format(tried), left)
 
