@@ -387,7 +387,7 @@ def entropy(rate: float) -> float:
 
 LABELS = Method(
     name="labels",
-    summary="one softmax head of which only labels are told: a sign, or a class",
+    summary="softmax heads of which only labels are told: a sign, or of one head a class",
     run=labels,
     families=("labels",),
     takes_noise=("exact", "flipped"),
