@@ -20,6 +20,7 @@ from keyhole.methods.labels.comparisons import Comparer
 from keyhole.methods.labels.score import ADDED, SCORE_BIAS, LabelScore, Rows, ScoreReader, ask_rows
 from keyhole.methods.labels.several import ask_several, entropy_of_heads
 from keyhole.methods.labels.value import LabelValue, Tokens, ask_threshold, ask_value
+from keyhole.methods.options import check_positive, check_whole
 from keyhole.noise import HOPELESS_FLIPS
 from keyhole.queries import Signature, Term, TokenRows
 from keyhole.recovery import Outcome
@@ -38,6 +39,7 @@ ONE_COPY = 2  # sequences of so many tokens hold one copy of each
 AUTO = "auto"  # as many heads as it takes
 Found = tuple[tuple[float, ...], LabelValue | ClassValues, LabelScore]  # labels, values and score
 DEFAULT_ERROR = 1e-6
+LARGEST_ERROR, MOST_BITS = 0.5, 60  # that can be asked for
 # What a budget buys: this share of it goes into bits of entries, the rest into finding signs and scale.
 ENTROPY_SHARE = 0.95
 NORMAL_BITS = 1.1  # that a normal number has more than a uniform one
@@ -61,7 +63,7 @@ def labels(
     target_error: float | None = None,
     bits: int | None = None,
     classes: int | None = None,
-    heads: int | str = 1,
+    heads: int | str | None = None,
 ) -> Steps[Estimate[Labels]]:
     """Score, value and threshold from labels by bisection, at one to two per cent above the entropy.
 
@@ -81,7 +83,7 @@ def labels(
     width = signature.width
     _check_heads(heads, signature, rate)
     comparer = Comparer(signature, rate, ANY_DOUBT / (width * width + width), -1.0, 1.0)
-    if heads != 1:
+    if heads not in (None, 1):
         return (yield from _ask_heads(comparer, accuracy, target_error, heads, rng))
     if signature.max_norm is None and (signature.max_length or 3) > 2:
         kind, value, score = yield from _ask_free(comparer, accuracy, classes, rng)
@@ -92,9 +94,9 @@ def labels(
 
 def _check_heads(heads: Any, signature: Signature, rate: float) -> None:
     """UsageError where this is no number of heads; Unrecoverable where several are not read."""
-    if heads != AUTO and (isinstance(heads, bool) or not isinstance(heads, int) or heads < 1):
-        raise UsageError(f"heads must be a whole number of at least 1, or {AUTO!r}, not {heads!r}")
-    if heads == 1:
+    if heads != AUTO:
+        check_whole("heads", heads, 1, otherwise=f", or {AUTO!r}")
+    if heads in (None, 1):
         return
     if rate:
         raise Unrecoverable(Outcome.TOO_NOISY, "several heads are not read from labels that are wrong at times")
@@ -110,7 +112,7 @@ def _check_heads(heads: Any, signature: Signature, rate: float) -> None:
 
 
 def _ask_heads(
-    comparer: Comparer, accuracy: float, target_error: float | None, heads: int | str, rng: np.random.Generator
+    comparer: Comparer, accuracy: float, target_error: float | None, heads: int | str | None, rng: np.random.Generator
 ) -> Steps[Estimate[Labels]]:
     """Several heads behind one sign."""
     tokens = Tokens(comparer)
@@ -239,13 +241,11 @@ def _accuracy(target_error: Any, bits: Any, default: float) -> float:
     if target_error is not None and bits is not None:
         raise UsageError("target_error and bits both say how accurate to be: give one")
     if bits is not None:
-        if isinstance(bits, bool) or not isinstance(bits, int) or not 1 <= bits <= 60:
-            raise UsageError(f"bits must be a whole number from 1 to 60, not {bits!r}")
+        check_whole("bits", bits, 1, MOST_BITS)
         return float(2.0**-bits)
     if target_error is None:
         return default
-    if isinstance(target_error, bool) or not isinstance(target_error, int | float) or not 0 < target_error <= 0.5:
-        raise UsageError(f"target_error must be a number above 0 and at most 0.5, not {target_error!r}")
+    check_positive("target_error", target_error, LARGEST_ERROR)
     return float(target_error)
 
 
@@ -271,8 +271,7 @@ def _check_classes(kind: tuple[float, ...], classes: Any) -> None:
     """Unrecoverable where fewer classes were seen than there are said to be."""
     if classes is None:
         return
-    if isinstance(classes, bool) or not isinstance(classes, int) or classes < 2:
-        raise UsageError(f"classes must be a whole number of at least 2, not {classes!r}")
+    check_whole("classes", classes, 2)
     if len(kind) < classes:
         missing = [str(label) for label in range(classes) if label not in kind][: classes - len(kind)]
         raise Unrecoverable(
