@@ -34,6 +34,12 @@ CASES = [
     ("3 classes", 16, 1e-6, 5, {"classes": 3}),
     ("5 classes", 16, 1e-6, 5, {"classes": 5}),
     ("10 classes", 16, 1e-6, 5, {"classes": 10}),
+    ("5 classes, whole numbers", 8, 1e-6, SEEDS, {"classes": 5, "whole": True}),
+    ("2 heads", 8, 1e-6, SEEDS, {"heads": 2}),
+    ("2 heads", 8, 1e-11, SEEDS, {"heads": 2}),
+    ("2 heads, threshold", 8, 1e-6, SEEDS, {"heads": 2, "threshold": 3.0}),
+    ("3 heads", 8, 1e-6, SEEDS, {"heads": 3}),
+    ("4 heads", 8, 1e-6, SEEDS, {"heads": 4}),
 ]
 
 
@@ -44,24 +50,33 @@ def attempt(width: int, error: float, seed: int, **how: float) -> tuple[float, f
     if how.get("rank") == 1:
         score = np.outer(rng.standard_normal(width), rng.standard_normal(width))
     score *= how.get("scale", 1.0) / (np.linalg.norm(score, 2) if "max_norm" in how else 1.0)
-    classes = int(how.get("classes", 0))
+    classes, heads = int(how.get("classes", 0)), int(how.get("heads", 1))
     value = rng.standard_normal((width, classes) if classes else width)
     if how.get("one_hot"):
         value = np.eye(width)[3]
+    if how.get("whole"):
+        score, value = (np.rint(2 * array) for array in (score, value))
     bias = np.asarray(-how["threshold"]) if "threshold" in how else None
-    head = kh.SingleHead(score, value, None, bias)
-    truth = kh.Labels(head, tuple(range(classes))) if classes else kh.Labels(head)
+    attention: kh.SingleHead | kh.MultiHead = kh.SingleHead(score, value, None, bias)
+    if heads > 1:
+        more = [
+            kh.SingleHead(rng.standard_normal((width, width)), rng.standard_normal(width)) for _ in range(heads - 1)
+        ]
+        attention = kh.MultiHead([kh.SingleHead(score, value), *more], bias)
+    truth = kh.Labels(attention, tuple(range(classes))) if classes else kh.Labels(attention)
     oracle = kh.FunctionOracle(truth, width=width, max_norm=how.get("max_norm"), answers="labels")
     asked = Flipped(oracle, how["flips"], seed=seed) if "flips" in how else oracle
     began = perf_counter()
-    result = kh.recover(asked, "labels", seed=seed, target_error=error, throw=False)
+    options = {"heads": "auto"} if heads > 1 else {}
+    result = kh.recover(asked, "labels", seed=seed, target_error=error, throw=False, **options)
     seconds = perf_counter() - began
     if not result.certified:
         return result.stats.queries, np.nan, np.nan, False, seconds
     found, radius = result.params.arrays(), result.certificate.radius.arrays()
     off = {name: np.abs(found[name] - true) for name, true in align(result.params, truth).items()}
     inside = all(np.all(off[name] <= radius[name] * (1 + 1e-9) + 1e-15) for name in off)
-    worst = float(np.max(off["score"]) / np.sqrt(np.mean(score**2)) / error)
+    sizes = {name: np.sqrt(np.mean(true**2)) for name, true in align(result.params, truth).items() if "score" in name}
+    worst = float(max(np.max(off[name]) / size for name, size in sizes.items()) / error)
     rate = how.get("flips", 0.0)
     lost = -rate * np.log2(rate) - (1 - rate) * np.log2(1 - rate) if rate else 0.0
     bits = result.stats.details["entropy_bits"] / (1 - lost)

@@ -114,20 +114,25 @@ def as_labels(heads: MultiHead) -> Labels:
 
 def align_labels(params: Labels, truth: Labels) -> dict[str, Floats]:
     """Scores of the truth, and its values by the factor and with the common row that the recovered ones have."""
-    heads, true = params.anatomy.heads, truth.anatomy.heads
-    if len(heads) != 1 or len(true) != 1 or heads[0].value.shape != true[0].value.shape:
+    own, other = ([floats(head.value) for head in each.anatomy.heads] for each in (params, truth))
+    if len(own) != len(other) or own[0].shape != other[0].shape:
         return {}
-    own, other = floats(heads[0].value), floats(true[0].value)
-    if own.ndim == 2:
-        other = other - other[:, :1] + own[:, :1]
-    # The recovered values have a largest entry (or difference) that is exact: the truth is brought to its size.
-    common = own[:, :1] if own.ndim == 2 else 0.0
-    place = np.unravel_index(int(np.argmax(np.abs(own - common))), own.shape)
-    theirs = abs(float((other - common)[place]))
-    factor = abs(float((own - common)[place])) / theirs if theirs else 1.0
-    aligned = {"score": floats(true[0].score), "value": common + factor * (other - common)}
-    if heads[0].output_bias is not None and own.ndim == 1:
-        aligned["output_bias"] = factor * output_bias_of(truth.attention)
+    if own[0].ndim == 2 and len(own) == 1:
+        other = [other[0] - other[0][:, :1] + own[0][:, :1]]
+    # The sums of recovered values have a largest entry (or difference) that is exact: the truth is brought to its size.
+    common = own[0][:, :1] if own[0].ndim == 2 else 0.0
+    sums = [np.sum(values, axis=0) - common for values in (own, other)]
+    place = np.unravel_index(int(np.argmax(np.abs(sums[0]))), own[0].shape)
+    theirs = abs(float(sums[1][place]))
+    factor = abs(float(sums[0][place])) / theirs if theirs else 1.0
+    scaled = [
+        replace(head, value=common + factor * (value - common), output_bias=None)
+        for head, value in zip(truth.anatomy.heads, other, strict=True)
+    ]
+    aligned = align_heads(params.attention, MultiHead(scaled))
+    if "output_bias" in params.arrays():
+        bias, shift = output_bias_of(truth.attention), output_bias_of(params.attention)
+        aligned["output_bias"] = factor * bias if own[0].ndim == 1 else factor * (bias - bias[0]) + shift[0]
     return aligned
 
 

@@ -130,7 +130,8 @@ def attempt_twice(method: Method, task: Task) -> Steps[Attempt]:
 
     Rounding shows in the digits of the answers; errors of an oracle that contradicts itself are measured.
     """
-    ledger, task = Ledger(task.budget), _of_labels(method, task)
+    ledger = Ledger(task.budget)
+    task = with_answers_of(method, task)
     first = yield from attempt(method, task, ledger)
     while (better := with_places(method, task, first)) is not None:
         task = replace(better, budget=ledger.left)
@@ -176,11 +177,11 @@ def with_places(method: Method, task: Task, ended: Attempt) -> Task | None:
     return replace(task, places=np.concatenate([known, refuted[:MOST_PLACES]]))
 
 
-def _of_labels(method: Method, task: Task) -> Task:
+def with_answers_of(method: Method, task: Task) -> Task:
     """The task, its oracle known to answer with labels where the method is for such."""
-    if "labels" not in method.families:
+    if method.answers == "numbers":
         return task
-    return replace(task, signature=task.signature.with_changes(answers="labels"))
+    return replace(task, signature=task.signature.with_changes(answers=method.answers))
 
 
 def noise_assumption(noise: Noise) -> str:
@@ -243,7 +244,7 @@ def attempt(method: Method, task: Task, ledger: Ledger) -> Steps[Attempt]:
 
 def _check_labels(method: Method, signature: Signature) -> None:
     """Unrecoverable where a method takes labels for numbers."""
-    if signature.answers == "labels" and "labels" not in method.families:
+    if signature.answers == "labels" and method.answers != "labels":
         raise Unrecoverable(
             Outcome.WRONG_FAMILY, "the box answers with labels: use method labels, which is for such, or auto"
         )

@@ -28,6 +28,7 @@ from keyhole.methods.attempt import (
     ending,
     noise_assumption,
     noise_details,
+    with_answers_of,
     with_places,
 )
 from keyhole.methods.base import Found, Method, Steps, Unrecoverable
@@ -128,14 +129,14 @@ class _Auto:
         fitting = [method for method in METHODS.values() if set(self.task.options) <= set(method.options)]
         if len(fitting) == 1:
             return (yield from self._attempt(fitting[0], {}))
-        declared_labels = self.task.signature.answers == "labels"
+        declared = self.task.signature.answers != "numbers"
         try:
             evidence = yield from self._ask(triage(self.task.signature, self.task.stream("triage")))
         except (*ENDS, Unrecoverable) as error:
             return Attempt(NAME, ending(error), str(error), cause=error)
         self._allow_for(evidence)
         last = yield from self._first(evidence)
-        if last is not None and (declared_labels or not self._may_be_another(last)):
+        if last is not None and (declared or not self._may_be_another(last)):
             return self._result(last)
         if last is not None and last.outcome not in MAY_BE_ANOTHER_FAMILY:
             return (yield from self._go_on(last, None))
@@ -152,8 +153,8 @@ class _Auto:
             last = yield from self._with_finer_radii(evidence.family, last)
         if last.outcome is Outcome.INCONSISTENT and self.noise.kind == "exact":
             last = yield from self._with_measured_noise(evidence.family, last)
-        if evidence.family == "labels":
-            return last
+        if METHODS[last.method].answers != "numbers":
+            return (yield from self._with_further_options(last))
         if last.outcome is Outcome.WRONG_FAMILY and self.noise.kind in ("exact", "dtype"):
             last = yield from self._with_seen_decimals(evidence.family, last)
         if last.outcome is Outcome.WRONG_FAMILY and self.noise.kind == "exact":
@@ -193,6 +194,20 @@ class _Auto:
             return last
         self.known |= details
         return last if self.noise.kind == "exact" else (yield from self._again_behind_noise(family, last))
+
+    def _with_further_options(self, last: Attempt) -> Steps[Attempt]:
+        """Once more with the options that a method has for what it refuted without them."""
+        method = METHODS[last.method]
+        options, own = method.when_refuted, self.task.options
+        if not options or set(options) & set(own) or last.outcome not in (*MAY_BE_ANOTHER_FAMILY, Outcome.INCONSISTENT):
+            return last
+        again = yield from self._attempt(method, options)
+        if again.certified or again.outcome in FINAL:
+            return again
+        if again.message == last.message:
+            return replace(last, number=again.number)
+        words = ", ".join(f"{name}={value}" for name, value in options.items())
+        return replace(last, message=f"{last.message}; with {words}: {again.message}", number=again.number)
 
     def _again_behind_noise(self, family: str | None, last: Attempt) -> Steps[Attempt]:
         """An attempt that allows for noise that was found after the first."""
@@ -318,8 +333,8 @@ class _Auto:
             self._allow_for_noise(evidence.noise.as_found(), evidence.noise_evidence, evidence.noise_queries)
         else:  # measured, and none found
             self.task = replace(self.task, signature=self.task.signature.with_changes(noise=evidence.noise))
-        if evidence.family == "labels":
-            self.task = replace(self.task, signature=self.task.signature.with_changes(answers="labels"))
+        for method in self._methods(evidence.family)[:1]:
+            self.task = with_answers_of(method, self.task)
 
     def _allow_for_noise(self, noise: Noise, evidence: str, queries: int) -> None:
         """Go on with noise that was found."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
 
@@ -66,6 +66,9 @@ class Method(Generic[F_co]):
     # Kinds of noise that it allows for. A method that takes more than exact answers also receives, as `budget=`, how
     # many queries it may spend; to one that does not, answers rounded to a dtype are exact ones of fewer digits.
     takes_noise: tuple[str, ...] = ("exact",)
+    answers: Literal["numbers", "labels"] = "numbers"  # what it learns from; answers it takes are declared to be so
+    # Options under which it may recover what it refuted without them: `auto` then tries it once more.
+    when_refuted: Mapping[str, Any] = field(default_factory=dict)
     last_only: bool = False  # whether it knows the last position only: where all are observed, the others are left out
     goes_on: bool = False  # whether it takes `places`, single tokens (n, width) where an earlier estimate was refuted
 

@@ -213,9 +213,12 @@ def _resolution_of_numbers(estimate: Estimate, signature: Signature, plans: list
     tokens = [plan.tokens(0, plan.count, signature.space, signature.width) for plan in plans]
     outputs = params.outputs or 1
     known = _concatenate([prediction_radii(params, radius, each, signature) for each in tokens]).reshape(-1, outputs)
-    attention = _attention(params, signature, plans, np.repeat(fine, outputs))
+    wide = np.repeat(fine, outputs)
+    attention = _attention(params, signature, plans, wide)
     if not attention < float("inf"):
         return 0.0
+    if attention == 0 and signature.max_norm is None:  # there is none at tokens of any norm
+        attention = float(np.sqrt(np.mean(_concatenate([params(each) for each in tokens])[wide] ** 2)))
     return float(np.median(known[fine])) / attention if attention > 0 else float("inf")
 
 

@@ -52,6 +52,9 @@ SURELY_KNOWN_LOGIT = 0.1
 # Behind noise every other query has tokens of strong and opposite values, so that attention shows.
 LOUD_EVERY = 2
 LOUD = ("ordinary", "mixed", "clusters")
+# Of labels one query in so many is a single token, as long as one may be and not moved onto a boundary: what a box adds
+# to its heads shows in these before tokens are averaged, and far from where heads change their label.
+SINGLE = 4
 # A token near a kink lies within this part of its norm of it.
 AROUND_KINK = 0.1
 
@@ -149,6 +152,9 @@ class _Source:
             lengths[::2] = [int(length) for length in self.rng.choice(wanted, len(lengths[::2]))]
         structures = draw_structures(self.rng, count)
         norms = [str(norm) for norm in self.rng.permutation([NORM_ORDER[n % len(NORM_ORDER)] for n in range(count)])]
+        if self.params.tells_labels and not wanted:
+            some = range(1, count, SINGLE)
+            lengths[1::SINGLE], norms[1::SINGLE] = [1 for _ in some], ["longest" for _ in some]
         for n, norm in enumerate(norms):
             if structures[n] == "ordinary" and norm != "normal" and self.rng.integers(2):
                 if self.signature.max_norm is not None:
@@ -200,7 +206,7 @@ class _Source:
             beside = AROUND_KINK * rng.integers(2) * np.linalg.norm(last) / signature.width**0.5
             last = last + beside * rng.standard_normal(last.shape) if np.any(last != tokens[-1:]) else last
             tokens[-1:] = last if np.linalg.norm(last) <= signature.norm_limit else tokens[-1:]
-        if self.params.tells_labels and rng.integers(2):
+        if self.params.tells_labels and rng.integers(2) and (length > 1 or norm != "longest"):
             near = self.params.onto_boundary(tokens, rng)
             tokens = near if np.max(np.linalg.norm(near, axis=1)) <= signature.norm_limit else tokens
         return Query(tokens, norm, structure, norm == "logits" and structure in USUAL)
@@ -220,7 +226,8 @@ class _Source:
         rng, signature = self.rng, self.signature
         if kind == "normal":  # whatever was recovered
             return float(signature.width**0.5)
-        if signature.max_norm is not None and rng.integers(2):  # the longest tokens show the most
+        # The longest tokens show the most.
+        if signature.max_norm is not None and (rng.integers(2) or (kind == "longest" and self.params.tells_labels)):
             return float(signature.norm_limit * (1.0 - 0.5 * rng.uniform() ** 2))
         without_logits = not by.token_norm(1.0) < np.inf
         if kind == "any" or (kind == "logits" and without_logits and rng.integers(2)):

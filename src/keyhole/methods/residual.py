@@ -11,11 +11,11 @@ from dataclasses import replace
 import numpy as np
 
 from keyhole.arrays import floats
-from keyhole.errors import UsageError
 from keyhole.families import MultiHead, Residual, SingleHead
 from keyhole.methods.arithmetic import partial_result
 from keyhole.methods.base import Estimate, Method, Steps, Unrecoverable, adapt
 from keyhole.methods.multi_head.method import multi_head
+from keyhole.methods.options import check_whole
 from keyhole.methods.single_head.method import single_head
 from keyhole.queries import Measurements, Plan, Signature, sequences
 from keyhole.recovery import Outcome
@@ -32,8 +32,7 @@ def residual(signature: Signature, rng: np.random.Generator, *, heads: int | Non
     Identifiable as the heads alone are, since x_N is known. `SHARE_TOKENS` queries more than `multi-head`, or than
     `single-head` where there is one head only (heads=1), tell how many digits of attention an answer has.
     """
-    if heads is not None and (isinstance(heads, bool) or not isinstance(heads, int) or heads < 1):
-        raise UsageError(f"heads must be a whole number of at least 1, not {heads!r}")
+    check_whole("heads", heads, 1)
     share = yield from _ask_share(signature, rng)
     space = replace(signature.space, coarse=min(1.0, LESS * signature.space.eps / share))
     with partial_result(Residual.around):

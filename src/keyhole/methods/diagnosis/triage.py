@@ -93,10 +93,10 @@ class _Triage:
         """The three single tokens, and what follows from them."""
         if self.exam.signature.answers == "labels":
             self.exam.say("answers", "labels", "the box declares that its answers are labels")
-            return self._evidence("labels")
+            return (yield from self._labels())
         zero, up, down = yield from self._ask([0.0], [self.far], [-OTHER * self.far])
         if (yield from ask_for_labels(self.exam, np.stack([zero, up, down]))):
-            return self._evidence("labels")
+            return (yield from self._labels())
         self.zero, self.slope = zero, (up - zero) / self.far
         size = float(max(np.max(np.abs(each)) for each in (zero, up, down)))
         bend = float(np.max(np.abs(zero - down - OTHER * (up - zero))))
@@ -108,6 +108,15 @@ class _Triage:
         if bent:
             return (yield from self._ask_net(up, down))
         return (yield from self._heads())
+
+    def _labels(self) -> Steps[Evidence]:
+        """Labels, and how often they are wrong where that is to be measured."""
+        if self.exam.noise.kind == "measure":
+            ledger, known = Ledger(np.inf), self.exam.signature.with_changes(answers="labels")
+            estimate = yield from ledger.count(measure_noise(known, self.exam.rng))
+            self.exam.noise, self.noise_found = estimate.noise, (estimate.evidence, ledger.spent)
+            self.exam.say("noise", str(estimate.noise), estimate.evidence)
+        return self._evidence("labels")
 
     def _ask(self, *sequences: list[float]) -> Steps[Floats]:  # -> (count, outputs)
         """Answers to sequences of multiples of the direction."""

@@ -24,6 +24,8 @@ STAGE = "values"
 # end this, and how many there are at most.
 LOOKS, LOOKS_PER_CLASS = 48, 8
 QUIET_ROUNDS, MOST_LOOKS = 2, 12
+# Tokens for each class where known classes meet, and steps on which such a place is found.
+MEETINGS, MEETING_STEPS = 4, 4
 # Rounds in which more boundaries are looked for.
 TURNS = 4
 # Pairs of classes between which boundaries are looked for, for each class.
@@ -75,6 +77,8 @@ class ClassValues:
     bits: float
     threshold: float = 0.0
     threshold_radius: float = 0.0
+    bias: Floats | None = None  # (classes,)
+    bias_radius: Floats | None = None  # (classes,)
 
 
 class _NewClass(Exception):
@@ -83,15 +87,6 @@ class _NewClass(Exception):
     def __init__(self, label: float, vector: Floats) -> None:
         super().__init__(label)
         self.label, self.vector = label, vector
-
-
-def ask_class_values(
-    tokens: Tokens, rows: Rows, accuracy: float, rng: np.random.Generator
-) -> Steps[tuple[tuple[float, ...], ClassValues]]:
-    """Labels of all classes that are seen, and their values."""
-    reader = ClassReader(tokens, rng)
-    values = yield from reader.ask_all(rows, accuracy)
-    return reader.kind, values
 
 
 class ClassReader:
@@ -128,6 +123,16 @@ class ClassReader:
             raise _NewClass(float(labels[new[0]]), vectors[new[0]])
         return np.searchsorted(self.kind, labels)
 
+    def number_of(self, label: float) -> int:
+        """The number of a class; Unrecoverable where it was not seen among long tokens."""
+        if label not in self.kind:
+            raise Unrecoverable(
+                Outcome.NOT_IDENTIFIABLE,
+                f"class {label:g} was answered to short tokens and to no long ones: its values show too rarely, or "
+                "are never the largest, and only its bias shows",
+            )
+        return self.kind.index(label)
+
     def ask_inside(self, rows: Rows) -> Steps[None]:
         """Random tokens until they show no more new classes."""
         self.add(np.vstack([rows.vectors, -rows.vectors]), np.concatenate([rows.yes, rows.no]))
@@ -146,9 +151,24 @@ class ClassReader:
         yield from self.ask_inside(rows)
         while True:
             try:
-                return (yield from self.ask_values(accuracy))
+                values = yield from self.ask_values(accuracy)
+                yield from self.ask_numbers(self._meetings(values.matrix))
             except _NewClass as seen:
                 self.add(seen.vector[None], np.array([seen.label]))
+            else:
+                return values
+
+    def _meetings(self, matrix: Floats) -> Floats:  # (width, classes) -> (tokens, width)
+        """Tokens where several classes are as likely: a class of few tokens lies where those that are known meet."""
+        width, count = matrix.shape
+        drawn = self.rng.standard_normal((MEETINGS * count, width))
+        for number in range(len(drawn)):
+            most = int(self.rng.integers(2, min(count, width) + 1)) if width > 1 else 1
+            for _ in range(MEETING_STEPS):
+                first = np.argsort(-(drawn[number] @ matrix))[:most]
+                normals = np.linalg.qr(matrix[:, first[1:]] - matrix[:, first[:1]])[0]
+                drawn[number] -= normals @ (normals.T @ drawn[number])
+        return np.asarray(drawn / np.linalg.norm(drawn, axis=1, keepdims=True))
 
     def ask_values(self, accuracy: float) -> Steps[ClassValues]:
         """The values of all classes that were seen."""

@@ -14,10 +14,13 @@ from keyhole.families import Labels, SingleHead
 from keyhole.methods.base import Estimate, Method, Steps, Unrecoverable, target_details
 from keyhole.methods.labels.bounded.method import ask_classes, ask_signs
 from keyhole.methods.labels.bounded.value import BoundedValue
-from keyhole.methods.labels.classes import ClassValues, ask_class_values
+from keyhole.methods.labels.class_biases import ask_biases, ask_has_biases
+from keyhole.methods.labels.classes import ClassReader, ClassValues
 from keyhole.methods.labels.comparisons import Comparer
-from keyhole.methods.labels.score import ADDED, LabelScore, Rows, ScoreReader, ask_rows
+from keyhole.methods.labels.score import ADDED, SCORE_BIAS, LabelScore, Rows, ScoreReader, ask_rows
+from keyhole.methods.labels.several import ask_several, entropy_of_heads
 from keyhole.methods.labels.value import LabelValue, Tokens, ask_threshold, ask_value
+from keyhole.methods.options import check_positive, check_whole
 from keyhole.noise import HOPELESS_FLIPS
 from keyhole.queries import Signature, Term, TokenRows
 from keyhole.recovery import Outcome
@@ -27,8 +30,16 @@ ASSUMPTIONS = (
     "a label is the sign of the answer against a fixed threshold, or the largest of several outputs",
     "labels are right, but for a share that was declared or measured",
 )
+ASSUMPTIONS_OF_HEADS = (
+    "labels are those of several softmax heads without score biases that add up to one number, read at the last one",
+    "a label is the sign of the answer against a fixed threshold",
+    "heads whose logits differ by less than their answers show are one head, and those whose values show nowhere none",
+)
+ONE_COPY = 2  # sequences of so many tokens hold one copy of each
+AUTO = "auto"  # as many heads as it takes
 Found = tuple[tuple[float, ...], LabelValue | ClassValues, LabelScore]  # labels, values and score
 DEFAULT_ERROR = 1e-6
+LARGEST_ERROR, MOST_BITS = 0.5, 60  # that can be asked for
 # What a budget buys: this share of it goes into bits of entries, the rest into finding signs and scale.
 ENTROPY_SHARE = 0.95
 NORMAL_BITS = 1.1  # that a normal number has more than a uniform one
@@ -40,6 +51,8 @@ LONGEST = 2.0**10
 # Dense tokens whose labels are looked at besides those of unit tokens.
 LOOKS = 6
 TIES = {-1.0, 0.0, 1.0}
+# What is added to every unit token where there are classes, over its norm.
+MIXED = 2.0**-6
 
 
 def labels(
@@ -50,6 +63,7 @@ def labels(
     target_error: float | None = None,
     bits: int | None = None,
     classes: int | None = None,
+    heads: int | str | None = None,
 ) -> Steps[Estimate[Labels]]:
     """Score, value and threshold from labels by bisection, at one to two per cent above the entropy.
 
@@ -67,7 +81,10 @@ def labels(
             Outcome.NOT_IDENTIFIABLE, "labels of single tokens do not depend on the score: raise max_length"
         )
     width = signature.width
+    _check_heads(heads, signature, rate)
     comparer = Comparer(signature, rate, ANY_DOUBT / (width * width + width), -1.0, 1.0)
+    if heads not in (None, 1):
+        return (yield from _ask_heads(comparer, accuracy, target_error, heads, rng))
     if signature.max_norm is None and (signature.max_length or 3) > 2:
         kind, value, score = yield from _ask_free(comparer, accuracy, classes, rng)
     else:
@@ -75,17 +92,98 @@ def labels(
     return _estimate(signature, kind, rate, value, score, target_error)
 
 
+def _check_heads(heads: Any, signature: Signature, rate: float) -> None:
+    """UsageError where this is no number of heads; Unrecoverable where several are not read."""
+    if heads != AUTO:
+        check_whole("heads", heads, 1, otherwise=f", or {AUTO!r}")
+    if heads in (None, 1):
+        return
+    if rate:
+        raise Unrecoverable(Outcome.TOO_NOISY, "several heads are not read from labels that are wrong at times")
+    if signature.max_length == ONE_COPY:
+        raise Unrecoverable(
+            Outcome.NOT_IDENTIFIABLE, "sequences of two tokens do not determine several heads: raise max_length"
+        )
+    if signature.max_norm is not None:
+        raise Unrecoverable(
+            Outcome.NOT_IDENTIFIABLE,
+            "several heads are read from labels of tokens of any norm only: leave out max_norm if the box allows that",
+        )
+
+
+def _ask_heads(
+    comparer: Comparer, accuracy: float, target_error: float | None, heads: int | str | None, rng: np.random.Generator
+) -> Steps[Estimate[Labels]]:
+    """Several heads behind one sign."""
+    tokens = Tokens(comparer)
+    rows, looks = yield from _ask_looks(tokens, rng)
+    kind = _kind(looks)
+    if len(kind) > 2:
+        raise Unrecoverable(
+            Outcome.WRONG_FAMILY, f"several heads are read from two labels only, and there are {len(kind)}"
+        )
+    comparer.negative, comparer.positive = kind[0], kind[-1]
+    yield from _check_score_bias(tokens, rng)
+    finest = tokens.space.eps
+    value = yield from ask_value(tokens, _signs(rows, kind), finest)
+    value = yield from ask_threshold(tokens, value, finest)
+    found = yield from ask_several(tokens, value, accuracy, rng)
+    count = len(found.params.heads)
+    if heads not in (AUTO, count):
+        raise Unrecoverable(Outcome.WRONG_FAMILY, f"{count} heads explain the labels, and not {heads}: correct heads=")
+    names = tuple(int(label) for label in kind)
+    bits, error = entropy_of_heads(found, accuracy)
+    return Estimate(
+        Labels(found.params.simplest(), names),
+        Labels(found.radius.simplest(), names),
+        math.ceil(bits),
+        assumptions=ASSUMPTIONS_OF_HEADS,
+        details={
+            **found.details,
+            "labels": list(names),
+            "threshold": bool(value.threshold),
+            "entropy_bits": bits,
+            "largest_radius": error,
+            **target_details(target_error, error),
+        },
+    )
+
+
+def _ask_looks(tokens: Tokens, rng: np.random.Generator) -> Steps[tuple[Rows, Rows]]:
+    """Labels of long tokens that are a basis, and of these and some dense ones.
+
+    Unit tokens where there are two labels. Where there are more, values that are zero or whole numbers may tie at
+    these, so that what is beside them decides: then every one has some of the others added.
+    """
+    width = tokens.width
+    dense = yield from ask_rows(tokens, rng.standard_normal((LOOKS, width)) / width**0.5, "signs")
+    basis, seen = np.eye(width), dense
+    for _ in range(2):
+        if len(_labels(seen)) > 2:
+            basis = np.eye(width) + MIXED * rng.standard_normal((width, width)) / width**0.5
+        rows = yield from ask_rows(tokens, basis, "signs")
+        seen = dense.beside(rows)
+        if len(_labels(seen)) <= 2 or not np.array_equal(basis, np.eye(width)):
+            break
+    return rows, seen
+
+
+def _labels(rows: Rows) -> set[float]:
+    """The labels that are classes: that of zero is none beside two signs."""
+    found = set(rows.yes) | set(rows.no)
+    is_sign = found == TIES and all(own == -other for own, other in zip(rows.yes, rows.no, strict=True))
+    return found - {0.0} if is_sign else found
+
+
 def _ask_free(comparer: Comparer, accuracy: float, classes: Any, rng: np.random.Generator) -> Steps[Found]:
     """Null queries of long tokens."""
-    tokens, width = Tokens(comparer), comparer.signature.width
-    dense = rng.standard_normal((LOOKS, width)) / width**0.5
-    looks = yield from ask_rows(tokens, np.vstack([np.eye(width), dense]), "signs")
-    rows = Rows(looks.vectors[:width], looks.yes[:width], looks.no[:width])
+    tokens = Tokens(comparer)
+    rows, looks = yield from _ask_looks(tokens, rng)
     kind = _kind(looks)
-    comparer.negative, comparer.positive, comparer.ties = kind[0], kind[-1], len(kind) == 2
+    comparer.negative, comparer.positive, comparer.ties = kind[0], kind[-1], _is_sign(kind)
     yield from _check_score_bias(tokens, rng)
     value: LabelValue | ClassValues
-    if comparer.ties:
+    if len(kind) == 2:
         _check_classes(kind, classes)
         signs = _signs(rows, kind)
         if not np.any(signs):
@@ -96,13 +194,17 @@ def _ask_free(comparer: Comparer, accuracy: float, classes: Any, rng: np.random.
         value = yield from ask_value(tokens, signs, accuracy)
         pivot = value.pivot
     else:
-        kind, value = yield from ask_class_values(tokens, looks, accuracy, rng)
+        classes_of = ClassReader(tokens, rng)
+        value = yield from classes_of.ask_all(looks, accuracy)
+        kind = classes_of.kind
         _check_classes(kind, classes)
+        if (yield from ask_has_biases(classes_of)):
+            value = yield from ask_biases(classes_of, value, accuracy)
         pivot = int(np.argmax(np.ptp(value.matrix, axis=1)))
     rows = yield from _with_values(tokens, rows, pivot)
     reader = ScoreReader(tokens, rows)
     scale = yield from reader.ask_scale(rng)
-    score = yield from _ask_score(reader, scale, accuracy)
+    score = yield from _ask_score(reader, scale, accuracy, _closeness(rows.vectors @ value.matrix))
     if isinstance(value, LabelValue):
         value = yield from ask_threshold(tokens, value, accuracy)
     return kind, value, score
@@ -114,8 +216,8 @@ def _ask_bounded(comparer: Comparer, accuracy: float, classes: Any, rng: np.rand
     bounded = BoundedValue(comparer, longest, rng)
     yield from bounded.ask_sides()
     kind = _kind(Rows(bounded.vectors, bounded.yes, bounded.no))
-    comparer.ties = len(kind) == 2
-    if comparer.ties:
+    comparer.ties = _is_sign(kind)
+    if len(kind) == 2:
         _check_classes(kind, classes)
         value, score = yield from ask_signs(bounded, kind[0], kind[1], accuracy, rng)
         return kind, value, score
@@ -139,36 +241,37 @@ def _accuracy(target_error: Any, bits: Any, default: float) -> float:
     if target_error is not None and bits is not None:
         raise UsageError("target_error and bits both say how accurate to be: give one")
     if bits is not None:
-        if isinstance(bits, bool) or not isinstance(bits, int) or not 1 <= bits <= 60:
-            raise UsageError(f"bits must be a whole number from 1 to 60, not {bits!r}")
+        check_whole("bits", bits, 1, MOST_BITS)
         return float(2.0**-bits)
     if target_error is None:
         return default
-    if isinstance(target_error, bool) or not isinstance(target_error, int | float) or not 0 < target_error <= 0.5:
-        raise UsageError(f"target_error must be a number above 0 and at most 0.5, not {target_error!r}")
+    check_positive("target_error", target_error, LARGEST_ERROR)
     return float(target_error)
 
 
 def _kind(rows: Rows) -> tuple[float, ...]:
     """The labels of an oracle, in rising order; that of zero apart where there are signs."""
-    found = set(rows.yes) | set(rows.no)
+    found = _labels(rows)
     if len(found) == 1:
         raise Unrecoverable(
             Outcome.NOT_IDENTIFIABLE,
             f"every label is {found.pop():g}, of the longest tokens too: the threshold is beyond all answers, or the "
-            "answers do not depend on the tokens; lower the threshold, or allow longer tokens (max_norm)",
+            "answers do not depend on the tokens, as where the values of several heads cancel; lower the threshold, or "
+            "allow longer tokens (max_norm)",
         )
-    if found == TIES and all(own == -other for own, other in zip(rows.yes, rows.no, strict=True)):
-        found -= {0.0}
     return tuple(sorted(found))
+
+
+def _is_sign(kind: tuple[float, ...]) -> bool:
+    """Whether a third label may be that of zero, which is neither."""
+    return len(kind) == 2 and kind[0] == -kind[1]
 
 
 def _check_classes(kind: tuple[float, ...], classes: Any) -> None:
     """Unrecoverable where fewer classes were seen than there are said to be."""
     if classes is None:
         return
-    if isinstance(classes, bool) or not isinstance(classes, int) or classes < 2:
-        raise UsageError(f"classes must be a whole number of at least 2, not {classes!r}")
+    check_whole("classes", classes, 2)
     if len(kind) < classes:
         missing = [str(label) for label in range(classes) if label not in kind][: classes - len(kind)]
         raise Unrecoverable(
@@ -201,11 +304,7 @@ def _check_score_bias(tokens: Tokens, rng: np.random.Generator) -> Steps[None]:
 
     seen = yield from tokens.comparer.ask_labels("score bias", make, 2)
     if (seen[0], seen[1]) != (alone.no[0], alone.yes[0]) and alone.yes[0] != alone.no[0]:
-        raise Unrecoverable(
-            Outcome.WRONG_FAMILY,
-            "of three tokens that should weigh the same the longest does not decide: the box has a score bias, which "
-            "this method does not recover, or is no softmax head",
-        )
+        raise Unrecoverable(Outcome.WRONG_FAMILY, SCORE_BIAS)
 
 
 def _with_values(tokens: Tokens, rows: Rows, pivot: int) -> Steps[Rows]:
@@ -220,15 +319,25 @@ def _with_values(tokens: Tokens, rows: Rows, pivot: int) -> Steps[Rows]:
     return Rows(vectors, yes, no)
 
 
-def _ask_score(reader: ScoreReader, scale: float, accuracy: float) -> Steps[LabelScore]:
+def _closeness(outputs: Floats) -> Floats:  # (rows,) or (rows, classes) -> (rows,)
+    """How large outputs are over what the first or the last of them is ahead of the next: arithmetic tells no less."""
+    if outputs.ndim == 1:
+        return np.ones(len(outputs))
+    ordered = np.sort(outputs, axis=1)
+    ahead = np.minimum(ordered[:, -1] - ordered[:, -2], ordered[:, 1] - ordered[:, 0])
+    return np.asarray(np.max(np.abs(outputs), axis=1) / np.maximum(ahead, np.finfo(np.float64).tiny))
+
+
+def _ask_score(reader: ScoreReader, scale: float, accuracy: float, closeness: Floats) -> Steps[LabelScore]:
     """The score matrix, what was added to rows taken away again."""
     width = reader.tokens.width
     if scale == 0:  # below all that was looked for
         bound = 2.0 ** (2 - reader.tokens.range)
         return LabelScore(np.zeros((width, width)), np.full((width, width), bound), 0.0, 0.0)
-    score = yield from reader.ask_score(scale, accuracy)
     inverse = np.linalg.inv(reader.rows.vectors)
-    return replace(score, matrix=inverse @ score.matrix, radius=np.abs(inverse) @ score.radius)
+    score = yield from reader.ask_score(scale, accuracy / float(np.max(np.sum(np.abs(inverse), axis=1))))
+    rounding = reader.space.eps * (closeness - 1)[:, None] * np.abs(score.matrix)
+    return replace(score, matrix=inverse @ score.matrix, radius=np.abs(inverse) @ (score.radius + rounding))
 
 
 def _estimate(
@@ -246,6 +355,9 @@ def _estimate(
     threshold, threshold_radius = value.threshold, value.threshold_radius
     if threshold:
         head = replace(head, output_bias=space.asarray(np.asarray(-threshold)))
+    bias, bias_radius = (None, None) if isinstance(value, LabelValue) else (value.bias, value.bias_radius)
+    if bias is not None and bias_radius is not None:
+        head, radius = (replace(a, output_bias=space.asarray(b)) for a, b in ((head, bias), (radius, bias_radius)))
     if threshold or threshold_radius:
         radius = replace(radius, output_bias=space.asarray(np.asarray(threshold_radius)))
     bits = score.bits + value.bits
@@ -274,14 +386,17 @@ def entropy(rate: float) -> float:
 
 LABELS = Method(
     name="labels",
-    summary="one softmax head of which only labels are told: a sign, or a class",
+    summary="softmax heads of which only labels are told: a sign, or of one head a class",
     run=labels,
     families=("labels",),
     takes_noise=("exact", "flipped"),
+    answers="labels",
+    when_refuted={"heads": AUTO},
     last_only=True,
     options={
         "target_error": "wanted error of an entry over the root mean square of its matrix; 1e-6 if left out",
         "bits": "the same as a number of binary digits",
         "classes": "how many classes there are: it is an error if one never occurs; those that occur if left out",
+        "heads": "how many heads there are behind two labels, or auto; 1 if left out",
     },
 )

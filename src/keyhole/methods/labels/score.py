@@ -34,6 +34,10 @@ SCALE_ROUNDS, PRIOR_ROUNDS = 2, 4
 FINER = 0.95
 # Of labels that may be wrong cells are set by forms: somewhat smaller, as 16 of them say little.
 CAUTION = 0.8
+SCORE_BIAS = (
+    "of three tokens that should weigh the same one weighs more: the box has a score bias, which this method "
+    "does not recover, or is no softmax head"
+)
 # A row without a value of its own is read with this part of the loudest row added.
 ADDED = 2.0**-20
 
@@ -45,6 +49,11 @@ class Rows:
     vectors: Floats  # (rows, width)
     yes: Floats  # (rows,): the label of the token
     no: Floats  # (rows,): that of its negative
+
+    def beside(self, more: Rows) -> Rows:
+        """These and some more."""
+        pairs = ((self.vectors, more.vectors), (self.yes, more.yes), (self.no, more.no))
+        return Rows(*(np.concatenate(pair) for pair in pairs))
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import numpy as np
 from keyhole.errors import UsageError
 from keyhole.families.single_head import SingleHead
 from keyhole.methods.base import BiasDetected, Estimate, Method, Steps, Unrecoverable
+from keyhole.methods.options import check_positive, check_whole
 from keyhole.methods.robust.bounded.method import bounded
 from keyhole.methods.robust.gaussian.method import gaussian
 from keyhole.methods.robust.quantised.method import by_null_queries, by_thresholds
@@ -141,11 +142,9 @@ def _ask_quantised(
 
 
 def _check(signature: Signature, target_error: Any, rank: Any, copies: Any, bits: Any, cover_biases: Any) -> None:
-    if target_error is not None and not (isinstance(target_error, int | float) and 0 < target_error < math.inf):
-        raise UsageError(f"target_error must be a positive number, not {target_error!r}")
+    check_positive("target_error", target_error)
     for name, number, most in (("rank", rank, signature.width), ("copies", copies, 10**6)):
-        if number is not None and (isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= most):
-            raise UsageError(f"{name} must be a whole number from 1 to {most}, not {number!r}")
+        check_whole(name, number, 1, most)
     if target_error is not None and (bits is not None or signature.noise.kind == "bounded"):
         raise UsageError("target_error decides how often to ask, which changes nothing for bounded errors or bits")
     if rank is not None and (signature.noise.kind not in ("exact", "gaussian") or signature.max_norm is None):

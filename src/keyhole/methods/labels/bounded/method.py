@@ -7,13 +7,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from keyhole.arrays import Floats
+from keyhole.arrays import Floats, Integers
 from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.labels.bounded.score import NearPlane, Plane
 from keyhole.methods.labels.bounded.value import BoundedValue
+from keyhole.methods.labels.class_biases import ask_has_biases
 from keyhole.methods.labels.classes import Boundary, ClassReader, ClassValues
-from keyhole.methods.labels.score import LabelScore, Rows
+from keyhole.methods.labels.score import SCORE_BIAS, LabelScore, Rows
 from keyhole.methods.labels.value import LabelValue, Tokens
+from keyhole.queries import Position, Term, TokenRows
 from keyhole.recovery import Outcome
 
 # The first accuracy of values over that of the score, and by how much more accurate they are read where no form shows.
@@ -21,6 +23,8 @@ FINER, MUCH_FINER = 2.0**-4, 2.0**-12
 MOST_TURNS = 8
 # Errors of the plane are at most this part of a cell.
 PART = 0.25
+# Three tokens that weigh the same have a sum that is this part of one of them off the threshold.
+THREE, UNEVEN = 3, 2.0**-8
 # Points of a boundary among which the one farthest from other classes is taken.
 CANDIDATES = 400
 
@@ -82,7 +86,8 @@ def ask_signs(
 
         return Plane(point, vector / size, room, off)
 
-    reader = NearPlane(comparer, value.copies)
+    yield from _check_score_bias(value, rng)
+    reader = NearPlane(comparer, value.copies, rng)
     score = yield from ask_near_plane(reader, PlaneSource(plane, value.ask_ratios), accuracy, rng)
     width = comparer.signature.width
     bits = np.log2(2 * width) + (width - 1) * np.log2(1 / accuracy) + (np.log2(1 / accuracy) if value.threshold else 0)
@@ -96,12 +101,50 @@ def ask_signs(
     return LabelValue(value.matrix / size, radius, largest, threshold, threshold_radius, float(bits)), score
 
 
+def _check_score_bias(value: BoundedValue, rng: np.random.Generator) -> Steps[None]:
+    """Of tokens x, y and 0 all weigh the same, so that their sum decides: unless there is a score bias."""
+    longest = value.comparer.signature.max_length
+    if longest is not None and longest < THREE:
+        return
+    yield from value.ask_ratios(UNEVEN / 4)
+    vector, width = value.matrix, value.matrix.size
+    size = float(np.linalg.norm(vector))
+    across = rng.standard_normal(width)
+    across -= vector * (across @ vector / size**2)
+    first = vector / size + across / (np.linalg.norm(across) or 1.0)
+    first *= 0.5 * value.longest / np.linalg.norm(first)
+    uneven = UNEVEN * abs(float(first @ vector))
+    sums = THREE * value.threshold + uneven * np.array([1.0, -1.0])
+    seconds = sums[:, None] * vector / size**2 - first
+    if np.max(np.linalg.norm(seconds, axis=1)) > value.longest:
+        return
+    space = value.space
+    tokens = [TokenRows(space.asarray(each)) for each in (np.tile(first, (2, 1)), seconds)]
+
+    def make(some: Integers, factor: float) -> list[Position]:
+        index = space.indices(some)
+        return value.copies([*([Term(rows, index)] for rows in tokens), []], factor)
+
+    positive = yield from value.comparer.decide("score bias", make, 2)
+    if not positive[0] or positive[1]:
+        raise Unrecoverable(Outcome.WRONG_FAMILY, SCORE_BIAS)
+
+
 def ask_classes(
     value: BoundedValue, tokens: Tokens, accuracy: float, rng: np.random.Generator
 ) -> Steps[tuple[tuple[float, ...], ClassValues, LabelScore]]:
     """Values of all classes, and the score from the boundary that is farthest from all others."""
     classes = ClassReader(tokens, rng)
-    values = yield from classes.ask_all(Rows(value.vectors, value.yes, value.no), accuracy)
+    # Not of unit tokens, where values that are zero or whole numbers may tie.
+    dense = slice(tokens.width, None)
+    rows = Rows(value.vectors[dense], value.yes[dense], value.no[dense])
+    values = yield from classes.ask_all(rows, accuracy)
+    if (yield from ask_has_biases(classes)):
+        raise Unrecoverable(
+            Outcome.WRONG_FAMILY,
+            "the shortest tokens have another label than longer ones in the same direction: outputs have biases of "
+            "their own, which are read from tokens of any norm only; leave out max_norm if the box allows that",
+        )
     boundary, point, room = _widest(classes, values, rng)
     far = 0.5 * value.longest
 
@@ -120,7 +163,7 @@ def ask_classes(
             raise Unrecoverable(Outcome.TOO_NOISY, "a boundary between two classes could not be read: try another seed")
 
     value.comparer.negative, value.comparer.positive = classes.kind[boundary.two], classes.kind[boundary.one]
-    reader = NearPlane(value.comparer, value.copies)
+    reader = NearPlane(value.comparer, value.copies, rng)
     score = yield from ask_near_plane(reader, PlaneSource(plane, refine), accuracy, rng)
     return classes.kind, values, score
 

@@ -25,7 +25,7 @@ from keyhole.methods.labels.score import (
     scaled_prior,
 )
 from keyhole.methods.labels.search import HeavyPrior, Search
-from keyhole.numerics.orthogonal import equal_overlap
+from keyhole.numerics.orthogonal import equal_overlap, random_orthogonal
 from keyhole.queries import Position, Term, TokenRows
 from keyhole.recovery import Outcome
 
@@ -57,9 +57,17 @@ class Plane:
 class NearPlane:
     """Compares forms uᵀWg by two tokens beside a plane."""
 
-    def __init__(self, comparer: Comparer, copies: Callable[[list[Position], float], list[Position]]) -> None:
+    def __init__(
+        self,
+        comparer: Comparer,
+        copies: Callable[[list[Position], float], list[Position]],
+        rng: np.random.Generator,
+    ) -> None:
         self.comparer, self.space, self.copies = comparer, comparer.space, copies
         self.closeness = 1.0
+        # Unrelated ones: forms of vectors of one basis are mostly zero where a score is diagonal.
+        width, space = comparer.signature.width, numpy_space()
+        self.bases = [np.asarray(random_orthogonal(space, rng, width)) for _ in range(2)]
 
     def place(self, plane: Plane) -> None:
         """Choose tokens beside a plane."""
@@ -70,9 +78,8 @@ class NearPlane:
         self.plane = plane
         # The side for which the tokens g are farthest from linear dependence.
         self.side = -1.0 if plane.normal @ plane.point > 0 else 1.0
-        space = numpy_space()
-        basis = equal_overlap(space, np.eye(width), plane.normal)
-        self.left = self.right = basis * np.sign(basis @ plane.normal)[:, None]
+        turned = [equal_overlap(numpy_space(), basis, plane.normal) for basis in self.bases]
+        self.left, self.right = (basis * np.sign(basis @ plane.normal)[:, None] for basis in turned)
         self.beta = np.full(width, plane.room / (1 + LONGEST_STEP) / closer)  # of each column
 
     @property

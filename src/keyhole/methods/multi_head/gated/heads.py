@@ -15,7 +15,7 @@ from keyhole.methods.gated_sum.model import GatedQueries, GatedSum
 from keyhole.methods.gated_sum.search import GatedFit, fit_unknown
 from keyhole.methods.multi_head.gated.orders import ask_orders
 from keyhole.methods.multi_head.gated.queries import TokenPairs
-from keyhole.methods.multi_head.gated.rows import ask_rows
+from keyhole.methods.multi_head.gated.rows import ask_rows, draw_rows
 from keyhole.methods.multi_head.gated.scale import Norms
 from keyhole.numerics.orthogonal import random_orthogonal, split_along
 from keyhole.recovery import Outcome
@@ -24,6 +24,8 @@ from keyhole.recovery import Outcome
 FIRST = ((2, (1, 2, 3)), (4, (3, 4, 5, 6)), (8, (5, 6, 8, 10, 12)))
 # Gates and values of heads that are looked for at once, at most: what a search takes grows with its cube.
 MOST_UNKNOWN = 640
+# Searches before more is asked, of answers that are dear because they are read one by one.
+SEARCHES = 4
 # Queries over unknowns at the first last token and at the others, and some more; errors take more to average out.
 FIRST_EXCESS, EXCESS, MORE, FIRST_MORE, NOISY = 2.2, 1.3, 4, 12, 3.2
 # Further last tokens lie this far off the first, over its norm, tried in this order.
@@ -100,10 +102,11 @@ def _ask_first(pairs: TokenPairs, norms: Norms, last: Floats) -> Steps[tuple[Gat
         count = int(np.ceil(_noisy(pairs) * FIRST_EXCESS * unknown / outputs)) + FIRST_MORE
         more = yield from ask_rows(pairs, norms, "heads", last, count - (0 if raw is None else len(raw.offsets)))
         raw = more if raw is None else raw.beside(more)
-        fit = fit_unknown(pairs.bare_of_one(raw), pairs.floor(raw), pairs.rng, sizes, norms.logit, pairs.rounding)
-        if fit.explains:
-            return raw, fit
-        if not tried:
+        for _ in range(1 if pairs.reader is None else SEARCHES):
+            fit = fit_unknown(pairs.bare_of_one(raw), pairs.floor(raw), pairs.rng, sizes, norms.logit, pairs.rounding)
+            if fit.explains:
+                return raw, fit
+        if not tried and pairs.reader is None:
             firsts = last + draw_rows(pairs, norms, last, DOUBLES)
             lasts = np.tile(last, (DOUBLES, 1))
             yield from check_token_doubles(pairs.signature, "heads", firsts, lasts, pairs.floor(raw))

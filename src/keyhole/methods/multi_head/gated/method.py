@@ -13,9 +13,9 @@ from keyhole.methods.base import Estimate, Steps, Unrecoverable
 from keyhole.methods.forms.value import Value
 from keyhole.methods.gated_sum.joint import JointHeads, fit_joint
 from keyhole.methods.gated_sum.radii import JointRadii, joint_radii
-from keyhole.methods.multi_head.gated.heads import MOST_UNKNOWN, ask_head_gates, failure
-from keyhole.methods.multi_head.gated.queries import TokenPairs
-from keyhole.methods.multi_head.gated.scale import ask_norms
+from keyhole.methods.multi_head.gated.heads import MOST_UNKNOWN, HeadGates, ask_head_gates, failure
+from keyhole.methods.multi_head.gated.queries import AnswerReader, TokenPairs
+from keyhole.methods.multi_head.gated.scale import LOGIT, Norms, ask_norms
 from keyhole.methods.multi_head.scalar.queries import columns
 from keyhole.numerics.svd import singular_values
 from keyhole.queries import Signature
@@ -28,6 +28,8 @@ ASSUMPTIONS = (
 )
 # The residual of all queries together may exceed the errors of answers by this factor.
 SCATTER = 1.5
+# Answers are read again by at most this factor more accurately, so that the next fit begins near its end.
+FINER = 2.0**10
 # Heads whose scores differ relatively by this many errors of answers, over their size, leave a residual.
 APART = 64.0
 
@@ -56,8 +58,58 @@ def ask_gated_heads(signature: Signature, rng: np.random.Generator, total: Value
         )
     pairs = TokenPairs(signature, total, rng)
     norms = yield from ask_norms(pairs)
+    return _estimate_heads(pairs, norms, *_fitted((yield from ask_head_gates(pairs, norms))))
+
+
+def ask_read_heads(
+    signature: Signature,
+    rng: np.random.Generator,
+    total: Value,
+    reader: AnswerReader,
+    last: Floats,  # (width,) the first last token: rows of its norm have moderate logits beside it
+    target: float,  # wanted error of an entry over the root mean square of its matrix
+) -> Steps[Estimate[MultiHead]]:
+    """The same of answers that are read one by one: as accurately as the target needs, or as they can be."""
+    pairs = TokenPairs(signature, total, rng, reader)
+    norm = float(np.linalg.norm(last))
+    norms = Norms(norm, norm, last / norm, LOGIT, has_bias=False)
     found = yield from ask_head_gates(pairs, norms)
+    too_coarse: Unrecoverable | None = None
+    while True:
+        estimate, excess = None, FINER
+        found, rms = _fitted(found)
+        try:
+            estimate = _estimate_heads(pairs, norms, found, rms)
+            excess = min(_relative_radius(estimate) / target, FINER)
+        except Unrecoverable as error:
+            if error.outcome is not Outcome.TOO_NOISY:
+                raise
+            too_coarse = error
+        finer = None if excess <= 1 else (yield from reader.read_finer(found.queries.groups, excess))
+        if finer is not None:
+            found = replace(found, queries=pairs.together(finer))
+        elif estimate is not None:
+            return estimate
+        elif too_coarse is not None:
+            raise too_coarse
+
+
+def _relative_radius(estimate: Estimate[MultiHead]) -> float:
+    """The largest radius of an entry of a score over the root mean square of the entries."""
+    pairs = zip(estimate.params.heads, estimate.radius.heads, strict=True)
+    sizes = [(float(np.sqrt(np.mean(floats(own.score) ** 2))), floats(wide.score)) for own, wide in pairs]
+    return max((float(np.max(wide)) / size for size, wide in sizes if size > 0), default=0.0)
+
+
+def _fitted(found: HeadGates) -> tuple[HeadGates, float]:
+    """The best fit of all queries together, and the root mean square of what it leaves."""
     heads, rms = fit_joint(found.queries, found.heads)
+    return replace(found, heads=heads), rms
+
+
+def _estimate_heads(pairs: TokenPairs, norms: Norms, found: HeadGates, rms: float) -> Estimate[MultiHead]:
+    """Parameters and radii of a best fit, which must leave no more than answers err."""
+    heads = found.heads
     floor = max(pairs.floor(group, heads.at(number)) for number, group in enumerate(found.queries.groups))
     size = min(pairs.bare(group).size for group in found.queries.groups)
     if rms > SCATTER * floor:

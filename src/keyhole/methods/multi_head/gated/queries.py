@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -26,6 +27,18 @@ ROUNDINGS = 8.0
 LONG = 64.0
 
 
+class AnswerReader(Protocol):
+    """Another way to the answers to pairs of tokens, where the oracle does not tell them."""
+
+    error: float  # root mean square of the errors of answers, over what the heads add to them
+
+    def read(self, stage: str, lasts: Floats, rows: Floats, copies: Integers) -> Steps[GatedQueries]:
+        """As many raw answers as rows (n, width), to these or to others, with as many copies (n, 2) of both tokens."""
+
+    def read_finer(self, queries: Sequence[GatedQueries], factor: float) -> Steps[Sequence[GatedQueries] | None]:
+        """The same answers with errors that much smaller at least; None where they are as small as they can be."""
+
+
 @dataclass(frozen=True)
 class TokenPairs:
     """The oracle and its affine part."""
@@ -33,6 +46,7 @@ class TokenPairs:
     signature: Signature
     total: Value  # the sum of all values, and the output bias
     rng: np.random.Generator
+    reader: AnswerReader | None = None  # None: the oracle tells its answers
 
     @property
     def linear(self) -> Floats:  # (width, outputs)
@@ -52,6 +66,8 @@ class TokenPairs:
 
     def ask(self, stage: str, lasts: Floats, rows: Floats, kinds: Integers) -> Steps[GatedQueries]:
         """Raw answers to queries of last tokens (n, width), rows (n, width) and the number of their copies (n,)."""
+        if self.reader is not None:
+            return (yield from self.reader.read(stage, lasts, rows, self.copies[kinds]))
         space = self.signature.space
         last = space.asarray(lasts)
         first = space.asarray(floats(last) + rows)
@@ -87,6 +103,8 @@ class TokenPairs:
         own = own if heads is None else max(own, loudness(queries, heads))
         if self.noise == 0:
             known = norm * float(np.max(floats(self.total.radius))) + float(np.max(floats(self.total.bias_radius)))
+            if self.reader is not None:
+                known += self.reader.error * self.bare(queries).size
             return self.rounding * own + known
         return float(np.hypot(self.noise, self.rounding * own))
 
@@ -135,7 +153,8 @@ class TokenPairs:
             logits = 1 + tokens[:, None] * np.linalg.norm(gates, axis=1)  # (n, heads)
             size = (tokens + bases)[:, None] * (logits @ values) + np.abs(group.answers)
             bound.append(np.broadcast_to(unknown, size.shape).ravel())
-            deviation.append(np.hypot(eps / 2 * size, scatter).ravel())
+            read = 0.0 if self.reader is None else self.reader.error * np.abs(self.bare(group).answers)
+            deviation.append(np.hypot(eps / 2 * size + read, scatter).ravel())
         norm = self._plain_norm(queries.groups)
         own = (norm * columns(floats(self.total.radius)) + bias_radius).ravel()
         zero = bias_radius if queries.has_constant else bias_radius[:0]

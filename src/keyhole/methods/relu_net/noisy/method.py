@@ -9,9 +9,9 @@ import numpy as np
 from scipy.special import ndtri
 
 from keyhole.arrays import Floats
-from keyhole.errors import UsageError
 from keyhole.families.relu_net import ReluNet
 from keyhole.methods.base import Estimate, Steps, Unrecoverable, target_details
+from keyhole.methods.options import check_positive, check_whole
 from keyhole.methods.relu_net.noisy.covariance import CorrelatedErrors, Covariance, FittedNet
 from keyhole.methods.relu_net.noisy.least_squares import (
     NetFit,
@@ -103,10 +103,8 @@ def relu_boost(
     how many there are at most. Unless there is a `skip`, neurons are turned so that none is needed, where that is
     possible. Standard errors are those of the Fisher information.
     """
-    if neurons is not None and neurons < 0:
-        raise UsageError(f"neurons must be at least 0, not {neurons}")
-    if target_error is not None and not target_error > 0:
-        raise UsageError(f"target_error must be positive, not {target_error}")
+    check_whole("neurons", neurons, 0)
+    check_positive("target_error", target_error)
     return (yield from _Boosting(signature, rng, budget, neurons).run(target_error, skip))
 
 
