@@ -138,7 +138,7 @@ class Entmax(Normaliser):
         """Heights over the threshold move by up to 2·(order − 1)·radius; the support may gain tokens that are near."""
         xp, share = namespace(weights), self.order - 1
         heights = share * energies
-        sizes, most = xp.clip(weights, 0.0, None) ** share, 2 * share * xp.clip(radius, None, 1 / share)[..., None]
+        sizes, most = xp.clip(weights, 0.0, None) ** share, 2 * share * radius[..., None]
         threshold = xp.max(heights, axis=-1, keepdims=True) - xp.max(sizes, axis=-1, keepdims=True)
         near = heights - threshold > -most  # of the support, or not far below it
         moved = (sizes + most) ** (1 / share) - sizes ** (1 / share)
