@@ -8,7 +8,7 @@ from typing import Any, final
 
 import numpy as np
 
-from keyhole.arrays import Array
+from keyhole.arrays import Array, Floats
 from keyhole.families import SingleHead
 from keyhole.families.parts import KINDS, PARTS, SOFTMAX, Attention
 from keyhole.methods.base import Estimate, Steps, Unrecoverable
@@ -56,6 +56,11 @@ def ask_bilinear(signature: Signature, rng: np.random.Generator, names: Names) -
     to a logit; the rest is the cross approximation of a softmax head. Constants show where logits are as large as they
     can be, what distances add where they are zero, and what lengths do beside zero tokens.
     """
+    if signature.max_norm is not None:
+        raise Unrecoverable(
+            Outcome.NOT_IDENTIFIABLE,
+            "heads of other parts than a softmax's are read with tokens of any norm only: leave out max_norm",
+        )
     return (yield from _Bilinear(signature, rng, names).run())
 
 
@@ -133,7 +138,7 @@ class _Bilinear:
             if PARTS["link", self.link].__name__ in ("Softcap", "Sigmoid") and name in inverse.radii:
                 self._keep(path, getattr(inverse, name), inverse.radii[name])
 
-    def _keep(self, path: str, number: Any, radius: Any) -> None:
+    def _keep(self, path: str, number: float | Floats, radius: float | Floats) -> None:
         made = np.asarray(number, dtype=np.float64)
         self.constants[path] = (made, np.asarray(radius + self.signature.space.rounding * np.abs(made)))
 
@@ -164,7 +169,7 @@ class _Bilinear:
 
     def _ask_positions(self, probe: Probe, inverse: Inverse, rest: Number) -> Steps[None]:
         if self.position == "window":
-            width = yield from ask_window(probe, self.normaliser)
+            width = yield from ask_window(probe)
             if width is None:
                 self.kinds["position_bias"], self.details["window"] = "none", "none in sight"
             else:
