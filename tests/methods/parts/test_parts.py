@@ -43,6 +43,16 @@ def test_every_part_is_recovered_at_the_counting_bound(kind: str, fresh_seed: in
         assert result.stats.queries <= truth.counting_bound + MOST_EXTRA
 
 
+@pytest.mark.parametrize(
+    ("kind", "width", "seed"),
+    [("softcap and sink", 16, 3), ("sink", 16, 11), ("sparsemax", 16, 14), ("1/sqrt n", 8, 3)],
+)
+def test_a_weight_that_vanishes_is_asked_for_again(kind: str, width: int, seed: int) -> None:
+    """The first forms may be far smaller than the others, which are then asked for at logits of minus forty."""
+    truth = random_head(kind, width, seed)
+    assert_right(recover(truth, seed), truth, 1e-12)
+
+
 @pytest.mark.parametrize("kind", ["softcap", "sink", "sigmoid", "sparsemax", "softcap and ALiBi", "table by length"])
 def test_output_bias_several_outputs_low_rank_and_short_sequences(kind: str, fresh_seed: int) -> None:
     rng = np.random.default_rng(fresh_seed)
