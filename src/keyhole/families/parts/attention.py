@@ -13,7 +13,7 @@ from keyhole.families.parts.length_laws import LengthTable, LogLength, NoLengthL
 from keyhole.families.parts.links import Exp, Linear, Relu, Sigmoid, Softcap, Squared
 from keyhole.families.parts.normalisers import Count, Entmax, NoNormaliser, PlusOne, Sink, Sparsemax, Sum, TopK
 from keyhole.families.parts.position_biases import Alibi, Causal, DistanceTable, NoPositionBias, Window
-from keyhole.families.parts.protocols import Link, Normaliser, Part, PositionBias
+from keyhole.families.parts.protocols import LARGEST_EXPONENT, Link, Normaliser, Part, PositionBias
 
 # Masses that are powers of logits follow their first-order change up to this factor, where the sum of masses moves by
 # less than half of itself.
@@ -149,14 +149,21 @@ class Attention:
         return total
 
     def answer_radii(  # (…, n), (…, n), (…, n, p), (…, p), (…, n) -> (…, p)
-        self, logits: Array, weights: Array, values: Array, answers: Array, radii: Array
+        self, logits: Array, weights: Array, values: Array, answers: Array, radii: Array, surely: bool = False
     ) -> Array:
-        """How far answers move where energies do by up to `radii`."""
+        """How far answers move where energies do by up to `radii`; `surely` also where these are beyond any use."""
         xp = namespace(logits)
         energies = self.energies(logits)
         radii = xp.where(xp.isfinite(energies), radii, xp.zeros_like(radii))
         if not self.link.is_power:
-            return self.normaliser.bound(energies, weights, values, answers, xp.max(radii, axis=-1))
+            worst = xp.max(radii, axis=-1)
+            bound = self.normaliser.bound(energies, weights, values, answers, worst)
+            lost = 2 * worst > LARGEST_EXPONENT
+            if not surely or self.is_softmax or not bool(xp.any(lost)):
+                return bound
+            # Any token may then have the weight of any other.
+            farthest = xp.max(xp.abs(values - answers[..., None, :]), axis=-2)
+            return xp.where(lost[..., None], xp.maximum(bound, farthest), bound)
         # A token whose logit may have the other sign may have the weight that it would have there.
         weights = xp.where(radii >= 1, self.normaliser(energies), xp.abs(weights))
         pulls = xp.abs(self.normaliser.pulls(weights, values, answers))

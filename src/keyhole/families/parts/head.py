@@ -100,7 +100,8 @@ class Head(Family):
         value_radius = xp.sqrt((tokens**2) @ (wide.value_columns**2))
         value_radius = value_radius + rounding * norms * xp.linalg.vector_norm(head.value_columns, axis=0)
         answers = xp.sum(weights[..., None] * values, axis=2)
-        bound = xp.abs(weights) @ value_radius + attention.answer_radii(logits, weights, values, answers, radii)
+        bound = xp.abs(weights) @ value_radius
+        bound = bound + attention.answer_radii(logits, weights, values, answers, radii, surely=True)
         if constants:
             moved = attention.weight_radii(constants, logits, weights)
             bound = bound + xp.sum((moved + 0 * weights)[..., None] * xp.abs(values), axis=2)

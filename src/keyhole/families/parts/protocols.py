@@ -130,10 +130,4 @@ class Normaliser(Part, Protocol):
         del energies
         xp = namespace(weights)
         factor = xp.expm1(xp.clip(2 * radius, None, LARGEST_EXPONENT))[..., None]
-        bound = factor * xp.sum(xp.abs(self.pulls(weights, values, answers)), axis=-2)
-        lost = 2 * radius > LARGEST_EXPONENT
-        if not bool(xp.any(lost)):
-            return bound
-        # Any token may then have the weight of any other.
-        farthest = xp.max(xp.abs(values - answers[..., None, :]), axis=-2)
-        return xp.where(lost[..., None], xp.maximum(bound, farthest), bound)
+        return factor * xp.sum(xp.abs(self.pulls(weights, values, answers)), axis=-2)
