@@ -55,6 +55,7 @@ def softmax(e: Floats, sink: float = -np.inf) -> Floats:
 
 def sparsemax(e: Floats) -> Floats:
     """The nearest point of the simplex."""
+    e = e - e.max(axis=1, keepdims=True)
     ordered = -np.sort(-e, axis=1)
     sums = np.cumsum(ordered, axis=1) - 1
     number = np.sum(ordered * np.arange(1, e.shape[1] + 1) > sums, axis=1, keepdims=True)
@@ -101,7 +102,8 @@ def _sigmoid(z: Floats) -> Floats:
 
 
 def _normalised(masses: Floats) -> Floats:
-    return np.asarray(masses / masses.sum(axis=1, keepdims=True))
+    total = masses.sum(axis=1, keepdims=True)
+    return np.asarray(masses / np.where(total == 0, 1.0, total))
 
 
 def _decades(rng: Random, low: float, high: float) -> float:
@@ -349,11 +351,11 @@ def _gaussian(rng: Random, width: int) -> Box:
 
 
 def _features(function: Callable[[Floats], Floats]) -> Callable[[Random, int], Box]:
-    """Features whose largest exponent is taken out, for those of exp."""
+    """At least 32 features: with fewer there are tokens without an active one, which such attention answers by 0/0."""
 
     def draw(rng: Random, width: int) -> Box:
         size, value = _decades(rng, -1, 1), _value(rng, width)
-        keys, queries = size * rng.standard_normal((2, width, width)) / width
+        keys, queries = size * rng.standard_normal((2, max(32, width), width)) / width
 
         def box(x: Floats) -> Floats:
             masses = np.einsum("ntd,nd->nt", function(x @ keys.T), function(x[:, -1] @ queries.T))
@@ -405,11 +407,15 @@ def _atan(rng: Random) -> Bilinear:
     return Bilinear(link=lambda z: size * np.arctan(z / size))
 
 
+def _log_softplus(z: Floats) -> Floats:
+    return np.where(z < -30, z, np.log(np.logaddexp(0.0, np.maximum(z, -30))))
+
+
 _other_attention("atan cap", _atan)
 _other_attention("entmax-1.3", lambda rng: Bilinear(weigh=entmax(1.3)))
 _other_attention("temperature 1/n", lambda rng: Bilinear(law=lambda n: 1.0 / n))
 _other_attention("1 + s + s²/2", lambda rng: Bilinear(weigh=lambda e: _normalised(1 + e + e**2 / 2)))
-_other_attention("softplus", lambda rng: Bilinear(weigh=lambda e: _normalised(np.logaddexp(0.0, e))))
+_other_attention("softplus", lambda rng: Bilinear(link=_log_softplus))
 
 
 @_other("Laplace")

@@ -1,0 +1,1 @@
+"""Attention by parts: naming them, and recovering heads of them."""

@@ -1,0 +1,168 @@
+"""The link from the weight of a token along a ray: eight scores between −3 and 3, and both ends.
+
+A first token A·x beside a last one g/A adds A·x·value times its weight, and nothing else is seen. The weight is a
+function of the score alone, whose logarithm over that of score zero is the energy. Along t·g the score is t times one number,
+so that a link fits if its inverse is linear in t; its constants are seen at both ends, where it saturates.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from keyhole.arrays import Floats
+from keyhole.methods.base import Steps
+from keyhole.methods.parts.naming.attention import NONE, KnownAttention
+from keyhole.methods.parts.naming.plane import ONE, TWO, ZERO, Parts, Plane, same
+from keyhole.methods.parts.naming.zero_scores import FARTHER, ZeroScores
+
+# First tokens are longer by this, last ones shorter: what last ones add, and their own scores, are lost in rounding.
+FAR = 2.0**300
+# At which a score is so small that its weight is linear in it, and still many digits above rounding.
+FIRST_STEPS, FEEBLE, FAINT = (2.0**-10, 2.0**-30), 0.05, 1e-12
+# Scores along a ray, and one beyond the end of every link.
+SCORES, END = np.array([-3.0, -1.6, -0.8, -0.3, 0.3, 0.8, 1.6, 3.0]), 2.0**60
+# Above zero, so that a top-k keeps it, and little, so that sparse weights of the others do not vanish.
+ABOVE = 0.1
+# A score is read where one more rounding of the weight changes it by less than this.
+ROUNDING, READABLE = 2.0**-50, 1e-11
+# A weight nearer than this to nothing or everything is at an end.
+SEEN = 1e-12
+# What the last token leaves of a weight of nothing.
+NOTHING = 1e-100
+# Scores at which entries are read, and between which they may be; how often they are asked again until they are.
+ENTRY, WITHIN, ROUNDS = 0.06, (1e-3, 1.0), 4
+
+
+def far_pair(plane_point: Floats, last: Floats, before: int = 0, after: int = 0) -> list[Floats]:
+    """A·x and g/A, with zero tokens before and between."""
+    return [ZERO] * before + [FAR * plane_point] + [ZERO] * after + [last / FAR]
+
+
+def ask_steps(plane: Plane, zero: ZeroScores) -> Steps[float]:
+    """The norm of g for which scores are about one; nan where g/A gives A·x no score."""
+    read = yield from plane.ask([far_pair(ONE, step * TWO) for step in FIRST_STEPS])
+    base = replace(zero.attention, normaliser=_plain(zero.attention.normaliser))
+    scores = [base.score_of_weight(float(weight), 2) for weight in read / (FAR * zero.values[0])]
+    if base.normaliser in (NONE, "count"):
+        scores = [float(np.log(weight * 2 ** (base.normaliser == "count"))) for weight in read / (FAR * zero.values[0])]
+    for step, score in zip(FIRST_STEPS, scores, strict=True):
+        if FAINT < abs(score) < FEEBLE:
+            return float(step / score)
+    return float("nan")
+
+
+def _plain(normaliser: str) -> str:
+    return "sum" if normaliser == "top-k" else normaliser
+
+
+def ask_link(plane: Plane, zero: ZeroScores, step: float) -> Steps[KnownAttention]:
+    """The attention with its link, from the ray of t·g, |t| being `step` where scores are one."""
+    nodes = np.concatenate([SCORES * step, [-END * abs(step), END * abs(step)]])
+    read = yield from plane.ask([far_pair(ONE, node * TWO) for node in nodes])
+    weights, ends = np.split(read / (FAR * zero.values[0]), [SCORES.size])
+    if step < 0:
+        ends = ends[::-1]
+    known = zero.attention
+    candidates = [known]
+    if known.normaliser == "sum" and known.position_bias == NONE:
+        candidates += [replace(known, normaliser=each) for each in ("sparsemax", "entmax")]
+    candidates += _capped(known, ends)
+    for each in candidates:
+        if _fits(each, weights, ends):
+            return each
+    raise Parts("link", "other", f"no link fits weights from {weights[0]:.4g} to {weights[-1]:.4g}, {_words(ends)}")
+
+
+def _words(ends: Floats) -> str:
+    return f"which end at {ends[0]:.4g} and {ends[1]:.4g}"
+
+
+def _capped(known: KnownAttention, ends: Floats) -> list[KnownAttention]:
+    """Links that saturate, with the constants that both ends show."""
+    low, high = ends
+    if known.normaliser in (NONE, "count"):
+        high = high * (2 if known.normaliser == "count" else 1) / known.position_masses(2)[0]
+        if abs(low) < NOTHING and high > 1:  # over the weight σ(b) of score zero
+            return [replace(known, link="sigmoid", gate=-float(np.log(high - 1)))]
+        return []
+    if not 0 < low < 1:
+        return []
+    mass = low / (1 - low) * (1 + known.sink) / known.position_masses(2)[0]
+    return [replace(known, link="softcap", cap=-float(np.log(mass)))] if mass < 1 else []
+
+
+def _fits(known: KnownAttention, weights: Floats, ends: Floats) -> bool:
+    """Whether scores are linear along the ray, and both ends as they must be."""
+    scores = np.array([known.score_of_weight(float(weight), 2) for weight in weights])
+    beside = np.array([known.score_of_weight(float(weight) * (1 - ROUNDING), 2) for weight in weights])
+    inner = np.isfinite(scores) & (np.abs(beside - scores) < READABLE)
+    if known.normaliser not in (NONE, "count"):
+        inner &= (weights > SEEN) & (weights < 1 - SEEN)
+    if np.sum(inner) < 4:
+        return False
+    slope = float(scores[inner] @ SCORES[inner] / (SCORES[inner] @ SCORES[inner]))
+    if not same(scores[inner], slope * SCORES[inner], 1.0):
+        return False
+    expected = [known.weights(np.array([score, 0.0]))[0] for score in (*(slope * SCORES), -END, END)]
+    return same(np.array(expected), np.concatenate([weights, ends]), 1.0)
+
+
+def ask_length_law(plane: Plane, known: KnownAttention, zero: ZeroScores, step: float) -> Steps[str]:
+    """How the score of one token at distance one goes with the number of zero tokens before it."""
+    lengths = (2, 3, 4, *FARTHER)
+    gentle = ABOVE * step
+    read = yield from plane.ask([far_pair(ONE, gentle * TWO, before=length - 2) for length in lengths])
+    weights = read / (FAR * zero.values[0])
+    factors = []
+    for length, weight in zip(lengths, weights, strict=True):
+        factors.append(known.score_of_weight(float(weight), length, zero.background.get(length)))
+    found = np.array(factors) / factors[0]
+    said = ", ".join(f"{factor:.4g} at {length}" for length, factor in zip(lengths, found, strict=True))
+    for name in ("none", "log", "root"):
+        law = replace(known, length_law=name)
+        scores = [
+            law.score_of_weight(float(weight), length, zero.background.get(length))
+            for length, weight in zip(lengths, weights, strict=True)
+        ]
+        if same(np.array(scores), scores[0]):
+            plane.exam.say("length law", name, f"scores over those of two tokens: {said}")
+            return name
+    raise Parts("length law", "other", f"scores over those of two tokens: {said}")
+
+
+def ask_entries(
+    plane: Plane, known: KnownAttention, zero: ZeroScores, step: float, distances: tuple[int, ...]
+) -> Steps[dict[int, Floats]]:
+    """The score matrix of the plane, (2, 2), for tokens at each of these distances."""
+    places = [(distance, i, j) for distance in distances for i in (0, 1) for j in (0, 1)]
+    axes = (ONE, TWO)
+    found = {distance: np.zeros((2, 2)) for distance in distances}
+    norms = dict.fromkeys(places, ENTRY * abs(step))
+    for _ in range(ROUNDS):
+        read = yield from plane.ask(
+            [far_pair(axes[i], norms[d, i, j] * axes[j], after=d - 1) for d, i, j in norms]
+        )
+        again = {}
+        for (distance, i, j), answer in zip(norms, read, strict=True):
+            norm, weight = norms[distance, i, j], float(answer / (FAR * zero.values[i]))
+            score = _as_if_next(known, distance).score_of_weight(weight, distance + 1)
+            found[distance][i, j] = score / norm
+            if not np.isfinite(score) or abs(score) > WITHIN[1]:
+                again[distance, i, j] = norm * (ENTRY / abs(score) if np.isfinite(score) else FIRST_STEPS[0])
+            elif abs(score) < WITHIN[0]:
+                again[distance, i, j] = norm / max(abs(score) / ENTRY, FIRST_STEPS[1])
+        if not again:
+            return found
+        norms = again
+    raise Parts("scores", "other", "some scores of a plane vanish")
+
+
+def _as_if_next(known: KnownAttention, distance: int) -> KnownAttention:
+    """The attention for which a token at this distance is read as if it were at distance one."""
+    if distance == 1 or known.position_bias == NONE:
+        return known
+    masses = known.position_masses(distance + 1)[::-1].copy()
+    masses[[1, distance]] = masses[[distance, 1]]
+    return replace(known, position_bias="table", masses=tuple(masses))
