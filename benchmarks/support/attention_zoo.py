@@ -203,7 +203,7 @@ def _gate(rng: Random, *, count: bool = False) -> Weights:
 _bilinear("softmax", lambda rng: Bilinear())
 _bilinear("softcap", lambda rng: Bilinear(link=_cap(rng)), link="softcap")
 _bilinear("sink", lambda rng: Bilinear(weigh=_sink(rng)), normaliser="sink")
-_bilinear("softmax plus one", lambda rng: Bilinear(weigh=lambda e: softmax(e, 0.0)), normaliser="sink")
+_bilinear("softmax plus one", lambda rng: Bilinear(weigh=lambda e: softmax(e, 0.0)), normaliser="plus-one")
 _bilinear("sigmoid", lambda rng: Bilinear(weigh=_gate(rng)), link="sigmoid", normaliser="none")
 _bilinear("sigmoid/n", lambda rng: Bilinear(weigh=_gate(rng, count=True)), link="sigmoid", normaliser="count")
 _bilinear("sparsemax", lambda rng: Bilinear(weigh=sparsemax), normaliser="sparsemax")
@@ -317,7 +317,7 @@ def _qk_norm(small: float, *, rotary: bool = False) -> Callable[[Random, int], C
 
 _of_scores("qk-norm", _qk_norm(0.0), lambda rng: Bilinear(), form="qk-norm")
 _of_scores("qk-norm, epsilon", _qk_norm(1e-6), lambda rng: Bilinear(), form="qk-norm")
-_of_scores("rotary qk-norm", _qk_norm(0.0, rotary=True), lambda rng: Bilinear(), form="rotary-qk-norm")
+_of_scores("rotary qk-norm", _qk_norm(0.0, rotary=True), lambda rng: Bilinear(), form="qk-norm-rotary")
 
 
 def _of_kernel(name: str, kernel: Callable[[Floats], Floats], divide: Weights, **parts: str) -> None:

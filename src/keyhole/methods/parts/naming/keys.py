@@ -21,8 +21,10 @@ SMALL = 2.0**-10
 # Equally spaced steps along a ray, over the norm at which log-odds are about one.
 STEPS = 0.5 * np.array([-4, -3, -2, -1, 1, 2, 3, 4])
 # So far out features of elu + 1 are dead or linear, but for few; odds have about eleven digits left.
-FAR_OUT = 2.0**14
-ASYMPTOTIC = 1e-5
+FAR_OUT = 2.0**16
+ASYMPTOTIC = 1e-4
+# A step over which the derivative of odds is taken, with half of the digits.
+SLIGHT = 2.0**-24
 # Hankel matrices of moments have no eigenvalue below this of the largest.
 POSITIVE = 1e-10
 # Log-odds at which entries are read.
@@ -66,7 +68,7 @@ def ask_keys(plane: Plane, zero: ZeroScores | None, values: Floats) -> Steps[Nam
         return (yield from _ask_gaussian(beside, norm))
     if zero is None:
         raise Parts("score form", "other", "features are not read behind an output bias")
-    return (yield from _ask_features(beside, norm, slope, along))
+    return (yield from _ask_features(beside, norm, along))
 
 
 def _predict(beside: _Beside, norm: float, scores: object, form: str) -> Steps[Named]:
@@ -128,11 +130,12 @@ def _ask_gaussian(beside: _Beside, norm: float) -> Steps[Named]:
     return (yield from _predict(beside, norm, scores, "gaussian"))
 
 
-def _ask_features(beside: _Beside, norm: float, slope: float, along: Floats) -> Steps[Named]:
+def _ask_features(beside: _Beside, norm: float, along: Floats) -> Steps[Named]:
     """Features of elu + 1, or of exp."""
     far = FAR_OUT * norm
-    distances = far * np.array([1.0, 2.0, -1.0, -2.0])
-    odds = np.exp((yield from beside.ask(np.outer(distances, ONE), np.zeros((4, 2)))))
+    distances = np.array([far, 2 * far, -far, -2 * far, SLIGHT * norm, -SLIGHT * norm])
+    odds = np.exp((yield from beside.ask(np.outer(distances, ONE), np.zeros((6, 2)))))
+    odds, slope = odds[:4], float(odds[4] - odds[5]) / (2 * SLIGHT * norm)
     slopes = (odds[1] - odds[0]) / far, (odds[3] - odds[2]) / far
     intercepts = 2 * odds[0] - odds[1], 2 * odds[2] - odds[3]
     grows = slopes[0] - slopes[1]

@@ -32,7 +32,7 @@ def ask_normed(plane: Plane, zero: ZeroScores) -> Steps[Named]:
     if known.normaliser != "sum" or known.length_law != NONE:
         raise Parts("normaliser", "other", "of normalised keys only weights over their sum are named")
     if (yield from _turns(plane, zero)):
-        form = "rotary-qk-norm"
+        form = "qk-norm-rotary"
         known = KnownAttention()  # what looked like masses by distance were scores
     five = [ONE, TWO, ONE + TWO, ONE - TWO, 2 * ONE + TWO]
     signed = [*five, -ONE, -TWO]

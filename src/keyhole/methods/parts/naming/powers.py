@@ -55,10 +55,11 @@ def _check(plane: Plane, link: str, normaliser: str, sign: float) -> Steps[None]
     queries = [[LONG * x, g / LONG] for g in (ONE, TWO) for x in points]
     if link == "relu":  # x and −x add up to the linear score of one
         queries = [[LONG * x, -LONG * x, g / LONG] for g in (ONE, TWO) for x in points]
-    products = (yield from plane.ask(queries)).reshape(2, 4) / LONG
+    products = yield from plane.ask([*queries, [LONG * ONE, (ONE + TWO) / LONG]])
+    products, both = products[:-1].reshape(2, 4) / LONG, products[-1] / LONG
     if normaliser == "count":
-        products *= len(queries[0])
-    value, scores = _square_factors(products) if link == "squared" else _factors(products)
+        products, both = products * len(queries[0]), 2 * both
+    value, scores = _square_factors(products, both) if link == "squared" else _factors(products)
     if link == "relu" and sign < 0:
         value, scores = -value, -scores
     lengths = [plane.points(length) for length in CHECKED]
@@ -84,17 +85,20 @@ def _factors(products: Floats) -> tuple[Floats, Floats]:  # (2 last tokens, 4 po
     return value, np.stack([a, crosses - second * a], axis=1)
 
 
-def _square_factors(products: Floats) -> tuple[Floats, Floats]:
+def _square_factors(products: Floats, both: float) -> tuple[Floats, Floats]:
     """The common factor of two products of a linear form with the square of another, ±1 for e1, and those others."""
     sign = float(np.sign(products[0, 0]))
     cubics = []
-    for ones, twos, both, apart in sign * products:
+    for ones, twos, plus, minus in sign * products:
         # (1 + v·s)(w1 + w2·s)²: coefficients from s = ±1, 0 and infinity
-        even, odd = 0.5 * (both + apart), 0.5 * (both - apart)
+        even, odd = 0.5 * (plus + minus), 0.5 * (plus - minus)
         cubics.append(np.array([twos, even - ones, odd - twos, ones]))
     first, second = cubics
     roots = np.roots(first)
     real = roots[np.argmin(np.abs(roots.imag) + np.abs(np.polyval(second, roots)))].real
     ratio = -1 / real
     scores = [np.array([1.0, 0.5 * (cubic[2] / cubic[3] - ratio)]) * np.abs(cubic[3]) ** 0.5 for cubic in cubics]
-    return sign * np.array([1.0, ratio]), np.array(scores)
+    # Squares leave the sign of each: it shows where both last tokens are added, beside e1.
+    apart, together = ((scores[0][0] + turn * scores[1][0]) ** 2 for turn in (-1, 1))
+    opposite = abs(apart - sign * both) < abs(together - sign * both)
+    return sign * np.array([1.0, ratio]), np.array([scores[0], -scores[1] if opposite else scores[1]])

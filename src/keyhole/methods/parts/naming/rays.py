@@ -32,7 +32,7 @@ SEEN = 1e-12
 # What the last token leaves of a weight of nothing.
 NOTHING = 1e-100
 # Scores at which entries are read, and between which they may be; how often they are asked again until they are.
-ENTRY, WITHIN, ROUNDS = 0.06, (1e-3, 1.0), 4
+ENTRY, WITHIN, ROUNDS = 0.06, (1e-3, 0.4), 4
 
 
 def far_pair(plane_point: Floats, last: Floats, before: int = 0, after: int = 0) -> list[Floats]:

@@ -113,7 +113,7 @@ def _of_masses(
     if name == "other":
         raise Parts("position bias", "other", "weights of tokens of score zero fall into no known pattern")
     found = KnownAttention(
-        normaliser=normaliser,
+        normaliser="plus-one" if same(sink, 1.0) else normaliser,
         sink=sink,
         position_bias=name,
         masses=tuple(masses),
