@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from keyhole.errors import OracleError
 from keyhole.methods.base import Steps
 from keyhole.methods.diagnosis.examination import Examination, Finding
 from keyhole.methods.parts.naming.first_look import KERNEL, KEYS, NORMED, POWER, ask_first_look
@@ -66,6 +67,9 @@ def ask_parts(signature: Signature, rng: np.random.Generator) -> Steps[Naming]:
         )
     except Parts as ended:
         exam.findings.append(ended.finding)
+        parts = (OTHER,) * 5
+    except OracleError as error:  # to tokens of extreme norms, perhaps; where the oracle is gone, the next query says so
+        exam.say("answers", "none", str(error))
         parts = (OTHER,) * 5
     return Naming(*parts, findings=tuple(exam.findings), queries=plane.queries)
 

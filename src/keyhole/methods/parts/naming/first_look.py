@@ -19,7 +19,7 @@ from keyhole.methods.parts.naming.plane import ONE, TWO, Parts, Plane, same
 
 # Norms at which scores vanish and at which they saturate, whatever the parameters; products of a long and a tiny token
 # vanish too.
-TINY, HUGE, LONG, SHORT = 2.0**-60, 2.0**60, 2.0**40, 2.0**-100
+TINY, HUGE, LONG, SHORT = 2.0**-60, 2.0**40, 2.0**40, 2.0**-100
 # So short that only an output bias is left of an answer.
 NOTHING = 2.0**-200
 STEP = 2.0**10

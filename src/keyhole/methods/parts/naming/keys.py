@@ -130,6 +130,17 @@ def _ask_gaussian(beside: _Beside, norm: float) -> Steps[Named]:
     return (yield from _predict(beside, norm, scores, "gaussian"))
 
 
+def _ask_masses(beside: _Beside, norm: float) -> Steps[None]:
+    """Whether tokens beside another one than zero have masses of their own, in whatever order."""
+    one, two, last = norm * beside.plane.points(3)
+    odds = np.exp((yield from beside.ask(np.array([one, two]), np.array([last, last]))))
+    read = yield from beside.plane.ask([[one, two, last], [two, one, last]])
+    values = np.array([one, two, last]) @ beside.values
+    expected = (odds @ values[:2] + values[2]) / (np.sum(odds) + 1)
+    if not same(read, expected, float(np.max(np.abs(values))), PREDICTED):
+        raise Parts("normaliser", "other", "odds of two tokens beside a third do not add up")
+
+
 def _ask_features(beside: _Beside, norm: float, along: Floats) -> Steps[Named]:
     """Features of elu + 1, or of exp."""
     far = FAR_OUT * norm
@@ -140,7 +151,9 @@ def _ask_features(beside: _Beside, norm: float, along: Floats) -> Steps[Named]:
     intercepts = 2 * odds[0] - odds[1], 2 * odds[2] - odds[3]
     grows = slopes[0] - slopes[1]
     affine = abs(sum(intercepts) - 1) < ASYMPTOTIC and same(grows, slope, max(map(abs, slopes)), ASYMPTOTIC)
-    if affine and min(slopes) >= 0:
+    inner = min(intercepts) > ASYMPTOTIC  # features of both signs: with one alone it may be a link of the score
+    yield from _ask_masses(beside, norm)
+    if affine and inner and min(slopes) >= 0:
         said = f"far out odds are affine: intercepts {intercepts[0]:.4g} and {intercepts[1]:.4g} add up to one"
         beside.plane.exam.say("score form", "elu-features", said)
         return Named("elu-features", KnownAttention())

@@ -18,7 +18,7 @@ from keyhole.methods.parts.naming.products import Named
 from keyhole.methods.parts.naming.zero_scores import ZeroScores
 
 # Of two tokens the one whose weight is read is longer by this, so that nothing is seen of the other.
-SEEN = HUGE**2
+SEEN = 2.0**60
 FURTHER = 2.0**20
 # Tokens before the pair whose odds must be what they are alone.
 FILLERS = 2
@@ -37,7 +37,7 @@ def ask_normed(plane: Plane, zero: ZeroScores) -> Steps[Named]:
     five = [ONE, TWO, ONE + TWO, ONE - TWO, 2 * ONE + TWO]
     signed = [*five, -ONE, -TWO]
     queries = [[SEEN * HUGE * x, HUGE * TWO] for x in signed]
-    queries += [[SEEN * HUGE * FURTHER * ONE, HUGE * TWO], [SEEN * HUGE * ONE, HUGE * FURTHER**2 * TWO]]
+    queries += [[SEEN * HUGE * FURTHER * ONE, HUGE * TWO], [SEEN * HUGE * ONE, HUGE * FURTHER * TWO]]
     fill = [HUGE * TWO] * FILLERS
     queries += [[*fill, SEEN * HUGE * ONE, HUGE * TWO], [*fill, HUGE * ONE, SEEN * HUGE * TWO]]
     read = yield from plane.ask(queries)
@@ -81,6 +81,8 @@ def _turns(plane: Plane, zero: ZeroScores) -> Steps[bool]:
 def _misfit(scores: Floats) -> float:  # of e1, e2, e1 + e2, e1 − e2, 2e1 + e2 beside one last token
     """How far the fifth score is from what the quotients xᵀm/√xᵀKx through the first four make it."""
     one, two, both, apart, fifth = scores
+    if not np.all(np.isfinite(scores)) or both == 0 or apart == 0:
+        return float("inf")
     with np.errstate(invalid="ignore", divide="ignore"):
         # K11 = 1 and K22 = r²: both squares of denominators add up to 2(1 + r²).
         a, b = 1 / both**2, 1 / apart**2

@@ -56,6 +56,8 @@ def _check(plane: Plane, link: str, normaliser: str, sign: float) -> Steps[None]
     if link == "relu":  # x and −x add up to the linear score of one
         queries = [[LONG * x, -LONG * x, g / LONG] for g in (ONE, TWO) for x in points]
     products = yield from plane.ask([*queries, [LONG * ONE, (ONE + TWO) / LONG]])
+    if not np.all(products[:-1]):
+        raise Parts("link", "other", "some scores of a plane vanish")
     products, both = products[:-1].reshape(2, 4) / LONG, products[-1] / LONG
     if normaliser == "count":
         products, both = products * len(queries[0]), 2 * both

@@ -14,15 +14,16 @@ import numpy as np
 from keyhole.arrays import Floats
 from keyhole.methods.base import Steps
 from keyhole.methods.parts.naming.attention import NONE, KnownAttention
-from keyhole.methods.parts.naming.plane import ONE, TWO, ZERO, Parts, Plane, same
+from keyhole.methods.parts.naming.first_look import SHORT
+from keyhole.methods.parts.naming.plane import ONE, TWO, Parts, Plane, same
 from keyhole.methods.parts.naming.zero_scores import FARTHER, ZeroScores
 
 # First tokens are longer by this, last ones shorter: what last ones add, and their own scores, are lost in rounding.
-FAR = 2.0**300
+FAR = 2.0**100
 # At which a score is so small that its weight is linear in it, and still many digits above rounding.
 FIRST_STEPS, FEEBLE, FAINT = (2.0**-10, 2.0**-30), 0.05, 1e-12
 # Scores along a ray, and one beyond the end of every link.
-SCORES, END = np.array([-3.0, -1.6, -0.8, -0.3, 0.3, 0.8, 1.6, 3.0]), 2.0**60
+SCORES, END = np.array([-3.0, -1.6, -0.8, -0.3, 0.3, 0.8, 1.6, 3.0]), 2.0**30
 # Above zero, so that a top-k keeps it, and little, so that sparse weights of the others do not vanish.
 ABOVE = 0.1
 # A score is read where one more rounding of the weight changes it by less than this.
@@ -30,14 +31,15 @@ ROUNDING, READABLE = 2.0**-50, 1e-11
 # A weight nearer than this to nothing or everything is at an end.
 SEEN = 1e-12
 # What the last token leaves of a weight of nothing.
-NOTHING = 1e-100
+NOTHING = 1e-40
 # Scores at which entries are read, and between which they may be; how often they are asked again until they are.
 ENTRY, WITHIN, ROUNDS = 0.06, (1e-3, 0.4), 4
 
 
 def far_pair(plane_point: Floats, last: Floats, before: int = 0, after: int = 0) -> list[Floats]:
-    """A·x and g/A, with zero tokens before and between."""
-    return [ZERO] * before + [FAR * plane_point] + [ZERO] * after + [last / FAR]
+    """A·x and g/A, with tokens that are nearly zero before and between."""
+    fill = [number * SHORT * plane_point for number in range(1, before + after + 1)]  # no two of one score
+    return [*fill[:before], FAR * plane_point, *fill[before:], last / FAR]
 
 
 def ask_steps(plane: Plane, zero: ZeroScores) -> Steps[float]:
@@ -105,8 +107,9 @@ def _fits(known: KnownAttention, weights: Floats, ends: Floats) -> bool:
     slope = float(scores[inner] @ SCORES[inner] / (SCORES[inner] @ SCORES[inner]))
     if not same(scores[inner], slope * SCORES[inner], 1.0):
         return False
-    expected = [known.weights(np.array([score, 0.0]))[0] for score in (*(slope * SCORES), -END, END)]
-    return same(np.array(expected), np.concatenate([weights, ends]), 1.0)
+    expected = np.array([known.weights(np.array([score, 0.0]))[0] for score in (*(slope * SCORES), -END, END)])
+    lowest = np.maximum([expected[-2], ends[0]], NOTHING)
+    return same(expected, np.concatenate([weights, ends]), 1.0) and same(lowest[0], lowest[1])
 
 
 def ask_length_law(plane: Plane, known: KnownAttention, zero: ZeroScores, step: float) -> Steps[str]:

@@ -28,7 +28,7 @@ LEAST_SINK = 1e-7
 # Tokens whose scores vanish, or are all the same: tiny ones; behind an output bias long ones, beside a tiny last one;
 # where norms do not count all tokens of one direction, those of number zero being shorter.
 ALL_TINY, LAST_UNSEEN, EQUAL_SCORES = "tiny", "last unseen", "equal scores"
-UNITS = {ALL_TINY: TINY, LAST_UNSEEN: LONG, EQUAL_SCORES: HUGE**3}
+UNITS = {ALL_TINY: TINY, LAST_UNSEEN: LONG, EQUAL_SCORES: HUGE / TINY}
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,8 @@ def ask_zero_scores(plane: Plane, look: FirstLook, kind: str = "") -> Steps[Zero
     up = np.arange(1.0, n + 1)
     short = [(length, place) for length in (2, 3, NEAR) for place in range(length - (kind == LAST_UNSEEN))]
     rows = [up, up[::-1].copy(), up**2, *(np.eye(length)[place] for length, place in short)]
-    rows += [np.eye(length)[length - 2] for length in FARTHER]
+    far = [(length, length - 2) for length in FARTHER] + [(n, n - 1 - distance) for distance in (1, NEAR - 1)]
+    rows += [np.eye(length)[place] for length, place in far]
     if kind == LAST_UNSEEN:
         rows = [np.where(np.arange(row.size) == row.size - 1, 0.0, row) for row in rows]
     read = yield from plane.ask([_sequence(row, kind) for row in rows])
@@ -60,7 +61,7 @@ def ask_zero_scores(plane: Plane, look: FirstLook, kind: str = "") -> Steps[Zero
     pair = single[2, 0] + single[2, 1]
     if same(read[0], read[1]) and same(pair, 1.0) and not same(read[0], float(np.sum(rows[0]) / n)):
         return _of_top(ramps, look)
-    return _of_masses(single, ramps, read[-len(FARTHER) :], look)
+    return _of_masses(single, ramps, read[-len(far) :], look)
 
 
 def _sequence(numbers: Floats, kind: str) -> list[Floats]:
@@ -110,7 +111,9 @@ def _of_masses(
         if not same(expected, found, float(np.max(expected))):
             raise Parts("normaliser", "other", f"weights of {length} tokens of score zero are not those of {NEAR}")
     name, reach = _position_bias(masses, ramps, weights)
-    if name == "other":
+    farther, longest = farther[: len(FARTHER)], farther[len(FARTHER) :]
+    by_distance = bool(np.any(longest > 0)) and same(longest[1] * masses[1], longest[0] * masses[NEAR - 1])
+    if name == "other" or (name == "table" and not by_distance):
         raise Parts("position bias", "other", "weights of tokens of score zero fall into no known pattern")
     found = KnownAttention(
         normaliser="plus-one" if same(sink, 1.0) else normaliser,
