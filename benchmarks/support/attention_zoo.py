@@ -302,7 +302,7 @@ def _qk_norm(small: float, *, rotary: bool = False) -> Callable[[Random, int], C
         def rms(y: Floats) -> Floats:
             largest = np.maximum(np.max(np.abs(y), axis=-1, keepdims=True), 1e-290)
             norms = largest * np.sqrt(np.mean((y / largest) ** 2, axis=-1, keepdims=True))
-            return np.asarray(y / np.hypot(norms, small**0.5))
+            return np.asarray(y / np.maximum(np.hypot(norms, small**0.5), 1e-290))  # a zero token has score zero
 
         def logits(x: Floats) -> Floats:
             one, two = gains[0] * rms(x @ keys.T), gains[1] * rms(x[:, -1:] @ queries.T)

@@ -20,8 +20,8 @@ from keyhole.methods.parts.naming.zero_scores import ZeroScores
 # Logits of random tokens.
 USUAL = 1.5
 # Lengths and norms of the sequences that are predicted; those whose scores turn with the distance are shorter.
-CHECKS = ((2, 1.0), (3, 1.0), (4, 1.0), (4, 0.4), (6, 1.0), (3, 2.5))
-TURNED_CHECKS = ((2, 1.0), (2, 0.4), (3, 1.0), (3, 1.0), (3, 2.5))
+CHECKS = ((2, 1.0), (3, 0.4), (4, 1.0), (6, 1.0), (3, 2.5))
+TURNED_CHECKS = ((2, 1.0), (3, 0.4), (3, 1.0), (3, 2.5))
 # Scores at two distances that are nearer than this to each other are taken for the same: no rotation is so slow.
 TURNED = 1e-7
 # Predictions are off by what errors of entries, exponentials and sums make of rounding.
@@ -46,7 +46,7 @@ def ask_products(plane: Plane, zero: ZeroScores, step: float) -> Steps[Named]:
     seen = known.position_masses(far + 1)[0] > 0
     if not seen or same(entries[1], entries[far], size, TURNED):
         plane.exam.say("score form", "bilinear", "scores are the same at distances one and two")
-        yield from _check(plane, zero, known, {distance: entries[1] for distance in range(CHECKS[4][0])}, CHECKS)
+        yield from _check(plane, zero, known, {distance: entries[1] for distance in range(max(length for length, _ in CHECKS))}, CHECKS)
         return Named("bilinear", known)
     apart = float(np.max(np.abs(entries[1] - entries[far]))) / size
     own = yield from _ask_own(plane, zero, known, size)

@@ -45,16 +45,17 @@ def ask_zero_scores(plane: Plane, look: FirstLook, kind: str = "") -> Steps[Zero
     kind = kind or (LAST_UNSEEN if look.biased else ALL_TINY)
     n = min(LONGEST, plane.exam.signature.max_length or LONGEST)
     up = np.arange(1.0, n + 1)
-    short = [(length, place) for length in (2, 3, NEAR) for place in range(length - (kind == LAST_UNSEEN))]
+    unseen = kind == LAST_UNSEEN
+    short = [(length, place) for length in (2, 3, NEAR) for place in range(length - (unseen or length == 3))]
     rows = [up, up[::-1].copy(), up**2, *(np.eye(length)[place] for length, place in short)]
     far = [(length, length - 2) for length in FARTHER] + [(n, n - 1 - distance) for distance in (1, NEAR - 1)]
     rows += [np.eye(length)[place] for length, place in far]
-    if kind == LAST_UNSEEN:
+    if unseen:
         rows = [np.where(np.arange(row.size) == row.size - 1, 0.0, row) for row in rows]
     read = yield from plane.ask([_sequence(row, kind) for row in rows])
     read = read / (UNITS[kind] * look.values[0])
     single = dict(zip(short, read[3 : 3 + len(short)], strict=True))
-    if kind == LAST_UNSEEN:  # weights add up to one
+    if unseen:  # weights add up to one
         for length in (2, 3, NEAR):
             single[length, length - 1] = 1 - sum(single[length, place] for place in range(length - 1))
     ramps = rows[:3], read[:3]
@@ -106,8 +107,9 @@ def _of_masses(
         return by_distance * amplitude / (np.sum(by_distance) + sink)
 
     for length in (2, 3):
-        expected = weights(masses[:length])
-        found = np.array([single[length, length - 1 - distance] for distance in range(length)])
+        seen = [distance for distance in range(length) if (length, length - 1 - distance) in single]
+        expected = weights(masses[:length])[seen]
+        found = np.array([single[length, length - 1 - distance] for distance in seen])
         if not same(expected, found, float(np.max(expected))):
             raise Parts("normaliser", "other", f"weights of {length} tokens of score zero are not those of {NEAR}")
     name, reach = _position_bias(masses, ramps, weights)
