@@ -37,8 +37,8 @@ class Bilinear:
 
     link: Weights = lambda z: z
     bias: Callable[[Floats], Floats] = lambda distance: 0.0 * distance
-    law: Callable[[int], float] = lambda n: 1.0
-    weigh: Weights = field(default=lambda e: softmax(e))
+    law: Callable[[int], float] = lambda _: 1.0
+    weigh: Weights = field(default_factory=lambda: softmax)
 
     def __call__(self, scores: Floats) -> Floats:  # (batch, n)
         """Weights from scores."""
@@ -200,23 +200,21 @@ def _gate(rng: Random, *, count: bool = False) -> Weights:
     return weigh
 
 
-_bilinear("softmax", lambda rng: Bilinear())
+_bilinear("softmax", lambda _: Bilinear())
 _bilinear("softcap", lambda rng: Bilinear(link=_cap(rng)), link="softcap")
 _bilinear("sink", lambda rng: Bilinear(weigh=_sink(rng)), normaliser="sink")
-_bilinear("softmax plus one", lambda rng: Bilinear(weigh=lambda e: softmax(e, 0.0)), normaliser="plus-one")
+_bilinear("softmax plus one", lambda _: Bilinear(weigh=lambda e: softmax(e, 0.0)), normaliser="plus-one")
 _bilinear("sigmoid", lambda rng: Bilinear(weigh=_gate(rng)), link="sigmoid", normaliser="none")
 _bilinear("sigmoid/n", lambda rng: Bilinear(weigh=_gate(rng, count=True)), link="sigmoid", normaliser="count")
-_bilinear("sparsemax", lambda rng: Bilinear(weigh=sparsemax), normaliser="sparsemax")
-_bilinear("entmax-1.5", lambda rng: Bilinear(weigh=entmax(1.5)), normaliser="entmax")
+_bilinear("sparsemax", lambda _: Bilinear(weigh=sparsemax), normaliser="sparsemax")
+_bilinear("entmax-1.5", lambda _: Bilinear(weigh=entmax(1.5)), normaliser="entmax")
 _bilinear("top-k", lambda rng: Bilinear(weigh=_top_k(rng)), normaliser="top-k")
 _bilinear("ALiBi", lambda rng: Bilinear(bias=_alibi(rng)), position_bias="alibi")
 _bilinear("table", lambda rng: Bilinear(bias=_table(rng)), position_bias="table")
 _bilinear("window", lambda rng: Bilinear(bias=_window(rng)), position_bias="window")
-_bilinear("log n", lambda rng: Bilinear(law=_log), length_law="log")
-_bilinear("1/sqrt n", lambda rng: Bilinear(law=_root), length_law="root")
-_bilinear(
-    "softcap, sink", lambda rng: Bilinear(link=_cap(rng), weigh=_sink(rng)), link="softcap", normaliser="sink"
-)
+_bilinear("log n", lambda _: Bilinear(law=_log), length_law="log")
+_bilinear("1/sqrt n", lambda _: Bilinear(law=_root), length_law="root")
+_bilinear("softcap, sink", lambda rng: Bilinear(link=_cap(rng), weigh=_sink(rng)), link="softcap", normaliser="sink")
 _bilinear(
     "softcap, ALiBi", lambda rng: Bilinear(link=_cap(rng), bias=_alibi(rng)), link="softcap", position_bias="alibi"
 )
@@ -237,7 +235,9 @@ _bilinear(
     "sink, window", lambda rng: Bilinear(weigh=_sink(rng), bias=_window(rng)), normaliser="sink", position_bias="window"
 )
 _bilinear("sink, log n", lambda rng: Bilinear(weigh=_sink(rng), law=_log), normaliser="sink", length_law="log")
-_bilinear("window, 1/sqrt n", lambda rng: Bilinear(bias=_window(rng), law=_root), position_bias="window", length_law="root")
+_bilinear(
+    "window, 1/sqrt n", lambda rng: Bilinear(bias=_window(rng), law=_root), position_bias="window", length_law="root"
+)
 
 
 @_kind("softmax, score bias")
@@ -288,7 +288,7 @@ def _of_scores(
     KINDS[name] = Kind(box, {**PLAIN, **parts})
 
 
-_of_scores("rotary", _rotary, lambda rng: Bilinear(), form="rotary")
+_of_scores("rotary", _rotary, lambda _: Bilinear(), form="rotary")
 _of_scores("rotary, softcap", _rotary, lambda rng: Bilinear(link=_cap(rng)), form="rotary", link="softcap")
 _of_scores("rotary, sink", _rotary, lambda rng: Bilinear(weigh=_sink(rng)), form="rotary", normaliser="sink")
 
@@ -315,9 +315,9 @@ def _qk_norm(small: float, *, rotary: bool = False) -> Callable[[Random, int], C
     return draw
 
 
-_of_scores("qk-norm", _qk_norm(0.0), lambda rng: Bilinear(), form="qk-norm")
-_of_scores("qk-norm, epsilon", _qk_norm(1e-6), lambda rng: Bilinear(), form="qk-norm")
-_of_scores("rotary qk-norm", _qk_norm(0.0, rotary=True), lambda rng: Bilinear(), form="qk-norm-rotary")
+_of_scores("qk-norm", _qk_norm(0.0), lambda _: Bilinear(), form="qk-norm")
+_of_scores("qk-norm, epsilon", _qk_norm(1e-6), lambda _: Bilinear(), form="qk-norm")
+_of_scores("rotary qk-norm", _qk_norm(0.0, rotary=True), lambda _: Bilinear(), form="qk-norm-rotary")
 
 
 def _of_kernel(name: str, kernel: Callable[[Floats], Floats], divide: Weights, **parts: str) -> None:
@@ -412,10 +412,10 @@ def _log_softplus(z: Floats) -> Floats:
 
 
 _other_attention("atan cap", _atan)
-_other_attention("entmax-1.3", lambda rng: Bilinear(weigh=entmax(1.3)))
-_other_attention("temperature 1/n", lambda rng: Bilinear(law=lambda n: 1.0 / n))
-_other_attention("1 + s + s²/2", lambda rng: Bilinear(weigh=lambda e: _normalised(1 + e + e**2 / 2)))
-_other_attention("softplus", lambda rng: Bilinear(link=_log_softplus))
+_other_attention("entmax-1.3", lambda _: Bilinear(weigh=entmax(1.3)))
+_other_attention("temperature 1/n", lambda _: Bilinear(law=lambda n: 1.0 / n))
+_other_attention("1 + s + s²/2", lambda _: Bilinear(weigh=lambda e: _normalised(1 + e + e**2 / 2)))
+_other_attention("softplus", lambda _: Bilinear(link=_log_softplus))
 
 
 @_other("Laplace")

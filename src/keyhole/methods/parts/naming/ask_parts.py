@@ -8,12 +8,12 @@ import numpy as np
 
 from keyhole.errors import OracleError
 from keyhole.methods.base import Steps
-from keyhole.methods.diagnosis.examination import Examination, Finding
+from keyhole.methods.examination import Examination, Finding
 from keyhole.methods.parts.naming.first_look import KERNEL, KEYS, NORMED, POWER, ask_first_look
 from keyhole.methods.parts.naming.kernels import ask_kernel
 from keyhole.methods.parts.naming.keys import ask_keys
 from keyhole.methods.parts.naming.normed import ask_normed
-from keyhole.methods.parts.naming.plane import Parts, Plane
+from keyhole.methods.parts.naming.plane import Plane, Unnamed
 from keyhole.methods.parts.naming.powers import ask_power
 from keyhole.methods.parts.naming.products import Named, ask_products
 from keyhole.methods.parts.naming.rays import ask_steps
@@ -21,6 +21,14 @@ from keyhole.methods.parts.naming.zero_scores import EQUAL_SCORES, FARTHER, ask_
 from keyhole.queries import Signature
 
 OTHER = "other"
+# The parts of softmax attention.
+SOFTMAX_PARTS = {
+    "form": "bilinear",
+    "link": "exp",
+    "normaliser": "sum",
+    "position_bias": "none",
+    "length_law": "none",
+}
 # Nine digits are compared, of which sums and differences cost some; squares of the longest tokens must not overflow.
 FINE, LONGEST_TOKEN = 1e-15, 2.0**500
 
@@ -43,6 +51,11 @@ class Naming:
         return OTHER not in self.parts.values()
 
     @property
+    def options(self) -> dict[str, str]:
+        """The parts that are not those of softmax attention."""
+        return {kind: name for kind, name in self.parts.items() if name != SOFTMAX_PARTS[kind]}
+
+    @property
     def parts(self) -> dict[str, str]:
         """The names by the kind of part."""
         return {
@@ -63,34 +76,39 @@ def ask_parts(signature: Signature, rng: np.random.Generator) -> Steps[Naming]:
     """
     exam = Examination(signature, rng, "naming of parts")
     plane = Plane(exam)
+    parts = dict.fromkeys(SOFTMAX_PARTS, OTHER)
     try:
-        check_nameable(signature)
+        _check_nameable(signature)
         named = yield from _ask(plane)
         known = named.attention
-        parts = (named.form, known.link, known.normaliser, known.position_bias, known.length_law)
-    except Parts as ended:
+        names = (named.form, known.link, known.normaliser, known.position_bias, known.length_law)
+        parts = dict(zip(SOFTMAX_PARTS, names, strict=True))
+    except Unnamed as ended:
         exam.findings.append(ended.finding)
-        parts = (OTHER,) * 5
-    except OracleError as error:  # to tokens of extreme norms, perhaps; where the oracle is gone, the next query says so
-        exam.say("answers", "none", str(error))
-        parts = (OTHER,) * 5
-    return Naming(*parts, findings=tuple(exam.findings), queries=plane.queries)
+    except (
+        OracleError
+    ) as error:  # to tokens of extreme norms, perhaps; where the oracle is gone, the next query says so
+        exam.say("parts", OTHER, str(error))
+    return Naming(**parts, findings=tuple(exam.findings), queries=plane.queries)
 
 
-def check_nameable(signature: Signature) -> None:
-    """Parts where tokens cannot be so long and so short, or answers not so exact, that names could be told."""
-    if signature.answers != "numbers":
-        raise Parts("parts", "unknown", "labels say nothing of weights")
-    if signature.width < 2:
-        raise Parts("parts", "unknown", "tokens of one number have no plane")
-    if signature.max_norm is not None:
-        raise Parts("parts", "unknown", "scores vanish and saturate for certain only where norms are free")
-    if signature.noise.kind not in ("exact", "measure") or not signature.space.eps <= FINE:
-        raise Parts("parts", "unknown", "names are told by nine equal digits, which such answers do not have")
-    if signature.space.huge < LONGEST_TOKEN:
-        raise Parts("parts", "unknown", "scores vanish and saturate for certain only in float64")
-    if signature.max_length is not None and signature.max_length < FARTHER[-1]:
-        raise Parts("parts", "unknown", f"position biases and length laws take sequences of {FARTHER[-1]} tokens")
+def _check_nameable(signature: Signature) -> None:
+    """Unnamed where tokens cannot be so long and so short, or answers not so exact, that names could be told."""
+    reasons = {
+        "labels say nothing of weights": signature.answers != "numbers",
+        "tokens of one number have no plane": signature.width < 2,
+        "scores vanish and saturate for certain only where norms are free": signature.max_norm is not None,
+        "names are told by nine equal digits, which such answers do not have": (
+            signature.noise.kind not in ("exact", "measure") or not signature.space.eps <= FINE
+        ),
+        "scores vanish and saturate for certain only in float64": signature.space.huge < LONGEST_TOKEN,
+        f"position biases and length laws take sequences of {FARTHER[-1]} tokens": (
+            signature.max_length is not None and signature.max_length < FARTHER[-1]
+        ),
+    }
+    for why, holds in reasons.items():
+        if holds:
+            raise Unnamed("parts", why, "unknown")
 
 
 def _ask(plane: Plane) -> Steps[Named]:

@@ -62,7 +62,7 @@ class KnownAttention:
         if self.link == "softcap":
             return np.asarray(self.cap * np.tanh(scores / self.cap))
         if self.link == "sigmoid":
-            return np.logaddexp(0.0, -self.gate) - np.logaddexp(0.0, -scores - self.gate)
+            return np.asarray(np.logaddexp(0.0, -self.gate) - np.logaddexp(0.0, -scores - self.gate))
         return scores
 
     def scores(self, energies: float) -> float:

@@ -15,7 +15,8 @@ import numpy as np
 
 from keyhole.arrays import Floats
 from keyhole.methods.base import Steps
-from keyhole.methods.parts.naming.plane import ONE, TWO, Parts, Plane, same
+from keyhole.methods.noise_estimation.measure import coarseness
+from keyhole.methods.parts.naming.plane import ONE, TWO, Plane, Unnamed, same
 
 # Norms at which scores vanish and at which they saturate, whatever the parameters; products of a long and a tiny token
 # vanish too.
@@ -63,6 +64,9 @@ def ask_first_look(plane: Plane) -> Steps[FirstLook]:
             [STEP * TINY * ONE, TINY * TWO],
         ]
     )
+    digits = coarseness(answers[answers != 0], plane.exam.signature.space.eps)
+    if digits.evidence:
+        raise Unnamed("parts", f"names are told by nine equal digits, and {digits.evidence}", "unknown")
     nothing, tiny = np.max(np.abs(answers[0])), np.max(np.abs(answers[1]))
     biased = bool(nothing > BIASED * tiny)
     if biased:
@@ -70,11 +74,15 @@ def ask_first_look(plane: Plane) -> Steps[FirstLook]:
     read = plane.read(answers)
     bias = float(np.max(np.abs(plane.read(answers) - plane.read(answers + plane.output_bias))))
     long_values = np.array([read[5], read[7]]) / HUGE
-    linear = [same(read[4], long_values[0], bias), same(read[5], -read[6]), same(read[8], read[5] + read[7], abs(read[5]))]
+    linear = [
+        same(read[4], long_values[0], bias),
+        same(read[5], -read[6]),
+        same(read[8], read[5] + read[7], abs(read[5])),
+    ]
     if not biased:
         linear += [same(read[1] / TINY, long_values[0]), same(read[3] / TINY, long_values[1])]
     if biased and not all(linear):
-        raise Parts("weights", "other", "an output bias hides the weights of tiny tokens, which do not add up to one")
+        raise Unnamed("weights", "an output bias hides the weights of tiny tokens, which do not add up to one")
     if nothing == tiny == 0 == np.max(np.abs(answers[3])):  # a power that is cut off where scores are below zero
         return FirstLook(POWER, False, biased, 0, np.zeros(2))
     degree = 1 if biased else _degree(*(read[1:3] if read[1] != 0 else (read[3], read[3] * STEP**3)))
@@ -82,7 +90,7 @@ def ask_first_look(plane: Plane) -> Steps[FirstLook]:
     if degree in (3, 5):
         return FirstLook(POWER, False, biased, degree, values)
     if degree != 1:
-        raise Parts("one token", "other", f"tiny tokens are answered with the power {degree} of their norm")
+        raise Unnamed("one token", f"tiny tokens are answered with the power {degree} of their norm")
     return _of_pairs(read[9:], FirstLook(PRODUCT, affine, biased, 1, values))
 
 
@@ -107,7 +115,7 @@ def _of_pairs(read: Floats, look: FirstLook) -> FirstLook:
     if same(right, left) and right > NEAR and (right < 1 - NEAR or not look.affine):
         return with_group(PRODUCT)
     if not look.affine:
-        raise Parts("score form", "other", "single tokens weigh less than one, and pairs are not read beside it")
+        raise Unnamed("score form", "single tokens weigh less than one, and pairs are not read beside it")
     if any(NEAR < weight < 1 - NEAR for weight in (right, left)):
         return with_group(NORMED)
     if look.biased:
@@ -118,7 +126,7 @@ def _of_pairs(read: Floats, look: FirstLook) -> FirstLook:
         return with_group(KERNEL, pair_degree=power)
     if same(near[0], near[1]):
         return with_group(KEYS)
-    raise Parts("score form", "other", "weights of tiny tokens are neither equal nor go with a power of their norm")
+    raise Unnamed("score form", "weights of tiny tokens are neither equal nor go with a power of their norm")
 
 
 def _odds(answer: float, one: float, two: float) -> float:

@@ -1,7 +1,7 @@
 """Weights in proportion to a power of the score, over their sum: linear, squared, and features of ReLU.
 
-Odds o(x, g) = κ(x, g)/κ(g, g) are the same at every norm but for a power, and are read at one. Of a linear score they add
-up; squared ones follow from two of them; features of ReLU make them convex and linear but for few kinks.
+Odds o(x, g) = κ(x, g)/κ(g, g) are the same at every norm but for a power, and are read at one. Of a linear score they
+add up; squared ones follow from two of them; features of ReLU make them convex, and linear but for few kinks.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ import numpy as np
 from keyhole.arrays import Floats
 from keyhole.methods.base import Steps
 from keyhole.methods.parts.naming.attention import KnownAttention
-from keyhole.methods.parts.naming.plane import ONE, TWO, Parts, Plane, same
+from keyhole.methods.parts.naming.plane import ONE, TWO, Plane, Unnamed, same
 from keyhole.methods.parts.naming.products import PREDICTED, Named
 
 CHECKED = (2, 3, 4)
+# Second differences of odds that rounding explains, over the largest.
+ROUNDED = 1e-11
 # Steps to both sides between which features of ReLU have kinks at few places, and places that are looked at.
 BESIDE, SPOTS = 2.0**-12, 4
 
@@ -50,7 +52,7 @@ def ask_kernel(plane: Plane, values: Floats, degree: int) -> Steps[Named]:
             return (yield from _predict(odds, _matrix(float(roots[0]), float(roots[1]), float(share)), "squared"))
     if degree == 1:
         return (yield from _ask_relu_features(odds))
-    raise Parts("link", "other", f"odds go with the power {degree} of the norm of a token, and are those of no known kernel")
+    raise Unnamed("link", f"odds go with the power {degree} of the norm of a token, and are those of no known kernel")
 
 
 def _adds_up(odds: Floats) -> bool:  # of y, g + y, g − y beside g
@@ -76,7 +78,7 @@ def _predict(odds: _Odds, score: Floats, link: str) -> Steps[Named]:
         worst = max(worst, float(off)) if np.isfinite(off) else np.inf
     said = f"{len(CHECKED)} random sequences are answered as predicted, but for {worst:.2g} of their values"
     if worst > PREDICTED:
-        raise Parts("prediction", "other", said.replace("but for", "off by"))
+        raise Unnamed("prediction", said.replace("but for", "off by"))
     odds.plane.exam.say("link", link, said)
     return Named("bilinear", KnownAttention(link=link))
 
@@ -96,17 +98,13 @@ def _ask_relu_features(odds: _Odds) -> Steps[Named]:
     fits = np.all(read >= -least) and np.all(bends >= -ROUNDED) and 2 * np.sum(straight) > SPOTS
     convex = read[-3] + read[-2] >= read[-1] - least
     if not (fits and convex):
-        raise Parts("score form", "other", "odds go with the norm of a token, and are neither linear nor those of features")
+        raise Unnamed("score form", "odds go with the norm of a token, and are neither linear nor those of features")
     one, two = points[0], points[1]
     (both,) = yield from odds.plane.ask([[one, two, ONE]])
     masses = np.array([here[0], here[1], 1.0])
     expected = masses @ (np.stack([one, two, ONE]) @ odds.values) / np.sum(masses)
     if not same(both, expected, float(np.max(np.abs(np.stack([one, two, ONE]) @ odds.values))), PREDICTED):
-        raise Parts("normaliser", "other", "odds of two tokens do not add up")
+        raise Unnamed("normaliser", "odds of two tokens do not add up")
     said = f"odds are above zero, convex, and linear at {np.sum(straight)} of {SPOTS} places"
     odds.plane.exam.say("score form", "relu-features", said)
     return Named("relu-features", KnownAttention())
-
-
-# Second differences of odds that rounding explains, over the largest.
-ROUNDED = 1e-11

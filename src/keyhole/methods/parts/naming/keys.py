@@ -1,18 +1,21 @@
 """Scores with a part of the key alone: a score bias, Gaussian kernels, and features of elu + 1 and of exp.
 
-The log-odds of t·x beside a zero token are that part: linear in t for a score bias, −t² times a constant for a Gaussian
-kernel. Features give odds Σ φ(t·kᵣᵀx)φ(0): of elu + 1 they are affine far out on both sides, with intercepts that add up
-to one and slopes whose difference is that of t = 0; of exp they are moments, whose Hankel matrices are positive.
+The log-odds of t·x beside a zero token are that part: linear in t for a score bias, −t² times a constant for a
+Gaussian kernel. Features give odds Σ φ(t·kᵣᵀx)φ(0): of elu + 1 they are affine far out on both sides, with intercepts
+that add up to one and slopes whose difference is that of t = 0; of exp they are moments, whose Hankel matrices are
+positive.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import numpy as np
 
 from keyhole.arrays import Floats
 from keyhole.methods.base import Steps
 from keyhole.methods.parts.naming.attention import NONE, KnownAttention
-from keyhole.methods.parts.naming.plane import ONE, TWO, ZERO, Parts, Plane, same
+from keyhole.methods.parts.naming.plane import ONE, TWO, ZERO, Plane, Unnamed, same
 from keyhole.methods.parts.naming.products import PREDICTED, Named
 from keyhole.methods.parts.naming.zero_scores import ZeroScores
 
@@ -49,7 +52,7 @@ class _Beside:
 def ask_keys(plane: Plane, zero: ZeroScores | None, values: Floats) -> Steps[Named]:
     """The form of a score with a part of the key alone."""
     if zero is not None and (zero.attention.normaliser, zero.attention.position_bias) != ("sum", NONE):
-        raise Parts("score form", "other", "a part of the key alone is named for plain weights over their sum only")
+        raise Unnamed("score form", "a part of the key alone is named for plain weights over their sum only")
     beside = _Beside(plane, values)
     right, left = yield from beside.ask(SMALL * np.array([ONE, -ONE]), np.zeros((2, 2)))
     slope, bend = (right - left) / (2 * SMALL), (right + left) / (2 * SMALL**2)
@@ -61,29 +64,29 @@ def ask_keys(plane: Plane, zero: ZeroScores | None, values: Floats) -> Steps[Nam
     with np.errstate(invalid="ignore", divide="ignore"):
         double = float(np.log(weight / (1 - weight)))
     if not same(double, along[5] + np.log(2), 1.0):
-        raise Parts("normaliser", "other", "two equal tokens have not twice the odds of one")
+        raise Unnamed("normaliser", "two equal tokens have not twice the odds of one")
     if same(along, along[5] * STEPS, 1.0):
         return (yield from _ask_score_bias(beside, slope))
     if along[5] < 0 and same(along, along[5] * STEPS**2, 1.0):
         return (yield from _ask_gaussian(beside, norm))
     if zero is None:
-        raise Parts("score form", "other", "features are not read behind an output bias")
+        raise Unnamed("score form", "features are not read behind an output bias")
     return (yield from _ask_features(beside, norm, along))
 
 
-def _predict(beside: _Beside, norm: float, scores: object, form: str) -> Steps[Named]:
+def _predict(beside: _Beside, norm: float, scores: Callable[[Floats, Floats], Floats], form: str) -> Steps[Named]:
     """Predict random sequences from scores of tokens beside the last one."""
     queries = [norm * beside.plane.points(length) for length in CHECKED]
     read = yield from beside.plane.ask([list(tokens) for tokens in queries])
     worst = 0.0
     for tokens, answer in zip(queries, read, strict=True):
         values = tokens @ beside.values
-        expected = KnownAttention().weights(scores(tokens, tokens[-1])) @ values  # type: ignore[operator]
+        expected = KnownAttention().weights(scores(tokens, tokens[-1])) @ values
         off = float(abs(expected - answer) / np.max(np.abs(values)))
         worst = max(worst, off) if np.isfinite(off) else np.inf
     said = f"{len(CHECKED)} random sequences are answered as predicted, but for {worst:.2g} of their values"
     if worst > PREDICTED:
-        raise Parts("prediction", "other", said.replace("but for", "off by"))
+        raise Unnamed("prediction", said.replace("but for", "off by"))
     beside.plane.exam.say("score form", form, said)
     return Named(form, KnownAttention())
 
@@ -110,7 +113,7 @@ def _ask_score_bias(beside: _Beside, slope: float) -> Steps[Named]:
 
 
 def _ask_gaussian(beside: _Beside, norm: float) -> Steps[Named]:
-    """x beside g has log-odds −xᵀKx + gᵀKg + 2(x − g)ᵀMg; K from g = 0, M from x = 0 and from two pairs more."""
+    """X beside g has log-odds −xᵀKx + gᵀKg + 2(x − g)ᵀMg; K from g = 0, M from x = 0 and from two pairs more."""
     near = 0.5 * norm
     both = near * np.array([ONE, TWO, ONE + TWO])
     keys = -(yield from beside.ask(both, np.zeros((3, 2)))) / near**2
@@ -138,7 +141,7 @@ def _ask_masses(beside: _Beside, norm: float) -> Steps[None]:
     values = np.array([one, two, last]) @ beside.values
     expected = (odds @ values[:2] + values[2]) / (np.sum(odds) + 1)
     if not same(read, expected, float(np.max(np.abs(values))), PREDICTED):
-        raise Parts("normaliser", "other", "odds of two tokens beside a third do not add up")
+        raise Unnamed("normaliser", "odds of two tokens beside a third do not add up")
 
 
 def _ask_features(beside: _Beside, norm: float, along: Floats) -> Steps[Named]:
@@ -147,9 +150,10 @@ def _ask_features(beside: _Beside, norm: float, along: Floats) -> Steps[Named]:
     distances = np.array([far, 2 * far, -far, -2 * far, SLIGHT * norm, -SLIGHT * norm])
     odds = np.exp((yield from beside.ask(np.outer(distances, ONE), np.zeros((6, 2)))))
     odds, slope = odds[:4], float(odds[4] - odds[5]) / (2 * SLIGHT * norm)
-    slopes = (odds[1] - odds[0]) / far, (odds[3] - odds[2]) / far
-    intercepts = 2 * odds[0] - odds[1], 2 * odds[2] - odds[3]
-    grows = slopes[0] - slopes[1]
+    with np.errstate(invalid="ignore"):  # features of exp overflow
+        slopes = (odds[1] - odds[0]) / far, (odds[3] - odds[2]) / far
+        intercepts = 2 * odds[0] - odds[1], 2 * odds[2] - odds[3]
+        grows = slopes[0] - slopes[1]
     affine = abs(sum(intercepts) - 1) < ASYMPTOTIC and same(grows, slope, max(map(abs, slopes)), ASYMPTOTIC)
     inner = min(intercepts) > ASYMPTOTIC  # features of both signs: with one alone it may be a link of the score
     yield from _ask_masses(beside, norm)
@@ -166,4 +170,4 @@ def _ask_features(beside: _Beside, norm: float, along: Floats) -> Steps[Named]:
         said = f"odds along a ray have positive Hankel matrices, and grow beyond {FAR_OUT:.3g}"
         beside.plane.exam.say("score form", "exp-features", said)
         return Named("exp-features", KnownAttention())
-    raise Parts("score form", "other", "the part of the key alone is that of no known form")
+    raise Unnamed("score form", "the part of the key alone is that of no known form")

@@ -13,7 +13,7 @@ from keyhole.arrays import Floats
 from keyhole.methods.base import Steps
 from keyhole.methods.parts.naming.attention import NONE, KnownAttention
 from keyhole.methods.parts.naming.first_look import HUGE
-from keyhole.methods.parts.naming.plane import ONE, TWO, Parts, Plane, same
+from keyhole.methods.parts.naming.plane import ONE, TWO, Plane, Unnamed, same
 from keyhole.methods.parts.naming.products import Named
 from keyhole.methods.parts.naming.zero_scores import ZeroScores
 
@@ -30,7 +30,7 @@ def ask_normed(plane: Plane, zero: ZeroScores) -> Steps[Named]:
     """Whether scores are products over both norms, and whether they turn with the distance."""
     known, form = zero.attention, "qk-norm"
     if known.normaliser != "sum" or known.length_law != NONE:
-        raise Parts("normaliser", "other", "of normalised keys only weights over their sum are named")
+        raise Unnamed("normaliser", "of normalised keys only weights over their sum are named")
     if (yield from _turns(plane, zero)):
         form = "qk-norm-rotary"
         known = KnownAttention()  # what looked like masses by distance were scores
@@ -47,16 +47,16 @@ def ask_normed(plane: Plane, zero: ZeroScores) -> Steps[Named]:
         odds = np.log(weights / (1 - weights))
         longer = float(np.log(weights[-2] / weights[-1]))
     if not (same(odds[7], odds[0], 1.0) and same(odds[8], odds[0], 1.0)):
-        raise Parts("score form", "other", "odds of long tokens depend on their norms after all")
+        raise Unnamed("score form", "odds of long tokens depend on their norms after all")
     twice = odds[0] + odds[5], odds[1] + odds[6]
     if not same(twice[0], twice[1], 1.0):
-        raise Parts("score form", "other", "log-odds of tokens and their reflections have different sums")
+        raise Unnamed("score form", "log-odds of tokens and their reflections have different sums")
     if not same(longer, odds[0], 1.0):
-        raise Parts("length law", "other", "odds of two tokens change with tokens before them")
+        raise Unnamed("length law", "odds of two tokens change with tokens before them")
     off = _misfit(odds[:5] - 0.5 * twice[0])
     said = f"the score of a fifth direction is off what four predict by {off:.2g}"
     if not off <= PREDICTED:
-        raise Parts("score form", "other", said)
+        raise Unnamed("score form", said)
     plane.exam.say("score form", form, f"norms do not count; {said}")
     return Named(form, known)
 
@@ -74,7 +74,7 @@ def _turns(plane: Plane, zero: ZeroScores) -> Steps[bool]:
     if same(ratios, ratios[0], 1.0):
         if zero.attention.position_bias != NONE:
             return False
-        raise Parts("position bias", "other", "places count for some tokens only")
+        raise Unnamed("position bias", "places count for some tokens only")
     return True
 
 

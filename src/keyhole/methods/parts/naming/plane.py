@@ -10,8 +10,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from keyhole.arrays import Floats
+from keyhole.errors import KeyholeError
 from keyhole.methods.base import Steps
-from keyhole.methods.diagnosis.examination import Examination, Finding
+from keyhole.methods.examination import Examination, Finding
 
 # A token of the plane: its two coordinates.
 Point = Floats
@@ -20,10 +21,10 @@ ONE, TWO, ZERO = np.array([1.0, 0.0]), np.array([0.0, 1.0]), np.zeros(2)
 EQUAL = 1e-9
 
 
-class Parts(Exception):  # noqa: N818
+class Unnamed(KeyholeError):
     """Raised where a part cannot be named: what was found, and why."""
 
-    def __init__(self, what: str, found: str, why: str) -> None:
+    def __init__(self, what: str, why: str, found: str = "other") -> None:
         super().__init__(why)
         self.finding = Finding(what, found, why)
 
@@ -53,7 +54,7 @@ class Plane:
         """One number per answer, the output bias taken away."""
         if self.reader is None:
             outputs = answers.shape[1]
-            self.reader = self.exam.rng.standard_normal(outputs) if outputs > 1 else np.ones(1)
+            self.reader = np.ones(1) if outputs == 1 else np.asarray(self.exam.rng.standard_normal(outputs))
         return np.asarray((answers - self.output_bias) @ self.reader)
 
     def points(self, count: int) -> Floats:  # (count, 2)

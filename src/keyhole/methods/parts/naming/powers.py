@@ -12,7 +12,7 @@ from keyhole.arrays import Floats
 from keyhole.methods.base import Steps
 from keyhole.methods.parts.naming.attention import KnownAttention
 from keyhole.methods.parts.naming.first_look import LONG, STEP, FirstLook
-from keyhole.methods.parts.naming.plane import ONE, TWO, ZERO, Parts, Plane, same
+from keyhole.methods.parts.naming.plane import ONE, TWO, ZERO, Plane, Unnamed, same
 from keyhole.methods.parts.naming.products import PREDICTED, Named
 
 CHECKED = (2, 3, 4)
@@ -38,11 +38,11 @@ def ask_power(plane: Plane, look: FirstLook) -> Steps[Named]:
     elif degree == 2 and same(right, left):
         link = "squared"
     if link == "other" or look.degree not in (0, 1 + 2 * degree):
-        raise Parts("link", "other", f"weights go with the power {degree} of the score, and are those of no known link")
+        raise Unnamed("link", f"weights go with the power {degree} of the score, and are those of no known link")
     padded = read[4 + loud] / read[loud]
     normaliser = "none" if same(padded, 1.0) else "count" if same(padded, 2 / 3) else "other"
     if normaliser == "other":
-        raise Parts("normaliser", "other", f"a zero token before others changes what they add by {padded:.4g}")
+        raise Unnamed("normaliser", f"a zero token before others changes what they add by {padded:.4g}")
     plane.exam.say("normaliser", normaliser, f"a zero token before others changes what they add by {padded:.4g}")
     sign = np.sign(right) if loud == 0 else np.sign(-left) * -1
     yield from _check(plane, link, normaliser, float(sign))
@@ -57,7 +57,7 @@ def _check(plane: Plane, link: str, normaliser: str, sign: float) -> Steps[None]
         queries = [[LONG * x, -LONG * x, g / LONG] for g in (ONE, TWO) for x in points]
     products = yield from plane.ask([*queries, [LONG * ONE, (ONE + TWO) / LONG]])
     if not np.all(products[:-1]):
-        raise Parts("link", "other", "some scores of a plane vanish")
+        raise Unnamed("link", "some scores of a plane vanish")
     products, both = products[:-1].reshape(2, 4) / LONG, products[-1] / LONG
     if normaliser == "count":
         products, both = products * len(queries[0]), 2 * both
@@ -75,7 +75,7 @@ def _check(plane: Plane, link: str, normaliser: str, sign: float) -> Steps[None]
         worst = max(worst, float(off)) if np.isfinite(off) else np.inf
     said = f"{len(CHECKED)} random sequences are answered as predicted, but for {worst:.2g}"
     if worst > PREDICTED:
-        raise Parts("prediction", "other", said.replace("but for", "off by"))
+        raise Unnamed("prediction", said.replace("but for", "off by"))
     plane.exam.say("link", link, said)
 
 

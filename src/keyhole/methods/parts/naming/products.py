@@ -13,8 +13,8 @@ import numpy as np
 from keyhole.arrays import Floats
 from keyhole.methods.base import Steps
 from keyhole.methods.parts.naming.attention import KnownAttention
-from keyhole.methods.parts.naming.plane import ONE, TWO, ZERO, Parts, Plane, same
-from keyhole.methods.parts.naming.rays import ask_entries, ask_length_law, ask_link, ask_steps
+from keyhole.methods.parts.naming.plane import ONE, TWO, ZERO, Plane, Unnamed, same
+from keyhole.methods.parts.naming.rays import ask_entries, ask_length_law, ask_link
 from keyhole.methods.parts.naming.zero_scores import ZeroScores
 
 # Logits of random tokens.
@@ -46,14 +46,20 @@ def ask_products(plane: Plane, zero: ZeroScores, step: float) -> Steps[Named]:
     seen = known.position_masses(far + 1)[0] > 0
     if not seen or same(entries[1], entries[far], size, TURNED):
         plane.exam.say("score form", "bilinear", "scores are the same at distances one and two")
-        yield from _check(plane, zero, known, {distance: entries[1] for distance in range(max(length for length, _ in CHECKS))}, CHECKS)
+        yield from _check(
+            plane,
+            zero,
+            known,
+            dict.fromkeys(range(max(length for length, _ in CHECKS)), entries[1]),
+            CHECKS,
+        )
         return Named("bilinear", known)
     apart = float(np.max(np.abs(entries[1] - entries[far]))) / size
     own = yield from _ask_own(plane, zero, known, size)
     plane.exam.say("score form", "rotary", f"scores at distances one and two are {apart:.2g} of them apart")
     yield from _check(plane, zero, known, {0: own, **entries}, TURNED_CHECKS)
     if same(entries[far] * entries[1][0, 0], entries[1] * entries[far][0, 0], size**2):
-        raise Parts("score form", "other", "scores go with the distance by a factor")
+        raise Unnamed("score form", "scores go with the distance by a factor")
     return Named("rotary", known)
 
 
@@ -80,7 +86,7 @@ def _check(
     entries: dict[int, Floats],
     checks: tuple[tuple[int, float], ...],
 ) -> Steps[None]:
-    """Predict random sequences; Parts where an answer is another."""
+    """Predict random sequences; Unnamed where an answer is another."""
     size = float(np.max(np.abs(entries[1])))
     norm = (USUAL / size) ** 0.5
     most = len(known.masses) if known.position_bias == "table" else max(length for length, _ in checks)
@@ -95,5 +101,5 @@ def _check(
         worst = max(worst, float(off)) if np.isfinite(off) else np.inf
     said = f"{len(checks)} random sequences are answered as predicted, but for {worst:.2g} of their values"
     if worst > PREDICTED:
-        raise Parts("prediction", "other", said.replace("but for", "off by"))
+        raise Unnamed("prediction", said.replace("but for", "off by"))
     plane.exam.say("prediction", "right", said)

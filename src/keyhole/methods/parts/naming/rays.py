@@ -1,8 +1,8 @@
 """The link from the weight of a token along a ray: eight scores between −3 and 3, and both ends.
 
 A first token A·x beside a last one g/A adds A·x·value times its weight, and nothing else is seen. The weight is a
-function of the score alone, whose logarithm over that of score zero is the energy. Along t·g the score is t times one number,
-so that a link fits if its inverse is linear in t; its constants are seen at both ends, where it saturates.
+function of the score alone, and along t·g the score is t times one number: a link fits if its inverse is linear in t.
+Its constants are seen at both ends, where it saturates.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import numpy as np
 
 from keyhole.arrays import Floats
 from keyhole.methods.base import Steps
-from keyhole.methods.parts.naming.attention import NONE, KnownAttention
+from keyhole.methods.parts.naming.attention import LAWS, NONE, KnownAttention
 from keyhole.methods.parts.naming.first_look import SHORT
-from keyhole.methods.parts.naming.plane import ONE, TWO, Parts, Plane, same
+from keyhole.methods.parts.naming.plane import ONE, TWO, Plane, Unnamed, same
 from keyhole.methods.parts.naming.zero_scores import FARTHER, ZeroScores
 
 # First tokens are longer by this, last ones shorter: what last ones add, and their own scores, are lost in rounding.
@@ -73,8 +73,12 @@ def ask_link(plane: Plane, zero: ZeroScores, step: float) -> Steps[KnownAttentio
     candidates += _capped(known, ends)
     for each in candidates:
         if _fits(each, weights, ends):
+            said = f"weights from {weights[0]:.4g} to {weights[-1]:.4g} along a ray fit it, and so do both ends"
+            plane.exam.say("link", each.link, said)
+            if each.normaliser != known.normaliser:
+                plane.exam.say("normaliser", each.normaliser, f"{said[:-14]}, {_words(ends)}")
             return each
-    raise Parts("link", "other", f"no link fits weights from {weights[0]:.4g} to {weights[-1]:.4g}, {_words(ends)}")
+    raise Unnamed("link", f"no link fits weights from {weights[0]:.4g} to {weights[-1]:.4g}, {_words(ends)}")
 
 
 def _words(ends: Floats) -> str:
@@ -118,21 +122,20 @@ def ask_length_law(plane: Plane, known: KnownAttention, zero: ZeroScores, step: 
     gentle = ABOVE * step
     read = yield from plane.ask([far_pair(ONE, gentle * TWO, before=length - 2) for length in lengths])
     weights = read / (FAR * zero.values[0])
-    factors = []
-    for length, weight in zip(lengths, weights, strict=True):
-        factors.append(known.score_of_weight(float(weight), length, zero.background.get(length)))
-    found = np.array(factors) / factors[0]
-    said = ", ".join(f"{factor:.4g} at {length}" for length, factor in zip(lengths, found, strict=True))
-    for name in ("none", "log", "root"):
-        law = replace(known, length_law=name)
-        scores = [
-            law.score_of_weight(float(weight), length, zero.background.get(length))
-            for length, weight in zip(lengths, weights, strict=True)
-        ]
-        if same(np.array(scores), scores[0]):
-            plane.exam.say("length law", name, f"scores over those of two tokens: {said}")
-            return name
-    raise Parts("length law", "other", f"scores over those of two tokens: {said}")
+
+    def scores(law: str) -> Floats:
+        attention, background = replace(known, length_law=law), zero.background
+        found = zip(weights, lengths, strict=True)
+        return np.array([attention.score_of_weight(float(one), length, background[length]) for one, length in found])
+
+    plain = scores(NONE)
+    factors = ", ".join(f"{score / plain[0]:.4g} at {length}" for length, score in zip(lengths, plain, strict=True))
+    said = f"scores over those of two tokens: {factors}"
+    for law in LAWS:
+        if same(scores(law), scores(law)[0]):
+            plane.exam.say("length law", law, said)
+            return law
+    raise Unnamed("length law", said)
 
 
 def ask_entries(
@@ -144,9 +147,7 @@ def ask_entries(
     found = {distance: np.zeros((2, 2)) for distance in distances}
     norms = dict.fromkeys(places, ENTRY * abs(step))
     for _ in range(ROUNDS):
-        read = yield from plane.ask(
-            [far_pair(axes[i], norms[d, i, j] * axes[j], after=d - 1) for d, i, j in norms]
-        )
+        read = yield from plane.ask([far_pair(axes[i], norms[d, i, j] * axes[j], after=d - 1) for d, i, j in norms])
         again = {}
         for (distance, i, j), answer in zip(norms, read, strict=True):
             norm, weight = norms[distance, i, j], float(answer / (FAR * zero.values[i]))
@@ -159,7 +160,7 @@ def ask_entries(
         if not again:
             return found
         norms = again
-    raise Parts("scores", "other", "some scores of a plane vanish")
+    raise Unnamed("scores", "some scores of a plane vanish")
 
 
 def _as_if_next(known: KnownAttention, distance: int) -> KnownAttention:
