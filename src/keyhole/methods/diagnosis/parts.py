@@ -9,6 +9,7 @@ import numpy as np
 from keyhole.methods.base import Steps
 from keyhole.methods.diagnosis.diagnose import POSITIONAL, UNKNOWN, Diagnosis, diagnose
 from keyhole.methods.examination import Examination, Finding
+from keyhole.methods.parts.method import reads
 from keyhole.methods.parts.naming.ask_parts import Naming, ask_parts
 from keyhole.methods.registry import methods_for
 from keyhole.queries import Signature
@@ -60,7 +61,7 @@ def with_parts(found: Diagnosis, signature: Signature, rng: np.random.Generator)
 def of_naming(found: Diagnosis, naming: Naming) -> Diagnosis:
     """The diagnosis of a head whose parts are known; options are the parts that are not those of a softmax."""
     family = BILINEAR if naming.form == BILINEAR_FORM else OTHER_FORM
-    methods = methods_for(family, found.noise, naming.options)
+    methods = methods_for(family, found.noise, naming.options) if reads(naming.options) else []
     return replace(
         found,
         family=family,
@@ -68,7 +69,7 @@ def of_naming(found: Diagnosis, naming: Naming) -> Diagnosis:
         findings=(*found.findings, *naming.findings),
         options=naming.options,
         alternatives=(),
-        recovers=family,
+        recovers=family if methods else None,
     )
 
 

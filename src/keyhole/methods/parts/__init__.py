@@ -1,1 +1,1 @@
-"""Attention by parts: naming them, and recovering heads of them."""
+"""One attention head of any parts: score form, link, normaliser, position bias and length law."""

@@ -55,6 +55,11 @@ class Naming:
         """The parts that are not those of softmax attention."""
         return {kind: name for kind, name in self.parts.items() if name != SOFTMAX_PARTS[kind]}
 
+    def in_words(self) -> str:
+        """The parts that are not those of softmax attention."""
+        named = ", ".join(f"{kind.replace('_', ' ')} {name}" for kind, name in self.options.items())
+        return f"a head of {named}" if named else "a head of softmax attention"
+
     @property
     def parts(self) -> dict[str, str]:
         """The names by the kind of part."""
