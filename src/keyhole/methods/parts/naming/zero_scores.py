@@ -27,6 +27,8 @@ LEAST_SINK = 1e-7
 # where norms do not count all tokens of one direction, those of number zero being shorter.
 ALL_TINY, LAST_UNSEEN, EQUAL_SCORES = "tiny", "last unseen", "equal scores"
 UNITS = {ALL_TINY: TINY, LAST_UNSEEN: LONG, EQUAL_SCORES: HUGE / TINY}
+# Masses that grow with the distance do not overflow below this at the farthest.
+LARGEST_MASS = 1e200
 # More tokens than any sequence has.
 ALL = 2**30
 
@@ -173,7 +175,7 @@ def _position_bias(known: KnownAttention, read: _Readings) -> tuple[str, int]:
         for reach in range(1, n):
             if fits((distance < reach).astype(float)):
                 return "window", reach
-    if 0 < masses[1] < 1 and fits(masses[1] ** distance):
+    if 0 < masses[1] < LARGEST_MASS ** (1 / n) and fits(masses[1] ** distance):
         return "alibi", ALL
     one, last = read.longest
     if not same(read.ramps[0], read.ramps[1]) and one > 0 and same(last * masses[1], one * masses[NEAR - 1]):
