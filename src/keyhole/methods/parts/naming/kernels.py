@@ -11,7 +11,7 @@ import numpy as np
 from keyhole.arrays import Floats
 from keyhole.methods.base import Steps
 from keyhole.methods.parts.naming.attention import KnownAttention
-from keyhole.methods.parts.naming.plane import ONE, TWO, Plane, Unnamed, same
+from keyhole.methods.parts.naming.plane import ONE, TWO, Plane, Unnamed, same, words
 from keyhole.methods.parts.naming.products import PREDICTED, Named
 
 CHECKED = (2, 3, 4)
@@ -76,7 +76,7 @@ def _predict(odds: _Odds, score: Floats, link: str) -> Steps[Named]:
         cancels = np.sum(np.abs(masses)) / abs(np.sum(masses))  # sums that nearly vanish enlarge errors
         off = abs(masses @ values / np.sum(masses) - answer) / (np.max(np.abs(values)) * cancels**2)
         worst = max(worst, float(off)) if np.isfinite(off) else np.inf
-    said = f"{len(CHECKED)} random sequences are answered as predicted, but for {worst:.2g} of their values"
+    said = f"{len(CHECKED)} random sequences are answered as predicted, but for {words(worst, 2)} of their values"
     if worst > PREDICTED:
         raise Unnamed("prediction", said.replace("but for", "off by"))
     odds.plane.exam.say("link", link, said)

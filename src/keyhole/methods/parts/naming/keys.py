@@ -15,7 +15,7 @@ import numpy as np
 from keyhole.arrays import Floats
 from keyhole.methods.base import Steps
 from keyhole.methods.parts.naming.attention import NONE, KnownAttention
-from keyhole.methods.parts.naming.plane import ONE, TWO, ZERO, Plane, Unnamed, same
+from keyhole.methods.parts.naming.plane import ONE, TWO, ZERO, Plane, Unnamed, same, words
 from keyhole.methods.parts.naming.products import PREDICTED, Named
 from keyhole.methods.parts.naming.zero_scores import ZeroScores
 
@@ -84,7 +84,7 @@ def _predict(beside: _Beside, norm: float, scores: Callable[[Floats, Floats], Fl
         expected = KnownAttention().weights(scores(tokens, tokens[-1])) @ values
         off = float(abs(expected - answer) / np.max(np.abs(values)))
         worst = max(worst, off) if np.isfinite(off) else np.inf
-    said = f"{len(CHECKED)} random sequences are answered as predicted, but for {worst:.2g} of their values"
+    said = f"{len(CHECKED)} random sequences are answered as predicted, but for {words(worst, 2)} of their values"
     if worst > PREDICTED:
         raise Unnamed("prediction", said.replace("but for", "off by"))
     beside.plane.exam.say("score form", form, said)

@@ -13,7 +13,7 @@ from keyhole.arrays import Floats
 from keyhole.methods.base import Steps
 from keyhole.methods.parts.naming.attention import NONE, KnownAttention
 from keyhole.methods.parts.naming.first_look import HUGE
-from keyhole.methods.parts.naming.plane import ONE, TWO, Plane, Unnamed, same
+from keyhole.methods.parts.naming.plane import EQUAL, ONE, TWO, Plane, Unnamed, same, words
 from keyhole.methods.parts.naming.products import Named
 from keyhole.methods.parts.naming.zero_scores import ZeroScores
 
@@ -48,13 +48,15 @@ def ask_normed(plane: Plane, zero: ZeroScores) -> Steps[Named]:
         longer = float(np.log(weights[-2] / weights[-1]))
     if not (same(odds[7], odds[0], 1.0) and same(odds[8], odds[0], 1.0)):
         raise Unnamed("score form", "odds of long tokens depend on their norms after all")
+    if np.all(np.abs(odds) < EQUAL):
+        raise Unnamed("score form", "no token has a score that shows")
     twice = odds[0] + odds[5], odds[1] + odds[6]
     if not same(twice[0], twice[1], 1.0):
         raise Unnamed("score form", "log-odds of tokens and their reflections have different sums")
     if not same(longer, odds[0], 1.0):
         raise Unnamed("length law", "odds of two tokens change with tokens before them")
     off = _misfit(odds[:5] - 0.5 * twice[0])
-    said = f"the score of a fifth direction is off what four predict by {off:.2g}"
+    said = f"the score of a fifth direction is off what four predict by {words(off, 2)}"
     if not off <= PREDICTED:
         raise Unnamed("score form", said)
     plane.exam.say("score form", form, f"norms do not count; {said}")

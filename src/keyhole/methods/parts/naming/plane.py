@@ -62,6 +62,11 @@ class Plane:
         return np.asarray(self.exam.rng.standard_normal((count, 2)))
 
 
+def words(number: float, digits: int = 4) -> str:
+    """A number as text."""
+    return f"{number:.{digits}g}" if np.isfinite(number) else "no number"
+
+
 def same(one: float | Floats, other: float | Floats, size: float | Floats = 0.0, equal: float = EQUAL) -> bool:
     """Whether numbers are equal but for `equal` of the larger of them, or of a size."""
     one, other = np.asarray(one), np.asarray(other)

@@ -12,7 +12,7 @@ from keyhole.arrays import Floats
 from keyhole.methods.base import Steps
 from keyhole.methods.parts.naming.attention import KnownAttention
 from keyhole.methods.parts.naming.first_look import LONG, STEP, FirstLook
-from keyhole.methods.parts.naming.plane import ONE, TWO, ZERO, Plane, Unnamed, same
+from keyhole.methods.parts.naming.plane import ONE, TWO, ZERO, Plane, Unnamed, same, words
 from keyhole.methods.parts.naming.products import PREDICTED, Named
 
 CHECKED = (2, 3, 4)
@@ -42,8 +42,8 @@ def ask_power(plane: Plane, look: FirstLook) -> Steps[Named]:
     padded = read[4 + loud] / read[loud]
     normaliser = "none" if same(padded, 1.0) else "count" if same(padded, 2 / 3) else "other"
     if normaliser == "other":
-        raise Unnamed("normaliser", f"a zero token before others changes what they add by {padded:.4g}")
-    plane.exam.say("normaliser", normaliser, f"a zero token before others changes what they add by {padded:.4g}")
+        raise Unnamed("normaliser", f"a zero token before others changes what they add by {words(padded)}")
+    plane.exam.say("normaliser", normaliser, f"a zero token before others changes what they add by {words(padded)}")
     sign = np.sign(right) if loud == 0 else np.sign(-left) * -1
     yield from _check(plane, link, normaliser, float(sign))
     return Named("bilinear", KnownAttention(link=link, normaliser=normaliser))
@@ -73,7 +73,7 @@ def _check(plane: Plane, link: str, normaliser: str, sign: float) -> Steps[None]
         added = masses * (tokens @ value) / (len(tokens) if normaliser == "count" else 1)
         off = abs(np.sum(added) - answer) / np.sum(np.abs(logits ** DEGREES[link] * (tokens @ value)))
         worst = max(worst, float(off)) if np.isfinite(off) else np.inf
-    said = f"{len(CHECKED)} random sequences are answered as predicted, but for {worst:.2g}"
+    said = f"{len(CHECKED)} random sequences are answered as predicted, but for {words(worst, 2)}"
     if worst > PREDICTED:
         raise Unnamed("prediction", said.replace("but for", "off by"))
     plane.exam.say("link", link, said)

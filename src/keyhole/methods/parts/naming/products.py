@@ -13,7 +13,7 @@ import numpy as np
 from keyhole.arrays import Floats
 from keyhole.methods.base import Steps
 from keyhole.methods.parts.naming.attention import KnownAttention
-from keyhole.methods.parts.naming.plane import ONE, TWO, ZERO, Plane, Unnamed, same
+from keyhole.methods.parts.naming.plane import ONE, TWO, ZERO, Plane, Unnamed, same, words
 from keyhole.methods.parts.naming.rays import ask_entries, ask_length_law, ask_link
 from keyhole.methods.parts.naming.zero_scores import ZeroScores
 
@@ -99,7 +99,7 @@ def _check(
         values = tokens @ zero.values
         off = abs(known.weights(scores) @ values - answer) / np.max(np.abs(values))
         worst = max(worst, float(off)) if np.isfinite(off) else np.inf
-    said = f"{len(checks)} random sequences are answered as predicted, but for {worst:.2g} of their values"
+    said = f"{len(checks)} random sequences are answered as predicted, but for {words(worst, 2)} of their values"
     if worst > PREDICTED:
         raise Unnamed("prediction", said.replace("but for", "off by"))
     plane.exam.say("prediction", "right", said)

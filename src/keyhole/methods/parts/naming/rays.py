@@ -15,7 +15,7 @@ from keyhole.arrays import Floats
 from keyhole.methods.base import Steps
 from keyhole.methods.parts.naming.attention import LAWS, NONE, KnownAttention
 from keyhole.methods.parts.naming.first_look import SHORT
-from keyhole.methods.parts.naming.plane import ONE, TWO, Plane, Unnamed, same
+from keyhole.methods.parts.naming.plane import ONE, TWO, Plane, Unnamed, same, words
 from keyhole.methods.parts.naming.zero_scores import FARTHER, ZeroScores
 
 # First tokens are longer by this, last ones shorter: what last ones add, and their own scores, are lost in rounding.
@@ -78,11 +78,11 @@ def ask_link(plane: Plane, zero: ZeroScores, step: float) -> Steps[KnownAttentio
             if each.normaliser != known.normaliser:
                 plane.exam.say("normaliser", each.normaliser, f"{said[:-14]}, {_words(ends)}")
             return each
-    raise Unnamed("link", f"no link fits weights from {weights[0]:.4g} to {weights[-1]:.4g}, {_words(ends)}")
+    raise Unnamed("link", f"no link fits weights from {words(weights[0])} to {words(weights[-1])}, {_words(ends)}")
 
 
 def _words(ends: Floats) -> str:
-    return f"which end at {ends[0]:.4g} and {ends[1]:.4g}"
+    return f"which end at {words(ends[0])} and {words(ends[1])}"
 
 
 def _capped(known: KnownAttention, ends: Floats) -> list[KnownAttention]:
@@ -129,7 +129,7 @@ def ask_length_law(plane: Plane, known: KnownAttention, zero: ZeroScores, step: 
         return np.array([attention.score_of_weight(float(one), length, background[length]) for one, length in found])
 
     plain = scores(NONE)
-    factors = ", ".join(f"{score / plain[0]:.4g} at {length}" for length, score in zip(lengths, plain, strict=True))
+    factors = ", ".join(f"{words(score / plain[0])} at {length}" for length, score in zip(lengths, plain, strict=True))
     said = f"scores over those of two tokens: {factors}"
     for law in LAWS:
         if same(scores(law), scores(law)[0]):
