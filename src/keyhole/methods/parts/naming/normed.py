@@ -46,14 +46,18 @@ def ask_normed(plane: Plane, zero: ZeroScores) -> Steps[Named]:
     with np.errstate(invalid="ignore", divide="ignore"):
         odds = np.log(weights / (1 - weights))
         longer = float(np.log(weights[-2] / weights[-1]))
-    if not (same(odds[7], odds[0], 1.0) and same(odds[8], odds[0], 1.0)):
+        rounding = float(np.max(2.0**-50 / (weights * (1 - weights))[:-2]))
+    if not rounding < PREDICTED:
+        raise Unnamed("score form", "tokens of a plane weigh nothing or everything beside each other")
+    size = 1.0 + rounding / EQUAL  # weights near one tell few digits of their odds
+    if not (same(odds[7], odds[0], size) and same(odds[8], odds[0], size)):
         raise Unnamed("score form", "odds of long tokens depend on their norms after all")
     if np.all(np.abs(odds) < EQUAL):
         raise Unnamed("score form", "no token has a score that shows")
     twice = odds[0] + odds[5], odds[1] + odds[6]
-    if not same(twice[0], twice[1], 1.0):
+    if not same(twice[0], twice[1], size):
         raise Unnamed("score form", "log-odds of tokens and their reflections have different sums")
-    if not same(longer, odds[0], 1.0):
+    if not same(longer, odds[0], size):
         raise Unnamed("length law", "odds of two tokens change with tokens before them")
     off = _misfit(odds[:5] - 0.5 * twice[0])
     said = f"the score of a fifth direction is off what four predict by {words(off, 2)}"

@@ -26,6 +26,8 @@ FIRST_STEPS, FEEBLE, FAINT = (2.0**-10, 2.0**-30), 0.05, 1e-12
 SCORES, END = np.array([-3.0, -1.6, -0.8, -0.3, 0.3, 0.8, 1.6, 3.0]), 2.0**30
 # Above zero, so that a top-k keeps it, and little, so that sparse weights of the others do not vanish.
 ABOVE = 0.1
+# A token of less than minus this has no weight that is seen.
+HIDDEN = 30.0
 # A score is read where one more rounding of the weight changes it by less than this.
 ROUNDING, READABLE = 2.0**-50, 1e-11
 # A weight nearer than this to nothing or everything is at an end.
@@ -153,7 +155,9 @@ def ask_entries(
             norm, weight = norms[distance, i, j], float(answer / (FAR * zero.values[i]))
             score = _as_if_next(known, distance).score_of_weight(weight, distance + 1)
             found[distance][i, j] = score / norm
-            if not np.isfinite(score) or abs(score) > WITHIN[1]:
+            if not score > -HIDDEN:  # a top-k does not keep it: ask for the opposite score, and a small one
+                again[distance, i, j] = -norm * FIRST_STEPS[0]
+            elif abs(score) > WITHIN[1]:
                 again[distance, i, j] = norm * (ENTRY / abs(score) if np.isfinite(score) else FIRST_STEPS[0])
             elif abs(score) < WITHIN[0]:
                 again[distance, i, j] = norm / max(abs(score) / ENTRY, FIRST_STEPS[1])
