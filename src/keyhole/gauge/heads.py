@@ -10,7 +10,7 @@ from scipy.optimize import linear_sum_assignment
 
 from keyhole.arrays import Floats, floats
 from keyhole.families.multi_head import MultiHead
-from keyhole.families.parts import Attention, Causal, NoPositionBias, PlusOne, Sink
+from keyhole.families.parts import Attention, Causal, NoPositionBias, PlusOne, Sink, Softcap
 from keyhole.families.single_head import SingleHead
 from keyhole.gauge.tolerance import check_shapes, relative, rounding_of, size
 
@@ -138,10 +138,13 @@ def distance_of_parts(first: Attention, second: Attention) -> float:
 
 
 def _general(attention: Attention) -> Attention:
-    """The parts as the last token sees them: one more is a sink, and nothing comes after the query."""
+    """The parts as the last token sees them: one more is a sink, nothing comes after the query, caps are even."""
+    link = attention.link
+    if isinstance(link, Softcap):
+        link = Softcap(abs(floats(link.cap)))
     normaliser = Sink(0.0) if attention.normaliser == PlusOne() else attention.normaliser
     position_bias = NoPositionBias() if attention.position_bias == Causal() else attention.position_bias
-    return Attention(attention.link, normaliser, position_bias, attention.length_law)
+    return Attention(link, normaliser, position_bias, attention.length_law)
 
 
 def uprighted(
