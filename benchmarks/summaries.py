@@ -108,6 +108,39 @@ def published() -> str:
     return picked("published", [*columns, "certified"], lambda _: True)
 
 
+def naming() -> str:
+    """Kinds by groups of parts: boxes, and what became of them."""
+    found: dict[str, list[Row]] = {}
+    for row in result_rows("naming", "misnamed"):
+        parts = row["parts that are not those of a softmax"]
+        group = next(name for word, name in NAMING_GROUPS.items() if word in parts)
+        found.setdefault(group, []).append(row)
+    rows = []
+    for group, members in found.items():
+        counts = [sum(int(row[column]) for row in members) for column in ("named", "other", "misnamed")]
+        asked = [int(word) for row in members for word in row["queries"].split() if word != "to"]
+        rows.append([group, len(members), *(f"{count:,}" for count in counts), f"{min(asked)} to {max(asked)}"])
+    return markdown(["attention", "kinds", "named", "other", "misnamed", "queries"], rows)
+
+
+# The first word that the parts of a kind have in them.
+NAMING_GROUPS = {
+    "no name": "what has no name",
+    "form: rotary": "rotary, with and without softcap or sink",
+    "form: qk-norm": "normed keys and queries, also rotary",
+    "form: gaussian": "Gaussian kernels",
+    "features": "features of elu + 1, of exp and of ReLU",
+    "link: linear": "linear, squared, ReLU",
+    "link: squared": "linear, squared, ReLU",
+    "link: relu": "linear, squared, ReLU",
+    "normaliser": "another normaliser, alone or with other parts",
+    "link": "softcap, alone or with a position bias or length law",
+    "position bias": "a position bias, alone or with a length law",
+    "length law": "a length law",
+    "none": "softmax, with and without biases",
+}
+
+
 def labels() -> str:
     columns = ["labels", "width", "ε", "certified and all within radii", "queries", "over the entropy: median, most"]
     return picked("labels", [*columns, "worst entry of W over ε·rms"], lambda _: True)
@@ -154,7 +187,7 @@ def parts_float32() -> str:
     return picked("parts", columns, lambda _: True)
 
 
-SUMMARIES = (comparison, single_head, low_rank, low_rank_tolerance, sensing, residual, labels, published)
+SUMMARIES = (comparison, single_head, low_rank, low_rank_tolerance, sensing, residual, labels, naming, published)
 SUMMARIES += (parts, parts_links, parts_normalisers, parts_positions, parts_float32, parts_bounded)
 TABLES = {each.__name__.replace("_", "-"): each for each in SUMMARIES}
 

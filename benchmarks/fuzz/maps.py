@@ -121,8 +121,17 @@ class Layer:
 Params = Heads | Net | Layer
 
 
+# Words that name parts of attention which are not those of a softmax.
+PARTS = ("form", "link", "normaliser", "position_bias", "length_law")
+
+
 def params_of(family: str, arrays: Mapping[str, Floats], words: Mapping[str, str]) -> Params | None:
-    """Parameters from the arrays of a result by their names; what is absent is zero. None for another family."""
+    """Parameters from the arrays of a result by their names; what is absent is zero.
+
+    None for another family, and for attention of other parts than a softmax's, which is judged by its function alone.
+    """
+    if set(words) & set(PARTS):
+        return None
     arrays = {name: np.asarray(array, dtype=float) for name, array in arrays.items()}
     if family == "relu-net":
         return _net(arrays, words)

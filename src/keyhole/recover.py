@@ -16,8 +16,9 @@ from keyhole.arrays import Array
 from keyhole.errors import ComputeError, RecoveryFailed, UsageError
 from keyhole.journal import Journal
 from keyhole.methods import Attempt, Task, Unrecoverable, ending, recovery_steps, stream
-from keyhole.methods.diagnosis.diagnose import Diagnosis, diagnose
-from keyhole.methods.diagnosis.examination import Finding
+from keyhole.methods.diagnosis.diagnose import Diagnosis
+from keyhole.methods.diagnosis.parts import diagnose_with_parts
+from keyhole.methods.examination import Finding
 from keyhole.noise import Noise
 from keyhole.numerics.domain import Sampler, draw_from, sampler_of
 from keyhole.oracles import Oracle
@@ -144,7 +145,9 @@ def diagnose_box(
         book = stack.enter_context(Journal(journal, box_of(oracle))) if journal is not None else None
         session = Session(oracle, budget=budget, journal=book, observer=observer, max_seconds=max_seconds)
         try:
-            found = session.run(diagnose(session.signature, stream(seed, "diagnosis")))
+            found = session.run(
+                diagnose_with_parts(session.signature, stream(seed, "diagnosis"), stream(seed, "naming of parts"))
+            )
         except ComputeError as error:
             found = Diagnosis("unknown", None, (Finding("arithmetic", "failed", str(error)),))
         except Unrecoverable as error:  # errors of answers that nothing can be made of

@@ -33,6 +33,7 @@ from keyhole.methods.attempt import (
 )
 from keyhole.methods.base import Found, Method, Steps, Unrecoverable
 from keyhole.methods.diagnosis.diagnose import CONSTANT, FAMILIES, Diagnosis, diagnose
+from keyhole.methods.diagnosis.parts import with_parts
 from keyhole.methods.diagnosis.triage import Evidence, ask_slight_bend, triage
 from keyhole.methods.noise_estimation.measure import coarseness
 from keyhole.methods.registry import METHODS, methods_for
@@ -263,6 +264,12 @@ class _Auto:
             last = yield from self._attempt(method, options)
             if last.certified or last.outcome in FINAL:
                 return self._result(last)
+        if diagnosis is not None:
+            diagnosis = yield from self._with_names(diagnosis)
+            for method in self._untried(diagnosis):
+                last = yield from self._attempt(method, diagnosis.options)
+                if last.certified or last.outcome in FINAL:
+                    return self._result(last)
         for method in self._for_rare_kinks(diagnosis):
             ended = yield from self._attempt(method, {})
             if ended.certified:
@@ -275,6 +282,26 @@ class _Auto:
         if diagnosis is None and first is not None:
             return self._result(replace(first, number=last.number))
         return self._result(replace(last, message=last.message + words))
+
+    def _with_names(self, diagnosis: Diagnosis) -> Steps[Diagnosis]:
+        """Name the parts of one head where no softmax attention was certified."""
+        if self.noise.kind != "exact" or self.task.options:
+            return diagnosis
+        try:
+            named = yield from self._ask(
+                with_parts(diagnosis, self.task.signature, self.task.stream("naming of parts"))
+            )
+        except ENDS:
+            return diagnosis
+        self.known |= {"diagnosis": named.family, "diagnosis_findings": named.summary()["findings"]}
+        return named
+
+    def _untried(self, diagnosis: Diagnosis) -> list[Method]:
+        """The method for the parts that were named, unless it was tried with them."""
+        if diagnosis.recovers is None:
+            return []
+        fitting = methods_for(diagnosis.recovers, self.noise, diagnosis.options)[:1]
+        return [method for method in fitting if (method, diagnosis.options) not in self.tried]
 
     def _further(
         self, first: Attempt | None, diagnosis: Diagnosis | None

@@ -19,7 +19,7 @@ from keyhole.audit.result import Audit, Cell
 from keyhole.errors import FileError, KeyholeError
 from keyhole.families import Family, MultiHead, load
 from keyhole.methods.diagnosis.diagnose import Diagnosis
-from keyhole.methods.diagnosis.examination import Finding
+from keyhole.methods.examination import Finding
 from keyhole.recover_model import load_layers
 from keyhole.recovery import Certificate, Outcome, Recovery, Stats, Tested
 from keyhole.runs import store

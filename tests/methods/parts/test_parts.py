@@ -137,7 +137,6 @@ def test_names_that_contradict_each_other_are_refused() -> None:
         ({"link": "softcup"}, "unknown link 'softcup'; known: exp, softcap"),
         ({"link": "sigmoid", "normaliser": "sum"}, "sigmoid weights"),
         ({"link": "linear", "normaliser": "sparsemax"}, "takes no link"),
-        ({}, "name a part at least"),
     ):
         with pytest.raises(UsageError, match=match):
             kh.recover(oracle, "parts", **options)

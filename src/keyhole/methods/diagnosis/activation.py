@@ -13,8 +13,8 @@ import numpy as np
 
 from keyhole.arrays import Booleans, Floats
 from keyhole.methods.base import Steps
-from keyhole.methods.diagnosis.examination import Examination
 from keyhole.methods.diagnosis.family_tests import BendFit, bend_fit
+from keyhole.methods.examination import Examination
 
 # (count, width) points -> answers (count, outputs) to single tokens
 Ask = Callable[[Floats], Steps[Floats]]

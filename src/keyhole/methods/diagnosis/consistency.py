@@ -15,7 +15,7 @@ import numpy as np
 
 from keyhole.arrays import Floats
 from keyhole.methods.base import Steps
-from keyhole.methods.diagnosis.examination import ROUNDING, Examination
+from keyhole.methods.examination import ROUNDING, Examination
 
 # (count, width) -> (count, outputs): answers to single tokens, where they are known
 Predict = Callable[[Floats], Floats]

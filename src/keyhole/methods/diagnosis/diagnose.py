@@ -28,16 +28,16 @@ from keyhole.methods.diagnosis.consistency import (
     ask_near_tokens,
     ask_reflection,
 )
-from keyhole.methods.diagnosis.examination import Examination, Finding, are_labels
 from keyhole.methods.diagnosis.family_tests import affine_misfit, odds_rank, rank_above
+from keyhole.methods.examination import Examination, Finding, are_labels
 from keyhole.methods.registry import methods_for
 from keyhole.noise import Noise
 from keyhole.optional import on_demand
 from keyhole.queries import Signature
 
-UNKNOWN, CONSTANT = "unknown", "constant"
+UNKNOWN, CONSTANT, POSITIONAL = "unknown", "constant", "positional"
 # Families that a diagnosis can name for which there are methods.
-FAMILIES = ("single-head", "multi-head", "residual", "relu-net", "one-layer", "labels")
+FAMILIES = ("single-head", "form-head", "multi-head", "residual", "relu-net", "one-layer", "labels")
 # Norms that tokens are tried at, over the square root of the width: logits go with their square.
 LADDER = 2.0 ** np.arange(-6, 7, 2)
 # Attention that does this part of what it does when it is saturated is neither flat nor saturated.
@@ -168,7 +168,7 @@ class _Diagnosing:
             swapped = float(np.max(np.abs(answers[-1] - answers[-2])))
             if swapped > self.exam.error(size):
                 self.exam.say("positions", "count", f"two tokens exchanged move the answer by {swapped:.2g}")
-                return self._diagnosis("positional", None)
+                return self._diagnosis(POSITIONAL, None)
             self.exam.say("positions", "do not count", f"two tokens exchanged move the answer by {swapped:.2g}")
         if self.exam.longest >= 4:
             doubled = float(np.max(np.abs(answers[1] - answers[0])))

@@ -17,7 +17,7 @@ from keyhole.arrays import Floats
 from keyhole.methods.attempt import Ledger
 from keyhole.methods.base import Steps
 from keyhole.methods.diagnosis.activation import ask_curvature
-from keyhole.methods.diagnosis.examination import LEAST_NUMBERS, Examination, Finding, ask_for_labels
+from keyhole.methods.examination import LEAST_NUMBERS, Examination, Finding, ask_for_labels
 from keyhole.methods.noise_estimation.measure import NoiseEstimate, coarseness, measure_noise
 from keyhole.noise import Noise
 from keyhole.queries import Signature

@@ -1,0 +1,74 @@
+"""A diagnosis goes on with the parts of one head where it is no softmax attention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import keyhole as kh
+from benchmarks.support.attention_zoo import KINDS, OTHERS, Kind
+from keyhole.recover import diagnose_box
+
+NAMED = {
+    "softcap": {"link": "softcap"},
+    "sigmoid": {"link": "sigmoid", "normaliser": "none"},
+    "sigmoid/n": {"link": "sigmoid", "normaliser": "count"},
+    "table": {"position_bias": "table"},
+    "window": {"position_bias": "window"},
+    "top-k": {"normaliser": "top-k"},
+    "softcap, log n": {"link": "softcap", "length_law": "log"},
+    "rotary": {"form": "rotary"},
+}
+
+
+def oracle_of(kind: Kind, seed: int = 0) -> kh.FunctionOracle:
+    box = kind.draw(np.random.default_rng(seed), 8)
+
+    def answer(tokens: Any) -> Any:
+        with np.errstate(all="ignore"):
+            return box(tokens)
+
+    return kh.FunctionOracle(answer, width=8)
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_the_parts_are_options_of_the_method_that_recovers_such_a_head(name: str) -> None:
+    found = diagnose_box(oracle_of(KINDS[name]))
+    assert found.options == NAMED[name]
+    assert found.family == ("form-head" if "form" in NAMED[name] else "single-head")
+    assert found.method in ("parts", None if "form" in NAMED[name] else "parts")
+
+
+@pytest.mark.parametrize("name", ["atan cap", "Laplace", "temperature 1/n"])
+def test_what_has_no_name_stays_unknown_and_is_said_why(name: str) -> None:
+    found = diagnose_box(oracle_of(OTHERS[name]))
+    assert (found.family, found.method) == ("unknown", None)
+    assert found.findings[-1].found == "other"
+
+
+def test_softmax_attention_is_a_single_head_without_options() -> None:
+    found = diagnose_box(oracle_of(KINDS["softmax"]))
+    assert (found.family, found.method, found.options) == ("single-head", "single-head", {})
+
+
+def test_auto_names_parts_once_softmax_attention_was_refuted() -> None:
+    result = kh.recover(oracle_of(KINDS["softcap, ALiBi"]))
+    assert (result.method, result.params.words.keys()) == ("parts", {"link", "position_bias"})
+    assert result.stats.details["tried_first"] in ("single-head", "multi-head")
+    assert result.stats.stages["naming of parts"] <= 66
+
+
+@pytest.mark.parametrize("name", ["softmax", "softmax, score bias", "softmax, output bias"])
+def test_auto_asks_nothing_more_of_softmax_attention(name: str) -> None:
+    result = kh.recover(oracle_of(KINDS[name]))
+    assert result.method == "single-head"
+    assert not {"naming of parts", "diagnosis"} & set(result.stats.stages)
+
+
+def test_the_method_parts_names_them_itself() -> None:
+    result = kh.recover(oracle_of(KINDS["sink, ALiBi"]), "parts")
+    assert result.stats.details["parts"]["normaliser"] == "sink"
+    with pytest.raises(kh.RecoveryFailed, match="length law"):
+        kh.recover(oracle_of(OTHERS["temperature 1/n"]), "parts")
