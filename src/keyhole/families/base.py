@@ -16,6 +16,7 @@ from keyhole.families.files import save_arrays
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
 
+    from keyhole.families.forms.base import Form
     from keyhole.families.relu_net import ReluNet
     from keyhole.families.single_head import SingleHead
 
@@ -36,6 +37,7 @@ class Anatomy:
     numbered: bool = False  # whether a head is one of a list and called by its number
     net: ReluNet | None = None
     behind: bool = False  # whether answers pass through a net behind the heads
+    form: Form | None = None  # of one head whose logits are not bilinear
 
     def matrices(self) -> dict[str, Array]:
         """The matrices that people look at: scores of heads, and weights into the neurons of a net."""

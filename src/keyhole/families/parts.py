@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields, replace
-from typing import ClassVar, Protocol, Self
+from typing import TYPE_CHECKING, ClassVar, Protocol, Self
 
 from keyhole.arrays import Array, namespace
 from keyhole.errors import FileError, UsageError
@@ -233,14 +233,15 @@ class Head(Family):
     A subclass has the two as attributes or properties, and its arrays.
     """
 
+    if TYPE_CHECKING:
+
+        @property
+        def form(self) -> ScoreForm:
+            """The score form."""
+
     value: Array  # (width,) or (width, outputs)
     output_bias: Array | None  # () or (outputs,)
     attention: Attention
-
-    @property
-    def form(self) -> ScoreForm:
-        """The score form."""
-        raise NotImplementedError
 
     @property
     def outputs(self) -> int | None:
