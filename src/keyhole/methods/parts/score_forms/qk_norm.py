@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from keyhole.families.forms import QKNorm
 from keyhole.methods.base import Estimate, Steps, Unrecoverable
 from keyhole.methods.forms.value import Value
 from keyhole.methods.parts.score_forms.readings import (
+    LARGEST,
     Norms,
     PairLogits,
     Tokens,
@@ -32,7 +33,9 @@ ASSUMPTIONS = (
     "answers are right up to the rounding of their dtype",
 )
 # A token that does not lie in the span of the others has a part outside of so many times its error, or that is nothing.
-DEPENDENT = 64.0
+DEPENDENT = 4.0
+# So many rows are candidates for the next one that is chosen: more make better choices, and a query more each.
+CANDIDATES = 8
 # Sums of two tokens, of which the second is multiplied by one of these: with either sign, and of clear value.
 STRETCHES = np.array([1.0, -2.0])
 NOT_NORMED = "sums of tokens are not answered as normed keys and queries answer them"
@@ -74,6 +77,16 @@ def lengths(vectors: Floats, gram: Floats) -> Floats:  # (n, rank) -> (n,)
 
 
 @dataclass(frozen=True)
+class _Block:
+    """Scores of rows with each other, those first that all depend on."""
+
+    order: Integers  # (width,) of rows
+    scores: Floats  # (width, width), known of the first `rank` with the first `known`
+    rank: int
+    known: int
+
+
+@dataclass(frozen=True)
 class _Learner:
     """Asks and solves; with a reader that replays, solves only."""
 
@@ -83,14 +96,18 @@ class _Learner:
 
     def solve(self, reader: PairLogits) -> Steps[QKNorm]:
         """The form from what is read."""
-        scores, rank, rest = yield from self._ask_block(reader)
-        keys = yield from self._ask_key_lengths(reader, scores)
-        keys = yield from self._ask_outer_keys(reader, scores, keys, rest[0])
+        block = yield from self._ask_block(reader)
+        return (yield from replace(self, rows=self.rows[block.order])._solve(reader, block))
+
+    def _solve(self, reader: PairLogits, block: _Block) -> Steps[QKNorm]:
+        """The form, once the first rows are those that the others depend on."""
+        rank = block.rank
+        keys = yield from self._ask_key_lengths(reader, block.scores[:rank, :rank])
+        keys = yield from self._ask_outer_keys(reader, block, keys)
         # What a first token, a mixture of rows, scores with each of the first last ones.
-        onto = np.sqrt(np.diag(keys.gram))[:, None] * scores
+        onto = np.sqrt(np.diag(keys.gram))[:, None] * block.scores[:rank, :rank]
         first = np.concatenate([np.eye(len(self.rows)), self.others @ self.rows.T])
-        asker = _QuerySide(self, keys, onto, first)
-        queries = yield from asker.ask(reader, rank, rest[1])
+        queries = yield from _QuerySide(self, keys, onto, first).ask(reader, block)
         sizes = np.sqrt(np.diag(queries.gram))
         return self._assemble(keys, onto * sizes, queries)
 
@@ -127,24 +144,44 @@ class _Learner:
 
     # --- the first rows, of keys and queries, until they depend on each other ----------------------------------------
 
-    def _ask_block(self, reader: PairLogits) -> Steps[tuple[Floats, int, tuple[Floats | None, Floats | None]]]:
-        """Scores of the first rows with each other, how many there are, and those of the next one if there is one."""
+    def _ask_block(self, reader: PairLogits) -> Steps[_Block]:
+        """Rows whose scores with each other make a matrix of full rank, chosen one by one among a few."""
         width = len(self.rows)
-        scores, units = np.zeros((width, width)), np.eye(width)
-        for count in range(width):
-            own = yield from reader.read_own("directions", self.firsts(units[[count]]), self.lasts(units[[count]]))
-            scores[count, count] = own.own()[0]
-            new, before = np.full(count, count), np.arange(count)
-            rows, columns = np.concatenate([new, before]), np.concatenate([before, new])
-            if count:
-                own = np.diag(scores)[columns]
-                found = yield from reader.read("directions", None, *self._units(rows, columns), own)
-                scores[rows, columns] = found.above(own)
-            dependent = count > 0 and _is_dependent(scores[: count + 1, : count + 1], reader.least)
-            if reader.decide(dependent):
-                kept = scores[:count, :count]
-                return kept, count, (scores[count : count + 1, :count], scores[: count + 1, count])
-        return scores, width, (None, None)
+        scores = np.zeros((width, width))
+        fresh = min(CANDIDATES, width)
+        chosen, pool = list[int](), list(range(fresh))
+        yield from self._ask_scores(reader, scores, pool, [], [])
+        while pool:
+            found = [_remainder(scores, chosen, row) for row in pool]
+            best = max(range(len(pool)), key=lambda place: found[place][0])
+            clear = found[best][0] > DEPENDENT * reader.typical * found[best][1]
+            best = reader.decide(best if clear else -1)
+            if best < 0:
+                break
+            chosen.append(pool.pop(best))
+            new = [fresh] if fresh < width else []
+            yield from self._ask_scores(reader, scores, new, chosen, pool)
+            pool, fresh = pool + new, fresh + len(new)
+        if not chosen:
+            raise Unrecoverable(Outcome.NOT_IDENTIFIABLE, "no token attracts attention more than another does")
+        order = np.array([*chosen, *pool, *range(fresh, width)])
+        return _Block(order, scores[np.ix_(order, order)], len(chosen), len(chosen) + len(pool))
+
+    def _ask_scores(
+        self, reader: PairLogits, scores: Floats, new: list[int], chosen: list[int], pool: list[int]
+    ) -> Steps[None]:
+        """Scores of new rows with themselves and with those chosen, and of a pool with the one that was chosen last."""
+        units = np.eye(len(self.rows))
+        if new:
+            own = yield from reader.read_own("directions", self.firsts(units[new]), self.lasts(units[new]))
+            scores[new, new] = own.own()
+        pairs = [(one, other) for one in new for other in chosen] + [(each, chosen[-1]) for each in pool if chosen]
+        if pairs:
+            rows, columns = (np.array(each) for each in zip(*pairs, strict=True))
+            rows, columns = np.concatenate([rows, columns]), np.concatenate([columns, rows])
+            own_logits = np.diag(scores)[columns]
+            read = yield from reader.read("directions", None, *self._units(rows, columns), own_logits)
+            scores[rows, columns] = read.above(own_logits)
 
     # --- keys -------------------------------------------------------------------------------------------------------
 
@@ -199,16 +236,16 @@ class _Learner:
             gram[some, others] = gram[others, some] = met
         return _Side(np.eye(count), gram)
 
-    def _ask_outer_keys(self, reader: PairLogits, scores: Floats, keys: _Side, known: Floats | None) -> Steps[_Side]:
+    def _ask_outer_keys(self, reader: PairLogits, block: _Block, keys: _Side) -> Steps[_Side]:
         """The keys of the other rows: their directions from the first last tokens, their lengths from one sum each."""
-        width, count = len(self.rows), len(scores)
-        if known is None:
+        width, count, known = len(self.rows), block.rank, block.known
+        if width == count:
             return keys
+        scores = block.scores[:count, :count]
         own, units = np.diag(scores), np.eye(width)
-        seen = known  # (outer, count)
-        if width > count + 1:
-            rows = np.repeat(np.arange(count + 1, width), count)
-            columns = np.tile(np.arange(count), width - count - 1)
+        seen = block.scores[count:known, :count]
+        if width > known:
+            rows, columns = np.repeat(np.arange(known, width), count), np.tile(np.arange(count), width - known)
             found = yield from reader.read("directions", None, *self._units(rows, columns), own[columns])
             seen = np.concatenate([seen, found.above(own[columns]).reshape(-1, count)])
         sizes = np.sqrt(np.diag(keys.gram))
@@ -258,6 +295,7 @@ class _Paths:
         leaving = side * np.cos(angle) - begin * np.sin(angle)
         clear = np.where(side * leaving > 0, np.minimum(np.abs(side), np.abs(leaving)), 0.0)
         # An angle beside nothing or all of it shows no length.
+        clear = np.where(np.maximum(begin, end) < LARGEST, clear, 0.0)  # none that would be turned round
         return cls(begin, side, angle, clear * np.sin(angle))
 
     def at(self, choice: Integers) -> _Paths:
@@ -286,13 +324,13 @@ class _QuerySide:
     onto: Floats  # (rank, rank): inner products of key coordinates with the first last tokens
     first: Floats  # (m, width): first tokens to choose from
 
-    def ask(self, reader: PairLogits, rank: int, known: Floats | None) -> Steps[_Side]:
+    def ask(self, reader: PairLogits, block: _Block) -> Steps[_Side]:
         """The queries of all rows."""
-        gram = yield from self._ask_lengths(reader, rank)
-        inner = _Side(np.eye(rank), gram)
-        if known is None:
+        gram = yield from self._ask_lengths(reader, block.rank)
+        inner = _Side(np.eye(block.rank), gram)
+        if block.rank == len(block.order):
             return inner
-        return (yield from self._ask_outer(reader, inner, known))
+        return (yield from self._ask_outer(reader, inner, block))
 
     def seen(self, weights: Floats) -> Floats:  # (n, width) -> (n, rank)
         """What the keys of mixtures of rows, of length one, score with the first last tokens."""
@@ -323,25 +361,32 @@ class _QuerySide:
         learner, sizes, gram = self.learner, np.ones(rank), np.ones((rank, rank))
         if rank > 1:
             rows, zeros = np.arange(1, rank), np.zeros(rank - 1, dtype=np.int64)
-            stretch = np.ones(rank - 1)
+            scores = self.seen(self.first)
+            # A sum b_0 + t·b_j scores with itself and with one more token: two equations for two lengths.
+            ends = np.stack([self.seen(learner.sums(zeros, np.full(rank - 1, t), rows)) for t in STRETCHES], axis=1)
+            one, two = ends[:, :, None, 0], np.take_along_axis(ends, rows[:, None, None], 2)
+            turning = np.abs(one * scores[:, rows].T[:, None, :] - two * scores[:, 0])  # (rank - 1, 2, m)
+            choice = np.argmax(turning.reshape(rank - 1, -1), axis=1)
+            choice = reader.decide(np.stack(np.unravel_index(choice, turning.shape[1:])))
+            stretch, number = STRETCHES[choice[0]], choice[1]
             last = learner.sums(zeros, stretch, rows)
-            found = self._against(last)
-            one, two = found[:, :, 0], np.take_along_axis(found, rows[:, None, None], 2)[:, :, 0]
-            turning = np.abs(one[:, :, None] * two[:, None, :] - one[:, None, :] * two[:, :, None])
-            # Readings that are large themselves are less well known.
-            calm = 1 + np.abs(one) + np.abs(two)
-            turning = turning / (calm[:, :, None] * calm[:, None, :])
-            pairs = np.argmax(turning.reshape(rank - 1, -1), axis=1)
-            choice = (np.concatenate([pairs // found.shape[1], pairs % found.shape[1]]),)
-            choice, logits, parts = yield from self._read(reader, choice, lambda _: np.tile(last, (2, 1)))
-            both = np.tile(rows, 2)
-            system = np.stack([logits, -parts[np.arange(len(both)), both]], axis=-1)
-            system = system.reshape(2, -1, 2).transpose(1, 0, 2)
-            solved = np.linalg.solve(system, parts[:, 0].reshape(2, -1).T[:, :, None])[:, :, 0]
+            own = (yield from reader.read_own("queries", learner.firsts(last), learner.lasts(last))).own()
+            found = yield from reader.read(
+                "queries",
+                None,
+                lambda _: learner.firsts(self.first[number]),
+                lambda _: learner.lasts(last),
+                own,
+            )
+            parts = np.stack([self.seen(last), scores[number]], axis=1)  # (rank - 1, 2, rank)
+            seen = np.stack([own, found.above(own)], axis=1)
+            turned = np.take_along_axis(parts, rows[:, None, None], 2)[:, :, 0]
+            system = np.stack([seen, -stretch[:, None] * turned], axis=-1)
+            solved = np.linalg.solve(system, parts[:, :, :1])[:, :, 0]
             if not np.all(solved > 0):
                 raise refuse(NOT_NORMED)
             sizes[1:] = solved[:, 1]
-            gram[0, 1:] = gram[1:, 0] = (solved[:, 0] ** 2 - 1 - sizes[1:] ** 2) / 2
+            gram[0, 1:] = gram[1:, 0] = (solved[:, 0] ** 2 - 1 - (stretch * sizes[1:]) ** 2) / (2 * stretch)
         np.fill_diagonal(gram, sizes**2)
         yield from self._ask_pairs(reader, sizes, gram)
         return gram
@@ -375,21 +420,30 @@ class _QuerySide:
         found = (both**2 - sizes[some] ** 2 - (stretch * sizes[others]) ** 2) / (2 * stretch)
         gram[some, others] = gram[others, some] = found
 
-    def _ask_outer(self, reader: PairLogits, inner: _Side, known: Floats) -> Steps[_Side]:
+    def _ask_outer(self, reader: PairLogits, inner: _Side, block: _Block) -> Steps[_Side]:
         """The queries of the other rows: directions from as many readings as there are numbers, lengths from one."""
-        learner, width, rank = self.learner, len(self.learner.rows), len(inner.gram)
+        learner, width, rank, known = self.learner, len(self.learner.rows), block.rank, block.known
         units = np.eye(width)
-        # In coordinates in which keys of length one are unit vectors, the best first tokens are nearly orthogonal.
-        plain = np.linalg.solve(self.onto, np.linalg.cholesky(self.keys.gram))
-        solved = [self._of_block(known)]
-        if width > rank + 1:
-            outer = np.arange(rank + 1, width)
-            found = self._against(units[outer]) @ plain
-            choice = np.concatenate([scipy.linalg.qr(each.T, mode="r", pivoting=True)[1][:rank] for each in found])
-            rows = np.repeat(outer, rank)
-            _, logits, parts = yield from self._read(reader, (choice,), lambda _: units[rows])
-            shape = (len(outer), rank, rank)
-            solved += list(np.linalg.solve(parts.reshape(shape), logits.reshape(len(outer), rank, 1))[:, :, 0])
+        solved = [self._of_block(block, row) for row in range(rank, known)]
+        if width > known:
+            outer = np.arange(known, width)
+            selves = yield from reader.read_own("queries", learner.firsts(units[outer]), learner.lasts(units[outer]))
+            own = selves.own()
+            # In coordinates in which keys of length one are unit vectors, the best first tokens are nearly orthogonal.
+            plain = np.linalg.solve(self.onto, np.linalg.cholesky(self.keys.gram))
+            scores, ends = self.seen(self.first), self.seen(units[outer])
+            choice = np.concatenate([_most_different(scores @ plain, each @ plain, rank - 1) for each in ends])
+            rows = np.repeat(outer, rank - 1)
+            found = yield from reader.read(
+                "queries",
+                choice,
+                lambda each: learner.firsts(self.first[each]),
+                lambda _: learner.lasts(units[rows]),
+                np.repeat(own, rank - 1),
+            )
+            seen = np.column_stack([own, found.above(np.repeat(own, rank - 1)).reshape(len(outer), -1)])
+            parts = np.concatenate([ends[:, None, :], scores[found.choice].reshape(len(outer), -1, rank)], axis=1)
+            solved += list(np.linalg.solve(parts, seen[:, :, None])[:, :, 0])
         sizes = np.sqrt(np.diag(inner.gram))
         directions = np.stack(solved) / sizes  # in coordinates of the first queries, not of those of length one
         directions = directions / lengths(directions, inner.gram)[:, None]
@@ -406,11 +460,11 @@ class _QuerySide:
         queries = directions * (ratio * sizes[start] / np.abs(STRETCHES[stretch]))[:, None]
         return _Side(np.concatenate([inner.vectors, queries]), inner.gram)
 
-    def _of_block(self, known: Floats) -> Floats:  # (rank + 1,) -> (rank,)
-        """The direction of the row after the first ones, whose scores with the first rows and itself were read."""
-        rank = len(self.onto)
-        rows = self.seen(np.eye(len(self.learner.rows))[: rank + 1])
-        return np.asarray(np.linalg.lstsq(rows, known, rcond=None)[0])
+    def _of_block(self, block: _Block, row: int) -> Floats:  # -> (rank,)
+        """The direction of the query of a row of which scores with the first rows and with itself were read."""
+        units = np.eye(len(self.learner.rows))
+        some = [*range(block.rank), row]
+        return np.asarray(np.linalg.lstsq(self.seen(units[some]), block.scores[some, row], rcond=None)[0])
 
     def _paths(self, inner: _Side, directions: Floats, start: Integers, parts: Floats) -> _Paths:
         """The ways from some first queries to those of the outer rows, as seen by parts (n, rank)."""
@@ -438,12 +492,17 @@ class _QuerySide:
         return choice, shape
 
 
-def _is_dependent(scores: Floats, error: float) -> bool:
-    """Whether the last row of a square matrix lies in the span of the others, as far as errors tell."""
-    block, row, column = scores[:-1, :-1], scores[-1, :-1], scores[:-1, -1]
-    try:
-        across, along = np.linalg.solve(block.T, row), np.linalg.solve(block, column)
-    except np.linalg.LinAlgError:
-        return True
-    rest = scores[-1, -1] - across @ column
-    return bool(abs(rest) <= DEPENDENT * error * (1 + np.linalg.norm(across)) * (1 + np.linalg.norm(along)))
+def _most_different(rows: Floats, first: Floats, count: int) -> Integers:  # (n, rank), (rank,) -> (count,)
+    """Rows that are as nearly orthogonal to each other and to the first as there are."""
+    rest = rows - np.outer(rows @ first, first) / (first @ first)
+    return np.asarray(scipy.linalg.qr(rest.T, mode="r", pivoting=True)[1][:count])
+
+
+def _remainder(scores: Floats, chosen: list[int], row: int) -> tuple[float, float]:
+    """What the score of a row with itself is beyond what those chosen predict, and how much errors add up to there."""
+    if not chosen:
+        return abs(float(scores[row, row])), 1.0
+    block, along, across = scores[np.ix_(chosen, chosen)], scores[row, chosen], scores[chosen, row]
+    left, right = np.linalg.solve(block.T, along), np.linalg.solve(block, across)
+    rest = abs(float(scores[row, row] - left @ across))
+    return rest, float((1 + np.linalg.norm(left)) * (1 + np.linalg.norm(right)))

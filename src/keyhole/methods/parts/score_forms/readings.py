@@ -108,7 +108,7 @@ class PairLogits:
         return self._keep(Reading(choice, signs, ~np.isnan(shares), logits, radius))
 
     def read_own(self, stage: str, tokens: Floats, ends: Floats) -> Steps[Reading]:
-        """Queries [−token; end] of two tokens (n, width) of one direction each, or [token; −end; end] where that is low."""
+        """Queries [−token; end] of tokens (n, width) of one direction, or [token; −end; end] where that is low."""
         if self.errors is not None:
             return self._replay()
         none = np.full(len(tokens), np.nan)
@@ -140,7 +140,8 @@ class PairLogits:
             (some,) = np.nonzero(~np.isnan(shares) if anchored else np.isnan(shares))
             if some.size:
                 between = shares[some] if anchored else np.zeros(some.size)
-                logits[some], radius[some] = yield from self._ask_alike(stage, first[some], last[some], between, anchored)
+                found = yield from self._ask_alike(stage, first[some], last[some], between, anchored)
+                logits[some], radius[some] = found
         return logits, radius
 
     def _ask_alike(
@@ -158,9 +159,10 @@ class PairLogits:
         return np.array(floats(logits)), np.array(floats(radius))
 
     @property
-    def least(self) -> float:
-        """The largest radius that was read."""
-        return max((float(np.max(each.radius)) for each in self.tape if each.radius.size), default=0.0)
+    def typical(self) -> float:
+        """The root mean square of all radii that were read."""
+        squares = np.concatenate([each.radius**2 for each in self.tape])
+        return float(np.sqrt(np.mean(squares))) if squares.size else 0.0
 
     def replayed(self, rng: np.random.Generator) -> PairLogits:
         """A reader that gives what was read once more, with errors of the size of its radii."""
@@ -187,7 +189,7 @@ class Norms:
 
 
 def ask_values(signature: Signature, rng: np.random.Generator) -> Steps[Value]:
-    """The value and the output bias from d + 1 one-token queries, none of them the zero token, which may have no key."""
+    """The value and the output bias from d + 1 one-token queries, none of the zero token, which may have no key."""
     check_length(signature)
     space, width = signature.space, signature.width
     norm = 2.0**20 if signature.max_norm is None else floor_power(signature.norm_limit)
