@@ -80,7 +80,7 @@ class Form(ABC):
         return self.longest(worst, logit_radius) if worst > 0 else float("inf")
 
     def longest(self, worst: float, logit_radius: float) -> float:
-        """The norm at which logits that are off by `worst` at unit norm are off by `logit_radius`: they grow squared."""
+        """The norm at which logits, off by `worst` at norm one, are off by `logit_radius`: they grow as its square."""
         return float((logit_radius / worst) ** 0.5)
 
 

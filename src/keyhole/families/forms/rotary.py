@@ -30,9 +30,8 @@ def geometric(pairs: int, base: float = BASE) -> Floats:  # (pairs,)
 
 
 def check_frequencies(form: Form) -> None:
-    """UsageError unless there is an angle for every pair, all of them different and between 0 and π."""
-    key, frequencies = form.key, form.frequencies  # type: ignore[attr-defined]
-    check_form(form, frequencies=(key.shape[0] // 2,))
+    """UsageError unless there is an angle for every pair."""
+    check_form(form, frequencies=(form.key.shape[0] // 2,))  # type: ignore[attr-defined]
 
 
 def refuse_equal_frequencies(frequencies: Floats) -> None:
@@ -66,7 +65,7 @@ def pair_sums(squares: Array) -> Array:  # (…, r) -> (…, r/2)
 
 
 def turning_variance(keys: Array, queries: Array, frequencies: Array, radius: Array, rounding: float) -> Array:
-    """Variance of the logits (batch, queries, length) by errors of the angles; keys and queries are squares of pairs."""
+    """Variance of logits (batch, queries, length) by errors of angles; keys and queries are squares of pairs."""
     own = (radius + rounding * abs(frequencies)) ** 2
     return products(keys, queries * own) * distances(keys, queries) ** 2
 

@@ -82,9 +82,7 @@ class PairLogits:
             return choice
         return self._replay().choice
 
-    def read(
-        self, stage: str, choice: Any, first: Tokens, last: Tokens, own: Floats | None = None
-    ) -> Steps[Reading]:
+    def read(self, stage: str, choice: Any, first: Tokens, last: Tokens, own: Floats | None = None) -> Steps[Reading]:
         """Queries [first; last] of tokens (n, width) that the choice determines.
 
         A first token that takes nearly all the weight is turned round. `own` (n,) are logits of last tokens of
@@ -236,15 +234,22 @@ def solved_again(
     form: Form, reader: PairLogits, solve: Callable[[PairLogits], Steps[Form]], rng: np.random.Generator
 ) -> dict[str, Floats]:
     """Radii of the arrays of a form: how far they move when it is solved again from readings with errors."""
+    return radii_of_solutions(form, lambda errors: _finish(solve(reader.replayed(errors))), rng)
+
+
+def radii_of_solutions(
+    form: Form, again: Callable[[np.random.Generator], Form], rng: np.random.Generator
+) -> dict[str, Floats]:
+    """How far the arrays of a form move when it is solved again with random errors; infinite where it cannot be."""
     base = form.arrays()
     squares = {name: np.zeros(np.shape(array)) for name, array in base.items()}
     for _ in range(REPLAYS):
         try:
-            again = _finish(solve(reader.replayed(rng))).aligned_to(form).arrays()
+            moved = again(rng).aligned_to(form).arrays()
         except (Unrecoverable, np.linalg.LinAlgError):
             return {name: np.full(np.shape(array), np.inf) for name, array in base.items()}
         for name, array in base.items():
-            squares[name] += (again[name] - array) ** 2 / REPLAYS
+            squares[name] += (moved[name] - array) ** 2 / REPLAYS
     return {name: SPREAD * np.sqrt(square) for name, square in squares.items()}
 
 
