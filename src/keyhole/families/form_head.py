@@ -65,6 +65,12 @@ class FormHead(Head):
         made = FORMS[name](**below("form-head", own, "form")["form"])
         return super().of_arrays(form=made, **arrays)
 
+    def with_arrays(self, named: dict[str, Array]) -> Self:
+        """A copy with other arrays, named as `arrays` names them."""
+        own = {name.removeprefix("form."): array for name, array in named.items() if name.startswith("form.")}
+        rest = {name: array for name, array in named.items() if not name.startswith("form.")}
+        return super().of_arrays(form=self.form.with_arrays(own), **rest, **self.attention.words)
+
     def without_attention(self) -> Self:
         """A copy in which all tokens weigh the same."""
         nothing = {name: 0 * array for name, array in self.form.arrays().items()}
