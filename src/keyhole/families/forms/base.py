@@ -53,6 +53,10 @@ class Form(ABC):
         _ = other
         return self.canonical()
 
+    def told(self) -> dict[str, Floats]:
+        """What logits tell, by which forms of one kind are compared: products of arrays where these are not told."""
+        return {name: floats(array) for name, array in self.arrays().items()}
+
     def logits(self, tokens: Array, queries: Array) -> Array:  # -> (batch, length) or (batch, queries, length)
         """The logits."""
         if queries.ndim == tokens.ndim:

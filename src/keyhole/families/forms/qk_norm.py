@@ -95,6 +95,12 @@ class QKNorm(Form):
         signs = np.where(signs < 0, -1.0, 1.0)[:, None]
         return QKNorm(own.query * signs, own.key * signs, own.gain)
 
+    def told(self) -> dict[str, Floats]:
+        """Gram matrices of keys and queries of trace one, and what they make of the score."""
+        own = self.canonical()
+        meeting = own.key.T @ (own.gain[:, None] * own.query)
+        return {"keys": own.key.T @ own.key, "score": meeting, "queries": own.query.T @ own.query}
+
 
 def across(variance: Array, keys: Array, asked: Array, logits: Array) -> Array:
     """Variance of logits keysᵀ·asked by errors of keys, which stay of length one.

@@ -10,7 +10,7 @@ import numpy as np
 from keyhole.arrays import Array, Floats, floats, namespace
 from keyhole.families.forms.base import Form, check_factors, check_form, entry_radius, products
 from keyhole.families.forms.qk_norm import unit
-from keyhole.families.forms.rotary import check_frequencies, pair_sums, rotary_products, turning_variance
+from keyhole.families.forms.rotary import check_frequencies, pair_sums, rotary_products, told_pairs, turning_variance
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,6 +106,13 @@ class QKNormRotary(Form):
         meeting = pair_sums((own.key * floats(other.key) + own.query * floats(other.query)).T)
         signs = np.tile(np.where(meeting.sum(axis=0) < 0, -1.0, 1.0), 2)[:, None]
         return QKNormRotary(own.query * signs, own.key * signs, own.query_gain, own.key_gain, own.frequencies)
+
+    def told(self) -> dict[str, Floats]:
+        """Gram matrices of keys and queries of trace one, and what every pair makes of the score."""
+        own = self.canonical()
+        score = told_pairs(own.key * own.key_gain[:, None], own.query * own.query_gain[:, None])
+        grams = {"keys": own.key.T @ own.key, "queries": own.query.T @ own.query}
+        return {**grams, "score": score, "frequencies": own.frequencies}
 
 
 def _variance(

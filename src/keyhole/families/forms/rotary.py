@@ -149,6 +149,17 @@ class Rotary(Form):
         meeting = meeting + np.sum(np.conj(queries) * as_complex(floats(other.query)), axis=1)
         return _factored(keys, queries, np.exp(1j * np.angle(meeting)), own.frequencies)
 
+    def told(self) -> dict[str, Floats]:
+        """The product of key and query of every pair."""
+        own = self.canonical()
+        return {"score": told_pairs(own.key, own.query), "frequencies": floats(own.frequencies)}
+
+
+def told_pairs(key: Floats, query: Floats) -> Floats:  # (r, d) -> (r/2, d, 2d)
+    """Products of keys and queries, a complex matrix per pair."""
+    products = np.conj(as_complex(key))[:, :, None] * as_complex(query)[:, None, :]
+    return np.concatenate([products.real, products.imag], axis=2)
+
 
 def _factored(keys: Complex, queries: Complex, phases: Complex, frequencies: Floats) -> Rotary:
     """Key and query of one size per pair, both turned by a phase."""
