@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -41,23 +42,28 @@ class Reading:
     """Logits that were read, and what the tokens were chosen by."""
 
     choice: Any
-    signs: Floats  # (n,): −1 where the first token was turned round
     anchored: Booleans  # (n,): whether the last token's opposite stood between the two
+    signs: Floats  # (n,): −1 where the first token was turned round
     logits: Floats  # (n,): log ω/(1 − ω) of the weight ω of the first token
     radius: Floats  # (n,)
+
+    def with_errors(self, rng: np.random.Generator) -> Reading:
+        """The same with random errors of the size of the radii."""
+        return replace(self, logits=self.logits + self.radius * rng.standard_normal(self.logits.shape))
 
     def above(self, own: Floats) -> Floats:  # (n,) -> (n,)
         """Logits of the first tokens themselves, not turned round, given those of the last ones of themselves."""
         anchors = np.where(self.anchored, np.logaddexp(own, -own), own)
         return np.asarray(self.signs * (self.logits + anchors))
 
-    def own(self) -> Floats:  # (n,)
-        """Logits of last tokens of themselves, first tokens being their opposites, or themselves if turned round."""
+    def of_itself(self) -> tuple[Floats, Floats]:  # (n,), (n,)
+        """Logits of last tokens of themselves, first tokens being their opposites: twice, as `above` wants them."""
         # [−g; g] has the odds e^(−2s), [g; −g; g] e^(2s)/(1 + e^(2s)).
         inside = np.minimum(self.logits, -np.finfo(np.float64).eps)
         with np.errstate(divide="ignore"):
             turned = np.where(self.anchored, inside - np.log(-np.expm1(inside)), 0.0) / 2
-        return np.asarray(np.where(self.anchored, turned, -self.logits / 2))
+        found = np.asarray(np.where(self.anchored, turned, -self.logits / 2))
+        return found, found
 
 
 @dataclass
@@ -78,7 +84,7 @@ class PairLogits:
         """A choice that no query is for."""
         if self.errors is None:
             nothing = np.zeros(0)
-            self.tape.append(Reading(choice, nothing, nothing > 0, nothing, nothing))
+            self.tape.append(Reading(choice, nothing > 0, nothing, nothing, nothing))
             return choice
         return self._replay().choice
 
@@ -95,15 +101,8 @@ class PairLogits:
         if own is not None:
             with np.errstate(over="ignore"):
                 shares = np.where(own < LOW, 1 / (1 + np.exp(2 * own)), np.nan)
-        logits, radius = yield from self._ask(stage, tokens, ends, shares)
-        signs = np.ones(len(logits))
-        (high,) = np.nonzero((logits > LARGEST) | ~np.isfinite(radius))
-        if high.size:
-            other, other_radius = yield from self._ask(stage, -tokens[high], ends[high], shares[high])
-            better = other_radius < radius[high]
-            some = high[better]
-            logits[some], radius[some], signs[some] = other[better], other_radius[better], -1.0
-        return self._keep(Reading(choice, signs, ~np.isnan(shares), logits, radius))
+        ask = partial(self._ask, stage)
+        return self._keep(Reading(choice, ~np.isnan(shares), *(yield from _ask_turned(ask, tokens, ends, shares))))
 
     def read_own(self, stage: str, tokens: Floats, ends: Floats) -> Steps[Reading]:
         """Queries [−token; end] of tokens (n, width) of one direction, or [token; −end; end] where that is low."""
@@ -117,7 +116,7 @@ class PairLogits:
             with np.errstate(over="ignore"):
                 shares = 1 / (1 + np.exp(-np.where(np.isfinite(logits), logits, np.inf)[high]))
             logits[high], radius[high] = yield from self._ask(stage, tokens[high], ends[high], shares)
-        return self._keep(Reading(None, np.ones(len(logits)), anchored, logits, radius))
+        return self._keep(Reading(None, anchored, np.ones(len(logits)), logits, radius))
 
     def _keep(self, reading: Reading) -> Reading:
         if not np.all(np.isfinite(reading.radius)):
@@ -129,7 +128,7 @@ class PairLogits:
         assert self.errors is not None
         kept = self.tape[self.place]
         self.place += 1
-        return replace(kept, logits=kept.logits + kept.radius * self.errors.standard_normal(kept.logits.shape))
+        return kept.with_errors(self.errors)
 
     def _ask(self, stage: str, first: Floats, last: Floats, shares: Floats) -> Steps[tuple[Floats, Floats]]:
         """Logits and radii; `shares` is nan, or of the weight of last tokens and their opposites that of the latter."""
@@ -145,12 +144,23 @@ class PairLogits:
     def _ask_alike(
         self, stage: str, first: Floats, last: Floats, shares: Floats, anchored: bool
     ) -> Steps[tuple[Floats, Floats]]:
-        space = self.signature.space
-        values, vector = PairValues(self.signature, self.value), floats(self.value.vector)
         places = [first, -last, last] if anchored else [first, last]
+        return (yield from self._ask_places(stage, places, first, last, 1 - 2 * shares))
+
+    @property
+    def _vector(self) -> Floats:
+        return floats(self.value.vector)
+
+    def _ask_places(
+        self, stage: str, places: list[Floats], first: Floats, last: Floats, shares: Floats, unknown: float = 0.0
+    ) -> Steps[tuple[Floats, Floats]]:
+        """Logits and radii of first tokens; all others have `shares` of the value of last ones, within `unknown`."""
+        space = self.signature.space
+        values, vector = PairValues(self.signature, self.value), self._vector
         answers: Measurements = yield sequences(stage, space.asarray(np.stack(places, axis=1)))
         sizes = [values.error * np.linalg.norm(each, axis=1) for each in (first, last)]
-        high, low = first @ vector, (1 - 2 * shares) * (last @ vector)
+        sizes[1] = sizes[1] + unknown
+        high, low = first @ vector, shares * (last @ vector)
         found = floats(answers.values) - float(self.value.bias)
         arrays = (space.asarray(each) for each in (found, low, high, sizes[1], sizes[0]))
         logits, radius = logit_with_radius(space, *arrays, values.noise(answers.radius))
@@ -165,6 +175,93 @@ class PairLogits:
     def replayed(self, rng: np.random.Generator) -> PairLogits:
         """A reader that gives what was read once more, with errors of the size of its radii."""
         return replace(self, errors=rng, place=0)
+
+
+def _ask_turned(
+    ask: Callable[[Floats, Floats, Floats], Steps[tuple[Floats, Floats]]], first: Floats, last: Floats, shares: Floats
+) -> Steps[tuple[Floats, Floats, Floats]]:
+    """Signs, logits and radii: first tokens that take nearly all the weight are turned round."""
+    logits, radius = yield from ask(first, last, shares)
+    signs = np.ones(len(logits))
+    (high,) = np.nonzero((logits > LARGEST) | ~np.isfinite(radius))
+    if high.size:
+        other, other_radius = yield from ask(-first[high], last[high], shares[high])
+        better = other_radius < radius[high]
+        some = high[better]
+        logits[some], radius[some], signs[some] = other[better], other_radius[better], -1.0
+    return signs, logits, radius
+
+
+@dataclass(frozen=True)
+class PaddedReading(Reading):
+    """Logits that were read beside zero tokens, whose logits are zero."""
+
+    zeros: int = 1
+    turned: Floats | None = None  # (n,): the same of first tokens turned round
+
+    def with_errors(self, rng: np.random.Generator) -> Reading:
+        """The same with random errors of the size of the radii."""
+        if self.turned is None:
+            return super().with_errors(rng)
+        one, two = (self.radius * rng.standard_normal(self.radius.shape) for _ in range(2))
+        return replace(self, logits=self.logits + one, turned=self.turned + two)
+
+    def above(self, own: Floats) -> Floats:  # (n,) -> (n,)
+        """Logits of the first tokens, given the masses of the last ones."""
+        return np.asarray(self.signs * (self.logits + np.log(self.zeros + own)))
+
+    def of_itself(self) -> tuple[Floats, Floats]:  # (n,), (n,)
+        """Logits of first tokens, and the masses of the last ones."""
+        assert self.turned is not None
+        return (self.logits - self.turned) / 2, np.exp(-(self.logits + self.turned) / 2) - self.zeros
+
+
+@dataclass
+class PaddedLogits(PairLogits):
+    """Reads logits where they depend on distances: a zero token before the two, or several between them.
+
+    Beside a zero token no first token has all the weight because the last one has none.
+    """
+
+    def read(
+        self,
+        stage: str,
+        choice: Any,
+        first: Tokens,
+        last: Tokens,
+        own: Floats | None = None,  # noqa: ARG002
+        between: int = 0,
+    ) -> Steps[Reading]:
+        """Queries [0; first; last], or [first; 0; …; 0; last] of tokens (n, width) that the choice determines."""
+        if self.errors is not None:
+            return self._replay()
+        tokens, ends = first(choice), last(choice)
+        none = np.zeros(len(tokens), dtype=bool)
+        ask = partial(self._ask_padded, stage, between)
+        signs, logits, radius = yield from _ask_turned(ask, tokens, ends, np.zeros(len(tokens)))
+        return self._keep(PaddedReading(choice, none, signs, logits, radius, max(1, between)))
+
+    def read_own(self, stage: str, tokens: Floats, ends: Floats) -> Steps[Reading]:
+        """Queries [0; token; end] and [0; −token; end] of tokens (n, width)."""
+        if self.errors is not None:
+            return self._replay()
+        count, shares = len(tokens), np.zeros(2 * len(tokens))
+        both, last = np.concatenate([tokens, -tokens]), np.concatenate([ends, ends])
+        logits, radius = yield from self._ask_padded(stage, 0, both, last, shares)
+        none, ones = np.zeros(count, dtype=bool), np.ones(count)
+        # Errors of either sign are those of both.
+        radius = np.hypot(radius[:count], radius[count:])
+        return self._keep(PaddedReading(None, none, ones, logits[:count], radius, 1, logits[count:]))
+
+    def _ask_padded(
+        self, stage: str, between: int, first: Floats, last: Floats, shares: Floats
+    ) -> Steps[tuple[Floats, Floats]]:
+        nothing = [np.zeros_like(first)]
+        places = [first, *(between * nothing), last] if between else [*nothing, first, last]
+        # The last token and the zeros share the rest: its part of it is not known, but its value is next to nothing.
+        return (
+            yield from self._ask_places(stage, places, first, last, shares, float(np.max(np.abs(last @ self._vector))))
+        )
 
 
 @dataclass(frozen=True)
@@ -234,18 +331,24 @@ def solved_again(
     form: Form, reader: PairLogits, solve: Callable[[PairLogits], Steps[Form]], rng: np.random.Generator
 ) -> dict[str, Floats]:
     """Radii of the arrays of a form: how far they move when it is solved again from readings with errors."""
-    return radii_of_solutions(form, lambda errors: _finish(solve(reader.replayed(errors))), rng)
+    return radii_of_solutions(form, lambda errors: finish(solve(reader.replayed(errors))), rng)
 
 
 def radii_of_solutions(
     form: Form, again: Callable[[np.random.Generator], Form], rng: np.random.Generator
 ) -> dict[str, Floats]:
     """How far the arrays of a form move when it is solved again with random errors; infinite where it cannot be."""
-    base = form.arrays()
+    return radii_of_arrays(form.arrays(), lambda errors: again(errors).aligned_to(form).arrays(), rng)
+
+
+def radii_of_arrays(
+    base: dict[str, Floats], again: Callable[[np.random.Generator], dict[str, Floats]], rng: np.random.Generator
+) -> dict[str, Floats]:
+    """How far arrays move when they are solved for again with random errors; infinite where they cannot be."""
     squares = {name: np.zeros(np.shape(array)) for name, array in base.items()}
     for _ in range(REPLAYS):
         try:
-            moved = again(rng).aligned_to(form).arrays()
+            moved = again(rng)
         except (Unrecoverable, np.linalg.LinAlgError):
             return {name: np.full(np.shape(array), np.inf) for name, array in base.items()}
         for name, array in base.items():
@@ -253,7 +356,7 @@ def radii_of_solutions(
     return {name: SPREAD * np.sqrt(square) for name, square in squares.items()}
 
 
-def _finish(steps: Steps[Found]) -> Found:
+def finish(steps: Steps[Found]) -> Found:
     """The result of a generator that asks nothing."""
     try:
         next(steps)
