@@ -130,7 +130,7 @@ class Family(Protocol):
         ...
 
     def logit_norm(self, radius: Self, logit_radius: float) -> float:
-        """The norm up to which the radii leave logits of random tokens known to `logit_radius`; inf where that is any."""
+        """The norm up to which radii leave logits of random tokens known to `logit_radius`; inf where that is any."""
         widest = max((float(np.linalg.norm(floats(head.score))) for head in radius.anatomy.heads), default=0.0)
         if not widest < np.inf:
             return 1.0

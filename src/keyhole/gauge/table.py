@@ -9,7 +9,18 @@ import numpy as np
 from scipy.optimize import linear_sum_assignment
 
 from keyhole.arrays import Floats, floats
-from keyhole.families import AttentionLayer, F, Family, FormHead, Labels, MultiHead, OneLayer, ReluNet, Residual, SingleHead
+from keyhole.families import (
+    AttentionLayer,
+    F,
+    Family,
+    FormHead,
+    Labels,
+    MultiHead,
+    OneLayer,
+    ReluNet,
+    Residual,
+    SingleHead,
+)
 from keyhole.gauge.attention_layer import as_heads, as_layer, distance_of_attention
 from keyhole.gauge.compare import Gauge, MakeWitness, register
 from keyhole.gauge.form_heads import (
