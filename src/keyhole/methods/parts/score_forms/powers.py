@@ -34,12 +34,12 @@ ASSUMPTIONS = (
 # Of squares, first tokens lean so far towards the last one that the sign of a logit shows; so many digits are lost.
 LEAN = 1e3
 # A last token that scores with itself this much less than another does is no unit for scores: another one is taken.
-FAINT = 16.0
+FAINT = 32.0
 # So many rows say so: one may score next to nothing with the same token.
 PROBES = 2
 # Where the first token has so many times the mass of the last one it is asked for again,
 # with the second.
-HEAVY, EVEN = 8.0, 0.7
+HEAVY, EVEN = 64.0, 0.7
 MOST_TRIES = 32
 # How long tokens are where lengths are powers in the answer, so that an output bias is nothing beside it.
 LONG = 2.0**60
@@ -70,7 +70,7 @@ class Ratios:
         ratios, radius = yield from self._ask(stage, rows, lasts, factors)
         heavy = np.abs(ratios * factors) > HEAVY
         if not self.squared and np.any(heavy):
-            again = yield from self._ask(stage, rows[heavy], lasts[heavy], EVEN / ratios[heavy])
+            again = yield from self._ask(stage, rows[heavy], lasts[heavy], -EVEN / np.abs(ratios[heavy]))
             ratios[heavy], radius[heavy] = again
         self.tape.append((choice, ratios, radius))
         return choice, ratios
@@ -164,7 +164,8 @@ def _solve_ratios(rows: Floats, reader: Ratios) -> Steps[Floats]:
     asked = np.ones((width, width), dtype=bool)
     asked[probes, every] = asked[whole, every] = False
     some, columns = np.nonzero(asked)
-    factors = 2 / np.maximum(np.max(np.abs(first), axis=0), 1.0)[columns]
+    # Negative, so that the values of the two tokens are far apart.
+    factors = -2 / np.maximum(np.max(np.abs(first), axis=0), 1.0)[columns]
     if some.size:
         _, found = yield from reader.read("directions", None, lambda _: (rows[some], lasts[columns], factors))
         ratios[some, columns] = found
@@ -185,7 +186,7 @@ def _ask_lasts(rows: Floats, reader: Ratios) -> Steps[tuple[Floats, Integers, Fl
     for tries in range(1, MOST_TRIES):
         asked, many = np.tile(open_, count), probes[:, open_].ravel()
         _, found = yield from reader.read(
-            "directions", None, lambda _, g=lasts, i=many, j=asked: (rows[i], g[j], np.full(len(i), 2.0))
+            "directions", None, lambda _, g=lasts, i=many, j=asked: (rows[i], g[j], np.full(len(i), -2.0))
         )
         ratios[:, open_] = found.reshape(count, -1)
         open_ = reader.decide(np.flatnonzero(np.max(np.abs(ratios), axis=0) > FAINT))
@@ -211,7 +212,7 @@ def _ask_units(rows: Floats, reader: Ratios, lasts: Floats, ratios: Floats) -> S
         place, found = yield from reader.read(
             "lengths",
             np.argmax(turning, axis=0)[open_ - 1],
-            lambda each, g=sums, some=open_: (rows[each], g[some - 1], np.full(len(some), 2.0)),
+            lambda each, g=sums, some=open_: (rows[each], g[some - 1], np.full(len(some), -2.0)),
         )
         some = open_ - 1
         units[open_] = (mine[place, 0] - found * one[some]) / (found * two[some] - theirs[place, some])
