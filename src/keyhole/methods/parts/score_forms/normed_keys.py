@@ -188,7 +188,7 @@ class KeyLearner:
             seen = np.concatenate([seen, found.above(own[columns]).reshape(-1, count)])
         sizes = np.sqrt(np.diag(keys.gram))
         onto = sizes[:, None] * scores
-        directions = np.linalg.solve(onto.T, seen.T).T
+        directions = np.asarray(np.linalg.solve(onto.T, seen.T).T)
         directions = directions / lengths(directions, keys.gram)[:, None]
         seen = directions @ onto
         towards = directions @ keys.gram / sizes  # (outer, count): cosines

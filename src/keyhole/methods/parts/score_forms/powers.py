@@ -11,12 +11,14 @@ import numpy as np
 
 from keyhole.arrays import Floats, Integers, floats
 from keyhole.families import SingleHead
-from keyhole.families.parts import Attention, Count, NoNormaliser, Relu, Squared
+from keyhole.families.parts import PARTS, Attention
 from keyhole.methods.base import Estimate, Steps, Unrecoverable
 from keyhole.methods.forms.value import Value
 from keyhole.methods.parts.score_forms.readings import (
+    Names,
     ask_of_one_output,
     ask_values,
+    check_names,
     even_rows,
     finish,
     radii_of_arrays,
@@ -59,7 +61,7 @@ class Ratios:
     errors: np.random.Generator | None = None
     place: int = 0
 
-    def read(self, stage: str, choice: Any, tokens: Callable[[Any], tuple[Floats, Floats, Floats]]) -> Steps[Any]:
+    def read(self, stage: str, choice: Any, tokens: Callable[[Any], Asked]) -> Steps[Any]:
         """The choice, and ratios (n,) of rows and last tokens (n, width), the rows taken times factors (n,)."""
         if self.errors is not None:
             choice, ratios, radius = self.tape[self.place]
@@ -111,14 +113,18 @@ class Ratios:
         return replace(self, errors=rng, place=0)
 
 
-def ask_power(signature: Signature, rng: np.random.Generator, *, attention: Attention) -> Steps[Estimate[SingleHead]]:
+def ask_power(signature: Signature, rng: np.random.Generator, names: Names) -> Steps[Estimate[SingleHead]]:
     """Score and value of a head whose masses are powers of logits; the scale of the score is not told, or shared."""
-    if isinstance(attention.normaliser, NoNormaliser):
+    check_names(names, link=("linear", "squared", "relu"), normaliser=("sum", "none", "count"))
+    if names["link"] == "relu" and names["normaliser"] == "sum":
+        raise Unrecoverable(Outcome.WRONG_FAMILY, "positive logits over their sum are not read")
+    attention = Attention(PARTS["link", names["link"]](), PARTS["normaliser", names["normaliser"]]())
+    if names["normaliser"] != "sum":
         return (yield from _ask_sums(signature, rng, attention))
     value = yield from ask_values(signature, rng)
 
     def ask(plain: Signature, along: Value) -> Steps[tuple[Floats, Floats]]:
-        reader = Ratios(plain, along, isinstance(attention.link, Squared))
+        reader = Ratios(plain, along, names["link"] == "squared")
         solve = partial(_solve_ratios, even_rows(plain, along, rng))
         score = yield from solve(reader)
 
@@ -148,6 +154,19 @@ def _estimate(params: SingleHead, radius: SingleHead, numbers: int) -> Estimate[
     return Estimate(params, radius, bound, assumptions=ASSUMPTIONS, details={"link": params.attention.link.name})
 
 
+Asked = tuple[Floats, Floats, Floats]  # rows, last tokens and factors
+
+
+def always(rows: Floats, lasts: Floats, factors: Floats) -> Callable[[Any], Asked]:
+    """What is asked for whatever is chosen."""
+    return lambda _: (rows, lasts, factors)
+
+
+def _probed(rows: Floats, lasts: Floats, choice: Integers) -> Asked:
+    """Chosen rows beside last tokens."""
+    return rows[choice], lasts, np.full(len(lasts), -2.0)
+
+
 def _solve_ratios(rows: Floats, reader: Ratios) -> Steps[Floats]:
     """The score of norm one, from its columns over what their last tokens score with themselves."""
     width, every = len(rows), np.arange(len(rows))
@@ -167,7 +186,7 @@ def _solve_ratios(rows: Floats, reader: Ratios) -> Steps[Floats]:
     # Negative, so that the values of the two tokens are far apart.
     factors = -2 / np.maximum(np.max(np.abs(first), axis=0), 1.0)[columns]
     if some.size:
-        _, found = yield from reader.read("directions", None, lambda _: (rows[some], lasts[columns], factors))
+        _, found = yield from reader.read("directions", None, always(rows[some], lasts[columns], factors))
         ratios[some, columns] = found
     ratios[whole, every] = (1 - np.sum(mixtures.T * ratios, axis=0)) / mixtures[every, whole]
     units = yield from _ask_units(rows, reader, lasts, ratios)
@@ -186,7 +205,7 @@ def _ask_lasts(rows: Floats, reader: Ratios) -> Steps[tuple[Floats, Integers, Fl
     for tries in range(1, MOST_TRIES):
         asked, many = np.tile(open_, count), probes[:, open_].ravel()
         _, found = yield from reader.read(
-            "directions", None, lambda _, g=lasts, i=many, j=asked: (rows[i], g[j], np.full(len(i), -2.0))
+            "directions", None, always(rows[many], lasts[asked], np.full(len(many), -2.0))
         )
         ratios[:, open_] = found.reshape(count, -1)
         open_ = reader.decide(np.flatnonzero(np.max(np.abs(ratios), axis=0) > FAINT))
@@ -212,7 +231,7 @@ def _ask_units(rows: Floats, reader: Ratios, lasts: Floats, ratios: Floats) -> S
         place, found = yield from reader.read(
             "lengths",
             np.argmax(turning, axis=0)[open_ - 1],
-            lambda each, g=sums, some=open_: (rows[each], g[some - 1], np.full(len(some), -2.0)),
+            partial(_probed, rows, sums[open_ - 1]),
         )
         some = open_ - 1
         units[open_] = (mine[place, 0] - found * one[some]) / (found * two[some] - theirs[place, some])
@@ -247,8 +266,8 @@ class Products:
         tokens = np.stack([long * rows, -long * rows, lasts / long], axis=1)
         answers: Measurements = yield sequences(stage, space.asarray(tokens))
         seen = answers.by_output - self.output_bias
-        factor = long / (3 if isinstance(self.attention.normaliser, Count) else 1)
-        factor = factor * (1 if isinstance(self.attention.link, Relu) else 2)
+        factor = long / (3 if self.attention.normaliser.name == "count" else 1)
+        factor = factor * (1 if self.attention.link.name == "relu" else 2)
         sizes = np.max(np.abs(seen), axis=1, keepdims=True) + np.sqrt(np.mean(seen**2))
         products = seen / factor
         radius = (4 * space.eps * sizes + answers.radius) / factor
@@ -258,7 +277,7 @@ class Products:
     @property
     def long(self) -> float:
         """How long first tokens are: so that last ones and output biases are nothing beside them."""
-        return min(LONG, float(self.signature.space.huge) ** 0.2)
+        return float(min(LONG, self.signature.space.huge**0.2))
 
     def replayed(self, rng: np.random.Generator) -> Products:
         """The same once more, with errors."""
@@ -267,7 +286,7 @@ class Products:
 
 def _ask_sums(signature: Signature, rng: np.random.Generator, attention: Attention) -> Steps[Estimate[SingleHead]]:
     """Score and value where masses are weights: a factor of the one against the other is not told."""
-    if isinstance(attention.link, Squared) or signature.max_norm is not None:
+    if attention.link.name == "squared" or signature.max_norm is not None:
         raise Unrecoverable(Outcome.WRONG_FAMILY, "squared masses without a normaliser, or within a norm, are not read")
     space, width = signature.space, signature.width
     answers: Measurements = yield sequences("value", space.zeros(1, 1, width))
@@ -275,10 +294,10 @@ def _ask_sums(signature: Signature, rng: np.random.Generator, attention: Attenti
     reader = Products(signature, attention, bias)
     rows, lasts = (floats(random_orthogonal(space, rng, width)) for _ in range(2))
     way = rng.standard_normal(len(bias))
-    solve = partial(_solve_products, signature, rows, lasts, way, rng.integers(2**32))
+    solve = partial(_solve_products, signature, rows, lasts, way, int(rng.integers(2**32)))
     score, value = yield from solve(reader)
     sign = 1.0
-    if isinstance(attention.link, Relu):
+    if attention.link.name == "relu":
         sign = yield from _ask_sign(signature, reader, score, value)
 
     def again(errors: np.random.Generator) -> dict[str, Floats]:

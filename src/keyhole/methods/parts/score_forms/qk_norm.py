@@ -24,10 +24,12 @@ from keyhole.methods.parts.score_forms.normed_keys import (
     unravel,
 )
 from keyhole.methods.parts.score_forms.readings import (
+    Names,
     Norms,
     PairLogits,
     ask_of_one_output,
     ask_values,
+    check_names,
     even_rows,
     form_estimate,
     refuse,
@@ -41,8 +43,9 @@ ASSUMPTIONS = (
 )
 
 
-def ask_qk_norm(signature: Signature, rng: np.random.Generator, **_: Any) -> Steps[Estimate[FormHead]]:
+def ask_qk_norm(signature: Signature, rng: np.random.Generator, names: Names) -> Steps[Estimate[FormHead]]:
     """Key, query and gains of a head with normed keys and queries, and its value, at about the counting bound."""
+    check_names(names)
     value = yield from ask_values(signature, rng)
 
     def ask(plain: Signature, along: Value) -> Steps[tuple[QKNorm, dict[str, Floats]]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -23,10 +22,13 @@ from keyhole.methods.parts.score_forms.normed_keys import (
 )
 from keyhole.methods.parts.score_forms.readings import (
     LARGEST,
+    Names,
     Norms,
     PaddedLogits,
+    PairLogits,
     ask_of_one_output,
     ask_values,
+    check_names,
     even_rows,
     form_estimate,
     refuse,
@@ -46,12 +48,13 @@ PLACES, HALVINGS = 33, 60
 
 
 def ask_qk_norm_rotary(
-    signature: Signature, rng: np.random.Generator, *, frequencies: Array | None = None, **_: Any
+    signature: Signature, rng: np.random.Generator, names: Names, *, frequencies: Array | None = None
 ) -> Steps[Estimate[FormHead]]:
     """Key, query, gains and value of a head with normed keys and queries and rotary positions.
 
     `frequencies` are angles per position, one for each pair of keys; left out, they are those of base 10000.
     """
+    check_names(names)
     value = yield from ask_values(signature, rng)
 
     def ask(plain: Signature, along: Value) -> Steps[tuple[QKNormRotary, dict[str, Floats]]]:
@@ -86,12 +89,12 @@ class _Learner(KeyLearner):
 
     frequencies: Array | None
 
-    def solve(self, reader: PaddedLogits) -> Steps[QKNormRotary]:
+    def solve(self, reader: PairLogits) -> Steps[QKNormRotary]:
         """The form from what is read."""
         block = yield from self.ask_block(reader)
         return (yield from replace(self, rows=self.rows[block.order])._solve(reader, block))
 
-    def _solve(self, reader: PaddedLogits, block: Block) -> Steps[QKNormRotary]:
+    def _solve(self, reader: PairLogits, block: Block) -> Steps[QKNormRotary]:
         """The form, once the first rows are those that the others depend on."""
         keys = yield from self.ask_key_lengths(reader, block)
         keys = yield from self.ask_outer_keys(reader, block, keys)
@@ -100,15 +103,15 @@ class _Learner(KeyLearner):
         shares = np.linalg.lstsq(queries**2, np.ones(len(queries)), rcond=None)[0]
         if not np.all(shares > 0):
             raise refuse(NOT_NORMED)
-        gains = shares**-0.5
+        gains = np.asarray(shares**-0.5)
         units = queries / gains
-        units = units / np.linalg.norm(units, axis=1, keepdims=True)
+        units = np.asarray(units / np.linalg.norm(units, axis=1, keepdims=True))
         sizes = yield from self._ask_query_lengths(reader, keys, planes, units, gains)
         key = planes.turn @ planes.into.T @ keys.vectors.T @ self.rows
         query = (sizes[:, None] * units).T @ self.rows
         return QKNormRotary(query, key, gains, planes.gains, planes.known).canonical()
 
-    def _ask_planes(self, reader: PaddedLogits, block: Block, keys: Side) -> Steps[tuple[_Planes, Floats]]:
+    def _ask_planes(self, reader: PairLogits, block: Block, keys: Side) -> Steps[tuple[_Planes, Floats]]:
         """The planes that turn, the gains of keys, and the queries of the first rows times their gains."""
         rank = block.rank
         known = angles(self.frequencies, rank)
@@ -119,7 +122,7 @@ class _Learner(KeyLearner):
         )
         far = found.above(block.own[columns]).reshape(rank, rank)
         try:
-            into = np.linalg.cholesky(keys.gram)
+            into = np.asarray(np.linalg.cholesky(keys.gram))
         except np.linalg.LinAlgError as error:
             raise refuse(NOT_NORMED) from error
         sizes = np.sqrt(np.diag(keys.gram))[:, None]
@@ -132,7 +135,7 @@ class _Learner(KeyLearner):
         return planes, np.asarray(queries)
 
     def _ask_outer_queries(
-        self, reader: PaddedLogits, block: Block, keys: Side, planes: _Planes, inner: Floats
+        self, reader: PairLogits, block: Block, keys: Side, planes: _Planes, inner: Floats
     ) -> Steps[Floats]:
         """The queries of all rows, of length one before their gains: as many readings as there are numbers, and one."""
         width, rank, known = len(self.rows), block.rank, block.known
@@ -158,7 +161,7 @@ class _Learner(KeyLearner):
         return np.stack(found)
 
     def _ask_query_lengths(
-        self, reader: PaddedLogits, keys: Side, planes: _Planes, units: Floats, gains: Floats
+        self, reader: PairLogits, keys: Side, planes: _Planes, units: Floats, gains: Floats
     ) -> Steps[Floats]:
         """Lengths of all queries, that of the first being one, from a sum of it and each of the others."""
         width = len(units)

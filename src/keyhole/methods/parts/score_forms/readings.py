@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -12,6 +12,7 @@ import numpy as np
 from keyhole.arrays import Booleans, Floats, floats
 from keyhole.families import FormHead
 from keyhole.families.forms import Form
+from keyhole.families.parts import SOFTMAX, Attention
 from keyhole.methods.base import Estimate, Found, Steps, Unrecoverable
 from keyhole.methods.forms.outputs import ask_along, choose_outputs, most_informative
 from keyhole.methods.forms.reader import PairValues
@@ -27,6 +28,8 @@ from keyhole.recovery import Outcome
 LARGEST = 3.0
 # A last token of a logit below this has its opposite before it, so that it does not leave all the weight to others.
 LOW = -0.5
+# What is said of a logit of which nothing can be said.
+LOST = 1e3
 # Replays behind the radii: their root mean square is known to a fifth or so ...
 REPLAYS = 12
 # ... which this makes up for.
@@ -34,6 +37,7 @@ SPREAD = 1.5
 # One-token queries and last tokens are of this norm: what a norm adds to a sum of squares is nothing beside it.
 LONG = 2.0**60
 
+Names = Mapping[str, str]  # kind of a part of attention -> its name
 Tokens = Callable[[Any], Floats]  # from a choice: (n, width)
 
 
@@ -88,7 +92,26 @@ class PairLogits:
             return choice
         return self._replay().choice
 
-    def read(self, stage: str, choice: Any, first: Tokens, last: Tokens, own: Floats | None = None) -> Steps[Reading]:
+    def read_any(self, stage: str, choice: Any, first: Tokens, last: Tokens) -> Steps[Reading]:
+        """Queries as `read` asks them; a logit that is too large to be told is as large as no other."""
+        if self.errors is not None:
+            return self._replay()
+        tokens = first(choice)
+        none = np.full(len(tokens), np.nan)
+        signs, logits, radius = yield from _ask_turned(partial(self._ask, stage), tokens, last(choice), none)
+        lost = ~np.isfinite(radius)
+        logits, radius = np.where(lost, LOST, logits), np.where(lost, 0.0, radius)
+        return self._keep(Reading(choice, ~np.isnan(none), signs, logits, radius))
+
+    def read(
+        self,
+        stage: str,
+        choice: Any,
+        first: Tokens,
+        last: Tokens,
+        own: Floats | None = None,
+        between: int = 0,
+    ) -> Steps[Reading]:
         """Queries [first; last] of tokens (n, width) that the choice determines.
 
         A first token that takes nearly all the weight is turned round. `own` (n,) are logits of last tokens of
@@ -96,6 +119,7 @@ class PairLogits:
         """
         if self.errors is not None:
             return self._replay()
+        assert between == 0  # for readers that know zero tokens
         tokens, ends = first(choice), last(choice)
         shares = np.full(len(tokens), np.nan)
         if own is not None:
@@ -162,8 +186,9 @@ class PairLogits:
         sizes[1] = sizes[1] + unknown
         high, low = first @ vector, shares * (last @ vector)
         found = floats(answers.values) - float(self.value.bias)
-        arrays = (space.asarray(each) for each in (found, low, high, sizes[1], sizes[0]))
-        logits, radius = logit_with_radius(space, *arrays, values.noise(answers.radius))
+        seen, lowest, highest, low_radius, high_radius = map(space.asarray, (found, low, high, sizes[1], sizes[0]))
+        noise = values.noise(answers.radius)
+        logits, radius = logit_with_radius(space, seen, lowest, highest, low_radius, high_radius, noise)
         return np.array(floats(logits)), np.array(floats(radius))
 
     @property
@@ -175,6 +200,11 @@ class PairLogits:
     def replayed(self, rng: np.random.Generator) -> PairLogits:
         """A reader that gives what was read once more, with errors of the size of its radii."""
         return replace(self, errors=rng, place=0)
+
+
+def always(tokens: Floats) -> Tokens:
+    """Tokens that no choice changes."""
+    return lambda _: tokens
 
 
 def _ask_turned(
@@ -311,6 +341,15 @@ def ask_values(signature: Signature, rng: np.random.Generator) -> Steps[Value]:
     return value
 
 
+def check_names(names: Names, **read: tuple[str, ...]) -> None:
+    """Unrecoverable for parts beside which a form is not read: of every kind those of a softmax are, or those given."""
+    usual = {"link": ("exp",), "normaliser": ("sum",), "position_bias": ("none",), "length_law": ("none",), **read}
+    for kind, known in usual.items():
+        if names.get(kind, known[0]) not in known:
+            what = f"the {kind.replace('_', ' ')} {names[kind]!r}"
+            raise Unrecoverable(Outcome.WRONG_FAMILY, f"logits of this form are not read beside {what}")
+
+
 def ask_of_one_output(
     signature: Signature, value: Value, ask: Callable[[Signature, Value], Steps[Found]]
 ) -> Steps[Found]:
@@ -372,6 +411,8 @@ def form_estimate(
     form: Form,
     radii: dict[str, Floats],
     assumptions: tuple[str, ...],
+    attention: Attention = SOFTMAX,
+    attention_radius: Attention = SOFTMAX,
     **details: Any,
 ) -> Estimate[FormHead]:
     """The head of a form and a value, without an output bias that was not detected."""
@@ -381,12 +422,13 @@ def form_estimate(
         form.with_arrays({name: space.asarray(array) for name, array in known.items()}),
         value.vector,
         value.bias if biased else None,
+        attention,
     )
     # Kept in the dtype of the oracle, numbers are rounded to it.
     kept = {name: np.asarray(radii[name]) + space.spacing * np.abs(known[name]) for name in known}
     made = form.with_arrays({name: space.asarray(array) for name, array in kept.items()})
     hidden = bool(np.any(floats(value.bias_radius) > 0))
-    radius = FormHead(made, value.radius, value.bias_radius if hidden else None)
+    radius = FormHead(made, value.radius, value.bias_radius if hidden else None, attention_radius)
     details = {"form": form.name, "output_bias": biased, **details}
     return Estimate(params, radius, params.counting_bound, assumptions=assumptions, details=details)
 
