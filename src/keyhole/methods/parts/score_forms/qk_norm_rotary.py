@@ -122,7 +122,7 @@ class _Learner(KeyLearner):
         )
         far = found.above(block.own[columns]).reshape(rank, rank)
         try:
-            into = np.asarray(np.linalg.cholesky(keys.gram))
+            into: Floats = np.asarray(np.linalg.cholesky(keys.gram))
         except np.linalg.LinAlgError as error:
             raise refuse(NOT_NORMED) from error
         sizes = np.sqrt(np.diag(keys.gram))[:, None]
