@@ -68,9 +68,3 @@ def check_comparable(*params: Family) -> None:
         several = len(inner.heads) > 1 or inner.behind
         if several and any(not head.attention.is_softmax for head in inner.heads):
             raise UsageError(f"cannot compare a {type(each).__name__} whose attention is no plain softmax")
-
-
-def check_softmax(params: Family, what: str) -> None:
-    """UsageError for heads of other parts than those of a plain softmax, of which `what` is not known."""
-    if any(not head.attention.is_softmax for head in params.anatomy.heads):
-        raise UsageError(f"no {what} for a {type(params).__name__} whose attention is no plain softmax")

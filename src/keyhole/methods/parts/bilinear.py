@@ -10,7 +10,7 @@ import numpy as np
 
 from keyhole.arrays import Array
 from keyhole.families import SingleHead
-from keyhole.families.parts import PARTS, Attention
+from keyhole.families.parts import KINDS, PARTS, SOFTMAX, Attention
 from keyhole.methods.base import Estimate, Steps, Unrecoverable
 from keyhole.methods.forms.columns import Draft, Score
 from keyhole.methods.forms.outputs import ask_along, choose_outputs, most_informative
@@ -67,7 +67,7 @@ class _Bilinear:
         self.position, self.law = names["position_bias"], names["length_law"]
         self.constants: dict[str, tuple[Array, Array]] = {}  # by path, with radii
         self.words: dict[str, dict[str, int]] = {}  # of the parts that have some, by kind
-        self.kinds = dict(names)
+        self.kinds = {kind: names[kind] for kind in KINDS}
         self.details: dict[str, Any] = {}
 
     def run(self) -> Steps[Estimate[SingleHead]]:
@@ -216,6 +216,11 @@ class _Bilinear:
             made[kind] = PARTS[kind, name](**own, **self.words.get(kind, {}))
         return Attention(**made)
 
+    def _in_words(self) -> str:
+        plain = SOFTMAX.parts
+        others = [f"{kind.replace('_', ' ')} {name}" for kind, name in self.kinds.items() if name != plain[kind].name]
+        return ", ".join(others) or "those of a softmax"
+
     def _estimate(self, value: Value, factor: Number, score: Score) -> Estimate[SingleHead]:
         xp, width, rank = self.signature.space.xp, self.signature.width, score.rank
         vector, radius = value.vector * factor.value, value.radius * factor.value
@@ -232,5 +237,5 @@ class _Bilinear:
             radii = replace(radii, output_bias=value.bias_radius)
         if biased:
             params, bound = replace(params, output_bias=value.bias), bound + 1
-        details = {"rank": rank, "output_bias": biased, "parts": dict(self.kinds), **self.details}
+        details = {"rank": rank, "output_bias": biased, "parts": self._in_words(), **self.details}
         return Estimate(params, radii, bound, assumptions=ASSUMPTIONS, details=details)
