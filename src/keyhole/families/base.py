@@ -200,6 +200,11 @@ class Family(Protocol):
         return self
 
     @property
+    def has_poles(self) -> bool:
+        """Whether answers to some finite tokens are not finite: none of them can be asked for."""
+        return False
+
+    @property
     def tells_labels(self) -> bool:
         """Whether an answer is a label, which is right or wrong, and not a number."""
         return False

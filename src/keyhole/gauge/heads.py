@@ -10,7 +10,8 @@ from scipy.optimize import linear_sum_assignment
 
 from keyhole.arrays import Floats, floats
 from keyhole.families.multi_head import MultiHead
-from keyhole.families.parts import Attention, Causal, NoPositionBias, PlusOne, Sink
+from keyhole.families.parts import Attention, Causal, Count, NoNormaliser, NoPositionBias, PlusOne, Relu, Sink
+from keyhole.families.parts.links import Power
 from keyhole.families.single_head import SingleHead
 from keyhole.gauge.tolerance import check_shapes, relative, rounding_of, size
 
@@ -118,6 +119,8 @@ def _equivalent_of_parts(first: Heads, second: Heads, tolerance: float) -> bool:
     one, two = (MultiHead.of(each).heads[0] for each in (first, second))
     if not np.any(floats(one.value)) and not np.any(floats(two.value)):
         return True
+    if one.attention == two.attention and one.attention.link.is_power:
+        return _apart_of_powers(one, two) <= tolerance
     same = same_logits(into_logits(one), into_logits(two), tolerance)
     same = same and _cancels([floats(one.value), -floats(two.value)], tolerance)
     return same and distance_of_parts(one.attention, two.attention) <= tolerance
@@ -205,5 +208,24 @@ def _apart(first: SingleHead, second: SingleHead) -> float:
     values = relative(into_values(first), into_values(second))
     if not np.any(floats(first.value)) and not np.any(floats(second.value)):
         return values
+    parts = distance_of_parts(first.attention, second.attention)
+    if parts < 1 and first.attention.link.is_power:
+        return max(parts, _apart_of_powers(first, second))
     logits = relative(into_logits(first), into_logits(second))
-    return max(values, logits, distance_of_parts(first.attention, second.attention))
+    return max(values, logits, parts)
+
+
+def _apart_of_powers(first: SingleHead, second: SingleHead) -> float:
+    """The distance of heads whose masses are powers of logits: their scale is not told, or makes up for the value's."""
+    attention = first.attention
+    one, two = (into_logits(head) for head in (first, second))
+    shared = attention.normaliser in (NoNormaliser(), Count())
+    meeting = float(np.sum(one * two))
+    signed = meeting < 0 and not (shared and attention.link == Relu())
+    factors = [(-1.0 if signed and number else 1.0) / (size(each) or 1.0) for number, each in enumerate((one, two))]
+    values = []
+    for head, factor in zip((first, second), factors, strict=True):
+        power = attention.link.exponent if isinstance(attention.link, Power) else 1.0
+        grown = floats(head.value) / (np.sign(factor) * np.abs(factor) ** power if shared else 1.0)
+        values.append(np.vstack([grown.reshape(head.width, -1), output_bias_of(head).ravel()]))
+    return max(relative(one * factors[0], two * factors[1]), relative(*values))

@@ -12,12 +12,13 @@ from keyhole.methods.parts.score_forms.qk_norm import ask_qk_norm
 from keyhole.methods.parts.score_forms.qk_norm_rotary import ask_qk_norm_rotary
 from keyhole.methods.parts.score_forms.rotary import ask_rotary
 
-# By the name of the form: (signature, rng, names of the parts of attention) -> the steps.
+# By the name of the form, or of a link whose masses are powers: (signature, rng, names of parts) -> the steps.
 LEARNERS: dict[str, Callable[..., Steps[Estimate[Any]]]] = {
     "rotary": ask_rotary,
     "qk-norm": ask_qk_norm,
     "qk-norm-rotary": ask_qk_norm_rotary,
     "gaussian": ask_gaussian,
+    **dict.fromkeys(("linear", "squared", "relu"), ask_power),
 }
-# By the name of the link, for bilinear logits.
-POWERS: dict[str, Callable[..., Steps[Estimate[Any]]]] = dict.fromkeys(("linear", "squared", "relu"), ask_power)
+# Forms whose learners take frequencies.
+TURNING = ("rotary", "qk-norm-rotary")

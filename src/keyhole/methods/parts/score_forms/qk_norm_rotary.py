@@ -120,13 +120,13 @@ class _Learner(KeyLearner):
         found = yield from reader.read(
             "distances", None, *self._units(rows, columns), block.own[columns], between=between
         )
-        far = found.above(block.own[columns]).reshape(rank, rank)
+        seen = found.above(block.own[columns]).reshape(rank, rank)
         try:
             into: Floats = np.asarray(np.linalg.cholesky(keys.gram))
         except np.linalg.LinAlgError as error:
             raise refuse(NOT_NORMED) from error
         sizes = np.sqrt(np.diag(keys.gram))[:, None]
-        near, far = (np.linalg.solve(into, sizes * each) for each in (block.scores[:rank, :rank], far))
+        near, far = (np.linalg.solve(into, sizes * each) for each in (block.scores[:rank, :rank], seen))
         eigenvalues, vectors = np.linalg.eig(np.linalg.solve(near.T, far.T).T)
         pairs = as_pairs(vectors[:, match_turns(eigenvalues, known, between)].T)
         turn, gains = _untangled(pairs)
