@@ -62,30 +62,18 @@ def power(link: str, normaliser: str) -> Callable[[int, int, Rng], kh.SingleHead
     return make
 
 
-SMALL, ROWS = [(8, 8), (16, 16)], [(16, 4), (32, 8)]
+Make = Callable[[int, int, Rng], kh.FormHead | kh.SingleHead]
+FULL = [(8, 8), (16, 16), (32, 32), (64, 64)]
 # Name: how it is made, the options of the method, the sizes (width, rows of the key).
-FORMS: dict[
-    str, tuple[Callable[[int, int, Rng], kh.FormHead | kh.SingleHead], dict[str, str], list[tuple[int, int]]]
-] = {
-    "rotary": (rotary(Attention()), {"form": "rotary"}, [*SMALL, *ROWS]),
-    "rotary, softcap": (rotary(Attention(Softcap(20.0))), {"form": "rotary", "link": "softcap"}, SMALL),
-    "rotary, sink": (rotary(Attention(normaliser=Sink(0.5))), {"form": "rotary", "normaliser": "sink"}, SMALL),
-    "qk-norm": (qk_norm, {"form": "qk-norm"}, [*SMALL, *ROWS]),
-    "qk-norm and rotary": (qk_norm_rotary, {"form": "qk-norm-rotary"}, [(8, 8), *ROWS]),
-    "Gaussian": (gaussian, {"form": "gaussian"}, SMALL),
-    "linear over its sum": (power("linear", "sum"), {"link": "linear"}, SMALL),
-    "squared over its sum": (power("squared", "sum"), {"link": "squared"}, SMALL),
-    "linear": (power("linear", "none"), {"link": "linear", "normaliser": "none"}, SMALL),
-    "positive over n": (power("relu", "count"), {"link": "relu", "normaliser": "count"}, SMALL),
-}
-# Few runs of large ones: (width, rows).
-LARGE: dict[str, list[tuple[int, int]]] = {
-    "rotary": [(32, 32), (64, 64), (64, 16)],
-    "qk-norm": [(32, 32), (64, 64), (64, 16)],
-    "qk-norm and rotary": [(64, 16)],
-    "Gaussian": [(32, 32), (64, 64)],
-    "linear over its sum": [(32, 32), (64, 64)],
-    "squared over its sum": [(32, 32), (64, 64)],
-    "linear": [(32, 32), (64, 64)],
-    "positive over n": [(32, 32), (64, 64)],
+FORMS: dict[str, tuple[Make, dict[str, str], list[tuple[int, int]]]] = {
+    "rotary": (rotary(Attention()), {"form": "rotary"}, [*FULL, (16, 4), (64, 16)]),
+    "rotary, softcap": (rotary(Attention(Softcap(20.0))), {"form": "rotary", "link": "softcap"}, FULL[:3]),
+    "rotary, sink": (rotary(Attention(normaliser=Sink(0.5))), {"form": "rotary", "normaliser": "sink"}, FULL[:3]),
+    "qk-norm": (qk_norm, {"form": "qk-norm"}, [*FULL, (16, 4), (64, 16)]),
+    "qk-norm and rotary": (qk_norm_rotary, {"form": "qk-norm-rotary"}, [(8, 8), (16, 4), (32, 8), (64, 16)]),
+    "Gaussian": (gaussian, {"form": "gaussian"}, FULL),
+    "linear over its sum": (power("linear", "sum"), {"link": "linear"}, FULL),
+    "squared over its sum": (power("squared", "sum"), {"link": "squared"}, FULL),
+    "linear": (power("linear", "none"), {"link": "linear", "normaliser": "none"}, FULL),
+    "positive over n": (power("relu", "count"), {"link": "relu", "normaliser": "count"}, FULL),
 }

@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 
 import numpy as np
 
 import keyhole as kh
-from benchmarks.support.rows import Row, markdown
-from benchmarks.support.score_forms import FORMS, LARGE
+from benchmarks.support.rows import Kept, Row, markdown
+from benchmarks.support.score_forms import FORMS
 from keyhole.arrays import floats
 from keyhole.gauge import align
 
-SEEDS, FEW = 20, 3
+# Runs by width.
+RUNS = {8: 20, 16: 20, 32: 3, 64: 3}
 # Logits and values right to this, relatively.
 RIGHT = 1e-7
 
 
-def table() -> str:
+def table(kept: Kept) -> str:
     columns = ["head", "(d, d_k)", "runs", "queries − bound: median, most", "bound"]
-    rows = [
-        _row(name, size, runs)
-        for name in FORMS
-        for sizes, runs in ((FORMS[name][2], SEEDS), (LARGE.get(name, []), FEW))
-        for size in sizes
+    cases = [
+        (name, size) for width in RUNS for name, (_, _, sizes) in FORMS.items() for size in sizes if size[0] == width
     ]
+    measured = {f"{name} {size}": partial(_row, name, size, RUNS[size[0]]) for name, size in cases}
+    found = kept.rows_of("forms", measured)
+    rows = [row for name in FORMS for row in found if row[0] == name]
     return markdown([*columns, "error: median, worst", "right", "certified", "within radii"], rows)
 
 
