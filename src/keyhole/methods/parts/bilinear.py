@@ -8,7 +8,7 @@ from typing import Any, final
 
 import numpy as np
 
-from keyhole.arrays import Array
+from keyhole.arrays import Array, Floats
 from keyhole.families import SingleHead
 from keyhole.families.parts import KINDS, PARTS, SOFTMAX, Attention
 from keyhole.methods.base import Estimate, Steps, Unrecoverable
@@ -16,6 +16,7 @@ from keyhole.methods.forms.columns import Draft, Score
 from keyhole.methods.forms.outputs import ask_along, choose_outputs, most_informative
 from keyhole.methods.forms.score_matrix import ask_score
 from keyhole.methods.forms.value import Value
+from keyhole.methods.parts.bounded import Fit, ask_bounded
 from keyhole.methods.parts.inverse import COMPLETE, Inverse, Number
 from keyhole.methods.parts.lengths import Pair, as_arrays, ask_kept, ask_length_table
 from keyhole.methods.parts.reader import PartReader
@@ -56,7 +57,19 @@ def ask_bilinear(signature: Signature, rng: np.random.Generator, names: Names) -
     to a logit; the rest is the cross approximation of a softmax head. Constants show where logits are as large as they
     can be, what distances add where they are zero, and what lengths do beside zero tokens.
     """
+    if signature.max_norm is not None:
+        found, value, words = yield from ask_bounded(signature, rng, names)
+        return _bounded_estimate(found, value, {"parts_found": words} if words else {})
     return (yield from _Bilinear(signature, rng, names).run())
+
+
+def _bounded_estimate(found: Fit, value: Value, details: dict[str, Any]) -> Estimate[SingleHead]:
+    """What least squares found, with the radius of the output bias where none was."""
+    radius = found.radius
+    if radius.output_bias is None:
+        radius = replace(radius, output_bias=value.bias_radius)
+    details = {"output_bias": found.head.output_bias is not None, "residual": found.cost**0.5, **details}
+    return Estimate(found.head, radius, found.head.counting_bound, assumptions=ASSUMPTIONS, details=details)
 
 
 @final
@@ -133,7 +146,7 @@ class _Bilinear:
             if PARTS["link", self.link].__name__ in ("Softcap", "Sigmoid") and name in inverse.radii:
                 self._keep(path, getattr(inverse, name), inverse.radii[name])
 
-    def _keep(self, path: str, number: Any, radius: Any) -> None:
+    def _keep(self, path: str, number: float | Floats, radius: float | Floats) -> None:
         made = np.asarray(number, dtype=np.float64)
         self.constants[path] = (made, np.asarray(radius + self.signature.space.rounding * np.abs(made)))
 
@@ -164,7 +177,7 @@ class _Bilinear:
 
     def _ask_positions(self, probe: Probe, inverse: Inverse, rest: Number) -> Steps[None]:
         if self.position == "window":
-            width = yield from ask_window(probe, self.normaliser)
+            width = yield from ask_window(probe)
             if width is None:
                 self.kinds["position_bias"], self.details["window"] = "none", "none in sight"
             else:

@@ -18,7 +18,10 @@ from keyhole.recovery import Outcome
 SATURATING = 2.0**332
 # The first token is this long, and the last one no longer than that: neither its value nor its own score shows.
 LONG, SHORT = 2.0**400, 2.0**-30
-SILENT = "answers are the same at the largest logits and at none: the score is zero, and the constants do not show"
+SILENT = (
+    "answers are the same at the largest logits of either sign: the score is zero, so that constants do not show, or a "
+    "score bias drowns it, which is not read beside other parts than a softmax's"
+)
 NO_END = "the weight of a token does not end where the parts that were named say"
 
 
@@ -45,7 +48,10 @@ def ask_ends(probe: Probe, rng: np.random.Generator) -> Steps[tuple[Number, Numb
 
 def find_constants(inverse: Inverse, least: Number, most: Number, rounding: float) -> Inverse:
     """The inverse with the constants that the least and the largest weight show, `rounding` being that of an oracle."""
-    made = _find(inverse, least, most)
+    try:
+        made = _find(inverse, least, most)
+    except (ValueError, ZeroDivisionError, OverflowError) as error:  # the logarithm of a weight that cannot be
+        raise Unrecoverable(Outcome.WRONG_FAMILY, NO_END) from error
     if "cap" in made.radii:  # energies as large as the cap are rounded at its size
         made.radii["cap"] += rounding * made.cap
     return made
@@ -63,7 +69,12 @@ def _find(inverse: Inverse, least: Number, most: Number) -> Inverse:
 
 
 def _with(inverse: Inverse, name: str, found: Number) -> Inverse:
-    if not (math.isfinite(found.value) and math.isfinite(found.radius)):
+    possible = math.isfinite(found.value) and math.isfinite(found.radius)
+    if name != "bias":
+        possible = possible and found.value > 0
+    if name == "zero" and inverse.normaliser in QUOTIENTS:
+        possible = possible and found.value < 1
+    if not possible:
         raise Unrecoverable(Outcome.WRONG_FAMILY, NO_END)
     return inverse.with_constant(name, found.value, found.radius)
 

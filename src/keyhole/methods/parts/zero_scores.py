@@ -84,6 +84,11 @@ def ask_zero_weight(probe: Probe) -> Steps[Number]:
     shares, radii = yield from probe.share("positions", np.array([[1.0, 0.0]]))
     if not shares[0] > 4 * radii[0]:
         raise Unrecoverable(Outcome.NOT_IDENTIFIABLE, OUT_OF_SIGHT.format(distance=1))
+    if not shares[0] < 1 - 4 * radii[0]:
+        raise Unrecoverable(
+            Outcome.WRONG_FAMILY,
+            "a zero token has no weight beside one before it: there is a score bias, or no such part",
+        )
     return Number(float(shares[0]), float(radii[0]))
 
 
@@ -99,6 +104,8 @@ def bias_of_weight(weight: Number, normaliser: str, others: list[Number], rest: 
 
     `others` are what is added to the other tokens, the query's own zero among them, `rest` the mass beside them.
     """
+    if not 0 < weight.value < (1 if normaliser in (*QUOTIENTS, *POWERS) else math.inf):
+        raise Unrecoverable(Outcome.WRONG_FAMILY, "what distance adds makes of a weight what none can be")
     biases = np.array([each.value for each in others])
     known = max((each.radius for each in others), default=0.0)
     if normaliser in QUOTIENTS:
@@ -159,12 +166,12 @@ def _ask_weight(probe: Probe, length: int, distance: int) -> Steps[Number]:
     return Number(float(shares[0]), float(radii[0]))
 
 
-def ask_window(probe: Probe, normaliser: str) -> Steps[int | None]:
+def ask_window(probe: Probe, most: int = LONGEST_RAMP) -> Steps[int | None]:
     """The width of a window; None where sequences of the greatest length show none.
 
     The last token is zero, so that all in sight weigh the same, and a ramp shows where they are on average.
     """
-    length = min(LONGEST_RAMP, probe.signature.max_length or LONGEST_RAMP)
+    length = min(most, probe.signature.max_length or most)
     ramp = np.append(np.arange(1.0, length), 0.0)
     ones = np.append(np.ones(length - 1), 0.0)
     shares, radii = yield from probe.share("positions", np.stack([ramp, ones]))
@@ -174,7 +181,6 @@ def ask_window(probe: Probe, normaliser: str) -> Steps[int | None]:
         )
     mean, radius = shares[0] / shares[1], (radii[0] + shares[0] / shares[1] * radii[1]) / shares[1]
     width = 2 * (length - mean)
-    del normaliser
     if abs(width - round(width)) > 2 * radius + 1e-6 * width or round(width) > length:
         raise Unrecoverable(
             Outcome.WRONG_FAMILY, "tokens of score zero within the window do not weigh the same: it is no window"
