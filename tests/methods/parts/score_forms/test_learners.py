@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import keyhole as kh
+from benchmarks.support.score_forms import FORMS
 from keyhole.arrays import floats
 from keyhole.errors import UsageError
 from keyhole.families import FormHead
@@ -135,5 +136,29 @@ def test_what_does_not_go_together_is_said() -> None:
     with pytest.raises(UsageError, match="frequencies"):
         recover(truth, form="qk-norm", frequencies=np.ones(2))
     refused = recover(truth, form="qk-norm", normaliser="sink")
-    assert refused.outcome is Outcome.WRONG_FAMILY
+    assert refused.outcome is Outcome.NOT_IDENTIFIABLE
     assert "sink" in refused.message
+    assert refused.stats.queries == 0
+
+
+@pytest.mark.parametrize(("form", "limits"), [("qk-norm", {"max_length": 2}), ("gaussian", {"max_norm": 3.0})])
+def test_short_sequences_and_tokens_are_enough_for_some(form: str, limits: dict[str, Any]) -> None:
+    truth = random_form_head(form, 5, seed=2)
+    check_right(kh.recover(kh.FunctionOracle(truth, width=5, **limits), "parts", form=form, throw=False), truth)
+
+
+@pytest.mark.parametrize("limits", [{"max_length": 2}, {"max_norm": 3.0}])
+@pytest.mark.parametrize("form", ["rotary", "qk-norm-rotary"])
+def test_distances_take_three_tokens_of_any_norm(form: str, limits: dict[str, Any]) -> None:
+    truth = random_form_head(form, 4, seed=2)
+    refused = kh.recover(kh.FunctionOracle(truth, width=4, **limits), "parts", form=form, throw=False)
+    assert refused.outcome is Outcome.NOT_IDENTIFIABLE
+    assert next(iter(limits)) in refused.message
+
+
+def test_tiny_weights_of_capped_logits_are_no_other_family() -> None:
+    """A weight far below that at zero drowns in what the last token adds, which a radius once left out."""
+    make, options, _ = FORMS["rotary, softcap"]
+    truth = make(8, 8, np.random.default_rng([2, 8, 8, *b"rotary, softcap"]))
+    result = kh.recover(kh.FunctionOracle(truth, width=8), "parts", seed=2, throw=False, **options)
+    check_right(result, truth)

@@ -18,6 +18,7 @@ from keyhole.methods.parts.score_forms.readings import (
     Names,
     ask_of_one_output,
     ask_values,
+    check_box,
     check_names,
     even_rows,
     finish,
@@ -117,8 +118,9 @@ def ask_power(signature: Signature, rng: np.random.Generator, names: Names) -> S
     """Score and value of a head whose masses are powers of logits; the scale of the score is not told, or shared."""
     check_names(names, link=("linear", "squared", "relu"), normaliser=("sum", "none", "count"))
     if names["link"] == "relu" and names["normaliser"] == "sum":
-        raise Unrecoverable(Outcome.WRONG_FAMILY, "positive logits over their sum are not read")
+        raise Unrecoverable(Outcome.NOT_IDENTIFIABLE, "positive logits over their sum are not read")
     attention = Attention(PARTS["link", names["link"]](), PARTS["normaliser", names["normaliser"]]())
+    check_box(signature, tokens=2)
     if names["normaliser"] != "sum":
         return (yield from _ask_sums(signature, rng, attention))
     value = yield from ask_values(signature, rng)
@@ -286,8 +288,9 @@ class Products:
 
 def _ask_sums(signature: Signature, rng: np.random.Generator, attention: Attention) -> Steps[Estimate[SingleHead]]:
     """Score and value where masses are weights: a factor of the one against the other is not told."""
-    if attention.link.name == "squared" or signature.max_norm is not None:
-        raise Unrecoverable(Outcome.WRONG_FAMILY, "squared masses without a normaliser, or within a norm, are not read")
+    check_box(signature, tokens=3)
+    if attention.link.name == "squared":
+        raise Unrecoverable(Outcome.NOT_IDENTIFIABLE, "squared masses are not read without a normaliser")
     space, width = signature.space, signature.width
     answers: Measurements = yield sequences("value", space.zeros(1, 1, width))
     plain, bias = answers.values.ndim == 1, answers.by_output[0]

@@ -28,6 +28,7 @@ from keyhole.methods.parts.score_forms.readings import (
     PairLogits,
     ask_of_one_output,
     ask_values,
+    check_box,
     check_names,
     even_rows,
     form_estimate,
@@ -55,6 +56,7 @@ def ask_qk_norm_rotary(
     `frequencies` are angles per position, one for each pair of keys; left out, they are those of base 10000.
     """
     check_names(names)
+    check_box(signature, tokens=3)
     value = yield from ask_values(signature, rng)
 
     def ask(plain: Signature, along: Value) -> Steps[tuple[QKNormRotary, dict[str, Floats]]]:

@@ -122,7 +122,7 @@ class PairLogits:
         assert between == 0  # for readers that know zero tokens
         tokens, ends = first(choice), last(choice)
         shares = np.full(len(tokens), np.nan)
-        if own is not None:
+        if own is not None and self._takes_three:
             with np.errstate(over="ignore"):
                 shares = np.where(own < LOW, 1 / (1 + np.exp(2 * own)), np.nan)
         ask = partial(self._ask, stage)
@@ -134,7 +134,7 @@ class PairLogits:
             return self._replay()
         none = np.full(len(tokens), np.nan)
         logits, radius = yield from self._ask(stage, -tokens, ends, none)
-        anchored = (logits > LARGEST) | ~np.isfinite(radius)
+        anchored = ((logits > LARGEST) | ~np.isfinite(radius)) & self._takes_three
         (high,) = np.nonzero(anchored)
         if high.size:
             with np.errstate(over="ignore"):
@@ -170,6 +170,10 @@ class PairLogits:
     ) -> Steps[tuple[Floats, Floats]]:
         places = [first, -last, last] if anchored else [first, last]
         return (yield from self._ask_places(stage, places, first, last, 1 - 2 * shares))
+
+    @property
+    def _takes_three(self) -> bool:
+        return (self.signature.max_length or 3) > 2
 
     @property
     def _vector(self) -> Floats:
@@ -347,7 +351,17 @@ def check_names(names: Names, **read: tuple[str, ...]) -> None:
     for kind, known in usual.items():
         if names.get(kind, known[0]) not in known:
             what = f"the {kind.replace('_', ' ')} {names[kind]!r}"
-            raise Unrecoverable(Outcome.WRONG_FAMILY, f"logits of this form are not read beside {what}")
+            raise Unrecoverable(Outcome.NOT_IDENTIFIABLE, f"logits of this form are not read beside {what}")
+
+
+def check_box(signature: Signature, *, tokens: int, free: bool = True) -> None:
+    """Unrecoverable for a box that takes too few tokens, or only such within a norm where they must be `free`."""
+    if (signature.max_length or tokens) < tokens:
+        message = f"this form is read from sequences of {tokens} tokens: allow them (max_length)"
+        raise Unrecoverable(Outcome.NOT_IDENTIFIABLE, message)
+    if free and signature.max_norm is not None:
+        message = "this form is read from tokens of any length, and not within a norm: leave max_norm= out if it may be"
+        raise Unrecoverable(Outcome.NOT_IDENTIFIABLE, message)
 
 
 def ask_of_one_output(

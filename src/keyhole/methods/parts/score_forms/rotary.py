@@ -25,6 +25,7 @@ from keyhole.methods.parts.saturation import ask_ends, find_constants
 from keyhole.methods.parts.score_forms.readings import (
     Names,
     ask_of_one_output,
+    check_box,
     check_names,
     form_estimate,
     radii_of_solutions,
@@ -57,6 +58,7 @@ def ask_rotary(
     `frequencies` are angles per position, one for each pair of keys; left out, they are those of base 10000.
     """
     check_names(names, link=("exp", "softcap"), normaliser=("sum", "sink", "plus-one"))
+    check_box(signature, tokens=3)
     value = yield from ask_values(signature, names["normaliser"] != "sum")
 
     def ask(plain: Signature, along: Value) -> Steps[tuple[Rotary, dict[str, Floats], Inverse]]:
@@ -166,9 +168,6 @@ def ask_near(reader: FormReader, rng: np.random.Generator) -> Steps[Score]:
 
 def choose_between(known: Floats, most: int) -> int:
     """How many tokens stand between for the second score: so many that all pairs are turned by different angles."""
-    if most < 1:
-        message = "two tokens show one distance only: allow longer sequences (max_length)"
-        raise Unrecoverable(Outcome.NOT_IDENTIFIABLE, message)
     counts = np.arange(1, min(most, MOST_BETWEEN) + 1)
     gaps = np.array([_gap(known, int(count)) for count in counts])
     return int(counts[np.argmax(gaps >= GOOD_ENOUGH * np.max(gaps))])
