@@ -11,7 +11,7 @@ from scipy.optimize import linear_sum_assignment
 from keyhole.arrays import Floats, floats
 from keyhole.families.form_head import FormHead
 from keyhole.families.multi_head import MultiHead
-from keyhole.families.parts import Attention, Causal, Count, NoNormaliser, NoPositionBias, PlusOne, Relu, Sink
+from keyhole.families.parts import Attention, Causal, Count, NoNormaliser, NoPositionBias, PlusOne, Relu, Sink, Softcap
 from keyhole.families.parts.links import Power
 from keyhole.families.single_head import SingleHead
 from keyhole.gauge.tolerance import check_shapes, relative, rounding_of, size
@@ -142,10 +142,13 @@ def distance_of_parts(first: Attention, second: Attention) -> float:
 
 
 def _general(attention: Attention) -> Attention:
-    """The parts as the last token sees them: one more is a sink, and nothing comes after the query."""
+    """The parts as the last token sees them: one more is a sink, nothing comes after the query, caps are even."""
+    link = attention.link
+    if isinstance(link, Softcap):
+        link = Softcap(abs(floats(link.cap)))
     normaliser = Sink(0.0) if attention.normaliser == PlusOne() else attention.normaliser
     position_bias = NoPositionBias() if attention.position_bias == Causal() else attention.position_bias
-    return Attention(attention.link, normaliser, position_bias, attention.length_law)
+    return Attention(link, normaliser, position_bias, attention.length_law)
 
 
 def uprighted(
@@ -281,3 +284,9 @@ def align_form_heads(params: FormHead, truth: FormHead) -> dict[str, Floats]:
         for name, array in params.arrays().items()
         if name in closest and closest[name].shape == array.shape
     }
+
+
+def hidden_by_form(params: FormHead, rng: np.random.Generator) -> tuple[FormHead, str] | None:  # noqa: ARG001
+    """The head with other arrays of its form that make the same logits."""
+    found = params.form.sibling()
+    return None if found is None else (replace(params, form=found[0]), found[1])

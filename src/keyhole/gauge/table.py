@@ -32,6 +32,7 @@ from keyhole.gauge.heads import (
     distance_of_heads,
     equivalent_form_heads,
     equivalent_heads,
+    hidden_by_form,
     into_logits,
     output_bias_of,
 )
@@ -190,7 +191,8 @@ register(
 register(Residual, around(HEADS, lambda params: params.attention, Residual))
 register(AttentionLayer, replace(around(HEADS, as_heads, as_layer), distance=distance_of_attention, align=align_layers))
 register(Labels, replace(around(HEADS, normalised_heads, as_labels), align=align_labels))
+FORM_KINDS: dict[str, MakeWitness[FormHead]] = {"form gauge": hidden_by_form}
 register(
     FormHead,
-    Gauge(canonical_form_head, equivalent_form_heads, distance_of_form_heads, align=align_form_heads),
+    Gauge(canonical_form_head, equivalent_form_heads, distance_of_form_heads, FORM_KINDS, align=align_form_heads),
 )

@@ -350,10 +350,18 @@ def _change(estimate: Estimate, share: float, longest: float) -> Family:
         norm = min(max(net.token_norm(1.0), width**0.5), longest)
         answers = net.on_vectors(norm * np.eye(net.width))
         seen["bias_out"] = share * float(np.mean(answers**2)) ** 0.5
+    several = estimate.params.anatomy.numbered
+    energies = {
+        f"heads.{number}.{path}" if several else path
+        for number, head in enumerate(estimate.params.anatomy.heads)
+        for path in head.attention.arrays()
+    }
     for name, array in estimate.params.arrays().items():
         xp = namespace(array)
         size = share * (float(xp.mean(array**2)) ** 0.5 if 0 not in array.shape else 0.0)
         size = size or seen.get(name.rpartition(".")[2], 0.0)
+        if name in energies:  # which have a unit of their own, by which small ones are nothing
+            size = max(size, share)
         change = xp.zeros_like(array) + size
         if name in radii:
             many = CHANGE_RADII * radii[name]

@@ -12,7 +12,7 @@ import keyhole as kh
 from benchmarks.support.parts import ATTENTIONS, names_of, random_head
 from keyhole.arrays import floats
 from keyhole.errors import UsageError
-from keyhole.families.parts import Attention, LengthTable, NoNormaliser, Sigmoid, Sink, Softcap
+from keyhole.families.parts import Alibi, Attention, LengthTable, NoNormaliser, Sigmoid, Sink, Softcap
 from keyhole.recovery import Outcome
 
 MOST_EXTRA = 13  # queries beyond as many as there are unknown numbers, that of the output bias among them
@@ -41,6 +41,16 @@ def test_every_part_is_recovered_at_the_counting_bound(kind: str, fresh_seed: in
         assert_right(result, truth, 1e-12)
         assert result.stats.counting_bound == truth.counting_bound
         assert result.stats.queries <= truth.counting_bound + MOST_EXTRA
+
+
+@pytest.mark.parametrize(
+    ("kind", "width", "seed"),
+    [("softcap and sink", 16, 3), ("sink", 16, 11), ("sparsemax", 16, 14), ("1/sqrt n", 8, 3)],
+)
+def test_a_weight_that_vanishes_is_asked_for_again(kind: str, width: int, seed: int) -> None:
+    """The first forms may be far smaller than the others, which are then asked for at logits of minus forty."""
+    truth = random_head(kind, width, seed)
+    assert_right(recover(truth, seed), truth, 1e-12)
 
 
 @pytest.mark.parametrize("kind", ["softcap", "sink", "sigmoid", "sparsemax", "softcap and ALiBi", "table by length"])
@@ -100,6 +110,12 @@ def test_tokens_of_bounded_norm_are_right_or_admitted(kind: str, fresh_seed: int
         assert_right(result, truth, 1e-8)
     known = random_head(kind, 6, 1, scale=2.0)
     assert_right(recover(known, max_norm=3.0), known, 1e-8)
+
+
+def test_constants_of_zero_are_recovered_too() -> None:
+    for attention in (Attention(normaliser=Sink(0.0)), Attention(position_bias=Alibi(0.0))):
+        truth = replace(random_head("sink", 6, 0, scale=1.0), attention=attention)
+        assert_right(recover(truth), truth, 1e-12)
 
 
 def test_a_link_that_folds_is_never_certified() -> None:

@@ -53,6 +53,10 @@ class Form(ABC):
         _ = other
         return self.canonical()
 
+    def sibling(self) -> tuple[Self, str] | None:
+        """Other arrays of the same logits, and why nobody can tell; None where there are none."""
+        return None
+
     def told(self) -> dict[str, Floats]:
         """What logits tell, by which forms of one kind are compared: products of arrays where these are not told."""
         return {name: floats(array) for name, array in self.arrays().items()}

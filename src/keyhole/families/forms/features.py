@@ -42,6 +42,13 @@ class _Features(Form):
     def _reordered(self, order: Array) -> Self:
         return type(self)(floats(self.query)[order], floats(self.key)[order])
 
+    def sibling(self) -> tuple[Self, str] | None:
+        """The features in another order."""
+        if self.key.shape[0] == 1:
+            return None
+        other = np.roll(np.arange(self.key.shape[0]), 1)
+        return self._reordered(other), "the features in another order: they are added up"
+
     def aligned_to(self, other: Self) -> Self:
         """The canonical form with its features in the order of the other's."""
         own = self.canonical()

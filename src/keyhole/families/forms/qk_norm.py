@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -96,6 +96,10 @@ class QKNorm(Form):
         signs = np.sum(own.key * floats(other.key), axis=1) + np.sum(own.query * floats(other.query), axis=1)
         signs = np.where(signs < 0, -1.0, 1.0)[:, None]
         return QKNorm(own.query * signs, own.key * signs, own.gain)
+
+    def sibling(self) -> tuple[QKNorm, str]:
+        """Larger keys."""
+        return replace(self, key=2 * self.key), "the key times two: keys are brought to length one"
 
     def told(self) -> dict[str, Floats]:
         """Gram matrices of keys and queries of trace one, and what they make of the score."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -106,6 +106,10 @@ class QKNormRotary(Form):
         meeting = pair_sums((own.key * floats(other.key) + own.query * floats(other.query)).T)
         signs = np.tile(np.where(meeting.sum(axis=0) < 0, -1.0, 1.0), 2)[:, None]
         return QKNormRotary(own.query * signs, own.key * signs, own.query_gain, own.key_gain, own.frequencies)
+
+    def sibling(self) -> tuple[QKNormRotary, str]:
+        """Larger keys."""
+        return replace(self, key=2 * self.key), "the key times two: keys are brought to length one"
 
     def told(self) -> dict[str, Floats]:
         """Gram matrices of keys and queries of trace one, and what every pair makes of the score."""

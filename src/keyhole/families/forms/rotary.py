@@ -149,6 +149,11 @@ class Rotary(Form):
         meeting = meeting + np.sum(np.conj(queries) * as_complex(floats(other.query)), axis=1)
         return _factored(keys, queries, np.exp(1j * np.angle(meeting)), own.frequencies)
 
+    def sibling(self) -> tuple[Rotary, str]:
+        """Larger keys and smaller queries."""
+        same = Rotary(self.query / 2, 2 * self.key, self.frequencies)
+        return same, "the key times two, the query over two: only their product makes logits"
+
     def told(self) -> dict[str, Floats]:
         """The product of key and query of every pair."""
         own = self.canonical()

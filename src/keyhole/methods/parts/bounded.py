@@ -264,7 +264,11 @@ def fit(start: SingleHead, record: Record) -> Fit:
         head, residuals, matrix, cost, damping = other, others, next_matrix, reached, damping / 30
         if small:
             break
-    return Fit(head, cost, _radius(head, matrix, residuals))
+    radius = _radius(head, matrix, residuals)
+    cap = head.attention.arrays().get("link.cap")
+    if cap is not None and cap < 0:  # c·tanh(z/c) is the same for −c
+        head = head.with_arrays({**head.arrays(), "link.cap": -cap})
+    return Fit(head, cost, radius)
 
 
 def _radius(head: SingleHead, matrix: Floats, residuals: Floats) -> SingleHead:

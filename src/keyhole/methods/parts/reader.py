@@ -62,11 +62,13 @@ class PartReader(SearchingReader):
         span = xp.where(span == 0, xp.ones_like(span), span)
         shares = (answers.values - self.values.value.bias) / span
         error = (self.values.noise(answers.radius) + abs(shares) * first * self.values.error) / abs(span)
-        # What the last token adds is next to nothing, but so is a weight far below that at zero.
-        error = error + 2 * space.eps * abs(shares) + last * self.values.norm / abs(span)
+        # The last token's own value is left out: it shows where the first one has hardly any weight.
+        left_out = last * abs(overlaps(columns, column_index, self.values.value.vector)) / self.inverse.unit
+        error = error + 2 * space.eps * abs(shares) + left_out / abs(span)
         check_weights(shares, error, self.inverse)
         logits, steep = self.inverse.logits(shares)
         own = steep * error + space.rounding * xp.abs(logits)
+        own = xp.where(is_saturated(shares, error, self.inverse), xp.inf * xp.ones_like(own), own)
         saturation = own / (self.inverse.steepness() * self._answer_radius_at_zero(first))
         common, shift = self.inverse.errors(shares)
         self._note(stage, logits, common, shift, scale)
@@ -86,6 +88,14 @@ class PartReader(SearchingReader):
         self.relative = max(self.relative, float(xp.max(xp.where(xp.isfinite(rest), rest, xp.zeros_like(rest)))))
         self._shifts = (count + logits.shape[0], total + float(xp.sum(shift)) / (scale * self.factor))
         self.common_radius = self._shifts[1] / self._shifts[0]
+
+
+def is_saturated(shares: Array, error: Array, inverse: Inverse) -> Array:
+    """Whether a weight may be zero or one, as sparse ones are for all logits from some size on."""
+    none = shares <= OUTSIDE * error
+    if inverse.normaliser in ("none", "count"):  # the link says where masses end
+        return none
+    return none | (shares * inverse.unit >= 1 - OUTSIDE * error * inverse.unit)
 
 
 def check_weights(shares: Array, error: Array, inverse: Inverse) -> None:
