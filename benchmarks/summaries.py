@@ -187,8 +187,13 @@ def parts_float32() -> str:
     return picked("parts", columns, lambda _: True)
 
 
+def score_forms() -> str:
+    columns = ["head", "(d, d_k)", "runs", "queries − bound: median, most", "bound", "error: median, worst", "right"]
+    return picked("score_forms", [*columns, "certified", "within radii"], lambda _: True)
+
+
 SUMMARIES = (comparison, single_head, low_rank, low_rank_tolerance, sensing, residual, labels, naming, published)
-SUMMARIES += (parts, parts_links, parts_normalisers, parts_positions, parts_float32, parts_bounded)
+SUMMARIES += (parts, parts_links, parts_normalisers, parts_positions, parts_float32, parts_bounded, score_forms)
 TABLES = {each.__name__.replace("_", "-"): each for each in SUMMARIES}
 
 

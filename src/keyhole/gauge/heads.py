@@ -9,8 +9,10 @@ import numpy as np
 from scipy.optimize import linear_sum_assignment
 
 from keyhole.arrays import Floats, floats
+from keyhole.families.form_head import FormHead
 from keyhole.families.multi_head import MultiHead
-from keyhole.families.parts import Attention, Causal, NoPositionBias, PlusOne, Sink, Softcap
+from keyhole.families.parts import Attention, Causal, Count, NoNormaliser, NoPositionBias, PlusOne, Relu, Sink, Softcap
+from keyhole.families.parts.links import Power
 from keyhole.families.single_head import SingleHead
 from keyhole.gauge.tolerance import check_shapes, relative, rounding_of, size
 
@@ -118,6 +120,8 @@ def _equivalent_of_parts(first: Heads, second: Heads, tolerance: float) -> bool:
     one, two = (MultiHead.of(each).heads[0] for each in (first, second))
     if not np.any(floats(one.value)) and not np.any(floats(two.value)):
         return True
+    if one.attention == two.attention and one.attention.link.is_power:
+        return _apart_of_powers(one, two) <= tolerance
     same = same_logits(into_logits(one), into_logits(two), tolerance)
     same = same and _cancels([floats(one.value), -floats(two.value)], tolerance)
     return same and distance_of_parts(one.attention, two.attention) <= tolerance
@@ -223,4 +227,80 @@ def _apart(first: SingleHead, second: SingleHead, beside: float = 0.0) -> float:
     values = relative(into_values(first), into_values(second))
     if not np.any(floats(first.value)) and not np.any(floats(second.value)):
         return values
-    return max(values, logits_apart(first, second, beside), distance_of_parts(first.attention, second.attention))
+    parts = distance_of_parts(first.attention, second.attention)
+    if parts < 1 and first.attention.link.is_power:
+        return max(parts, _apart_of_powers(first, second))
+    return max(values, logits_apart(first, second, beside), parts)
+
+
+def _apart_of_powers(first: SingleHead, second: SingleHead) -> float:
+    """The distance of heads whose masses are powers of logits: their scale is not told, or makes up for the value's."""
+    attention = first.attention
+    one, two = (into_logits(head) for head in (first, second))
+    shared = attention.normaliser in (NoNormaliser(), Count())
+    meeting = float(np.sum(one * two))
+    signed = meeting < 0 and not (shared and attention.link == Relu())
+    factors = [(-1.0 if signed and number else 1.0) / (size(each) or 1.0) for number, each in enumerate((one, two))]
+    values = []
+    for head, factor in zip((first, second), factors, strict=True):
+        power = attention.link.exponent if isinstance(attention.link, Power) else 1.0
+        grown = floats(head.value) / (np.sign(factor) * np.abs(factor) ** power if shared else 1.0)
+        values.append(np.vstack([grown.reshape(head.width, -1), output_bias_of(head).ravel()]))
+    return max(relative(one * factors[0], two * factors[1]), relative(*values))
+
+
+# --- heads of other score forms, which say themselves what no query can tell
+
+
+def canonical_form_head(params: FormHead, tolerance: float) -> FormHead:  # noqa: ARG001
+    """The head with the canonical arrays of its form."""
+    bias = None if params.output_bias is None else floats(params.output_bias)
+    return FormHead(params.form.canonical(), floats(params.value), bias, params.attention)
+
+
+def equivalent_form_heads(first: FormHead, second: FormHead, tolerance: float, max_length: int | None) -> bool:  # noqa: ARG001
+    """Whether two heads define the same map; what short sequences tell less is not counted."""
+    return distance_of_form_heads(first, second) <= tolerance
+
+
+def distance_of_form_heads(first: FormHead, second: FormHead) -> float:
+    """The largest relative distance of what logits tell of the forms, of values with output bias, and of constants."""
+    check_shapes(first, second, "heads")
+    values = relative(_into_values(first), _into_values(second))
+    if not np.any(floats(first.value)) and not np.any(floats(second.value)):
+        return values
+    parts = distance_of_parts(first.attention, second.attention)
+    return max(values, parts, _distance_of_logits(first, second))
+
+
+def _distance_of_logits(first: FormHead, second: FormHead) -> float:
+    one, two = first.form.canonical(), second.form.canonical()
+    if type(one) is not type(two):
+        return 1.0
+    pairs = [(one.told()[name], array) for name, array in two.aligned_to(one).told().items()]
+    if any(mine.shape != theirs.shape for mine, theirs in pairs):
+        return 1.0
+    return max(relative(mine, theirs) for mine, theirs in pairs)
+
+
+def _into_values(head: FormHead) -> Floats:  # (width + 1, outputs)
+    bias = np.zeros(head.value.shape[1:]) if head.output_bias is None else floats(head.output_bias)
+    return np.vstack([floats(head.value).reshape(head.width, -1), bias.ravel()])
+
+
+def align_form_heads(params: FormHead, truth: FormHead) -> dict[str, Floats]:
+    """The arrays of the truth, those of the form as they are closest to the recovered ones."""
+    if type(params.form) is not type(truth.form):
+        return {}
+    closest = replace(truth, form=truth.form.aligned_to(params.form)).arrays()
+    return {
+        name: floats(closest[name])
+        for name, array in params.arrays().items()
+        if name in closest and closest[name].shape == array.shape
+    }
+
+
+def hidden_by_form(params: FormHead, rng: np.random.Generator) -> tuple[FormHead, str] | None:  # noqa: ARG001
+    """The head with other arrays of its form that make the same logits."""
+    found = params.form.sibling()
+    return None if found is None else (replace(params, form=found[0]), found[1])

@@ -8,16 +8,19 @@ from typing import Any
 
 import numpy as np
 
+from keyhole.arrays import Array
 from keyhole.errors import UsageError
 from keyhole.families.parts import KINDS, PARTS, SOFTMAX, part_names
 from keyhole.methods.base import Estimate, Method, Steps, Unrecoverable
 from keyhole.methods.parts.bilinear import Names, ask_bilinear
 from keyhole.methods.parts.naming.ask_parts import ask_parts
+from keyhole.methods.parts.score_forms.learners import LEARNERS as SCORE_FORMS
+from keyhole.methods.parts.score_forms.learners import TURNING
 from keyhole.queries import Signature
 from keyhole.recovery import Outcome
 
 # Learners by the score form; those of links whose masses are powers of logits go by the link.
-LEARNERS: dict[str, Callable[[Signature, np.random.Generator, Names], Steps[Estimate]]] = {"bilinear": ask_bilinear}
+LEARNERS: dict[str, Callable[..., Steps[Estimate]]] = {"bilinear": ask_bilinear, **SCORE_FORMS}
 PLAIN = {"form": "bilinear", **{kind: part.name for kind, part in SOFTMAX.parts.items()}}
 SIGMOID_BESIDE = ("none", "count")
 
@@ -31,6 +34,7 @@ def parts(
     normaliser: str | None = None,
     position_bias: str | None = None,
     length_law: str | None = None,
+    frequencies: Array | None = None,
 ) -> Steps[Estimate]:
     """Score, value and the constants of all parts of one head; of named parts those left out are a softmax's.
 
@@ -46,11 +50,15 @@ def parts(
         "position_bias": position_bias,
         "length_law": length_law,
     }
-    if any(name is not None for name in given.values()):
+    if frequencies is not None or any(name is not None for name in given.values()):
         names = check_names(given)
         if _of(names) not in LEARNERS:
-            raise UsageError(f"no learner reads heads of {_of(names)}; there are learners for {', '.join(LEARNERS)}")
-        return (yield from LEARNERS[_of(names)](signature, rng, names))
+            raise UsageError(f"no learner reads heads of {_of(names)!r}; there are learners for {', '.join(LEARNERS)}")
+        if frequencies is None:
+            return (yield from LEARNERS[_of(names)](signature, rng, names))
+        if _of(names) not in TURNING:
+            raise UsageError(f"frequencies= are those of forms that turn ({', '.join(TURNING)}), not of {_of(names)!r}")
+        return (yield from LEARNERS[_of(names)](signature, rng, names, frequencies=frequencies))
     naming = yield from ask_parts(signature, rng)
     if not reads(naming.parts):
         last = naming.findings[-1]
@@ -98,10 +106,11 @@ PARTS_METHOD = Method(
     name="parts",
     summary="one head whose attention is no plain softmax: softcap, sigmoid, sinks, sparsemax, ALiBi, windows and more",
     run=parts,
-    families=("single-head",),
+    families=("single-head", "form-head"),
     last_only=True,
     options={
-        "form": "the score form: bilinear",
+        "form": "the score form: bilinear, rotary, qk-norm, qk-norm-rotary, gaussian",
+        "frequencies": "angles per position of a form that turns, one for each pair; those of base 10000 if left out",
         "link": f"what logits become: {', '.join(part_names('link'))}",
         "normaliser": f"what makes weights of them: {', '.join(part_names('normaliser'))}",
         "position_bias": f"what distance adds: {', '.join(part_names('position_bias'))}",
