@@ -66,7 +66,7 @@ class _ScoreReader:
         sharpest = max(float(np.max(start.logit_sizes)), 1e-300)
         self.size = queries.scale * min(1.0, AIM / sharpest)
         self.tokens = queries.on_grid(self.size * queries.directions(self.width))
-        self.per_query = common.affordable(queries, values, self.tokens, 1.0)
+        self.per_query = common.affordable(queries, values, self.tokens, queries.filled)
         starts = range(0, self.width, self.per_query)
         self.blocks = [np.arange(first, min(first + self.per_query, self.width)) for first in starts]
         self.own = [tokens_of @ values.matrices for tokens_of in (self.tokens[block] for block in self.blocks)]
@@ -131,7 +131,9 @@ class _ScoreReader:
             rest = 1 - np.sum(weights, axis=2, keepdims=True)
             errors = common.weight_errors(self.values, self.tokens[members], weights, inverse, noise)
             errors = errors / scale[left][:, None, None]
-            form_error = np.hypot(errors / weights, np.linalg.norm(errors, axis=2, keepdims=True) / rest)
+            some = (weights > 0) & (rest > 0)
+            logits, steep = queries.logits(np.where(some, weights, 1.0) / np.where(some, rest, 1.0))
+            form_error = steep * np.hypot(errors / weights, np.linalg.norm(errors, axis=2, keepdims=True) / rest)
             even = (members.size + 1) * np.median(np.linalg.norm(errors, axis=2), axis=0)  # where all weights are equal
             usual = np.maximum(usual, np.minimum(np.median(form_error, axis=(0, 2)), UNUSUAL * even))
             if np.any(even > common.SHARPEST):
@@ -141,11 +143,10 @@ class _ScoreReader:
                     f"their weights to be read: use an oracle of higher precision",
                 )
             most = np.minimum(common.SHARPEST, UNUSUAL * usual)[:, None]
-            good = np.all((weights > 0) & (rest > 0) & (form_error < most), axis=(1, 2))
+            good = np.all(some & (form_error < most), axis=(1, 2))
             taken = left[good]
             if taken.size:
-                logits = np.log(weights[good] / rest[good])
-                forms[:, :, taken] = (logits / scale[taken][:, None, None]).transpose(1, 2, 0)
+                forms[:, :, taken] = (logits[good] / scale[taken][:, None, None]).transpose(1, 2, 0)
                 form_errors[:, :, taken] = (form_error[good] / scale[taken][:, None, None]).transpose(1, 2, 0)
             left = left[~good]
             if not left.size:
