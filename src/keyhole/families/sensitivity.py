@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 FAINT = 0.03
 # Beyond this logits are so uncertain that any token may have the weight of any other.
 LOST_LOGIT = 0.5
+# Step of the differences that tell what a constant of attention does: larger, and bends count; smaller, and rounding.
+CONSTANT_STEP = 1e-5
 # Weights below float32's smallest normal number are zero in some arithmetic; below float16's, in any that is coarser
 # than float32, whose products are rounded at this part of their size or finer.
 LOST_WEIGHT, LOST_WEIGHT_COARSE = 2.0**-126, 2.0**-14
@@ -49,6 +51,7 @@ class _Head:
         self.values = tokens @ self.value  # (n, length, outputs)
         self.answers = np.sum(self.weights[:, :, None] * self.values, axis=1)
         self.mixture = np.sum(self.weights[:, :, None] * tokens, axis=1)
+        self.logits = logits
         slopes = np.broadcast_to(head.attention.slopes(logits), logits.shape)[:, :, None]
         # What one logit does, (n, length, outputs).
         self.pulls = slopes * head.attention.normaliser.pulls(self.weights, self.values, self.answers)
@@ -59,6 +62,8 @@ class _Head:
         radius = np.minimum(radius, 30.0)[:, None]  # so that nothing overflows; it is lost anyway
         # |f' − f| ≤ Σ weight·|value − f|·(e^δ − 1)·e^δ when logits move by up to δ, however large that is.
         moved = 2 * np.expm1(radius) * np.exp(radius) * np.sum(np.abs(self.pulls), axis=1)
+        if not head.attention.is_softmax:
+            moved += self._of_parts(radius, unit)
         farthest = np.max(np.abs(self.values - self.answers[:, None, :]), axis=1)
         moved += np.where(radius > LOST_LOGIT, farthest, 0.0)
         columns = _norms(self.value, 0)
@@ -66,6 +71,28 @@ class _Head:
         sizes = np.sum(self.weights * lengths, axis=1)[:, None] * columns
         lost = LOST_WEIGHT if unit <= FLOAT32_PRODUCT else LOST_WEIGHT_COARSE
         self.rounding = moved + unit * sizes + lost * np.sum(np.abs(self.values - self.answers[:, None, :]), axis=1)
+
+    def _of_parts(self, radius: Floats, unit: float) -> Floats:  # (n, 1) -> (n, outputs)
+        """How far answers move by the rounding of logits, which a part may bend, and by that of the parts."""
+        attention, logits = self.head.attention, self.logits
+        energies = attention.energy_radii(logits, radius + 0 * logits) + attention.energy_rounding(logits, unit)
+        return np.asarray(attention.answer_radii(logits, self.weights, self.values, self.answers, energies))
+
+    def of_constants(self) -> dict[str, Floats]:  # (n, outputs, entries) by name
+        """The derivative of the answers by every constant of the parts of attention, from differences."""
+        attention, found = self.head.attention, {}
+        for path, array in attention.arrays().items():
+            step = CONSTANT_STEP * max(1.0, float(np.max(np.abs(array))))
+            columns = []
+            for entry in np.eye(array.size):
+                change = step * entry.reshape(array.shape)
+                plus, minus = (
+                    attention.with_arrays({**attention.arrays(), path: array + way * change}).weights(self.logits)
+                    for way in (1, -1)
+                )
+                columns.append(np.sum((plus - minus)[:, :, None] * self.values, axis=1) / (2 * step))
+            found[path] = np.stack(columns, axis=-1)
+        return found
 
     def slopes(self, outputs: Array) -> Floats:  # (n, outputs, width)
         """The derivative of the answer by the key of the last token."""
@@ -128,6 +155,9 @@ def sensitivity_of_heads(
         parts += _part("score_bias", name, each.head.score_bias, slopes, None, reach)
         mixed = np.broadcast_to(_norms(each.mixture)[:, None], answers.shape)
         parts += _part("value", name, each.head.value, _rows(each.mixture, looks), units, mixed)
+        for path, slope in each.of_constants().items():
+            left, reach = slope[:, looked_at].reshape(count * looks, -1), _norms(slope)
+            parts += _part(path.replace(".", " "), name, each.head.arrays()[path], left, None, reach)
     parts += _part("output_bias", None, bias, units, None, np.ones_like(answers), added=True)
     return Sensitivity(answers, rounding, tuple(parts))
 

@@ -61,7 +61,8 @@ class SingleHead(Head):
 
     def without_attention(self) -> SingleHead:
         """A copy in which all tokens weigh the same."""
-        return SingleHead(0 * self.score, self.value, None, self.output_bias, self.attention)
+        parts = SOFTMAX if self.attention.link.is_power else self.attention  # powers of zero are no weights
+        return SingleHead(0 * self.score, self.value, None, self.output_bias, parts)
 
     @property
     def anatomy(self) -> Anatomy:
@@ -70,9 +71,9 @@ class SingleHead(Head):
 
     @property
     def numbers_in_logits(self) -> int:
-        """Numbers that a score of this rank and its bias have."""
+        """Numbers that a score of this rank, its bias and the constants of the parts of attention have."""
         width, rank = self.width, int(np.linalg.matrix_rank(floats(self.score)))
-        return rank * (2 * width - rank) + (0 if self.score_bias is None else width)
+        return rank * (2 * width - rank) + (0 if self.score_bias is None else width) + self.attention.numbers
 
     @property
     def counting_bound(self) -> int:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
 from keyhole.arrays import Floats, floats
 from keyhole.families.multi_head import MultiHead
+from keyhole.families.parts import Attention, Causal, NoPositionBias, PlusOne, Sink
 from keyhole.families.single_head import SingleHead
 from keyhole.gauge.tolerance import check_shapes, relative, rounding_of, size
 
@@ -63,12 +65,13 @@ def merge_heads(params: Heads, tolerance: float) -> Iterator[tuple[list[int], Fl
 def canonical_heads(params: Heads, tolerance: float | None = None) -> MultiHead:
     """Heads of equal logits merged, those without a value dropped, the loudest first: the same for the same map."""
     tolerance = rounding_of(params) if tolerance is None else tolerance
+    parts = MultiHead.of(params).heads[0].attention
     merged = [(logits, value) for _, logits, value in merge_heads(params, tolerance) if np.any(value)]
     # Heads that are equally loud, but for rounding, are told apart by their logits.
     merged.sort(key=lambda head: (-float(f"{size(head[1]):.{LOUDNESS_DIGITS}g}"), tuple(head[0].ravel())))
     nothing = (np.zeros((params.width, params.width + 1)), 0.0 * floats(MultiHead.of(params).heads[0].value))
     heads = [
-        SingleHead(logits[:, :-1], value, logits[:, -1] if np.any(logits[:, -1]) else None)
+        SingleHead(logits[:, :-1], value, logits[:, -1] if np.any(logits[:, -1]) else None, attention=parts)
         for logits, value in merged or [nothing]
     ]
     bias = output_bias_of(params)
@@ -91,6 +94,8 @@ def equivalent_heads(first: Heads, second: Heads, tolerance: float, max_length: 
         return False
     pairs = [(into_logits(head), floats(head.value)) for head in MultiHead.of(first).heads]
     pairs += [(into_logits(head), -floats(head.value)) for head in MultiHead.of(second).heads]
+    if not (_is_plain(first) and _is_plain(second)):
+        return _equivalent_of_parts(first, second, tolerance)
     if max_length is not None and max_length <= TWO_TOKENS:
         if not _cancels([value for _, value in pairs], tolerance):
             return False
@@ -99,6 +104,44 @@ def equivalent_heads(first: Heads, second: Heads, tolerance: float, max_length: 
         pairs = [pair for pair in uprighted(pairs, pairs, tolerance) if np.any(pair[0])]
     groups = groups_of([logits for logits, _ in pairs], tolerance)
     return all(_cancels([pairs[number][1] for number in group], tolerance) for group in groups)
+
+
+def _is_plain(params: Heads) -> bool:
+    return all(head.attention.is_softmax for head in params.anatomy.heads)
+
+
+def _equivalent_of_parts(first: Heads, second: Heads, tolerance: float) -> bool:
+    """Whether two single heads, of which one at least has other parts than a softmax, define the same map.
+
+    Their short sequences tell less where parts add to nothing there; that is not counted.
+    """
+    one, two = (MultiHead.of(each).heads[0] for each in (first, second))
+    if not np.any(floats(one.value)) and not np.any(floats(two.value)):
+        return True
+    same = same_logits(into_logits(one), into_logits(two), tolerance)
+    same = same and _cancels([floats(one.value), -floats(two.value)], tolerance)
+    return same and distance_of_parts(one.attention, two.attention) <= tolerance
+
+
+def distance_of_parts(first: Attention, second: Attention) -> float:
+    """The largest relative distance of two constants of the parts of attention; 1 for parts of other kinds."""
+    one, two = _general(first), _general(second)
+    if one.words != two.words:
+        return 1.0
+    others = two.arrays()
+    pairs = [(floats(array), floats(others[name])) for name, array in one.arrays().items()]
+    if any(mine.shape != theirs.shape for mine, theirs in pairs):
+        return 1.0
+    # Energies have a unit of their own, by which small ones are nothing.
+    sizes = [max(1.0, size(mine), size(theirs)) for mine, theirs in pairs]
+    return max((size(mine - theirs) / unit for (mine, theirs), unit in zip(pairs, sizes, strict=True)), default=0.0)
+
+
+def _general(attention: Attention) -> Attention:
+    """The parts as the last token sees them: one more is a sink, and nothing comes after the query."""
+    normaliser = Sink(0.0) if attention.normaliser == PlusOne() else attention.normaliser
+    position_bias = NoPositionBias() if attention.position_bias == Causal() else attention.position_bias
+    return Attention(attention.link, normaliser, position_bias, attention.length_law)
 
 
 def uprighted(
@@ -128,11 +171,16 @@ def _cancels(parts: Sequence[Floats], tolerance: float) -> bool:
 def distance_of_heads(first: Heads, second: Heads) -> float:
     """The largest relative distance of two matched heads, of logits or of values, and of the output biases.
 
-    1 when the numbers of heads differ: no head of one then corresponds to some head of the other.
+    1 when the numbers of heads differ: no head of one then corresponds to some head of the other. Constants of parts of
+    attention count too; heads of other parts are 1 apart.
     """
     check_shapes(first, second, "heads")
     if isinstance(first, SingleHead) and isinstance(second, SingleHead):
         return _apart(first, second)
+    if not (_is_plain(first) and _is_plain(second)):  # one head each, then
+        return _apart(
+            *(replace(MultiHead.of(each).heads[0], output_bias=output_bias_of(each)) for each in (first, second))
+        )
     tolerance = rounding_of(first, second)
     one, two = canonical_heads(first, tolerance), canonical_heads(second, tolerance)
     biases = [output_bias_of(each) for each in (one, two)]
@@ -157,4 +205,5 @@ def _apart(first: SingleHead, second: SingleHead) -> float:
     values = relative(into_values(first), into_values(second))
     if not np.any(floats(first.value)) and not np.any(floats(second.value)):
         return values
-    return max(values, relative(into_logits(first), into_logits(second)))
+    logits = relative(into_logits(first), into_logits(second))
+    return max(values, logits, distance_of_parts(first.attention, second.attention))

@@ -7,7 +7,6 @@ import numpy as np
 from keyhole.arrays import Floats, to_numpy
 from keyhole.errors import UsageError
 from keyhole.families import Family
-from keyhole.families.parts import SOFTMAX
 
 # Parameters that agree this many relative spacings of their dtype are the same: the rounding of a few products of
 # well-conditioned matrices. Larger, and parameters that differ are called the same; smaller, and a change of factors
@@ -59,8 +58,19 @@ def refuse_odd_numbers(*params: Family) -> None:
 
 
 def check_comparable(*params: Family) -> None:
-    """UsageError for parameters that define no map, or whose heads are no plain softmax, of which no gauge is known."""
+    """UsageError for parameters that define no map, or for several heads that are no plain softmax.
+
+    Of single heads of other parts the gauge is that of their score and value.
+    """
     refuse_odd_numbers(*params)
     for each in params:
-        if any(head.attention != SOFTMAX for head in each.anatomy.heads):
+        inner = each.anatomy
+        several = len(inner.heads) > 1 or inner.behind
+        if several and any(not head.attention.is_softmax for head in inner.heads):
             raise UsageError(f"cannot compare a {type(each).__name__} whose attention is no plain softmax")
+
+
+def check_softmax(params: Family, what: str) -> None:
+    """UsageError for heads of other parts than those of a plain softmax, of which `what` is not known."""
+    if any(not head.attention.is_softmax for head in params.anatomy.heads):
+        raise UsageError(f"no {what} for a {type(params).__name__} whose attention is no plain softmax")

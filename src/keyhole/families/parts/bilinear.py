@@ -1,0 +1,64 @@
+"""Score forms: the protocol of all, and the bilinear form of a plain head."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, Self
+
+from keyhole.arrays import Array, namespace
+
+
+class ScoreForm(Protocol):
+    """The logit of every token for one query per sequence (batch, width), or for several (batch, queries, width)."""
+
+    def logits(self, tokens: Array, queries: Array) -> Array:  # -> (batch, length) or (batch, queries, length)
+        """The logits."""
+        ...
+
+    def radius(self, radius: Self, tokens: Array, queries: Array, rounding: float) -> Array:
+        """First-order bound on the error of each logit, (batch, queries, length), from entrywise radii."""
+        ...
+
+    def token_norm(self, logit_size: float) -> float:
+        """The norm at which random tokens have logits of about `logit_size`; inf when none has any."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Bilinear:
+    """The form xᵀ·score·g + xᵀ·bias of token x and query g."""
+
+    score: Array  # (width, width)
+    bias: Array | None = None  # (width,)
+
+    def keys(self, queries: Array) -> Array:  # (..., width) -> (..., width)
+        """score·g + bias: what a token is multiplied by."""
+        keys = queries @ self.score.T
+        return keys if self.bias is None else keys + self.bias
+
+    def logits(self, tokens: Array, queries: Array) -> Array:  # -> (batch, length) or (batch, queries, length)
+        """The logits."""
+        xp = namespace(tokens)
+        keys = self.keys(queries)
+        if keys.ndim == 2:
+            return xp.vecdot(tokens, keys[:, None, :])
+        return xp.matrix_transpose(tokens @ xp.matrix_transpose(keys))
+
+    def radius(self, radius: Bilinear, tokens: Array, queries: Array, rounding: float) -> Array:
+        """Errors of entries add in quadrature; rounding is that of the inner product with the key."""
+        xp = namespace(tokens)
+        variance = queries**2 @ (radius.score**2).T
+        if radius.bias is not None:
+            variance = variance + radius.bias**2
+        norms = xp.linalg.vector_norm(tokens, axis=-1)[:, None, :]  # (batch, 1, length)
+        key_norms = xp.linalg.vector_norm(self.keys(queries), axis=-1)[:, :, None]  # (batch, queries, 1)
+        return xp.sqrt(variance @ xp.matrix_transpose(tokens**2)) + rounding * norms * key_norms
+
+    def token_norm(self, logit_size: float) -> float:
+        """The norm at which random tokens have logits of about `logit_size`; inf when none has any."""
+        xp, width = namespace(self.score), self.score.shape[0]
+        quadratic = float(xp.linalg.vector_norm(self.score)) / width
+        linear = 0.0 if self.bias is None else float(xp.linalg.vector_norm(self.bias)) / width**0.5
+        # quadratic·t² + linear·t = logit_size, in the form that does not cancel
+        root = (linear**2 + 4 * quadratic * logit_size) ** 0.5
+        return 2 * logit_size / (linear + root) if linear + root > 0 else float("inf")

@@ -1,0 +1,195 @@
+"""Normalisers: weights from energies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from keyhole.arrays import Array, namespace
+from keyhole.errors import UsageError
+from keyhole.families.parts.protocols import Normaliser
+
+
+def _masses(energies: Array, signs: Array | None, top: Array) -> Array:
+    """Masses over exp(top)."""
+    masses = namespace(energies).exp(energies - top)
+    return masses if signs is None else signs * masses
+
+
+def _top(energies: Array) -> Array:  # (…, n) -> (…, 1)
+    return namespace(energies).max(energies, axis=-1, keepdims=True)
+
+
+@dataclass(frozen=True, eq=False)
+class Sum(Normaliser):
+    """exp(energy) over the sum of it: weights add up to one."""
+
+    name: ClassVar[str] = "sum"
+
+    def __call__(self, energies: Array, signs: Array | None = None) -> Array:
+        """The weights, along the last axis."""
+        weights = _masses(energies, signs, _top(energies))
+        return weights / namespace(energies).sum(weights, axis=-1, keepdims=True)
+
+    def pulls(self, weights: Array, values: Array, answers: Array) -> Array:
+        """weight·(value − answer)."""
+        return weights[..., None] * (values - answers[..., None, :])
+
+
+@dataclass(frozen=True, eq=False)
+class Sink(Sum):
+    """exp(energy) over the sum of it and of exp(sink): one more token, of value zero, takes its part."""
+
+    energy: Array  # ()
+
+    name: ClassVar[str] = "sink"
+
+    def __call__(self, energies: Array, signs: Array | None = None) -> Array:
+        """The weights, along the last axis; they add up to less than one."""
+        xp = namespace(energies)
+        top = xp.maximum(_top(energies), self.energy)
+        weights = _masses(energies, signs, top)
+        return weights / (xp.sum(weights, axis=-1, keepdims=True) + xp.exp(self.energy - top))
+
+
+@dataclass(frozen=True, eq=False)
+class PlusOne(Sum):
+    """exp(energy) over one plus the sum of it: a sink of energy zero."""
+
+    name: ClassVar[str] = "plus-one"
+
+    def __call__(self, energies: Array, signs: Array | None = None) -> Array:
+        """The weights, along the last axis; they add up to less than one."""
+        return Sink(0 * energies[(0,) * energies.ndim])(energies, signs)
+
+
+@dataclass(frozen=True, eq=False)
+class NoNormaliser(Normaliser):
+    """Weights are masses, whatever the others are."""
+
+    name: ClassVar[str] = "none"
+
+    def __call__(self, energies: Array, signs: Array | None = None) -> Array:
+        """The masses."""
+        return _masses(energies, signs, 0 * _top(energies))
+
+    def pulls(self, weights: Array, values: Array, answers: Array) -> Array:  # noqa: ARG002
+        """weight·value."""
+        return weights[..., None] * values
+
+
+@dataclass(frozen=True, eq=False)
+class Count(NoNormaliser):
+    """Weights are masses over the number of tokens."""
+
+    name: ClassVar[str] = "count"
+
+    def __call__(self, energies: Array, signs: Array | None = None) -> Array:
+        """The masses over the length."""
+        return _masses(energies, signs, 0 * _top(energies)) / energies.shape[-1]
+
+
+@dataclass(frozen=True, eq=False)
+class Entmax(Normaliser):
+    """Entmax of order 1.5, sparse weights: (energy/2 − threshold)² where that is positive, adding up to one."""
+
+    name: ClassVar[str] = "entmax"
+    takes_powers: ClassVar[bool] = False
+    order: ClassVar[float] = 1.5
+
+    def __call__(self, energies: Array, signs: Array | None = None) -> Array:  # noqa: ARG002
+        """The weights, along the last axis."""
+        xp, share = namespace(energies), self.order - 1
+        # A token that is 1/share below the largest has no weight: −inf would spoil the sums.
+        heights = xp.clip(share * (energies - _top(energies)), -2.0, 0.0)
+        return self._of_heights(heights - self._threshold(heights)[..., None])
+
+    def _of_heights(self, heights: Array) -> Array:
+        return namespace(heights).clip(heights, 0.0, None) ** (1 / (self.order - 1))
+
+    def _threshold(self, heights: Array) -> Array:  # (…, n) -> (…)
+        """The threshold at which weights add up to one, by trying supports of every size."""
+        xp = namespace(heights)
+        ordered = xp.flip(xp.sort(heights, axis=-1), axis=-1)
+        counts = xp.arange(1, heights.shape[-1] + 1, dtype=heights.dtype, device=heights.device)
+        means = xp.cumulative_sum(ordered, axis=-1) / counts
+        thresholds = self._of_support(ordered, means, counts)
+        # The support is as large as it can be with a threshold below all of its heights.
+        size = xp.sum(xp.astype(ordered > thresholds, xp.int64), axis=-1, keepdims=True)
+        return xp.take_along_axis(thresholds, xp.clip(size - 1, 0, None), axis=-1)[..., 0]
+
+    def _of_support(self, ordered: Array, means: Array, counts: Array) -> Array:
+        xp = namespace(means)
+        scatter = xp.cumulative_sum(ordered**2, axis=-1) - counts * means**2
+        return means - xp.sqrt(xp.clip((1 - scatter) / counts, 0.0, None))
+
+    def _shares(self, weights: Array) -> Array:
+        """weight^(2 − order) of the support: how much of a change of its energy a token passes on."""
+        xp = namespace(weights)
+        return xp.where(weights > 0, weights, xp.zeros_like(weights)) ** (2 - self.order) * (weights > 0)
+
+    def pulls(self, weights: Array, values: Array, answers: Array) -> Array:  # noqa: ARG002
+        """share·(value − mean of values by share)."""
+        xp, shares = namespace(weights), self._shares(weights)[..., None]
+        mean = xp.sum(shares * values, axis=-2, keepdims=True) / xp.sum(shares, axis=-2, keepdims=True)
+        return shares * (values - mean)
+
+    def bound(self, energies: Array, weights: Array, values: Array, answers: Array, radius: Array) -> Array:
+        """Heights over the threshold move by up to 2·(order − 1)·radius; the support may gain tokens that are near."""
+        xp, share = namespace(weights), self.order - 1
+        heights = share * energies
+        sizes, most = xp.clip(weights, 0.0, None) ** share, 2 * share * radius[..., None]
+        threshold = xp.max(heights, axis=-1, keepdims=True) - xp.max(sizes, axis=-1, keepdims=True)
+        near = heights - threshold > -most  # of the support, or not far below it
+        moved = (sizes + most) ** (1 / share) - sizes ** (1 / share)
+        moved = xp.clip(xp.where(near, moved, xp.zeros_like(moved)), None, 1.0)
+        return xp.sum(moved[..., None] * xp.abs(values - answers[..., None, :]), axis=-2)
+
+
+@dataclass(frozen=True, eq=False)
+class Sparsemax(Entmax):
+    """Sparse weights: energy − threshold where that is positive, adding up to one."""
+
+    name: ClassVar[str] = "sparsemax"
+    order: ClassVar[float] = 2.0
+
+    def _of_support(self, ordered: Array, means: Array, counts: Array) -> Array:  # noqa: ARG002
+        return means - 1 / counts
+
+
+@dataclass(frozen=True, eq=False)
+class TopK(Sum):
+    """A softmax over the k tokens of the largest energies; of equal ones, those that come first."""
+
+    k: int
+
+    name: ClassVar[str] = "top-k"
+    takes_powers: ClassVar[bool] = False
+
+    def check_shapes(self) -> None:
+        """UsageError unless k is a whole number of at least one."""
+        if isinstance(self.k, bool) or not isinstance(self.k, int) or self.k < 1:
+            raise UsageError(f"k of top-k must be a whole number of at least 1, not {self.k!r}")
+
+    def _kept(self, energies: Array) -> Array:
+        xp = namespace(energies)
+        places = xp.argsort(xp.argsort(energies, axis=-1, descending=True, stable=True), axis=-1, stable=True)
+        return places < self.k
+
+    def __call__(self, energies: Array, signs: Array | None = None) -> Array:
+        """The weights, along the last axis."""
+        xp = namespace(energies)
+        if energies.shape[-1] <= self.k:
+            return super().__call__(energies, signs)
+        return super().__call__(xp.where(self._kept(energies), energies, -xp.inf * xp.ones_like(energies)), signs)
+
+    def bound(self, energies: Array, weights: Array, values: Array, answers: Array, radius: Array) -> Array:
+        """As of a softmax, and everything where the k-th and the next energy may change places."""
+        bound = super().bound(energies, weights, values, answers, radius)
+        if energies.shape[-1] <= self.k:
+            return bound
+        xp = namespace(energies)
+        ordered = xp.sort(energies, axis=-1)
+        close = ordered[..., -self.k] - ordered[..., -self.k - 1] <= 2 * radius
+        farthest = xp.max(xp.abs(values - answers[..., None, :]), axis=-2)
+        return xp.where(close[..., None], bound + 2 * farthest, bound)
