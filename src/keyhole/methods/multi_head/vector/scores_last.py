@@ -7,7 +7,7 @@ import numpy as np
 from keyhole.arrays import Floats, Integers
 from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.multi_head.vector import scores as common
-from keyhole.methods.multi_head.vector.first_token import CLEAR, FirstToken
+from keyhole.methods.multi_head.vector.first_token import CLEAR
 from keyhole.methods.multi_head.vector.probe import VectorQueries
 from keyhole.methods.multi_head.vector.scores import Scores
 from keyhole.methods.multi_head.vector.values import VectorValues
@@ -25,7 +25,7 @@ STEEPEST = 32.0
 SPARE = 4
 
 
-def ask_scores(queries: VectorQueries, start: FirstToken, values: VectorValues) -> Steps[Scores]:
+def ask_scores(queries: VectorQueries, start: common.KnownHeads, values: VectorValues) -> Steps[Scores]:
     """Rows for all last tokens, block by block, until further blocks lie in their span; then columns."""
     reader = _ScoreReader(queries, start, values)
     whole = reader.width + 1
@@ -57,7 +57,7 @@ def ask_scores(queries: VectorQueries, start: FirstToken, values: VectorValues) 
 
 
 class _ScoreReader:
-    def __init__(self, queries: VectorQueries, start: FirstToken, values: VectorValues) -> None:
+    def __init__(self, queries: VectorQueries, start: common.KnownHeads, values: VectorValues) -> None:
         self.queries, self.start, self.values = queries, start, values
         self.width, self.heads = queries.width, start.heads
         self.last = queries.on_grid(

@@ -40,7 +40,7 @@ class FirstHeads:
     values: Floats  # (heads, outputs)
     keys: Floats  # (heads, width): logits of the token are products of the last one with these
     odds: Odds
-    odds_errors: Odds  # of each number of it
+    errors: Odds  # deviations of each number of it
     noise: float  # deviation of one number of an answer
     scale: float
 
@@ -138,8 +138,8 @@ def _ask_jumps(queries: LongQueries, token: Floats, heads: int) -> Steps[Floats]
         angles, answers = angles[order], answers[order]
     raise HeadsHidden(
         Outcome.WRONG_FAMILY,
-        f"answers to one token span {heads} dimensions and jump {int(np.sum(changed))} times along a half-circle: values "
-        f"of heads are dependent, or two heads have proportional scores",
+        f"answers to one token span {heads} dimensions and jump {int(np.sum(changed))} times along a half-circle: "
+        f"values of heads are dependent, or two heads have proportional scores",
     )
 
 
@@ -188,7 +188,7 @@ class _Reader:
         width = self.queries.width
         told = ~self._dull(shares)[:, head]
         told[: width + 1] = True
-        mixes = np.linalg.solve(ends[:width].T, ends[width:][told[width:]].T).T  # (spare, width)
+        mixes = np.asarray(np.linalg.solve(ends[:width].T, ends[width:][told[width:]].T).T)  # (spare, width)
         return solve_cap(shares[told, head], mixes, self.middle[head], self.errors[head], rest_known=self.rest_known)
 
     def solve(self, ends: Floats, answers: Floats) -> FirstHeads:
@@ -208,8 +208,8 @@ class _Reader:
         keys = np.linalg.solve(ends[:width], logits[:width, :, 0])
         errors = Odds(0 * rest if self.rest_known else rest_errors, cap_errors)
         self._check(ends[width:] @ keys, spread, weights, odds)
-        values = self.jumps / height[:, None]
-        return FirstHeads(self.token, values, keys.T.copy(), odds, errors, self.queries.noise, self.queries.scale)
+        values = np.asarray(self.jumps / height[:, None])
+        return FirstHeads(self.token, values, np.array(keys.T), odds, errors, self.queries.noise, self.queries.scale)
 
     def _check(self, logits: Floats, spread: Floats, weights: Floats, odds: Odds) -> None:
         """End where last tokens that are sums of others are not answered so."""

@@ -1,7 +1,7 @@
 """Sequences of long tokens before a short last one: weights depend on one bilinear form alone, and nothing else adds.
 
-In [A·u; …; g/A] the logit of a token is that of u and g, the last token has a logit of nearly zero and no value to speak
-of, and so has a zero token. So links, sinks, caps and distances show in the weights with nothing mixed in, which those
+In [A·u; …; g/A] the logit of a token is that of u and g, the last token has a logit of nearly zero and no value to
+speak of, and so has a zero token. So links, sinks, caps and distances show in the weights with nothing mixed in, which those
 of natural norms do not allow: the last token's own logit would be part of every one.
 """
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from keyhole.arrays import Floats
+from keyhole.arrays import Floats, Integers
 from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.multi_head.vector.first_token import CLEAR
 from keyhole.methods.multi_head.vector.parts.first_token import FirstHeads
 from keyhole.methods.multi_head.vector.parts.long_tokens import FAR, LongQueries
 from keyhole.methods.multi_head.vector.values import VectorValues
-from keyhole.numerics.svd import least_squares, pseudo_inverse, singular_values, spectral_norm, svd
+from keyhole.numerics.svd import pseudo_inverse, singular_values, spectral_norm, svd
 from keyhole.recovery import Outcome
 
 # The known token outweighs the other by this; by so many times more where that was not enough, so often.
@@ -113,12 +113,10 @@ class _Reader:
         ranks = np.maximum(np.sum(singular_values(matrices) > floor, axis=1), 1)
         return self._whole(matrices, ranks, self.error, np.full(matrices.shape[::2], self.error))
 
-    def _whole(self, matrices: Floats, ranks: Floats, error: float, spread: Floats) -> VectorValues:
+    def _whole(self, matrices: Floats, ranks: Integers, error: float, spread: Floats) -> VectorValues:
         nothing = matrices[None][:0]
         weak = np.zeros((0, *spread.shape))
-        return VectorValues(
-            matrices, ranks, self.known, error, spread, self.queries.noise, nothing, weak, traded=0.0
-        )
+        return VectorValues(matrices, ranks, self.known, error, spread, self.queries.noise, nothing, weak, traded=0.0)
 
     def solve_spanned(self) -> VectorValues | None:
         """Values of all tokens, where those read span all that heads answer and heads share no direction."""
@@ -137,9 +135,7 @@ class _Reader:
         inverse = pseudo_inverse(together)
         shares = self.queries.linear @ inverse
         ends = np.cumsum([0, *ranks])
-        matrices = np.stack(
-            [shares[:, ends[h] : ends[h + 1]] @ spans[h] / self.middle[h] for h in range(heads)]
-        )
+        matrices = np.stack([shares[:, ends[h] : ends[h + 1]] @ spans[h] / self.middle[h] for h in range(heads)])
         size = float(np.sqrt(np.mean(np.sum(shares**2, axis=1)))) / float(np.min(self.middle))
         moved = (size * max(tilts) + self.unit_noise / float(np.min(self.middle))) * (1 + spectral_norm(inverse))
         apart = np.sqrt(np.mean((self.basis[:count] @ matrices - self.values) ** 2, axis=1))  # (heads, outputs)

@@ -1,0 +1,207 @@
+"""Several heads whose attention has other parts than a softmax, from several outputs and tokens of any length."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from keyhole.arrays import ROUNDING_DEVIATIONS, Floats
+from keyhole.errors import UsageError
+from keyhole.families import MultiHead, SingleHead
+from keyhole.families.parts import (
+    Alibi,
+    Attention,
+    Exp,
+    NoPositionBias,
+    Normaliser,
+    PlusOne,
+    PositionBias,
+    Sink,
+    Softcap,
+    Sum,
+    Window,
+)
+from keyhole.methods.base import Estimate, Steps, Unrecoverable
+from keyhole.methods.multi_head.vector.parts.first_token import FirstHeads, ask_first_heads
+from keyhole.methods.multi_head.vector.parts.long_tokens import LONG, LongQueries, ask_total
+from keyhole.methods.multi_head.vector.parts.position_biases import ask_slopes, ask_window
+from keyhole.methods.multi_head.vector.parts.values import ask_long_values
+from keyhole.methods.multi_head.vector.scores import Scores
+from keyhole.methods.multi_head.vector.scores_last import ask_scores
+from keyhole.methods.multi_head.vector.values import VectorValues
+from keyhole.queries import Signature
+from keyhole.recovery import Outcome
+
+# A sink that is not heavier than so many times what it may be off by does not show.
+LEAST_SINK = 2.0
+# The parts that heads may have, by their kind.
+KNOWN = {
+    "link": ("exp", "softcap"),
+    "normaliser": ("sum", "sink", "plus-one"),
+    "position_bias": ("none", "alibi", "window", "causal"),
+    "length_law": ("none",),
+}
+ASSUMPTIONS = (
+    "the box adds up heads over its raw tokens, read at the last position, without score biases",
+    "the parts of their attention are {parts}",
+    "heads whose logits differ by less than their answers show are one head",
+    "answers are right up to the rounding of their dtype",
+)
+
+
+def ask_heads(
+    signature: Signature, rng: np.random.Generator, names: Mapping[str, str], form: str = "bilinear"
+) -> Steps[Estimate[MultiHead]]:
+    """All heads of f(X) = Σ_h Σ_i weight_hi·x_iᵀ·V_h + b, for p ≥ H outputs, weights by the named parts of attention.
+
+    Constants of parts (caps, sinks, slopes) may differ from head to head. Long tokens before a short last one have
+    weights that depend on one bilinear form and nothing else (`LongQueries`). One of them, at the end of all weights
+    and in between, tells the number of heads, its values in each and the constants (`ask_first_heads`); beside it all
+    other tokens tell theirs, one query for each head (`ask_long_values`); then many tokens a query tell the logits, as
+    those of softmax heads do (`ask_scores`). About 2·d + 2·H + 20 queries, H for each token whose values are asked
+    for, and (d + 1)·⌈r/k⌉ + r·d/k for the logits, k ≤ ¾·p/H tokens a query and rank r.
+
+    Assumes what `ASSUMPTIONS` says. Raises HeadsHidden where p numbers do not tell the heads apart.
+    """
+    names = checked(names)
+    _check_norms(signature)
+    token = rng.standard_normal(signature.width)
+    token /= np.linalg.norm(token)
+    value, noise = yield from ask_total(signature, token)
+    queries = LongQueries(signature, value, rng, noise=noise)
+    start = yield from ask_first_heads(queries, token, names["link"], rest_known=_rest_is_known(names))
+    if names["position_bias"] == "alibi":
+        start = yield from ask_slopes(queries, start, sink=names["normaliser"] == "sink")
+    elif names["position_bias"] == "window":
+        queries.window = yield from ask_window(queries, start)
+    queries.odds = start.odds
+    values = yield from ask_long_values(queries, start)
+    scores = yield from ask_scores(queries, start, values)
+    return _Estimate(queries, start, values, scores, names).whole()
+
+
+def checked(names: Mapping[str, str]) -> dict[str, str]:
+    """Names for all parts; UsageError for parts that several heads are not read through."""
+    whole = {kind: names.get(kind, known[0]) for kind, known in KNOWN.items()}
+    for kind, name in whole.items():
+        if name not in KNOWN[kind]:
+            raise UsageError(
+                f"several heads are not read through the {kind.replace('_', ' ')} {name!r}: it may be one of "
+                f"{', '.join(KNOWN[kind])}"
+            )
+    return whole
+
+
+def _check_norms(signature: Signature) -> None:
+    if signature.max_norm is not None or signature.noise.kind != "exact" or signature.space.huge < LONG**4:
+        raise Unrecoverable(
+            Outcome.TOO_NOISY,
+            "several heads of such attention are read from exact answers of float64 to tokens of any norm: remove "
+            "max_norm, or use an oracle of higher precision",
+        )
+    if signature.max_length is not None and signature.max_length < 2:
+        raise Unrecoverable(Outcome.NOT_IDENTIFIABLE, "attention on one token shows no score: allow sequences of two")
+
+
+def _rest_is_known(names: Mapping[str, str]) -> bool:
+    return names["normaliser"] == "sum" and names["position_bias"] != "alibi"
+
+
+@dataclass
+class _Estimate:
+    """Parameters and radii of all heads."""
+
+    queries: LongQueries
+    start: FirstHeads
+    values: VectorValues
+    scores: Scores
+    names: Mapping[str, str]
+
+    def whole(self) -> Estimate[MultiHead]:
+        """The estimate."""
+        space, value, scores = self.queries.signature.space, self.queries.value, self.scores
+        heads, radii = [], []
+        score_errors = ROUNDING_DEVIATIONS * (scores.errors + scores.dropped + self._by_caps())
+        for head in range(self.start.heads):
+            attention, wide = self._attention(head)
+            score, matrix = scores.matrices[head], self.values.matrices[head]
+            heads.append(SingleHead(space.asarray(score), space.asarray(matrix), attention=attention))
+            score_error = score_errors[head] + space.spacing * np.abs(score)
+            value_error = ROUNDING_DEVIATIONS * self.values.spread[head] + space.spacing * np.abs(matrix)
+            radii.append(SingleHead(space.asarray(score_error), space.asarray(value_error), attention=wide))
+        return Estimate(
+            params=MultiHead(heads, value.bias if value.has_bias else None),
+            radius=MultiHead(radii, value.bias_radius if value.has_bias else None),
+            counting_bound=self._bound(),
+            assumptions=tuple(each.format(parts=self._words()) for each in ASSUMPTIONS),
+            details={
+                "heads": self.start.heads,
+                "parts": dict(self.names),
+                "score_ranks": [int(rank) for rank in scores.ranks],
+                "value_ranks": [int(rank) for rank in self.values.ranks],
+                "tokens_per_query": scores.per_query,
+                "logit_condition": scores.condition,
+            },
+        )
+
+    def _by_caps(self) -> Floats:  # (heads,)
+        """Errors of scores by those of caps, which bend logits of up to two: few are larger."""
+        cap, errors = self.start.odds.cap, self.start.errors.cap
+        if cap is None or errors is None:
+            return np.zeros(self.start.heads)
+        sizes = np.sqrt(np.mean(self.scores.matrices**2, axis=(1, 2)))
+        bend = np.minimum(1.0, (2.0 / cap) ** 2)
+        return np.asarray(sizes * bend * errors / cap)
+
+    def _attention(self, head: int) -> tuple[Attention, Attention]:
+        """The parts of one head, and the radii of their constants."""
+        odds, errors, names = self.start.odds, self.start.errors, self.names
+        bias, wide_bias = self._position_bias(head)
+        normaliser, wide_normaliser = self._normaliser(head)
+        cap, error = self.start.odds.cap, self.start.errors.cap
+        if cap is None or error is None:
+            return Attention(Exp(), normaliser, bias), Attention(Exp(), wide_normaliser, wide_bias)
+        link, wide_link = Softcap(cap[head]), Softcap(ROUNDING_DEVIATIONS * error[head])
+        return Attention(link, normaliser, bias), Attention(wide_link, wide_normaliser, wide_bias)
+
+    def _position_bias(self, head: int) -> tuple[PositionBias, PositionBias]:
+        falls, error = self.start.odds.falls, self.start.errors.falls
+        if falls is not None and error is not None:
+            return Alibi(falls[head]), Alibi(ROUNDING_DEVIATIONS * error[head])
+        if self.names["position_bias"] == "window":
+            window = Window(int(self.queries.window))
+            return window, window
+        return NoPositionBias(), NoPositionBias()
+
+    def _normaliser(self, head: int) -> tuple[Normaliser, Normaliser]:
+        if self.names["normaliser"] == "sum":
+            return Sum(), Sum()
+        if self.names["normaliser"] == "plus-one":
+            return PlusOne(), PlusOne()
+        odds, errors = self.start.odds, self.start.errors
+        falls = 0.0 if odds.falls is None else float(odds.falls[head])
+        off = 0.0 if errors.falls is None else float(errors.falls[head])
+        # The rest is 1 + exp(energy), over the factor by which a neighbour weighs less.
+        rest = float(odds.rest[head]) * float(np.exp(-falls))
+        weight, error = rest - 1, ROUNDING_DEVIATIONS * (float(errors.rest[head]) * float(np.exp(-falls)) + rest * off)
+        if not weight > LEAST_SINK * error:
+            raise Unrecoverable(
+                Outcome.NOT_IDENTIFIABLE,
+                f"the sink of a head weighs {max(weight, 0.0):.2g} of a token or less: take the normaliser 'sum'",
+            )
+        return Sink(np.log(weight)), Sink(-np.log1p(-error / weight))
+
+    def _bound(self) -> int:
+        """Numbers that determine the heads, over numbers per answer."""
+        width, outputs = self.queries.width, self.queries.outputs
+        numbers = outputs if self.queries.value.has_bias else 0
+        for head in range(self.start.heads):
+            rank, inner = int(self.scores.ranks[head]), int(self.values.ranks[head])
+            numbers += rank * (2 * width - rank) + inner * (width + outputs - inner) + self._attention(head)[0].numbers
+        return -(-numbers // outputs)
+
+    def _words(self) -> str:
+        usual = {kind: known[0] for kind, known in KNOWN.items()}
+        return ", ".join(name for kind, name in self.names.items() if name != usual[kind]) or "those of a softmax"
