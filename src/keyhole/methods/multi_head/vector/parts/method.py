@@ -157,7 +157,6 @@ class _Estimate:
 
     def _attention(self, head: int) -> tuple[Attention, Attention]:
         """The parts of one head, and the radii of their constants."""
-        odds, errors, names = self.start.odds, self.start.errors, self.names
         bias, wide_bias = self._position_bias(head)
         normaliser, wide_normaliser = self._normaliser(head)
         cap, error = self.start.odds.cap, self.start.errors.cap
