@@ -51,6 +51,7 @@ LAZY = ("torch", "matplotlib", "jinja2", "cupy", "onnxruntime", "httpx", "orjson
 
 PUBLIC = [
     "AttentionLayer",
+    "FormHead",
     "FunctionOracle",
     "HttpOracle",
     "KeyholeError",

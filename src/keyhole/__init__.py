@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AttentionLayer",
+    "FormHead",
     "FunctionOracle",
     "HttpOracle",
     "KeyholeError",
@@ -59,6 +60,7 @@ _HOMES = {
     "keyhole.errors": ("KeyholeError", "RecoveryFailed"),
     "keyhole.families": (
         "AttentionLayer",
+        "FormHead",
         "Labels",
         "MultiHead",
         "OneLayer",

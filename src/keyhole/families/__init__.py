@@ -6,6 +6,7 @@
 from keyhole.families.attention_layer import AttentionLayer
 from keyhole.families.base import Anatomy, F, F_co, Family
 from keyhole.families.files import load, register
+from keyhole.families.form_head import FormHead
 from keyhole.families.labels import Labels
 from keyhole.families.multi_head import MultiHead
 from keyhole.families.one_layer import OneLayer
@@ -19,6 +20,7 @@ __all__ = [
     "F",
     "F_co",
     "Family",
+    "FormHead",
     "Labels",
     "MultiHead",
     "OneLayer",

@@ -16,6 +16,7 @@ from keyhole.families.files import save_arrays
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
 
+    from keyhole.families.forms.base import Form
     from keyhole.families.relu_net import ReluNet
     from keyhole.families.single_head import SingleHead
 
@@ -27,6 +28,9 @@ else:  # the default is for type checkers only: `typing` knows none before Pytho
     F, F_co = TypeVar("F"), TypeVar("F_co", covariant=True)
 
 
+MATRIX = 2  # dimensions
+
+
 @dataclass(frozen=True)
 class Anatomy:
     """What parameters are made of, as reports and verification see them."""
@@ -36,9 +40,17 @@ class Anatomy:
     numbered: bool = False  # whether a head is one of a list and called by its number
     net: ReluNet | None = None
     behind: bool = False  # whether answers pass through a net behind the heads
+    form: Form | None = None  # of one head whose logits are not bilinear
+
+    @property
+    def attends(self) -> bool:
+        """Whether there are heads, whose logits have a size."""
+        return bool(self.heads) or self.form is not None
 
     def matrices(self) -> dict[str, Array]:
         """The matrices that people look at: scores of heads, and weights into the neurons of a net."""
+        if self.form is not None:
+            return {name: array for name, array in self.form.arrays().items() if array.ndim == MATRIX}
         named = {f"score of head {number}": head.score for number, head in enumerate(self.heads, 1)}
         scores = named if self.numbered else {"score": self.heads[0].score} if self.heads else {}
         return scores if self.net is None else {**scores, "weights into the neurons": self.net.weights_in}
@@ -116,6 +128,14 @@ class Family(Protocol):
     def token_norm(self, size: float) -> float:
         """The norm of random tokens with logits of about `size`, or `size` times as far out as the typical kink."""
         ...
+
+    def logit_norm(self, radius: Self, logit_radius: float) -> float:
+        """The norm up to which the radii leave logits of random tokens known to `logit_radius`; inf where that is any."""
+        widest = max((float(np.linalg.norm(floats(head.score))) for head in radius.anatomy.heads), default=0.0)
+        if not widest < np.inf:
+            return 1.0
+        # Random tokens of norm n make of a matrix a number of about n² times its norm over the width.
+        return (logit_radius * self.width / widest) ** 0.5 if widest > 0 else float("inf")
 
     def effects(self, change: Self, tokens: Array) -> Iterator[tuple[str, Array]]:  # names, arrays as answers
         """How far a change of each part alone, of the size of `change`, moves the answers, to first order."""

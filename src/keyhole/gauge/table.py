@@ -9,9 +9,15 @@ import numpy as np
 from scipy.optimize import linear_sum_assignment
 
 from keyhole.arrays import Floats, floats
-from keyhole.families import AttentionLayer, F, Family, Labels, MultiHead, OneLayer, ReluNet, Residual, SingleHead
+from keyhole.families import AttentionLayer, F, Family, FormHead, Labels, MultiHead, OneLayer, ReluNet, Residual, SingleHead
 from keyhole.gauge.attention_layer import as_heads, as_layer, distance_of_attention
 from keyhole.gauge.compare import Gauge, MakeWitness, register
+from keyhole.gauge.form_heads import (
+    align_form_heads,
+    canonical_form_head,
+    distance_of_form_heads,
+    equivalent_form_heads,
+)
 from keyhole.gauge.heads import Heads, canonical_heads, distance_of_heads, equivalent_heads, into_logits, output_bias_of
 from keyhole.gauge.nets import canonical_net, distance_of_nets, equivalent_nets
 from keyhole.gauge.one_layer import canonical_layer, distance_of_layers, equivalent_layers, match_heads
@@ -168,3 +174,7 @@ register(
 register(Residual, around(HEADS, lambda params: params.attention, Residual))
 register(AttentionLayer, replace(around(HEADS, as_heads, as_layer), distance=distance_of_attention, align=align_layers))
 register(Labels, replace(around(HEADS, normalised_heads, as_labels), align=align_labels))
+register(
+    FormHead,
+    Gauge(canonical_form_head, equivalent_form_heads, distance_of_form_heads, align=align_form_heads),
+)

@@ -62,6 +62,8 @@ CHANGE, CHANGE_NOISY = 0.5, 1.0
 ENOUGH, ONE_IN = 3.0, 8
 # From so many queries on every class of lengths must have an informative one.
 CLASSES_FROM = 32
+# What parts of logits are called.
+OF_LOGITS = ("score", "form ")
 # Kinds of noise behind which predictions are as sharp as parameters are: a label is right or wrong, not off.
 UNBIASED = ("exact", "flipped")
 # A query that informs about no score is drawn again so often; then, for what is not tested yet, pools of fresh ones.
@@ -200,6 +202,8 @@ class _Source:
     def _undecided(self, tokens: Floats) -> Floats:  # (length, width)
         """Tokens between which a head of the estimate does not choose however long they are: two near heads do."""
         heads, tokens = self.params.anatomy.heads, 0.5 * tokens  # sums of two must not be too long
+        if not heads:  # logits of another form
+            return tokens
         head = heads[int(self.rng.integers(len(heads)))]
         bias = 0.0 if head.score_bias is None else floats(head.score_bias)
         keys = floats(head.score) @ tokens[-1] + bias
@@ -245,16 +249,10 @@ def prediction_radii(params: F, errors: F, tokens: Array, signature: Signature) 
 
 def longest_predictable(estimate: Estimate, signature: Signature, logit_radius: float) -> float:
     """The norm up to which the radii of scores leave logits known this well; infinite where there are no heads."""
-    radii = [head.score for head in estimate.radius.anatomy.heads]
-    widest = max((float(np.linalg.norm(floats(radius))) for radius in radii), default=0.0)
-    if not radii:
+    if not estimate.params.anatomy.attends:
         return float("inf")
-    if not widest < np.inf:
-        return 1.0
-    if widest == 0:
-        return float(signature.space.huge**0.125)
-    # Random tokens of norm n make of a matrix a number of about n² times its norm over the width.
-    return float(min((logit_radius * signature.width / widest) ** 0.5, signature.space.huge**0.25))
+    norm = estimate.params.logit_norm(estimate.radius, logit_radius)
+    return float(min(norm, signature.space.huge**0.25) if norm < np.inf else signature.space.huge**0.125)
 
 
 @dataclass
@@ -283,7 +281,7 @@ class _Evidence:
         self.normal = signature.noise.kind == "gaussian" and estimate.standard_error is not None
         longest = min(longest_predictable(estimate, signature, KNOWN_LOGIT), signature.norm_limit)
         self.change = _change(estimate, CHANGE if self.exact else CHANGE_NOISY, longest)
-        self.scores = bool(estimate.params.anatomy.heads)
+        self.scores = estimate.params.anatomy.attends
 
     def of(self, queries: list[Query]) -> _Table:
         """The evidence of each query: the squared movement over what is wanted, at most 1."""
@@ -298,7 +296,7 @@ class _Evidence:
             for label, ratios in about.items():
                 evidence.setdefault(label, np.zeros(len(queries)))[where] = np.minimum(ratios, 1.0) ** 2
             # What is said of attention rests on queries whose scores matter.
-            of_scores = [ratios for label, ratios in about.items() if label.startswith("score")]
+            of_scores = [ratios for label, ratios in about.items() if label.startswith(OF_LOGITS)]
             counted = of_scores if tokens.shape[1] > 1 and of_scores else list(about.values())
             least = 1.0 if self.exact else 1.0 / MOVES_NOISY
             informative[where] = np.max(counted, axis=0, initial=0.0) >= least if counted else True

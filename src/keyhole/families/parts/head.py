@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import fields
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from keyhole.arrays import Array, namespace
 from keyhole.families.base import Family
@@ -22,10 +22,11 @@ class Head(Family):
     output_bias: Array | None  # () or (outputs,)
     attention: Attention
 
-    @property
-    def form(self) -> ScoreForm:
-        """The score form."""
-        raise NotImplementedError
+    if TYPE_CHECKING:  # a property would stand in the way of a field of that name
+
+        @property
+        def form(self) -> ScoreForm:
+            """The score form."""
 
     @property
     def outputs(self) -> int | None:

@@ -1,0 +1,1 @@
+"""Heads of other parts than those of a softmax."""
