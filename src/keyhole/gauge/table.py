@@ -9,7 +9,18 @@ import numpy as np
 from scipy.optimize import linear_sum_assignment
 
 from keyhole.arrays import Floats, floats
-from keyhole.families import AttentionLayer, F, Family, FormHead, Labels, MultiHead, OneLayer, ReluNet, Residual, SingleHead
+from keyhole.families import (
+    AttentionLayer,
+    F,
+    Family,
+    FormHead,
+    Labels,
+    MultiHead,
+    OneLayer,
+    ReluNet,
+    Residual,
+    SingleHead,
+)
 from keyhole.gauge.attention_layer import as_heads, as_layer, distance_of_attention
 from keyhole.gauge.compare import Gauge, MakeWitness, register
 from keyhole.gauge.form_heads import (
@@ -18,10 +29,11 @@ from keyhole.gauge.form_heads import (
     distance_of_form_heads,
     equivalent_form_heads,
 )
-from keyhole.gauge.heads import Heads, canonical_heads, distance_of_heads, equivalent_heads, into_logits, output_bias_of
+from keyhole.gauge.heads import Heads, canonical_heads, into_logits, output_bias_of
 from keyhole.gauge.nets import canonical_net, distance_of_nets, equivalent_nets
 from keyhole.gauge.one_layer import canonical_layer, distance_of_layers, equivalent_layers, match_heads
 from keyhole.gauge.redundancy import redundancy_of_heads, redundancy_of_layer, redundancy_of_net
+from keyhole.gauge.several_heads import align_several, canonical_of_any, distance_of_any, equivalent_of_any, has_parts
 from keyhole.gauge.tolerance import relative
 from keyhole.gauge.witness_heads import HEAD_KINDS
 from keyhole.gauge.witness_nets import LAYER_KINDS, NET_KINDS
@@ -73,6 +85,8 @@ def _finite(array: Floats) -> Floats:
 
 def align_heads(params: Family, truth: Family) -> dict[str, Floats]:
     """The true heads in the order of those recovered, array by array, under the names that the parameters have."""
+    if isinstance(params, MultiHead) and isinstance(truth, MultiHead) and has_parts(params):
+        return align_several(params, truth)
     heads, true = params.anatomy.heads, truth.anatomy.heads
     order = matched(heads, true) if params.anatomy.numbered else list(true)
     return {
@@ -155,7 +169,7 @@ def _finite_logits(head: SingleHead) -> SingleHead:
 
 
 HEADS: Gauge[Heads] = Gauge(
-    canonical_heads, equivalent_heads, distance_of_heads, HEAD_KINDS, redundancy_of_heads, align_heads
+    canonical_of_any, equivalent_of_any, distance_of_any, HEAD_KINDS, redundancy_of_heads, align_heads
 )
 register(SingleHead, HEADS)
 register(MultiHead, HEADS)

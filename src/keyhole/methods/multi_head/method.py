@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from keyhole.arrays import Array
 from keyhole.families.multi_head import MultiHead
 from keyhole.methods.base import Estimate, Method, Steps, Unrecoverable, last_only
 from keyhole.methods.forms.value import Value, ask_value
@@ -27,6 +28,8 @@ def multi_head(
     link: str = "exp",
     normaliser: str = "sum",
     position_bias: str = "none",
+    form: str = "bilinear",
+    frequencies: Array | None = None,
 ) -> Steps[Estimate[MultiHead]]:
     """Number, scores, values and biases of heads whose answers are added up.
 
@@ -36,9 +39,9 @@ def multi_head(
 
     The options name what attention has instead of the parts of a softmax; then `ask_heads` reads it, from many outputs.
     """
-    if (link, normaliser, position_bias) != ("exp", "sum", "none"):
+    if (link, normaliser, position_bias, form) != ("exp", "sum", "none", "bilinear"):
         names = {"link": link, "normaliser": normaliser, "position_bias": position_bias}
-        asked = ask_heads(signature.with_changes(positions="last").as_coarse(), rng, names)
+        asked = ask_heads(signature.with_changes(positions="last").as_coarse(), rng, names, form, frequencies)
         return (yield from (last_only(asked) if signature.positions == "all" else asked))
     signature = signature.as_coarse()
     last = signature.with_changes(positions="last")
@@ -83,6 +86,8 @@ MULTI_HEAD = Method(
         "link": "how logits become energies: exp or softcap",
         "normaliser": "how energies become weights: sum, sink or plus-one",
         "position_bias": "what distances do: none, alibi, window or causal",
+        "form": "how logits come of tokens: bilinear or rotary",
+        "frequencies": "angles per position of rotary forms, one for each pair; those of base 10000 if left out",
     },
     families=("multi-head",),
     takes_noise=("exact", "rounded", "bounded", "gaussian"),

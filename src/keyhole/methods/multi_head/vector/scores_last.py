@@ -27,7 +27,11 @@ SPARE = 4
 
 def ask_scores(queries: VectorQueries, start: common.KnownHeads, values: VectorValues) -> Steps[Scores]:
     """Rows for all last tokens, block by block, until further blocks lie in their span; then columns."""
-    reader = _ScoreReader(queries, start, values)
+    return (yield from ask_forms(ScoreReader(queries, start, values)))
+
+
+def ask_forms(reader: ScoreReader) -> Steps[Scores]:
+    """All forms of a reader, and the scores that they are of."""
     whole = reader.width + 1
     every = np.arange(whole, dtype=np.int64)
     rows, errors = yield from reader.ask(0, every)
@@ -56,7 +60,9 @@ def ask_scores(queries: VectorQueries, start: common.KnownHeads, values: VectorV
     return reader.solve(rows, common.ranks_above(rows, errors), common.rms(errors), common.rms(errors))
 
 
-class _ScoreReader:
+class ScoreReader:
+    """Forms of all heads, blocks of tokens beside last ones."""
+
     def __init__(self, queries: VectorQueries, start: common.KnownHeads, values: VectorValues) -> None:
         self.queries, self.start, self.values = queries, start, values
         self.width, self.heads = queries.width, start.heads

@@ -1,4 +1,4 @@
-"""The cap of one head, where logits are cap·tanh(logit/cap), from weights beside last tokens that are sums of others."""
+"""The cap of one head, where logits are cap·tanh(logit/cap): from last tokens that are sums of others."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+
 from keyhole.arrays import Booleans, Floats
 from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.multi_head.vector.first_token import CLEAR, MISFIT
@@ -21,10 +22,12 @@ from keyhole.numerics.svd import pseudo_inverse, singular_values
 from keyhole.recovery import Outcome
 
 # Last tokens beyond those of a basis: their logits are sums of those, which tells caps; at these sizes.
-SPARE = (0.7, 1.0, 2.0, 4.0)
+SPARE = (0.7, 1.0)
 # Logits are aimed at this size, by probes that move answers by this part of them at most and this at least.
 AIM, LARGEST_PROBE, SMALLEST_PROBE, MOST_PROBES = 0.7, 0.02, 1e-9, 40
 PROBES = 2
+# Caps show best at logits of this size, or of this part of the cap where that is less.
+BENT, BENT_PART = 2.5, 1.2
 # Points of the half-circle for each head and beyond, and how often intervals are halved.
 POINTS, MORE_POINTS, HALVINGS = 2, 8, 36
 # Logits are asked once more beside shorter last tokens where weights are this near to an end, of a range that a cap
@@ -73,6 +76,11 @@ def ask_first_heads(queries: LongQueries, token: Floats, link: str, *, rest_know
     jumps = yield from _ask_jumps(queries, token, count)
     reader = _Reader(queries, token, zero, jumps, link, rest_known)
     ends, answers = yield from reader.ask_again(ends, answers)
+    start = reader.solve(ends, answers)
+    if start.odds.cap is None:
+        return start
+    bent = reader.bent(start)
+    ends, answers = np.vstack([ends, bent]), np.vstack([answers, (yield from queries.ask_token("heads", token, bent))])
     return reader.solve(ends, answers)
 
 
@@ -191,6 +199,12 @@ class _Reader:
         mixes = np.asarray(np.linalg.solve(ends[:width].T, ends[width:][told[width:]].T).T)  # (spare, width)
         return solve_cap(shares[told, head], mixes, self.middle[head], self.errors[head], rest_known=self.rest_known)
 
+    def bent(self, start: FirstHeads) -> Floats:  # (2, width)
+        """Last tokens beside which the cap bends the logits of all heads, and weights are far from their ends."""
+        assert start.odds.cap is not None
+        wanted = np.minimum(BENT, BENT_PART * start.odds.cap)
+        return np.asarray(np.outer([1.0, -1.0], wanted @ pseudo_inverse(start.keys).T))
+
     def solve(self, ends: Floats, answers: Floats) -> FirstHeads:
         """Constants and keys of all heads."""
         shares, width, heads = answers @ self.inverse, self.queries.width, self.middle.size
@@ -203,7 +217,7 @@ class _Reader:
             rest = np.ones(heads)
         odds = Odds(rest, cap)
         weights = shares * height
-        logits, steep = odds.logits((weights / (1 - weights))[:, :, None], np.ones(1, dtype=np.int64))
+        logits, steep = odds.logits((weights / (1 - weights))[:, :, None])
         spread = steep[:, :, 0] * self.errors * height / np.abs(weights * (1 - weights))
         keys = np.linalg.solve(ends[:width], logits[:width, :, 0])
         errors = Odds(0 * rest if self.rest_known else rest_errors, cap_errors)

@@ -1,7 +1,7 @@
 """Sequences of long tokens before a short last one: weights depend on one bilinear form alone, and nothing else adds.
 
 In [A·u; …; g/A] the logit of a token is that of u and g, the last token has a logit of nearly zero and no value to
-speak of, and so has a zero token. So links, sinks, caps and distances show in the weights with nothing mixed in, which those
+speak of, and so has a zero token. So caps, sinks and distances show in the weights with nothing mixed in, which tokens
 of natural norms do not allow: the last token's own logit would be part of every one.
 """
 
@@ -37,14 +37,14 @@ class Odds:
     cap: Floats | None = None  # (heads,) logits are cap·tanh(logit/cap)
     falls: Floats | None = None  # (heads,) by how much the energy falls with each further token between
 
-    def offsets(self, distances: Integers) -> Floats:  # (k,) -> (heads, k)
-        """Energies over the rest where logits are zero, at these distances."""
-        further = 0.0 if self.falls is None else self.falls[:, None] * (distances - 1)
-        return np.asarray(-np.log(self.rest)[:, None] - further + np.zeros((1, distances.size)))
+    def offsets(self, count: int, between: int) -> Floats:  # -> (heads, count)
+        """Energies over the rest where logits are zero, of so many tokens before some zero ones, the nearest last."""
+        further = 0.0 if self.falls is None else self.falls[:, None] * np.arange(count - 1, -1, -1)
+        return np.asarray(-np.log(self.rest + between)[:, None] - further + np.zeros((1, count)))
 
-    def logits(self, odds: Floats, distances: Integers) -> tuple[Floats, Floats]:  # (…, heads, k) -> twice the same
+    def logits(self, odds: Floats, between: int = 0) -> tuple[Floats, Floats]:  # (…, heads, k) -> twice the same
         """Logits, and how much more uncertain they are than the logarithms of the odds; inf beyond a cap."""
-        energies = np.log(odds) - self.offsets(distances)
+        energies = np.log(odds) - self.offsets(odds.shape[-1], between)
         if self.cap is None:
             return energies, np.ones_like(energies)
         part = energies / self.cap[:, None]
@@ -115,7 +115,7 @@ class LongQueries(VectorQueries):
 
     def logits(self, odds: Floats) -> tuple[Floats, Floats]:  # (n, heads, k) -> twice the same
         """Logits of tokens by their odds, the nearest last, and how much more uncertain they are than the odds."""
-        return self.odds.logits(odds, np.arange(odds.shape[2], 0, -1) + self.between)
+        return self.odds.logits(odds, self.between)
 
 
 def ask_total(signature: Signature, token: Floats) -> Steps[tuple[Value, float]]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from keyhole.arrays import ROUNDING_DEVIATIONS, Floats
+from keyhole.arrays import ROUNDING_DEVIATIONS, Array, Floats, Space
 from keyhole.errors import UsageError
-from keyhole.families import MultiHead, SingleHead
+from keyhole.families import FormHead, MultiHead, SingleHead
+from keyhole.families.forms import Rotary
 from keyhole.families.parts import (
     Alibi,
     Attention,
@@ -27,9 +29,10 @@ from keyhole.methods.base import Estimate, Steps, Unrecoverable
 from keyhole.methods.multi_head.vector.parts.first_token import FirstHeads, ask_first_heads
 from keyhole.methods.multi_head.vector.parts.long_tokens import LONG, LongQueries, ask_total
 from keyhole.methods.multi_head.vector.parts.position_biases import ask_slopes, ask_window
+from keyhole.methods.multi_head.vector.parts.rotary import angles_of, ask_turned, groups_of_keys, solve_with_radii
 from keyhole.methods.multi_head.vector.parts.values import ask_long_values
 from keyhole.methods.multi_head.vector.scores import Scores
-from keyhole.methods.multi_head.vector.scores_last import ask_scores
+from keyhole.methods.multi_head.vector.scores_last import ScoreReader, ask_forms
 from keyhole.methods.multi_head.vector.values import VectorValues
 from keyhole.queries import Signature
 from keyhole.recovery import Outcome
@@ -43,6 +46,7 @@ KNOWN = {
     "position_bias": ("none", "alibi", "window", "causal"),
     "length_law": ("none",),
 }
+FORMS = ("bilinear", "rotary")
 ASSUMPTIONS = (
     "the box adds up heads over its raw tokens, read at the last position, without score biases",
     "the parts of their attention are {parts}",
@@ -52,7 +56,11 @@ ASSUMPTIONS = (
 
 
 def ask_heads(
-    signature: Signature, rng: np.random.Generator, names: Mapping[str, str], form: str = "bilinear"
+    signature: Signature,
+    rng: np.random.Generator,
+    names: Mapping[str, str],
+    form: str = "bilinear",
+    frequencies: Array | None = None,  # angles per position, of rotary forms; None: those of base 10000
 ) -> Steps[Estimate[MultiHead]]:
     """All heads of f(X) = Σ_h Σ_i weight_hi·x_iᵀ·V_h + b, for p ≥ H outputs, weights by the named parts of attention.
 
@@ -61,11 +69,12 @@ def ask_heads(
     and in between, tells the number of heads, its values in each and the constants (`ask_first_heads`); beside it all
     other tokens tell theirs, one query for each head (`ask_long_values`); then many tokens a query tell the logits, as
     those of softmax heads do (`ask_scores`). About 2·d + 2·H + 20 queries, H for each token whose values are asked
-    for, and (d + 1)·⌈r/k⌉ + r·d/k for the logits, k ≤ ¾·p/H tokens a query and rank r.
+    for, and (d + 1)·⌈r/k⌉ + r·d/k for the logits, k ≤ ¾·p/H tokens a query and rank r. Rotary positions take (r + 1)²/k
+    more, at a second distance (`ask_turned`).
 
     Assumes what `ASSUMPTIONS` says. Raises HeadsHidden where p numbers do not tell the heads apart.
     """
-    names = checked(names)
+    names = checked(names, form)
     _check_norms(signature)
     token = rng.standard_normal(signature.width)
     token /= np.linalg.norm(token)
@@ -78,13 +87,21 @@ def ask_heads(
         queries.window = yield from ask_window(queries, start)
     queries.odds = start.odds
     values = yield from ask_long_values(queries, start)
-    scores = yield from ask_scores(queries, start, values)
-    return _Estimate(queries, start, values, scores, names).whole()
+    reader = ScoreReader(queries, start, values)
+    scores = yield from ask_forms(reader)
+    found = _Estimate(queries, start, values, scores, names)
+    if form == "rotary":
+        angles = angles_of(frequencies, int(np.max(scores.ranks)))
+        turned = yield from ask_turned(queries, reader, scores, angles)
+        found.forms = [solve_with_radii(turned, head, angles, rng) for head in range(start.heads)]
+    return found.whole()
 
 
-def checked(names: Mapping[str, str]) -> dict[str, str]:
+def checked(names: Mapping[str, str], form: str) -> dict[str, str]:
     """Names for all parts; UsageError for parts that several heads are not read through."""
     whole = {kind: names.get(kind, known[0]) for kind, known in KNOWN.items()}
+    if form not in FORMS or (form == "rotary" and whole["position_bias"] == "alibi"):
+        raise UsageError(f"several heads are not read with the form {form!r} and {', '.join(whole.values())}")
     for kind, name in whole.items():
         if name not in KNOWN[kind]:
             raise UsageError(
@@ -118,19 +135,26 @@ class _Estimate:
     values: VectorValues
     scores: Scores
     names: Mapping[str, str]
+    forms: list[tuple[Rotary, Rotary]] | None = None  # of every head, and deviations of their arrays
 
     def whole(self) -> Estimate[MultiHead]:
         """The estimate."""
         space, value, scores = self.queries.signature.space, self.queries.value, self.scores
-        heads, radii = [], []
+        heads: list[Any] = []
+        radii: list[Any] = []
         score_errors = ROUNDING_DEVIATIONS * (scores.errors + scores.dropped + self._by_caps())
         for head in range(self.start.heads):
             attention, wide = self._attention(head)
             score, matrix = scores.matrices[head], self.values.matrices[head]
+            value_error = space.asarray(ROUNDING_DEVIATIONS * self.values.spread[head] + space.spacing * np.abs(matrix))
+            if self.forms is not None:
+                form, deviations = (_moved(each, space) for each in self._form(head))
+                heads.append(FormHead(form, space.asarray(matrix), attention=attention))
+                radii.append(FormHead(deviations, value_error, attention=wide))
+                continue
             heads.append(SingleHead(space.asarray(score), space.asarray(matrix), attention=attention))
             score_error = score_errors[head] + space.spacing * np.abs(score)
-            value_error = ROUNDING_DEVIATIONS * self.values.spread[head] + space.spacing * np.abs(matrix)
-            radii.append(SingleHead(space.asarray(score_error), space.asarray(value_error), attention=wide))
+            radii.append(SingleHead(space.asarray(score_error), value_error, attention=wide))
         return Estimate(
             params=MultiHead(heads, value.bias if value.has_bias else None),
             radius=MultiHead(radii, value.bias_radius if value.has_bias else None),
@@ -138,6 +162,7 @@ class _Estimate:
             assumptions=tuple(each.format(parts=self._words()) for each in ASSUMPTIONS),
             details={
                 "heads": self.start.heads,
+                **self._groups(),
                 "parts": dict(self.names),
                 "score_ranks": [int(rank) for rank in scores.ranks],
                 "value_ranks": [int(rank) for rank in self.values.ranks],
@@ -145,6 +170,22 @@ class _Estimate:
                 "logit_condition": scores.condition,
             },
         )
+
+    def _form(self, head: int) -> tuple[Rotary, Rotary]:
+        """The form of a head and its radii: draws of errors know their size to a fifth or so."""
+        assert self.forms is not None
+        form, deviations = self.forms[head]
+        spacing = self.queries.signature.space.spacing
+        own = {name: ROUNDING_DEVIATIONS * array for name, array in deviations.arrays().items()}
+        wide = {name: own[name] + spacing * np.abs(array) for name, array in form.arrays().items()}
+        # Angles were not read: they are what was assumed.
+        return form, form.with_arrays({**wide, "frequencies": 0.0 * form.frequencies})
+
+    def _groups(self) -> dict[str, Any]:
+        """Which heads share a key."""
+        if self.forms is None:
+            return {}
+        return {"groups": groups_of_keys([form for form, _ in self.forms], [wide for _, wide in self.forms])}
 
     def _by_caps(self) -> Floats:  # (heads,)
         """Errors of scores by those of caps, which bend logits of up to two: few are larger."""
@@ -198,9 +239,14 @@ class _Estimate:
         numbers = outputs if self.queries.value.has_bias else 0
         for head in range(self.start.heads):
             rank, inner = int(self.scores.ranks[head]), int(self.values.ranks[head])
-            numbers += rank * (2 * width - rank) + inner * (width + outputs - inner) + self._attention(head)[0].numbers
+            numbers += rank * (2 * width - rank) if self.forms is None else self.forms[head][0].numbers
+            numbers += inner * (width + outputs - inner) + self._attention(head)[0].numbers
         return -(-numbers // outputs)
 
     def _words(self) -> str:
         usual = {kind: known[0] for kind, known in KNOWN.items()}
         return ", ".join(name for kind, name in self.names.items() if name != usual[kind]) or "those of a softmax"
+
+
+def _moved(form: Rotary, space: Space) -> Rotary:
+    return form.with_arrays({name: space.asarray(array) for name, array in form.arrays().items()})
