@@ -86,7 +86,7 @@ MULTI_HEAD = Method(
         "link": "how logits become energies: exp or softcap",
         "normaliser": "how energies become weights: sum, sink or plus-one",
         "position_bias": "what distances do: none, alibi, window or causal",
-        "form": "how logits come of tokens: bilinear or rotary",
+        "form": "how logits come of tokens: bilinear, rotary, qk-norm or qk-norm-rotary",
         "frequencies": "angles per position of rotary forms, one for each pair; those of base 10000 if left out",
     },
     families=("multi-head",),

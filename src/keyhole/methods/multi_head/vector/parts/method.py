@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,9 @@ import numpy as np
 from keyhole.arrays import ROUNDING_DEVIATIONS, Array, Floats, Space
 from keyhole.errors import UsageError
 from keyhole.families import FormHead, MultiHead, SingleHead
-from keyhole.families.forms import Rotary
+from keyhole.families.forms import Form, QKNorm, QKNormRotary, Rotary
 from keyhole.families.parts import (
+    SOFTMAX,
     Alibi,
     Attention,
     Exp,
@@ -28,9 +30,19 @@ from keyhole.families.parts import (
 from keyhole.methods.base import Estimate, Steps, Unrecoverable
 from keyhole.methods.multi_head.vector.parts.first_token import FirstHeads, ask_first_heads
 from keyhole.methods.multi_head.vector.parts.long_tokens import LONG, LongQueries, ask_total
+from keyhole.methods.multi_head.vector.parts.normed_forms import solve_normed, solve_normed_turns
+from keyhole.methods.multi_head.vector.parts.normed_scores import ask_normed_scores
+from keyhole.methods.multi_head.vector.parts.normed_values import ask_normed_values
 from keyhole.methods.multi_head.vector.parts.position_biases import ask_slopes, ask_window
-from keyhole.methods.multi_head.vector.parts.rotary import angles_of, ask_turned, groups_of_keys, solve_with_radii
+from keyhole.methods.multi_head.vector.parts.rotary import (
+    angles_of,
+    ask_turned,
+    groups_of_keys,
+    solve_turns,
+    with_deviations,
+)
 from keyhole.methods.multi_head.vector.parts.values import ask_long_values
+from keyhole.methods.multi_head.vector.parts.zero_pencil import ask_normed_token
 from keyhole.methods.multi_head.vector.scores import Scores
 from keyhole.methods.multi_head.vector.scores_last import ScoreReader, ask_forms
 from keyhole.methods.multi_head.vector.values import VectorValues
@@ -46,7 +58,10 @@ KNOWN = {
     "position_bias": ("none", "alibi", "window", "causal"),
     "length_law": ("none",),
 }
-FORMS = ("bilinear", "rotary")
+FORMS = ("bilinear", "rotary", "qk-norm", "qk-norm-rotary")
+# Long and short tokens of normed heads: the short ones are so long that what is added to sums of squares is nothing.
+NORMED_LONG, NORMED_SHORT = 2.0**220, 2.0**60
+SOFTMAXES = [(SOFTMAX, SOFTMAX)]
 ASSUMPTIONS = (
     "the box adds up heads over its raw tokens, read at the last position, without score biases",
     "the parts of their attention are {parts}",
@@ -75,6 +90,8 @@ def ask_heads(
     Assumes what `ASSUMPTIONS` says. Raises HeadsHidden where p numbers do not tell the heads apart.
     """
     names = checked(names, form)
+    if "norm" in form:
+        return (yield from ask_normed_heads(signature, rng, form, frequencies))
     _check_norms(signature)
     token = rng.standard_normal(signature.width)
     token /= np.linalg.norm(token)
@@ -93,14 +110,56 @@ def ask_heads(
     if form == "rotary":
         angles = angles_of(frequencies, int(np.max(scores.ranks)))
         turned = yield from ask_turned(queries, reader, scores, angles)
-        found.forms = [solve_with_radii(turned, head, angles, rng) for head in range(start.heads)]
+
+        def solve(head: int, errors: np.random.Generator | None) -> Rotary:
+            return solve_turns(turned if errors is None else turned.drawn(errors), head, angles)
+
+        found.forms = [with_deviations(partial(solve, head), rng) for head in range(start.heads)]
     return found.whole()
+
+
+def ask_normed_heads(
+    signature: Signature, rng: np.random.Generator, form: str = "qk-norm", frequencies: Array | None = None
+) -> Steps[Estimate[MultiHead]]:
+    """All heads whose keys and queries are normed, whose attention is a softmax otherwise; with or without positions.
+
+    No weight of theirs comes near its end, but norms of tokens do not matter to them. Zero tokens before one token
+    tell the heads apart (`ask_normed_token`), tokens beside it tell their logits and, alone, their values
+    (`ask_normed_values`), and many tokens a query all logits (`ask_normed_scores`), from which keys, queries and gains
+    are solved for (`normed_forms`). About d + 40 queries for four heads, 2·(H + 1) for each token whose values are
+    asked for, and (n + 2·d)·⌈r/k⌉ + n·r/k for logits of rank r, n the larger of d + d/r and r²/2, or 3·r/2 with
+    positions, whose angles are `frequencies`, or those of base 10000.
+
+    Assumes what `ASSUMPTIONS` says, and that a zero token has a logit of zero.
+    """
+    checked({}, form)
+    _check_norms(signature)
+    token = rng.standard_normal(signature.width)
+    token /= np.linalg.norm(token)
+    value, noise = yield from ask_total(signature, token)
+    queries = LongQueries(signature, value, rng, noise=noise, long=NORMED_LONG, short=NORMED_SHORT)
+    start = yield from ask_normed_token(queries, token)
+    values = yield from ask_normed_values(queries, start)
+    turned = form == "qk-norm-rotary"
+    rank = 2 * len(frequencies) if frequencies is not None else int(np.max(values.ranks))
+    angles = angles_of(frequencies, rank) if turned else None
+    scores = yield from ask_normed_scores(queries, values, angles)
+
+    def solve(head: int, errors: np.random.Generator | None) -> QKNorm | QKNormRotary:
+        logits = scores.logits(head, errors)
+        return solve_normed(logits) if angles is None else solve_normed_turns(logits, angles, scores.between)
+
+    pairs = [with_deviations(partial(solve, head), rng) for head in range(start.heads)]
+    return _of_forms(
+        queries, values, pairs, SOFTMAXES * start.heads, {"rank": scores.rank, "tokens_per_query": scores.per_query}
+    )
 
 
 def checked(names: Mapping[str, str], form: str) -> dict[str, str]:
     """Names for all parts; UsageError for parts that several heads are not read through."""
     whole = {kind: names.get(kind, known[0]) for kind, known in KNOWN.items()}
-    if form not in FORMS or (form == "rotary" and whole["position_bias"] == "alibi"):
+    others = [name for kind, name in whole.items() if name != KNOWN[kind][0]]
+    if form not in FORMS or (form == "rotary" and "alibi" in others) or ("norm" in form and others):
         raise UsageError(f"several heads are not read with the form {form!r} and {', '.join(whole.values())}")
     for kind, name in whole.items():
         if name not in KNOWN[kind]:
@@ -135,23 +194,26 @@ class _Estimate:
     values: VectorValues
     scores: Scores
     names: Mapping[str, str]
-    forms: list[tuple[Rotary, Rotary]] | None = None  # of every head, and deviations of their arrays
+    forms: list[tuple[Form, Form]] | None = None  # of every head, and deviations of their arrays
 
     def whole(self) -> Estimate[MultiHead]:
         """The estimate."""
         space, value, scores = self.queries.signature.space, self.queries.value, self.scores
-        heads: list[Any] = []
-        radii: list[Any] = []
+        attentions = [self._attention(head) for head in range(self.start.heads)]
+        details = {
+            "parts": dict(self.names),
+            "score_ranks": [int(rank) for rank in scores.ranks],
+            "tokens_per_query": scores.per_query,
+            "logit_condition": scores.condition,
+        }
+        if self.forms is not None:
+            return _of_forms(self.queries, self.values, self.forms, attentions, details, self._words())
+        heads, radii = [], []
         score_errors = ROUNDING_DEVIATIONS * (scores.errors + scores.dropped + self._by_caps())
         for head in range(self.start.heads):
-            attention, wide = self._attention(head)
+            attention, wide = attentions[head]
             score, matrix = scores.matrices[head], self.values.matrices[head]
             value_error = space.asarray(ROUNDING_DEVIATIONS * self.values.spread[head] + space.spacing * np.abs(matrix))
-            if self.forms is not None:
-                form, deviations = (_moved(each, space) for each in self._form(head))
-                heads.append(FormHead(form, space.asarray(matrix), attention=attention))
-                radii.append(FormHead(deviations, value_error, attention=wide))
-                continue
             heads.append(SingleHead(space.asarray(score), space.asarray(matrix), attention=attention))
             score_error = score_errors[head] + space.spacing * np.abs(score)
             radii.append(SingleHead(space.asarray(score_error), value_error, attention=wide))
@@ -162,30 +224,10 @@ class _Estimate:
             assumptions=tuple(each.format(parts=self._words()) for each in ASSUMPTIONS),
             details={
                 "heads": self.start.heads,
-                **self._groups(),
-                "parts": dict(self.names),
-                "score_ranks": [int(rank) for rank in scores.ranks],
                 "value_ranks": [int(rank) for rank in self.values.ranks],
-                "tokens_per_query": scores.per_query,
-                "logit_condition": scores.condition,
+                **details,
             },
         )
-
-    def _form(self, head: int) -> tuple[Rotary, Rotary]:
-        """The form of a head and its radii: draws of errors know their size to a fifth or so."""
-        assert self.forms is not None
-        form, deviations = self.forms[head]
-        spacing = self.queries.signature.space.spacing
-        own = {name: ROUNDING_DEVIATIONS * array for name, array in deviations.arrays().items()}
-        wide = {name: own[name] + spacing * np.abs(array) for name, array in form.arrays().items()}
-        # Angles were not read: they are what was assumed.
-        return form, form.with_arrays({**wide, "frequencies": 0.0 * form.frequencies})
-
-    def _groups(self) -> dict[str, Any]:
-        """Which heads share a key."""
-        if self.forms is None:
-            return {}
-        return {"groups": groups_of_keys([form for form, _ in self.forms], [wide for _, wide in self.forms])}
 
     def _by_caps(self) -> Floats:  # (heads,)
         """Errors of scores by those of caps, which bend logits of up to two: few are larger."""
@@ -239,8 +281,7 @@ class _Estimate:
         numbers = outputs if self.queries.value.has_bias else 0
         for head in range(self.start.heads):
             rank, inner = int(self.scores.ranks[head]), int(self.values.ranks[head])
-            numbers += rank * (2 * width - rank) if self.forms is None else self.forms[head][0].numbers
-            numbers += inner * (width + outputs - inner) + self._attention(head)[0].numbers
+            numbers += rank * (2 * width - rank) + inner * (width + outputs - inner) + self._attention(head)[0].numbers
         return -(-numbers // outputs)
 
     def _words(self) -> str:
@@ -248,5 +289,44 @@ class _Estimate:
         return ", ".join(name for kind, name in self.names.items() if name != usual[kind]) or "those of a softmax"
 
 
-def _moved(form: Rotary, space: Space) -> Rotary:
+def _of_forms(
+    queries: LongQueries,
+    values: VectorValues,
+    forms: Sequence[tuple[Form, Form]],
+    attentions: Sequence[tuple[Attention, Attention]],
+    details: dict[str, Any],
+    words: str = "those of a softmax",
+) -> Estimate[MultiHead]:
+    """Heads of forms, their deviations known to a fifth or so from draws of errors."""
+    space, value = queries.signature.space, queries.value
+    heads: list[Any] = []
+    radii: list[Any] = []
+    for head, ((form, deviations), (attention, wide)) in enumerate(zip(forms, attentions, strict=True)):
+        matrix = values.matrices[head]
+        value_error = ROUNDING_DEVIATIONS * values.spread[head] + space.spacing * np.abs(matrix)
+        errors = {name: ROUNDING_DEVIATIONS * array for name, array in deviations.arrays().items()}
+        errors = {name: errors[name] + space.spacing * np.abs(array) for name, array in form.arrays().items()}
+        if "frequencies" in errors:  # they were not read: they are what was assumed
+            errors["frequencies"] = 0.0 * errors["frequencies"]
+        heads.append(FormHead(_moved(form, space), space.asarray(matrix), attention=attention))
+        radii.append(FormHead(_moved(form.with_arrays(errors), space), space.asarray(value_error), attention=wide))
+    numbers = sum(form.numbers for form, _ in forms) + (queries.outputs if value.has_bias else 0)
+    numbers += sum(int(rank) * (queries.width + queries.outputs - int(rank)) for rank in values.ranks)
+    numbers += sum(attention.numbers for attention, _ in attentions)
+    positions = {"groups": groups_of_keys(*zip(*forms, strict=True))} if forms[0][0].positional else {}
+    return Estimate(
+        params=MultiHead(heads, value.bias if value.has_bias else None),
+        radius=MultiHead(radii, value.bias_radius if value.has_bias else None),
+        counting_bound=-(-numbers // queries.outputs),
+        assumptions=(
+            *(each.format(parts=words) for each in ASSUMPTIONS[:2]),
+            f"their logits are of the form {forms[0][0].name}"
+            + (", turned by the frequencies that were assumed" if forms[0][0].positional else ""),
+            *ASSUMPTIONS[2:],
+        ),
+        details={"heads": len(heads), "value_ranks": [int(rank) for rank in values.ranks], **positions, **details},
+    )
+
+
+def _moved(form: Form, space: Space) -> Form:
     return form.with_arrays({name: space.asarray(array) for name, array in form.arrays().items()})

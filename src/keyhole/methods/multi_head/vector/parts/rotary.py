@@ -7,6 +7,7 @@ eigenvectors are the queries' pairs and whose eigenvalues are known. Then keys a
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +16,7 @@ from scipy.optimize import linear_sum_assignment
 
 from keyhole.arrays import Array, Floats, Integers, floats
 from keyhole.errors import UsageError
-from keyhole.families.forms import Rotary, geometric
+from keyhole.families.forms import Form, Rotary, geometric
 from keyhole.families.forms.rotary import refuse_equal_frequencies
 from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.multi_head.vector.parts.long_tokens import LongQueries
@@ -137,7 +138,7 @@ def solve_turns(turned: Turned, head: int, angles: Floats) -> Rotary:
     rows = turned.tokens @ turned.near[head] @ space.T  # (width, rank)
     turn = pseudo_inverse(rows[turned.some]) @ turned.far[head] @ pseudo_inverse(space @ turned.last.T)
     sizes, vectors = np.linalg.eig(turn.T)
-    queries = vectors[:, _match(sizes, angles, turned.between)].T  # (pairs, rank): eigenvectors from the left
+    queries = vectors[:, match_turns(sizes, angles, turned.between)].T  # (pairs, rank): eigenvectors from the left
     keys = rows @ np.linalg.inv(np.concatenate([queries.real, queries.imag]))
     whole = (keys[:, : angles.size] + 1j * keys[:, angles.size :]) * np.exp(1j * turned.distances[:, None] * angles)
     key = np.linalg.solve(turned.tokens.astype(complex), whole).T  # (pairs, width)
@@ -148,7 +149,7 @@ def solve_turns(turned: Turned, head: int, angles: Floats) -> Rotary:
     return made.canonical()
 
 
-def _match(found: Complex, angles: Floats, between: int) -> Integers:
+def match_turns(found: Complex, angles: Floats, between: int) -> Integers:
     """Which eigenvalue is that of each angle."""
     expected = np.exp(1j * angles * between)
     costs = np.abs(found[None, :] - np.concatenate([expected, np.conj(expected)])[:, None])
@@ -162,18 +163,19 @@ def _match(found: Complex, angles: Floats, between: int) -> Integers:
     return np.asarray(places[: angles.size], dtype=np.int64)
 
 
-def solve_with_radii(turned: Turned, head: int, angles: Floats, rng: np.random.Generator) -> tuple[Rotary, Rotary]:
-    """The form of one head, and deviations of its arrays by solving again with errors."""
-    form = solve_turns(turned, head, angles)
-    draws = [solve_turns(turned.drawn(rng), head, angles).aligned_to(form).arrays() for _ in range(DRAWS)]
+def with_deviations(solve: Callable[[np.random.Generator | None], Form], rng: np.random.Generator) -> tuple[Form, Form]:
+    """The form that is solved for, and deviations of its arrays: those of solutions with errors drawn."""
+    form = solve(None)
+    draws = [solve(rng).aligned_to(form).arrays() for _ in range(DRAWS)]
     own = form.arrays()
     spread = {name: np.sqrt(np.mean([(draw[name] - own[name]) ** 2 for draw in draws], axis=0)) for name in own}
     return form, form.with_arrays(spread)
 
 
-def groups_of_keys(forms: list[Rotary], deviations: list[Rotary]) -> list[list[int]]:
+def groups_of_keys(forms: Sequence[Form], deviations: Sequence[Form]) -> list[list[int]]:
     """Heads that share a key, as those of grouped queries do: keys are parallel pair by pair."""
-    pairs = [form.key[: len(form.key) // 2] + 1j * form.key[len(form.key) // 2 :] for form in forms]
+    keys, wide = [form.arrays()["key"] for form in forms], [form.arrays()["key"] for form in deviations]
+    pairs = [key[: len(key) // 2] + 1j * key[len(key) // 2 :] for key in keys]
     groups: list[list[int]] = []
     for head, own in enumerate(pairs):
         for group in groups:
@@ -181,8 +183,8 @@ def groups_of_keys(forms: list[Rotary], deviations: list[Rotary]) -> list[list[i
             sizes = np.linalg.norm(own, axis=1) * np.linalg.norm(other, axis=1)
             across = np.sqrt(np.maximum(1 - (np.abs(np.sum(np.conj(own) * other, axis=1)) / sizes) ** 2, 0.0))
             errors = [
-                float(np.max(np.linalg.norm(each.key, axis=1)) / np.min(np.linalg.norm(form.key, axis=1)))
-                for each, form in ((deviations[head], forms[head]), (deviations[group[0]], forms[group[0]]))
+                float(np.max(np.linalg.norm(wide[each], axis=1)) / np.min(np.linalg.norm(keys[each], axis=1)))
+                for each in (head, group[0])
             ]
             if np.max(across) <= PARALLEL * max(*errors, np.finfo(float).eps ** 0.5):
                 group.append(head)
