@@ -278,8 +278,12 @@ def test_heads_of_the_same_parts_compare_by_constants_too_and_others_are_far_apa
     for compare in (kh.distance, kh.equivalent):
         with pytest.raises(UsageError, match="no plain softmax"):
             compare(several, several)
-    with pytest.raises(UsageError, match="no witnesses"):
-        kh.witness(replace(plain, attention=EVERY["sink"]))
+    tokens = rng.standard_normal((20, 5, 4))
+    for kind, parts in EVERY.items():
+        head = replace(plain, attention=parts)
+        for found in kh.kinds(head):
+            np.testing.assert_allclose(kh.witness(head, found).params(tokens), head(tokens), rtol=1e-9, atol=1e-9)
+        assert "length-1-only" not in kh.kinds(head), kind
 
 
 def test_constants_count_among_the_unknown_numbers(rng: np.random.Generator) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from keyhole.arrays import Array, namespace
 from keyhole.families.multi_head import MultiHead
-from keyhole.families.parts import SOFTMAX
+from keyhole.families.parts import SOFTMAX, Attention
 from keyhole.families.single_head import SingleHead
 
 
@@ -22,11 +22,12 @@ class Factors:
     query_bias: Array | None = None  # (inner,); key · query_bias is the score bias
     key_bias: Array | None = None  # (inner,); moves the logits of all tokens alike, which does not show
     value_bias: Array | None = None  # (inner,); value_bias · output is part of the output bias
+    attention: Attention = SOFTMAX
 
     def joined(self) -> SingleHead:
         """The head, as queries see it, without its part of the output bias."""
         bias = None if self.query_bias is None else self.key @ self.query_bias
-        return SingleHead(self.key @ self.query.T, self.value @ self.output, bias)
+        return SingleHead(self.key @ self.query.T, self.value @ self.output, bias, attention=self.attention)
 
     def __call__(self, tokens: Array) -> Array:  # (batch, length, width) -> (batch,) or (batch, outputs)
         """The answer, computed as a Transformer would."""
@@ -35,7 +36,7 @@ class Factors:
         query = query if self.query_bias is None else query + self.query_bias
         keys = tokens @ self.key if self.key_bias is None else tokens @ self.key + self.key_bias
         logits = xp.sum(keys * query[:, None, :], axis=-1)
-        weights = SOFTMAX.weights(logits)
+        weights = self.attention.like(logits).weights(logits)
         mixed = xp.sum(weights[:, :, None] * (tokens @ self.value), axis=1)
         return (mixed if self.value_bias is None else mixed + self.value_bias) @ self.output
 

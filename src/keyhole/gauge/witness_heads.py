@@ -119,7 +119,7 @@ def factor_gauge(params: Heads, rng: Random) -> Found:
         bias = None if head.score_bias is None else np.linalg.solve(turn, head.score_bias)
         shaped = output.reshape(few, *head.value.shape[1:])
         query = np.linalg.solve(turn, head.score).T
-        made.append(Factors(turn, query, left * sizes @ inner, shaped, query_bias=bias))
+        made.append(Factors(turn, query, left * sizes @ inner, shaped, query_bias=bias, attention=head.attention))
     said = (
         "key and query matrices are multiplied by a matrix and its inverse transposed, value and output matrices by "
         "one and its inverse: only the products show"

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from keyhole.errors import UsageError
 from keyhole.families import Labels, MultiHead, OneLayer, ReluNet, Residual, SingleHead
 from keyhole.oracles import Flipped, FunctionOracle, Labelled, Noisy, Oracle, Rounded
-from keyhole.targets.target import Knob, Target, read_options
+from keyhole.targets.parts import PART_KNOBS, attention_of
+from keyhole.targets.target import Choice, Knob, Target, read_options
 
 # Sets the random numbers of a demo's truth apart from those a method draws from the same seed.
 DEMO_STREAM = 0xDE30
+PARTS_STREAM = 0xDE31  # of tables of parts of attention
 
 
-SINGLE_HEAD_KNOBS = {
+SINGLE_HEAD_KNOBS: dict[str, Knob | Choice] = {
     "width": Knob(int, 32, 1, 8192),
     "rank": Knob(int, None, 0),  # full if left out
     "norm": Knob(float, 1.0, 0.0),
@@ -31,10 +34,11 @@ SINGLE_HEAD_KNOBS = {
     "labels": Knob(int, None, 0, 1),  # 1: answers are signs, or the numbers of the largest of several outputs
     "classes": Knob(int, None, 2, 8192),  # answers are the numbers of the largest of so many outputs
     "flips": Knob(float, None, 0.0, 0.49),  # share of labels that are wrong, which is declared
+    **PART_KNOBS,
 }
 
 
-def _single_head_demo(text: str, given: Mapping[str, float]) -> Target:
+def _single_head_demo(text: str, given: Mapping[str, Any]) -> Target:
     if "classes" in given:
         given = {**given, "outputs": given["classes"], "labels": 1}
     width, norm, seed = int(given["width"]), given["norm"], int(given["seed"])
@@ -48,6 +52,8 @@ def _single_head_demo(text: str, given: Mapping[str, float]) -> Target:
         score_bias=given.get("score_bias", 0.0),
         output_bias=given.get("output_bias", 0.0),
     )
+    attention = attention_of(given, np.random.default_rng([seed, PARTS_STREAM]))
+    head = replace(head, attention=attention)
     everywhere = bool(given.get("all_positions", 0))
     oracle = FunctionOracle(
         head.at_all_positions if everywhere else head,
@@ -57,8 +63,10 @@ def _single_head_demo(text: str, given: Mapping[str, float]) -> Target:
         name=text,
     )
     rank = rank if norm else 0
-    label = f"a random softmax head of width {width}, its score matrix of rank {rank} and norm {norm:g}"
+    plain = "softmax " if attention.is_softmax else ""
+    label = f"a random {plain}head of width {width}, its score matrix of rank {rank} and norm {norm:g}"
     extras = [
+        *(f"{kind.replace('_', ' ')} {part.name}" for kind, part in attention.parts.items() if kind in attention.words),
         f"{given['outputs']} outputs" if "outputs" in given else "",
         "a score bias" if head.score_bias is not None else "",
         "an output bias" if head.output_bias is not None else "",
@@ -269,7 +277,7 @@ def _with_errors(target: Target, given: Mapping[str, float]) -> Target:
     return replace(target, oracle=oracle, label=label)
 
 
-DEMOS: dict[str, tuple[dict[str, Knob], Callable[[str, Mapping[str, float]], Target]]] = {
+DEMOS: dict[str, tuple[Mapping[str, Any], Callable[[str, Mapping[str, Any]], Target]]] = {
     "single-head": (SINGLE_HEAD_KNOBS, _single_head_demo),
     "multi-head": (HEADS_KNOBS, _heads_demo),
     "relu-net": (NET_KNOBS, _net_demo),
@@ -277,7 +285,7 @@ DEMOS: dict[str, tuple[dict[str, Knob], Callable[[str, Mapping[str, float]], Tar
 }
 
 
-def demo_text(family: str, numbers: Mapping[str, float | None]) -> str:
+def demo_text(family: str, numbers: Mapping[str, float | str | None]) -> str:
     """The target text of a demo, the same for the same oracle: defaults filled in, keys in one order."""
     knobs, _ = DEMOS[family]
     filled = {name: numbers.get(name, knob.default) for name, knob in knobs.items()}
@@ -287,7 +295,9 @@ def demo_text(family: str, numbers: Mapping[str, float | None]) -> str:
     return f"demo:{family}?{'&'.join(pairs)}"
 
 
-def _plain(number: float) -> str:
+def _plain(number: float | str) -> str:
+    if isinstance(number, str):
+        return number
     whole = isinstance(number, float) and number.is_integer() and abs(number) < 2**53
     return str(int(number)) if whole else repr(number).replace("+", "")  # a plus means a space in such a text
 
@@ -303,14 +313,14 @@ def canonical_demo(rest: str) -> str:
     return demo_text(*_read(rest))
 
 
-def _read(rest: str) -> tuple[str, dict[str, float]]:
+def _read(rest: str) -> tuple[str, dict[str, Any]]:
     family, _, query = rest.partition("?")
     if family not in DEMOS:
         raise UsageError(f"unknown demo family {family!r}; known: {', '.join(DEMOS)}")
     return family, read_knobs(family, query, DEMOS[family][0])
 
 
-def read_knobs(family: str, query: str, knobs: Mapping[str, Knob]) -> dict[str, float]:
-    """The numbers in the text of a demo, key=value&key=value, with the defaults of those left out."""
+def read_knobs(family: str, query: str, knobs: Mapping[str, Any]) -> dict[str, Any]:
+    """The numbers and names in the text of a demo, key=value&key=value, with the defaults of those left out."""
     given = read_options(query, {name: (knob.read, knob) for name, knob in knobs.items()}, f"demo:{family}")
     return {name: knob.default for name, knob in knobs.items() if knob.default is not None} | given

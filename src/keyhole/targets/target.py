@@ -83,6 +83,23 @@ class Knob:
         return f"{kind} from {self.least:g}{upper}{default}"
 
 
+@dataclass(frozen=True)
+class Choice:
+    """One of some names a demo can be given."""
+
+    names: tuple[str, ...]
+    default: None = None
+
+    def read(self, text: str) -> str:
+        """The name in `text`; ValueError where it is none of them."""
+        if text not in self.names:
+            raise ValueError(f"{text} is not {self}")
+        return text
+
+    def __str__(self) -> str:
+        return f"one of {', '.join(self.names)}"
+
+
 # How a value behind a key is read (ValueError or KeyError where it cannot be), and what `str` of says what it is.
 Keys = Mapping[str, tuple[Callable[[str], Any], object]]
 

@@ -190,14 +190,14 @@ _OWN: dict[str, tuple[type[Part], ...]] = {
     "position_bias": (NoPositionBias, Alibi, DistanceTable, Window, Causal),
     "length_law": (NoLengthLaw, LogLength, RootLength, LengthTable),
 }
-PARTS: dict[tuple[str, str], type] = {(kind, part.name): part for kind, parts in _OWN.items() for part in parts}
+PARTS: dict[tuple[str, str], type[Any]] = {(kind, part.name): part for kind, parts in _OWN.items() for part in parts}
 
 
-def register(kind: str, part: type) -> None:
+def register(kind: str, part: type[Any]) -> None:
     """Make a part of this kind (link, normaliser, position_bias, length_law) one that files may name."""
     if kind not in KINDS:
         raise UsageError(f"there is no part {kind!r} of attention; known: {', '.join(KINDS)}")
-    PARTS[kind, part.name] = part  # type: ignore[attr-defined]
+    PARTS[kind, part.name] = part
 
 
 def part_names(kind: str) -> list[str]:

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from keyhole.arrays import Array, namespace
 from keyhole.errors import UsageError
-from keyhole.families.parts.protocols import Normaliser
+from keyhole.families.parts.protocols import LARGEST_EXPONENT, Normaliser
 
 
 def _masses(energies: Array, signs: Array | None, top: Array) -> Array:
@@ -184,12 +184,17 @@ class TopK(Sum):
         return super().__call__(xp.where(self._kept(energies), energies, -xp.inf * xp.ones_like(energies)), signs)
 
     def bound(self, energies: Array, weights: Array, values: Array, answers: Array, radius: Array) -> Array:
-        """As of a softmax, and everything where the k-th and the next energy may change places."""
+        """As of a softmax, and what it does that tokens about as high as the k-th change places."""
         bound = super().bound(energies, weights, values, answers, radius)
         if energies.shape[-1] <= self.k:
             return bound
-        xp = namespace(energies)
-        ordered = xp.sort(energies, axis=-1)
-        close = ordered[..., -self.k] - ordered[..., -self.k - 1] <= 2 * radius
-        farthest = xp.max(xp.abs(values - answers[..., None, :]), axis=-2)
-        return xp.where(close[..., None], bound + 2 * farthest, bound)
+        xp, wide = namespace(energies), 2 * radius[..., None]
+        last = xp.sort(energies, axis=-1)[..., -self.k, None]
+        near = xp.abs(energies - last) <= wide
+        weight = xp.max(xp.where(near, weights, xp.zeros_like(weights)), axis=-1)
+        most = xp.clip(weight * xp.exp(xp.clip(wide[..., 0], None, LARGEST_EXPONENT)), None, 1.0)
+        count = xp.sum(xp.astype(near, energies.dtype), axis=-1)
+        some = near[..., None]
+        top = xp.max(xp.where(some, values, -xp.inf * xp.ones_like(values)), axis=-2)
+        spread = top - xp.min(xp.where(some, values, xp.inf * xp.ones_like(values)), axis=-2)
+        return bound + (most * count)[..., None] * spread

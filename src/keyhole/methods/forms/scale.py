@@ -72,6 +72,7 @@ class ScaleEstimate:
     """How large forms are, from those measured so far, and at which scale to ask for the next."""
 
     caution: float = CAUTION
+    target: float = AIM  # the size that logits are brought to
     count: int = 0
     size: float = 0.0  # root mean square of the forms
     first: float = 0.0  # scale of the first batch
@@ -116,5 +117,5 @@ class ScaleEstimate:
     @property
     def aim(self) -> float:
         """The scale that brings logits to their aim; infinite when all forms were zero."""
-        cautious = AIM * self.count / (self.count + self.caution)
+        cautious = self.target * self.count / (self.count + self.caution)
         return cautious / self.size if self.size > 0 else math.inf

@@ -1,1 +1,1 @@
-"""Heads of other parts than those of a softmax."""
+"""One attention head of any parts: score form, link, normaliser, position bias and length law."""

@@ -1,0 +1,85 @@
+"""One attention head of parts that are named: which learner reads it, and what may be named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from keyhole.errors import UsageError
+from keyhole.families.parts import KINDS, PARTS, SOFTMAX, part_names
+from keyhole.methods.base import Estimate, Method, Steps
+from keyhole.methods.parts.bilinear import Names, ask_bilinear
+from keyhole.queries import Signature
+
+# Learners by the score form; those of links whose masses are powers of logits go by the link.
+LEARNERS: dict[str, Callable[[Signature, np.random.Generator, Names], Steps[Estimate]]] = {"bilinear": ask_bilinear}
+PLAIN = {"form": "bilinear", **{kind: part.name for kind, part in SOFTMAX.parts.items()}}
+SIGMOID_BESIDE = ("none", "count")
+
+
+def parts(
+    signature: Signature,
+    rng: np.random.Generator,
+    *,
+    form: str | None = None,
+    link: str | None = None,
+    normaliser: str | None = None,
+    position_bias: str | None = None,
+    length_law: str | None = None,
+) -> Steps[Estimate]:
+    """Score, value and the constants of all parts of one head whose parts are named; those left out are a softmax's.
+
+    A head f(X) = Σ_i weight_i·x_iᵀ·v is read by as many queries as it has unknown numbers, and a few more: constants
+    show at the largest logits, what distances add at a logit of zero, and what lengths do beside zero tokens.
+    """
+    given = {
+        "form": form,
+        "link": link,
+        "normaliser": normaliser,
+        "position_bias": position_bias,
+        "length_law": length_law,
+    }
+    names = check_names(given)
+    learner = names["link"] if PARTS["link", names["link"]].is_power else names["form"]
+    if learner not in LEARNERS:
+        raise UsageError(f"no learner reads heads of {learner!r}; there are learners for {', '.join(LEARNERS)}")
+    return (yield from LEARNERS[learner](signature, rng, names))
+
+
+def check_names(given: dict[str, Any]) -> Names:
+    """The name of every part; UsageError for one that is not known, or for two that contradict each other."""
+    if all(name is None for name in given.values()):
+        raise UsageError(f"name a part at least: {', '.join(f'{kind}=' for kind in given)}")
+    names = {kind: PLAIN[kind] if name is None else str(name) for kind, name in given.items()}
+    for kind in KINDS:
+        if names[kind] not in (known := part_names(kind)):
+            raise UsageError(f"unknown {kind.replace('_', ' ')} {names[kind]!r}; known: {', '.join(known)}")
+    if names["link"] == "sigmoid":
+        if given["normaliser"] is None:
+            names["normaliser"] = "none"  # sigmoid attention
+        if names["normaliser"] not in SIGMOID_BESIDE:
+            raise UsageError(
+                f"sigmoid weights are read with the normaliser {' or '.join(SIGMOID_BESIDE)}, "
+                f"not {names['normaliser']!r}"
+            )
+    if PARTS["link", names["link"]].is_power and not PARTS["normaliser", names["normaliser"]].takes_powers:
+        raise UsageError(f"the normaliser {names['normaliser']!r} takes no link {names['link']!r}: take 'exp'")
+    return names
+
+
+PARTS_METHOD = Method(
+    name="parts",
+    summary="one head whose attention is no plain softmax: softcap, sigmoid, sinks, sparsemax, ALiBi, windows and more",
+    run=parts,
+    families=("single-head",),
+    last_only=True,
+    options={
+        "form": "the score form: bilinear",
+        "link": f"what logits become: {', '.join(part_names('link'))}",
+        "normaliser": f"what makes weights of them: {', '.join(part_names('normaliser'))}",
+        "position_bias": f"what distance adds: {', '.join(part_names('position_bias'))}",
+        "length_law": f"what the length multiplies logits by: {', '.join(part_names('length_law'))}",
+    },
+)
