@@ -25,15 +25,19 @@ from keyhole.gauge.attention_layer import as_heads, as_layer, distance_of_attent
 from keyhole.gauge.compare import Gauge, MakeWitness, register
 from keyhole.gauge.form_heads import (
     align_form_heads,
+    align_several,
     canonical_form_head,
+    canonical_of_any,
+    distance_of_any,
     distance_of_form_heads,
     equivalent_form_heads,
+    equivalent_of_any,
+    has_parts,
 )
 from keyhole.gauge.heads import Heads, canonical_heads, into_logits, output_bias_of
 from keyhole.gauge.nets import canonical_net, distance_of_nets, equivalent_nets
 from keyhole.gauge.one_layer import canonical_layer, distance_of_layers, equivalent_layers, match_heads
 from keyhole.gauge.redundancy import redundancy_of_heads, redundancy_of_layer, redundancy_of_net
-from keyhole.gauge.several_heads import align_several, canonical_of_any, distance_of_any, equivalent_of_any, has_parts
 from keyhole.gauge.tolerance import relative
 from keyhole.gauge.witness_heads import HEAD_KINDS
 from keyhole.gauge.witness_nets import LAYER_KINDS, NET_KINDS

@@ -68,13 +68,3 @@ def check_comparable(*params: Family) -> None:
         several = (len(inner.heads) > 1 and each.family != "multi-head") or inner.behind
         if several and any(not head.attention.is_softmax for head in inner.heads):
             raise UsageError(f"cannot compare a {type(each).__name__} whose attention is no plain softmax")
-<<<<<<< HEAD
-
-
-def check_softmax(params: Family, what: str) -> None:
-    """UsageError for heads of other parts than those of a plain softmax, of which `what` is not known."""
-    anatomy = params.anatomy
-    if anatomy.form is not None or any(not head.attention.is_softmax for head in anatomy.heads):
-        raise UsageError(f"no {what} for a {type(params).__name__} whose attention is no plain softmax")
-=======
->>>>>>> parts
