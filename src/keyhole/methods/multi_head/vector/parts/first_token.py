@@ -18,6 +18,7 @@ from keyhole.methods.multi_head.vector.first_token import CLEAR, MISFIT
 from keyhole.methods.multi_head.vector.parts.caps import solve_cap
 from keyhole.methods.multi_head.vector.parts.long_tokens import FAR, LongQueries, Odds
 from keyhole.methods.multi_head.vector.probe import HeadsHidden
+from keyhole.methods.multi_head.vector.scores import inverse_of
 from keyhole.numerics.svd import pseudo_inverse, singular_values
 from keyhole.recovery import Outcome
 
@@ -163,7 +164,7 @@ class _Reader:
     rest_known: bool
 
     def __post_init__(self) -> None:
-        self.inverse = pseudo_inverse(self.jumps)
+        self.inverse = inverse_of(self.jumps[:, None])
         middle = self.zero @ self.inverse
         self.jumps = self.jumps * np.sign(middle)[:, None]  # weights are positive
         self.inverse = self.inverse * np.sign(middle)

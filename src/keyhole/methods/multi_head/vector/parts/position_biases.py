@@ -10,7 +10,7 @@ from keyhole.arrays import floats
 from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.multi_head.vector.parts.first_token import FirstHeads
 from keyhole.methods.multi_head.vector.parts.long_tokens import LongQueries
-from keyhole.numerics.svd import pseudo_inverse
+from keyhole.methods.multi_head.vector.scores import inverse_of
 from keyhole.queries import Measurements, Plan, Term, TokenRows
 from keyhole.recovery import Outcome
 
@@ -27,7 +27,7 @@ def ask_slopes(queries: LongQueries, start: FirstHeads, *, sink: bool) -> Steps[
     queries.between = 1
     answer = (yield from queries.ask_token("positions", start.token, np.zeros((1, queries.width))))[0]
     queries.between = 0
-    inverse = pseudo_inverse(start.values)
+    inverse = inverse_of(start.values[:, None])
     weight = answer @ inverse
     error = queries.noise * np.linalg.norm(inverse, axis=0)
     # x = exp(−slope), Q = 1 + sink: 1 + rest = 1 + Q/x beside a neighbour, and 1/weight = 1 + 1/x + Q/x² one further.
