@@ -21,6 +21,19 @@ from scipy.special import expit
 import keyhole as kh
 from benchmarks.summaries import first_number, result_rows
 from benchmarks.tables.residual import heads_of, matched_scores
+from keyhole.families.parts import (
+    Alibi,
+    DistanceTable,
+    Entmax,
+    Exp,
+    Relu,
+    Sigmoid,
+    Sink,
+    Softcap,
+    Sparsemax,
+    Sum,
+    Window,
+)
 from keyhole.oracles import Cast, Flipped, Noisy, Rounded
 from keyhole.targets import random_multi_head
 
@@ -194,6 +207,43 @@ def sensing(figure: Figure) -> None:
         xlabel="measurements per number of W", ylabel="share of runs certified and exact", title="d = 64, rank not told"
     )
     axes.legend()
+
+
+@picture
+def attention_by_parts(figure: Figure) -> None:
+    """What links, normalisers and position biases do, each as the code computes it."""
+    figure.set_size_inches(9.6, 3.2)
+    first, second, third = figure.subplots(1, 3)
+    logits = np.linspace(-6, 6, 241)
+    for link, name, colour in (
+        (Exp(), "exp", FAINT),
+        (Softcap(3.0), "softcap, cap 3", BLUE),
+        (Sigmoid(0.0), "sigmoid", ORANGE),
+        (Relu(), "relu", GREEN),
+    ):
+        energies = np.where(logits <= 0, np.nan, link(logits)) if link.is_power else link(logits)
+        first.plot(logits, energies, color=colour, label=name)
+    first.set(xlabel="logit", ylabel="energy", title="links", ylim=(-6, 6))
+    two = np.stack([logits, 0 * logits], axis=1)
+    for normaliser, name, colour in (
+        (Sum(), "sum", FAINT),
+        (Sink(1.0), "sink, energy 1", BLUE),
+        (Entmax(), "entmax-1.5", ORANGE),
+        (Sparsemax(), "sparsemax", GREEN),
+    ):
+        second.plot(logits, normaliser(two)[:, 0], color=colour, label=name)
+    second.set(xlabel="energy over the other's", ylabel="weight", title="normalisers, two tokens", xlim=(-4, 4))
+    distances, zeros = np.arange(12)[::-1], np.zeros((1, 12))
+    for bias, name, marker in (
+        (Alibi(0.3), "ALiBi, slope 0.3", "o-"),
+        (DistanceTable(np.array([0.8, 0.1, -0.9, -1.6])), "table of 4", "s-"),
+        (Window(6), "window of 6", "^-"),
+    ):
+        third.plot(distances, Sum()(bias(zeros))[0], marker, label=name, markersize=4)
+    third.set(xlabel="distance from the query", ylabel="weight at score zero", title="position biases")
+    first.legend(loc="upper left")
+    second.legend(loc="lower right")
+    third.legend()
 
 
 @picture

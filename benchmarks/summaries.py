@@ -113,7 +113,54 @@ def labels() -> str:
     return picked("labels", [*columns, "worst entry of W over ε·rms"], lambda _: True)
 
 
+PART_COLUMNS = [
+    "parts",
+    "runs",
+    "queries − bound: median, most",
+    "error: median, worst",
+    "error over its radius, worst",
+]
+
+
+def _parts(*kinds: str) -> str:
+    columns = ["parts", "runs", "queries − bound: median, most", "error: median, worst", "error over its radius, worst"]
+    columns.append("certified and right")
+    return picked("parts", columns, lambda row: not kinds or any(kind in row["parts"] for kind in kinds))
+
+
+def parts() -> str:
+    return _parts()
+
+
+def parts_links() -> str:
+    return _parts("softcap", "sigmoid")
+
+
+def parts_normalisers() -> str:
+    return _parts("sink", "plus one", "max", "top-k")
+
+
+def parts_positions() -> str:
+    return _parts("ALiBi", "table", "window", "log n", "sqrt")
+
+
+def parts_bounded() -> str:
+    columns = ["parts, norms ≤ 3, d = 16", "runs", "certified and right", "certified and wrong", "error: median, worst"]
+    return picked("parts_bounded", [*columns, "queries − bound: median"], lambda _: True)
+
+
+def parts_float32() -> str:
+    columns = ["parts, answers of float32", "runs", "certified", "right within their radii", "error: median, worst"]
+    return picked("parts", columns, lambda _: True)
+
+
+def score_forms() -> str:
+    columns = ["head", "(d, d_k)", "runs", "queries − bound: median, most", "bound", "error: median, worst", "right"]
+    return picked("score_forms", [*columns, "certified", "within radii"], lambda _: True)
+
+
 SUMMARIES = (comparison, single_head, low_rank, low_rank_tolerance, sensing, residual, labels, published)
+SUMMARIES += (parts, parts_links, parts_normalisers, parts_positions, parts_float32, parts_bounded, score_forms)
 TABLES = {each.__name__.replace("_", "-"): each for each in SUMMARIES}
 
 

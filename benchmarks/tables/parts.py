@@ -23,7 +23,7 @@ def table() -> str:
     )
 
 
-def _over_radius(result: kh.Recovery, truth: kh.SingleHead) -> float:
+def over_radius(result: kh.Recovery, truth: kh.SingleHead) -> float:
     """The worst entry over its radius; infinite where arrays do not correspond."""
     true, radius = truth.arrays(), result.certificate.radius.arrays()
     worst = 0.0
@@ -45,7 +45,7 @@ def _row(kind: str) -> list[object]:
                 continue
             extra.append(result.stats.queries - truth.counting_bound)
             errors.append(kh.distance(result.params, truth))
-            ratios.append(_over_radius(result, truth))
+            ratios.append(over_radius(result, truth))
             right += ratios[-1] <= 1
     runs = len(WIDTHS) * SEEDS
     spread = f"+{np.median(extra):.0f}, +{max(extra)}"
@@ -65,6 +65,6 @@ def _float32_row(kind: str) -> list[object]:
         if result.certified:
             certified += 1
             errors.append(kh.distance(result.params, truth))
-            right += _over_radius(result, truth) <= 1
+            right += over_radius(result, truth) <= 1
     spread = f"{np.median(errors):.1e}, {max(errors):.1e}" if errors else "none"
     return [kind, SEEDS_FLOAT32, f"{certified}/{SEEDS_FLOAT32}", f"{right}/{certified}", spread]

@@ -130,7 +130,7 @@ class Family(Protocol):
         ...
 
     def logit_norm(self, radius: Self, logit_radius: float) -> float:
-        """The norm up to which the radii leave logits of random tokens known to `logit_radius`; inf where that is any."""
+        """The norm up to which radii leave logits of random tokens known to `logit_radius`; inf where that is any."""
         widest = max((float(np.linalg.norm(floats(head.score))) for head in radius.anatomy.heads), default=0.0)
         if not widest < np.inf:
             return 1.0
@@ -198,6 +198,11 @@ class Family(Protocol):
     def simplest(self) -> Family:
         """The parameters in the smallest family that holds them."""
         return self
+
+    @property
+    def has_poles(self) -> bool:
+        """Whether answers to some finite tokens are not finite: none of them can be asked for."""
+        return False
 
     @property
     def tells_labels(self) -> bool:

@@ -24,7 +24,7 @@ class FormHead(Head):
     logits is a `SingleHead`.
     """
 
-    form: Form  # type: ignore[assignment]
+    form: Form
     value: Array  # (width,) for one number per sequence, (width, outputs) for several
     output_bias: Array | None = None  # () or (outputs,), as the value has it
     attention: Attention = SOFTMAX
@@ -85,7 +85,8 @@ class FormHead(Head):
     def counting_bound(self) -> int:
         """Queries below which such a head has more unknown numbers than answers."""
         shown = max(1, int(np.linalg.matrix_rank(floats(self.value_columns))))
-        return -(-self.form.numbers // shown) + self.width + (0 if self.output_bias is None else 1)
+        numbers = self.form.numbers + self.attention.numbers
+        return -(-numbers // shown) + self.width + (0 if self.output_bias is None else 1)
 
     def logit_norm(self, radius: Self, logit_radius: float) -> float:
         """The norm up to which the radii leave logits of random tokens known to `logit_radius`."""

@@ -23,18 +23,21 @@ from keyhole.families import (
 )
 from keyhole.gauge.attention_layer import as_heads, as_layer, distance_of_attention
 from keyhole.gauge.compare import Gauge, MakeWitness, register
-from keyhole.gauge.form_heads import (
+from keyhole.gauge.heads import (
+    Heads,
     align_form_heads,
     align_several,
     canonical_form_head,
+    canonical_heads,
     canonical_of_any,
     distance_of_any,
     distance_of_form_heads,
     equivalent_form_heads,
     equivalent_of_any,
     has_parts,
+    into_logits,
+    output_bias_of,
 )
-from keyhole.gauge.heads import Heads, canonical_heads, into_logits, output_bias_of
 from keyhole.gauge.nets import canonical_net, distance_of_nets, equivalent_nets
 from keyhole.gauge.one_layer import canonical_layer, distance_of_layers, equivalent_layers, match_heads
 from keyhole.gauge.redundancy import redundancy_of_heads, redundancy_of_layer, redundancy_of_net

@@ -62,6 +62,8 @@ CHANGE, CHANGE_NOISY = 0.5, 1.0
 ENOUGH, ONE_IN = 3.0, 8
 # From so many queries on every class of lengths must have an informative one.
 CLASSES_FROM = 32
+# Of maps with poles a query is drawn again so often where it is at one, or would be at tokens longer by this part.
+POLE_TRIES, NEAR_POLE = 8, 2.0**-30
 # What parts of logits are called.
 OF_LOGITS = ("score", "form ")
 # Kinds of noise behind which predictions are as sharp as parameters are: a label is right or wrong, not off.
@@ -157,7 +159,7 @@ class _Source:
                     structures[n] = "mixed"
         by = list(norm_by) or [self.norm_by]
         queries = [
-            self._query(structure, length, norm, by[n % len(by)])
+            self._answered(structure, length, norm, by[n % len(by)])
             for n, (structure, length, norm) in enumerate(zip(structures, lengths, norms, strict=True))
         ]
         keep = self.signature.noise.kind == "exact" and count >= CLASSES_FROM
@@ -165,7 +167,7 @@ class _Source:
 
     def redraw(self, queries: list[Query]) -> list[Query]:
         """Other queries of the same lengths and structures, their norms from the size of logits."""
-        return [self._query(query.structure, query.length, "logits", self.norm_by) for query in queries]
+        return [self._answered(query.structure, query.length, "logits", self.norm_by) for query in queries]
 
     def inputs(self, domain: Sampler | None, count: int) -> list[Query]:
         """Inputs of a user."""
@@ -174,6 +176,18 @@ class _Source:
         signature = self.signature
         drawn = draw_from(domain, self.rng, count, signature.width, signature.max_norm, signature.max_length)
         return [Query(each, "domain") for each in drawn]
+
+    def _answered(self, structure: str, length: int, norm: str, by: Family) -> Query:
+        """A query whose answer is finite, of ordinary tokens where the structure leaves none."""
+        query = self._query(structure, length, norm, by)
+        for tries in range(POLE_TRIES if self.params.has_poles else 0):
+            with np.errstate(all="ignore"):
+                answer = floats(self.params(self.signature.space.asarray(query.tokens[None])))
+                sure = floats(self.params(self.signature.space.asarray(query.tokens[None] * (1 + NEAR_POLE))))
+            if np.all(np.isfinite(answer)) and np.all(np.isfinite(sure)):
+                break
+            query = self._query(structure if tries < POLE_TRIES // 2 else "ordinary", length, norm, by)
+        return query
 
     def _query(self, structure: str, length: int, norm: str, by: Family) -> Query:
         rng, signature = self.rng, self.signature

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 from keyhole.errors import UsageError
 from keyhole.families import Labels, MultiHead, OneLayer, ReluNet, Residual, SingleHead
 from keyhole.oracles import Flipped, FunctionOracle, Labelled, Noisy, Oracle, Rounded
+from keyhole.targets.forms import FORM_KNOBS, random_form_head
 from keyhole.targets.parts import PART_KNOBS, attention_of
 from keyhole.targets.target import Choice, Knob, Target, read_options
 
@@ -35,12 +37,17 @@ SINGLE_HEAD_KNOBS: dict[str, Knob | Choice] = {
     "classes": Knob(int, None, 2, 8192),  # answers are the numbers of the largest of so many outputs
     "flips": Knob(float, None, 0.0, 0.49),  # share of labels that are wrong, which is declared
     **PART_KNOBS,
+    **FORM_KNOBS,
 }
 
 
 def _single_head_demo(text: str, given: Mapping[str, Any]) -> Target:
     if "classes" in given:
         given = {**given, "outputs": given["classes"], "labels": 1}
+    if "form" in given:
+        return _form_head_demo(text, given)
+    if "key_width" in given:
+        raise UsageError("key_width= is a number of heads of another form: name that too, or leave key_width= out")
     width, norm, seed = int(given["width"]), given["norm"], int(given["seed"])
     rank = int(given.get("rank", width))
     head = random_single_head(
@@ -74,6 +81,20 @@ def _single_head_demo(text: str, given: Mapping[str, Any]) -> Target:
     ]
     target = Target(text, oracle, ", ".join([label, *filter(None, extras)]), head)
     return _with_labels(target, head, given) if given.get("labels") else _with_errors(target, given)
+
+
+def _form_head_demo(text: str, given: Mapping[str, Any]) -> Target:
+    others = {"rank", "score_bias", "output_bias", "all_positions", "labels", "classes", "flips"} & set(given)
+    if others:
+        raise UsageError(f"a head of another form has no {', '.join(sorted(others))}: leave that out, or form=")
+    width, seed, form = int(given["width"]), int(given["seed"]), given["form"]
+    attention = attention_of(given, np.random.default_rng([seed, PARTS_STREAM]))
+    rows, outputs = _whole(given, "key_width"), _whole(given, "outputs")
+    head = random_form_head(form, width, rows=rows, norm=given["norm"], seed=seed, outputs=outputs, attention=attention)
+    parts = [f"{kind.replace('_', ' ')} {json.loads(word)[0]}" for kind, word in attention.words.items()]
+    label = f"a random head of width {width} with {form} logits"
+    oracle = FunctionOracle(head, width=width, max_norm=given.get("max_norm"), name=text)
+    return _with_errors(Target(text, oracle, ", ".join([label, *parts]), head), given)
 
 
 def random_single_head(

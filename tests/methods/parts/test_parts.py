@@ -92,6 +92,16 @@ def test_what_is_not_read_is_admitted(kind: str, fresh_seed: int) -> None:
         np.testing.assert_allclose(plain.params(tokens), softmax(tokens), rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("kind", ["softcap", "sink", "sigmoid", "ALiBi", "window", "log n"])
+def test_tokens_of_bounded_norm_are_right_or_admitted(kind: str, fresh_seed: int) -> None:
+    truth = random_head(kind, 6, fresh_seed, scale=2.0)
+    result = recover(truth, max_norm=3.0)
+    if result.certified:
+        assert_right(result, truth, 1e-8)
+    known = random_head(kind, 6, 1, scale=2.0)
+    assert_right(recover(known, max_norm=3.0), known, 1e-8)
+
+
 def test_a_link_that_folds_is_never_certified() -> None:
     class Folding(Softcap):
         """Masses 1 + z + z²/2, which fall again for logits below −1."""

@@ -51,7 +51,8 @@ class Gaussian(Form):
         xp = namespace(tokens)
         squares = tokens**2
         variance = queries**2 @ (radius.score**2).T @ xp.matrix_transpose(squares)
-        variance = variance + xp.sum((squares @ radius.gram**2) * squares, axis=-1)[:, None, :]
+        # Entries on both sides of the diagonal are one number, whose errors do not add in quadrature.
+        variance = variance + 2 * xp.sum((squares @ radius.gram**2) * squares, axis=-1)[:, None, :]
         norms = xp.linalg.vector_norm(tokens, axis=-1)[:, None, :]
         keys = xp.linalg.vector_norm(queries @ self.score.T, axis=-1)[:, :, None]
         own = norms * xp.linalg.vector_norm(tokens @ self.gram, axis=-1)[:, None, :]

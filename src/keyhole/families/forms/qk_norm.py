@@ -15,10 +15,12 @@ def unit(rows: Array) -> tuple[Array, Array]:  # (…, r) -> (…, r), (…, 1)
     """Vectors of length one, and what they were multiplied by; a zero vector stays as it is."""
     xp = namespace(rows)
     largest = xp.max(abs(rows), axis=-1, keepdims=True)  # taken out first, so that no square overflows or vanishes
-    scaled = rows / xp.where(largest > 0, largest, xp.ones_like(largest))
+    there = largest > 0
+    largest = xp.where(there, largest, xp.ones_like(largest))
+    scaled = rows / largest
     sizes = xp.linalg.vector_norm(scaled, axis=-1, keepdims=True)
-    sizes = xp.where(sizes > 0, sizes, xp.ones_like(sizes))
-    return scaled / sizes, xp.where(largest > 0, 1 / (largest * sizes), xp.zeros_like(largest))
+    sizes = xp.where(there, sizes, xp.ones_like(sizes))
+    return scaled / sizes, xp.where(there, 1 / (largest * sizes), xp.zeros_like(largest))
 
 
 @dataclass(frozen=True, eq=False)

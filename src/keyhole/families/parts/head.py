@@ -39,6 +39,11 @@ class Head(Family):
         return self.output_bias
 
     @property
+    def has_poles(self) -> bool:
+        """Masses that are powers may add up to zero."""
+        return self.attention.link.is_power
+
+    @property
     def words(self) -> dict[str, str]:
         """The parts of attention that are not those of a softmax."""
         return self.attention.words

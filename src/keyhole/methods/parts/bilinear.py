@@ -16,6 +16,7 @@ from keyhole.methods.forms.columns import Draft, Score
 from keyhole.methods.forms.outputs import ask_along, choose_outputs, most_informative
 from keyhole.methods.forms.score_matrix import ask_score
 from keyhole.methods.forms.value import Value
+from keyhole.methods.parts.bounded import Fit, ask_bounded
 from keyhole.methods.parts.inverse import COMPLETE, Inverse, Number
 from keyhole.methods.parts.lengths import Pair, as_arrays, ask_kept, ask_length_table
 from keyhole.methods.parts.reader import PartReader
@@ -57,11 +58,18 @@ def ask_bilinear(signature: Signature, rng: np.random.Generator, names: Names) -
     can be, what distances add where they are zero, and what lengths do beside zero tokens.
     """
     if signature.max_norm is not None:
-        raise Unrecoverable(
-            Outcome.NOT_IDENTIFIABLE,
-            "heads of other parts than a softmax's are read with tokens of any norm only: leave out max_norm",
-        )
+        found, value, words = yield from ask_bounded(signature, rng, names)
+        return _bounded_estimate(found, value, {"parts_found": words} if words else {})
     return (yield from _Bilinear(signature, rng, names).run())
+
+
+def _bounded_estimate(found: Fit, value: Value, details: dict[str, Any]) -> Estimate[SingleHead]:
+    """What least squares found, with the radius of the output bias where none was."""
+    radius = found.radius
+    if radius.output_bias is None:
+        radius = replace(radius, output_bias=value.bias_radius)
+    details = {"output_bias": found.head.output_bias is not None, "residual": found.cost**0.5, **details}
+    return Estimate(found.head, radius, found.head.counting_bound, assumptions=ASSUMPTIONS, details=details)
 
 
 @final

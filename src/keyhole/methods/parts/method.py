@@ -13,10 +13,12 @@ from keyhole.families.parts import KINDS, PARTS, SOFTMAX, part_names
 from keyhole.methods.base import Estimate, Method, Steps
 from keyhole.methods.multi_head.vector.parts.method import ask_heads
 from keyhole.methods.parts.bilinear import Names, ask_bilinear
+from keyhole.methods.parts.score_forms.learners import LEARNERS as SCORE_FORMS
+from keyhole.methods.parts.score_forms.learners import TURNING
 from keyhole.queries import Signature
 
 # Learners by the score form; those of links whose masses are powers of logits go by the link.
-LEARNERS: dict[str, Callable[[Signature, np.random.Generator, Names], Steps[Estimate]]] = {"bilinear": ask_bilinear}
+LEARNERS: dict[str, Callable[..., Steps[Estimate]]] = {"bilinear": ask_bilinear, **SCORE_FORMS}
 PLAIN = {"form": "bilinear", **{kind: part.name for kind, part in SOFTMAX.parts.items()}}
 SIGMOID_BESIDE = ("none", "count")
 
@@ -55,7 +57,11 @@ def parts(
     learner = names["link"] if PARTS["link", names["link"]].is_power else names["form"]
     if learner not in LEARNERS:
         raise UsageError(f"no learner reads heads of {learner!r}; there are learners for {', '.join(LEARNERS)}")
-    return (yield from LEARNERS[learner](signature, rng, names))
+    if frequencies is None:
+        return (yield from LEARNERS[learner](signature, rng, names))
+    if learner not in TURNING:
+        raise UsageError(f"frequencies= are those of forms that turn ({', '.join(TURNING)}), not of {learner!r}")
+    return (yield from LEARNERS[learner](signature, rng, names, frequencies=frequencies))
 
 
 def check_names(given: dict[str, Any]) -> Names:
@@ -83,15 +89,15 @@ PARTS_METHOD = Method(
     name="parts",
     summary="one head whose attention is no plain softmax: softcap, sigmoid, sinks, sparsemax, ALiBi, windows and more",
     run=parts,
-    families=("single-head",),
+    families=("single-head", "form-head"),
     last_only=True,
     options={
-        "form": "the score form: bilinear",
+        "form": "the score form: bilinear, rotary, qk-norm, qk-norm-rotary, gaussian",
+        "frequencies": "angles per position of a form that turns, one for each pair; those of base 10000 if left out",
         "link": f"what logits become: {', '.join(part_names('link'))}",
         "normaliser": f"what makes weights of them: {', '.join(part_names('normaliser'))}",
         "position_bias": f"what distance adds: {', '.join(part_names('position_bias'))}",
         "length_law": f"what the length multiplies logits by: {', '.join(part_names('length_law'))}",
         "heads": "one, or several, which are read from several outputs",
-        "frequencies": "angles per position of rotary forms, one for each pair; those of base 10000 if left out",
     },
 )

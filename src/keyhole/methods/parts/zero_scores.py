@@ -166,12 +166,12 @@ def _ask_weight(probe: Probe, length: int, distance: int) -> Steps[Number]:
     return Number(float(shares[0]), float(radii[0]))
 
 
-def ask_window(probe: Probe) -> Steps[int | None]:
+def ask_window(probe: Probe, most: int = LONGEST_RAMP) -> Steps[int | None]:
     """The width of a window; None where sequences of the greatest length show none.
 
     The last token is zero, so that all in sight weigh the same, and a ramp shows where they are on average.
     """
-    length = min(LONGEST_RAMP, probe.signature.max_length or LONGEST_RAMP)
+    length = min(most, probe.signature.max_length or most)
     ramp = np.append(np.arange(1.0, length), 0.0)
     ones = np.append(np.ones(length - 1), 0.0)
     shares, radii = yield from probe.share("positions", np.stack([ramp, ones]))

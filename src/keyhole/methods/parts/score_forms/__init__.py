@@ -1,1 +1,1 @@
-"""A learner per score form."""
+"""A learner per score form that is not bilinear, and one for masses that are powers of bilinear logits."""

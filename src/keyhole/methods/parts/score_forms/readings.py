@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy as np
 from keyhole.arrays import Booleans, Floats, floats
 from keyhole.families import FormHead
 from keyhole.families.forms import Form
+from keyhole.families.parts import SOFTMAX, Attention
 from keyhole.methods.base import Estimate, Found, Steps, Unrecoverable
 from keyhole.methods.forms.outputs import ask_along, choose_outputs, most_informative
 from keyhole.methods.forms.reader import PairValues
@@ -26,6 +28,8 @@ from keyhole.recovery import Outcome
 LARGEST = 3.0
 # A last token of a logit below this has its opposite before it, so that it does not leave all the weight to others.
 LOW = -0.5
+# What is said of a logit of which nothing can be said.
+LOST = 1e3
 # Replays behind the radii: their root mean square is known to a fifth or so ...
 REPLAYS = 12
 # ... which this makes up for.
@@ -33,6 +37,7 @@ SPREAD = 1.5
 # One-token queries and last tokens are of this norm: what a norm adds to a sum of squares is nothing beside it.
 LONG = 2.0**60
 
+Names = Mapping[str, str]  # kind of a part of attention -> its name
 Tokens = Callable[[Any], Floats]  # from a choice: (n, width)
 
 
@@ -41,23 +46,28 @@ class Reading:
     """Logits that were read, and what the tokens were chosen by."""
 
     choice: Any
-    signs: Floats  # (n,): −1 where the first token was turned round
     anchored: Booleans  # (n,): whether the last token's opposite stood between the two
+    signs: Floats  # (n,): −1 where the first token was turned round
     logits: Floats  # (n,): log ω/(1 − ω) of the weight ω of the first token
     radius: Floats  # (n,)
+
+    def with_errors(self, rng: np.random.Generator) -> Reading:
+        """The same with random errors of the size of the radii."""
+        return replace(self, logits=self.logits + self.radius * rng.standard_normal(self.logits.shape))
 
     def above(self, own: Floats) -> Floats:  # (n,) -> (n,)
         """Logits of the first tokens themselves, not turned round, given those of the last ones of themselves."""
         anchors = np.where(self.anchored, np.logaddexp(own, -own), own)
         return np.asarray(self.signs * (self.logits + anchors))
 
-    def own(self) -> Floats:  # (n,)
-        """Logits of last tokens of themselves, first tokens being their opposites, or themselves if turned round."""
+    def of_itself(self) -> tuple[Floats, Floats]:  # (n,), (n,)
+        """Logits of last tokens of themselves, first tokens being their opposites: twice, as `above` wants them."""
         # [−g; g] has the odds e^(−2s), [g; −g; g] e^(2s)/(1 + e^(2s)).
         inside = np.minimum(self.logits, -np.finfo(np.float64).eps)
         with np.errstate(divide="ignore"):
             turned = np.where(self.anchored, inside - np.log(-np.expm1(inside)), 0.0) / 2
-        return np.asarray(np.where(self.anchored, turned, -self.logits / 2))
+        found = np.asarray(np.where(self.anchored, turned, -self.logits / 2))
+        return found, found
 
 
 @dataclass
@@ -78,11 +88,30 @@ class PairLogits:
         """A choice that no query is for."""
         if self.errors is None:
             nothing = np.zeros(0)
-            self.tape.append(Reading(choice, nothing, nothing > 0, nothing, nothing))
+            self.tape.append(Reading(choice, nothing > 0, nothing, nothing, nothing))
             return choice
         return self._replay().choice
 
-    def read(self, stage: str, choice: Any, first: Tokens, last: Tokens, own: Floats | None = None) -> Steps[Reading]:
+    def read_any(self, stage: str, choice: Any, first: Tokens, last: Tokens) -> Steps[Reading]:
+        """Queries as `read` asks them; a logit that is too large to be told is as large as no other."""
+        if self.errors is not None:
+            return self._replay()
+        tokens = first(choice)
+        none = np.full(len(tokens), np.nan)
+        signs, logits, radius = yield from _ask_turned(partial(self._ask, stage), tokens, last(choice), none)
+        lost = ~np.isfinite(radius)
+        logits, radius = np.where(lost, LOST, logits), np.where(lost, 0.0, radius)
+        return self._keep(Reading(choice, ~np.isnan(none), signs, logits, radius))
+
+    def read(
+        self,
+        stage: str,
+        choice: Any,
+        first: Tokens,
+        last: Tokens,
+        own: Floats | None = None,
+        between: int = 0,
+    ) -> Steps[Reading]:
         """Queries [first; last] of tokens (n, width) that the choice determines.
 
         A first token that takes nearly all the weight is turned round. `own` (n,) are logits of last tokens of
@@ -90,20 +119,14 @@ class PairLogits:
         """
         if self.errors is not None:
             return self._replay()
+        assert between == 0  # for readers that know zero tokens
         tokens, ends = first(choice), last(choice)
         shares = np.full(len(tokens), np.nan)
         if own is not None:
             with np.errstate(over="ignore"):
                 shares = np.where(own < LOW, 1 / (1 + np.exp(2 * own)), np.nan)
-        logits, radius = yield from self._ask(stage, tokens, ends, shares)
-        signs = np.ones(len(logits))
-        (high,) = np.nonzero((logits > LARGEST) | ~np.isfinite(radius))
-        if high.size:
-            other, other_radius = yield from self._ask(stage, -tokens[high], ends[high], shares[high])
-            better = other_radius < radius[high]
-            some = high[better]
-            logits[some], radius[some], signs[some] = other[better], other_radius[better], -1.0
-        return self._keep(Reading(choice, signs, ~np.isnan(shares), logits, radius))
+        ask = partial(self._ask, stage)
+        return self._keep(Reading(choice, ~np.isnan(shares), *(yield from _ask_turned(ask, tokens, ends, shares))))
 
     def read_own(self, stage: str, tokens: Floats, ends: Floats) -> Steps[Reading]:
         """Queries [−token; end] of tokens (n, width) of one direction, or [token; −end; end] where that is low."""
@@ -117,7 +140,7 @@ class PairLogits:
             with np.errstate(over="ignore"):
                 shares = 1 / (1 + np.exp(-np.where(np.isfinite(logits), logits, np.inf)[high]))
             logits[high], radius[high] = yield from self._ask(stage, tokens[high], ends[high], shares)
-        return self._keep(Reading(None, np.ones(len(logits)), anchored, logits, radius))
+        return self._keep(Reading(None, anchored, np.ones(len(logits)), logits, radius))
 
     def _keep(self, reading: Reading) -> Reading:
         if not np.all(np.isfinite(reading.radius)):
@@ -129,7 +152,7 @@ class PairLogits:
         assert self.errors is not None
         kept = self.tape[self.place]
         self.place += 1
-        return replace(kept, logits=kept.logits + kept.radius * self.errors.standard_normal(kept.logits.shape))
+        return kept.with_errors(self.errors)
 
     def _ask(self, stage: str, first: Floats, last: Floats, shares: Floats) -> Steps[tuple[Floats, Floats]]:
         """Logits and radii; `shares` is nan, or of the weight of last tokens and their opposites that of the latter."""
@@ -145,15 +168,27 @@ class PairLogits:
     def _ask_alike(
         self, stage: str, first: Floats, last: Floats, shares: Floats, anchored: bool
     ) -> Steps[tuple[Floats, Floats]]:
-        space = self.signature.space
-        values, vector = PairValues(self.signature, self.value), floats(self.value.vector)
         places = [first, -last, last] if anchored else [first, last]
+        return (yield from self._ask_places(stage, places, first, last, 1 - 2 * shares))
+
+    @property
+    def _vector(self) -> Floats:
+        return floats(self.value.vector)
+
+    def _ask_places(
+        self, stage: str, places: list[Floats], first: Floats, last: Floats, shares: Floats, unknown: float = 0.0
+    ) -> Steps[tuple[Floats, Floats]]:
+        """Logits and radii of first tokens; all others have `shares` of the value of last ones, within `unknown`."""
+        space = self.signature.space
+        values, vector = PairValues(self.signature, self.value), self._vector
         answers: Measurements = yield sequences(stage, space.asarray(np.stack(places, axis=1)))
         sizes = [values.error * np.linalg.norm(each, axis=1) for each in (first, last)]
-        high, low = first @ vector, (1 - 2 * shares) * (last @ vector)
+        sizes[1] = sizes[1] + unknown
+        high, low = first @ vector, shares * (last @ vector)
         found = floats(answers.values) - float(self.value.bias)
-        arrays = (space.asarray(each) for each in (found, low, high, sizes[1], sizes[0]))
-        logits, radius = logit_with_radius(space, *arrays, values.noise(answers.radius))
+        seen, lowest, highest, low_radius, high_radius = map(space.asarray, (found, low, high, sizes[1], sizes[0]))
+        noise = values.noise(answers.radius)
+        logits, radius = logit_with_radius(space, seen, lowest, highest, low_radius, high_radius, noise)
         return np.array(floats(logits)), np.array(floats(radius))
 
     @property
@@ -165,6 +200,98 @@ class PairLogits:
     def replayed(self, rng: np.random.Generator) -> PairLogits:
         """A reader that gives what was read once more, with errors of the size of its radii."""
         return replace(self, errors=rng, place=0)
+
+
+def always(tokens: Floats) -> Tokens:
+    """Tokens that no choice changes."""
+    return lambda _: tokens
+
+
+def _ask_turned(
+    ask: Callable[[Floats, Floats, Floats], Steps[tuple[Floats, Floats]]], first: Floats, last: Floats, shares: Floats
+) -> Steps[tuple[Floats, Floats, Floats]]:
+    """Signs, logits and radii: first tokens that take nearly all the weight are turned round."""
+    logits, radius = yield from ask(first, last, shares)
+    signs = np.ones(len(logits))
+    (high,) = np.nonzero((logits > LARGEST) | ~np.isfinite(radius))
+    if high.size:
+        other, other_radius = yield from ask(-first[high], last[high], shares[high])
+        better = other_radius < radius[high]
+        some = high[better]
+        logits[some], radius[some], signs[some] = other[better], other_radius[better], -1.0
+    return signs, logits, radius
+
+
+@dataclass(frozen=True)
+class PaddedReading(Reading):
+    """Logits that were read beside zero tokens, whose logits are zero."""
+
+    zeros: int = 1
+    turned: Floats | None = None  # (n,): the same of first tokens turned round
+
+    def with_errors(self, rng: np.random.Generator) -> Reading:
+        """The same with random errors of the size of the radii."""
+        if self.turned is None:
+            return super().with_errors(rng)
+        one, two = (self.radius * rng.standard_normal(self.radius.shape) for _ in range(2))
+        return replace(self, logits=self.logits + one, turned=self.turned + two)
+
+    def above(self, own: Floats) -> Floats:  # (n,) -> (n,)
+        """Logits of the first tokens, given the masses of the last ones."""
+        return np.asarray(self.signs * (self.logits + np.log(self.zeros + own)))
+
+    def of_itself(self) -> tuple[Floats, Floats]:  # (n,), (n,)
+        """Logits of first tokens, and the masses of the last ones."""
+        assert self.turned is not None
+        return (self.logits - self.turned) / 2, np.exp(-(self.logits + self.turned) / 2) - self.zeros
+
+
+@dataclass
+class PaddedLogits(PairLogits):
+    """Reads logits where they depend on distances: a zero token before the two, or several between them.
+
+    Beside a zero token no first token has all the weight because the last one has none.
+    """
+
+    def read(
+        self,
+        stage: str,
+        choice: Any,
+        first: Tokens,
+        last: Tokens,
+        own: Floats | None = None,  # noqa: ARG002
+        between: int = 0,
+    ) -> Steps[Reading]:
+        """Queries [0; first; last], or [first; 0; …; 0; last] of tokens (n, width) that the choice determines."""
+        if self.errors is not None:
+            return self._replay()
+        tokens, ends = first(choice), last(choice)
+        none = np.zeros(len(tokens), dtype=bool)
+        ask = partial(self._ask_padded, stage, between)
+        signs, logits, radius = yield from _ask_turned(ask, tokens, ends, np.zeros(len(tokens)))
+        return self._keep(PaddedReading(choice, none, signs, logits, radius, max(1, between)))
+
+    def read_own(self, stage: str, tokens: Floats, ends: Floats) -> Steps[Reading]:
+        """Queries [0; token; end] and [0; −token; end] of tokens (n, width)."""
+        if self.errors is not None:
+            return self._replay()
+        count, shares = len(tokens), np.zeros(2 * len(tokens))
+        both, last = np.concatenate([tokens, -tokens]), np.concatenate([ends, ends])
+        logits, radius = yield from self._ask_padded(stage, 0, both, last, shares)
+        none, ones = np.zeros(count, dtype=bool), np.ones(count)
+        # Errors of either sign are those of both.
+        radius = np.hypot(radius[:count], radius[count:])
+        return self._keep(PaddedReading(None, none, ones, logits[:count], radius, 1, logits[count:]))
+
+    def _ask_padded(
+        self, stage: str, between: int, first: Floats, last: Floats, shares: Floats
+    ) -> Steps[tuple[Floats, Floats]]:
+        nothing = [np.zeros_like(first)]
+        places = [first, *(between * nothing), last] if between else [*nothing, first, last]
+        # The last token and the zeros share the rest: its part of it is not known, but its value is next to nothing.
+        return (
+            yield from self._ask_places(stage, places, first, last, shares, float(np.max(np.abs(last @ self._vector))))
+        )
 
 
 @dataclass(frozen=True)
@@ -214,6 +341,15 @@ def ask_values(signature: Signature, rng: np.random.Generator) -> Steps[Value]:
     return value
 
 
+def check_names(names: Names, **read: tuple[str, ...]) -> None:
+    """Unrecoverable for parts beside which a form is not read: of every kind those of a softmax are, or those given."""
+    usual = {"link": ("exp",), "normaliser": ("sum",), "position_bias": ("none",), "length_law": ("none",), **read}
+    for kind, known in usual.items():
+        if names.get(kind, known[0]) not in known:
+            what = f"the {kind.replace('_', ' ')} {names[kind]!r}"
+            raise Unrecoverable(Outcome.WRONG_FAMILY, f"logits of this form are not read beside {what}")
+
+
 def ask_of_one_output(
     signature: Signature, value: Value, ask: Callable[[Signature, Value], Steps[Found]]
 ) -> Steps[Found]:
@@ -234,18 +370,24 @@ def solved_again(
     form: Form, reader: PairLogits, solve: Callable[[PairLogits], Steps[Form]], rng: np.random.Generator
 ) -> dict[str, Floats]:
     """Radii of the arrays of a form: how far they move when it is solved again from readings with errors."""
-    return radii_of_solutions(form, lambda errors: _finish(solve(reader.replayed(errors))), rng)
+    return radii_of_solutions(form, lambda errors: finish(solve(reader.replayed(errors))), rng)
 
 
 def radii_of_solutions(
     form: Form, again: Callable[[np.random.Generator], Form], rng: np.random.Generator
 ) -> dict[str, Floats]:
     """How far the arrays of a form move when it is solved again with random errors; infinite where it cannot be."""
-    base = form.arrays()
+    return radii_of_arrays(form.arrays(), lambda errors: again(errors).aligned_to(form).arrays(), rng)
+
+
+def radii_of_arrays(
+    base: dict[str, Floats], again: Callable[[np.random.Generator], dict[str, Floats]], rng: np.random.Generator
+) -> dict[str, Floats]:
+    """How far arrays move when they are solved for again with random errors; infinite where they cannot be."""
     squares = {name: np.zeros(np.shape(array)) for name, array in base.items()}
     for _ in range(REPLAYS):
         try:
-            moved = again(rng).aligned_to(form).arrays()
+            moved = again(rng)
         except (Unrecoverable, np.linalg.LinAlgError):
             return {name: np.full(np.shape(array), np.inf) for name, array in base.items()}
         for name, array in base.items():
@@ -253,7 +395,7 @@ def radii_of_solutions(
     return {name: SPREAD * np.sqrt(square) for name, square in squares.items()}
 
 
-def _finish(steps: Steps[Found]) -> Found:
+def finish(steps: Steps[Found]) -> Found:
     """The result of a generator that asks nothing."""
     try:
         next(steps)
@@ -269,6 +411,8 @@ def form_estimate(
     form: Form,
     radii: dict[str, Floats],
     assumptions: tuple[str, ...],
+    attention: Attention = SOFTMAX,
+    attention_radius: Attention = SOFTMAX,
     **details: Any,
 ) -> Estimate[FormHead]:
     """The head of a form and a value, without an output bias that was not detected."""
@@ -278,12 +422,13 @@ def form_estimate(
         form.with_arrays({name: space.asarray(array) for name, array in known.items()}),
         value.vector,
         value.bias if biased else None,
+        attention,
     )
     # Kept in the dtype of the oracle, numbers are rounded to it.
     kept = {name: np.asarray(radii[name]) + space.spacing * np.abs(known[name]) for name in known}
     made = form.with_arrays({name: space.asarray(array) for name, array in kept.items()})
     hidden = bool(np.any(floats(value.bias_radius) > 0))
-    radius = FormHead(made, value.radius, value.bias_radius if hidden else None)
+    radius = FormHead(made, value.radius, value.bias_radius if hidden else None, attention_radius)
     details = {"form": form.name, "output_bias": biased, **details}
     return Estimate(params, radius, params.counting_bound, assumptions=assumptions, details=details)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+import math
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
@@ -13,12 +13,24 @@ from keyhole.errors import UsageError
 from keyhole.families import FormHead
 from keyhole.families.forms import Rotary, geometric
 from keyhole.families.forms.rotary import as_complex, as_pairs, refuse_equal_frequencies
+from keyhole.families.parts import PARTS, Attention
 from keyhole.methods.base import Estimate, Steps, Unrecoverable, adapt
 from keyhole.methods.forms.columns import Draft, Score
-from keyhole.methods.forms.reader import PairReader
+from keyhole.methods.forms.reader import FormReader, PairReader
 from keyhole.methods.forms.score_matrix import ask_score
-from keyhole.methods.forms.value import Value, ask_value
-from keyhole.methods.parts.score_forms.readings import ask_of_one_output, form_estimate, radii_of_solutions, refuse
+from keyhole.methods.forms.value import Value
+from keyhole.methods.parts.inverse import Inverse, Number
+from keyhole.methods.parts.reader import PartReader
+from keyhole.methods.parts.saturation import ask_ends, find_constants
+from keyhole.methods.parts.score_forms.readings import (
+    Names,
+    ask_of_one_output,
+    check_names,
+    form_estimate,
+    radii_of_solutions,
+    refuse,
+)
+from keyhole.methods.parts.zero_scores import Probe, ask_values
 from keyhole.numerics.orthogonal import equal_overlap
 from keyhole.queries import Measurements, Plan, Signature, TokenRows
 from keyhole.recovery import Outcome
@@ -38,36 +50,93 @@ NOT_TURNED = "scores at two distances are not turned into each other by the freq
 
 
 def ask_rotary(
-    signature: Signature, rng: np.random.Generator, *, frequencies: Array | None = None, **_: Any
+    signature: Signature, rng: np.random.Generator, names: Names, *, frequencies: Array | None = None
 ) -> Steps[Estimate[FormHead]]:
-    """Key and query of a head with rotary positions, up to a complex factor per pair, and its value.
+    """Key and query of a head with rotary positions, up to a complex factor per pair, its value, and constants.
 
     `frequencies` are angles per position, one for each pair of keys; left out, they are those of base 10000.
     """
-    value = yield from ask_value(signature)
+    check_names(names, link=("exp", "softcap"), normaliser=("sum", "sink", "plus-one"))
+    value = yield from ask_values(signature, names["normaliser"] != "sum")
 
-    def ask(plain: Signature, along: Value) -> Steps[tuple[Rotary, dict[str, Floats]]]:
-        reader = PairReader(plain, along)
+    def ask(plain: Signature, along: Value) -> Steps[tuple[Rotary, dict[str, Floats], Inverse]]:
+        inverse = yield from _ask_inverse(plain, along, rng, names)
+        reader = _reader(plain, along, inverse)
         near = yield from ask_near(reader, rng)
         known = angles(frequencies, near.rank)
         between = choose_between(known, (signature.max_length or MOST_BETWEEN + 2) - 2)
         factors = Factors.of(near)
-        far, far_radius = yield from ask_far(reader, factors, between, along, rng)
+        far, far_radius = yield from ask_far(reader, inverse, factors, between, along, rng)
 
         def solve(score: Floats, far: Floats) -> Rotary:
             return solve_turns(factors, score, far, known, between)
 
-        score, error = floats(near.matrix), floats(near.radius)
+        relative = float(getattr(reader, "relative", 0.0))
+        score, error = floats(near.matrix), floats(near.radius) + relative * np.abs(floats(near.matrix))
+        far_radius = far_radius + relative * np.abs(far)
         form = solve(score, far)
 
         def again(errors: np.random.Generator) -> Rotary:
             one, two = (errors.standard_normal(each.shape) for each in (score, far))
             return solve(score + error * one, far + far_radius * two)
 
-        return form, radii_of_solutions(form, again, rng)
+        return form, radii_of_solutions(form, again, rng), inverse
 
-    form, radii = yield from ask_of_one_output(signature, value, ask)
-    return form_estimate(signature, value, form, radii, ASSUMPTIONS, rank=int(form.key.shape[0]))
+    form, radii, inverse = yield from ask_of_one_output(signature, value, ask)
+    made = parts_of(inverse, names, signature.space.rounding)
+    value = value if not inverse.paired else over(value, Number(inverse.zero, inverse.radii.get("zero", 0.0)))
+    return form_estimate(signature, value, form, radii, ASSUMPTIONS, *made, rank=int(form.key.shape[0]))
+
+
+def _ask_inverse(signature: Signature, value: Value, rng: np.random.Generator, names: Names) -> Steps[Inverse]:
+    """What the weight of the first of two tokens says of its logit, with the constants that it takes."""
+    link, normaliser = names["link"], names["normaliser"]
+    zero = {"sink": math.nan, "plus-one": 1 / 3}.get(normaliser, 0.5)
+    inverse = Inverse(link, normaliser).changed(zero=zero)
+    if link == "exp" and normaliser != "sink":
+        return inverse
+    least, most = yield from ask_ends(Probe(signature, value), rng)
+    return find_constants(inverse, least, most, signature.space.rounding)
+
+
+def _reader(signature: Signature, value: Value, inverse: Inverse) -> PairReader | PartReader:
+    """The reader of scores: that of a softmax knows norm bounds."""
+    if inverse.link == "exp" and inverse.normaliser == "sum":
+        return PairReader(signature, value)
+    return PartReader(signature, value, inverse, 1.0)
+
+
+def parts_of(inverse: Inverse, names: Names, rounding: float) -> tuple[Attention, Attention]:
+    """The attention of the constants that were found, and their radii."""
+    found: dict[str, tuple[float, float]] = {}
+    if "cap" in inverse.radii:
+        found["link.cap"] = inverse.cap, inverse.radii["cap"]
+    if inverse.normaliser == "sink":
+        energy = Number(inverse.zero, inverse.radii["zero"]).through(_sink_energy)
+        found["normaliser.energy"] = energy.value, energy.radius
+    made = []
+    for which in (0, 1):
+        parts = {}
+        for kind in ("link", "normaliser"):
+            own = {path.partition(".")[2]: each[which] for path, each in found.items() if path.startswith(kind)}
+            own = {name: number if not which else number + rounding for name, number in own.items()}
+            parts[kind] = PARTS[kind, names[kind]](**own)
+        made.append(Attention(**parts))
+    return made[0], made[1]
+
+
+def _sink_energy(zero: float) -> float:
+    """The energy of a sink beside which the first of two tokens of logit zero has this weight."""
+    if not zero < 0.5:
+        raise Unrecoverable(Outcome.NOT_IDENTIFIABLE, "weights add up to one as far as answers tell: no sink shows")
+    return math.log(1 / zero - 2)
+
+
+def over(value: Value, zero: Number) -> Value:
+    """The value that was read in units of a weight."""
+    error = zero.radius / zero.value
+    vector = value.vector / zero.value
+    return replace(value, vector=vector, radius=value.radius / zero.value + abs(vector) * error)
 
 
 def angles(given: Array | None, rank: int) -> Floats:  # (rank/2,)
@@ -85,7 +154,7 @@ def angles(given: Array | None, rank: int) -> Floats:  # (rank/2,)
     return known
 
 
-def ask_near(reader: PairReader, rng: np.random.Generator) -> Steps[Score]:
+def ask_near(reader: FormReader, rng: np.random.Generator) -> Steps[Score]:
     """The score between neighbours."""
     score = yield from ask_score(reader, rng, Draft())
     if score is None:
@@ -127,7 +196,12 @@ class Factors:
 
 
 def ask_far(
-    reader: PairReader, factors: Factors, between: int, value: Value, rng: np.random.Generator
+    reader: FormReader,
+    inverse: Inverse,
+    factors: Factors,
+    between: int,
+    value: Value,
+    rng: np.random.Generator,
 ) -> Steps[tuple[Floats, Floats]]:
     """leftᵀ·(score at a distance)·rightᵀ and its radius, (rank, rank): zero tokens stand between the two."""
     space, rank = reader.signature.space, factors.left.shape[1]
@@ -152,7 +226,7 @@ def ask_far(
             space.indices(others),
         ),
         outgoing=lambda plan: spread(plan, between),
-        incoming=lambda plan, answers: as_neighbours(plan, answers, between, reader.signature, value),
+        incoming=lambda plan, answers: as_neighbours(plan, answers, between, reader.signature, value, inverse),
     )
     seen, radius = (floats(each).reshape(rank, rank) for each in (forms.values, forms.radius))
     back = np.linalg.inv(rows @ factors.left)
@@ -169,16 +243,19 @@ def spread(plan: Plan, between: int) -> Plan:
     return Plan(plan.stage, plan.count, [*first, *([[]] * between), last], plan.repeats, plan.first_repeat)
 
 
-def as_neighbours(plan: Plan, answers: Measurements, between: int, signature: Signature, value: Value) -> Measurements:
+def as_neighbours(
+    plan: Plan, answers: Measurements, between: int, signature: Signature, value: Value, inverse: Inverse
+) -> Measurements:
     """What would be answered without the zero tokens, whose weights are that of the last one each."""
-    xp, space = signature.space.xp, signature.space
+    xp, space, unit = signature.space.xp, signature.space, inverse.unit
+    rest = 1 / inverse.zero - 1  # the mass of the last token and of a sink
     tokens = plan.tokens(0, plan.count, space, signature.width)
-    high, low = tokens[:, 0, :] @ value.vector, tokens[:, -1, :] @ value.vector
-    rest = low / (1 + between)
-    share = (answers.values - value.bias - rest) / xp.where(high == rest, xp.ones_like(high), high - rest)
-    odds = share / (1 - share) * (1 + between)  # outside [0, 1] as it is inside: the reader refuses it then
-    share = odds / (1 + odds)
-    return Measurements(low + share * (high - low) + value.bias, answers.radius)
+    high, low = (tokens[:, place, :] @ value.vector / unit for place in (0, -1))
+    far = low / (rest + between)
+    weight = (answers.values - value.bias - far) / xp.where(high == far, xp.ones_like(high), high - far)
+    odds = weight / (1 - weight) * ((rest + between) / rest)  # outside [0, 1] as it is inside: the reader refuses it
+    weight = odds / (1 + odds)
+    return Measurements(low / rest + weight * (high - low / rest) + value.bias, answers.radius)
 
 
 def solve_turns(factors: Factors, score: Floats, far: Floats, known: Floats, between: int) -> Rotary:
@@ -206,6 +283,6 @@ def match_turns(found: Array, known: Floats, between: int) -> Integers:
 
 def from_keys(key: Floats, left: Floats, score: Floats, known: Floats) -> Rotary:
     """The form of a key (rank, width) and the scores between neighbours."""
-    turned = np.linalg.solve((key @ left).T, left.T @ score)  # the query turned by one position
+    turned = np.asarray(np.linalg.solve((key @ left).T, left.T @ score))  # the query turned by one position
     query = as_pairs(as_complex(turned) * np.exp(-1j * known)[:, None])
     return Rotary(query, key, known).canonical()

@@ -193,10 +193,11 @@ class _Reader:
         return np.asarray(far)
 
     def _solve_cap(self, ends: Floats, shares: Floats, head: int) -> tuple[float, float, float, float]:
-        """From the last tokens that are no longer than this head takes; from the first of them in any case."""
+        """From the last tokens that are no longer than this head takes, the first of them and those chosen for it."""
         width = self.queries.width
         told = ~self._dull(shares)[:, head]
         told[: width + 1] = True
+        told[width + len(SPARE) :] = True  # chosen for all heads
         mixes = np.asarray(np.linalg.solve(ends[:width].T, ends[width:][told[width:]].T).T)  # (spare, width)
         return solve_cap(shares[told, head], mixes, self.middle[head], self.errors[head], rest_known=self.rest_known)
 

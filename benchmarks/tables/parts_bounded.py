@@ -1,0 +1,32 @@
+"""Heads of other parts than a softmax's from tokens of norm at most 3: right, or admitted."""
+
+from __future__ import annotations
+
+import numpy as np
+
+import keyhole as kh
+from benchmarks.support.parts import ATTENTIONS, names_of, random_head
+from benchmarks.support.rows import markdown
+from benchmarks.tables.parts import over_radius
+
+WIDTH, NORM, SEEDS, SCALE = 16, 3.0, 6, 4.0  # entries of the score are those of a spectral norm of two
+
+
+def table() -> str:
+    columns = ["parts, norms ≤ 3, d = 16", "runs", "certified and right", "certified and wrong", "error: median, worst"]
+    return markdown([*columns, "queries − bound: median"], [_row(kind) for kind in ATTENTIONS])
+
+
+def _row(kind: str) -> list[object]:
+    errors, extra, right, wrong = [], [], 0, 0
+    for seed in range(SEEDS):
+        truth = random_head(kind, WIDTH, seed, scale=SCALE)
+        oracle = kh.FunctionOracle(truth, width=WIDTH, max_norm=NORM)
+        result = kh.recover(oracle, "parts", seed=seed, throw=False, **names_of(truth.attention))
+        if result.certified:
+            good = over_radius(result, truth) <= 1
+            right, wrong = right + good, wrong + (not good)
+            errors.append(kh.distance(result.params, truth))
+            extra.append(result.stats.queries - truth.counting_bound)
+    spread = f"{np.median(errors):.1e}, {max(errors):.1e}" if errors else "not read"
+    return [kind, SEEDS, right, wrong, spread, f"+{np.median(extra):.0f}" if extra else "not read"]

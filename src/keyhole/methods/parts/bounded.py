@@ -1,0 +1,318 @@
+"""One head of any parts from tokens of bounded norm: rough forms first, then least squares on all answers at once.
+
+Where tokens may not be long, the last one counts too, with its value and its own score, and nothing saturates. So
+what is read of single queries is rough, and the head's own forward map takes it from there.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass, field
+from typing import final
+
+import numpy as np
+
+from keyhole.arrays import Floats, floats
+from keyhole.families import SingleHead
+from keyhole.families.parts import PARTS, Attention
+from keyhole.methods.base import Found, Steps, Unrecoverable, adapt
+from keyhole.methods.forms.value import Value
+from keyhole.methods.parts.inverse import COMPLETE, Inverse, Number
+from keyhole.methods.parts.zero_scores import (
+    Probe,
+    ask_table,
+    ask_values,
+    ask_window,
+    ask_zero_weight,
+    bias_of_weight,
+)
+from keyhole.numerics.domain import LONGEST
+from keyhole.numerics.orthogonal import equal_overlap, random_orthogonal
+from keyhole.queries import Measurements, Plan, Signature, Term, TokenRows
+from keyhole.recovery import Outcome
+
+# The last token is shorter than the bound by between these, so that logits are about AIM and its own score less.
+SHORT, LONG = 2.0**-12, 2.0**-2
+FIRST_SHORT, AIM = 2.0**-8, 0.1
+# Queries at the bound, for every constant and besides: constants show in how logits bend.
+FULL_LENGTH, FULL_LENGTH_EACH = 12, 4
+# Where the search for constants starts that only show in how logits bend; it goes on from the best.
+STARTS: dict[str, tuple[float, ...]] = {
+    "link.cap": (0.5, 1.5, 5.0, 20.0, 80.0),
+    "link.bias": (-3.0, -1.0, 1.0, 3.0),
+    "normaliser.energy": (-1.5, 0.0, 1.5),
+}
+MOST_STEPS, MOST_DAMPING = 40, 1e8
+# Least squares takes the cube of the number of unknowns; wider heads would take minutes.
+WIDEST = 40
+CONVERGED = 1e-3  # of a radius: a step shorter than that changes nothing that is told
+
+
+@final
+@dataclass
+class Record:
+    """All answers so far, beside their tokens."""
+
+    signature: Signature
+    tokens: list[Floats] = field(default_factory=list)  # each (count, length, width)
+    answers: list[Floats] = field(default_factory=list)
+
+    def keep(self, steps: Steps[Found]) -> Steps[Found]:
+        """Run a generator and keep its answers."""
+        return adapt(steps, incoming=self._note)
+
+    def _note(self, plan: Plan, measured: Measurements) -> Measurements:
+        tokens = plan.tokens(0, plan.count, self.signature.space, self.signature.width)
+        self.tokens.append(floats(tokens) + 0.0)
+        self.answers.append(floats(measured.values) + 0.0)
+        return measured
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A head, how well it explains the answers, and radii of its arrays."""
+
+    head: SingleHead
+    cost: float  # mean square of residuals over what answers are uncertain by
+    radius: SingleHead
+
+
+def ask_bounded(
+    signature: Signature, rng: np.random.Generator, names: dict[str, str]
+) -> Steps[tuple[Fit, Value, dict[str, int | str]]]:
+    """The head, and what was found of its parts besides."""
+    record = Record(signature)
+    value = yield from record.keep(ask_values(signature, names["normaliser"] not in COMPLETE))
+    if value.vector.ndim == 2:
+        raise Unrecoverable(
+            Outcome.NOT_IDENTIFIABLE,
+            "several outputs beside a norm bound are not read of other parts than a softmax's: ask one output",
+        )
+    if signature.width > WIDEST:
+        raise Unrecoverable(
+            Outcome.NOT_IDENTIFIABLE,
+            f"heads of other parts than a softmax's are read beside a norm bound up to width {WIDEST}",
+        )
+    if names["normaliser"] == "top-k" or names["length_law"] == "table":
+        raise Unrecoverable(
+            Outcome.NOT_IDENTIFIABLE,
+            "a top-k and a table by length are not read beside a norm bound: leave out max_norm",
+        )
+    reading = _Bounded(signature, rng, names, value, record)
+    yield from record.keep(reading.ask_positions())
+    yield from record.keep(reading.ask_forms())
+    yield from record.keep(reading.ask_full_length())
+    return reading.best(), value, reading.words
+
+
+class _Bounded:
+    def __init__(
+        self, signature: Signature, rng: np.random.Generator, names: dict[str, str], value: Value, record: Record
+    ) -> None:
+        self.signature, self.rng, self.names, self.value, self.record = signature, rng, names, value, record
+        self.space, self.width, self.bound = signature.space, signature.width, signature.norm_limit
+        rows = random_orthogonal(self.space, rng, self.width)
+        self.rows = TokenRows(equal_overlap(self.space, rows, value.vector))
+        self.columns = TokenRows(random_orthogonal(self.space, rng, self.width))
+        self.words: dict[str, int | str] = {}
+        self.known: dict[str, Floats] = {}  # constants that were read, by path
+        self.zero = 0.5  # weight of the first of two tokens of score zero, where it is known
+        self.shares = np.zeros((self.width, self.width))
+        self.units = np.ones(self.width)  # norms of last tokens by column
+
+    # --- asking -----------------------------------------------------------------------------------------------------
+
+    def ask_positions(self) -> Steps[None]:
+        """The window, and what distances add, as far as it shows in the values of tokens of score zero."""
+        position, normaliser = self.names["position_bias"], self.names["normaliser"]
+        if position == "window":
+            width = yield from ask_window(Probe(self.signature, self.value, self.bound / LONGEST), LONGEST)
+            self.words["position_bias"] = "none" if width is None else width
+        if position not in ("alibi", "table"):
+            return
+        if normaliser not in COMPLETE:
+            raise Unrecoverable(
+                Outcome.NOT_IDENTIFIABLE,
+                f"what distances add beside the normaliser {normaliser!r} and a norm bound is not read: leave out "
+                "max_norm",
+            )
+        probe = Probe(self.signature, self.value, self.bound)
+        weight = yield from ask_zero_weight(probe)
+        self.zero = weight.value
+        first = bias_of_weight(weight, normaliser, [Number(0.0, 0.0)], Number(0.0, 0.0))
+        if position == "alibi":
+            self.known["position_bias.slope"] = np.asarray(-first.value)
+        else:
+            table = yield from ask_table(probe, normaliser, first, Number(0.0, 0.0), 1.0)
+            self.known["position_bias.table"] = np.array([each.value for each in table])
+
+    def ask_forms(self) -> Steps[None]:
+        """Shares of the first token in answers, for all rows and columns."""
+        yield from self._ask_columns([0], FIRST_SHORT)
+        size = float(np.sqrt(np.mean((self.shares[:, 0] - np.mean(self.shares[:, 0])) ** 2)))
+        wanted = FIRST_SHORT * AIM * self.zero / max(size, 1e-300)
+        if self.width > 1:
+            yield from self._ask_columns(list(range(1, self.width)), float(np.clip(wanted, SHORT, LONG)))
+
+    def _ask_columns(self, columns: list[int], short: float) -> Steps[None]:
+        rows, numbers = np.tile(np.arange(self.width), len(columns)), np.repeat(columns, self.width)
+        first = Term(self.rows, self.space.indices(rows), self.bound)
+        last = Term(self.columns, self.space.indices(numbers), self.bound * short)
+        answers: Measurements = yield Plan("forms", rows.size, [[first], [last]])
+        vector = floats(self.value.vector)
+        high, low = floats(self.rows.vectors) @ vector, short * (floats(self.columns.vectors) @ vector)
+        made = floats(answers.values - self.value.bias) / self.bound
+        rest = 1.0 if self.names["normaliser"] not in COMPLETE else 1 - self.zero
+        self.shares[rows, numbers] = (made - rest * low[numbers]) / high[rows]
+        self.units[columns] = self.bound**2 * short
+
+    def ask_full_length(self) -> Steps[None]:
+        """Sequences of one to three tokens as long as may be."""
+        count = FULL_LENGTH + FULL_LENGTH_EACH * len(self._paths())
+        lengths = (1, 2, 3) if (self.signature.max_length or 3) >= 3 else (1, 2)
+        for length in lengths:
+            tokens = self.rng.standard_normal((length, count, self.width))
+            tokens *= self.bound / np.linalg.norm(tokens, axis=-1, keepdims=True)
+            rows = [TokenRows(self.space.asarray(each)) for each in tokens]
+            yield Plan("full length", count, [[Term(each)] for each in rows])
+
+    # --- fitting ----------------------------------------------------------------------------------------------------
+
+    def _paths(self) -> list[str]:
+        """Constants that are searched for."""
+        kinds = {kind: name for kind, name in self.names.items() if kind != "form"}
+        own = {f"{kind}.{each}" for kind, name in kinds.items() for each in _constants(PARTS[kind, name])}
+        return sorted(own - set(self.known))
+
+    def best(self) -> Fit:
+        """The fit of least residuals, from every start."""
+        paths, found = self._paths(), list[Fit]()
+        for numbers in itertools.product(*(STARTS[path] for path in paths)):
+            head = self._start(dict(zip(paths, map(np.asarray, numbers), strict=True)))
+            if head is not None:
+                found.append(fit(head, self.record))
+                if found[-1].cost < 1:
+                    break
+        if not found:
+            raise Unrecoverable(Outcome.SATURATED, "logits of tokens of this norm are beyond what weights show")
+        return min(found, key=lambda each: each.cost if math.isfinite(each.cost) else math.inf)
+
+    def attention(self, constants: dict[str, Floats]) -> Attention:
+        """The parts with these constants."""
+        made = {}
+        for kind, name in self.names.items():
+            if kind == "form":
+                continue
+            own = {path.partition(".")[2]: array for path, array in constants.items() if path.startswith(f"{kind}.")}
+            word = self.words.get(kind)
+            if word == "none":
+                made[kind] = PARTS[kind, "none"]()
+            else:
+                made[kind] = PARTS[kind, name](**own, **({"width": word} if word is not None else {}))
+        return Attention(**made)
+
+    def _start(self, constants: dict[str, Floats]) -> SingleHead | None:
+        """The head that shares say to first order, for these constants."""
+        attention = self.attention({**self.known, **constants})
+        two = attention.weights(np.zeros((1, 2)))[0, 0]
+        inverse = Inverse(
+            self.names["link"],
+            self.names["normaliser"],
+            cap=float(constants.get("link.cap", np.inf)),
+            bias=float(constants.get("link.bias", 0.0)),
+        ).changed(zero=float(two))
+        flat, steep = inverse.logits(self.shares.reshape(-1))
+        slope = float(np.broadcast_to(attention.length_law.slopes(np.zeros((1, 2))), (1, 2))[0, 0])
+        logits = np.where(np.isfinite(steep), flat, np.sign(self.shares.reshape(-1) - inverse.at_zero))
+        if not np.mean(np.isfinite(steep)) > 0.5:
+            return None
+        forms = logits.reshape(self.width, self.width) / self.units / slope
+        score = floats(self.rows.vectors).T @ forms @ floats(self.columns.vectors)
+        value = floats(self.value.vector) / inverse.unit
+        bias = floats(self.value.bias) if self.value.has_bias else None
+        return SingleHead(score, value, None, bias, attention)
+
+
+def _constants(part: type) -> list[str]:
+    return [name for name, each in getattr(part, "__dataclass_fields__", {}).items() if each.type == "Array"]
+
+
+def fit(start: SingleHead, record: Record) -> Fit:
+    """Damped least squares in all arrays of a head on all answers; radii from what answers are uncertain by."""
+    head, damping = start, 1e-3
+    residuals, matrix = _linearised(head, record)
+    cost = float(np.mean(residuals**2))
+    for _ in range(MOST_STEPS):
+        sizes = np.linalg.norm(matrix, axis=0)
+        sizes = np.where(sizes > 0, sizes, 1.0)
+        left, singular, right = np.linalg.svd(matrix / sizes, full_matrices=False)
+        along, moved = left.T @ residuals, False
+        while damping < MOST_DAMPING:
+            step = right.T @ (along * singular / (singular**2 + damping**2)) / sizes
+            other = _stepped(head, step)
+            with np.errstate(all="ignore"):
+                others, next_matrix = _linearised(other, record)
+                reached = float(np.mean(others**2))
+            if reached < cost:
+                moved = True
+                break
+            damping = max(10 * damping, 1e-9)
+        if not moved:
+            break
+        small = np.linalg.norm(step * sizes) < CONVERGED * math.sqrt(step.size)
+        head, residuals, matrix, cost, damping = other, others, next_matrix, reached, damping / 30
+        if small:
+            break
+    return Fit(head, cost, _radius(head, matrix, residuals))
+
+
+def _radius(head: SingleHead, matrix: Floats, residuals: Floats) -> SingleHead:
+    sizes = np.linalg.norm(matrix, axis=0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        left, singular, right = np.linalg.svd(matrix / np.where(sizes > 0, sizes, 1.0), full_matrices=False)
+        spread = np.sqrt(np.sum((right.T / singular) ** 2, axis=1)) / np.where(sizes > 0, sizes, 0.0)
+    spread = np.where(np.isfinite(spread), spread, np.inf)
+    # What is left of the residuals where the fit has ended may still be a step away.
+    rest = np.abs(right.T @ (left.T @ residuals / singular)) / np.where(sizes > 0, sizes, 1.0)
+    return _as_head(head, spread + rest + 4 * np.finfo(float).eps * np.abs(_as_vector(head)))
+
+
+def _as_vector(head: SingleHead) -> Floats:
+    return np.concatenate([floats(array).reshape(-1) for array in head.arrays().values()])
+
+
+def _as_head(head: SingleHead, numbers: Floats) -> SingleHead:
+    named, start = {}, 0
+    for name, array in head.arrays().items():
+        stop = start + floats(array).size
+        named[name] = numbers[start:stop].reshape(floats(array).shape)
+        start = stop
+    return head.with_arrays(named)
+
+
+def _stepped(head: SingleHead, step: Floats) -> SingleHead:
+    return _as_head(head, _as_vector(head) + step)
+
+
+def _linearised(head: SingleHead, record: Record) -> tuple[Floats, Floats]:
+    """Residuals (n,) of all answers over what they are uncertain by, and their derivatives (n, numbers)."""
+    unit, noise = record.signature.space.rounding, record.signature.noise
+    residuals, rows = [], []
+    names = list(head.arrays())
+    for tokens, answers in zip(record.tokens, record.answers, strict=True):
+        found = head.sensitivity(tokens, unit, np.array([0]))
+        sigma = found.rounding[:, 0] + noise.radius + 2 * record.signature.space.eps * np.abs(answers) + 1e-300
+        parts = {part.name.replace(" ", "."): part for part in found.parts}
+        blocks = []
+        for name in names:
+            size = floats(head.arrays()[name]).size
+            part = parts.get(name)
+            if part is None:
+                blocks.append(np.zeros((len(answers), size)))
+            else:
+                made = part.left[:, :, None] * part.right[:, None, :]
+                blocks.append(made.reshape(len(answers), -1)[:, :size])
+        residuals.append((answers - found.answers[:, 0]) / sigma)
+        rows.append(np.concatenate(blocks, axis=1) / sigma[:, None])
+    return np.concatenate(residuals), np.concatenate(rows)

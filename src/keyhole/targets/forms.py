@@ -1,0 +1,56 @@
+"""Heads of other score forms, as demos have them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from keyhole.errors import UsageError
+from keyhole.families import FormHead
+from keyhole.families.forms import FORMS, Form, Gaussian, QKNorm, QKNormRotary, Rotary, geometric
+from keyhole.families.parts import SOFTMAX, Attention
+from keyhole.targets.target import Choice, Knob
+
+FORM_KNOBS: dict[str, Knob | Choice] = {
+    "form": Choice(tuple(FORMS)),
+    "key_width": Knob(int, None, 1, 8192),  # rows of key and query; the width of tokens if left out
+}
+
+
+def random_form_head(
+    form: str,
+    width: int,
+    *,
+    rows: int | None = None,
+    norm: float = 1.0,
+    seed: int = 0,
+    outputs: int | None = None,
+    attention: Attention = SOFTMAX,
+) -> FormHead:
+    """Gaussian keys, queries and value; the strength of logits is that of a random bilinear head of this norm."""
+    rows = width if rows is None else rows
+    if FORMS[form].positional and rows % 2:
+        raise UsageError(f"form={form} turns pairs of rows: key_width must be even, not {rows}")
+    rng = np.random.default_rng([seed, FORM_STREAM])
+    value = rng.standard_normal((width,) if outputs is None else (width, outputs))
+    return FormHead(_random_form(form, rows, width, norm, rng), value, None, attention)
+
+
+# Sets the random numbers of a form apart from those that a method draws from the same seed.
+FORM_STREAM = 0xDE32
+
+
+def _random_form(form: str, rows: int, width: int, norm: float, rng: np.random.Generator) -> Form:
+    query, key = (rng.standard_normal((rows, width)) for _ in range(2))
+    around_one = 1 + 0.3 * rng.standard_normal((2, rows))
+    if form == "qk-norm":
+        return QKNorm(query, key, norm * rows**0.5 * around_one[0])
+    if form == "qk-norm-rotary":
+        return QKNormRotary(query, key, around_one[0], norm * rows**0.5 * around_one[1], geometric(rows // 2))
+    # A random matrix of this size has about the norm.
+    factor = (norm / (2 * (rows * width) ** 0.5)) ** 0.5
+    query, key = factor * query, factor * key
+    if form == "rotary":
+        return Rotary(query, key, geometric(rows // 2))
+    if form == "gaussian":
+        return Gaussian(2 * key.T @ query, key.T @ key)
+    return FORMS[form](query, key)  # type: ignore[call-arg]

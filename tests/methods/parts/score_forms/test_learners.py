@@ -1,0 +1,139 @@
+"""Heads of other score forms: right within their radii, at about the counting bound, or admitted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import keyhole as kh
+from keyhole.arrays import floats
+from keyhole.errors import UsageError
+from keyhole.families import FormHead
+from keyhole.families.forms import QKNorm, Rotary
+from keyhole.families.parts import PARTS, Attention, Sink, Softcap
+from keyhole.gauge import align
+from keyhole.recovery import Outcome
+from keyhole.targets.forms import random_form_head
+
+CAPPED = Attention(Softcap(20.0), Sink(0.5))
+
+
+def recover(head: Any, **options: Any) -> kh.Recovery:
+    return kh.recover(kh.FunctionOracle(head, width=head.width), "parts", seed=3, throw=False, **options)
+
+
+def check_right(result: kh.Recovery, truth: FormHead) -> None:
+    """Certified, and every entry of the truth within its radius."""
+    assert result.certified, result.message
+    assert kh.distance(result.params, truth) < 1e-9
+    radius, found = result.certificate.radius.arrays(), result.params.arrays()
+    aligned = align(result.params, truth)
+    assert set(aligned) >= {"value", *(name for name in found if name.startswith("form."))}
+    for name, array in aligned.items():
+        assert np.all(np.abs(floats(found[name]) - array) <= floats(radius[name])), name
+
+
+# (form, width, rows of the key, outputs) and the most queries above the counting bound.
+CASES = {
+    ("rotary", 8, 8, None): 10,
+    ("rotary", 8, 4, 3): 200,  # the bound counts three numbers per answer
+    ("qk-norm", 6, 6, None): 12,
+    ("qk-norm", 8, 3, None): 20,
+    ("qk-norm", 4, 6, None): 8,  # more rows than numbers per token
+    ("qk-norm-rotary", 8, 4, None): 32,
+    ("gaussian", 6, None, None): 12,
+}
+
+
+@pytest.mark.parametrize(("case", "extra"), CASES.items(), ids=str)
+def test_forms_are_read_at_about_the_counting_bound(case: tuple[str, int, int | None, int | None], extra: int) -> None:
+    form, width, rows, outputs = case
+    truth = random_form_head(form, width, rows=rows, outputs=outputs, norm=0.7, seed=4)
+    result = recover(truth, form=form)
+    check_right(result, truth)
+    assert result.stats.queries <= truth.counting_bound + extra
+
+
+@pytest.mark.parametrize(
+    "attention", [CAPPED, Attention(Softcap(4.0)), Attention(normaliser=PARTS["normaliser", "plus-one"]())]
+)
+def test_rotary_beside_caps_and_sinks(attention: Attention) -> None:
+    truth = random_form_head("rotary", 6, rows=4, seed=5, attention=attention)
+    names = {kind: part.name for kind, part in attention.parts.items()}
+    result = recover(truth, form="rotary", link=names["link"], normaliser=names["normaliser"])
+    check_right(result, truth)
+    for name, constant in attention.arrays().items():
+        assert abs(float(result.params.arrays()[name]) - float(constant)) <= 1e-10
+    assert result.stats.queries <= truth.counting_bound + 12
+
+
+def test_an_output_bias_and_other_frequencies() -> None:
+    rng = np.random.default_rng(6)
+    truth = FormHead(
+        Rotary(*(rng.standard_normal((4, 6)) for _ in range(2)), np.array([2.1, 0.3])),
+        rng.standard_normal(6),
+        np.asarray(0.7),
+    )
+    check_right(recover(truth, form="rotary", frequencies=np.array([2.1, 0.3])), truth)
+    assert recover(truth, form="rotary").outcome is Outcome.WRONG_FAMILY
+    normed = FormHead(
+        QKNorm(*(rng.standard_normal((3, 4)) for _ in range(2)), 1 + np.arange(3.0)),
+        rng.standard_normal(4),
+        np.asarray(-2.0),
+    )
+    check_right(recover(normed, form="qk-norm"), normed)
+
+
+@pytest.mark.parametrize(
+    ("link", "normaliser"),
+    [
+        ("linear", "sum"),
+        ("squared", "sum"),
+        ("linear", "none"),
+        ("linear", "count"),
+        ("relu", "none"),
+        ("relu", "count"),
+    ],
+)
+def test_powers_of_logits(link: str, normaliser: str) -> None:
+    rng, width = np.random.default_rng(7), 6
+    attention = Attention(PARTS["link", link](), PARTS["normaliser", normaliser]())
+    truth = kh.SingleHead(rng.standard_normal((width, width)), rng.standard_normal(width), attention=attention)
+    result = recover(truth, link=link, normaliser=normaliser)
+    assert result.certified, result.message
+    assert kh.distance(result.params, truth) < 1e-9
+    assert kh.equivalent(result.params, truth, 1e-9)
+    assert result.stats.queries <= width**2 + width - 1 + (5 if normaliser == "sum" else width + 2)
+
+
+def test_the_sign_of_positive_logits_is_told() -> None:
+    """Masses of −W are of other tokens: (W, v) and (−W, −v) are two maps, and each is read."""
+    rng, width = np.random.default_rng(8), 5
+    attention = Attention(PARTS["link", "relu"](), PARTS["normaliser", "count"]())
+    score, value = rng.standard_normal((width, width)), rng.standard_normal(width)
+    for sign in (1.0, -1.0):
+        truth = kh.SingleHead(sign * score, sign * value, attention=attention)
+        result = recover(truth, link="relu", normaliser="count")
+        assert result.certified
+        assert kh.distance(result.params, truth) < 1e-9
+    assert kh.distance(result.params, kh.SingleHead(score, value, attention=attention)) > 0.1
+
+
+WRONG = ["rotary", "qk-norm", "gaussian", "qk-norm-rotary"]
+
+
+@pytest.mark.parametrize("form", WRONG)
+def test_boxes_of_another_form_are_refused(form: str) -> None:
+    for other in (random_form_head(each, 6, rows=4, seed=9) for each in WRONG if each != form):
+        assert not recover(other, form=form).certified
+
+
+def test_what_does_not_go_together_is_said() -> None:
+    truth = random_form_head("qk-norm", 4, seed=1)
+    with pytest.raises(UsageError, match="frequencies"):
+        recover(truth, form="qk-norm", frequencies=np.ones(2))
+    refused = recover(truth, form="qk-norm", normaliser="sink")
+    assert refused.outcome is Outcome.WRONG_FAMILY
+    assert "sink" in refused.message
