@@ -201,7 +201,7 @@ class _Estimate:
         space, value, scores = self.queries.signature.space, self.queries.value, self.scores
         attentions = [self._attention(head) for head in range(self.start.heads)]
         details = {
-            "parts": dict(self.names),
+            "parts": self._words(),
             "score_ranks": [int(rank) for rank in scores.ranks],
             "tokens_per_query": scores.per_query,
             "logit_condition": scores.condition,
@@ -286,7 +286,12 @@ class _Estimate:
 
     def _words(self) -> str:
         usual = {kind: known[0] for kind, known in KNOWN.items()}
-        return ", ".join(name for kind, name in self.names.items() if name != usual[kind]) or "those of a softmax"
+        others = [
+            f"{kind.replace('_', ' ')} {name}"
+            for kind, name in self.names.items()
+            if name not in (usual[kind], "causal")
+        ]
+        return ", ".join(others) or "those of a softmax"
 
 
 def _of_forms(
