@@ -56,6 +56,13 @@ class Redundancy:
         return self.given == self.shown
 
 
+def is_examined(params: Family) -> bool:
+    """Whether it is known what of such parameters cannot be told apart."""
+    gauge = find_gauge(params)
+    of_parts = isinstance(params, MultiHead) and has_parts(params)
+    return gauge is not None and gauge.redundancy is not None and not of_parts
+
+
 def redundancy(params: Family) -> Redundancy:
     """What of given parameters cannot be told apart."""
     gauge = find_gauge(params)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import keyhole as kh
+from keyhole.cli import main
 from keyhole.errors import UsageError
 from keyhole.families.forms import QKNorm, Rotary, geometric
 from keyhole.families.parts import Alibi, Attention, Sink, Softcap, Window
@@ -172,3 +173,12 @@ def test_witnesses_of_several_heads_of_parts_are_the_same_map(fresh_seed: int) -
     for each in (truth, rotary_heads(rng)):
         with pytest.raises(UsageError, match="structure of several heads"):
             redundancy(each)
+
+
+def test_command_line_and_report_take_several_heads_of_parts(tmp_path: Path) -> None:
+    target, run = "demo:multi-head?heads=2&width=4&outputs=4&link=softcap&cap=9", str(tmp_path / "run")
+    options = ["--method", "parts", "--option", "heads=several", "--option", "link=softcap", "--out", run]
+    for arguments in (["recover", target, *options, "--quiet"], ["report", run]):
+        with pytest.raises(SystemExit) as ended:
+            main(arguments)
+        assert ended.value.code == 0
