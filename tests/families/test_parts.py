@@ -277,9 +277,11 @@ def test_heads_of_the_same_parts_compare_by_constants_too_and_others_are_far_apa
         replace(plain, attention=EVERY["plus-one"]), replace(plain, attention=Attention(normaliser=Sink(0.0)))
     )
     several = kh.MultiHead([replace(plain, output_bias=None, attention=EVERY["sink"])] * 2)
+    assert kh.equivalent(several, several)
+    wrapped = kh.Residual(kh.MultiHead([replace(head, value=np.eye(4)) for head in several.heads]))
     for compare in (kh.distance, kh.equivalent):
         with pytest.raises(UsageError, match="no plain softmax"):
-            compare(several, several)
+            compare(wrapped, wrapped)
     tokens = rng.standard_normal((20, 5, 4))
     for kind, parts in EVERY.items():
         head = replace(plain, attention=parts)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import add
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from keyhole.arrays import Array, Floats, floats, like, namespace
 from keyhole.errors import UsageError
 from keyhole.families.base import Anatomy, Family, Sensitivity, under
 from keyhole.families.files import register
+from keyhole.families.form_head import FormHead
 from keyhole.families.sensitivity import sensitivity_of_heads
 from keyhole.families.single_head import SingleHead
 
@@ -21,25 +22,29 @@ from keyhole.families.single_head import SingleHead
 # those of middling logits in the median one, and those of large logits in the flattest.
 SMALL_LOGITS, LARGE_LOGITS = 1.0, 6.0
 
+KINDS = (SingleHead, FormHead)
+
 
 @register
 @dataclass(frozen=True, eq=False)
 class MultiHead(Family):
     """f(X) = Σ_h head_h(X) + output_bias: heads of one width and as many outputs, none with a bias of its own.
 
+    All are `SingleHead`s, or all are `FormHead`s, whose logits are no bilinear form of two tokens.
+
     Value biases of the heads add up to one constant, and output projections belong to the values, so the value of a
     head is the product of its value and output matrices.
     """
 
-    heads: Sequence[SingleHead]
+    heads: Sequence[SingleHead]  # or FormHeads
     output_bias: Array | None = None  # () or (outputs,), as the values have it
 
     family: ClassVar[str] = "multi-head"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "heads", tuple(self.heads))
-        if not self.heads or not all(isinstance(head, SingleHead) for head in self.heads):
-            raise UsageError("MultiHead needs a sequence of at least one SingleHead")
+        if not self.heads or not any(all(isinstance(each, kind) for each in self.heads) for kind in KINDS):
+            raise UsageError("MultiHead needs a sequence of at least one SingleHead, or of FormHeads")
         shape = tuple(self.heads[0].value.shape)
         for number, head in enumerate(self.heads):
             if tuple(head.value.shape) != shape:
@@ -80,6 +85,11 @@ class MultiHead(Family):
     def at_all_positions(self, tokens: Array) -> Array:  # (batch, length, width) -> (batch, length[, outputs])
         """The answer with each token in turn as the last one, all tokens staying in sight of it."""
         return self._sum_over_heads(lambda head: head.at_all_positions(tokens))
+
+    @property
+    def has_forms(self) -> bool:
+        """Whether logits are no bilinear forms, heads being FormHeads."""
+        return isinstance(self.heads[0], FormHead)
 
     def simplest(self) -> SingleHead | MultiHead:
         """The parameters in the smallest family that holds them: one head is a SingleHead."""
@@ -127,6 +137,21 @@ class MultiHead(Family):
             return finite[0]
         return finite[-1] if size >= LARGE_LOGITS else finite[len(finite) // 2]
 
+    def logit_norm(self, radius: MultiHead, logit_radius: float) -> float:
+        """The norm up to which the radii leave logits of random tokens of all heads known to `logit_radius`."""
+        pairs = zip(self.heads, radius.heads, strict=True)
+        return min(head.logit_norm(wide, logit_radius) for head, wide in pairs)
+
+    def matrices(self) -> dict[str, Array]:
+        """The matrices that people look at: those of all heads by number."""
+        if not self.has_forms:
+            return super().matrices()
+        return {
+            f"{name} of head {number}": matrix
+            for number, head in enumerate(self.heads, 1)
+            for name, matrix in head.matrices().items()
+        }
+
     def arrays(self) -> dict[str, Array]:
         """The parameters that are present, by names such as heads.0.score."""
         named = self._by_path([head.arrays() for head in self.heads])
@@ -153,23 +178,35 @@ class MultiHead(Family):
             parts.setdefault(int(number), {})[inner] = array
         if sorted(parts) != list(range(len(parts))):
             raise TypeError(f"heads are numbered {sorted(parts)}, some are missing")
-        return cls([SingleHead.of_arrays(**parts[number]) for number in sorted(parts)], output_bias)
+        kinds = [FormHead if "form" in parts[number] else SingleHead for number in sorted(parts)]
+        heads: list[Any] = [kind.of_arrays(**parts[number]) for number, kind in enumerate(kinds)]
+        return cls(heads, output_bias)
 
     @property
     def anatomy(self) -> Anatomy:
-        """Heads by number."""
+        """Heads by number; of other forms than the bilinear one the form of the first."""
+        if self.has_forms:
+            title = f"{len(self.heads)} attention heads of width {self.width} with {self.words['heads.0.form']} logits"
+            return Anatomy(title, form=self.heads[0].anatomy.form)
         return Anatomy(f"{len(self.heads)} attention heads of width {self.width}", tuple(self.heads), numbered=True)
 
     @property
     def counting_bound(self) -> int:
         """The fewest queries whose answers hold as many numbers as heads of these ranks have."""
-        matrices = [matrix for head in self.heads for matrix in (head.score, head.value_columns)]
-        numbers = sum(int(array.shape[0]) for head in self.heads if (array := head.score_bias) is not None)
+        if self.has_forms:
+            numbers = sum(head.anatomy.form.numbers for head in self.heads if head.anatomy.form is not None)
+            matrices = [head.value_columns for head in self.heads]
+        else:
+            matrices = [matrix for head in self.heads for matrix in (head.score, head.value_columns)]
+            numbers = sum(int(array.shape[0]) for head in self.heads if (array := head.score_bias) is not None)
+        numbers += sum(head.attention.numbers for head in self.heads)
         for matrix in map(floats, matrices):
             rank = int(np.linalg.matrix_rank(matrix))
             numbers += rank * (sum(matrix.shape) - rank)
         return -(-numbers // (self.outputs or 1)) + (0 if self.output_bias is None else 1)
 
     def sensitivity(self, tokens: Floats, unit: float, looked_at: Array) -> Sensitivity:
-        """Predictions, their rounding, and the first-order effect of every array of every head."""
+        """Predictions, their rounding, and the first-order effect of every array of heads of bilinear logits."""
+        if self.has_forms:
+            return super().sensitivity(tokens, unit, looked_at)
         return sensitivity_of_heads(self.heads, self.output_bias, tokens, unit, looked_at, numbered=True)

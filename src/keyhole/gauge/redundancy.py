@@ -15,7 +15,7 @@ from keyhole.families.one_layer import OneLayer
 from keyhole.families.relu_net import ReluNet
 from keyhole.families.single_head import SingleHead
 from keyhole.gauge.compare import find_gauge
-from keyhole.gauge.heads import Heads, merge_heads
+from keyhole.gauge.heads import Heads, has_parts, merge_heads
 from keyhole.gauge.nets import Kinks, kinks_of
 from keyhole.gauge.one_layer import kinks_of_layer, plain_layer, sees_mixture
 from keyhole.gauge.tolerance import check_comparable, relative, rounding_of, size
@@ -56,6 +56,13 @@ class Redundancy:
         return self.given == self.shown
 
 
+def is_examined(params: Family) -> bool:
+    """Whether it is known what of such parameters cannot be told apart."""
+    gauge = find_gauge(params)
+    of_parts = isinstance(params, MultiHead) and has_parts(params)
+    return gauge is not None and gauge.redundancy is not None and not of_parts
+
+
 def redundancy(params: Family) -> Redundancy:
     """What of given parameters cannot be told apart."""
     gauge = find_gauge(params)
@@ -81,6 +88,8 @@ def redundancy_of_layer(layer: OneLayer) -> Redundancy:
 
 def redundancy_of_heads(params: Heads) -> Redundancy:
     """Heads of equal logits, silent ones, and those nearly alike."""
+    if has_parts(params):
+        raise UsageError("nothing is known of the structure of several heads of other parts or forms than a softmax's")
     tolerance = rounding_of(params)
     heads = MultiHead.of(params).like(np.zeros(1)).heads
     groups = list(merge_heads(params, tolerance))

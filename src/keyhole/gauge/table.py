@@ -26,12 +26,15 @@ from keyhole.gauge.compare import Gauge, MakeWitness, register
 from keyhole.gauge.heads import (
     Heads,
     align_form_heads,
+    align_several,
     canonical_form_head,
     canonical_heads,
+    canonical_of_any,
+    distance_of_any,
     distance_of_form_heads,
-    distance_of_heads,
     equivalent_form_heads,
-    equivalent_heads,
+    equivalent_of_any,
+    has_parts,
     hidden_by_form,
     into_logits,
     output_bias_of,
@@ -90,6 +93,8 @@ def _finite(array: Floats) -> Floats:
 
 def align_heads(params: Family, truth: Family) -> dict[str, Floats]:
     """The true heads in the order of those recovered, array by array, under the names that the parameters have."""
+    if isinstance(params, MultiHead) and isinstance(truth, MultiHead) and has_parts(params):
+        return align_several(params, truth)
     heads, true = params.anatomy.heads, truth.anatomy.heads
     order = matched(heads, true) if params.anatomy.numbered else list(true)
     return {
@@ -177,7 +182,7 @@ def _finite_logits(head: SingleHead) -> SingleHead:
 
 
 HEADS: Gauge[Heads] = Gauge(
-    canonical_heads, equivalent_heads, distance_of_heads, HEAD_KINDS, redundancy_of_heads, align_heads
+    canonical_of_any, equivalent_of_any, distance_of_any, HEAD_KINDS, redundancy_of_heads, align_heads
 )
 register(SingleHead, HEADS)
 register(MultiHead, HEADS)

@@ -58,13 +58,13 @@ def refuse_odd_numbers(*params: Family) -> None:
 
 
 def check_comparable(*params: Family) -> None:
-    """UsageError for parameters that define no map, or for several heads that are no plain softmax.
+    """UsageError for parameters that define no map, or for several heads, wrapped up, that are no plain softmax.
 
-    Of single heads of other parts the gauge is that of their score and value.
+    Of heads of other parts by themselves the gauge is that of their scores and values.
     """
     refuse_odd_numbers(*params)
     for each in params:
         inner = each.anatomy
-        several = len(inner.heads) > 1 or inner.behind
+        several = (len(inner.heads) > 1 and each.family != "multi-head") or inner.behind
         if several and any(not head.attention.is_softmax for head in inner.heads):
             raise UsageError(f"cannot compare a {type(each).__name__} whose attention is no plain softmax")

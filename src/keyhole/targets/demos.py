@@ -126,7 +126,7 @@ def random_single_head(
     )
 
 
-HEADS_KNOBS = {
+HEADS_KNOBS: dict[str, Knob | Choice] = {
     "heads": Knob(int, 4, 1, 1024),
     "width": Knob(int, 16, 1, 8192),
     "rank": Knob(int, None, 1),  # of every score matrix; full if left out
@@ -138,10 +138,11 @@ HEADS_KNOBS = {
     "score_bias": Knob(float, None, 0.0),  # sizes of the entries of random biases
     "output_bias": Knob(float, None, 0.0),
     "residual": Knob(int, None, 0, 1),  # 1: the last token is added to the answer
+    **PART_KNOBS,  # the same in all heads
 }
 
 
-def _heads_demo(text: str, given: Mapping[str, float]) -> Target:
+def _heads_demo(text: str, given: Mapping[str, Any]) -> Target:
     layer = random_multi_head(
         int(given["heads"]),
         int(given["width"]),
@@ -153,13 +154,16 @@ def _heads_demo(text: str, given: Mapping[str, float]) -> Target:
         score_bias=given.get("score_bias", 0.0),
         output_bias=given.get("output_bias", 0.0),
     )
+    attention = attention_of(given, np.random.default_rng([int(given["seed"]), PARTS_STREAM]))
+    layer = MultiHead([replace(head, attention=attention) for head in layer.heads], layer.output_bias)
     residual = bool(given.get("residual"))
     if residual and layer.outputs != layer.width:
         raise UsageError(f"residual=1 adds tokens of width {layer.width} to answers: set outputs={layer.width}")
     params = Residual(layer) if residual else layer
     oracle = FunctionOracle(params, width=layer.width, max_norm=given.get("max_norm"), name=text)
-    label = f"{len(layer.heads)} random softmax heads of width {layer.width}"
+    label = f"{len(layer.heads)} random {'softmax ' if attention.is_softmax else ''}heads of width {layer.width}"
     extras = [
+        *(f"{kind.replace('_', ' ')} {part.name}" for kind, part in attention.parts.items() if kind in attention.words),
         f"{layer.outputs} outputs" if layer.outputs else "",
         "biases" if layer.output_bias is not None else "",
         "with a residual" if residual else "",

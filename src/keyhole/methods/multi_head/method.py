@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from keyhole.arrays import floats
+from keyhole.arrays import Array, floats
 from keyhole.families.multi_head import MultiHead
 from keyhole.methods.base import Estimate, Method, Steps, Unrecoverable, last_only
 from keyhole.methods.forms.value import Value, ask_value
 from keyhole.methods.multi_head.gated.method import ask_gated_heads, fits_at_once
 from keyhole.methods.multi_head.scalar.method import HeadsTooNear, ask_scalar_heads
 from keyhole.methods.multi_head.vector.method import ask_vector_heads
+from keyhole.methods.multi_head.vector.parts.method import ask_heads
 from keyhole.methods.multi_head.vector.probe import HeadsHidden
 from keyhole.queries import Signature
 from keyhole.recovery import Outcome
@@ -26,13 +27,24 @@ def multi_head(
     rng: np.random.Generator,
     *,
     budget: float = np.inf,  # noqa: ARG001 - it cannot do with fewer
+    link: str = "exp",
+    normaliser: str = "sum",
+    position_bias: str = "none",
+    form: str = "bilinear",
+    frequencies: Array | None = None,
 ) -> Steps[Estimate[MultiHead]]:
     """Number, scores, values and biases of heads whose answers are added up.
 
     They are determined by sequences of three tokens, up to their order, if heads of equal scores count as one. With at
     least as many outputs as heads a query tells many numbers (`ask_vector_heads`); where it does not tell the heads
     apart they are read one by one (`ask_scalar_heads`).
+
+    The options name what attention has instead of the parts of a softmax; then `ask_heads` reads it, from many outputs.
     """
+    if (link, normaliser, position_bias, form) != ("exp", "sum", "none", "bilinear"):
+        names = {"link": link, "normaliser": normaliser, "position_bias": position_bias}
+        asked = ask_heads(signature.with_changes(positions="last").as_coarse(), rng, names, form, frequencies)
+        return (yield from (last_only(asked) if signature.positions == "all" else asked))
     signature = signature.as_coarse()
     last = signature.with_changes(positions="last")
     everywhere = signature.positions == "all"
@@ -96,6 +108,13 @@ MULTI_HEAD = Method(
     name="multi-head",
     summary="several softmax heads added up, their number unknown, biases included",
     run=multi_head,
+    options={
+        "link": "how logits become energies: exp or softcap",
+        "normaliser": "how energies become weights: sum, sink or plus-one",
+        "position_bias": "what distances do: none, alibi, window or causal",
+        "form": "how logits come of tokens: bilinear, rotary, qk-norm or qk-norm-rotary",
+        "frequencies": "angles per position of rotary forms, one for each pair; those of base 10000 if left out",
+    },
     families=("multi-head",),
     takes_noise=("exact", "rounded", "bounded", "gaussian"),
 )

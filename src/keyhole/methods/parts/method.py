@@ -12,6 +12,7 @@ from keyhole.arrays import Array
 from keyhole.errors import UsageError
 from keyhole.families.parts import KINDS, PARTS, SOFTMAX, part_names
 from keyhole.methods.base import Estimate, Method, Steps, Unrecoverable
+from keyhole.methods.multi_head.vector.parts.method import ask_heads
 from keyhole.methods.parts.bilinear import Names, ask_bilinear
 from keyhole.methods.parts.naming.ask_parts import ask_parts
 from keyhole.methods.parts.score_forms.learners import LEARNERS as SCORE_FORMS
@@ -34,6 +35,7 @@ def parts(
     normaliser: str | None = None,
     position_bias: str | None = None,
     length_law: str | None = None,
+    heads: str = "one",
     frequencies: Array | None = None,
 ) -> Steps[Estimate]:
     """Score, value and the constants of all parts of one head; of named parts those left out are a softmax's.
@@ -41,7 +43,8 @@ def parts(
     Where none is named, 13 to 66 queries name them all first.
 
     A head f(X) = Σ_i weight_i·x_iᵀ·v is read by as many queries as it has unknown numbers, and a few more: constants
-    show at the largest logits, what distances add at a logit of zero, and what lengths do beside zero tokens.
+    show at the largest logits, what distances add at a logit of zero, and what lengths do beside zero tokens. Several
+    heads are read by `ask_heads`.
     """
     given = {
         "form": form,
@@ -50,6 +53,11 @@ def parts(
         "position_bias": position_bias,
         "length_law": length_law,
     }
+    if heads not in ("one", "several"):
+        raise UsageError(f"heads must be 'one' or 'several', not {heads!r}")
+    if heads == "several":
+        named = {kind: name for kind, name in given.items() if name is not None and kind != "form"}
+        return (yield from ask_heads(signature, rng, named, form or "bilinear", frequencies))
     if frequencies is not None or any(name is not None for name in given.values()):
         names = check_names(given)
         if _of(names) not in LEARNERS:
@@ -115,5 +123,6 @@ PARTS_METHOD = Method(
         "normaliser": f"what makes weights of them: {', '.join(part_names('normaliser'))}",
         "position_bias": f"what distance adds: {', '.join(part_names('position_bias'))}",
         "length_law": f"what the length multiplies logits by: {', '.join(part_names('length_law'))}",
+        "heads": "one, or several, which are read from several outputs",
     },
 )

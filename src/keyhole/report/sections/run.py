@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from keyhole.families import AttentionLayer, Family
-from keyhole.gauge.compare import find_gauge
 from keyhole.gauge.identifiability import FAMILIES, claims
+from keyhole.gauge.redundancy import is_examined
 from keyhole.recovery import Recovery
 from keyhole.report.charts import Bars, Look, largest, short
 from keyhole.report.content import Headline, Report, Section, Table, Tile, sentence
@@ -112,8 +112,7 @@ def _box(saved: SavedRun) -> Section:
     target = settings.get("data" if saved.learned else "target")
     lines = (describe_layer if saved.learned else describe)(result, saved.label, saved.distance)
     facts = [("target", str(target))] + [line for line in lines if line[0] not in SAID_BEFORE]
-    gauge = find_gauge(result.params)
-    if result.params is not None and gauge is not None and gauge.redundancy is not None and drawable(result.params):
+    if result.params is not None and is_examined(result.params) and drawable(result.params):
         skipped = {"parameters", "kinds"}
         facts += [
             (_WORDS.get(word, word), said) for word, said in describe_params(result.params) if word not in skipped

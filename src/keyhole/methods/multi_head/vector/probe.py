@@ -60,6 +60,7 @@ class VectorQueries:
     bias: Floats = field(init=False)  # (outputs,)
     units: Floats = field(init=False)  # (outputs,) what answers, linear part and bias are divided by
     outputs: int = field(init=False)  # numbers per answer
+    filled: float = 1.0  # the part of the outputs that weights may take up
     coarse: bool = False  # whether answers have few digits, as those of float32: errors decide what is told at once
 
     def __post_init__(self) -> None:
@@ -264,6 +265,10 @@ class VectorQueries:
         if fit.freedom < TOLD_BY:
             return fit.residual + self.errors(logits, values)
         return SHOWN * max(fit.residual, self.noise)
+
+    def logits(self, odds: Floats) -> tuple[Floats, Floats | float]:  # (n, heads, k)
+        """Logits of tokens by their odds against the last one, and how much more uncertain they are than the odds."""
+        return np.log(odds), 1.0
 
     def zero_effect(self, norm: float) -> float:
         """What rounding makes of an effect that is not there."""

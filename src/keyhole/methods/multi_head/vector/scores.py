@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -24,6 +25,20 @@ KNOWN = 1e-6
 UNSEEN = 8.0
 # Errors among the values of tokens, over those seen outside of them: values are as wrong there, and logits round.
 INSIDE = 4.0
+
+
+class KnownHeads(Protocol):
+    """What is known of the heads before their scores are read."""
+
+    @property
+    def heads(self) -> int:
+        """Heads that show."""
+        ...
+
+    @property
+    def logit_sizes(self) -> Floats:  # (heads,)
+        """Root mean squares of the logits of tokens at the norm that is asked at."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import numpy as np
 from keyhole.arrays import Floats, Integers
 from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.multi_head.vector import scores as common
-from keyhole.methods.multi_head.vector.first_token import CLEAR, FirstToken
+from keyhole.methods.multi_head.vector.first_token import CLEAR
 from keyhole.methods.multi_head.vector.probe import VectorQueries
 from keyhole.methods.multi_head.vector.scores import Scores
 from keyhole.methods.multi_head.vector.values import VectorValues
@@ -25,9 +25,13 @@ STEEPEST = 32.0
 SPARE = 4
 
 
-def ask_scores(queries: VectorQueries, start: FirstToken, values: VectorValues) -> Steps[Scores]:
+def ask_scores(queries: VectorQueries, start: common.KnownHeads, values: VectorValues) -> Steps[Scores]:
     """Rows for all last tokens, block by block, until further blocks lie in their span; then columns."""
-    reader = _ScoreReader(queries, start, values)
+    return (yield from ask_forms(ScoreReader(queries, start, values)))
+
+
+def ask_forms(reader: ScoreReader) -> Steps[Scores]:
+    """All forms of a reader, and the scores that they are of."""
     whole = reader.width + 1
     every = np.arange(whole, dtype=np.int64)
     rows, errors = yield from reader.ask(0, every)
@@ -56,8 +60,10 @@ def ask_scores(queries: VectorQueries, start: FirstToken, values: VectorValues) 
     return reader.solve(rows, common.ranks_above(rows, errors), common.rms(errors), common.rms(errors))
 
 
-class _ScoreReader:
-    def __init__(self, queries: VectorQueries, start: FirstToken, values: VectorValues) -> None:
+class ScoreReader:
+    """Forms of all heads, blocks of tokens beside last ones."""
+
+    def __init__(self, queries: VectorQueries, start: common.KnownHeads, values: VectorValues) -> None:
         self.queries, self.start, self.values = queries, start, values
         self.width, self.heads = queries.width, start.heads
         self.last = queries.on_grid(
@@ -66,7 +72,7 @@ class _ScoreReader:
         sharpest = max(float(np.max(start.logit_sizes)), 1e-300)
         self.size = queries.scale * min(1.0, AIM / sharpest)
         self.tokens = queries.on_grid(self.size * queries.directions(self.width))
-        self.per_query = common.affordable(queries, values, self.tokens, 1.0)
+        self.per_query = common.affordable(queries, values, self.tokens, queries.filled)
         starts = range(0, self.width, self.per_query)
         self.blocks = [np.arange(first, min(first + self.per_query, self.width)) for first in starts]
         self.own = [tokens_of @ values.matrices for tokens_of in (self.tokens[block] for block in self.blocks)]
@@ -131,7 +137,9 @@ class _ScoreReader:
             rest = 1 - np.sum(weights, axis=2, keepdims=True)
             errors = common.weight_errors(self.values, self.tokens[members], weights, inverse, noise)
             errors = errors / scale[left][:, None, None]
-            form_error = np.hypot(errors / weights, np.linalg.norm(errors, axis=2, keepdims=True) / rest)
+            some = (weights > 0) & (rest > 0)
+            logits, steep = queries.logits(np.where(some, weights, 1.0) / np.where(some, rest, 1.0))
+            form_error = steep * np.hypot(errors / weights, np.linalg.norm(errors, axis=2, keepdims=True) / rest)
             even = (members.size + 1) * np.median(np.linalg.norm(errors, axis=2), axis=0)  # where all weights are equal
             usual = np.maximum(usual, np.minimum(np.median(form_error, axis=(0, 2)), UNUSUAL * even))
             if np.any(even > common.SHARPEST):
@@ -141,11 +149,10 @@ class _ScoreReader:
                     f"their weights to be read: use an oracle of higher precision",
                 )
             most = np.minimum(common.SHARPEST, UNUSUAL * usual)[:, None]
-            good = np.all((weights > 0) & (rest > 0) & (form_error < most), axis=(1, 2))
+            good = np.all(some & (form_error < most), axis=(1, 2))
             taken = left[good]
             if taken.size:
-                logits = np.log(weights[good] / rest[good])
-                forms[:, :, taken] = (logits / scale[taken][:, None, None]).transpose(1, 2, 0)
+                forms[:, :, taken] = (logits[good] / scale[taken][:, None, None]).transpose(1, 2, 0)
                 form_errors[:, :, taken] = (form_error[good] / scale[taken][:, None, None]).transpose(1, 2, 0)
             left = left[~good]
             if not left.size:

@@ -1,0 +1,1 @@
+"""Heads of other attention than plain softmax, with several outputs: long tokens beside a short last one."""
