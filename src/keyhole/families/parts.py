@@ -309,8 +309,14 @@ class Head(Family):
         value_radius = xp.sqrt((tokens**2) @ (wide.value_columns**2))
         value_radius = value_radius + rounding * norms * xp.linalg.vector_norm(head.value_columns, axis=0)
         answers = xp.sum(weights[..., None] * values, axis=2)
-        pulls = head.attention.normaliser.pulls(weights, values, answers)
-        # Energies that are off by e change weights by factors of up to exp(2e).
+        # Energies that are off by e change weights by factors of up to exp(2e). Where that is more than numbers hold,
+        # and weights may be less, logits are taken for smaller by a factor that leaves both within what they do, and a
+        # bound a bound: exp(2e − gap) ≤ exp((2e − gap)·factor) for every gap that e does not close.
+        pulling = weights
+        if bool(xp.any(2 * worst > LARGEST_EXPONENT)):
+            shrunk = LARGEST_EXPONENT / xp.clip(2 * worst[:, :, 0], LARGEST_EXPONENT, None)
+            pulling = head.attention.weights(logits * shrunk[:, :, None])
+        pulls = head.attention.normaliser.pulls(pulling, values, answers)
         factor = xp.expm1(xp.clip(2 * worst, None, LARGEST_EXPONENT))
         bound = weights @ value_radius + factor * xp.sum(xp.abs(pulls), axis=2)
         bound = bound if head.value.ndim == 2 else bound[..., 0]
