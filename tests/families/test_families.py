@@ -386,3 +386,13 @@ def test_distance_between_libraries(rng: np.random.Generator) -> None:
         return torch.asarray(array)
 
     assert kh.distance(head, kh.SingleHead(**{name: moved(a) for name, a in head.arrays().items()})) == 0
+
+
+def test_error_bars_hold_where_logits_are_known_to_less_than_weights_hold() -> None:
+    """Two tokens whose logits differ by less than their radius: either may win, though one weight is exactly zero."""
+    near = kh.SingleHead(np.array([[1e10, 0.0], [0.0, 0.0]]), np.array([1.0, 1.0]))
+    moved = kh.SingleHead(np.array([[1e10, 0.0], [1e4, 0.0]]), np.array([1.0, 1.0]))
+    pair = np.array([[[1.0, 0.0], [1.0 - 1e-7, 7.0], [0.5, -1.0]]])
+    wide = kh.SingleHead(np.full((2, 2), 1e4), np.zeros(2))
+    assert abs(near(pair) - moved(pair))[0] > 5
+    assert np.all(np.abs(near(pair) - moved(pair)) <= near.error_bar(wide, pair, 1e-16))

@@ -62,7 +62,8 @@ class Comparer:
                 raise Unrecoverable(
                     Outcome.INCONSISTENT,
                     f"label {labels[odd][0]:g} was answered where only two others can be: labels are wrong at times "
-                    "(declare how often, noise=Noise.flipped(rate)), or not the largest of linear outputs of one head",
+                    "(declare how often, noise=Noise.flipped(rate)), or it is a class of few tokens, as where its bias "
+                    "is large and its values are not, or these are not the largest of linear outputs of one head",
                 )
             votes = np.where(votes == 0, -1.0, votes)
         return np.where((votes == 0) & ties, -1.0, votes)

@@ -57,6 +57,8 @@ def ask_near_plane(
                 return LabelScore(np.zeros((width, width)), wide, 0.0, 0.0)
             fine *= MUCH_FINER
             continue
+        reader.place(source.plane())
+        error = float(np.max(reader.errors(every, every, zero)))
         wanted = PART * reader.cell(scale, accuracy)
         if error > wanted and not exhausted:
             fine = max(fine * wanted / error / 2, reader.space.eps / 2)
@@ -87,7 +89,7 @@ def ask_signs(
         return Plane(point, vector / size, room, off)
 
     yield from _check_score_bias(value, rng)
-    reader = NearPlane(comparer, value.copies, rng)
+    reader = NearPlane(comparer, value.copies)
     score = yield from ask_near_plane(reader, PlaneSource(plane, value.ask_ratios), accuracy, rng)
     width = comparer.signature.width
     bits = np.log2(2 * width) + (width - 1) * np.log2(1 / accuracy) + (np.log2(1 / accuracy) if value.threshold else 0)
@@ -138,13 +140,15 @@ def ask_classes(
     # Not of unit tokens, where values that are zero or whole numbers may tie.
     dense = slice(tokens.width, None)
     rows = Rows(value.vectors[dense], value.yes[dense], value.no[dense])
-    values = yield from classes.ask_all(rows, accuracy)
-    if (yield from ask_has_biases(classes)):
+    looked = ClassReader(tokens, rng)
+    looked.add(np.vstack([rows.vectors, -rows.vectors]), np.concatenate([rows.yes, rows.no]))
+    if (yield from ask_has_biases(looked)):
         raise Unrecoverable(
             Outcome.WRONG_FAMILY,
             "the shortest tokens have another label than longer ones in the same direction: outputs have biases of "
             "their own, which are read from tokens of any norm only; leave out max_norm if the box allows that",
         )
+    values = yield from classes.ask_all(rows, accuracy)
     boundary, point, room = _widest(classes, values, rng)
     far = 0.5 * value.longest
 
@@ -163,7 +167,7 @@ def ask_classes(
             raise Unrecoverable(Outcome.TOO_NOISY, "a boundary between two classes could not be read: try another seed")
 
     value.comparer.negative, value.comparer.positive = classes.kind[boundary.two], classes.kind[boundary.one]
-    reader = NearPlane(value.comparer, value.copies, rng)
+    reader = NearPlane(value.comparer, value.copies)
     score = yield from ask_near_plane(reader, PlaneSource(plane, refine), accuracy, rng)
     return classes.kind, values, score
 

@@ -57,20 +57,12 @@ class Plane:
 class NearPlane:
     """Compares forms uᵀWg by two tokens beside a plane."""
 
-    def __init__(
-        self,
-        comparer: Comparer,
-        copies: Callable[[list[Position], float], list[Position]],
-        rng: np.random.Generator,
-    ) -> None:
+    def __init__(self, comparer: Comparer, copies: Callable[[list[Position], float], list[Position]]) -> None:
         self.comparer, self.space, self.copies = comparer, comparer.space, copies
         self.closeness = 1.0
-        # Unrelated ones: forms of vectors of one basis are mostly zero where a score is diagonal.
-        width, space = comparer.signature.width, numpy_space()
-        self.bases = [np.asarray(random_orthogonal(space, rng, width)) for _ in range(2)]
 
-    def place(self, plane: Plane) -> None:
-        """Choose tokens beside a plane."""
+    def place(self, plane: Plane, rng: np.random.Generator | None = None) -> None:
+        """Choose tokens beside a plane, at random with `rng`: forms of unit tokens may be mostly zero."""
         width = len(plane.point)
         closer = self.closeness
         if plane.cone:  # logits go with the square of what tokens are scaled by
@@ -78,7 +70,9 @@ class NearPlane:
         self.plane = plane
         # The side for which the tokens g are farthest from linear dependence.
         self.side = -1.0 if plane.normal @ plane.point > 0 else 1.0
-        turned = [equal_overlap(numpy_space(), basis, plane.normal) for basis in self.bases]
+        space = numpy_space()
+        bases = [np.eye(width) if rng is None else random_orthogonal(space, rng, width) for _ in range(2)]
+        turned = [equal_overlap(space, basis, plane.normal) for basis in bases]
         self.left, self.right = (basis * np.sign(basis @ plane.normal)[:, None] for basis in turned)
         self.beta = np.full(width, plane.room / (1 + LONGEST_STEP) / closer)  # of each column
 
@@ -112,7 +106,7 @@ class NearPlane:
         """The size of forms of tokens so close together that few are out of range; None below errors of the plane."""
         every = np.arange(len(plane.point))
         for _ in range(MOST_CLOSER):
-            self.place(plane)
+            self.place(plane, rng)
             row, column = rng.choice(every, FORMS), rng.choice(every, FORMS)
             unit = TYPICAL_FORM / float(self.beta[0])
             least = CLEAR * float(np.max(self.errors(row, column, np.zeros(FORMS))))
