@@ -187,7 +187,7 @@ class MultiHead(Family):
         """Heads by number; of other forms than the bilinear one the form of the first."""
         if self.has_forms:
             title = f"{len(self.heads)} attention heads of width {self.width} with {self.words['heads.0.form']} logits"
-            return Anatomy(title, form=self.heads[0].anatomy.form)
+            return Anatomy(title, numbered=True, form=self.heads[0].anatomy.form)
         return Anatomy(f"{len(self.heads)} attention heads of width {self.width}", tuple(self.heads), numbered=True)
 
     @property
