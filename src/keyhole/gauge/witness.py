@@ -50,8 +50,9 @@ def witness(params: Family, kind: str | None = None, seed: int = 0) -> Witness:
 
 
 def _makers(params: Family) -> Mapping[str, MakeWitness[Family]]:
-    gauge, anatomy = find_gauge(params), params.anatomy
-    if gauge is None or not gauge.witnesses or (anatomy.form is not None and anatomy.numbered):
+    gauge = find_gauge(params)
+    several_forms = gauge is not None and params.anatomy.numbered and params.anatomy.form is not None
+    if gauge is None or not gauge.witnesses or several_forms:
         raise UsageError(f"there are no witnesses for a {type(params).__name__}")
     check_comparable(params)
     if any(not head.attention.is_softmax for head in params.anatomy.heads):  # their short sequences tell otherwise
