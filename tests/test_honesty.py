@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import keyhole as kh
 from keyhole.arrays import Array, Space, to_numpy
+from keyhole.families.parts import Attention, Window
 from keyhole.oracles import Cast, Noisy, Oracle, Rounded, Wrapper
 from support import targets as t
 
@@ -501,10 +502,14 @@ def test_deeper_nets_are_admitted_to_be_others(polish: bool, fresh_seed: int) ->
 @pytest.mark.parametrize("outputs", [None, 8])
 @pytest.mark.parametrize("window", [4, 9, 20, 50])
 def test_attention_to_the_last_few_tokens_is_not_taken_for_attention_to_all(window: int, outputs: int | None) -> None:
+    """It is read as what it is, a window of so many tokens."""
     rng = np.random.default_rng(window)
     shape = (8,) if outputs is None else (8, outputs)
     head = kh.SingleHead(rng.standard_normal((8, 8)) / 3, rng.standard_normal(shape))
     box = kh.FunctionOracle(lambda tokens: head(tokens[:, -window:]), width=8)
-    assert not kh.recover(box, throw=False).certified
+    found = kh.recover(box)
+    assert found.params.attention == Attention(position_bias=Window(window))
+    assert kh.distance(kh.SingleHead(found.params.score, found.params.value), head) <= 1e-12
+    assert not kh.recover(box, method="single-head", throw=False).certified
     short = kh.FunctionOracle(lambda tokens: head(tokens[:, -window:]), width=8, max_length=window)
     assert kh.recover(short, throw=False).certified

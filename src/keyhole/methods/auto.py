@@ -272,7 +272,7 @@ class _Auto:
                     return self._result(last)
         for method in self._for_rare_kinks(diagnosis):
             ended = yield from self._attempt(method, {})
-            if ended.certified:
+            if ended.certified and ended.details.get("neurons") != 0:  # a net without neurons explains no bend
                 return self._result(ended)
         words = f"; {diagnosis.in_words()}" if diagnosis is not None else ""
         if last is None or last is first:

@@ -106,7 +106,7 @@ def foreign(rng: np.random.Generator, width: int, outputs: int) -> dict[str, tup
         "linear attention": (lambda x: mix(x, logits(x)) @ value / x.shape[1], by_parts),
         "sigmoid attention": (lambda x: mix(x, sigmoid(logits(x))) @ value, by_parts),
         "hard attention": (hard, unknown),
-        "two largest weights": (two_largest, unknown),
+        "two largest weights": (two_largest, {*unknown, "single-head"}),  # a normaliser that has a name
         "attention by distance": (
             lambda x: mix(x, softmax(-np.sum((x - x[:, -1:]) ** 2, axis=-1))) @ value,
             by_parts,

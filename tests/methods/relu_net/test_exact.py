@@ -565,12 +565,12 @@ def test_neurons_that_cancel_but_in_a_strip_show_in_the_rounding_of_answers() ->
 
 def test_a_net_goes_on_where_held_out_answers_refute_it() -> None:
     """A kink that cuts off little of the ball: the second attempt asks a line through the token that showed it."""
-    rng = np.random.default_rng(3)
+    rng = np.random.default_rng(2)
     inner, outer = rng.standard_normal((4, 4)), rng.standard_normal(4)
-    bias = np.append(rng.standard_normal(3), -0.88 * np.linalg.norm(inner[3]))
+    bias = np.append(rng.standard_normal(3), -0.9 * np.linalg.norm(inner[3]))
     truth = net(inner, bias, outer, 0.0)
     for method in ("relu-net", "auto"):
-        result = kh.recover(kh.FunctionOracle(truth, width=4, max_norm=1.0), method, throw=False, seed=1)
+        result = kh.recover(kh.FunctionOracle(truth, width=4, max_norm=1.0), method, throw=False, seed=2)
         assert result.outcome is Outcome.CERTIFIED
         assert "held-out, attempt 1" in result.stats.stages
         assert result.params.neurons == 4
