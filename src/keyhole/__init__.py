@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from keyhole.audit import audit
     from keyhole.errors import KeyholeError, RecoveryFailed
-    from keyhole.families import AttentionLayer, Labels, MultiHead, OneLayer, ReluNet, Residual, SingleHead, load
+    from keyhole.families import (
+        AttentionLayer,
+        FormHead,
+        Labels,
+        MultiHead,
+        OneLayer,
+        ReluNet,
+        Residual,
+        SingleHead,
+        load,
+    )
     from keyhole.gauge import Witness, canonical, distance, equivalent, kinds, witness
     from keyhole.noise import Noise
     from keyhole.oracles import FunctionOracle, HttpOracle, OnnxOracle, TorchOracle, TransformersOracle

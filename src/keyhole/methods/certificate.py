@@ -79,12 +79,12 @@ class Comparison:
             return np.where(self.errors == 0, 0.0, self.errors / self.radii)
 
     @property
-    def relative_error(self) -> float:
-        """The largest of errors over the size of their answer, or over a typical size where that is more."""
+    def typical_error(self) -> float:
+        """The median of errors over the size of their answer, or over a typical size where that is more."""
         sizes = np.abs(self.answers)
         sizes = np.maximum(sizes, np.median(sizes))
         with np.errstate(divide="ignore", invalid="ignore"):
-            return float(np.max(np.where(self.errors == 0, 0.0, self.errors / sizes)))
+            return float(np.median(np.where(self.errors == 0, 0.0, self.errors / sizes)))
 
     @property
     def holds(self) -> bool:
@@ -151,7 +151,8 @@ def certify(
         outcome, message = Outcome.UNCERTIFIED, f"held-out queries say too little of {few}{more}: raise heldout="
     else:
         outcome = Outcome.CERTIFIED
-        message = f"{asked.usual.size} fresh answers predicted within {compared.relative_error:.2g} of their size"
+        message = f"{asked.usual.size} fresh answers predicted within their error bars, half of them to "
+        message += f"{compared.typical_error:.1g} of their size" if compared.typical_error else "all digits"
         if compared.labels:
             but = f", but for {compared.wrong} that are wrong" if compared.wrong else ""
             message = f"{asked.usual.size} fresh labels predicted{but}"

@@ -8,10 +8,11 @@ from typing import final
 import numpy as np
 
 from keyhole.arrays import Array, Integers
-from keyhole.methods.base import Steps
+from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.forms.columns import Draft, FormTable, PartialColumns, Score, ScoreColumns
 from keyhole.methods.forms.reader import FormReader, Forms
 from keyhole.queries import TokenRows
+from keyhole.recovery import Outcome
 
 # Directions that must be consistent with the columns so far before the rank is believed.
 CONSISTENT_DIRECTIONS = 4
@@ -25,6 +26,10 @@ LARGEST_AMPLIFICATION = 512.0
 LARGEST_AMPLIFICATION_OF_TAIL = 8.0  # what was left out on purpose is larger than rounding, and stays as it is
 COARSEST = 2.0**-6  # part of a form that an error may become, amplified
 MOST_EXTRA_COLUMNS = 8
+# A score is taken for zero when so many forms more than the probe are zero within four radii. Of a matrix of rank one,
+# whose forms are the smallest, one form is below x of its usual size with a chance of about x·(1 + log 1/x)·2/π: five
+# forms of a matrix with an entry of this many radii times the width are all so small once in some 5,000.
+MORE_ZEROS, ZERO_RADII = 4, 64.0
 
 
 def ask_score(
@@ -61,8 +66,7 @@ class _CrossApproximation:
         special = self.columns.special
         probe = yield from self.reader.ask_probe(*self.columns.probes(self.rng))
         if not probe.responds:
-            zero = self.space.zeros(self.columns.inverse.shape[0], self.right.vectors.shape[0])
-            return Score(zero, zero + 4 * self.width * probe.forms.radius[0], 0)
+            return (yield from self._ask_zeros(float(probe.forms.radius[0])))
         # The form of the probe is wanted anyway, and at another scale it shows a score bias.
         first = 0 if special else probe.number
         index = self.space.indices([first])
@@ -82,6 +86,20 @@ class _CrossApproximation:
         yield from self._ask_extra_columns()
         yield from self._ask_coarse()
         return self.columns.assemble(hidden_bias)
+
+    def _ask_zeros(self, radius: float) -> Steps[Score]:
+        """A score of zero, when further forms cannot be told from zero either."""
+        xp, zero = self.space.xp, self.space.zeros(self.columns.inverse.shape[0], self.right.vectors.shape[0])
+        index = self.space.indices([1 + number % max(self.width - 1, 1) for number in range(MORE_ZEROS)]) % self.width
+        other = self.space.indices([number % self.right.vectors.shape[0] for number in range(MORE_ZEROS)])
+        forms = yield from self.reader.ask_forms("scale", self.left, self.right, index, other)
+        if bool(xp.any(xp.abs(forms.values) > 4 * forms.radius)):
+            raise Unrecoverable(
+                Outcome.TOO_NOISY,
+                "some forms of the score can be told from zero and others cannot: allow longer tokens",
+            )
+        radius = max(radius, float(xp.max(forms.radius)))
+        return Score(zero, zero + ZERO_RADII * self.width * radius, 0)
 
     def _ask_table(self, rows: list[int], directions: list[int], stage: str) -> Steps[FormTable]:
         numbers, others = _pairs(rows, directions)
