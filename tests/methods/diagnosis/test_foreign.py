@@ -111,7 +111,10 @@ def foreign(rng: np.random.Generator, width: int, outputs: int) -> dict[str, tup
             lambda x: mix(x, softmax(-np.sum((x - x[:, -1:]) ** 2, axis=-1))) @ value,
             by_parts,
         ),
-        "attention of unit tokens": (lambda x: mix(x, softmax(logits(unit(x)))) @ value, unknown),
+        "attention of unit tokens": (
+            lambda x: mix(x, softmax(logits(unit(x)))) @ value,
+            {*unknown, "form-head"},  # queries and keys that are normed
+        ),
         "logits by length": (lambda x: mix(x, softmax(np.log(1 + x.shape[1]) * logits(x))) @ value, unknown),
         "head times last token": (lambda x: (attend(x) @ value) * (last(x) @ value), unknown),
         "cosine of first and last": (

@@ -89,16 +89,16 @@ class _CrossApproximation:
 
     def _ask_zeros(self, radius: float) -> Steps[Score]:
         """A score of zero, when further forms cannot be told from zero either."""
-        xp, zero = self.space.xp, self.space.zeros(self.columns.inverse.shape[0], self.right.vectors.shape[0])
-        index = self.space.indices([1 + number % max(self.width - 1, 1) for number in range(MORE_ZEROS)]) % self.width
-        other = self.space.indices([number % self.right.vectors.shape[0] for number in range(MORE_ZEROS)])
-        forms = yield from self.reader.ask_forms("scale", self.left, self.right, index, other)
-        if bool(xp.any(xp.abs(forms.values) > 4 * forms.radius)):
-            raise Unrecoverable(
-                Outcome.TOO_NOISY,
-                "some forms of the score can be told from zero and others cannot: allow longer tokens",
-            )
-        radius = max(radius, float(xp.max(forms.radius)))
+        xp, count = self.space.xp, self.right.vectors.shape[0]
+        zero = self.space.zeros(self.columns.inverse.shape[0], count)
+        pairs = [(row, other) for other in range(1, count) for row in range(self.width) if row != other][:MORE_ZEROS]
+        if pairs:  # of a score of one number the probe has told all
+            rows, directions = (self.space.indices(each) for each in zip(*pairs, strict=True))
+            forms = yield from self.reader.ask_forms("scale", self.left, self.right, rows, directions)
+            if bool(xp.any(xp.abs(forms.values) > 4 * forms.radius)):
+                message = "some forms of the score can be told from zero and others cannot: allow longer tokens"
+                raise Unrecoverable(Outcome.TOO_NOISY, message)
+            radius = max(radius, float(xp.max(forms.radius)))
         return Score(zero, zero + ZERO_RADII * self.width * radius, 0)
 
     def _ask_table(self, rows: list[int], directions: list[int], stage: str) -> Steps[FormTable]:
