@@ -169,6 +169,11 @@ def parts_links() -> str:
     return _parts("softcap", "sigmoid")
 
 
+def parts_unknown() -> str:
+    columns = ["unknown link", "runs", "queries − (d² + d): median, most", "error: median, worst"]
+    return picked("parts_unknown", [*columns, "error over its radius, worst", "certified and right"], lambda _: True)
+
+
 def parts_normalisers() -> str:
     return _parts("sink", "plus one", "max", "top-k")
 
@@ -193,7 +198,16 @@ def score_forms() -> str:
 
 
 SUMMARIES = (comparison, single_head, low_rank, low_rank_tolerance, sensing, residual, labels, naming, published)
-SUMMARIES += (parts, parts_links, parts_normalisers, parts_positions, parts_float32, parts_bounded, score_forms)
+SUMMARIES += (
+    parts,
+    parts_links,
+    parts_unknown,
+    parts_normalisers,
+    parts_positions,
+    parts_float32,
+    parts_bounded,
+    score_forms,
+)
 TABLES = {each.__name__.replace("_", "-"): each for each in SUMMARIES}
 
 

@@ -12,7 +12,18 @@ from scipy.optimize import linear_sum_assignment
 from keyhole.arrays import Floats, floats
 from keyhole.families.form_head import FormHead
 from keyhole.families.multi_head import MultiHead
-from keyhole.families.parts import Attention, Causal, Count, NoNormaliser, NoPositionBias, PlusOne, Relu, Sink, Softcap
+from keyhole.families.parts import (
+    Attention,
+    Causal,
+    Count,
+    NoNormaliser,
+    NoPositionBias,
+    PlusOne,
+    Relu,
+    Sink,
+    Softcap,
+    Tabulated,
+)
 from keyhole.families.parts.links import Power
 from keyhole.families.single_head import SingleHead
 from keyhole.gauge.tolerance import check_shapes, relative, rounding_of, size
@@ -123,6 +134,7 @@ def _equivalent_of_parts(first: Heads, second: Heads, tolerance: float) -> bool:
         return True
     if one.attention == two.attention and one.attention.link.is_power:
         return _apart_of_powers(one, two) <= tolerance
+    one, two = with_links_alike(one, two)
     same = same_logits(into_logits(one), into_logits(two), tolerance)
     same = same and _cancels([floats(one.value), -floats(two.value)], tolerance)
     return same and distance_of_parts(one.attention, two.attention) <= tolerance
@@ -140,6 +152,24 @@ def distance_of_parts(first: Attention, second: Attention) -> float:
     # Energies have a unit of their own, by which small ones are nothing.
     sizes = [max(1.0, size(mine), size(theirs)) for mine, theirs in pairs]
     return max((size(mine - theirs) / unit for (mine, theirs), unit in zip(pairs, sizes, strict=True)), default=0.0)
+
+
+def with_links_alike(first: SingleHead, second: SingleHead) -> tuple[SingleHead, SingleHead]:
+    """Two heads of which one has a link by its energies: both links so, as far as both reach, of slope one at zero."""
+    heads = (first, second)
+    links = [head.attention.link for head in heads]
+    slopes = [float(np.max(floats(link.slopes(np.zeros(1))))) for link in links]
+    tables = [link for link in links if isinstance(link, Tabulated)]
+    if not tables or any(link.is_power for link in links) or 0.0 in slopes:
+        return heads
+    reach = min(link.reach * abs(slope) for link, slope in zip(links, slopes, strict=True))
+    count = max(table.coefficients.shape[0] for table in tables)
+    made = []
+    for head, link, slope in zip(heads, links, slopes, strict=True):
+        bias = None if head.score_bias is None else slope * floats(head.score_bias)
+        attention = replace(head.attention, link=Tabulated.of(link, count, reach, slope))
+        made.append(replace(head, score=slope * floats(head.score), score_bias=bias, attention=attention))
+    return made[0], made[1]
 
 
 def _general(attention: Attention) -> Attention:
@@ -228,6 +258,7 @@ def _apart(first: SingleHead, second: SingleHead, beside: float = 0.0) -> float:
     values = relative(into_values(first), into_values(second))
     if not np.any(floats(first.value)) and not np.any(floats(second.value)):
         return values
+    first, second = with_links_alike(first, second)
     parts = distance_of_parts(first.attention, second.attention)
     if parts < 1 and first.attention.link.is_power:
         return max(parts, _apart_of_powers(first, second))

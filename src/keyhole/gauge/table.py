@@ -38,6 +38,7 @@ from keyhole.gauge.heads import (
     hidden_by_form,
     into_logits,
     output_bias_of,
+    with_links_alike,
 )
 from keyhole.gauge.nets import canonical_net, distance_of_nets, equivalent_nets
 from keyhole.gauge.one_layer import canonical_layer, distance_of_layers, equivalent_layers, match_heads
@@ -97,6 +98,8 @@ def align_heads(params: Family, truth: Family) -> dict[str, Floats]:
         return align_several(params, truth)
     heads, true = params.anatomy.heads, truth.anatomy.heads
     order = matched(heads, true) if params.anatomy.numbered else list(true)
+    if len(heads) == len(true) == 1 and not params.anatomy.numbered:
+        order = [with_links_alike(heads[0], true[0])[1]]
     return {
         f"heads.{number}.{name}" if params.anatomy.numbered else name: floats(other)
         for number, (own, one) in enumerate(zip(heads, order or (), strict=False))

@@ -13,7 +13,7 @@ from keyhole.targets.target import Choice, Knob
 
 LARGEST_ENERGY = 500.0
 PART_KNOBS: dict[str, Knob | Choice] = {
-    "link": Choice(tuple(part_names("link"))),
+    "link": Choice(tuple(name for name in part_names("link") if name != "unknown")),
     "normaliser": Choice(tuple(part_names("normaliser"))),
     "position_bias": Choice(tuple(part_names("position_bias"))),
     "length_law": Choice(tuple(part_names("length_law"))),

@@ -7,7 +7,7 @@ from keyhole.families.parts.attention import KINDS, PARTS, SOFTMAX, Attention, p
 from keyhole.families.parts.bilinear import Bilinear, ScoreForm
 from keyhole.families.parts.head import Head
 from keyhole.families.parts.length_laws import LengthTable, LogLength, NoLengthLaw, RootLength
-from keyhole.families.parts.links import Exp, Linear, Relu, Sigmoid, Softcap, Squared
+from keyhole.families.parts.links import Exp, Linear, Relu, Sigmoid, Softcap, Squared, Tabulated
 from keyhole.families.parts.normalisers import Count, Entmax, NoNormaliser, PlusOne, Sink, Sparsemax, Sum, TopK
 from keyhole.families.parts.position_biases import Alibi, Causal, DistanceTable, NoPositionBias, Window
 from keyhole.families.parts.protocols import Link, Normaliser, Part, PositionBias
@@ -45,6 +45,7 @@ __all__ = [
     "Sparsemax",
     "Squared",
     "Sum",
+    "Tabulated",
     "TopK",
     "Window",
     "part_names",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 from dataclasses import dataclass, fields
 from functools import reduce
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from keyhole.arrays import Array, like, namespace
 from keyhole.errors import FileError, UsageError
 from keyhole.families.parts.length_laws import LengthTable, LogLength, NoLengthLaw, RootLength
-from keyhole.families.parts.links import Exp, Linear, Relu, Sigmoid, Softcap, Squared
+from keyhole.families.parts.links import Exp, Linear, Relu, Sigmoid, Softcap, Squared, Tabulated
 from keyhole.families.parts.normalisers import Count, Entmax, NoNormaliser, PlusOne, Sink, Sparsemax, Sum, TopK
 from keyhole.families.parts.position_biases import Alibi, Causal, DistanceTable, NoPositionBias, Window
 from keyhole.families.parts.protocols import LARGEST_EXPONENT, Link, Normaliser, Part, PositionBias
@@ -70,7 +71,7 @@ class Attention:
     @property
     def numbers(self) -> int:
         """How many constants there are."""
-        return sum(int(reduce(lambda a, b: a * b, array.shape, 1)) for array in self.arrays().values())
+        return sum(part.numbers for part in self.parts.values())
 
     @property
     def is_softmax(self) -> bool:
@@ -104,7 +105,10 @@ class Attention:
         # A link that saturates bends: its slope here says little of tokens whose logits are far off.
         scaled, wide = self.length_law(logits), xp.abs(self.length_law.slopes(logits) * radius)
         here = self.link(scaled)
-        return reduce(xp.maximum, (xp.abs(self.link(each) - here) for each in (scaled + wide, scaled - wide)), found)
+        ends = (scaled + wide, scaled - wide)
+        found = reduce(xp.maximum, (xp.abs(self.link(each) - here) for each in ends), found)
+        known = reduce(operator.and_, (self.link.is_known(each) for each in ends))
+        return found if known is True else xp.where(known, found, xp.inf * xp.ones_like(found))
 
     def energy_rounding(self, logits: Array, rounding: float) -> Array | float:
         """How far an oracle's own rounding of its parts moves energies: a few digits of their size."""
@@ -192,7 +196,7 @@ class Attention:
 SOFTMAX = Attention()
 KINDS = tuple(each.name for each in fields(Attention))
 _OWN: dict[str, tuple[type[Part], ...]] = {
-    "link": (Exp, Softcap, Sigmoid, Linear, Squared, Relu),
+    "link": (Exp, Softcap, Sigmoid, Linear, Squared, Relu, Tabulated),
     "normaliser": (Sum, Sink, PlusOne, Count, NoNormaliser, Sparsemax, Entmax, TopK),
     "position_bias": (NoPositionBias, Alibi, DistanceTable, Window, Causal),
     "length_law": (NoLengthLaw, LogLength, RootLength, LengthTable),

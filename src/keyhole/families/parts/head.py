@@ -11,6 +11,9 @@ from keyhole.families.base import Family
 from keyhole.families.parts.attention import KINDS, Attention
 from keyhole.families.parts.bilinear import ScoreForm
 
+# Typical logits over the largest of a sequence.
+WITHIN_REACH = 0.25
+
 
 class Head(Family):
     """f(X) = Σ_i weight_i · x_iᵀ·value + output_bias, weights by `attention` from the logits of `form`.
@@ -147,8 +150,8 @@ class Head(Family):
             yield label, effect[:, 0, :] if head.value.ndim == 2 else effect[:, 0, 0]
 
     def token_norm(self, size: float) -> float:
-        """The norm at which random tokens have logits of about `size`; inf when none has any."""
-        return self.form.token_norm(size)
+        """The norm at which random tokens have logits of about `size`, or as a link's reach allows; inf if none has."""
+        return self.form.token_norm(min(size, WITHIN_REACH * self.attention.link.reach))
 
     def loudest(self) -> Array:  # (width,)
         """The unit token of the largest value."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from keyhole.arrays import Array, namespace
+import numpy as np
+
+from keyhole.arrays import Array, Floats, floats, like, namespace
 from keyhole.errors import UsageError
 from keyhole.families.parts.protocols import Link
 
@@ -120,3 +123,75 @@ class Relu(Power):
         """One for positive logits, zero for others."""
         xp = namespace(logits)
         return xp.astype(logits > 0, logits.dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class Tabulated(Link):
+    """Energies of an unknown smooth link where it was seen: Chebyshev polynomials of logit/reach from −1 to 1.
+
+    Nothing is claimed beyond: energies go on in a straight line there, and predictions that need them have error bars
+    as wide as values allow. A factor of logits belongs to the score: methods make energies zero and slopes one at zero.
+    """
+
+    coefficients: Array  # (degree + 1,)
+    reach: float = 1.0
+
+    name: ClassVar[str] = "unknown"
+
+    @classmethod
+    def of(cls, link: Link, count: int, reach: float, slope: float = 1.0) -> Tabulated:
+        """The energies over that of zero of another link, whose logits times `slope` are its own."""
+        places = np.cos(np.pi * np.arange(count) / (count - 1))
+        energies = floats(link(places * reach / slope)) - floats(link(np.zeros(1)))
+        return cls(chebyshev_coefficients(count) @ energies, reach)
+
+    def check_shapes(self) -> None:
+        """UsageError unless there is a list of coefficients and a positive reach."""
+        if self.coefficients.ndim != 1 or self.coefficients.shape[0] == 0:
+            raise UsageError(f"coefficients must have one axis and some entry, not {tuple(self.coefficients.shape)}")
+        if not 0 < self.reach < math.inf:
+            raise UsageError(f"the reach of a link must be a positive number, not {self.reach}")
+
+    @property
+    def numbers(self) -> int:
+        """None are counted: coefficients follow from what accuracy is wanted."""
+        return 0
+
+    def is_known(self, logits: Array) -> Array:
+        """Whether logits are within reach."""
+        return namespace(logits).abs(logits) <= self.reach
+
+    def moved(self, name: str, change: Array) -> Tabulated:  # noqa: ARG002
+        """A copy whose energies are all off by as much as such changes of coefficients can make any of them."""
+        total = change[:1] * 0 + abs(change).sum()
+        xp = namespace(self.coefficients)
+        return Tabulated(xp.concat([self.coefficients[:1] + total, self.coefficients[1:]]), self.reach)
+
+    def __call__(self, logits: Array) -> Array:
+        """The polynomial, and straight lines beyond its ends."""
+        inside = namespace(logits).clip(logits / self.reach, -1.0, 1.0)
+        beyond = logits - self.reach * inside
+        return _chebyshev(self.coefficients, inside) + beyond * self.slopes(logits)
+
+    def slopes(self, logits: Array) -> Array:
+        """The derivative of the polynomial, beyond its ends that at the nearer one."""
+        inside = namespace(logits).clip(logits / self.reach, -1.0, 1.0)
+        derivative = np.polynomial.chebyshev.chebder(floats(self.coefficients))
+        return _chebyshev(like(derivative, logits), inside) / self.reach
+
+
+def chebyshev_coefficients(count: int) -> Floats:  # (count, count)
+    """From values at the places cos(πj/(count − 1)) to the coefficients of the polynomial through them."""
+    steps = np.arange(count)
+    matrix = 2 / (count - 1) * np.cos(np.pi * np.outer(steps, steps) / (count - 1))
+    matrix[:, [0, -1]] /= 2
+    matrix[[0, -1], :] /= 2
+    return np.asarray(matrix)
+
+
+def _chebyshev(coefficients: Array, places: Array) -> Array:
+    """The sum of Chebyshev polynomials at places, by Clenshaw's recurrence."""
+    one, two = 0 * places, 0 * places
+    for k in range(coefficients.shape[0] - 1, 0, -1):
+        one, two = coefficients[k] + 2 * places * one - two, one
+    return coefficients[0] + places * one - two

@@ -6,6 +6,7 @@ several, which are then the tokens themselves in their order.
 
 from __future__ import annotations
 
+import math
 from dataclasses import fields
 from typing import Any, ClassVar, Protocol, Self
 
@@ -38,6 +39,11 @@ class Part(Protocol):
         for name, array in self.arrays().items():
             if array.ndim != 0:
                 raise UsageError(f"{name} of the part {self.name!r} must be one number, not {tuple(array.shape)}")
+
+    @property
+    def numbers(self) -> int:
+        """How many constants there are."""
+        return sum(math.prod(array.shape) for array in self.arrays().values())
 
     def check(self) -> None:
         """UsageError for constants out of their range. It is for heads, not for their radii, which may be zero."""
@@ -96,6 +102,12 @@ class Link(Part, Protocol):
     def slopes(self, logits: Array) -> Array | float:
         """The derivative of each energy by its logit."""
         ...
+
+    reach: float = math.inf  # how large logits may be for energies to be known
+
+    def is_known(self, logits: Array) -> Array | bool:  # noqa: ARG002
+        """Whether energies of these logits are known."""
+        return True
 
     def signs(self, logits: Array) -> Array | None:  # noqa: ARG002
         """The signs of masses where these may be negative."""

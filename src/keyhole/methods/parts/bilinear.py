@@ -8,7 +8,7 @@ from typing import Any, final
 
 import numpy as np
 
-from keyhole.arrays import Array, Floats
+from keyhole.arrays import Array, Floats, floats
 from keyhole.families import SingleHead
 from keyhole.families.parts import KINDS, PARTS, SOFTMAX, Attention
 from keyhole.methods.base import Estimate, Steps, Unrecoverable
@@ -21,6 +21,7 @@ from keyhole.methods.parts.inverse import COMPLETE, Inverse, Number
 from keyhole.methods.parts.lengths import Pair, as_arrays, ask_kept, ask_length_table
 from keyhole.methods.parts.reader import PartReader
 from keyhole.methods.parts.saturation import ask_ends, find_constants
+from keyhole.methods.parts.unknown_link import ask_link
 from keyhole.methods.parts.zero_scores import (
     Probe,
     ask_table,
@@ -57,6 +58,8 @@ def ask_bilinear(signature: Signature, rng: np.random.Generator, names: Names) -
     to a logit; the rest is the cross approximation of a softmax head. Constants show where logits are as large as they
     can be, what distances add where they are zero, and what lengths do beside zero tokens.
     """
+    if signature.max_norm is not None and names["link"] == "unknown":
+        raise Unrecoverable(Outcome.NOT_IDENTIFIABLE, "an unknown link is not read within a norm bound: name the link")
     if signature.max_norm is not None:
         found, value, words = yield from ask_bounded(signature, rng, names)
         return _bounded_estimate(found, value, {"parts_found": words} if words else {})
@@ -79,7 +82,7 @@ class _Bilinear:
         self.link, self.normaliser = names["link"], names["normaliser"]
         self.position, self.law = names["position_bias"], names["length_law"]
         self.constants: dict[str, tuple[Array, Array]] = {}  # by path, with radii
-        self.words: dict[str, dict[str, int]] = {}  # of the parts that have some, by kind
+        self.words: dict[str, dict[str, float]] = {}  # of the parts that have some, by kind
         self.kinds = {kind: names[kind] for kind in KINDS}
         self.details: dict[str, Any] = {}
 
@@ -122,6 +125,8 @@ class _Bilinear:
         biased = self.position in ("alibi", "table")
         zero = AT_ZERO.get(self.normaliser, 0.5)
         inverse = Inverse(self.link, self.normaliser).changed(zero=zero)
+        if self.link == "unknown":
+            return replace(inverse, table=(yield from ask_link(probe, self.rng)))
         if biased and not inverse.paired:
             found = yield from ask_zero_weight(probe)
             inverse = inverse.with_constant("zero", found.value, found.radius)
@@ -142,6 +147,10 @@ class _Bilinear:
         return inverse
 
     def _keep_link(self, inverse: Inverse) -> None:
+        if inverse.table is not None:
+            self.constants["link.coefficients"] = (floats(inverse.table.link.coefficients), inverse.table.radius)
+            self.words["link"] = {"reach": inverse.table.link.reach}
+            self.details["link_reach"] = inverse.table.link.reach
         for name, path in (("cap", "link.cap"), ("bias", "link.bias")):
             if PARTS["link", self.link].__name__ in ("Softcap", "Sigmoid") and name in inverse.radii:
                 self._keep(path, getattr(inverse, name), inverse.radii[name])

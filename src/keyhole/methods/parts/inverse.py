@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import final
 
 from keyhole.arrays import Array, namespace
+from keyhole.methods.parts.link_table import LinkTable
 
 # Constants are moved by at least this, relatively, to see what their errors do: less, and rounding is what is seen.
 STEP = 1e-6
@@ -55,6 +56,7 @@ class Inverse:
     cap: float = math.inf
     bias: float = 0.0  # of a sigmoid
     radii: dict[str, float] = field(default_factory=dict)  # of the numbers above that were measured
+    table: LinkTable | None = None  # of an unknown link
 
     @property
     def paired(self) -> bool:
@@ -78,6 +80,8 @@ class Inverse:
     @property
     def typical(self) -> float:
         """The root mean square that logits should have: large against rounding, small against what saturates."""
+        if self.table is not None:
+            return self.table.typical
         size = {"sparsemax": 0.15, "entmax": 0.3}.get(self.normaliser, 0.6)
         return min(size, 0.5 * self.cap)
 
@@ -96,6 +100,9 @@ class Inverse:
 
     def _through_link(self, energy: Array, slope: Array, inside: Array) -> tuple[Array, Array, Array]:
         xp = namespace(energy)
+        if self.table is not None:
+            logits, slopes, known = self.table.logits(energy)
+            return logits, slope / slopes, inside & known
         if self.link == "softcap":
             part = energy / self.cap
             inside = inside & (xp.abs(part) < 1)
@@ -125,6 +132,8 @@ class Inverse:
         """How far logits are off by the radii of the constants: all together, and by a shift that all of them share."""
         logits, _ = self.logits(answers)
         total, shift = 0 * logits, 0 * logits
+        if self.table is not None:
+            total = total + self.table.errors(logits)
         for name, radius in self.radii.items():
             number = getattr(self, name)
             step = max(radius, STEP * max(1.0, abs(number)) if name != "zero" else STEP * min(number, 1 - number))

@@ -56,6 +56,8 @@ def parts(
     if heads not in ("one", "several"):
         raise UsageError(f"heads must be 'one' or 'several', not {heads!r}")
     if heads == "several":
+        if link == "unknown":
+            raise UsageError("an unknown link is read of one head: name the link of several")
         named = {kind: name for kind, name in given.items() if name is not None and kind != "form"}
         return (yield from ask_heads(signature, rng, named, form or "bilinear", frequencies))
     if frequencies is not None or any(name is not None for name in given.values()):
@@ -97,6 +99,8 @@ def check_names(given: dict[str, Any]) -> Names:
     for kind in KINDS:
         if names[kind] not in (known := part_names(kind)):
             raise UsageError(f"unknown {kind.replace('_', ' ')} {names[kind]!r}; known: {', '.join(known)}")
+    if names["link"] == "unknown" and names != {**PLAIN, "link": "unknown"}:
+        raise UsageError("an unknown link is read of a bilinear score beside the normaliser 'sum' and no other part")
     if names["link"] == "sigmoid":
         if given["normaliser"] is None:
             names["normaliser"] = "none"  # sigmoid attention

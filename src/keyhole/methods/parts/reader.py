@@ -79,7 +79,7 @@ class PartReader(SearchingReader):
 
     def _note(self, stage: str, logits: Array, common: Array, shift: Array, scale: float) -> None:
         """Keep how far forms are off together."""
-        if stage == "scale" or not self.inverse.radii:
+        if stage == "scale" or not (self.inverse.radii or self.inverse.table):
             return
         xp, (count, total) = self.signature.space.xp, self._shifts
         # Sizes below this say little of what is in proportion to them.
