@@ -65,6 +65,18 @@ def test_cards(result: kh.Recovery) -> None:
     assert "<script>" not in kh.recover(hostile)._repr_html_()
 
 
+def test_parts_that_were_named_are_told(tmp_path: Path) -> None:
+    for demo, options in (
+        ("link=softcap&cap=30", {}),
+        ("position_bias=window&window=3&max_norm=3", {"position_bias": "window"}),
+    ):
+        found = kh.recover(f"demo:single-head?width=4&{demo}", "parts", **options)
+        assert "holds" not in found._repr_html_()
+        assert any(
+            "window" in said or "softcap" in said for section in found.report().sections for _, said in section.facts
+        )
+
+
 def test_a_card_needs_no_library_that_draws(result: kh.Recovery, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert "Certified" in result._repr_html_()
@@ -146,6 +158,7 @@ def test_modules_are_recovered() -> None:
         (np.ones(3), "cannot ask a ndarray"),
         (kh.SingleHead, "SingleHead is a class"),
         (len, "say how many numbers a token of len has: width="),
+        (lambda tokens: np.zeros((len(tokens), 0)), "say how many numbers"),
         ("nonsense", "unknown target 'nonsense'"),
         (Path("none.onnx"), r"none\.onnx"),
     ],
@@ -153,6 +166,23 @@ def test_modules_are_recovered() -> None:
 def test_what_cannot_be_asked_is_told_what_can(box: Any, said: str) -> None:
     with pytest.raises(kh.KeyholeError, match=said):
         kh.recover(box)
+
+
+def test_nonsense_beside_a_box_is_refused() -> None:
+    head = random_single_head(4, rank=4, norm=1.0, seed=0)
+    for given, said in (
+        ({"width": 3}, "these parameters have tokens of 4 numbers, not of 3"),
+        ({"max_norm": "3"}, "max_norm must be a positive number"),
+        ({"max_norm": True}, "max_norm must be a positive number"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            kh.recover(head, **given)
+    with pytest.raises(UsageError, match=r"width must be a whole number of at least 1, not 5\.0"):
+        kh.recover(head.__call__, width=5.0)
+    assert kh.recover(head.__call__, width=np.int64(4)).certified
+    empty = kh.recover(lambda tokens: np.zeros((len(tokens), 0)), width=4, throw=False)
+    assert empty.outcome is kh.Outcome.ORACLE_FAILED
+    assert "no numbers" in empty.message
 
 
 def test_a_folder_names_what_asks_it(tmp_path: Path) -> None:

@@ -151,8 +151,8 @@ def certify(
         outcome, message = Outcome.UNCERTIFIED, f"held-out queries say too little of {few}{more}: raise heldout="
     else:
         outcome = Outcome.CERTIFIED
-        message = f"{asked.usual.size} fresh answers predicted within their error bars, half of them to "
-        message += f"{compared.typical_error:.1g} of their size" if compared.typical_error else "all digits"
+        message = f"{asked.usual.size} fresh answers predicted within their error bars, half of them "
+        message += f"to {compared.typical_error:.1g} of their size" if compared.typical_error else "exactly"
         if compared.labels:
             but = f", but for {compared.wrong} that are wrong" if compared.wrong else ""
             message = f"{asked.usual.size} fresh labels predicted{but}"

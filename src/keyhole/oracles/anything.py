@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import numpy as np
+
 from keyhole.errors import UsageError
+from keyhole.families.base import is_family
 from keyhole.noise import Noise
 from keyhole.optional import on_demand
 from keyhole.oracles.base import Oracle
@@ -29,6 +32,8 @@ def as_oracle(
     UsageError says what else to do with anything else.
     """
     known = None if noise is None else Noise.of(noise)
+    if max_norm is not None and (isinstance(max_norm, bool) or not isinstance(max_norm, int | float | np.number)):
+        raise UsageError(f"max_norm must be a positive number or None, not {max_norm!r}")
     if isinstance(box, Oracle):
         return with_declared(box, width, known, max_norm)
     if isinstance(box, str | os.PathLike):
@@ -39,11 +44,16 @@ def as_oracle(
         return _of_module(box, width, known, max_norm)
     if not callable(box):
         raise UsageError(f"cannot ask a {type(box).__name__}; what can be asked is {KNOWN}")
-    own = getattr(box, "width", None) if width is None else width
-    if isinstance(own, bool) or not isinstance(own, int):
+    said = getattr(box, "width", None)
+    own = said if width is None else width
+    if is_family(box) and own != said:
+        raise UsageError(f"these parameters have tokens of {said} numbers, not of {own!r}: leave width= out")
+    if width is not None and (isinstance(width, bool) or not isinstance(width, int | np.integer)):
+        raise UsageError(f"width must be a whole number of at least 1, not {width!r}")
+    if isinstance(own, bool) or not isinstance(own, int | np.integer):
         name = getattr(box, "__qualname__", type(box).__qualname__)
         raise UsageError(f"say how many numbers a token of {name} has: width=")
-    return FunctionOracle(box, own, max_norm, noise=known)
+    return FunctionOracle(box, int(own), max_norm, noise=known)
 
 
 def with_declared(

@@ -75,6 +75,8 @@ class Oracle(ABC):
                 f"the oracle {self.name!r} answered shape {shape} to tokens {tuple(tokens.shape)}, "
                 f"expected {leading} or {(*leading, 'outputs')}: return one row per sequence"
             )
+        if 0 in shape[len(leading) :]:
+            raise WrongShape(f"the oracle {self.name!r} answered no numbers, shape {shape}: there is nothing to read")
         if not is_real(answers):
             raise WrongShape(f"the oracle {self.name!r} answered {answers.dtype}, expected real numbers")
         answers = space.asarray(answers)

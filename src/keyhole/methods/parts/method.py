@@ -53,6 +53,11 @@ def parts(
         "position_bias": position_bias,
         "length_law": length_law,
     }
+    if frequencies is not None:
+        try:
+            frequencies = np.asarray(frequencies, dtype=np.float64)
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"frequencies must be numbers, one for each pair, not {frequencies!r}") from error
     if heads not in ("one", "several"):
         raise UsageError(f"heads must be 'one' or 'several', not {heads!r}")
     if heads == "several":

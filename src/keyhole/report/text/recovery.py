@@ -47,11 +47,17 @@ def _detail(name: str, value: Any) -> str:
     """One thing a method found: what is not there is not mentioned."""
     word = name.replace("_", " ")
     if isinstance(value, Mapping):
-        held = (f"{each.replace('_', ' ')} {'holds' if part['holds'] else 'fails'}" for each, part in value.items())
-        return f"{word}: {' and '.join(held)}"
+        return f"{word}: {', '.join(starmap(_entry, value.items()))}"
     if isinstance(value, bool):
         return word if value else ""
     return f"{word} {value:.2g}" if isinstance(value, float) else f"{word} {value}"
+
+
+def _entry(name: str, value: Any) -> str:
+    """One entry of a thing with a name each: a condition that holds or fails, or what was found."""
+    if isinstance(value, Mapping) and "holds" in value:
+        value = "holds" if value["holds"] else "fails"
+    return f"{name.replace('_', ' ')} {value}"
 
 
 def _queries(result: Recovery) -> str:
