@@ -109,6 +109,18 @@ def test_powers_of_logits(link: str, normaliser: str) -> None:
     assert result.stats.queries <= width**2 + width - 1 + (5 if normaliser == "sum" else width + 2)
 
 
+@pytest.mark.parametrize("link", ["linear", "squared"])
+def test_an_output_bias_much_larger_than_values_beside_a_sum_of_powers(link: str) -> None:
+    """It hid the weights of tokens of the usual size, and error bars did not know that."""
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        score, value = rng.standard_normal((5, 5)), 0.05 * rng.standard_normal(5)
+        head = kh.SingleHead(score, value, None, np.asarray(30.0), Attention(PARTS["link", link]()))
+        result = recover(head, link=link)
+        assert result.certified, result.message
+        assert kh.distance(result.params, head) < 1e-9
+
+
 def test_the_sign_of_positive_logits_is_told() -> None:
     """Masses of −W are of other tokens: (W, v) and (−W, −v) are two maps, and each is read."""
     rng, width = np.random.default_rng(8), 5

@@ -13,7 +13,7 @@ from keyhole.arrays import Floats, Integers, floats
 from keyhole.families import SingleHead
 from keyhole.families.parts import PARTS, Attention
 from keyhole.methods.base import Estimate, Steps, Unrecoverable
-from keyhole.methods.forms.value import Value
+from keyhole.methods.forms.value import CLEAR, Value
 from keyhole.methods.parts.score_forms.readings import (
     Names,
     ask_of_one_output,
@@ -80,7 +80,9 @@ class Ratios:
 
     def _ask(self, stage: str, rows: Floats, lasts: Floats, factors: Floats) -> Steps[tuple[Floats, Floats]]:
         lean = LEAN if self.squared else 0.0
-        firsts = factors[:, None] * (rows + lean * lasts)
+        norm = CLEAR if self.value.has_bias else 1.0  # weights do not depend on it
+        lasts = norm * lasts
+        firsts = factors[:, None] * (norm * rows + lean * lasts)
         space, vector = self.signature.space, floats(self.value.vector)
         answers: Measurements = yield sequences(stage, space.asarray(np.stack([firsts, lasts], axis=1)))
         seen = floats(answers.values) - float(self.value.bias)
@@ -90,7 +92,8 @@ class Ratios:
             odds = above / below
             sizes = np.linalg.norm(firsts, axis=1) + np.linalg.norm(lasts, axis=1)
             error = space.rounding * (np.abs(seen) + sizes * np.linalg.norm(vector)) + answers.radius
-            error = error + sizes * float(np.linalg.norm(floats(self.value.radius)))
+            error = error + sizes * float(np.linalg.norm(floats(self.value.radius))) + float(self.value.bias_radius)
+            error = error + space.rounding * abs(float(self.value.bias))
             radius = error * (1 / np.abs(below) + np.abs(above) / below**2)
             if self.squared:
                 radius = radius / (2 * np.sqrt(np.maximum(odds, 0.0)))
