@@ -130,6 +130,16 @@ def test_a_link_that_folds_is_never_certified() -> None:
         assert not recover(truth, named=named).certified
 
 
+def test_a_sink_that_errors_hide_is_no_failed_arithmetic() -> None:
+    rng = np.random.default_rng(0)
+    attention = Attention(normaliser=Sink(0.5), position_bias=Alibi(0.3))
+    head = kh.SingleHead(rng.standard_normal((5, 5)), rng.standard_normal(5), attention=attention)
+    given = {"normaliser": "sink", "position_bias": "alibi", "noise": "rounded:6"}
+    result = kh.recover(lambda tokens: np.round(head(tokens), 6), "parts", width=5, throw=False, **given)
+    assert result.outcome is kh.Outcome.TOO_NOISY
+    assert "a token alone" in result.message
+
+
 def test_names_that_contradict_each_other_are_refused() -> None:
     truth = random_head("softcap", 4, 0)
     oracle = kh.FunctionOracle(truth, width=4)

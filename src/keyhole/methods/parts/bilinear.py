@@ -173,6 +173,9 @@ class _Bilinear:
             size = float(self.signature.space.xp.linalg.vector_norm(score.matrix)) or 1.0
             alone = yield from lone_weight(probe, math.sqrt(FAINT / size))
             mass = Number(alone.value * zero.value, alone.radius * zero.value + alone.value * zero.radius)
+            if not mass.value > 2 * mass.radius:
+                message = "errors of answers hide the weight of a token alone, which a sink shows in: use finer answers"
+                raise Unrecoverable(Outcome.TOO_NOISY, message)
             found = mass.through(lambda weight: 1 / weight - 1)
         else:
             found = zero.through(lambda weight: 1 / weight - 2)
