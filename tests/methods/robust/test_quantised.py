@@ -420,8 +420,12 @@ def test_what_was_computed_in_float32_first_is_within_the_radii(
         truth = single(seed, 4)
         inner = kh.FunctionOracle(lambda x, own=truth: own(x.astype("f4")).astype(float), width=4, max_norm=max_norm)
         result = kh.recover(Cast(inner, dtype), throw=False)
-        if result.certified:
+        if result.certified and result.params.family == truth.family:
             within_radii(result, truth)
+        elif result.certified:  # as a net without neurons behind attention: the same map
+            tokens = np.random.default_rng(seed).standard_normal((50, 6, 4))
+            off = np.abs(result.params(tokens) - t.plain(truth)(tokens))
+            assert np.all(off <= result.params.error_bar(result.certificate.radius, tokens, 2.0**-20))
         assert result.certified or seed != 0
 
 
