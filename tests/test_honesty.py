@@ -265,32 +265,32 @@ def test_auto_behind_any_noise(noise: Kind, fresh_seed: int) -> None:
         is_honest(drawn_noisy(seed, noise))
 
 
-@settings(max_examples=250)
+@settings(max_examples=162)
 @given(situations(EXACT, "numpy-float64"))
 @example(PLAIN)
 def test_exact_answers(situation: Situation) -> None:
     is_honest(situation)
 
 
-@settings(max_examples=60)
+@settings(max_examples=39)
 @given(situations(EXACT, "torch-float64"))
 def test_exact_answers_in_torch(situation: Situation) -> None:
     is_honest(situation)
 
 
-@settings(max_examples=120)
+@settings(max_examples=78)
 @given(situations(EXACT, "numpy-float32"))
 def test_single_precision(situation: Situation) -> None:
     is_honest(situation)
 
 
-@settings(max_examples=100)
+@settings(max_examples=65)
 @given(situations(HIDDEN, "numpy-float64"))
 def test_hidden_noise(situation: Situation) -> None:
     is_honest(situation)
 
 
-@settings(max_examples=100)
+@settings(max_examples=65)
 @given(situations(DECLARED, "numpy-float64"))
 def test_declared_noise(situation: Situation) -> None:
     is_honest(situation)
@@ -308,25 +308,25 @@ def test_fresh_seeds(noise: Kind, declared: bool, library: str, fresh_seed: int)
         is_honest(drawn(seed, noise, declared, library))
 
 
-@settings(max_examples=100)
+@settings(max_examples=65)
 @given(families(EXACT, "numpy-float64"))
 def test_the_whole_family(situation: Situation) -> None:
     is_honest(situation)
 
 
-@settings(max_examples=40)
+@settings(max_examples=30)
 @given(families(EXACT, "torch-float64"))
 def test_the_whole_family_in_torch(situation: Situation) -> None:
     is_honest(situation)
 
 
-@settings(max_examples=80)
+@settings(max_examples=52)
 @given(families(EXACT, "numpy-float32"))
 def test_the_whole_family_in_single_precision(situation: Situation) -> None:
     is_honest(situation)
 
 
-@settings(max_examples=80)
+@settings(max_examples=52)
 @given(families(DECLARED, "numpy-float64"))
 def test_the_whole_family_under_declared_noise(situation: Situation) -> None:
     is_honest(situation)
