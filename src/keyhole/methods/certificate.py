@@ -64,6 +64,7 @@ class Comparison:
     resolution: float  # radii over what the answers vary by, and over what attention does to them
     scatters: bool  # whether normal errors, each within its radius, are too large together
     beyond: bool = False  # whether too many errors behind a tolerance are larger than one radius
+    widening: float = 1.0  # by which radii of parameters are widened, so that those of predictions hold
     labels: bool = False  # whether answers are labels
     wrong: int = 0  # labels that are not as predicted, where some may be wrong
 
@@ -124,6 +125,7 @@ def certify(
         answer: Measurements = yield replace(plan, so_far=partial(_so_far, estimate, asked, answers))
         answers.append(_at_last(answer, signature))
     compared = _compare(estimate, signature, asked, _concatenate([answer.values for answer in answers]))
+    estimate = _widen(estimate, compared.widening)
     certificate = Certificate(
         radius=estimate.radius,
         standard_error=estimate.standard_error,
@@ -183,15 +185,17 @@ def _compare(estimate: Estimate, signature: Signature, asked: HeldOut, answers: 
     noise = signature.noise.radius + signature.noise.smallest + signature.noise.relative * np.abs(predictions)
     # A weight below the smallest normal number may be zero in the oracle's arithmetic, whatever value it is for.
     noise = noise + signature.space.tiny * float(np.max(np.abs(predictions), initial=0.0)) + UNDERFLOW
-    beyond = False
+    beyond, widening = False, 1.0
     if signature.noise.kind == "bounded" or signature.noise.is_cut:
         # Radii hold whatever the errors are, which may conspire; held-out queries do not know them, so what they see
         # of it is as random as they are: single ones are off by several radii, all together by less than one.
         with np.errstate(divide="ignore", invalid="ignore"):
             excess = np.maximum(np.abs(predictions - answers) - noise, 0.0) / known
         beyond = bool(np.nanmean(np.minimum(excess, GAUSSIAN_DEVIATIONS) ** 2) > MOST_BEYOND)
-        # A sum of n terms is at most √n times their quadrature.
-        known = min(GAUSSIAN_DEVIATIONS, (signature.width * (signature.width + 1)) ** 0.5) * known
+        # A sum of n terms is at most √n times their quadrature. Where errors conspire so, radii say it.
+        most = min(GAUSSIAN_DEVIATIONS, (signature.width * (signature.width + 1)) ** 0.5)
+        widening = min(max(1.0, float(np.nanmax(excess, initial=0.0))), most)
+        known = most * known
     radii = np.hypot(GAUSSIAN_DEVIATIONS * known, noise) if normal else known + noise
     coarse = float(np.sqrt(np.mean(radii[fine] ** 2)))
     if normal:
@@ -204,8 +208,17 @@ def _compare(estimate: Estimate, signature: Signature, asked: HeldOut, answers: 
     elif attention > 0 or signature.max_norm is not None:
         resolution = max(resolution, coarse / attention if attention else float("inf"))
     scatters = normal and _has_scatter(np.abs(predictions - answers), radii)
-    compared = Comparison(predictions, answers, radii, resolution, scatters, beyond, estimate.params.tells_labels)
+    labels = estimate.params.tells_labels
+    compared = Comparison(predictions, answers, radii, resolution, scatters, beyond, widening, labels)
     return _allow_flips(compared, signature.noise.scale) if signature.noise.kind == "flipped" else compared
+
+
+def _widen(estimate: Estimate[F], times: float) -> Estimate[F]:
+    """The estimate with radii so many times as wide."""
+    if times == 1.0:
+        return estimate
+    radii = {name: times * array for name, array in estimate.radius.arrays().items()}
+    return replace(estimate, radius=estimate.radius.with_arrays(radii))
 
 
 def _resolution_of_numbers(estimate: Estimate, signature: Signature, plans: list[Plan], fine: Booleans) -> float:
