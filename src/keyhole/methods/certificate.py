@@ -180,8 +180,7 @@ def _compare(estimate: Estimate, signature: Signature, asked: HeldOut, answers: 
     predictions, known = asked.predictions, asked.known
     if estimate.params.tells_labels:  # where the label is not sure, none is predicted
         predictions, known = np.where(known > 0, answers, predictions), 0 * known
-    # How fine radii are is told by usual tokens: among the long ones they are as wide as can be.
-    fine = np.repeat(asked.usual if np.any(asked.usual) else ~asked.usual, predictions.size // asked.usual.size)
+    fine = np.repeat(_fine(asked, signature), predictions.size // asked.usual.size)
     noise = signature.noise.radius + signature.noise.smallest + signature.noise.relative * np.abs(predictions)
     # A weight below the smallest normal number may be zero in the oracle's arithmetic, whatever value it is for.
     noise = noise + signature.space.tiny * float(np.max(np.abs(predictions), initial=0.0)) + UNDERFLOW
@@ -219,6 +218,17 @@ def _widen(estimate: Estimate[F], times: float) -> Estimate[F]:
         return estimate
     radii = {name: times * array for name, array in estimate.radius.arrays().items()}
     return replace(estimate, radius=estimate.radius.with_arrays(radii))
+
+
+def _fine(asked: HeldOut, signature: Signature) -> Booleans:  # (queries,)
+    """The queries that tell how fine radii are: usual ones, as among long tokens radii are as wide as can be.
+
+    Where these are all so short that a net behind attention is flat, those that inform.
+    """
+    shows = np.asarray(asked.informative & (asked.lengths > 1))
+    if signature.noise.kind == "exact" and np.any(shows) and not np.any(asked.usual & shows):
+        return shows
+    return asked.usual if np.any(asked.usual) else ~asked.usual
 
 
 def _resolution_of_numbers(estimate: Estimate, signature: Signature, plans: list[Plan], fine: Booleans) -> float:
