@@ -396,8 +396,8 @@ class _Auto:
     def _result(self, last: Attempt) -> Attempt:
         """The last attempt with details of the others, in the simplest family that holds its parameters."""
         first = self.attempts[0].method if self.attempts else last.method
-        # Of float32 answers, which most models have, only what looks like a family that methods recover, and nets, whose
-        # kinks rounding hides.
+        # Of float32 answers, which most models have, only what looks like a family that methods recover, or like a net,
+        # whose kinks rounding hides.
         coarse = self.noise.kind == "exact" and self.task.signature.space.spacing >= FLOAT32
         noise = Noise.dtype("float32") if coarse else self.noise
         named = noise.kind == "dtype" and (self.known.get("diagnosis") in FAMILIES or self.bends)

@@ -18,7 +18,7 @@ from keyhole.methods.heldout import HeldOut, draw_heldout, prediction_radii
 from keyhole.noise import GAUSSIAN_DEVIATIONS
 from keyhole.numerics.domain import LONGEST, Sampler, class_label, length_class
 from keyhole.queries import Measurements, Plan, Signature, Sketch
-from keyhole.recovery import Certificate, Outcome, Tested
+from keyhole.recovery import Certificate, Outcome, Tested, typical_error
 
 # Held-out queries over those of the recovery, the fewest and the most: 120 leave 2.5 % of such queries unsaid, 256
 # leave 1.2 %.
@@ -81,11 +81,8 @@ class Comparison:
 
     @property
     def typical_error(self) -> float:
-        """The median of errors over the size of their answer, or over a typical size where that is more."""
-        sizes = np.abs(self.answers)
-        sizes = np.maximum(sizes, np.median(sizes))
-        with np.errstate(divide="ignore", invalid="ignore"):
-            return float(np.median(np.where(self.errors == 0, 0.0, self.errors / sizes)))
+        """The median of errors over the size of their answer."""
+        return typical_error(self.predictions, self.answers)
 
     @property
     def holds(self) -> bool:
