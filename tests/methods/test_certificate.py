@@ -12,7 +12,7 @@ import pytest
 
 import keyhole as kh
 from keyhole import recovery
-from keyhole.families.parts import Attention, Window
+from keyhole.families.parts import Attention, TopK, Window
 from keyhole.methods.base import Estimate
 from keyhole.methods.certificate import Judgement, certify
 from keyhole.oracles import Counted
@@ -339,3 +339,20 @@ def test_radii_behind_a_tolerance_hold_for_errors_that_conspire() -> None:
         tokens /= np.linalg.norm(tokens, axis=-1, keepdims=True)
         bars = result.params.error_bar(result.certificate.radius, tokens, 1e-15)
         assert np.mean(np.abs(result.params(tokens) - head(tokens)) > bars) < 0.2  # 0.31 and more before
+
+
+def test_top_k_is_certified_only_with_its_rule_for_equal_scores() -> None:
+    """Of tokens whose scores are equal the first has a weight; an oracle in which all have one is another."""
+    for seed, most in ((0, 3), (1, 40)):
+        rng = np.random.default_rng(seed)
+        score, value = rng.standard_normal((WIDTH, WIDTH)), rng.standard_normal((WIDTH, 3))
+        head = kh.SingleHead(score, value, attention=Attention(normaliser=TopK(most)))
+
+        def answer(tokens: Array, score: Array = score, value: Array = value, most: int = most) -> Array:
+            logits = np.einsum("nid,nd->ni", tokens, tokens[:, -1] @ score.T)
+            last = np.sort(logits, axis=1)[:, -min(most, logits.shape[1])]
+            kept = np.where(logits >= last[:, None], logits, -np.inf)
+            return np.einsum("ni,nip->np", softmax(kept), tokens @ value)
+
+        assert kh.recover(kh.FunctionOracle(head, width=WIDTH), seed=seed).certified
+        assert not kh.recover(kh.FunctionOracle(answer, width=WIDTH), seed=seed, throw=False).certified

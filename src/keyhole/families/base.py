@@ -221,6 +221,11 @@ class Family(Protocol):
         """The sequence moved close to where its answer jumps; as it is where answers do not."""
         return tokens
 
+    @property
+    def jumping_length(self) -> int | None:
+        """The fewest tokens whose answer jumps, where one takes the place of another; None where answers do not."""
+        return None
+
     def simplest(self) -> Family:
         """The parameters in the smallest family that holds them."""
         return self

@@ -54,7 +54,7 @@ LOUD_EVERY = 2
 LOUD = ("ordinary", "mixed", "clusters")
 # Of labels one query in so many is a single token, as long as one may be and not moved onto a boundary: what a box adds
 # to its heads shows in these before tokens are averaged, and far from where heads change their label.
-SINGLE = 4
+SINGLE = 4  # as many are of heads that weigh k tokens at most, and have one more, two of them alike about the k-th
 # A token near a kink lies within this part of its norm of it.
 AROUND_KINK = 0.1
 
@@ -166,6 +166,10 @@ class _Source:
                     structures[n] = "near"
                 elif norm == "any":
                     structures[n] = "mixed"
+        jumps = self.params.jumping_length
+        if jumps is not None and jumps <= (self.signature.max_length or LONGEST) and not wanted:
+            some = range(1, count, SINGLE)
+            lengths[1::SINGLE], structures[1::SINGLE] = [jumps for _ in some], ["ordinary" for _ in some]
         by = list(norm_by) or [self.norm_by]
         queries = [
             self._answered(structure, length, norm, by[n % len(by)])
@@ -225,6 +229,8 @@ class _Source:
         if self.params.tells_labels and rng.integers(2) and (length > 1 or norm != "longest"):
             near = self.params.onto_boundary(tokens, rng)
             tokens = near if np.max(np.linalg.norm(near, axis=1)) <= signature.norm_limit else tokens
+        if length == self.params.jumping_length and norm != "normal":
+            tokens = self.params.onto_boundary(tokens, rng)
         return Query(tokens, norm, structure, norm == "logits" and structure in USUAL)
 
     def _undecided(self, tokens: Floats) -> Floats:  # (length, width)

@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from dataclasses import fields
 from typing import TYPE_CHECKING, Self
 
-from keyhole.arrays import Array, namespace
+import numpy as np
+
+from keyhole.arrays import Array, Floats, namespace
 from keyhole.families.base import Family
 from keyhole.families.parts.attention import KINDS, Attention
 from keyhole.families.parts.bilinear import ScoreForm
@@ -156,3 +158,24 @@ class Head(Family):
     def loudest(self) -> Array:  # (width,)
         """The unit token of the largest value."""
         return namespace(self.value).linalg.svd(self.value_columns, full_matrices=False)[0][:, 0]
+
+    @property
+    def jumping_length(self) -> int | None:
+        """One token more than have a weight."""
+        most = self.attention.normaliser.most
+        return None if most is None else most + 1
+
+    def onto_boundary(self, tokens: Floats, rng: np.random.Generator) -> Floats:  # noqa: ARG002 - (length, width)
+        """The last token that has a weight and the first that has none made one: which has it an oracle decides."""
+        most, last = self.attention.normaliser.most, len(tokens) - 1
+        if most is None or most > last:
+            return tokens
+        head = self.like(tokens)
+        energies = head.attention.energies(head.form.logits(tokens[None], tokens[None, -1, :]))
+        inside, outside = (int(place) for place in np.argsort(-energies[0], kind="stable")[most - 1 : most + 1])
+        tokens = tokens.copy()
+        if inside == last:
+            tokens[outside] = tokens[inside]
+        else:
+            tokens[inside] = tokens[outside]
+        return tokens

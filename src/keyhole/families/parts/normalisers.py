@@ -221,6 +221,11 @@ class TopK(Sum):
         if isinstance(self.k, bool) or not isinstance(self.k, int) or self.k < 1:
             raise UsageError(f"k of top-k must be a whole number of at least 1, not {self.k!r}")
 
+    @property
+    def most(self) -> int:
+        """The k tokens."""
+        return self.k
+
     def _kept(self, energies: Array) -> Array:
         xp = namespace(energies)
         places = xp.argsort(xp.argsort(energies, axis=-1, descending=True, stable=True), axis=-1, stable=True)

@@ -127,6 +127,11 @@ class Normaliser(Part, Protocol):
 
     takes_powers: ClassVar[bool] = True  # whether it weighs masses of any sign, or of size zero
 
+    @property
+    def most(self) -> int | None:
+        """How many tokens have a weight at most, where there is such a number."""
+        return None
+
     def __call__(self, energies: Array, signs: Array | None = None) -> Array:
         """The weights, along the last axis."""
         ...
