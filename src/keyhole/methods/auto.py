@@ -266,10 +266,11 @@ class _Auto:
                 return self._result(last)
         if diagnosis is not None:
             diagnosis = yield from self._with_names(diagnosis)
-            for method in self._untried(diagnosis):
-                last = yield from self._attempt(method, diagnosis.options)
-                if last.certified or last.outcome in FINAL:
-                    return self._result(last)
+            for method, options in self._by_parts(diagnosis):
+                ended = yield from self._attempt(method, options)
+                last = ended if options == diagnosis.options else last  # whose message says more
+                if ended.certified or ended.outcome in FINAL:
+                    return self._result(ended)
         for method in self._for_rare_kinks(diagnosis):
             ended = yield from self._attempt(method, {})
             if ended.certified and ended.details.get("neurons") != 0:  # a net without neurons explains no bend
@@ -296,12 +297,16 @@ class _Auto:
         self.known |= {"diagnosis": named.family, "diagnosis_findings": named.summary()["findings"]}
         return named
 
-    def _untried(self, diagnosis: Diagnosis) -> list[Method]:
-        """The method for the parts that were named, unless it was tried with them."""
-        if diagnosis.recovers is None:
-            return []
-        fitting = methods_for(diagnosis.recovers, self.noise, diagnosis.options)[:1]
-        return [method for method in fitting if (method, diagnosis.options) not in self.tried]
+    def _by_parts(self, diagnosis: Diagnosis) -> list[tuple[Method, Mapping[str, Any]]]:
+        """The method for the parts that were named, and those that find the parts of several heads themselves."""
+        fitting: list[tuple[Method, Mapping[str, Any]]] = []
+        if diagnosis.recovers is not None:
+            named = methods_for(diagnosis.recovers, self.noise, diagnosis.options)[:1]
+            fitting = [(method, diagnosis.options) for method in named]
+        if self.several_outputs and self.noise.kind == "exact" and not self.task.options:
+            of_numbers = [method for method in METHODS.values() if method.answers == "numbers"]
+            fitting += [(method, method.when_refuted) for method in of_numbers if method.when_refuted]
+        return [each for each in fitting if each not in self.tried]
 
     def _further(
         self, first: Attempt | None, diagnosis: Diagnosis | None
