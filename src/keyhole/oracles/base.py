@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from typing import Any, final
 
 import array_api_compat
@@ -24,6 +25,8 @@ class Oracle(ABC):
 
     signature: Signature
     name: str  # what the oracle is; a journal belongs to one name
+    # Options of methods that are worth trying, the likeliest first: they choose what is asked, and nothing rests on them.
+    hints: Sequence[Mapping[str, Any]] = ()
 
     @abstractmethod
     def answer(self, tokens: Array) -> Array:  # (batch, length, width) -> (batch,) or (batch, outputs)

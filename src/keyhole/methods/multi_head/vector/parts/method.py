@@ -38,6 +38,7 @@ from keyhole.methods.multi_head.vector.parts.rotary import (
     angles_of,
     ask_turned,
     groups_of_keys,
+    room_between,
     solve_turns,
     with_deviations,
 )
@@ -104,7 +105,9 @@ def ask_heads(
         queries.window = yield from ask_window(queries, start)
     queries.odds = start.odds
     values = yield from ask_long_values(queries, start)
+    queries.between = room_between(queries) if form == "rotary" else 0  # left free, to be filled later
     reader = ScoreReader(queries, start, values)
+    queries.between = 0
     scores = yield from ask_forms(reader)
     found = _Estimate(queries, start, values, scores, names)
     if form == "rotary":
