@@ -18,6 +18,7 @@ from keyhole.oracles.transformers.surroundings import LENGTHS, Surroundings
 # What configs call a window, a cap of logits, and how many numbers of a key turn.
 WINDOWS = ("sliding_window", "local_attention", "window_size", "attention_window")
 CAPS = ("attn_logit_softcapping",)
+BUCKETS = "relative_attention_num_buckets"  # of distances, each with an energy of its own
 BASE = 10000.0
 # What models call norms of queries and keys, and what they give to attention that slopes with distance.
 NORM_OF_KEYS = re.compile(r"(^|[._])(q|k|query|key)_?(layer)?_?norm$", re.IGNORECASE)
@@ -43,7 +44,9 @@ def hints_of(
         options["link"] = "softcap"
     if any("sink" in name for name, _ in module.named_parameters()):
         options["normaliser"] = "sink"
-    if _has_slopes(surroundings):
+    if _number(config, BUCKETS) is not None:
+        options["position_bias"] = "table"
+    elif _has_slopes(surroundings):
         options["position_bias"] = "alibi"
     window = _window(config)
     if window is not None and _hides(answer, window, place.width, surroundings.longest()):
