@@ -19,8 +19,8 @@ def table(kept: Kept) -> str:
     columns = ("architecture", "opened, equal", *PARTS, "queries of attention", "certified wrongly")
     return "\n\n".join(
         [
-            f"Layer 0 of random models in float64, asked with `precision=\"float64\"`, width {WIDTH}, four heads of eight "
-            f"numbers: weights and biases of standard deviation {STDS[0]} and, after the comma, {STDS[1]}. {DONE}: "
+            f'Layer 0 of random models in float64, asked with `precision="float64"`, width {WIDTH}, four heads of '
+            f"eight numbers: weights and biases of standard deviation {STDS[0]} and, after the comma, {STDS[1]}. {DONE}: "
             "certified, and fresh answers of the model's own module predicted to 1e-6 of their size; otherwise how "
             "`auto` ended.",
             markdown(columns, rows),
@@ -63,10 +63,8 @@ def _word(cell: Cell) -> str:
 
 def _summary(rows: Sequence[Any]) -> str:
     whole = sum(row[1].split(" of ")[0] == row[1].split(" of ")[1] for row in rows)
-    by_part = ", ".join(
-        f"{part} {sum(row[2 + place] == DONE for row in rows)}" for place, part in enumerate(PARTS)
-    )
+    by_part = ", ".join(f"{part} {sum(row[2 + place] == DONE for row in rows)}" for place, part in enumerate(PARTS))
     return (
-        f"Of {len(rows)} architectures {whole} opened and were equal to the model in all parts. Recovered at both sizes: "
-        f"{by_part}. Certified wrongly: {sum(int(row[-1]) for row in rows)}."
+        f"Of {len(rows)} architectures {whole} opened and were equal to the model in all parts. Recovered at both "
+        f"sizes: {by_part}. Certified wrongly: {sum(int(row[-1]) for row in rows)}."
     )

@@ -278,7 +278,9 @@ def test_arithmetic_in_float32_inside_is_known_and_widened() -> None:
 )
 def test_hints_name_parts_by_config_and_modules(name: str, parts: dict[str, str]) -> None:
     hints = kh.TransformersOracle(random_model(name), 0, precision="float64").hints
-    assert [{key: each for key, each in hint.items() if key != "frequencies"} for hint in hints] == [parts] * bool(parts)
+    assert [{key: each for key, each in hint.items() if key != "frequencies"} for hint in hints] == [parts] * bool(
+        parts
+    )
 
 
 def test_a_hint_chooses_what_is_tried_and_nothing_rests_on_it() -> None:
@@ -290,7 +292,7 @@ def test_a_hint_chooses_what_is_tried_and_nothing_rests_on_it() -> None:
     x = torch.randn(8, 7, ARCHITECTURE_WIDTH, dtype=torch.float64)
     np.testing.assert_allclose(result.params(to_numpy(x)), to_numpy(oracle(x)), rtol=0, atol=1e-9)
     plain = kh.TransformersOracle(random_model("OPT"), 0)
-    plain.hints = oracle.hints  # type: ignore[misc]
+    plain.hints = oracle.hints
     result = kh.recover(plain, throw=False)
     assert result.certified
     np.testing.assert_allclose(result.params(to_numpy(x)), to_numpy(plain(x)), rtol=0, atol=1e-8)
@@ -571,10 +573,12 @@ def test_what_else_a_model_has_is_listed() -> None:
         kh.TransformersOracle(model, 0)
     flash = copy.deepcopy(model_of("llama"))
     flash.config._attn_implementation = "flash_attention_2"
-    with pytest.raises(UsageError, match=r"computed by 'flash_attention_2', so call .*set_attn_implementation\('eager'\)"):
+    with pytest.raises(
+        UsageError, match=r"computed by 'flash_attention_2', so call .*set_attn_implementation\('eager'\)"
+    ):
         kh.TransformersOracle(flash, 0)
+    plain, mask = torch.nn.MultiheadAttention(4, 2, batch_first=True).eval(), torch.zeros(5, 5)
     with pytest.raises(UsageError, match=r"attn_mask.*should be \(3, 3\).*a mask for tokens\.shape\[1\] tokens"):
-        plain, mask = torch.nn.MultiheadAttention(4, 2, batch_first=True).eval(), torch.zeros(5, 5)
         kh.TorchOracle(plain, call=lambda module, x: module(x, x, x, attn_mask=mask)[0])
 
 

@@ -25,8 +25,6 @@ class Oracle(ABC):
 
     signature: Signature
     name: str  # what the oracle is; a journal belongs to one name
-    # Options of methods that are worth trying, the likeliest first: they choose what is asked, and nothing rests on them.
-    hints: Sequence[Mapping[str, Any]] = ()
 
     @abstractmethod
     def answer(self, tokens: Array) -> Array:  # (batch, length, width) -> (batch,) or (batch, outputs)
@@ -34,6 +32,11 @@ class Oracle(ABC):
 
     def close(self) -> None:  # noqa: B027 - most oracles hold nothing
         """Release what the oracle holds."""
+
+    @property
+    def hints(self) -> Sequence[Mapping[str, Any]]:
+        """Options of a method each that are worth trying: they choose what is asked, and nothing rests on them."""
+        return ()
 
     def facts(self) -> dict[str, Any]:
         """What a report should say of how the oracle was asked, such as requests sent again."""

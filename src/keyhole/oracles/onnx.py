@@ -40,8 +40,9 @@ class OnnxOracle(Oracle):
     long as all lengths up to it divide the fixed one.
 
     `input` and `output` name the tensors where there are several, inner ones too: then only what lies between them is
-    asked, which takes the package onnx. `width` is only needed where the file leaves it open. The dtype is the file's, float64, float32 or float16. `answers="labels"`: the output is whole numbers that are
-    labels, such as those of ArgMax. `providers` is handed to onnxruntime, and is its CPU unless given.
+    asked, which takes the package onnx. `width` is only needed where the file leaves it open. The dtype is the file's,
+    float64, float32 or float16. `answers="labels"`: the output is whole numbers that are labels, such as those of
+    ArgMax. `providers` is handed to onnxruntime, and is its CPU unless given.
     """
 
     def __init__(
@@ -137,9 +138,7 @@ def _divisors(length: int, who: str) -> int:
     return most
 
 
-def _open_session(
-    path: str | PathLike[str], providers: Sequence[Any], tokens: str | None, answer: str | None
-) -> Any:
+def _open_session(path: str | PathLike[str], providers: Sequence[Any], tokens: str | None, answer: str | None) -> Any:
     runtime = extra("onnxruntime", "onnx", "OnnxOracle")
     if not Path(path).is_file():
         raise FileError(f"{path}: no such file")

@@ -41,7 +41,7 @@ class Wrapper(Oracle):
         return answers
 
     @property
-    def hints(self) -> Sequence[Mapping[str, Any]]:  # type: ignore[override]  # read only where it is passed on
+    def hints(self) -> Sequence[Mapping[str, Any]]:
         """Those of the wrapped oracle."""
         return self.inner.hints
 

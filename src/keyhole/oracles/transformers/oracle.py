@@ -20,7 +20,13 @@ from keyhole.oracles.transformers.folder import open_model
 from keyhole.oracles.transformers.hints import hints_of
 from keyhole.oracles.transformers.parts import PARTS, LayerPart
 from keyhole.oracles.transformers.places import place_in
-from keyhole.oracles.transformers.precision import Precision, check_precision, computed_in, computed_in_full, is_narrowed
+from keyhole.oracles.transformers.precision import (
+    Precision,
+    check_precision,
+    computed_in,
+    computed_in_full,
+    is_narrowed,
+)
 from keyhole.oracles.transformers.surroundings import Surroundings
 
 Part = Literal["attention", "attention-block", "layer"]

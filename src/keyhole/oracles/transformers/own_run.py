@@ -109,8 +109,8 @@ def runnable(model: Any) -> Iterator[tuple[str, Any]]:
     if not done:
         why = f" ({troubles[0]})" if troubles else ""
         raise UsageError(
-            f"{type(model).__name__} is no transformers model that can be run{why}: {_remedy(model)}hand over one that is, "
-            "or ask a module with TorchOracle(module, width=..., call=...)"
+            f"{type(model).__name__} is no transformers model that can be run{why}: {_remedy(model)}hand over one that "
+            "is, or ask a module with TorchOracle(module, width=..., call=...)"
         )
 
 

@@ -64,8 +64,8 @@ def place_in(model: Any, layer: int) -> Place:
     places = attention_in(model)
     if not places:
         raise UsageError(
-            f"{type(model).__name__} has no self-attention that can be told from its run; it has {_has(model)}: ask one "
-            "of these with TorchOracle(module, width=..., call=lambda module, tokens: ...)"
+            f"{type(model).__name__} has no self-attention that can be told from its run; it has {_has(model)}: ask "
+            "one of these with TorchOracle(module, width=..., call=lambda module, tokens: ...)"
         )
     if isinstance(layer, bool) or not isinstance(layer, int) or not -len(places) <= layer < len(places):
         raise UsageError(

@@ -44,7 +44,9 @@ class Odds:
             known = self.table.shape[1]
             nearer = self.table[:, np.minimum(np.arange(between), known - 1)]
             rest = 1 + np.sum(np.exp(nearer), axis=1, keepdims=True)
-            return np.asarray(self.table[:, np.minimum(between + np.arange(count - 1, -1, -1), known - 1)] - np.log(rest))
+            return np.asarray(
+                self.table[:, np.minimum(between + np.arange(count - 1, -1, -1), known - 1)] - np.log(rest)
+            )
         further = 0.0 if self.falls is None else self.falls[:, None] * np.arange(count - 1, -1, -1)
         return np.asarray(-np.log(self.rest + between)[:, None] - further + np.zeros((1, count)))
 

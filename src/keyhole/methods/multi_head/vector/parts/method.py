@@ -17,6 +17,7 @@ from keyhole.families.parts import (
     SOFTMAX,
     Alibi,
     Attention,
+    DistanceTable,
     Exp,
     NoPositionBias,
     Normaliser,
@@ -25,7 +26,6 @@ from keyhole.families.parts import (
     Sink,
     Softcap,
     Sum,
-    DistanceTable,
     Window,
 )
 from keyhole.methods.base import Estimate, Steps, Unrecoverable

@@ -74,9 +74,11 @@ def ask_table(queries: LongQueries, start: FirstHeads) -> Steps[FirstHeads]:
         if same:
             break
         wanted = min(2 * wanted, most)
-    table = np.log(masses[:, 1:])
-    odds, errors = replace(start.odds, table=table), replace(start.errors, table=np.sqrt(np.cumsum(off**2, axis=1)))
-    return replace(start, odds=odds, errors=errors)
+    table, off = np.log(masses[:, 1:]), np.sqrt(np.cumsum(off**2, axis=1))
+    differs = np.any(np.abs(table - table[:, -1:]) > UNEQUAL * (off + off[:, -1:]), axis=0)
+    count = 2 + int(np.flatnonzero(differs)[-1]) if np.any(differs) else 1  # one beyond stands for all farther ones
+    known, wide = replace(start.odds, table=table[:, :count]), replace(start.errors, table=off[:, :count])
+    return replace(start, odds=known, errors=wide)
 
 
 def ask_window(queries: LongQueries, start: FirstHeads) -> Steps[float]:
