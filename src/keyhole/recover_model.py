@@ -134,27 +134,17 @@ def recover_model(
     left_out: dict[str, str] = {}
     for number in numbers or [0]:  # of a model without layers, the oracle says so
         oracle = TransformersOracle(
-            model,
-            number,
-            positions=positions,
-            dtype=dtype,
-            precision=precision,
-            device=device,
-            max_norm=max_norm,
-            noise=noise,
+            model, number, positions=positions, precision=precision, max_norm=max_norm, noise=noise
         )
         chosen = "multi-head" if method == "auto" and not oracle.hints else method
         name = oracle.place.name
         book = None if journal is None else _book(Path(journal), name)
         result = recover(oracle, chosen, budget, book, seed, throw=False, heldout=heldout, progress=progress, **options)
         results[name] = result
-        if result.certified and result.params is not None:
-            try:
-                found = weights_of(MultiHead.of(result.params), oracle.place.module)
-            except UsageError as error:
-                left_out[name] = str(error)
-            else:
-                weights |= {f"{name}.{part}": array for part, array in found.items()}
+        try:
+            weights |= _weights(result, oracle)
+        except UsageError as error:
+            left_out[name] = str(error)
         if done is not None:
             done(name, result)
     whole = ModelRecovery(results, weights, left_out)
@@ -164,6 +154,14 @@ def recover_model(
         failure.partial = whole  # type: ignore[assignment]  # of several recoveries at once
         raise failure
     return whole
+
+
+def _weights(result: Recovery, oracle: TransformersOracle) -> dict[str, Array]:
+    """Tensors by the model's names, of a layer that is certified; UsageError where heads do not go into its module."""
+    if not result.certified or result.params is None:
+        return {}
+    found = weights_of(MultiHead.of(result.params), oracle.place.module)
+    return {f"{oracle.place.name}.{part}": array for part, array in found.items()}
 
 
 def _book(folder: Path, name: str) -> Path:
