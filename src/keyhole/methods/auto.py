@@ -53,6 +53,8 @@ MAY_BE_ANOTHER_FAMILY = (
 )
 # How a method for one head ends on several, whose answers err.
 NOT_ONE_HEAD = (Outcome.WRONG_FAMILY, Outcome.SATURATED)
+# Families whose methods take what an oracle hints at.
+HINTED = ("multi-head", "residual")
 # Answers are kept for the next attempt of plans that are no larger than this, over the width, and of so many of them.
 KEPT_QUERIES, KEPT_PLANS = 4, 32
 
@@ -136,12 +138,30 @@ class _Auto:
         except (*ENDS, Unrecoverable) as error:
             return Attempt(NAME, ending(error), str(error), cause=error)
         self._allow_for(evidence)
+        last = yield from self._with_hints()
+        if last is not None:
+            return self._result(last)
         last = yield from self._first(evidence)
         if last is not None and (declared or not self._may_be_another(last)):
             return self._result(last)
         if last is not None and last.outcome not in MAY_BE_ANOTHER_FAMILY:
             return (yield from self._go_on(last, None))
         return (yield from self._with_unseen_errors(evidence, (yield from self._after_diagnosis(last))))
+
+    def _with_hints(self) -> Steps[Attempt | None]:
+        """An attempt with options that the oracle's owner thinks worth trying, unless they are refuted."""
+        if self.task.options or not self.several_outputs or self.noise.kind != "exact":
+            return None
+        for hint in self.task.hints:
+            for family in HINTED:
+                for method in methods_for(family, self.noise, hint)[:1]:
+                    try:
+                        last = yield from self._attempt(method, hint)
+                    except UsageError:  # parts that no learner reads together
+                        continue
+                    if last.certified or last.outcome in FINAL:
+                        return last
+        return None
 
     def _first(self, evidence: Evidence) -> Steps[Attempt | None]:
         """The method of the likeliest family, again where that shows noise that was not known."""
