@@ -126,6 +126,7 @@ class _Auto:
         self.attempts: list[Attempt] = []
         self.tried: list[tuple[Method, Mapping[str, Any]]] = []
         self.known: dict[str, Any] = {}  # what details say, whichever attempt is the last
+        self.bends = False  # whether single tokens were answered by a bent map
 
     def steps(self) -> Steps[Attempt]:
         """Triage, an attempt, and where that fails a diagnosis and further ones."""
@@ -380,6 +381,7 @@ class _Auto:
 
     def _allow_for(self, evidence: Evidence) -> None:
         """Go on with the evidence, its noise included."""
+        self.bends = evidence.bends
         self.known |= {"diagnosis": evidence.family, "diagnosis_findings": [vars(each) for each in evidence.findings]}
         if evidence.noise_evidence:
             self._allow_for_noise(evidence.noise.as_found(), evidence.noise_evidence, evidence.noise_queries)
@@ -419,10 +421,11 @@ class _Auto:
     def _result(self, last: Attempt) -> Attempt:
         """The last attempt with details of the others, in the simplest family that holds its parameters."""
         first = self.attempts[0].method if self.attempts else last.method
-        # Of float32 answers, which most models have, only what looks like a family that methods recover.
+        # Of float32 answers, which most models have, only what looks like a family that methods recover, or like a net,
+        # whose kinks rounding hides.
         coarse = self.noise.kind == "exact" and self.task.signature.space.spacing >= FLOAT32
         noise = Noise.dtype("float32") if coarse else self.noise
-        named = noise.kind == "dtype" and self.known.get("diagnosis") in FAMILIES
+        named = noise.kind == "dtype" and (self.known.get("diagnosis") in FAMILIES or self.bends)
         if last.outcome is Outcome.WRONG_FAMILY and (named or noise.hides_families):
             last = replace(last, outcome=Outcome.TOO_NOISY, message=behind_noise(last.message, noise))
         details = {**self.known, **({"tried_first": first} if len(self.attempts) > 1 else {})}
