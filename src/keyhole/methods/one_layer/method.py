@@ -65,7 +65,7 @@ RESIDUAL_NORMS = (1.0, 4.0, 64.0)
 CHECKED_NORMS, CHECKED_TOKENS, CHECKED_AMONG = (1.0, 4.0, 16.0, 256.0), 16, 1024
 # Four of them are pairs of tokens, half of logits of about this size and more; answers that differ by less than this
 # part of them, or so many radii, are no contradiction: other heads make larger ones.
-CHECKED_LOGIT, SAME_PAIRS, PAIR_RADII, WIDE_BARS = 2.0, 1e-3, 16.0, 0.05
+CHECKED_LOGIT, SAME_PAIRS, PAIR_RADII, WIDE_BARS = 2.0, 1e-7, 16.0, 0.05
 # How far out the net bends is told by biases of more radii than this: at the kinks of smaller ones most is error.
 KNOWN_KINK = 64.0
 # Tokens are at least so many times as long as can be read at all: kinks nearer to the origin would cost digits.
