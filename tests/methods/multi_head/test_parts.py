@@ -75,6 +75,24 @@ def assert_within_radii(result: kh.Recovery, truth: kh.MultiHead) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
+def test_parts_of_several_heads_are_found_where_none_is_named(name: str, fresh_seed: int) -> None:
+    rng = np.random.default_rng(fresh_seed)
+    truth = heads_of(CASES[name][0], rng)
+    result = recovered(truth, fresh_seed)
+    assert_within_radii(result, truth)
+    found = result.stats.details["parts_tried"][-1]
+    assert all(option in found for option in CASES[name][1].values()), found
+
+
+def test_auto_goes_on_with_several_heads_of_parts() -> None:
+    truth = heads_of(CASES["slopes and sinks"][0], np.random.default_rng(3))
+    assert_within_radii(kh.recover(kh.FunctionOracle(truth, width=WIDTH), throw=False), truth)
+    foreign = heads_of(lambda _: Attention(), np.random.default_rng(4))
+    result = kh.recover(kh.FunctionOracle(lambda tokens: np.tanh(foreign(tokens)), width=WIDTH), throw=False)
+    assert not result.certified
+
+
+@pytest.mark.parametrize("name", CASES)
 def test_heads_are_found_with_their_constants(name: str, fresh_seed: int) -> None:
     rng = np.random.default_rng(fresh_seed)
     attention, options = CASES[name]

@@ -96,7 +96,7 @@ def ask_heads(
     names = checked(names, form)
     if "norm" in form:
         return (yield from ask_normed_heads(signature, rng, form, frequencies))
-    _check_norms(signature)
+    check_reach(signature)
     token = rng.standard_normal(signature.width)
     token /= np.linalg.norm(token)
     value, noise = yield from ask_total(signature, token)
@@ -141,7 +141,7 @@ def ask_normed_heads(
     Assumes what `ASSUMPTIONS` says, and that a zero token has a logit of zero.
     """
     checked({}, form)
-    _check_norms(signature)
+    check_reach(signature)
     token = rng.standard_normal(signature.width)
     token /= np.linalg.norm(token)
     value, noise = yield from ask_total(signature, token)
@@ -179,7 +179,8 @@ def checked(names: Mapping[str, str], form: str) -> dict[str, str]:
     return whole
 
 
-def _check_norms(signature: Signature) -> None:
+def check_reach(signature: Signature) -> None:
+    """Unrecoverable where tokens may not be long, or answers err."""
     if signature.max_norm is not None or signature.noise.kind != "exact" or signature.space.huge < LONG**4:
         raise Unrecoverable(
             Outcome.TOO_NOISY,
