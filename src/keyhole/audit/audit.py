@@ -43,6 +43,7 @@ def audit(
     most: int | None = None,
     truth: SingleHead | None = None,
     noise: Noise | str | None = None,
+    max_norm: float | None = None,
     max_seconds: float | None = None,
 ) -> Audit:
     """Recover an oracle behind each defence within each budget, and see how far from the truth that is.
@@ -53,11 +54,11 @@ def audit(
     a defence, which must be certified. With a `folder`, finished cells and all answers are kept there, and
     running again does only what is missing. `jobs` processes share the defences; they open the target again
     from its text, so an oracle allows one only. `noise` is what the oracle's own answers are known to have, before any
-    defence, and `max_seconds` caps the arithmetic of each recovery.
+    defence, `max_norm` the longest token that it takes, and `max_seconds` caps the arithmetic of each recovery.
     """
     with ExitStack() as stack:
         declared = None if noise is None else Noise.of(noise)
-        subject = _open(target, truth, jobs).with_declared(noise=declared)
+        subject = _open(target, truth, jobs).with_declared(max_norm, declared)
         if not isinstance(target, Oracle):
             stack.callback(subject.oracle.close)
         where = Path(stack.enter_context(TemporaryDirectory(prefix="keyhole-audit-")) if folder is None else folder)
@@ -67,7 +68,7 @@ def audit(
             reference, asked = _reference(subject, where, seed, max_seconds)
             bound = reference.counting_bound
             multiples = _multiples(budgets, bound, most)
-            limits = declared, max_seconds
+            limits = declared, max_norm, max_seconds
             columns = [Column(each, multiples, bound, seed, where, *limits) for each in _defences(defences, bound)]
             show(total=sum(len(list(column.budgets())) for column in columns))
             if jobs == 1:
@@ -176,7 +177,7 @@ def _put_off_interrupts() -> Iterator[None]:
 
 def _carry_out(column: Column, text: str, reference: SingleHead) -> FilledColumn:
     """Fill a column in a worker, which opens the target anew: an oracle cannot travel."""
-    target = open_target(text).with_declared(noise=column.noise)
+    target = open_target(text).with_declared(column.max_norm, column.noise)
     try:
         return fill(column, target.oracle, reference, InterruptCheck())
     finally:

@@ -44,6 +44,7 @@ class Column:
     seed: int
     folder: Path
     noise: Noise | None = None  # that the oracle itself was declared to have
+    max_norm: float | None = None  # of the tokens that it takes
     max_seconds: float | None = None  # of arithmetic, for each cell
 
     def budgets(self) -> Iterator[tuple[float, int]]:
@@ -65,6 +66,7 @@ class Column:
         """Where a finished cell is kept: its name is a digest of all that determines it."""
         settings = [oracle, self.defence.text, budget, self.bound, self.seed, KEY_METHOD, HELDOUT]
         settings += [] if self.noise is None else [self.noise.text]
+        settings += [] if self.max_norm is None else [f"max_norm {self.max_norm!r}"]
         key = digest(json.dumps([CELL_VERSION, KEYHOLE_VERSION, *settings]))
         return self.folder / "cells" / f"{key[:32]}.json"
 

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from keyhole.audit import MULTIPLES, Audit
 from keyhole.audit import audit as run_audit
-from keyhole.cli.options import DONE, FAILED, INTERRUPTED, TARGET, Force, Json, MaxSeconds, Quiet, Seed, complain
+from keyhole.cli.options import DONE, FAILED, INTERRUPTED, TARGET, Force, Json, MaxNorm, MaxSeconds, Quiet, Seed, complain
 from keyhole.cli.output import LEAST_WIDTH, file_lines, keep_record, print_json, print_lines, print_table
 from keyhole.errors import OracleError, RecoveryFailed, UsageError
 from keyhole.report.html.audit_curves import draw_curves
@@ -40,6 +40,7 @@ def audit(
     ] = None,
     multiples: Annotated[str, typer.Option(help="Budgets, as multiples of the counting bound.")] = EACH_BUDGET,
     budget: Annotated[int | None, typer.Option(min=1, help="Leave out budgets of more queries than this.")] = None,
+    max_norm: MaxNorm = None,
     noise: Annotated[
         str | None, typer.Option(help="How answers err without a defence, as for `keyhole recover`.")
     ] = None,
@@ -58,11 +59,12 @@ def audit(
     Example: `keyhole audit file:params.safetensors --defence round:3 --defence noise:1e-3+clip:1 --out audit`
     """
     given: dict[str, Sequence[Any]] = {"defence": defence or [], "multiples": [multiples], "budget": [budget]}
-    given |= {"noise": [noise], "max-seconds": [max_seconds]}
+    given |= {"noise": [noise], "max-norm": [max_norm], "max-seconds": [max_seconds]}
     again = ["keyhole", "audit", target, *_words({**given, "jobs": [jobs], "seed": [seed], "out": [out]})]
-    settings = {"target": target, "seed": seed, **({} if noise is None else {"noise": noise})}
+    declared = {name: value for name, value in (("noise", noise), ("max_norm", max_norm)) if value is not None}
+    settings = {"target": target, "seed": seed, **declared}
     limits: dict[str, Any] = {"progress": False if quiet else None, "most": budget}
-    limits |= {"noise": noise, "max_seconds": max_seconds}
+    limits |= {"noise": noise, "max_norm": max_norm, "max_seconds": max_seconds}
     try:
         with redirect_stdout(sys.stderr), reserve_folder(out, AUDIT, settings, force=force):
             found = run_audit(target, defence, _numbers(multiples), seed, jobs, out, **limits)

@@ -37,7 +37,7 @@ def serve(
     ] = None,
     name: Annotated[str | None, typer.Option(help="Name of the model; made of the target if left out.")] = None,
     decimals: Annotated[int | None, typer.Option(help="Round answers to so many decimals.")] = None,
-    noise: Annotated[float | None, typer.Option(help="Add normal errors of this standard deviation.")] = None,
+    add_noise: Annotated[float | None, typer.Option(help="Add normal errors of this standard deviation.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Determines the noise.")] = 0,
     rate_limit: Annotated[float | None, typer.Option(help="Most queries (sequences) per second.")] = None,
     max_batch: Annotated[int, typer.Option(min=1, help="Most sequences per request.")] = Limits.batch,
@@ -63,7 +63,7 @@ def serve(
     with redirect_stdout(sys.stderr):  # what the code of an oracle prints is no part of the report
         found = open_target(target)
         try:
-            oracle = found.oracle if noise is None else Noisy(found.oracle, noise, seed=seed)
+            oracle = found.oracle if add_noise is None else Noisy(found.oracle, add_noise, seed=seed)
             oracle = oracle if decimals is None else Rounded(oracle, decimals)
             served = ServedOracle(oracle, name or model_name(found.text), limits)
             server: Server | LiveServer

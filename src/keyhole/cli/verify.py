@@ -34,7 +34,7 @@ from keyhole.verify import verify as run_verify
 def verify(
     target: Annotated[str, typer.Argument(metavar="TARGET", help=TARGET)],
     params: Annotated[str, typer.Argument(metavar="PARAMS", help="The file that says what it should be.")],
-    queries: Annotated[int, typer.Option(min=1, help="Most queries in all.")] = QUERIES,
+    queries: Annotated[int, typer.Option("--queries", "--budget", min=1, help="Most queries in all.")] = QUERIES,
     tolerance: Annotated[
         float | None, typer.Option(help="Relative change of any part that does not count; rounding if left out.")
     ] = None,
