@@ -16,7 +16,19 @@ from rich.text import Text
 
 from keyhole.audit import MULTIPLES, Audit
 from keyhole.audit import audit as run_audit
-from keyhole.cli.options import DONE, FAILED, INTERRUPTED, TARGET, Force, Json, MaxNorm, MaxSeconds, Quiet, Seed, complain
+from keyhole.cli.options import (
+    DONE,
+    FAILED,
+    INTERRUPTED,
+    TARGET,
+    Force,
+    Json,
+    MaxNorm,
+    MaxSeconds,
+    Quiet,
+    Seed,
+    complain,
+)
 from keyhole.cli.output import LEAST_WIDTH, file_lines, keep_record, print_json, print_lines, print_table
 from keyhole.errors import OracleError, RecoveryFailed, UsageError
 from keyhole.report.html.audit_curves import draw_curves

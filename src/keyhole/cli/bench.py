@@ -120,7 +120,8 @@ def bench(
     try:
         shown = wants_bar(False if quiet or as_json else None)
         for name in track(names, "recovering", console=Console(stderr=True), transient=True, disable=not shown):
-            found.append(_costs([replace(common, target=name, seed=one) for one in seeds]))
+            each = [replace(common, target=name, seed=one) for one in seeds]
+            found.append(_costs(each))
     except KeyboardInterrupt:
         complain(f"interrupted after {len(found)} of {len(names)} boxes")
         if not found:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from contextlib import redirect_stdout
 from collections.abc import Mapping
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -72,9 +72,7 @@ def diagnose(
     return DONE
 
 
-def _diagnose_target(
-    settings: Mapping[str, Any], out: Path | None, *, force: bool, as_json: bool, quiet: bool
-) -> int:
+def _diagnose_target(settings: Mapping[str, Any], out: Path | None, *, force: bool, as_json: bool, quiet: bool) -> int:
     text, seed = settings["target"], settings["seed"]
     record = {name: value for name, value in settings.items() if name != "max_seconds" and value is not None}
     with (
@@ -83,9 +81,7 @@ def _diagnose_target(
         open_declared(text, settings["max_norm"], settings["noise"]) as target,
     ):
         try:
-            found = diagnose_box(
-                target.oracle, settings["budget"], seed=seed, max_seconds=settings["max_seconds"]
-            )
+            found = diagnose_box(target.oracle, settings["budget"], seed=seed, max_seconds=settings["max_seconds"])
         except OracleError as error:
             return complain(f"the box failed, so nothing can be said of it: {error}", FAILED)
         data = {**found.summary(), "target": target.text, "box": target.label}

@@ -29,7 +29,7 @@ MaxSeconds = Annotated[
 
 
 def method_option(names: Sequence[str] = ()) -> Any:
-    """The option --method, which lists its values in its help and completes them in a shell: all of `recover`, or these.
+    """The option --method, which lists its values in its help and completes them in a shell: all, or these names.
 
     The registry is known once `recover` is imported.
     """

@@ -47,8 +47,8 @@ def recover(
             help="`demo:single-head?width=64&rank=4` (also norm, seed, max_norm, noise, decimals, labels, classes), "
             "`file:params.safetensors`, `python:path.py:factory`, `onnx:model.onnx`, `transformers:PATH#layer=2` "
             "(also part, positions, dtype), `http://host:port/v2/models/name`, "
-            "or all attention layers of a model: `transformers:PATH#layer=all`. Keys may be options, which no shell wants "
-            "quoted: `demo:single-head --width 64 --rank 4`",
+            "or all attention layers of a model: `transformers:PATH#layer=all`. "
+            "Keys may be options, which no shell wants quoted: `demo:single-head --width 64 --rank 4`",
         ),
     ],
     method: Annotated[str, method_option()] = "auto",

@@ -42,6 +42,17 @@ def serve(
     rate_limit: Annotated[float | None, typer.Option(help="Most queries (sequences) per second.")] = None,
     max_batch: Annotated[int, typer.Option(min=1, help="Most sequences per request.")] = Limits.batch,
     max_length: Annotated[int, typer.Option(min=1, help="Most tokens per sequence.")] = Limits.length,
+    max_queries: Annotated[
+        int | None, typer.Option("--max-queries", "--budget", min=1, help="Most sequences in all.")
+    ] = None,
+    max_body: Annotated[int, typer.Option(min=1, help="Most bytes per request.")] = Limits.body,
+    max_seconds: Annotated[
+        float, typer.Option(help="Most seconds until a request has arrived, and until it is answered.")
+    ] = Limits.seconds,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A name of this machine by which clients may come; repeatable."),
+    ] = None,
     token_env: Annotated[
         str | None, typer.Option(metavar="NAME", help="Environment variable with a token that clients must send.")
     ] = None,
@@ -59,7 +70,7 @@ def serve(
             raise UsageError("name the box to serve, or ask for the page alone: keyhole serve --ui")
         return _serve_page(LiveServer(Runs(runs), host, port or 0), as_json=as_json, quiet=quiet)
     token = _token(token_env)
-    limits = Limits(batch=max_batch, length=max_length, rate=rate_limit)
+    limits = Limits(max_batch, max_length, rate_limit, max_body, max_queries, max_seconds)
     with redirect_stdout(sys.stderr):  # what the code of an oracle prints is no part of the report
         found = open_target(target)
         try:
@@ -68,9 +79,10 @@ def serve(
             served = ServedOracle(oracle, name or model_name(found.text), limits)
             server: Server | LiveServer
             if ui:
-                server = LiveServer(Runs(runs, ServedTarget(found.text, found.label)), host, port or 0, served, token)
+                page = Runs(runs, ServedTarget(found.text, found.label))
+                server = LiveServer(page, host, port or 0, served, token, allow_host or ())
             else:
-                server = Server(served, host, 8000 if port is None else port, token)
+                server = Server(served, host, 8000 if port is None else port, token, allow_host or ())
         except BaseException:
             found.oracle.close()
             raise
@@ -141,8 +153,10 @@ def _announce(
     page = server.address if isinstance(server, LiveServer) else None
     if isinstance(server, LiveServer):
         _warn_of_others(server)
-    if server.host not in LOOPBACK and token_env is None:
-        complain(f"whoever can reach {server.host} can ask this box: --token-env NAME wants a token")
+    if server.host not in LOOPBACK:
+        who = "whoever can reach this machine" if token_env is None else f"whoever knows the token in {token_env}"
+        remedy = "; --token-env NAME wants a token" if token_env is None else ", which travels unencrypted"
+        complain(f"listening at {server.host}, beyond this machine: {who} can ask this box{remedy}")
     if as_json:
         about = {
             "url": url,
@@ -152,11 +166,15 @@ def _announce(
             "max_batch": limits.batch,
             "max_length": limits.length,
             "rate_limit": limits.rate,
+            "max_queries": limits.total,
+            "max_body": limits.body,
+            "max_seconds": limits.seconds,
         }
         print_json(about)
     elif not quiet:
         options = f"#token_env={token_env}" if token_env else ""
         rate = "" if limits.rate is None else f", {limits.rate:g} queries per second"
+        rate += "" if limits.total is None else f", {limits.total:,} in all"
         lines = {
             "box": target.label,
             **({} if page is None else {"page": page}),
