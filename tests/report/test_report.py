@@ -86,7 +86,7 @@ SAID = {
     "learned": ["Learning, phase by phase", "numbers per parameter", "examples held back"],
     "six-phase": ["Phase 1 crude sum", "Phase 6 projections", "after the descent"],
     "too-few": ["Too few examples", "Nothing was recovered"],
-    "audit": ["What each defence achieves", "Rounding to 3 decimals and clipping", "counting bound"],
+    "audit": ["What each defence is worth", "Rounding to 3 decimals and clipping", "counting bound"],
     "diagnosis": ["It looks like", "Evidence", "residual"],
     "same": ["Same", "The box answers like the parameters"],
     "different": ["Different", "Smallest change that is noticed"],

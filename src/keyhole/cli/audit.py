@@ -16,6 +16,8 @@ from rich.text import Text
 
 from keyhole.audit import MULTIPLES, Audit
 from keyhole.audit import audit as run_audit
+from keyhole.audit.policy import parse_rule, read_policy, violations
+from keyhole.audit.protection import protections, table_of
 from keyhole.cli.options import (
     DONE,
     FAILED,
@@ -63,6 +65,17 @@ def audit(
         Path | None, typer.Option(help="Folder for audit.json, report.html, audit.png and all answers, to resume from.")
     ] = None,
     force: Force = False,
+    fail_if: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="RULE",
+            help="Exit with 1 where a defence is like this: `queries < 1e6`, `cost > 0.05`, `round:3: error < 0.1` "
+            "(also copy-queries, times); repeatable.",
+        ),
+    ] = None,
+    policy: Annotated[
+        Path | None, typer.Option(help='A file of such rules, TOML or JSON: `fail-if = ["queries < 1e6"]`.')
+    ] = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> int:
@@ -70,8 +83,15 @@ def audit(
 
     Example: `keyhole audit file:params.safetensors --defence round:3 --defence noise:1e-3+clip:1 --out audit`
     """
+    rules = [*map(parse_rule, fail_if or []), *([] if policy is None else read_policy(policy))]
     given: dict[str, Sequence[Any]] = {"defence": defence or [], "multiples": [multiples], "budget": [budget]}
-    given |= {"noise": [noise], "max-norm": [max_norm], "max-seconds": [max_seconds]}
+    given |= {
+        "fail-if": fail_if or [],
+        "policy": [policy],
+        "noise": [noise],
+        "max-norm": [max_norm],
+        "max-seconds": [max_seconds],
+    }
     again = ["keyhole", "audit", target, *_words({**given, "jobs": [jobs], "seed": [seed], "out": [out]})]
     declared = {name: value for name, value in (("noise", noise), ("max_norm", max_norm)) if value is not None}
     settings = {"target": target, "seed": seed, **declared}
@@ -91,11 +111,19 @@ def audit(
         return complain(cause, FAILED)
     except OracleError as error:
         return complain(str(error), FAILED)
+    failed = violations(found, rules)
     if as_json:
-        print_json({**found.as_data(), "files": files, "notes": notes})
+        passed = {"policy": {"rules": [rule.text for rule in rules], "passed": not failed, "violations": failed}}
+        print_json({**found.as_data(), **(passed if rules else {}), "files": files, "notes": notes})
     elif not quiet:
         _print_audit(found, files, notes)
-    return DONE
+        if rules:
+            words = [("" if number else "policy", each) for number, each in enumerate(failed or ["passed"])]
+            print_lines(words, column=COLUMN)
+    else:
+        for each in failed:
+            complain(each)
+    return FAILED if failed else DONE
 
 
 def _words(options: Mapping[str, Sequence[Any]]) -> list[str]:
@@ -129,12 +157,17 @@ def _keep_audit(found: Audit, folder: Path, settings: Mapping[str, Any]) -> tupl
 
 def _print_audit(found: Audit, files: Mapping[str, Path], notes: Sequence[str]) -> None:
     console = Console(highlight=False)
+    print_lines(
+        [("verdict", found.verdict)], good=all(not each.falls for each in protections(found)[1:]), column=COLUMN
+    )
     lines = {
         "box": found.label,
         "errors": f"relative, against {found.reference}; 1 is what a guess of nothing has",
         "budgets": f"in multiples of the counting bound, {found.bound:,} queries",
     }
     print_lines(lines.items(), column=COLUMN)
+    console.print()
+    print_table(table_of(found))
     console.print()
     print_table(found.table())
     console.print()
