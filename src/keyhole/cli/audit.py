@@ -14,10 +14,9 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from keyhole.audit import MULTIPLES, Audit
+from keyhole.audit import MULTIPLES, Audit, parse_rule, protections, read_policy, violations
 from keyhole.audit import audit as run_audit
-from keyhole.audit.policy import parse_rule, read_policy, violations
-from keyhole.audit.protection import protections, table_of
+from keyhole.audit.protection import table_of
 from keyhole.cli.options import (
     DONE,
     FAILED,
@@ -41,41 +40,43 @@ from keyhole.runs.store import AUDIT, reserve_folder
 EACH_BUDGET = ",".join(f"{multiple:g}" for multiple in MULTIPLES)
 COLUMN = 8  # characters of the words at the left
 
+Defences = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="TEXT",
+        help="`clip:1`, `noise:1e-3`, `round:3`, `float32`, `float16`, `bfloat16`, `budget:5000`, or several "
+        "joined by `+`; repeatable. A list of common ones if left out.",
+    ),
+]
+BareNoise = Annotated[str | None, typer.Option(help="How answers err without a defence, as for `keyhole recover`.")]
+AuditFolder = Annotated[
+    Path | None, typer.Option(help="Folder for audit.json, report.html, audit.png and all answers, to resume from.")
+]
+Rules = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="RULE",
+        help="Exit with 1 where a defence is like this: `queries < 1e6`, `cost > 0.05`, `round:3: error < 0.1` "
+        "(also copy-queries, times); repeatable.",
+    ),
+]
+Policy = Annotated[Path | None, typer.Option(help='A file of such rules, TOML or JSON: `fail-if = ["queries < 1e6"]`.')]
+
 
 def audit(
     target: Annotated[str, typer.Argument(metavar="TARGET", help=TARGET)],
-    defence: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="TEXT",
-            help="`clip:1`, `noise:1e-3`, `round:3`, `float32`, `float16`, `bfloat16`, `budget:5000`, or several "
-            "joined by `+`; repeatable. A list of common ones if left out.",
-        ),
-    ] = None,
+    defence: Defences = None,
     multiples: Annotated[str, typer.Option(help="Budgets, as multiples of the counting bound.")] = EACH_BUDGET,
     budget: Annotated[int | None, typer.Option(min=1, help="Leave out budgets of more queries than this.")] = None,
     max_norm: MaxNorm = None,
-    noise: Annotated[
-        str | None, typer.Option(help="How answers err without a defence, as for `keyhole recover`.")
-    ] = None,
+    noise: BareNoise = None,
     max_seconds: MaxSeconds = None,
     jobs: Annotated[int, typer.Option(min=1, help="Processes that share the defences.")] = 1,
     seed: Seed = 0,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for audit.json, report.html, audit.png and all answers, to resume from.")
-    ] = None,
+    out: AuditFolder = None,
     force: Force = False,
-    fail_if: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="RULE",
-            help="Exit with 1 where a defence is like this: `queries < 1e6`, `cost > 0.05`, `round:3: error < 0.1` "
-            "(also copy-queries, times); repeatable.",
-        ),
-    ] = None,
-    policy: Annotated[
-        Path | None, typer.Option(help='A file of such rules, TOML or JSON: `fail-if = ["queries < 1e6"]`.')
-    ] = None,
+    fail_if: Rules = None,
+    policy: Policy = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> int:

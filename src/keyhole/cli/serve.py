@@ -25,16 +25,30 @@ from keyhole.serve.served_oracle import Limits, ServedOracle
 from keyhole.serve.server import Server
 from keyhole.targets import Target, open_target
 
+ServedTargetName = Annotated[
+    str | None, typer.Argument(metavar="TARGET", help=f"{TARGET.rstrip('.')}; may be left out with --ui.")
+]
+Port = Annotated[
+    int | None,
+    typer.Option(min=0, max=65535, help="Port to listen at; 0 takes any that is free. 8000, with --ui 0."),
+]
+MaxQueries = Annotated[int | None, typer.Option("--max-queries", "--budget", min=1, help="Most sequences in all.")]
+RequestSeconds = Annotated[
+    float, typer.Option(help="Most seconds until a request has arrived, and until it is answered.")
+]
+AllowedHosts = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME", help="A name of this machine by which clients may come; repeatable."),
+]
+TokenVariable = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Environment variable with a token that clients must send.")
+]
+
 
 def serve(
-    target: Annotated[
-        str | None, typer.Argument(metavar="TARGET", help=f"{TARGET.rstrip('.')}; may be left out with --ui.")
-    ] = None,
+    target: ServedTargetName = None,
     host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
-    port: Annotated[
-        int | None,
-        typer.Option(min=0, max=65535, help="Port to listen at; 0 takes any that is free. 8000, with --ui 0."),
-    ] = None,
+    port: Port = None,
     name: Annotated[str | None, typer.Option(help="Name of the model; made of the target if left out.")] = None,
     decimals: Annotated[int | None, typer.Option(help="Round answers to so many decimals.")] = None,
     add_noise: Annotated[float | None, typer.Option(help="Add normal errors of this standard deviation.")] = None,
@@ -42,20 +56,11 @@ def serve(
     rate_limit: Annotated[float | None, typer.Option(help="Most queries (sequences) per second.")] = None,
     max_batch: Annotated[int, typer.Option(min=1, help="Most sequences per request.")] = Limits.batch,
     max_length: Annotated[int, typer.Option(min=1, help="Most tokens per sequence.")] = Limits.length,
-    max_queries: Annotated[
-        int | None, typer.Option("--max-queries", "--budget", min=1, help="Most sequences in all.")
-    ] = None,
+    max_queries: MaxQueries = None,
     max_body: Annotated[int, typer.Option(min=1, help="Most bytes per request.")] = Limits.body,
-    max_seconds: Annotated[
-        float, typer.Option(help="Most seconds until a request has arrived, and until it is answered.")
-    ] = Limits.seconds,
-    allow_host: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="A name of this machine by which clients may come; repeatable."),
-    ] = None,
-    token_env: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Environment variable with a token that clients must send.")
-    ] = None,
+    max_seconds: RequestSeconds = Limits.seconds,
+    allow_host: AllowedHosts = None,
+    token_env: TokenVariable = None,
     ui: Annotated[bool, typer.Option("--ui", help="A page that starts, shows, stops and compares recoveries.")] = False,
     runs: Annotated[Path, typer.Option(help="Folder for the runs of that page, and to find earlier ones.")] = RUNS,
     as_json: Json = False,

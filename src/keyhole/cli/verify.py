@@ -30,38 +30,43 @@ from keyhole.targets.claims import open_claim
 from keyhole.verify import QUERIES
 from keyhole.verify import verify as run_verify
 
+Params = Annotated[
+    str,
+    typer.Argument(
+        metavar="PARAMS",
+        help="What it should be: `params.safetensors`, a run folder, `layers.safetensors#layer=0`, "
+        "`transformers:PATH#layer=1`, or weights of an nn.MultiheadAttention, `weights.pt#heads=4` (also prefix)",
+    ),
+]
+Tolerance = Annotated[
+    float | None, typer.Option(help="Relative change of any part that does not count; rounding if left out.")
+]
+BoxNoise = Annotated[
+    str | None,
+    typer.Option(
+        help="How answers err, as for `keyhole recover`; `measure` finds out with 100 to 336 queries more. "
+        "Rounding is found out if left out."
+    ),
+]
+AllowRadius = Annotated[
+    bool,
+    typer.Option(
+        "--radius/--no-radius", help="Allow for the error bars in radius.safetensors, where it lies beside PARAMS."
+    ),
+]
+
 
 def verify(
     target: Annotated[str, typer.Argument(metavar="TARGET", help=TARGET)],
-    params: Annotated[
-        str,
-        typer.Argument(
-            metavar="PARAMS",
-            help="What it should be: `params.safetensors`, a run folder, `layers.safetensors#layer=0`, "
-            "`transformers:PATH#layer=1`, or weights of an nn.MultiheadAttention, `weights.pt#heads=4` (also prefix)",
-        ),
-    ],
+    params: Params,
     queries: Annotated[int, typer.Option("--queries", "--budget", min=1, help="Most queries in all.")] = QUERIES,
-    tolerance: Annotated[
-        float | None, typer.Option(help="Relative change of any part that does not count; rounding if left out.")
-    ] = None,
+    tolerance: Tolerance = None,
     journal: Annotated[Path | None, typer.Option(help="File that keeps every answer, to resume from.")] = None,
     seed: Seed = 0,
     max_norm: MaxNorm = None,
-    noise: Annotated[
-        str | None,
-        typer.Option(
-            help="How answers err, as for `keyhole recover`; `measure` finds out with 100 to 336 queries more. "
-            "Rounding is found out if left out."
-        ),
-    ] = None,
+    noise: BoxNoise = None,
     max_seconds: MaxSeconds = None,
-    radius: Annotated[
-        bool,
-        typer.Option(
-            "--radius/--no-radius", help="Allow for the error bars in radius.safetensors, where it lies beside PARAMS."
-        ),
-    ] = True,
+    radius: AllowRadius = True,
     out: Annotated[Path | None, typer.Option(help="Folder for verify.json and report.html.")] = None,
     force: Force = False,
     as_json: Json = False,
