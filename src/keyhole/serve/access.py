@@ -6,7 +6,7 @@ import ipaddress
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from keyhole.oracles.http.oracle import LOOPBACK
+from keyhole.oracles.http.access import LOOPBACK
 from keyhole.serve.served_oracle import Refusal
 
 # What is to be done about a request: the path, its headers by lower-case name; raises Refusal.
