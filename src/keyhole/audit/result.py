@@ -88,6 +88,10 @@ class Audit:
             table.add_row(defence, *cells, Text(f"{rows[-1].floor:.1e}", style="dim"))
         return table
 
+    def __repr__(self) -> str:
+        """The verdict."""
+        return f"Audit({self.label!r}: {self.verdict})"
+
     def _repr_html_(self) -> str:
         """A card for notebooks."""
         card: str = on_demand("report.notebook").card_of_audit(self)

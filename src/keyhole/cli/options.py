@@ -11,7 +11,7 @@ import typer
 DONE, FAILED, WRONG_USE, INTERRUPTED = 0, 1, 2, 130
 
 TARGET = "The box, named as for `keyhole recover`."
-TARGET_KINDS = ("demo", "onnx", "transformers", "http", "https")  # those that have keys
+TARGET_KINDS = ("demo", "onnx", "transformers", "http", "https", "http+json", "https+json")  # those that have keys
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]

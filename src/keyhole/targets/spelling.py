@@ -6,9 +6,10 @@ from collections.abc import Collection, Sequence
 from urllib.parse import quote
 
 from keyhole.targets import datasets, demos
-from keyhole.targets.models import HTTP_KEYS, ONNX_KEYS, TRANSFORMERS_KEYS
+from keyhole.targets.models import HTTP_KEYS, ONNX_KEYS, REST_KEYS, TRANSFORMERS_KEYS
 
 KEYS = {"onnx": ONNX_KEYS, "transformers": TRANSFORMERS_KEYS, "http": HTTP_KEYS, "https": HTTP_KEYS}
+KEYS |= {"http+json": REST_KEYS, "https+json": REST_KEYS}
 # As an option of any command this declares how answers err, so that what adds errors has another name there.
 ADDED = "noise"
 
