@@ -46,7 +46,10 @@ def test_serve_ui_beside_a_box(tmp_path: Path) -> None:
         about = json.loads(process.stdout.readline())
         headers = {"Origin": about["page"]}
         with httpx.Client(base_url=about["page"], trust_env=False, timeout=PATIENCE, headers=headers) as browser:
-            other = {"Host": "proxy.example", "Origin": "http://proxy.example"}  # allowed for clients of the box, not for the page
+            other = {
+                "Host": "proxy.example",
+                "Origin": "http://proxy.example",
+            }  # allowed for clients of the box only
             assert browser.get("/v2/models/box-make", headers=other).status_code == 200
             assert browser.get("/v2/models/box-make", headers={"Host": "evil.example"}).status_code == 421
             assert browser.get("/", headers=other).status_code == 421

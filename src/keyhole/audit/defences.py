@@ -31,7 +31,7 @@ FORMS = {
     "labels": ("labels", "telling labels only"),
     "top": ("top:{}", "telling the {} largest labels only"),
     "clip": ("clip:{}", "clipping tokens to norm {}"),
-    "detect": ("detect:{}", "blocking clients whose queries are unlike all but {} of the honest ones"),
+    "detect": ("detect:{}", "blocking clients with unusual queries ({} of honest ones)"),
     "limit": ("budget:{}", "allowing {:,} queries"),
 }
 
