@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from typing import Any, final
 
 import array_api_compat
@@ -47,6 +48,11 @@ class Oracle(ABC):
         }
         said = "".join(f", {name}={value!r}" for name, value in known.items() if value)
         return f"{kind}({str(getattr(self, 'name', ''))!r}, width={signature.width}{said})"
+
+    @property
+    def hints(self) -> Sequence[Mapping[str, Any]]:
+        """Options of a method each that are worth trying: they choose what is asked, and nothing rests on them."""
+        return ()
 
     def facts(self) -> dict[str, Any]:
         """What a report should say of how the oracle was asked, such as requests sent again."""
