@@ -31,6 +31,8 @@ def places() -> dict[str, str]:
         "README.md": "readme.md",
         "CONTRIBUTING.md": "contributing.md",
         "CHANGELOG.md": "changelog.md",
+        "SECURITY.md": "security.md",
+        "CITATION.cff": "CITATION.cff.txt",
         "LICENSE": "LICENSE.txt",
         "examples/README.md": "examples.md",
     }

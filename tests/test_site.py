@@ -18,6 +18,7 @@ from benchmarks import summaries
 from keyhole.methods import METHODS
 
 ROOT = Path(__file__).parents[1]
+LONGEST_README = 150  # lines
 DOCS = ROOT / "docs"
 METHOD_PAGES = sorted(page for page in DOCS.glob("methods/*.md") if page.stem != "index")
 
@@ -201,13 +202,22 @@ def words(picture: Path) -> list[str]:
 
 
 def test_the_first_screen_of_the_readme() -> None:
-    """One sentence, the two commands, a picture, the comparison, and whom it is for."""
+    """One sentence, how to install, the two commands, a picture, the comparison, and whom it is for; a short tour."""
     first = text_of(ROOT / "README.md").partition("\n## ")[0]
     sentence = re.search(r"\*\*(.+?)\*\*", first, re.DOTALL)
     assert sentence
     assert sentence[1].count(".") == 1
     order = [
         first.index(each)
-        for each in (sentence[0], "may test", "$ make demo", "$ make test", "![", "<!-- table: comparison")
+        for each in (
+            sentence[0],
+            "may test",
+            "pip install keyhole && keyhole demo",
+            "$ make demo",
+            "$ make test",
+            "![",
+            "<!-- table: comparison",
+        )
     ]
     assert order == sorted(order)
+    assert len(text_of(ROOT / "README.md").splitlines()) <= LONGEST_README

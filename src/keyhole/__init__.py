@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from keyhole.audit import audit
+    from keyhole.compress import compress
     from keyhole.errors import KeyholeError, RecoveryFailed
     from keyhole.families import (
         AttentionLayer,
@@ -54,6 +55,7 @@ __all__ = [
     "Witness",
     "audit",
     "canonical",
+    "compress",
     "distance",
     "equivalent",
     "kinds",
@@ -68,6 +70,7 @@ __all__ = [
 # Where each name lives: it is imported when it is first used, so that `import keyhole` costs next to nothing.
 _HOMES = {
     "keyhole.audit": ("audit",),
+    "keyhole.compress": ("compress",),
     "keyhole.errors": ("KeyholeError", "RecoveryFailed"),
     "keyhole.families": (
         "AttentionLayer",

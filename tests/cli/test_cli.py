@@ -1,6 +1,7 @@
 """The commands as people and scripts meet them: words, JSON, files and exit codes."""
 
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -10,6 +11,8 @@ import numpy as np
 import pytest
 
 import keyhole as kh
+from keyhole.cli.options import fold_target_options
+from keyhole.methods import METHODS
 from keyhole.optional import KEYHOLE_VERSION
 from keyhole.recovery import Outcome
 from keyhole.runs import folders
@@ -499,3 +502,86 @@ def test_bench_says_where_a_box_was_not_recovered(run: Run) -> None:
     assert row["outcomes"] != ["CERTIFIED"]
     assert run("bench", "nothing", "--json")[0] == 2
     assert run("bench", "demo:single-head?width=2", "--runs", "1", "--out", "no/folder/x.json")[0] == 2
+
+
+# --- how commands are called ------------------------------------------------------------------------------------------
+
+EVERY = ["demo", "recover", "learn", "audit", "verify", "compress", "diagnose", "report", "serve", "bench"]
+
+
+@pytest.mark.parametrize("command", EVERY)
+def test_every_command_has_a_short_help_and_its_errors_point_there(run: Run, command: str) -> None:
+    assert run(command, "-h")[0] == 0
+    code, _, err = run(command, "demo:single-head", "--no-such-option")
+    assert (code, one_line(err)) == (2, True)
+    assert err.endswith(f"See keyhole {command} --help.\n")
+
+
+OPTIONS = {
+    "--noise": ["demo", "recover", "learn", "audit", "verify", "diagnose", "bench"],
+    "--max-norm": ["demo", "recover", "audit", "verify", "diagnose", "bench"],
+    "--budget": ["demo", "recover", "audit", "verify", "diagnose", "bench", "serve"],
+    "--json": EVERY,
+    "--quiet": EVERY,
+    "--out": ["demo", "recover", "learn", "audit", "verify", "compress", "diagnose", "bench"],
+    "--force": ["demo", "recover", "learn", "audit", "verify", "compress", "diagnose", "bench"],
+}
+
+
+def test_the_same_options_are_on_every_command(run: Run) -> None:
+    for command in EVERY:
+        listed = run(command, "--help")[1]
+        for option, commands in OPTIONS.items():
+            assert (f"{option} " in listed) is (command in commands), (command, option)
+
+
+def test_method_lists_its_values(run: Run) -> None:
+    for command in ("recover", "bench"):
+        listed = run(command, "--help")[1]
+        for name in ("auto", *METHODS):
+            assert name in listed
+    assert "six-phase" in run("learn", "--help")[1].partition("--method")[2].partition("--noise")[0]
+
+
+def test_keys_of_a_target_may_be_options(run: Run) -> None:
+    written = json.loads(run("recover", "demo:single-head?width=8&rank=2&score_bias=0.5", "--seed", "3", "--json")[1])
+    words = ["--width", "8", "--rank=2", "--seed", "3", "--score-bias", "0.5", "--json"]
+    for place in (0, 3, len(words)):  # wherever the target stands
+        said = json.loads(run("recover", *words[:place], "demo:single-head", *words[place:])[1])
+        assert (said["target"], said["queries"]) == (written["target"], written["queries"])
+    noisy = json.loads(run("diagnose", "demo:single-head", "--width", "4", "--add-noise", "1e-3", "--json")[1])
+    assert "noise=0.001" in noisy["target"]
+    code, _, err = run("recover", "demo:single-head", "--width", "none")
+    assert (code, "width is a whole number" in err) == (2, True)
+    code, _, err = run("recover", "demo:single-head", "--neurons", "3")
+    assert (code, "--neurons" in err) == (2, True)
+
+
+def test_options_of_a_target_are_folded_into_its_text() -> None:
+    def fold(line: str, own: set[str] = frozenset({"--seed", "--noise"})) -> str:  # type: ignore[assignment]
+        return " ".join(fold_target_options(line.split(), own))
+
+    assert fold("transformers:P#layer=1 --part layer --seed 2") == "transformers:P#layer=1&part=layer --seed 2"
+    assert fold("onnx:m.onnx --output hidden") == "onnx:m.onnx#output=hidden"
+    assert fold("http://h/v2/models/m p.safetensors --timeout 3") == "http://h/v2/models/m#timeout=3 p.safetensors"
+    assert fold("demo:layer --d 4 --k=2 --noise exact") == "demo:layer?d=4&k=2 --noise exact"
+    assert fold("file:p.safetensors --width 3") == "file:p.safetensors --width 3"
+    assert fold("demo:single-head -- --width 3") == "demo:single-head -- --width 3"
+    assert (
+        fold("demo:relu-net demo:single-head --neurons 3 --rank 2") == "demo:relu-net?neurons=3 demo:single-head?rank=2"
+    )
+
+
+def test_a_shell_completes_words() -> None:
+    def complete(*words: str) -> list[str]:
+        told = {
+            "_KEYHOLE_COMPLETE": "complete_bash",
+            "COMP_WORDS": shlex.join(words),
+            "COMP_CWORD": str(len(words) - 1),
+        }
+        done = subprocess.run(
+            [sys.executable, "-m", "keyhole"], env={**os.environ, **told}, capture_output=True, text=True, check=False
+        )
+        return done.stdout.split()
+
+    assert complete("keyhole", "recover", "--method", "mul") == ["multi-head"]

@@ -41,13 +41,17 @@ def test_a_page_alone_or_a_box_must_be_asked_for(capsys: pytest.CaptureFixture[s
 
 def test_serve_ui_beside_a_box(tmp_path: Path) -> None:
     (tmp_path / "box.py").write_text(BOX)
-    with command(tmp_path, "serve", "python:box.py:make", "--ui", "--json") as process:
+    with command(tmp_path, "serve", "python:box.py:make", "--ui", "--json", "--allow-host", "proxy.example") as process:
         assert process.stdout is not None
         about = json.loads(process.stdout.readline())
         headers = {"Origin": about["page"]}
         with httpx.Client(base_url=about["page"], trust_env=False, timeout=PATIENCE, headers=headers) as browser:
-            other = {"Host": "proxy.example"}  # clients of the box may come by any name, those of the page not
+            other = {
+                "Host": "proxy.example",
+                "Origin": "http://proxy.example",
+            }  # allowed for clients of the box only
             assert browser.get("/v2/models/box-make", headers=other).status_code == 200
+            assert browser.get("/v2/models/box-make", headers={"Host": "evil.example"}).status_code == 421
             assert browser.get("/", headers=other).status_code == 421
             assert browser.get("/api/form").json()["families"][0]["name"] == "served"
             made = browser.post("/api/runs", json={"family": "served", "rate": "1000"})

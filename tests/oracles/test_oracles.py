@@ -41,6 +41,20 @@ def answering(answers: Any, **signature: Any) -> FunctionOracle:
 # --- the border -----------------------------------------------------------------------------------------------
 
 
+def test_an_oracle_shows_what_it_is() -> None:
+    oracle = kh.FunctionOracle(lambda tokens: tokens[:, 0, 0], width=3, max_norm=2.0, name="first numbers")
+    assert repr(oracle) == "FunctionOracle('first numbers', width=3, max_norm='2')"
+    assert repr(Rounded(oracle, 2)).startswith(
+        "Rounded('first numbers | rounded to 2 decimals', width=3, noise='rounded"
+    )
+
+    class Half(Oracle):
+        def answer(self, tokens: np.ndarray) -> np.ndarray:
+            return tokens[:, 0, 0]
+
+    assert repr(Half()) == "Half(…)"
+
+
 @pytest.mark.parametrize(
     "answers",
     [

@@ -25,7 +25,7 @@ from keyhole.recover_model import ModelRecovery
 from keyhole.recovery import Certificate, Outcome, Recovery, Stats, of_error_bar, percent, times
 from keyhole.report import build
 from keyhole.report.build import as_html, read_report, write_report
-from keyhole.report.charts import power, short, thin
+from keyhole.report.charts import power, short, thin, typeset
 from keyhole.report.html.canvas import canvas, through_zero
 from keyhole.runs.settings import Settings
 from keyhole.runs.store import write_run
@@ -86,7 +86,7 @@ SAID = {
     "learned": ["Learning, phase by phase", "numbers per parameter", "examples held back"],
     "six-phase": ["Phase 1 crude sum", "Phase 6 projections", "after the descent"],
     "too-few": ["Too few examples", "Nothing was recovered"],
-    "audit": ["What each defence achieves", "Rounding to 3 decimals and clipping", "counting bound"],
+    "audit": ["What each defence is worth", "Rounding to 3 decimals and clipping", "counting bound"],
     "diagnosis": ["It looks like", "Evidence", "residual"],
     "same": ["Same", "The box answers like the parameters"],
     "different": ["Different", "Smallest change that is noticed"],
@@ -572,6 +572,16 @@ def test_numbers_are_written_as_people_write_them() -> None:
 
 
 # --- in a browser -----------------------------------------------------------------------------------------------
+
+
+def test_numbers_are_written_one_way_on_every_page(runs: Path) -> None:
+    """As mathematics writes them, but in commands and targets; never as Python prints them."""
+    assert typeset("a change of 1.1e-04 of it, 3e+12 times") == "a change of 1.1 × 10⁻⁴ of it, 3 × 10¹² times"
+    for kept in ("noise:1e-03", "noise=1e-03", "--tolerance 1e-3", "0x1e+10", "e-mail", "version 2e-10x"):
+        assert typeset(kept) == kept
+    for page in runs.glob("*/report.html"):
+        text = re.sub(r"<(script|style|svg).*?</\1>", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+        assert not re.findall(r"(?<![\w.=:])\d(?:\.\d+)?e[+-]\d\d", text), page
 
 
 def test_a_browser_shows_it_without_a_word_of_complaint(runs: Path) -> None:

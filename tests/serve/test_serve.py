@@ -275,6 +275,70 @@ def test_a_rate_holds_on_average() -> None:
     assert Rate(1.0).wait(10**6) == 0.0  # a batch beyond a second's worth is not refused for ever
 
 
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"Origin": "http://{here}", "Sec-Fetch-Site": "same-origin"}, 200),
+        ({"Host": "localhost:{port}"}, 200),
+        ({"Host": "evil.example:{port}"}, 421),  # DNS rebinding
+        ({"Host": "127.0.0.1:1"}, 421),
+        ({"Host": "lab.example"}, 200),  # a name that was allowed, behind a proxy or not
+        ({"Host": "lab.example:{port}"}, 200),
+        ({"Origin": "http://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Sec-Fetch-Site": "cross-site"}, 403),
+    ],
+)
+def test_pages_of_other_sites_and_foreign_names_are_refused(client: Any, headers: dict[str, str], status: int) -> None:
+    with Server(ServedOracle(box(), "box"), port=0, names=["Lab.example"]) as running:
+        here = f"{running.host}:{running.port}"
+        filled = {name: text.format(here=here, port=running.port) for name, text in headers.items()}
+        for reply in (
+            client.get(running.url, headers=filled),
+            client.post(f"{running.url}/infer", json=question(), headers=filled),
+        ):
+            assert reply.status_code == status, reply.text
+            assert status == 200 or reply.json()["error"]
+            assert "access-control-allow-origin" not in reply.headers
+
+
+def test_so_many_sequences_in_all(client: Any) -> None:
+    with serving(box(), total=5) as running:
+        assert [client.post(f"{running.url}/infer", json=question()).status_code for _ in range(3)] == [200, 200, 403]
+        single = question(np.ones((1, 1, WIDTH)))
+        assert client.post(f"{running.url}/infer", json=single).status_code == 200  # the fifth
+        refused = client.post(f"{running.url}/infer", json=single)
+        assert (refused.status_code, "0 are left" in refused.json()["error"]) == (403, True)
+
+
+def test_a_request_that_drips_in_and_a_box_that_thinks_long_are_cut_off(client: Any) -> None:
+    def slow(tokens: Array) -> Array:
+        time.sleep(0.6 if tokens.shape[0] > 1 else 0.0)
+        return tokens[:, 0, 0]
+
+    with serving(kh.FunctionOracle(slow, width=WIDTH), seconds=0.2) as running:
+
+        def dripping() -> Iterator[bytes]:
+            yield b"{"
+            time.sleep(0.5)
+            yield b"}"
+
+        assert client.post(f"{running.url}/infer", content=dripping()).status_code == 408
+        assert client.post(f"{running.url}/infer", json=question()).status_code == 504
+        assert client.get(f"{running.url}/ready").status_code == 200
+
+
+def test_whoever_listens_beyond_this_machine_is_told() -> None:
+    options = ["--host", "0.0.0.0", "--port", "0", "--json", "--token-env", "SESAME"]
+    with command("demo:single-head?width=4", *options) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=20)
+    assert "listening at 0.0.0.0, beyond this machine: whoever knows the token in SESAME" in err
+
+
 def test_a_box_that_fails_is_a_500_in_words(client: Any) -> None:
     def broken(tokens: Array) -> Array:
         if tokens.shape[0] > 1:
@@ -425,7 +489,10 @@ def test_what_is_under_way_is_answered_before_it_stops(tmp_path: Path) -> None:
         (["demo:single-head", "--token-env", "KEYHOLE_NO_SUCH_VARIABLE"], "KEYHOLE_NO_SUCH_VARIABLE"),
         (["demo:single-head", "--name", "a/b"], "cannot be named"),
         (["demo:single-head", "--rate-limit", "0"], "rate limit"),
-        (["demo:single-head", "--noise", "-1"], "positive"),
+        (["demo:single-head", "--add-noise", "-1"], "positive"),
+        (["demo:single-head", "--noise", "1e-3"], "--add-noise"),
+        (["demo:single-head", "--max-seconds", "0"], "seconds"),
+        (["demo:single-head", "--max-queries", "0"], "max-queries"),
         (["demo:single-head", "--host", "256.0.0.1"], "cannot listen"),
         (["demo:single-head", "--port", "70000"], "--port"),
         (["demo:single-head", "--max-batch", "0"], "max-batch"),
@@ -471,7 +538,9 @@ def test_a_box_that_does_not_answer_is_not_served() -> None:
         ServedOracle(half, "box")
 
 
-@pytest.mark.parametrize("limits", [{"batch": 0}, {"length": 1.5}, {"rate": -1.0}, {"rate": float("nan")}])
+@pytest.mark.parametrize(
+    "limits", [{"batch": 0}, {"length": 1.5}, {"total": 0}, {"seconds": 0.0}, {"rate": -1.0}, {"rate": float("nan")}]
+)
 def test_limits_that_make_no_sense(limits: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         Limits(**limits)

@@ -11,7 +11,7 @@ import pytest
 
 import keyhole as kh
 from benchmarks.tables.verify import FAMILIES, changed, equal
-from keyhole.errors import UsageError
+from keyhole.errors import FileError, UsageError
 from keyhole.oracles import Cast, Counted, Noisy, Rounded
 from keyhole.targets import random_multi_head, random_net, random_single_head
 from keyhole.verify.judge import MISS
@@ -299,6 +299,8 @@ def test_failing_boxes_and_wrong_use() -> None:
     with pytest.raises(UsageError, match="Oracle"):
         kh.verify(3, params)
     with pytest.raises(UsageError, match="params"):
+        kh.verify(oracle_of(params), 3)
+    with pytest.raises(FileError, match="no such file"):  # a text names parameters
         kh.verify(oracle_of(params), "a head")
     with pytest.raises(UsageError, match="queries"):
         kh.verify(oracle_of(params), params, queries=0)

@@ -14,15 +14,19 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from keyhole.audit.cells import Column, FilledColumn, attack, digest, fill
+from keyhole.audit.cells import Column, FilledColumn, digest, fill
 from keyhole.audit.defences import NONE, Defence, default_defences, parse_defence
 from keyhole.audit.result import Audit
 from keyhole.errors import FileError, KeyholeError, UsageError
-from keyhole.families import Family, SingleHead
+from keyhole.families import Family
+from keyhole.journal import Journal
+from keyhole.methods import stream
+from keyhole.methods.noise_estimation.measure import measure_noise
 from keyhole.noise import Noise
 from keyhole.oracles import Oracle
 from keyhole.progress import Silent, steps_bar
 from keyhole.recover import recover
+from keyhole.session import Session, box_of
 from keyhole.targets import Target, open_target
 
 MULTIPLES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
@@ -41,8 +45,9 @@ def audit(
     progress: bool | None = None,
     *,
     most: int | None = None,
-    truth: SingleHead | None = None,
+    truth: Family | None = None,
     noise: Noise | str | None = None,
+    max_norm: float | None = None,
     max_seconds: float | None = None,
 ) -> Audit:
     """Recover an oracle behind each defence within each budget, and see how far from the truth that is.
@@ -53,28 +58,34 @@ def audit(
     a defence, which must be certified. With a `folder`, finished cells and all answers are kept there, and
     running again does only what is missing. `jobs` processes share the defences; they open the target again
     from its text, so an oracle allows one only. `noise` is what the oracle's own answers are known to have, before any
-    defence, and `max_seconds` caps the arithmetic of each recovery.
+    defence, `max_norm` the longest token that it takes, and `max_seconds` caps the arithmetic of each recovery.
     """
     with ExitStack() as stack:
         declared = None if noise is None else Noise.of(noise)
-        subject = _open(target, truth, jobs).with_declared(noise=declared)
+        subject = _open(target, truth, jobs)
+        own = subject.oracle.signature.noise
+        subject = subject.with_declared(max_norm, declared)
         if not isinstance(target, Oracle):
             stack.callback(subject.oracle.close)
         where = Path(stack.enter_context(TemporaryDirectory(prefix="keyhole-audit-")) if folder is None else folder)
         for each in ("cells", "journals"):
             _make_folder(where / each)
         with steps_bar(progress, "cells") as show:
-            reference, asked = _reference(subject, where, seed, max_seconds)
+            reference, subject, asked = _reference(subject, where, seed, max_seconds)
+            declared = subject.oracle.signature.noise
             bound = reference.counting_bound
             multiples = _multiples(budgets, bound, most)
-            limits = declared, max_seconds
-            columns = [Column(each, multiples, bound, seed, where, *limits) for each in _defences(defences, bound)]
+            limits = (None if declared == own else declared), max_norm, max_seconds
+            wanted = _defences(defences, bound, reference)
+            columns = [Column(each, multiples, bound, seed, where, *limits) for each in wanted]
             show(total=sum(len(list(column.budgets())) for column in columns))
             if jobs == 1:
                 filled = [fill(column, subject.oracle, reference, done=partial(show, advance=1)) for column in columns]
             else:
                 filled = _in_processes(columns, subject, reference, jobs, show)
     known = "the true parameters" if subject.truth is not None else "what its owner recovers of it without a defence"
+    if subject.truth is None and declared.kind != "exact":
+        known += f" (answers {declared})"
     rows = tuple(row for cells, _ in filled for row in cells)
     new_queries = asked + sum(new for _, new in filled)
     return Audit(subject.text, subject.label, bound, known, seed, rows, new_queries)
@@ -87,7 +98,7 @@ def _make_folder(folder: Path) -> None:
         raise FileError(f"cannot make the folder {folder}: {error.strerror or error}; name another one") from error
 
 
-def _open(target: str | Oracle, truth: SingleHead | None, jobs: int) -> Target:
+def _open(target: str | Oracle, truth: Family | None, jobs: int) -> Target:
     if isinstance(jobs, bool) or not isinstance(jobs, int) or jobs < 1:
         raise UsageError(f"jobs must be a whole number of at least 1, not {jobs!r}")
     if not isinstance(target, Oracle):
@@ -100,22 +111,23 @@ def _open(target: str | Oracle, truth: SingleHead | None, jobs: int) -> Target:
     return Target(target.name, target, f"{target.name}, of width {target.signature.width}", truth)
 
 
-def _reference(subject: Target, folder: Path, seed: int, max_seconds: float | None) -> tuple[SingleHead, int]:
-    """The truth, or what its owner recovers of the oracle; and the queries that took."""
+def _reference(subject: Target, folder: Path, seed: int, max_seconds: float | None) -> tuple[Family, Target, int]:
+    """The truth, or what its owner recovers of the oracle; the target, how it errs included; and the queries so far."""
     if subject.truth is not None:
-        return _one_head(subject.truth), 0
+        return subject.truth, subject, 0
     # With another seed: from the same queries the bare oracle would differ from itself by nothing at all.
     seed, journal = seed + 1, folder / "journals" / f"reference-{digest(subject.oracle.name, str(seed))[:8]}.db"
     limits: dict[str, Any] = {"observer": Silent(), "max_seconds": max_seconds}
-    result = recover(subject.oracle, attack(subject.oracle), journal=journal, seed=seed, **limits)
-    return _one_head(result.params), result.stats.new_queries
-
-
-def _one_head(params: Family | None) -> SingleHead:
-    """The head that parameters are; UsageError where they are anything else."""
-    if params is None or params.family != SingleHead.family:
-        raise UsageError(f"an audit is of one attention head; this box is a {type(params).__name__}")
-    return params.anatomy.heads[0]
+    result = recover(subject.oracle, "auto", journal=journal, seed=seed, **limits)
+    if result.params is None:  # never of a certified result
+        raise UsageError("nothing was recovered of this box, so nothing can be compared with it")
+    asked, params = result.stats.new_queries, result.params
+    if "noise" in result.stats.details and subject.oracle.signature.noise.kind == "exact":  # nobody declared it
+        with Journal(journal, box_of(subject.oracle)) as book:
+            session = Session(subject.oracle, journal=book, max_seconds=max_seconds)
+            found = session.run(measure_noise(subject.oracle.signature, stream(seed, "noise of the box")))
+        subject, asked = subject.with_declared(noise=found.noise.as_found()), asked + session.new_queries
+    return params, subject, asked
 
 
 def _multiples(budgets: Sequence[float], bound: int, most: int | None) -> tuple[float, ...]:
@@ -127,12 +139,19 @@ def _multiples(budgets: Sequence[float], bound: int, most: int | None) -> tuple[
     return tuple(allowed)
 
 
-def _defences(given: Sequence[str | Defence] | None, bound: int) -> list[Defence]:
-    """Each once, the bare oracle first."""
+def _defences(given: Sequence[str | Defence] | None, bound: int, reference: Family) -> list[Defence]:
+    """Each once, the bare oracle first; of a list that nobody gave, those that an answer of this kind can have."""
     if isinstance(given, str):
         raise UsageError(f"defences is a list of texts, not one text: write [{given!r}]")
     texts = default_defences(bound) if given is None else given
     wanted = [each if isinstance(each, Defence) else parse_defence(each) for each in texts]
+    if given is None and reference.tells_labels:
+        wanted = [each for each in wanted if not each.changes_answers]
+    for each in wanted:
+        if reference.tells_labels and each.changes_answers:
+            raise UsageError(f"this box tells labels already: {each.text} changes numbers, leave it out")
+        if each.top is not None and each.top > (reference.outputs or 1):
+            raise UsageError(f"{each.text} needs as many outputs; this box has {reference.outputs or 1}")
     return list(dict.fromkeys([parse_defence(NONE), *wanted]))
 
 
@@ -174,9 +193,9 @@ def _put_off_interrupts() -> Iterator[None]:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _carry_out(column: Column, text: str, reference: SingleHead) -> FilledColumn:
+def _carry_out(column: Column, text: str, reference: Family) -> FilledColumn:
     """Fill a column in a worker, which opens the target anew: an oracle cannot travel."""
-    target = open_target(text).with_declared(noise=column.noise)
+    target = open_target(text).with_declared(column.max_norm, column.noise)
     try:
         return fill(column, target.oracle, reference, InterruptCheck())
     finally:
@@ -184,7 +203,7 @@ def _carry_out(column: Column, text: str, reference: SingleHead) -> FilledColumn
 
 
 def _in_processes(
-    columns: Sequence[Column], subject: Target, reference: SingleHead, jobs: int, show: Callable[..., None]
+    columns: Sequence[Column], subject: Target, reference: Family, jobs: int, show: Callable[..., None]
 ) -> list[FilledColumn]:
     context = multiprocessing.get_context("spawn")  # threads of BLAS and CUDA do not survive a fork
     stop = context.Event()

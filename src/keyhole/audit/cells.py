@@ -15,6 +15,7 @@ from typing import Any
 
 from keyhole.audit.defences import Defence
 from keyhole.audit.lower_bounds import NOTHING, Geometry, floor
+from keyhole.audit.protection import honest_cost
 from keyhole.audit.result import Cell
 from keyhole.errors import FileError, OracleError
 from keyhole.families import Family, Labels, SingleHead
@@ -44,6 +45,7 @@ class Column:
     seed: int
     folder: Path
     noise: Noise | None = None  # that the oracle itself was declared to have
+    max_norm: float | None = None  # of the tokens that it takes
     max_seconds: float | None = None  # of arithmetic, for each cell
 
     def budgets(self) -> Iterator[tuple[float, int]]:
@@ -65,6 +67,7 @@ class Column:
         """Where a finished cell is kept: its name is a digest of all that determines it."""
         settings = [oracle, self.defence.text, budget, self.bound, self.seed, KEY_METHOD, HELDOUT]
         settings += [] if self.noise is None else [self.noise.text]
+        settings += [] if self.max_norm is None else [f"max_norm {self.max_norm!r}"]
         key = digest(json.dumps([CELL_VERSION, KEYHOLE_VERSION, *settings]))
         return self.folder / "cells" / f"{key[:32]}.json"
 
@@ -75,7 +78,7 @@ FilledColumn = tuple[tuple[Cell, ...], int]  # the rows of a column, and how man
 def fill(
     column: Column,
     oracle: Oracle,
-    reference: SingleHead,
+    reference: Family,
     observer: Observer | None = None,
     done: Callable[[], None] = lambda: None,  # called after each cell
 ) -> FilledColumn:
@@ -91,7 +94,15 @@ def fill(
             defended = column.defence.around(oracle, seed=int(state[:12], 16))
             how: dict[str, Any] = {"heldout": HELDOUT, "observer": observer or Silent()}
             how |= {"max_seconds": column.max_seconds}
-            result = recover(defended, attack(defended), budget, journal, column.seed, throw=False, **how)
+            result = recover(
+                defended,
+                attack(defended, reference.family, bool(reference.words)),
+                budget,
+                journal,
+                column.seed,
+                throw=False,
+                **how,
+            )
             if result.outcome is Outcome.ORACLE_FAILED:  # which is no merit of the defence, and may go better next time
                 raise OracleError(
                     f"the box failed behind {column.defence.text}: {result.message}; mend it and run again: "
@@ -104,10 +115,15 @@ def fill(
                 budget=budget,
                 queries=result.stats.queries,
                 error=error if math.isfinite(error) else NOTHING,
-                floor=floor(defended.signature.noise, budget, Geometry.of(reference, defended.signature)),
+                floor=floor(
+                    defended.signature.noise,
+                    budget,
+                    Geometry.of(reference, defended.signature, column.defence.top or 1),
+                ),
                 outcome=result.outcome.name,
                 method=result.method,
                 seconds=result.stats.seconds,
+                cost=honest_cost(column.defence, reference, oracle.signature, column.seed),
             )
             new_queries += result.stats.new_queries
             _write(file, row)
@@ -116,21 +132,27 @@ def fill(
     return tuple(rows), new_queries
 
 
-def _distance(params: Family, reference: SingleHead) -> float:
-    """How far parameters are from the reference, those behind labels as labels tell them."""
-    if not params.tells_labels:
-        return distance(params, reference)
-    count = reference.outputs
-    truth = Labels(reference) if count is None else Labels(reference, tuple(range(count)))
-    return distance(params, truth) if params.words == truth.words else NOTHING
+def _distance(params: Family, reference: Family) -> float:
+    """How far parameters are from the reference, those behind labels as labels tell them; as far as nothing is else."""
+    if params.tells_labels and not reference.tells_labels:
+        if reference.family != SingleHead.family:
+            return NOTHING
+        count = reference.outputs
+        reference = Labels(reference.anatomy.heads[0], *([] if count is None else [tuple(range(count))]))
+    if params.family != reference.family:
+        params, reference = params.simplest(), reference.simplest()
+    same = params.family == reference.family and params.words == reference.words
+    same = same and (params.width, params.outputs) == (reference.width, reference.outputs)
+    return distance(params, reference) if same else NOTHING
 
 
-def attack(oracle: Oracle) -> str:
-    """The method for one head behind the errors that an oracle declares; `auto` where they are to be measured."""
+def attack(oracle: Oracle, family: str, by_parts: bool = False) -> str:
+    """The method for a family behind the errors that an oracle declares; `auto` where that is not one of the list."""
     if oracle.signature.answers == "labels":
         return "labels"
     noise = oracle.signature.noise
-    return "auto" if noise.kind == "measure" else methods_for(SingleHead.family, noise)[0].name
+    fitting = [] if by_parts or noise.kind == "measure" else methods_for(family, noise)
+    return fitting[0].name if fitting else "auto"
 
 
 def digest(*parts: str) -> str:

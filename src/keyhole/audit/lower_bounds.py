@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from keyhole.arrays import floats
-from keyhole.families import SingleHead
+from keyhole.families import Family, SingleHead
 from keyhole.noise import Noise
 from keyhole.numerics.cramer_rao import universal_floor
 from keyhole.queries import Signature
@@ -36,19 +36,27 @@ class Geometry:
     labels: int = 0  # how many labels there are, where answers are labels
 
     @classmethod
-    def of(cls, head: SingleHead, signature: Signature) -> Geometry:
-        """That of a head behind a defence."""
+    def of(cls, params: Family, signature: Signature, top: int = 1) -> Geometry:
+        """That of parameters behind a defence; of labels the `top` ones are told.
+
+        Of what is more than one softmax head only the counting bound and rounding are known.
+        """
+        numbers = params.numbers()
+        anatomy = numbers.anatomy
+        alone = numbers.family == SingleHead.family and not numbers.words
+        head = anatomy.heads[0] if alone else SingleHead(np.zeros((1, 1)), np.zeros((1, params.outputs or 1)))
         values = floats(head.value).reshape(head.width, -1)
+        labels = max(2, values.shape[1]) if signature.answers == "labels" else 0
         return cls(
             width=head.width,
-            bound=head.counting_bound,
+            bound=params.counting_bound,
             spacing=signature.space.spacing,
             max_norm=math.inf if signature.max_norm is None else signature.max_norm,
             value_norm=float(np.max(np.linalg.norm(values, axis=0))),
             score_norm=float(np.linalg.norm(floats(head.score))),
             outputs=values.shape[1],
             # Observed everywhere, a sequence of any length answers any number of times.
-            labels=max(2, values.shape[1]) if signature.answers == "labels" else 0,
+            labels=math.perm(labels, min(top, labels)) if alone and labels else 0,
             positions=1.0 if signature.positions == "last" else float(signature.max_length or math.inf),
         )
 

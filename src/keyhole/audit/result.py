@@ -33,6 +33,7 @@ class Cell:
     outcome: str
     method: str
     seconds: float
+    cost: float | None = None  # to honest users: relative error of their answers
 
 
 @dataclass(frozen=True)
@@ -59,9 +60,15 @@ class Audit:
     @property
     def sentences(self) -> tuple[str, ...]:
         """What each defence achieves, in plain words."""
-        return tuple(sentence(self.of(defence), self._short_tokens(defence), self) for defence in self.defences)
+        return tuple(sentence(self.of(defence), self.short_tokens(defence), self) for defence in self.defences)
 
-    def _short_tokens(self, defence: str) -> tuple[Cell, ...]:
+    @property
+    def verdict(self) -> str:
+        """The whole audit in one sentence."""
+        words: str = on_demand("audit.protection").verdict(self)
+        return words
+
+    def short_tokens(self, defence: str) -> tuple[Cell, ...]:
         """Rows of the same defence with clipping: whoever is not clipped may send short tokens all the same."""
         own, others = parse_defence(defence), ((row, parse_defence(row.defence)) for row in self.rows)
         return tuple(row for row, other in others if own != other and replace(other, clip=None) == own)
@@ -81,6 +88,10 @@ class Audit:
             table.add_row(defence, *cells, Text(f"{rows[-1].floor:.1e}", style="dim"))
         return table
 
+    def __repr__(self) -> str:
+        """The verdict."""
+        return f"Audit({self.label!r}: {self.verdict})"
+
     def _repr_html_(self) -> str:
         """A card for notebooks."""
         card: str = on_demand("report.notebook").card_of_audit(self)
@@ -95,6 +106,8 @@ class Audit:
             "reference": self.reference,
             "seed": self.seed,
             "rows": [asdict(row) for row in self.rows],
+            "verdict": self.verdict,
+            "defences": [each.as_data() for each in on_demand("audit.protection").protections(self)],
             "sentences": dict(zip(self.defences, self.sentences, strict=True)),
             "new_queries": self.new_queries,
         }
@@ -120,14 +133,14 @@ def sentence(rows: Sequence[Cell], short: Sequence[Cell], audit: Audit) -> str:
         return _bare_sentence(rows, audit.bound)
     best = min([*rows, *short], key=lambda row: row.error)
     words = defence.words[0].upper() + defence.words[1:]
-    spent = f"after {_times(rows[-1].budget / audit.bound)} the counting bound{_trick(best, rows)}"
+    spent = f"after {times(rows[-1].budget / audit.bound)} the counting bound{_trick(best, rows)}"
     if best.error > USEFUL:
         gave_up = f" (the attack gave up: {best.outcome})" if best.queries < best.budget / 2 else ""
-        return f"{words} leaves an error of {_size(best.error)} {spent}{gave_up}{_beside_floor(best, rows[-1])}"
+        return f"{words} leaves an error of {size(best.error)} {spent}{gave_up}{_beside_floor(best, rows[-1])}"
     if best.error > COPY:
         cost = _cost([*rows, *short], bare, USEFUL)
         return (
-            f"{words} lets an attacker come within 1 % {cost or 'at no cost'}; an error of {_size(best.error)} remains "
+            f"{words} lets an attacker come within 1 % {cost or 'at no cost'}; an error of {size(best.error)} remains "
             f"{spent}{_beside_floor(best, rows[-1])}"
         )
     cost = _cost([*rows, *short], bare, COPY)
@@ -146,7 +159,7 @@ def _trick(cell: Cell, rows: Sequence[Cell]) -> str:
 def _bare_sentence(rows: Sequence[Cell], bound: int) -> str:
     best = min(rows, key=lambda row: (row.error > COPY, row.queries if row.error <= COPY else row.error))
     return (
-        f"No defence: {best.queries:,} queries, {_times(best.queries / bound)} the counting bound, "
+        f"No defence: {best.queries:,} queries, {times(best.queries / bound)} the counting bound, "
         f"recover the box to a relative error of {best.error:.1e}."
     )
 
@@ -154,8 +167,8 @@ def _bare_sentence(rows: Sequence[Cell], bound: int) -> str:
 def _beside_floor(best: Cell, last: Cell) -> str:
     """Whether that is the defence's merit or the attack's fault."""
     if best.error <= NEAR * last.floor:
-        return f", which is near the floor of {_size(last.floor)} under every attack."
-    return f". The floor is at {_size(last.floor)}, so a better attack may do more."
+        return f", which is near the floor of {size(last.floor)} under every attack."
+    return f". The floor is at {size(last.floor)}, so a better attack may do more."
 
 
 def _cost(rows: Sequence[Cell], bare: Sequence[Cell], goal: float) -> str:
@@ -163,12 +176,14 @@ def _cost(rows: Sequence[Cell], bare: Sequence[Cell], goal: float) -> str:
     needed, free = (min((row.queries for row in each if row.error <= goal), default=0) for each in (rows, bare))
     if not free:
         return f"for {needed:,} queries"
-    return "" if needed < NO_COST * free else f"for at most {_times(needed / free)} the queries"
+    return "" if needed < NO_COST * free else f"for at most {times(needed / free)} the queries"
 
 
-def _times(ratio: float) -> str:
+def times(ratio: float) -> str:
+    """A ratio as people write it."""
     return f"{ratio:.3g} ×" if ratio < 100 else f"{ratio:,.0f} ×"
 
 
-def _size(error: float) -> str:
+def size(error: float) -> str:
+    """A relative error as people write it."""
     return f"{error:.1e}" if error < USEFUL else f"{100 * error:.2g} %" if error < 0.995 else "100 %"

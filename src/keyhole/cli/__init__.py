@@ -10,7 +10,7 @@ from typing import Annotated, Any, NoReturn, cast
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from keyhole.cli.options import DONE, INTERRUPTED, WRONG_USE, complain
+from keyhole.cli.options import DONE, INTERRUPTED, WRONG_USE, complain, fold_target_options
 from keyhole.errors import KeyholeError
 from keyhole.optional import KEYHOLE_VERSION
 
@@ -25,6 +25,7 @@ COMMANDS = {
     "audit": "See what defences cost an attacker: recover the box behind each, with ever more queries.",
     "verify": "Find out from a few queries whether a box is the one in a file. Exit code 0: same, 1: different or "
     "inconclusive.",
+    "compress": "Find smaller parameters that answer almost alike: lower ranks, fewer heads.",
     "diagnose": "Say what of a family or of given parameters can be known from answers, or what family a box is of.",
     "report": "Make report.html of a run folder again: one page with everything, that opens from disk without a "
     "network.",
@@ -35,6 +36,10 @@ COMMANDS = {
 }
 
 
+HELP_NAMES = ["-h", "--help"]
+HELP = {"help_option_names": HELP_NAMES}
+
+
 class LazyCommand(TyperCommand):
     """A command known by its name and first sentence; the rest of it is imported to carry it out."""
 
@@ -42,8 +47,10 @@ class LazyCommand(TyperCommand):
         """The context of the command itself, made of its arguments."""
         module = import_module(f"keyhole.cli.{self.name}")
         inner = _make_app()
-        inner.command()(getattr(module, str(self.name)))
-        return typer.main.get_command(inner).make_context(info_name, args, parent, **extra)
+        inner.command(context_settings=HELP)(getattr(module, str(self.name)))
+        command = typer.main.get_command(inner)
+        own = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
+        return command.make_context(info_name, fold_target_options(args, own | set(HELP_NAMES)), parent, **extra)
 
 
 class LazyGroup(TyperGroup):
@@ -62,10 +69,11 @@ class LazyGroup(TyperGroup):
 
 
 def _make_app(**settings: Any) -> typer.Typer:
-    return typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown", **settings)
+    settings = {"add_completion": False, **settings}
+    return typer.Typer(pretty_exceptions_enable=False, rich_markup_mode="markdown", **settings)
 
 
-app = _make_app(name="keyhole", cls=LazyGroup)
+app = _make_app(name="keyhole", cls=LazyGroup, context_settings=HELP, add_completion=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -73,7 +81,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     try:
         code = app(args=arguments, prog_name="keyhole", standalone_mode=False)
     except Misuse as error:
-        code = complain(f"{error.format_message().rstrip('.')}. See keyhole --help.")
+        command = "keyhole" if error.ctx is None else error.ctx.command_path
+        code = complain(f"{error.format_message().rstrip('.')}. See {command} --help.")
     except KeyholeError as error:
         code = complain(str(error))
     except (KeyboardInterrupt, typer.Abort):  # outside of what can be resumed

@@ -14,9 +14,22 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from keyhole.audit import MULTIPLES, Audit
+from keyhole.audit import MULTIPLES, Audit, parse_rule, protections, read_policy, violations
 from keyhole.audit import audit as run_audit
-from keyhole.cli.options import DONE, FAILED, INTERRUPTED, TARGET, Force, Json, MaxSeconds, Quiet, Seed, complain
+from keyhole.audit.protection import table_of
+from keyhole.cli.options import (
+    DONE,
+    FAILED,
+    INTERRUPTED,
+    TARGET,
+    Force,
+    Json,
+    MaxNorm,
+    MaxSeconds,
+    Quiet,
+    Seed,
+    complain,
+)
 from keyhole.cli.output import LEAST_WIDTH, file_lines, keep_record, print_json, print_lines, print_table
 from keyhole.errors import OracleError, RecoveryFailed, UsageError
 from keyhole.report.html.audit_curves import draw_curves
@@ -27,29 +40,43 @@ from keyhole.runs.store import AUDIT, reserve_folder
 EACH_BUDGET = ",".join(f"{multiple:g}" for multiple in MULTIPLES)
 COLUMN = 8  # characters of the words at the left
 
+Defences = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="TEXT",
+        help="`clip:1`, `noise:1e-3`, `round:3`, `float32`, `float16`, `bfloat16`, `budget:5000`, or several "
+        "joined by `+`; repeatable. A list of common ones if left out.",
+    ),
+]
+BareNoise = Annotated[str | None, typer.Option(help="How answers err without a defence, as for `keyhole recover`.")]
+AuditFolder = Annotated[
+    Path | None, typer.Option(help="Folder for audit.json, report.html, audit.png and all answers, to resume from.")
+]
+Rules = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="RULE",
+        help="Exit with 1 where a defence is like this: `queries < 1e6`, `cost > 0.05`, `round:3: error < 0.1` "
+        "(also copy-queries, times); repeatable.",
+    ),
+]
+Policy = Annotated[Path | None, typer.Option(help='A file of such rules, TOML or JSON: `fail-if = ["queries < 1e6"]`.')]
+
 
 def audit(
     target: Annotated[str, typer.Argument(metavar="TARGET", help=TARGET)],
-    defence: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="TEXT",
-            help="`clip:1`, `noise:1e-3`, `round:3`, `float32`, `float16`, `bfloat16`, `budget:5000`, or several "
-            "joined by `+`; repeatable. A list of common ones if left out.",
-        ),
-    ] = None,
+    defence: Defences = None,
     multiples: Annotated[str, typer.Option(help="Budgets, as multiples of the counting bound.")] = EACH_BUDGET,
     budget: Annotated[int | None, typer.Option(min=1, help="Leave out budgets of more queries than this.")] = None,
-    noise: Annotated[
-        str | None, typer.Option(help="How answers err without a defence, as for `keyhole recover`.")
-    ] = None,
+    max_norm: MaxNorm = None,
+    noise: BareNoise = None,
     max_seconds: MaxSeconds = None,
     jobs: Annotated[int, typer.Option(min=1, help="Processes that share the defences.")] = 1,
     seed: Seed = 0,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for audit.json, report.html, audit.png and all answers, to resume from.")
-    ] = None,
+    out: AuditFolder = None,
     force: Force = False,
+    fail_if: Rules = None,
+    policy: Policy = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> int:
@@ -57,12 +84,20 @@ def audit(
 
     Example: `keyhole audit file:params.safetensors --defence round:3 --defence noise:1e-3+clip:1 --out audit`
     """
+    rules = [*map(parse_rule, fail_if or []), *([] if policy is None else read_policy(policy))]
     given: dict[str, Sequence[Any]] = {"defence": defence or [], "multiples": [multiples], "budget": [budget]}
-    given |= {"noise": [noise], "max-seconds": [max_seconds]}
+    given |= {
+        "fail-if": fail_if or [],
+        "policy": [policy],
+        "noise": [noise],
+        "max-norm": [max_norm],
+        "max-seconds": [max_seconds],
+    }
     again = ["keyhole", "audit", target, *_words({**given, "jobs": [jobs], "seed": [seed], "out": [out]})]
-    settings = {"target": target, "seed": seed, **({} if noise is None else {"noise": noise})}
+    declared = {name: value for name, value in (("noise", noise), ("max_norm", max_norm)) if value is not None}
+    settings = {"target": target, "seed": seed, **declared}
     limits: dict[str, Any] = {"progress": False if quiet else None, "most": budget}
-    limits |= {"noise": noise, "max_seconds": max_seconds}
+    limits |= {"noise": noise, "max_norm": max_norm, "max_seconds": max_seconds}
     try:
         with redirect_stdout(sys.stderr), reserve_folder(out, AUDIT, settings, force=force):
             found = run_audit(target, defence, _numbers(multiples), seed, jobs, out, **limits)
@@ -77,11 +112,19 @@ def audit(
         return complain(cause, FAILED)
     except OracleError as error:
         return complain(str(error), FAILED)
+    failed = violations(found, rules)
     if as_json:
-        print_json({**found.as_data(), "files": files, "notes": notes})
+        passed = {"policy": {"rules": [rule.text for rule in rules], "passed": not failed, "violations": failed}}
+        print_json({**found.as_data(), **(passed if rules else {}), "files": files, "notes": notes})
     elif not quiet:
         _print_audit(found, files, notes)
-    return DONE
+        if rules:
+            words = [("" if number else "policy", each) for number, each in enumerate(failed or ["passed"])]
+            print_lines(words, column=COLUMN)
+    else:
+        for each in failed:
+            complain(each)
+    return FAILED if failed else DONE
 
 
 def _words(options: Mapping[str, Sequence[Any]]) -> list[str]:
@@ -115,12 +158,17 @@ def _keep_audit(found: Audit, folder: Path, settings: Mapping[str, Any]) -> tupl
 
 def _print_audit(found: Audit, files: Mapping[str, Path], notes: Sequence[str]) -> None:
     console = Console(highlight=False)
+    print_lines(
+        [("verdict", found.verdict)], good=all(not each.falls for each in protections(found)[1:]), column=COLUMN
+    )
     lines = {
         "box": found.label,
         "errors": f"relative, against {found.reference}; 1 is what a guess of nothing has",
         "budgets": f"in multiples of the counting bound, {found.bound:,} queries",
     }
     print_lines(lines.items(), column=COLUMN)
+    console.print()
+    print_table(table_of(found))
     console.print()
     print_table(found.table())
     console.print()

@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
@@ -16,7 +16,20 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from keyhole.cli.options import DONE, FAILED, INTERRUPTED, Json, MaxSeconds, MethodOption, Quiet, complain
+from keyhole.cli.options import (
+    DONE,
+    FAILED,
+    INTERRUPTED,
+    Budget,
+    Json,
+    MaxNorm,
+    MaxSeconds,
+    MethodOption,
+    Noise,
+    Quiet,
+    complain,
+    method_option,
+)
 from keyhole.cli.output import print_json, print_table
 from keyhole.errors import UsageError
 from keyhole.progress import Silent, wants_bar
@@ -80,7 +93,10 @@ def bench(
             metavar="[TARGET]...", help="Boxes, named as for `keyhole recover`; one of each family if none."
         ),
     ] = None,
-    method: Annotated[str, typer.Option(help="The learner.")] = "auto",
+    method: Annotated[str, method_option()] = "auto",
+    budget: Budget = None,
+    max_norm: MaxNorm = None,
+    noise: Noise = None,
     runs: Annotated[int, typer.Option(min=1, help="Recoveries of each box, with seeds that follow one another.")] = 3,
     seed: Annotated[int, typer.Option(min=0, help="The first seed of the method.")] = 0,
     option: MethodOption = None,
@@ -95,6 +111,7 @@ def bench(
     Example: `keyhole bench 'demo:single-head?width=128' 'demo:relu-net?width=16&neurons=32' --runs 5`
     """
     options = dict(parse_option(text) for text in option or [])
+    common = Settings("", method, budget, max_norm=max_norm, noise=noise, options=options, max_seconds=max_seconds)
     if out is not None and out.exists() and not force:
         raise UsageError(f"there is a file {out}: name another one, or write over it with --force")
     names = targets or list(USUAL)
@@ -103,7 +120,7 @@ def bench(
     try:
         shown = wants_bar(False if quiet or as_json else None)
         for name in track(names, "recovering", console=Console(stderr=True), transient=True, disable=not shown):
-            each = [Settings(name, method, seed=one, options=options, max_seconds=max_seconds) for one in seeds]
+            each = [replace(common, target=name, seed=one) for one in seeds]
             found.append(_costs(each))
     except KeyboardInterrupt:
         complain(f"interrupted after {len(found)} of {len(names)} boxes")

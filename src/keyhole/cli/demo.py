@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from keyhole.cli.options import Force, Json, MaxSeconds, Quiet, Seed
+from keyhole.cli.options import Budget, Force, Json, MaxNorm, MaxSeconds, Noise, Quiet, Seed
 from keyhole.cli.recover import carry_out
 from keyhole.report.build import draw_head
 from keyhole.report.html.canvas import INSTALL
@@ -24,6 +24,9 @@ def demo(
     out: Annotated[
         Path, typer.Option(help="Folder for params, radius (.safetensors), run.json, report.html and recovery.png.")
     ] = Path("demo-run"),
+    budget: Budget = None,
+    max_norm: MaxNorm = None,
+    noise: Noise = None,
     max_seconds: MaxSeconds = None,
     force: Force = False,
     as_json: Json = False,
@@ -34,7 +37,8 @@ def demo(
     Example: `keyhole demo --width 64 --rank 4`
     """
     numbers = {"width": width, "rank": rank, "norm": norm, "seed": seed}
-    settings = Settings(demo_text("single-head", numbers), seed=seed, out=out, max_seconds=max_seconds)
+    limits: dict[str, Any] = {"budget": budget, "max_norm": max_norm, "noise": noise, "max_seconds": max_seconds}
+    settings = Settings(demo_text("single-head", numbers), seed=seed, out=out, **limits)
     return carry_out(settings, as_json=as_json, quiet=quiet, force=force, picture=_picture)
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from keyhole.cli.options import DONE, FAILED, Force, Json, MaxSeconds, Quiet, Seed, complain
+from keyhole.cli.options import DONE, FAILED, Budget, Force, Json, MaxNorm, MaxSeconds, Noise, Quiet, Seed, complain
 from keyhole.cli.output import file_lines, keep_record, print_json, print_lines
 from keyhole.errors import OracleError, UsageError
 from keyhole.families import load
@@ -31,6 +32,9 @@ def diagnose(
     ],
     inputs: Annotated[str, typer.Option(help="`unrestricted`, `one-hot` or `mean-zero` tokens.")] = "unrestricted",
     max_length: Annotated[int | None, typer.Option(min=1, help="Tokens per sequence at most.")] = None,
+    budget: Budget = None,
+    max_norm: MaxNorm = None,
+    noise: Noise = None,
     seed: Seed = 0,
     max_seconds: MaxSeconds = None,
     out: Annotated[Path | None, typer.Option(help="Of a box: folder for diagnosis.json and report.html.")] = None,
@@ -43,9 +47,12 @@ def diagnose(
     Example: `keyhole diagnose multi-head --max-length 2`, `keyhole diagnose 'demo:one-layer?residual=1'`
     """
     if ":" in subject and not subject.startswith("file:"):
-        return _diagnose_target(subject, seed, max_seconds, out, force=force, as_json=as_json, quiet=quiet)
-    if out is not None:
-        raise UsageError("--out is for boxes: there is no run to keep of a family or a file")
+        settings: dict[str, Any] = {"target": subject, "seed": seed, "max_seconds": max_seconds}
+        settings |= {"budget": budget, "max_norm": max_norm, "noise": noise}
+        return _diagnose_target(settings, out, force=force, as_json=as_json, quiet=quiet)
+    of_boxes = {"out": out, "budget": budget, "max-norm": max_norm, "noise": noise}
+    if given := [name for name, value in of_boxes.items() if value is not None]:
+        raise UsageError(f"--{given[0]} is for boxes: of a family or a file nothing is asked, and no run kept")
     if subject.startswith("file:"):
         if inputs != "unrestricted" or max_length is not None:
             raise UsageError("--inputs and --max-length are for families: a file is diagnosed for inputs of all kinds")
@@ -65,21 +72,20 @@ def diagnose(
     return DONE
 
 
-def _diagnose_target(
-    text: str, seed: int, max_seconds: float | None, out: Path | None, *, force: bool, as_json: bool, quiet: bool
-) -> int:
-    settings = {"target": text, "seed": seed}
+def _diagnose_target(settings: Mapping[str, Any], out: Path | None, *, force: bool, as_json: bool, quiet: bool) -> int:
+    text, seed = settings["target"], settings["seed"]
+    record = {name: value for name, value in settings.items() if name != "max_seconds" and value is not None}
     with (
         redirect_stdout(sys.stderr),
-        reserve_folder(out, DIAGNOSIS, settings, force=force),
-        open_declared(text) as target,
+        reserve_folder(out, DIAGNOSIS, record, force=force),
+        open_declared(text, settings["max_norm"], settings["noise"]) as target,
     ):
         try:
-            found = diagnose_box(target.oracle, seed=seed, max_seconds=max_seconds)
+            found = diagnose_box(target.oracle, settings["budget"], seed=seed, max_seconds=settings["max_seconds"])
         except OracleError as error:
             return complain(f"the box failed, so nothing can be said of it: {error}", FAILED)
         data = {**found.summary(), "target": target.text, "box": target.label}
-        files, notes = keep_record(out, DIAGNOSIS, {**data, "seed": seed}, settings)
+        files, notes = keep_record(out, DIAGNOSIS, {**data, "seed": seed}, record)
     if as_json:
         print_json({**data, "next": diagnosis.next_command(found, text), "files": files, "notes": notes})
     elif not quiet:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from keyhole.cli.options import DONE, FAILED, INTERRUPTED, Force, Json, MaxSeconds, Quiet, Seed, complain
+from keyhole.cli.options import DONE, FAILED, INTERRUPTED, Force, Json, MaxSeconds, Quiet, Seed, complain, method_option
 from keyhole.cli.output import add_report, file_lines, print_json, print_lines
 from keyhole.errors import UsageError
 from keyhole.gauge import distance
@@ -29,7 +29,7 @@ def learn(
         ),
     ],
     heads: Annotated[str, typer.Option(help="How many, or `auto` to find out.")] = "auto",
-    method: Annotated[str, typer.Option(help="`varpro`, `six-phase` or `auto`.")] = "auto",
+    method: Annotated[str, method_option(("auto", "varpro", "six-phase"))] = "auto",
     noise: Annotated[
         str | None,
         typer.Option(

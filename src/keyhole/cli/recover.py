@@ -16,6 +16,7 @@ from keyhole.cli.options import (
     DONE,
     FAILED,
     INTERRUPTED,
+    Budget,
     Force,
     Json,
     MaxNorm,
@@ -24,6 +25,7 @@ from keyhole.cli.options import (
     Quiet,
     Seed,
     complain,
+    method_option,
 )
 from keyhole.cli.output import add_report, file_lines, print_json, print_lines
 from keyhole.cli.recover_model import names_all_layers, recover_all_layers
@@ -45,11 +47,12 @@ def recover(
             help="`demo:single-head?width=64&rank=4` (also norm, seed, max_norm, noise, decimals, labels, classes), "
             "`file:params.safetensors`, `python:path.py:factory`, `onnx:model.onnx`, `transformers:PATH#layer=2` "
             "(also part, positions, dtype), `http://host:port/v2/models/name`, "
-            "or all attention layers of a model: `transformers:PATH#layer=all`",
+            "or all attention layers of a model: `transformers:PATH#layer=all`. "
+            "Keys may be options, which no shell wants quoted: `demo:single-head --width 64 --rank 4`",
         ),
     ],
-    method: Annotated[str, typer.Option(help="The learner.")] = "auto",
-    budget: Annotated[int | None, typer.Option(min=0, help="Most queries in all.")] = None,
+    method: Annotated[str, method_option()] = "auto",
+    budget: Budget = None,
     journal: Annotated[Path | None, typer.Option(help="File that keeps every answer, to resume from.")] = None,
     seed: Seed = 0,
     out: Annotated[

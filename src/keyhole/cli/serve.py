@@ -25,26 +25,42 @@ from keyhole.serve.served_oracle import Limits, ServedOracle
 from keyhole.serve.server import Server
 from keyhole.targets import Target, open_target
 
+ServedTargetName = Annotated[
+    str | None, typer.Argument(metavar="TARGET", help=f"{TARGET.rstrip('.')}; may be left out with --ui.")
+]
+Port = Annotated[
+    int | None,
+    typer.Option(min=0, max=65535, help="Port to listen at; 0 takes any that is free. 8000, with --ui 0."),
+]
+MaxQueries = Annotated[int | None, typer.Option("--max-queries", "--budget", min=1, help="Most sequences in all.")]
+RequestSeconds = Annotated[
+    float, typer.Option(help="Most seconds until a request has arrived, and until it is answered.")
+]
+AllowedHosts = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME", help="A name of this machine by which clients may come; repeatable."),
+]
+TokenVariable = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Environment variable with a token that clients must send.")
+]
+
 
 def serve(
-    target: Annotated[
-        str | None, typer.Argument(metavar="TARGET", help=f"{TARGET.rstrip('.')}; may be left out with --ui.")
-    ] = None,
+    target: ServedTargetName = None,
     host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
-    port: Annotated[
-        int | None,
-        typer.Option(min=0, max=65535, help="Port to listen at; 0 takes any that is free. 8000, with --ui 0."),
-    ] = None,
+    port: Port = None,
     name: Annotated[str | None, typer.Option(help="Name of the model; made of the target if left out.")] = None,
     decimals: Annotated[int | None, typer.Option(help="Round answers to so many decimals.")] = None,
-    noise: Annotated[float | None, typer.Option(help="Add normal errors of this standard deviation.")] = None,
+    add_noise: Annotated[float | None, typer.Option(help="Add normal errors of this standard deviation.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Determines the noise.")] = 0,
     rate_limit: Annotated[float | None, typer.Option(help="Most queries (sequences) per second.")] = None,
     max_batch: Annotated[int, typer.Option(min=1, help="Most sequences per request.")] = Limits.batch,
     max_length: Annotated[int, typer.Option(min=1, help="Most tokens per sequence.")] = Limits.length,
-    token_env: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Environment variable with a token that clients must send.")
-    ] = None,
+    max_queries: MaxQueries = None,
+    max_body: Annotated[int, typer.Option(min=1, help="Most bytes per request.")] = Limits.body,
+    max_seconds: RequestSeconds = Limits.seconds,
+    allow_host: AllowedHosts = None,
+    token_env: TokenVariable = None,
     ui: Annotated[bool, typer.Option("--ui", help="A page that starts, shows, stops and compares recoveries.")] = False,
     runs: Annotated[Path, typer.Option(help="Folder for the runs of that page, and to find earlier ones.")] = RUNS,
     as_json: Json = False,
@@ -59,18 +75,19 @@ def serve(
             raise UsageError("name the box to serve, or ask for the page alone: keyhole serve --ui")
         return _serve_page(LiveServer(Runs(runs), host, port or 0), as_json=as_json, quiet=quiet)
     token = _token(token_env)
-    limits = Limits(batch=max_batch, length=max_length, rate=rate_limit)
+    limits = Limits(max_batch, max_length, rate_limit, max_body, max_queries, max_seconds)
     with redirect_stdout(sys.stderr):  # what the code of an oracle prints is no part of the report
         found = open_target(target)
         try:
-            oracle = found.oracle if noise is None else Noisy(found.oracle, noise, seed=seed)
+            oracle = found.oracle if add_noise is None else Noisy(found.oracle, add_noise, seed=seed)
             oracle = oracle if decimals is None else Rounded(oracle, decimals)
             served = ServedOracle(oracle, name or model_name(found.text), limits)
             server: Server | LiveServer
             if ui:
-                server = LiveServer(Runs(runs, ServedTarget(found.text, found.label)), host, port or 0, served, token)
+                page = Runs(runs, ServedTarget(found.text, found.label))
+                server = LiveServer(page, host, port or 0, served, token, allow_host or ())
             else:
-                server = Server(served, host, 8000 if port is None else port, token)
+                server = Server(served, host, 8000 if port is None else port, token, allow_host or ())
         except BaseException:
             found.oracle.close()
             raise
@@ -141,8 +158,10 @@ def _announce(
     page = server.address if isinstance(server, LiveServer) else None
     if isinstance(server, LiveServer):
         _warn_of_others(server)
-    if server.host not in LOOPBACK and token_env is None:
-        complain(f"whoever can reach {server.host} can ask this box: --token-env NAME wants a token")
+    if server.host not in LOOPBACK:
+        who = "whoever can reach this machine" if token_env is None else f"whoever knows the token in {token_env}"
+        remedy = "; --token-env NAME wants a token" if token_env is None else ", which travels unencrypted"
+        complain(f"listening at {server.host}, beyond this machine: {who} can ask this box{remedy}")
     if as_json:
         about = {
             "url": url,
@@ -152,11 +171,15 @@ def _announce(
             "max_batch": limits.batch,
             "max_length": limits.length,
             "rate_limit": limits.rate,
+            "max_queries": limits.total,
+            "max_body": limits.body,
+            "max_seconds": limits.seconds,
         }
         print_json(about)
     elif not quiet:
         options = f"#token_env={token_env}" if token_env else ""
         rate = "" if limits.rate is None else f", {limits.rate:g} queries per second"
+        rate += "" if limits.total is None else f", {limits.total:,} in all"
         lines = {
             "box": target.label,
             **({} if page is None else {"page": page}),

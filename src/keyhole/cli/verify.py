@@ -23,38 +23,50 @@ from keyhole.cli.options import (
     complain,
 )
 from keyhole.cli.output import file_lines, keep_record, print_json, print_lines
-from keyhole.families import load
 from keyhole.report.text.verdict import describe_verdict
-from keyhole.runs.store import PARAMS, RADIUS, VERIFICATION, reserve_folder
+from keyhole.runs.store import RADIUS, VERIFICATION, reserve_folder
 from keyhole.targets import open_declared
+from keyhole.targets.claims import open_claim
 from keyhole.verify import QUERIES
 from keyhole.verify import verify as run_verify
+
+Params = Annotated[
+    str,
+    typer.Argument(
+        metavar="PARAMS",
+        help="What it should be: `params.safetensors`, a run folder, `layers.safetensors#layer=0`, "
+        "`transformers:PATH#layer=1`, or weights of an nn.MultiheadAttention, `weights.pt#heads=4` (also prefix)",
+    ),
+]
+Tolerance = Annotated[
+    float | None, typer.Option(help="Relative change of any part that does not count; rounding if left out.")
+]
+BoxNoise = Annotated[
+    str | None,
+    typer.Option(
+        help="How answers err, as for `keyhole recover`; `measure` finds out with 100 to 336 queries more. "
+        "Rounding is found out if left out."
+    ),
+]
+AllowRadius = Annotated[
+    bool,
+    typer.Option(
+        "--radius/--no-radius", help="Allow for the error bars in radius.safetensors, where it lies beside PARAMS."
+    ),
+]
 
 
 def verify(
     target: Annotated[str, typer.Argument(metavar="TARGET", help=TARGET)],
-    params: Annotated[str, typer.Argument(metavar="PARAMS", help="The file that says what it should be.")],
-    queries: Annotated[int, typer.Option(min=1, help="Most queries in all.")] = QUERIES,
-    tolerance: Annotated[
-        float | None, typer.Option(help="Relative change of any part that does not count; rounding if left out.")
-    ] = None,
+    params: Params,
+    queries: Annotated[int, typer.Option("--queries", "--budget", min=1, help="Most queries in all.")] = QUERIES,
+    tolerance: Tolerance = None,
     journal: Annotated[Path | None, typer.Option(help="File that keeps every answer, to resume from.")] = None,
     seed: Seed = 0,
     max_norm: MaxNorm = None,
-    noise: Annotated[
-        str | None,
-        typer.Option(
-            help="How answers err, as for `keyhole recover`; `measure` finds out with 100 to 336 queries more. "
-            "Rounding is found out if left out."
-        ),
-    ] = None,
+    noise: BoxNoise = None,
     max_seconds: MaxSeconds = None,
-    radius: Annotated[
-        bool,
-        typer.Option(
-            "--radius/--no-radius", help="Allow for the error bars in radius.safetensors, where it lies beside PARAMS."
-        ),
-    ] = True,
+    radius: AllowRadius = True,
     out: Annotated[Path | None, typer.Option(help="Folder for verify.json and report.html.")] = None,
     force: Force = False,
     as_json: Json = False,
@@ -64,11 +76,10 @@ def verify(
 
     Example: `keyhole verify python:box.py:make file:params.safetensors --tolerance 1e-4`
     """
-    path = Path(params.removeprefix("file:"))
-    claimed = load(path)
-    radii = _beside(path) if radius else None
-    claim = f"the {claimed.family} of width {claimed.width} in {path}"
-    claim += "" if radii is None else f", with the error bars in {path.with_name(RADIUS)}"
+    with redirect_stdout(sys.stderr):
+        claimed = open_claim(params)
+    radii = claimed.radius if radius else None
+    claim = claimed.label + ("" if radii is None else f", with the error bars in {RADIUS} beside them")
     settings: dict[str, Any] = {"target": target, "params": params, "queries": queries, "tolerance": tolerance}
     settings |= {"journal": journal, "seed": seed, "max_norm": max_norm, "noise": noise, "radius": radius}
     settings |= {"max_seconds": max_seconds}
@@ -80,7 +91,7 @@ def verify(
         try:
             found = run_verify(
                 subject.oracle,
-                claimed,
+                claimed.params,
                 queries,
                 seed,
                 tolerance,
@@ -99,9 +110,3 @@ def verify(
     elif not found.same:
         complain(f"{found.conclusion.upper()}: {found.message}")
     return DONE if found.same else FAILED
-
-
-def _beside(path: Path) -> Any:
-    """The error bars that a run wrote beside the parameters; None where it is no such file."""
-    radii = path.with_name(RADIUS)
-    return load(radii) if path.name == PARAMS and radii.is_file() else None

@@ -33,6 +33,22 @@ class Oracle(ABC):
     def close(self) -> None:  # noqa: B027 - most oracles hold nothing
         """Release what the oracle holds."""
 
+    def __repr__(self) -> str:
+        """What is asked, and what is known of it before anything is."""
+        kind = type(self).__name__
+        signature: Signature | None = getattr(self, "signature", None)
+        if signature is None:  # a subclass that is being made
+            return f"{kind}(…)"
+        known = {
+            "noise": "" if signature.noise.kind == "exact" else str(signature.noise),
+            "max_norm": "" if signature.max_norm is None else f"{signature.max_norm:g}",
+            "max_length": "" if signature.max_length is None else str(signature.max_length),
+            "positions": "" if signature.positions == "last" else signature.positions,
+            "answers": "" if signature.answers == "numbers" else signature.answers,
+        }
+        said = "".join(f", {name}={value!r}" for name, value in known.items() if value)
+        return f"{kind}({str(getattr(self, 'name', ''))!r}, width={signature.width}{said})"
+
     @property
     def hints(self) -> Sequence[Mapping[str, Any]]:
         """Options of a method each that are worth trying: they choose what is asked, and nothing rests on them."""

@@ -14,7 +14,7 @@ from keyhole.errors import FileError, KeyholeError, UsageError
 from keyhole.families import Family, SingleHead
 from keyhole.optional import KEYHOLE_VERSION
 from keyhole.recovery import Recovery
-from keyhole.report.charts import power
+from keyhole.report.charts import power, typeset
 from keyhole.report.content import Report
 from keyhole.report.html.canvas import INSTALL, canvas, to_png
 from keyhole.report.html.drawing import as_element, as_png, paint
@@ -90,6 +90,7 @@ def as_html(report: Report) -> str:
 
     folder = files("keyhole.report") / "templates"
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["typeset"] = typeset
     template = environment.from_string((folder / "report.html").read_text(encoding="utf-8"))
     return template.render(
         report=report,

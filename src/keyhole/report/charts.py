@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
@@ -25,6 +26,9 @@ FAR_APART = 100.0
 # Digits that are raised above the line.
 RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
+# A number as Python writes it, which people do not: two digits of an exponent at least, and its sign.
+WRITTEN = re.compile(r"(?<![\w.=:])(\d(?:\.\d+)?)e([+-]\d{2,})(?!\w)")
+
 
 def power(number: float) -> str:
     """A number as mathematics writes it: 2.9 × 10⁻¹⁴, in letters that can be bold."""
@@ -32,6 +36,11 @@ def power(number: float) -> str:
         return "0"
     digits, exponent = f"{number:.1e}".split("e")
     return f"{digits}\u00a0×\u00a010{str(int(exponent)).translate(RAISED)}"  # never broken over two lines
+
+
+def typeset(text: str) -> str:
+    """A text with its numbers as mathematics writes them, 4.4e-14 as 4.4 × 10⁻¹⁴; those behind = and : are commands."""
+    return WRITTEN.sub(lambda found: f"{found[1]}\u00a0×\u00a010{str(int(found[2])).translate(RAISED)}", text)
 
 
 def short(number: float) -> str:

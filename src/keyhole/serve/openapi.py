@@ -32,11 +32,14 @@ _REPLY = _object("model_name", "outputs", model_name=_TEXT, model_version=_TEXT,
 _WHY = {
     400: "the request is not one of the protocol, or not one that this model takes",
     401: "a token is missing or wrong",
+    403: "as many sequences as this server answers in all were asked",
     404: "no such model or version",
+    408: "the request did not arrive in time",
     413: "too long a request, or too many sequences",
     415: "a compressed request",
     422: "the box answers nan or inf to these tokens",
     429: "too many queries per second: Retry-After says when to ask again",
+    504: "the box did not answer in time",
 }
 
 

@@ -54,11 +54,15 @@ class RequestChecks:
         if request.headers.get("content-encoding", "identity") != "identity":
             raise Refusal(415, "requests are not compressed here: send them as they are")
         pieces, size = [], 0
-        async for piece in request.stream():
-            pieces.append(piece)
-            size += len(piece)
-            if size > most:
-                raise Refusal(413, f"a request has at most {most} bytes")
+        try:
+            async with asyncio.timeout(self.served.limits.seconds):
+                async for piece in request.stream():
+                    pieces.append(piece)
+                    size += len(piece)
+                    if size > most:
+                        raise Refusal(413, f"a request has at most {most} bytes")
+        except TimeoutError:
+            raise Refusal(408, f"a request arrives within {self.served.limits.seconds:g} seconds") from None
         return b"".join(pieces)
 
 
@@ -124,7 +128,11 @@ def _add_model(app: "FastAPI", served: ServedOracle, checks: RequestChecks) -> N
         """Answer a batch of sequences."""
         checks.check_model(request)
         body, size = await checks.read_body(request), request.headers.get(HEADER_LENGTH)
-        answer, headers = await asyncio.get_running_loop().run_in_executor(worker, served.infer, body, size)
+        answering = asyncio.get_running_loop().run_in_executor(worker, served.infer, body, size)
+        try:
+            answer, headers = await asyncio.wait_for(answering, served.limits.seconds)
+        except TimeoutError:  # what the box computes cannot be interrupted; the next request waits for it in its turn
+            raise Refusal(504, f"the box took more than {served.limits.seconds:g} seconds to answer") from None
         return Response(answer, headers=headers)
 
     for page, names in (
@@ -143,7 +151,7 @@ def _add_model(app: "FastAPI", served: ServedOracle, checks: RequestChecks) -> N
             f"{page}/infer",
             name=infer.__name__ + kind,
             response_class=Response,
-            responses={**ANSWERED, **refusals(400, 401, 404, 413, 415, 422, 429)},
+            responses={**ANSWERED, **refusals(400, 401, 403, 404, 408, 413, 415, 422, 429, 504)},
             openapi_extra={"requestBody": question(served.tokens), "parameters": [*path_parameters(names), LENGTH]},
         )(infer)
 

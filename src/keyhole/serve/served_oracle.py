@@ -40,12 +40,18 @@ class Limits:
     length: int = 1024  # tokens per sequence
     rate: float | None = None  # sequences per second
     body: int = LARGEST_QUESTION  # bytes per request
+    total: int | None = None  # sequences in all, until the server ends
+    seconds: float = 60.0  # until a request has arrived, and until it is answered
 
     def __post_init__(self) -> None:
         for name in ("batch", "length", "body"):
             number = getattr(self, name)
             if isinstance(number, bool) or not isinstance(number, int) or number < 1:
                 raise UsageError(f"the limit of {name} must be a whole number of at least 1, not {number!r}")
+        if self.total is not None and (isinstance(self.total, bool) or self.total < 1):
+            raise UsageError(f"the limit of sequences in all must be a whole number of at least 1, not {self.total!r}")
+        if not 0 < self.seconds < math.inf:
+            raise UsageError(f"the limit of seconds must be a positive number, not {self.seconds!r}")
         if self.rate is not None and not 0 < self.rate < math.inf:
             raise UsageError(f"the rate limit must be a positive number of queries per second, not {self.rate!r}")
 
@@ -135,6 +141,9 @@ class ServedOracle:
         identity, binary = self._request(message)
         tokens = self._question(tensors)
         with self._lock:  # an oracle need not be safe to call from two threads
+            if self.limits.total is not None and self.queries + len(tokens) > self.limits.total:
+                left = self.limits.total - self.queries
+                raise Refusal(403, f"this server answers {self.limits.total:,} sequences in all; {left:,} are left")
             pause = 0.0 if self._rate is None else self._rate.wait(len(tokens))
             if pause:
                 raise Refusal(429, f"more than {self.limits.rate:g} queries per second", after=pause)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Self
 
 from keyhole.errors import UsageError
 from keyhole.optional import extra
+from keyhole.serve.access import Guard, check_client
 from keyhole.serve.routes import make_app
 from keyhole.serve.served_oracle import ServedOracle
 
@@ -80,10 +81,18 @@ class Server(WebServer):
     """An oracle at an address."""
 
     def __init__(
-        self, served: ServedOracle, host: str = "127.0.0.1", port: int = 8000, token: str | None = None
+        self,
+        served: ServedOracle,
+        host: str = "127.0.0.1",
+        port: int = 8000,
+        token: str | None = None,
+        names: Sequence[str] = (),  # of this machine, by which clients may come besides its address
     ) -> None:
-        self.served = served
-        super().__init__(make_app(served, token), host, port)
+        self.served, self._names = served, tuple(names)
+        super().__init__(Guard(make_app(served, token), self._judge), host, port)
+
+    def _judge(self, method: str, path: str, headers: Mapping[str, str]) -> None:  # noqa: ARG002 - all requests alike
+        check_client(headers, self.host, self.port, self._names)
 
     @property
     def url(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
-from os import PathLike
+from os import PathLike, fspath
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from keyhole.progress import Observer
 from keyhole.queries import Measurements, Plan, Signature, sequences
 from keyhole.recovery import percent, times
 from keyhole.session import Session, box_of
+from keyhole.targets.claims import open_claim
 from keyhole.verify.comparison import AnsweredQueries, Comparison
 from keyhole.verify.judge import MISS
 from keyhole.verify.queries import plans_for
@@ -47,12 +48,12 @@ FEW_NAMES = 3
 
 def verify(
     oracle: Any,
-    params: F,
+    params: Family | str | PathLike[str],
     queries: int = QUERIES,
     seed: int = 0,
     tolerance: float | None = None,
     *,
-    radius: F | None = None,
+    radius: Family | None = None,
     journal: str | PathLike[str] | None = None,
     observer: Observer | None = None,
     max_seconds: float | None = None,
@@ -60,12 +61,17 @@ def verify(
     """Find out from at most `queries` sequences whether an oracle answers like `params`, and if not, where it differs.
 
     `oracle` is an oracle, or anything that `keyhole.recover` takes for one, of the width of the parameters.
+    `params` are parameters, or a text that names some: a file or run folder, `transformers:PATH#layer=1`, and others as
+    on the command line, error bars beside them included.
     With a `tolerance` every part (the score, value or bias of a head, an array of a net) may differ by this much,
     relatively and in the Frobenius norm; without one, by what rounding in the oracle's dtype explains. A `radius`, the
     parameters' own radii such as a recovery's `certificate.radius`, is allowed for besides. Rounding that nobody
     declared is allowed for where the digits of all answers show it; an oracle whose noise is "measure" is asked about a
     hundred queries more, or 336 where its errors are random, to find out. `max_seconds` caps the time of arithmetic.
     """
+    if isinstance(params, str | PathLike):
+        claim = open_claim(fspath(params))
+        params, radius = claim.params, claim.radius if radius is None else radius
     named = isinstance(oracle, Oracle | str | PathLike)
     oracle = as_oracle(oracle, None if named else getattr(params, "width", None))
     _check(oracle, params, queries, seed, tolerance, radius)

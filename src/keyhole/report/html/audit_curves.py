@@ -13,7 +13,7 @@ from keyhole.report.html.canvas import FAINT, INK, canvas, harmless, powers_of_t
 
 # Distinct in hue and lightness, also for readers who see few colours; the bare oracle is drawn in ink.
 COLOURS = ("#1f5fa8", "#e07b39", "#2a9d6f", "#b0429b", "#c9a227", "#5aa9d6", "#8c564b", "#7a5195", "#ef5675", "#6b8e23")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "h")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")  # one fewer than colours: no two defences share both
 # Floors at or below this are the rounding of the oracle itself: one line says it for all of them.
 ROUNDING = 1e-15
 # Where an error of exactly nothing is drawn, which a logarithmic ruler has no place for.

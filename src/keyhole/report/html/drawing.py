@@ -63,7 +63,7 @@ def _size(chart: Chart) -> tuple[float, float]:
         legend = 0.22 * -(-len(chart.segments) // 3) if len(chart.segments) > 1 else 0.0
         return WIDTH, 0.85 + ROW * len(chart.labels) + legend
     if isinstance(chart, Curves):
-        return 1.12 * WIDTH, 3.9 + 0.2 * len(chart.audit.defences)
+        return 1.3 * WIDTH, 3.9 + 0.2 * len(chart.audit.defences)
     if isinstance(chart, HeatMap):
         rows, columns = chart.matrix.shape
         return WIDTH, float(np.clip(3.4 * rows / columns + 0.6, 1.6, 4.2))

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import numpy as np
 
-from keyhole.audit.defences import NONE, parse_defence
+from keyhole.audit.defences import parse_defence
+from keyhole.audit.protection import protections
 from keyhole.audit.result import Audit
 from keyhole.recovery import Recovery, of_error_bar
 from keyhole.report.charts import LEAST, MOST, Bars, Curves, short
-from keyhole.report.content import Headline, Report, Section, Table, Tile, sentence
+from keyhole.report.content import Headline, Report, Section, Table, Tile, Tone, sentence
 from keyhole.report.sections.certificate import heldout_section
 from keyhole.report.sections.parameters import heads_of, many_heads
 from keyhole.report.text.diagnosis import describe_diagnosis
@@ -26,27 +28,34 @@ MOST_PARTS = 16  # of a verification that are drawn
 def report_of_audit(saved: SavedAudit) -> Report:
     """What defences cost an attacker."""
     audit = saved.audit
-    others = [defence for defence in audit.defences if defence != NONE]
-    best = {defence: min(row.error for row in audit.of(defence)) for defence in audit.defences}
-    strongest = max(others or [NONE], key=lambda defence: best[defence])
-    said = audit.sentences[0] if not others else audit.sentences[audit.defences.index(strongest)]
-    title = (
-        f"{len(others)} defence{'s' * (len(others) != 1)} against {len({row.multiple for row in audit.rows})} budgets"
+    found = protections(audit)
+    tried = (
+        f"{len(found) - 1} defence{'s' * (len(found) != 2)} against {len({row.multiple for row in audit.rows})} budgets"
     )
+    held = [each for each in found[1:] if not each.falls]
     tiles = (
         Tile(f"{audit.bound:,}", "queries: the counting bound", "budgets are multiples of it"),
-        Tile(short(best.get(NONE, float("nan"))), "error without a defence", "relative, at best"),
-        Tile(short(best[strongest]), "error left by the strongest", parse_defence(strongest).words),
+        Tile(short(found[0].error), "error without a defence", found[0].words),
+        Tile(f"{len(held)} of {len(found) - 1}", "defences held", "within the budgets that were tried"),
         Tile(f"{sum(row.queries for row in audit.rows):,}", "queries in all", f"{audit.new_queries:,} of them now"),
     )
     facts = (("target", audit.target), ("box", audit.label), ("errors", f"relative, against {audit.reference}"))
     sentences = tuple(zip(audit.defences, audit.sentences, strict=True))
+    verdicts = Table(
+        ("defence", "verdict", "error left", "honest users"),
+        tuple((each.defence, each.words, short(each.error), each.cost_words) for each in found),
+    )
+    within = "An attacker who is within 1 % of the parameters has them: the box falls. Honest users send normal tokens."
     sections = (
+        Section("What each defence is worth", (within,), table=verdicts),
+        Section("Error against queries", charts=(_curves(audit),)),
+        Section("In words", facts=sentences),
         Section("The box", facts=facts),
-        Section("What each defence achieves", facts=sentences, charts=(_curves(audit),)),
         Section("All figures", ("Relative errors by budget; 1 is what a guess of nothing has.",), table=_cells(audit)),
     )
-    headline = Headline("plain", "Audit", title, said)
+    title = re.split("[;:]", audit.verdict)[0]
+    tone: Tone = "plain" if not found[1:] else "good" if len(held) == len(found) - 1 else "bad"
+    headline = Headline(tone, "Audit", title, f"{audit.verdict}: {tried}.")
     return Report("audit", audit.label, headline, tiles, sections, saved.record)
 
 
