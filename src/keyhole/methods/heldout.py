@@ -70,6 +70,8 @@ ENOUGH, ONE_IN = 3.0, 8
 CLASSES_FROM = 32
 # Of maps with poles a query is drawn again so often where it is at one, or would be at tokens longer by this part.
 POLE_TRIES, NEAR_POLE = 8, 2.0**-30
+# Where numbers err independently, predictions are known to so many standard deviations, which were seen to be enough.
+PREDICTED = 6.0
 # What parts of logits are called.
 OF_LOGITS = ("score", "form ")
 # Kinds of noise behind which predictions are as sharp as parameters are: a label is right or wrong, not off.
@@ -280,6 +282,14 @@ def prediction_radii(params: F, errors: F, tokens: Array, signature: Signature) 
     return np.where(np.isnan(radii), np.inf, radii)
 
 
+def independent_radii(params: F, errors: F, tokens: Array, signature: Signature) -> Floats:  # as answers
+    """So many standard deviations of predictions whose numbers err independently, and rounding."""
+    known = params.with_arrays({name: 0 * array for name, array in errors.arrays().items()})
+    with np.errstate(invalid="ignore"):
+        radii = PREDICTED * floats(params.deviation(errors, tokens))
+    return np.where(np.isnan(radii), np.inf, radii) + prediction_radii(params, known, tokens, signature)
+
+
 def longest_predictable(estimate: Estimate, signature: Signature, logit_radius: float) -> float:
     """The norm up to which the radii of scores leave logits known this well; infinite where there are no heads."""
     if not estimate.params.anatomy.attends:
@@ -338,8 +348,12 @@ class _Evidence:
     def _predict(self, tokens: Array) -> tuple[Floats, Floats]:  # as answers
         """Predictions, and what they are off by: radii, or standard errors where errors are normal."""
         estimate = self.estimate
-        errors = estimate.standard_error if self.normal and estimate.standard_error is not None else estimate.radius
-        return floats(estimate.params(tokens)), prediction_radii(estimate.params, errors, tokens, self.signature)
+        params, errors = estimate.params, estimate.standard_error
+        answers = floats(params(tokens))
+        if errors is None:
+            return answers, prediction_radii(params, estimate.radius, tokens, self.signature)
+        radii_of = prediction_radii if self.normal else independent_radii
+        return answers, radii_of(params, errors, tokens, self.signature)
 
     def _ratios(self, tokens: Array, predictions: Floats, known: Floats) -> dict[str, Floats]:
         noise = self.signature.noise
