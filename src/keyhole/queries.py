@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from keyhole.alphabet import Alphabet
 from keyhole.arrays import Array, Floats, Space, floats, gather_into, namespace, numpy_space, to_numpy
 from keyhole.errors import UsageError
 from keyhole.noise import Noise
@@ -31,6 +32,7 @@ class Signature:
     noise: Noise = field(default_factory=Noise.exact)
     batch_limit: int | None = None  # most sequences per call
     answers: Literal["numbers", "labels"] = "numbers"  # labels: whole numbers that name classes, or a sign
+    alphabet: Alphabet | None = None  # every token is one of these
 
     def __post_init__(self) -> None:
         _at_least_one("width", self.width)
@@ -44,6 +46,8 @@ class Signature:
             raise UsageError(f"positions must be 'last' or 'all', not {self.positions!r}")
         if self.answers not in ("numbers", "labels"):
             raise UsageError(f"answers must be 'numbers' or 'labels', not {self.answers!r}")
+        if self.alphabet is not None and self.max_norm is not None:
+            raise UsageError("an alphabet bounds the norms of tokens by itself: leave max_norm out")
 
     @property
     def norm_limit(self) -> float:

@@ -127,7 +127,11 @@ class _Auto:
 
     def steps(self) -> Steps[Attempt]:
         """Triage, an attempt, and where that fails a diagnosis and further ones."""
-        fitting = [method for method in METHODS.values() if set(self.task.options) <= set(method.options)]
+        letters = self.task.signature.alphabet is not None
+        of_letters = [method for method in METHODS.values() if method.of_alphabet is letters]
+        fitting = [method for method in of_letters if set(self.task.options) <= set(method.options)]
+        if letters and not fitting:
+            raise UsageError(f"method {of_letters[0].name!r}, for oracles of an alphabet, has no such options")
         if len(fitting) == 1:
             return (yield from self._attempt(fitting[0], {}))
         declared = self.task.signature.answers != "numbers"

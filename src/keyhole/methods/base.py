@@ -72,6 +72,7 @@ class Method(Generic[F_co]):
     # Options under which it may recover what it refuted without them: `auto` then tries it once more.
     when_refuted: Mapping[str, Any] = field(default_factory=dict)
     last_only: bool = False  # whether it knows the last position only: where all are observed, the others are left out
+    of_alphabet: bool = False  # whether it asks no tokens but those of an alphabet, which it needs
     goes_on: bool = False  # whether it takes `places`, single tokens (n, width) where an earlier estimate was refuted
 
     def takes(self, noise: Noise) -> bool:

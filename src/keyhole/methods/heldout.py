@@ -201,6 +201,9 @@ class _Source:
 
     def _query(self, structure: str, length: int, norm: str, by: Family) -> Query:
         rng, signature = self.rng, self.signature
+        if signature.alphabet is not None:
+            usual = norm == "logits" and structure in USUAL
+            return Query(signature.alphabet.draw(structure, rng, length), norm, structure, usual)
         tokens = draw_tokens(structure, rng, length, signature.width)
         if self.loudest is not None and structure in LOUD and norm not in KEPT and rng.integers(LOUD_EVERY):
             tokens += rng.choice([-1.0, 1.0], (length, 1)) * to_numpy(self.loudest)
