@@ -24,6 +24,7 @@ from keyhole.methods.attempt import (
     Task,
     ask_noise,
     attempt,
+    attempt_twice,
     behind_noise,
     ending,
     noise_assumption,
@@ -132,6 +133,8 @@ class _Auto:
         fitting = [method for method in of_letters if set(self.task.options) <= set(method.options)]
         if letters and not fitting:
             raise UsageError(f"method {of_letters[0].name!r}, for oracles of an alphabet, has no such options")
+        if letters:
+            return (yield from attempt_twice(fitting[0], self.task))
         if len(fitting) == 1:
             return (yield from self._attempt(fitting[0], {}))
         declared = self.task.signature.answers != "numbers"

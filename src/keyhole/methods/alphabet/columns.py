@@ -21,6 +21,8 @@ REPLACEMENTS = 8
 LOOKS, CANDIDATES = 6, 3
 # Keys are solved from logits whose errors are at most this many times what is good; of worse ones where it must be.
 SOLVED = 1e2
+# Logits are this many times as large as their differences.
+SELF = 2.0
 # Tokens depend on others from which they differ by less than this.
 DEPENDENT = 1e-8
 
@@ -175,7 +177,7 @@ class _ColumnReader:
                 f"{rows.shape[1]} are needed: it drowns the others",
             )
         # A logit is an inner product of the oracle's, rounded at the size of what it adds up.
-        made = self.rounding * self.span.rows.shape[1] ** 0.5 * float(np.max(np.abs(self.table.logits[place, read])))
+        made = SELF * self.rounding * self.span.rows.shape[1] ** 0.5 * float(np.max(np.abs(self.table.logits[place, read])))
         errors = np.hypot(errors, made)
         inverse = np.linalg.pinv(rows / errors[:, None])
         keys = inverse @ (self.table.logits[place, read] / errors)

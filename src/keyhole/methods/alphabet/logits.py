@@ -13,11 +13,16 @@ import numpy as np
 
 from keyhole.arrays import Floats, Integers
 from keyhole.methods.alphabet.values import TokenValues, letters_plan
-from keyhole.methods.base import Steps
+from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.queries import Measurements, Signature
+from keyhole.recovery import Outcome
 
 # A logit is read where its error is at most this power of that of the dtype: e^12 times the rounding of an answer.
 GOOD = 0.625
+# Behind larger errors it is read at so many times the error that even weights have.
+EVEN = 256.0
+# Weights with larger errors are not read at all, and none is negative by so many of its errors.
+UNREADABLE, OUTSIDE = 0.25, 8.0
 # Logits are steps of a ladder, and not read again, where their errors are at most this many times what is good: they
 # add up along it.
 STEPPED = 10.0
@@ -52,7 +57,9 @@ class LogitTable:
         shape = (0, values.answers.shape[0])
         self.logits, self.errors, self.bound = (np.zeros(shape) for _ in range(3))
         self.below, self.tried = (np.zeros(shape, dtype=bool) for _ in range(2))
-        self.good = signature.space.eps**GOOD
+        moved = float(np.sqrt(np.mean(np.sum((values.answers - np.mean(values.answers, axis=0)) ** 2, axis=1))))
+        least = float(np.median(values.rounding) + signature.noise.radius) / moved
+        self.good = max(signature.space.eps**GOOD, EVEN * least)
         self.stepped = STEPPED * self.good
 
     def add(self, lasts: Integers) -> None:
@@ -174,11 +181,16 @@ class LogitTable:
         own = self._rounding(letters, beside, ends) + radius
         apart = np.linalg.norm(values.answers[np.maximum(beside, 0)] - values.answers[ends], axis=1)
         error = (own + share * (1 - share) * apart * np.minimum(unknown, 1.0)) / np.sqrt(squares)
+        if np.any((error < UNREADABLE) & (np.minimum(weight, rest) < -OUTSIDE * error)):
+            raise Unrecoverable(
+                Outcome.WRONG_FAMILY,
+                "an answer is no mixture of the values of its tokens, so that the box is no softmax head",
+            )
         sure = (weight > 2 * error) & (rest > 2 * error)
         safe, other = np.where(sure, weight, 0.5), np.where(sure, rest, 0.5)
         errors = np.where(sure, error * (1 / safe + 1 / other) * 2 + share * unknown, np.inf)
-        errors = np.where(error < 0.25, errors, np.inf)
-        above = np.where(error < 0.25, weight - rest, 0.0)
+        errors = np.where(error < UNREADABLE, errors, np.inf)
+        above = np.where(error < UNREADABLE, weight - rest, 0.0)
         reach = -np.log(np.clip(2 * error, 1e-300, 1.0))
         return Reading(np.log(safe / other) + logit - np.log(copies), errors, above, reach)
 

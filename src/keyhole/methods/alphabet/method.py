@@ -58,6 +58,8 @@ def alphabet(signature: Signature, rng: np.random.Generator) -> Steps[Estimate[S
     order = values.chosen[pivots(span.rows[values.chosen], values.chosen.size)]
     columns = yield from ask_columns(signature, span, values, order[:count])
     score = yield from _ask_score(signature, span, values, columns)
+    if score.bias is None and np.all(np.abs(score.matrix) <= score.radius):  # as much as it may be is its radius
+        score = replace(score, matrix=0 * score.matrix, radius=score.radius + np.abs(score.matrix))
     return _estimate(signature, span, values, score)
 
 
