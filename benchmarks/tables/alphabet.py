@@ -16,7 +16,7 @@ ALPHABETS: dict[str, Callable[[np.random.Generator, int], Floats]] = {
     "Gaussian, m = d/2": lambda rng, d: rng.standard_normal((d // 2, d)),
     "Gaussian, m = d": lambda rng, d: rng.standard_normal((d, d)),
     "Gaussian, m = 2d": lambda rng, d: rng.standard_normal((2 * d, d)),
-    "one-hot": lambda rng, d: np.eye(d),
+    "one-hot": lambda _, d: np.eye(d),
     "signs, m = 2d": lambda rng, d: rng.choice([-1.0, 1.0], (2 * d, d)),
 }
 # Largest differences of logits, but for one in a hundred, of the saturated cases.
@@ -27,12 +27,14 @@ COLUMNS = ["certified", "queries", "over the bound: median, most", "logit error,
 
 
 def table(kept: Kept) -> str:
-    plain = {
-        name: lambda name=name: row(name, WIDTH, SEEDS) for name in ALPHABETS
-    } | {
-        f"{name}, {outputs} outputs": lambda name=name, outputs=outputs: row(name, WIDTH, SEEDS, outputs=outputs)
-        for name, outputs in (("Gaussian, m = 2d", 4), ("one-hot", 4))
-    } | {"Gaussian, m = 2d, both biases": lambda: row("Gaussian, m = 2d", WIDTH, SEEDS, biases=True)}
+    plain = (
+        {name: lambda name=name: row(name, WIDTH, SEEDS) for name in ALPHABETS}
+        | {
+            f"{name}, {outputs} outputs": lambda name=name, outputs=outputs: row(name, WIDTH, SEEDS, outputs=outputs)
+            for name, outputs in (("Gaussian, m = 2d", 4), ("one-hot", 4))
+        }
+        | {"Gaussian, m = 2d, both biases": lambda: row("Gaussian, m = 2d", WIDTH, SEEDS, biases=True)}
+    )
     large = {
         f"differences up to {size:g}": lambda size=size: row("Gaussian, m = 2d", 16, SATURATED_SEEDS, size=size)
         for size in LARGE
@@ -46,8 +48,8 @@ def table(kept: Kept) -> str:
     found = kept.rows_of("embeddings", layers) if minilm.weights() else []
     parts += [markdown(["head", *COLUMNS], named(found, layers)) if found else minilm.MISSING]
     parts += [
-        "The bound: numbers that the alphabet shows, r·r₀ + r, over numbers per answer. The error of a logit is that of "
-        "its difference from the last token's own, over all pairs of tokens."
+        "The bound: numbers that the alphabet shows, r·r₀ + r, over numbers per answer. The error of a logit is that "
+        "of its difference from the last token's own, over all pairs of tokens."
     ]
     return "\n\n".join(parts)
 

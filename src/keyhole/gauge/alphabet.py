@@ -1,8 +1,9 @@
 """What a finite alphabet of tokens shows of a head, and what equals what there.
 
-Of tokens e_1, …, e_m answers depend on the values of single tokens and on the logits (e_a − e_b)ᵀ(W·e_b + c). So W shows
-on D × span E only, with D the span of all differences. Where some n has e_a·n = 1 for all tokens, as where they are
-linearly independent, a score bias c is the same as c·nᵀ added to W, and an output bias as its n-fold added to the value.
+Of tokens e_1, …, e_m answers depend on the values of single tokens and on the logits (e_a − e_b)ᵀ(W·e_b + c). So W
+shows on D × span E only, with D the span of all differences. Where some n has e_a·n = 1 for all tokens, as where they
+are linearly independent, a score bias c is the same as c·nᵀ added to W, and an output bias as its n-fold added to the
+value.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class AlphabetSpan:
 
 
 def on_alphabet(head: SingleHead, alphabet: Array) -> SingleHead:
-    """The part of a softmax head that sequences of these tokens (m, width) show: equal for heads they do not tell apart.
+    """The part of a softmax head that sequences of these tokens (m, width) show: the same for heads that answer alike.
 
     The method `alphabet` recovers this, so that `keyhole.distance` to it is an error.
     """

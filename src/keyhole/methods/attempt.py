@@ -263,7 +263,9 @@ def check_alphabet(method: Method, signature: Signature) -> None:
     if signature.alphabet is None:
         return
     if not method.of_alphabet:
-        raise UsageError(f"method {method.name} sends any tokens, and this oracle takes an alphabet: use method alphabet")
+        raise UsageError(
+            f"method {method.name} sends any tokens, and this oracle takes an alphabet: use method alphabet"
+        )
     if signature.noise.kind == "measure":
         raise UsageError("errors are not measured with an alphabet alone: declare the noise, or none")
 

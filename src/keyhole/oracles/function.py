@@ -19,7 +19,8 @@ class FunctionOracle(Oracle):
 
     `like` is an example array that says which array library, dtype and device the function wants
     (NumPy float64 if left out). `answers="labels"` says that an answer is a label, a whole number such as a sign or the
-    number of a class. `alphabet` has as rows (m, width) the only tokens that are ever sent. `name` says what the oracle is; a journal belongs to one name.
+    number of a class. `alphabet` has as rows (m, width) the only tokens that are ever sent. `name` says what the oracle
+    is; a journal belongs to one name.
     """
 
     def __init__(

@@ -37,8 +37,8 @@ class Columns:
 
     def with_more(self, more: Columns) -> Columns:
         """These and others."""
-        pairs = ((self.lasts, more.lasts), (self.keys, more.keys), (self.errors, more.errors))
-        return Columns(*(np.concatenate(pair) for pair in pairs))
+        lasts = np.concatenate([self.lasts, more.lasts])
+        return Columns(lasts, np.concatenate([self.keys, more.keys]), np.concatenate([self.errors, more.errors]))
 
 
 def ask_columns(signature: Signature, span: AlphabetSpan, values: TokenValues, lasts: Integers) -> Steps[Columns]:
@@ -70,8 +70,8 @@ class _ColumnReader:
         if self._rank(places) < count:
             raise Unrecoverable(
                 Outcome.SATURATED,
-                f"beside all but {places.size} tokens of the alphabet too few others keep a weight that can be read, and "
-                f"{count} independent ones are needed: they drown the others",
+                f"beside all but {places.size} tokens of the alphabet too few others keep a weight that can be read, "
+                f"and {count} independent ones are needed: they drown the others",
             )
         keys, errors = (np.stack(each) for each in zip(*map(self._keys, places), strict=True))
         return Columns(self.table.lasts[places], keys, errors)
@@ -90,7 +90,7 @@ class _ColumnReader:
         return np.concatenate([usable, rest])
 
     def _ask_all(self, places: Integers) -> Steps[None]:
-        """Everything beside last tokens: the tokens that span all, and others in the place of those that are drowned."""
+        """Everything beside last tokens: the tokens that span all, and others in the place of drowned ones."""
         yield from self._ask_beside(places)
         yield from self.table.ask_ladders(places)
         for _ in range(REPLACEMENTS):
@@ -138,7 +138,7 @@ class _ColumnReader:
         return int(self.table.lasts[place])
 
     def _others(self, place: int) -> Booleans:  # (m,)
-        return np.arange(len(self.span.rows)) != self._last(place)
+        return np.asarray(np.arange(len(self.span.rows)) != self._last(place))
 
     def _drowns(self, place: int) -> bool:
         """Whether fewer tokens than needed can be expected to keep a weight beside a last one."""
@@ -177,7 +177,12 @@ class _ColumnReader:
                 f"{rows.shape[1]} are needed: it drowns the others",
             )
         # A logit is an inner product of the oracle's, rounded at the size of what it adds up.
-        made = SELF * self.rounding * self.span.rows.shape[1] ** 0.5 * float(np.max(np.abs(self.table.logits[place, read])))
+        made = (
+            SELF
+            * self.rounding
+            * self.span.rows.shape[1] ** 0.5
+            * float(np.max(np.abs(self.table.logits[place, read])))
+        )
         errors = np.hypot(errors, made)
         inverse = np.linalg.pinv(rows / errors[:, None])
         keys = inverse @ (self.table.logits[place, read] / errors)

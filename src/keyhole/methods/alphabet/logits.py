@@ -1,8 +1,8 @@
 """Logits of tokens of an alphabet against a last one, read through a ladder of tokens whose logits are known.
 
 Beside a last token b the token a has the weight w = e^Δ/(1 + e^Δ), Δ the difference of their logits, and the answer
-t_b + w·(t_a − t_b). Where a drowns b, or answers the same, a third token c of known logit stands beside both: then b and
-c together are one token of known value z and logit λ = log(1 + e^Δ_c).
+t_b + w·(t_a − t_b). Where a drowns b, or answers the same, a third token c of known logit stands beside both: then b
+and c together are one token of known value z and logit λ = log(1 + e^Δ_c).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.queries import Measurements, Signature
 from keyhole.recovery import Outcome
 
-# A logit is read where its error is at most this power of that of the dtype: e^12 times the rounding of an answer.
-GOOD = 0.625
+# A logit is read where its error is at most this power of that of the dtype: e^14 times the rounding of an answer.
+GOOD = 0.55
 # Behind larger errors it is read at so many times the error that even weights have.
 EVEN = 256.0
 # Weights with larger errors are not read at all, and none is negative by so many of its errors.
@@ -85,10 +85,10 @@ class LogitTable:
         places, letters = places[new], letters[new]
         self.tried[places, letters] = True
         count = int(min(self.values.rank, self.longest - 1))
-        if count > 1:
+        while count > 1 and letters.size:  # fewer tokens are told apart the better
             yield from self._ask_blocks(places, letters, count)
             poor = self.errors[places, letters] > self.good
-            places, letters = places[poor], letters[poor]
+            places, letters, count = places[poor], letters[poor], count // 2
         if letters.size:
             yield from self._ask_beside(places, letters, np.full(letters.size, -1, dtype=np.int64))
 
@@ -139,7 +139,7 @@ class LogitTable:
             yield from self._ask_beside(places, letters, none, copies)
 
     def _ask_beside(self, places: Integers, letters: Integers, beside: Integers, copies: int = 1) -> Steps[None]:
-        """One token each, in so many copies, beside a token of known logit (none where that is negative) and the last."""
+        """One token each, in so many copies, beside one of known logit (none where that is negative) and the last."""
         plain = beside < 0
         ends = self.lasts[places]
         answers = np.zeros((letters.size, self.values.answers.shape[1]))
@@ -207,7 +207,7 @@ class LogitTable:
         for place in places:
             (poor,) = np.nonzero(self.tried[place] & (self.errors[place] > self.stepped) & ~self.below[place])
             known = np.flatnonzero(self.errors[place] <= self.stepped)
-            steps = [(*self._reference(place, each, known), int(each)) for each in poor]
+            steps = [(*self._reference(int(place), int(each), known), int(each)) for each in poor]
             sure = [step for step in steps if step[0] <= self.good]
             some = sorted(step for step in steps if step[0] <= BETTER * min(COARSE, self.errors[place, step[2]]))[:1]
             found += [(int(place), letter, other) for _, other, letter in sure or some]

@@ -78,8 +78,9 @@ def _ask_score(signature: Signature, span: AlphabetSpan, values: TokenValues, co
     if np.linalg.matrix_rank(rows[columns.lasts]) == span.numbers[0]:
         raise Unrecoverable(Outcome.SATURATED, "too few last tokens keep others readable to tell a score bias apart")
     biased = _solve(signature, span, columns, biased=True)
-    assert biased.bias is not None and biased.bias_radius is not None
-    return biased if np.any(np.abs(biased.bias) > biased.bias_radius) else plain
+    if biased.bias is None or biased.bias_radius is None or np.all(np.abs(biased.bias) <= biased.bias_radius):
+        return plain
+    return biased
 
 
 def _solve(signature: Signature, span: AlphabetSpan, columns: Columns, *, biased: bool) -> Score:
@@ -114,9 +115,7 @@ def _ask_whether_biased(
     return bool(np.sum(read) < min(2, first.size)) or bool(np.any(off & read))  # of too few nothing follows
 
 
-def _estimate(
-    signature: Signature, span: AlphabetSpan, values: TokenValues, score: Score
-) -> Estimate[SingleHead]:
+def _estimate(signature: Signature, span: AlphabetSpan, values: TokenValues, score: Score) -> Estimate[SingleHead]:
     """The head, its radii, and the fewest queries that could tell as much."""
     space, (count, apart) = signature.space, span.numbers
 

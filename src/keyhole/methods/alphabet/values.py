@@ -15,6 +15,8 @@ from keyhole.recovery import Outcome
 
 # Single tokens beyond those that determine the values.
 CHECKS = 3
+# Values of the oracle are longer than what an alphabet shows of them, and answers are rounded at their size.
+HIDDEN = 2.0
 
 
 @dataclass(frozen=True)
@@ -75,8 +77,8 @@ def ask_values(signature: Signature, span: AlphabetSpan, rng: np.random.Generato
     if not np.all(apart <= errors[asked] + rounding[asked]):
         raise Unrecoverable(
             Outcome.WRONG_FAMILY,
-            f"answers to single tokens are no affine function of them: {np.max(apart):.2g} off, so there is more in the "
-            "box than a head, or noise that was not declared",
+            f"answers to single tokens are no affine function of them: {np.max(apart):.2g} off, so there is more in "
+            "the box than a head, or noise that was not declared",
         )
     spread = np.sqrt(inverse**2 @ rounding[chosen] ** 2) + solving * np.max(np.abs(affine))
     return _values(span, chosen, made, errors, rounding, spread, affine, answers.values.ndim == 1)
@@ -94,7 +96,7 @@ def _values(
 ) -> TokenValues:
     width = span.rows.shape[1]
     onto = span.span @ span.span.T
-    radius = np.sqrt(onto**2 @ spread[:width] ** 2)[:, None] + 0 * affine[:width]
+    radius = HIDDEN * np.sqrt(onto**2 @ spread[:width] ** 2)[:, None] + 0 * affine[:width]
     bias = affine[width] if span.unit is None else None
     sure = bias is not None and bool(np.any(np.abs(bias) > spread[width]))
     if np.max(np.ptp(made, axis=0)) <= 2 * np.max(errors):
