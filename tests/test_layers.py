@@ -78,6 +78,7 @@ PUBLIC = [
     "kinds",
     "learn",
     "load",
+    "on_alphabet",
     "recover",
     "recover_model",
     "verify",

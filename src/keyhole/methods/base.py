@@ -43,7 +43,7 @@ class Estimate(Generic[F_co]):
     radius: F_co  # container of the same type: entrywise radii
     counting_bound: int
     # Of the same type, where errors are random and their size is known. Behind answers that are not noisy predictions
-    # are known to six of their standard deviations, as if numbers erred independently: the radius says more of entries.
+    # are known to eight of their standard deviations, as if numbers erred independently; the radius is for entries.
     standard_error: F_co | None = None
     assumptions: tuple[str, ...] = ()
     details: Mapping[str, Any] = field(default_factory=dict)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from keyhole.arrays import Array, Booleans, Floats, floats, namespace, to_numpy
+from keyhole.arrays import ROUNDING_DEVIATIONS, Array, Booleans, Floats, floats, namespace, to_numpy
 from keyhole.families import F, Family
 from keyhole.methods.base import Estimate
 from keyhole.numerics.domain import (
@@ -70,8 +70,8 @@ ENOUGH, ONE_IN = 3.0, 8
 CLASSES_FROM = 32
 # Of maps with poles a query is drawn again so often where it is at one, or would be at tokens longer by this part.
 POLE_TRIES, NEAR_POLE = 8, 2.0**-30
-# Where numbers err independently, predictions are known to so many standard deviations, which were seen to be enough.
-PREDICTED = 6.0
+# Where numbers err independently, predictions are known to so many standard deviations, as other sums of roundings are.
+PREDICTED = ROUNDING_DEVIATIONS
 # What parts of logits are called.
 OF_LOGITS = ("score", "form ")
 # Kinds of noise behind which predictions are as sharp as parameters are: a label is right or wrong, not off.

@@ -6,12 +6,11 @@ import hashlib
 from collections.abc import Callable
 from typing import Literal
 
-from keyhole.alphabet import Alphabet
 from keyhole.arrays import Array, Space, numpy_space
 from keyhole.errors import UsageError
 from keyhole.noise import Noise
 from keyhole.oracles.base import Oracle
-from keyhole.queries import Signature, digest
+from keyhole.queries import Alphabet, Signature, digest
 
 
 class FunctionOracle(Oracle):

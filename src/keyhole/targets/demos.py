@@ -12,7 +12,7 @@ import numpy as np
 from keyhole.arrays import Floats
 from keyhole.errors import UsageError
 from keyhole.families import Labels, MultiHead, OneLayer, ReluNet, Residual, SingleHead
-from keyhole.gauge.alphabet import on_alphabet
+from keyhole.gauge.identifiability import on_alphabet
 from keyhole.oracles import Flipped, FunctionOracle, Labelled, Noisy, Oracle, Rounded
 from keyhole.targets.forms import FORM_KNOBS, random_form_head
 from keyhole.targets.parts import PART_KNOBS, attention_of

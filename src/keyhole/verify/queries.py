@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from keyhole.alphabet import Alphabet
 from keyhole.arrays import Floats, to_numpy
 from keyhole.families import Family, SingleHead
 from keyhole.gauge.heads import into_logits
 from keyhole.numerics.domain import draw_lengths, draw_structures, draw_tokens
-from keyhole.queries import Plan, Signature, sequences
+from keyhole.queries import Alphabet, Plan, Signature, sequences
 
 # Lengths of sequences, in the order in which they are used: three tokens tell everything that longer ones do.
 LENGTHS = (3, 2, 5, 3, 8, 2, 1)

@@ -8,7 +8,7 @@ import numpy as np
 from scipy.linalg import orth
 
 from keyhole.arrays import Booleans, Floats, Integers
-from keyhole.gauge.alphabet import AlphabetSpan
+from keyhole.gauge.identifiability import AlphabetSpan
 from keyhole.methods.alphabet.logits import LogitTable
 from keyhole.methods.alphabet.values import TokenValues, pivots
 from keyhole.methods.base import Steps, Unrecoverable

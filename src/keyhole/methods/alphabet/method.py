@@ -8,7 +8,7 @@ import numpy as np
 
 from keyhole.arrays import Array, Floats
 from keyhole.families import SingleHead
-from keyhole.gauge.alphabet import AlphabetSpan
+from keyhole.gauge.identifiability import AlphabetSpan
 from keyhole.methods.alphabet.columns import Columns, ask_columns, farthest
 from keyhole.methods.alphabet.logits import COARSE, LogitTable
 from keyhole.methods.alphabet.values import TokenValues, ask_values, pivots

@@ -8,7 +8,7 @@ import numpy as np
 from scipy.linalg import qr
 
 from keyhole.arrays import Floats, Integers, floats
-from keyhole.gauge.alphabet import AlphabetSpan
+from keyhole.gauge.identifiability import AlphabetSpan
 from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.queries import Measurements, Plan, Signature, Term, TokenRows
 from keyhole.recovery import Outcome

@@ -16,7 +16,7 @@ from keyhole.numerics.domain import LONGEST
 from keyhole.queries import Measurements, sequences
 
 # Sequences that tell, and the logits that tokens of theirs have in the median head; others have entries of N(0, 1).
-HELD_OUT = 12
+HELD_OUT = 24
 LOGITS = (0.5, 2.0, 6.0)
 
 
