@@ -85,7 +85,7 @@ def recover(
         letters = signature.alphabet
         if letters is not None and not all(letters.has(signature.space.asarray(each)) for each in looked_at):
             raise UsageError("domain drew a token that is not of the oracle's alphabet")
-    steps = recovery_steps(method, Task(signature, seed, heldout, inputs, most, options))
+    steps = recovery_steps(method, Task(signature, seed, heldout, inputs, most, options, hints=oracle.hints))
     began = perf_counter()
     with ExitStack() as stack:
         if observer is None:

@@ -95,6 +95,7 @@ TRANSFORMERS_KEYS: Keys = {
     "layer": (_whole_or("all"), "a whole number or all"),
     "part": (str, "attention, attention-block or layer"),
     "dtype": (str, "the name of a dtype"),
+    "precision": (str, "float64"),
     "device": (str, "the name of a device"),
     **COMMON_KEYS,
 }
