@@ -62,7 +62,13 @@ KEPT_QUERIES, KEPT_PLANS = 4, 32
 
 def auto(task: Task) -> Steps[Attempt]:
     """Recover an oracle of unknown family: the method of each likely family in turn, until one is certified."""
-    return (yield from _Auto(task).steps())
+    if task.signature.alphabet is None:
+        return (yield from _Auto(task).steps())
+    of_letters = [method for method in METHODS.values() if method.of_alphabet]
+    fitting = [method for method in of_letters if set(task.options) <= set(method.options)]
+    if not fitting:
+        raise UsageError(f"method {of_letters[0].name!r}, for oracles of an alphabet, has no such options")
+    return (yield from attempt_twice(fitting[0], task))
 
 
 def check_options(options: Mapping[str, Any]) -> None:
@@ -131,13 +137,7 @@ class _Auto:
 
     def steps(self) -> Steps[Attempt]:
         """Triage, an attempt, and where that fails a diagnosis and further ones."""
-        letters = self.task.signature.alphabet is not None
-        of_letters = [method for method in METHODS.values() if method.of_alphabet is letters]
-        fitting = [method for method in of_letters if set(self.task.options) <= set(method.options)]
-        if letters and not fitting:
-            raise UsageError(f"method {of_letters[0].name!r}, for oracles of an alphabet, has no such options")
-        if letters:
-            return (yield from attempt_twice(fitting[0], self.task))
+        fitting = [method for method in METHODS.values() if set(self.task.options) <= set(method.options)]
         if len(fitting) == 1:
             return (yield from self._attempt(fitting[0], {}))
         declared = self.task.signature.answers != "numbers"
