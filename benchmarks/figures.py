@@ -192,6 +192,26 @@ def low_rank(figure: Figure) -> None:
 
 
 @picture
+def alphabet(figure: Figure) -> None:
+    """Queries for alphabets of every size, and those of logits that saturate."""
+    figure.set_size_inches(7.6, 3.7)
+    axes = figure.subplots()
+    width, sizes = 16, (2, 4, 8, 12, 16, 20, 24, 32)
+    tokens = np.random.default_rng(1).standard_normal((max(sizes), width))
+    head = random_head(width)
+    spent = [
+        kh.recover(kh.FunctionOracle(head, width=width, alphabet=tokens[:size]), heldout=32).stats.queries
+        for size in sizes
+    ]
+    numbers = [min(size, width) for size in sizes], [min(size - 1, width) for size in sizes]
+    bound = [span * apart + span for span, apart in zip(*numbers, strict=True)]
+    axes.plot(sizes, bound, color=FAINT, label="numbers that the tokens show, r·r₀ + r")
+    axes.plot(sizes, spent, "o", color=BLUE, label="queries asked")
+    axes.set(xlabel="tokens m", ylabel="queries", title=f"d = {width}: what few tokens show", ylim=(0, None))
+    axes.legend(loc="lower right")
+
+
+@picture
 def sensing(figure: Figure) -> None:
     """How often a number of random measurements is enough."""
     figure.set_size_inches(7.6, 3.7)

@@ -35,6 +35,7 @@ ASSUMPTIONS = {
     "one-layer": ["methods.one_layer.method"],
     "learn": ["samples.varpro"],
     "labels": ["methods.labels.method"],
+    "alphabet": ["methods.alphabet.method"],
     "attention-by-parts": ["methods.parts.bilinear"],
 }
 

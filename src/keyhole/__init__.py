@@ -20,7 +20,7 @@ if TYPE_CHECKING:
         SingleHead,
         load,
     )
-    from keyhole.gauge import Witness, canonical, distance, equivalent, kinds, witness
+    from keyhole.gauge import Witness, canonical, distance, equivalent, kinds, on_alphabet, witness
     from keyhole.noise import Noise
     from keyhole.oracles import FunctionOracle, HttpOracle, OnnxOracle, RestOracle, TorchOracle, TransformersOracle
     from keyhole.recover import recover
@@ -61,6 +61,7 @@ __all__ = [
     "kinds",
     "learn",
     "load",
+    "on_alphabet",
     "recover",
     "recover_model",
     "verify",
@@ -83,7 +84,7 @@ _HOMES = {
         "SingleHead",
         "load",
     ),
-    "keyhole.gauge": ("Witness", "canonical", "distance", "equivalent", "kinds", "witness"),
+    "keyhole.gauge": ("Witness", "canonical", "distance", "equivalent", "kinds", "on_alphabet", "witness"),
     "keyhole.noise": ("Noise",),
     "keyhole.oracles": (
         "FunctionOracle",

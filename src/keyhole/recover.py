@@ -79,9 +79,12 @@ def recover(
     signature = oracle.signature
     inputs = None if domain is None else sampler_of(domain)
     if inputs is not None:  # what an oracle does not take is said before anything is asked
-        draw_from(
+        looked_at = draw_from(
             inputs, stream(seed, "domain"), DOMAIN_LOOK, signature.width, signature.max_norm, signature.max_length
         )
+        letters = signature.alphabet
+        if letters is not None and not all(letters.has(signature.space.asarray(each)) for each in looked_at):
+            raise UsageError("domain drew a token that is not of the oracle's alphabet")
     steps = recovery_steps(method, Task(signature, seed, heldout, inputs, most, options, hints=oracle.hints))
     began = perf_counter()
     with ExitStack() as stack:

@@ -216,6 +216,6 @@ def box_of(oracle: Oracle) -> str:
     """What a journal belongs to: the oracle and how it is asked."""
     signature = oracle.signature
     labels = " | labels" if signature.answers == "labels" else ""
-    return (
-        f"{oracle.name} | width {signature.width} | {signature.space.label} | positions {signature.positions}{labels}"
-    )
+    letters = "" if signature.alphabet is None else f" | alphabet {signature.alphabet.digest}"
+    how = f"positions {signature.positions}{labels}{letters}"
+    return f"{oracle.name} | width {signature.width} | {signature.space.label} | {how}"

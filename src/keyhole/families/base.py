@@ -130,6 +130,10 @@ class Family(Protocol):
         """
         ...
 
+    def deviation(self, errors: Self, tokens: Array) -> Array:  # (batch, length, width) -> as answers
+        """Standard deviation of predictions whose numbers err independently by these standard errors, or a bound."""
+        return self.error_bar(errors, tokens, 0.0)
+
     def token_norm(self, size: float) -> float:
         """The norm of random tokens with logits of about `size`, or `size` times as far out as the typical kink."""
         ...

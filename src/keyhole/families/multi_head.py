@@ -121,6 +121,16 @@ class MultiHead(Family):
         # A small bias may be the sum of larger ones: value biases come through the output matrix.
         return bound if own is None else bound + rounding * xp.max(xp.abs(like(own, tokens)))
 
+    def deviation(self, errors: MultiHead, tokens: Array) -> Array:  # (batch, length, width) -> as answers
+        """Standard deviation of predictions whose numbers err independently by these standard errors."""
+        if self.has_forms or not all(head.attention.is_softmax for head in self.heads):
+            return super().deviation(errors, tokens)
+        pairs = zip(self.heads, errors.heads, strict=True)
+        total = reduce(add, [head.variance(own, tokens) for head, own in pairs])
+        if errors.output_bias is not None:
+            total = total + like(errors.output_bias, tokens) ** 2
+        return namespace(tokens).sqrt(total if self.outputs is not None else total[:, 0])
+
     def effects(self, change: MultiHead, tokens: Array) -> Iterator[tuple[str, Array]]:
         """How far a change of each part of each head, and of the output bias, moves the answers."""
         for number, (head, own) in enumerate(zip(self.heads, change.heads, strict=True), 1):

@@ -7,12 +7,15 @@ from typing import ClassVar
 
 import numpy as np
 
-from keyhole.arrays import Array, Floats, floats
+from keyhole.arrays import Array, Floats, floats, namespace
 from keyhole.errors import UsageError
 from keyhole.families.base import Anatomy, Sensitivity, check_arrays, check_shapes
 from keyhole.families.files import register
 from keyhole.families.parts import SOFTMAX, Attention, Bilinear, Head
 from keyhole.families.sensitivity import sensitivity_of_heads
+
+# Answers follow logits to first order as long as these have standard errors of no more than this.
+FIRST_ORDER = 0.03
 
 NAMES = ("score", "value", "score_bias", "output_bias")
 
@@ -63,6 +66,27 @@ class SingleHead(Head):
         """A copy in which all tokens weigh the same."""
         parts = SOFTMAX if self.attention.link.is_power else self.attention  # powers of zero are no weights
         return SingleHead(0 * self.score, self.value, None, self.output_bias, parts)
+
+    def variance(self, errors: SingleHead, tokens: Array) -> Array:  # (batch, length, width) -> (batch, outputs or 1)
+        """Of softmax answers whose numbers err independently by these standard errors, to first order.
+
+        Where logits are off by too much for a first order it is the square of what they may do at worst.
+        """
+        xp, last = namespace(tokens), tokens[:, -1, :]
+        head, wide = self.like(tokens), errors.like(tokens)
+        logits = head.form.logits(tokens, last)
+        weights = head.attention.weights(logits)  # (batch, length)
+        values = tokens @ head.value_columns
+        answers = (weights[:, None, :] @ values)[:, 0, :]
+        pulls = weights[:, :, None] * (values - answers[:, None, :])
+        moved = xp.matrix_transpose(tokens) @ pulls  # (batch, width, outputs): by what a token is multiplied with
+        keys = last**2 @ (wide.score**2).T + (0.0 if wide.score_bias is None else wide.score_bias**2)
+        known = (keys[:, None, :] @ moved**2)[:, 0, :]
+        unknown = head.form.radius(wide.form, tokens, last[:, None, :], 0.0)[:, 0, :]  # (batch, length) of logits
+        worst = head.attention.answer_radii(logits, weights, values, answers, unknown, surely=True)
+        sure = xp.max(unknown, axis=1) <= FIRST_ORDER
+        mixed = (weights[:, None, :] @ tokens)[:, 0, :]
+        return xp.where(sure[:, None], known, worst**2) + mixed**2 @ wide.value_columns**2
 
     @property
     def anatomy(self) -> Anatomy:

@@ -212,6 +212,7 @@ def attempt(method: Method, task: Task, ledger: Ledger) -> Steps[Attempt]:
     refuted: Floats | None = None
     try:
         _check_labels(method, task.signature)
+        check_alphabet(method, task.signature)
         if task.signature.noise.kind == "measure":
             task, details = yield from ask_noise(task, ledger)
         known = yield from ledger.count(ask_precision(task.signature, task.stream("precision")))
@@ -233,7 +234,9 @@ def attempt(method: Method, task: Task, ledger: Ledger) -> Steps[Attempt]:
                 outcome, message = Outcome.INCONSISTENT, f"a query asked twice was answered {difference:.2g} apart"
     except ENDS as error:
         outcome, message, cause = ending(error), str(error), error
-    if outcome is Outcome.WRONG_FAMILY and not method.takes(task.signature.noise):
+    noise = task.signature.noise
+    half = noise.kind == "dtype" and noise.hides_families  # all arithmetic may have had as few digits as the answers
+    if outcome is Outcome.WRONG_FAMILY and (half or not method.takes(noise)):
         outcome, message = Outcome.TOO_NOISY, behind_noise(message, task.signature.noise)
     if estimate is None:
         return Attempt(method.name, outcome, message, getattr(cause, "partial", None), details=details, cause=cause)
@@ -249,6 +252,23 @@ def _check_labels(method: Method, signature: Signature) -> None:
         raise Unrecoverable(
             Outcome.WRONG_FAMILY, "the box answers with labels: use method labels, which is for such, or auto"
         )
+
+
+def check_alphabet(method: Method, signature: Signature) -> None:
+    """UsageError where a method would send other tokens than an oracle takes, or needs an alphabet and has none."""
+    if signature.alphabet is None and method.of_alphabet:
+        raise UsageError(
+            f"method {method.name} reads oracles of a finite alphabet: declare it, "
+            "as FunctionOracle(function, width, alphabet=rows)"
+        )
+    if signature.alphabet is None:
+        return
+    if not method.of_alphabet:
+        raise UsageError(
+            f"method {method.name} sends any tokens, and this oracle takes an alphabet: use method alphabet"
+        )
+    if signature.noise.kind == "measure":
+        raise UsageError("errors are not measured with an alphabet alone: declare the noise, or none")
 
 
 def ending(error: Exception) -> Outcome:

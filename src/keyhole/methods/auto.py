@@ -24,6 +24,7 @@ from keyhole.methods.attempt import (
     Task,
     ask_noise,
     attempt,
+    attempt_twice,
     behind_noise,
     ending,
     noise_assumption,
@@ -61,7 +62,13 @@ KEPT_QUERIES, KEPT_PLANS = 4, 32
 
 def auto(task: Task) -> Steps[Attempt]:
     """Recover an oracle of unknown family: the method of each likely family in turn, until one is certified."""
-    return (yield from _Auto(task).steps())
+    if task.signature.alphabet is None:
+        return (yield from _Auto(task).steps())
+    of_letters = [method for method in METHODS.values() if method.of_alphabet]
+    fitting = [method for method in of_letters if set(task.options) <= set(method.options)]
+    if not fitting:
+        raise UsageError(f"method {of_letters[0].name!r}, for oracles of an alphabet, has no such options")
+    return (yield from attempt_twice(fitting[0], task))
 
 
 def check_options(options: Mapping[str, Any]) -> None:

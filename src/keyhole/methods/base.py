@@ -42,7 +42,9 @@ class Estimate(Generic[F_co]):
     params: F_co
     radius: F_co  # container of the same type: entrywise radii
     counting_bound: int
-    standard_error: F_co | None = None  # of the same type, where errors are random and their size is known
+    # Of the same type, where errors are random and their size is known. Behind answers that are not noisy predictions
+    # are known to eight of their standard deviations, as if numbers erred independently; the radius is for entries.
+    standard_error: F_co | None = None
     assumptions: tuple[str, ...] = ()
     details: Mapping[str, Any] = field(default_factory=dict)
 
@@ -71,6 +73,7 @@ class Method(Generic[F_co]):
     # where an answer is several.
     when_refuted: Mapping[str, Any] = field(default_factory=dict)
     last_only: bool = False  # whether it knows the last position only: where all are observed, the others are left out
+    of_alphabet: bool = False  # whether it asks no tokens but those of an alphabet, which it needs
     goes_on: bool = False  # whether it takes `places`, single tokens (n, width) where an earlier estimate was refuted
 
     def takes(self, noise: Noise) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from keyhole.arrays import Array, Booleans, Floats, floats, namespace, to_numpy
+from keyhole.arrays import ROUNDING_DEVIATIONS, Array, Booleans, Floats, floats, namespace, to_numpy
 from keyhole.families import F, Family
 from keyhole.methods.base import Estimate
 from keyhole.numerics.domain import (
@@ -70,6 +70,8 @@ ENOUGH, ONE_IN = 3.0, 8
 CLASSES_FROM = 32
 # Of maps with poles a query is drawn again so often where it is at one, or would be at tokens longer by this part.
 POLE_TRIES, NEAR_POLE = 8, 2.0**-30
+# Where numbers err independently, predictions are known to so many standard deviations, as other sums of roundings are.
+PREDICTED = ROUNDING_DEVIATIONS
 # What parts of logits are called.
 OF_LOGITS = ("score", "form ")
 # Kinds of noise behind which predictions are as sharp as parameters are: a label is right or wrong, not off.
@@ -203,6 +205,9 @@ class _Source:
 
     def _query(self, structure: str, length: int, norm: str, by: Family) -> Query:
         rng, signature = self.rng, self.signature
+        if signature.alphabet is not None:
+            usual = norm == "logits" and structure in USUAL
+            return Query(signature.alphabet.draw(structure, rng, length), norm, structure, usual)
         tokens = draw_tokens(structure, rng, length, signature.width)
         if self.loudest is not None and structure in LOUD and norm not in KEPT and rng.integers(LOUD_EVERY):
             tokens += rng.choice([-1.0, 1.0], (length, 1)) * to_numpy(self.loudest)
@@ -286,6 +291,14 @@ def prediction_radii(params: F, errors: F, tokens: Array, signature: Signature) 
     return np.where(np.isnan(radii), np.inf, radii)
 
 
+def independent_radii(params: F, errors: F, tokens: Array, signature: Signature) -> Floats:  # as answers
+    """So many standard deviations of predictions whose numbers err independently, and rounding."""
+    known = params.with_arrays({name: 0 * array for name, array in errors.arrays().items()})
+    with np.errstate(invalid="ignore"):
+        radii = PREDICTED * floats(params.deviation(errors, tokens))
+    return np.where(np.isnan(radii), np.inf, radii) + prediction_radii(params, known, tokens, signature)
+
+
 def longest_predictable(estimate: Estimate, signature: Signature, logit_radius: float) -> float:
     """The norm up to which the radii of scores leave logits known this well; infinite where there are no heads."""
     if not estimate.params.anatomy.attends:
@@ -344,8 +357,12 @@ class _Evidence:
     def _predict(self, tokens: Array) -> tuple[Floats, Floats]:  # as answers
         """Predictions, and what they are off by: radii, or standard errors where errors are normal."""
         estimate = self.estimate
-        errors = estimate.standard_error if self.normal and estimate.standard_error is not None else estimate.radius
-        return floats(estimate.params(tokens)), prediction_radii(estimate.params, errors, tokens, self.signature)
+        params, errors = estimate.params, estimate.standard_error
+        answers = floats(params(tokens))
+        if errors is None:
+            return answers, prediction_radii(params, estimate.radius, tokens, self.signature)
+        radii_of = prediction_radii if self.normal else independent_radii
+        return answers, radii_of(params, errors, tokens, self.signature)
 
     def _ratios(self, tokens: Array, predictions: Floats, known: Floats) -> dict[str, Floats]:
         noise = self.signature.noise

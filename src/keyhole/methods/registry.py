@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from keyhole.methods.alphabet.method import ALPHABET
 from keyhole.methods.base import Method
 from keyhole.methods.labels.method import LABELS
 from keyhole.methods.low_rank.method import LOW_RANK
@@ -21,7 +22,7 @@ from keyhole.noise import Noise
 METHODS: dict[str, Method] = {
     method.name: method
     for method in (SINGLE_HEAD, LOW_RANK, ROBUST, SENSING, NET, ONE_LAYER, MULTI_HEAD, RESIDUAL, LABELS, PARTS_METHOD)
-}
+} | {ALPHABET.name: ALPHABET}
 
 
 def methods_for(family: str, noise: Noise, options: Iterable[str] = ()) -> list[Method]:
@@ -30,5 +31,6 @@ def methods_for(family: str, noise: Noise, options: Iterable[str] = ()) -> list[
         method
         for method in METHODS.values()
         if family in method.families and method.takes(noise) and set(options) <= set(method.options)
+        if not method.of_alphabet
     ]
     return sorted(fitting, key=lambda method: noise.kind not in method.takes_noise)

@@ -78,6 +78,10 @@ class Oracle(ABC):
             raise UsageError(f"tokens must be (batch, length, {signature.width}), not {tuple(tokens.shape)}")
         if signature.max_length is not None and tokens.shape[1] > signature.max_length:
             raise UsageError(f"sequences of {tokens.shape[1]} tokens exceed max_length {signature.max_length}")
+        if signature.alphabet is not None and not signature.alphabet.has(tokens):
+            raise UsageError(
+                f"{self.name!r} takes no tokens but the {signature.alphabet.size} of its alphabet: use method alphabet"
+            )
         if signature.max_norm is not None:
             longest = float(xp.max(xp.linalg.vector_norm(tokens, axis=-1)))
             if not longest <= signature.max_norm:

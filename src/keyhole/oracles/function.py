@@ -10,7 +10,7 @@ from keyhole.arrays import Array, Space, numpy_space
 from keyhole.errors import UsageError
 from keyhole.noise import Noise
 from keyhole.oracles.base import Oracle
-from keyhole.queries import Signature, digest
+from keyhole.queries import Alphabet, Signature, digest
 
 
 class FunctionOracle(Oracle):
@@ -18,7 +18,8 @@ class FunctionOracle(Oracle):
 
     `like` is an example array that says which array library, dtype and device the function wants
     (NumPy float64 if left out). `answers="labels"` says that an answer is a label, a whole number such as a sign or the
-    number of a class. `name` says what the oracle is; a journal belongs to one name.
+    number of a class. `alphabet` has as rows (m, width) the only tokens that are ever sent. `name` says what the oracle
+    is; a journal belongs to one name.
     """
 
     def __init__(
@@ -33,6 +34,7 @@ class FunctionOracle(Oracle):
         like: Array | None = None,
         batch_limit: int | None = None,
         answers: Literal["numbers", "labels"] = "numbers",
+        alphabet: Array | None = None,
         name: str | None = None,
     ) -> None:
         if not callable(function):
@@ -40,7 +42,10 @@ class FunctionOracle(Oracle):
         self.function = function
         self.name = name or _name(function)
         space = numpy_space() if like is None else Space.of(like)
-        self.signature = Signature(width, space, max_norm, max_length, positions, Noise.of(noise), batch_limit, answers)
+        letters = None if alphabet is None else Alphabet.of(alphabet, space, width)
+        self.signature = Signature(
+            width, space, max_norm, max_length, positions, Noise.of(noise), batch_limit, answers, letters
+        )
 
     def answer(self, tokens: Array) -> Array:
         """Call the function."""

@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from keyhole.arrays import Floats
 from keyhole.errors import UsageError
 from keyhole.families import Labels, MultiHead, OneLayer, ReluNet, Residual, SingleHead
+from keyhole.gauge.identifiability import on_alphabet
 from keyhole.oracles import Flipped, FunctionOracle, Labelled, Noisy, Oracle, Rounded
 from keyhole.targets.forms import FORM_KNOBS, random_form_head
 from keyhole.targets.parts import PART_KNOBS, attention_of
@@ -19,6 +21,7 @@ from keyhole.targets.target import Choice, Knob, Target, read_options
 # Sets the random numbers of a demo's truth apart from those a method draws from the same seed.
 DEMO_STREAM = 0xDE30
 PARTS_STREAM = 0xDE31  # of tables of parts of attention
+ALPHABET_STREAM = 0xDE32
 
 
 SINGLE_HEAD_KNOBS: dict[str, Knob | Choice] = {
@@ -36,6 +39,7 @@ SINGLE_HEAD_KNOBS: dict[str, Knob | Choice] = {
     "labels": Knob(int, None, 0, 1),  # 1: answers are signs, or the numbers of the largest of several outputs
     "classes": Knob(int, None, 2, 8192),  # answers are the numbers of the largest of so many outputs
     "flips": Knob(float, None, 0.0, 0.49),  # share of labels that are wrong, which is declared
+    "alphabet": Knob(int, None, 1, 65536),  # as many random tokens are all that may be sent
     **PART_KNOBS,
     **FORM_KNOBS,
 }
@@ -62,11 +66,13 @@ def _single_head_demo(text: str, given: Mapping[str, Any]) -> Target:
     attention = attention_of(given, np.random.default_rng([seed, PARTS_STREAM]))
     head = replace(head, attention=attention)
     everywhere = bool(given.get("all_positions", 0))
+    alphabet = _alphabet(given, plain=attention.is_softmax)
     oracle = FunctionOracle(
         head.at_all_positions if everywhere else head,
         width=width,
         max_norm=given.get("max_norm"),
         positions="all" if everywhere else "last",
+        alphabet=alphabet,
         name=text,
     )
     rank = rank if norm else 0
@@ -78,13 +84,28 @@ def _single_head_demo(text: str, given: Mapping[str, Any]) -> Target:
         "a score bias" if head.score_bias is not None else "",
         "an output bias" if head.output_bias is not None else "",
         "observed at all positions" if everywhere else "",
+        f"asked with {len(alphabet)} tokens only" if alphabet is not None else "",
     ]
-    target = Target(text, oracle, ", ".join([label, *filter(None, extras)]), head)
+    shown = head if alphabet is None else on_alphabet(head, alphabet)
+    target = Target(text, oracle, ", ".join([label, *filter(None, extras)]), shown)
     return _with_labels(target, head, given) if given.get("labels") else _with_errors(target, given)
 
 
+def _alphabet(given: Mapping[str, Any], *, plain: bool) -> Floats | None:  # -> (m, width)
+    """The random tokens that a demo may be asked with, where it names their number."""
+    if "alphabet" not in given:
+        return None
+    others = {"max_norm", "labels", "classes", "flips", "noise"} & set(given)
+    if others or not plain:
+        words = ", ".join(sorted(others)) or "parts of attention"
+        raise UsageError(f"alphabet= is a number of tokens of a plain softmax head: leave out {words}, or alphabet=")
+    rng = np.random.default_rng([int(given["seed"]), ALPHABET_STREAM])
+    return np.asarray(rng.standard_normal((int(given["alphabet"]), int(given["width"]))))
+
+
 def _form_head_demo(text: str, given: Mapping[str, Any]) -> Target:
-    others = {"rank", "score_bias", "output_bias", "all_positions", "labels", "classes", "flips"} & set(given)
+    others = {"rank", "score_bias", "output_bias", "all_positions", "labels", "classes", "flips", "alphabet"}
+    others &= set(given)
     if others:
         raise UsageError(f"a head of another form has no {', '.join(sorted(others))}: leave that out, or form=")
     width, seed, form = int(given["width"]), int(given["seed"]), given["form"]

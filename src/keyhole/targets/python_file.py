@@ -70,7 +70,8 @@ def _as_oracle(box: Any, maker: str, width: int | None = None) -> Oracle:
     if is_module(box):
         return TorchOracle(box, width)
     if callable(box) and hasattr(box, "width"):
-        return FunctionOracle(box, width=box.width, name=type(box).__qualname__)
+        alphabet = getattr(box, "alphabet", None)
+        return FunctionOracle(box, width=box.width, alphabet=alphabet, name=type(box).__qualname__)
     raise UsageError(
         f"{maker} returned something of type {type(box).__name__}: return a keyhole Oracle, "
         "e.g. FunctionOracle(function, width=64), a PyTorch module, or a callable with a width"

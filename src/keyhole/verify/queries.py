@@ -8,7 +8,7 @@ from keyhole.arrays import Floats, to_numpy
 from keyhole.families import Family, SingleHead
 from keyhole.gauge.heads import into_logits
 from keyhole.numerics.domain import draw_lengths, draw_structures, draw_tokens
-from keyhole.queries import Plan, Signature, sequences
+from keyhole.queries import Alphabet, Plan, Signature, sequences
 
 # Lengths of sequences, in the order in which they are used: three tokens tell everything that longer ones do.
 LENGTHS = (3, 2, 5, 3, 8, 2, 1)
@@ -42,12 +42,26 @@ WAYS = 9
 
 def plans_for(params: Family, signature: Signature, rng: np.random.Generator, count: int) -> list[Plan]:
     """`count` queries, one plan per length."""
+    if signature.alphabet is not None:
+        return _of_alphabet(signature.alphabet, signature, rng, count)
     chosen = gates(params, signature, rng, int(GATED * count))
     left = count - len(chosen)
     spread = dict(
         zip(range(1, left, SPREAD_EVERY), _spread(signature, rng, len(range(1, left, SPREAD_EVERY))), strict=True)
     )
     chosen += [_random(params, signature, rng, number, spread.get(number)) for number in range(left)]
+    return _plans(chosen, signature)
+
+
+def _of_alphabet(alphabet: Alphabet, signature: Signature, rng: np.random.Generator, count: int) -> list[Plan]:
+    """Sequences of the tokens of an alphabet, of any length and with any number of copies."""
+    lengths, structures = draw_lengths(rng, count, signature.max_length), draw_structures(rng, count)
+    drawn = [alphabet.draw(each, rng, length) for each, length in zip(structures, lengths, strict=True)]
+    return _plans(drawn, signature)
+
+
+def _plans(chosen: list[Floats], signature: Signature) -> list[Plan]:
+    """One plan per length."""
     plans = []
     for length in sorted({tokens.shape[0] for tokens in chosen}):
         batch = np.stack([tokens for tokens in chosen if tokens.shape[0] == length])

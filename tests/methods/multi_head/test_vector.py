@@ -315,6 +315,16 @@ def test_fresh_layers_in_float32_are_right_or_admitted(positions, fresh_seed):
         honest(recovered_in_float32(rounded, positions, number), truth)
 
 
+def test_bars_of_predictions_in_float32_hold_and_are_narrow():
+    rounded, truth = low_rank_in_float32(np.random.default_rng(18), 4, 32)
+    result = recovered_in_float32(rounded, "last")
+    tokens = np.random.default_rng(19).standard_normal((200, 8, 32))
+    errors = np.abs(result.params(tokens) - truth(tokens))
+    bars = 8 * result.params.deviation(result.certificate.standard_error, tokens)
+    assert np.all(errors <= bars)
+    assert np.mean(bars) < 0.1 * np.mean(result.params.error_bar(result.certificate.radius, tokens, 0.0))
+
+
 def test_pencil_tells_heads_of_weights():
     rng = np.random.default_rng(16)
     odds, copies = np.exp(rng.standard_normal((12, 3))), np.array([0.125, 0.5, 2.0, 8.0])

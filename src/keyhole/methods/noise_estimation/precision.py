@@ -24,7 +24,7 @@ LEAST = 3
 
 def ask_precision(signature: Signature, rng: np.random.Generator) -> Steps[Signature]:
     """The signature, coarse where arithmetic finer than float32 does not show behind answers rounded to decimals."""
-    if signature.noise.kind != "rounded" or signature.space.eps >= FLOAT32:
+    if signature.noise.kind != "rounded" or signature.space.eps >= FLOAT32 or signature.alphabet is not None:
         return signature
     directions = rng.standard_normal((len(NORMS), TOKENS, signature.width))
     directions /= np.linalg.norm(directions, axis=2, keepdims=True)

@@ -17,6 +17,7 @@ from keyhole.methods.multi_head.vector.probe import VectorQueries
 from keyhole.methods.multi_head.vector.scores import Scores
 from keyhole.methods.multi_head.vector.scores_all import ask_scores_everywhere
 from keyhole.methods.multi_head.vector.scores_last import ask_scores
+from keyhole.methods.multi_head.vector.standard_errors import ask_standard_errors
 from keyhole.methods.multi_head.vector.values import VectorValues, ask_values
 from keyhole.queries import Signature
 from keyhole.recovery import Outcome
@@ -62,7 +63,10 @@ def ask_vector_heads(signature: Signature, rng: np.random.Generator, value: Valu
         SingleHead(head.score + more, head.value, head.score_bias + more * queries.scale)
         for head, more in zip(found.radius.heads, apart.tolist(), strict=True)
     ]
-    return replace(found, radius=MultiHead(wide, found.radius.output_bias))
+    found = replace(found, radius=MultiHead(wide, found.radius.output_bias))
+    if not queries.coarse:
+        return found
+    return replace(found, standard_error=(yield from ask_standard_errors(queries, found)))
 
 
 def _estimate(

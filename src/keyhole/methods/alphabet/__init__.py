@@ -1,0 +1,1 @@
+"""One head behind a finite alphabet of tokens."""
