@@ -16,6 +16,8 @@ from keyhole.families import (
     FormHead,
     Labels,
     MultiHead,
+    NormAfter,
+    NormBefore,
     OneLayer,
     ReluNet,
     Residual,
@@ -42,6 +44,7 @@ from keyhole.gauge.heads import (
 )
 from keyhole.gauge.nets import canonical_net, distance_of_nets, equivalent_nets
 from keyhole.gauge.one_layer import canonical_layer, distance_of_layers, equivalent_layers, match_heads
+from keyhole.gauge.norms import gauge_of_wrappers
 from keyhole.gauge.redundancy import redundancy_of_heads, redundancy_of_layer, redundancy_of_net
 from keyhole.gauge.tolerance import relative
 from keyhole.gauge.witness_heads import HEAD_KINDS
@@ -201,7 +204,11 @@ register(
         align_scores,
     ),
 )
-register(Residual, around(HEADS, lambda params: params.attention, Residual))
+# Factors have no container of their own.
+WRAPPERS = gauge_of_wrappers(tuple(kind for kind in HEAD_KINDS if kind != "factor gauge"))
+register(Residual, WRAPPERS)
+register(NormBefore, WRAPPERS)
+register(NormAfter, WRAPPERS)
 register(AttentionLayer, replace(around(HEADS, as_heads, as_layer), distance=distance_of_attention, align=align_layers))
 register(Labels, replace(around(HEADS, normalised_heads, as_labels), align=align_labels))
 FORM_KINDS: dict[str, MakeWitness[FormHead]] = {"form gauge": hidden_by_form}

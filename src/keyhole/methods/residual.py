@@ -13,7 +13,7 @@ import numpy as np
 from keyhole.arrays import floats
 from keyhole.families import MultiHead, Residual, SingleHead
 from keyhole.methods.arithmetic import partial_result
-from keyhole.methods.base import Estimate, Method, Steps, Unrecoverable, adapt
+from keyhole.methods.base import Estimate, Found, Method, Steps, Unrecoverable, adapt
 from keyhole.methods.multi_head.method import multi_head
 from keyhole.methods.options import check_whole
 from keyhole.methods.single_head.method import single_head
@@ -38,7 +38,7 @@ def residual(signature: Signature, rng: np.random.Generator, *, heads: int | Non
     with partial_result(Residual.around):
         inner = signature.with_changes(space=space)
         steps: Steps[Estimate[SingleHead | MultiHead]] = (single_head if heads == 1 else multi_head)(inner, rng)
-        estimate = yield from adapt(steps, incoming=lambda plan, answers: _attention_alone(plan, answers, signature))
+        estimate = yield from without_last_token(steps, signature)
     return Estimate(
         params=Residual(estimate.params),
         radius=Residual(estimate.radius),
@@ -47,6 +47,11 @@ def residual(signature: Signature, rng: np.random.Generator, *, heads: int | Non
         assumptions=(*estimate.assumptions, ASSUMPTION),
         details={**estimate.details, "residual": True, "attention_share": share},
     )
+
+
+def without_last_token(steps: Steps[Found], signature: Signature) -> Steps[Found]:
+    """Run a generator on answers less the last tokens of their queries."""
+    return adapt(steps, incoming=lambda plan, answers: _attention_alone(plan, answers, signature))
 
 
 def _ask_share(signature: Signature, rng: np.random.Generator) -> Steps[float]:
