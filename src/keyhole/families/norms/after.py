@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from keyhole.arrays import Array, like, namespace
+from keyhole.arrays import Array, Floats, floats, like, namespace
 from keyhole.errors import UsageError
 from keyhole.families.base import Anatomy, Family, below, check_shapes, under
 from keyhole.families.files import register
@@ -138,6 +138,19 @@ class NormAfter(Family):
     def logit_norm(self, radius: NormAfter, logit_radius: float) -> float:
         """The norm up to which the radii leave logits of random tokens known to `logit_radius`."""
         return self.attention.logit_norm(radius.attention, logit_radius)  # type: ignore[arg-type]
+
+    def onto_kinks(self, x: Floats, rng: np.random.Generator) -> Floats:  # (n, width) -> (n, width)
+        """Tokens of which, alone, about as much is left to normalise as epsilon is; as they are where none is known."""
+        units = np.concatenate([np.zeros((1, self.width)), np.eye(self.width)])[:, None]
+        images = centred(floats(self.attention(units)), self.norm)
+        linear, offset = images[1:] - images[0], images[0]
+        if isinstance(self.attention, NormBefore) or not np.any(linear):
+            return x
+        nothing = np.linalg.lstsq(linear.T, -offset, rcond=None)[0]
+        ways = rng.standard_normal(x.shape) @ linear.T
+        sizes = np.sqrt(np.mean((ways @ linear) ** 2, axis=1, keepdims=True))
+        spread = np.exp(rng.uniform(-1.0, 1.0, (len(x), 1)))
+        return np.asarray(nothing + spread * float(self.epsilon) ** 0.5 * ways / np.where(sizes > 0, sizes, 1.0))
 
     def arrays(self) -> dict[str, Array]:
         """Gain, bias and epsilon, and what is inside, by names such as attention.heads.0.score."""

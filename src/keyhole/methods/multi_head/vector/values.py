@@ -124,7 +124,8 @@ class _ValueReader:
         self.size = queries.scale * min(1.0, (1.0 if roomy else AIM) / sharpest)
         flat = FLAT * sharpest
         for table in (ROOMY, COPIES, MANY)[0 if roomy else 1 :]:
-            self.copies = next(copies for length, copies in table.items() if queries.longest >= length)
+            suiting = next(copies for length, copies in table.items() if queries.longest >= length)
+            self.copies = queries.copies or suiting
             self.chosen = self._choose()
             apart = float(np.max(np.ptp(start.logits[self.chosen], axis=0)))
             if apart >= flat and self._condition(self.chosen) <= DEPENDENT:
@@ -211,11 +212,10 @@ class _ValueReader:
         new = np.repeat(np.arange(count, dtype=np.int64), plain.size)
         last = np.tile(plain, count)
         ones, zeros = np.ones(last.size), np.zeros(last.size, dtype=np.int64)
-        columns = []
-        for held, copies, ends in self.copies:
-            added = [(self.start.token[None, :], zeros, ones)] * held + [(tokens, new, ones)] * copies
-            columns.append((yield from queries.ask("values", self.start.last, last, added, ends, queries.views)))
-        return np.stack(columns, axis=2).reshape(count, self.chosen.size, len(self.copies), queries.outputs)
+        known, own = (self.start.token[None, :], zeros, ones), (tokens, new, ones)
+        each = [([known] * held + [own] * copies, ends) for held, copies, ends in self.copies]
+        answers = yield from queries.ask_each("values", self.start.last, last, each)
+        return answers.reshape(count, self.chosen.size, len(self.copies), queries.outputs)
 
     def _fit(self, answers: Floats, token: Floats) -> TokenFit:  # (groups, copies, outputs)
         groups, many, outputs = answers.shape
@@ -332,6 +332,7 @@ class _ValueReader:
         every = np.arange(TESTS, dtype=np.int64)
         plain = self.chosen[:: len(queries.views)]
         last = plain[every % plain.size]
+        queries.expect(vector_values.matrices)
         answers = yield from queries.ask("values", self.start.last, last, [(tokens, every, np.ones(TESTS))])
         rests = []
         for token, answer in zip(tokens, answers[:, 0], strict=True):

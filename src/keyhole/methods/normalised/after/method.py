@@ -1,0 +1,77 @@
+"""Heads with a residual and LayerNorm behind them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from keyhole.arrays import ROUNDING_DEVIATIONS, Floats, floats
+from keyhole.families import MultiHead, NormAfter, Residual, SingleHead
+from keyhole.methods.base import Estimate, Steps
+from keyhole.methods.multi_head.vector.first_token import ask_first_token
+from keyhole.methods.multi_head.vector.method import estimate_heads
+from keyhole.methods.multi_head.vector.scores_last import ask_scores
+from keyhole.methods.multi_head.vector.values import ask_values
+from keyhole.methods.normalised.after.affine import Affine, ask_affine
+from keyhole.methods.normalised.after.epsilon import ask_epsilon
+from keyhole.methods.normalised.after.queries import NormedQueries
+from keyhole.queries import Signature
+
+ASSUMPTIONS = (
+    "the box adds its last token to what softmax heads make of its raw tokens, and normalises the sum (LayerNorm)",
+    "what heads add to all numbers of an answer alike shows in none, as the norm takes it off",
+    "heads whose logits differ by less than their answers show are one head",
+    "answers are right up to the rounding of their dtype",
+)
+
+
+def ask_before_norm(signature: Signature, rng: np.random.Generator) -> Steps[Estimate[NormAfter]]:
+    """All of f(X) = γ·LayerNorm_ε(x_N + Σ_h head_h(X) + b) + β but the mean of what heads add over an answer.
+
+    Single tokens tell γ, β and x + Σ_h OV_h·x + b (`ask_affine`), 2.2·d + 40 queries. Then `ask_first_token`,
+    `ask_values` and `ask_scores` read the heads, of answers whose norms are solved for (`NormedQueries`), and tokens
+    that are normalised from nearly nothing tell ε.
+    """
+    affine = yield from ask_affine(signature, rng)
+    queries = NormedQueries(signature, affine.as_value(), rng, affine=affine)
+    yield from queries.ask_probes()
+    start = yield from ask_first_token(queries)
+    queries.start = start
+    values = yield from ask_values(queries, start)
+    queries.expect(values.matrices)
+    scores = yield from ask_scores(queries, start, values)
+    found = estimate_heads(queries, queries.value, start, values, scores)
+    epsilon, wide = yield from ask_epsilon(signature, rng, affine)
+    return _whole(found, affine, epsilon, wide)
+
+
+def _whole(found: Estimate[MultiHead], affine: Affine, epsilon: float, wide: float) -> Estimate[NormAfter]:
+    sphere = affine.sphere
+    params = _turned(found.params, sphere.basis)
+    radius = _turned_radius(found.radius, sphere.basis)
+    part = ROUNDING_DEVIATIONS * affine.error
+    norm = NormAfter(Residual(params), sphere.gain, sphere.bias, np.asarray(epsilon))
+    return Estimate(
+        params=norm,
+        radius=NormAfter(
+            Residual(radius), part * np.abs(sphere.gain), part * np.abs(sphere.gain) + 0 * sphere.bias, np.asarray(wide)
+        ),
+        counting_bound=found.counting_bound + 3,
+        assumptions=ASSUMPTIONS,
+        details={**found.details, "norm": "layer", "epsilon": epsilon, "residual": True},
+    )
+
+
+def _turned(heads: MultiHead, basis: Floats) -> MultiHead:
+    """The heads with as many outputs as tokens have numbers."""
+    made = [replace(head, value=floats(head.value) @ basis.T) for head in heads.heads]
+    return MultiHead(made, None if heads.output_bias is None else floats(heads.output_bias) @ basis.T)
+
+
+def _turned_radius(heads: MultiHead, basis: Floats) -> MultiHead:
+    def turned(radii: Floats) -> Floats:
+        return np.asarray(np.sqrt(floats(radii) ** 2 @ (basis**2).T))
+
+    made: list[SingleHead] = [replace(head, value=turned(head.value)) for head in heads.heads]
+    return MultiHead(made, None if heads.output_bias is None else turned(heads.output_bias))
