@@ -35,6 +35,8 @@ class NormAfter(Family):
     bias: Array  # (outputs,)
     epsilon: Array  # ()
     norm: str = "layer"  # or rms
+    # Of radii only, (width, outputs): those of the sum of all heads' values, which single tokens tell better than each.
+    alone: Array | None = None
 
     family: ClassVar[str] = "norm-after"
 
@@ -102,10 +104,20 @@ class NormAfter(Family):
     def error_bar(self, radius: NormAfter, tokens: Array, rounding: float) -> Array:  # -> (batch, outputs)
         """First-order bound on |f_true − f_self| for parameters right within `radius`."""
         inner = self.attention(tokens)
-        errors = self.attention.error_bar(radius.attention, tokens, rounding)  # type: ignore[arg-type]
+        errors = self._inner_errors(radius, tokens, rounding)
         xp, rounded = namespace(tokens), rounding * (1.0 + cancellation(inner, self.norm))
         bound = self._moved(inner, errors) + sum(effect for _, effect in self._own_effects(radius, inner))
         return bound + rounded * (xp.abs(self._answer(inner) - like(self.bias, tokens)) + xp.abs(like(self.bias, tokens)))
+
+    def _inner_errors(self, radius: NormAfter, tokens: Array, rounding: float) -> Array:  # (batch, outputs)
+        """What is normalised may be off by this."""
+        inner = radius.attention
+        if radius.alone is None or tokens.shape[1] > 1:
+            return self.attention.error_bar(inner, tokens, rounding)  # type: ignore[arg-type]
+        exact = inner.with_arrays({name: 0 * array for name, array in inner.arrays().items()})
+        rounded = self.attention.error_bar(exact, tokens, rounding)  # type: ignore[arg-type]
+        offset = 0.0 if inner.output_bias is None else like(inner.output_bias, tokens)
+        return rounded + namespace(tokens).sqrt(tokens[:, 0] ** 2 @ like(radius.alone, tokens) ** 2) + offset
 
     def _moved(self, inner: Array, errors: Array) -> Array:  # (batch, outputs)
         """How far answers move, at most, where what is normalised moves by up to `errors`."""
@@ -141,10 +153,13 @@ class NormAfter(Family):
 
     def onto_kinks(self, x: Floats, rng: np.random.Generator) -> Floats:  # (n, width) -> (n, width)
         """Tokens of which, alone, about as much is left to normalise as epsilon is; as they are where none is known."""
-        units = np.concatenate([np.zeros((1, self.width)), np.eye(self.width)])[:, None]
-        images = centred(floats(self.attention(units)), self.norm)
-        linear, offset = images[1:] - images[0], images[0]
-        if isinstance(self.attention, NormBefore) or not np.any(linear):
+        if isinstance(self.attention, NormBefore) or self.outputs != self.width:
+            return x
+        inner = self.attention
+        linear = sum(floats(head.value) for head in self.heads) + isinstance(inner, Residual) * np.eye(self.width)
+        linear = centred(linear, self.norm)
+        offset = np.zeros(self.width) if inner.output_bias is None else centred(floats(inner.output_bias), self.norm)
+        if not np.any(linear):
             return x
         nothing = np.linalg.lstsq(linear.T, -offset, rcond=None)[0]
         ways = rng.standard_normal(x.shape) @ linear.T
@@ -155,18 +170,26 @@ class NormAfter(Family):
     def arrays(self) -> dict[str, Array]:
         """Gain, bias and epsilon, and what is inside, by names such as attention.heads.0.score."""
         own = {"gain": self.gain, "bias": self.bias, "epsilon": self.epsilon}
+        own = own if self.alone is None else {**own, "alone": self.alone}
         return {**own, **under("attention", self.attention.arrays())}
 
     @classmethod
     def of_arrays(
-        cls, *, gain: Array, bias: Array, epsilon: Array, norm: str = "layer", **arrays: Array
+        cls,
+        *,
+        gain: Array,
+        bias: Array,
+        epsilon: Array,
+        alone: Array | None = None,
+        norm: str = "layer",
+        **arrays: Array,
     ) -> NormAfter:
         """The layer of arrays and words named by their path."""
         inner = below(cls.family, arrays, "attention")["attention"]
         family = inner.pop("family", "")
         if family not in KINDS:
             raise TypeError(f"a {cls.family} has no attention of the family {family!r}")
-        return cls(KINDS[family].of_arrays(**inner), gain, bias, epsilon, norm)
+        return cls(KINDS[family].of_arrays(**inner), gain, bias, epsilon, norm, alone)
 
     @property
     def anatomy(self) -> Anatomy:

@@ -13,6 +13,7 @@ from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.forms.scale import floor_power
 from keyhole.methods.forms.value import Value
 from keyhole.methods.multi_head.vector.token_fit import TokenFit
+from keyhole.numerics.svd import pseudo_inverse, spectral_norm
 from keyhole.queries import Measurements, Plan, Position, Signature, Term, TokenRows
 from keyhole.recovery import Outcome
 
@@ -45,6 +46,27 @@ TOLD_BY, SHOWN = 64, 2.0
 
 class HeadsHidden(Unrecoverable):
     """Raised where vectors of answers do not separate the heads: single outputs and long tokens still may."""
+
+
+@dataclass(frozen=True)
+class Spans:
+    """Orthonormal bases of what the values of each head span."""
+
+    directions: list[Floats]  # (rank, outputs) for each head
+    tilts: list[Floats]  # (rank,) deviations of the entries of each direction
+
+    @property
+    def total(self) -> int:
+        """The sum of all ranks."""
+        return sum(map(len, self.directions))
+
+
+@dataclass(frozen=True)
+class Shares:
+    """The values of tokens as combinations of such directions, those of all heads one after the other."""
+
+    matrix: Floats  # (width, sum of all ranks)
+    moved: Floats | float  # (heads, outputs) what errors of the directions make of a value of a unit token
 
 
 @dataclass
@@ -134,6 +156,18 @@ class VectorQueries:
         for added, plain in each:
             columns.append((yield from self.ask(stage, last, index, added, plain, self.views)))
         return np.stack(columns, axis=2)
+
+    def ask_shares(self, spans: Spans) -> Steps[Shares | None]:
+        """The values of tokens as combinations of what heads span, from their sum; None where heads share directions."""
+        if spans.total > self.outputs:
+            return None
+        inverse = pseudo_inverse(np.concatenate(spans.directions))
+        shares = self.linear @ inverse
+        # Spans that are tilted by errors of what was read move all shares, the more the nearer heads are to each other.
+        size = float(np.sqrt(np.mean(np.sum(shares**2, axis=1))))
+        tilt = max(float(each[-1]) for each in spans.tilts)
+        return Shares(shares, size * tilt * (1 + spectral_norm(inverse)))
+        yield  # pragma: no cover - others ask
 
     def expect(self, values: Floats) -> None:
         """Say what values of all heads (heads, width, outputs) are expected, where answers need that to be read."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from keyhole.arrays import Floats
 from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.normalised.after.affine import Affine, Asking
-from keyhole.numerics.svd import least_squares
 from keyhole.queries import Signature
 from keyhole.recovery import Outcome
 
@@ -16,10 +16,11 @@ RUNG, MOST_RUNGS, LESS = 2.0**6, 24, 0.9
 READS = 4
 
 
-def ask_epsilon(signature: Signature, rng: np.random.Generator, affine: Affine) -> Steps[tuple[float, float]]:
-    """Epsilon and its radius."""
+def ask_epsilon(
+    signature: Signature, rng: np.random.Generator, affine: Affine, nothing: Floats
+) -> Steps[tuple[float, float]]:
+    """Epsilon and its radius, from tokens near one of which nothing is left to normalise."""
     asking, width = Asking(signature), signature.width
-    nothing = least_squares(affine.linear, -affine.offset)  # of which nothing is left to normalise
     way = affine.linear.T @ rng.standard_normal(width - 1)
     way /= np.linalg.norm(affine.linear @ way) / width**0.5
     size = 1.0
@@ -39,7 +40,7 @@ def ask_epsilon(signature: Signature, rng: np.random.Generator, affine: Affine) 
     return float(np.mean(read)), float(np.max(np.abs(read - np.mean(read))) * 4 + 64 * signature.space.eps * epsilon)
 
 
-def _ask_part(asking: Asking, affine: Affine, tokens: np.ndarray) -> Steps[tuple[np.ndarray, np.ndarray]]:
+def _ask_part(asking: Asking, affine: Affine, tokens: Floats) -> Steps[tuple[Floats, Floats]]:
     """The mean squares of what comes out of the norm, v/(v + ε), and v of what goes in."""
     answers = yield from asking.ask("epsilon", tokens[:, None])
     width = asking.signature.width

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from keyhole.arrays import ROUNDING_DEVIATIONS, Floats, floats
-from keyhole.families import MultiHead, NormAfter, Residual, SingleHead
+from keyhole.families import MultiHead, NormAfter, Residual
 from keyhole.methods.base import Estimate, Steps
 from keyhole.methods.multi_head.vector.first_token import ask_first_token
 from keyhole.methods.multi_head.vector.method import estimate_heads
@@ -16,6 +16,7 @@ from keyhole.methods.multi_head.vector.values import ask_values
 from keyhole.methods.normalised.after.affine import Affine, ask_affine
 from keyhole.methods.normalised.after.epsilon import ask_epsilon
 from keyhole.methods.normalised.after.queries import NormedQueries
+from keyhole.numerics.svd import least_squares
 from keyhole.queries import Signature
 
 ASSUMPTIONS = (
@@ -42,21 +43,23 @@ def ask_before_norm(signature: Signature, rng: np.random.Generator) -> Steps[Est
     queries.expect(values.matrices)
     scores = yield from ask_scores(queries, start, values)
     found = estimate_heads(queries, queries.value, start, values, scores)
-    epsilon, wide = yield from ask_epsilon(signature, rng, affine)
+    nothing = least_squares(affine.linear, -affine.offset)
+    epsilon, wide = yield from ask_epsilon(signature, rng, affine, nothing)
     return _whole(found, affine, epsilon, wide)
 
 
 def _whole(found: Estimate[MultiHead], affine: Affine, epsilon: float, wide: float) -> Estimate[NormAfter]:
-    sphere = affine.sphere
-    params = _turned(found.params, sphere.basis)
-    radius = _turned_radius(found.radius, sphere.basis)
-    part = ROUNDING_DEVIATIONS * affine.error
-    norm = NormAfter(Residual(params), sphere.gain, sphere.bias, np.asarray(epsilon))
+    gain, bias, part = affine.sphere.gain, affine.sphere.bias, ROUNDING_DEVIATIONS * affine.error
+    errors = NormAfter(
+        _turned_radius(found, affine),
+        part * np.abs(gain),
+        part * (np.abs(gain) + np.abs(bias)),
+        np.asarray(wide),
+        alone=np.full((gain.size, gain.size), part),
+    )
     return Estimate(
-        params=norm,
-        radius=NormAfter(
-            Residual(radius), part * np.abs(sphere.gain), part * np.abs(sphere.gain) + 0 * sphere.bias, np.asarray(wide)
-        ),
+        params=NormAfter(Residual(_turned(found.params, affine.sphere.basis)), gain, bias, np.asarray(epsilon)),
+        radius=errors,
         counting_bound=found.counting_bound + 3,
         assumptions=ASSUMPTIONS,
         details={**found.details, "norm": "layer", "epsilon": epsilon, "residual": True},
@@ -69,9 +72,12 @@ def _turned(heads: MultiHead, basis: Floats) -> MultiHead:
     return MultiHead(made, None if heads.output_bias is None else floats(heads.output_bias) @ basis.T)
 
 
-def _turned_radius(heads: MultiHead, basis: Floats) -> MultiHead:
-    def turned(radii: Floats) -> Floats:
-        return np.asarray(np.sqrt(floats(radii) ** 2 @ (basis**2).T))
+def _turned_radius(found: Estimate[MultiHead], affine: Affine) -> Residual:
+    """Radii of heads with as many outputs as tokens have numbers."""
 
-    made: list[SingleHead] = [replace(head, value=turned(head.value)) for head in heads.heads]
-    return MultiHead(made, None if heads.output_bias is None else turned(heads.output_bias))
+    def turned(radii: Floats) -> Floats:
+        return np.asarray(np.sqrt(floats(radii) ** 2 @ (affine.sphere.basis**2).T))
+
+    made = [replace(head, value=turned(head.value)) for head in found.radius.heads]
+    bias = found.radius.output_bias
+    return Residual(MultiHead(made, None if bias is None else turned(bias)))

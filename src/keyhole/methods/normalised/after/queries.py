@@ -9,7 +9,7 @@ import numpy as np
 
 from keyhole.arrays import Floats, Integers, floats
 from keyhole.methods.base import Steps, Unrecoverable
-from keyhole.methods.multi_head.vector.first_token import FirstToken
+from keyhole.methods.multi_head.vector.first_token import LARGEST, FirstToken
 from keyhole.methods.multi_head.vector.probe import (
     COARSE,
     FEWEST_TOKENS,
@@ -17,10 +17,13 @@ from keyhole.methods.multi_head.vector.probe import (
     PAIRS,
     PRECISE,
     PRECISION_QUERIES,
+    Shares,
+    Spans,
     VectorQueries,
 )
 from keyhole.methods.normalised.after.affine import Affine
 from keyhole.methods.normalised.after.descale import fit_norms, norms_of_reflections, norms_outside
+from keyhole.methods.normalised.after.split import Split
 from keyhole.numerics.svd import svd
 from keyhole.queries import Measurements, Plan, Position, Term, TokenRows
 from keyhole.recovery import Outcome
@@ -163,6 +166,25 @@ class NormedQueries(VectorQueries):
                 outside[some] = norms_outside(directions[some], known[some], span)
             columns.append(self._scaled(directions, known, outside))
         return np.stack(columns, axis=2)
+
+    def ask_shares(self, spans: Spans) -> Steps[Shares | None]:
+        """The values of tokens as combinations of what heads span, where that is little more than there are outputs.
+
+        Each direction that is missing leaves the sum of the heads' values one number of freedom a token, which its
+        answer beside one last token tells.
+        """
+        heads, excess = len(spans.directions), max(spans.total - self.outputs, 0)
+        if (1 + excess) * heads + 1 > FILLED * self.outputs or self.start is None:
+            return None
+        split = Split.of(spans.directions, self.linear)
+        if excess:
+            tokens = self.on_grid(self.scale * np.linalg.qr(self.rng.standard_normal((self.width, self.width)))[0])
+            every = np.arange(self.width, dtype=np.int64)
+            last = self.start.last[np.argmax(np.ptp(np.clip(self.start.logits, -LARGEST, LARGEST), axis=1))][None]
+            added: Added = [(tokens, every, np.ones(self.width))]
+            directions = yield from self._ask_directions("values", last, 0 * every, added, 1)
+            split = split.told_by(tokens, directions, self.affine.images(last)[0])
+        return Shares(split.shares, split.spread(spans.tilts, self.linear, self.rng))
 
     # --- scale and precision
 
