@@ -23,7 +23,6 @@ from keyhole.families import (
     Residual,
     SingleHead,
 )
-from keyhole.gauge.attention_layer import as_heads, as_layer, distance_of_attention
 from keyhole.gauge.compare import Gauge, MakeWitness, register
 from keyhole.gauge.heads import (
     Heads,
@@ -44,11 +43,12 @@ from keyhole.gauge.heads import (
 )
 from keyhole.gauge.nets import canonical_net, distance_of_nets, equivalent_nets
 from keyhole.gauge.one_layer import canonical_layer, distance_of_layers, equivalent_layers, match_heads
-from keyhole.gauge.norms import gauge_of_wrappers
 from keyhole.gauge.redundancy import redundancy_of_heads, redundancy_of_layer, redundancy_of_net
 from keyhole.gauge.tolerance import relative
 from keyhole.gauge.witness_heads import HEAD_KINDS
 from keyhole.gauge.witness_nets import LAYER_KINDS, NET_KINDS
+from keyhole.gauge.wrappers.attention_layer import as_heads, as_layer, distance_of_attention
+from keyhole.gauge.wrappers.norms import gauge_of_wrappers
 
 
 def around(inner: Gauge[Heads], unwrap: Callable[[F], Heads], wrap: Callable[[MultiHead], F]) -> Gauge[F]:

@@ -21,7 +21,19 @@ from keyhole.noise import Noise
 # Of several methods for one family the first is preferred.
 METHODS: dict[str, Method] = {
     method.name: method
-    for method in (SINGLE_HEAD, LOW_RANK, ROBUST, SENSING, NET, ONE_LAYER, MULTI_HEAD, RESIDUAL, LABELS, NORMALISED, PARTS_METHOD)
+    for method in (
+        SINGLE_HEAD,
+        LOW_RANK,
+        ROBUST,
+        SENSING,
+        NET,
+        ONE_LAYER,
+        MULTI_HEAD,
+        RESIDUAL,
+        LABELS,
+        NORMALISED,
+        PARTS_METHOD,
+    )
 }
 
 

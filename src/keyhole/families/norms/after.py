@@ -104,12 +104,14 @@ class NormAfter(Family):
     def error_bar(self, radius: NormAfter, tokens: Array, rounding: float) -> Array:  # -> (batch, outputs)
         """First-order bound on |f_true − f_self| for parameters right within `radius`."""
         inner = self.attention(tokens)
-        errors = self._inner_errors(radius, tokens, rounding)
+        errors = self.inner_errors(radius, tokens, rounding)
         xp, rounded = namespace(tokens), rounding * (1.0 + cancellation(inner, self.norm))
         bound = self._moved(inner, errors) + sum(effect for _, effect in self._own_effects(radius, inner))
-        return bound + rounded * (xp.abs(self._answer(inner) - like(self.bias, tokens)) + xp.abs(like(self.bias, tokens)))
+        return bound + rounded * (
+            xp.abs(self._answer(inner) - like(self.bias, tokens)) + xp.abs(like(self.bias, tokens))
+        )
 
-    def _inner_errors(self, radius: NormAfter, tokens: Array, rounding: float) -> Array:  # (batch, outputs)
+    def inner_errors(self, radius: NormAfter, tokens: Array, rounding: float) -> Array:  # (batch, outputs)
         """What is normalised may be off by this."""
         inner = radius.attention
         if radius.alone is None or tokens.shape[1] > 1:
@@ -174,7 +176,7 @@ class NormAfter(Family):
         return {**own, **under("attention", self.attention.arrays())}
 
     @classmethod
-    def of_arrays(
+    def of_arrays(  # type: ignore[override]
         cls,
         *,
         gain: Array,

@@ -53,7 +53,7 @@ class NormBefore(Family):
     def folded(
         cls, attention: Heads, gain: Array, epsilon: float, bias: Array | None = None, norm: str = "layer"
     ) -> NormBefore:
-        """The layer that normalises with a gain and a bias: both belong to the heads, what the norm takes off to none."""
+        """The layer that normalises with gain and bias: they belong to the heads, what the norm takes off to none."""
         return cls(seen_by(folded(attention, gain, bias), norm), np.asarray(float(epsilon)), norm)
 
     @property
@@ -128,14 +128,14 @@ class NormBefore(Family):
         yield "epsilon", like(change.epsilon, tokens) * self._slope(tokens)
 
     def token_norm(self, size: float) -> float:
-        """The norm at which random tokens have logits of about `size`, or as large ones as they may; inf if none has."""
+        """The norm at which random tokens have logits of about `size`, or as large as they get; inf if none has."""
         inner, longest = self.attention.token_norm(size), SATURATED * (self.width * float(self.epsilon)) ** 0.5
         if not inner < float("inf"):
             return inner
-        return min(undone_norm(inner, self.width, float(self.epsilon)), max(longest, self.width**0.5))
+        return float(min(undone_norm(inner, self.width, float(self.epsilon)), max(longest, self.width**0.5)))
 
     def logit_norm(self, radius: NormBefore, logit_radius: float) -> float:
-        """The norm up to which the radii leave logits of random tokens known to `logit_radius`; inf where that is any."""
+        """The norm up to which the radii leave logits of random tokens known to `logit_radius`; inf for any."""
         inner = self.attention.logit_norm(radius.attention, logit_radius)  # type: ignore[arg-type]
         return undone_norm(inner, self.width, float(self.epsilon)) if inner < self.width**0.5 else float("inf")
 
@@ -144,7 +144,9 @@ class NormBefore(Family):
         return {"epsilon": self.epsilon, **under("attention", self.attention.arrays())}
 
     @classmethod
-    def of_arrays(cls, *, epsilon: Array, norm: str = "layer", **arrays: Array) -> NormBefore:
+    def of_arrays(  # type: ignore[override]
+        cls, *, epsilon: Array, norm: str = "layer", **arrays: Array
+    ) -> NormBefore:
         """The layer of arrays and words named by their path."""
         inner = below(cls.family, arrays, "attention")["attention"]
         family = inner.pop("family", "")

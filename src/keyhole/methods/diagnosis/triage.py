@@ -170,7 +170,9 @@ class _Triage:
                 return self._evidence("normalised")
             own = norm * self.direction
             if once.shape == own.shape and float(np.linalg.norm(twice - once - own)) <= STILL * np.linalg.norm(own):
-                self.exam.say("growth", "the token itself", "a token twice as long moves the answer by what it is longer")
+                self.exam.say(
+                    "growth", "the token itself", "a token twice as long moves the answer by what it is longer"
+                )
                 return self._evidence("normalised")
         attends = False
         if self.exam.longest >= 2:

@@ -158,7 +158,7 @@ class VectorQueries:
         return np.stack(columns, axis=2)
 
     def ask_shares(self, spans: Spans) -> Steps[Shares | None]:
-        """The values of tokens as combinations of what heads span, from their sum; None where heads share directions."""
+        """Values of tokens as combinations of what heads span, from their sum; None where heads share directions."""
         if spans.total > self.outputs:
             return None
         inverse = pseudo_inverse(np.concatenate(spans.directions))

@@ -11,7 +11,7 @@ from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.forms.value import Value
 from keyhole.methods.normalised.after.sphere import Sphere, fit_homography, fit_offset, fit_sphere
 from keyhole.numerics.svd import least_squares, pseudo_inverse
-from keyhole.queries import Signature, sequences
+from keyhole.queries import Measurements, Signature, sequences
 from keyhole.recovery import Outcome
 
 # Tokens so long that no bias and no epsilon shows, over the square root of the width.
@@ -57,7 +57,8 @@ class Asking:
 
     def ask(self, stage: str, tokens: Floats) -> Steps[Floats]:  # (n, length, width) -> (n, outputs)
         """The answers, for which a norm needs as many numbers as tokens have."""
-        answers = (yield sequences(stage, self.signature.space.asarray(tokens))).by_output
+        measured: Measurements = yield sequences(stage, self.signature.space.asarray(tokens))
+        answers = measured.by_output
         if answers.shape[1] != self.signature.width:
             raise Unrecoverable(
                 Outcome.WRONG_FAMILY,
@@ -145,6 +146,8 @@ def _ask_factor(asking: Asking, rng: np.random.Generator, affine: Affine) -> Ste
     factor = float(np.median(factors))
     _check_fit(asking.signature, max(misfits) / min(sizes), "a token and its reflection do not weigh one together")
     if not abs(factor) > 0:
-        raise Unrecoverable(Outcome.NOT_IDENTIFIABLE, "no residual shows, so that the scale of what is normalised is free")
+        raise Unrecoverable(
+            Outcome.NOT_IDENTIFIABLE, "no residual shows, so that the scale of what is normalised is free"
+        )
     sphere = affine.sphere if factor > 0 else affine.sphere.flipped()
     return Affine(sphere, affine.linear / factor, affine.offset / factor, affine.error / abs(factor))

@@ -14,19 +14,21 @@ from keyhole.recovery import Outcome
 RUNG, MOST_RUNGS, LESS = 2.0**6, 24, 0.9
 # Then epsilon is read where answers change with it the most.
 READS = 4
+# Its radius is the largest deviation of these from their mean, so many times.
+SCATTER = 4.0
 
 
 def ask_epsilon(
     signature: Signature, rng: np.random.Generator, affine: Affine, nothing: Floats
-) -> Steps[tuple[float, float]]:
-    """Epsilon and its radius, from tokens near one of which nothing is left to normalise."""
+) -> Steps[tuple[float, float, float]]:
+    """Epsilon, its radius, and what images of tokens are off by, from tokens of which next to nothing is normalised."""
     asking, width = Asking(signature), signature.width
     way = affine.linear.T @ rng.standard_normal(width - 1)
     way /= np.linalg.norm(affine.linear @ way) / width**0.5
     size = 1.0
     for _ in range(MOST_RUNGS):
         tokens = nothing + size * way[None]
-        part, _ = yield from _ask_part(asking, affine, tokens)
+        part, _, _ = yield from _ask_part(asking, affine, tokens)
         if part[0] <= LESS:
             break
         size /= RUNG
@@ -35,14 +37,18 @@ def ask_epsilon(
     epsilon = size**2 * (1 / part[0] - 1)
     ways = rng.standard_normal((READS, width - 1)) @ affine.linear
     ways /= np.linalg.norm(ways @ affine.linear.T, axis=1, keepdims=True) / width**0.5
-    part, squares = yield from _ask_part(asking, affine, nothing + epsilon**0.5 * ways)
+    part, squares, off = yield from _ask_part(asking, affine, nothing + epsilon**0.5 * ways)
     read = squares * (1 / part - 1)
-    return float(np.mean(read)), float(np.max(np.abs(read - np.mean(read))) * 4 + 64 * signature.space.eps * epsilon)
+    wide = float(np.max(np.abs(read - np.mean(read)))) * SCATTER + 64 * signature.space.eps * epsilon
+    return float(np.mean(read)), wide, off
 
 
-def _ask_part(asking: Asking, affine: Affine, tokens: Floats) -> Steps[tuple[Floats, Floats]]:
-    """The mean squares of what comes out of the norm, v/(v + ε), and v of what goes in."""
+def _ask_part(asking: Asking, affine: Affine, tokens: Floats) -> Steps[tuple[Floats, Floats, float]]:
+    """The mean squares of what comes out of the norm, v/(v + ε), and v of what goes in; what directions are off by."""
     answers = yield from asking.ask("epsilon", tokens[:, None])
     width = asking.signature.width
-    out = np.sum(affine.sphere.inside(answers) ** 2, axis=1) / width
-    return out, np.sum(affine.images(tokens) ** 2, axis=1) / width
+    inside, images = affine.sphere.inside(answers), affine.images(tokens)
+    along = inside / np.linalg.norm(inside, axis=1, keepdims=True)
+    across = images - np.sum(images * along, axis=1, keepdims=True) * along
+    squares = np.sum(images**2, axis=1) / width
+    return np.sum(inside**2, axis=1) / width, squares, float(np.sqrt(np.max(np.mean(across**2, axis=1))))

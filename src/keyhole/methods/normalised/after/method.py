@@ -15,7 +15,7 @@ from keyhole.methods.multi_head.vector.scores_last import ask_scores
 from keyhole.methods.multi_head.vector.values import ask_values
 from keyhole.methods.normalised.after.affine import Affine, ask_affine
 from keyhole.methods.normalised.after.epsilon import ask_epsilon
-from keyhole.methods.normalised.after.queries import NormedQueries
+from keyhole.methods.normalised.after.queries import WITHIN, NormedQueries
 from keyhole.numerics.svd import least_squares
 from keyhole.queries import Signature
 
@@ -37,6 +37,9 @@ def ask_before_norm(signature: Signature, rng: np.random.Generator) -> Steps[Est
     affine = yield from ask_affine(signature, rng)
     queries = NormedQueries(signature, affine.as_value(), rng, affine=affine)
     yield from queries.ask_probes()
+    # What single tokens of natural norms are off by tells more than what the fit left over.
+    affine = replace(affine, error=max(affine.error, queries.noise / queries.scale))
+    queries.value = affine.as_value()
     start = yield from ask_first_token(queries)
     queries.start = start
     values = yield from ask_values(queries, start)
@@ -44,8 +47,16 @@ def ask_before_norm(signature: Signature, rng: np.random.Generator) -> Steps[Est
     scores = yield from ask_scores(queries, start, values)
     found = estimate_heads(queries, queries.value, start, values, scores)
     nothing = least_squares(affine.linear, -affine.offset)
-    epsilon, wide = yield from ask_epsilon(signature, rng, affine, nothing)
-    return _whole(found, affine, epsilon, wide)
+    epsilon, wide, off = yield from ask_epsilon(signature, rng, affine, nothing)
+    length = max(float(np.linalg.norm(nothing)), queries.scale)
+    affine = replace(affine, error=max(affine.error, WITHIN * off / length))
+    whole = _whole(found, affine, epsilon, wide)
+    # What errors of single tokens would hide of epsilon is not claimed to be known.
+    hidden = float(
+        np.sqrt(np.mean(whole.params.inner_errors(whole.radius, nothing[None, None], signature.space.rounding) ** 2))
+    )
+    wider = np.asarray(wide + hidden * (hidden + 2 * epsilon**0.5))
+    return replace(whole, radius=replace(whole.radius, epsilon=wider))
 
 
 def _whole(found: Estimate[MultiHead], affine: Affine, epsilon: float, wide: float) -> Estimate[NormAfter]:
@@ -55,7 +66,8 @@ def _whole(found: Estimate[MultiHead], affine: Affine, epsilon: float, wide: flo
         part * np.abs(gain),
         part * (np.abs(gain) + np.abs(bias)),
         np.asarray(wide),
-        alone=np.full((gain.size, gain.size), part),
+        # Errors that go along one direction are as much larger there than entry by entry.
+        alone=np.full((gain.size, gain.size), part * gain.size**0.5),
     )
     return Estimate(
         params=NormAfter(Residual(_turned(found.params, affine.sphere.basis)), gain, bias, np.asarray(epsilon)),

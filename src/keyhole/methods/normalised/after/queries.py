@@ -112,17 +112,19 @@ class NormedQueries(VectorQueries):
     # --- the first token: beside its reflection, whose copies are those of the last token
 
     def _ask_first(self, stage: str, last: Floats, index: Integers, each: list[tuple[Added, int]]) -> Steps[Floats]:
-        ups, downs = [], []
+        above: list[Floats] = []
+        below: list[Floats] = []
         for added, plain in each:
             rows, which, scale = added[0]
-            ups.append((yield from self._ask_directions(stage, last, index, added, plain)))
+            above.append((yield from self._ask_directions(stage, last, index, added, plain)))
             turned = [(-rows, which, scale)] * plain
-            downs.append((yield from self._ask_directions(stage, last, index, turned, len(added))))
+            below.append((yield from self._ask_directions(stage, last, index, turned, len(added))))
         self.token = np.asarray(added[0][0][0])
         known = np.tile(self.affine.images(last)[index], (2 * len(each), 1))
-        directions = np.concatenate([*ups, *downs])
+        directions = np.concatenate([*above, *below])
         own = np.broadcast_to(self.token @ self.linear, (len(directions) // 2, self.outputs))
-        norms = np.concatenate(norms_of_reflections(*np.split(directions, 2), own))
+        ups, downs = np.split(directions, 2)
+        norms = np.concatenate(norms_of_reflections(ups, downs, own))
         norms = self._solve_first(directions, known, norms) if self.span is None else norms
         if self.span is not None:
             norms = norms_outside(directions, known, self.span)
@@ -142,7 +144,8 @@ class NormedQueries(VectorQueries):
     # --- other tokens: alone beside the last one and its reflection, then beside the first token too
 
     def _ask_new(self, stage: str, last: Floats, index: Integers, each: list[tuple[Added, int]]) -> Steps[Floats]:
-        assert self.start is not None and self.span is not None
+        assert self.start is not None
+        assert self.span is not None
         known = self.affine.images(last)[index]
         (alone, plain), *beside = each
         rows, which, scale = alone[0]
@@ -183,7 +186,7 @@ class NormedQueries(VectorQueries):
             last = self.start.last[np.argmax(np.ptp(np.clip(self.start.logits, -LARGEST, LARGEST), axis=1))][None]
             added: Added = [(tokens, every, np.ones(self.width))]
             directions = yield from self._ask_directions("values", last, 0 * every, added, 1)
-            split = split.told_by(tokens, directions, self.affine.images(last)[0])
+            split = split.told_by(tokens, directions, self.affine.images(last)[0], self.noise)
         return Shares(split.shares, split.spread(spans.tilts, self.linear, self.rng))
 
     # --- scale and precision

@@ -37,8 +37,8 @@ class Sphere:
 def fit_sphere(answers: Floats) -> Sphere:  # (n, width), n > width
     """The norm behind answers for which ε does not matter.
 
-    Σ (y − β)_i/γ_i = 0 is a plane, whose normal is the last singular vector of centred answers; in it Σ ((y − β)_i/γ_i)²
-    = width is a sphere, linear in its centre.
+    Σ (y − β)_i/γ_i = 0 is a plane, whose normal is the last singular vector of centred answers; in it
+    Σ ((y − β)_i/γ_i)² = width is a sphere, linear in its centre.
     """
     width = answers.shape[1]
     basis = mean_free(width, "layer")
@@ -65,8 +65,7 @@ def fit_homography(directions: Floats, tokens: Floats) -> tuple[Floats, Floats, 
     count, width = tokens.shape
     null = svd(tokens.T, full_matrices=True)[2][width:]  # (n − k, n)
     system = (null[:, None, :] * directions.T[None, :, :]).reshape(-1, count)
-    triangle = np.linalg.qr(system, mode="r")
-    _, singular, right = svd(triangle)
+    _, _, right = svd(np.linalg.qr(system)[1])
     norms = right[-1] * np.sign(np.sum(right[-1]))
     scaled = directions * norms[:, None]
     linear = least_squares(tokens, scaled).T

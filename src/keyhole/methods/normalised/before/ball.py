@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from keyhole.arrays import Floats, Array, like
+from keyhole.arrays import Array, Floats, like
 from keyhole.families.norms.normalise import undone
 from keyhole.methods.base import Found, Steps, adapt
 from keyhole.queries import digest

@@ -48,7 +48,14 @@ def ask_behind_norm(signature: Signature, rng: np.random.Generator) -> Steps[Est
     params, radius = _through(found, ball, before)
     said = (*found.assumptions, ASSUMPTIONS[before.norm], *((WITH_RESIDUAL,) if before.residual else ()))
     details = {"norm": before.norm, "epsilon": before.epsilon, "residual": before.residual}
-    return Estimate(_wrapped(params, before), _wrapped(radius, before, before.radius), found.counting_bound + 1, None, said, {**found.details, **details})
+    return Estimate(
+        _wrapped(params, before),
+        _wrapped(radius, before, before.radius),
+        found.counting_bound + 1,
+        None,
+        said,
+        {**found.details, **details},
+    )
 
 
 def _inside(signature: Signature, before: Before, ball: Ball) -> Signature:
@@ -57,7 +64,7 @@ def _inside(signature: Signature, before: Before, ball: Ball) -> Signature:
     if signature.max_norm is not None:
         most = signature.norm_limit
         longest = min(longest, most / (most**2 / signature.width + before.epsilon) ** 0.5)
-    space: Space = signature.space
+    space = signature.space
     if before.residual:
         space = replace(space, coarse=min(1.0, LESS * space.eps / before.share))
     return signature.with_changes(width=ball.width, max_norm=longest, space=space)

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from keyhole.arrays import Floats, floats
+from keyhole.arrays import Floats
 from keyhole.families.norms.normalise import Norm, mean_free
 from keyhole.methods.base import Steps, Unrecoverable
-from keyhole.queries import Signature, sequences
+from keyhole.queries import Measurements, Signature, sequences
 from keyhole.recovery import Outcome
 
 # Tokens so long that epsilon is nothing beside them, over the square root of the width.
@@ -58,7 +58,8 @@ class _Probe:
     def _ask(self, *tokens: Floats) -> Steps[Floats]:  # (n, outputs), less the residual
         asked = np.stack(tokens)
         plan = sequences("norm", self.signature.space.asarray(asked[:, None, :]))
-        answers = (yield plan).by_output
+        measured: Measurements = yield plan
+        answers = measured.by_output
         self.size = max(self.size, float(np.max(np.abs(answers))))
         return answers - asked if self.residual else answers
 
@@ -107,7 +108,7 @@ class _Probe:
         return "layer" if float(np.max(np.abs(one - shifted))) <= allowed else "rms"
 
     def _natural(self) -> float:
-        return min(self.width**0.5, self.signature.norm_limit / 2)
+        return float(min(self.width**0.5, self.signature.norm_limit / 2))
 
     def ask_epsilon(self) -> Steps[tuple[float, float, float]]:
         """Epsilon, its radius, and the share of attention in the answers to tokens that tell it."""
@@ -121,7 +122,7 @@ class _Probe:
         else:
             raise Unrecoverable(
                 Outcome.NOT_IDENTIFIABLE,
-                f"tokens of norm {norm:.2g} are normalised like longer ones: epsilon is zero, or too small to be of use",
+                f"tokens of norm {norm:.2g} are normalised like longer ones: epsilon is zero, or too small",
             )
         for _ in range(2):
             square = (norm**2) * (1 / part**2 - 1)  # width·ε

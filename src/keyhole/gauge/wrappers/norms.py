@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from keyhole.arrays import Array, Floats, floats
-from keyhole.families import F, Family, MultiHead, NormAfter, NormBefore, Residual, SingleHead
+from keyhole.families import Family, MultiHead, NormAfter, NormBefore, Residual, SingleHead
 from keyhole.families.norms.inside import of_heads, seen_by
 from keyhole.families.norms.normalise import centred
 from keyhole.gauge.compare import Gauge, MakeWitness, find_gauge
 from keyhole.gauge.redundancy import Redundancy
 from keyhole.gauge.tolerance import relative
 
+Wrapper = NormBefore | NormAfter | Residual
 
-def inner_of(params: Any) -> Family:
+
+def inner_of(params: Family) -> Family:
     """What is inside a wrapper, without what shows in no answer."""
     if isinstance(params, NormBefore):
         return seen_by(params.attention, params.norm)
     if isinstance(params, NormAfter):
         return _answered(params.attention, params)
-    inner: Family = params.attention
-    return inner
+    assert isinstance(params, Residual)
+    return params.attention
 
 
 def _answered(inner: Family, around: NormAfter) -> Family:
@@ -50,7 +51,7 @@ def _scale(params: NormAfter) -> float:
     return float(sign / squares**0.5) if squares > 0 else 1.0
 
 
-def own_of(params: Any) -> dict[str, Floats]:
+def own_of(params: Family) -> dict[str, Floats]:
     """The numbers of a wrapper itself."""
     if isinstance(params, NormAfter):
         scale = _scale(params)
@@ -62,11 +63,12 @@ def own_of(params: Any) -> dict[str, Floats]:
     return {"epsilon": floats(params.epsilon)} if isinstance(params, NormBefore) else {}
 
 
-def _canonical(params: F, tolerance: float) -> F:
+def _canonical(params: Wrapper, tolerance: float) -> Wrapper:
     inner = inner_of(params)
     gauge = find_gauge(inner)
     assert gauge is not None
-    return replace(params, attention=gauge.canonical(inner, tolerance), **own_of(params))  # type: ignore[type-var, no-any-return]
+    inside = gauge.canonical(inner, tolerance)
+    return replace(params, attention=inside, **own_of(params))  # type: ignore[arg-type]
 
 
 def _own_distance(one: Family, two: Family) -> float:
@@ -96,7 +98,8 @@ def _equivalent(one: Family, two: Family, tolerance: float, max_length: int | No
 def _redundancy(params: Family) -> Redundancy:
     inner = inner_of(params)
     gauge = find_gauge(inner)
-    assert gauge is not None and gauge.redundancy is not None
+    assert gauge is not None
+    assert gauge.redundancy is not None
     return replace(gauge.redundancy(inner), family=params.family)
 
 
@@ -109,19 +112,19 @@ def _align(params: Family, truth: Family) -> dict[str, Floats]:
     return {**own_of(truth), **{path + name: array for name, array in gauge.align(inner, true).items()}}
 
 
-def _witness(kind: str) -> MakeWitness[Any]:
+def _witness(kind: str) -> MakeWitness[Wrapper]:
     """Other parameters inside that answer the same."""
 
-    def made(params: Any, rng: np.random.Generator) -> tuple[Family, str] | None:
+    def made(params: Wrapper, rng: np.random.Generator) -> tuple[Wrapper, str] | None:
         gauge = find_gauge(params.attention)
         make = None if gauge is None else gauge.witnesses.get(kind)
         found = None if make is None else make(params.attention, rng)
-        return None if found is None else (replace(params, attention=found[0]), found[1])
+        return None if found is None else (replace(params, attention=found[0]), found[1])  # type: ignore[arg-type]
 
     return made
 
 
-def gauge_of_wrappers(kinds: tuple[str, ...]) -> Gauge[Any]:
+def gauge_of_wrappers(kinds: tuple[str, ...]) -> Gauge[Wrapper]:
     """The gauge of everything that wraps heads; witnesses of these kinds are those of what is inside."""
     return Gauge(
         canonical=_canonical,
