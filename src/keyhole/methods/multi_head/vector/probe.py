@@ -169,6 +169,10 @@ class VectorQueries:
         return Shares(shares, size * tilt * (1 + spectral_norm(inverse)))
         yield  # pragma: no cover - others ask
 
+    def origin(self, width: int) -> Floats:  # (1, width)
+        """The last token, over the scale, beside which logits are those of the score bias: the zero token."""
+        return np.zeros((1, width))
+
     def expect(self, values: Floats) -> None:
         """Say what values of all heads (heads, width, outputs) are expected, where answers need that to be read."""
 

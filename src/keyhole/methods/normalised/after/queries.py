@@ -35,6 +35,8 @@ MISFIT = 64.0
 FILLED = 0.75
 # Errors of the affine part over those of single answers.
 WITHIN = 4.0
+# The last token in the middle of the others is so long, over the scale.
+ORIGIN = 0.5
 
 
 @dataclass
@@ -53,6 +55,10 @@ class NormedQueries(VectorQueries):
     def expect(self, values: Floats) -> None:
         """Say what values of all heads are expected: they tell norms where answers alone do not."""
         self.expected = values
+
+    def origin(self, width: int) -> Floats:  # noqa: ARG002 - (1, width)
+        """A token that is not zero, as norms are told by what it makes of itself."""
+        return ORIGIN * self.directions(1)
 
     def _ask_directions(
         self, stage: str, last: Floats, index: Integers, added: Added, plain: int

@@ -116,7 +116,7 @@ class _Probe:
         norm = self._natural()
         for _ in range(MOST_RUNGS):
             part = float(((yield from self._ask(norm * self.ways[0]))[0] - self.middle) @ along) / whole
-            if part <= LESS and part > 0:
+            if part <= LESS:
                 break
             norm /= RUNG
         else:
@@ -126,12 +126,16 @@ class _Probe:
             )
         for _ in range(2):
             square = (norm**2) * (1 / part**2 - 1)  # width·ε
+            if not 0 < square < np.inf:
+                raise Unrecoverable(
+                    Outcome.WRONG_FAMILY, "single tokens do not shorten as LayerNorm or RMSNorm would have it"
+                )
             near, beside = READ * square**0.5, min(BESIDE * square**0.5, self.most)
             answers = yield from self._ask(*(sign * each * self.ways[0] for each in (near, beside) for sign in (1, -1)))
             odd = (answers[0::2] - answers[1::2]) / 2 @ along
             ratio = float(odd[0] / odd[1]) ** 2
             square = near**2 * beside**2 * (1 - ratio) / (ratio * beside**2 - near**2)
-            part, norm = (near**2 / (near**2 + square)) ** 0.5, near
+            part, norm = (near**2 / (near**2 + max(square, 0.0))) ** 0.5, near
         length = float(np.linalg.norm(self.ways[0] * beside))
         error = self.signature.space.eps * (float(np.max(np.abs(answers))) + length) + self.signature.noise.radius
         relative = 2 * error * sum(1 / abs(float(each)) for each in odd) / (1 - ratio)
