@@ -98,6 +98,11 @@ def residual() -> str:
     return picked("residual", [*columns, "certified", "outside their radius"], lambda _: True)
 
 
+def normalised() -> str:
+    columns = ["LayerNorm", "heads, d", "size of weights", "runs", "queries", "distance: median, worst", "certified"]
+    return picked("normalised", columns, lambda _: True)
+
+
 def low_rank_tolerance() -> str:
     columns = ["d, r, τ", "queries: median, most", "over r(2d − r) + d", "error: median, worst", "certified"]
     return picked("low_rank_tolerance", [*columns, "outside their radius"], lambda _: True)
@@ -203,7 +208,18 @@ def coverage() -> str:
     return picked("coverage", columns, lambda _: True)
 
 
-SUMMARIES = (comparison, single_head, low_rank, low_rank_tolerance, sensing, residual, labels, naming, published)
+SUMMARIES = (
+    comparison,
+    single_head,
+    low_rank,
+    low_rank_tolerance,
+    sensing,
+    residual,
+    normalised,
+    labels,
+    naming,
+    published,
+)
 SUMMARIES += (
     parts,
     parts_links,

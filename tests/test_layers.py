@@ -58,6 +58,8 @@ PUBLIC = [
     "Labels",
     "MultiHead",
     "Noise",
+    "NormAfter",
+    "NormBefore",
     "OneLayer",
     "OnnxOracle",
     "Outcome",

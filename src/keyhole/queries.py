@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -173,6 +173,24 @@ class Sketch:
     heldout: Sequence[float] = ()  # |prediction − answer| of the held-out answers that have come
 
 
+class TokenMap(Protocol):
+    """A map of tokens that stands between the plans of a method and the oracle."""
+
+    @property
+    def width(self) -> int:
+        """Numbers per token that it takes."""
+        ...
+
+    @property
+    def digest(self) -> bytes:
+        """What determines it."""
+        ...
+
+    def __call__(self, tokens: Array) -> Array:  # (batch, length, width) -> (batch, length, width of the oracle)
+        """The tokens that the oracle receives."""
+        ...
+
+
 @dataclass(frozen=True, eq=False)
 class Plan:
     """A description of `count` sequences of one length, which makes its tokens slice by slice.
@@ -191,6 +209,7 @@ class Plan:
     so_far: Callable[[], Sketch | None] | None = None
 
     attempt: int = 0  # which of several attempts at an oracle asks this; no part of the digest
+    through: TokenMap | None = None  # what makes the oracle's tokens of those described
 
     @property
     def length(self) -> int:
@@ -209,11 +228,16 @@ class Plan:
             whole.update(b"position")
             for term in position:
                 whole.update(term.digest())
+        if self.through is not None:
+            whole.update(b"through" + self.through.digest)
         return whole.hexdigest()
 
     def tokens(self, start: int, stop: int, space: Space, width: int, room: Array | None = None) -> Array:
         """The sequences from start to stop, (stop − start, length, width), made in `room` where it is given."""
         shape = (stop - start, self.length, width)
+        if self.through is not None:
+            inner = replace(self, through=None).tokens(start, stop, space, self.through.width)
+            return self.through(inner)
         made = space.xp.empty(shape, dtype=space.dtype, device=space.device) if room is None else room.reshape(shape)
         if self._is_table:
             table, index = self._table

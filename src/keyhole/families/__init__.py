@@ -9,6 +9,8 @@ from keyhole.families.files import load, register
 from keyhole.families.form_head import FormHead
 from keyhole.families.labels import Labels
 from keyhole.families.multi_head import MultiHead
+from keyhole.families.norms.after import NormAfter
+from keyhole.families.norms.before import NormBefore
 from keyhole.families.one_layer import OneLayer
 from keyhole.families.relu_net import ReluNet
 from keyhole.families.residual import Residual
@@ -23,6 +25,8 @@ __all__ = [
     "FormHead",
     "Labels",
     "MultiHead",
+    "NormAfter",
+    "NormBefore",
     "OneLayer",
     "ReluNet",
     "Residual",

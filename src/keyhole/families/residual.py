@@ -13,7 +13,11 @@ from keyhole.errors import UsageError
 from keyhole.families.base import Anatomy, Family, Sensitivity
 from keyhole.families.files import register
 from keyhole.families.multi_head import MultiHead
+from keyhole.families.norms.before import NormBefore
 from keyhole.families.single_head import SingleHead
+
+Inner = SingleHead | MultiHead | NormBefore
+KINDS: dict[str, type[Inner]] = {each.family: each for each in (SingleHead, MultiHead, NormBefore)}
 
 
 @register
@@ -21,18 +25,20 @@ from keyhole.families.single_head import SingleHead
 class Residual(Family):
     """f(X) = x_N + attention(X), x_N the last token: answers as wide as tokens are."""
 
-    attention: SingleHead | MultiHead
+    attention: SingleHead | MultiHead | NormBefore
 
     family: ClassVar[str] = "residual"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.attention, SingleHead | MultiHead) or self.attention.outputs != self.attention.width:
-            raise UsageError("Residual.attention must be a SingleHead or MultiHead with as many outputs as inputs")
+        if not isinstance(self.attention, Inner) or self.attention.outputs != self.attention.width:
+            raise UsageError(
+                "Residual.attention must be a SingleHead, MultiHead or NormBefore with as many outputs as inputs"
+            )
 
     @classmethod
     def around(cls, attention: object) -> Residual | None:
         """The layer of heads; None of anything else."""
-        return cls(attention) if isinstance(attention, SingleHead | MultiHead) else None
+        return cls(attention) if isinstance(attention, Inner) else None
 
     @property
     def width(self) -> int:
@@ -104,10 +110,9 @@ class Residual(Family):
     @classmethod
     def of_arrays(cls, *, attention: str = "", **arrays: Array) -> Residual:
         """The layer of arrays named as the attention names them, and the family of that."""
-        kinds: dict[str, type[SingleHead | MultiHead]] = {each.family: each for each in (SingleHead, MultiHead)}
-        if attention not in kinds:
+        if attention not in KINDS:
             raise TypeError(f"a residual has no attention of the family {attention!r}")
-        return cls(kinds[attention].of_arrays(**arrays))
+        return cls(KINDS[attention].of_arrays(**arrays))
 
     @property
     def anatomy(self) -> Anatomy:

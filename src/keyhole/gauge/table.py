@@ -16,12 +16,13 @@ from keyhole.families import (
     FormHead,
     Labels,
     MultiHead,
+    NormAfter,
+    NormBefore,
     OneLayer,
     ReluNet,
     Residual,
     SingleHead,
 )
-from keyhole.gauge.attention_layer import as_heads, as_layer, distance_of_attention
 from keyhole.gauge.compare import Gauge, MakeWitness, register
 from keyhole.gauge.heads import (
     Heads,
@@ -46,6 +47,8 @@ from keyhole.gauge.redundancy import redundancy_of_heads, redundancy_of_layer, r
 from keyhole.gauge.tolerance import relative
 from keyhole.gauge.witness_heads import HEAD_KINDS
 from keyhole.gauge.witness_nets import LAYER_KINDS, NET_KINDS
+from keyhole.gauge.wrappers.attention_layer import as_heads, as_layer, distance_of_attention
+from keyhole.gauge.wrappers.norms import gauge_of_wrappers
 
 
 def around(inner: Gauge[Heads], unwrap: Callable[[F], Heads], wrap: Callable[[MultiHead], F]) -> Gauge[F]:
@@ -201,7 +204,11 @@ register(
         align_scores,
     ),
 )
-register(Residual, around(HEADS, lambda params: params.attention, Residual))
+# Factors have no container of their own.
+WRAPPERS = gauge_of_wrappers(tuple(kind for kind in HEAD_KINDS if kind != "factor gauge"))
+register(Residual, WRAPPERS)
+register(NormBefore, WRAPPERS)
+register(NormAfter, WRAPPERS)
 register(AttentionLayer, replace(around(HEADS, as_heads, as_layer), distance=distance_of_attention, align=align_layers))
 register(Labels, replace(around(HEADS, normalised_heads, as_labels), align=align_labels))
 FORM_KINDS: dict[str, MakeWitness[FormHead]] = {"form gauge": hidden_by_form}

@@ -9,6 +9,7 @@ from keyhole.methods.base import Method
 from keyhole.methods.labels.method import LABELS
 from keyhole.methods.low_rank.method import LOW_RANK
 from keyhole.methods.multi_head.method import MULTI_HEAD
+from keyhole.methods.normalised.method import NORMALISED
 from keyhole.methods.one_layer.method import ONE_LAYER
 from keyhole.methods.parts.method import PARTS_METHOD
 from keyhole.methods.relu_net.method import NET
@@ -21,8 +22,21 @@ from keyhole.noise import Noise
 # Of several methods for one family the first is preferred.
 METHODS: dict[str, Method] = {
     method.name: method
-    for method in (SINGLE_HEAD, LOW_RANK, ROBUST, SENSING, NET, ONE_LAYER, MULTI_HEAD, RESIDUAL, LABELS, PARTS_METHOD)
-} | {ALPHABET.name: ALPHABET}
+    for method in (
+        SINGLE_HEAD,
+        LOW_RANK,
+        ROBUST,
+        SENSING,
+        NET,
+        ONE_LAYER,
+        MULTI_HEAD,
+        RESIDUAL,
+        LABELS,
+        NORMALISED,
+        PARTS_METHOD,
+        ALPHABET,
+    )
+}
 
 
 def methods_for(family: str, noise: Noise, options: Iterable[str] = ()) -> list[Method]:

@@ -15,7 +15,7 @@ from keyhole.arrays import floats
 from keyhole.errors import UsageError
 from keyhole.families import MultiHead, Residual, SingleHead
 from keyhole.methods.arithmetic import partial_result
-from keyhole.methods.base import Estimate, Method, Steps, Unrecoverable, adapt
+from keyhole.methods.base import Estimate, Found, Method, Steps, Unrecoverable, adapt
 from keyhole.methods.multi_head.method import MULTI_HEAD, multi_head
 from keyhole.methods.options import check_whole
 from keyhole.methods.single_head.method import single_head
@@ -47,7 +47,7 @@ def residual(
         steps: Steps[Estimate[SingleHead | MultiHead]] = (
             single_head(inner, rng) if heads == 1 else multi_head(inner, rng, **parts)
         )
-        estimate = yield from adapt(steps, incoming=lambda plan, answers: _attention_alone(plan, answers, signature))
+        estimate = yield from without_last_token(steps, signature)
     return Estimate(
         params=Residual(estimate.params),
         radius=Residual(estimate.radius),
@@ -56,6 +56,11 @@ def residual(
         assumptions=(*estimate.assumptions, ASSUMPTION),
         details={**estimate.details, "residual": True, "attention_share": share},
     )
+
+
+def without_last_token(steps: Steps[Found], signature: Signature) -> Steps[Found]:
+    """Run a generator on answers less the last tokens of their queries."""
+    return adapt(steps, incoming=lambda plan, answers: _attention_alone(plan, answers, signature))
 
 
 def _ask_share(signature: Signature, rng: np.random.Generator) -> Steps[float]:

@@ -11,10 +11,11 @@ import numpy as np
 
 from keyhole.arrays import Floats
 from keyhole.errors import UsageError
-from keyhole.families import Labels, MultiHead, OneLayer, ReluNet, Residual, SingleHead
+from keyhole.families import Labels, MultiHead, OneLayer, ReluNet, SingleHead
 from keyhole.gauge.identifiability import on_alphabet
 from keyhole.oracles import Flipped, FunctionOracle, Labelled, Noisy, Oracle, Rounded
 from keyhole.targets.forms import FORM_KNOBS, random_form_head
+from keyhole.targets.norms import NORM_KNOBS, with_norms
 from keyhole.targets.parts import PART_KNOBS, attention_of
 from keyhole.targets.target import Choice, Knob, Target, read_options
 
@@ -159,6 +160,7 @@ HEADS_KNOBS: dict[str, Knob | Choice] = {
     "score_bias": Knob(float, None, 0.0),  # sizes of the entries of random biases
     "output_bias": Knob(float, None, 0.0),
     "residual": Knob(int, None, 0, 1),  # 1: the last token is added to the answer
+    **NORM_KNOBS,
     **PART_KNOBS,  # the same in all heads
 }
 
@@ -180,7 +182,7 @@ def _heads_demo(text: str, given: Mapping[str, Any]) -> Target:
     residual = bool(given.get("residual"))
     if residual and layer.outputs != layer.width:
         raise UsageError(f"residual=1 adds tokens of width {layer.width} to answers: set outputs={layer.width}")
-    params = Residual(layer) if residual else layer
+    params = with_norms(layer, residual, given)
     oracle = FunctionOracle(params, width=layer.width, max_norm=given.get("max_norm"), name=text)
     label = f"{len(layer.heads)} random {'softmax ' if attention.is_softmax else ''}heads of width {layer.width}"
     extras = [
@@ -188,6 +190,8 @@ def _heads_demo(text: str, given: Mapping[str, Any]) -> Target:
         f"{layer.outputs} outputs" if layer.outputs else "",
         "biases" if layer.output_bias is not None else "",
         "with a residual" if residual else "",
+        f"{given['norm_before']} norm before" if "norm_before" in given else "",
+        f"{given['norm_after']} norm after" if "norm_after" in given else "",
     ]
     return Target(text, oracle, ", ".join([label, *filter(None, extras)]), params)
 

@@ -38,7 +38,7 @@ from keyhole.queries import Signature
 
 UNKNOWN, CONSTANT, POSITIONAL = "unknown", "constant", "positional"
 # Families that a diagnosis can name for which there are methods.
-FAMILIES = ("single-head", "form-head", "multi-head", "residual", "relu-net", "one-layer", "labels")
+FAMILIES = ("single-head", "form-head", "multi-head", "residual", "relu-net", "one-layer", "labels", "normalised")
 # Norms that tokens are tried at, over the square root of the width: logits go with their square.
 LADDER = 2.0 ** np.arange(-6, 7, 2)
 # Attention that does this part of what it does when it is saturated is neither flat nor saturated.
@@ -641,7 +641,7 @@ class _Diagnosing:
         if found.growth < STILL or found.identity:
             turned = f"{said}, one turned by {TURN:.1g} by {found.turned:.2g}" + ": it saturates" * (not found.turns)
             self.exam.say("normalised", "yes" if found.turns else "no", turned)
-            return self._diagnosis("normalised" if found.turns else UNKNOWN, None)
+            return self._diagnosis("normalised", "normalised") if found.turns else self._diagnosis(UNKNOWN, None)
         self.exam.say("normalised", "no", said)
         if found.bent > HOLDS:
             off = f"far from the origin it is off an affine map by {found.bent:.2g} times what errors explain"

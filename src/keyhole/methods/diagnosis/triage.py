@@ -123,7 +123,9 @@ class _Triage:
         shown *= self.far / self.exam.norm  # of pairs as long
         cancels = size <= ROUNDING_OF_PAIRS * self.exam.signature.space.eps * shown
         if cancels:
-            said = f"single tokens are answered by {size:.2g} and pairs as long by {shown:.2g}: the values of heads cancel"
+            said = (
+                f"single tokens are answered by {size:.2g} and pairs as long by {shown:.2g}: the values of heads cancel"
+            )
             self.exam.say("heads", "several", said)
         return cancels
 
@@ -185,7 +187,13 @@ class _Triage:
             growth = float(np.linalg.norm(twice - once)) / size
             if growth <= STILL:
                 self.exam.say("growth", "none", f"a token twice as long moves the answer by {growth:.2g} of it")
-                return self._evidence(None)
+                return self._evidence("normalised")
+            own = norm * self.direction
+            if once.shape == own.shape and float(np.linalg.norm(twice - once - own)) <= STILL * np.linalg.norm(own):
+                self.exam.say(
+                    "growth", "the token itself", "a token twice as long moves the answer by what it is longer"
+                )
+                return self._evidence("normalised")
         attends = False
         if self.exam.longest >= 2:
             for norm in (self.far, -self.far):

@@ -24,8 +24,8 @@ COPIES = {9: ((1, 8), (1, 2), (2, 1), (8, 1)), 5: ((1, 4), (1, 1), (4, 1)), 3: (
 # Equations of the pencil over those that are needed, and how often it is tried with twice as many.
 SPARE_EQUATIONS = 1.2
 ATTEMPTS = 3
-# Last tokens of the first round; every other one is shorter, so that a score bias shows.
-FIRST_ROUND, SHORTER = 4, 0.4
+# Every other last token is shorter, so that a score bias shows.
+SHORTER = 0.4
 # More heads than this are not looked for where answers fill all outputs: the pencil would cost more than it saves.
 MOST_FILLED = 64
 # Singular values count from this many times what errors make, and fits fail beyond this many errors.
@@ -83,16 +83,13 @@ def ask_first_token(queries: VectorQueries) -> Steps[FirstToken]:
     token = queries.on_grid(queries.scale * queries.directions(1)[0])
     answers = np.zeros((0, len(copies), queries.outputs))
     last = np.zeros((0, queries.width))
-    wanted, spare = FIRST_ROUND, SPARE_EQUATIONS * queries.patience
+    wanted, spare = queries.first_round, SPARE_EQUATIONS * queries.patience
     for _ in range(ATTEMPTS):
         while wanted > last.shape[0]:
             new = queries.scale * queries.directions(-(-(wanted - last.shape[0]) // len(queries.views)))
             new[1::2] *= SHORTER
             new = queries.on_grid(new)
-            columns = []
-            for pair in copies:
-                columns += [(yield from queries.ask_pairs("heads", new, token, pair))]
-            stacked = np.stack(columns, axis=2)  # (n, views, multiplicities, outputs)
+            stacked = yield from queries.ask_pairs("heads", new, token, copies)
             ends = np.stack([new, new + token][: len(queries.views)], axis=1)
             answers = np.concatenate([answers, stacked.reshape(-1, *stacked.shape[2:])])
             last = np.concatenate([last, ends.reshape(-1, queries.width)])

@@ -55,7 +55,7 @@ def ask_vector_heads(signature: Signature, rng: np.random.Generator, value: Valu
     scores = (yield from ask_scores_everywhere(queries, start, values)) if queries.everywhere else None
     if scores is None:
         scores = yield from ask_scores(queries, start, values)
-    found = _estimate(queries, value, start, values, scores)
+    found = estimate_heads(queries, value, start, values, scores)
     apart = yield from ask_distances(queries, found.params, found.radius)
     if not queries.coarse and signature.max_norm is not None:
         return found  # heads that no token of the ball tells from one are one there
@@ -69,7 +69,7 @@ def ask_vector_heads(signature: Signature, rng: np.random.Generator, value: Valu
     return replace(found, standard_error=(yield from ask_standard_errors(queries, found)))
 
 
-def _estimate(
+def estimate_heads(
     queries: VectorQueries, value: Value, start: FirstToken, values: VectorValues, scores: Scores
 ) -> Estimate[MultiHead]:
     """Parameters and radii, without the biases that do not show."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,6 +13,7 @@ from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.forms.scale import floor_power
 from keyhole.methods.forms.value import Value
 from keyhole.methods.multi_head.vector.token_fit import TokenFit
+from keyhole.numerics.svd import pseudo_inverse, spectral_norm
 from keyhole.queries import Measurements, Plan, Position, Signature, Term, TokenRows
 from keyhole.recovery import Outcome
 
@@ -34,6 +36,8 @@ PAIRS, LADDER = 3, 4.0
 # ... until attention does no more than this much more at the next; tokens are chosen where it does this part of it.
 PLATEAU, PART = 1.15, 0.6
 MOST_RUNGS = 40
+# Heads are counted beside so many last tokens.
+FIRST_ROUND = 4
 # Sequences of so many tokens decide everything; of fewer they do not.
 FEWEST_TOKENS = 3
 # Residuals of so many degrees of freedom tell errors, and errors are taken for so many times as much.
@@ -42,6 +46,27 @@ TOLD_BY, SHOWN = 64, 2.0
 
 class HeadsHidden(Unrecoverable):
     """Raised where vectors of answers do not separate the heads: single outputs and long tokens still may."""
+
+
+@dataclass(frozen=True)
+class Spans:
+    """Orthonormal bases of what the values of each head span."""
+
+    directions: list[Floats]  # (rank, outputs) for each head
+    tilts: list[Floats]  # (rank,) deviations of the entries of each direction
+
+    @property
+    def total(self) -> int:
+        """The sum of all ranks."""
+        return sum(map(len, self.directions))
+
+
+@dataclass(frozen=True)
+class Shares:
+    """The values of tokens as combinations of such directions, those of all heads one after the other."""
+
+    matrix: Floats  # (width, sum of all ranks)
+    moved: Floats | float  # (heads, outputs) what errors of the directions make of a value of a unit token
 
 
 @dataclass
@@ -56,10 +81,13 @@ class VectorQueries:
     patience: float = 1.0  # how many times more to ask, for errors to average out
     everywhere: bool = False  # whether answers at all positions are seen, and are those of the last one
     asked: int = 1  # tokens of the longest sequence
+    first_round: int = FIRST_ROUND  # last tokens that the first token is asked beside before heads are counted
     linear: Floats = field(init=False)  # (width, outputs) the sum of all heads' values
     bias: Floats = field(init=False)  # (outputs,)
     units: Floats = field(init=False)  # (outputs,) what answers, linear part and bias are divided by
     outputs: int = field(init=False)  # numbers per answer
+    # Copies of a known token, of a new one and of the last that values are read from; None: those that suit the heads.
+    copies: tuple[tuple[int, int, int], ...] | None = None
     filled: float = 1.0  # the part of the outputs that weights may take up
     coarse: bool = False  # whether answers have few digits, as those of float32: errors decide what is told at once
 
@@ -116,6 +144,38 @@ class VectorQueries:
         answers: Measurements = yield Plan(stage, index.size, [*positions, *([[ends]] * plain)])
         return self.values_at(answers, places) - (last @ self.linear + self.bias)[index][:, None]
 
+    def ask_each(
+        self,
+        stage: str,
+        last: Floats,  # (m, width) last tokens
+        index: Integers,  # (n,) which of them ends sequence n
+        each: list[tuple[list[tuple[Floats, Integers, Floats]], int]],  # tokens before it, and its copies: k of them
+    ) -> Steps[Floats]:  # (n, views, k, outputs)
+        """Answers with several numbers of copies."""
+        columns = []
+        for added, plain in each:
+            columns.append((yield from self.ask(stage, last, index, added, plain, self.views)))
+        return np.stack(columns, axis=2)
+
+    def ask_shares(self, spans: Spans) -> Steps[Shares | None]:
+        """Values of tokens as combinations of what heads span, from their sum; None where heads share directions."""
+        if spans.total > self.outputs:
+            return None
+        inverse = pseudo_inverse(np.concatenate(spans.directions))
+        shares = self.linear @ inverse
+        # Spans that are tilted by errors of what was read move all shares, the more the nearer heads are to each other.
+        size = float(np.sqrt(np.mean(np.sum(shares**2, axis=1))))
+        tilt = max(float(each[-1]) for each in spans.tilts)
+        return Shares(shares, size * tilt * (1 + spectral_norm(inverse)))
+        yield  # pragma: no cover - others ask
+
+    def origin(self, width: int) -> Floats:  # (1, width)
+        """The last token, over the scale, beside which logits are those of the score bias: the zero token."""
+        return np.zeros((1, width))
+
+    def expect(self, values: Floats) -> None:
+        """Say what values of all heads (heads, width, outputs) are expected, where answers need that to be read."""
+
     def values_at(self, answers: Measurements, places: tuple[int, ...] | None = None) -> Floats:  # (n, places, outputs)
         """Answers at some positions, or at all of them, as plain numbers."""
         values = floats(answers.values) / self.units
@@ -128,12 +188,14 @@ class VectorQueries:
         """Positions whose answers depend on one token beside a last one: also its own where unmasked."""
         return (-1, 0) if self.everywhere else (-1,)
 
-    def ask_pairs(self, stage: str, last: Floats, token: Floats, copies: tuple[int, int]) -> Steps[Floats]:
+    def ask_pairs(
+        self, stage: str, last: Floats, token: Floats, copies: Sequence[tuple[int, int]]
+    ) -> Steps[Floats]:  # (last tokens, views, multiplicities, outputs)
         """[copies × (token + g); copies × g] for each last token g, at the position of g, and at that of token + g."""
         count = last.shape[0]
         rows = (token[None, :], np.zeros(count, dtype=np.int64), np.ones(count))
         every = np.arange(count, dtype=np.int64)
-        return (yield from self.ask(stage, last, every, [rows] * copies[0], copies[1], self.views))
+        return (yield from self.ask_each(stage, last, every, [([rows] * many, few) for many, few in copies]))
 
     def ask_probes(self) -> Steps[None]:
         """Settle scale, precision, and whether all positions may be used."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from keyhole.arrays import Floats, Integers
@@ -67,7 +69,7 @@ class ScoreReader:
         self.queries, self.start, self.values = queries, start, values
         self.width, self.heads = queries.width, start.heads
         self.last = queries.on_grid(
-            np.vstack([queries.scale * queries.directions(self.width), np.zeros((1, self.width))])
+            np.vstack([queries.scale * queries.directions(self.width), queries.scale * queries.origin(self.width)])
         )
         sharpest = max(float(np.max(start.logit_sizes)), 1e-300)
         self.size = queries.scale * min(1.0, AIM / sharpest)
@@ -197,4 +199,11 @@ class ScoreReader:
     ) -> Scores:
         """Scores and biases from forms: the last of the last tokens is zero."""
         shown, known = (self.per_query, self.condition), self.corrected_values()
-        return common.scores_of(forms, self.tokens, self.last[:-1], known, ranks, errors, read_errors, shown, dropped)
+        origin = self.last[-1]
+        found = common.scores_of(
+            forms, self.tokens, self.last[:-1] - origin, known, ranks, errors, read_errors, shown, dropped
+        )
+        if not np.any(origin):
+            return found
+        wider = found.bias_errors + (found.errors + found.dropped) * float(np.linalg.norm(origin))
+        return replace(found, biases=found.biases - found.matrices @ origin, bias_errors=wider)

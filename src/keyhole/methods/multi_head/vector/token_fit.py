@@ -153,7 +153,7 @@ def guess_logits(asked: TokenData, groups: int) -> Floats | None:  # (groups, he
     """
     heads, outputs = asked.known.shape
     count = asked.answers.shape[0]
-    if outputs < 2 * heads or count + 2 < 2 * heads or not np.all(asked.odds > 0):
+    if outputs < 2 * heads or count + 2 < 2 * heads or not np.any(asked.odds > 0):
         return None
     inverse = pseudo_inverse(asked.known)  # (outputs, heads)
     answers = np.vstack([asked.answers, asked.total[None, :]])
@@ -163,14 +163,13 @@ def guess_logits(asked: TokenData, groups: int) -> Floats | None:  # (groups, he
     coordinates = outside @ turn.T
     sizes = np.maximum(np.sqrt(np.mean(coordinates**2, axis=0)), 1e-300)
     coordinates = coordinates / sizes  # ζ
-    own, sums, share = coordinates[:-1], coordinates[-1], 1 + 1 / asked.odds
+    own, sums, share = coordinates[:-1], coordinates[-1], asked.odds / (1 + asked.odds)
     logits = np.zeros((count, heads))
     for head in range(heads):
-        factor = share[:, head]
-        # Divided by the factor, so that no equation drowns the others.
-        system = np.hstack([own / factor[:, None], own])
+        # Times o/(1 + o), so that no equation drowns the others, and where the known token is absent x is zero.
+        system = np.hstack([own * share[:, head, None], own])
         ends = np.array([np.concatenate([sums, 0 * sums]), np.concatenate([0 * sums, sums])])
-        right = np.concatenate([1 / factor - along[:-1, head], [1.0, -along[-1, head]]])
+        right = np.concatenate([share[:, head] - along[:-1, head], [1.0, -along[-1, head]]])
         solved = least_squares(np.vstack([system, ends]), right)
         new = np.clip(own @ solved[:heads], LEAST, 1 - LEAST)
         rest = (1 - new) / (1 + asked.odds[:, head])  # of the last token

@@ -9,9 +9,9 @@ import numpy as np
 from keyhole.arrays import ROUNDING_DEVIATIONS, Floats, Integers, floats
 from keyhole.methods.base import Steps
 from keyhole.methods.multi_head.vector.first_token import CLEAR, ENOUGH, LARGEST, MISFIT, FirstToken
-from keyhole.methods.multi_head.vector.probe import HeadsHidden, VectorQueries
+from keyhole.methods.multi_head.vector.probe import HeadsHidden, Shares, Spans, VectorQueries
 from keyhole.methods.multi_head.vector.token_fit import TokenData, TokenFit, fit_token, guess_logits
-from keyhole.numerics.svd import condition, least_squares, pseudo_inverse, singular_values, spectral_norm, svd
+from keyhole.numerics.svd import condition, least_squares, singular_values, svd
 from keyhole.recovery import Outcome
 
 # Copies of the known token, of the new one and of the last, by the length they need.
@@ -87,7 +87,9 @@ def ask_values(queries: VectorQueries, start: FirstToken) -> Steps[VectorValues]
         known = len(reader.values)
         if known >= limit:
             return reader.solve_basis()
-        values = reader.solve_spanned()
+        spans = reader.spans()
+        shares = None if spans is None else (yield from queries.ask_shares(spans))
+        values = None if spans is None or shares is None else reader.solve_spanned(spans, shares)
         if values is not None and values.sharp and (yield from reader.ask_test(values)):
             return values
         count = min(known, limit - known)
@@ -124,7 +126,8 @@ class _ValueReader:
         self.size = queries.scale * min(1.0, (1.0 if roomy else AIM) / sharpest)
         flat = FLAT * sharpest
         for table in (ROOMY, COPIES, MANY)[0 if roomy else 1 :]:
-            self.copies = next(copies for length, copies in table.items() if queries.longest >= length)
+            suiting = next(copies for length, copies in table.items() if queries.longest >= length)
+            self.copies = queries.copies or suiting
             self.chosen = self._choose()
             apart = float(np.max(np.ptp(start.logits[self.chosen], axis=0)))
             if apart >= flat and self._condition(self.chosen) <= DEPENDENT:
@@ -211,11 +214,10 @@ class _ValueReader:
         new = np.repeat(np.arange(count, dtype=np.int64), plain.size)
         last = np.tile(plain, count)
         ones, zeros = np.ones(last.size), np.zeros(last.size, dtype=np.int64)
-        columns = []
-        for held, copies, ends in self.copies:
-            added = [(self.start.token[None, :], zeros, ones)] * held + [(tokens, new, ones)] * copies
-            columns.append((yield from queries.ask("values", self.start.last, last, added, ends, queries.views)))
-        return np.stack(columns, axis=2).reshape(count, self.chosen.size, len(self.copies), queries.outputs)
+        known, own = (self.start.token[None, :], zeros, ones), (tokens, new, ones)
+        each = [([known] * held + [own] * copies, ends) for held, copies, ends in self.copies]
+        answers = yield from queries.ask_each("values", self.start.last, last, each)
+        return answers.reshape(count, self.chosen.size, len(self.copies), queries.outputs)
 
     def _fit(self, answers: Floats, token: Floats) -> TokenFit:  # (groups, copies, outputs)
         groups, many, outputs = answers.shape
@@ -279,28 +281,27 @@ class _ValueReader:
         weak = np.zeros((0, *spread.shape))
         return VectorValues(matrices, ranks, tokens, error, spread, self.noise, draws, weak, traded=0.0)
 
-    def solve_spanned(self) -> VectorValues | None:
-        """Values of all tokens, where those read span all that heads answer and heads share no direction."""
+    def spans(self) -> Spans | None:
+        """What the values of each head span; None where those of the tokens that were read do not fill it."""
         values = np.stack(self.values, axis=1)  # (heads, tokens, outputs)
-        count, heads = values.shape[1], self.start.heads
+        count = values.shape[1]
         floor = CLEAR * self.error * (count**0.5 + self.queries.outputs**0.5)
-        spans, ranks, tilts = [], [], []
-        for head in range(heads):
-            _, singular, right = svd(values[head])
+        directions, tilts = [], []
+        for own in values:
+            _, singular, right = svd(own)
             rank = max(int(np.sum(singular > floor)), 1)
-            spans.append(right[:rank])
-            ranks.append(rank)
-            tilts.append(self.error / max(float(singular[rank - 1]), 1e-300))
-        if max(ranks) == count or sum(ranks) > self.queries.outputs:
-            return None
+            directions.append(right[:rank])
+            tilts.append(self.error / np.maximum(singular[:rank], 1e-300))
+        return None if max(map(len, directions)) == count else Spans(directions, tilts)
+
+    def solve_spanned(self, found: Spans, known: Shares) -> VectorValues:
+        """Values of all tokens, where those read span all that heads answer: as shares of these spans."""
+        values = np.stack(self.values, axis=1)  # (heads, tokens, outputs)
+        count, heads, spans = values.shape[1], self.start.heads, found.directions
+        ranks = [len(span) for span in spans]
         together = np.concatenate(spans)
-        inverse = pseudo_inverse(together)
-        shares = self.queries.linear @ inverse
-        # Spans that are tilted by errors of what was read move all shares, the more the nearer heads are to each other.
-        size = float(np.sqrt(np.mean(np.sum(shares**2, axis=1))))
-        moved = size * max(tilts) * (1 + spectral_norm(inverse))
         ends = np.cumsum([0, *ranks])
-        matrices = [shares[:, ends[h] : ends[h + 1]] @ spans[h] for h in range(heads)]
+        matrices = [known.matrix[:, ends[h] : ends[h + 1]] @ spans[h] for h in range(heads)]
         stacked = np.stack(matrices)
         told = np.stack(self.tokens) @ stacked
         # Read once more from the sum over heads: what spans are wrong by, of which fitting them hides a part.
@@ -316,7 +317,7 @@ class _ValueReader:
             ranks=np.array(ranks),
             tokens=count,
             error=error,
-            spread=np.maximum(np.maximum(STRESS * drawn, apart), max(error, moved)),
+            spread=np.maximum(np.maximum(STRESS * drawn, apart), np.maximum(error, known.moved)),
             noise=self.noise,
             draws=stacked[None][:0],
             weak=weak,
@@ -332,6 +333,7 @@ class _ValueReader:
         every = np.arange(TESTS, dtype=np.int64)
         plain = self.chosen[:: len(queries.views)]
         last = plain[every % plain.size]
+        queries.expect(vector_values.matrices)
         answers = yield from queries.ask("values", self.start.last, last, [(tokens, every, np.ones(TESTS))])
         rests = []
         for token, answer in zip(tokens, answers[:, 0], strict=True):

@@ -1,0 +1,1 @@
+"""Normalisation before attention and after it, with the heads inside."""

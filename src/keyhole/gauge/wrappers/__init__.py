@@ -1,0 +1,1 @@
+"""Gauges of families that are heads in another dress."""

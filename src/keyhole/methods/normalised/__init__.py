@@ -1,0 +1,1 @@
+"""Attention with normalisation before it or after it."""

@@ -1,0 +1,1 @@
+"""Norms after attention and its residual."""

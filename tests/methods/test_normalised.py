@@ -1,0 +1,81 @@
+"""Norms before and after attention: recovered through the norm, right or admitted, kept, compared and verified."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import keyhole as kh
+from keyhole.families.norms.normalise import mean_free, normalise, undone
+from keyhole.targets import open_target
+
+BEFORE = "demo:multi-head?width=8&heads=2&outputs=8&norm_before="
+AFTER = "demo:multi-head?width=16&heads=4&outputs=16&value_rank=4&norm_after=layer&residual=1"
+
+
+@pytest.mark.parametrize("norm", ["layer", "rms"])
+def test_every_vector_of_the_ball_is_reached(norm: str) -> None:
+    vectors = np.random.default_rng(0).standard_normal((20, 7))
+    vectors = vectors @ mean_free(7, norm) @ mean_free(7, norm).T
+    vectors *= 0.9 * 7**0.5 / np.linalg.norm(vectors, axis=1, keepdims=True)
+    assert np.max(np.abs(normalise(undone(vectors, 1e-5), np.asarray(1e-5), norm) - vectors)) < 1e-14
+
+
+@pytest.mark.parametrize("extra", ["layer", "layer&residual=1", "rms&residual=1&score_bias=0.3&output_bias=0.3"])
+def test_heads_behind_a_norm_are_recovered(extra: str, tmp_path: Path) -> None:
+    target = open_target(BEFORE + extra)
+    result = kh.recover(target.oracle)
+    assert (result.certified, result.method) == (True, "normalised")
+    assert target.distance(result.params) < 1e-9
+    result.params.save(tmp_path / "layer.safetensors")
+    assert kh.distance(kh.load(tmp_path / "layer.safetensors"), target.truth) < 1e-9
+    assert kh.verify(target.oracle, target.truth).same
+
+
+def test_heads_before_a_norm_are_recovered(tmp_path: Path) -> None:
+    target = open_target(AFTER)
+    result = kh.recover(target.oracle, "normalised", place="after")
+    assert result.certified
+    assert target.distance(result.params) < 1e-8
+    result.params.save(tmp_path / "layer.safetensors")
+    assert kh.distance(kh.load(tmp_path / "layer.safetensors"), target.truth) < 1e-8
+
+
+def test_gain_and_bias_before_heads_are_part_of_them() -> None:
+    rng = np.random.default_rng(1)
+    heads = [kh.SingleHead(*rng.standard_normal((2, 5, 5)), rng.standard_normal(5)) for _ in range(2)]
+    attention, (gain, bias) = kh.MultiHead(heads, rng.standard_normal(5)), rng.standard_normal((2, 5))
+    tokens = rng.standard_normal((6, 4, 5))
+    for norm in ("layer", "rms"):
+        made = kh.NormBefore.folded(attention, gain, 1e-3, bias, norm)
+        expected = attention(normalise(tokens, np.asarray(1e-3), norm) * gain + bias)
+        assert np.max(np.abs(made(tokens) - expected)) < 1e-12
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_error_bars_hold(after: bool) -> None:
+    truth = open_target(AFTER if after else BEFORE + "layer").truth
+    assert truth is not None
+    rng, size = np.random.default_rng(2), 1e-7
+    near = {name: array + size * rng.uniform(-1, 1, array.shape) for name, array in truth.arrays().items()}
+    radius = truth.with_arrays({name: size + 0 * array for name, array in near.items()})
+    near["epsilon"] = truth.arrays()["epsilon"] + 0.5 * size
+    moved, tokens = truth.with_arrays(near), rng.standard_normal((50, 4, truth.width))
+    assert np.all(np.abs(moved(tokens) - truth(tokens)) <= 1.01 * truth.error_bar(radius, tokens, 1e-15))
+
+
+def test_norms_on_both_sides_are_admitted() -> None:
+    target = open_target(BEFORE + "layer&norm_after=layer&residual=1")
+    result = kh.recover(target.oracle, "normalised", throw=False)
+    assert not result.certified
+    assert result.outcome is kh.Outcome.WRONG_FAMILY
+
+
+def test_bounded_tokens_before_a_norm_are_admitted() -> None:
+    target = open_target(AFTER).with_declared(max_norm=4.0)
+    result = kh.recover(target.oracle, "normalised", place="after", throw=False)
+    assert result.outcome is kh.Outcome.TOO_NOISY
+    with pytest.raises(kh.KeyholeError, match="place must be"):
+        kh.recover(target.oracle, "normalised", place="beside")
