@@ -115,15 +115,15 @@ class _Triage:
         return (yield from self._heads())
 
     def _cancels(self, size: float) -> Steps[bool]:
-        """Whether single tokens are answered by no more than rounding of what pairs show: values of heads add up to none."""
+        """Whether single tokens are answered by rounding of what pairs show: values of heads add up to none."""
         if self.exam.longest < 2:
             return False
         pairs = [list(self.exam.norm * self.exam.directions(2)) for _ in range(PAIRS)]
         shown = float(np.max(np.abs((yield from self.exam.ask(pairs)))))
         shown *= self.far / self.exam.norm  # of pairs as long
-        cancels = size <= ROUNDING_OF_PAIRS * self.exam.signature.space.eps * shown
+        cancels = bool(size <= ROUNDING_OF_PAIRS * self.exam.signature.space.eps * shown)
         if cancels:
-            said = f"single tokens are answered by {size:.2g} and pairs as long by {shown:.2g}: the values of heads cancel"
+            said = f"single tokens are answered by {size:.2g}, pairs as long by {shown:.2g}: the values of heads cancel"
             self.exam.say("heads", "several", said)
         return cancels
 
