@@ -112,7 +112,7 @@ MULTI_HEAD = Method(
     options={
         "link": "how logits become energies: exp or softcap",
         "normaliser": "how energies become weights: sum, sink or plus-one",
-        "position_bias": "what distances do: none, alibi, window or causal",
+        "position_bias": "what distances do: none, alibi, window, causal or table",
         "form": "how logits come of tokens: bilinear, rotary, qk-norm or qk-norm-rotary",
         "frequencies": "angles per position of rotary forms, one for each pair; those of base 10000 if left out",
     },

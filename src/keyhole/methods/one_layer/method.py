@@ -315,10 +315,14 @@ class _Layer:
         rows = [TokenRows(space.normal(self.rng, 4, self.width) * norms[:, None] / self.width**0.5) for _ in range(2)]
         asked: Measurements = yield Plan("checks", 4, [[Term(each)] for each in rows])
         pairs = xp.stack([each.vectors for each in rows], axis=1)
-        bars = params.error_bar(estimate.radius, pairs, UNKNOWN_ARITHMETIC * space.rounding) + asked.radius
+        rounding = UNKNOWN_ARITHMETIC * space.rounding
+        bars = params.error_bar(estimate.radius, pairs, rounding) + asked.radius
+        nothing = {name: xp.zeros_like(each) for name, each in estimate.radius.arrays().items()}
+        least = params.error_bar(estimate.radius.with_arrays(nothing), pairs, rounding) + asked.radius
         sizes = abs(asked.values - self.net(0 * pairs[:1, 0, :])[0, ...].reshape(asked.values.shape[1:]))
         sizes = sizes if sizes.ndim == 1 else xp.max(sizes, axis=1)[:, None]
-        bars = xp.minimum(PAIR_RADII * bars, WIDE_BARS * sizes + 0 * bars)  # radii as large as answers say nothing
+        # Radii as large as answers say nothing; where the net is flat, answers differ by their rounding.
+        bars = xp.maximum(xp.minimum(PAIR_RADII * bars, WIDE_BARS * sizes + 0 * bars), least)
         if bool(xp.any(xp.abs(params(pairs) - asked.values) > SAME_PAIRS * sizes + bars)):
             raise Unrecoverable(Outcome.WRONG_FAMILY, NO_SINGLE_HEAD)
 
