@@ -42,6 +42,8 @@ NEAR = 2.0**-16
 # Pairs of tokens that tell whether single ones are answered by rounding only, which is at most so many roundings of
 # them: what is added up may be larger than what it adds up to.
 PAIRS, ROUNDING_OF_PAIRS = 2, 2.0**10
+# They are asked where answers to single tokens are no more than this part of these: most nets are spared them.
+FAINT = 2.0**-20
 ONE_TOKEN, BENT = "one token", "a bent map"
 # Spots at which curvature is looked for.
 SPOTS = 2
@@ -116,7 +118,7 @@ class _Triage:
 
     def _cancels(self, size: float) -> Steps[bool]:
         """Whether single tokens are answered by rounding of what pairs show: values of heads add up to none."""
-        if self.exam.longest < 2:
+        if self.exam.longest < 2 or size > FAINT * self.far:
             return False
         pairs = [list(self.exam.norm * self.exam.directions(2)) for _ in range(PAIRS)]
         shown = float(np.max(np.abs((yield from self.exam.ask(pairs)))))
