@@ -47,7 +47,7 @@ def test_bounded_norms(kind: str, heads: int) -> None:
     assert kh.distance(result.params, truth) < 1e-11
     numbers = heads * (WIDTH**2 + WIDTH)
     more = {"equal": 4 * (WIDTH - 1), "mirror": 4 * (WIDTH - 1) + 12}  # halfway between last tokens, and for a scale
-    assert result.stats.queries <= (3.1 if kind == "biases" else 2.4) * numbers + more.get(kind, 0)
+    assert result.stats.queries <= (3.1 if kind == "biases" else 2.4) * numbers + 2 * (WIDTH - 1) + more.get(kind, 0)
 
 
 @pytest.mark.parametrize("seed", [11, 15, 16])  # gates at some last tokens are found in another order than at the first
@@ -181,7 +181,7 @@ def test_valleys_of_near_heads_are_followed_to_their_end() -> None:
     result = recover(heads, seed=1, max_norm=NORM, width=8)
     assert result.certified, result.message
     check_inside(result, heads)
-    assert result.stats.queries < 520  # of no second search with more heads
+    assert result.stats.queries < 534  # of no second search with more heads
 
 
 @pytest.mark.parametrize("change", [1e-7, 1e-12])
