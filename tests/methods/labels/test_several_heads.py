@@ -104,3 +104,12 @@ def test_values_that_cancel_show_in_no_label_of_a_single_token() -> None:
 def test_a_number_of_heads_that_is_none_is_refused(given: Any) -> None:
     with pytest.raises(kh.KeyholeError, match="heads must be"):
         kh.recover(oracle_of(heads(2, 3, 7)), "labels", heads=given)
+
+
+def test_heads_of_opposite_logits_and_one_value() -> None:
+    rng = np.random.default_rng(5)
+    score, value = rng.standard_normal((3, 3)), rng.standard_normal(3)
+    truth = kh.Labels(kh.MultiHead([kh.SingleHead(score, value), kh.SingleHead(-score, value)]))
+    result = kh.recover(oracle_of(truth), "labels", heads="auto", target_error=1e-4, throw=False)
+    assert result.certified, result.message
+    check_inside(result, truth)

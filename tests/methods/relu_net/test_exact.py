@@ -574,3 +574,13 @@ def test_a_net_goes_on_where_held_out_answers_refute_it() -> None:
         assert result.outcome is Outcome.CERTIFIED
         assert "held-out, attempt 1" in result.stats.stages
         assert result.params.neurons == 4
+
+
+@pytest.mark.parametrize("apart", [0.03, 0.003])
+def test_smooth_neurons_whose_kinks_are_nearly_parallel(apart: float) -> None:
+    angles = np.array([0.4, 0.4 + apart, 1.9])
+    inner = np.column_stack([np.cos(angles), np.sin(angles)])
+    net = ReluNet(inner, np.array([0.3, -0.5, 0.2]), np.array([1.0, -0.7, 0.4]), np.asarray(0.1), None, "gelu")
+    result = kh.recover(kh.FunctionOracle(net, width=2), "relu-net", activation="gelu", throw=False)
+    assert result.certified, result.message
+    assert kh.distance(result.params, net) < 1e-6

@@ -35,6 +35,7 @@ from keyhole.methods.one_layer.rays import (
     rays_past_residual,
 )
 from keyhole.methods.one_layer.several_heads.read_heads import HeadsBeforeNet
+from keyhole.methods.one_layer.several_heads.shares import CellsContradict
 from keyhole.methods.relu_net.exact.estimate import FAMILY as NET_FAMILY
 from keyhole.methods.relu_net.exact.estimate import zero_biases_within
 from keyhole.methods.relu_net.exact.method import relu_net
@@ -113,6 +114,10 @@ BOUNDED = (
 
 class _Undetected(Unrecoverable):
     """Long tokens do not show what attention does."""
+
+
+class _PairsContradict(Unrecoverable):
+    """Pairs of tokens are not answered as the recovered layer answers them."""
 
 
 class _OtherNet(Unrecoverable):
@@ -261,8 +266,8 @@ class _Layer:
                 estimate = self._estimate_of_several((layers[0], layers[1]), details)
                 if left:
                     yield from self._ask_pair_check(estimate)
-            except Unrecoverable as error:
-                if not left or error.outcome is not Outcome.WRONG_FAMILY:
+            except (CellsContradict, _PairsContradict):
+                if not left:
                     raise
                 continue
             return estimate
@@ -324,7 +329,7 @@ class _Layer:
         # Radii as large as answers say nothing; where the net is flat, answers differ by their rounding.
         bars = xp.maximum(xp.minimum(PAIR_RADII * bars, WIDE_BARS * sizes + 0 * bars), least)
         if bool(xp.any(xp.abs(params(pairs) - asked.values) > SAME_PAIRS * sizes + bars)):
-            raise Unrecoverable(Outcome.WRONG_FAMILY, NO_SINGLE_HEAD)
+            raise _PairsContradict(Outcome.WRONG_FAMILY, NO_SINGLE_HEAD)
 
     def _have_other_answers(self, tokens: Array, answers: Measurements) -> Array:  # (n, width) -> (n,)
         """Which answers are clearly not those of the net to these tokens."""

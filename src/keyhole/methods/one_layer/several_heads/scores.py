@@ -197,7 +197,7 @@ def _ask_around(queries: CellQueries, scale: Scale, points: Floats, count: int) 
 def _fit_all(
     queries: CellQueries, points: Floats, asked: list[GatedQueries], known: _Values, start: Floats
 ) -> tuple[Floats, Booleans]:
-    """Gates (n, heads, width) at each point, and where they explain the answers: up to errors of these and of values."""
+    """Gates (n, heads, width) at each point, and where they explain the answers up to errors of these and of values."""
     some, gates, seen, twins, allowed = known.combinations, [], [], equal_groups(known.values), []
     for error, own, guess in zip(queries.error(points), asked, start, strict=True):
         each = replace(own, answers=own.answers @ known.combined)

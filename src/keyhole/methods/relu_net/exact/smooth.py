@@ -95,7 +95,7 @@ def _ask_nearer(far: TokenQueries, seen: Pieces, rng: np.random.Generator) -> St
 
 
 def _beside_kinks(pieces: Pieces, rng: np.random.Generator) -> Floats:  # (2k, width)
-    """Tokens on either side of every kink, half-way to the next: random ones miss cells between kinks nearly parallel."""
+    """Tokens on either side of every kink, half-way to the next: random ones miss cells between near kinks."""
     places = _on_kinks(pieces, rng)
     away = np.abs(pieces.heights(places))
     np.fill_diagonal(away, np.inf)
