@@ -221,6 +221,10 @@ class Family(Protocol):
         """The sequence moved close to where its answer jumps; as it is where answers do not."""
         return tokens
 
+    def check(self) -> None:
+        """UsageError for constants out of their range. It is for parameters, not for their radii, which may be zero."""
+        return
+
     def simplest(self) -> Family:
         """The parameters in the smallest family that holds them."""
         return self

@@ -138,6 +138,19 @@ def test_the_sign_of_positive_logits_is_told() -> None:
     assert kh.distance(result.params, kh.SingleHead(score, value, attention=attention)) > 0.1
 
 
+@pytest.mark.parametrize("form", ["qk-norm", "qk-norm-rotary"])
+@pytest.mark.parametrize("epsilon", [1e-6, 0.3])
+def test_what_norms_add_to_mean_squares_is_read(form: str, epsilon: float) -> None:
+    truth = random_form_head(form, 6, rows=4, seed=11, epsilon=epsilon)
+    result = recover(truth, form=form)
+    check_right(result, truth)
+    assert np.allclose(result.params.form.epsilon, truth.form.canonical().epsilon, rtol=1e-9, atol=0.0)
+    plain = random_form_head(form, 6, rows=4, seed=11)
+    assert recover(plain, form=form).stats.queries <= result.stats.queries
+    bounded = kh.recover(kh.FunctionOracle(truth, width=6, max_norm=3.0), "parts", form=form, throw=False)
+    assert bounded.outcome is Outcome.NOT_IDENTIFIABLE
+
+
 WRONG = ["rotary", "qk-norm", "gaussian", "qk-norm-rotary"]
 
 

@@ -165,6 +165,10 @@ class PairLogits:
                 logits[some], radius[some] = found
         return logits, radius
 
+    def ask_pairs(self, stage: str, first: Floats, last: Floats) -> Steps[tuple[Floats, Floats]]:
+        """Logits and radii of queries [first; last], which are not kept."""
+        return (yield from self._ask(stage, first, last, np.full(len(first), np.nan)))
+
     def _ask_alike(
         self, stage: str, first: Floats, last: Floats, shares: Floats, anchored: bool
     ) -> Steps[tuple[Floats, Floats]]:
