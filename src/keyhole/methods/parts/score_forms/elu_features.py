@@ -133,7 +133,8 @@ class _Readings:
 
 def shares_of(odds: Floats, masses: Floats) -> Floats:  # (features - 1, n), (features,) -> (features, n)
     """Features over the first one, from odds of tokens whose keys make these masses."""
-    return np.concatenate([np.ones((1, odds.shape[1])), np.maximum(odds, 0.0)]) * (masses[0] / masses)[:, None]
+    whole = np.concatenate([np.ones((1, odds.shape[1])), np.maximum(odds, 0.0)])
+    return np.asarray(whole * (masses[0] / masses)[:, None])
 
 
 def _largest(ratio: Floats, low: Floats) -> Floats:  # (n,), (n,) -> (n,)
