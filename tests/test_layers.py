@@ -65,6 +65,7 @@ PUBLIC = [
     "RecoveryFailed",
     "ReluNet",
     "Residual",
+    "RestOracle",
     "SingleHead",
     "TorchOracle",
     "TransformersOracle",

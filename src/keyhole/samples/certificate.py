@@ -9,7 +9,7 @@ from scipy.special import ndtri
 
 from keyhole.arrays import Floats
 from keyhole.families.attention_layer import AttentionLayer
-from keyhole.recovery import Certificate, Outcome
+from keyhole.recovery import Certificate, Outcome, times
 from keyhole.samples.examples import ExampleCount, Examples
 from keyhole.samples.standard_errors import StandardErrors, standard_errors
 from keyhole.samples.variable_projection import LayerPoint, LayerProblem, mixture
@@ -69,14 +69,14 @@ def judge(
         answers=rest.labels.reshape(-1),
     )
     details = {"heldout_error": _rms(errors), "error_bars": "entrywise" if unit_errors.entrywise else "pooled per head"}
-    said = f"{heldout.count} held-out examples predicted within {float(np.max(errors)):.2g}"
+    said = f"{heldout.count} held-out examples predicted within their error bars"
     loose = any(
         label_error * _rms(error) > RESOLVED * max(_rms(score), np.finfo(float).tiny)
         for error, score in zip(unit_errors.scores, point.scores, strict=True)
     )
     if worst > 1:
         outcome = Outcome.WRONG_FAMILY if count.good else Outcome.TOO_FEW_EXAMPLES
-        said = f"a held-out output differs from its prediction by {worst:.2g} × what the error bar allows"
+        said = f"a held-out output differs from its prediction by {times(worst)} what the error bar allows"
     elif not unit_errors.determined:
         outcome = Outcome.NOT_IDENTIFIABLE
         said += ", but the examples leave some direction of the parameters free: heads too many, or inputs too alike"
