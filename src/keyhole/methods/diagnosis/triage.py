@@ -123,9 +123,7 @@ class _Triage:
         shown *= self.far / self.exam.norm  # of pairs as long
         cancels = size <= ROUNDING_OF_PAIRS * self.exam.signature.space.eps * shown
         if cancels:
-            said = (
-                f"single tokens are answered by {size:.2g} and pairs as long by {shown:.2g}: the values of heads cancel"
-            )
+            said = f"single tokens are answered by {size:.2g} and pairs as long by {shown:.2g}: the values of heads cancel"
             self.exam.say("heads", "several", said)
         return cancels
 

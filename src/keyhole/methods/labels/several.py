@@ -78,7 +78,9 @@ def _direction(value: LabelValue, rng: np.random.Generator) -> Floats:  # (width
     return np.asarray(direction / np.linalg.norm(direction))
 
 
-def _ask_norm(tokens: Tokens, value: LabelValue, rng: np.random.Generator, copies: int = EVEN) -> Steps[float | None]:
+def _ask_norm(
+    tokens: Tokens, value: LabelValue, rng: np.random.Generator, copies: int = EVEN
+) -> Steps[float | None]:
     """The norm of both tokens at which logits are about two, from null queries of dense tokens; None if none show.
 
     Of long tokens x and −κx the second decides, until a last token is so long that logits show. With κ near 1 logits
