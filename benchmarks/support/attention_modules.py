@@ -89,7 +89,7 @@ def module(kind: str, keys: int, seed: int, small: float | None = None) -> Modul
         with torch.no_grad(), softmax_in_float64():
             return layer(given, position_embeddings=positions, attention_mask=None)[0][:, -1].numpy()
 
-    return Module(answer, angles, _heads(layer, kind, keys, angles, factor))
+    return Module(answer, angles, _heads(layer, kind, keys, angles, factor, small))
 
 
 def _angles(rotary: Any) -> np.ndarray:
@@ -101,11 +101,15 @@ def _angles(rotary: Any) -> np.ndarray:
 
 def _norm_in_float64(norm: Any, kind: str, small: float | None) -> Callable[[Any], Any]:
     gain = 1 + norm.weight if kind == "Gemma3" else norm.weight
-    added = getattr(norm, "variance_epsilon", getattr(norm, "eps", None)) if small is None else small
+    added = _added(norm) if small is None else small
     return lambda rows: rows * (rows.pow(2).mean(-1, keepdim=True) + added).rsqrt() * gain
 
 
-def _heads(layer: Any, kind: str, keys: int, angles: np.ndarray, factor: float) -> kh.MultiHead:
+def _added(norm: Any) -> float:
+    return float(getattr(norm, "variance_epsilon", getattr(norm, "eps", 0.0)))
+
+
+def _heads(layer: Any, kind: str, keys: int, angles: np.ndarray, factor: float, small: float | None) -> kh.MultiHead:
     def weights(name: str) -> np.ndarray:
         return np.asarray(getattr(layer, name).weight.detach())
 
@@ -122,7 +126,8 @@ def _heads(layer: Any, kind: str, keys: int, angles: np.ndarray, factor: float) 
             attention = Attention(normaliser=Sink(float(layer.sinks[head].detach())))
         if "norm" in KINDS[kind]["form"]:
             own = [np.asarray(each.weight.detach()) + (kind == "Gemma3") for each in (layer.q_norm, layer.k_norm)]
-            form: Any = QKNormRotary(query[rows], key[shared], own[0] * KEY * scale, own[1], angles)
+            added = None if small is not None else KEY * _added(layer.q_norm) * np.ones(2)
+            form: Any = QKNormRotary(query[rows], key[shared], own[0] * KEY * scale, own[1], angles, added)
         else:
             form = Rotary(query[rows] * scale, key[shared], angles)
         heads.append(kh.FormHead(form, value[shared].T @ out[:, rows].T, attention=attention))

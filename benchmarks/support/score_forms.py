@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 import keyhole as kh
-from keyhole.families.forms import Gaussian, QKNorm, QKNormRotary, Rotary, geometric
+from keyhole.families.forms import EluFeatures, ExpFeatures, Gaussian, QKNorm, QKNormRotary, Rotary, geometric
 from keyhole.families.parts import PARTS, Attention, Sink, Softcap
 
 Rng = np.random.Generator
@@ -44,6 +44,13 @@ def gaussian(width: int, _: int, rng: Rng) -> kh.FormHead:
     return kh.FormHead(Gaussian(2 * key.T @ query, key.T @ key), scale(rng) * rng.standard_normal(width))
 
 
+def features(form: type[EluFeatures] | type[ExpFeatures]) -> Callable[[int, int, Rng], kh.FormHead]:
+    def make(width: int, rows: int, rng: Rng) -> kh.FormHead:
+        return kh.FormHead(form(*matrices(rows, width, rng)), scale(rng) * rng.standard_normal(width))
+
+    return make
+
+
 def rotary(attention: Attention) -> Callable[[int, int, Rng], kh.FormHead]:
     def make(width: int, rows: int, rng: Rng) -> kh.FormHead:
         form = Rotary(*matrices(rows, width, rng), geometric(rows // 2))
@@ -72,6 +79,8 @@ FORMS: dict[str, tuple[Make, dict[str, str], list[tuple[int, int]]]] = {
     "qk-norm": (qk_norm, {"form": "qk-norm"}, [*FULL, (16, 4), (64, 16)]),
     "qk-norm and rotary": (qk_norm_rotary, {"form": "qk-norm-rotary"}, [(8, 8), (16, 4), (32, 8), (64, 16)]),
     "Gaussian": (gaussian, {"form": "gaussian"}, FULL),
+    "elu + 1 features": (features(EluFeatures), {"form": "elu-features"}, FULL),
+    "exp features": (features(ExpFeatures), {"form": "exp-features"}, FULL),
     "linear over its sum": (power("linear", "sum"), {"link": "linear"}, FULL),
     "squared over its sum": (power("squared", "sum"), {"link": "squared"}, FULL),
     "linear": (power("linear", "none"), {"link": "linear", "normaliser": "none"}, FULL),

@@ -76,7 +76,7 @@ def table(kept: Kept) -> str:
             ),
             f"Attention modules of transformers in float64, random weights without biases, four heads of {KEY} that "
             f"share four or two keys, {MODULE_SEEDS} seeds each. Norms of Qwen3 and Gemma3 add 1e-6 to mean squares "
-            "as they come, which no form has, so that those are admitted; without it they are certified:",
+            "as they come, which is read too:",
             markdown(("module", *COLUMNS, "groups found"), kept.rows_of("real", real)),
         ]
     )

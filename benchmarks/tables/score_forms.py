@@ -14,7 +14,7 @@ from keyhole.arrays import floats
 from keyhole.gauge import align
 
 # Runs by width.
-RUNS = {8: 20, 16: 20, 32: 3, 64: 3}
+RUNS = {8: 20, 16: 20, 32: 20, 64: 20}
 # Logits and values right to this, relatively.
 RIGHT = 1e-7
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 import keyhole as kh
-from keyhole.errors import UsageError
-from keyhole.families import SingleHead
-from keyhole.families.parts import KINDS, Attention, NoNormaliser, Sigmoid, Softcap, TopK
+from keyhole.errors import FileError, UsageError
+from keyhole.families import FormHead, SingleHead
+from keyhole.families.parts import KINDS, Attention, NoNormaliser, Sigmoid, Sink, Softcap, TopK
 from keyhole.targets import open_target
 
 
@@ -53,3 +55,19 @@ def test_a_table_is_drawn_from_the_seed_and_recovered() -> None:
 def test_parts_that_contradict_each_other_are_refused(text: str, match: str) -> None:
     with pytest.raises(UsageError, match=match):
         open_target(f"demo:single-head?width=4&{text}")
+
+
+def test_an_epsilon_is_one_of_normed_keys_and_queries() -> None:
+    target = open_target("demo:single-head?form=qk-norm&width=4&key_width=2&epsilon=0.1")
+    assert isinstance(target.truth, FormHead)
+    assert np.allclose(target.truth.arrays()["form.epsilon"], 0.2)
+    for text in ("form=rotary&width=4&epsilon=0.1", "width=4&epsilon=0.1", "form=qk-norm&width=4&epsilon=-1"):
+        with pytest.raises(UsageError, match="epsilon"):
+            open_target(f"demo:single-head?{text}")
+
+
+def test_constants_out_of_range_in_a_file_are_refused(tmp_path: Path) -> None:
+    for part in (Attention(link=Softcap(0.0)), Attention(normaliser=Sink(np.nan))):
+        kh.SingleHead(np.eye(3), np.ones(3), attention=part).save(tmp_path / "head.safetensors")
+        with pytest.raises(FileError, match="out of its range"):
+            open_target(f"file:{tmp_path / 'head.safetensors'}")

@@ -230,6 +230,10 @@ class Family(Protocol):
         """The fewest tokens whose answer jumps, where one takes the place of another; None where answers do not."""
         return None
 
+    def check(self) -> None:
+        """UsageError for constants out of their range. It is for parameters, not for their radii, which may be zero."""
+        return
+
     def simplest(self) -> Family:
         """The parameters in the smallest family that holds them."""
         return self

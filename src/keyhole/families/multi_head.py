@@ -91,6 +91,11 @@ class MultiHead(Family):
         """Whether logits are no bilinear forms, heads being FormHeads."""
         return isinstance(self.heads[0], FormHead)
 
+    def check(self) -> None:
+        """UsageError for constants of a head out of their range."""
+        for head in self.heads:
+            head.check()
+
     def simplest(self) -> SingleHead | MultiHead:
         """The parameters in the smallest family that holds them: one head is a SingleHead."""
         return self if len(self.heads) > 1 else replace(self.heads[0], output_bias=self.output_bias)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from keyhole.errors import UsageError
+from keyhole.errors import FileError, UsageError
 from keyhole.families import load
 from keyhole.noise import Noise
 from keyhole.oracles import FunctionOracle
@@ -56,6 +56,10 @@ def _file(rest: str) -> Target:
     path = path_of(rest, "file:params.safetensors")
     digest = hashlib.sha256(read_bytes(path)).hexdigest()
     params = load(path)
+    try:
+        params.check()
+    except UsageError as error:
+        raise FileError(f"{path} holds a number out of its range: {error}") from error
     oracle = FunctionOracle(params, width=params.width, name=f"file:sha256:{digest}")
     return Target(f"file:{rest}", oracle, f"the {params.family} of width {params.width} in {path}", params)
 

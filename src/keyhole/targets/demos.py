@@ -51,8 +51,9 @@ def _single_head_demo(text: str, given: Mapping[str, Any]) -> Target:
         given = {**given, "outputs": given["classes"], "labels": 1}
     if "form" in given:
         return _form_head_demo(text, given)
-    if "key_width" in given:
-        raise UsageError("key_width= is a number of heads of another form: name that too, or leave key_width= out")
+    for name in ("key_width", "epsilon"):
+        if name in given:
+            raise UsageError(f"{name}= is a number of heads of another form: name that too, or leave {name}= out")
     width, norm, seed = int(given["width"]), given["norm"], int(given["seed"])
     rank = int(given.get("rank", width))
     head = random_single_head(
@@ -112,7 +113,8 @@ def _form_head_demo(text: str, given: Mapping[str, Any]) -> Target:
     width, seed, form = int(given["width"]), int(given["seed"]), given["form"]
     attention = attention_of(given, np.random.default_rng([seed, PARTS_STREAM]))
     rows, outputs = _whole(given, "key_width"), _whole(given, "outputs")
-    head = random_form_head(form, width, rows=rows, norm=given["norm"], seed=seed, outputs=outputs, attention=attention)
+    drawn = {"rows": rows, "norm": given["norm"], "seed": seed, "outputs": outputs, "epsilon": given.get("epsilon")}
+    head = random_form_head(form, width, attention=attention, **drawn)
     parts = [f"{kind.replace('_', ' ')} {json.loads(word)[0]}" for kind, word in attention.words.items()]
     label = f"a random head of width {width} with {form} logits"
     oracle = FunctionOracle(head, width=width, max_norm=given.get("max_norm"), name=text)

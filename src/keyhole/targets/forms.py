@@ -13,7 +13,11 @@ from keyhole.targets.target import Choice, Knob
 FORM_KNOBS: dict[str, Knob | Choice] = {
     "form": Choice(tuple(FORMS)),
     "key_width": Knob(int, None, 1, 8192),  # rows of key and query; the width of tokens if left out
+    "epsilon": Knob(float, None, 0.0),  # what norms of keys and queries add to mean squares
 }
+
+
+NORMED = ("qk-norm", "qk-norm-rotary")
 
 
 def random_form_head(
@@ -25,6 +29,7 @@ def random_form_head(
     seed: int = 0,
     outputs: int | None = None,
     attention: Attention = SOFTMAX,
+    epsilon: float | None = None,
 ) -> FormHead:
     """Gaussian keys, queries and value; the strength of logits is that of a random bilinear head of this norm."""
     rows = width if rows is None else rows
@@ -32,7 +37,12 @@ def random_form_head(
         raise UsageError(f"form={form} turns pairs of rows: key_width must be even, not {rows}")
     rng = np.random.default_rng([seed, FORM_STREAM])
     value = rng.standard_normal((width,) if outputs is None else (width, outputs))
-    return FormHead(_random_form(form, rows, width, norm, rng), value, None, attention)
+    made = _random_form(form, rows, width, norm, rng)
+    if epsilon is not None:
+        if form not in NORMED:
+            raise UsageError(f"epsilon= is a number of normed keys and queries: form={form} has none, leave it out")
+        made = made.with_arrays({**made.arrays(), "epsilon": np.full(2, rows * epsilon)})
+    return FormHead(made, value, None, attention)
 
 
 # Sets the random numbers of a form apart from those that a method draws from the same seed.

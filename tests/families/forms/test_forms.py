@@ -18,6 +18,9 @@ from keyhole.targets.forms import random_form_head
 WIDTH, ROWS = 4, 4
 SHAPES = {"rotary": (4, 2), "qk-norm": (4, 3), "qk-norm-rotary": (4, 4), "gaussian": (4,), "elu-features": (4, 3)}
 SHAPES |= {"exp-features": (4, 3), "rotary-partly": (4, 4)}  # of whose pairs one does not turn
+# Norms that add something to squared lengths of keys and of queries.
+SHAPES |= {f"{name}, epsilon": SHAPES[name] for name in ("qk-norm", "qk-norm-rotary")}
+ADDED = np.array([0.7, 0.4])
 STEP = 1e-5  # of differences: larger, and bends count; smaller, and rounding does
 
 
@@ -26,12 +29,14 @@ def drawn(name: str, rng: np.random.Generator) -> Form:
     matrix = [rng.standard_normal((*rows, width) if rows else (width, width)) for _ in range(2)]
     count = rows[0] if rows else 0
     angles = np.array([1.3, 0.4])[: count // 2]
+    added = ADDED if "epsilon" in name else None
+    name = name.removesuffix(", epsilon")
     if name.startswith("rotary"):
         return Rotary(*matrix, angles if name == "rotary" else np.array([0.0, 1.3]))
     if name == "qk-norm":
-        return QKNorm(*matrix, 1 + rng.uniform(size=count))
+        return QKNorm(*matrix, 1 + rng.uniform(size=count), added)
     if name == "qk-norm-rotary":
-        return QKNormRotary(*matrix, 1 + rng.uniform(size=count), 1 + rng.uniform(size=count), angles)
+        return QKNormRotary(*matrix, 1 + rng.uniform(size=count), 1 + rng.uniform(size=count), angles, added)
     if name == "gaussian":
         return Gaussian(matrix[0], matrix[1] @ matrix[1].T)
     return (EluFeatures if name == "elu-features" else ExpFeatures)(*matrix)
@@ -174,6 +179,10 @@ def test_wrong_arrays_and_files_are_refused(tmp_path: Path) -> None:
         QKNorm(matrix, matrix, np.ones(2))
     with pytest.raises(UsageError, match="matrix"):
         QKNorm(matrix[0], matrix, np.ones(3))
+    with pytest.raises(UsageError, match="below zero"):
+        QKNorm(matrix, matrix, np.ones(3), np.array([1.0, -1.0]))
+    with pytest.raises(UsageError, match="epsilon has shape"):
+        QKNorm(matrix, matrix, np.ones(3), np.ones(3))
     with pytest.raises(UsageError, match="score form"):
         kh.FormHead(matrix, matrix[0])  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="value"):

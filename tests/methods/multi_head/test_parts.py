@@ -126,13 +126,14 @@ def test_pairs_that_do_not_turn_are_found(fresh_seed: int, tmp_path: Path) -> No
     assert kh.distance(kh.load(tmp_path / "heads.safetensors"), truth) < 1e-8
 
 
-def test_normed_heads_are_found(fresh_seed: int) -> None:
+@pytest.mark.parametrize("epsilon", [None, np.array([0.3, 1e-6])], ids=["plain", "epsilon"])
+def test_normed_heads_are_found(fresh_seed: int, epsilon: np.ndarray | None) -> None:
     rng = np.random.default_rng(fresh_seed)
     gain = np.array([2.0, 1.5, 1.0])
     made: list[Any] = []
     for _ in range(2):
         query, key = rng.standard_normal((2, 3, WIDTH))
-        made.append(kh.FormHead(QKNorm(query, key, gain), rng.standard_normal((WIDTH, OUTPUTS))))
+        made.append(kh.FormHead(QKNorm(query, key, gain, epsilon), rng.standard_normal((WIDTH, OUTPUTS))))
     truth = kh.MultiHead(made)
     result = recovered(truth, fresh_seed, form="qk-norm")
     assert result.certified, result.message

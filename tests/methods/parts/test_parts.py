@@ -102,7 +102,9 @@ def test_what_is_not_read_is_admitted(kind: str, fresh_seed: int) -> None:
         np.testing.assert_allclose(plain.params(tokens), softmax(tokens), rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("kind", ["softcap", "sink", "sigmoid", "ALiBi", "window", "log n"])
+@pytest.mark.parametrize(
+    "kind", ["softcap", "sink", "sigmoid", "ALiBi", "window", "log n", "sink and table", "table by length", "top-k"]
+)
 def test_tokens_of_bounded_norm_are_right_or_admitted(kind: str, fresh_seed: int) -> None:
     truth = random_head(kind, 6, fresh_seed, scale=2.0)
     result = recover(truth, max_norm=3.0)

@@ -68,8 +68,9 @@ class Form(ABC):
         return self.logits_of(tokens, queries[:, None, :])[:, 0, :]
 
     def arrays(self) -> dict[str, Array]:
-        """The arrays by name."""
-        return {each.name: getattr(self, each.name) for each in fields(self)}  # type: ignore[arg-type]
+        """The arrays by name, those that are present."""
+        named = {each.name: getattr(self, each.name) for each in fields(self)}  # type: ignore[arg-type]
+        return {name: array for name, array in named.items() if array is not None}
 
     def with_arrays(self, arrays: dict[str, Array]) -> Self:
         """A form of the same kind with other arrays."""

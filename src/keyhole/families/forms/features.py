@@ -67,8 +67,10 @@ class EluFeatures(_Features):
         return int(2 * rows * width)
 
     def logits_of(self, tokens: Array, queries: Array) -> Array:
-        """The logits."""
-        return namespace(tokens).log(products(_elu(tokens @ self.key.T)[0], _elu(queries @ self.query.T)[0]))
+        """The logits; a token of which all features are dead has the least mass that is no zero."""
+        xp = namespace(tokens)
+        masses = products(_elu(tokens @ self.key.T)[0], _elu(queries @ self.query.T)[0])
+        return xp.log(xp.maximum(masses, xp.full_like(masses, float(xp.finfo(masses.dtype).smallest_normal))))
 
     def radius(self, radius: Self, tokens: Array, queries: Array, rounding: float) -> Array:
         """Errors of entries add in quadrature."""

@@ -3,29 +3,73 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
 from keyhole.arrays import Array, Floats, floats, namespace
+from keyhole.errors import UsageError
 from keyhole.families.forms.base import Form, check_factors, check_form, entry_radius, products, upright
 
 
-def unit(rows: Array) -> tuple[Array, Array]:  # (…, r) -> (…, r), (…, 1)
-    """Vectors of length one, and what they were multiplied by; a zero vector stays as it is."""
-    xp = namespace(rows)
+def unit(rows: Array, epsilon: Array | float = 0.0) -> tuple[Array, Array]:  # (…, r), () -> (…, r), (…, 1)
+    """Vectors over √(squared length + epsilon), and what they were multiplied by; a zero vector stays as it is."""
+    xp, root = namespace(rows), epsilon**0.5
     largest = xp.max(abs(rows), axis=-1, keepdims=True)  # taken out first, so that no square overflows or vanishes
+    largest = xp.maximum(largest, xp.zeros_like(largest) + root)
     there = largest > 0
     largest = xp.where(there, largest, xp.ones_like(largest))
     scaled = rows / largest
-    sizes = xp.linalg.vector_norm(scaled, axis=-1, keepdims=True)
+    sizes = xp.sqrt(xp.sum(scaled**2, axis=-1, keepdims=True) + (root / largest) ** 2)
     sizes = xp.where(there, sizes, xp.ones_like(sizes))
     return scaled / sizes, xp.where(there, 1 / (largest * sizes), xp.zeros_like(largest))
 
 
+class Normed(Form):
+    """Forms of normed keys and queries, to whose squared lengths modules add an epsilon, or nothing."""
+
+    query: Array  # (d_k, width)
+    key: Array  # (d_k, width)
+    epsilon: Array | None  # (2,): what is added to squared lengths, of keys and of queries
+
+    def check_epsilon(self) -> None:
+        """UsageError for an epsilon of another shape, or below zero."""
+        if self.epsilon is None:
+            return
+        check_form(self, epsilon=(2,))
+        if not np.all(floats(self.epsilon) >= 0):
+            raise UsageError(f"{type(self).__name__}.epsilon must not be below zero, of keys or of queries")
+
+    def units(self, tokens: Array, queries: Array) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
+        """Keys and queries of length one, or less by their epsilon, and what they were multiplied by."""
+        added = (0.0, 0.0) if self.epsilon is None else (self.epsilon[0], self.epsilon[1])
+        return unit(tokens @ self.key.T, added[0]), unit(queries @ self.query.T, added[1])
+
+    def epsilon_variance(self, radius: Self, logits: Array, shorter: Array, shorter_asked: Array) -> Array | float:
+        """Variance of logits by that of epsilon: (batch, queries, length), (batch, length, 1), (batch, queries, 1)."""
+        if radius.epsilon is None:
+            return 0.0
+        of_keys = namespace(logits).matrix_transpose(shorter**2 * radius.epsilon[0])
+        return logits**2 / 4 * (of_keys**2 + (shorter_asked**2 * radius.epsilon[1]) ** 2)
+
+    @property
+    def shown_epsilon(self) -> dict[str, Floats]:
+        """The epsilon over the squared sizes of key and query, which is all of it that logits tell."""
+        if self.epsilon is None:
+            return {"epsilon": np.zeros(2)}
+        sizes = np.array([float(np.sum(floats(each) ** 2)) or 1.0 for each in (self.key, self.query)])
+        return {"epsilon": floats(self.epsilon) / sizes}
+
+    def scaled_epsilon(self) -> Floats | None:
+        """The epsilon of key and query of size one."""
+        return None if self.epsilon is None else self.shown_epsilon["epsilon"]
+
+
 @dataclass(frozen=True, eq=False)
-class QKNorm(Form):
+class QKNorm(Normed):
     """(key·x)ᵀ·diag(gain)·(query·g) / (|key·x|·|query·g|); a token of which the key is zero has logit zero.
+
+    With an epsilon lengths are √(|key·x|² + epsilon[0]) and √(|query·g|² + epsilon[1]).
 
     The gain holds both learned gains, the factor that makes an RMS norm of a length, and the scale of scores. The sizes
     of key and query make no difference; gains are positive and fall.
@@ -34,12 +78,14 @@ class QKNorm(Form):
     query: Array  # (d_k, width)
     key: Array  # (d_k, width)
     gain: Array  # (d_k,)
+    epsilon: Array | None = None  # (2,)
 
     name: ClassVar[str] = "qk-norm"
 
     def __post_init__(self) -> None:
         check_factors(self)
         check_form(self, gain=(self.key.shape[0],))
+        self.check_epsilon()
 
     @property
     def width(self) -> int:
@@ -49,23 +95,24 @@ class QKNorm(Form):
     @property
     def numbers(self) -> int:
         """Two matrices less their sizes, and gains; of more rows than columns, what their products tell."""
-        rows, width = self.key.shape
-        return int(2 * rows * width + rows - 2) if rows <= width else int(2 * width**2 + width - 2)
+        (rows, width), sizes = self.key.shape, 2 if self.epsilon is None else 0
+        return int(2 * rows * width + rows - sizes) if rows <= width else int(2 * width**2 + width - sizes)
 
     def logits_of(self, tokens: Array, queries: Array) -> Array:
         """The logits."""
-        return products(unit(tokens @ self.key.T)[0], unit(queries @ self.query.T)[0] * self.gain)
+        (keys, _), (asked, _) = self.units(tokens, queries)
+        return products(keys, asked * self.gain)
 
     def radius(self, radius: QKNorm, tokens: Array, queries: Array, rounding: float) -> Array:
         """Errors of entries add in quadrature; along a key or a query they change nothing."""
         xp = namespace(tokens)
-        keys, shorter = unit(tokens @ self.key.T)
-        asked, shorter_asked = unit(queries @ self.query.T)
+        (keys, shorter), (asked, shorter_asked) = self.units(tokens, queries)
         of_keys = entry_radius(radius.key * 1.0, tokens, self.key, rounding) * shorter**2
         of_queries = entry_radius(radius.query * 1.0, queries, self.query, rounding) * shorter_asked**2
         logits = products(keys, asked * self.gain)
         variance = products(keys**2, asked**2 * (radius.gain**2 + (rounding * self.gain) ** 2))
         variance = variance + across(of_keys, keys, asked * self.gain, logits)
+        variance = variance + self.epsilon_variance(radius, logits, shorter, shorter_asked)
         turned = xp.matrix_transpose(logits)
         return xp.sqrt(variance + xp.matrix_transpose(across(of_queries, asked, keys * self.gain, turned)))
 
@@ -86,7 +133,7 @@ class QKNorm(Form):
         key, query, gain = key[order], (query * np.where(gain < 0, -1.0, 1.0)[:, None])[order], np.abs(gain[order])
         key, query = (each / (float(np.linalg.norm(each)) or 1.0) for each in (key, query))
         key, query = upright(key, query)
-        return QKNorm(query, key, gain)
+        return QKNorm(query, key, gain, self.scaled_epsilon())
 
     def aligned_to(self, other: QKNorm) -> QKNorm:
         """The canonical form, every row with the sign it has in the other."""
@@ -95,17 +142,23 @@ class QKNorm(Form):
             return own
         signs = np.sum(own.key * floats(other.key), axis=1) + np.sum(own.query * floats(other.query), axis=1)
         signs = np.where(signs < 0, -1.0, 1.0)[:, None]
-        return QKNorm(own.query * signs, own.key * signs, own.gain)
+        return QKNorm(own.query * signs, own.key * signs, own.gain, own.epsilon)
 
     def sibling(self) -> tuple[QKNorm, str]:
         """Larger keys."""
-        return replace(self, key=2 * self.key), "the key times two: keys are brought to length one"
+        return with_longer_keys(self), "the key times two: keys are brought to length one"
 
     def told(self) -> dict[str, Floats]:
         """Gram matrices of keys and queries of trace one, and what they make of the score."""
         own = self.canonical()
         meeting = own.key.T @ (own.gain[:, None] * own.query)
-        return {"keys": own.key.T @ own.key, "score": meeting, "queries": own.query.T @ own.query}
+        return {"keys": own.key.T @ own.key, "score": meeting, "queries": own.query.T @ own.query, **own.shown_epsilon}
+
+
+def with_longer_keys(form: Any) -> Any:
+    """A normed form with keys of twice the size, and an epsilon that goes with them."""
+    epsilon = None if form.epsilon is None else form.epsilon * np.array([4.0, 1.0])
+    return replace(form, key=2 * form.key, epsilon=epsilon)
 
 
 def across(variance: Array, keys: Array, asked: Array, logits: Array) -> Array:

@@ -8,13 +8,13 @@ from typing import ClassVar
 import numpy as np
 
 from keyhole.arrays import Array, Floats, floats, namespace
-from keyhole.families.forms.base import Form, check_factors, check_form, entry_radius, products
-from keyhole.families.forms.qk_norm import unit
+from keyhole.families.forms.base import check_factors, check_form, entry_radius, products
+from keyhole.families.forms.qk_norm import Normed, with_longer_keys
 from keyhole.families.forms.rotary import check_frequencies, pair_sums, rotary_products, told_pairs, turning_variance
 
 
 @dataclass(frozen=True, eq=False)
-class QKNormRotary(Form):
+class QKNormRotary(Normed):
     """k̂ᵀ·diag(key_gain)·R_Δ·diag(query_gain)·q̂, with k̂ = key·x/|key·x|, q̂ = query·g/|query·g|, R_Δ as in Rotary.
 
     Sizes of key and query make no difference, nor does a factor per pair of the one gain against the other.
@@ -25,6 +25,7 @@ class QKNormRotary(Form):
     query_gain: Array  # (d_k,)
     key_gain: Array  # (d_k,)
     frequencies: Array  # (d_k/2,) angle per position
+    epsilon: Array | None = None  # (2,): added to squared lengths of keys and of queries
 
     name: ClassVar[str] = "qk-norm-rotary"
     positional: ClassVar[bool] = True
@@ -34,6 +35,7 @@ class QKNormRotary(Form):
         rows = self.key.shape[0]
         check_form(self, query_gain=(rows,), key_gain=(rows,))
         check_frequencies(self)
+        self.check_epsilon()
 
     @property
     def width(self) -> int:
@@ -44,24 +46,28 @@ class QKNormRotary(Form):
     def numbers(self) -> int:
         """Two matrices less their sizes, two gains less a factor per pair."""
         rows, width = self.key.shape
-        return int(2 * rows * width - 2 + 2 * rows - rows // 2)
+        return int(2 * rows * width - (2 if self.epsilon is None else 0) + 2 * rows - rows // 2)
 
     def logits_of(self, tokens: Array, queries: Array) -> Array:
         """The logits."""
-        keys, asked = unit(tokens @ self.key.T)[0], unit(queries @ self.query.T)[0]
+        (keys, _), (asked, _) = self.units(tokens, queries)
         return rotary_products(keys * self.key_gain, asked * self.query_gain, self.frequencies)
 
     def radius(self, radius: QKNormRotary, tokens: Array, queries: Array, rounding: float) -> Array:
         """Errors of entries, gains and angles add in quadrature; those along a key or a query count as well."""
-        keys, shorter = unit(tokens @ self.key.T)
-        asked, shorter_asked = unit(queries @ self.query.T)
+        (keys, shorter), (asked, shorter_asked) = self.units(tokens, queries)
+        of_epsilon = (
+            0.0
+            if self.epsilon is None
+            else self.epsilon_variance(radius, self.logits_of(tokens, queries), shorter, shorter_asked)
+        )
         of_keys = _variance(radius.key, radius.key_gain, tokens, self.key, self.key_gain, keys, shorter, rounding)
         of_queries = _variance(
             radius.query, radius.query_gain, queries, self.query, self.query_gain, asked, shorter_asked, rounding
         )
         keys, asked = pair_sums((keys * self.key_gain) ** 2), pair_sums((asked * self.query_gain) ** 2)
         variance = products(of_keys, asked + of_queries) + products(keys, of_queries)
-        variance = variance + turning_variance(keys, asked, self.frequencies, radius.frequencies, rounding)
+        variance = variance + turning_variance(keys, asked, self.frequencies, radius.frequencies, rounding) + of_epsilon
         return namespace(tokens).sqrt(variance)
 
     def token_norm(self, logit_size: float) -> float:  # noqa: ARG002
@@ -96,7 +102,7 @@ class QKNormRotary(Form):
         largest = pairs[np.arange(half), np.argmax(np.abs(pairs), axis=1)]
         signs = np.tile(np.where(largest < 0, -1.0, 1.0), 2)[:, None]
         key, query = (each / (float(np.linalg.norm(each)) or 1.0) * signs for each in (key, query))
-        return QKNormRotary(query, key, query_gain, key_gain, frequencies[order])
+        return QKNormRotary(query, key, query_gain, key_gain, frequencies[order], self.scaled_epsilon())
 
     def aligned_to(self, other: QKNormRotary) -> QKNormRotary:
         """The canonical form, every pair with the signs it has in the other."""
@@ -105,18 +111,18 @@ class QKNormRotary(Form):
             return own
         meeting = pair_sums((own.key * floats(other.key) + own.query * floats(other.query)).T)
         signs = np.tile(np.where(meeting.sum(axis=0) < 0, -1.0, 1.0), 2)[:, None]
-        return QKNormRotary(own.query * signs, own.key * signs, own.query_gain, own.key_gain, own.frequencies)
+        return replace(own, query=own.query * signs, key=own.key * signs)
 
     def sibling(self) -> tuple[QKNormRotary, str]:
         """Larger keys."""
-        return replace(self, key=2 * self.key), "the key times two: keys are brought to length one"
+        return with_longer_keys(self), "the key times two: keys are brought to length one"
 
     def told(self) -> dict[str, Floats]:
         """Gram matrices of keys and queries of trace one, and what every pair makes of the score."""
         own = self.canonical()
         score = told_pairs(own.key * own.key_gain[:, None], own.query * own.query_gain[:, None])
         grams = {"keys": own.key.T @ own.key, "queries": own.query.T @ own.query}
-        return {**grams, "score": score, "frequencies": own.frequencies}
+        return {**grams, "score": score, "frequencies": own.frequencies, **own.shown_epsilon}
 
 
 def _variance(

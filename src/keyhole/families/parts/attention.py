@@ -64,7 +64,10 @@ class Attention:
         return self.with_arrays({name: like(array, tokens) for name, array in named.items()}) if named else self
 
     def check(self) -> None:
-        """UsageError for constants out of their range."""
+        """UsageError for constants out of their range, or that are no numbers."""
+        for name, array in self.arrays().items():
+            if bool(namespace(array).any(namespace(array).isnan(array))):
+                raise UsageError(f"{name} is no number")
         for part in self.parts.values():
             part.check()
 

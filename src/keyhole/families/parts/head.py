@@ -65,6 +65,10 @@ class Head(Family):
         constants = {name: arrays.pop(name) for name in list(arrays) if name not in own and name.partition(".")[1]}
         return cls(**{**arrays, "attention": Attention.of_words(words, constants)})
 
+    def check(self) -> None:
+        """UsageError for constants out of their range."""
+        self.attention.check()
+
     @property
     def value_columns(self) -> Array:  # (width, outputs or 1)
         """The value as a matrix."""

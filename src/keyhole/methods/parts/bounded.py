@@ -18,7 +18,9 @@ from keyhole.families import SingleHead
 from keyhole.families.parts import PARTS, Attention
 from keyhole.methods.base import Found, Steps, Unrecoverable, adapt
 from keyhole.methods.forms.value import Value
-from keyhole.methods.parts.inverse import COMPLETE, Inverse, Number
+from keyhole.methods.parts.inverse import COMPLETE, QUOTIENTS, Inverse, Number
+from keyhole.methods.parts.padded import SHORT as PADDED_SHORT
+from keyhole.methods.parts.padded import PaddedPair, ask_factors, ask_most_kept
 from keyhole.methods.parts.zero_scores import (
     Probe,
     ask_table,
@@ -26,6 +28,7 @@ from keyhole.methods.parts.zero_scores import (
     ask_window,
     ask_zero_weight,
     bias_of_weight,
+    lone_weight,
 )
 from keyhole.numerics.domain import LONGEST
 from keyhole.numerics.orthogonal import equal_overlap, random_orthogonal
@@ -47,6 +50,9 @@ STARTS: dict[str, tuple[float, ...]] = {
 MOST_STEPS, MOST_DAMPING = 40, 1e8
 # Least squares takes the cube of the number of unknowns; wider heads would take minutes.
 WIDEST = 40
+# A token this much shorter than the bound has no score of its own that is worth mentioning.
+LONE = 2.0**-12
+BEYOND = "logits of tokens of this norm are beyond what weights show"
 CONVERGED = 1e-3  # of a radius: a step shorter than that changes nothing that is told
 
 
@@ -58,6 +64,11 @@ class Record:
     signature: Signature
     tokens: list[Floats] = field(default_factory=list)  # each (count, length, width)
     answers: list[Floats] = field(default_factory=list)
+
+    @property
+    def so_far(self) -> Record:
+        """A copy that later answers are not added to."""
+        return Record(self.signature, list(self.tokens), list(self.answers))
 
     def keep(self, steps: Steps[Found]) -> Steps[Found]:
         """Run a generator and keep its answers."""
@@ -95,16 +106,27 @@ def ask_bounded(
             Outcome.NOT_IDENTIFIABLE,
             f"heads of other parts than a softmax's are read beside a norm bound up to width {WIDEST}",
         )
-    if names["normaliser"] == "top-k" or names["length_law"] == "table":
-        raise Unrecoverable(
-            Outcome.NOT_IDENTIFIABLE,
-            "a top-k and a table by length are not read beside a norm bound: leave out max_norm",
-        )
-    reading = _Bounded(signature, rng, names, value, record)
+    _check_lengths(names)
+    reading = _Bounded(signature, rng, dict(names), value, record)
     yield from record.keep(reading.ask_positions())
     yield from record.keep(reading.ask_forms())
+    yield from record.keep(reading.ask_lengths())
+    rough = record.so_far
     yield from record.keep(reading.ask_full_length())
-    return reading.best(), value, reading.words
+    return reading.best(rough), value, reading.words
+
+
+def _check_lengths(names: dict[str, str]) -> None:
+    """Unrecoverable for parts beside which lengths and ranks are not read."""
+    plain = {"link": ("exp",), "position_bias": ("none",), "length_law": ("none",), "normaliser": ("sum", "plus-one")}
+    for kind, name in (("length_law", "table"), ("normaliser", "top-k")):
+        others = {each: known for each, known in plain.items() if each != kind}
+        if names[kind] == name and any(names[each] not in known for each, known in others.items()):
+            raise Unrecoverable(
+                Outcome.NOT_IDENTIFIABLE,
+                f"the {kind.replace('_', ' ')} {name!r} beside a norm bound is read of softmax attention otherwise: "
+                "leave out max_norm",
+            )
 
 
 class _Bounded:
@@ -130,23 +152,80 @@ class _Bounded:
         if position == "window":
             width = yield from ask_window(Probe(self.signature, self.value, self.bound / LONGEST), LONGEST)
             self.words["position_bias"] = "none" if width is None else width
+        probe = Probe(self.signature, self.value, self.bound)
+        sink = Number(1.0 if normaliser == "plus-one" else 0.0, 0.0)
+        if normaliser == "sink":
+            sink = yield from self._ask_sink(probe, position in ("alibi", "table"))
+            self.known["normaliser.energy"] = np.asarray(math.log(sink.value))
         if position not in ("alibi", "table"):
             return
-        if normaliser not in COMPLETE:
+        if normaliser in COMPLETE:
+            weight = yield from ask_zero_weight(probe)
+            self.zero, unit = weight.value, 1.0
+            first = bias_of_weight(weight, normaliser, [Number(0.0, 0.0)], sink)
+        elif normaliser in QUOTIENTS:
+            if normaliser == "plus-one":
+                self.zero = yield from self._ask_first_weight(probe)
+            unit = self.zero
+            first = bias_of_weight(Number(unit, 0.0), normaliser, [Number(0.0, 0.0)], sink)
+        else:
             raise Unrecoverable(
                 Outcome.NOT_IDENTIFIABLE,
                 f"what distances add beside the normaliser {normaliser!r} and a norm bound is not read: leave out "
                 "max_norm",
             )
-        probe = Probe(self.signature, self.value, self.bound)
-        weight = yield from ask_zero_weight(probe)
-        self.zero = weight.value
-        first = bias_of_weight(weight, normaliser, [Number(0.0, 0.0)], Number(0.0, 0.0))
         if position == "alibi":
             self.known["position_bias.slope"] = np.asarray(-first.value)
         else:
-            table = yield from ask_table(probe, normaliser, first, Number(0.0, 0.0), 1.0)
+            table = yield from ask_table(probe, normaliser, first, sink, unit)
             self.known["position_bias.table"] = np.array([each.value for each in table])
+
+    def _ask_first_weight(self, probe: Probe) -> Steps[float]:
+        """The weight of the first of two tokens of score zero, beside a sink, from both of three.
+
+        In its unit they are B₁ and B₂: a third token of mass m₂ makes of a sum M of masses M + m₂ = M/B₁, while
+        B₂/B₁ is m₂ over the mass of the first of two.
+        """
+        shares, _ = yield from probe.share("positions", np.array([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]]))
+        weight = float((1 - shares[0]) / shares[1]) if shares[1] != 0 else 0.0
+        if not 0 < weight < 1:
+            raise Unrecoverable(Outcome.WRONG_FAMILY, "weights of tokens of score zero are none beside a sink")
+        return weight
+
+    def _ask_sink(self, probe: Probe, distances: bool) -> Steps[Number]:
+        """The mass of a sink, from a token alone that is too short to have a score: over that of two it is seen."""
+        self.zero = (yield from self._ask_first_weight(probe)) if distances else 0.0
+        lone = (yield from lone_weight(probe, self.bound * LONE)).value
+        if not distances:
+            # (2 + sink)/(1 + sink)
+            mass = (2 - lone) / (lone - 1) if 1 < lone < 2 else 0.0
+            self.zero = 1 / (2 + mass)
+        else:
+            mass = 1 / (lone * self.zero) - 1
+        if not mass > 0:
+            raise Unrecoverable(Outcome.WRONG_FAMILY, "a token alone weighs more than all of one: there is no sink")
+        return Number(mass, 0.0)
+
+    def ask_lengths(self) -> Steps[None]:
+        """What lengths multiply logits by, or how many tokens a top-k keeps."""
+        probe, normaliser = Probe(self.signature, self.value, self.bound), self.names["normaliser"]
+        if self.names["length_law"] == "table":
+            self.known["length_law.table"] = np.ones(1)
+            pair = PaddedPair.of(probe, self._rough(), self.bound)
+            unit = 1 / 3 if normaliser == "plus-one" else 1.0
+            self.known["length_law.table"] = yield from ask_factors(pair, unit)
+        elif normaliser == "top-k":
+            self.names["normaliser"] = "sum"
+            kept = yield from ask_most_kept(PaddedPair.of(probe, self._rough(), self.bound * PADDED_SHORT))
+            self.names["normaliser"] = normaliser
+            self.words["normaliser"] = "sum" if kept is None else kept
+
+    def _rough(self) -> SingleHead:
+        """The head that is known so far."""
+        head = self._start({})
+        if head is None:
+            raise Unrecoverable(Outcome.SATURATED, BEYOND)
+        return head
 
     def ask_forms(self) -> Steps[None]:
         """Shares of the first token in answers, for all rows and columns."""
@@ -186,17 +265,17 @@ class _Bounded:
         own = {f"{kind}.{each}" for kind, name in kinds.items() for each in _constants(PARTS[kind, name])}
         return sorted(own - set(self.known))
 
-    def best(self) -> Fit:
-        """The fit of least residuals, from every start."""
+    def best(self, rough: Record) -> Fit:
+        """The fit of least residuals, from every start: first of the answers that were asked of short tokens."""
         paths, found = self._paths(), list[Fit]()
         for numbers in itertools.product(*(STARTS[path] for path in paths)):
             head = self._start(dict(zip(paths, map(np.asarray, numbers), strict=True)))
             if head is not None:
-                found.append(fit(head, self.record))
+                found.append(fit(fit(head, rough).head, self.record))
                 if found[-1].cost < 1:
                     break
         if not found:
-            raise Unrecoverable(Outcome.SATURATED, "logits of tokens of this norm are beyond what weights show")
+            raise Unrecoverable(Outcome.SATURATED, BEYOND)
         return min(found, key=lambda each: each.cost if math.isfinite(each.cost) else math.inf)
 
     def attention(self, constants: dict[str, Floats]) -> Attention:
@@ -207,10 +286,11 @@ class _Bounded:
                 continue
             own = {path.partition(".")[2]: array for path, array in constants.items() if path.startswith(f"{kind}.")}
             word = self.words.get(kind)
-            if word == "none":
-                made[kind] = PARTS[kind, "none"]()
+            if isinstance(word, str):
+                made[kind] = PARTS[kind, word]()
             else:
-                made[kind] = PARTS[kind, name](**own, **({"width": word} if word is not None else {}))
+                whole = {"k" if kind == "normaliser" else "width": word} if word is not None else {}
+                made[kind] = PARTS[kind, name](**own, **whole)
         return Attention(**made)
 
     def _start(self, constants: dict[str, Floats]) -> SingleHead | None:

@@ -130,7 +130,7 @@ PARTS_METHOD = Method(
     last_only=True,
     when_refuted={"heads": "several"},
     options={
-        "form": "the score form: bilinear, rotary, qk-norm, qk-norm-rotary, gaussian",
+        "form": "the score form: bilinear, rotary, qk-norm, qk-norm-rotary, gaussian, elu-features, exp-features",
         "frequencies": "angles per position of a form that turns, one for each pair; those of base 10000 if left out",
         "link": f"what logits become: {', '.join(part_names('link'))}",
         "normaliser": f"what makes weights of them: {', '.join(part_names('normaliser'))}",

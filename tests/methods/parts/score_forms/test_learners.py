@@ -12,7 +12,7 @@ from benchmarks.support.score_forms import FORMS
 from keyhole.arrays import floats
 from keyhole.errors import UsageError
 from keyhole.families import FormHead
-from keyhole.families.forms import QKNorm, Rotary
+from keyhole.families.forms import EluFeatures, ExpFeatures, QKNorm, Rotary
 from keyhole.families.parts import PARTS, Attention, Sink, Softcap
 from keyhole.gauge import align
 from keyhole.recovery import Outcome
@@ -25,10 +25,10 @@ def recover(head: Any, **options: Any) -> kh.Recovery:
     return kh.recover(kh.FunctionOracle(head, width=head.width), "parts", seed=3, throw=False, **options)
 
 
-def check_right(result: kh.Recovery, truth: FormHead) -> None:
+def check_right(result: kh.Recovery, truth: FormHead, most: float = 1e-8) -> None:
     """Certified, and every entry of the truth within its radius."""
     assert result.certified, result.message
-    assert kh.distance(result.params, truth) < 1e-9
+    assert kh.distance(result.params, truth) < most
     radius, found = result.certificate.radius.arrays(), result.params.arrays()
     aligned = align(result.params, truth)
     assert set(aligned) >= {"value", *(name for name in found if name.startswith("form."))}
@@ -45,6 +45,10 @@ CASES = {
     ("qk-norm", 4, 6, None): 8,  # more rows than numbers per token
     ("qk-norm-rotary", 8, 4, None): 32,
     ("gaussian", 6, None, None): 12,
+    ("elu-features", 6, 4, None): 50,
+    ("elu-features", 5, 5, 2): 100,  # the bound counts two numbers per answer
+    ("exp-features", 6, 4, None): 50,
+    ("exp-features", 5, 5, None): 40,
 }
 
 
@@ -134,6 +138,19 @@ def test_the_sign_of_positive_logits_is_told() -> None:
     assert kh.distance(result.params, kh.SingleHead(score, value, attention=attention)) > 0.1
 
 
+@pytest.mark.parametrize("form", ["qk-norm", "qk-norm-rotary"])
+@pytest.mark.parametrize("epsilon", [1e-6, 0.3])
+def test_what_norms_add_to_mean_squares_is_read(form: str, epsilon: float) -> None:
+    truth = random_form_head(form, 6, rows=4, seed=11, epsilon=epsilon)
+    result = recover(truth, form=form)
+    check_right(result, truth)
+    assert np.allclose(result.params.form.epsilon, truth.form.canonical().epsilon, rtol=1e-9, atol=0.0)
+    plain = random_form_head(form, 6, rows=4, seed=11)
+    assert recover(plain, form=form).stats.queries <= result.stats.queries
+    bounded = kh.recover(kh.FunctionOracle(truth, width=6, max_norm=3.0), "parts", form=form, throw=False)
+    assert bounded.outcome is Outcome.NOT_IDENTIFIABLE
+
+
 WRONG = ["rotary", "qk-norm", "gaussian", "qk-norm-rotary"]
 
 
@@ -141,6 +158,37 @@ WRONG = ["rotary", "qk-norm", "gaussian", "qk-norm-rotary"]
 def test_boxes_of_another_form_are_refused(form: str) -> None:
     for other in (random_form_head(each, 6, rows=4, seed=9) for each in WRONG if each != form):
         assert not recover(other, form=form).certified
+
+
+@pytest.mark.parametrize("form", ["elu-features", "exp-features"])
+def test_features_that_are_not_read_are_admitted_by_name(form: str) -> None:
+    """More features than numbers per token, keys that depend on each other, one feature, bounded tokens, float32."""
+    rng = np.random.default_rng(12)
+    made: type[EluFeatures] | type[ExpFeatures] = EluFeatures if form == "elu-features" else ExpFeatures
+    dependent = rng.standard_normal((4, 2)) @ rng.standard_normal((2, 5))
+    for key in (
+        rng.standard_normal((7, 5)),
+        dependent,
+        np.diag([1.0, 1.0, 0.0]) @ rng.standard_normal((3, 5)),
+        dependent[:1],
+    ):
+        head = FormHead(made(rng.standard_normal(key.shape), key), rng.standard_normal(5))
+        result = recover(head, form=form)
+        assert result.outcome is Outcome.NOT_IDENTIFIABLE, result.message
+    head = random_form_head(form, 5, seed=3)
+    bounded = kh.FunctionOracle(head, width=5, max_norm=3.0)
+    assert kh.recover(bounded, "parts", form=form, throw=False).outcome is Outcome.NOT_IDENTIFIABLE
+    coarse = kh.FunctionOracle(head, width=5, noise="float32")
+    assert kh.recover(coarse, "parts", form=form, throw=False).outcome is Outcome.TOO_NOISY
+
+
+def test_features_of_uneven_size_and_typed_keys() -> None:
+    rng = np.random.default_rng(13)
+    uneven = np.array([[3.0], [1.0], [0.5], [0.1]]) * rng.standard_normal((4, 5))
+    for form in (EluFeatures, ExpFeatures):
+        for key in (uneven, np.eye(4, 5)):
+            head = FormHead(form(rng.standard_normal((4, 5)), key), rng.standard_normal(5), np.asarray(0.7))
+            check_right(recover(head, form=form.name), head, 1e-5)
 
 
 def test_what_does_not_go_together_is_said() -> None:

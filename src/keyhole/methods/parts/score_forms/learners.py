@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from keyhole.methods.base import Estimate, Steps
+from keyhole.methods.parts.score_forms.elu_features import ask_elu_features
+from keyhole.methods.parts.score_forms.exp_features import ask_exp_features
 from keyhole.methods.parts.score_forms.gaussian import ask_gaussian
 from keyhole.methods.parts.score_forms.powers import ask_power
 from keyhole.methods.parts.score_forms.qk_norm import ask_qk_norm
@@ -18,6 +20,8 @@ LEARNERS: dict[str, Callable[..., Steps[Estimate[Any]]]] = {
     "qk-norm": ask_qk_norm,
     "qk-norm-rotary": ask_qk_norm_rotary,
     "gaussian": ask_gaussian,
+    "elu-features": ask_elu_features,
+    "exp-features": ask_exp_features,
     **dict.fromkeys(("linear", "squared", "relu"), ask_power),
 }
 # Forms whose learners take frequencies.

@@ -12,6 +12,7 @@ from keyhole.families import FormHead
 from keyhole.families.forms import QKNorm
 from keyhole.methods.base import Estimate, Steps
 from keyhole.methods.forms.value import Value
+from keyhole.methods.parts.score_forms.added_lengths import check_lengths, with_epsilon
 from keyhole.methods.parts.score_forms.normed_keys import (
     NOT_NORMED,
     STRETCHES,
@@ -33,7 +34,6 @@ from keyhole.methods.parts.score_forms.readings import (
     even_rows,
     form_estimate,
     refuse,
-    solved_again,
 )
 from keyhole.numerics.svd import least_squares, svd
 from keyhole.queries import Signature
@@ -52,8 +52,9 @@ def ask_qk_norm(signature: Signature, rng: np.random.Generator, names: Names) ->
     def ask(plain: Signature, along: Value) -> Steps[tuple[QKNorm, dict[str, Floats]]]:
         learner = _Learner(even_rows(plain, along, rng), even_rows(plain, along, rng), Norms.of(plain, along))
         reader = PairLogits(plain, along)
+        yield from check_lengths(reader, learner.rows, learner.norms.first)
         form = yield from learner.solve(reader)
-        return form, solved_again(form, reader, learner.solve, rng)
+        return (yield from with_epsilon(form, reader, learner.norms.first, learner.solve, rng))
 
     form, radii = yield from ask_of_one_output(signature, value, ask)
     return form_estimate(signature, value, form, radii, ASSUMPTIONS, rank=int(form.key.shape[0]))

@@ -12,6 +12,7 @@ from keyhole.families.forms import QKNormRotary
 from keyhole.families.forms.rotary import as_pairs, turned
 from keyhole.methods.base import Estimate, Steps
 from keyhole.methods.forms.value import Value
+from keyhole.methods.parts.score_forms.added_lengths import with_epsilon
 from keyhole.methods.parts.score_forms.normed_keys import (
     NOT_NORMED,
     STRETCHES,
@@ -33,7 +34,6 @@ from keyhole.methods.parts.score_forms.readings import (
     even_rows,
     form_estimate,
     refuse,
-    solved_again,
 )
 from keyhole.methods.parts.score_forms.rotary import MOST_BETWEEN, angles, choose_between, match_turns
 from keyhole.numerics.svd import least_squares, svd
@@ -65,7 +65,7 @@ def ask_qk_norm_rotary(
         learner = _Learner(rows, others, Norms.of(plain, along), frequencies)
         reader = PaddedLogits(plain, along)
         form = yield from learner.solve(reader)
-        return form, solved_again(form, reader, learner.solve, rng)
+        return (yield from with_epsilon(form, reader, learner.norms.first, learner.solve, rng))
 
     form, radii = yield from ask_of_one_output(signature, value, ask)
     return form_estimate(signature, value, form, radii, ASSUMPTIONS, rank=int(form.key.shape[0]))

@@ -165,6 +165,10 @@ class PairLogits:
                 logits[some], radius[some] = found
         return logits, radius
 
+    def ask_pairs(self, stage: str, first: Floats, last: Floats) -> Steps[tuple[Floats, Floats]]:
+        """Logits and radii of queries [first; last], which are not kept."""
+        return (yield from self._ask(stage, first, last, np.full(len(first), np.nan)))
+
     def _ask_alike(
         self, stage: str, first: Floats, last: Floats, shares: Floats, anchored: bool
     ) -> Steps[tuple[Floats, Floats]]:
@@ -317,11 +321,12 @@ class Norms:
         return cls(first, last)
 
 
-def ask_values(signature: Signature, rng: np.random.Generator) -> Steps[Value]:
+def ask_values(signature: Signature, rng: np.random.Generator, norm: float = 2.0**20) -> Steps[Value]:
     """The value and the output bias from d + 1 one-token queries, none of the zero token, which may have no key."""
     check_length(signature)
     space, width = signature.space, signature.width
-    norm = 2.0**20 if signature.max_norm is None else floor_power(signature.norm_limit)
+    if signature.max_norm is not None:
+        norm = min(norm, floor_power(signature.norm_limit))
     basis = floats(random_orthogonal(space, rng, width))
     tokens = norm * np.concatenate([basis, -basis[:1]])
     answers: Measurements = yield sequences("value", space.asarray(tokens[:, None, :]))

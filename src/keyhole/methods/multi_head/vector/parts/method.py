@@ -12,7 +12,7 @@ import numpy as np
 from keyhole.arrays import ROUNDING_DEVIATIONS, Array, Floats, Space
 from keyhole.errors import UsageError
 from keyhole.families import FormHead, MultiHead, SingleHead
-from keyhole.families.forms import Form, QKNorm, QKNormRotary, Rotary
+from keyhole.families.forms import Form, Rotary
 from keyhole.families.parts import (
     SOFTMAX,
     Alibi,
@@ -29,6 +29,7 @@ from keyhole.families.parts import (
     Window,
 )
 from keyhole.methods.base import Estimate, Steps, Unrecoverable
+from keyhole.methods.multi_head.vector.parts.added_lengths import ask_added_lengths
 from keyhole.methods.multi_head.vector.parts.first_token import FirstHeads, ask_first_heads
 from keyhole.methods.multi_head.vector.parts.long_tokens import LONG, LongQueries, ask_total
 from keyhole.methods.multi_head.vector.parts.normed_forms import solve_normed, solve_normed_turns
@@ -153,9 +154,15 @@ def ask_normed_heads(
     angles = angles_of(frequencies, rank) if turned else None
     scores = yield from ask_normed_scores(queries, values, angles)
 
-    def solve(head: int, errors: np.random.Generator | None) -> QKNorm | QKNormRotary:
+    def solve_long(head: int, errors: np.random.Generator | None) -> Any:
         logits = scores.logits(head, errors)
         return solve_normed(logits) if angles is None else solve_normed_turns(logits, angles, scores.between)
+
+    added = yield from ask_added_lengths(queries, values, [solve_long(head, None) for head in range(start.heads)])
+
+    def solve(head: int, errors: np.random.Generator | None) -> Any:
+        form = solve_long(head, errors)
+        return form if added is None else added.form(form, head, errors)
 
     pairs = [with_deviations(partial(solve, head), rng) for head in range(start.heads)]
     return _of_forms(
