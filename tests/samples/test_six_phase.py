@@ -8,7 +8,8 @@ import pytest
 import keyhole as kh
 from keyhole.errors import UsageError
 from keyhole.samples.six_phase import method as phases
-from keyhole.samples.six_phase.method import six_phase
+from keyhole.samples.six_phase.method import PhaseSettings, six_phase
+from keyhole.samples.source import ArraySource
 from keyhole.samples.six_phase.rows import Rows, constraints
 from keyhole.targets.datasets import random_layer, signs
 
@@ -39,7 +40,9 @@ def two_heads(rng: np.random.Generator) -> tuple[kh.AttentionLayer, np.ndarray, 
 def test_phase_1_is_better_where_tokens_are_alike(two_heads: tuple[kh.AttentionLayer, np.ndarray, np.ndarray]) -> None:
     layer, inputs, outputs = two_heads
     total = np.sum(layer.projections, axis=0)
-    chosen, all_of_them = phases.crude_sum(inputs, outputs), phases.crude_sum(inputs, outputs, len(inputs))
+    source = ArraySource(inputs, outputs)
+    (chosen, exact), (all_of_them, _) = phases.crude_sum(source), phases.crude_sum(source, len(inputs))
+    assert not exact
     assert relative(chosen, total) < 0.1
     assert relative(chosen, total) < relative(all_of_them, total)
 
@@ -48,10 +51,11 @@ def test_phase_1_is_exact_where_all_tokens_are_alike(rng: np.random.Generator) -
     layer = layer_of(rng, 4, 2, 1.0)
     inputs = signs(rng, 1000, 2, 4)
     total = np.sum(layer.projections, axis=0)
-    assert phases.all_alike(inputs) is not None
-    assert relative(phases.crude_sum(inputs, layer(inputs)), total) < 1e-12
-    assert phases.all_alike(inputs[:3]) is None
-    found = six_phase(inputs, layer(inputs), 2)
+    crude, exact = phases.crude_sum(ArraySource(inputs, layer(inputs)))
+    assert exact
+    assert relative(crude, total) < 1e-12
+    assert not phases.crude_sum(ArraySource(inputs[:3], layer(inputs[:3])))[1]
+    found = six_phase(ArraySource(inputs, layer(inputs)), 2)
     assert relative(found.total, total) < 1e-12
     assert found.figures["1 crude sum"]["exact"]
 
@@ -60,7 +64,7 @@ def test_phase_2_certifies_rows_on_which_heads_attend_alike(
     two_heads: tuple[kh.AttentionLayer, np.ndarray, np.ndarray],
 ) -> None:
     layer, inputs, outputs = two_heads
-    rows = phases.sculpt(inputs, outputs, np.sum(layer.projections, axis=0), 200)
+    rows = phases.sculpt(ArraySource(inputs, outputs), np.sum(layer.projections, axis=0), 200)
     logits = np.einsum("rd,mde,rke->mrk", rows.own, layer.scores, rows.inputs)
     weights = np.exp(logits) / np.sum(np.exp(logits), axis=2, keepdims=True)
     assert np.max(np.abs(weights[0] - weights[1])) < 0.02
@@ -72,7 +76,7 @@ def test_phase_2_certifies_rows_on_which_heads_attend_alike(
 
 def test_phase_2_constrains_every_head(two_heads: tuple[kh.AttentionLayer, np.ndarray, np.ndarray]) -> None:
     layer, inputs, outputs = two_heads
-    rows = phases.sculpt(inputs, outputs, np.sum(layer.projections, axis=0), 200)
+    rows = phases.sculpt(ArraySource(inputs, outputs), np.sum(layer.projections, axis=0), 200)
     matrix, right = constraints(rows)
     for score in layer.scores:
         assert np.linalg.norm(matrix @ score.reshape(-1) - right) < 0.05 * np.linalg.norm(right)
@@ -90,7 +94,7 @@ def test_phase_3_finds_the_point_of_least_norm(
 ) -> None:
     layer, inputs, outputs = two_heads
     total = np.sum(layer.projections, axis=0)
-    rows = phases.sculpt(inputs, outputs, total, 200)
+    rows = phases.sculpt(ArraySource(inputs, outputs), total, 200)
     point, refined = phases.proxy(rows, total, 2, solver)
     assert relative(point.reshape(-1), nearest_to_zero(layer.scores)) < 0.1
     assert relative(refined, total) < 0.05
@@ -100,7 +104,7 @@ def test_phase_3_finds_the_point_of_least_norm(
 def test_phase_3_mends_a_sum_that_is_off(two_heads: tuple[kh.AttentionLayer, np.ndarray, np.ndarray]) -> None:
     layer, inputs, outputs = two_heads
     total = np.sum(layer.projections, axis=0)
-    rows = phases.sculpt(inputs, outputs, total, 200)
+    rows = phases.sculpt(ArraySource(inputs, outputs), total, 200)
     assert relative(phases.proxy(rows, 1.1 * total, 2)[1], total) < 0.05
 
 
@@ -109,7 +113,7 @@ def test_phase_4_finds_the_span_of_differences(
 ) -> None:
     layer, inputs, outputs = two_heads
     total = np.sum(layer.projections, axis=0)
-    rows = phases.sculpt(inputs, outputs, total, 200)
+    rows = phases.sculpt(ArraySource(inputs, outputs), total, 200)
     point = nearest_to_zero(layer.scores).reshape(5, 5)
     found = phases.span(rows, total, point, 2)
     line = (layer.scores[0] - layer.scores[1]).reshape(-1)
@@ -128,7 +132,7 @@ def test_phase_4_of_three_heads_is_a_plane(rng: np.random.Generator) -> None:
     layer = layer_of(rng, 5, 3, 0.7)
     inputs = rng.standard_normal((40_000, 2, 5))
     total = np.sum(layer.projections, axis=0)
-    rows = phases.sculpt(inputs, layer(inputs), total, 200)
+    rows = phases.sculpt(ArraySource(inputs, layer(inputs)), total, 200)
     point, _ = phases.proxy(rows, total, 3)
     found = phases.span(rows, total, point, 3)
     flat = found.directions.reshape(2, -1)
@@ -141,7 +145,7 @@ def test_later_rounds_choose_rows_that_heads_agree_on(
     two_heads: tuple[kh.AttentionLayer, np.ndarray, np.ndarray],
 ) -> None:
     layer, inputs, outputs = two_heads
-    pool = phases.sculpt(inputs, outputs, np.sum(layer.projections, axis=0), 1000)
+    pool = phases.sculpt(ArraySource(inputs, outputs), np.sum(layer.projections, axis=0), 1000)
 
     def apart(rows: Rows) -> float:
         logits = np.einsum("rd,mde,rke->mrk", rows.own, layer.scores, rows.inputs)
@@ -161,20 +165,20 @@ def test_phase_5_finds_the_heads_in_the_true_hull(m: int, rng: np.random.Generat
     hull = phases.Hull.through(flat[-1].reshape(4, 4), basis.reshape(m - 1, 4, 4))
     assert np.allclose(hull.proxy.reshape(-1), point)
     assert from_hull(hull, layer.scores) < 1e-12
-    scores, figures = phases.net(inputs, layer(inputs), hull, m, rng)
+    scores, figures = phases.net(ArraySource(inputs, layer(inputs)), hull, m, rng)
     assert figures["points"] > 10
-    projections, error = phases.projections(inputs, layer(inputs), scores)
+    projections, error = phases.projections(ArraySource(inputs, layer(inputs)), scores)
     assert error < 0.05
     assert kh.distance(kh.AttentionLayer(scores, projections), layer) < 0.3
-    nearby, fewer = phases.net(inputs, layer(inputs), hull, m, rng, near=layer.scores)
+    nearby, fewer = phases.net(ArraySource(inputs, layer(inputs)), hull, m, rng, near=layer.scores)
     assert fewer["points"] < figures["points"]
-    assert phases.projections(inputs, layer(inputs), nearby)[1] < 0.05
+    assert phases.projections(ArraySource(inputs, layer(inputs)), nearby)[1] < 0.05
 
 
 def test_phase_6_is_least_squares(rng: np.random.Generator) -> None:
     layer = layer_of(rng, 4, 2, 0.7)
     inputs = signs(rng, 300, 3, 4)
-    projections, error = phases.projections(inputs, layer(inputs), layer.scores)
+    projections, error = phases.projections(ArraySource(inputs, layer(inputs)), layer.scores)
     assert relative(projections, layer.projections) < 1e-12
     assert error < 1e-13
 
@@ -183,7 +187,7 @@ def test_one_head_is_exact_before_any_polish(fresh_seed: int) -> None:
     rng = np.random.default_rng(fresh_seed)
     layer = layer_of(rng, 4, 1, 1.0)
     inputs = signs(rng, 143, 2, 4)
-    found = six_phase(inputs, layer(inputs), 1)
+    found = six_phase(ArraySource(inputs, layer(inputs)), 1)
     assert kh.distance(kh.AttentionLayer(found.scores, found.projections), layer) < 1e-9
 
 
@@ -209,9 +213,9 @@ def test_later_rounds_are_kept_where_they_explain_more(
 ) -> None:
     layer = layer_of(rng, 5, 3, 0.7)
     inputs = rng.standard_normal((10_000, 2, 5))
-    found = six_phase(inputs, layer(inputs), 3)
+    found = six_phase(ArraySource(inputs, layer(inputs)), 3)
     monkeypatch.setattr(phases, "RETURNS", ())
-    once = six_phase(inputs, layer(inputs), 3)
+    once = six_phase(ArraySource(inputs, layer(inputs)), 3)
     assert once.figures["1 crude sum"]["rounds"] == 1
     assert found.error <= once.error
     assert (found.figures["1 crude sum"]["rounds"] > 1) == (found.error < once.error)
@@ -221,13 +225,13 @@ def test_more_examples_sharpen_the_hull(rng: np.random.Generator) -> None:
     layer = layer_of(rng, 5, 3, 0.7)
     inputs = rng.standard_normal((20_000, 2, 5))
     outputs = layer(inputs)
-    few, many = (from_hull(six_phase(inputs[:n], outputs[:n], 3).hull, layer.scores) for n in (500, 20_000))
+    few, many = (from_hull(six_phase(ArraySource(inputs[:n], outputs[:n]), 3).hull, layer.scores) for n in (500, 20_000))
     assert many < 0.5 * few
 
 
 def test_what_the_phases_cannot_do_is_refused(two_heads: tuple[kh.AttentionLayer, np.ndarray, np.ndarray]) -> None:
     _, inputs, outputs = two_heads
     with pytest.raises(UsageError, match="1 to 4 heads"):
-        six_phase(inputs, outputs, 5)
+        six_phase(ArraySource(inputs, outputs), 5)
     with pytest.raises(UsageError, match="how many heads"):
         kh.learn(inputs, outputs, heads="auto", method="six-phase")

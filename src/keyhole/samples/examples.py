@@ -101,6 +101,11 @@ class Examples:
         held = np.isin(kinds, order[: min(needed, len(order) - 1)])
         return self.some(~held), self.some(held)
 
+    def once(self) -> Examples:
+        """Each input once, whatever the order of its tokens."""
+        _, first = np.unique(self.same_inputs(in_any_order=True), return_index=True)
+        return self if len(first) == self.count else self.some(np.sort(first))
+
     @cached_property
     def different(self) -> int:
         """Examples of different tokens: the same ones, even in another order, say nothing new of a layer."""

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from keyhole.arrays import Floats
+from keyhole.samples.source import Source
 from keyhole.samples.variable_projection import LayerProblem, mixture
 
 # Points of the net along each direction, its radius over that of the proxy, and how often it is refined.
@@ -44,8 +45,7 @@ class Hull:
 
 
 def net(
-    inputs: Floats,
-    outputs: Floats,
+    source: Source,
     hull: Hull,
     heads: int,
     rng: np.random.Generator,
@@ -59,8 +59,7 @@ def net(
     free = heads - 1
     if free == 0:
         return hull.proxy[None], {"points": 1}
-    some = slice(0, NET_EXAMPLES)
-    problem = LayerProblem(inputs[some], outputs[some])
+    problem = LayerProblem(*source.some(NET_EXAMPLES))
     radius = RADIUS * float(np.linalg.norm(hull.proxy)) * free**0.5
     found = None if near is None else hull.coefficients(near)
     width, tried = 2 * radius / (POINTS[free] - 1), 0

@@ -17,14 +17,16 @@ Theorem 1.2 of the paper: (dk)^O(m³) time and (kd)^Θ(m) examples for non-degen
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from keyhole.arrays import Floats
+from keyhole.arrays import ArrayTable, Floats
 from keyhole.errors import UsageError
 from keyhole.samples.six_phase.hull import Hull, net
 from keyhole.samples.six_phase.rows import MOST_HEADS, Rows, alike, proxy, rescore, sculpt, span
+from keyhole.samples.source import Source
 from keyhole.samples.variable_projection import LayerProblem
 
 ASSUMPTIONS = (
@@ -42,6 +44,9 @@ POOL = 8
 RETURNS, RETURN_POOL = (1 / 2, 1 / 4, 1 / 8), 8
 # Phase 6: examples that projections are fitted to, or 20 numbers per parameter if that is more.
 LAST_EXAMPLES = 4000
+# Examples in memory that the last phases may need.
+PHASE_EXAMPLES = 8000
+SOLVERS = ("least-squares", "l1")
 
 
 @dataclass(frozen=True)
@@ -56,7 +61,18 @@ class SixPhase:
     figures: dict[str, dict[str, Any]]  # per phase
 
 
-def six_phase(inputs: Floats, outputs: Floats, heads: int, seed: int = 0, solver: str = "least-squares") -> SixPhase:
+@dataclass(frozen=True)
+class PhaseSettings:
+    """How phases are carried out, where there is a choice."""
+
+    solver: str = "least-squares"
+
+    def __post_init__(self) -> None:
+        if self.solver not in SOLVERS:
+            raise UsageError(f"unknown solver {self.solver!r} of the six phases; known: {', '.join(SOLVERS)}")
+
+
+def six_phase(source: Source, heads: int, seed: int = 0, settings: PhaseSettings = PhaseSettings()) -> SixPhase:  # noqa: B008
     """All phases, one after the other; then again from the second on, with the sum and the heads that came out.
 
     S, rows and proxy are gone through several times before the first net. Later rounds know more and need fewer rows,
@@ -65,10 +81,9 @@ def six_phase(inputs: Floats, outputs: Floats, heads: int, seed: int = 0, solver
     if not 1 <= heads <= MOST_HEADS:
         raise UsageError(f"the six phases are made for 1 to {MOST_HEADS} heads, not {heads}")
     rng = np.random.default_rng([seed, 0x516])
-    distinct = _distinct(inputs)
-    exact_sum = all_alike(inputs) is not None
-    run = _Run(inputs, outputs, inputs[distinct], outputs[distinct], heads, solver, rng, exact_sum)
-    found = run.first(crude_sum(inputs, outputs))
+    total, exact = crude_sum(source)
+    run = _Run(source, heads, settings, rng, exact)
+    found = run.first(total)
     for part in RETURNS if heads > 1 else ():
         again = run.again(found, part)
         found = again if again.error < found.error else found
@@ -79,41 +94,38 @@ def six_phase(inputs: Floats, outputs: Floats, heads: int, seed: int = 0, solver
 class _Run:
     """One call of the six phases."""
 
-    inputs: Floats  # (n, k, d)
-    outputs: Floats  # (n, k, d_out)
-    different_inputs: Floats  # (some, k, d): each input once
-    different_outputs: Floats  # (some, k, d_out)
+    source: Source
     heads: int
-    solver: str
+    settings: PhaseSettings
     rng: np.random.Generator
     exact_sum: bool  # phase 1 found S exactly
 
     @property
     def last(self) -> int:
         """Rows that are kept at the end of a cycle."""
-        count, k, d = self.different_inputs.shape
-        return int(np.clip(LAST_PART * count * k, LEAST_ROWS * d**2, MOST_ROWS * d**2 * (k - 1)))
+        k, d = self.source.length, self.source.width
+        return int(np.clip(LAST_PART * self.source.count * k, LEAST_ROWS * d**2, MOST_ROWS * d**2 * (k - 1)))
 
     def first(self, total: Floats) -> SixPhase:
         """Phases 2 to 6 from a crude S: cycles of ever more rows."""
         started = float(np.linalg.norm(total))
         for cycle in range(CYCLES):
-            pool = sculpt(self.different_inputs, self.different_outputs, total, POOL * self.last)
+            pool = sculpt(self.source, total, POOL * self.last)
             last = min(self.last, max(2, len(pool.scores) // 2))
             for count in (round(float(each)) for each in np.geomspace(min(FIRST_ROWS, last), last, ROUNDS)):
                 rows = rescore(pool, total).best(count)
-                use = self.solver if cycle == CYCLES - 1 and count == self.last else "least-squares"
+                use = self.settings.solver if cycle == CYCLES - 1 and count == self.last else "least-squares"
                 point, total = proxy(rows, total, self.heads, use, refine=not self.exact_sum)
-        crude = {"examples": min(CRUDE_EXAMPLES, len(self.inputs)), "norm": started, "exact": self.exact_sum}
+        crude = {"examples": min(CRUDE_EXAMPLES, self.source.count), "norm": started, "exact": self.exact_sum}
         return self._finish(rows, total, point, None, crude | {"rounds": 1})
 
     def again(self, before: SixPhase, part: float) -> SixPhase:
         """Phases 2 to 6 from the sum of the projections that were found, on rows that the heads found agree on too."""
         total = before.total if self.exact_sum else np.sum(before.projections, axis=0)
-        count = max(LEAST_ROWS * self.inputs.shape[2] ** 2, int(part * self.last))
-        pool = sculpt(self.different_inputs, self.different_outputs, total, RETURN_POOL * count)
+        count = max(LEAST_ROWS * self.source.width**2, int(part * self.last))
+        pool = sculpt(self.source, total, RETURN_POOL * count)
         rows = alike(pool, before.scores).best(count)
-        point, total = proxy(rows, total, self.heads, self.solver, refine=False)
+        point, total = proxy(rows, total, self.heads, self.settings.solver, refine=False)
         crude = before.figures["1 crude sum"]
         return self._finish(rows, total, point, before.scores, crude | {"rounds": crude["rounds"] + 1})
 
@@ -121,15 +133,15 @@ class _Run:
         """Phases 4 to 6, and the figures of all."""
         flat = span(rows, total, point, self.heads)
         hull = Hull.through(point, flat.directions)
-        scores, tried = net(self.inputs, self.outputs, hull, self.heads, self.rng, near)
-        weights, error = projections(self.inputs, self.outputs, scores)
+        scores, tried = net(self.source, hull, self.heads, self.rng, near)
+        weights, error = projections(self.source, scores)
         figures = {
             "1 crude sum": crude,
             "2 sculpt": {
                 "rows": len(rows.scores),
-                "of": self.different_inputs.shape[0] * self.different_inputs.shape[1],
+                "of": self.source.count * self.source.length,
                 "worst_score": float(rows.scores[-1]),
-                "solver": self.solver,
+                "solver": self.settings.solver,
             },
             "3 proxy": {"norm": float(np.linalg.norm(hull.proxy)), "sum_norm": float(np.linalg.norm(total))},
             "4 span": flat.figures,
@@ -139,37 +151,45 @@ class _Run:
         return SixPhase(scores, weights, total, hull, error, figures)
 
 
-def crude_sum(inputs: Floats, outputs: Floats, count: int = CRUDE_EXAMPLES) -> Floats:  # -> (d, d_out)
-    """Phase 1: least squares of the mean output on the mean token, where tokens differ least.
+def crude_sum(source: Source, count: int = CRUDE_EXAMPLES) -> tuple[Floats, bool]:  # -> (d, d_out)
+    """Phase 1: least squares of the mean output on the mean token, where tokens differ least; and whether S is exact.
 
     If all tokens were the same x, each row of the output would be xᵀS whatever the scores are. Signs of few tokens are
     now and then: where such examples span everything, S is exact.
     """
+    rows = source.reduce(partial(_nearly_alike, count), partial(_most_alike, count))
+    exact = rows.take(rows.spread == 0.0)
+    spanned = len(exact.spread) > 0 and np.linalg.matrix_rank(exact.inputs) == source.width
+    chosen = exact if spanned else rows
+    return np.asarray(np.linalg.lstsq(chosen.inputs, chosen.outputs, rcond=None)[0]), bool(spanned)
+
+
+@dataclass(frozen=True)
+class AlikeExamples(ArrayTable):
+    """Examples whose tokens are nearly the same."""
+
+    inputs: Floats  # (n, d): mean tokens
+    outputs: Floats  # (n, d_out): mean outputs
+    spread: Floats  # (n,): variance of tokens over the size of their mean; 0 where they are all the same
+
+
+def _nearly_alike(count: int, inputs: Floats, outputs: Floats) -> AlikeExamples:
     centre = np.mean(inputs, axis=1)
-    chosen = all_alike(inputs)
-    if chosen is None:
-        variance = np.mean((inputs - centre[:, None]) ** 2, axis=(1, 2))
-        # By chance all tokens may be nothing but small: what counts is the spread over the size.
-        chosen = np.argsort(variance / np.maximum(np.mean(centre**2, axis=1), 1e-12), kind="stable")[:count]
-    return np.asarray(np.linalg.lstsq(centre[chosen], np.mean(outputs[chosen], axis=1), rcond=None)[0])
+    variance = np.mean((inputs - centre[:, None]) ** 2, axis=(1, 2))
+    # By chance all tokens may be nothing but small: what counts is the spread over the size.
+    spread = variance / np.maximum(np.mean(centre**2, axis=1), 1e-12)
+    spread[np.all(inputs == inputs[:, :1], axis=(1, 2))] = 0.0
+    chosen = np.argsort(spread, kind="stable")[:count]
+    return AlikeExamples(centre[chosen], np.mean(outputs[chosen], axis=1), spread[chosen])
 
 
-def all_alike(inputs: Floats) -> Any:  # (n, k, d) -> (some,) or None
-    """Examples whose tokens are all the same, if they span everything."""
-    chosen = np.flatnonzero(np.all(inputs == inputs[:, :1], axis=(1, 2)))
-    spanned = len(chosen) and np.linalg.matrix_rank(inputs[chosen, 0]) == inputs.shape[2]
-    return chosen if spanned else None
+def _most_alike(count: int, *parts: AlikeExamples) -> AlikeExamples:
+    both = AlikeExamples.concat(*parts)
+    return both.take(np.argsort(both.spread, kind="stable")[:count])
 
 
-def projections(inputs: Floats, outputs: Floats, scores: Floats) -> tuple[Floats, float]:
+def projections(source: Source, scores: Floats) -> tuple[Floats, float]:
     """Phase 6: the projections by least squares, and the relative error that is left."""
-    some = slice(0, max(LAST_EXAMPLES, 20 * scores.size // inputs.shape[1]))
-    point = LayerProblem(inputs[some], outputs[some]).at(scores)
+    some = source.some(max(LAST_EXAMPLES, 20 * scores.size // source.length))
+    point = LayerProblem(*some).at(scores)
     return point.projections, point.relative
-
-
-def _distinct(inputs: Floats) -> Any:
-    """The first example of each input: repeated ones would count twice."""
-    flat = np.ascontiguousarray(inputs.reshape(len(inputs), -1))
-    keys = flat.view(np.dtype((np.void, flat.dtype.itemsize * flat.shape[1]))).reshape(-1)
-    return np.sort(np.unique(keys, return_index=True)[1])

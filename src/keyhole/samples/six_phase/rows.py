@@ -6,17 +6,17 @@ They put linear constraints on every score matrix: the point of least norm in th
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 from scipy.optimize import linprog
 
 from keyhole.arrays import ArrayTable, Floats
+from keyhole.samples.source import Source
 
 # Phase 2: rows are rejected whose smallest weight is below this, or whose tokens nearly coincide.
 LEAST_WEIGHT, NEARLY_EQUAL = 0.02, 1e-2
-# Examples that are scored at a time.
-CHUNK = 20_000
 
 
 @dataclass(frozen=True)
@@ -39,17 +39,27 @@ class Rows(ArrayTable):
         return 1.0 / (self.scores + np.median(self.scores) + np.finfo(float).tiny)
 
 
-def sculpt(inputs: Floats, outputs: Floats, total: Floats, keep: int) -> Rows:
+def sculpt(source: Source, total: Floats, keep: int) -> Rows:
     """Phase 2: the rows that are most certainly alike in all heads.
 
     F_a = SᵀXᵀp with Σp = 1 is solved for p; a small residual says that one p does for all heads (if there are m(k − 1)
     outputs or more). It is weighed against how well p is determined, and against how small its entries are.
     """
-    best: list[Rows] = []
-    for start in range(0, len(inputs), CHUNK):
-        part = slice(start, start + CHUNK)
-        best.append(_score(inputs[part], outputs[part], total).best(keep))
-    return Rows.concat(*best).best(keep)
+    return source.reduce(partial(_certain, total, keep), partial(_most_certain, keep))
+
+
+def _certain(total: Floats, keep: int, inputs: Floats, outputs: Floats) -> Rows:
+    return _most_certain(keep, _score(inputs, outputs, total))
+
+
+def _most_certain(keep: int, *parts: Rows) -> Rows:
+    """The most certain rows, each once: repeated ones would count twice."""
+    rows = Rows.concat(*parts)
+    order = np.lexsort([*rows.own.T, *rows.inputs.reshape(len(rows.own), -1).T]) if len(rows.own) else np.arange(0)
+    rows = rows.take(order)
+    same = np.all(rows.own[1:] == rows.own[:-1], axis=1) & np.all(rows.inputs[1:] == rows.inputs[:-1], axis=(1, 2))
+    fresh = np.concatenate([np.ones(min(1, len(rows.own)), dtype=bool), ~same])
+    return rows.take(np.flatnonzero(fresh)).best(keep)
 
 
 def _score(inputs: Floats, outputs: Floats, total: Floats) -> Rows:
