@@ -1,7 +1,7 @@
 """Independent pieces of work: done here, by processes of this machine, by any executor of futures, or by Dask.
 
-Results come back in the order of the pieces, each once, whoever did them: what is added up from them does not depend on how
-many workers there are. A piece whose worker died is done again.
+Results come back in the order of the pieces, each once, whoever did them: what is added up from them does not depend
+on how many workers there are. A piece whose worker died is done again.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Crew(ABC):
 
 
 class OneProcess(Crew):
-    """This process, one piece after the other."""
+    """Whoever calls, one piece after the other."""
 
     def map(self, work: Callable[[Piece], Result], pieces: Sequence[Piece]) -> Iterator[Result]:
         """The results, each made when it is asked for."""
@@ -108,7 +108,7 @@ def awaited(future: Future[Result]) -> Result:
 
 @contextmanager
 def open_crew(workers: int = 1, dask: str | None = None, executor: Executor | None = None) -> Iterator[Crew]:
-    """This process, `workers` processes of this machine, the Dask cluster at an address, or a given executor."""
+    """Whoever calls, `workers` processes of this machine, the Dask cluster at an address, or a given executor."""
     if executor is not None:
         if not isinstance(executor, Executor):
             raise UsageError(f"executor must be a concurrent.futures.Executor, not {type(executor).__name__}")
@@ -122,7 +122,7 @@ def open_crew(workers: int = 1, dask: str | None = None, executor: Executor | No
             yield crew
     elif workers > 1:
         with one_thread_each():
-            own = FutureCrew(_processes(workers), AHEAD * workers, lambda: _processes(workers))
+            own = FutureCrew(processes(workers), AHEAD * workers, lambda: processes(workers))
             try:
                 yield own
             finally:
@@ -131,7 +131,8 @@ def open_crew(workers: int = 1, dask: str | None = None, executor: Executor | No
         yield OneProcess()
 
 
-def _processes(workers: int) -> Executor:
+def processes(workers: int) -> Executor:
+    """Processes of this machine, each started when it is needed."""
     return ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"))  # threads of BLAS do not survive a fork
 
 

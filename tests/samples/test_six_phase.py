@@ -8,9 +8,9 @@ import pytest
 import keyhole as kh
 from keyhole.errors import UsageError
 from keyhole.samples.six_phase import method as phases
-from keyhole.samples.six_phase.method import PhaseSettings, six_phase
-from keyhole.samples.source import ArraySource
+from keyhole.samples.six_phase.method import six_phase
 from keyhole.samples.six_phase.rows import Rows, constraints
+from keyhole.samples.source import ArraySource
 from keyhole.targets.datasets import random_layer, signs
 
 
@@ -225,7 +225,9 @@ def test_more_examples_sharpen_the_hull(rng: np.random.Generator) -> None:
     layer = layer_of(rng, 5, 3, 0.7)
     inputs = rng.standard_normal((20_000, 2, 5))
     outputs = layer(inputs)
-    few, many = (from_hull(six_phase(ArraySource(inputs[:n], outputs[:n]), 3).hull, layer.scores) for n in (500, 20_000))
+    few, many = (
+        from_hull(six_phase(ArraySource(inputs[:n], outputs[:n]), 3).hull, layer.scores) for n in (500, 20_000)
+    )
     assert many < 0.5 * few
 
 

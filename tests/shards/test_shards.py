@@ -139,7 +139,9 @@ BAD = [
 
 
 @pytest.mark.parametrize(("inputs", "outputs", "says"), BAD, ids=[says[:20] for *_, says in BAD])
-def test_what_does_not_fit_together_is_named(inputs: np.ndarray, outputs: np.ndarray, says: str, tmp_path: Path) -> None:
+def test_what_does_not_fit_together_is_named(
+    inputs: np.ndarray, outputs: np.ndarray, says: str, tmp_path: Path
+) -> None:
     npz(tmp_path / "a.npz", inputs=inputs, outputs=outputs)
     with pytest.raises(FileError, match=says):
         list(find_shards(tmp_path / "a.npz")[0].blocks())

@@ -26,8 +26,8 @@ def learn(
         str,
         typer.Argument(
             metavar="DATA",
-            help="A file with arrays `inputs` (n, k, d) and `outputs` (n, k, d_out), a folder or a pattern of such shards "
-            "(.npz, .npy, .safetensors, .pt, .parquet, .arrow, .zarr), "
+            help="A file with arrays `inputs` (n, k, d) and `outputs` (n, k, d_out), a folder or a pattern of such "
+            "shards (.npz, .npy, .safetensors, .pt, .parquet, .arrow, .zarr), "
             "`demo:layer?d=8&k=4&m=2&n=4000` (also out, size, noise, gaussian, seed) or `demo:layer-hard?d=10&m=3`",
         ),
     ],

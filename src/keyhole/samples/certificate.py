@@ -34,8 +34,8 @@ SHARPER = 1.5
 FIRST_ORDER = 5.0
 # Repeated inputs must have at least so many degrees of freedom to tell the noise.
 ENOUGH_REPEATS = 30
-# Of a layer that is only said to be accurate: single errors may be this much larger than those that measured it, and its
-# error is given with so many standard deviations of the measurement.
+# Of a layer that is only said to be accurate: single errors may be this much larger than those that measured it, and
+# its error is given with so many standard deviations of the measurement.
 ACCURACY_MARGIN, MEASURED = 2.0, 3.0
 ACCURACY_ASSUMPTIONS = (
     "the layer comes as near to the outputs as it was measured to on held-out examples, on inputs drawn like these",
@@ -110,7 +110,8 @@ def judge(
         flaw = (
             Outcome.NOT_IDENTIFIABLE,
             (
-                f"{said}, but on these inputs head {free} attends so sharply that scores {SHARPER:g} times as large would "
+                f"{said}, but on these inputs head {free} attends so sharply that scores {SHARPER:g} times as large "
+                f"would "
                 "give the same outputs: how large they are cannot be known from such inputs"
             ),
         )
@@ -136,31 +137,34 @@ def _flaw(
         return Outcome.NOT_IDENTIFIABLE, f"{said}, but {free}"
     if not trust.known:
         return Outcome.UNCERTIFIED, (
-            f"{said}, but the noise of {noise:.2g} is only what the fit leaves over: no examples of equal inputs confirm "
+            f"{said}, but the noise of {noise:.2g} is only what the fit leaves over: no examples of equal inputs "
+            f"confirm "
             "it, and what no fit explains looks like noise too. Declare it, noise=Noise.gaussian(scale)"
         )
     if unresolved:
         wide = "the error bars are as large as what attention does to the outputs: more examples or less noise"
         if trust.tolerance > 0:
             wide = (
-                f"errors of {trust.tolerance:g} that are all to one end could move scores by as much as they are, and no "
+                f"errors of {trust.tolerance:g} that are all to one end could move scores by as much as they are, "
+                f"and no "
                 "number of examples averages them out: a smaller tolerance, or noise=Noise.gaussian(scale) if they are "
                 "independent"
             )
         return Outcome.UNCERTIFIED, f"{said}, but {wide}"
     if trust.hidden:
         return Outcome.UNCERTIFIED, (
-            f"{said}, but a further head that adds less than the tolerance of {trust.tolerance:g} may hide within it: say "
+            f"{said}, but a further head that adds less than the tolerance of {trust.tolerance:g} may hide within "
+            f"it: say "
             "how many there are, heads="
         )
     return None
 
 
 def judge_accuracy(layer: AttentionLayer, heldout: Examples) -> Verdict:
-    """How near a layer of which nothing is claimed but accuracy comes to the outputs: its measured ε, with a check of it.
+    """Of a layer of which nothing is claimed but accuracy: its measured ε, and a check of it.
 
-    Half of the held-out examples measure ε; the other half must lie within twice the largest error of the first. Nothing
-    is said of parameters.
+    Half of the held-out examples measure ε; the other half must lie within twice the largest error of the first.
+    Nothing is said of parameters.
     """
     half = max(1, heldout.count // 2)
     rest = heldout.problem()
@@ -185,8 +189,8 @@ def judge_accuracy(layer: AttentionLayer, heldout: Examples) -> Verdict:
         predictions=predictions.reshape(-1),
         answers=rest.labels.reshape(-1),
     )
-    said = f"a layer of accuracy ε = {error:.2g}: {heldout.count} held-out examples are predicted within {100 * error:.2g} % "
-    said += f"of their outputs, root mean square, at most {100 * most:.2g} % at three standard deviations"
+    said = f"a layer of accuracy ε = {error:.2g}: {heldout.count} held-out examples are predicted within "
+    said += f"{100 * error:.2g} % of their outputs, root mean square, at most {100 * most:.2g} % at three deviations"
     outcome = Outcome.CERTIFIED
     if worst > 1:
         outcome, said = (

@@ -56,18 +56,18 @@ def learn(
 ) -> Recovery:
     """Learn a multi-head layer F(X) = Σ softmax(X·Θ·Xᵀ)·X·W from random examples (X, F(X)), and certify it.
 
-    Examples are two arrays, or one of: a file, a folder, a pattern such as "shards/*.npz", a list of these, a stream of pairs
-    or rows, a dictionary of columns. `names` are those of their two arrays. What does not fit into memory is worked through
-    shard by shard, by `workers` processes, the Dask cluster at the address `dask`, or any `executor` of futures; bad shards
-    are named and left out only with `skip_bad`.
+    Examples are two arrays, or one of: a file, a folder, a pattern such as "shards/*.npz", a list of these, a stream
+    of pairs or rows, a dictionary of columns. `names` are those of their two arrays. What does not fit into memory
+    is worked through shard by shard, by `workers` processes, the Dask cluster at the address `dask`, or any
+    `executor` of futures; bad shards are named and left out only with `skip_bad`.
 
     `heads` is their number, or "auto" to find it. `noise` is the standard deviation of the outputs' errors, a `Noise`,
     or "measure" where it is unknown; left out, outputs are taken for exact unless their digits show that they are
     rounded. `rank` bounds the rank of every score
     matrix. The method "varpro" makes up to `restarts` starts from `init` ("random", "spectral" or "six-phase"), which
     `jobs` processes share; `search` says whether heads are found by growing or by pruning, up to `max_heads`.
-    "six-phase" is the algorithm of Chen and Li as `phases` say, followed by a descent unless `polish=False`; without it the
-    layer is certified at its measured accuracy, and its parameters are not.
+    "six-phase" is the algorithm of Chen and Li as `phases` say, followed by a descent unless `polish=False`; without it
+    the layer is certified at its measured accuracy, and its parameters are not.
 
     `throw=False` returns every outcome; otherwise one without a certificate raises `RecoveryFailed`, which has the
     result attached. `max_seconds` caps the time it takes; left out, it is a minute and grows with examples and sizes.

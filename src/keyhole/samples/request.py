@@ -180,8 +180,8 @@ class Request:
             self.details["six_phase"] = found.figures
             first = found.scores
             if not self.polish:
-                evidence = SummedFit.of(source, found.scores, found.projections, full=False)
-                return _Found(None, evidence, self._count(evidence.examples, train, self.heads), train)
+                summed = SummedFit.of(source, found.scores, found.projections, full=False)
+                return _Found(None, summed, self._count(summed.examples, train, self.heads), train)
         settings = self.settings
         if self.method == "six-phase":
             settings = replace(settings, restarts=1, init="random", jobs=1)

@@ -1,8 +1,8 @@
 """A layer and everything a Gauss–Newton step needs to know of the examples, as sums over them.
 
-With residual r, mixed tokens Z and the Jacobian J of the outputs in the scores, projections fixed, the sums are ZᵀZ, ZᵀJ, JᵀJ,
-Zᵀr, Jᵀr and ‖r‖². They are small whatever the number of examples, and add up over blocks of them. The step in the projections is
-eliminated: what is left for the scores is (JᵀJ − JᵀZ(ZᵀZ)⁻¹ZᵀJ)·δΘ = Jᵀr − JᵀZ(ZᵀZ)⁻¹Zᵀr.
+With residual r, mixed tokens Z and the Jacobian J of the outputs in the scores, projections fixed, the sums are ZᵀZ,
+ZᵀJ, JᵀJ, Zᵀr, Jᵀr and ‖r‖². They are small whatever the number of examples, and add up over blocks of them. The step
+in the projections is eliminated: what is left for the scores is (JᵀJ − JᵀZ(ZᵀZ)⁻¹ZᵀJ)·δΘ = Jᵀr − JᵀZ(ZᵀZ)⁻¹Zᵀr.
 """
 
 from __future__ import annotations
@@ -74,10 +74,10 @@ class LayerAt:
         stacked = self.projections.reshape(m * d, p)
         residual = problem.labels - mixed @ stacked
         scale = np.sum((np.abs(mixed) @ np.abs(stacked)) ** 2)
-        numbers = (problem.inputs.shape[0], problem.labels.size, problem.energy, np.sum(residual**2), scale)
-        common = *map(np.asarray, numbers), mixed.T @ mixed, mixed.T @ residual
+        counted = (problem.inputs.shape[0], problem.labels.size, problem.energy, np.sum(residual**2), scale)
+        common = [np.asarray(each, dtype=np.float64) for each in (*counted, mixed.T @ mixed, mixed.T @ residual)]
         if not self.full:
-            return LayerSums(*common, np.zeros(0), np.zeros(0), np.zeros(0))
+            return LayerSums(*common, *[np.zeros(0)] * 3)
         rows, k = problem.rows, problem.inputs.shape[1]
         weights = weights.reshape(rows, m, k)
         tokens = np.repeat(problem.inputs, k, axis=0)  # (rows, k, d)
@@ -92,7 +92,7 @@ class LayerAt:
         gradient = own.T @ (sensed @ residual[:, :, None])[..., 0]
         crossed = (mixed[:, :, None] * own[:, None, :]).reshape(rows, -1)
         inside = (crossed.T @ sensed.reshape(rows, -1)).reshape(m * d, d, m * d, p)
-        return LayerSums(*common, np.ascontiguousarray(curvature), gradient, inside)
+        return LayerSums(*common, *(np.ascontiguousarray(each) for each in (curvature, gradient, inside)))
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ class SummedFit:
         promised = float(inner @ inner) + float(np.vdot(own, self.sums.along_mixed))
         return self._scores_of(moved), stacked.reshape(self.projections.shape), promised
 
-    def standard_errors(self, _: np.random.Generator) -> StandardErrors:
+    def standard_errors(self, rng: np.random.Generator) -> StandardErrors:  # noqa: ARG002
         """Standard errors by the covariance of least squares."""
         values, root = self._root
         _, gradient, carried = self._eliminated

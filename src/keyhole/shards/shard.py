@@ -24,7 +24,7 @@ BLOCK = 2**19
 
 @dataclass(frozen=True)
 class Shard:
-    """A file of two arrays, or two files of one each: what one worker reads. It travels between machines by its name."""
+    """A file of two arrays, or two files of one each: what one worker reads. It travels by its name."""
 
     inputs: Path
     outputs: Path  # the same file, unless arrays are in files of their own
@@ -68,7 +68,8 @@ class Shard:
                 raise FileError(f"{self}: {name} must have shape {form} with no size zero, not {shape}")
         if one[:2] != two[:2]:
             raise FileError(
-                f"{self}: {self.names[0]} {one} and {self.names[1]} {two} must agree in the number of examples and of tokens"
+                f"{self}: {self.names[0]} {one} and {self.names[1]} {two} must agree in the number of examples and "
+                f"of tokens"
             )
 
     def _plain(self, block: Array, role: str) -> Array:

@@ -19,7 +19,7 @@ SHARD = 2**22
 
 def write_stream(stream: Iterable[Any], folder: Path, names: Sequence[str]) -> list[Shard]:
     """Shards of a stream of examples: pairs of arrays, or rows as data sets have them, one or a batch at a time."""
-    shards, parts, size = [], list[tuple[Array, Array]](), 0
+    shards, parts, size = list[Shard](), list[tuple[Array, Array]](), 0
     for pair in _pairs(stream, names):
         parts.append(pair)
         size += pair[0].size + pair[1].size
@@ -35,17 +35,19 @@ def write_stream(stream: Iterable[Any], folder: Path, names: Sequence[str]) -> l
 
 def _pairs(stream: Iterable[Any], names: Sequence[str]) -> Iterator[tuple[Array, Array]]:
     """Batches (rows, k, d) with their outputs."""
-    for number, item in enumerate(stream):
-        if isinstance(item, Mapping):
-            missing = [name for name in names if name not in item]
+    for number, given in enumerate(stream):
+        item = given
+        if isinstance(given, Mapping):
+            missing = [name for name in names if name not in given]
             if missing:
                 raise UsageError(
-                    f"item {number} of the stream has no column {missing[0]!r}, but {', '.join(map(str, item))}"
+                    f"item {number} of the stream has no column {missing[0]!r}, but {', '.join(map(str, given))}"
                 )
-            item = (item[names[0]], item[names[1]])
+            item = (given[names[0]], given[names[1]])
         if not isinstance(item, tuple | list) or len(item) != 2:
             raise UsageError(
-                f"item {number} of the stream must be a pair (inputs, outputs) or have columns {names[0]} and {names[1]}, "
+                f"item {number} of the stream must be a pair (inputs, outputs) or have columns {names[0]} and "
+                f"{names[1]}, "
                 f"not {type(item).__name__}"
             )
         one, two = (_array(each, number) for each in item)
@@ -53,7 +55,8 @@ def _pairs(stream: Iterable[Any], names: Sequence[str]) -> Iterator[tuple[Array,
             one, two = one[None], two[None]
         if one.ndim != 3 or two.ndim != 3 or one.shape[:2] != two.shape[:2]:
             raise UsageError(
-                f"item {number} of the stream must be an example (k, d) with outputs (k, d_out), or a batch of them, not "
+                f"item {number} of the stream must be an example (k, d) with outputs (k, d_out), or a batch of "
+                f"them, not "
                 f"{one.shape} with {two.shape}"
             )
         yield one, two

@@ -49,7 +49,9 @@ def open_data(text: str) -> Data:
         shards = find_shards(files)
     except UsageError as error:
         raise UsageError(f"{error}. Examples are named like: {EXAMPLES}") from error
-    return Data(text, f"examples in {files}" if len(shards) == 1 else f"examples in {len(shards)} shards, {files}", files)
+    return Data(
+        text, f"examples in {files}" if len(shards) == 1 else f"examples in {len(shards)} shards, {files}", files
+    )
 
 
 def open_inputs(path: Path) -> list[Any]:

@@ -81,7 +81,8 @@ def shards_of(data: Any, names: Sequence[str], stack: ExitStack) -> list[Shard]:
         return find_shards(list(data), names)
     if array_api_compat.is_array_api_obj(data) or not isinstance(data, Iterable):
         raise UsageError(
-            "learn needs inputs and outputs, or one of: a file, a folder, a pattern, a list of files, a stream of pairs or "
+            "learn needs inputs and outputs, or one of: a file, a folder, a pattern, a list of files, a stream of "
+            "pairs or "
             f"rows, a dictionary of columns; not {type(data).__name__} alone"
         )
     folder = stack.enter_context(TemporaryDirectory(prefix="keyhole-stream-"))

@@ -17,8 +17,8 @@ from keyhole.samples.variable_projection import LayerPoint
 PASSES = 10
 # Steps that promise less than this part of the variance of one residual are far below any radius.
 IRRELEVANT = 1e-4
-# Of a residual that is rounding a step promises the variance of one residual for each number of the layer, and by chance
-# so many more.
+# Of a residual that is rounding a step promises the variance of one residual for each number of the layer, and by
+# chance so many more.
 SETTLED = 25.0
 
 
@@ -68,7 +68,8 @@ class ShardEvidence:
 def refine(source: Source, point: LayerPoint, rank: int | None, rounding: float) -> tuple[ShardEvidence, int]:
     """The fit to all examples that is nearest to one of a part, and the passes over them that it took.
 
-    A relative residual of `rounding` or less is as good as none: what a step could still take off it is noise of the sums.
+    A relative residual of `rounding` or less is as good as none: what a step could still take off it is noise of the
+    sums.
     """
     best, passes, size = SummedFit.of(source, point.scores, point.projections), 1, 1.0
     if rank is not None or point.scores.size > MOST_ENTRIES:

@@ -65,7 +65,7 @@ def _through(
 def keys_of(inputs: Floats) -> Keys:  # (n, k, d) -> (n,)
     """A number for each example, the same for the same tokens in whatever order; others share it by rare chance."""
     bits = np.ascontiguousarray(inputs + 0.0).view(np.uint64)  # no minus zeros
-    odd = np.random.default_rng(0x0DD).integers(2**63, size=inputs.shape[2], dtype=np.uint64) * 2 + np.uint64(1)
+    odd = _mixed(np.arange(1, inputs.shape[2] + 1, dtype=np.uint64)) | np.uint64(1)
     tokens = np.zeros(inputs.shape[:2], dtype=np.uint64)
     for column, factor in enumerate(odd):  # each number on its own: a sum would miss numbers that changed places
         tokens += _mixed(bits[..., column] * factor + np.uint64(column))

@@ -70,7 +70,8 @@ def _other_sizes(shard: Shard, facts: ShardFacts, usual: tuple[int, int, int]) -
     if facts.sizes == usual:
         return ""
     k, d, p = facts.sizes
-    return f"{shard} has examples of {k} tokens of {d} numbers with outputs of {p}, others have {usual[0]} of {usual[1]} with {usual[2]}"
+    others = "{} of {} with {}".format(*usual)
+    return f"{shard} has examples of {k} tokens of {d} numbers with outputs of {p}, others have {others}"
 
 
 def facts_of(shard: Shard) -> ShardFacts:

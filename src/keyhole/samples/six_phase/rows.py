@@ -45,7 +45,8 @@ def sculpt(source: Source, total: Floats, keep: int) -> Rows:
     F_a = SᵀXᵀp with Σp = 1 is solved for p; a small residual says that one p does for all heads (if there are m(k − 1)
     outputs or more). It is weighed against how well p is determined, and against how small its entries are.
     """
-    return source.reduce(partial(_certain, total, keep), partial(_most_certain, keep))
+    found: Rows = source.reduce(partial(_certain, total, keep), partial(_most_certain, keep))
+    return found
 
 
 def _certain(total: Floats, keep: int, inputs: Floats, outputs: Floats) -> Rows:
