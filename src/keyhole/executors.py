@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TypeVar
+from itertools import islice
+from typing import Generic, TypeVar
 
 from keyhole.errors import KeyholeError, UsageError
 from keyhole.optional import extra
@@ -61,27 +62,30 @@ class FutureCrew(Crew):
 
     def map(self, work: Callable[[Piece], Result], pieces: Sequence[Piece]) -> Iterator[Result]:
         """The results. A piece counts once, however often it had to be done."""
-        waiting: deque[tuple[Piece, Future[Result]]] = deque()
+        waiting: deque[_Handed[Piece, Result]] = deque()
         rest, lives = iter(pieces), MOST_DEATHS
         try:
             while True:
-                while len(waiting) < self.ahead and (piece := next(rest, None)) is not None:
-                    waiting.append((piece, self.executor.submit(work, piece)))
+                waiting += (_Handed(piece) for piece in islice(rest, self.ahead - len(waiting)))
                 if not waiting:
                     return
                 try:
-                    result = awaited(waiting[0][1])
-                except BrokenExecutor as error:
+                    for each in waiting:
+                        each.future = each.future or self.executor.submit(work, each.piece)
+                    result = awaited(waiting[0].future)
+                except BrokenExecutor as error:  # also of a worker that died between two pieces
                     lives -= 1
                     self._open_again(lives, error)
-                    waiting = deque((piece, self._again(work, piece, future)) for piece, future in waiting)
+                    for each in waiting:
+                        each.forget()
                     continue
                 waiting.popleft()
                 lives = MOST_DEATHS
                 yield result
         finally:
-            for _, future in waiting:
-                future.cancel()
+            for each in waiting:
+                if each.future is not None:
+                    each.future.cancel()
 
     def _open_again(self, lives: int, error: BrokenExecutor) -> None:
         self.deaths += 1
@@ -93,14 +97,24 @@ class FutureCrew(Crew):
         self.executor.shutdown(wait=True, cancel_futures=True)
         self.executor = self.reopen()
 
-    def _again(self, work: Callable[[Piece], Result], piece: Piece, future: Future[Result]) -> Future[Result]:
-        """The future of a piece: the old one where it was done in time."""
-        done = future.done() and not future.cancelled() and future.exception() is None
-        return future if done else self.executor.submit(work, piece)
+
+@dataclass
+class _Handed(Generic[Piece, Result]):
+    """A piece of work that was handed out."""
+
+    piece: Piece
+    future: Future[Result] | None = None
+
+    def forget(self) -> None:
+        """Hand it out again, unless it was done in time."""
+        future = self.future
+        if future is None or not future.done() or future.cancelled() or future.exception() is not None:
+            self.future = None
 
 
-def awaited(future: Future[Result]) -> Result:
+def awaited(future: Future[Result] | None) -> Result:
     """The result of a future, awaited in short pieces of time."""
+    assert future is not None
     while not wait([future], timeout=LOOK).done:
         pass
     return future.result()

@@ -8,7 +8,7 @@ import pytest
 import keyhole as kh
 from keyhole.errors import UsageError
 from keyhole.samples.six_phase import method as phases
-from keyhole.samples.six_phase.method import six_phase
+from keyhole.samples.six_phase.method import PhaseSettings, six_phase
 from keyhole.samples.six_phase.rows import Rows, constraints
 from keyhole.samples.source import ArraySource
 from keyhole.targets.datasets import random_layer, signs
@@ -199,10 +199,15 @@ def test_all_phases_report_and_lead_to_the_truth(
     assert result.method == "six-phase"
     assert kh.distance(result.params, layer) < 1e-9
     figures = result.stats.details["six_phase"]
-    assert [name[0] for name in figures] == list("123456")
+    assert [name[0] for name in figures] == list("1234567")
     assert figures["6 projections"]["relative_error"] < 0.05
     rough = kh.learn(inputs, outputs, heads=2, method="six-phase", polish=False, throw=False)
-    assert not rough.certified
+    assert rough.certified, rough.message
+    assert "a layer of accuracy ε" in rough.message
+    assert rough.certificate.radius is None  # nothing is claimed of parameters
+    fresh = np.random.default_rng(8).standard_normal((500, 2, 5))
+    error = relative(rough.params(fresh), layer(fresh))
+    assert error < 1.5 * rough.stats.details["epsilon_at_most"]
     assert kh.distance(rough.params, layer) < 0.2
     started = kh.learn(inputs[:400], outputs[:400], heads=2, init="six-phase")
     assert kh.distance(started.params, layer) < 1e-9
@@ -233,7 +238,9 @@ def test_more_examples_sharpen_the_hull(rng: np.random.Generator) -> None:
 
 def test_what_the_phases_cannot_do_is_refused(two_heads: tuple[kh.AttentionLayer, np.ndarray, np.ndarray]) -> None:
     _, inputs, outputs = two_heads
-    with pytest.raises(UsageError, match="1 to 4 heads"):
-        six_phase(ArraySource(inputs, outputs), 5)
+    with pytest.raises(UsageError, match="a net over the 11 directions of 12 heads is not affordable"):
+        six_phase(ArraySource(inputs, outputs), 12)
+    with pytest.raises(UsageError, match="unknown solver"):
+        PhaseSettings(solver="prayer")
     with pytest.raises(UsageError, match="how many heads"):
         kh.learn(inputs, outputs, heads="auto", method="six-phase")

@@ -103,7 +103,7 @@ class Request:
                 verdict = self._judge(found, heldout)
             outcome, message, certificate = verdict.outcome, verdict.message, verdict.certificate
             self.details |= verdict.details
-            learned = found.evidence.examples
+            learned = found.evidence.examples if self.shares is None else learned
         except _Ended as ending:
             outcome, message = ending.outcome, str(ending)
         except Exception as error:
@@ -201,7 +201,8 @@ class Request:
         """The fit to all shards, where that to a part of them explains this part."""
         if not fitted.solved and self.errors.deviation is not None:
             return PointEvidence(fitted.point)
-        evidence, passes = refine(source, fitted.point, self.settings.rank, varpro.ROUNDING * train.eps)
+        wanted = self.errors.deviation != 0.0 and self.settings.rank is None
+        evidence, passes = refine(source, fitted.point, wanted=wanted)
         self.details["shards"] = self.details.get("shards", {}) | {
             "fitted_first": train.count,
             "passes": passes,

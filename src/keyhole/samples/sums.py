@@ -82,8 +82,8 @@ class LayerAt:
         weights = weights.reshape(rows, m, k)
         tokens = np.repeat(problem.inputs, k, axis=0)  # (rows, k, d)
         centred = tokens[:, None] - mixed.reshape(rows, m, 1, d)
-        spread = np.swapaxes(centred * weights[..., None], 2, 3) @ centred  # (rows, m, d, d): Cov_p(X)
-        sensed = (spread @ self.projections).reshape(rows, m * d, p)
+        values = np.repeat(problem.inputs[:, None] @ self.projections, k, axis=0)  # (rows, m, k, d_out)
+        sensed = (np.swapaxes(centred * weights[..., None], 2, 3) @ values).reshape(rows, m * d, p)  # Cov_p(X)·W
         own = problem.tokens
         # J of row a is x_a ⊗ sensed: its products are products of pairs of tokens with pairs of what is sensed.
         pairs = (own[:, :, None] * own[:, None, :]).reshape(rows, d * d)

@@ -17,9 +17,6 @@ from keyhole.samples.variable_projection import LayerPoint
 PASSES = 10
 # Steps that promise less than this part of the variance of one residual are far below any radius.
 IRRELEVANT = 1e-4
-# Of a residual that is rounding a step promises the variance of one residual for each number of the layer, and by
-# chance so many more.
-SETTLED = 25.0
 
 
 @dataclass(frozen=True)
@@ -65,20 +62,19 @@ class ShardEvidence:
         return (self.best if self.refined else PointEvidence(self.part)).standard_errors(rng)
 
 
-def refine(source: Source, point: LayerPoint, rank: int | None, rounding: float) -> tuple[ShardEvidence, int]:
+def refine(source: Source, point: LayerPoint, *, wanted: bool) -> tuple[ShardEvidence, int]:
     """The fit to all examples that is nearest to one of a part, and the passes over them that it took.
 
-    A relative residual of `rounding` or less is as good as none: what a step could still take off it is noise of the
-    sums.
+    Where that is not wanted, since outputs are exact or of a rank that steps would leave, or where the sums would be
+    too large, all examples judge the fit to the part.
     """
-    best, passes, size = SummedFit.of(source, point.scores, point.projections), 1, 1.0
-    if rank is not None or point.scores.size > MOST_ENTRIES:
+    full = wanted and point.scores.size <= MOST_ENTRIES
+    best, passes, size = SummedFit.of(source, point.scores, point.projections, full=full), 1, 1.0
+    if not full:
         return ShardEvidence(best, point, refined=False), passes
     while passes < PASSES:
         scores, projections, promised = best.step()
-        exact = best.rss <= rounding**2 * best.energy
-        enough = SETTLED + scores.size + projections.size if exact else IRRELEVANT
-        if promised <= enough * best.rss / best.numbers or not np.all(np.isfinite(scores)):
+        if promised <= IRRELEVANT * best.rss / best.numbers or not np.all(np.isfinite(scores)):
             break
         moved = SummedFit.of(source, best.scores + size * scores, best.projections + size * projections)
         passes += 1

@@ -16,16 +16,20 @@ Theorem 1.2 of the paper: (dk)^O(m³) time and (kd)^Θ(m) examples for non-degen
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from operator import add
 from typing import Any
 
 import numpy as np
 
 from keyhole.arrays import ArrayTable, Floats
 from keyhole.errors import UsageError
-from keyhole.samples.six_phase.hull import Hull, net
-from keyhole.samples.six_phase.rows import MOST_HEADS, Rows, alike, proxy, rescore, sculpt, span
+from keyhole.samples.six_phase.body import Body
+from keyhole.samples.six_phase.heads import relative_error, sculpt_heads
+from keyhole.samples.six_phase.hull import Hull, NetCost, net
+from keyhole.samples.six_phase.margins import large_margin_sum
+from keyhole.samples.six_phase.rows import Rows, alike, proxy, rescore, sculpt, span
 from keyhole.samples.source import Source
 from keyhole.samples.variable_projection import LayerProblem
 
@@ -46,7 +50,7 @@ RETURNS, RETURN_POOL = (1 / 2, 1 / 4, 1 / 8), 8
 LAST_EXAMPLES = 4000
 # Examples in memory that the last phases may need.
 PHASE_EXAMPLES = 8000
-SOLVERS = ("least-squares", "l1")
+CRUDE, SOLVERS = ("regression", "correlation"), ("least-squares", "l1", "body")
 
 
 @dataclass(frozen=True)
@@ -65,11 +69,15 @@ class SixPhase:
 class PhaseSettings:
     """How phases are carried out, where there is a choice."""
 
-    solver: str = "least-squares"
+    crude: str = "regression"  # phase 1: or "correlation"
+    solver: str = "least-squares"  # phases 2 and 3: or "l1", or "body", the explicit polytope, by linear programs
+    margins: bool = True  # phase 3: S is refined on rows of large margins
+    by_head: bool = True  # ours: after the net, certified rows of one head at a time
 
     def __post_init__(self) -> None:
-        if self.solver not in SOLVERS:
-            raise UsageError(f"unknown solver {self.solver!r} of the six phases; known: {', '.join(SOLVERS)}")
+        for name, known in (("crude", CRUDE), ("solver", SOLVERS)):
+            if getattr(self, name) not in known:
+                raise UsageError(f"unknown {name} {getattr(self, name)!r} of the six phases; known: {', '.join(known)}")
 
 
 def six_phase(source: Source, heads: int, seed: int = 0, settings: PhaseSettings = PhaseSettings()) -> SixPhase:  # noqa: B008
@@ -78,16 +86,17 @@ def six_phase(source: Source, heads: int, seed: int = 0, settings: PhaseSettings
     S, rows and proxy are gone through several times before the first net. Later rounds know more and need fewer rows,
     half as many each; they are kept where they explain the examples better.
     """
-    if not 1 <= heads <= MOST_HEADS:
-        raise UsageError(f"the six phases are made for 1 to {MOST_HEADS} heads, not {heads}")
+    NetCost.of(heads, source.width)  # which says where it cannot be afforded
     rng = np.random.default_rng([seed, 0x516])
     total, exact = crude_sum(source)
+    if settings.crude == "correlation" and not exact:
+        total = correlated_sum(source)
     run = _Run(source, heads, settings, rng, exact)
     found = run.first(total)
     for part in RETURNS if heads > 1 else ():
         again = run.again(found, part)
         found = again if again.error < found.error else found
-    return found
+    return run.head_by_head(found) if settings.by_head and heads > 1 else found
 
 
 @dataclass(frozen=True)
@@ -108,16 +117,30 @@ class _Run:
 
     def first(self, total: Floats) -> SixPhase:
         """Phases 2 to 6 from a crude S: cycles of ever more rows."""
-        started = float(np.linalg.norm(total))
+        started, refined = float(np.linalg.norm(total)), False
         for cycle in range(CYCLES):
             pool = sculpt(self.source, total, POOL * self.last)
             last = min(self.last, max(2, len(pool.scores) // 2))
             for count in (round(float(each)) for each in np.geomspace(min(FIRST_ROWS, last), last, ROUNDS)):
                 rows = rescore(pool, total).best(count)
-                use = self.settings.solver if cycle == CYCLES - 1 and count == self.last else "least-squares"
-                point, total = proxy(rows, total, self.heads, use, refine=not self.exact_sum)
+                use = (
+                    "l1" if self.settings.solver == "l1" and cycle == CYCLES - 1 and count == last else "least-squares"
+                )
+                point, total = proxy(rows, total, self.heads, use, refine=not self.exact_sum and not refined)
+            if self.settings.margins and not self.exact_sum and cycle < CYCLES - 1:
+                total, better = self._by_margins(pool, point, total)
+                refined |= better
         crude = {"examples": min(CRUDE_EXAMPLES, self.source.count), "norm": started, "exact": self.exact_sum}
-        return self._finish(rows, total, point, None, crude | {"rounds": 1})
+        return self._finish(rows, total, point, None, crude | {"rounds": 1, "large_margins": refined})
+
+    def _by_margins(self, pool: Rows, point: Floats, total: Floats) -> tuple[Floats, bool]:
+        """S refined on rows of large margins, where the rows certified by it are more certain than by the old one."""
+        refined = large_margin_sum(self.source, point)
+        if np.linalg.matrix_rank(refined) < min(refined.shape):
+            return total, False
+        count = max(2, min(self.last, len(pool.scores) // 2))
+        scores = [_typical(sculpt(self.source, each, count)) for each in (total, refined)]
+        return (refined, True) if scores[1] < scores[0] else (total, False)
 
     def again(self, before: SixPhase, part: float) -> SixPhase:
         """Phases 2 to 6 from the sum of the projections that were found, on rows that the heads found agree on too."""
@@ -125,14 +148,23 @@ class _Run:
         count = max(LEAST_ROWS * self.source.width**2, int(part * self.last))
         pool = sculpt(self.source, total, RETURN_POOL * count)
         rows = alike(pool, before.scores).best(count)
-        point, total = proxy(rows, total, self.heads, self.settings.solver, refine=False)
+        use = "l1" if self.settings.solver == "l1" else "least-squares"
+        point, total = proxy(rows, total, self.heads, use, refine=False)
         crude = before.figures["1 crude sum"]
         return self._finish(rows, total, point, before.scores, crude | {"rounds": crude["rounds"] + 1})
 
+    def _hull(self, rows: Rows, total: Floats, point: Floats) -> tuple[Hull, dict[str, Any]]:
+        """Phases 3 and 4: from the body by linear programs, or from the flattest directions of the rows."""
+        flat = span(rows, total, point, self.heads)
+        if self.settings.solver != "body":
+            return Hull.through(point, flat.directions), flat.figures
+        body = Body.of(rows)
+        directions = body.span(self.heads - 1, self.rng).reshape(-1, *point.shape)
+        return Hull.through(body.least_norm().reshape(point.shape), directions), flat.figures
+
     def _finish(self, rows: Rows, total: Floats, point: Floats, near: Floats | None, crude: dict[str, Any]) -> SixPhase:
         """Phases 4 to 6, and the figures of all."""
-        flat = span(rows, total, point, self.heads)
-        hull = Hull.through(point, flat.directions)
+        hull, flat = self._hull(rows, total, point)
         scores, tried = net(self.source, hull, self.heads, self.rng, near)
         weights, error = projections(self.source, scores)
         figures = {
@@ -144,11 +176,27 @@ class _Run:
                 "solver": self.settings.solver,
             },
             "3 proxy": {"norm": float(np.linalg.norm(hull.proxy)), "sum_norm": float(np.linalg.norm(total))},
-            "4 span": flat.figures,
+            "4 span": flat,
             "5 net": tried,
             "6 projections": {"relative_error": error, "norms": [float(np.linalg.norm(each)) for each in weights]},
         }
         return SixPhase(scores, weights, total, hull, error, figures)
+
+    def head_by_head(self, found: SixPhase) -> SixPhase:
+        """Sculpting head by head from what the phases found, kept where it explains the examples better."""
+        scores, weights, error, sweeps = sculpt_heads(self.source, found.scores)
+        better = error < found.error
+        figures = found.figures | {"7 head by head": {"sweeps": sweeps, "relative_error": min(error, found.error)}}
+        if not better:
+            return replace(found, figures=figures)
+        figures["6 projections"] = figures["6 projections"] | {
+            "norms": [float(np.linalg.norm(each)) for each in weights]
+        }
+        return SixPhase(scores, weights, np.sum(weights, axis=0), Hull.of(scores), error, figures)
+
+
+def _typical(rows: Rows) -> float:
+    return float(np.median(rows.scores)) if len(rows.scores) else float("inf")
 
 
 def crude_sum(source: Source, count: int = CRUDE_EXAMPLES) -> tuple[Floats, bool]:  # -> (d, d_out)
@@ -188,8 +236,24 @@ def _most_alike(count: int, *parts: AlikeExamples) -> AlikeExamples:
     return both.take(np.argsort(both.spread, kind="stable")[:count])
 
 
+def correlated_sum(source: Source) -> Floats:  # -> (d, d_out)
+    """Phase 1 by correlation: E[x̄ ⊗ F̄] over E[x̄ ⊗ x̄], which is 1/k of the identity for signs and normal numbers."""
+    paired, count = source.reduce(_correlation, add), source.reduce(_count, add)
+    return np.asarray(source.length * paired / count)
+
+
+def _correlation(inputs: Floats, outputs: Floats) -> Floats:
+    return np.asarray(np.mean(inputs, axis=1).T @ np.mean(outputs, axis=1))
+
+
+def _count(inputs: Floats, outputs: Floats) -> int:  # noqa: ARG001
+    return len(inputs)
+
+
 def projections(source: Source, scores: Floats) -> tuple[Floats, float]:
-    """Phase 6: the projections by least squares, and the relative error that is left."""
-    some = source.some(max(LAST_EXAMPLES, 20 * scores.size // source.length))
-    point = LayerProblem(*some).at(scores)
-    return point.projections, point.relative
+    """Phase 6: the projections by least squares, and the relative error on examples that they were not fitted to."""
+    inputs, outputs = source.some(max(LAST_EXAMPLES, 20 * scores.size // source.length))
+    cut = max(1, len(inputs) - len(inputs) // 5)
+    point = LayerProblem(inputs[:cut], outputs[:cut]).at(scores)
+    apart = LayerProblem(inputs[cut:], outputs[cut:]) if cut < len(inputs) else point.problem
+    return point.projections, relative_error(apart, point)
