@@ -23,6 +23,7 @@ from keyhole.samples.sharded.refine import refine
 from keyhole.samples.six_phase.method import PhaseSettings, six_phase
 from keyhole.samples.source import ArraySource, Source
 from keyhole.samples.sums import SummedFit
+from keyhole.samples.variants import CAUSAL, faint_heads, is_causal, name_biases
 from keyhole.samples.varpro import Progress, VarproFit, VarproSettings
 
 # Exact outputs are fitted to a part of the examples, if there are more: this many numbers per parameter, and this many
@@ -246,6 +247,10 @@ class Request:
         allowed = rounding**2 * evidence.energy if self.errors.deviation == 0.0 else allowed
         if self.errors.deviation is None or (fitted.solved and evidence.rss <= allowed):
             return
+        if (faint := faint_heads(fitted.point, rounding)) is not None:
+            raise _Ended(Outcome.UNCERTIFIED, faint)
+        if is_causal(found.train, noise):
+            raise _Ended(Outcome.WRONG_FAMILY, CAUSAL)
         left = float(np.sqrt(evidence.rss / found.freedom))
         expected = f"{noise:.2g}" if noise else "rounding"
         more = "" if self.heads is None else f" by {self.heads} head{'s' * (self.heads > 1)}"
@@ -256,6 +261,9 @@ class Request:
         disagree = fitted.search.agreement <= max(1, len(fitted.search.traces) // 2)
         if parity and disagree:
             raise _Ended(Outcome.PARITY_LIKE, f"parity-like: {self._failure(found)}; {HARD}")
+        known = name_biases(found.train, fitted.heads, noise, self.settings, self.seed)
+        if known is not None:
+            raise _Ended(Outcome.WRONG_FAMILY, f"{known} ({left:.2g} is left over by a layer without)")
         if not found.count.good:
             raise _Ended(Outcome.TOO_FEW_EXAMPLES, f"{said}; {found.count.sentence()}")
         raise _Ended(Outcome.WRONG_FAMILY, said)

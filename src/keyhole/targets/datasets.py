@@ -89,6 +89,7 @@ HARD_KNOBS = {
     "m": Knob(int, 3, 1, 16),
     "n": Knob(int, 1000, 1, 10**7),
     "sharpness": Knob(float, SHARPNESS, 0.0),
+    "flips": Knob(float, 0.0, 0.0, 0.5),  # rate at which a parity comes out wrong: parity with noise
     "control": Knob(int, 0, 0, 1),  # 1: the same scores with equal projections, which is easy
     "seed": Knob(int, 0, 0),
 }
@@ -151,7 +152,20 @@ def _hard(text: str, given: Mapping[str, float]) -> Data:
     inputs = signs(rng, n, 2, d)
     kind = "staircase" if given["control"] else "parity"
     label = f"{n:,} examples of 2 tokens from a layer of {m} heads that make a {kind} of coordinates "
-    return Data(text, label + ", ".join(map(str, chosen)), inputs, layer(inputs), layer, 0.0)
+    label += ", ".join(map(str, chosen))
+    if given["flips"]:
+        label += f", wrong in {100 * given['flips']:g} % of the examples"
+    return Data(text, label, inputs, flipped(layer(inputs), given["flips"], rng), layer, 0.0)
+
+
+def flipped(outputs: Any, rate: float, rng: np.random.Generator) -> Any:  # (n, k, 1)
+    """Outputs of which some examples have the opposite sign.
+
+    Parity with noise (LPN) is believed to be hard for every method, not only for those that ask for statistics,
+    which is what cryptography rests on it: nobody has proven it, and it is so for large widths, not for those that
+    fit a screen.
+    """
+    return outputs * np.where(rng.random((len(outputs), 1, 1)) < rate, -1.0, 1.0)
 
 
 DEMOS: dict[str, tuple[Mapping[str, Knob], Callable[[str, Mapping[str, float]], Data]]] = {

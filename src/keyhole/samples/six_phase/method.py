@@ -192,7 +192,8 @@ class _Run:
         figures["6 projections"] = figures["6 projections"] | {
             "norms": [float(np.linalg.norm(each)) for each in weights]
         }
-        return SixPhase(scores, weights, np.sum(weights, axis=0), Hull.of(scores), error, figures)
+        total = found.total if self.exact_sum else np.sum(weights, axis=0)
+        return SixPhase(scores, weights, total, Hull.of(scores), error, figures)
 
 
 def _typical(rows: Rows) -> float:
