@@ -33,9 +33,8 @@ def table(kept: Kept) -> str:
         for kind in ("parity", "control")
     }
     found = markdown(columns, kept.rows_of("learn", measured))
-    searched = kept.rows_of(
-        "brute force", {f"m = {m} {rate:g}": partial(_brute, m, rate) for m in EXAMPLES for rate in FLIPS}
-    )
+    searches = {f"m = {m} {rate:g}": partial(_brute, m, rate) for m in EXAMPLES for rate in FLIPS if m % 2}
+    searched = kept.rows_of("brute force", searches)
     counts = ", ".join(f"{count:,}" for count in EXAMPLES.values())
     title = (
         f"d = {WIDTH}, k = 2, one output, {counts} examples, {INSTANCES} instances, {RESTARTS} starts at most; errors "
@@ -94,16 +93,19 @@ def _brute(m: int, rate: float) -> Row:
 
 
 def eliminate(inputs: Floats, outputs: Floats, size: int) -> tuple[int, ...] | None:
-    """Gaussian elimination over bits: the coordinates whose parity is the sign of the outputs; None where none is.
+    """Gaussian elimination over bits: the odd number of coordinates whose parity the outputs are; None where none is.
 
     No statistics, and so no statistical-query method: it looks at single examples, a few more than there are bits,
     and one that is wrong makes it fail.
     """
     width = inputs.shape[2]
     token, other = inputs[:, 0], inputs[:, 1]
-    rows = np.flatnonzero(token[:, 0] != other[:, 0])[: 3 * width]
+    answers = np.abs(
+        outputs[:, 0, 0]
+    )  # of an even number something linear is beside, which leaves none or twice as much
+    rows = np.flatnonzero((token[:, 0] != other[:, 0]) & (answers > np.max(answers) / 2))[: 3 * width]
     bits = np.hstack([token[rows, 1:] < 0, np.ones((len(rows), 1), dtype=bool)])  # and whether the sign is turned
-    system = np.hstack([bits, (outputs[rows, 0, 0] * token[rows, 1] ** (size + 1) < 0)[:, None]])
+    system = np.hstack([bits, (outputs[rows, 0, 0] < 0)[:, None]])
     place, pivots = 0, []
     for column in range(width):
         below = np.flatnonzero(system[place:, column])
@@ -115,7 +117,8 @@ def eliminate(inputs: Floats, outputs: Floats, size: int) -> tuple[int, ...] | N
             place += 1
     if np.any(system[place:, -1]):
         return None
-    return tuple(column + 1 for row, column in enumerate(pivots) if system[row, -1] and column + 1 < width)
+    found = tuple(column + 1 for row, column in enumerate(pivots) if system[row, -1] and column + 1 < width)
+    return found if len(found) == size else None
 
 
 def find_parity(inputs: Floats, outputs: Floats, size: int) -> tuple[tuple[int, ...], float]:

@@ -8,6 +8,10 @@ import pytest
 import keyhole as kh
 from keyhole.errors import UsageError
 from keyhole.samples.six_phase import method as phases
+from keyhole.samples.six_phase.body import Body, certify
+from keyhole.samples.six_phase.heads import sculpt_heads
+from keyhole.samples.six_phase.hull import LARGEST_TABLE, NetCost
+from keyhole.samples.six_phase.margins import large_margin_sum
 from keyhole.samples.six_phase.method import PhaseSettings, six_phase
 from keyhole.samples.six_phase.rows import Rows, constraints
 from keyhole.samples.source import ArraySource
@@ -244,3 +248,80 @@ def test_what_the_phases_cannot_do_is_refused(two_heads: tuple[kh.AttentionLayer
         PhaseSettings(solver="prayer")
     with pytest.raises(UsageError, match="how many heads"):
         kh.learn(inputs, outputs, heads="auto", method="six-phase")
+
+
+# --- what the phases may be made of ----------------------------------------------------------------------------------
+
+
+def test_phase_1_by_correlation(rng: np.random.Generator) -> None:
+    layer = layer_of(rng, 4, 2, 0.2)
+    inputs = signs(rng, 40_000, 3, 4)
+    found = phases.correlated_sum(ArraySource(inputs, layer(inputs)))
+    assert relative(found, np.sum(layer.projections, axis=0)) < 0.1
+
+
+@pytest.mark.parametrize("sigma", [5.0, 10.0])
+def test_s_is_refined_on_large_margins(sigma: float) -> None:
+    rng = np.random.default_rng(6)
+    layer = layer_of(rng, 5, 2, sigma)
+    inputs = signs(rng, 20_000, 4, 5)
+    total = np.sum(layer.projections, axis=0)
+    source = ArraySource(inputs, layer(inputs))
+    point = nearest_to_zero(layer.scores).reshape(5, 5)
+    assert relative(large_margin_sum(source, point, 5000), total) < 0.02
+    off = point + 0.5 * np.linalg.norm(point) * rng.standard_normal((5, 5)) / 5
+    assert relative(large_margin_sum(source, off, 5000), total) < {5.0: 0.12, 10.0: 0.07}[sigma]
+
+
+def test_the_body_holds_the_heads_and_its_oracles_agree(rng: np.random.Generator) -> None:
+    layer = layer_of(rng, 3, 2, 0.7)
+    inputs = rng.standard_normal((20_000, 2, 3))
+    total = np.sum(layer.projections, axis=0)
+    rows = phases.sculpt(ArraySource(inputs, layer(inputs)), total, 60)
+    body = Body.of(rows)
+    assert all(body.contains(each) for each in layer.scores)
+    assert not any(body.contains(each + 0.5 * np.eye(3)) for each in layer.scores)
+    point = body.least_norm()
+    assert body.contains((1 - 1e-9) * point.reshape(3, 3) + 1e-9 * np.mean(layer.scores, axis=0))
+    assert np.linalg.norm(point) <= np.linalg.norm(nearest_to_zero(layer.scores)) * (1 + 1e-9)
+    direction = rng.standard_normal(9)
+    assert direction @ body.furthest(direction) >= max(direction @ each.reshape(-1) for each in layer.scores) - 1e-9
+    line = (layer.scores[0] - layer.scores[1]).reshape(-1)
+    assert abs(body.span(1, rng)[0] @ line) > 0.95 * np.linalg.norm(line)
+    weights, left = certify(rows.inputs[0], rows.outputs[0], total)
+    assert np.allclose(weights, rows.weights[0], atol=0.02)
+    assert left < 0.02 * np.linalg.norm(rows.outputs[0])
+    assert certify(rows.inputs[0], rows.outputs[0] + 1.0, total)[1] > left
+
+
+@pytest.mark.parametrize("solver", ["l1", "body"])
+def test_programs_are_reached_from_learn(solver: str, rng: np.random.Generator) -> None:
+    layer = layer_of(rng, 3, 2, 0.7)
+    inputs = rng.standard_normal((1500, 2, 3))
+    settings = PhaseSettings(solver=solver, crude="correlation", by_head=False)
+    result = kh.learn(inputs, layer(inputs), heads=2, method="six-phase", phases=settings, polish=False, throw=False)
+    figures = result.stats.details["six_phase"]
+    assert figures["2 sculpt"]["solver"] == solver
+    assert "7 head by head" not in figures
+    assert result.certified or "of what attention does" in result.message or "single errors" in result.message
+
+
+def test_nets_cost_what_they_say_before_they_are_made() -> None:
+    costs = [NetCost.of(heads, 6) for heads in (2, 3, 4, 5, 6)]
+    assert [cost.points for cost in costs][:3] == [41, 149, 257]
+    assert all(cost.numbers == (6 * cost.points) ** 2 <= LARGEST_TABLE for cost in costs)
+    assert costs[0].sets == 41 * 40 // 2
+    assert "a net of 41 points, of which 820 sets" in str(costs[0])
+
+
+def test_head_by_head_is_nearer_and_no_worse(rng: np.random.Generator) -> None:
+    layer = layer_of(rng, 4, 3, 0.5)
+    inputs = signs(rng, 3000, 3, 4)
+    source = ArraySource(inputs, layer(inputs))
+    start = layer.scores + 0.05 * rng.standard_normal(layer.scores.shape)
+    before = phases.projections(source, start)[1]
+    scores, projections, error, sweeps = sculpt_heads(source, start)
+    assert 0 < sweeps <= 40
+    assert error < 0.2 * before
+    fresh = signs(rng, 500, 3, 4)
+    assert relative(kh.AttentionLayer(scores, projections)(fresh), layer(fresh)) < 2 * error

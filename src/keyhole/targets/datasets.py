@@ -154,6 +154,10 @@ def _hard(text: str, given: Mapping[str, float]) -> Data:
     label = f"{n:,} examples of 2 tokens from a layer of {m} heads that make a {kind} of coordinates "
     label += ", ".join(map(str, chosen))
     if given["flips"]:
+        if m % 2 == 0:
+            raise UsageError(
+                f"flips turn the sign of a parity, which an odd number of heads has for its output, not {m}"
+            )
         label += f", wrong in {100 * given['flips']:g} % of the examples"
     return Data(text, label, inputs, flipped(layer(inputs), given["flips"], rng), layer, 0.0)
 
