@@ -165,9 +165,8 @@ def _hard(text: str, given: Mapping[str, float]) -> Data:
 def flipped(outputs: Any, rate: float, rng: np.random.Generator) -> Any:  # (n, k, 1)
     """Outputs of which some examples have the opposite sign.
 
-    Parity with noise (LPN) is believed to be hard for every method, not only for those that ask for statistics,
-    which is what cryptography rests on it: nobody has proven it, and it is so for large widths, not for those that
-    fit a screen.
+    Parity with noise (LPN) is believed to be hard for every method, not only for those that ask for statistics:
+    cryptography rests on it, nobody has proven it, and it is said of large widths, not of those that fit a screen.
     """
     return outputs * np.where(rng.random((len(outputs), 1, 1)) < rate, -1.0, 1.0)
 
