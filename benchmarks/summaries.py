@@ -197,6 +197,12 @@ def score_forms() -> str:
     return picked("score_forms", [*columns, "certified", "within radii"], lambda _: True)
 
 
+def coverage() -> str:
+    """Architectures, and what became of the parts of a layer."""
+    columns = ["architecture", "attention", "with residual", "attention-block", "layer"]
+    return picked("coverage", columns, lambda _: True)
+
+
 SUMMARIES = (comparison, single_head, low_rank, low_rank_tolerance, sensing, residual, labels, naming, published)
 SUMMARIES += (
     parts,
@@ -207,6 +213,7 @@ SUMMARIES += (
     parts_float32,
     parts_bounded,
     score_forms,
+    coverage,
 )
 TABLES = {each.__name__.replace("_", "-"): each for each in SUMMARIES}
 

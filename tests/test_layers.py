@@ -67,6 +67,7 @@ PUBLIC = [
     "RecoveryFailed",
     "ReluNet",
     "Residual",
+    "RestOracle",
     "SingleHead",
     "TorchOracle",
     "TransformersOracle",

@@ -9,7 +9,7 @@ import numpy as np
 
 from benchmarks.fuzz.attentions import VARIANTS, Variant
 from benchmarks.fuzz.boxes import Box, Kinds, Random, decades, one_of
-from benchmarks.fuzz.maps import Floats, Heads, Layer, Map, Net, attention, softmax
+from benchmarks.fuzz.maps import Floats, Head, Heads, Layer, Map, Net, attention, softmax
 from benchmarks.fuzz.members import (
     draw_head,
     draw_heads,
@@ -335,6 +335,24 @@ def _two_layers(rng: Random) -> Box:
         return attention(within, params.heads[0].score, params.heads[0].bias) @ value
 
     return Box(answers, box.width, False, box.size)
+
+
+@FOREIGN.kind("other maps", "two heads behind a tolerance")
+def _two_heads(rng: Random) -> Box:
+    """Two heads that may pass for one: errors of a declared size may be all that tells them apart."""
+    width = 1 if rng.random() < 0.5 else draw_width(rng, 8)
+    scale, near = decades(rng, -0.5, 0.7), decades(rng, -2, 0) if rng.random() < 0.5 else 1.0
+    scores = scale * rng.standard_normal((2, width, width)) / width**0.5
+    scores[1] = scores[0] + near * scores[1] if near < 1 else scores[1]
+    heads = [Head(score, np.zeros(width), rng.standard_normal((width, 1))) for score in scores]
+    truth = Heads(tuple(heads), np.zeros(1)).map()
+    error, constant = decades(rng, -4, -2), bool(rng.integers(2))
+
+    def answer(tokens: Floats) -> Floats:
+        errors = np.ones(len(tokens)) if constant else rng.uniform(-1, 1, len(tokens))
+        return truth(tokens)[:, 0] + error * errors
+
+    return Box(truth, width, True, answer=answer, noise=f"bounded:{error!r}", max_norm=1.0, error=error)
 
 
 @FOREIGN.kind("other maps", "recurrent")

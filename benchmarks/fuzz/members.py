@@ -448,10 +448,18 @@ def draw_layer_box(rng: Random, **options: bool | str | int) -> Box:
     return boxed(layer, layer.width, scalar, size, limit)
 
 
+def without_score(box: Box) -> Box:
+    """The same layer with a mean of all tokens for attention."""
+    layer: Layer = box.params
+    heads = tuple(replace(head, score=0 * head.score) for head in layer.heads)
+    return boxed(replace(layer, heads=heads), box.width, box.scalar, box.size, box.limit)
+
+
 MEMBERS.add("one layer", "head, then a net", lambda rng: draw_layer_box(rng, residual=False))
 MEMBERS.add("one layer", "residual", lambda rng: draw_layer_box(rng, residual=True))
 MEMBERS.add("one layer", "score bias", lambda rng: draw_layer_box(rng, residual=False, score_bias=True))
 MEMBERS.add("one layer", "net without biases", lambda rng: draw_layer_box(rng, residual=False, biases=False))
+MEMBERS.add("one layer", "score of zero", lambda rng: without_score(draw_layer_box(rng, residual=False)))
 MEMBERS.add("one layer", "one neuron", lambda rng: draw_layer_box(rng, residual=False, most=1))
 MEMBERS.add(
     "one layer",

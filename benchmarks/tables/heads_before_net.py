@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from time import perf_counter
+from time import process_time
 
 import numpy as np
 
@@ -61,7 +61,7 @@ def table(kept: Kept) -> str:
         "W error, worst",
         "function error, worst",
         "radius misses",
-        "s, median, beside other work",
+        "processor seconds, median",
     ]
     rows = markdown(columns, kept.rows_of("generic", measured))
     hard = {name: partial(_hard_row, name, change) for name, change in HARD.items()}
@@ -96,9 +96,9 @@ def _row(case: tuple[int, int, int, int], net: str, residual: bool, runs: int) -
         rng = np.random.default_rng([seed, *case, NETS.index(net)])
         truth = random_layer(width, neurons, None if outputs == 1 else outputs, rng, residual=residual, heads=heads)
         truth = with_net(truth, net)
-        began = perf_counter()
+        began = process_time()
         result = recover(truth, seed)
-        seconds.append(perf_counter() - began)
+        seconds.append(process_time() - began)
         spent.append(sum(count for stage, count in result.stats.stages.items() if stage in STAGES))
         others.append(result.stats.queries - spent[-1])
         bounds.append(result.stats.counting_bound)

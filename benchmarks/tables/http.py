@@ -78,7 +78,7 @@ def recovery(served: Served, *, binary: bool, connections: int) -> list[object]:
     found = kh.recover(spy, METHOD)
     requests = oracle.requests
     bodies = [
-        [message(served.url, tokens[start:end], binary=binary) for start, end in oracle._slices(tokens)]
+        [message(served.url, tokens[start:end], binary=binary) for start, end in oracle._batches.slices(tokens)]
         for tokens in spy.asked
     ]
     mine, asking, bare = compare(

@@ -15,7 +15,7 @@ from keyhole.families.forms import QKNorm, QKNormRotary, Rotary, geometric
 from keyhole.families.parts import Alibi, Attention, PlusOne, Sink, Softcap, Window
 from keyhole.gauge.compare import align
 
-SEEDS, MODULE_SEEDS = 20, 10
+SEEDS, MODULE_SEEDS, NAMED_SEEDS = 20, 10, 5
 KEY = 8
 CAPS, SINKS, SLOPES = (50.0, 30.0, 10.0, 3.0), (0.5, 1.0, -1.0, 3.0), (0.5, 0.25, 0.125, 0.0625)
 # The parts of head h, and the options that read them.
@@ -57,6 +57,7 @@ COLUMNS = (
 def table(kept: Kept) -> str:
     wide = {name: (lambda name=name: _row(name, 32, KEY)) for name in CASES}
     few = {name: (lambda name=name: _row(name, 4, WIDTH)) for name in AT_LEAST}
+    unnamed = {name: (lambda name=name: _unnamed_row(name)) for name in CASES}
     modules = [(kind, keys, True) for kind in KINDS for keys in (4, 2)]
     modules += [(kind, keys, False) for kind in KINDS if "norm" in KINDS[kind]["form"] for keys in (4, 2)]
     real = {_title(*each): (lambda each=each: _module_row(*each)) for each in modules}
@@ -67,6 +68,12 @@ def table(kept: Kept) -> str:
             markdown(("heads", *COLUMNS), kept.rows_of("wide", wide)),
             "The same with four outputs, and scores of full rank:",
             markdown(("heads", *COLUMNS), kept.rows_of("few", few)),
+            f"The heads of the first table with nothing named, {NAMED_SEEDS} other seeds each: by `parts` with "
+            "heads=several, which finds the parts, and by `auto`, which tries other families first:",
+            markdown(
+                ("heads", "by parts", "queries", "by auto", "queries", "error, most", "error over radius, most"),
+                kept.rows_of("unnamed", unnamed),
+            ),
             f"Attention modules of transformers in float64, random weights without biases, four heads of {KEY} that "
             f"share four or two keys, {MODULE_SEEDS} seeds each. Norms of Qwen3 and Gemma3 add 1e-6 to mean squares "
             "as they come, which no form has, so that those are admitted; without it they are certified:",
@@ -123,6 +130,21 @@ def _row(name: str, outputs: int, rank: int) -> Row:
         true = truth(name, outputs, rank, np.random.default_rng([seed, outputs, rank]), biased=seed % 2 == 1)
         results.append(_recovered(true, true, seed, CASES[name][1]))
     return [name, *_summary(results)]
+
+
+def _unnamed_row(name: str) -> Row:
+    """Certified and right, and queries, by the method that names the parts and by the one that names the family."""
+    cells: list[object] = [name]
+    errors = []
+    for method, options in (("parts", {"heads": "several"}), ("auto", {})):
+        results = []
+        for seed in range(NAMED_SEEDS):
+            true = truth(name, 32, KEY, np.random.default_rng([seed, 32, KEY, 1]), biased=seed % 2 == 1)
+            result = kh.recover(kh.FunctionOracle(true, width=WIDTH), method, seed=seed, throw=False, **options)
+            results.append((result, *judged(result, true), 0.0))
+        cells += _summary(results)[:2]
+        errors += [(distance, worst) for _, distance, worst, _ in results]
+    return [*cells, f"{max(error for error, _ in errors):.0e}", f"{max(worst for _, worst in errors):.2f}"]
 
 
 def _title(kind: str, keys: int, as_it_comes: bool) -> str:

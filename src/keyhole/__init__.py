@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     )
     from keyhole.gauge import Witness, canonical, distance, equivalent, kinds, witness
     from keyhole.noise import Noise
-    from keyhole.oracles import FunctionOracle, HttpOracle, OnnxOracle, TorchOracle, TransformersOracle
+    from keyhole.oracles import FunctionOracle, HttpOracle, OnnxOracle, RestOracle, TorchOracle, TransformersOracle
     from keyhole.recover import recover
     from keyhole.recover_model import recover_model
     from keyhole.recovery import Outcome, Recovery
@@ -46,6 +46,7 @@ __all__ = [
     "RecoveryFailed",
     "ReluNet",
     "Residual",
+    "RestOracle",
     "SingleHead",
     "TorchOracle",
     "TransformersOracle",
@@ -81,7 +82,14 @@ _HOMES = {
     ),
     "keyhole.gauge": ("Witness", "canonical", "distance", "equivalent", "kinds", "witness"),
     "keyhole.noise": ("Noise",),
-    "keyhole.oracles": ("FunctionOracle", "HttpOracle", "OnnxOracle", "TorchOracle", "TransformersOracle"),
+    "keyhole.oracles": (
+        "FunctionOracle",
+        "HttpOracle",
+        "OnnxOracle",
+        "RestOracle",
+        "TorchOracle",
+        "TransformersOracle",
+    ),
     "keyhole.recover_model": ("recover_model",),
     "keyhole.recovery": ("Outcome", "Recovery"),
     "keyhole.samples": ("learn",),

@@ -82,7 +82,7 @@ def recover(
         draw_from(
             inputs, stream(seed, "domain"), DOMAIN_LOOK, signature.width, signature.max_norm, signature.max_length
         )
-    steps = recovery_steps(method, Task(signature, seed, heldout, inputs, most, options))
+    steps = recovery_steps(method, Task(signature, seed, heldout, inputs, most, options, hints=oracle.hints))
     began = perf_counter()
     with ExitStack() as stack:
         if observer is None:

@@ -20,6 +20,7 @@ from keyhole.oracles.positions import Positions
 from keyhole.oracles.torch import convert
 from keyhole.oracles.transformers.folder import open_model
 from keyhole.oracles.transformers.places import attention_in
+from keyhole.oracles.transformers.precision import Precision, check_precision
 from keyhole.recover import recover
 from keyhole.recovery import Recovery
 
@@ -51,8 +52,14 @@ class ModelRecovery:
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write one safetensors file: heads such as NAME.heads.0.score, and weights by the model's own names."""
-        certified = [name for name, result in self.layers.items() if result.certified]
-        save_arrays(path, FAMILY, self.arrays(), {"layers": json.dumps(certified)})
+        certified = {name: result.params for name, result in self.layers.items() if result.certified}
+        words = {
+            f"{name}.{part}": word
+            for name, params in certified.items()
+            if params is not None
+            for part, word in MultiHead.of(params).words.items()
+        }
+        save_arrays(path, FAMILY, self.arrays(), {"layers": json.dumps(list(certified)), **words})
 
     def load_into(self, model: Any) -> None:
         """Give a model the weights that were found, in its own dtype and on its device."""
@@ -94,7 +101,7 @@ def load_layers(path: str | PathLike[str]) -> tuple[dict[str, MultiHead], dict[s
 def recover_model(
     model: Any,
     layers: Sequence[int] | None = None,
-    method: str = "multi-head",
+    method: str = "auto",
     budget: int | None = None,
     journal: str | PathLike[str] | None = None,
     seed: int = 0,
@@ -102,6 +109,7 @@ def recover_model(
     *,
     positions: Positions = "last",
     dtype: Any = None,
+    precision: Precision = None,
     device: Any = None,
     max_norm: float | None = None,
     noise: Noise | str | None = None,
@@ -115,28 +123,28 @@ def recover_model(
     All layers unless some are named, each as an oracle of its own with a certificate of its own. `budget` is for
     one layer; `journal` is a folder, with a journal for every layer. Where a layer fails the others are still
     recovered; `throw` then raises `RecoveryFailed` with the first failure, and everything found as its `partial`.
-    `done` is called after every layer. Other arguments are those of `TransformersOracle` and `recover`.
+    `done` is called after every layer. `method="auto"` is `multi-head`, and where the model's config says that
+    attention has other parts, `auto` of `recover`. Other arguments are those of `TransformersOracle` and `recover`.
     """
-    model = convert(open_model(model, "recover_model"), dtype, device)
+    check_precision(precision, dtype)
+    model = convert(open_model(model, "recover_model"), precision or dtype, device)
     numbers = range(len(attention_in(model))) if layers is None else layers
     results: dict[str, Recovery] = {}
     weights: dict[str, Array] = {}
     left_out: dict[str, str] = {}
     for number in numbers or [0]:  # of a model without layers, the oracle says so
         oracle = TransformersOracle(
-            model, number, positions=positions, dtype=dtype, device=device, max_norm=max_norm, noise=noise
+            model, number, positions=positions, precision=precision, max_norm=max_norm, noise=noise
         )
+        chosen = "multi-head" if method == "auto" and not oracle.hints else method
         name = oracle.place.name
         book = None if journal is None else _book(Path(journal), name)
-        result = recover(oracle, method, budget, book, seed, throw=False, heldout=heldout, progress=progress, **options)
+        result = recover(oracle, chosen, budget, book, seed, throw=False, heldout=heldout, progress=progress, **options)
         results[name] = result
-        if result.certified and result.params is not None:
-            try:
-                found = weights_of(MultiHead.of(result.params), oracle.place.module)
-            except UsageError as error:
-                left_out[name] = str(error)
-            else:
-                weights |= {f"{name}.{part}": array for part, array in found.items()}
+        try:
+            weights |= _weights(result, oracle)
+        except UsageError as error:
+            left_out[name] = str(error)
         if done is not None:
             done(name, result)
     whole = ModelRecovery(results, weights, left_out)
@@ -146,6 +154,14 @@ def recover_model(
         failure.partial = whole  # type: ignore[assignment]  # of several recoveries at once
         raise failure
     return whole
+
+
+def _weights(result: Recovery, oracle: TransformersOracle) -> dict[str, Array]:
+    """Tensors by the model's names, of a layer that is certified; UsageError where heads do not go into its module."""
+    if not result.certified or result.params is None:
+        return {}
+    found = weights_of(MultiHead.of(result.params), oracle.place.module)
+    return {f"{oracle.place.name}.{part}": array for part, array in found.items()}
 
 
 def _book(folder: Path, name: str) -> Path:

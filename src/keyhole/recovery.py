@@ -75,6 +75,31 @@ class Outcome(Enum):
     ORACLE_FAILED = "The oracle failed. Mend it and run again with the same journal: answers so far are kept."
 
 
+def percent(share: float) -> str:
+    """A share of one as people write it: 0.3 %, 2.6 %, 100 %."""
+    return f"{100 * share:.0f} %" if share >= 0.1 else f"{100 * share:.2g} %"
+
+
+def times(ratio: float) -> str:
+    """How many times as large something is: 3.3 ×, 1,204 ×."""
+    return f"{ratio:,.0f} ×" if 10 <= ratio < 1e6 else f"{ratio:.2g} ×"
+
+
+def of_error_bar(ratio: float) -> str:
+    """An error over its error bar in words; nothing where that is not known."""
+    if not np.isfinite(ratio):
+        return ""
+    return f"{percent(ratio)} of its error bar" if ratio <= 1 else f"{times(ratio)} its error bar"
+
+
+def typical_error(predictions: npt.NDArray[np.float64], answers: npt.NDArray[np.float64]) -> float:
+    """The median of errors over the size of their answer, or over a typical size where that is more."""
+    errors, sizes = np.abs(predictions - answers), np.abs(answers)
+    sizes = np.maximum(sizes, np.median(sizes))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return float(np.median(np.where(errors == 0, 0.0, errors / sizes)))
+
+
 @dataclass(frozen=True)
 class Tested:
     """How many held-out queries of one kind were predicted within their radii, and what follows."""
@@ -88,7 +113,7 @@ class Tested:
     def __str__(self) -> str:
         if not self.informative:
             return f"no informative query among {self.queries}"
-        return f"{self.informative} of {self.queries} informative, at most {100 * self.bound:.2g} % mispredicted"
+        return f"{self.informative} of {self.queries} informative, at most {percent(self.bound)} mispredicted"
 
 
 @dataclass(frozen=True, repr=False)
@@ -111,6 +136,11 @@ class Certificate(Generic[F_co]):
     def of_labels(self) -> bool:
         """Whether labels were predicted, which are right or wrong."""
         return any(each.of_labels for each in self.tested)
+
+    @property
+    def typical_error(self) -> float:
+        """The median of the errors of held-out answers over the size of their answer; nan where there are none."""
+        return typical_error(self.predictions, self.answers) if self.answers.size else float("nan")
 
     @property
     def statement(self) -> str:
@@ -234,7 +264,7 @@ def _statement(tested: Tested) -> str:
     within = ", as far as labels are right" if tested.of_labels else " within their radii"
     return (
         f"{tested.informative} {kind} were predicted{within}: at 95 % confidence at most "
-        f"{100 * tested.bound:.2g} % of {STATED[tested.label]} are not"
+        f"{percent(tested.bound)} of {STATED[tested.label]} are not"
     )
 
 

@@ -231,6 +231,16 @@ def test_a_forward_pass_in_float32_is_read_by_its_digits(declared: str | None) -
     assert np.max(np.abs(result.params.score - score)) <= 1e-3
 
 
+@pytest.mark.parametrize("seed", [15, 16])
+def test_a_layer_that_computes_in_float32_is_of_no_other_family(seed: int) -> None:
+    rng, width, neurons = np.random.default_rng(seed), 4, 4
+    matrices = rng.standard_normal((2, width, width)).astype(np.float32)
+    weights = rng.standard_normal((neurons, width)).astype(np.float32), *rng.standard_normal((2, neurons)).astype("f4")
+    layer = kh.OneLayer(kh.SingleHead(*matrices), kh.ReluNet(*weights, np.asarray(0.3, np.float32)))
+    oracle = kh.FunctionOracle(lambda tokens: np.asarray(layer(np.asarray(tokens, np.float32)), float), width=width)
+    assert kh.recover(oracle, seed=seed, throw=False).outcome is kh.Outcome.TOO_NOISY
+
+
 def test_values_that_cancel_in_single_tokens_are_those_of_several_heads() -> None:
     rng = np.random.default_rng(0)
     value = rng.standard_normal(4)

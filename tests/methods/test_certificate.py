@@ -319,3 +319,23 @@ def test_two_heads_of_one_number_pass_for_one_behind_a_tolerance_only_if_they_ar
             noise=kh.Noise.bounded(1e-3),
         )
         assert not kh.recover(oracle, "robust", seed=seed, throw=False).certified
+
+
+def test_radii_behind_a_tolerance_hold_for_errors_that_conspire() -> None:
+    """Errors of one sign wherever tokens lie on one side move many parameters at once, to one side."""
+    width, tolerance = 8, 1e-3
+    for seed in range(4):
+        rng = np.random.default_rng(seed)
+        head = kh.SingleHead(2 * rng.standard_normal((width, width)) / width**0.5, rng.standard_normal(width))
+        side = rng.standard_normal(width)
+
+        def answer(tokens: Array, head: kh.SingleHead = head, side: Array = side) -> Array:
+            return head(tokens) + tolerance * np.sign(tokens.mean(axis=1) @ side) * np.sign(tokens[:, -1] @ side)
+
+        oracle = kh.FunctionOracle(answer, width=width, max_norm=1.0, noise=kh.Noise.bounded(tolerance))
+        result = kh.recover(oracle, "robust", seed=seed, throw=False)
+        assert result.certified, result.message
+        tokens = rng.standard_normal((400, 1, width))
+        tokens /= np.linalg.norm(tokens, axis=-1, keepdims=True)
+        bars = result.params.error_bar(result.certificate.radius, tokens, 1e-15)
+        assert np.mean(np.abs(result.params(tokens) - head(tokens)) > bars) < 0.2  # 0.31 and more before

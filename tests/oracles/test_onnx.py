@@ -65,7 +65,7 @@ def test_a_fixed_length_answers_no_other(path: Path) -> None:
     oracle = kh.OnnxOracle(write(path, graph(length=6)), max_length=9)
     assert oracle.signature.max_length == 6
     np.testing.assert_allclose(oracle(question(length=6)), TRUTH(question(length=6)), rtol=0, atol=1e-13)
-    with pytest.raises(WrongShape, match=r"6 tokens and no others, not of 2: .*dynamic length, or say repeat=True"):
+    with pytest.raises(WrongShape, match=r"6 tokens and no others, not of 2: .*dynamic length, .*say repeat=True"):
         oracle(question(length=2))
     result = kh.recover(oracle, throw=False)
     assert result.outcome is kh.Outcome.ORACLE_FAILED
@@ -77,11 +77,43 @@ def test_repeated_tokens_make_up_a_fixed_length(path: Path, positions: Any) -> N
     """Every token as often as every other: the same weights, so the same question."""
     oracle = kh.OnnxOracle(write(path, graph(length=6)), positions=positions, repeat=True)
     expected = TRUTH.at_all_positions if positions == "all" else TRUTH
-    for length in (1, 2, 3, 6):
+    assert oracle.signature.max_length == 3  # all lengths up to it divide six, so that no method asks another
+    for length in (1, 2, 3):
         tokens = question(length=length)
         np.testing.assert_allclose(oracle(tokens), expected(tokens), rtol=0, atol=1e-13)
-    with pytest.raises(WrongShape, match="a multiple of every length"):
+    with pytest.raises(UsageError, match="exceed max_length 3"):
         oracle(question(length=4))
+    with pytest.raises(UsageError, match="export it for 12 tokens, which 1 to 4 divide"):
+        kh.OnnxOracle(write(path, graph(length=5)), repeat=True)
+    assert kh.recover(kh.OnnxOracle(write(path, graph(length=12)), repeat=True), throw=False).certified
+
+
+def test_a_part_between_two_tensors(path: Path) -> None:
+    """A graph that projects before and squashes behind its attention, asked for the attention alone."""
+    made = graph()
+    inner, outer = made.output[0].name, helper.make_tensor_value_info("squashed", onnx.TensorProto.DOUBLE, None)
+    raw = helper.make_tensor_value_info("raw", onnx.TensorProto.DOUBLE, ["batch", "length", WIDTH])
+    halved = [numpy_helper.from_array(np.asarray(0.5), "half"), *made.initializer]
+    nodes = [
+        helper.make_node("Mul", ["raw", "half"], ["tokens"]),
+        *made.node,
+        helper.make_node("Tanh", [inner], ["squashed"]),
+    ]
+    write(path, helper.make_graph(nodes, "around", [raw], [outer], halved))
+    whole, alone = kh.OnnxOracle(path), kh.OnnxOracle(path, input="tokens", output=inner)
+    np.testing.assert_allclose(alone(question()), TRUTH(question()), rtol=0, atol=1e-13)
+    np.testing.assert_allclose(whole(2 * question()), np.tanh(TRUTH(question())), rtol=0, atol=1e-13)
+    assert alone.name != whole.name
+    target = open_target(f"onnx:{path}#input=tokens&output={inner}&positions=all")
+    np.testing.assert_allclose(target.oracle(question()), TRUTH.at_all_positions(question()), rtol=0, atol=1e-13)
+    behind = kh.OnnxOracle(path, output=inner)
+    np.testing.assert_allclose(behind(2 * question()), TRUTH(question()), rtol=0, atol=1e-13)
+    for options, said in (
+        ({"input": "tokes"}, r"no tensor 'tokes'; its own inputs are raw, and others 'tokens'"),
+        ({"input": inner, "output": "tokens"}, f"'tokens' depends on raw besides '{inner}'"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            kh.OnnxOracle(path, **options)
 
 
 @pytest.mark.parametrize("positions", ["last", "all"])
@@ -179,8 +211,14 @@ REFUSED: list[tuple[str, Any, dict[str, Any], type[kh.KeyholeError], str]] = [
     ("token numbers", simple(kind=onnx.TensorProto.INT64), {}, UsageError, "export the part behind the embedding"),
     ("two axes", simple(shape=("length", WIDTH)), {}, WrongShape, r"not \(batch, length, width\)"),
     ("two outputs", simple(outputs=["one", "two"]), {}, UsageError, "output= one of one, two"),
-    ("no such output", simple(), {"output": "hidden"}, UsageError, "has no output 'hidden'; it has answers"),
-    ("no such input", simple(), {"input": "x"}, UsageError, "has no input 'x'; it has tokens"),
+    (
+        "no such output",
+        simple(),
+        {"output": "hidden"},
+        UsageError,
+        "has no tensor 'hidden'; its own outputs are answers",
+    ),
+    ("no such input", simple(), {"input": "x"}, UsageError, "has no tensor 'x'; its own inputs are tokens"),
     ("no width", simple(shape=OPEN), {}, UsageError, "give width="),
     ("another width", simple(), {"width": 4}, UsageError, "width 5, not 4: leave width out"),
     ("another shape", simple(operator="Flatten"), {}, WrongShape, "one row of outputs per token"),

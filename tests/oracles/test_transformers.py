@@ -237,6 +237,71 @@ def test_what_a_layer_is_given_must_depend_on_lengths_alone() -> None:
         kh.TransformersOracle(model, 1, "layer")
 
 
+def test_arithmetic_in_float32_inside_is_known_and_widened() -> None:
+    """Llama makes its rotary tables in float32 whatever it is in; BERT computes in its own dtype."""
+    model = random_model("Llama")
+    narrow = kh.TransformersOracle(model, 0)
+    wide = kh.TransformersOracle(model, 0, precision="float64")
+    assert (narrow.narrowed, narrow.signature.space.eps) == (True, np.finfo(np.float32).eps)
+    assert "precision='float64'" in narrow.facts()["precision"]
+    assert (wide.narrowed, wide.signature.space.eps) == (False, np.finfo(np.float64).eps)
+    assert wide.name != narrow.name
+    assert not kh.TransformersOracle(random_model("Bert"), 0).narrowed
+    x = torch.randn(2, 9, ARCHITECTURE_WIDTH, dtype=torch.float64)
+    off = float((wide(x) - narrow(x)).abs().max())
+    assert 1e-10 < off < 1e-5
+    attention, frequencies = model.layers[0].self_attn, model.rotary_emb.inv_freq.double()
+    angles = torch.arange(9, dtype=torch.float64)[:, None] * torch.cat([frequencies, frequencies])
+    mask = torch.full((9, 9), -torch.inf, dtype=torch.float64).triu(1)
+    with torch.no_grad():
+        plain = attention(x, position_embeddings=(angles.cos()[None], angles.sin()[None]), attention_mask=mask)[0]
+    torch.testing.assert_close(wide(x), plain[:, -1], rtol=0, atol=1e-12)
+    in_float32 = kh.TransformersOracle(copy.deepcopy(model).float(), 0, precision="float64")
+    assert in_float32.signature.space.dtype == torch.float64
+    for options in ({"precision": "float16"}, {"precision": "float64", "dtype": "float32"}):
+        with pytest.raises(UsageError, match="precision"):
+            kh.TransformersOracle(model, 0, **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("Bert", {}),
+        ("Llama", {"form": "rotary"}),
+        ("GPTJ", {"form": "rotary"}),
+        ("Mistral", {"form": "rotary", "position_bias": "window"}),
+        ("Gemma2", {"form": "rotary", "link": "softcap", "position_bias": "window"}),
+        ("Qwen3", {"form": "qk-norm-rotary", "position_bias": "window"}),
+        ("Mpt", {"position_bias": "alibi"}),
+        ("GptOss", {"form": "rotary", "normaliser": "sink", "position_bias": "window"}),
+    ],
+)
+def test_hints_name_parts_by_config_and_modules(name: str, parts: dict[str, str]) -> None:
+    hints = kh.TransformersOracle(random_model(name), 0, precision="float64").hints
+    assert [{key: each for key, each in hint.items() if key != "frequencies"} for hint in hints] == [parts] * bool(
+        parts
+    )
+
+
+def test_a_hint_chooses_what_is_tried_and_nothing_rests_on_it() -> None:
+    """With its own hint a layer is certified at once; with that of another it is admitted or read all the same."""
+    oracle = open_target_of("StableLm")  # of whose keys one pair in four turns
+    result = kh.recover(oracle, throw=False)
+    assert result.certified
+    assert result.stats.queries < 400
+    x = torch.randn(8, 7, ARCHITECTURE_WIDTH, dtype=torch.float64)
+    np.testing.assert_allclose(result.params(to_numpy(x)), to_numpy(oracle(x)), rtol=0, atol=1e-9)
+    plain = kh.TransformersOracle(random_model("OPT"), 0)
+    plain.hints = oracle.hints
+    result = kh.recover(plain, throw=False)
+    assert result.certified
+    np.testing.assert_allclose(result.params(to_numpy(x)), to_numpy(plain(x)), rtol=0, atol=1e-8)
+
+
+def open_target_of(name: str) -> kh.TransformersOracle:
+    return kh.TransformersOracle(random_model(name), 0, precision="float64")
+
+
 def test_lengths_end_where_positions_do() -> None:
     assert kh.TransformersOracle(model_of("bert"), 0).signature.max_length == 16
     assert kh.TransformersOracle(model_of("roberta"), 0).signature.max_length == 14
@@ -433,6 +498,7 @@ class Evil:
         (lambda folder: (folder / "config.json").write_text("{}"), r"names no architecture \(model_type\)"),
         (lambda folder: (folder / "model.safetensors").unlink(), r"no weights.*model\.safetensors"),
         (lambda folder: (folder / "model.safetensors").write_bytes(b"junk"), "cannot be read.*SafetensorError"),
+        (lambda folder: _of_type(folder, "unheard-of"), "cannot be read.*unheard-of.*open it yourself.*TorchOracle"),
         (lambda folder: _without(folder, "encoder.layer.1.attention.self.key.weight"), "lacks 1.*self.key.weight"),
         (lambda folder: _pickled(folder, {"evil": Evil()}), "a pickle, and.*safetensors"),
         (lambda folder: (_pickled(folder), (folder / "pytorch_model.bin").write_bytes(b"junk")), "a pickle"),
@@ -443,6 +509,11 @@ def test_spoilt_folders(spoil: Any, said: str, bert: Path, capsys: Any) -> None:
     with pytest.raises(FileError, match=f"(?s){said}"):
         kh.TransformersOracle(bert, 0)
     assert "EXECUTED" not in capsys.readouterr().out
+
+
+def _of_type(folder: Path, kind: str) -> None:
+    about = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(about | {"model_type": kind}))
 
 
 def _without(folder: Path, name: str) -> None:
@@ -492,6 +563,23 @@ def test_code_in_a_folder_is_never_run(kind: str, bert: Path, capsys: Any) -> No
 def test_nonsense(model: Any, options: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         kh.TransformersOracle(model_of(model) if isinstance(model, str) else model, **options)
+
+
+def test_what_else_a_model_has_is_listed() -> None:
+    """A model without attention names its modules; one that cannot be run here says which attention can."""
+    config = transformers.MambaConfig(hidden_size=8, num_hidden_layers=1, vocab_size=20, state_size=4)
+    model = transformers.MambaModel(config).double().eval()
+    with pytest.raises(UsageError, match=r"no self-attention .*it has .*layers\.0\.mixer \(MambaMixer\).*TorchOracle"):
+        kh.TransformersOracle(model, 0)
+    flash = copy.deepcopy(model_of("llama"))
+    flash.config._attn_implementation = "flash_attention_2"
+    with pytest.raises(
+        UsageError, match=r"computed by 'flash_attention_2', so call .*set_attn_implementation\('eager'\)"
+    ):
+        kh.TransformersOracle(flash, 0)
+    plain, mask = torch.nn.MultiheadAttention(4, 2, batch_first=True).eval(), torch.zeros(5, 5)
+    with pytest.raises(UsageError, match=r"attn_mask.*should be \(3, 3\).*a mask for tokens\.shape\[1\] tokens"):
+        kh.TorchOracle(plain, call=lambda module, x: module(x, x, x, attn_mask=mask)[0])
 
 
 def test_names_are_never_fetched() -> None:

@@ -22,7 +22,7 @@ from keyhole.cli import main
 from keyhole.cli import recover_model as cli_model
 from keyhole.errors import FileError
 from keyhole.recover_model import ModelRecovery
-from keyhole.recovery import Certificate, Outcome, Recovery, Stats
+from keyhole.recovery import Certificate, Outcome, Recovery, Stats, of_error_bar, percent, times
 from keyhole.report import build
 from keyhole.report.build import as_html, read_report, write_report
 from keyhole.report.charts import power, short, thin
@@ -606,3 +606,19 @@ def test_a_browser_shows_it_without_a_word_of_complaint(runs: Path) -> None:
 def asked(address: str, complaints: list[str]) -> None:
     if not address.startswith(("file:", "data:")):
         complaints.append(address)
+
+
+def test_shares_and_multiples_are_written_as_people_write_them() -> None:
+    assert [percent(share) for share in (1.0, 0.996, 0.31, 0.026, 0.0003)] == [
+        "100 %",
+        "100 %",
+        "31 %",
+        "2.6 %",
+        "0.03 %",
+    ]
+    assert [times(ratio) for ratio in (1.31, 130.2, 1204.0, 3e9)] == ["1.3 ×", "130 ×", "1,204 ×", "3e+09 ×"]
+    assert [of_error_bar(ratio) for ratio in (0.5, 4.0, float("nan"))] == [
+        "50 % of its error bar",
+        "4 × its error bar",
+        "",
+    ]

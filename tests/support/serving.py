@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from keyhole.inference_protocol import HEADER_LENGTH, Tensor, decode, encode
+from keyhole.inference_protocol import BINARY_EXTENSION, HEADER_LENGTH, Tensor, decode, encode
 from keyhole.oracles import Oracle
 from keyhole.serve import Limits, ServedOracle, Server
 
@@ -84,7 +84,7 @@ class Fake:
 def faking(infer: Callable[[bytes, Mapping[str, str]], Said] = honest, **metadata: Any) -> Iterator[Fake]:
     fake = Fake()
     fake.pages = {
-        "/v2": as_json({"name": "fake", "extensions": []}),
+        "/v2": as_json({"name": "fake", "extensions": [BINARY_EXTENSION]}),
         "/v2/health/ready": as_json({}),
         "/v2/models/m": as_json(description(**metadata)),
         "/v2/models/m/ready": as_json({}),

@@ -56,7 +56,7 @@ def recover_all_layers(settings: Settings, *, as_json: bool, quiet: bool, force:
     with reserve_folder(settings.out, LAYERS, asdict(settings), force=force):
         found = recover_model(
             model,
-            method="multi-head" if settings.method == "auto" else settings.method,
+            method=settings.method,
             budget=settings.budget,
             journal=settings.journal,
             seed=settings.seed,

@@ -20,7 +20,7 @@ from keyhole.live.form import ServedTarget
 from keyhole.live.manager import Runs
 from keyhole.live.server import LiveServer
 from keyhole.oracles import Noisy, Rounded
-from keyhole.oracles.http.oracle import LOOPBACK
+from keyhole.oracles.http.access import LOOPBACK
 from keyhole.serve.served_oracle import Limits, ServedOracle
 from keyhole.serve.server import Server
 from keyhole.targets import Target, open_target

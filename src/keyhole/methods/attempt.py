@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -48,6 +48,7 @@ class Task:
     budget: float = math.inf  # queries in all
     options: Mapping[str, Any] = field(default_factory=dict)  # of the method
     places: Floats | None = None  # (n, width) single tokens where an earlier estimate was refuted
+    hints: Sequence[Mapping[str, Any]] = ()  # options that the oracle's owner thinks worth trying
 
     def stream(self, purpose: str) -> np.random.Generator:
         """Random numbers for one purpose, unrelated to those of any other use of the same seed."""

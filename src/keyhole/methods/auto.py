@@ -53,6 +53,8 @@ MAY_BE_ANOTHER_FAMILY = (
 )
 # How a method for one head ends on several, whose answers err.
 NOT_ONE_HEAD = (Outcome.WRONG_FAMILY, Outcome.SATURATED)
+# Families whose methods take what an oracle hints at.
+HINTED = ("multi-head", "residual")
 # Answers are kept for the next attempt of plans that are no larger than this, over the width, and of so many of them.
 KEPT_QUERIES, KEPT_PLANS = 4, 32
 
@@ -124,6 +126,7 @@ class _Auto:
         self.attempts: list[Attempt] = []
         self.tried: list[tuple[Method, Mapping[str, Any]]] = []
         self.known: dict[str, Any] = {}  # what details say, whichever attempt is the last
+        self.bends = False  # whether single tokens were answered by a bent map
 
     def steps(self) -> Steps[Attempt]:
         """Triage, an attempt, and where that fails a diagnosis and further ones."""
@@ -136,12 +139,30 @@ class _Auto:
         except (*ENDS, Unrecoverable) as error:
             return Attempt(NAME, ending(error), str(error), cause=error)
         self._allow_for(evidence)
+        last = yield from self._with_hints()
+        if last is not None:
+            return self._result(last)
         last = yield from self._first(evidence)
         if last is not None and (declared or not self._may_be_another(last)):
             return self._result(last)
         if last is not None and last.outcome not in MAY_BE_ANOTHER_FAMILY:
             return (yield from self._go_on(last, None))
         return (yield from self._with_unseen_errors(evidence, (yield from self._after_diagnosis(last))))
+
+    def _with_hints(self) -> Steps[Attempt | None]:
+        """An attempt with options that the oracle's owner thinks worth trying, unless they are refuted."""
+        if self.task.options or not self.several_outputs or self.noise.kind != "exact":
+            return None
+        for hint in self.task.hints:
+            for family in HINTED:
+                for method in methods_for(family, self.noise, hint)[:1]:
+                    try:
+                        last = yield from self._attempt(method, hint)
+                    except UsageError:  # parts that no learner reads together
+                        continue
+                    if last.certified or last.outcome in FINAL:
+                        return last
+        return None
 
     def _first(self, evidence: Evidence) -> Steps[Attempt | None]:
         """The method of the likeliest family, again where that shows noise that was not known."""
@@ -266,10 +287,11 @@ class _Auto:
                 return self._result(last)
         if diagnosis is not None:
             diagnosis = yield from self._with_names(diagnosis)
-            for method in self._untried(diagnosis):
-                last = yield from self._attempt(method, diagnosis.options)
-                if last.certified or last.outcome in FINAL:
-                    return self._result(last)
+            for method, options in self._by_parts(diagnosis):
+                ended = yield from self._attempt(method, options)
+                last = ended if options == diagnosis.options else last  # whose message says more
+                if ended.certified or ended.outcome in FINAL:
+                    return self._result(ended)
         for method in self._for_rare_kinks(diagnosis):
             ended = yield from self._attempt(method, {})
             if ended.certified and ended.details.get("neurons") != 0:  # a net without neurons explains no bend
@@ -296,12 +318,16 @@ class _Auto:
         self.known |= {"diagnosis": named.family, "diagnosis_findings": named.summary()["findings"]}
         return named
 
-    def _untried(self, diagnosis: Diagnosis) -> list[Method]:
-        """The method for the parts that were named, unless it was tried with them."""
-        if diagnosis.recovers is None:
-            return []
-        fitting = methods_for(diagnosis.recovers, self.noise, diagnosis.options)[:1]
-        return [method for method in fitting if (method, diagnosis.options) not in self.tried]
+    def _by_parts(self, diagnosis: Diagnosis) -> list[tuple[Method, Mapping[str, Any]]]:
+        """The method for the parts that were named, and those that find the parts of several heads themselves."""
+        fitting: list[tuple[Method, Mapping[str, Any]]] = []
+        if diagnosis.recovers is not None:
+            named = methods_for(diagnosis.recovers, self.noise, diagnosis.options)[:1]
+            fitting = [(method, diagnosis.options) for method in named]
+        if self.several_outputs and self.noise.kind == "exact" and not self.task.options:
+            of_numbers = [method for method in METHODS.values() if method.answers == "numbers"]
+            fitting += [(method, method.when_refuted) for method in of_numbers if method.when_refuted]
+        return [each for each in fitting if each not in self.tried]
 
     def _further(
         self, first: Attempt | None, diagnosis: Diagnosis | None
@@ -355,6 +381,7 @@ class _Auto:
 
     def _allow_for(self, evidence: Evidence) -> None:
         """Go on with the evidence, its noise included."""
+        self.bends = evidence.bends
         self.known |= {"diagnosis": evidence.family, "diagnosis_findings": [vars(each) for each in evidence.findings]}
         if evidence.noise_evidence:
             self._allow_for_noise(evidence.noise.as_found(), evidence.noise_evidence, evidence.noise_queries)
@@ -394,10 +421,11 @@ class _Auto:
     def _result(self, last: Attempt) -> Attempt:
         """The last attempt with details of the others, in the simplest family that holds its parameters."""
         first = self.attempts[0].method if self.attempts else last.method
-        # Of float32 answers, which most models have, only what looks like a family that methods recover.
+        # Of float32 answers, which most models have, only what looks like a family that methods recover, or like a net,
+        # whose kinks rounding hides.
         coarse = self.noise.kind == "exact" and self.task.signature.space.spacing >= FLOAT32
         noise = Noise.dtype("float32") if coarse else self.noise
-        named = noise.kind == "dtype" and self.known.get("diagnosis") in FAMILIES
+        named = noise.kind == "dtype" and (self.known.get("diagnosis") in FAMILIES or self.bends)
         if last.outcome is Outcome.WRONG_FAMILY and (named or noise.hides_families):
             last = replace(last, outcome=Outcome.TOO_NOISY, message=behind_noise(last.message, noise))
         details = {**self.known, **({"tried_first": first} if len(self.attempts) > 1 else {})}

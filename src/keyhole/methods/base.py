@@ -67,7 +67,8 @@ class Method(Generic[F_co]):
     # many queries it may spend; to one that does not, answers rounded to a dtype are exact ones of fewer digits.
     takes_noise: tuple[str, ...] = ("exact",)
     answers: Literal["numbers", "labels"] = "numbers"  # what it learns from; answers it takes are declared to be so
-    # Options under which it may recover what it refuted without them: `auto` then tries it once more.
+    # Options under which it may recover what was refuted without them: `auto` then tries it once more; of numbers,
+    # where an answer is several.
     when_refuted: Mapping[str, Any] = field(default_factory=dict)
     last_only: bool = False  # whether it knows the last position only: where all are observed, the others are left out
     goes_on: bool = False  # whether it takes `places`, single tokens (n, width) where an earlier estimate was refuted

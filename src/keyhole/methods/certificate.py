@@ -18,7 +18,7 @@ from keyhole.methods.heldout import HeldOut, draw_heldout, prediction_radii
 from keyhole.noise import GAUSSIAN_DEVIATIONS
 from keyhole.numerics.domain import LONGEST, Sampler, class_label, length_class
 from keyhole.queries import Measurements, Plan, Signature, Sketch
-from keyhole.recovery import Certificate, Outcome, Tested
+from keyhole.recovery import Certificate, Outcome, Tested, typical_error
 
 # Held-out queries over those of the recovery, the fewest and the most: 120 leave 2.5 % of such queries unsaid, 256
 # leave 1.2 %.
@@ -64,6 +64,7 @@ class Comparison:
     resolution: float  # radii over what the answers vary by, and over what attention does to them
     scatters: bool  # whether normal errors, each within its radius, are too large together
     beyond: bool = False  # whether too many errors behind a tolerance are larger than one radius
+    widening: float = 1.0  # by which radii of parameters are widened, so that those of predictions hold
     labels: bool = False  # whether answers are labels
     wrong: int = 0  # labels that are not as predicted, where some may be wrong
 
@@ -80,11 +81,8 @@ class Comparison:
 
     @property
     def typical_error(self) -> float:
-        """The median of errors over the size of their answer, or over a typical size where that is more."""
-        sizes = np.abs(self.answers)
-        sizes = np.maximum(sizes, np.median(sizes))
-        with np.errstate(divide="ignore", invalid="ignore"):
-            return float(np.median(np.where(self.errors == 0, 0.0, self.errors / sizes)))
+        """The median of errors over the size of their answer."""
+        return typical_error(self.predictions, self.answers)
 
     @property
     def holds(self) -> bool:
@@ -124,6 +122,7 @@ def certify(
         answer: Measurements = yield replace(plan, so_far=partial(_so_far, estimate, asked, answers))
         answers.append(_at_last(answer, signature))
     compared = _compare(estimate, signature, asked, _concatenate([answer.values for answer in answers]))
+    estimate = _widen(estimate, compared.widening)
     certificate = Certificate(
         radius=estimate.radius,
         standard_error=estimate.standard_error,
@@ -178,20 +177,21 @@ def _compare(estimate: Estimate, signature: Signature, asked: HeldOut, answers: 
     predictions, known = asked.predictions, asked.known
     if estimate.params.tells_labels:  # where the label is not sure, none is predicted
         predictions, known = np.where(known > 0, answers, predictions), 0 * known
-    # How fine radii are is told by usual tokens: among the long ones they are as wide as can be.
-    fine = np.repeat(asked.usual if np.any(asked.usual) else ~asked.usual, predictions.size // asked.usual.size)
+    fine = np.repeat(_fine(asked, signature), predictions.size // asked.usual.size)
     noise = signature.noise.radius + signature.noise.smallest + signature.noise.relative * np.abs(predictions)
     # A weight below the smallest normal number may be zero in the oracle's arithmetic, whatever value it is for.
     noise = noise + signature.space.tiny * float(np.max(np.abs(predictions), initial=0.0)) + UNDERFLOW
-    beyond = False
+    beyond, widening = False, 1.0
     if signature.noise.kind == "bounded" or signature.noise.is_cut:
         # Radii hold whatever the errors are, which may conspire; held-out queries do not know them, so what they see
         # of it is as random as they are: single ones are off by several radii, all together by less than one.
         with np.errstate(divide="ignore", invalid="ignore"):
             excess = np.maximum(np.abs(predictions - answers) - noise, 0.0) / known
         beyond = bool(np.nanmean(np.minimum(excess, GAUSSIAN_DEVIATIONS) ** 2) > MOST_BEYOND)
-        # A sum of n terms is at most √n times their quadrature.
-        known = min(GAUSSIAN_DEVIATIONS, (signature.width * (signature.width + 1)) ** 0.5) * known
+        # A sum of n terms is at most √n times their quadrature. Where errors conspire so, radii say it.
+        most = min(GAUSSIAN_DEVIATIONS, (signature.width * (signature.width + 1)) ** 0.5)
+        widening = min(max(1.0, float(np.nanmax(excess, initial=0.0))), most)
+        known = most * known
     radii = np.hypot(GAUSSIAN_DEVIATIONS * known, noise) if normal else known + noise
     coarse = float(np.sqrt(np.mean(radii[fine] ** 2)))
     if normal:
@@ -204,8 +204,28 @@ def _compare(estimate: Estimate, signature: Signature, asked: HeldOut, answers: 
     elif attention > 0 or signature.max_norm is not None:
         resolution = max(resolution, coarse / attention if attention else float("inf"))
     scatters = normal and _has_scatter(np.abs(predictions - answers), radii)
-    compared = Comparison(predictions, answers, radii, resolution, scatters, beyond, estimate.params.tells_labels)
+    labels = estimate.params.tells_labels
+    compared = Comparison(predictions, answers, radii, resolution, scatters, beyond, widening, labels)
     return _allow_flips(compared, signature.noise.scale) if signature.noise.kind == "flipped" else compared
+
+
+def _widen(estimate: Estimate[F], times: float) -> Estimate[F]:
+    """The estimate with radii so many times as wide."""
+    if times == 1.0:
+        return estimate
+    radii = {name: times * array for name, array in estimate.radius.arrays().items()}
+    return replace(estimate, radius=estimate.radius.with_arrays(radii))
+
+
+def _fine(asked: HeldOut, signature: Signature) -> Booleans:  # (queries,)
+    """The queries that tell how fine radii are: usual ones, as among long tokens radii are as wide as can be.
+
+    Where these are all so short that a net behind attention is flat, those that inform.
+    """
+    shows = np.asarray(asked.informative & (asked.lengths > 1))
+    if signature.noise.kind == "exact" and np.any(shows) and not np.any(asked.usual & shows):
+        return shows
+    return asked.usual if np.any(asked.usual) else ~asked.usual
 
 
 def _resolution_of_numbers(estimate: Estimate, signature: Signature, plans: list[Plan], fine: Booleans) -> float:

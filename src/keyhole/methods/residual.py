@@ -7,14 +7,16 @@ attention to fewer digits the smaller it is beside its tokens.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from keyhole.arrays import floats
+from keyhole.errors import UsageError
 from keyhole.families import MultiHead, Residual, SingleHead
 from keyhole.methods.arithmetic import partial_result
 from keyhole.methods.base import Estimate, Method, Steps, Unrecoverable, adapt
-from keyhole.methods.multi_head.method import multi_head
+from keyhole.methods.multi_head.method import MULTI_HEAD, multi_head
 from keyhole.methods.options import check_whole
 from keyhole.methods.single_head.method import single_head
 from keyhole.queries import Measurements, Plan, Signature, sequences
@@ -26,18 +28,25 @@ SHARE_TOKENS = 4
 LESS = 2.0
 
 
-def residual(signature: Signature, rng: np.random.Generator, *, heads: int | None = None) -> Steps[Estimate[Residual]]:
+def residual(
+    signature: Signature, rng: np.random.Generator, *, heads: int | None = None, **parts: Any
+) -> Steps[Estimate[Residual]]:
     """Heads behind f(X) = x_N + Σ_h heads[h](X) + b, by what reads them without x_N.
 
     Identifiable as the heads alone are, since x_N is known. `SHARE_TOKENS` queries more than `multi-head`, or than
-    `single-head` where there is one head only (heads=1), tell how many digits of attention an answer has.
+    `single-head` where there is one head only (heads=1), tell how many digits of attention an answer has. The options
+    of `multi-head` name parts of attention that are not those of a softmax.
     """
     check_whole("heads", heads, 1)
+    if heads == 1 and parts:
+        raise UsageError("parts of attention are named of several heads: leave heads=1 out")
     share = yield from _ask_share(signature, rng)
     space = replace(signature.space, coarse=min(1.0, LESS * signature.space.eps / share))
     with partial_result(Residual.around):
         inner = signature.with_changes(space=space)
-        steps: Steps[Estimate[SingleHead | MultiHead]] = (single_head if heads == 1 else multi_head)(inner, rng)
+        steps: Steps[Estimate[SingleHead | MultiHead]] = (
+            single_head(inner, rng) if heads == 1 else multi_head(inner, rng, **parts)
+        )
         estimate = yield from adapt(steps, incoming=lambda plan, answers: _attention_alone(plan, answers, signature))
     return Estimate(
         params=Residual(estimate.params),
@@ -84,5 +93,5 @@ RESIDUAL = Method(
     summary="softmax heads added to the last token",
     run=residual,
     families=("residual",),
-    options={"heads": "1: there is one head only, which takes fewer queries"},
+    options={"heads": "1: there is one head only, which takes fewer queries", **MULTI_HEAD.options},
 )

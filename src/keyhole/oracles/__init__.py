@@ -3,6 +3,7 @@
 from keyhole.oracles.base import Oracle
 from keyhole.oracles.function import FunctionOracle
 from keyhole.oracles.http.oracle import HttpOracle
+from keyhole.oracles.http.rest import RestOracle
 from keyhole.oracles.onnx import OnnxOracle
 from keyhole.oracles.torch import TorchOracle
 from keyhole.oracles.transformers.oracle import TransformersOracle
@@ -20,6 +21,7 @@ __all__ = [
     "Noisy",
     "OnnxOracle",
     "Oracle",
+    "RestOracle",
     "Rounded",
     "TorchOracle",
     "TransformersOracle",

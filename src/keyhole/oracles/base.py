@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from typing import Any, final
 
 import array_api_compat
@@ -31,6 +32,11 @@ class Oracle(ABC):
 
     def close(self) -> None:  # noqa: B027 - most oracles hold nothing
         """Release what the oracle holds."""
+
+    @property
+    def hints(self) -> Sequence[Mapping[str, Any]]:
+        """Options of a method each that are worth trying: they choose what is asked, and nothing rests on them."""
+        return ()
 
     def facts(self) -> dict[str, Any]:
         """What a report should say of how the oracle was asked, such as requests sent again."""

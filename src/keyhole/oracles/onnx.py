@@ -13,17 +13,21 @@ from typing import Any, Literal
 import numpy as np
 
 from keyhole.arrays import Array, Space, to_numpy
-from keyhole.errors import FileError, UsageError, WrongShape
+from keyhole.errors import FileError, KeyholeError, UsageError, WrongShape
 from keyhole.noise import Noise
 from keyhole.optional import extra
 from keyhole.oracles.base import Oracle
 from keyhole.oracles.positions import TRIAL_LENGTHS, Positions, observe, place_of
+from keyhole.oracles.subgraph import part_of
 from keyhole.queries import Signature
 
 DTYPES = {"tensor(double)": np.float64, "tensor(float)": np.float32, "tensor(float16)": np.float16}
 REMEDY = (
     "If its batch or length is dynamic in name only, export it again, e.g. with torch.onnx.export(..., dynamo=True)"
 )
+DYNAMIC = "torch.onnx.export(..., dynamo=True, dynamic_shapes=({0: Dim('batch'), 1: Dim('length')},))"
+# Methods ask two tokens at least; a length that 1 to 4 divide is enough for most.
+LEAST, FIXED = 2, 12
 
 
 class OnnxOracle(Oracle):
@@ -32,11 +36,13 @@ class OnnxOracle(Oracle):
     Batch and length may be dynamic or fixed in the file. A fixed batch is filled up with zeros; these are no
     queries. A fixed length is the only one that the model can answer, so that methods, which ask single tokens
     too, fail unless `repeat=True`: then a sequence whose length divides it is asked with every token so many
-    times in a row. That is the same query to attention without positions, and to nothing else.
+    times in a row. That is the same query to attention without positions, and to nothing else. `max_length` is then as
+    long as all lengths up to it divide the fixed one.
 
-    `input` and `output` name the tensors where there are several; `width` is only needed where the file leaves it
-    open. The dtype is the file's, float64, float32 or float16. `answers="labels"`: the output is whole numbers that are
-    labels, such as those of ArgMax. `providers` is handed to onnxruntime, and is its CPU unless given.
+    `input` and `output` name the tensors where there are several, inner ones too: then only what lies between them is
+    asked, which takes the package onnx. `width` is only needed where the file leaves it open. The dtype is the file's,
+    float64, float32 or float16. `answers="labels"`: the output is whole numbers that are labels, such as those of
+    ArgMax. `providers` is handed to onnxruntime, and is its CPU unless given.
     """
 
     def __init__(
@@ -57,7 +63,7 @@ class OnnxOracle(Oracle):
         name: str | None = None,
     ) -> None:
         place = place_of(positions)
-        self._session = _open_session(path, providers)
+        self._session = _open_session(path, providers, input, output)
         self._who = f"the ONNX model {Path(path).name}"
         tokens = _tokens(self._session.get_inputs(), input, self._who)
         self._input, self._dtype = tokens.name, DTYPES[tokens.type]
@@ -74,12 +80,15 @@ class OnnxOracle(Oracle):
         space = Space.of(np.zeros(1, dtype=np.float32 if self._dtype is np.float16 else self._dtype))
         if self._dtype is np.float16:  # libraries solve nothing in it: methods work in float32, and know its digits
             space = replace(space, coarse=float(np.finfo(np.float16).eps))
-        max_length = min((each for each in (max_length, self._length) if each is not None), default=None)
+        own_length = self._length if self._length is None or not repeat else _divisors(self._length, self._who)
+        max_length = min((each for each in (max_length, own_length) if each is not None), default=None)
         observed: Literal["last", "all"] = "all" if place is None else "last"
         self.signature = Signature(width, space, max_norm, max_length, observed, Noise.of(noise), batch_limit, answers)
         lengths = TRIAL_LENGTHS if self._length is None else (self._length,)
-        self._observed = observe(positions, self._outputs, self.signature, self._who, lengths, REMEDY)
+        trial = self.signature if self._length is None else self.signature.with_changes(max_length=self._length)
+        self._observed = observe(positions, self._outputs, trial, self._who, lengths, REMEDY)
         suffix = "" if place in (None, -1) else f" at position {place}"
+        suffix += f" from {self._input}" if input else ""
         suffix += f" to {self._output}" if output else ""
         self.name = name or f"onnx:sha256:{_digest(Path(path))}{suffix}{' repeating' if repeat else ''}"
 
@@ -92,8 +101,8 @@ class OnnxOracle(Oracle):
         if rest or not self._repeat:
             raise WrongShape(
                 f"{self._who} takes sequences of {self._length} tokens and no others, not of {question.shape[1]}: "
-                "export it with a dynamic length"
-                + (", or a multiple of every length" if self._repeat else ", or say repeat=True if it has no positions")
+                f"export it with a dynamic length, {DYNAMIC}"
+                + ("" if self._repeat else f"; or, if it has no positions, for {FIXED} tokens, and say repeat=True")
             )
         outputs = self._outputs(np.repeat(question, times, axis=1))
         return self._observed.answer(outputs[:, times - 1 :: times, ...] if self._observed.everywhere else outputs)
@@ -118,7 +127,18 @@ class OnnxOracle(Oracle):
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
 
-def _open_session(path: str | PathLike[str], providers: Sequence[Any]) -> Any:
+def _divisors(length: int, who: str) -> int:
+    """The largest number such that all up to it divide a length; UsageError where that is one token."""
+    most = next(count for count in range(1, length + 1) if length % (count + 1))
+    if most < LEAST:
+        raise UsageError(
+            f"{who} takes sequences of {length} tokens, which no two tokens make up when repeated: export it for "
+            f"{FIXED} tokens, which 1 to 4 divide, or with a dynamic length, {DYNAMIC}"
+        )
+    return most
+
+
+def _open_session(path: str | PathLike[str], providers: Sequence[Any], tokens: str | None, answer: str | None) -> Any:
     runtime = extra("onnxruntime", "onnx", "OnnxOracle")
     if not Path(path).is_file():
         raise FileError(f"{path}: no such file")
@@ -127,7 +147,14 @@ def _open_session(path: str | PathLike[str], providers: Sequence[Any]) -> Any:
     # Everything that leaves the operators as they are; onnxruntime 1.31 crashes on float16 attention with more.
     options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_ENABLE_BASIC
     try:
-        return runtime.InferenceSession(str(path), options, providers=list(providers))
+        session = runtime.InferenceSession(str(path), options, providers=list(providers))
+        own = [tokens in (None, *(each.name for each in session.get_inputs()))]
+        own.append(answer in (None, *(each.name for each in session.get_outputs())))
+        if all(own):
+            return session
+        return runtime.InferenceSession(part_of(Path(path), tokens, answer), options, providers=list(providers))
+    except KeyholeError:
+        raise
     except Exception as error:
         raise FileError(
             f"{path} is not an ONNX model that onnxruntime can run ({' '.join(str(error).split())[:300]}): "

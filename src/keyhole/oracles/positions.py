@@ -66,7 +66,10 @@ def observe(
     signature: Signature,
     who: str,
     lengths: Sequence[int] = TRIAL_LENGTHS,
-    remedy: str = "If it wants more than tokens, such as a mask, say how to ask it: call=lambda module, tokens: ...",
+    remedy: str = (
+        "If it wants more than tokens, such as a mask, say how to ask it: call=lambda module, tokens: ..., "
+        "with a mask for tokens.shape[1] tokens"
+    ),
 ) -> Observed:
     """Try a model on a few sequences, to see where it has outputs; an error says what is wrong with them.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,6 +39,11 @@ class Wrapper(Oracle):
     def change(self, answers: Array) -> Array:
         """What becomes of answers."""
         return answers
+
+    @property
+    def hints(self) -> Sequence[Mapping[str, Any]]:
+        """Those of the wrapped oracle."""
+        return self.inner.hints
 
     def facts(self) -> dict[str, Any]:
         """Those of the wrapped oracle."""

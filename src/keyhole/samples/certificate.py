@@ -10,7 +10,7 @@ from scipy.special import ndtri
 
 from keyhole.arrays import Floats
 from keyhole.families.attention_layer import AttentionLayer
-from keyhole.recovery import Certificate, Outcome
+from keyhole.recovery import Certificate, Outcome, times
 from keyhole.samples.evidence import Evidence
 from keyhole.samples.examples import ExampleCount, Examples
 from keyhole.samples.standard_errors import StandardErrors
@@ -99,7 +99,7 @@ def judge(
         answers=rest.labels.reshape(-1),
     )
     details = {"heldout_error": _rms(errors), "error_bars": "entrywise" if unit_errors.entrywise else "pooled per head"}
-    said = f"{heldout.count} held-out examples predicted within {float(np.max(errors)):.2g}"
+    said = f"{heldout.count} held-out examples predicted within their error bars"
     loose = any(
         label_error * _rms(error) > RESOLVED * max(_rms(score), np.finfo(float).tiny)
         for error, score in zip(unit_errors.scores, layer.scores, strict=True)
@@ -111,8 +111,7 @@ def judge(
             Outcome.NOT_IDENTIFIABLE,
             (
                 f"{said}, but on these inputs head {free} attends so sharply that scores {SHARPER:g} times as large "
-                f"would "
-                "give the same outputs: how large they are cannot be known from such inputs"
+                "would give the same outputs: how large they are cannot be known from such inputs"
             ),
         )
     return Verdict(*(flaw or (Outcome.CERTIFIED, said)), certificate, details)
@@ -131,31 +130,28 @@ def _flaw(
     """Why a layer is not certified."""
     if worst > 1:
         outcome = Outcome.WRONG_FAMILY if count.good else Outcome.TOO_FEW_EXAMPLES
-        return outcome, f"a held-out output differs from its prediction by {worst:.2g} × what the error bar allows"
+        return outcome, f"a held-out output differs from its prediction by {times(worst)} what the error bar allows"
     if not unit_errors.determined:
         free = "the examples leave some direction of the parameters free: heads too many, or inputs too alike"
         return Outcome.NOT_IDENTIFIABLE, f"{said}, but {free}"
     if not trust.known:
         return Outcome.UNCERTIFIED, (
             f"{said}, but the noise of {noise:.2g} is only what the fit leaves over: no examples of equal inputs "
-            f"confirm "
-            "it, and what no fit explains looks like noise too. Declare it, noise=Noise.gaussian(scale)"
+            "confirm it, and what no fit explains looks like noise too. Declare it, noise=Noise.gaussian(scale)"
         )
     if unresolved:
         wide = "the error bars are as large as what attention does to the outputs: more examples or less noise"
         if trust.tolerance > 0:
             wide = (
                 f"errors of {trust.tolerance:g} that are all to one end could move scores by as much as they are, "
-                f"and no "
-                "number of examples averages them out: a smaller tolerance, or noise=Noise.gaussian(scale) if they are "
+                "and no number of examples averages them out: a smaller tolerance, or noise=Noise.gaussian(scale) if they are "
                 "independent"
             )
         return Outcome.UNCERTIFIED, f"{said}, but {wide}"
     if trust.hidden:
         return Outcome.UNCERTIFIED, (
             f"{said}, but a further head that adds less than the tolerance of {trust.tolerance:g} may hide within "
-            f"it: say "
-            "how many there are, heads="
+            "it: say how many there are, heads="
         )
     return None
 

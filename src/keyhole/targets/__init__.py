@@ -12,14 +12,22 @@ from keyhole.families import load
 from keyhole.noise import Noise
 from keyhole.oracles import FunctionOracle
 from keyhole.targets.demos import open_demo, random_multi_head, random_net, random_single_head
-from keyhole.targets.models import ONNX_EXAMPLE, TRANSFORMERS_EXAMPLE, open_http, open_onnx, open_transformers
+from keyhole.targets.models import (
+    ONNX_EXAMPLE,
+    REST_EXAMPLE,
+    TRANSFORMERS_EXAMPLE,
+    open_http,
+    open_onnx,
+    open_rest,
+    open_transformers,
+)
 from keyhole.targets.python_file import open_python
 from keyhole.targets.target import Target, path_of, read_bytes
 
 __all__ = ["KINDS", "Target", "open_declared", "open_target", "random_multi_head", "random_net", "random_single_head"]
 
 EXAMPLES = "demo:single-head?width=64&rank=4&seed=0, file:params.safetensors, python:path.py:factory, " + ", ".join(
-    [ONNX_EXAMPLE, TRANSFORMERS_EXAMPLE, "http://host:port/v2/models/name"]
+    [ONNX_EXAMPLE, TRANSFORMERS_EXAMPLE, "http://host:port/v2/models/name", REST_EXAMPLE]
 )
 
 
@@ -58,6 +66,8 @@ KINDS: dict[str, Callable[[str], Target]] = {
     "python": open_python,
     "http": lambda rest: open_http(f"http:{rest}"),
     "https": lambda rest: open_http(f"https:{rest}"),
+    "http+json": lambda rest: open_rest(f"http+json:{rest}"),
+    "https+json": lambda rest: open_rest(f"https+json:{rest}"),
     "onnx": open_onnx,
     "transformers": open_transformers,
 }

@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from keyhole.errors import UsageError
-from keyhole.oracles import HttpOracle, OnnxOracle, TransformersOracle
+from keyhole.oracles import HttpOracle, OnnxOracle, RestOracle, TransformersOracle
 from keyhole.targets.target import Keys, Target, read_options
 
 ONNX_EXAMPLE = "onnx:model.onnx"
 TRANSFORMERS_EXAMPLE = "transformers:PATH#layer=2"
+REST_EXAMPLE = "http+json://host:port/path#width=64&answer=outputs"
 
 
 def open_onnx(rest: str) -> Target:
@@ -34,6 +35,15 @@ def open_transformers(rest: str) -> Target:
 def open_http(text: str) -> Target:
     """The model at an address such as `http://host:port/v2/models/name#timeout=10&connections=8`."""
     oracle = HttpOracle(**read_http(text))
+    return Target(text, oracle, f"the model at {oracle.url}, of width {oracle.signature.width}")
+
+
+def open_rest(text: str) -> Target:
+    """The model at an address such as `http+json://host:port/path#width=16&request={"x": $TOKENS}&answer=y`."""
+    address, given = split(text, REST_EXAMPLE, REST_KEYS)
+    if "width" not in given:
+        raise UsageError(f"the target {text} does not say how wide a token is; write {REST_EXAMPLE}")
+    oracle = RestOracle(address.replace("+json", "", 1), **given)
     return Target(text, oracle, f"the model at {oracle.url}, of width {oracle.signature.width}")
 
 
@@ -85,18 +95,25 @@ TRANSFORMERS_KEYS: Keys = {
     "layer": (_whole_or("all"), "a whole number or all"),
     "part": (str, "attention, attention-block or layer"),
     "dtype": (str, "the name of a dtype"),
+    "precision": (str, "float64"),
     "device": (str, "the name of a device"),
     **COMMON_KEYS,
 }
+
+
+def _headers(text: str) -> dict[str, str]:
+    pairs = [pair.partition(":") for pair in text.split(";")]
+    if not all(name.strip() and colon for name, colon, _ in pairs):
+        raise ValueError(text)
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
 # Options of HttpOracle that have a word on the command line: those of the oracle have options of their own there.
-HTTP_KEYS: Keys = {
+SERVER_KEYS: Keys = {
     "width": WHOLE,
     "positions": (str, "last or all"),
     "answers": (str, "numbers or labels"),
     "max_length": WHOLE,
-    "input_name": (str, "text"),
-    "output_name": (str, "text"),
-    "binary": (_yes, "true or false"),
     "batch": WHOLE,
     "connections": WHOLE,
     "timeout": (float, "a number of seconds"),
@@ -105,6 +122,19 @@ HTTP_KEYS: Keys = {
     "token_env": (str, "the name of an environment variable"),
     "header": (str, "the name of a header"),
     "ca": (str, "a file"),
-    "proxy": (str, "an address"),
+    "proxy": (str, "an address, or none"),
+}
+HTTP_KEYS: Keys = {
+    **SERVER_KEYS,
+    "input_name": (str, "text"),
+    "output_name": (str, "text"),
+    "datatype": (str, "FP64 or FP32"),
+    "binary": (_yes, "true or false"),
     "require_id": (_yes, "true or false"),
+}
+REST_KEYS: Keys = {
+    **SERVER_KEYS,
+    "request": (str, "JSON with $TOKENS or $SEQUENCE in it, or @ and a file of it"),
+    "answer": (str, "a path such as data.*.embedding"),
+    "headers": (_headers, "Name: text; Name: text"),
 }

@@ -23,6 +23,7 @@ from keyhole.oracles import Oracle
 from keyhole.oracles.anything import as_oracle
 from keyhole.progress import Observer
 from keyhole.queries import Measurements, Plan, Signature, sequences
+from keyhole.recovery import percent, times
 from keyhole.session import Session, box_of
 from keyhole.verify.comparison import AnsweredQueries, Comparison
 from keyhole.verify.judge import MISS
@@ -147,10 +148,10 @@ def compare(
     if contradiction:
         return Verdict("inconclusive", contradiction, **figures)
     differing = found.differing()
-    times = f"{found.worst_ratio:.2g} × what the error bar allows"
+    words = f"{times(found.worst_ratio)} what the error bar allows"
     if found.wide and found.worst_ratio <= 1:
-        times = "all together more than the declared noise explains"
-    message = f"answers differ from their predictions by up to {found.worst_error:.2g}, {times}"
+        words = "all together more than the declared noise explains"
+    message = f"answers differ from their predictions by up to {found.worst_error:.2g}, {words}"
     message += f", although they are {noise.noise}" if noise.evidence else ""
     where = f"; what differs is {', '.join(map(str, differing))}" if differing else ""
     return Verdict("different", message + where, differing=differing, **figures)
@@ -176,13 +177,13 @@ def _with_rounding(signature: Signature, answered: Floats) -> Iterator[tuple[Sig
 def _agreement(found: Comparison, signature: Signature) -> tuple[Any, str]:
     """`same`, unless there is a part that matters to the answers and of which large changes would not be noticed."""
     parts, mattering = found.parts, found.mattering
-    agree = f"all answers were predicted within {found.worst_error:.2g}"
+    agree = "all answers were predicted within their error bars"
     short = "" if signature.max_length is None else f", on sequences of up to {signature.max_length} tokens"
     if not parts:
         return "same", f"{agree}{short}; what changes would be noticed is not known for such parameters"
     worst, name = max((parts[name], name) for name in mattering or parts)
     if not worst <= COARSEST:
-        seen = f"a change of {100 * worst:.2g} %" if worst < 1 else "any change"
+        seen = f"a change of {percent(worst)}" if worst < 1 else "any change"
         return (
             "inconclusive",
             f"{agree}, but even {seen} in the {name} might go unnoticed: ask more queries, or allow longer tokens or "

@@ -17,7 +17,7 @@ from keyhole.targets.forms import random_form_head
 
 WIDTH, ROWS = 4, 4
 SHAPES = {"rotary": (4, 2), "qk-norm": (4, 3), "qk-norm-rotary": (4, 4), "gaussian": (4,), "elu-features": (4, 3)}
-SHAPES["exp-features"] = (4, 3)
+SHAPES |= {"exp-features": (4, 3), "rotary-partly": (4, 4)}  # of whose pairs one does not turn
 STEP = 1e-5  # of differences: larger, and bends count; smaller, and rounding does
 
 
@@ -26,8 +26,8 @@ def drawn(name: str, rng: np.random.Generator) -> Form:
     matrix = [rng.standard_normal((*rows, width) if rows else (width, width)) for _ in range(2)]
     count = rows[0] if rows else 0
     angles = np.array([1.3, 0.4])[: count // 2]
-    if name == "rotary":
-        return Rotary(*matrix, angles)
+    if name.startswith("rotary"):
+        return Rotary(*matrix, angles if name == "rotary" else np.array([0.0, 1.3]))
     if name == "qk-norm":
         return QKNorm(*matrix, 1 + rng.uniform(size=count))
     if name == "qk-norm-rotary":
@@ -124,7 +124,7 @@ def test_files_keep_the_form_and_its_parts(name: str, tmp_path: Path) -> None:
     head.save(tmp_path / "head.safetensors")
     again = kh.load(tmp_path / "head.safetensors")
     tokens = rng.standard_normal((3, 5, WIDTH))
-    assert again.form.name == name
+    assert again.form.name == head.form.name
     assert np.array_equal(again(tokens), head(tokens))
     assert again.attention == attention
 

@@ -13,7 +13,7 @@ import keyhole as kh
 from keyhole.cli import main
 from keyhole.errors import UsageError
 from keyhole.families.forms import QKNorm, Rotary, geometric
-from keyhole.families.parts import Alibi, Attention, Sink, Softcap, Window
+from keyhole.families.parts import Alibi, Attention, DistanceTable, Sink, Softcap, Window
 from keyhole.gauge.compare import align
 from keyhole.gauge.redundancy import redundancy
 from keyhole.methods.multi_head.vector.parts.caps import rest_and_height, solve_cap
@@ -25,6 +25,10 @@ CASES: dict[str, tuple[Callable[[int], Attention], dict[str, str]]] = {
     "caps": (lambda h: Attention(link=Softcap(CAPS[h])), {"link": "softcap"}),
     "sinks": (lambda h: Attention(normaliser=Sink(SINKS[h])), {"normaliser": "sink"}),
     "slopes": (lambda h: Attention(position_bias=Alibi(SLOPES[h])), {"position_bias": "alibi"}),
+    "tables": (
+        lambda h: Attention(position_bias=DistanceTable(np.sin(np.arange(3.0) + h))),
+        {"position_bias": "table"},
+    ),
     "window": (lambda _: Attention(position_bias=Window(5)), {"position_bias": "window"}),
     "caps and sinks": (
         lambda h: Attention(link=Softcap(CAPS[h]), normaliser=Sink(SINKS[h])),
@@ -71,6 +75,24 @@ def assert_within_radii(result: kh.Recovery, truth: kh.MultiHead) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
+def test_parts_of_several_heads_are_found_where_none_is_named(name: str, fresh_seed: int) -> None:
+    rng = np.random.default_rng(fresh_seed)
+    truth = heads_of(CASES[name][0], rng)
+    result = recovered(truth, fresh_seed)
+    assert_within_radii(result, truth)
+    found = result.stats.details["parts_tried"][-1]
+    assert all(option in found for option in CASES[name][1].values()), found
+
+
+def test_auto_goes_on_with_several_heads_of_parts() -> None:
+    truth = heads_of(CASES["slopes and sinks"][0], np.random.default_rng(3))
+    assert_within_radii(kh.recover(kh.FunctionOracle(truth, width=WIDTH), throw=False), truth)
+    foreign = heads_of(lambda _: Attention(), np.random.default_rng(4))
+    result = kh.recover(kh.FunctionOracle(lambda tokens: np.tanh(foreign(tokens)), width=WIDTH), throw=False)
+    assert not result.certified
+
+
+@pytest.mark.parametrize("name", CASES)
 def test_heads_are_found_with_their_constants(name: str, fresh_seed: int) -> None:
     rng = np.random.default_rng(fresh_seed)
     attention, options = CASES[name]
@@ -91,6 +113,17 @@ def test_rotary_heads_are_found_with_those_that_share_a_key(fresh_seed: int, tmp
     tokens = np.random.default_rng(0).standard_normal((2, 5, WIDTH))
     assert np.array_equal(again(tokens), result.params(tokens))
     assert kh.distance(again, truth) < 1e-8
+
+
+def test_pairs_that_do_not_turn_are_found(fresh_seed: int, tmp_path: Path) -> None:
+    """As partial rotary positions leave them: of these the product of keys and queries is known."""
+    truth = rotary_heads(np.random.default_rng(fresh_seed), np.array([0.9, 0.0]))
+    result = recovered(truth, fresh_seed, form="rotary", frequencies=np.array([0.9]))
+    assert_within_radii(result, truth)
+    assert kh.distance(result.params, truth) < 1e-8
+    assert sorted(len(group) for group in result.stats.details["groups"]) == [1, 2]
+    result.params.save(tmp_path / "heads.safetensors")
+    assert kh.distance(kh.load(tmp_path / "heads.safetensors"), truth) < 1e-8
 
 
 def test_normed_heads_are_found(fresh_seed: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -16,11 +17,13 @@ from keyhole.errors import (
     ServerUnreachable,
     UnknownModel,
     UsageError,
+    WrongShape,
 )
+from keyhole.inference_protocol import HEADER_LENGTH
 from keyhole.oracles import HttpOracle
 from keyhole.serve import Server
 from support.served_head import free_port, some
-from support.serving import as_json, faking, honest
+from support.serving import Said, as_json, faking, honest
 
 pytest.importorskip("orjson")
 pytest.importorskip("fastapi")
@@ -93,8 +96,7 @@ def test_a_model_that_is_not_ready() -> None:
         ({"answers": ()}, "answers tensors of shape"),
         ({"answers": (-1, -1, 3, 3)}, "answers tensors of shape"),
         ({"answers": (-1, -1)}, "positions='last' or 'all'"),
-        ({"inputs": []}, "0 tensors"),
-        ({"outputs": []}, "0 tensors"),
+        ({"inputs": []}, "say input_name="),
         ({"outputs": [{"name": name, "datatype": "FP64", "shape": [-1]} for name in "ab"]}, "'a', 'b'"),
         ({"inputs": [{"name": name, "datatype": "FP64", "shape": [-1, -1, 4]} for name in "ab"]}, "'a', 'b'"),
     ],
@@ -125,6 +127,37 @@ def test_what_metadata_leaves_open_can_be_told() -> None:
         fake.pages["/v2/models/m/infer"] = lambda body, headers: honest(body, headers, (5, 2))
         oracle = HttpOracle(fake.url, width=4, positions="all")
         assert oracle(some(width=4)).shape == (5, 2)
+
+
+def test_a_custom_model_whose_metadata_describe_no_tensor() -> None:
+    """As the default custom models of MLServer and KServe answer."""
+    with faking(inputs=[], outputs=[]) as fake:
+        oracle = HttpOracle(fake.url, width=4, input_name="x")
+        np.testing.assert_array_equal(oracle(some(width=4)), some(width=4).sum((1, 2)))
+        assert oracle.signature.positions == "last"
+        named = HttpOracle(fake.url, width=4, input_name="x", output_name="y", datatype="FP32")
+        assert named(some(width=4).astype("float32")).shape == (5,)
+        with pytest.raises(UsageError, match="give width="):
+            HttpOracle(fake.url, input_name="x")
+        with pytest.raises(WrongShape, match="without the output 'z'"):
+            HttpOracle(fake.url, width=4, input_name="x", output_name="z")(some(width=4))
+        fake.pages["/v2/models/m/infer"] = lambda body, headers: honest(body, headers, (4,))
+        with pytest.raises(WrongShape, match="answers of shape"):
+            oracle(some(width=4))
+
+
+def test_binary_tensors_are_tried_where_nobody_says_and_dropped_where_they_fail() -> None:
+    def json_only(body: bytes, headers: Mapping[str, str]) -> Said:
+        return as_json({"error": "what?"}, 500) if HEADER_LENGTH in headers else honest(body, headers)
+
+    for infer, kinds in ((honest, [True, True]), (json_only, [True, False, False])):
+        with faking(infer) as fake:
+            fake.pages["/v2"] = as_json({"name": "fake", "extensions": []})
+            oracle = HttpOracle(fake.url, retries=0)
+            for _ in range(2):
+                np.testing.assert_array_equal(oracle(some(width=4)), some(width=4).sum((1, 2)))
+            asked = [headers for headers in fake.seen if "Content-Length" in headers]
+            assert [HEADER_LENGTH in headers for headers in asked] == kinds
 
 
 def test_shapes_written_as_text_are_read() -> None:

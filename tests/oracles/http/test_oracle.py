@@ -250,12 +250,37 @@ def test_a_missing_library_is_named() -> None:
     assert "pip install 'keyhole[http]'" in ended.stderr.splitlines()[-1]
 
 
-def test_the_environment_has_no_say(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+def test_proxies_of_the_environment(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HTTP_PROXY", "http_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:1")
-    assert HttpOracle(server.url)(some()).shape == (5,)
+    assert HttpOracle(server.url)(some()).shape == (5,)  # this machine is never behind one
+    with pytest.raises(ServerUnreachable, match=r"no connection"):
+        HttpOracle("http://elsewhere.invalid/v2/models/m")
+    with pytest.raises(ServerUnreachable, match="no such host"):
+        HttpOracle("http://elsewhere.invalid/v2/models/m", proxy="none")
+    monkeypatch.setenv("no_proxy", ".invalid")
+    with pytest.raises(ServerUnreachable, match="no such host"):
+        HttpOracle("http://elsewhere.invalid/v2/models/m")
+    monkeypatch.setenv("no_proxy", "")
+    monkeypatch.setenv("http_proxy", "nonsense://x/y")
+    with pytest.raises(UsageError, match="http_proxy"):
+        HttpOracle("http://elsewhere.invalid/v2/models/m")
     with pytest.raises(ServerUnreachable):
         HttpOracle(server.url, proxy="http://127.0.0.1:1")
+
+
+def test_a_proxy_is_told_who_asks() -> None:
+    with faking() as proxy:
+        proxy.pages = {f"http://elsewhere.invalid{path}": page for path, page in proxy.pages.items()}
+        address = f"http://me:pass%20word@127.0.0.1:{proxy.port}"
+        assert HttpOracle("http://elsewhere.invalid/v2/models/m", proxy=address)(some(width=4)).shape == (5,)
+        assert {headers["Proxy-Authorization"] for headers in proxy.seen} == {"Basic bWU6cGFzcyB3b3Jk"}
+
+
+def test_certificates_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", "nowhere.pem")
+    with pytest.raises(UsageError, match=r"nowhere\.pem"):
+        HttpOracle("https://127.0.0.1:1/v2/models/m")
 
 
 # --- tokens ----------------------------------------------------------------------------------------------------
@@ -304,7 +329,7 @@ def lying(**changes: Any) -> Callable[[bytes, Mapping[str, str]], Said]:
 @pytest.mark.parametrize(
     ("infer", "error", "said"),
     [
-        (lying(shape=(4,)), WrongShape, "does not keep to its own description"),
+        (lying(shape=(4,)), WrongShape, "answers of shape"),
         (lying(shape=(6,)), WrongShape, "answers of shape"),
         (lying(shape=(5, 1)), WrongShape, "answers of shape"),
         (lying(shape=()), WrongShape, "answers of shape"),

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from keyhole.arrays import Array, Floats, floats, namespace
+from keyhole.arrays import Array, Floats, Integers, floats, namespace
 from keyhole.errors import UsageError
 from keyhole.families.forms.base import (
     Form,
@@ -86,7 +86,8 @@ class Rotary(Form):
     """xᵀ·keyᵀ·R_Δ·query·g, R_Δ turning pair (j, j + d_k/2) by Δ·frequencies[j] where x stands Δ tokens before g.
 
     The pairs are those of Llama, half a key apart; those of GPT-J, beside each other, are the same form with rows in
-    another order. A complex factor per pair, of its key against its query, makes no difference.
+    another order. A complex factor per pair, of its key against its query, makes no difference. Pairs of angle zero do
+    not turn, as those that partial rotary positions leave alone: of them the product of keys and queries is known.
     """
 
     query: Array  # (d_k, width)
@@ -107,9 +108,9 @@ class Rotary(Form):
 
     @property
     def numbers(self) -> int:
-        """Two matrices less a complex factor per pair; the angles are not told but known."""
-        rows, width = self.key.shape
-        return int(2 * rows * width - rows)
+        """Two matrices less a complex factor per pair that turns, and a matrix of the others; the angles are known."""
+        (rows, width), still = self.key.shape, len(_still_rows(floats(self.frequencies)))
+        return int(2 * rows * width - (rows - still) - still**2)
 
     def logits_of(self, tokens: Array, queries: Array) -> Array:
         """The logits."""
@@ -137,7 +138,8 @@ class Rotary(Form):
         keys, queries = as_complex(key)[order], as_complex(query)[order]
         largest = keys[np.arange(len(keys)), np.argmax(np.abs(keys), axis=1)]
         phases = np.conj(largest) / np.where(largest == 0, 1.0, np.abs(largest))
-        return _factored(keys, queries, np.where(largest == 0, 1.0, phases), frequencies[order])
+        made = _factored(keys, queries, np.where(largest == 0, 1.0, phases), frequencies[order])
+        return _with_still(made, *_balanced(*_still_of(made)))
 
     def aligned_to(self, other: Rotary) -> Rotary:
         """Sizes as in the canonical form, phases as in the other."""
@@ -147,7 +149,10 @@ class Rotary(Form):
         keys, queries = as_complex(own.key), as_complex(own.query)
         meeting = np.sum(np.conj(keys) * as_complex(floats(other.key)), axis=1)
         meeting = meeting + np.sum(np.conj(queries) * as_complex(floats(other.query)), axis=1)
-        return _factored(keys, queries, np.exp(1j * np.angle(meeting)), own.frequencies)
+        made = _factored(keys, queries, np.exp(1j * np.angle(meeting)), own.frequencies)
+        key, query = _still_of(own)
+        turn = floats(_still_of(other)[0]) @ np.linalg.pinv(key)
+        return _with_still(made, turn @ key, np.linalg.pinv(turn).T @ query)
 
     def sibling(self) -> tuple[Rotary, str]:
         """Larger keys and smaller queries."""
@@ -155,15 +160,50 @@ class Rotary(Form):
         return same, "the key times two, the query over two: only their product makes logits"
 
     def told(self) -> dict[str, Floats]:
-        """The product of key and query of every pair."""
+        """The product of key and query of every pair; of those that do not turn together, in place of the first."""
         own = self.canonical()
-        return {"score": told_pairs(own.key, own.query), "frequencies": floats(own.frequencies)}
+        score, (key, query) = told_pairs(own.key, own.query), _still_of(own)
+        still = np.flatnonzero(floats(own.frequencies) == 0)
+        if still.size:
+            score[still] = 0.0
+            score[still[0], :, : own.width] = key.T @ query
+        return {"score": score, "frequencies": floats(own.frequencies)}
 
 
 def told_pairs(key: Floats, query: Floats) -> Floats:  # (r, d) -> (r/2, d, 2d)
     """Products of keys and queries, a complex matrix per pair."""
     products = np.conj(as_complex(key))[:, :, None] * as_complex(query)[:, None, :]
     return np.concatenate([products.real, products.imag], axis=2)
+
+
+def _still_rows(frequencies: Floats) -> Integers:  # (n,)
+    """Rows of keys and queries that are not turned."""
+    still = np.flatnonzero(frequencies == 0)
+    return np.concatenate([still, still + frequencies.size])
+
+
+def _still_of(form: Rotary) -> tuple[Floats, Floats]:  # twice (n, width)
+    """The rows of key and query that are not turned."""
+    rows = _still_rows(floats(form.frequencies))
+    return floats(form.key)[rows], floats(form.query)[rows]
+
+
+def _with_still(form: Rotary, key: Floats, query: Floats) -> Rotary:
+    """The form with other rows that are not turned."""
+    rows, keys, queries = _still_rows(floats(form.frequencies)), floats(form.key).copy(), floats(form.query).copy()
+    keys[rows], queries[rows] = key, query
+    return Rotary(queries, keys, form.frequencies)
+
+
+def _balanced(key: Floats, query: Floats) -> tuple[Floats, Floats]:  # twice (n, width)
+    """Rows of the same product: orthogonal, of one size, the largest entry of each row of the key positive."""
+    if not len(key):
+        return key, query
+    (one, upper), (two, lower) = np.linalg.qr(key.T), np.linalg.qr(query.T)
+    left, sizes, right = np.linalg.svd(upper @ lower.T)
+    key, query = (one @ left * sizes**0.5).T, (two @ right.T * sizes**0.5).T
+    signs = np.sign(key[np.arange(len(key)), np.argmax(np.abs(key), axis=1)])[:, None]
+    return key * signs, query * signs
 
 
 def _factored(keys: Complex, queries: Complex, phases: Complex, frequencies: Floats) -> Rotary:

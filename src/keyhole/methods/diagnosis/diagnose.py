@@ -32,6 +32,7 @@ from keyhole.methods.diagnosis.family_tests import affine_misfit, odds_rank, ran
 from keyhole.methods.examination import Examination, Finding, are_labels
 from keyhole.methods.registry import methods_for
 from keyhole.noise import Noise
+from keyhole.numerics.svd import least_squares, pseudo_inverse, svd
 from keyhole.optional import on_demand
 from keyhole.queries import Signature
 
@@ -281,7 +282,7 @@ class _Diagnosing:
     def _slope(self, tokens: Floats) -> Floats:  # (count, width) in the plane -> (count, outputs)
         """What tokens add to the zero token's answer where single tokens are answered by an affine map."""
         slopes = (self.on_rays[:, -1] - self.at_zero) / self.ladder[-1]
-        return np.asarray(tokens @ np.linalg.pinv(np.stack([self.first, self.second])) @ slopes)
+        return np.asarray(tokens @ pseudo_inverse(np.stack([self.first, self.second])) @ slopes)
 
     def _weights(self) -> Steps[bool]:
         """Whether nearly equal tokens weigh the same; then only a residual tells the last of them from the others."""
@@ -310,9 +311,9 @@ class _Diagnosing:
     def _linear_residual(self, steps: Floats, found: NearTokens) -> bool:
         """Whether what the last token adds is a linear map of it, and whether it is the token itself."""
         units, added = steps / np.linalg.norm(steps, axis=1, keepdims=True), found.added
-        plane = np.linalg.pinv(np.stack([self.first, self.second]))
+        plane = pseudo_inverse(np.stack([self.first, self.second]))
         coordinates = units @ plane
-        maps = np.linalg.lstsq(coordinates, added, rcond=None)[0]
+        maps = least_squares(coordinates, added)
         size = float(np.max(np.linalg.norm(added, axis=1)))
         off = float(np.max(np.linalg.norm(added - coordinates @ maps, axis=1))) / size
         if off > max(ITSELF, HOLDS * found.radius / size):
@@ -549,7 +550,7 @@ class _Diagnosing:
         ranks = []
         for each, single in zip(answers, self.at_zero + alone, strict=True):
             added = each - single
-            strongest = np.linalg.svd(added, full_matrices=False)[2][0]
+            strongest = svd(added)[2][0]
             error = float(self.exam.error(max(np.max(np.abs(each)), np.max(np.abs(single)))))
             ranks.append(odds_rank(np.array(copies), added @ strongest, error))
         return ranks

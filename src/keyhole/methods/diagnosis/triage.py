@@ -39,6 +39,9 @@ FACTOR = 16.0
 COPIES = 3
 # Steps at which two tokens weigh the same, over the norm.
 NEAR = 2.0**-16
+# Pairs of tokens that tell whether single ones are answered by rounding only, which is at most so many roundings of
+# them: what is added up may be larger than what it adds up to.
+PAIRS, ROUNDING_OF_PAIRS = 2, 2.0**10
 ONE_TOKEN, BENT = "one token", "a bent map"
 # Spots at which curvature is looked for.
 SPOTS = 2
@@ -100,6 +103,8 @@ class _Triage:
         self.zero, self.slope = zero, (up - zero) / self.far
         size = float(max(np.max(np.abs(each)) for each in (zero, up, down)))
         bend = float(np.max(np.abs(zero - down - OTHER * (up - zero))))
+        if bend > 4 * self.exam.error(size) and (yield from self._cancels(size)):
+            return self._evidence("multi-head")
         if self.exam.noise.kind in ("exact", "measure"):
             yield from self._noise(np.stack([zero, up, down]), bend, size)
         bent = bend > 4 * self.exam.error(size)
@@ -108,6 +113,21 @@ class _Triage:
         if bent:
             return (yield from self._ask_net(up, down))
         return (yield from self._heads())
+
+    def _cancels(self, size: float) -> Steps[bool]:
+        """Whether single tokens are answered by no more than rounding of what pairs show: values of heads add up to none."""
+        if self.exam.longest < 2:
+            return False
+        pairs = [list(self.exam.norm * self.exam.directions(2)) for _ in range(PAIRS)]
+        shown = float(np.max(np.abs((yield from self.exam.ask(pairs)))))
+        shown *= self.far / self.exam.norm  # of pairs as long
+        cancels = size <= ROUNDING_OF_PAIRS * self.exam.signature.space.eps * shown
+        if cancels:
+            said = (
+                f"single tokens are answered by {size:.2g} and pairs as long by {shown:.2g}: the values of heads cancel"
+            )
+            self.exam.say("heads", "several", said)
+        return cancels
 
     def _labels(self) -> Steps[Evidence]:
         """Labels, and how often they are wrong where that is to be measured."""
@@ -215,6 +235,7 @@ class _Triage:
     def _one_head(self, slope: Floats) -> Steps[bool]:
         """Whether −t·e and t·e, and copies of the first, are answered as one head with these values would."""
         norm = self.exam.norm
+        flat_at: float | None = None
         if not np.any(slope):  # without values heads cannot be told apart
             return True
         for _ in range(NORMS):
@@ -232,9 +253,11 @@ class _Triage:
             longer = min(norm * (FACTOR if flat else (LOGIT / logit) ** 0.5), self.exam.most)
             if longer == norm:
                 break
-            norm = longer
+            norm, flat_at = longer, norm if flat else None
         else:
-            return True  # attention is flat, or saturated, at every norm
+            if flat_at is None:  # attention is saturated at every norm
+                return True
+            norm = flat_at  # or it is flat, unless that is what two heads of opposite logits make of as many copies
         if self.exam.longest <= COPIES:
             return True
         odds = COPIES * weight / (1 - weight)

@@ -81,10 +81,14 @@ def _rounding(answers: Array, signature: Signature) -> Array:  # (count[, output
     return (3 + signature.width**0.5) * eps * xp.broadcast_to(xp.max(sizes, axis=-1, keepdims=True), sizes.shape)
 
 
+def is_nonzero(signature: Signature, value: Value) -> bool:
+    """Whether the value can be told from zero."""
+    return not bool(signature.space.xp.all(abs(value.vector) <= value.radius))
+
+
 def check_nonzero(signature: Signature, value: Value) -> None:
     """Raise where the value cannot be told from zero, so that no answer depends on the score matrix."""
-    xp = signature.space.xp
-    if bool(xp.all(xp.abs(value.vector) <= value.radius)):
+    if not is_nonzero(signature, value):
         if signature.noise.kind != "exact":
             raise Unrecoverable(Outcome.TOO_NOISY, "the value vector cannot be told from zero in the declared noise")
         raise Unrecoverable(

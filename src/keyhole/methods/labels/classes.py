@@ -16,6 +16,7 @@ from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.labels.score import Rows
 from keyhole.methods.labels.search import Prior, Search
 from keyhole.methods.labels.value import Tokens
+from keyhole.numerics.svd import svd
 from keyhole.queries import Position, Term, TokenRows
 from keyhole.recovery import Outcome
 
@@ -326,7 +327,7 @@ def _solve_lengths(tree: list[Boundary], rest: list[Boundary], count: int, accur
     points_radii = np.array([each.point_radius for each in rest])
     steps = np.array([paths[each.one] - paths[each.two] for each in rest]).reshape(-1, len(tree))
     equations = steps * (points @ normals.T)
-    left, sizes, vectors = np.linalg.svd(equations, full_matrices=True)
+    left, sizes, vectors = svd(equations, full_matrices=True)
     rank = len(tree) - 1
     if len(sizes) < rank or not sizes[rank - 1] > OPEN * accuracy * sizes[0]:
         return None

@@ -37,13 +37,17 @@ ROUNDS, SHORTER = 16, 0.75
 COARSE = 2.0**-16
 # Pairs of dense tokens whose labels show the scale of logits, the longer of two over the other, and logits there.
 PAIRS, KAPPA = 6, 1.0 + 2.0**-4
-SEEN_LOGIT = math.log(KAPPA) / (1 + KAPPA)
+# Copies of the other one, and logits there: those of heads that cancel show beside an odd number of long tokens only.
+EVEN, ODD = 1, 2
+SEEN_LOGIT = {EVEN: math.log(KAPPA) / (1 + KAPPA), ODD: 1.5}
 # Logits that are aimed at.
 LOGIT = 2.0
 # Octaves on either side of the typical scale A within which most lie.
 OCTAVES = 1.0
 # Finer readings than asked for, as what a fit makes of errors is known to some tens of per cent.
 SPARE = 1.5
+
+SILENT = "attention makes no difference to labels at tokens of any norm"
 
 
 def ask_several(
@@ -52,6 +56,10 @@ def ask_several(
     """As many heads as it takes, and an output bias minus the threshold."""
     signature, space = tokens.comparer.signature, tokens.space
     norm = yield from _ask_norm(tokens, value, rng)
+    if norm is None and (signature.max_length or ODD + 2) >= ODD + 2:
+        norm = yield from _ask_norm(tokens, value, rng, ODD)
+    if norm is None:
+        raise Unrecoverable(Outcome.NOT_IDENTIFIABLE, SILENT)
     error = min(FIRST_ERROR, accuracy / FIT_GROWTH)
     reader = NumberReader(tokens, value, error, rng)
     bias = np.asarray(-value.threshold), np.asarray(value.threshold_radius)
@@ -70,11 +78,13 @@ def _direction(value: LabelValue, rng: np.random.Generator) -> Floats:  # (width
     return np.asarray(direction / np.linalg.norm(direction))
 
 
-def _ask_norm(tokens: Tokens, value: LabelValue, rng: np.random.Generator) -> Steps[float]:
-    """The norm of both tokens at which logits are about two, from null queries of dense tokens.
+def _ask_norm(tokens: Tokens, value: LabelValue, rng: np.random.Generator, copies: int = EVEN) -> Steps[float | None]:
+    """The norm of both tokens at which logits are about two, from null queries of dense tokens; None if none show.
 
     Of long tokens x and −κx the second decides, until a last token is so long that logits show. With κ near 1 logits
-    are small then, so that heads add up: for every x they show beside g or beside −g.
+    are small then, so that heads add up: for every x they show beside g or beside −g. Heads of opposite logits and one
+    value add up to nothing there. Beside two copies of x, which decide at first, all heads attend to x or to −κx once
+    logits are large, and of as many of both the second decides.
     """
     draws = rng.standard_normal((2, PAIRS, tokens.width))
     left, right = (each / np.linalg.norm(each, axis=1, keepdims=True) for each in draws)
@@ -89,16 +99,14 @@ def _ask_norm(tokens: Tokens, value: LabelValue, rng: np.random.Generator) -> St
         def make(some: Integers, factor: float, size: Floats = size) -> list[Position]:
             index, long = tokens.space.indices(some), factor * tokens.long_norm
             scales = np.full(some.size, long), np.full(some.size, -KAPPA * long)
-            long_ones: list[Position] = [[Term(rows, index, tokens.space.asarray(scale))] for scale in scales]
-            return [*long_ones, [Term(lasts, index, tokens.space.asarray(size[some] / factor))]]
+            one, other = ([Term(rows, index, tokens.space.asarray(scale))] for scale in scales)
+            return [*[one] * copies, other, [Term(lasts, index, tokens.space.asarray(size[some] / factor))]]
 
         positive = yield from tokens.comparer.decide("scale", make, 2 * PAIRS)
-        shows = np.any(positive.reshape(2, PAIRS) == yes, axis=0)
+        shows = np.any(positive.reshape(2, PAIRS) == (yes == (copies == EVEN)), axis=0)
         low, high = np.where(shows, low, middle), np.where(shows, middle, high)
     found = high[high < tokens.range]
-    if not found.size:
-        raise Unrecoverable(Outcome.NOT_IDENTIFIABLE, "attention makes no difference to labels at tokens of any norm")
-    return float((2.0 ** float(np.median(found)) * LOGIT / SEEN_LOGIT) ** 0.5)
+    return float((2.0 ** float(np.median(found)) * LOGIT / SEEN_LOGIT[copies]) ** 0.5) if found.size else None
 
 
 @dataclass(frozen=True, eq=False)

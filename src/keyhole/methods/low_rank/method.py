@@ -15,6 +15,7 @@ from keyhole.methods.forms.columns import Score
 from keyhole.methods.robust.bounded.method import bounded
 from keyhole.methods.robust.method import ask_bounded
 from keyhole.methods.single_head.method import ask_head, head_estimate
+from keyhole.numerics.svd import singular_values
 from keyhole.queries import Signature
 from keyhole.recovery import Outcome
 
@@ -55,7 +56,7 @@ def low_rank(
 
 def _effective_rank(score: Score) -> dict[str, Any]:
     """Where the singular values drop most, and the first of those below, relative to the largest."""
-    sizes = np.linalg.svd(floats(score.matrix), compute_uv=False)
+    sizes = singular_values(floats(score.matrix))
     if score.rank == 0:
         return {"effective_rank": 0, "tail": 0.0}
     known = sizes[: score.rank]

@@ -7,7 +7,7 @@ import numpy as np
 from keyhole.arrays import Array, floats
 from keyhole.families.multi_head import MultiHead
 from keyhole.methods.base import Estimate, Method, Steps, Unrecoverable, last_only
-from keyhole.methods.forms.value import Value, ask_value
+from keyhole.methods.forms.value import Value, ask_value, is_nonzero
 from keyhole.methods.multi_head.gated.method import ask_gated_heads, fits_at_once
 from keyhole.methods.multi_head.scalar.method import HeadsTooNear, ask_scalar_heads
 from keyhole.methods.multi_head.vector.method import ask_vector_heads
@@ -90,7 +90,10 @@ def _ask_again(
 
 def _ask_few_outputs(signature: Signature, rng: np.random.Generator, value: Value) -> Steps[Estimate[MultiHead]]:
     """One by one where norms are free and answers exact, with the fewest queries; all at once where that fails."""
-    if signature.max_norm is not None or signature.noise.kind != "exact":
+    cancel = signature.width == 1 and not is_nonzero(
+        signature, value
+    )  # as all logits of single numbers are proportional
+    if signature.max_norm is not None or signature.noise.kind != "exact" or cancel:
         return (yield from ask_gated_heads(signature, rng, value))
     try:
         found = yield from ask_scalar_heads(signature, rng, value)
@@ -111,7 +114,7 @@ MULTI_HEAD = Method(
     options={
         "link": "how logits become energies: exp or softcap",
         "normaliser": "how energies become weights: sum, sink or plus-one",
-        "position_bias": "what distances do: none, alibi, window or causal",
+        "position_bias": "what distances do: none, alibi, window, causal or table",
         "form": "how logits come of tokens: bilinear, rotary, qk-norm or qk-norm-rotary",
         "frequencies": "angles per position of rotary forms, one for each pair; those of base 10000 if left out",
     },

@@ -65,13 +65,15 @@ RESIDUAL_NORMS = (1.0, 4.0, 64.0)
 CHECKED_NORMS, CHECKED_TOKENS, CHECKED_AMONG = (1.0, 4.0, 16.0, 256.0), 16, 1024
 # Four of them are pairs of tokens, half of logits of about this size and more; answers that differ by less than this
 # part of them, or so many radii, are no contradiction: other heads make larger ones.
-CHECKED_LOGIT, SAME_PAIRS, PAIR_RADII, WIDE_BARS = 2.0, 1e-3, 16.0, 0.05
+CHECKED_LOGIT, SAME_PAIRS, PAIR_RADII, WIDE_BARS = 2.0, 1e-7, 16.0, 0.05
 # How far out the net bends is told by biases of more radii than this: at the kinks of smaller ones most is error.
 KNOWN_KINK = 64.0
 # Tokens are at least so many times as long as can be read at all: kinks nearer to the origin would cost digits.
 PRECISE = 2.0**16
 # Within a norm bound a net is learned anew, so often at most, where some of them show that kinks were missed.
 LEARNED_AGAIN = 3
+# Several heads are read from other last tokens, so often in all, where pairs of tokens contradict them.
+SEVERAL_AGAIN = 2
 # Without a residual the answers to them are those of the net, within this part of what its answers differ by.
 SAME_ANSWERS = 1e-6
 
@@ -252,8 +254,19 @@ class _Layer:
         several = HeadsBeforeNet(self.signature, self.rng, net, radius)
         if not (yield from several.ask_whether_several()):
             return None
-        *layers, details = yield from several.run(self.residual)
-        return self._estimate_of_several((layers[0], layers[1]), details)
+        # Heads that saturate at one last token may be taken for others: then another tells.
+        for left in reversed(range(SEVERAL_AGAIN)):
+            try:
+                *layers, details = yield from several.run(self.residual)
+                estimate = self._estimate_of_several((layers[0], layers[1]), details)
+                if left:
+                    yield from self._ask_pair_check(estimate)
+            except Unrecoverable as error:
+                if not left or error.outcome is not Outcome.WRONG_FAMILY:
+                    raise
+                continue
+            return estimate
+        raise AssertionError  # the last of them returns or raises
 
     def _ask_after(self, failure: Unrecoverable, net: ReluNet) -> Steps[Estimate[OneLayer]]:
         """A second way; where it fails too, the first failure is raised, unless only the second had a response."""
@@ -302,10 +315,14 @@ class _Layer:
         rows = [TokenRows(space.normal(self.rng, 4, self.width) * norms[:, None] / self.width**0.5) for _ in range(2)]
         asked: Measurements = yield Plan("checks", 4, [[Term(each)] for each in rows])
         pairs = xp.stack([each.vectors for each in rows], axis=1)
-        bars = params.error_bar(estimate.radius, pairs, UNKNOWN_ARITHMETIC * space.rounding) + asked.radius
+        rounding = UNKNOWN_ARITHMETIC * space.rounding
+        bars = params.error_bar(estimate.radius, pairs, rounding) + asked.radius
+        nothing = {name: xp.zeros_like(each) for name, each in estimate.radius.arrays().items()}
+        least = params.error_bar(estimate.radius.with_arrays(nothing), pairs, rounding) + asked.radius
         sizes = abs(asked.values - self.net(0 * pairs[:1, 0, :])[0, ...].reshape(asked.values.shape[1:]))
         sizes = sizes if sizes.ndim == 1 else xp.max(sizes, axis=1)[:, None]
-        bars = xp.minimum(PAIR_RADII * bars, WIDE_BARS * sizes + 0 * bars)  # radii as large as answers say nothing
+        # Radii as large as answers say nothing; where the net is flat, answers differ by their rounding.
+        bars = xp.maximum(xp.minimum(PAIR_RADII * bars, WIDE_BARS * sizes + 0 * bars), least)
         if bool(xp.any(xp.abs(params(pairs) - asked.values) > SAME_PAIRS * sizes + bars)):
             raise Unrecoverable(Outcome.WRONG_FAMILY, NO_SINGLE_HEAD)
 

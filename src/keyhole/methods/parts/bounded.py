@@ -29,6 +29,7 @@ from keyhole.methods.parts.zero_scores import (
 )
 from keyhole.numerics.domain import LONGEST
 from keyhole.numerics.orthogonal import equal_overlap, random_orthogonal
+from keyhole.numerics.svd import svd
 from keyhole.queries import Measurements, Plan, Signature, Term, TokenRows
 from keyhole.recovery import Outcome
 
@@ -246,7 +247,7 @@ def fit(start: SingleHead, record: Record) -> Fit:
     for _ in range(MOST_STEPS):
         sizes = np.linalg.norm(matrix, axis=0)
         sizes = np.where(sizes > 0, sizes, 1.0)
-        left, singular, right = np.linalg.svd(matrix / sizes, full_matrices=False)
+        left, singular, right = svd(matrix / sizes)
         along, moved = left.T @ residuals, False
         while damping < MOST_DAMPING:
             step = right.T @ (along * singular / (singular**2 + damping**2)) / sizes
@@ -274,7 +275,7 @@ def fit(start: SingleHead, record: Record) -> Fit:
 def _radius(head: SingleHead, matrix: Floats, residuals: Floats) -> SingleHead:
     sizes = np.linalg.norm(matrix, axis=0)
     with np.errstate(divide="ignore", invalid="ignore"):
-        left, singular, right = np.linalg.svd(matrix / np.where(sizes > 0, sizes, 1.0), full_matrices=False)
+        left, singular, right = svd(matrix / np.where(sizes > 0, sizes, 1.0))
         spread = np.sqrt(np.sum((right.T / singular) ** 2, axis=1)) / np.where(sizes > 0, sizes, 0.0)
     spread = np.where(np.isfinite(spread), spread, np.inf)
     # What is left of the residuals where the fit has ended may still be a step away.

@@ -17,6 +17,7 @@ from keyhole.methods.parts.bilinear import Names, ask_bilinear
 from keyhole.methods.parts.naming.ask_parts import ask_parts
 from keyhole.methods.parts.score_forms.learners import LEARNERS as SCORE_FORMS
 from keyhole.methods.parts.score_forms.learners import TURNING
+from keyhole.methods.parts.several_heads import ask_unnamed_heads
 from keyhole.queries import Signature
 from keyhole.recovery import Outcome
 
@@ -64,6 +65,8 @@ def parts(
         if link == "unknown":
             raise UsageError("an unknown link is read of one head: name the link of several")
         named = {kind: name for kind, name in given.items() if name is not None and kind != "form"}
+        if not named and form is None:
+            return (yield from ask_unnamed_heads(signature, rng, frequencies))
         return (yield from ask_heads(signature, rng, named, form or "bilinear", frequencies))
     if frequencies is not None or any(name is not None for name in given.values()):
         names = check_names(given)
@@ -125,6 +128,7 @@ PARTS_METHOD = Method(
     run=parts,
     families=("single-head", "form-head"),
     last_only=True,
+    when_refuted={"heads": "several"},
     options={
         "form": "the score form: bilinear, rotary, qk-norm, qk-norm-rotary, gaussian",
         "frequencies": "angles per position of a form that turns, one for each pair; those of base 10000 if left out",
@@ -132,6 +136,6 @@ PARTS_METHOD = Method(
         "normaliser": f"what makes weights of them: {', '.join(part_names('normaliser'))}",
         "position_bias": f"what distance adds: {', '.join(part_names('position_bias'))}",
         "length_law": f"what the length multiplies logits by: {', '.join(part_names('length_law'))}",
-        "heads": "one, or several, which are read from several outputs",
+        "heads": "one, or several, which are read from several outputs, and whose parts are found where none is named",
     },
 )

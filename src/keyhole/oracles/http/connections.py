@@ -1,8 +1,7 @@
 """Connections to one server, kept open between requests, and names for everything that goes wrong on them.
 
 They are made by the standard library's `http.client`; what travels on them is written and read in `replies`. No
-cookies, no redirects (a token must not travel to another server), and no proxy or certificate that only an environment
-variable knows of.
+cookies and no redirects: a token must not travel to another server.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from contextlib import suppress
 from http import client
 from threading import Lock
 from time import monotonic
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from keyhole.errors import (
@@ -115,6 +115,19 @@ def _send(connection: socket.socket, pieces: Body) -> None:
             left[0] = left[0][sent:]
 
 
+class Proxy(NamedTuple):
+    """A proxy, and the header in which it is told who asks."""
+
+    host: str
+    port: int
+    authorization: str | None = None
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What it is told beside the request."""
+        return {} if self.authorization is None else {"Proxy-Authorization": self.authorization}
+
+
 class SecureConnection(Connection, client.HTTPSConnection):
     """A connection over TLS on which head and body of a request leave together."""
 
@@ -122,13 +135,13 @@ class SecureConnection(Connection, client.HTTPSConnection):
 class ConnectionPool:
     """Connections to the server of one address, one for each request under way."""
 
-    def __init__(self, server: str, timeout: float, ca: str | None = None, proxy: str | None = None) -> None:
+    def __init__(self, server: str, timeout: float, ca: str | None = None, proxy: Proxy | None = None) -> None:
         parts = urlsplit(server)
         self.timeout = timeout
         self._host, self._port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
         trusted = None if ca is None and parts.scheme != "https" else _trust(ca)
         self._secure = trusted if parts.scheme == "https" else None
-        self._proxy = _proxy(proxy)
+        self._proxy = proxy
         self._netloc = parts.netloc
         self._idle: list[Connection] = []
         self._busy: set[Connection] = set()
@@ -179,7 +192,7 @@ class ConnectionPool:
         connection.close()
 
     def _open(self, url: str) -> Connection:
-        host, port = self._proxy or (self._host, self._port)
+        host, port = self._proxy[:2] if self._proxy else (self._host, self._port)
         seconds = min(self.timeout, CONNECT_SECONDS)
         connection = (
             Connection(host, port, timeout=seconds)
@@ -187,7 +200,7 @@ class ConnectionPool:
             else SecureConnection(host, port, timeout=seconds, context=self._secure)
         )
         if self._proxy and self._secure is not None:
-            connection.set_tunnel(self._host, self._port)
+            connection.set_tunnel(self._host, self._port, self._proxy.headers)
         try:
             connection.connect()
             connection.sock.settimeout(self.timeout)
@@ -206,7 +219,7 @@ class ConnectionPool:
         """One request and its reply on a connection."""
         path = url.partition(self._netloc)[2]
         if self._proxy and self._secure is None:
-            path = url  # a proxy wants all of it
+            path, headers = url, {**headers, **self._proxy.headers}  # a proxy wants all of it
         try:
             return connection.ask(method, path, body, {"Host": self._netloc, **headers}, Deadline.after(self.timeout))
         except (OSError, client.HTTPException, ValueError) as error:
@@ -233,15 +246,3 @@ def _trust(ca: str | None) -> ssl.SSLContext:
         return ssl.create_default_context(cafile=ca)
     except (OSError, ssl.SSLError) as error:
         raise UsageError(f"ca={ca!r} is no file of certificates ({error}): name one in PEM format") from error
-
-
-def _proxy(address: str | None) -> tuple[str, int] | None:
-    if address is None:
-        return None
-    try:
-        parts = urlsplit(address)
-        if parts.scheme == "http" and parts.hostname and parts.path in ("", "/") and parts.username is None:
-            return parts.hostname, parts.port or 80
-    except ValueError:
-        pass
-    raise UsageError(f"proxy={address!r} is no address of a proxy: write http://host:port")

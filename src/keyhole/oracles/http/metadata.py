@@ -32,7 +32,8 @@ class Model:
     answers: TensorInfo
     versions: tuple[str, ...]
     batch_limit: int | None
-    binary: bool
+    binary: bool | None  # None where nobody says whether the server takes binary tensors
+    described: bool = True  # whether the metadata say which shape answers have
 
     @property
     def dtype(self) -> str:
@@ -76,6 +77,8 @@ class Model:
     def places(self, wanted: str | None) -> Literal["last", "all"]:
         """Whether the model answers for the last position or for all, by the shape of its answers."""
         info = self.answers
+        if not self.described:
+            return "all" if wanted == "all" else "last"
         if len(info.shape) not in (1, 2, 3):
             raise UsageError(
                 f"{self.url} answers tensors of shape {list(info.shape)}: Keyhole reads (batch,), (batch, p) and "
@@ -98,33 +101,58 @@ class Model:
         return "last"
 
 
-def look(
-    exchange: Exchange,
-    server: str,
-    url: str,
-    input_name: str | None = None,
-    output_name: str | None = None,
-    binary: bool | None = None,
-) -> Model:
+@dataclass(frozen=True)
+class Told:
+    """What the user says of a model, where its metadata leaves it open."""
+
+    input_name: str | None = None
+    output_name: str | None = None
+    datatype: str | None = None  # of tokens and answers
+    binary: bool | None = None
+
+    def tokens(self, described: list[TensorInfo], url: str) -> TensorInfo:
+        """The tensor that tokens are sent in; a custom model's metadata often describe none."""
+        if not described:
+            if self.input_name is None:
+                raise UsageError(
+                    f"the metadata of {url} describe no input: say input_name= and width=, and where they are known "
+                    "datatype= (FP64 if left out), output_name= and positions="
+                )
+            return TensorInfo(self.input_name, self.datatype or "FP64", (-1, -1, -1))
+        info = _choose("input_name", self.input_name, described, url)
+        if len(described) > 1:
+            raise UsageError(f"{url} takes {len(described)} inputs, so that {info.name!r} alone is no question")
+        if self.datatype not in (None, info.datatype):
+            raise UsageError(f"datatype={self.datatype}, but {url} takes {info.datatype}")
+        return info
+
+    def answers(self, described: list[TensorInfo], url: str, datatype: str) -> TensorInfo:
+        """The tensor that answers come in; where none is described and none was named, the only one there is."""
+        if not described:
+            return TensorInfo(self.output_name or "", datatype, ())
+        return _choose("output_name", self.output_name, described, url)
+
+
+def look(exchange: Exchange, server: str, url: str, told: Told) -> Model:
     """Ask a server for the description of the model at `url`."""
     ready = _status(exchange, f"{server}/v2/health/ready")
     about = _metadata(exchange, server, url)
     if ready == 503 or _status(exchange, f"{url}/ready") not in (200, 404, 405):
         raise ServerBusy(f"{url}: the model is not ready: wait until it is loaded, or look at the server's log")
     try:
-        inputs = [TensorInfo.read(entry) for entry in about["inputs"]]
-        outputs = [TensorInfo.read(entry) for entry in about["outputs"]]
+        _ = about["name"]  # a model has one, whether or not its tensors are described
+        inputs = [TensorInfo.read(entry) for entry in about.get("inputs", ())]
+        outputs = [TensorInfo.read(entry) for entry in about.get("outputs", ())]
         versions = tuple(str(version) for version in about.get("versions") or ())
     except (Malformed, KeyError, TypeError) as error:
         raise BadAnswer(f"{url}: the metadata is not that of the Open Inference Protocol v2: {error}") from error
-    tokens = _choose("input_name", input_name, inputs, url)
-    if len(inputs) > 1:
-        raise UsageError(f"{url} takes {len(inputs)} inputs, so that {tokens.name!r} alone is no question")
-    answers = _choose("output_name", output_name, outputs, url)
+    tokens = told.tokens(inputs, url)
+    answers = told.answers(outputs, url, tokens.datatype)
+    binary = told.binary
     if binary is None:
         extensions = _json(exchange, f"{server}/v2").get("extensions")
-        binary = isinstance(extensions, list) and BINARY_EXTENSION in extensions
-    return Model(url, tokens, answers, versions, _batch_limit(exchange, url, tokens), binary)
+        binary = True if isinstance(extensions, list) and BINARY_EXTENSION in extensions else None
+    return Model(url, tokens, answers, versions, _batch_limit(exchange, url, tokens), binary, bool(outputs))
 
 
 def is_ready(exchange: Exchange, server: str, url: str) -> bool:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from email.utils import parsedate_to_datetime
 from threading import Event, Lock
 from time import monotonic, time
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from keyhole.errors import (
     AccessDenied,
@@ -78,6 +78,10 @@ class Exchange:
         """End pauses and connections."""
         self._closing.set()
         self._pool.close()
+
+    def facts(self) -> dict[str, Any]:
+        """Requests and repetitions, for the report."""
+        return {"server": {"requests": self.requests, "retries": self.retried.total(), "reasons": dict(self.retried)}}
 
     def send(
         self,

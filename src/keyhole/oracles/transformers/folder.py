@@ -92,7 +92,11 @@ def _unreadable(path: object, pickled: list[str], safe: bool, error: Exception) 
             "trust it"
         )
     reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-    return FileError(f"{path} cannot be read as a transformers model ({reason})")
+    remedy = (
+        "open it yourself, with attn_implementation='eager' where it wants another that is not here, and hand over the "
+        "model; or ask one of its modules with TorchOracle(module, width=...)"
+    )
+    return FileError(f"{path} cannot be read as a transformers model ({reason}): {remedy}")
 
 
 def _refuse_missing(path: object, about: dict[str, Any]) -> None:

@@ -13,6 +13,8 @@ from keyhole.optional import extra
 USER = "TransformersOracle"
 # Numbers of tokens are drawn from here on: smaller ones name padding, beginning and end.
 FIRST_ID = 5
+# Ways to compute attention that are there on every device.
+EVERYWHERE = ("eager", "sdpa")
 
 
 class Reached(Exception):
@@ -107,9 +109,17 @@ def runnable(model: Any) -> Iterator[tuple[str, Any]]:
     if not done:
         why = f" ({troubles[0]})" if troubles else ""
         raise UsageError(
-            f"{type(model).__name__} is no transformers model that can be run{why}: hand over one that is, or ask a "
-            "module with TorchOracle(module, width=..., call=...)"
+            f"{type(model).__name__} is no transformers model that can be run{why}: {_remedy(model)}hand over one that "
+            "is, or ask a module with TorchOracle(module, width=..., call=...)"
         )
+
+
+def _remedy(model: Any) -> str:
+    """What to do where attention is computed in a way that may not be there, such as flash attention on a CPU."""
+    chosen = getattr(getattr(model, "config", None), "_attn_implementation", None)
+    if chosen in (None, *EVERYWHERE):
+        return ""
+    return f"its attention is computed by {chosen!r}, so call model.set_attn_implementation('eager') first, or else "
 
 
 def _arguments(model: Any) -> set[str]:

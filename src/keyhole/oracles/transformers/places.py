@@ -21,6 +21,8 @@ ATTENTION = re.compile("attention|attn", re.IGNORECASE)
 NORM = re.compile("norm", re.IGNORECASE)
 # Tokens of the run that is watched, and more of them in an encoder, so that attention to its sequence is told.
 LENGTH, BEFORE = 7, 2
+# How many modules a message lists.
+LISTED = 6
 
 
 @dataclass(frozen=True)
@@ -61,11 +63,9 @@ def place_in(model: Any, layer: int) -> Place:
     """The attention of a layer; UsageError says how many layers there are."""
     places = attention_in(model)
     if not places:
-        modules = sorted({type(each).__name__ for each in model.modules() if ATTENTION.search(type(each).__name__)})
-        has = f"; it has {', '.join(modules)}" if modules else ""
         raise UsageError(
-            f"{type(model).__name__} has no self-attention that can be told from its run{has}: ask another module with "
-            "TorchOracle(module, width=..., call=...)"
+            f"{type(model).__name__} has no self-attention that can be told from its run; it has {_has(model)}: ask "
+            "one of these with TorchOracle(module, width=..., call=lambda module, tokens: ...)"
         )
     if isinstance(layer, bool) or not isinstance(layer, int) or not -len(places) <= layer < len(places):
         raise UsageError(
@@ -73,6 +73,15 @@ def place_in(model: Any, layer: int) -> Place:
             f"{len(places) - 1} (layers that it shares count once)"
         )
     return places[layer]
+
+
+def _has(model: Any) -> str:
+    """The first module of each class of a model, those of PyTorch itself and lists left out, by their dotted names."""
+    seen: dict[str, str] = {}
+    for name, module in model.named_modules():
+        if name and not type(module).__module__.startswith("torch."):
+            seen.setdefault(type(module).__name__, name)
+    return ", ".join(f"{name} ({kind})" for kind, name in list(seen.items())[:LISTED]) or "no modules of its own"
 
 
 def _named(place: Place, prefix: str) -> Place:

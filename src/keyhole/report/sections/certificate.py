@@ -10,7 +10,7 @@ import numpy as np
 from keyhole.arrays import Floats, floats
 from keyhole.families import Family
 from keyhole.gauge import align
-from keyhole.recovery import Certificate, Recovery
+from keyhole.recovery import Certificate, Recovery, percent, times
 from keyhole.report.charts import (
     FAR_APART,
     LEAST,
@@ -53,8 +53,7 @@ def _by_length(certificate: Certificate) -> Table | None:
     """Held-out queries by length, and of the user's own inputs."""
     columns = ("held-out queries", "asked", "informative", "mispredicted at most, at 95 % confidence")
     rows = tuple(
-        (each.label, str(each.queries), str(each.informative), f"{100 * each.bound:.2g} %")
-        for each in certificate.tested
+        (each.label, str(each.queries), str(each.informative), percent(each.bound)) for each in certificate.tested
     )
     return Table(columns, rows) if rows and certificate.worst_ratio <= 1 else None
 
@@ -69,20 +68,21 @@ def _in_words(result: Recovery, unit: str) -> Iterator[str]:
     if certificate.of_labels:
         yield from _labels_in_words(result, fresh)
         return
+    usual = f"to {short(certificate.typical_error)} of their size" if certificate.typical_error else "exactly"
     yield (
-        f"After the parameters were fixed, {fresh}{numbers} were compared with what the parameters predict. The "
-        f"largest error is {short(certificate.worst_error)} where answers reach {short(largest(certificate.answers))}."
+        f"After the parameters were fixed, {fresh}{numbers} were compared with what the parameters predict: half of "
+        f"the answers {usual}."
     )
     if result.certified:
         yield (
-            f"Certified: every answer lies within the error bar of its prediction, the worst at {100 * ratio:.2g} % of "
+            f"Certified: every answer lies within the error bar of its prediction, the worst at {percent(ratio)} of "
             "it. This rests on the assumptions below and on a finite number of questions; it does not rule out a box "
             "that behaves differently on questions it was never asked."
         )
         if certificate.statement:
             yield f"{certificate.statement[0].upper()}{certificate.statement[1:]}."
     elif np.isfinite(ratio):
-        inside = f"at most {100 * ratio:.2g} % of" if ratio <= 1 else f"up to {ratio:.2g} ×"
+        inside = f"at most {percent(ratio)} of" if ratio <= 1 else f"up to {times(ratio)}"
         yield f"Not certified: {result.message}. Errors are {inside} the error bar."
     else:
         yield f"Not certified: {result.message}."

@@ -8,7 +8,7 @@ import numpy as np
 
 from keyhole.audit.defences import NONE, parse_defence
 from keyhole.audit.result import Audit
-from keyhole.recovery import Recovery
+from keyhole.recovery import Recovery, of_error_bar
 from keyhole.report.charts import LEAST, MOST, Bars, Curves, short
 from keyhole.report.content import Headline, Report, Section, Table, Tile, sentence
 from keyhole.report.sections.certificate import heldout_section
@@ -92,9 +92,7 @@ def report_of_verdict(saved: SavedVerdict) -> Report:
     headline = Headline(tone, verdict.conclusion.capitalize(), titles[verdict.conclusion], said)  # type: ignore[arg-type]
     tiles = [Tile(f"{verdict.queries:,}", "queries", f"{verdict.new_queries:,} of them now")]
     if np.isfinite(verdict.worst_error):
-        ratio = verdict.worst_ratio
-        note = f"{100 * ratio:.2g} % of its error bar" if ratio <= 1 else f"{ratio:.2g} × its error bar"
-        tiles.append(Tile(short(verdict.worst_error), "largest error of an answer", note))
+        tiles.append(Tile(short(verdict.worst_error), "largest error of an answer", of_error_bar(verdict.worst_ratio)))
     if np.isfinite(verdict.resolution):
         tiles.append(Tile(short(verdict.resolution), "change of any part that is noticed", f"but for {verdict.miss:g}"))
     tiles.append(Tile(f"{100 * verdict.confidence:.6g} %", "confidence"))

@@ -9,7 +9,7 @@ import numpy as np
 from keyhole.families import AttentionLayer, Family
 from keyhole.gauge.identifiability import FAMILIES, claims
 from keyhole.gauge.redundancy import is_examined
-from keyhole.recovery import Recovery
+from keyhole.recovery import Recovery, of_error_bar
 from keyhole.report.charts import Bars, Look, largest, short
 from keyhole.report.content import Headline, Report, Section, Table, Tile, sentence
 from keyhole.report.sections.certificate import error_section, heldout_section
@@ -82,10 +82,9 @@ def _tiles(saved: SavedRun) -> Iterator[Tile]:
         yield Tile(f"{stats.queries:,}", "queries", note)
     certificate = result.certificate
     if certificate.answers.size:
-        bar = _share(certificate.worst_ratio)
-        yield Tile(
-            short(certificate.worst_error), "largest held-out error", f"{certificate.answers.size:,} answers{bar}"
-        )
+        worst = of_error_bar(certificate.worst_ratio)
+        note = f"{certificate.answers.size:,} answers" + (f", the worst at {worst}" if worst else "")
+        yield Tile(short(certificate.typical_error), "usual held-out error over its answer", note)
     if result.outcome in PROVEN and certificate.radius is not None:
         bars = {name: largest(array) for name, array in certificate.radius.arrays().items()}
         part = max(bars, key=lambda name: bars[name])
@@ -95,12 +94,6 @@ def _tiles(saved: SavedRun) -> Iterator[Tile]:
         yield Tile(short(saved.distance), "from the truth, relatively", "known for a demo or a file")
     note = "" if saved.learned else f"{stats.oracle_seconds:.2f} s of it in the box"
     yield Tile(f"{stats.seconds:.2f} s", "time", note)
-
-
-def _share(ratio: float) -> str:
-    if not np.isfinite(ratio):
-        return ""
-    return f", {100 * ratio:.2g} % of its bar" if ratio <= 1 else f", {ratio:.2g} × its bar"
 
 
 # --- what the oracle is -----------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from keyhole.arrays import to_numpy
-from keyhole.recovery import Outcome, Recovery
+from keyhole.recovery import Outcome, Recovery, of_error_bar
 
 # Details that have lines of their own, or are too long for one.
 UNTOLD = ("noise", "server", "diagnosis_")
@@ -81,14 +81,10 @@ def _heldout(result: Recovery) -> str:
     if certificate.of_labels:
         wrong = int(np.sum(certificate.answers != certificate.predictions))
         return f"{certificate.answers.size} fresh labels, {wrong or 'none'} of them not as predicted"
-    said = f"{certificate.answers.size} fresh answers, largest error {certificate.worst_error:.2g}"
-    size = float(np.max(np.abs(certificate.answers)))
-    said += f" where answers reach {size:.3g}" if size else ""
-    if not np.isfinite(certificate.worst_ratio):
-        return said
-    if certificate.worst_ratio > 1:
-        return f"{said}: {certificate.worst_ratio:.2g} × what the error bar allows"
-    return f"{said}: at most {100 * certificate.worst_ratio:.2g} % of the error bar"
+    said = f"{certificate.answers.size} fresh answers, half of them predicted "
+    said += f"to {certificate.typical_error:.1g} of their size" if certificate.typical_error else "exactly"
+    worst = of_error_bar(certificate.worst_ratio)
+    return f"{said}, the worst error {worst}" if worst else said
 
 
 def _tested(result: Recovery) -> Iterator[tuple[str, str]]:
@@ -146,9 +142,11 @@ def describe_layer(result: Recovery, label: str, distance: float | None = None) 
         yield "fit", _fit(details)
     certificate = result.certificate
     if certificate.answers.size:
-        size = float(np.max(np.abs(certificate.answers)))
-        bar = f"{certificate.worst_ratio:.2g} × the error bar"
-        yield "held-out", f"largest error {certificate.worst_error:.2g} where outputs reach {size:.3g}: {bar} at most"
+        worst = of_error_bar(certificate.worst_ratio)
+        yield (
+            "held-out",
+            f"half of the outputs predicted to {certificate.typical_error:.1g} of their size, the worst error {worst}",
+        )
     yield from _proof(result, distance, "true parameters")
     yield "time", f"{stats.seconds:.2f} s"
 

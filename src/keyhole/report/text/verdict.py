@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from keyhole.recovery import of_error_bar
 from keyhole.verify import Verdict
 
 FEW = 4  # parts that are listed
@@ -21,16 +22,12 @@ def describe_verdict(verdict: Verdict, label: str, claimed: str) -> Iterator[tup
     if verdict.tolerance is not None:
         yield "tolerance", f"every part may differ by {verdict.tolerance:g} of its norm"
     if verdict.worst_error == verdict.worst_error:
-        yield "answers", f"largest error {verdict.worst_error:.2g}, {_ratio(verdict.worst_ratio)}"
+        yield "answers", f"largest error {verdict.worst_error:.2g}, {of_error_bar(verdict.worst_ratio)}"
     if verdict.parts:
         coarsest = sorted(verdict.parts.items(), key=lambda item: -item[1])[:FEW]
         listed = ", ".join(f"{name} {size:.1e}" for name, size in coarsest)
         yield "noticed", f"random changes from these parts of their size on, but for {verdict.miss:g}: {listed}"
     yield "sure", _sure(verdict)
-
-
-def _ratio(ratio: float) -> str:
-    return f"{100 * ratio:.2g} % of its error bar" if ratio <= 1 else f"{ratio:.2g} × its error bar"
 
 
 def _sure(verdict: Verdict) -> str:

@@ -30,6 +30,8 @@ SEARCHES = 4
 FIRST_EXCESS, EXCESS, MORE, FIRST_MORE, NOISY = 2.2, 1.3, 4, 12, 3.2
 # Further last tokens lie this far off the first, over its norm, tried in this order.
 STEPS_ASIDE, STEPS_ASIDE_NOISY = (0.6, -0.6, 0.2, -0.2), (3.0, -3.0, 1.0, -1.0, 0.3)
+# Rows that one on the far side of two last tokens is chosen from.
+CHOICE = 16
 # Random starts where gates do not follow from those of the first last token.
 STARTS = 24
 # Where values are known up to an error, residuals are so many times what they are in the end, and this part of answers,
@@ -72,6 +74,8 @@ def ask_head_gates(pairs: TokenPairs, norms: Norms) -> Steps[HeadGates]:
         candidates = [
             _turned(norms, step * direction) for step in (STEPS_ASIDE_NOISY if pairs.noise > 0 else STEPS_ASIDE)
         ]
+        if pairs.noise == 0 and pairs.reader is None:
+            candidates = yield from _louder_first(pairs, norms, candidates)
         queries, found, last = yield from follow.ask(candidates, gates[0])
         groups, gates, points = [*groups, queries], [*gates, found], [*points, last]
     if norms.has_bias:
@@ -82,6 +86,20 @@ def ask_head_gates(pairs: TokenPairs, norms: Norms) -> Steps[HeadGates]:
     ordered = yield from ask_orders(pairs, norms, lasts, np.stack(gates), fit.heads.values)
     heads = JointHeads(ordered, fit.heads.values, pairs.constant)
     return HeadGates(wide, pairs.together(groups), heads)
+
+
+def _louder_first(pairs: TokenPairs, norms: Norms, lasts: list[Floats]) -> Steps[list[Floats]]:
+    """Last tokens, that of the first two at which attention does more put first, from a query to each.
+
+    Where all heads respond to one direction of last tokens, a step aside may lead to where none of them does much.
+    """
+    both, middle = np.stack(lasts[:2]), 0.5 * (lasts[0] + lasts[1])
+    rows = draw_rows(pairs, norms, middle, CHOICE)
+    row = rows[np.argmin(np.max(rows @ both.T, axis=1))]  # on the far side of both
+    asked = yield from pairs.ask("gates", both, np.tile(row, (2, 1)), np.zeros(2, dtype=np.int64))
+    ratio = pairs.copies[0, 0] / np.sum(pairs.copies[0])
+    effects = np.linalg.norm(pairs.bare(asked).answers - ratio * asked.rows @ pairs.linear, axis=1)
+    return [lasts[1], lasts[0], *lasts[2:]] if effects[1] > effects[0] else lasts
 
 
 def _turned(norms: Norms, aside: Floats) -> Floats:

@@ -18,7 +18,8 @@ from keyhole.recovery import Outcome
 SHARPEST = 0.1
 # So many tokens a query that logits are known to √eps over this, but not fewer than fill this part of the outputs, nor
 # more where answers are coarse.
-FINE, COARSELY_FILLED = 16.0, 0.5
+# A query more in 25 than at 16, where one layer in forty had radii too wide for a certificate.
+FINE, COARSELY_FILLED = 256.0, 0.5
 # Few rows and columns tell the others where logits are known this well: elsewhere too much may hide below the rank.
 KNOWN = 1e-6
 # A score that is nowhere more than so many deviations of what was read does not show.

@@ -12,7 +12,7 @@ from keyhole.methods.base import Steps
 from keyhole.methods.forms.token_doubles import DOUBLES, check_token_doubles
 from keyhole.methods.gated_sum.model import GatedQueries, GatedSum, gate_weights, value_columns
 from keyhole.methods.gated_sum.polish import polish
-from keyhole.methods.gated_sum.search import SIZES, fit_unknown
+from keyhole.methods.gated_sum.search import SIZES, GatedFit, fit_unknown
 from keyhole.methods.one_layer.several_heads.odds_pencil import solve_odds
 from keyhole.methods.one_layer.several_heads.queries import CellQueries, PairDesign
 from keyhole.methods.one_layer.several_heads.scale import Scale
@@ -34,6 +34,8 @@ CLEAR = 8.0
 # Queries for so many heads: per head and entry, and besides.
 PER_ENTRY, BESIDES = 4.4, 20
 CAPS = (2, 4, 8, 16)
+# Numbers of heads that are looked for again before there are more queries, over those that these are for.
+AGAIN = 1.25
 # Outputs that the search for heads looks at, and that gates are fitted to for every head.
 SEARCHED, FITTED = 2, 2
 # Fits explain answers with residuals of up to so many errors.
@@ -157,7 +159,7 @@ def _ask_by_search(queries: CellQueries, scale: Scale) -> Steps[PointHeads | Non
         (more,) = yield from queries.ask(STAGE, scale.cell.points, _random(queries, count, scale.size))
         asked = more if asked is None else asked.beside(more)
         sizes = tuple(size for size in SIZES if cap < CAPS[1] or size > cap // 2)
-        found = fit_unknown(combine(asked, outputs), EXPLAINED * error, queries.rng, sizes)
+        found = _search(queries, combine(asked, outputs), EXPLAINED * error, sizes, cap)
         if found.explains:
             return fit_point(queries, scale, asked, found.heads.gates)
         if cap == CAPS[0]:
@@ -165,3 +167,11 @@ def _ask_by_search(queries: CellQueries, scale: Scale) -> Steps[PointHeads | Non
             firsts = lasts + queries.random_rows(DOUBLES, scale.size)
             yield from check_token_doubles(queries.signature, STAGE, firsts, lasts, error)
     return None
+
+
+def _search(queries: CellQueries, asked: GatedQueries, error: float, sizes: tuple[int, ...], cap: int) -> GatedFit:
+    """Random starts, and once more for the numbers of heads that so many queries are meant for: starts are cheaper."""
+    found = fit_unknown(asked, error, queries.rng, sizes)
+    if found.explains:
+        return found
+    return fit_unknown(asked, error, queries.rng, tuple(size for size in sizes if size <= AGAIN * cap))

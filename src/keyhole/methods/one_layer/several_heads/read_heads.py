@@ -27,10 +27,13 @@ from keyhole.recovery import Outcome
 
 # Last tokens at which heads are looked for.
 MOST_POINTS = 3
-# Steps that tell whether one head explains the answers, and the copies of one of the queries.
-TRIED, COPIES = 2, (2, 1)
+# Steps that tell whether one head explains the answers, the last of them so much shorter, as logits may be large, and
+# the copies of one of the queries.
+TRIED, SHORTER, COPIES = 4, 1 / 8, (2, 1)
 # What differs from what is expected by more than this part of it, and so many errors, is something else.
 SAME, CLEAR = 1e-6, 64.0
+# The same of one head: another may be quiet, and no harm is done where it is none.
+QUIET = 1e-10
 # Shortest sequences that tell (W, V) from (−W, −V) and an average.
 FEWEST_TOKENS = 3
 
@@ -57,6 +60,7 @@ class HeadsBeforeNet:
         except Unrecoverable:
             return False
         rows = self.queries.random_rows(TRIED, self.scale.size)
+        rows[TRIED // 2 :] *= SHORTER
         copies = np.repeat(np.array([[1, 1], [1, 1], COPIES], dtype=np.int64), TRIED, axis=0)
         rows = np.concatenate([rows, -rows, rows])
         design = PairDesign(np.zeros(len(rows), dtype=np.int64), rows, copies)
@@ -68,7 +72,7 @@ class HeadsBeforeNet:
         expected = np.concatenate(
             [share[:, None] * total, (ratio * share / (1 + (ratio - 1) * share))[:, None] * total]
         )
-        error = CLEAR * float(self.queries.error(self.scale.cell.points)[0]) + SAME * np.max(np.abs(total))
+        error = CLEAR * float(self.queries.error(self.scale.cell.points)[0]) + QUIET * np.max(np.abs(total))
         return bool(np.any(np.abs(np.concatenate([there, more]) - expected) > error))
 
     def run(self, residual: bool | None) -> Steps[tuple[OneLayer, OneLayer, dict[str, Any]]]:

@@ -21,8 +21,8 @@ from keyhole.recovery import Outcome
 STAGE = "heads"
 # Directions of which the widest cell is taken.
 DIRECTIONS = 96
-# Steps that are tried at once, each both ways.
-TRIED = 3
+# Steps that are tried at once, each both ways: of few, what heads add may cancel at one length and look like growth.
+TRIED = 6
 # Growth of the even part for steps twice as long, if logits are moderate.
 LEAST_GROWTH, MOST_GROWTH = 2.3, 3.1
 # The even part shows from so many errors of answers on; steps are this much longer where it does not.

@@ -74,6 +74,31 @@ class _Gates:
     queries: list[GatedQueries]
 
 
+@dataclass(frozen=True)
+class _Values:
+    """Values of heads at the first last token, and errors that they may have."""
+
+    values: Floats  # (heads, width, outputs)
+    draws: Floats  # (draws, heads, width, outputs)
+    combined: Floats  # (outputs, combinations) of outputs that are looked at
+
+    @property
+    def combinations(self) -> Floats:  # (heads, width, combinations)
+        """The values of these."""
+        return np.asarray(self.values @ self.combined)
+
+    def error_of(self, asked: GatedQueries, gates: Floats) -> float:
+        """Root mean square of what errors of values make of answers, and no gates make up for."""
+        weights = gate_weights(asked, gates)
+        flat = (self.draws @ self.combined).reshape(len(self.draws), -1, self.combined.shape[1])
+        off = np.moveaxis(value_columns(asked, weights) @ flat, 2, 0)  # (combinations, draws, n)
+        columns = gate_columns(asked, weights, self.combinations).reshape(-1, gates.size)
+        basis = svd(columns)[0]
+        right = np.swapaxes(off, 1, 2).reshape(len(columns), -1)
+        free = max(len(columns) - gates.size, 1)
+        return float(np.sqrt(np.sum((right - basis @ (basis.T @ right)) ** 2) / (free * right.shape[1])))
+
+
 def ask_scores(
     queries: CellQueries, far: FarNet, scale: Scale, first: PointHeads, *, biased: bool = False
 ) -> Steps[Scores]:
@@ -89,8 +114,8 @@ def ask_scores(
     values, own = first.heads.values, first.heads.gates
     combined = _tell(values)
     start = np.broadcast_to(own, (len(aside), *own.shape))
-    others = yield from _ask_gates(queries, scale, point + aside, values, start)
     own_draws, value_draws = _draw_first(queries, point, first, combined)
+    others = yield from _ask_gates(queries, scale, point + aside, values, value_draws, start)
     drawn = _draw_others(queries, others, values, value_draws, combined)
     drawn = np.concatenate([own_draws[:, None], drawn], axis=1)  # (draws, points, heads, width)
     gates = np.concatenate([own[None], others.gates])
@@ -115,17 +140,23 @@ def _tell(values: Floats) -> Floats:  # (heads, width, outputs) -> (outputs, n)
 
 
 def _ask_gates(
-    queries: CellQueries, scale: Scale, points: Floats, values: Floats, start: Floats
-) -> Steps[_Gates]:  # (n, width), (heads, width, outputs), (n, heads, width)
+    queries: CellQueries,
+    scale: Scale,
+    points: Floats,  # (n, width)
+    values: Floats,  # (heads, width, outputs)
+    value_draws: Floats,  # (draws, heads, width, outputs)
+    start: Floats,  # (n, heads, width)
+) -> Steps[_Gates]:
     """Gates at last tokens, values being known, from a start; nearer to the first token where heads are lost."""
     centre, combined = scale.cell.points[0], _tell(values)
+    known = _Values(values, value_draws, combined)
     heads, width, _ = values.shape
     # Values of heads that depend on each other tell fewer weights.
     shares = np.einsum("nd,hdp->nhp", queries.random_rows(SAMPLE, scale.size), values)
     told = int(np.min(np.linalg.matrix_rank(shares, rtol=FAINT)))
     count = int(np.ceil(SPARE * heads * width / max(told, 1))) + BESIDES
     asked = yield from _ask_around(queries, scale, points, count)
-    gates, good = _fit_all(queries, points, asked, values, combined, start)
+    gates, good = _fit_all(queries, points, asked, known, start)
     # Which of two heads of one value is which shows near to the first token only.
     good = good & (np.max(equal_groups(values)) + 1 == heads)
     nearness = 1.0
@@ -136,10 +167,10 @@ def _ask_gates(
         nearness *= NEARER
         near = centre + nearness * (points[lost] - centre)
         more = yield from _ask_around(queries, scale, near, count)
-        close, found = _fit_all(queries, near, more, values, combined, start[lost])
+        close, found = _fit_all(queries, near, more, known, start[lost])
         # Gates are linear in the last token.
         guess = start[lost] + (close - start[lost]) / nearness
-        again, good_now = _fit_all(queries, points[lost], [asked[n] for n in lost], values, combined, guess)
+        again, good_now = _fit_all(queries, points[lost], [asked[n] for n in lost], known, guess)
         good_now = good_now & found
         gates[lost[good_now]], good[lost[good_now]] = again[good_now], True
     if not np.all(good):
@@ -164,22 +195,23 @@ def _ask_around(queries: CellQueries, scale: Scale, points: Floats, count: int) 
 
 
 def _fit_all(
-    queries: CellQueries, points: Floats, asked: list[GatedQueries], values: Floats, combined: Floats, start: Floats
+    queries: CellQueries, points: Floats, asked: list[GatedQueries], known: _Values, start: Floats
 ) -> tuple[Floats, Booleans]:
-    """Gates (n, heads, width) at each point, and where they explain the answers."""
-    some, gates, seen, twins = values @ combined, [], [], equal_groups(values)
+    """Gates (n, heads, width) at each point, and where they explain the answers: up to errors of these and of values."""
+    some, gates, seen, twins, allowed = known.combinations, [], [], equal_groups(known.values), []
     for error, own, guess in zip(queries.error(points), asked, start, strict=True):
-        each = replace(own, answers=own.answers @ combined)
+        each = replace(own, answers=own.answers @ known.combined)
         fits = [fit_known_values(each, some, begin, EXPLAINED * error) for begin in _starts(each, some, guess)]
         found, rms = _to_the_last_digit(each, some, *min(fits, key=lambda fit: fit[1]))
         found = found[_nearest_twins(twins, found, guess)]
         free = max(each.answers.size - found.size, 1)
         gates.append(found)
         seen.append(rms * np.sqrt(each.answers.size / free) / error)
-    good = np.asarray(seen) <= EXPLAINED
+        allowed.append(EXPLAINED * np.hypot(1.0, known.error_of(each, found) / error))
+    good = np.asarray(seen) <= np.asarray(allowed)
     if np.any(good):
-        one = points[good][:1]
-        queries.note_error(one, float(np.median(np.asarray(seen)[good]) * queries.error(one)[0]))
+        one, beyond = points[good][:1], np.asarray(seen)[good] / np.asarray(allowed)[good] * EXPLAINED
+        queries.note_error(one, float(np.median(beyond) * queries.error(one)[0]))
     return np.stack(gates), good
 
 

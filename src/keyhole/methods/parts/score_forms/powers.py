@@ -26,6 +26,7 @@ from keyhole.methods.parts.score_forms.readings import (
     refuse,
 )
 from keyhole.numerics.orthogonal import random_orthogonal
+from keyhole.numerics.svd import svd
 from keyhole.queries import Measurements, Signature, sequences
 from keyhole.recovery import Outcome
 
@@ -379,7 +380,7 @@ def _even(signature: Signature, vector: Floats, seed: int) -> Floats:
 
 def _ask_sign(signature: Signature, reader: Products, score: Floats, value: Floats) -> Steps[float]:
     """Whether score and value are both of the sign that they were taken to be, from one token alone."""
-    bases, _, _ = np.linalg.svd(value, full_matrices=False)
+    bases, _, _ = svd(value)
     token = np.linalg.eigh((score + score.T) / 2)[1]
     places = np.abs(np.einsum("di,de,ei->i", token, score, token) * np.linalg.norm(token.T @ bases, axis=1))
     chosen = token[:, int(np.argmax(places))]

@@ -35,6 +35,7 @@ from keyhole.methods.parts.score_forms.readings import (
     refuse,
     solved_again,
 )
+from keyhole.numerics.svd import least_squares, svd
 from keyhole.queries import Signature
 
 ASSUMPTIONS = (
@@ -84,7 +85,7 @@ class _Learner(KeyLearner):
         except np.linalg.LinAlgError as error:
             raise refuse(NOT_NORMED) from error
         core = np.linalg.solve(right, np.linalg.solve(left, meeting).T).T
-        turn, gains, back = np.linalg.svd(core)
+        turn, gains, back = svd(core, full_matrices=True)
         key = turn.T @ left.T @ keys.vectors.T @ self.rows
         query = back @ right.T @ queries.vectors.T @ self.rows
         return QKNorm(query, key, gains).canonical()
@@ -239,7 +240,7 @@ class _QuerySide:
         """The direction of the query of a row of which scores with the first rows and with itself were read."""
         units = np.eye(len(self.learner.rows))
         some = [*range(block.rank), row]
-        return np.asarray(np.linalg.lstsq(self.seen(units[some]), block.scores[some, row], rcond=None)[0])
+        return np.asarray(least_squares(self.seen(units[some]), block.scores[some, row]))
 
     def _paths(self, inner: Side, directions: Floats, start: Integers, parts: Floats) -> Paths:
         """The ways from some first queries to those of the outer rows, as seen by parts (n, rank)."""

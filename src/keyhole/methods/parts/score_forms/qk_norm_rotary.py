@@ -36,6 +36,7 @@ from keyhole.methods.parts.score_forms.readings import (
     solved_again,
 )
 from keyhole.methods.parts.score_forms.rotary import MOST_BETWEEN, angles, choose_between, match_turns
+from keyhole.numerics.svd import least_squares, svd
 from keyhole.queries import Signature
 
 ASSUMPTIONS = (
@@ -102,7 +103,7 @@ class _Learner(KeyLearner):
         keys = yield from self.ask_outer_keys(reader, block, keys)
         planes, inner = yield from self._ask_planes(reader, block, keys)
         queries = yield from self._ask_outer_queries(reader, block, keys, planes, inner)  # (width, rank): gain·unit
-        shares = np.linalg.lstsq(queries**2, np.ones(len(queries)), rcond=None)[0]
+        shares = least_squares(queries**2, np.ones(len(queries)))
         if not np.all(shares > 0):
             raise refuse(NOT_NORMED)
         gains = np.asarray(shares**-0.5)
@@ -145,7 +146,7 @@ class _Learner(KeyLearner):
         near = planes.seen(keys.units(units), 1)
         for row in range(rank, known):
             some = [*range(rank), row]
-            found.append(np.linalg.lstsq(near[some], block.scores[some, row], rcond=None)[0])
+            found.append(least_squares(near[some], block.scores[some, row]))
         if width > known:
             outer = np.arange(known, width)
             selves = yield from reader.read_own("queries", self.firsts(units[outer]), self.lasts(units[outer]))
@@ -261,5 +262,5 @@ def _untangled(pairs: Floats) -> tuple[Floats, Floats]:  # (rank, rank) -> (rank
             axes[:, 0] = -axes[:, 0]
         gains[[pair, pair + half]] = np.sqrt(squares)
         turn[[pair, pair + half]] = axes.T @ both / np.sqrt(squares)[:, None]
-    left, _, right = np.linalg.svd(turn)  # nearly orthogonal: the nearest one that is
+    left, _, right = svd(turn, full_matrices=True)  # nearly orthogonal: the nearest one that is
     return left @ right, gains

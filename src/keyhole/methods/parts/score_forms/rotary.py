@@ -33,6 +33,7 @@ from keyhole.methods.parts.score_forms.readings import (
 )
 from keyhole.methods.parts.zero_scores import Probe, ask_values
 from keyhole.numerics.orthogonal import equal_overlap
+from keyhole.numerics.svd import svd
 from keyhole.queries import Measurements, Plan, Signature, TokenRows
 from keyhole.recovery import Outcome
 
@@ -190,7 +191,7 @@ class Factors:
     @classmethod
     def of(cls, score: Score) -> Factors:
         """Those of the score between neighbours."""
-        left, _, right = np.linalg.svd(floats(score.matrix))
+        left, _, right = svd(floats(score.matrix), full_matrices=True)
         return cls(left[:, : score.rank], right[: score.rank])
 
 

@@ -12,6 +12,7 @@ from keyhole.methods.relu_net.exact.cells import CellEquations, NeuronMaps, piec
 from keyhole.methods.relu_net.exact.kink_search import OPEN_AT_FIRST, Kinked, NotPiecewiseLinear
 from keyhole.methods.relu_net.exact.line import LineCells, ask_gradients, ask_line, random_line
 from keyhole.methods.relu_net.exact.queries import Pieces, QueryLine, TokenQueries
+from keyhole.numerics.svd import svd
 
 # Lines looked at before the neurons are said to be too many.
 LINES = 60
@@ -147,7 +148,7 @@ def _new_neurons(jumps: Floats, direction: Floats, at: Floats) -> tuple[Floats, 
     count, outputs, width = jumps.shape
     normal, weights = np.zeros((count, width)), np.zeros((count, outputs))
     for number, jump in enumerate(jumps):  # of rank one
-        right = np.linalg.svd(jump, full_matrices=False)[2][0]
+        right = svd(jump)[2][0]
         normal[number] = right if right @ direction > 0 else -right
         weights[number] = jump @ normal[number]
     return normal, -np.einsum("kd,kd->k", normal, at), weights

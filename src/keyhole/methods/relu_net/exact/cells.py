@@ -127,15 +127,19 @@ def ask_wide_cells(
     count: int,
     rng: np.random.Generator,
     stage: str,
+    more: Floats | None = None,  # (n, width) tokens to choose from besides random ones
 ) -> Steps[CellEquations]:
     """The affine maps of `count` wide cells, chosen for what they add to what is known: d + 1 queries each."""
     width, limit = queries.width, min(queries.signature.norm_limit, np.finfo(float).max ** 0.25)
     candidates = int(np.clip(CANDIDATES * count, FEWEST, MOST))
     x, margin = wide_tokens(pieces.normal, pieces.offset, scale, limit, candidates, rng)
+    if more is not None and len(more):
+        x = np.concatenate([x, more])
+        margin = np.concatenate([margin, np.min(np.abs(pieces.heights(more)), axis=1)])
     errors = queries.rounding * pieces.size(np.linalg.norm(x, axis=1)) + queries.noise
     longest = np.minimum(scale * width**0.5, 0.9 * (limit - np.linalg.norm(x, axis=1)))
     expected = np.minimum(0.5 * margin * width**0.5, longest)
-    active = np.column_stack([pieces.heights(x) > 0, np.ones(candidates)]).astype(np.float64)
+    active = np.column_stack([pieces.heights(x) > 0, np.ones(len(x))]).astype(np.float64)
     usable = expected > 0
     chosen = telling_rows(covariance, active[usable], 2 * errors[usable] / expected[usable], count)
     chosen = np.flatnonzero(usable)[chosen]

@@ -81,7 +81,7 @@ def _ask_nearer(far: TokenQueries, seen: Pieces, rng: np.random.Generator) -> St
     if seen.weight.shape[1] == 1:
         count = seen.count + 2 + int(EXTRA_CELLS * seen.count)
         vague = VAGUE * float(seen.size(np.asarray(far.width**0.5))) ** 2 * np.eye(seen.count + 1)
-        rows = yield from ask_wide_cells(far, seen, vague, 1.0, count, rng, "polish")
+        rows = yield from ask_wide_cells(far, seen, vague, 1.0, count, rng, "polish", _beside_kinks(seen, rng))
         if np.linalg.matrix_rank(rows.active) < seen.count + 1:
             raise NotPiecewiseLinear("the cells of a smooth network could not be told apart")
         seen = pieces_of(solve_neurons(rows), rough.normal)
@@ -92,6 +92,15 @@ def _ask_nearer(far: TokenQueries, seen: Pieces, rng: np.random.Generator) -> St
         start = NetArrays(seen.normal, seen.offset, seen.weight, seen.affine)
         seen = pieces_of_fit(refit(start, x, answers, errors, "relu", rng))[0]
     return (yield from _ask_bends(far, seen, rng))
+
+
+def _beside_kinks(pieces: Pieces, rng: np.random.Generator) -> Floats:  # (2k, width)
+    """Tokens on either side of every kink, half-way to the next: random ones miss cells between kinks nearly parallel."""
+    places = _on_kinks(pieces, rng)
+    away = np.abs(pieces.heights(places))
+    np.fill_diagonal(away, np.inf)
+    step = 0.5 * np.min(away, axis=1, initial=1.0)[:, None] * pieces.normal
+    return np.concatenate([places + step, places - step])
 
 
 def _ask_bends(far: TokenQueries, pieces: Pieces, rng: np.random.Generator) -> Steps[Bends]:

@@ -22,6 +22,7 @@ from keyhole.methods.relu_net.noisy.least_squares import (
     fit_planes,
     slim,
 )
+from keyhole.numerics.svd import least_squares
 
 # Squares may exceed what noise leaves by this many standard deviations.
 MISFIT_DEVIATIONS = 4.0
@@ -187,7 +188,7 @@ def _signs(fit: NetFit) -> Floats | None:  # -> (neurons,)
     if min(each.shape) * bits < fit.neurons + DOUBT_BITS:
         return None
     if fit.neurons <= each.shape[1]:
-        shares = np.linalg.lstsq(each.T, linear.reshape(-1), rcond=None)[0]
+        shares = least_squares(each.T, linear.reshape(-1))
         return np.where(shares >= 0, 1.0, -1.0)
     return _meet_in_the_middle(each, linear.reshape(-1)) if fit.neurons <= MOST_SEARCHED else None
 

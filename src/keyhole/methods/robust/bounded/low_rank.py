@@ -21,6 +21,7 @@ from keyhole.methods.robust.bounded.design import SAFE
 from keyhole.methods.robust.bounded.interval import Interval
 from keyhole.methods.robust.bounded.reader import MOST_ROUNDS
 from keyhole.methods.robust.bounded.score import ScoreReader
+from keyhole.numerics.svd import pseudo_inverse, singular_values
 from keyhole.queries import Measurements, Plan, Term
 
 # Rows of the sketch beyond its rank. A part that hides from one of them is likely, from all of them it is not.
@@ -135,7 +136,7 @@ class LowRankReader:
         sketch = self._sketch(columns)
         if not np.all(np.isfinite(sketch.size)):
             return len(self.rows)  # nothing can be said
-        sizes = np.linalg.svd(sketch.middle, compute_uv=False)
+        sizes = singular_values(sketch.middle)
         return int(np.sum(sizes > np.linalg.norm(sketch.radius)))
 
     def _choose_columns(self, rank: int) -> Integers:  # (rank,)
@@ -182,7 +183,7 @@ class LowRankReader:
         |e| ≤ |N·U − 1|·|e| + |N|·(radii) + |N·T·T_b|, so that e acts back on itself.
         """
         rank, part = len(pivots), sketch[:, pivots]
-        inverse = np.linalg.pinv(part.middle)  # (rank, rows)
+        inverse = pseudo_inverse(part.middle)  # (rank, rows)
         mixture = inverse @ sketch.middle
         left = sketch.middle - part.middle @ mixture
         errors = sketch.radius + part.radius @ np.abs(mixture)

@@ -15,6 +15,7 @@ from keyhole.families import SingleHead
 from keyhole.methods.base import Estimate, Unrecoverable, target_details
 from keyhole.methods.robust.gaussian.likelihood import Frame, HeadFit, HeadPoint, PairQueries, fit
 from keyhole.numerics.cramer_rao import universal_floor
+from keyhole.numerics.svd import singular_values, svd
 from keyhole.queries import Signature
 from keyhole.recovery import Outcome
 
@@ -79,7 +80,7 @@ class Estimation:
 
     def axes(self) -> Floats:  # (biases, outputs)
         """Orthonormal combinations of the outputs that pairs are read in: never more than there are pairs."""
-        _, sizes, right = np.linalg.svd(self.looks, full_matrices=False)
+        _, sizes, right = svd(self.looks)
         # However rarely an output is looked at, its bias may be large.
         return np.asarray(right[sizes > sizes[0] * ROUNDED_OFF])
 
@@ -245,7 +246,7 @@ class Estimation:
             "copies": max(1, self.copies // 2),
             "score_bias": self.score_bias,
             "output_bias": self.biased,
-            "rank_above_noise": int(np.sum(np.linalg.svd(score, compute_uv=False) > noise_level)),
+            "rank_above_noise": int(np.sum(singular_values(score) > noise_level)),
         }
         if not self.many and self.rank is None:  # the floor is that of a matrix of any rank
             norm = float(np.linalg.norm(self.value(self.biased)))

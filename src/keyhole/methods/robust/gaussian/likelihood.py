@@ -14,6 +14,7 @@ import numpy as np
 
 from keyhole.arrays import ArrayTable, Floats, Integers
 from keyhole.methods.robust.gaussian.pair_design import PairAnswers, pair_answers
+from keyhole.numerics.svd import svd
 
 # Gauss–Newton ends when a step lowers the squared misfit by less than this, or after so many steps.
 SMALL_GAIN = 1e-4
@@ -176,7 +177,7 @@ class _Tangent:
 
     def __init__(self, frame: Frame, point: HeadPoint, pairs: PairQueries, rank: int) -> None:
         width = frame.width
-        left, _, right = np.linalg.svd(point.score)
+        left, _, right = svd(point.score, full_matrices=True)
         self.rank, self.range, self.null, self.right = rank, left[:, :rank], left[:, rank:], right[:rank]
         predicted = predict(frame, point, pairs)
         weight, residual = pairs.repeats / frame.noise**2, pairs.answer - predicted.answer
@@ -255,5 +256,5 @@ def fit(frame: Frame, start: HeadPoint, pairs: PairQueries, rank: int | None = N
 
 def of_rank(matrix: Floats, rank: int) -> Floats:
     """The nearest matrix of a rank."""
-    left, sizes, right = np.linalg.svd(matrix)
+    left, sizes, right = svd(matrix, full_matrices=True)
     return np.asarray((left[:, :rank] * sizes[:rank]) @ right[:rank])

@@ -15,6 +15,7 @@ from keyhole.methods.forms.value import check_length
 from keyhole.methods.robust.gaussian.estimation import Estimation
 from keyhole.methods.robust.gaussian.pair_design import tilted_rows
 from keyhole.methods.robust.gaussian.passes import Passes
+from keyhole.numerics.svd import svd
 from keyhole.queries import Signature
 
 # Copies of each token of a pair, where none are asked for: more gain little.
@@ -99,7 +100,7 @@ class LowRank(Passes):
         yield from self.ask_first_pairs(row, column)
         every = np.arange(self.width)
         shown = yield from self.ask_columns(every, every[:few], np.linalg.inv(known.rows))  # W·p of the few directions
-        span = np.linalg.svd(shown)[0][:, : self.rank]
+        span = svd(shown, full_matrices=True)[0][:, : self.rank]
         inside = self.add_rows(tilted_rows(span, known.value(known.biased)))
         row, column = (each.ravel() for each in np.meshgrid(inside, every[few:], indexing="ij"))
         yield from self.ask_pairs("forms", row, column)
@@ -110,7 +111,7 @@ class LowRank(Passes):
     def next_pass(self) -> tuple[Integers, Integers]:
         """Pairs of the range as it is known by now with all directions, all pairs with those of the row space."""
         known, rank = self.known, self.rank
-        left, _, right = np.linalg.svd(known.best().point.score)
+        left, _, right = svd(known.best().point.score, full_matrices=True)
         inside = self.add_rows(tilted_rows(left[:, :rank], known.value(known.biased)))
         across = np.arange(known.columns.shape[0], known.columns.shape[0] + rank)
         known.columns = np.concatenate([known.columns, right[:rank]])

@@ -13,6 +13,7 @@ import numpy as np
 from scipy.optimize import brentq
 
 from keyhole.arrays import Floats
+from keyhole.numerics.svd import svd
 
 # How much of the value's own direction a pair may be mixed with.
 TILTS = np.concatenate([-(2.0 ** np.arange(-4, 3, 0.5))[::-1], [0.0], 2.0 ** np.arange(-4, 3, 0.5)])
@@ -34,7 +35,7 @@ def pair_rows(value: Floats, rng: np.random.Generator) -> Floats:  # (width, out
     of its inverse. For one output they are 1/2 along v and evenly the rest: v̂ plus the corners of a simplex, over √2.
     """
     width = value.shape[0]
-    left, sizes, _ = np.linalg.svd(value, full_matrices=True)
+    left, sizes, _ = svd(value, full_matrices=True)
     squares = np.zeros(width)
     squares[: sizes.size] = sizes**2
     shares = _best_shares(squares / squares[0])
@@ -68,7 +69,7 @@ def tilted_rows(basis: Floats, value: Floats) -> Floats:  # (width, rank), (widt
 
     A pair moves the answer by (x·u)·|Vᵀx| for each unit u of the subspace, and x needs value as well as a share of u.
     """
-    strong = np.linalg.svd(value, full_matrices=False)[0][:, 0]
+    strong = svd(value)[0][:, 0]
     inside = basis.T @ strong
     # One reflection makes all of the basis share the value's direction evenly.
     mirror = inside - np.linalg.norm(inside) / math.sqrt(inside.size)

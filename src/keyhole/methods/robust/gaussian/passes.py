@@ -17,6 +17,7 @@ from keyhole.methods.robust.gaussian.likelihood import Frame, HeadPoint, PairQue
 from keyhole.methods.robust.gaussian.pair_design import best_pairs, pair_rows, solve_logits
 from keyhole.noise import GAUSSIAN_DEVIATIONS
 from keyhole.numerics.orthogonal import random_orthogonal, split_along
+from keyhole.numerics.svd import svd
 from keyhole.queries import Measurements, Plan, Signature, Term, TokenRows
 from keyhole.recovery import Outcome
 
@@ -106,7 +107,7 @@ class Passes(ABC):
         known.rows, known.looks = np.zeros((0, self.width)), np.zeros((0, value.shape[1]))
         self.add_rows(pair_rows(value, self.rng))
         # All directions but one have no value, so that a last token which keeps attention to itself shows as silence.
-        strong = np.linalg.svd(value, full_matrices=False)[0][:, 0]
+        strong = svd(value)[0][:, 0]
         strong = signature.space.asarray(-np.sign(strong @ np.sum(value @ known.looks.T, axis=1)) * strong)
         across, along = split_along(signature.space, random_orthogonal(signature.space, self.rng, self.width), strong)
         known.columns = floats(signature.space.xp.concat([across, along[None, :]]))

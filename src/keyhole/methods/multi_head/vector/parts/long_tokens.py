@@ -36,9 +36,17 @@ class Odds:
     rest: Floats  # (heads,) exp(energy) of what is beside a token at distance one, over that of a token of logit zero
     cap: Floats | None = None  # (heads,) logits are cap·tanh(logit/cap)
     falls: Floats | None = None  # (heads,) by how much the energy falls with each further token between
+    table: Floats | None = None  # (heads, distances) energies at distances from one on, over that of the last token
 
     def offsets(self, count: int, between: int) -> Floats:  # -> (heads, count)
         """Energies over the rest where logits are zero, of so many tokens before some zero ones, the nearest last."""
+        if self.table is not None:
+            known = self.table.shape[1]
+            nearer = self.table[:, np.minimum(np.arange(between), known - 1)]
+            rest = 1 + np.sum(np.exp(nearer), axis=1, keepdims=True)
+            return np.asarray(
+                self.table[:, np.minimum(between + np.arange(count - 1, -1, -1), known - 1)] - np.log(rest)
+            )
         further = 0.0 if self.falls is None else self.falls[:, None] * np.arange(count - 1, -1, -1)
         return np.asarray(-np.log(self.rest + between)[:, None] - further + np.zeros((1, count)))
 

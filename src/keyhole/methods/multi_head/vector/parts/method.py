@@ -17,6 +17,7 @@ from keyhole.families.parts import (
     SOFTMAX,
     Alibi,
     Attention,
+    DistanceTable,
     Exp,
     NoPositionBias,
     Normaliser,
@@ -33,11 +34,12 @@ from keyhole.methods.multi_head.vector.parts.long_tokens import LONG, LongQuerie
 from keyhole.methods.multi_head.vector.parts.normed_forms import solve_normed, solve_normed_turns
 from keyhole.methods.multi_head.vector.parts.normed_scores import ask_normed_scores
 from keyhole.methods.multi_head.vector.parts.normed_values import ask_normed_values
-from keyhole.methods.multi_head.vector.parts.position_biases import ask_slopes, ask_window
+from keyhole.methods.multi_head.vector.parts.position_biases import ask_slopes, ask_table, ask_window
 from keyhole.methods.multi_head.vector.parts.rotary import (
     angles_of,
     ask_turned,
     groups_of_keys,
+    room_between,
     solve_turns,
     with_deviations,
 )
@@ -55,9 +57,11 @@ LEAST_SINK = 2.0
 KNOWN = {
     "link": ("exp", "softcap"),
     "normaliser": ("sum", "sink", "plus-one"),
-    "position_bias": ("none", "alibi", "window", "causal"),
+    "position_bias": ("none", "alibi", "window", "causal", "table"),
     "length_law": ("none",),
 }
+# Position biases by which a neighbour weighs otherwise than the last token, and which stand beside few other parts.
+SLOPING = ("alibi", "table")
 FORMS = ("bilinear", "rotary", "qk-norm", "qk-norm-rotary")
 # Long and short tokens of normed heads: the short ones are so long that what is added to sums of squares is nothing.
 NORMED_LONG, NORMED_SHORT = 2.0**220, 2.0**60
@@ -92,7 +96,7 @@ def ask_heads(
     names = checked(names, form)
     if "norm" in form:
         return (yield from ask_normed_heads(signature, rng, form, frequencies))
-    _check_norms(signature)
+    check_reach(signature)
     token = rng.standard_normal(signature.width)
     token /= np.linalg.norm(token)
     value, noise = yield from ask_total(signature, token)
@@ -100,11 +104,15 @@ def ask_heads(
     start = yield from ask_first_heads(queries, token, names["link"], rest_known=_rest_is_known(names))
     if names["position_bias"] == "alibi":
         start = yield from ask_slopes(queries, start, sink=names["normaliser"] == "sink")
+    elif names["position_bias"] == "table":
+        start = yield from ask_table(queries, start)
     elif names["position_bias"] == "window":
         queries.window = yield from ask_window(queries, start)
     queries.odds = start.odds
     values = yield from ask_long_values(queries, start)
+    queries.between = room_between(queries) if form == "rotary" else 0  # left free, to be filled later
     reader = ScoreReader(queries, start, values)
+    queries.between = 0
     scores = yield from ask_forms(reader)
     found = _Estimate(queries, start, values, scores, names)
     if form == "rotary":
@@ -133,7 +141,7 @@ def ask_normed_heads(
     Assumes what `ASSUMPTIONS` says, and that a zero token has a logit of zero.
     """
     checked({}, form)
-    _check_norms(signature)
+    check_reach(signature)
     token = rng.standard_normal(signature.width)
     token /= np.linalg.norm(token)
     value, noise = yield from ask_total(signature, token)
@@ -159,7 +167,8 @@ def checked(names: Mapping[str, str], form: str) -> dict[str, str]:
     """Names for all parts; UsageError for parts that several heads are not read through."""
     whole = {kind: names.get(kind, known[0]) for kind, known in KNOWN.items()}
     others = [name for kind, name in whole.items() if name != KNOWN[kind][0]]
-    if form not in FORMS or (form == "rotary" and "alibi" in others) or ("norm" in form and others):
+    sloping = any(name in others for name in SLOPING)
+    if form not in FORMS or (form == "rotary" and sloping) or ("norm" in form and others) or others[1:] == ["table"]:
         raise UsageError(f"several heads are not read with the form {form!r} and {', '.join(whole.values())}")
     for kind, name in whole.items():
         if name not in KNOWN[kind]:
@@ -170,7 +179,8 @@ def checked(names: Mapping[str, str], form: str) -> dict[str, str]:
     return whole
 
 
-def _check_norms(signature: Signature) -> None:
+def check_reach(signature: Signature) -> None:
+    """Unrecoverable where tokens may not be long, or answers err."""
     if signature.max_norm is not None or signature.noise.kind != "exact" or signature.space.huge < LONG**4:
         raise Unrecoverable(
             Outcome.TOO_NOISY,
@@ -182,7 +192,7 @@ def _check_norms(signature: Signature) -> None:
 
 
 def _rest_is_known(names: Mapping[str, str]) -> bool:
-    return names["normaliser"] == "sum" and names["position_bias"] != "alibi"
+    return names["normaliser"] == "sum" and names["position_bias"] not in SLOPING
 
 
 @dataclass
@@ -252,6 +262,9 @@ class _Estimate:
         falls, error = self.start.odds.falls, self.start.errors.falls
         if falls is not None and error is not None:
             return Alibi(falls[head]), Alibi(ROUNDING_DEVIATIONS * error[head])
+        table, off = self.start.odds.table, self.start.errors.table
+        if table is not None and off is not None:
+            return DistanceTable(table[head]), DistanceTable(ROUNDING_DEVIATIONS * off[head])
         if self.names["position_bias"] == "window":
             window = Window(int(self.queries.window))
             return window, window

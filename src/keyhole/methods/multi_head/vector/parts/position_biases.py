@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from keyhole.arrays import floats
+from keyhole.arrays import Floats, floats
 from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.multi_head.vector.parts.first_token import FirstHeads
 from keyhole.methods.multi_head.vector.parts.long_tokens import LongQueries
@@ -16,6 +16,9 @@ from keyhole.recovery import Outcome
 
 # Windows are looked for among this many tokens first, and among this many at most.
 FIRST_LENGTH, MOST_LENGTH = 512, 2**15
+# Distances of a table that are asked one by one first, and at most; it ends where distances farther by these factors
+# add the same, up to so many errors.
+FIRST_DISTANCE, MOST_DISTANCE, FARTHER, UNEQUAL = 16, 1024, (1.5, 2.0, 5.0), 64.0
 
 
 def ask_slopes(queries: LongQueries, start: FirstHeads, *, sink: bool) -> Steps[FirstHeads]:
@@ -35,6 +38,47 @@ def ask_slopes(queries: LongQueries, start: FirstHeads, *, sink: bool) -> Steps[
     falls = np.log(steps)
     off = (error / weight**2 / (1 / weight - 1)) + errors.rest / (1 + odds.rest)
     return replace(start, odds=replace(odds, falls=falls), errors=replace(errors, falls=off))
+
+
+def ask_table(queries: LongQueries, start: FirstHeads) -> Steps[FirstHeads]:
+    """What each distance adds, one query each, from a token of logit zero before so many zero ones.
+
+    Distances are doubled until much farther ones add what the farthest does.
+    """
+    inverse = inverse_of(start.values[:, None])
+    error = queries.noise * np.linalg.norm(inverse, axis=0)
+    zero, most = np.zeros((1, queries.width)), int(min(queries.longest - 1, MOST_DISTANCE))
+    masses, off = np.ones((start.heads, 1)), np.zeros((start.heads, 0))  # at distances from zero on
+
+    def ask(distance: int) -> Steps[Floats]:  # (heads,) its odds against all nearer ones
+        queries.between = distance - 1
+        answer = (yield from queries.ask_token("positions", start.token, zero))[0]
+        queries.between = 0
+        return np.asarray(1 / (1 / (answer @ inverse) - 1))
+
+    wanted = min(FIRST_DISTANCE, most)
+    while True:
+        for distance in range(masses.shape[1], wanted + 1):
+            odds = yield from ask(distance)
+            if not np.all(odds > 0):
+                raise Unrecoverable(Outcome.WRONG_FAMILY, f"a token {distance} before the last one weighs nothing")
+            nearer = np.sum(masses, axis=1)
+            off = np.hstack([off, ((1 + odds) ** 2 / odds * error)[:, None]])
+            masses = np.hstack([masses, (odds * nearer)[:, None]])
+        same = True
+        for distance in sorted({min(int(times * wanted), most) for times in FARTHER} - {wanted}):
+            odds = yield from ask(distance)
+            nearer = np.sum(masses, axis=1) + (distance - 1 - wanted) * masses[:, -1]
+            allowed = UNEQUAL * ((1 + odds) ** 2 / odds * error + off[:, -1])
+            same = same and bool(np.all(np.abs(np.log(odds * nearer / masses[:, -1])) <= allowed))
+        if same:
+            break
+        wanted = min(2 * wanted, most)
+    table, off = np.log(masses[:, 1:]), np.sqrt(np.cumsum(off**2, axis=1))
+    differs = np.any(np.abs(table - table[:, -1:]) > UNEQUAL * (off + off[:, -1:]), axis=0)
+    count = 2 + int(np.flatnonzero(differs)[-1]) if np.any(differs) else 1  # one beyond stands for all farther ones
+    known, wide = replace(start.odds, table=table[:, :count]), replace(start.errors, table=off[:, :count])
+    return replace(start, odds=known, errors=wide)
 
 
 def ask_window(queries: LongQueries, start: FirstHeads) -> Steps[float]:

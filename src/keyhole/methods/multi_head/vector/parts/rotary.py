@@ -72,14 +72,17 @@ class Turned:
 
 
 def angles_of(given: Array | None, rank: int) -> Floats:  # (pairs,)
-    """The angles per position of all pairs; UsageError for those that no form has."""
+    """The angles per position of all pairs; UsageError for those that no form has.
+
+    Pairs beyond those that are given do not turn: their angle is zero.
+    """
     if given is None:
         return geometric(max(1, -(-rank // 2)))
     angles = np.array(floats(np.asarray(given, dtype=np.float64)))
     if angles.ndim != 1 or not angles.size:
         raise UsageError("frequencies must be a row of angles, one for each pair")
     refuse_equal_frequencies(angles)
-    return angles
+    return np.append(angles, np.zeros(max(0, -(-rank // 2) - angles.size)))
 
 
 def ask_turned(queries: LongQueries, reader: ScoreReader, scores: Scores, angles: Floats) -> Steps[Turned]:
@@ -114,6 +117,11 @@ def ask_turned(queries: LongQueries, reader: ScoreReader, scores: Scores, angles
     )
 
 
+def room_between(queries: LongQueries) -> int:
+    """How many tokens of a sequence are left free for some between: half of all, where there are few."""
+    return int(min(queries.longest - 1, 2 * MOST_BETWEEN)) // 2
+
+
 def choose_between(angles: Floats, most: float) -> int:
     """How many tokens stand between for the second score: so many that all pairs are turned by different angles."""
     if most < 1:
@@ -125,8 +133,9 @@ def choose_between(angles: Floats, most: float) -> int:
 
 
 def _gap(angles: Floats, count: int) -> float:
-    """How far apart the eigenvalues of a turn over so many positions are."""
-    turns = np.sort(np.concatenate([angles * count, -angles * count]) % (2 * np.pi))
+    """How far apart the eigenvalues of a turn over so many positions are; those of what does not turn are one."""
+    moving = angles[angles > 0] * count
+    turns = np.sort(np.concatenate([moving, -moving, np.zeros(int(moving.size < angles.size))]) % (2 * np.pi))
     steps = np.diff(np.append(turns, turns[0] + 2 * np.pi))
     return float(2 * np.sin(min(float(np.min(steps)), np.pi) / 2))
 
@@ -139,6 +148,10 @@ def solve_turns(turned: Turned, head: int, angles: Floats) -> Rotary:
     turn = pseudo_inverse(rows[turned.some]) @ turned.far[head] @ pseudo_inverse(space @ turned.last.T)
     sizes, vectors = np.linalg.eig(turn.T)
     queries = vectors[:, match_turns(sizes, angles, turned.between)].T  # (pairs, rank): eigenvectors from the left
+    still = angles.size - len(queries)
+    if still:  # all that is not turned, as any of its bases
+        rest = svd(turn.T - np.eye(rank))[2][rank - 2 * still :]
+        queries = np.concatenate([queries, rest[:still] + 1j * rest[still:]])
     keys = rows @ np.linalg.inv(np.concatenate([queries.real, queries.imag]))
     whole = (keys[:, : angles.size] + 1j * keys[:, angles.size :]) * np.exp(1j * turned.distances[:, None] * angles)
     key = np.linalg.solve(turned.tokens.astype(complex), whole).T  # (pairs, width)
@@ -150,12 +163,13 @@ def solve_turns(turned: Turned, head: int, angles: Floats) -> Rotary:
 
 
 def match_turns(found: Complex, angles: Floats, between: int) -> Integers:
-    """Which eigenvalue is that of each angle."""
+    """Which eigenvalue is that of each angle but zero."""
+    whole, angles = angles, angles[angles > 0]
     expected = np.exp(1j * angles * between)
     costs = np.abs(found[None, :] - np.concatenate([expected, np.conj(expected)])[:, None])
     places = linear_sum_assignment(costs)[1]
     worst = float(np.max(costs[np.arange(places.size), places]))
-    if not worst <= UNMISTAKABLE * _gap(angles, between):
+    if not worst <= UNMISTAKABLE * _gap(whole, between):
         raise Unrecoverable(
             Outcome.WRONG_FAMILY,
             "scores at two distances are not turned into each other by the frequencies that were assumed",
@@ -175,7 +189,8 @@ def with_deviations(solve: Callable[[np.random.Generator | None], Form], rng: np
 def groups_of_keys(forms: Sequence[Form], deviations: Sequence[Form]) -> list[list[int]]:
     """Heads that share a key, as those of grouped queries do: keys are parallel pair by pair."""
     keys, wide = [form.arrays()["key"] for form in forms], [form.arrays()["key"] for form in deviations]
-    pairs = [key[: len(key) // 2] + 1j * key[len(key) // 2 :] for key in keys]
+    moving = np.asarray(forms[0].arrays()["frequencies"]) > 0
+    pairs = [(key[: len(key) // 2] + 1j * key[len(key) // 2 :])[moving] for key in keys]
     groups: list[list[int]] = []
     for head, own in enumerate(pairs):
         for group in groups:

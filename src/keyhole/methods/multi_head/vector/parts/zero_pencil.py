@@ -19,7 +19,7 @@ from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.multi_head.vector.first_token import CLEAR
 from keyhole.methods.multi_head.vector.parts.long_tokens import LongQueries
 from keyhole.methods.multi_head.vector.probe import HeadsHidden
-from keyhole.numerics.svd import pseudo_inverse, svd
+from keyhole.numerics.svd import least_squares, pseudo_inverse, svd
 from keyhole.recovery import Outcome
 
 # Zero tokens before the token.
@@ -161,4 +161,4 @@ def _lines(shares: Floats) -> tuple[Floats, Floats, Floats]:  # (n, zeros, heads
 
 def _values(weights: Floats, answers: Floats) -> Floats:  # (n, zeros, heads), (n, zeros, outputs) -> (heads, outputs)
     flat = weights.reshape(-1, weights.shape[2])
-    return np.asarray(np.linalg.lstsq(flat, answers.reshape(flat.shape[0], -1), rcond=None)[0])
+    return np.asarray(least_squares(flat, answers.reshape(flat.shape[0], -1)))
