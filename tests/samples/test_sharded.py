@@ -16,7 +16,7 @@ import pytest
 import keyhole as kh
 from keyhole.cli import main
 from keyhole.errors import FileError, KeyholeError, UsageError
-from keyhole.executors import FutureCrew, OneProcess, open_crew, processes
+from keyhole.executors.base import FutureCrew, OneProcess, open_crew, processes
 from keyhole.recovery import Outcome
 from keyhole.samples.sharded import method
 from keyhole.samples.sharded.source import ShardSource, keys_of
@@ -287,7 +287,7 @@ def test_workers_that_always_die_end_it(mortal: Executor) -> None:
 
 def test_a_scheduler_that_does_not_answer_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("distributed")
-    monkeypatch.setattr("keyhole.executors.PATIENCE", 0.2)
+    monkeypatch.setattr("keyhole.executors.base.PATIENCE", 0.2)
     with pytest.raises(UsageError, match=r"no Dask scheduler answers at .tcp://127\.0\.0\.1:9"):
         learn(folder, dask="tcp://127.0.0.1:9")
 

@@ -10,8 +10,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from keyhole.errors import FileError, UsageError
+from keyhole.samples.sharded.stream import write_stream
 from keyhole.shards.shard import Shard, find_shards
-from keyhole.shards.stream import write_stream
 
 INPUTS = np.random.default_rng(0).choice([-1.0, 1.0], (11, 3, 4))
 OUTPUTS = np.random.default_rng(1).standard_normal((11, 3, 2)).astype(np.float32)
@@ -173,7 +173,7 @@ def rows_of(inputs: np.ndarray, outputs: np.ndarray) -> Iterator[dict[str, objec
 
 
 def test_streams_are_kept_in_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("keyhole.shards.stream.SHARD", 5 * 18)
+    monkeypatch.setattr("keyhole.samples.sharded.stream.SHARD", 5 * 18)
     batches = ((INPUTS[start : start + 2], OUTPUTS[start : start + 2]) for start in range(0, 11, 2))
     for number, stream in enumerate((batches, rows_of(INPUTS, OUTPUTS))):
         folder = tmp_path / str(number)

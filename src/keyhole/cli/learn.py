@@ -78,7 +78,7 @@ def learn(
     shards: dict[str, Any] = {"names": names.split(","), "skip_bad": skip_bad, "workers": workers, "dask": dask}
     settings |= {"polish": polish, **(shards if given.outputs is None else {})}
     record = {"data": data, "heads": heads, "noise": noise, "solver": solver, **settings}
-    settings["phases"] = PhaseSettings(solver)
+    settings["phases"] = PhaseSettings(solver=solver)
     files: dict[str, Path] = {}
     notes: list[str] = []
     try:

@@ -144,8 +144,8 @@ def _flaw(
         if trust.tolerance > 0:
             wide = (
                 f"errors of {trust.tolerance:g} that are all to one end could move scores by as much as they are, "
-                "and no number of examples averages them out: a smaller tolerance, or noise=Noise.gaussian(scale) if they are "
-                "independent"
+                "and no number of examples averages them out: a smaller tolerance, or noise=Noise.gaussian(scale) if "
+                "they are independent"
             )
         return Outcome.UNCERTIFIED, f"{said}, but {wide}"
     if trust.hidden:

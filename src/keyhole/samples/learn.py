@@ -12,13 +12,12 @@ from typing import Any
 import numpy as np
 
 from keyhole.errors import RecoveryFailed, UsageError
-from keyhole.executors import open_crew
+from keyhole.executors.base import open_crew
 from keyhole.methods.arithmetic import check_seconds, default_limit
 from keyhole.methods.noise_estimation.measure import coarseness
 from keyhole.noise import Noise
 from keyhole.recovery import Recovery
-from keyhole.samples.examples import MOST_HELDOUT, ExampleCount, Examples
-from keyhole.samples.label_errors import LabelErrors
+from keyhole.samples.examples import MOST_HELDOUT, ExampleCount, Examples, LabelErrors
 from keyhole.samples.request import FITTED_PAIRS, NOISY_RATIO, Request, Shares
 from keyhole.samples.sharded.method import OpenExamples, open_examples
 from keyhole.samples.six_phase.method import PHASE_EXAMPLES, PhaseSettings

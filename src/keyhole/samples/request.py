@@ -17,8 +17,15 @@ from keyhole.samples import varpro
 from keyhole.samples.certificate import ENOUGH_REPEATS, Trust, Verdict, judge, judge_accuracy
 from keyhole.samples.diagnostics import PARITY_LIKE, diagnose, enough_for_low_orders, low_orders
 from keyhole.samples.evidence import Evidence, PointEvidence
-from keyhole.samples.examples import GOOD_PAIRS, GOOD_RATIO, REFUSED_PAIRS, REFUSED_RATIO, ExampleCount, Examples
-from keyhole.samples.label_errors import LabelErrors
+from keyhole.samples.examples import (
+    GOOD_PAIRS,
+    GOOD_RATIO,
+    REFUSED_PAIRS,
+    REFUSED_RATIO,
+    ExampleCount,
+    Examples,
+    LabelErrors,
+)
 from keyhole.samples.sharded.refine import refine
 from keyhole.samples.six_phase.method import PhaseSettings, six_phase
 from keyhole.samples.source import ArraySource, Source

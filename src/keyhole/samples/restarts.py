@@ -13,7 +13,7 @@ import numpy as np
 
 from keyhole.arrays import Floats
 from keyhole.errors import KeyholeError
-from keyhole.executors import one_thread_each
+from keyhole.executors.base import one_thread_each
 from keyhole.families import Family
 from keyhole.families.attention_layer import AttentionLayer
 from keyhole.methods.arithmetic import LOOK, ComputeLimit, partial_result

@@ -14,13 +14,13 @@ import array_api_compat
 import numpy as np
 
 from keyhole.errors import FileError, UsageError
-from keyhole.executors import Crew
+from keyhole.executors.base import Crew
 from keyhole.samples.examples import Examples
 from keyhole.samples.sharded.source import ShardSource, keys_of
+from keyhole.samples.sharded.stream import write_stream
 from keyhole.samples.sharded.survey import Survey, draw, survey
 from keyhole.samples.source import Source
 from keyhole.shards.shard import Shard, find_shards
-from keyhole.shards.stream import write_stream
 
 # Numbers that are taken into memory at once; more are worked through shard by shard.
 IN_MEMORY = 2**23

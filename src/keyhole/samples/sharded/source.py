@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from keyhole.arrays import Floats
-from keyhole.executors import Crew
+from keyhole.executors.base import Crew
 from keyhole.samples.examples import Examples
 from keyhole.samples.source import Source
 from keyhole.shards.shard import Shard, double

@@ -10,7 +10,7 @@ import numpy as np
 
 from keyhole.arrays import Floats, Integers
 from keyhole.errors import FileError
-from keyhole.executors import Crew
+from keyhole.executors.base import Crew
 from keyhole.samples.examples import Examples
 from keyhole.shards.shard import Shard, double
 

@@ -1,8 +1,9 @@
-"""The convex body of phase 2 as the paper has it: a polytope that holds every score matrix, asked by linear programs.
+"""The convex body of phase 2 as the paper has it: a polytope around the hull of the scores, asked by linear programs.
 
-A row is certified by a linear program too: the weights p on the simplex with the least ‖F_a − SᵀXᵀp‖_∞. Certified
-rows say of every Θ_i that |A·Θ_i − b| ≤ τ; the body K is all Θ of which they say so. It is long along Θ_i − Θ_j,
-where the rows are flat, and thin elsewhere.
+A row is certified by a linear program too: the weights p on the simplex with the least ‖F_a − SᵀXᵀp‖_∞. Certified rows
+say of every Θ_i that |A·Θ_i − b| ≤ τ; the body K is all Θ of which they say so. It is long along Θ_i − Θ_j, where the
+rows are flat, and thin elsewhere. How far rows that were certified by a residual err is not known: τ is chosen from the
+point that violates them least, so that K shows the hull, and heads far from that point may lie outside of it.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ SLACK = 2.0
 BOX = 8.0
 # Directions in which the body is measured for every entry of a score matrix.
 DIRECTIONS = 2
+# What the programs find lies on the border, up to their own tolerance.
+TOUCHES = 1 + 1e-5
 # Rows that make the body: linear programs of more would take long.
 BODY_ROWS = 400
 
@@ -62,7 +65,8 @@ class Body:
     def contains(self, scores: Floats) -> bool:  # (d, d)
         """The membership oracle."""
         flat = scores.reshape(-1)
-        return bool(np.all(np.abs(self.matrix @ flat - self.right) <= self.slack) and np.max(np.abs(flat)) <= self.box)
+        slack, box = (TOUCHES * each for each in (self.slack, self.box))
+        return bool(np.all(np.abs(self.matrix @ flat - self.right) <= slack) and np.max(np.abs(flat)) <= box)
 
     def furthest(self, direction: Floats) -> Floats:  # (d²,) -> (d²,)
         """The point of the body that is furthest along a direction, by a linear program."""
