@@ -20,9 +20,9 @@ def table(kept: Kept) -> str:
     return "\n\n".join(
         [
             f'Layer 0 of random models in float64, asked with `precision="float64"`, width {WIDTH}, four heads of '
-            f"eight numbers: weights and biases of standard deviation {STDS[0]} and, after the comma, {STDS[1]}. {DONE}: "
-            "certified, and fresh answers of the model's own module predicted to 1e-6 of their size; otherwise how "
-            "`auto` ended.",
+            f"eight numbers: weights and biases of standard deviation {STDS[0]} and, after the comma, {STDS[1]}. "
+            f"{DONE}: certified, and fresh answers of the model's own module predicted to 1e-6 of their size; "
+            "otherwise how `auto` ended.",
             markdown(columns, rows),
             _summary(rows),
         ]

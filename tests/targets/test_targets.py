@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import keyhole as kh
+from keyhole.arrays import to_numpy
 from keyhole.errors import FileError, UsageError
 from keyhole.oracles import Wrapper
 from keyhole.targets import open_target
@@ -199,6 +200,34 @@ def test_a_part_of_a_model_by_its_name(tmp_path: Path) -> None:
         open_target(f"python:{path}:model#module=layers.1.self_atn")
     with pytest.raises(UsageError, match="makes a float"):
         open_target(f"python:{path}:number#module=layers")
+    with pytest.raises(UsageError, match="is for a PyTorch module"):
+        open_target(f"python:{path}:number#width=8")
+
+
+def test_attention_with_one_linear_map_for_all_is_recovered(tmp_path: Path) -> None:
+    """As vision models have it: queries, keys and values of all heads from one matrix."""
+    pytest.importorskip("torch")
+    path = tmp_path / "vision.py"
+    path.write_text(
+        "import torch\n\n\nclass Attention(torch.nn.Module):\n    def __init__(self, dim, heads):\n"
+        "        super().__init__()\n        self.heads = heads\n        self.qkv = torch.nn.Linear(dim, 3 * dim)\n"
+        "        self.proj = torch.nn.Linear(dim, dim)\n\n    def forward(self, x):\n"
+        "        b, n, d = x.shape\n"
+        "        q, k, v = self.qkv(x).reshape(b, n, 3, self.heads, d // self.heads).permute(2, 0, 3, 1, 4)\n"
+        "        y = torch.nn.functional.scaled_dot_product_attention(q, k, v)\n"
+        "        return self.proj(y.transpose(1, 2).reshape(b, n, d))\n\n\n"
+        "def model():\n    torch.manual_seed(0)\n"
+        "    return torch.nn.ModuleDict({'blocks': torch.nn.ModuleList([Attention(8, 2)])}).double().eval()\n"
+    )
+    with pytest.raises(UsageError, match="give width="):
+        open_target(f"python:{path}:model#module=blocks.0")
+    oracle = open_target(f"python:{path}:model#module=blocks.0&width=8").oracle
+    result = kh.recover(oracle, throw=False)
+    assert result.certified, result.message
+    tokens = np.random.default_rng(0).standard_normal((9, 5, 8))
+    np.testing.assert_allclose(
+        result.params(tokens), to_numpy(oracle(oracle.signature.space.asarray(tokens))), atol=1e-8
+    )
 
 
 @pytest.mark.parametrize(

@@ -14,15 +14,18 @@ from typing import Any
 from keyhole.errors import KeyholeError, UsageError
 from keyhole.oracles import FunctionOracle, Oracle, TorchOracle, Wrapper
 from keyhole.oracles.torch import is_module
-from keyhole.targets.models import split
+from keyhole.targets.models import WHOLE, split
 from keyhole.targets.target import Target, path_of, read_bytes
 
 EXAMPLE = "python:path.py:factory"
 
 
 def open_python(rest: str) -> Target:
-    """What the function of a text such as `path.py:factory` returns, or `path.py:factory#module=NAME` a part of it."""
-    named, given = split(rest, EXAMPLE, {"module": (str, "the dotted name of a module")})
+    """What the function of a text such as `path.py:factory` returns, or `path.py:factory#module=NAME` a part of it.
+
+    `width=` says how many numbers a token of a module has that does not say so itself.
+    """
+    named, given = split(rest, EXAMPLE, {"module": (str, "the dotted name of a module"), "width": WHOLE})
     name, _, factory = named.rpartition(":")
     if not factory.isidentifier():
         raise UsageError(f"cannot read python:{rest}; write {EXAMPLE}, a function without arguments")
@@ -33,7 +36,7 @@ def open_python(rest: str) -> Target:
     make = getattr(module, factory, None)
     if not callable(make):
         raise UsageError(f"{path} has no function {factory!r}: name one that returns the box")
-    inner = _as_oracle(_named_part(_call(path, make), part), f"{factory}() in {path}")
+    inner = _as_oracle(_named_part(_call(path, make), part), f"{factory}() in {path}", given.get("width"))
     oracle = Wrapper(inner)
     oracle.name = f"python:sha256:{digest}:{factory}:{inner.name}"
     made = f"{factory}() in {path} makes" if not part else f"is {part} of what {factory}() in {path} makes"
@@ -56,14 +59,16 @@ def _named_part(box: Any, name: str) -> Any:
     return parts[name]
 
 
-def _as_oracle(box: Any, maker: str) -> Oracle:
+def _as_oracle(box: Any, maker: str, width: int | None = None) -> Oracle:
+    if width is not None and not is_module(box):
+        raise UsageError(f"#width={width} is for a PyTorch module, but {maker} makes a {type(box).__name__}")
     if isinstance(box, Oracle):
         missing = [name for name in ("signature", "name") if not hasattr(box, name)]
         if missing:
             raise UsageError(f"the oracle of {maker} does not set {missing[0]!r}: every oracle must")
         return box
     if is_module(box):
-        return TorchOracle(box)
+        return TorchOracle(box, width)
     if callable(box) and hasattr(box, "width"):
         return FunctionOracle(box, width=box.width, name=type(box).__qualname__)
     raise UsageError(

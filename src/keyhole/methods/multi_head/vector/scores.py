@@ -18,8 +18,9 @@ from keyhole.recovery import Outcome
 SHARPEST = 0.1
 # So many tokens a query that logits are known to √eps over this, but not fewer than fill this part of the outputs, nor
 # more where answers are coarse.
-# A query more in 25 than at 16, where one layer in forty had radii too wide for a certificate.
-FINE, COARSELY_FILLED = 256.0, 0.5
+FINE, COARSELY_FILLED = 16.0, 0.5
+# Read from the last position alone: a query more in 25, without which radii of one layer in forty were too wide.
+FINER = 256.0
 # Few rows and columns tell the others where logits are known this well: elsewhere too much may hide below the rank.
 KNOWN = 1e-6
 # A score that is nowhere more than so many deviations of what was read does not show.
@@ -115,13 +116,19 @@ def are_independent(tokens: Floats, values: VectorValues) -> bool:  # (k, width)
     return bool(singular_values(flat)[-1] > CLEAR * error * (flat.shape[0] ** 0.5 + flat.shape[1] ** 0.5))
 
 
-def affordable(queries: VectorQueries, values: VectorValues, tokens: Floats, filled: float) -> int:  # (width, width)
+def affordable(
+    queries: VectorQueries,
+    values: VectorValues,
+    tokens: Floats,  # (width, width)
+    filled: float,
+    fine: float = FINE,
+) -> int:
     """Tokens per query: as many as that part of the outputs allows, but for those that cost too much accuracy."""
     size, heads = float(np.linalg.norm(tokens[0])), values.matrices.shape[0]
     least = most_tokens(queries, values, COARSELY_FILLED)
     least = next(count for count in range(least, 0, -1) if count == 1 or are_independent(tokens[:count], values))
     most = least if queries.coarse else most_tokens(queries, values, filled)
-    wanted = queries.signature.space.eps**0.5 / FINE
+    wanted = queries.signature.space.eps**0.5 / fine
     for count in range(most, least, -1):
         if not are_independent(tokens[:count], values):
             continue

@@ -72,7 +72,7 @@ class ScoreReader:
         sharpest = max(float(np.max(start.logit_sizes)), 1e-300)
         self.size = queries.scale * min(1.0, AIM / sharpest)
         self.tokens = queries.on_grid(self.size * queries.directions(self.width))
-        self.per_query = common.affordable(queries, values, self.tokens, queries.filled)
+        self.per_query = common.affordable(queries, values, self.tokens, queries.filled, common.FINER)
         starts = range(0, self.width, self.per_query)
         self.blocks = [np.arange(first, min(first + self.per_query, self.width)) for first in starts]
         self.own = [tokens_of @ values.matrices for tokens_of in (self.tokens[block] for block in self.blocks)]
