@@ -649,7 +649,7 @@ def test_the_command_refuses_what_cannot_be_meant(tmp_path: Path, capsys: pytest
 def test_data_of_a_pickle_is_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "objects.npz", inputs=np.array([{}], dtype=object), outputs=np.zeros(1))
     with pytest.raises(FileError, match="plain arrays"):
-        open_data(str(tmp_path / "objects.npz"))
+        kh.learn(open_data(str(tmp_path / "objects.npz")).inputs)
 
 
 @pytest.mark.parametrize("size", [20.0, 40.0])
