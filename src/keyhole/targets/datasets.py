@@ -62,9 +62,10 @@ def open_inputs(path: Path) -> list[Any]:
         raise FileError(f"{path}: no such file")
     sequences: list[Any] = []
     for name, array in arrays_in(path).items():
+        label = "the array" if path.suffix == ".npy" else name
         if array.ndim not in (2, 3) or array.dtype.kind not in "fiub":
             raise FileError(
-                f"{path}: {name} has shape {array.shape} of {array.dtype}; sequences are numbers "
+                f"{path}: {label} has shape {array.shape} of {array.dtype}; sequences are numbers "
                 "(length, width), or (count, length, width) for several of one length"
             )
         sequences += [array] if array.ndim == 2 else list(array)
