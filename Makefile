@@ -51,5 +51,5 @@ $(VENV)/.core: $(VENV)/bin/python pyproject.toml constraints.txt
 
 $(VENV)/.dev: $(VENV)/.core
 	@echo "installing the development tools"
-	@$(PIP) --editable '.[report,torch,transformers,onnx,http,serve]' --group dev
+	@$(PIP) --editable '.[report,torch,transformers,onnx,http,serve,dask,data]' --group dev
 	@touch $@

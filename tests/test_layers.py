@@ -22,6 +22,7 @@ TESTS = Path(__file__).parent
 # From the bottom up; a module may import from its own layer and those below. What is not here has no place yet.
 LAYERS = (
     {"arrays", "errors", "optional", "inference_protocol"},
+    {"executors", "shards"},
     {"noise", "queries"},
     {"families"},
     {"recovery"},
@@ -48,6 +49,7 @@ LAYER = {part: number for number, parts in enumerate(LAYERS) for part in parts}
 
 # Never imported before they are needed; the last two are no dependency of the core at all.
 LAZY = ("torch", "matplotlib", "jinja2", "cupy", "onnxruntime", "httpx", "orjson", "fastapi", "uvicorn", "transformers")
+LAZY += ("distributed", "pyarrow", "zarr")
 
 PUBLIC = [
     "AttentionLayer",

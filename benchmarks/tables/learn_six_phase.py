@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from time import process_time
 
@@ -10,22 +11,22 @@ import numpy as np
 import keyhole as kh
 from benchmarks.support.rows import Kept, Row, markdown
 from keyhole.samples.levenberg_marquardt import descend
-from keyhole.samples.six_phase.method import six_phase
+from keyhole.samples.six_phase.heads import sculpt_heads
+from keyhole.samples.six_phase.hull import Hull
+from keyhole.samples.six_phase.method import PhaseSettings, crude_sum, six_phase
+from keyhole.samples.source import ArraySource
 from keyhole.samples.variable_projection import LayerProblem
 from keyhole.targets.datasets import random_layer, signs
 
-# (d, k, m): examples, and medians of a prototype for σ = .5 and 1: S, hull, F
-CASES = {
-    (4, 2, 1): (143, ("0, 0, 0", "0, 0, 0")),
-    (6, 3, 2): (140_000, (".006, .08, .023", ".013, .09, .046")),
-    (8, 4, 2): (200_000, ("–, .05, .018", "–, .07, .031")),
-    (8, 3, 3): (297_000, ("–, .19, .05", "–, .25, .095")),
-}
-SEEDS = 5
+# (d, k, m): examples, seeds
+CASES = {(5, 3, 2): (20_000, 10), (6, 4, 2): (20_000, 10), (6, 4, 3): (20_000, 10), (8, 4, 2): (50_000, 3)}
+# σ of layers whose S is refined on large margins, and seeds.
+SHARP, SHARP_SEEDS = (5.0, 10.0), 3
 # Hull errors of a prototype, Gaussian inputs, (8, 2, m), σ = 1.
 COUNTS = (1_000, 10_000, 100_000, 1_000_000)
 PROTOTYPE = {2: (0.07, 0.015, 0.0012, 0.0001), 3: (0.46, 0.11, 0.028, 0.007), 4: (0.75, 0.36, 0.12, 0.039)}
-GROWTH_SEEDS = {1_000: 5, 10_000: 5, 100_000: 5, 1_000_000: 3}
+GROWTH_SEEDS = {1_000: 3, 10_000: 3, 100_000: 3, 1_000_000: 1}
+PAPER = PhaseSettings(by_head=False)
 
 
 def layer_of(d: int, m: int, sigma: float, rng: np.random.Generator) -> kh.AttentionLayer:
@@ -35,50 +36,86 @@ def layer_of(d: int, m: int, sigma: float, rng: np.random.Generator) -> kh.Atten
 
 
 def table(kept: Kept) -> str:
-    boolean, gaussian = errors(kept), growth(kept)
+    boolean, sharp, gaussian = errors(kept), margins(kept), growth(kept)
     return (
-        f"### Boolean inputs, medians of {SEEDS} seeds\n\n{boolean}\n\n### Hull errors, Gaussian inputs\n\n{gaussian}"
+        "### Signs, no polish: medians, and the worst of F\n\nF of the phases alone, then with those of each head "
+        "sculpted "
+        f"by itself (ours).\n\n{boolean}\n\n### S from large margins, (8, 4, 2), 50,000 examples of "
+        f"signs\n\n{sharp}\n\n"
+        f"### Hull errors, Gaussian inputs\n\n{gaussian}"
     )
 
 
 def errors(kept: Kept) -> str:
     measured = {
-        f"({', '.join(map(str, case))}) {sigma:g}": partial(_errors, case, sigma, count, theirs)
-        for case, (count, before) in CASES.items()
-        for sigma, theirs in zip((0.5, 1.0), before, strict=True)
+        f"({', '.join(map(str, case))}) {sigma:g}": partial(_errors, case, sigma, count, seeds)
+        for case, (count, seeds) in CASES.items()
+        for sigma in (0.5, 1.0)
     }
-    columns = ["(d, k, m)", "σ", "examples", "errors of S, hull, F", "prototype's", "rounds"]
-    columns += ["F after polish: median, worst", "s"]
+    columns = ["(d, k, m)", "σ", "examples", "seeds", "error of S, hull", "F, phases alone", "F, by head", "ratio"]
+    columns += ["sweeps", "F after polish: worst", "s: phases, sweeps"]
     return markdown(columns, kept.rows_of("errors", measured))
 
 
-def _errors(case: tuple[int, int, int], sigma: float, count: int, theirs: str) -> Row:
+def _errors(case: tuple[int, int, int], sigma: float, count: int, seeds: int) -> Row:
     d, k, m = case
-    figures, polished, spent, rounds = [], [], [], []
-    for seed in range(SEEDS):
+    figures, functions, polished, spent, sweeps = [], [], [], [], []
+    for seed in range(seeds):
         rng = np.random.default_rng([seed, d, k, m])
         truth = layer_of(d, m, sigma, rng)
         inputs = signs(rng, count, k, d)
         outputs = truth(inputs)
+        source = ArraySource(inputs, outputs)
         began = process_time()
-        found = six_phase(inputs, outputs, m, seed=seed)
-        spent.append(process_time() - began)
-        rounds.append(found.figures["1 crude sum"]["rounds"])
+        found = six_phase(source, m, seed, PAPER)
+        middle = process_time()
+        scores, weights, _, made = sculpt_heads(source, found.scores)
+        spent.append([middle - began, process_time() - middle])
+        sweeps.append(made)
         total = np.sum(truth.projections, axis=0)
-        function = function_error(kh.AttentionLayer(found.scores, found.projections), truth, k, rng)
-        figures.append([relative(found.total, total), found.hull.distance(truth.scores), function])
+        figures.append([relative(found.total, total), from_hull(found.hull, truth)])
+        layers = kh.AttentionLayer(found.scores, found.projections), kh.AttentionLayer(scores, weights)
+        functions.append([function_error(each, truth, k, rng) for each in layers])
         polished.append(function_error(polish(inputs, outputs, found.scores), truth, k, rng))
-    middle = ", ".join(f"{number:.3f}" for number in np.median(figures, axis=0))
-    last = f"{np.median(polished):.0e}, {max(polished):.0e}"
-    row = [f"({d}, {k}, {m})", f"{sigma:g}", f"{count:,}", middle, theirs, ", ".join(map(str, rounds)), last]
-    return [*row, f"{np.median(spent):.1f}"]
+    middle = np.median(functions, axis=0)
+    alone, by_head = (f"{one:.3f}, {two:.3f}" for one, two in zip(middle, np.max(functions, axis=0), strict=True))
+    row = [f"({d}, {k}, {m})", f"{sigma:g}", f"{count:,}", seeds, "{:.3f}, {:.3f}".format(*np.median(figures, axis=0))]
+    row += [alone, by_head, f"{middle[1] / middle[0]:.2f}", f"{np.median(sweeps):g}", f"{max(polished):.0e}"]
+    return [*row, "{:.1f}, {:.1f}".format(*np.median(spent, axis=0))]
 
 
 def polish(inputs: np.ndarray, outputs: np.ndarray, scores: np.ndarray) -> kh.AttentionLayer:
     """The descent from the scores of the six phases, to as many examples as `learn` would take."""
-    problem = LayerProblem(inputs[:2000], outputs[:2000])
+    problem = LayerProblem(inputs[:1000], outputs[:1000])
     point = descend(problem, scores, 1e-29 * problem.energy, np.random.default_rng(0)).point
     return kh.AttentionLayer(point.scores, point.projections)
+
+
+def margins(kept: Kept) -> str:
+    measured = {f"{sigma:g}": partial(_margins, sigma) for sigma in SHARP}
+    columns = ["σ", "seeds", "error of S: crude", "without large margins", "with them: median", "worst"]
+    return markdown(columns, kept.rows_of("margins", measured))
+
+
+def _margins(sigma: float) -> Row:
+    found = []
+    for seed in range(SHARP_SEEDS):
+        rng = np.random.default_rng([seed, 8, 4, 2])
+        truth = layer_of(8, 2, sigma, rng)
+        inputs = signs(rng, 50_000, 4, 8)
+        source, total = ArraySource(inputs, truth(inputs)), np.sum(truth.projections, axis=0)
+        settings = [replace(PAPER, margins=each) for each in (False, True)]
+        sums = [crude_sum(source)[0], *(six_phase(source, 2, seed, each).total for each in settings)]
+        found.append([relative(each, total) for each in sums])
+    crude, without, refined = np.median(found, axis=0)
+    return [
+        f"{sigma:g}",
+        SHARP_SEEDS,
+        f"{crude:.3f}",
+        f"{without:.3f}",
+        f"{refined:.3f}",
+        f"{np.max(found, axis=0)[2]:.3f}",
+    ]
 
 
 def growth(kept: Kept) -> str:
@@ -87,7 +124,7 @@ def growth(kept: Kept) -> str:
         for position, count in enumerate(COUNTS)
         for m, theirs in ((m, PROTOTYPE[m][position]) for m in PROTOTYPE)
     }
-    columns = ["examples", "m", "error of the hull, median", "prototype's", "ratio", "seeds", "s"]
+    columns = ["examples", "m", "error of the hull: phases alone", "by head", "prototype's", "ratio", "seeds", "s"]
     return markdown(columns, kept.rows_of("growth", measured))
 
 
@@ -99,11 +136,18 @@ def _growth(count: int, m: int, theirs: float) -> Row:
         inputs = rng.standard_normal((count, 2, 8))
         outputs = truth(inputs)
         began = process_time()
-        found.append(six_phase(inputs, outputs, m, seed=seed).hull.distance(truth.scores))
+        layer = six_phase(ArraySource(inputs, outputs), m, seed, PAPER)
+        by_head = Hull.of(sculpt_heads(ArraySource(inputs, outputs), layer.scores)[0])
+        found.append([from_hull(layer.hull, truth), from_hull(by_head, truth)])
         spent.append(process_time() - began)
-    middle = float(np.median(found))
-    row = [f"{count:,}", m, f"{middle:.2g}", f"{theirs:g}", f"{middle / theirs:.2f}", len(found)]
+    alone, middle = np.median(found, axis=0)
+    row = [f"{count:,}", m, f"{alone:.2g}", f"{middle:.2g}", f"{theirs:g}", f"{middle / theirs:.2f}", len(found)]
     return [*row, f"{np.median(spent):.1f}"]
+
+
+def from_hull(hull: Hull, truth: kh.AttentionLayer) -> float:
+    """How far score matrices are from the hull, over their size, root mean squares."""
+    return relative(hull.at(hull.coefficients(truth.scores)), truth.scores)
 
 
 def relative(found: np.ndarray, truth: np.ndarray) -> float:

@@ -55,8 +55,10 @@ class Outcome(Enum):
         "or a lower rank."
     )
     PARITY_LIKE = (
-        "The examples look like a parity: restarts disagree, and no model of low order predicts them. No efficient "
-        "method is expected to learn such a layer from examples; where the box can be asked, queries may."
+        "The examples look like a parity: restarts disagree, and no model of low order predicts them. No "
+        "statistical-query method learns parities, descent among them; elimination over bits does where nothing "
+        "errs, and "
+        "where the box can be asked, queries may."
     )
     BUDGET_EXHAUSTED = (
         "The budget ended before the recovery did. Raise it and run again with the same journal: what was "

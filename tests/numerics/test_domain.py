@@ -162,5 +162,5 @@ def test_files_that_hold_no_inputs_are_refused(tmp_path) -> None:
             open_inputs(tmp_path / name)
     with pytest.raises(FileError, match="no such file"):
         open_inputs(tmp_path / "absent.npz")
-    with pytest.raises(UsageError, match=r"\.npy, \.npz or \.safetensors"):
+    with pytest.raises(UsageError, match=r"\.npy, \.safetensors"):
         open_inputs(tmp_path / "inputs.csv")

@@ -16,6 +16,8 @@ from keyhole.progress import steps_bar
 from keyhole.report.text.recovery import describe_layer
 from keyhole.runs.store import RUN, reserve_folder, write_run
 from keyhole.samples import learn as learn_layer
+from keyhole.samples.six_phase.method import SOLVERS, PhaseSettings
+from keyhole.shards.shard import NAMES
 from keyhole.targets.datasets import open_data
 
 
@@ -24,7 +26,8 @@ def learn(
         str,
         typer.Argument(
             metavar="DATA",
-            help="`examples.safetensors` or `examples.npz` with arrays `inputs` (n, k, d) and `outputs` (n, k, d_out), "
+            help="A file with arrays `inputs` (n, k, d) and `outputs` (n, k, d_out), a folder or a pattern of such "
+            "shards (.npz, .npy, .safetensors, .pt, .parquet, .arrow, .zarr), "
             "`demo:layer?d=8&k=4&m=2&n=4000` (also out, size, noise, gaussian, seed) or `demo:layer-hard?d=10&m=3`",
         ),
     ],
@@ -44,6 +47,16 @@ def learn(
     heldout: Annotated[int | None, typer.Option(min=1, help="Examples held back; a tenth if left out.")] = None,
     max_seconds: MaxSeconds = None,
     jobs: Annotated[int, typer.Option(min=1, help="Processes that share the starts.")] = 1,
+    polish: Annotated[bool, typer.Option(help="Whether a descent follows the six phases.")] = True,
+    solver: Annotated[
+        str, typer.Option(help=f"How the six phases solve for the proxy: {', '.join(f'`{each}`' for each in SOLVERS)}.")
+    ] = SOLVERS[0],
+    names: Annotated[str, typer.Option(help="Names of the two arrays, with a comma.")] = ",".join(NAMES),
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave bad shards out, and name them.")] = False,
+    workers: Annotated[int, typer.Option(min=1, help="Processes that share the shards.")] = 1,
+    dask: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="The Dask scheduler whose workers share the shards.")
+    ] = None,
     seed: Seed = 0,
     out: Annotated[
         Path | None, typer.Option(help="Folder for params.safetensors, radius.safetensors, run.json, report.html.")
@@ -58,9 +71,14 @@ def learn(
     """
     given = open_data(data)
     level: Noise | float | None = Noise.parse(noise) if noise is not None else given.noise
+    if given.outputs is not None and (workers > 1 or dask is not None):
+        raise UsageError("--workers and --dask share shards: a demo is in memory, where --jobs shares the starts")
     settings: dict[str, Any] = {"method": method, "seed": seed, "rank": rank, "restarts": restarts, "init": init}
     settings |= {"search": search, "jobs": jobs, "heldout": heldout, "max_seconds": max_seconds}
-    record = {"data": data, "heads": heads, "noise": noise, **settings}
+    shards: dict[str, Any] = {"names": names.split(","), "skip_bad": skip_bad, "workers": workers, "dask": dask}
+    settings |= {"polish": polish, **(shards if given.outputs is None else {})}
+    record = {"data": data, "heads": heads, "noise": noise, "solver": solver, **settings}
+    settings["phases"] = PhaseSettings(solver=solver)
     files: dict[str, Path] = {}
     notes: list[str] = []
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,11 @@ from scipy.special import ndtri
 from keyhole.arrays import Floats
 from keyhole.families.attention_layer import AttentionLayer
 from keyhole.recovery import Certificate, Outcome, times
+from keyhole.samples.evidence import Evidence
 from keyhole.samples.examples import ExampleCount, Examples
-from keyhole.samples.standard_errors import StandardErrors, standard_errors
-from keyhole.samples.variable_projection import LayerPoint, LayerProblem, mixture
-from keyhole.samples.varpro import ASSUMPTIONS, VarproFit
+from keyhole.samples.standard_errors import StandardErrors
+from keyhole.samples.variable_projection import LayerProblem, mixture
+from keyhole.samples.varpro import ASSUMPTIONS
 
 # Rounding errors are neither normal nor independent: radii are this much wider than if they were.
 ROUNDING_SAFETY = 48.0
@@ -32,31 +34,59 @@ SHARPER = 1.5
 FIRST_ORDER = 5.0
 # Repeated inputs must have at least so many degrees of freedom to tell the noise.
 ENOUGH_REPEATS = 30
+# Of a layer that is only said to be accurate: single errors may be this much larger than those that measured it, and
+# its error is given with so many standard deviations of the measurement.
+ACCURACY_MARGIN, MEASURED = 2.0, 3.0
+ACCURACY_ASSUMPTIONS = (
+    "the layer comes as near to the outputs as it was measured to on held-out examples, on inputs drawn like these",
+    "nothing is said of its parameters, or of other inputs",
+)
+
+
+@dataclass(frozen=True)
+class Trust:
+    """What is known of the errors of labels apart from the fit."""
+
+    known: bool = True  # they were declared, or repeated inputs show them
+    tolerance: float = 0.0  # they are at most this, where it is positive, and nothing else is known of them
+    hidden: bool = False  # such errors may hide a head, since the number of heads was not given
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What held-out examples say of a layer."""
+
+    outcome: Outcome
+    message: str
+    certificate: Certificate
+    details: dict[str, Any]
 
 
 def judge(
-    fitted: VarproFit,
+    evidence: Evidence,
     count: ExampleCount,
     heldout: Examples,
-    noise: float,  # standard deviation of labels, declared or estimated; 0: exact
-    trusted: bool,  # the noise was declared, or shown by repeated inputs
+    noise: float,  # standard deviation of labels, declared or estimated; 0: exact; the tolerance where there is one
     rng: np.random.Generator,
-) -> tuple[Outcome, str, Certificate, dict[str, Any]]:
-    """Whether held-out outputs lie within the radii of their predictions: outcome, message, certificate, details."""
-    point = fitted.point
-    unit_errors = standard_errors(point, rng)
-    exact = noise == 0.0
-    scale = np.abs(point.mixed) @ np.abs(point.stacked)  # (rows, d_out)
-    label_error = max(_rms(point.residual), 4 * heldout.eps * _rms(scale)) if exact else noise
-    radius, standard_error = _radii(point, unit_errors, label_error, exact, count.parameters)
-    layer = AttentionLayer(point.scores, point.projections)
+    trust: Trust,
+) -> Verdict:
+    """Whether held-out outputs lie within the radii of their predictions."""
+    unit_errors = evidence.standard_errors(rng)
+    exact, layer = noise == 0.0, evidence.layer
+    label_error = noise
+    if exact:
+        label_error = max(float(np.sqrt(evidence.rss / evidence.numbers)), 4 * heldout.eps * evidence.scale)
+    elif trust.tolerance > 0:
+        label_error = _worst_together(evidence, count, trust.tolerance)
+    radius, standard_error = _radii(layer, unit_errors, label_error, count.parameters, exact=exact, trust=trust)
     rest = heldout.problem()
     predictions = layer(heldout.inputs).reshape(rest.rows, -1)
     errors = np.abs(predictions - rest.labels)
-    own, bars = _bars(point, rest, label_error, exact, count, heldout.eps)
+    own, bars = _bars(layer, rest, label_error, count, heldout.eps, exact=exact, trust=trust)
     effect = _rms(rest.labels) if exact else _effect_of_attention(rest)
     resolution = _rms(own) / effect if effect > 0 else float("inf")
     worst = float(np.max(errors / bars))
+    limits = (f"every output errs by at most {trust.tolerance:g}",) if trust.tolerance > 0 else ()
     certificate = Certificate(
         radius=radius,
         standard_error=standard_error,
@@ -64,7 +94,7 @@ def judge(
         worst_error=float(np.max(errors)),
         worst_ratio=worst,
         resolution=resolution,
-        assumptions=ASSUMPTIONS,
+        assumptions=(*ASSUMPTIONS, *limits),
         predictions=predictions.reshape(-1),
         answers=rest.labels.reshape(-1),
     )
@@ -72,32 +102,114 @@ def judge(
     said = f"{heldout.count} held-out examples predicted within their error bars"
     loose = any(
         label_error * _rms(error) > RESOLVED * max(_rms(score), np.finfo(float).tiny)
-        for error, score in zip(unit_errors.scores, point.scores, strict=True)
+        for error, score in zip(unit_errors.scores, layer.scores, strict=True)
     )
+    unresolved = resolution > RESOLVED or (loose and not exact)
+    flaw = _flaw(worst, count, unit_errors, noise, trust, unresolved=unresolved, said=said)
+    if flaw is None and (free := _saturated_head(layer, radius, heldout, bars, exact=exact)) is not None:
+        flaw = (
+            Outcome.NOT_IDENTIFIABLE,
+            (
+                f"{said}, but on these inputs head {free} attends so sharply that scores {SHARPER:g} times as large "
+                "would give the same outputs: how large they are cannot be known from such inputs"
+            ),
+        )
+    return Verdict(*(flaw or (Outcome.CERTIFIED, said)), certificate, details)
+
+
+def _flaw(
+    worst: float,
+    count: ExampleCount,
+    unit_errors: StandardErrors,
+    noise: float,
+    trust: Trust,
+    *,
+    unresolved: bool,
+    said: str,
+) -> tuple[Outcome, str] | None:
+    """Why a layer is not certified."""
     if worst > 1:
         outcome = Outcome.WRONG_FAMILY if count.good else Outcome.TOO_FEW_EXAMPLES
-        said = f"a held-out output differs from its prediction by {times(worst)} what the error bar allows"
-    elif not unit_errors.determined:
-        outcome = Outcome.NOT_IDENTIFIABLE
-        said += ", but the examples leave some direction of the parameters free: heads too many, or inputs too alike"
-    elif (free := _saturated_head(layer, radius, heldout, bars, exact=exact)) is not None:
-        outcome = Outcome.NOT_IDENTIFIABLE
-        said += (
-            f", but on these inputs head {free} attends so sharply that scores {SHARPER:g} times as large would give "
-            "the same outputs: how large they are cannot be known from such inputs"
+        return outcome, f"a held-out output differs from its prediction by {times(worst)} what the error bar allows"
+    if not unit_errors.determined:
+        free = "the examples leave some direction of the parameters free: heads too many, or inputs too alike"
+        return Outcome.NOT_IDENTIFIABLE, f"{said}, but {free}"
+    if not trust.known:
+        return Outcome.UNCERTIFIED, (
+            f"{said}, but the noise of {noise:.2g} is only what the fit leaves over: no examples of equal inputs "
+            "confirm it, and what no fit explains looks like noise too. Declare it, noise=Noise.gaussian(scale)"
         )
-    elif not trusted:
-        outcome = Outcome.UNCERTIFIED
-        said += (
-            f", but the noise of {noise:.2g} is only what the fit leaves over: no examples of equal inputs confirm it, "
-            "and what no fit explains looks like noise too. Declare it, noise=Noise.gaussian(scale)"
+    if unresolved:
+        wide = "the error bars are as large as what attention does to the outputs: more examples or less noise"
+        if trust.tolerance > 0:
+            wide = (
+                f"errors of {trust.tolerance:g} that are all to one end could move scores by as much as they are, "
+                "and no number of examples averages them out: a smaller tolerance, or noise=Noise.gaussian(scale) if "
+                "they are independent"
+            )
+        return Outcome.UNCERTIFIED, f"{said}, but {wide}"
+    if trust.hidden:
+        return Outcome.UNCERTIFIED, (
+            f"{said}, but a further head that adds less than the tolerance of {trust.tolerance:g} may hide within "
+            "it: say how many there are, heads="
         )
-    elif resolution > RESOLVED or (loose and not exact):
+    return None
+
+
+def judge_accuracy(layer: AttentionLayer, heldout: Examples) -> Verdict:
+    """Of a layer of which nothing is claimed but accuracy: its measured ε, and a check of it.
+
+    Half of the held-out examples measure ε; the other half must lie within twice the largest error of the first.
+    Nothing is said of parameters.
+    """
+    half = max(1, heldout.count // 2)
+    rest = heldout.problem()
+    predictions = layer(heldout.inputs).reshape(rest.rows, -1)
+    errors = np.abs(predictions - rest.labels)
+    measured, checked = errors[: half * heldout.length], errors[half * heldout.length :]
+    squares = np.sum(errors.reshape(heldout.count, -1) ** 2, axis=1)
+    spread = float(np.std(squares)) / heldout.count**0.5
+    size = float(np.sqrt(np.mean(np.sum(heldout.outputs.reshape(heldout.count, -1) ** 2, axis=1))))
+    error = float(np.sqrt(np.mean(squares))) / size if size else float("inf")
+    most = float(np.sqrt(np.mean(squares) + MEASURED * spread)) / size if size else float("inf")
+    bar = ACCURACY_MARGIN * float(np.max(measured)) + ROUNDING_UNITS * heldout.eps * size
+    worst = float(np.max(checked)) / bar if checked.size else float("inf")
+    effect = _effect_of_attention(rest)
+    resolution = _rms(errors) / effect if effect > 0 else float("inf")
+    certificate = Certificate(
+        heldout_queries=heldout.count,
+        worst_error=float(np.max(errors)),
+        worst_ratio=worst,
+        resolution=resolution,
+        assumptions=ACCURACY_ASSUMPTIONS,
+        predictions=predictions.reshape(-1),
+        answers=rest.labels.reshape(-1),
+    )
+    said = f"a layer of accuracy ε = {error:.2g}: {heldout.count} held-out examples are predicted within "
+    said += f"{100 * error:.2g} % of their outputs, root mean square, at most {100 * most:.2g} % at three deviations"
+    outcome = Outcome.CERTIFIED
+    if worst > 1:
+        outcome, said = (
+            Outcome.UNCERTIFIED,
+            f"{said}, but single errors reach {worst:.2g} × twice those it was measured by",
+        )
+    elif resolution > RESOLVED:
         outcome = Outcome.UNCERTIFIED
-        said += ", but the error bars are as large as what attention does to the outputs: more examples or less noise"
-    else:
-        outcome = Outcome.CERTIFIED
-    return outcome, said, certificate, details
+        said += f", which is {100 * resolution:.2g} % of what attention does to them: more examples, or a polish"
+    return Verdict(
+        outcome, said, certificate, {"epsilon": error, "epsilon_at_most": most, "heldout_error": _rms(errors)}
+    )
+
+
+def _worst_together(evidence: Evidence, count: ExampleCount, tolerance: float) -> float:
+    """What standard errors are multiplied by where errors of labels stay within a tolerance and nothing else is known.
+
+    The truth leaves no more than N·τ² over, and the fit leaves its rss: to first order the truth lies in the ellipsoid
+    ‖J·δ‖² ≤ N·τ² − rss, whose half-widths are standard errors times the root of that.
+    """
+    numbers = count.examples * count.length * count.outputs
+    explained = evidence.rss if numbers == evidence.numbers else 0.0
+    return float(np.sqrt(max(numbers * tolerance**2 - explained, 0.0)))
 
 
 def _saturated_head(
@@ -124,7 +236,13 @@ def _saturated_head(
 
 
 def _radii(
-    point: LayerPoint, unit_errors: StandardErrors, label_error: float, exact: bool, parameters: int
+    layer: AttentionLayer,
+    unit_errors: StandardErrors,
+    label_error: float,
+    parameters: int,
+    *,
+    exact: bool,
+    trust: Trust,
 ) -> tuple[AttentionLayer, AttentionLayer | None]:
     errors = [label_error * each for each in (unit_errors.scores, unit_errors.projections)]
     if exact:
@@ -132,23 +250,37 @@ def _radii(
         pooling = 1.0 if unit_errors.entrywise else POOLED
         wide = pooling * (ROUNDING_SAFETY + CURVED * unit_errors.unsettled / label_error)
         tiny = ROUNDING_UNITS * np.finfo(float).eps
-        sizes = [np.max(np.abs(each)) for each in (point.scores, point.projections)]
+        sizes = [np.max(np.abs(each)) for each in (layer.scores, layer.projections)]
         return AttentionLayer(*(wide * each + tiny * size for each, size in zip(errors, sizes, strict=True))), None
-    wide = -CURVED * float(ndtri(CHANCE / (2 * parameters))) * (1.0 if unit_errors.entrywise else POOLED)
+    pooling = 1.0 if unit_errors.entrywise else POOLED
+    if trust.tolerance > 0:
+        return AttentionLayer(*(CURVED * pooling * each for each in errors)), None
+    wide = -CURVED * float(ndtri(CHANCE / (2 * parameters))) * pooling
     return AttentionLayer(*(wide * each for each in errors)), AttentionLayer(*errors)
 
 
 def _bars(
-    point: LayerPoint, rest: LayerProblem, label_error: float, exact: bool, count: ExampleCount, eps: float
+    layer: AttentionLayer,
+    rest: LayerProblem,
+    label_error: float,
+    count: ExampleCount,
+    eps: float,
+    *,
+    exact: bool,
+    trust: Trust,
 ) -> tuple[Floats, Floats]:  # (rows, d_out) each: of the predictions, and with the errors of labels
-    weights = rest.weights(point.scores)
+    weights = rest.weights(layer.scores)
     logits = np.max(np.abs(np.log(np.maximum(weights, np.finfo(float).tiny))))
-    mixed = mixture(rest.inputs, weights).reshape(rest.rows, point.scores.shape[0], -1)
-    sizes = sum(np.abs(mixed[:, i]) @ np.abs(point.projections[i]) for i in range(point.scores.shape[0]))
+    mixed = mixture(rest.inputs, weights).reshape(rest.rows, layer.scores.shape[0], -1)
+    sizes = sum(np.abs(mixed[:, i]) @ np.abs(layer.projections[i]) for i in range(layer.scores.shape[0]))
     rounding = ROUNDING_UNITS * eps * (1 + logits) * np.maximum(sizes, _rms(sizes))
     if exact:
         bars = rounding + ROUNDING_SAFETY * label_error / np.sqrt(count.ratio)
         return bars, bars
+    if trust.tolerance > 0:
+        numbers = count.examples * count.length * count.outputs
+        own = rounding + label_error * CURVED * 2 * np.sqrt(count.parameters / numbers)
+        return own, own + rounding + trust.tolerance
     wide = -float(ndtri(CHANCE / (2 * rest.labels.size)))
     own = rounding + label_error * CURVED * 2 / np.sqrt(count.ratio)  # some inputs depend on more than the mean
     return own, rounding + wide * np.hypot(label_error, own)

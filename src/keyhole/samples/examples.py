@@ -11,6 +11,7 @@ import numpy as np
 
 from keyhole.arrays import Floats, is_real, to_numpy
 from keyhole.errors import UsageError
+from keyhole.noise import Noise
 from keyhole.samples.variable_projection import LayerProblem
 
 # Examples that the certificate holds back: a tenth, within these numbers.
@@ -19,6 +20,8 @@ LEAST_HELDOUT, MOST_HELDOUT = 2, 256
 REFUSED_RATIO, GOOD_RATIO = 1.0, 4.0
 # Examples, in units of d²/(k(k − 1)), below which no start succeeds, and from which all do.
 REFUSED_PAIRS, GOOD_PAIRS = 1.0, 1.5
+# Normal errors that are as wide as errors of another kind, over their half-width.
+UNIFORM = 3**-0.5
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,6 +103,11 @@ class Examples:
         needed = 1 + int(np.searchsorted(np.cumsum(sizes), wanted))
         held = np.isin(kinds, order[: min(needed, len(order) - 1)])
         return self.some(~held), self.some(held)
+
+    def once(self) -> Examples:
+        """Each input once, whatever the order of its tokens."""
+        _, first = np.unique(self.same_inputs(in_any_order=True), return_index=True)
+        return self if len(first) == self.count else self.some(np.sort(first))
 
     @cached_property
     def different(self) -> int:
@@ -191,3 +199,28 @@ class ExampleCount:
         said += f"{once.pairs:.3g} × d²/(k(k − 1)) examples ({GOOD_PAIRS:g} wanted)"
         missing = self.needed(GOOD_RATIO, GOOD_PAIRS) - once.examples
         return said if missing <= 0 else f"{said}: {missing:,} more examples are missing"
+
+
+@dataclass(frozen=True)
+class LabelErrors:
+    """Standard deviation of the errors, or the tolerance that they stay within."""
+
+    deviation: float | None  # 0 for exact outputs, None where it is unknown; of a tolerance, as much as it can be
+    tolerance: float = 0.0  # errors are at most this, where it is positive, and nothing else is known of them
+    repeats: bool = False  # outputs of equal inputs err alike: they are rounded
+
+    @classmethod
+    def of(cls, noise: Noise | str | float | None, examples: Examples) -> LabelErrors:
+        """As declared; a number is a standard deviation."""
+        if isinstance(noise, int | float) and not isinstance(noise, bool):
+            return cls(Noise.gaussian(float(noise)).scale if noise != 0 else 0.0)
+        kind = Noise.of(noise)  # type: ignore[arg-type]  # which says what it is not
+        if kind.kind == "measure":
+            return cls(None)
+        if kind.kind == "bounded":
+            return cls(kind.scale, tolerance=kind.scale)
+        if kind.kind == "dtype":
+            return cls(UNIFORM * kind.scale * float(np.sqrt(np.mean(examples.outputs**2))), repeats=True)
+        if kind.kind == "rounded":
+            return cls(UNIFORM * kind.scale, repeats=True)
+        return cls(kind.scale)

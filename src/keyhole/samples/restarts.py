@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -15,6 +13,7 @@ import numpy as np
 
 from keyhole.arrays import Floats
 from keyhole.errors import KeyholeError
+from keyhole.executors.base import one_thread_each
 from keyhole.families import Family
 from keyhole.families.attention_layer import AttentionLayer
 from keyhole.methods.arithmetic import LOOK, ComputeLimit, partial_result
@@ -82,8 +81,6 @@ def spectral_start(found: Moment, problem: LayerProblem, heads: int, rng: np.ran
 
 # Starts agree whose root mean square residuals differ by less than this part, or are all rounding.
 AGREE = 1e-3
-# Libraries of linear algebra read these when they are loaded: one thread per process that shares the starts.
-THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 @dataclass(frozen=True)
@@ -187,7 +184,7 @@ def _traces(fit: RestartFit, seed: int, most: int, jobs: int) -> Iterator[Trace]
         yield from (fit.start(number, seed) for number in range(most))
         return
     context = multiprocessing.get_context("spawn")  # threads of BLAS do not survive a fork
-    with _one_thread_each(), ProcessPoolExecutor(min(jobs, most), context, _receive, (fit, seed)) as pool:
+    with one_thread_each(), ProcessPoolExecutor(min(jobs, most), context, _receive, (fit, seed)) as pool:
         try:
             futures = [pool.submit(_carry_out, number) for number in range(most)]
             for future in futures:
@@ -217,17 +214,3 @@ def _carry_out(number: int) -> Trace:
             return fit.start(number, seed)
     finally:
         limit.close()
-
-
-@contextmanager
-def _one_thread_each() -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in THREADS}
-    os.environ.update(dict.fromkeys(THREADS, "1"))
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value

@@ -57,6 +57,7 @@ class VarproSettings:
     max_heads: int = MOST_HEADS
     steps: int = 100
     seconds: float = float("inf")  # that one start may take
+    tolerance: float = 0.0  # errors are at most this, where it is positive, and nothing else is known of them
 
 
 @dataclass(frozen=True)
@@ -170,8 +171,8 @@ class _Fits:
         if self.noise == 0.0:
             return found.best.relative <= found.fit.rounding
         freedom = freedom_of(self.examples, found.fit.heads, self.settings.rank)
-        allowed = self.noise**2 * (freedom + NOISE_DEVIATIONS * np.sqrt(2 * freedom))
-        return bool(found.best.rss <= allowed)
+        numbers = self.examples.outputs.size
+        return bool(found.best.rss <= most_left(self.noise, freedom, numbers, self.settings.tolerance))
 
     def grow(self, most: int) -> RestartSearch:
         """One head after the other until the examples are explained, or no further head pays."""
@@ -238,6 +239,14 @@ class _Fits:
             else:
                 break
         return found
+
+
+def most_left(noise: float | None, freedom: float, numbers: int, tolerance: float) -> float:
+    """The residual sum of squares that errors of labels explain: as good as surely, or, within a tolerance, at all."""
+    if noise is None:
+        return float("inf")
+    usual = noise**2 * (freedom + NOISE_DEVIATIONS * float(np.sqrt(2 * freedom)))
+    return max(usual, tolerance**2 * numbers)
 
 
 def _at_most(usual: float) -> float:

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
 
 from keyhole.errors import FileError, UsageError
 from keyhole.families import AttentionLayer
+from keyhole.shards.formats import arrays_in
+from keyhole.shards.shard import SUFFIXES, find_shards
 from keyhole.targets.demos import DEMO_STREAM, read_knobs
 from keyhole.targets.target import Knob
 
-EXAMPLES = "examples.safetensors, examples.npz, demo:layer?d=8&k=4&m=2&n=4000&seed=0, demo:layer-hard?d=10&m=3"
-NAMES = ("inputs", "outputs")
+EXAMPLES = "examples.safetensors, 'shards/*.npz', demo:layer?d=8&k=4&m=2&n=4000&seed=0, demo:layer-hard?d=10&m=3"
 # Coordinates that the construction itself needs.
 RESERVED = 2
 # β: steps are so sharp that what is left of a parity is within a few thousandths of it.
@@ -30,10 +29,10 @@ class Data:
 
     text: str
     label: str  # what they are, in words
-    inputs: Any  # (n, k, d)
-    outputs: Any  # (n, k, d_out)
+    inputs: Any  # (n, k, d); or what names them, where there are no outputs
+    outputs: Any = None  # (n, k, d_out)
     truth: AttentionLayer | None = None  # where it is known
-    noise: float = 0.0  # standard deviation of the outputs' errors, where it is known
+    noise: float | None = None  # standard deviation of the outputs' errors, where it is known
 
 
 def open_data(text: str) -> Data:
@@ -45,64 +44,32 @@ def open_data(text: str) -> Data:
             raise UsageError(f"unknown demo {family!r} of examples; known: {', '.join(DEMOS)}")
         knobs, make = DEMOS[family]
         return make(text, read_knobs(family, query, knobs))
-    path = Path(rest if colon and kind == "file" else text).expanduser()
-    if path.suffix not in READERS:
-        raise UsageError(f"cannot tell what {text!r} is; examples are named like: {EXAMPLES}")
-    if not path.is_file():
-        raise FileError(f"{path}: no such file")
-    arrays = READERS[path.suffix](path)
-    missing = [name for name in NAMES if name not in arrays]
-    if missing:
-        held = ", ".join(sorted(arrays)) or "nothing"
-        raise FileError(
-            f"{path} has no array {missing[0]!r}: it must hold inputs (n, k, d) and outputs (n, k, d_out), not {held}"
-        )
-    inputs, outputs = (arrays[name] for name in NAMES)
-    return Data(text, f"{len(inputs) if inputs.ndim else 0:,} examples in {path}", inputs, outputs)
+    files = rest if colon and kind == "file" else text
+    try:
+        shards = find_shards(files)
+    except UsageError as error:
+        raise UsageError(f"{error}. Examples are named like: {EXAMPLES}") from error
+    return Data(
+        text, f"examples in {files}" if len(shards) == 1 else f"examples in {len(shards)} shards, {files}", files
+    )
 
 
 def open_inputs(path: Path) -> list[Any]:
     """Sequences (length, width) of a file of arrays (length, width) or (count, length, width)."""
-    readers = {".npy": lambda each: {"": _load(each)}, **READERS}
-    if path.suffix not in readers:
-        raise UsageError(f"inputs are in a .npy, .npz or .safetensors file, not in {str(path)!r}")
-    if not path.is_file():
+    if path.suffix not in SUFFIXES:
+        raise UsageError(f"inputs are in a file {', '.join(SUFFIXES)}, not in {str(path)!r}")
+    if not path.exists():
         raise FileError(f"{path}: no such file")
     sequences: list[Any] = []
-    for name, array in readers[path.suffix](path).items():
+    for name, array in arrays_in(path).items():
+        label = "the array" if path.suffix == ".npy" else name
         if array.ndim not in (2, 3) or array.dtype.kind not in "fiub":
             raise FileError(
-                f"{path}: {name or 'the array'} has shape {array.shape} of {array.dtype}; sequences are numbers "
+                f"{path}: {label} has shape {array.shape} of {array.dtype}; sequences are numbers "
                 "(length, width), or (count, length, width) for several of one length"
             )
         sequences += [array] if array.ndim == 2 else list(array)
     return sequences
-
-
-def _load(path: Path) -> Any:
-    try:
-        return np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise FileError(f"{path} is not a readable .npy file of a plain array: {error}") from error
-
-
-def _safetensors(path: Path) -> dict[str, Any]:
-    try:
-        with safe_open(path, framework="numpy") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError, TypeError) as error:
-        raise FileError(f"{path} is not a readable safetensors file: {error}") from error
-
-
-def _npz(path: Path) -> dict[str, Any]:
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
-    except (OSError, ValueError, EOFError, AttributeError, zipfile.BadZipFile) as error:
-        raise FileError(f"{path} is not a readable .npz file of plain arrays: {error}") from error
-
-
-READERS: dict[str, Callable[[Path], dict[str, Any]]] = {".safetensors": _safetensors, ".npz": _npz}
 
 
 # Demos: random layers and inputs, known to whoever judges the result, never to the learner.
@@ -123,6 +90,7 @@ HARD_KNOBS = {
     "m": Knob(int, 3, 1, 16),
     "n": Knob(int, 1000, 1, 10**7),
     "sharpness": Knob(float, SHARPNESS, 0.0),
+    "flips": Knob(float, 0.0, 0.0, 0.5),  # rate at which a parity comes out wrong: parity with noise
     "control": Knob(int, 0, 0, 1),  # 1: the same scores with equal projections, which is easy
     "seed": Knob(int, 0, 0),
 }
@@ -185,7 +153,23 @@ def _hard(text: str, given: Mapping[str, float]) -> Data:
     inputs = signs(rng, n, 2, d)
     kind = "staircase" if given["control"] else "parity"
     label = f"{n:,} examples of 2 tokens from a layer of {m} heads that make a {kind} of coordinates "
-    return Data(text, label + ", ".join(map(str, chosen)), inputs, layer(inputs), layer)
+    label += ", ".join(map(str, chosen))
+    if given["flips"]:
+        if m % 2 == 0:
+            raise UsageError(
+                f"flips turn the sign of a parity, which an odd number of heads has for its output, not {m}"
+            )
+        label += f", wrong in {100 * given['flips']:g} % of the examples"
+    return Data(text, label, inputs, flipped(layer(inputs), given["flips"], rng), layer, 0.0)
+
+
+def flipped(outputs: Any, rate: float, rng: np.random.Generator) -> Any:  # (n, k, 1)
+    """Outputs of which some examples have the opposite sign.
+
+    Parity with noise (LPN) is believed to be hard for every method, not only for those that ask for statistics:
+    cryptography rests on it, nobody has proven it, and it is said of large widths, not of those that fit a screen.
+    """
+    return outputs * np.where(rng.random((len(outputs), 1, 1)) < rate, -1.0, 1.0)
 
 
 DEMOS: dict[str, tuple[Mapping[str, Knob], Callable[[str, Mapping[str, float]], Data]]] = {

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import combinations
+from math import comb
 from typing import Any
 
 import numpy as np
 
 from keyhole.arrays import Floats
+from keyhole.errors import UsageError
+from keyhole.samples.source import Source
 from keyhole.samples.variable_projection import LayerProblem, mixture
 
-# Points of the net along each direction, its radius over that of the proxy, and how often it is refined.
-POINTS = {1: 41, 2: 15, 3: 9}
+# Points of the net along each direction at most, its radius over that of the proxy, and how often it is refined.
+MOST_POINTS = {1: 41, 2: 15, 3: 9}
 RADIUS, REFINEMENTS = 2.2, 5
+# Numbers of the table that compares points of a net: half a gigabyte.
+LARGEST_TABLE = 2**26
 # Examples by which points of the net are compared, and the random sets that exchanges begin with.
 NET_EXAMPLES, EXCHANGES = 1000, 12
 # Relative ridge of the least squares inside the net: points of it may coincide.
@@ -33,6 +38,13 @@ class Hull:
         flat = directions.reshape(len(directions), point.size)
         return cls(point - ((flat @ point.reshape(-1)) @ flat).reshape(point.shape), directions)
 
+    @classmethod
+    def of(cls, scores: Floats) -> Hull:  # (m, d, d)
+        """The hull of given score matrices."""
+        apart = (scores[1:] - scores[0]).reshape(len(scores) - 1, scores[0].size)
+        directions = np.linalg.svd(apart, full_matrices=False)[2].reshape(-1, *scores[0].shape)
+        return cls.through(scores[0], directions)
+
     def at(self, coefficients: Floats) -> Floats:  # (points, m − 1) -> (points, d, d)
         """Points of the hull."""
         return self.proxy + np.tensordot(coefficients, self.directions, axes=(1, 0))
@@ -43,9 +55,39 @@ class Hull:
         return np.asarray((scores - self.proxy).reshape(len(scores), -1) @ flat.T)
 
 
+@dataclass(frozen=True)
+class NetCost:
+    """What a net of points over a hull costs: known before it is made."""
+
+    axis: int  # points along each direction
+    points: int
+    sets: int  # of points, if all are compared
+    numbers: int  # of the table of inner products
+
+    @classmethod
+    def of(cls, heads: int, width: int) -> NetCost:
+        """The finest net that is affordable; UsageError where none is."""
+        free = heads - 1
+        if free == 0:
+            return cls(1, 1, 1, width**2)
+        for axis in range(MOST_POINTS.get(free, 7), 2, -2):
+            if axis**free > LARGEST_TABLE:  # not even its points are worth listing
+                continue
+            points = len(_ball(axis, free))
+            if (points * width) ** 2 <= LARGEST_TABLE:
+                return cls(axis, points, comb(points, heads), (points * width) ** 2)
+        least = cls(3, 3**free, comb(3**free, heads), (3**free * width) ** 2)
+        raise UsageError(
+            f"a net over the {free} directions of {heads} heads is not affordable: three points along each make "
+            f"{least.points:,}, and a table of {least.numbers:.2g} numbers; method='varpro' needs none"
+        )
+
+    def __str__(self) -> str:
+        return f"a net of {self.points:,} points, of which {self.sets:.3g} sets could be made"
+
+
 def net(
-    inputs: Floats,
-    outputs: Floats,
+    source: Source,
     hull: Hull,
     heads: int,
     rng: np.random.Generator,
@@ -59,13 +101,13 @@ def net(
     free = heads - 1
     if free == 0:
         return hull.proxy[None], {"points": 1}
-    some = slice(0, NET_EXAMPLES)
-    problem = LayerProblem(inputs[some], outputs[some])
+    problem = LayerProblem(*source.some(NET_EXAMPLES))
+    cost = NetCost.of(heads, source.width)
     radius = RADIUS * float(np.linalg.norm(hull.proxy)) * free**0.5
     found = None if near is None else hull.coefficients(near)
-    width, tried = 2 * radius / (POINTS[free] - 1), 0
+    width, tried = 2 * radius / (cost.axis - 1), 0
     if found is None:
-        points = _ball(POINTS[free], free) * radius
+        points = _ball(cost.axis, free) * radius
         table = _Table(problem, hull.at(points))
         if heads == 2:
             sets = np.array(list(combinations(range(len(points)), 2)))
@@ -73,13 +115,14 @@ def net(
         else:
             chosen = _exchange(table, heads, rng)
         found, tried = points[chosen], len(points)
+    finer_axis = 5 if (len(_ball(5, free)) * heads * source.width) ** 2 <= LARGEST_TABLE else 3
     for _ in range(REFINEMENTS):
-        around = _ball(5, free) * width
+        around = _ball(finer_axis, free) * width
         near = np.concatenate([each + around for each in found])
         finer = _Table(problem, hull.at(near))
         start = np.array([head * len(around) + int(np.argmin(np.sum(around**2, axis=1))) for head in range(heads)])
         found, width, tried = near[finer.improve(start)], width / 2, tried + len(near)
-    return hull.at(found), {"points": tried, "radius": radius}
+    return hull.at(found), {"points": tried, "sets": cost.sets, "radius": radius}
 
 
 def _ball(points: int, free: int) -> Floats:  # (some, free)

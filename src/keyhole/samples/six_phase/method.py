@@ -16,15 +16,21 @@ Theorem 1.2 of the paper: (dk)^O(m³) time and (kd)^Θ(m) examples for non-degen
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from operator import add
 from typing import Any
 
 import numpy as np
 
-from keyhole.arrays import Floats
+from keyhole.arrays import ArrayTable, Floats
 from keyhole.errors import UsageError
-from keyhole.samples.six_phase.hull import Hull, net
-from keyhole.samples.six_phase.rows import MOST_HEADS, Rows, alike, proxy, rescore, sculpt, span
+from keyhole.samples.six_phase.body import Body
+from keyhole.samples.six_phase.heads import relative_error, sculpt_heads
+from keyhole.samples.six_phase.hull import Hull, NetCost, net
+from keyhole.samples.six_phase.margins import large_margin_sum
+from keyhole.samples.six_phase.rows import Rows, alike, proxy, rescore, sculpt, span
+from keyhole.samples.source import Source
 from keyhole.samples.variable_projection import LayerProblem
 
 ASSUMPTIONS = (
@@ -42,6 +48,9 @@ POOL = 8
 RETURNS, RETURN_POOL = (1 / 2, 1 / 4, 1 / 8), 8
 # Phase 6: examples that projections are fitted to, or 20 numbers per parameter if that is more.
 LAST_EXAMPLES = 4000
+# Examples in memory that the last phases may need.
+PHASE_EXAMPLES = 8000
+CRUDE, SOLVERS = ("regression", "correlation"), ("least-squares", "l1", "body")
 
 
 @dataclass(frozen=True)
@@ -56,120 +65,196 @@ class SixPhase:
     figures: dict[str, dict[str, Any]]  # per phase
 
 
-def six_phase(inputs: Floats, outputs: Floats, heads: int, seed: int = 0, solver: str = "least-squares") -> SixPhase:
+@dataclass(frozen=True)
+class PhaseSettings:
+    """How phases are carried out, where there is a choice."""
+
+    crude: str = "regression"  # phase 1: or "correlation"
+    solver: str = "least-squares"  # phases 2 and 3: or "l1", or "body", the explicit polytope, by linear programs
+    margins: bool = True  # phase 3: S is refined on rows of large margins
+    by_head: bool = True  # ours: after the net, certified rows of one head at a time
+
+    def __post_init__(self) -> None:
+        for name, known in (("crude", CRUDE), ("solver", SOLVERS)):
+            if getattr(self, name) not in known:
+                raise UsageError(f"unknown {name} {getattr(self, name)!r} of the six phases; known: {', '.join(known)}")
+
+
+def six_phase(source: Source, heads: int, seed: int = 0, settings: PhaseSettings = PhaseSettings()) -> SixPhase:  # noqa: B008
     """All phases, one after the other; then again from the second on, with the sum and the heads that came out.
 
     S, rows and proxy are gone through several times before the first net. Later rounds know more and need fewer rows,
     half as many each; they are kept where they explain the examples better.
     """
-    if not 1 <= heads <= MOST_HEADS:
-        raise UsageError(f"the six phases are made for 1 to {MOST_HEADS} heads, not {heads}")
+    NetCost.of(heads, source.width)  # which says where it cannot be afforded
     rng = np.random.default_rng([seed, 0x516])
-    distinct = _distinct(inputs)
-    exact_sum = all_alike(inputs) is not None
-    run = _Run(inputs, outputs, inputs[distinct], outputs[distinct], heads, solver, rng, exact_sum)
-    found = run.first(crude_sum(inputs, outputs))
+    total, exact = crude_sum(source)
+    if settings.crude == "correlation" and not exact:
+        total = correlated_sum(source)
+    run = _Run(source, heads, settings, rng, exact)
+    found = run.first(total)
     for part in RETURNS if heads > 1 else ():
         again = run.again(found, part)
         found = again if again.error < found.error else found
-    return found
+    return run.head_by_head(found) if settings.by_head and heads > 1 else found
 
 
 @dataclass(frozen=True)
 class _Run:
     """One call of the six phases."""
 
-    inputs: Floats  # (n, k, d)
-    outputs: Floats  # (n, k, d_out)
-    different_inputs: Floats  # (some, k, d): each input once
-    different_outputs: Floats  # (some, k, d_out)
+    source: Source
     heads: int
-    solver: str
+    settings: PhaseSettings
     rng: np.random.Generator
     exact_sum: bool  # phase 1 found S exactly
 
     @property
     def last(self) -> int:
         """Rows that are kept at the end of a cycle."""
-        count, k, d = self.different_inputs.shape
-        return int(np.clip(LAST_PART * count * k, LEAST_ROWS * d**2, MOST_ROWS * d**2 * (k - 1)))
+        k, d = self.source.length, self.source.width
+        return int(np.clip(LAST_PART * self.source.count * k, LEAST_ROWS * d**2, MOST_ROWS * d**2 * (k - 1)))
 
     def first(self, total: Floats) -> SixPhase:
         """Phases 2 to 6 from a crude S: cycles of ever more rows."""
-        started = float(np.linalg.norm(total))
+        started, refined = float(np.linalg.norm(total)), False
         for cycle in range(CYCLES):
-            pool = sculpt(self.different_inputs, self.different_outputs, total, POOL * self.last)
+            pool = sculpt(self.source, total, POOL * self.last)
             last = min(self.last, max(2, len(pool.scores) // 2))
             for count in (round(float(each)) for each in np.geomspace(min(FIRST_ROWS, last), last, ROUNDS)):
                 rows = rescore(pool, total).best(count)
-                use = self.solver if cycle == CYCLES - 1 and count == self.last else "least-squares"
-                point, total = proxy(rows, total, self.heads, use, refine=not self.exact_sum)
-        crude = {"examples": min(CRUDE_EXAMPLES, len(self.inputs)), "norm": started, "exact": self.exact_sum}
-        return self._finish(rows, total, point, None, crude | {"rounds": 1})
+                use = (
+                    "l1" if self.settings.solver == "l1" and cycle == CYCLES - 1 and count == last else "least-squares"
+                )
+                point, total = proxy(rows, total, self.heads, use, refine=not self.exact_sum and not refined)
+            if self.settings.margins and not self.exact_sum and cycle < CYCLES - 1:
+                total, better = self._by_margins(pool, point, total)
+                refined |= better
+        crude = {"examples": min(CRUDE_EXAMPLES, self.source.count), "norm": started, "exact": self.exact_sum}
+        return self._finish(rows, total, point, None, crude | {"rounds": 1, "large_margins": refined})
+
+    def _by_margins(self, pool: Rows, point: Floats, total: Floats) -> tuple[Floats, bool]:
+        """S refined on rows of large margins, where the rows certified by it are more certain than by the old one."""
+        refined = large_margin_sum(self.source, point)
+        if np.linalg.matrix_rank(refined) < min(refined.shape):
+            return total, False
+        count = max(2, min(self.last, len(pool.scores) // 2))
+        scores = [_typical(sculpt(self.source, each, count)) for each in (total, refined)]
+        return (refined, True) if scores[1] < scores[0] else (total, False)
 
     def again(self, before: SixPhase, part: float) -> SixPhase:
         """Phases 2 to 6 from the sum of the projections that were found, on rows that the heads found agree on too."""
         total = before.total if self.exact_sum else np.sum(before.projections, axis=0)
-        count = max(LEAST_ROWS * self.inputs.shape[2] ** 2, int(part * self.last))
-        pool = sculpt(self.different_inputs, self.different_outputs, total, RETURN_POOL * count)
+        count = max(LEAST_ROWS * self.source.width**2, int(part * self.last))
+        pool = sculpt(self.source, total, RETURN_POOL * count)
         rows = alike(pool, before.scores).best(count)
-        point, total = proxy(rows, total, self.heads, self.solver, refine=False)
+        use = "l1" if self.settings.solver == "l1" else "least-squares"
+        point, total = proxy(rows, total, self.heads, use, refine=False)
         crude = before.figures["1 crude sum"]
         return self._finish(rows, total, point, before.scores, crude | {"rounds": crude["rounds"] + 1})
 
+    def _hull(self, rows: Rows, total: Floats, point: Floats) -> tuple[Hull, dict[str, Any]]:
+        """Phases 3 and 4: from the body by linear programs, or from the flattest directions of the rows."""
+        flat = span(rows, total, point, self.heads)
+        if self.settings.solver != "body":
+            return Hull.through(point, flat.directions), flat.figures
+        body = Body.of(rows)
+        directions = body.span(self.heads - 1, self.rng).reshape(-1, *point.shape)
+        return Hull.through(body.least_norm().reshape(point.shape), directions), flat.figures
+
     def _finish(self, rows: Rows, total: Floats, point: Floats, near: Floats | None, crude: dict[str, Any]) -> SixPhase:
         """Phases 4 to 6, and the figures of all."""
-        flat = span(rows, total, point, self.heads)
-        hull = Hull.through(point, flat.directions)
-        scores, tried = net(self.inputs, self.outputs, hull, self.heads, self.rng, near)
-        weights, error = projections(self.inputs, self.outputs, scores)
+        hull, flat = self._hull(rows, total, point)
+        scores, tried = net(self.source, hull, self.heads, self.rng, near)
+        weights, error = projections(self.source, scores)
         figures = {
             "1 crude sum": crude,
             "2 sculpt": {
                 "rows": len(rows.scores),
-                "of": self.different_inputs.shape[0] * self.different_inputs.shape[1],
+                "of": self.source.count * self.source.length,
                 "worst_score": float(rows.scores[-1]),
-                "solver": self.solver,
+                "solver": self.settings.solver,
             },
             "3 proxy": {"norm": float(np.linalg.norm(hull.proxy)), "sum_norm": float(np.linalg.norm(total))},
-            "4 span": flat.figures,
+            "4 span": flat,
             "5 net": tried,
             "6 projections": {"relative_error": error, "norms": [float(np.linalg.norm(each)) for each in weights]},
         }
         return SixPhase(scores, weights, total, hull, error, figures)
 
+    def head_by_head(self, found: SixPhase) -> SixPhase:
+        """Sculpting head by head from what the phases found, kept where it explains the examples better."""
+        scores, weights, error, sweeps = sculpt_heads(self.source, found.scores)
+        better = error < found.error
+        figures = found.figures | {"7 head by head": {"sweeps": sweeps, "relative_error": min(error, found.error)}}
+        if not better:
+            return replace(found, figures=figures)
+        figures["6 projections"] = figures["6 projections"] | {
+            "norms": [float(np.linalg.norm(each)) for each in weights]
+        }
+        total = found.total if self.exact_sum else np.sum(weights, axis=0)
+        return SixPhase(scores, weights, total, Hull.of(scores), error, figures)
 
-def crude_sum(inputs: Floats, outputs: Floats, count: int = CRUDE_EXAMPLES) -> Floats:  # -> (d, d_out)
-    """Phase 1: least squares of the mean output on the mean token, where tokens differ least.
+
+def _typical(rows: Rows) -> float:
+    return float(np.median(rows.scores)) if len(rows.scores) else float("inf")
+
+
+def crude_sum(source: Source, count: int = CRUDE_EXAMPLES) -> tuple[Floats, bool]:  # -> (d, d_out)
+    """Phase 1: least squares of the mean output on the mean token, where tokens differ least; and whether S is exact.
 
     If all tokens were the same x, each row of the output would be xᵀS whatever the scores are. Signs of few tokens are
     now and then: where such examples span everything, S is exact.
     """
+    rows = source.reduce(partial(_nearly_alike, count), partial(_most_alike, count))
+    exact = rows.take(rows.spread == 0.0)
+    spanned = len(exact.spread) > 0 and np.linalg.matrix_rank(exact.inputs) == source.width
+    chosen = exact if spanned else rows
+    return np.asarray(np.linalg.lstsq(chosen.inputs, chosen.outputs, rcond=None)[0]), bool(spanned)
+
+
+@dataclass(frozen=True)
+class AlikeExamples(ArrayTable):
+    """Examples whose tokens are nearly the same."""
+
+    inputs: Floats  # (n, d): mean tokens
+    outputs: Floats  # (n, d_out): mean outputs
+    spread: Floats  # (n,): variance of tokens over the size of their mean; 0 where they are all the same
+
+
+def _nearly_alike(count: int, inputs: Floats, outputs: Floats) -> AlikeExamples:
     centre = np.mean(inputs, axis=1)
-    chosen = all_alike(inputs)
-    if chosen is None:
-        variance = np.mean((inputs - centre[:, None]) ** 2, axis=(1, 2))
-        # By chance all tokens may be nothing but small: what counts is the spread over the size.
-        chosen = np.argsort(variance / np.maximum(np.mean(centre**2, axis=1), 1e-12), kind="stable")[:count]
-    return np.asarray(np.linalg.lstsq(centre[chosen], np.mean(outputs[chosen], axis=1), rcond=None)[0])
+    variance = np.mean((inputs - centre[:, None]) ** 2, axis=(1, 2))
+    # By chance all tokens may be nothing but small: what counts is the spread over the size.
+    spread = variance / np.maximum(np.mean(centre**2, axis=1), 1e-12)
+    spread[np.all(inputs == inputs[:, :1], axis=(1, 2))] = 0.0
+    chosen = np.argsort(spread, kind="stable")[:count]
+    return AlikeExamples(centre[chosen], np.mean(outputs[chosen], axis=1), spread[chosen])
 
 
-def all_alike(inputs: Floats) -> Any:  # (n, k, d) -> (some,) or None
-    """Examples whose tokens are all the same, if they span everything."""
-    chosen = np.flatnonzero(np.all(inputs == inputs[:, :1], axis=(1, 2)))
-    spanned = len(chosen) and np.linalg.matrix_rank(inputs[chosen, 0]) == inputs.shape[2]
-    return chosen if spanned else None
+def _most_alike(count: int, *parts: AlikeExamples) -> AlikeExamples:
+    both = AlikeExamples.concat(*parts)
+    return both.take(np.argsort(both.spread, kind="stable")[:count])
 
 
-def projections(inputs: Floats, outputs: Floats, scores: Floats) -> tuple[Floats, float]:
-    """Phase 6: the projections by least squares, and the relative error that is left."""
-    some = slice(0, max(LAST_EXAMPLES, 20 * scores.size // inputs.shape[1]))
-    point = LayerProblem(inputs[some], outputs[some]).at(scores)
-    return point.projections, point.relative
+def correlated_sum(source: Source) -> Floats:  # -> (d, d_out)
+    """Phase 1 by correlation: E[x̄ ⊗ F̄] over E[x̄ ⊗ x̄], which is 1/k of the identity for signs and normal numbers."""
+    paired, count = source.reduce(_correlation, add), source.reduce(_count, add)
+    return np.asarray(source.length * paired / count)
 
 
-def _distinct(inputs: Floats) -> Any:
-    """The first example of each input: repeated ones would count twice."""
-    flat = np.ascontiguousarray(inputs.reshape(len(inputs), -1))
-    keys = flat.view(np.dtype((np.void, flat.dtype.itemsize * flat.shape[1]))).reshape(-1)
-    return np.sort(np.unique(keys, return_index=True)[1])
+def _correlation(inputs: Floats, outputs: Floats) -> Floats:
+    return np.asarray(np.mean(inputs, axis=1).T @ np.mean(outputs, axis=1))
+
+
+def _count(inputs: Floats, outputs: Floats) -> int:  # noqa: ARG001
+    return len(inputs)
+
+
+def projections(source: Source, scores: Floats) -> tuple[Floats, float]:
+    """Phase 6: the projections by least squares, and the relative error on examples that they were not fitted to."""
+    inputs, outputs = source.some(max(LAST_EXAMPLES, 20 * scores.size // source.length))
+    cut = max(1, len(inputs) - len(inputs) // 5)
+    point = LayerProblem(inputs[:cut], outputs[:cut]).at(scores)
+    apart = LayerProblem(inputs[cut:], outputs[cut:]) if cut < len(inputs) else point.problem
+    return point.projections, relative_error(apart, point)

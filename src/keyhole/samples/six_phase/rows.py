@@ -6,17 +6,17 @@ They put linear constraints on every score matrix: the point of least norm in th
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 from scipy.optimize import linprog
 
 from keyhole.arrays import ArrayTable, Floats
+from keyhole.samples.source import Source
 
 # Phase 2: rows are rejected whose smallest weight is below this, or whose tokens nearly coincide.
 LEAST_WEIGHT, NEARLY_EQUAL = 0.02, 1e-2
-# Examples that are scored at a time.
-CHUNK = 20_000
 
 
 @dataclass(frozen=True)
@@ -39,20 +39,31 @@ class Rows(ArrayTable):
         return 1.0 / (self.scores + np.median(self.scores) + np.finfo(float).tiny)
 
 
-def sculpt(inputs: Floats, outputs: Floats, total: Floats, keep: int) -> Rows:
+def sculpt(source: Source, total: Floats, keep: int) -> Rows:
     """Phase 2: the rows that are most certainly alike in all heads.
 
     F_a = SᵀXᵀp with Σp = 1 is solved for p; a small residual says that one p does for all heads (if there are m(k − 1)
     outputs or more). It is weighed against how well p is determined, and against how small its entries are.
     """
-    best: list[Rows] = []
-    for start in range(0, len(inputs), CHUNK):
-        part = slice(start, start + CHUNK)
-        best.append(_score(inputs[part], outputs[part], total).best(keep))
-    return Rows.concat(*best).best(keep)
+    found: Rows = source.reduce(partial(_certain, total, keep), partial(_most_certain, keep))
+    return found
 
 
-def _score(inputs: Floats, outputs: Floats, total: Floats) -> Rows:
+def _certain(total: Floats, keep: int, inputs: Floats, outputs: Floats) -> Rows:
+    return _most_certain(keep, certified(inputs, outputs, total))
+
+
+def _most_certain(keep: int, *parts: Rows) -> Rows:
+    """The most certain rows, each once: repeated ones would count twice."""
+    rows = Rows.concat(*parts)
+    order = np.lexsort([*rows.own.T, *rows.inputs.reshape(len(rows.own), -1).T]) if len(rows.own) else np.arange(0)
+    rows = rows.take(order)
+    same = np.all(rows.own[1:] == rows.own[:-1], axis=1) & np.all(rows.inputs[1:] == rows.inputs[:-1], axis=(1, 2))
+    fresh = np.concatenate([np.ones(min(1, len(rows.own)), dtype=bool), ~same])
+    return rows.take(np.flatnonzero(fresh)).best(keep)
+
+
+def certified(inputs: Floats, outputs: Floats, total: Floats) -> Rows:
     """All rows of examples with their scores; those rejected are left out."""
     differences = (inputs[:, :-1] - inputs[:, -1:]) @ total  # (n, k − 1, d_out)
     products = differences @ np.swapaxes(differences, 1, 2)
@@ -110,7 +121,8 @@ def constraints(rows: Rows) -> tuple[Floats, Floats]:  # (rows·k, d²), (rows·
     return (matrix * trust[..., None, None]).reshape(-1, d * d), (right * trust).reshape(-1)
 
 
-MOST_HEADS = 4
+# Heads that the gap may say there are.
+MOST_HEADS = 8
 # Phase 3: Gauss–Newton steps on the certified rows.
 PROXY_STEPS = 3
 
@@ -126,18 +138,19 @@ def proxy(
     """
     matrix, right = constraints(rows)
     d = rows.own.shape[1]
-    point, flat = _least_norm(matrix.T @ matrix, matrix.T @ right, heads, np.zeros((d, d)))
+    point, flat = least_norm(matrix.T @ matrix, matrix.T @ right, heads, np.zeros((d, d)))
     if solver == "l1":
         return _linear_program(matrix, right, point, flat), total
     for _ in range(PROXY_STEPS):
         jacobian, residual, total = _one_head(rows, point, total, refine=refine)
-        point, _ = _least_norm(jacobian.T @ jacobian, jacobian.T @ residual, heads, point)
+        point, _ = least_norm(jacobian.T @ jacobian, jacobian.T @ residual, heads, point)
     return point, total
 
 
-def _least_norm(
+def least_norm(
     curvature: Floats, gradient: Floats, heads: int, centre: Floats
-) -> tuple[Floats, Floats]:  # (d, d), (m − 1, d²): the point, and the directions that were left out
+) -> tuple[Floats, Floats]:  # (d, d), (m − 1, d²)
+    """The point of least norm that solves the equations, nearest to a centre, and the flattest directions, left out."""
     values, vectors = np.linalg.eigh(curvature)
     kept = vectors[:, heads - 1 :]
     sizes = values[heads - 1 :]
@@ -204,9 +217,10 @@ class Span:
     @property
     def figures(self) -> dict[str, Any]:
         """How far the values rise after the directions, and how many heads the largest rise would say."""
-        gaps = self.values[1 : MOST_HEADS + 1] / np.maximum(self.values[:MOST_HEADS], np.finfo(float).tiny)
+        floor = np.finfo(float).eps * max(float(self.values[-1]), np.finfo(float).tiny)
+        gaps = self.values[1 : MOST_HEADS + 1] / np.maximum(self.values[:MOST_HEADS], floor)
         heads = len(self.directions) + 1
-        gap = float(gaps[heads - 2]) if heads > 1 else float("inf")
+        gap = float(gaps[heads - 2]) if 1 < heads <= len(gaps) + 1 else float("inf")
         return {"directions": heads - 1, "gap": gap, "heads_by_gap": int(np.argmax(gaps)) + 2}
 
 

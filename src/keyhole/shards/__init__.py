@@ -1,0 +1,1 @@
+"""Examples in files of many kinds, read block by block: a shard is what one worker reads."""
