@@ -125,13 +125,7 @@ class _Triage:
         shown *= self.far / self.exam.norm  # of pairs as long
         cancels = bool(size <= ROUNDING_OF_PAIRS * self.exam.signature.space.eps * shown)
         if cancels:
-<<<<<<< HEAD
             said = f"single tokens are answered by {size:.2g}, pairs as long by {shown:.2g}: the values of heads cancel"
-=======
-            said = (
-                f"single tokens are answered by {size:.2g} and pairs as long by {shown:.2g}: the values of heads cancel"
-            )
->>>>>>> examples
             self.exam.say("heads", "several", said)
         return cancels
 

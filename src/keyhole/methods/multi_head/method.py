@@ -90,13 +90,7 @@ def _ask_again(
 
 def _ask_few_outputs(signature: Signature, rng: np.random.Generator, value: Value) -> Steps[Estimate[MultiHead]]:
     """One by one where norms are free and answers exact, with the fewest queries; all at once where that fails."""
-<<<<<<< HEAD
     cancel = signature.width == 1 and not is_nonzero(signature, value)  # all logits of single numbers are proportional
-=======
-    cancel = signature.width == 1 and not is_nonzero(
-        signature, value
-    )  # as all logits of single numbers are proportional
->>>>>>> examples
     if signature.max_norm is not None or signature.noise.kind != "exact" or cancel:
         return (yield from ask_gated_heads(signature, rng, value))
     try:
