@@ -19,7 +19,8 @@ SHARPEST = 0.1
 # So many tokens a query that logits are known to √eps over this, but not fewer than fill this part of the outputs, nor
 # more where answers are coarse.
 FINE, COARSELY_FILLED = 16.0, 0.5
-# Read from the last position alone: a query more in 25, without which radii of one layer in forty were too wide.
+# The same of so many tokens that they leave no outputs to spare, and errors of answers show in none: read from the last
+# position alone, one layer in forty had radii too wide for a certificate otherwise.
 FINER = 256.0
 # Few rows and columns tell the others where logits are known this well: elsewhere too much may hide below the rank.
 KNOWN = 1e-6
@@ -121,17 +122,17 @@ def affordable(
     values: VectorValues,
     tokens: Floats,  # (width, width)
     filled: float,
-    fine: float = FINE,
+    unspared: float = FINE,  # in place of FINE where fewer outputs than heads are left
 ) -> int:
     """Tokens per query: as many as that part of the outputs allows, but for those that cost too much accuracy."""
     size, heads = float(np.linalg.norm(tokens[0])), values.matrices.shape[0]
     least = most_tokens(queries, values, COARSELY_FILLED)
     least = next(count for count in range(least, 0, -1) if count == 1 or are_independent(tokens[:count], values))
     most = least if queries.coarse else most_tokens(queries, values, filled)
-    wanted = queries.signature.space.eps**0.5 / fine
     for count in range(most, least, -1):
         if not are_independent(tokens[:count], values):
             continue
+        wanted = queries.signature.space.eps**0.5 / (FINE if queries.outputs - heads * count >= heads else unspared)
         noise = float(np.hypot(values.noise, values.error * size * (heads / count) ** 0.5))
         if noise * worst_of(inverse_of(tokens[:count] @ values.matrices)) * (count + 1) <= wanted:
             return count
