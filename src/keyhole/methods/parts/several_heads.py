@@ -1,4 +1,4 @@
-"""Which parts several heads may have, from nine queries, and the heads by the first of these that explains them.
+"""Which parts several heads may have, from some ten queries, and the heads by the first of these that explains them.
 
 A long token beside a zero last one has a logit of zero in every head, wherever it stands: its share tells what
 normalises the weights, and whether places count. Short last tokens then tell whether norms of tokens matter, and
@@ -71,13 +71,16 @@ def ask_candidates(signature: Signature, rng: np.random.Generator) -> Steps[list
         seen = yield from probe.ask_places(min(NEAR, places))
         if not seen[0] or not seen[1]:  # within the window as everywhere in it, or beyond it
             return [Candidate("bilinear", {"position_bias": "window", "link": link}) for link in ("exp", "softcap")]
+        if (yield from probe.is_level(places)):
+            return [Candidate("bilinear", {"position_bias": "table"})]
         once, copied = yield from probe.ask([[SHORT * token]], [[SHORT * token] * 2])
         sums = not probe.differ(once, copied, SHORT)  # weights that add up to one do not tell copies from one token
         return [Candidate("bilinear", {"position_bias": "alibi", "normaliser": "sum" if sums else "sink"})]
-    normed = yield from probe.ask(
-        *([[NORMED_LONG * token, NORMED_SHORT * each]] for each in (last, 2 * last, last + TURN * way))
-    )
-    is_normed = not probe.differ(normed[0], normed[1], NORMED_LONG) and probe.differ(normed[0], normed[2], NORMED_LONG)
+    ends = (last, 2 * last, last + TURN * way, last - TURN * way)
+    usual, longer, *turned = yield from probe.ask(*([[NORMED_LONG * token, NORMED_SHORT * end]] for end in ends))
+    # A head that is not normed has weights at an end, which change on one side at most.
+    moved = all(probe.differ(usual, each, NORMED_LONG) for each in turned)
+    is_normed = moved and not probe.differ(usual, longer, NORMED_LONG)
     long, short = (NORMED_LONG, NORMED_SHORT) if is_normed else (LONG, SLIGHT / LONG)
     token, end = long * token, short * last
     turned = yield from probe.ask([[token, 0 * token, end]], [[0 * token, token, end]])
@@ -134,6 +137,12 @@ class _Probe:
         token, zeros = LONG * self.token, [0 * self.token] * (length - 2)
         first, nearest = yield from self.ask([[token, *zeros, 0 * token]], [[*zeros, token, 0 * token]])
         return self.differ(first, nearest, LONG), bool(np.any(np.abs(first) > self.slack(LONG)))
+
+    def is_level(self, length: int) -> Steps[bool]:
+        """Whether the first two places weigh the same, and something, where logits are zero: far ones in a table do."""
+        token, zeros = LONG * self.token, [0 * self.token] * (length - 2)
+        first, second = yield from self.ask([[token, *zeros, 0 * token]], [[0 * token, token, *zeros]])
+        return not self.differ(first, second, LONG) and bool(np.any(np.abs(first) > self.slack(LONG)))
 
     def slack(self, norm: float) -> float:
         """Largest difference of equal answers to tokens of this norm."""

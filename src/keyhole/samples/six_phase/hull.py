@@ -16,6 +16,7 @@ from keyhole.samples.variable_projection import LayerProblem, mixture
 
 # Points of the net along each direction at most, its radius over that of the proxy, and how often it is refined.
 MOST_POINTS = {1: 41, 2: 15, 3: 9}
+LEAST_POINTS = 5  # three are the middle and the ends of every direction: no net
 RADIUS, REFINEMENTS = 2.2, 5
 # Numbers of the table that compares points of a net: half a gigabyte.
 LARGEST_TABLE = 2**26
@@ -70,16 +71,14 @@ class NetCost:
         free = heads - 1
         if free == 0:
             return cls(1, 1, 1, width**2)
-        for axis in range(MOST_POINTS.get(free, 7), 2, -2):
-            if axis**free > LARGEST_TABLE:  # not even its points are worth listing
-                continue
-            points = len(_ball(axis, free))
+        for axis in range(MOST_POINTS.get(free, 7), LEAST_POINTS - 1, -2):
+            points = _points(axis, free)
             if (points * width) ** 2 <= LARGEST_TABLE:
                 return cls(axis, points, comb(points, heads), (points * width) ** 2)
-        least = cls(3, 3**free, comb(3**free, heads), (3**free * width) ** 2)
+        points = _points(LEAST_POINTS, free)
         raise UsageError(
-            f"a net over the {free} directions of {heads} heads is not affordable: three points along each make "
-            f"{least.points:,}, and a table of {least.numbers:.2g} numbers; method='varpro' needs none"
+            f"a net over the {free} directions of {heads} heads is not affordable: {LEAST_POINTS} points along each "
+            f"make {points:,}, and a table of {(points * width) ** 2:.2g} numbers; method='varpro' needs none"
         )
 
     def __str__(self) -> str:
@@ -115,7 +114,7 @@ def net(
         else:
             chosen = _exchange(table, heads, rng)
         found, tried = points[chosen], len(points)
-    finer_axis = 5 if (len(_ball(5, free)) * heads * source.width) ** 2 <= LARGEST_TABLE else 3
+    finer_axis = 5 if (_points(5, free) * heads * source.width) ** 2 <= LARGEST_TABLE else 3
     for _ in range(REFINEMENTS):
         around = _ball(finer_axis, free) * width
         near = np.concatenate([each + around for each in found])
@@ -129,6 +128,16 @@ def _ball(points: int, free: int) -> Floats:  # (some, free)
     axis = np.linspace(-1.0, 1.0, points)
     grid = np.stack(np.meshgrid(*[axis] * free, indexing="ij"), axis=-1).reshape(-1, free)
     return np.asarray(grid[np.linalg.norm(grid, axis=1) <= 1.0 + 1e-9])
+
+
+def _points(axis: int, free: int) -> int:
+    """How many the ball has: whole numbers whose squares add up to no more than that of half an axis."""
+    half = axis // 2
+    squares = np.bincount(np.arange(-half, half + 1) ** 2).astype(object)  # how often each is met; counts grow large
+    sums = np.ones(1, dtype=object)
+    for _ in range(free):
+        sums = np.convolve(sums, squares)[: half**2 + 1]
+    return int(np.sum(sums))
 
 
 class _Table:
