@@ -195,7 +195,8 @@ class Havoc:
     def _ask(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Said:
         connection = http.client.HTTPConnection("127.0.0.1", self.upstream, timeout=10)
         try:
-            connection.request(method, path, body, {**headers, "connection": "close"})
+            upstream = {"host": f"127.0.0.1:{self.upstream}", "connection": "close"}  # as proxies before servers do
+            connection.request(method, path, body, {**headers, **upstream})
             response = connection.getresponse()
             kept = {name: text for name, text in response.getheaders() if name.lower() != "connection"}
             return response.status, kept, response.read()
