@@ -212,6 +212,36 @@ def alphabet(figure: Figure) -> None:
 
 
 @picture
+def normalised(figure: Figure) -> None:
+    """How long tokens are that a recovery sends through a norm, and what the norm makes of them."""
+    figure.set_size_inches(7.6, 3.7)
+    axes = figure.subplots()
+    width, epsilon = 16, 1e-5
+    heads = random_multi_head(width=width, heads=2, outputs=width)
+    layer = kh.NormBefore.folded(heads, np.ones(width), epsilon)
+    sent: list[Floats] = []
+
+    def box(tokens: Floats) -> Floats:
+        centred = tokens - np.mean(tokens, axis=-1, keepdims=True)
+        sent.append(np.linalg.norm(centred, axis=-1).reshape(-1))
+        return np.asarray(layer(tokens))
+
+    result = kh.recover(kh.FunctionOracle(box, width=width), "normalised")
+    lengths = np.concatenate(sent)
+    lengths = np.unique(lengths[lengths > 0].round(12))
+
+    def normed(length: Floats) -> Floats:
+        return np.asarray(length / np.sqrt(length**2 / width + epsilon))
+
+    line = np.geomspace(1e-5, 1e2, 200)
+    axes.semilogx(line, normed(line), color=FAINT, label="LayerNorm, ε = 1e-5")
+    axes.semilogx(lengths, normed(lengths), ".", color=BLUE, label="tokens that were sent")
+    title = f"d = {width}: {result.stats.queries} queries, within the ball that ε opens"
+    axes.set(xlabel="length of a token, its mean taken off", ylabel="length it is normalised to", title=title)
+    axes.legend(loc="lower right")
+
+
+@picture
 def sensing(figure: Figure) -> None:
     """How often a number of random measurements is enough."""
     figure.set_size_inches(7.6, 3.7)

@@ -36,6 +36,7 @@ ASSUMPTIONS = {
     "learn": ["samples.varpro"],
     "labels": ["methods.labels.method"],
     "alphabet": ["methods.alphabet.method"],
+    "normalised": [],  # those of the heads, and what is said of either place
     "attention-by-parts": ["methods.parts.bilinear"],
 }
 

@@ -25,7 +25,8 @@ COMMANDS = {
     "audit": "See what defences cost an attacker: recover the box behind each, with ever more queries.",
     "verify": "Find out from a few queries whether a box is the one in a file. Exit code 0: same, 1: different or "
     "inconclusive.",
-    "compress": "Find smaller parameters that answer almost alike: lower ranks, fewer heads.",
+    "compress": "Find smaller parameters that answer almost alike: lower ranks, fewer heads. Exit code 1: not within "
+    "tolerance.",
     "diagnose": "Say what of a family or of given parameters can be known from answers, or what family a box is of.",
     "report": "Make report.html of a run folder again: one page with everything, that opens from disk without a "
     "network.",
