@@ -228,14 +228,14 @@ def normalised(figure: Figure) -> None:
 
     result = kh.recover(kh.FunctionOracle(box, width=width), "normalised")
     lengths = np.concatenate(sent)
-    lengths = np.unique(lengths[lengths > 0].round(12))
+    lengths = np.unique(lengths[(lengths > 0) & (lengths < 1e2)].round(12))
 
     def normed(length: Floats) -> Floats:
         return np.asarray(length / np.sqrt(length**2 / width + epsilon))
 
     line = np.geomspace(1e-5, 1e2, 200)
     axes.semilogx(line, normed(line), color=FAINT, label="LayerNorm, ε = 1e-5")
-    axes.semilogx(lengths, normed(lengths), ".", color=BLUE, label="tokens that were sent")
+    axes.semilogx(lengths, normed(lengths), ".", color=BLUE, label="tokens that were sent; longer ones are at the rim")
     title = f"d = {width}: {result.stats.queries} queries, within the ball that ε opens"
     axes.set(xlabel="length of a token, its mean taken off", ylabel="length it is normalised to", title=title)
     axes.legend(loc="lower right")

@@ -265,32 +265,32 @@ def test_auto_behind_any_noise(noise: Kind, fresh_seed: int) -> None:
         is_honest(drawn_noisy(seed, noise))
 
 
-@settings(max_examples=162)
+@settings(max_examples=81)
 @given(situations(EXACT, "numpy-float64"))
 @example(PLAIN)
 def test_exact_answers(situation: Situation) -> None:
     is_honest(situation)
 
 
-@settings(max_examples=39)
+@settings(max_examples=19)
 @given(situations(EXACT, "torch-float64"))
 def test_exact_answers_in_torch(situation: Situation) -> None:
     is_honest(situation)
 
 
-@settings(max_examples=78)
+@settings(max_examples=39)
 @given(situations(EXACT, "numpy-float32"))
 def test_single_precision(situation: Situation) -> None:
     is_honest(situation)
 
 
-@settings(max_examples=65)
+@settings(max_examples=32)
 @given(situations(HIDDEN, "numpy-float64"))
 def test_hidden_noise(situation: Situation) -> None:
     is_honest(situation)
 
 
-@settings(max_examples=65)
+@settings(max_examples=32)
 @given(situations(DECLARED, "numpy-float64"))
 def test_declared_noise(situation: Situation) -> None:
     is_honest(situation)
@@ -304,29 +304,29 @@ def test_declared_noise(situation: Situation) -> None:
     ],
 )
 def test_fresh_seeds(noise: Kind, declared: bool, library: str, fresh_seed: int) -> None:
-    for seed in range(fresh_seed, fresh_seed + 20):
+    for seed in range(fresh_seed, fresh_seed + 10):
         is_honest(drawn(seed, noise, declared, library))
 
 
-@settings(max_examples=65)
+@settings(max_examples=32)
 @given(families(EXACT, "numpy-float64"))
 def test_the_whole_family(situation: Situation) -> None:
     is_honest(situation)
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(families(EXACT, "torch-float64"))
 def test_the_whole_family_in_torch(situation: Situation) -> None:
     is_honest(situation)
 
 
-@settings(max_examples=52)
+@settings(max_examples=26)
 @given(families(EXACT, "numpy-float32"))
 def test_the_whole_family_in_single_precision(situation: Situation) -> None:
     is_honest(situation)
 
 
-@settings(max_examples=52)
+@settings(max_examples=26)
 @given(families(DECLARED, "numpy-float64"))
 def test_the_whole_family_under_declared_noise(situation: Situation) -> None:
     is_honest(situation)
@@ -340,7 +340,7 @@ def test_the_whole_family_under_declared_noise(situation: Situation) -> None:
     ],
 )
 def test_fresh_seeds_of_the_whole_family(noise: Kind, declared: bool, library: str, fresh_seed: int) -> None:
-    for seed in range(fresh_seed, fresh_seed + 12):
+    for seed in range(fresh_seed, fresh_seed + 6):
         is_honest(drawn_family(seed, noise, declared, library))
 
 
@@ -487,7 +487,7 @@ def test_nets_are_certified_within_their_bars_or_admitted(outputs: int | None, p
 @pytest.mark.parametrize("polish", [False, True])
 def test_deeper_nets_are_admitted_to_be_others(polish: bool, fresh_seed: int) -> None:
     """Unless they happen to compute what one hidden layer does, as some small ones do."""
-    for seed in range(fresh_seed, fresh_seed + 10):
+    for seed in range(fresh_seed, fresh_seed + 5):
         rng = np.random.default_rng(seed)
         width = int(rng.integers(2, 8))
         first, second = drawn_net(rng, width, 6), drawn_net(rng, 6, None)

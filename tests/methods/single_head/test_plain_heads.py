@@ -65,12 +65,12 @@ def test_matrices_that_people_type(d: int) -> None:
     """Whatever the value is, and whatever the seed."""
     values = (np.eye(d)[0], np.ones(d), (-1.0) ** np.arange(d))
     for number, score in enumerate(matrices(d).values()):
-        for seed in range(4):
+        for seed in range(2):
             value = values[(number + seed) % len(values)]
             assert_recovered(kh.SingleHead(score, value), seed)
 
 
-@pytest.mark.parametrize("d", [2, 3, 8])
+@pytest.mark.parametrize("d", [2, 8])
 def test_biases_that_people_type(d: int) -> None:
     """Along the columns of the score, its rows or orthogonal to them; one output, or three of which one is dead."""
     values = (np.eye(d)[0], np.ones(d), np.arange(d) + 1.0)
@@ -86,7 +86,7 @@ def test_biases_that_people_type(d: int) -> None:
 @pytest.mark.parametrize("method", ["single-head", "auto"])
 def test_a_query_bias_lies_in_the_column_space(d: int, rank: int, method: str, fresh_seed: int) -> None:
     """W = KᵀQ and c = Kᵀb: rows orthogonal to the bias see a score of one rank less, or none at all."""
-    for seed in range(fresh_seed, fresh_seed + 8):
+    for seed in range(fresh_seed, fresh_seed + 4):
         rng = np.random.default_rng(seed)
         query, key = rng.standard_normal((2, rank, d))
         head = kh.SingleHead(key.T @ query, rng.standard_normal(d), key.T @ rng.standard_normal(rank))
@@ -95,7 +95,7 @@ def test_a_query_bias_lies_in_the_column_space(d: int, rank: int, method: str, f
 
 def test_a_key_side_bias(fresh_seed: int) -> None:
     """A score whose rows lie along the bias: every direction but one is silent."""
-    for seed in range(fresh_seed, fresh_seed + 8):
+    for seed in range(fresh_seed, fresh_seed + 4):
         rng = np.random.default_rng(seed)
         bias = rng.standard_normal(6)
         assert_recovered(kh.SingleHead(np.outer(rng.standard_normal(6), bias), rng.standard_normal(6), bias), seed)
