@@ -96,7 +96,7 @@ def test_no_question_is_asked_twice(case: Case, rng: np.random.Generator) -> Non
 def test_the_rank_is_right_in_every_run(fresh_seed: int) -> None:
     """Also where singular values decay to a millionth of the largest."""
     d, rank = 16, 3
-    for seed in [*range(60), *range(fresh_seed, fresh_seed + 40)]:
+    for seed in [*range(30), *range(fresh_seed, fresh_seed + 20)]:
         rng = np.random.default_rng(seed)
         sizes = np.geomspace(1.0, 10.0 ** -rng.uniform(0, 6), rank)
         score = t.orthogonal(rng, d)[:, :rank] * sizes @ t.orthogonal(rng, d)[:rank]
@@ -159,7 +159,7 @@ def test_never_certified(case: Case, library: str, rng: np.random.Generator, tmp
 
 @pytest.mark.parametrize(("case", "library"), rows([case for case in WRONG if case.outcomes == MISFITS]))
 def test_never_certified_with_fresh_seed(case: Case, library: str, fresh_seed: int) -> None:
-    for seed in range(fresh_seed, fresh_seed + 2):
+    for seed in range(fresh_seed, fresh_seed + 1):
         oracle, _ = case.build(np.random.default_rng(seed), t.example(library))
         assert not kh.recover(oracle, throw=False, seed=seed, **case.options).certified
 
