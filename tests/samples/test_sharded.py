@@ -155,6 +155,18 @@ def test_noise_is_averaged_over_all_shards(tmp_path: Path, truth: kh.AttentionLa
     assert np.linalg.norm(point.projections - found.params.projections) < 0.1 * np.linalg.norm(point.projections)
 
 
+def test_rounded_shards_assume_that_no_input_stands_twice(tmp_path: Path, truth: kh.AttentionLayer) -> None:
+    """Rounding errs alike where inputs are alike: in memory those count once, in shards nobody looks."""
+    for number in range(SHARDS):
+        inputs = np.random.default_rng(number).standard_normal((PER_SHARD, K, D))
+        np.savez(tmp_path / f"{number}.npz", inputs=inputs, outputs=np.round(truth(inputs), 4))
+    said = "no input stands twice in the shards, whose outputs are rounded"
+    noise = kh.Noise.rounded(4)
+    assert said in learn(tmp_path, noise=noise).certificate.assumptions
+    in_memory = kh.learn(*together(tmp_path), heads=M, noise=noise, throw=False)
+    assert said not in in_memory.certificate.assumptions
+
+
 def test_streams_and_columns_are_learned(folder: Path, truth: kh.AttentionLayer) -> None:
     inputs, outputs = together(folder)
     batches = ((inputs[start : start + 50], outputs[start : start + 50]) for start in range(0, 600, 50))

@@ -33,6 +33,9 @@ from keyhole.samples.sums import SummedFit
 from keyhole.samples.variants import CAUSAL, faint_heads, is_causal, name_biases
 from keyhole.samples.varpro import Progress, VarproFit, VarproSettings
 
+# Rounding errs alike where inputs are alike. In memory those count once; shards are not compared with each other.
+ONCE = "no input stands twice in the shards, whose outputs are rounded"
+
 # Exact outputs are fitted to a part of the examples, if there are more: this many numbers per parameter, and this many
 # times d²/(k(k − 1)) examples. With noise all of them help; of shards so many per parameter to begin with.
 FITTED_RATIO, FITTED_PAIRS, NOISY_RATIO = 20.0, 6.0, 80.0
@@ -110,6 +113,8 @@ class Request:
             with limit:
                 verdict = self._judge(found, heldout)
             outcome, message, certificate = verdict.outcome, verdict.message, verdict.certificate
+            if self.errors.repeats and self.shares is not None:
+                certificate = replace(certificate, assumptions=(*certificate.assumptions, ONCE))
             self.details |= verdict.details
             learned = found.evidence.examples if self.shares is None else learned
         except _Ended as ending:

@@ -84,6 +84,16 @@ def test_parts_of_several_heads_are_found_where_none_is_named(name: str, fresh_s
     assert all(option in found for option in CASES[name][1].values()), found
 
 
+@pytest.mark.parametrize(("method", "options"), [("parts", {"heads": "several"}), ("auto", {})])
+def test_sequences_too_short_to_find_parts_are_said_to_be(method: str, options: dict[str, str]) -> None:
+    box = kh.FunctionOracle(heads_of(lambda _: Attention(), np.random.default_rng(5)), width=WIDTH, max_length=2)
+    result = kh.recover(box, method, throw=False, **options)
+    assert not result.certified
+    if method == "parts":
+        assert result.outcome is kh.Outcome.NOT_IDENTIFIABLE
+        assert "max_length" in result.message
+
+
 def test_auto_goes_on_with_several_heads_of_parts() -> None:
     truth = heads_of(CASES["slopes and sinks"][0], np.random.default_rng(3))
     assert_within_radii(kh.recover(kh.FunctionOracle(truth, width=WIDTH), throw=False), truth)

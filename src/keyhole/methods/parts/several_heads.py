@@ -22,6 +22,7 @@ from keyhole.recovery import Outcome
 
 # Places are told apart in sequences of so many tokens, where those may be as long: most windows are shorter.
 PLACES = 512
+SHORTEST = 3  # what normalises weights shows beside two tokens and a zero one
 NEAR = 10  # slopes leave some weight over so few
 # Last tokens are turned by this part of a right angle, and short ones brought to logits of about this size.
 TURN, SLIGHT = 2.0**-6, 2.0**-12
@@ -63,6 +64,11 @@ def ask_unnamed_heads(
 
 def ask_candidates(signature: Signature, rng: np.random.Generator) -> Steps[list[Candidate]]:
     """Parts that several heads may have, the likeliest first; none where what they are is not read."""
+    if signature.max_length is not None and signature.max_length < SHORTEST:
+        raise Unrecoverable(
+            Outcome.NOT_IDENTIFIABLE,
+            f"finding the parts of several heads takes sequences of {SHORTEST} tokens (max_length): name the parts",
+        )
     token, last, way = _directions(rng, signature.width)
     probe = _Probe(signature, token)
     places = min(PLACES, signature.max_length or PLACES)
@@ -102,9 +108,8 @@ def _normaliser(alone: Floats, twice: Floats) -> str:
 
     Shares are n / (n + 1 + S), S the weight of a sink over that of a logit of zero.
     """
-    ratio = float(twice @ alone / (alone @ alone))
     for name, expected in (("sum", 4 / 3), ("plus-one", 3 / 2)):
-        if np.allclose(twice, expected * alone, rtol=0, atol=1e-9 * np.linalg.norm(alone)) and ratio > 0:
+        if np.allclose(twice, expected * alone, rtol=0, atol=1e-9 * np.linalg.norm(alone)):
             return name
     return "sink"
 
