@@ -13,7 +13,7 @@ import numpy as np
 from keyhole.errors import FileError, KeyholeError, UsageError
 from keyhole.families import Family, SingleHead
 from keyhole.optional import KEYHOLE_VERSION
-from keyhole.recovery import Recovery
+from keyhole.recovery import Recovery, of_error_bar
 from keyhole.report.charts import power, typeset
 from keyhole.report.content import Report
 from keyhole.report.html.canvas import INSTALL, canvas, to_png
@@ -112,7 +112,7 @@ def draw_head(result: Recovery, truth: Family | None = None, distance: float | N
     if distance is not None:
         titles["score"] = f"Recovered: {power(distance)} from the truth"
     count = certificate.answers.size
-    within = f"{count} fresh answers within {power(certificate.worst_error)}"
+    within = f"{count} fresh answers: the worst {of_error_bar(certificate.worst_ratio)}"
     titles["heldout"] = within if count else "Held-out check: none was made"
     panels: Any = [["score-true", "score"], ["spectrum", "heldout"]]
     if "score-true" not in charts:
