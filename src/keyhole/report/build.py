@@ -112,7 +112,7 @@ def draw_head(result: Recovery, truth: Family | None = None, distance: float | N
     if distance is not None:
         titles["score"] = f"Recovered: {power(distance)} from the truth"
     count = certificate.answers.size
-    within = f"{count} fresh answers: the worst {of_error_bar(certificate.worst_ratio)}"
+    within = f"{count} fresh: worst {of_error_bar(certificate.worst_ratio)}"
     titles["heldout"] = within if count else "Held-out check: none was made"
     panels: Any = [["score-true", "score"], ["spectrum", "heldout"]]
     if "score-true" not in charts:
