@@ -22,6 +22,9 @@ pytest.importorskip("orjson")
 pytest.importorskip("fastapi")
 
 
+BATCH = 3
+
+
 class Witness(Wrapper):
     """Compares every answer that is believed with the truth, and keeps the questions."""
 
@@ -35,20 +38,23 @@ class Witness(Wrapper):
         return answers
 
     def answer(self, tokens: Array) -> Array:
-        answers = super().answer(tokens)
-        self.wrong += int(np.sum(~np.isclose(answers, head()(tokens), rtol=1e-9, atol=1e-12)))
+        answers, truth = super().answer(tokens), head()
+        exact = truth.with_arrays({name: 0 * array for name, array in truth.arrays().items()})
+        rounding = truth.error_bar(exact, tokens, np.finfo(float).eps)  # logits of long tokens round to much
+        self.wrong += int(np.sum(np.abs(answers - truth(tokens)) > 1e-12 + rounding))
         return answers
 
 
 @cache
-def asked_in_process() -> Counter[bytes]:
+def asked_in_process(batch: int) -> Counter[bytes]:
+    """Queries of a recovery in such batches: roundings of a product depend on its size, and queries on bits of answers."""
     asked: Counter[bytes] = Counter()
 
     def spy(tokens: Array) -> Array:
         asked.update(digest(sequence) for sequence in tokens)
         return head()(tokens)
 
-    kh.recover(kh.FunctionOracle(spy, width=WIDTH))
+    kh.recover(kh.FunctionOracle(spy, width=WIDTH, batch_limit=batch))
     return asked
 
 
@@ -80,12 +86,12 @@ def test_havoc_ends_in_the_right_result_or_a_clear_error(
     server: Server, name: str, binary: bool, tmp_path: Path, fresh_seed: int
 ) -> None:
     """No garbled answer is believed, and no answer that arrived is asked for again, over any number of runs."""
-    expected = asked_in_process()
+    expected = asked_in_process(BATCH)
     timeout = 0.5 if "hang" in FAULTS[name] else 10.0
     with havoc(server.url, FAULTS[name], fresh_seed, timeout) as (state, url):
         for _ in range(60):
             oracle = HttpOracle(
-                url, binary=binary, batch=3, connections=2, timeout=timeout, retries=3, name="a head behind a proxy"
+                url, binary=binary, batch=BATCH, connections=2, timeout=timeout, retries=3, name="a head behind a proxy"
             )
             witness = Witness(oracle)
             result = kh.recover(witness, journal=tmp_path / "journal.db", throw=False)
@@ -131,7 +137,7 @@ def test_a_server_that_is_restarted_mid_run(tmp_path: Path) -> None:
     assert result.certified, result.message
     assert kh.distance(result.params, head()) < 1e-12
     assert oracle.retried
-    repeated = seen - asked_in_process() - Counter({digest(np.zeros((1, WIDTH))): 2})  # the first question of a server
+    repeated = seen - asked_in_process(1) - Counter({digest(np.zeros((1, WIDTH))): 2})  # the first question of a server
     # Only what was under way when the server went, each time counted as asked again.
     assert sum(repeated.values()) <= sum(oracle.retried.values())
 
