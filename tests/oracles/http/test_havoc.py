@@ -47,7 +47,7 @@ class Witness(Wrapper):
 
 @cache
 def asked_in_process(batch: int) -> Counter[bytes]:
-    """Queries of a recovery in such batches: roundings of a product depend on its size, and queries on bits of answers."""
+    """Queries of a recovery in such batches: roundings depend on batches, and queries on the bits of answers."""
     asked: Counter[bytes] = Counter()
 
     def spy(tokens: Array) -> Array:
@@ -154,7 +154,7 @@ def test_a_run_is_resumed_when_the_server_comes_back(tmp_path: Path) -> None:
     assert "server running" in result.message
     with serving(box, port) as running:
         result = kh.recover(HttpOracle(running.url), journal=journal)
-        assert running.served.queries == result.stats.new_queries == sum(asked_in_process().values()) - 50
+        assert running.served.queries == result.stats.new_queries == sum(asked_in_process(BATCH).values()) - 50
 
 
 def test_description_is_that_of_a_model() -> None:
