@@ -36,6 +36,10 @@ def test_every_length_can_occur_and_the_longest_always_does(count: int) -> None:
         assert all({length_class(each) for each in lengths} == set(range(len(LENGTH_CLASSES))) for lengths in drawn)
 
 
+def test_as_many_queries_as_a_certificate_asks_have_every_length() -> None:
+    assert all(len(set(draw_lengths(rng(seed), 112, None))) == LONGEST for seed in range(20))
+
+
 @pytest.mark.parametrize("most", [1, 2, 3, 7, 8, 9, 15, 40, 64, 100])
 def test_no_sequence_is_longer_than_the_oracle_takes(most: int) -> None:
     drawn = [draw_lengths(rng(seed), 64, most) for seed in range(60)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -13,6 +14,7 @@ from keyhole.methods.base import Estimate
 from keyhole.numerics.domain import (
     LENGTH_CLASSES,
     LONGEST,
+    SHORT,
     Sampler,
     class_label,
     draw_from,
@@ -158,9 +160,11 @@ class _Source:
             lengths[::2] = [int(length) for length in self.rng.choice(wanted, len(lengths[::2]))]
         structures = draw_structures(self.rng, count)
         norms = [str(norm) for norm in self.rng.permutation([NORM_ORDER[n % len(NORM_ORDER)] for n in range(count)])]
+        # What a family wants asked besides takes the place of short queries, so that no length goes without one.
+        some = [n for n, length in enumerate(lengths) if length <= SHORT][: count // SINGLE]
         if self.params.tells_labels and not wanted:
-            some = range(1, count, SINGLE)
-            lengths[1::SINGLE], norms[1::SINGLE] = [1 for _ in some], ["longest" for _ in some]
+            for n in some:
+                lengths[n], norms[n] = 1, "longest"
         for n, norm in enumerate(norms):
             if structures[n] == "ordinary" and norm != "normal" and self.rng.integers(2):
                 if self.signature.max_norm is not None:
@@ -170,8 +174,8 @@ class _Source:
                     structures[n] = "mixed"
         jumps = self.params.jumping_length
         if jumps is not None and jumps <= (self.signature.max_length or LONGEST) and not wanted:
-            some = range(1, count, SINGLE)
-            lengths[1::SINGLE], structures[1::SINGLE] = [jumps for _ in some], ["ordinary" for _ in some]
+            for n in some:
+                lengths[n], structures[n] = jumps, "ordinary"
         by = list(norm_by) or [self.norm_by]
         queries = [
             self._answered(structure, length, norm, by[n % len(by)])
@@ -434,6 +438,8 @@ def _fill_up(queries: list[Query], table: _Table, evidence: _Evidence, source: _
                 continue
             others = [n for n, own in enumerate(queries) if length_class(own.length) == number and n not in replaced]
             others = [n for n in others if not queries[n].kept] or others
+            lengths = Counter(each.length for each in queries)
+            others = [n for n in others if lengths[queries[n].length] > 1] or others  # so that no length is lost
             if not others:
                 continue
             n = min(others, key=lambda each: sum(part[each] for part in table.evidence.values()))

@@ -18,11 +18,10 @@ Sampler = Callable[[np.random.Generator, int], Sequence[Array]]
 LENGTH_CLASSES = (range(1, 2), range(2, 4), range(4, 9), range(9, 17), range(17, 33), range(33, 65))
 LONGEST = LENGTH_CLASSES[-1][-1]
 # Up to this many tokens every length is asked as often as every other, by every other query; the others are spread
-# over the longer ones, so that few neighbouring lengths are left out, and the longest is among them: windows, top-k and
-# the like show there.
+# over the longer ones, the longest among them: windows, top-k and the like show there. 112 queries have every length,
+# so that no oracle is another function at some lengths unseen.
 SHORT = 8
 ONE_IN_SHORT = 2
-MOST_LENGTHS = 12  # of either kind
 # Tokens of the sequences, in the order in which queries take them.
 STRUCTURE_ORDER = (
     "ordinary",
@@ -71,13 +70,10 @@ def draw_lengths(rng: np.random.Generator, count: int, most: int | None) -> list
 
 
 def _spread(rng: np.random.Generator, count: int, lengths: range, always: list[int]) -> list[int]:
-    """`count` lengths in random order: one at random of each of a few equal stretches, and those that always occur.
-
-    A batch has sequences of one length, so that fewer lengths are fewer batches.
-    """
+    """`count` lengths in random order: one of each of as many equal stretches, and those that always occur."""
     if not count:
         return []
-    stretches = min(min(count, MOST_LENGTHS) - len(always), len(lengths))
+    stretches = min(count - len(always), len(lengths))
     edges = np.linspace(lengths.start, lengths.stop, stretches + 1)
     drawn = np.floor(rng.uniform(edges[:-1], edges[1:])).astype(int)
     return [int(each) for each in np.resize(rng.permutation([*drawn, *always]), count)]
