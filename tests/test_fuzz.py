@@ -78,6 +78,19 @@ def test_other_boxes_are_found_out(name: str, fresh_seed: int) -> None:
     assert not [record for record in records if record["verdict"] in WRONG]
 
 
+@pytest.mark.parametrize(
+    ("name", "seed"),
+    [
+        ("one head, coarse: bfloat16", 91004),  # logits that saturate at every norm but where they look flat
+        ("careless: dropout", 130005),  # responses at last tokens of zero only
+        ("other attention, one head: acts at some lengths only", 91008),
+        ("other attention, heads: temperature at one length", 91003),
+    ],
+)
+def test_boxes_that_were_not(name: str, seed: int) -> None:
+    assert attempt(name, seed)["verdict"] in ("right", "admitted")
+
+
 # --- it can fail ----------------------------------------------------------------------------------------------------
 
 Recover = Callable[..., Any]

@@ -157,8 +157,10 @@ class _Probes:
 
     def loudest(self, norm: float) -> Floats:  # (width,)
         """The last token, of unit length, that heads respond to most."""
-        effects = self.effects[self._near(norm)].reshape(LASTS, -1)
-        return np.asarray(self.lasts[ROWS * int(np.argmax(np.linalg.norm(effects, axis=1)))])
+        effects = self.effects[self._near(norm)]
+        if len(effects) < len(self.lasts):  # it was asked at last tokens of zero: none responds more than another
+            return np.asarray(self.lasts[0])
+        return np.asarray(self.lasts[ROWS * int(np.argmax(np.linalg.norm(effects.reshape(LASTS, -1), axis=1)))])
 
     def ask_whether_hidden(self, norm: float) -> Steps[bool]:
         """Whether scores do so much less than score biases at a norm that it was chosen for these."""
