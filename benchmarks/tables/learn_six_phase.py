@@ -21,7 +21,7 @@ from keyhole.targets.datasets import random_layer, signs
 # (d, k, m): examples, seeds
 CASES = {(5, 3, 2): (20_000, 10), (6, 4, 2): (20_000, 10), (6, 4, 3): (20_000, 10), (8, 4, 2): (50_000, 3)}
 # σ of layers whose S is refined on large margins, and seeds.
-SHARP, SHARP_SEEDS = (5.0, 10.0), 3
+SHARP, SHARP_SEEDS, SHARP_CASES = (2.0, 5.0, 10.0), 3, ((8, 4, 2), (6, 4, 3), (8, 3, 3))
 # Hull errors of a prototype, Gaussian inputs, (8, 2, m), σ = 1.
 COUNTS = (1_000, 10_000, 100_000, 1_000_000)
 PROTOTYPE = {2: (0.07, 0.015, 0.0012, 0.0001), 3: (0.46, 0.11, 0.028, 0.007), 4: (0.75, 0.36, 0.12, 0.039)}
@@ -40,7 +40,7 @@ def table(kept: Kept) -> str:
     return (
         "### Signs, no polish: medians, and the worst of F\n\nF of the phases alone, then with those of each head "
         "sculpted "
-        f"by itself (ours).\n\n{boolean}\n\n### S from large margins, (8, 4, 2), 50,000 examples of "
+        f"by itself (ours).\n\n{boolean}\n\n### S from large margins, 50,000 examples of "
         f"signs\n\n{sharp}\n\n"
         f"### Hull errors, Gaussian inputs\n\n{gaussian}"
     )
@@ -92,29 +92,35 @@ def polish(inputs: np.ndarray, outputs: np.ndarray, scores: np.ndarray) -> kh.At
 
 
 def margins(kept: Kept) -> str:
-    measured = {f"{sigma:g}": partial(_margins, sigma) for sigma in SHARP}
-    columns = ["σ", "seeds", "error of S: crude", "without large margins", "with them: median", "worst"]
+    measured = {
+        f"({', '.join(map(str, case))}) {sigma:g}": partial(_margins, case, sigma)
+        for case in SHARP_CASES
+        for sigma in SHARP
+    }
+    columns = ["(d, k, m)", "σ", "seeds", "error of S: crude", "without large margins", "with them: median", "worst"]
+    columns += ["F, phases alone", "F, by head"]
     return markdown(columns, kept.rows_of("margins", measured))
 
 
-def _margins(sigma: float) -> Row:
-    found = []
+def _margins(case: tuple[int, int, int], sigma: float) -> Row:
+    found, (d, k, m) = [], case
     for seed in range(SHARP_SEEDS):
-        rng = np.random.default_rng([seed, 8, 4, 2])
-        truth = layer_of(8, 2, sigma, rng)
-        inputs = signs(rng, 50_000, 4, 8)
+        rng = np.random.default_rng([seed, *case])
+        truth = layer_of(d, m, sigma, rng)
+        inputs = signs(rng, 50_000, k, d)
         source, total = ArraySource(inputs, truth(inputs)), np.sum(truth.projections, axis=0)
-        settings = [replace(PAPER, margins=each) for each in (False, True)]
-        sums = [crude_sum(source)[0], *(six_phase(source, 2, seed, each).total for each in settings)]
-        found.append([relative(each, total) for each in sums])
-    crude, without, refined = np.median(found, axis=0)
+        without = six_phase(source, m, seed, replace(PAPER, margins=False)).total
+        phases = six_phase(source, m, seed, PAPER)
+        sums = [relative(each, total) for each in (crude_sum(source)[0], without, phases.total)]
+        scores, weights, _, _ = sculpt_heads(source, phases.scores)
+        layers = [kh.AttentionLayer(phases.scores, phases.projections), kh.AttentionLayer(scores, weights)]
+        found.append([*sums, *(function_error(each, truth, k, rng) for each in layers)])
+    crude, middle, refined, alone, by_head = np.median(found, axis=0)
     return [
+        f"({d}, {k}, {m})",
         f"{sigma:g}",
         SHARP_SEEDS,
-        f"{crude:.3f}",
-        f"{without:.3f}",
-        f"{refined:.3f}",
-        f"{np.max(found, axis=0)[2]:.3f}",
+        *(f"{each:.3f}" for each in (crude, middle, refined, np.max(found, axis=0)[2], alone, by_head)),
     ]
 
 

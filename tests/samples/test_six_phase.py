@@ -268,9 +268,23 @@ def test_s_is_refined_on_large_margins(sigma: float) -> None:
     total = np.sum(layer.projections, axis=0)
     source = ArraySource(inputs, layer(inputs))
     point = nearest_to_zero(layer.scores).reshape(5, 5)
-    assert relative(large_margin_sum(source, point, 5000), total) < 0.02
+    crude, _ = phases.crude_sum(source)
+    refined, better = large_margin_sum(source, point, crude, crude, 5000)
+    assert better
+    assert relative(refined, total) < 0.02
     off = point + 0.5 * np.linalg.norm(point) * rng.standard_normal((5, 5)) / 5
-    assert relative(large_margin_sum(source, off, 5000), total) < {5.0: 0.12, 10.0: 0.07}[sigma]
+    refined, _ = large_margin_sum(source, off, crude, crude, 5000)
+    assert relative(refined, total) < {5.0: 0.12, 10.0: 0.07}[sigma]
+
+
+@pytest.mark.parametrize("sigma", [0.5, 5.0])
+def test_all_phases_have_s_from_large_margins_where_there_are_some(sigma: float) -> None:
+    rng = np.random.default_rng(1)
+    layer = layer_of(rng, 5, 2, sigma)
+    inputs = signs(rng, 20_000, 4, 5)
+    found = six_phase(ArraySource(inputs, layer(inputs)), 2, 0, PhaseSettings(by_head=False))
+    assert found.figures["1 crude sum"]["large_margins"] == (sigma == 5.0)
+    assert relative(found.total, np.sum(layer.projections, axis=0)) < {0.5: 0.1, 5.0: 0.02}[sigma]
 
 
 def test_the_body_shows_the_hull_and_its_oracles_agree(fresh_seed: int) -> None:
@@ -326,3 +340,12 @@ def test_head_by_head_is_nearer_and_no_worse(rng: np.random.Generator) -> None:
     assert error < 0.2 * before
     fresh = signs(rng, 500, 3, 4)
     assert relative(kh.AttentionLayer(scores, projections)(fresh), layer(fresh)) < 2 * error
+
+
+def test_examples_without_certified_rows_end_with_the_cause() -> None:
+    rng = np.random.default_rng([0, 5, 5, 2])
+    layer = layer_of(rng, 5, 2, 40.0)
+    inputs = signs(rng, 1_000, 5, 5)
+    result = kh.learn(inputs, layer(inputs), heads=2, method="six-phase", throw=False)
+    assert result.outcome is kh.Outcome.TOO_FEW_EXAMPLES
+    assert "no row of the examples is certified" in result.message

@@ -28,6 +28,7 @@ from keyhole.samples.examples import (
 )
 from keyhole.samples.sharded.refine import refine
 from keyhole.samples.six_phase.method import PhaseSettings, six_phase
+from keyhole.samples.six_phase.rows import NoRows
 from keyhole.samples.source import ArraySource, Source
 from keyhole.samples.sums import SummedFit
 from keyhole.samples.variants import CAUSAL, faint_heads, is_causal, name_biases
@@ -189,7 +190,10 @@ class Request:
         if self.method == "six-phase" or self.settings.init == "six-phase":
             if self.heads is None:
                 raise UsageError("the six phases need to be told how many heads there are")
-            found = six_phase(source, self.heads, self.seed, self.phases)
+            try:
+                found = six_phase(source, self.heads, self.seed, self.phases)
+            except NoRows as error:
+                raise _Ended(Outcome.TOO_FEW_EXAMPLES, str(error)) from error
             self.details["six_phase"] = found.figures
             first = found.scores
             if not self.polish:

@@ -474,7 +474,36 @@ def test_bounded_norms_are_read_through_the_net() -> None:
     assert result.certified, result.message
     assert score_error(result, truth) < 1e-9
     assert covers(result, truth)
-    assert known(replace(truth, residual=True), max_norm=3.0).outcome is Outcome.TOO_NOISY
+
+
+@pytest.mark.parametrize(("seed", "score_bias"), [(0, False), (1, True), (2, False), (3, True)])
+def test_residuals_and_score_biases_within_a_norm_bound(seed: int, score_bias: bool) -> None:
+    truth = layer(seed, 5, 8, 2 if seed % 2 else None, residual=seed < 3)
+    if seed >= 2:
+        truth = with_biases(truth, 0.0)
+    if score_bias:
+        bias = np.random.default_rng(seed).standard_normal(5)
+        truth = replace(truth, attention=replace(truth.attention, score_bias=bias))
+    result = recovered(truth, 5, max_norm=3.0)
+    assert result.certified, result.message
+    assert result.params.residual == truth.residual
+    assert (result.params.attention.score_bias is not None) == score_bias
+    assert score_error(result, truth) < 1e-9
+    assert covers(result, truth)
+
+
+def test_a_neuron_that_no_single_token_within_the_bound_bends_is_found_out() -> None:
+    rng = np.random.default_rng(2)
+    turn = np.linalg.qr(rng.standard_normal((4, 4)))[0]
+    weights = np.concatenate([rng.standard_normal((6, 4)), 2 * np.eye(4)[:1]])
+    net = ReluNet(weights, np.append(0.3 * rng.standard_normal(6), -5.0), rng.standard_normal(7), np.asarray(0.0))
+    # To a single token of norm 3 the last neuron sees x₀ + (Vᵀx)₀ cancel; to two tokens it need not.
+    value = turn @ np.diag([0.5, 1.0, 1.0, 1.0])
+    value[:, 0] = [-1.0, 0.0, 0.0, 0.0]
+    truth = OneLayer(kh.SingleHead(rng.standard_normal((4, 4)), value), net, residual=True)
+    result = recovered(truth, 4, max_norm=3.0)
+    assert not result.certified
+    assert "bends for these and for no single token" in result.message
 
 
 def test_a_net_that_stops_growing_is_read_through() -> None:

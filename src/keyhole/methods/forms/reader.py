@@ -40,6 +40,18 @@ class ScoreBias:
     vector: Array  # (width,)
     radius: Array  # (width,)
 
+    @property
+    def shown(self) -> Array | None:  # (width,)
+        """The bias; None where it is zero."""
+        return self.vector if bool(namespace(self.vector).any(self.vector != 0)) else None
+
+    def zero_within_radius(self) -> ScoreBias:
+        """Zero where no entry is beyond its radius, which then covers what was left out."""
+        size = abs(self.vector)
+        if bool(namespace(size).any(size > self.radius)):
+            return self
+        return ScoreBias(0 * self.vector, self.radius + size)
+
 
 @dataclass(frozen=True)
 class Forms(ArrayTable):

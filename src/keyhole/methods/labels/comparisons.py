@@ -165,7 +165,8 @@ class Comparer:
         if np.any(~asked) and not search.prior.sure:
             raise Unrecoverable(
                 Outcome.WRONG_FAMILY,
-                f"{np.sum(~asked)} numbers lie beyond all bounds: the labels are of another family",
+                f"{np.sum(~asked)} numbers lie beyond all bounds: the labels are of several heads (heads=auto), of "
+                "another family, or set against a threshold beyond all answers, which should be lowered",
             )
         if not rows.size:
             return

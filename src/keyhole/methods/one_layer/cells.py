@@ -21,6 +21,8 @@ SMOOTH_BEND = 45.0
 # Points lie at least this many times as far out as the typical kink.
 NEAREST = 2.0**-1
 TINY = float(np.finfo(np.float64).tiny)
+# Within a norm, random points are no longer than this part of it, and steps take half of what is left beside any.
+INSIDE = 0.75
 # A cell that is left, or saturated, is asked again with steps so many times as short.
 SHRINK = 1 / 8
 # What is left of a block of rows, relative to the largest of all, once others explain it.
@@ -76,36 +78,49 @@ class LinearCells(ArrayTable):
     width: Floats  # (n,) how far a point may move if neurons see as much of attention as of everything
 
     @classmethod
-    def around(cls, net: PlainNet, points: Floats, most: float) -> LinearCells:
+    def around(cls, net: PlainNet, points: Floats, most: float | Floats) -> LinearCells:
         """The cells of points; of points in none the width is not positive."""
         argument = points @ net.inner.T + net.bias
         room = np.abs(argument) - net.bend
         distance = room / np.where(net.norms > 0, net.norms, TINY)
-        return cls(points, np.where(argument > 0, 1.0, 0.0), room, np.min(distance, axis=1, initial=most))
+        return cls(
+            points, np.where(argument > 0, 1.0, 0.0), room, np.minimum(np.min(distance, axis=1, initial=np.inf), most)
+        )
 
 
-def random_cells(net: PlainNet, rng: np.random.Generator, count: int, farthest: float) -> LinearCells:
-    """Cells to choose from, up to `farthest` times as far out as the typical kink, and some on both sides of each."""
+def random_cells(net: PlainNet, rng: np.random.Generator, count: int, farthest: float, limit: float) -> LinearCells:
+    """Cells to choose from, up to `farthest` times as far out as the typical kink, and some on both sides of each.
+
+    Nothing in them is as far out as `limit`.
+    """
     width = net.inner.shape[1]
     points = rng.standard_normal((count, width)) / width**0.5
     points *= net.typical * np.exp(rng.uniform(np.log(NEAREST), np.log(farthest), (count, 1)))
+    points *= np.minimum(1.0, INSIDE * limit / np.maximum(np.linalg.norm(points, axis=1, keepdims=True), TINY))
     if net.norms.size:
-        points = np.concatenate([points, *_across(net, rng)])
-    cells = LinearCells.around(net, points, net.typical * farthest)
+        points = np.concatenate([points, *_across(net, rng, limit)])
+    left = (limit - np.linalg.norm(points, axis=1)) / 2
+    cells = LinearCells.around(net, points, np.minimum(net.typical * farthest, left))
     return cells.take(cells.width > 0)
 
 
-def _across(net: PlainNet, rng: np.random.Generator) -> list[Floats]:
-    """Points on both sides of every kink, half-way to the next: cells that differ by one neuron only."""
+def _across(net: PlainNet, rng: np.random.Generator, limit: float) -> list[Floats]:
+    """Points on both sides of every kink within the limit, half-way to the next: cells that differ by one neuron."""
     steep = net.norms[:, None]
     normal = net.inner / np.where(steep > 0, steep, 1.0)
     foot = -net.bias[:, None] / np.where(steep > 0, steep, np.inf)
     size = np.maximum(np.abs(foot), net.typical)
     points = rng.standard_normal(net.inner.shape) / net.inner.shape[1] ** 0.5 * size
-    points += normal * (foot - np.sum(points * normal, axis=1, keepdims=True))
+    points -= normal * np.sum(points * normal, axis=1, keepdims=True)
+    inside = np.abs(foot) < limit
+    normal, foot, size, points = (each[inside[:, 0]] for each in (normal, foot, size, points))
+    most = np.sqrt(limit - np.abs(foot)) * np.sqrt(limit + 3 * np.abs(foot)) / 2  # to half-way between foot and limit
+    points *= np.minimum(1.0, most / np.maximum(np.linalg.norm(points, axis=1, keepdims=True), TINY))
+    points += normal * foot
+    size = np.minimum(size, (limit - np.linalg.norm(points, axis=1, keepdims=True)) / 2)
     with np.errstate(divide="ignore", invalid="ignore"):
-        away = -(points @ net.inner.T + net.bias) / (normal @ net.inner.T)  # (k, k) to all kinks, along the normal
-    np.fill_diagonal(away, np.nan)
+        away = -(points @ net.inner.T + net.bias) / (normal @ net.inner.T)  # (n, k) to all kinks, along the normal
+    away[np.arange(len(away)), np.flatnonzero(inside)] = np.nan
     sides = []
     for side in (1.0, -1.0):
         ahead = np.where(side * away > 0, side * away, np.inf)

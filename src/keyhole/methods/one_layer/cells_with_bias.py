@@ -71,7 +71,9 @@ class _Logits(ArrayTable):
 def ask_for_score_bias(signature: Signature, rng: np.random.Generator, net: ReluNet, typical: float) -> Steps[bool]:
     """Around a last token of zero both tokens weigh the same, whatever the other one is, unless there is a bias."""
     cells = BiasedCells(signature, rng, net, typical)
-    origin = LinearCells.around(cells.net, np.zeros((1, signature.width)), cells.net.typical)
+    origin = LinearCells.around(
+        cells.net, np.zeros((1, signature.width)), min(cells.net.typical, signature.norm_limit / 2)
+    )
     if not origin.width[0] > cells.growth.shortest:
         return False
     level = yield from ask_points(STAGE, signature, origin)
@@ -115,7 +117,7 @@ class BiasedCells:
         """Wide cells in which the net rises, whose points, with a one behind, are well conditioned."""
         width = self.signature.width
         count = width + 1 + int(np.ceil(SPARE * (width + 1)))
-        pool = random_cells(self.net, self.rng, CANDIDATES * count, FARTHEST)
+        pool = random_cells(self.net, self.rng, CANDIDATES * count, FARTHEST, self.signature.norm_limit)
         rise = np.linalg.norm(self.net.gradients(pool.active), axis=(1, 2))
         weight = rise * pool.width / (np.linalg.norm(pool.points, axis=1) + self.net.typical)
         rows = np.hstack([pool.points / self.net.typical, np.ones((len(weight), 1))]) * weight[:, None]

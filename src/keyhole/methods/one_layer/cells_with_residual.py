@@ -55,10 +55,16 @@ MOST_SHRINKS = 12
 CHECK_STEP = 0.5
 # A check may miss by so many radii.
 CHECK = 8.0
+# Of a neuron whose part in all equations is another's, no more than half is told.
+TOLD = 0.75
 
 NOT_LINEAR = (
     "what attention adds does not change the answers linearly, however little it is: the box is not a net of one "
     "hidden layer behind one softmax head"
+)
+SAME_CELLS = (
+    "a neuron is on in all cells that tokens reach, or in those in which another one is, so that what it sees of "
+    "attention cannot be known"
 )
 CONTRADICTION = (
     "what attention adds in some linear cells of the net contradicts what it adds in others: the box is not a net of "
@@ -91,7 +97,7 @@ class ResidualCells:
         self.signature, self.rng, self.space = signature, rng, signature.space
         self.original, self.original_radius = net, net_radius
         self.net, self.radius = PlainNet.of(net, typical), PlainNet.of(net_radius, typical)
-        self.head = SingleHead(score.matrix, signature.space.eye(signature.width), bias.vector if bias else None)
+        self.head = SingleHead(score.matrix, signature.space.eye(signature.width), bias.shown if bias else None)
         self.head_radius = replace(
             self.head, score=score.radius, value=0 * self.head.value, score_bias=bias.radius if bias else None
         )
@@ -128,7 +134,8 @@ class ResidualCells:
         """Cells whose patterns of active neurons separate all neurons, wide ones first."""
         outputs, neurons = self.net.outer.shape
         needed = -(-(neurons + outputs) // outputs)
-        pool = random_cells(self.net, self.rng, CANDIDATES * needed + LEAST_CANDIDATES, FARTHEST)
+        count = CANDIDATES * needed + LEAST_CANDIDATES
+        pool = random_cells(self.net, self.rng, count, FARTHEST, self.signature.norm_limit)
         away = np.linalg.norm(pool.points, axis=1) + self.growth.level / max(self.growth.gain, self.space.tiny)
         weight = pool.width / np.where(away > 0, away, 1.0)
         blocks = self._equations(pool) * weight[:, None, None]
@@ -209,6 +216,9 @@ class ResidualCells:
         radii = flat(slopes.radii)
         system = equations.reshape(count * outputs, unknowns)
         solved = solve_weighted(system, flat(slopes.values), radii)
+        told = np.einsum("ue,eu->u", solved.inverse, system[:, :unknowns])
+        if np.any(told[:neurons] < TOLD):
+            raise Unrecoverable(Outcome.NOT_IDENTIFIABLE, SAME_CELLS)
         values = solved.values @ turn
         # The weights behind the neurons are only known within their own radius.
         seen = (cells.active[:, None, :] * self.radius.outer[None, :, :] ** 2).reshape(count * outputs, neurons)

@@ -41,6 +41,7 @@ from keyhole.methods.relu_net.exact.estimate import zero_biases_within
 from keyhole.methods.relu_net.exact.method import relu_net
 from keyhole.methods.relu_net.exact.queries import is_exact
 from keyhole.numerics.orthogonal import random_orthogonal
+from keyhole.numerics.svd import pseudo_inverse
 from keyhole.queries import Measurements, Plan, Signature, Term, TokenRows
 from keyhole.recovery import Outcome
 
@@ -73,10 +74,15 @@ KNOWN_KINK = 64.0
 PRECISE = 2.0**16
 # Within a norm bound a net is learned anew, so often at most, where some of them show that kinks were missed.
 LEARNED_AGAIN = 3
+# Pairs of tokens at the norm bound that are checked.
+EDGE_PAIRS = 32
 # Several heads are read from other last tokens, so often in all, where pairs of tokens contradict them.
 SEVERAL_AGAIN = 2
 # Without a residual the answers to them are those of the net, within this part of what its answers differ by.
 SAME_ANSWERS = 1e-6
+
+# How the reading of long tokens ends where a score bias saturates them.
+SATURATED = (Outcome.SATURATED, Outcome.TOO_NOISY)
 
 # The value matrix behind a residual may cancel against what passes it by, in the weights that single tokens show.
 VALUE_MAY_CANCEL = 4.0
@@ -106,9 +112,13 @@ SCORE_BIAS = (
     "a logit does not scale with its tokens: the head in front of the net is none, or has a score bias that could not "
     "be read beside this net"
 )
+BEYOND = (
+    "pairs of tokens at max_norm are not answered as the recovered layer answers them: a neuron bends for these and "
+    "for no single token, or the box is no net of one hidden layer behind one softmax head"
+)
 BOUNDED = (
-    "within max_norm one head without a score bias is read before a net: several heads and score biases take tokens of "
-    "any length, so lift max_norm if the box has these"
+    "within max_norm one head is read before a net: several heads take tokens of any length, so lift max_norm if the "
+    "box has these"
 )
 
 
@@ -206,17 +216,19 @@ class _Layer:
         """Everything in front of the net; what is known of it is left behind where a run ends early."""
         with partial_result(self._partial):
             yield from self._ask_net_check()
-            # A score bias and several heads are read in linear cells, from tokens of any length.
-            net = self.neurons if self.signature.max_norm is None else None
+            net = self.neurons
             if net is None:
-                return (yield from self._ask_plain_head())
+                return (yield from self._ask_without_score_bias())
+            if self.signature.max_norm is not None:
+                return (yield from self._ask_within_norm(net))
             if (yield from ask_for_score_bias(self.signature, self.rng, net, self.typical)):
                 return (yield from self._ask_beside_shown_bias(net))
             try:
                 return (yield from self._ask_one_head())
             except Unrecoverable as error:
                 # A bias that does not show around the origin saturates long tokens all the same.
-                if error.outcome is not Outcome.WRONG_FAMILY and not isinstance(error, _Undetected):
+                saturated = error.outcome in SATURATED and is_exact(self.signature)
+                if not saturated and error.outcome is not Outcome.WRONG_FAMILY and not isinstance(error, _Undetected):
                     raise
                 return (yield from self._ask_after(error, net))
 
@@ -226,14 +238,25 @@ class _Layer:
         score = self.space.zeros(self.width, self.width) if score is None else score
         return OneLayer(SingleHead(score, self.space.eye(self.width)), self.learned.params)
 
-    def _ask_plain_head(self) -> Steps[Estimate[OneLayer]]:
-        """One head without a score bias: all that is read within a norm, or before a net that is no list of neurons."""
+    def _ask_within_norm(self, net: ReluNet) -> Steps[Estimate[OneLayer]]:
+        """One head: from the inverse of the net if it can be, from linear cells beside a score bias or a residual."""
         try:
-            return (yield from self._ask_without_score_bias())
+            in_cells = yield from ask_for_score_bias(self.signature, self.rng, net, self.typical)
+            if not in_cells:
+                in_cells = (yield from self._ask_for_residual()) if self.residual is None else self.residual
+            if not in_cells:
+                try:
+                    return (yield from self._ask_before_net())
+                except Unrecoverable as error:
+                    if error.outcome is not Outcome.WRONG_FAMILY:
+                        raise
+            estimate = yield from self._ask_beside_score_bias(net)
+            yield from self._ask_edge_check(estimate)
         except Unrecoverable as error:
-            if error.outcome is not Outcome.WRONG_FAMILY or self.signature.max_norm is None:
+            if error.outcome is not Outcome.WRONG_FAMILY:
                 raise
             raise Unrecoverable(error.outcome, f"{error}; {BOUNDED}") from error
+        return estimate
 
     def _ask_beside_shown_bias(self, net: ReluNet) -> Steps[Estimate[OneLayer]]:
         """Everything beside a score bias, of one head or of several."""
@@ -326,10 +349,36 @@ class _Layer:
         least = params.error_bar(estimate.radius.with_arrays(nothing), pairs, rounding) + asked.radius
         sizes = abs(asked.values - self.net(0 * pairs[:1, 0, :])[0, ...].reshape(asked.values.shape[1:]))
         sizes = sizes if sizes.ndim == 1 else xp.max(sizes, axis=1)[:, None]
-        # Radii as large as answers say nothing; where the net is flat, answers differ by their rounding.
-        bars = xp.maximum(xp.minimum(PAIR_RADII * bars, WIDE_BARS * sizes + 0 * bars), least)
+        # Radii as large as answers say nothing; where the net is flat, answers differ by their rounding and its bias's.
+        most = WIDE_BARS * sizes + SAME_PAIRS * xp.abs(asked.values)
+        bars = xp.maximum(xp.minimum(PAIR_RADII * bars, most), least)
         if bool(xp.any(xp.abs(params(pairs) - asked.values) > SAME_PAIRS * sizes + bars)):
             raise _PairsContradict(Outcome.WRONG_FAMILY, NO_SINGLE_HEAD)
+
+    def _ask_edge_check(self, estimate: Estimate[OneLayer]) -> Steps[None]:
+        """Pairs of tokens as long as they may be, half of them those that lead furthest beyond single tokens.
+
+        Beside a residual neurons see a last token and a mixture, which may be longer in their eyes than any one token.
+        """
+        params = estimate.params
+        if not params.residual:
+            return
+        space, xp = self.space, self.space.xp
+        rows = space.normal(self.rng, 2 * CHECKED_AMONG, self.width)
+        rows = rows * (self.signature.norm_limit / xp.linalg.vector_norm(rows, axis=1))[:, None]
+        pairs = xp.reshape(rows, (CHECKED_AMONG, 2, self.width))
+        mixed = floats(params.attention(pairs))
+        both = np.eye(self.width) + floats(params.heads[0].value)
+        alike = (floats(pairs[:, -1, :]) + mixed) @ pseudo_inverse(both)  # the one token that neurons see as these two
+        chosen = np.argsort(np.linalg.norm(alike, axis=1))[-EDGE_PAIRS // 2 :]
+        chosen = np.unique(np.concatenate([chosen, np.arange(EDGE_PAIRS // 2)]))
+        pairs = xp.take(pairs, space.indices(chosen), axis=0)
+        terms = [[Term(TokenRows(pairs[:, place, :]))] for place in (0, 1)]
+        asked: Measurements = yield Plan("checks", len(chosen), terms)
+        bars = params.error_bar(estimate.radius, pairs, UNKNOWN_ARITHMETIC * space.rounding) + asked.radius
+        sizes = xp.max(xp.abs(asked.values), axis=0)
+        if bool(xp.any(xp.abs(params(pairs) - asked.values) > SAME_PAIRS * sizes + PAIR_RADII * bars)):
+            raise Unrecoverable(Outcome.WRONG_FAMILY, BEYOND)
 
     def _have_other_answers(self, tokens: Array, answers: Measurements) -> Array:  # (n, width) -> (n,)
         """Which answers are clearly not those of the net to these tokens."""
@@ -352,14 +401,17 @@ class _Layer:
         residual = self.residual
         if residual is None:
             residual = yield from self._ask_for_residual()
-        if residual:
-            return (yield from self._ask_past_residual())
+        return (yield from self._ask_past_residual() if residual else self._ask_before_net())
+
+    def _ask_before_net(self) -> Steps[Estimate[OneLayer]]:
+        """The same, without residual."""
         score = yield from self._ask_score(self._make_reader())
         return self._in_front_of_net(score, None)
 
     def _ask_beside_score_bias(self, net: ReluNet) -> Steps[Estimate[OneLayer]]:
         """Everything, from short tokens in linear cells of the net."""
         score, bias, has_residual = yield from BiasedCells(self.signature, self.rng, net, self.typical).run()
+        bias = bias.zero_within_radius() if self.signature.noise.kind == "exact" else bias
         if has_residual if self.residual is None else self.residual:
             return (yield from self._ask_behind_residual(score, bias))
         return self._in_front_of_net(score, bias)
@@ -381,7 +433,7 @@ class _Layer:
     def _in_front_of_net(self, score: Score, bias: ScoreBias | None) -> Estimate[OneLayer]:
         """The layer without residual: its net has the value matrix inside."""
         space, width, learned = self.space, self.width, self.learned
-        head = SingleHead(score.matrix, space.eye(width), bias.vector if bias else None)
+        head = SingleHead(score.matrix, space.eye(width), bias.shown if bias else None)
         radius = SingleHead(score.radius, space.zeros(width, width))
         if bias is not None or score.hidden_bias > 0:
             radius = replace(radius, score_bias=bias.radius if bias else space.full((width,), score.hidden_bias))
@@ -431,10 +483,6 @@ class _Layer:
                 "behind a residual the net must be a ReluNet, not one that is known as a function only: what attention "
                 "adds to it is told apart neuron by neuron"
             )
-        if signature.max_norm is not None:
-            raise Unrecoverable(
-                Outcome.TOO_NOISY, "behind a residual attention is read with long tokens: lift max_norm"
-            )
         growth = Growth.of(space, self.neurons)
         far = yield from ask_growth(signature, growth)
         # The value matrix may be larger than what single tokens show of it, and so is the rounding then.
@@ -472,12 +520,13 @@ class _Layer:
         """Parameters and radii, with the counting bound."""
         params, radius = layers
         learned, size = self.learned, {} if self.neurons is None else {"neurons": self.neurons.neurons}
-        forms = score.rank * (2 * self.width - score.rank) + (self.width if bias else 0)
+        has_bias = bias is not None and bias.shown is not None
+        forms = score.rank * (2 * self.width - score.rank) + self.width * has_bias
         bound = learned.counting_bound + -(-forms // (learned.params.outputs or 1)) + more
         # That the oracle is a net on its last token is what single tokens are read with, and no more than that.
         own = [each for each in learned.assumptions if each != NET_FAMILY]
         assumptions = tuple(dict.fromkeys((*ASSUMPTIONS, *own)))
-        details |= {"rank": score.rank, "score_bias": bias is not None, **learned.details, **size}
+        details |= {"rank": score.rank, "score_bias": has_bias, **learned.details, **size}
         return Estimate(params, radius, bound, assumptions=assumptions, details=details)
 
 

@@ -117,7 +117,7 @@ class _Run:
 
     def first(self, total: Floats) -> SixPhase:
         """Phases 2 to 6 from a crude S: cycles of ever more rows."""
-        started, refined = float(np.linalg.norm(total)), False
+        started, refined, norm = total, False, float(np.linalg.norm(total))
         for cycle in range(CYCLES):
             pool = sculpt(self.source, total, POOL * self.last)
             last = min(self.last, max(2, len(pool.scores) // 2))
@@ -128,23 +128,14 @@ class _Run:
                 )
                 point, total = proxy(rows, total, self.heads, use, refine=not self.exact_sum and not refined)
             if self.settings.margins and not self.exact_sum and cycle < CYCLES - 1:
-                total, better = self._by_margins(pool, point, total)
+                total, better = large_margin_sum(self.source, point, total, started)
                 refined |= better
-        crude = {"examples": min(CRUDE_EXAMPLES, self.source.count), "norm": started, "exact": self.exact_sum}
+        crude = {"examples": min(CRUDE_EXAMPLES, self.source.count), "norm": norm, "exact": self.exact_sum}
         return self._finish(rows, total, point, None, crude | {"rounds": 1, "large_margins": refined})
-
-    def _by_margins(self, pool: Rows, point: Floats, total: Floats) -> tuple[Floats, bool]:
-        """S refined on rows of large margins, where the rows certified by it are more certain than by the old one."""
-        refined = large_margin_sum(self.source, point)
-        if np.linalg.matrix_rank(refined) < min(refined.shape):
-            return total, False
-        count = max(2, min(self.last, len(pool.scores) // 2))
-        scores = [_typical(sculpt(self.source, each, count)) for each in (total, refined)]
-        return (refined, True) if scores[1] < scores[0] else (total, False)
 
     def again(self, before: SixPhase, part: float) -> SixPhase:
         """Phases 2 to 6 from the sum of the projections that were found, on rows that the heads found agree on too."""
-        total = before.total if self.exact_sum else np.sum(before.projections, axis=0)
+        total = self._sum(before, before.projections)
         count = max(LEAST_ROWS * self.source.width**2, int(part * self.last))
         pool = sculpt(self.source, total, RETURN_POOL * count)
         rows = alike(pool, before.scores).best(count)
@@ -152,6 +143,11 @@ class _Run:
         point, total = proxy(rows, total, self.heads, use, refine=False)
         crude = before.figures["1 crude sum"]
         return self._finish(rows, total, point, before.scores, crude | {"rounds": crude["rounds"] + 1})
+
+    def _sum(self, before: SixPhase, projections: Floats) -> Floats:  # (m, d, d_out) -> (d, d_out)
+        """The sum of projections, unless phases 1 or 3 know it better."""
+        known = self.exact_sum or before.figures["1 crude sum"]["large_margins"]
+        return before.total if known else np.asarray(np.sum(projections, axis=0))
 
     def _hull(self, rows: Rows, total: Floats, point: Floats) -> tuple[Hull, dict[str, Any]]:
         """Phases 3 and 4: from the body by linear programs, or from the flattest directions of the rows."""
@@ -192,12 +188,7 @@ class _Run:
         figures["6 projections"] = figures["6 projections"] | {
             "norms": [float(np.linalg.norm(each)) for each in weights]
         }
-        total = found.total if self.exact_sum else np.sum(weights, axis=0)
-        return SixPhase(scores, weights, total, Hull.of(scores), error, figures)
-
-
-def _typical(rows: Rows) -> float:
-    return float(np.median(rows.scores)) if len(rows.scores) else float("inf")
+        return SixPhase(scores, weights, self._sum(found, weights), Hull.of(scores), error, figures)
 
 
 def crude_sum(source: Source, count: int = CRUDE_EXAMPLES) -> tuple[Floats, bool]:  # -> (d, d_out)

@@ -13,10 +13,21 @@ import numpy as np
 from scipy.optimize import linprog
 
 from keyhole.arrays import ArrayTable, Floats
+from keyhole.errors import KeyholeError
 from keyhole.samples.source import Source
 
 # Phase 2: rows are rejected whose smallest weight is below this, or whose tokens nearly coincide.
 LEAST_WEIGHT, NEARLY_EQUAL = 0.02, 1e-2
+
+
+class NoRows(KeyholeError):
+    """No row is certified."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "no row of the examples is certified to be alike in all heads, as where logits are large: the method "
+            "varpro asks for none"
+        )
 
 
 @dataclass(frozen=True)
@@ -136,6 +147,8 @@ def proxy(
     (`solver="l1"`), which leaves S as it is. After least squares, Gauss–Newton steps fit one head with projection S to
     the certified rows; S is fitted with it, unless `refine=False`.
     """
+    if not len(rows.scores):
+        raise NoRows
     matrix, right = constraints(rows)
     d = rows.own.shape[1]
     point, flat = least_norm(matrix.T @ matrix, matrix.T @ right, heads, np.zeros((d, d)))
