@@ -91,6 +91,7 @@ class HttpOracle(Oracle):
         except BaseException:
             self._exchange.close()
             raise
+        self.lanes = connections
         queries = TensorQueries(self._exchange, self.model, self._places, require_id=require_id)
         self._batches = Batches(queries.ask, most, connections)
         versions = f" version {','.join(self.model.versions)}" if self.model.versions else ""
