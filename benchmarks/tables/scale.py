@@ -34,7 +34,7 @@ REMOTE = (
     ("demo:relu-net?width=16&neurons=32", "relu-net"),
     ("demo:single-head?width=16&labels=1", "labels"),
 )
-SHARED = "demo:single-head?width=48"
+SHARED = "demo:single-head?width=96"
 
 
 class Slow(Wrapper, stateful=False):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -207,6 +208,16 @@ def test_processes_find_the_same(tmp_path: Path) -> None:
     strip = [replace(row, seconds=0.0) for row in alone.rows]
     assert [replace(row, seconds=0.0) for row in together.rows] == strip
     assert together.new_queries == alone.new_queries
+    again = audit(SMALL, ["round:3", "clip:1"], [1, 2], folder=tmp_path)
+    assert (again.rows, again.new_queries) == (together.rows, 0)
+
+
+def test_an_executor_shares_the_defences(tmp_path: Path) -> None:
+    oracle = FunctionOracle(small_oracle()[1], 4, name="a head")
+    alone = audit(oracle, ["round:3"], [1, 2], truth=small_oracle()[1])
+    with ThreadPoolExecutor(2) as executor:
+        together = audit(oracle, ["round:3"], [1, 2], truth=small_oracle()[1], executor=executor, folder=tmp_path)
+    assert [replace(row, seconds=0.0) for row in together.rows] == [replace(row, seconds=0.0) for row in alone.rows]
 
 
 @pytest.mark.parametrize(

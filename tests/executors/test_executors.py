@@ -183,17 +183,6 @@ def test_other_versions_are_named() -> None:
         check_versions(found({}, {"python": "3.8.1"}), "tcp://s")
 
 
-def test_a_dask_cluster_redoes_what_a_killed_worker_had(tmp_path: Path) -> None:
-    distributed = pytest.importorskip("distributed")
-    options = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": None, "silence_logs": 50}
-    with distributed.LocalCluster(**options) as cluster:
-        with Workers(dask=cluster.scheduler_address).open() as crew:
-            assert list(crew.map(partial(killed_once, tmp_path), range(6))) == SQUARES
-        with distributed.Client(cluster) as client, Workers(executor=client.get_executor()).open() as crew:
-            assert crew.workers >= 1  # one may be starting again
-            assert list(crew.map(abs, range(6))) == list(range(6))
-
-
 def test_a_scheduler_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("distributed")
     monkeypatch.setattr(base, "PATIENCE", 0.2)
