@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from functools import cache, cached_property
+from importlib import import_module
 from typing import Any, Self
 
 import array_api_compat
@@ -139,6 +140,10 @@ class Space:
             raise UsageError(f"`like` must be a real floating-point array, not {example.dtype}")
         return cls(xp, example.dtype, array_api_compat.device(example))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A module cannot travel: its name does."""
+        return _space_of, (self.xp.__name__, self.dtype, self.device, self.coarse)
+
     @cached_property
     def spacing(self) -> float:
         """Distance from one to the next larger number of the dtype."""
@@ -217,6 +222,10 @@ class Space:
     def normal(self, rng: np.random.Generator, *shape: int) -> Array:
         """Standard normal numbers, the same for every library and device."""
         return self.asarray(rng.standard_normal(shape))
+
+
+def _space_of(library: str, *others: Any) -> Space:
+    return Space(import_module(library), *others)
 
 
 def numpy_space() -> Space:

@@ -21,6 +21,7 @@ KeyholeError
 │       ├── ServerFailed        it says that it failed (5xx)
 │       └── BadAnswer           no answer of the protocol: no JSON, cut short, or that of another query
 ├── BudgetExhausted             the next query would exceed the budget
+├── WorkerError                 workers that share the work died, hang, were lost or lack something
 ├── ComputeError                the arithmetic between two queries ended without a result
 │   ├── NumericalError          it failed: a singular matrix, a division by zero, an overflow, nan or inf
 │   └── TimeExhausted           it took longer than allowed
@@ -126,6 +127,10 @@ class BudgetExhausted(KeyholeError):
     """The next query would exceed the budget."""
 
 
+class WorkerError(KeyholeError):
+    """Workers that share the work died too often, hang, were lost, or lack what it takes."""
+
+
 class ComputeError(KeyholeError):
     """The arithmetic between two queries ended without a result, after the queries of a `stage`."""
 
@@ -153,3 +158,6 @@ class RecoveryFailed(KeyholeError):
     def __init__(self, result: Recovery) -> None:
         super().__init__(f"{result.outcome.name}: {result.message}")
         self.result = result
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.result,), {"partial": self.partial}

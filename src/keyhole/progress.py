@@ -14,6 +14,7 @@ from typing import IO, Protocol, runtime_checkable
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from keyhole.executors.base import stop_requested
 from keyhole.queries import Sketch
 
 # Between two plain lines, in seconds; what ends sooner says nothing on its way.
@@ -51,6 +52,15 @@ class Silent:
 
     def answered(self, queries: int, *, new: bool) -> None:
         """Ignore."""
+
+
+class InterruptCheck(Silent):
+    """Ends a worker's recovery after the batch at hand, which the journal has kept by then."""
+
+    def answered(self, queries: int, *, new: bool) -> None:  # noqa: ARG002 - the counts do not matter
+        """Look whether the run that the worker shares was interrupted."""
+        if stop_requested():
+            raise KeyboardInterrupt
 
 
 class SketchThrottle:

@@ -216,6 +216,11 @@ class Plan:
         """Tokens per sequence."""
         return len(self.positions)
 
+    @property
+    def all_repeats(self) -> range:
+        """The numbers of its repeats."""
+        return range(self.first_repeat, self.first_repeat + self.repeats)
+
     def again(self, count: int, stage: str) -> Plan:
         """A plan that asks the first `count` sequences once more, for a stage of its own."""
         return replace(self, stage=stage, count=count, repeats=1, first_repeat=self.first_repeat + self.repeats)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from concurrent.futures import Executor
 from contextlib import ExitStack
 from dataclasses import replace
 from os import PathLike
@@ -14,6 +15,7 @@ import numpy as np
 
 from keyhole.arrays import Array
 from keyhole.errors import ComputeError, RecoveryFailed, UsageError
+from keyhole.executors.base import Workers
 from keyhole.journal import Journal
 from keyhole.methods import Attempt, Task, Unrecoverable, ending, recovery_steps, stream
 from keyhole.methods.diagnosis.diagnose import Diagnosis
@@ -25,7 +27,7 @@ from keyhole.oracles import Oracle
 from keyhole.oracles.anything import as_oracle
 from keyhole.progress import Observer, ProgressBar, Silent, wants_bar
 from keyhole.recovery import Outcome, Recovery, Stats
-from keyhole.session import Session, box_of
+from keyhole.session import Session, box_of, open_lanes
 
 # So many inputs of a domain are looked at before anything is asked.
 DOMAIN_LOOK = 64
@@ -45,6 +47,10 @@ def recover(
     heldout: int | None = None,
     domain: Sampler | Sequence[Array] | None = None,
     max_seconds: float | None = None,
+    concurrency: int | None = None,
+    workers: int = 1,
+    dask: str | None = None,
+    executor: Executor | None = None,
     progress: bool | None = None,
     observer: Observer | None = None,
     **options: Any,
@@ -68,6 +74,11 @@ def recover(
     The certificate asks `heldout` fresh queries, by default 2.5 % of those of the recovery, 120 to 256. `domain`, a
     function (rng, count) -> sequences or the sequences (length, width) themselves, names inputs that matter to the
     user: as many of them are asked besides, and the certificate speaks of them too.
+
+    An oracle that may be called several times at once, such as a function that asks a server, is asked `concurrency`
+    batches at a time. One that takes long to compute is copied to `workers` processes of this machine, to those of the
+    Dask cluster at the address `dask`, or of any `executor` of futures, which share the queries; it is opened there by
+    its text where it was given as one. What a worker had when it died or hung is asked of another.
     """
     oracle = as_oracle(oracle, width, noise, max_norm)
     _check_whole("seed", seed, 0)
@@ -93,7 +104,8 @@ def recover(
         book = None
         if journal is not None:
             book = stack.enter_context(Journal(journal, box_of(oracle)))
-        session = Session(oracle, budget=budget, journal=book, observer=observer, max_seconds=max_seconds)
+        lanes = stack.enter_context(open_lanes(oracle, Workers(workers, dask, executor), concurrency))
+        session = Session(oracle, budget=budget, journal=book, observer=observer, max_seconds=max_seconds, lanes=lanes)
         try:
             ended = session.run(steps)
         except ComputeError as error:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
+from functools import cached_property
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from keyhole.arrays import Array
 from keyhole.errors import FileError, RecoveryFailed, UsageError
+from keyhole.executors.base import Shared, Workers
 from keyhole.families import MultiHead
 from keyhole.families.files import load_arrays, save_arrays
 from keyhole.families.torch_layouts import weights_of
@@ -21,6 +24,7 @@ from keyhole.oracles.torch import convert
 from keyhole.oracles.transformers.folder import open_model
 from keyhole.oracles.transformers.places import attention_in
 from keyhole.oracles.transformers.precision import Precision, check_precision
+from keyhole.progress import InterruptCheck, Observer, steps_bar
 from keyhole.recover import recover
 from keyhole.recovery import Recovery
 
@@ -114,6 +118,9 @@ def recover_model(
     max_norm: float | None = None,
     noise: Noise | str | None = None,
     heldout: int | None = None,
+    workers: int = 1,
+    dask: str | None = None,
+    executor: Executor | None = None,
     progress: bool | None = None,
     done: Callable[[str, Recovery], None] | None = None,
     **options: Any,
@@ -123,30 +130,29 @@ def recover_model(
     All layers unless some are named, each as an oracle of its own with a certificate of its own. `budget` is for
     one layer; `journal` is a folder, with a journal for every layer. Where a layer fails the others are still
     recovered; `throw` then raises `RecoveryFailed` with the first failure, and everything found as its `partial`.
-    `done` is called after every layer. `method="auto"` is `multi-head`, and where the model's config says that
-    attention has other parts, `auto` of `recover`. Other arguments are those of `TransformersOracle` and `recover`.
+    `done` is called after every layer. Layers are shared by `workers` processes of this machine, the Dask cluster at
+    the address `dask`, or any `executor` of futures. `method="auto"` is `multi-head`, and where the model's config says
+    that attention has other parts, `auto` of `recover`. Other arguments are those of `TransformersOracle` and
+    `recover`.
     """
     check_precision(precision, dtype)
-    model = convert(open_model(model, "recover_model"), precision or dtype, device)
-    numbers = range(len(attention_in(model))) if layers is None else layers
-    results: dict[str, Recovery] = {}
-    weights: dict[str, Array] = {}
-    left_out: dict[str, str] = {}
-    for number in numbers or [0]:  # of a model without layers, the oracle says so
-        oracle = TransformersOracle(
-            model, number, positions=positions, precision=precision, max_norm=max_norm, noise=noise
-        )
-        chosen = "multi-head" if method == "auto" and not oracle.hints else method
-        name = oracle.place.name
-        book = None if journal is None else _book(Path(journal), name)
-        result = recover(oracle, chosen, budget, book, seed, throw=False, heldout=heldout, progress=progress, **options)
-        results[name] = result
-        try:
-            weights |= _weights(result, oracle)
-        except UsageError as error:
-            left_out[name] = str(error)
+    others = Workers(workers, dask, executor)
+    asked = {"positions": positions, "precision": precision, "max_norm": max_norm, "noise": noise}
+    how = {"budget": budget, "seed": seed, "heldout": heldout, **options}
+    whole_model = _Model(
+        model, precision or dtype, device, method, None if journal is None else Path(journal), asked, how
+    )
+    numbers = list(range(len(attention_in(whole_model.module))) if layers is None else layers)
+    numbers = numbers or [0]  # of a model without layers, the oracle says so
+    found: dict[int, _Layer] = {}
+    for place, layer in _recover_all(whole_model, numbers, others, progress):
+        found[place] = layer
         if done is not None:
-            done(name, result)
+            done(layer.name, layer.result)
+    of_layers = [found[place] for place in sorted(found)]
+    results = {each.name: each.result for each in of_layers}
+    weights = {name: array for each in of_layers for name, array in each.weights.items()}
+    left_out = {each.name: each.left_out for each in of_layers if each.left_out is not None}
     whole = ModelRecovery(results, weights, left_out)
     failed = [result for result in results.values() if not result.certified]
     if throw and failed:
@@ -154,6 +160,70 @@ def recover_model(
         failure.partial = whole  # type: ignore[assignment]  # of several recoveries at once
         raise failure
     return whole
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """What was recovered of one layer."""
+
+    name: str  # of its attention module
+    result: Recovery
+    weights: Mapping[str, Array]
+    left_out: str | None  # why there are no weights
+
+
+@dataclass(frozen=True)
+class _Model:
+    """A model, given as such or as its folder, and what is done with each of its layers; workers have copies."""
+
+    given: Any
+    dtype: Any
+    device: Any
+    method: str
+    journals: Path | None
+    asked: Mapping[str, Any]  # options of TransformersOracle
+    how: Mapping[str, Any]  # options of recover
+
+    @cached_property
+    def module(self) -> Any:
+        """The model itself, opened where it is needed."""
+        return convert(open_model(self.given, "recover_model"), self.dtype, self.device)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "module"}
+
+    def recover(self, number: int, progress: bool | None, observer: Observer | None = None) -> _Layer:
+        """One layer."""
+        oracle = TransformersOracle(self.module, number, **self.asked)
+        chosen = "multi-head" if self.method == "auto" and not oracle.hints else self.method
+        name = oracle.place.name
+        book = None if self.journals is None else _book(self.journals, name)
+        shown: dict[str, Any] = {"progress": progress, "observer": observer}
+        result = recover(oracle, chosen, journal=book, throw=False, **shown, **self.how)
+        try:
+            return _Layer(name, result, _weights(result, oracle), None)
+        except UsageError as error:
+            return _Layer(name, result, {}, str(error))
+
+
+def _recover_all(
+    model: _Model, numbers: Sequence[int], workers: Workers, progress: bool | None
+) -> Iterator[tuple[int, _Layer]]:
+    """(place, layer) as they end."""
+    if not workers.several:
+        yield from ((place, model.recover(number, progress)) for place, number in enumerate(numbers))
+        return
+    with workers.open() as crew, steps_bar(progress, "layers") as show:
+        show(total=len(numbers))
+        shared = Shared(model, "name its folder, which workers can open")
+        for each in crew.results(_recover_layer, numbers, shared, ordered=False):
+            show(advance=1)
+            yield each
+
+
+def _recover_layer(model: _Model, number: int) -> _Layer:
+    """In a worker."""
+    return model.recover(number, False, InterruptCheck())
 
 
 def _weights(result: Recovery, oracle: TransformersOracle) -> dict[str, Array]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -203,10 +204,20 @@ def test_a_broken_cell_is_told(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_processes_find_the_same(tmp_path: Path) -> None:
     alone = audit(SMALL, ["round:3", "clip:1"], [1, 2])
-    together = audit(SMALL, ["round:3", "clip:1"], [1, 2], jobs=2, folder=tmp_path)
+    together = audit(SMALL, ["round:3", "clip:1"], [1, 2], workers=2, folder=tmp_path)
     strip = [replace(row, seconds=0.0) for row in alone.rows]
     assert [replace(row, seconds=0.0) for row in together.rows] == strip
     assert together.new_queries == alone.new_queries
+    again = audit(SMALL, ["round:3", "clip:1"], [1, 2], folder=tmp_path)
+    assert (again.rows, again.new_queries) == (together.rows, 0)
+
+
+def test_an_executor_shares_the_defences(tmp_path: Path) -> None:
+    oracle = FunctionOracle(small_oracle()[1], 4, name="a head")
+    alone = audit(oracle, ["round:3"], [1, 2], truth=small_oracle()[1])
+    with ThreadPoolExecutor(2) as executor:
+        together = audit(oracle, ["round:3"], [1, 2], truth=small_oracle()[1], executor=executor, folder=tmp_path)
+    assert [replace(row, seconds=0.0) for row in together.rows] == [replace(row, seconds=0.0) for row in alone.rows]
 
 
 @pytest.mark.parametrize(
@@ -216,7 +227,7 @@ def test_processes_find_the_same(tmp_path: Path) -> None:
         ({"budgets": [0]}, "positive multiples"),
         ({"budgets": [math.inf]}, "positive multiples"),
         ({"most": 5}, "fewer than the least budget"),
-        ({"jobs": 0}, "jobs"),
+        ({"workers": 0}, "workers"),
         ({"defences": "round:3"}, "list of texts"),
         ({"defences": ["rund:3"]}, "possible: none"),
     ],
@@ -226,6 +237,6 @@ def test_wrong_arguments_are_told(change: dict[str, object], said: str) -> None:
         audit(SMALL, **change)  # type: ignore[arg-type]
 
 
-def test_an_oracle_cannot_travel() -> None:
-    with pytest.raises(UsageError, match="named by text"):
-        audit(small_oracle()[0], jobs=2)
+def test_an_oracle_that_counts_cannot_travel() -> None:
+    with pytest.raises(UsageError, match="Counted adds up what passes it"):
+        audit(small_oracle()[0], workers=2)

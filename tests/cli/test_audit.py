@@ -101,7 +101,7 @@ def test_a_box_that_cannot_be_recovered_exits_with_1(run: Run) -> None:
         ([SMALL, "--multiples", "1,two"], "--multiples 1,2,4"),
         ([SMALL, "--multiples", "0"], "positive multiples"),
         ([SMALL, "--budget", "3"], "fewer than the least budget"),
-        ([SMALL, "--jobs", "0"], "--jobs"),
+        ([SMALL, "--workers", "0"], "--workers"),
         ([SMALL, "--out", "box.py"], "name another one with --out"),
         (["nonsense"], "a target looks like"),
     ],

@@ -5,12 +5,14 @@ import os
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import keyhole as kh
+from keyhole.cli.bench.growth import SERIES
 from keyhole.cli.options import fold_target_options
 from keyhole.methods import METHODS
 from keyhole.optional import KEYHOLE_VERSION
@@ -493,6 +495,27 @@ def test_bench_prints_what_recoveries_cost(run: Run, monkeypatch: pytest.MonkeyP
     assert code == 0
     assert "relu-net" in said
     assert "…" not in said  # nothing is cut, however narrow the terminal
+
+
+def test_bench_prints_the_whole_table(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = [
+        replace(each, target=each.target.replace("width=256", "width=16"), quick=(4, 6, 8)) for each in SERIES[:3:2]
+    ]
+    monkeypatch.setattr("keyhole.cli.bench.command.SERIES", small)
+    monkeypatch.setattr("keyhole.cli.bench.command.USUAL", ("demo:single-head?width=4",))
+    code, said, _ = run("bench", "--quick", "--json")
+    found = json.loads(said)
+    assert code == 0
+    assert found["machine"]["cores"] >= 1
+    assert [row["target"] for row in found["benchmarks"]][:2] == ["demo:single-head?width=4"] * 2
+    assert [growth["sizes"] for growth in found["growth"]] == [[4, 6, 8], [4, 6, 8]]
+    for growth, row in zip(found["growth"], (found["benchmarks"][1:4], found["benchmarks"][4:7]), strict=True):
+        sizes, queries = np.log(growth["sizes"]), np.log([each["queries"] for each in row])
+        assert growth["queries"] == pytest.approx(np.polyfit(sizes, queries, 1)[0])
+    code, said, _ = run("bench", "--quick")
+    assert code == 0
+    assert "the learner's own time" in said
+    assert run("bench", "demo:single-head?width=3", "--gpu", "--runs", "1")[0] in (0, 2)  # wrong use without a GPU
 
 
 def test_bench_says_where_a_box_was_not_recovered(run: Run) -> None:

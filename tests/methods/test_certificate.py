@@ -251,10 +251,11 @@ def judged(params: kh.ReluNet, **limits: Any) -> Judgement:
     answers = None
     while True:
         try:
-            plan = steps.send(answers)
+            plans = steps.send(answers)
         except StopIteration as ended:
             return ended.value
-        answers = Measurements(params(plan.tokens(0, plan.count, signature.space, params.width)), 0.0)
+        asked = [plan.tokens(0, plan.count, signature.space, params.width) for plan in plans]
+        answers = [Measurements(params(tokens), 0.0) for tokens in asked]
 
 
 def test_a_part_that_nobody_tests_is_named() -> None:

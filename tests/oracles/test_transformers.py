@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -446,6 +447,12 @@ def test_a_whole_model_is_recovered_and_loaded_back(tmp_path: Path) -> None:
     assert float((after - before).abs().max()) <= 1e-8
     again = kh.recover_model(model, method="single-head", journal=tmp_path / "answers")
     assert [result.stats.new_queries for result in again.layers.values()] == [0, 0]
+    with ThreadPoolExecutor(2) as executor:
+        shared = kh.recover_model(model, method="single-head", executor=executor, progress=False)
+    assert list(shared.layers) == list(found.layers)
+    assert set(shared.weights) == set(found.weights)
+    for name, weight in found.weights.items():
+        assert np.allclose(shared.weights[name], weight, atol=1e-12), name
 
 
 @pytest.mark.skipif("multi-head" not in METHODS, reason="the method multi-head is not there yet")

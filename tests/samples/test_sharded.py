@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from concurrent.futures import BrokenExecutor, Executor, Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from operator import add
 from pathlib import Path
@@ -15,8 +14,9 @@ import pytest
 
 import keyhole as kh
 from keyhole.cli import main
-from keyhole.errors import FileError, KeyholeError, UsageError
-from keyhole.executors.base import FutureCrew, OneProcess, open_crew, processes
+from keyhole.errors import FileError, UsageError
+from keyhole.executors.base import FutureCrew, OneProcess
+from keyhole.executors.processes import OwnProcesses
 from keyhole.recovery import Outcome
 from keyhole.samples.sharded import method
 from keyhole.samples.sharded.source import ShardSource, keys_of
@@ -259,49 +259,12 @@ def test_what_cannot_be_meant_is_refused(folder: Path, rng: np.random.Generator)
 # --- workers ------------------------------------------------------------------------------------------------------
 
 
-def test_a_worker_that_is_killed_counts_once(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    crew = FutureCrew(processes(1), 2, partial(processes, 1))
-    work = partial(killed_once, tmp_path_factory.mktemp("marks"))
-    assert list(crew.map(work, range(6))) == [0, 1, 4, 9, 16, 25]
-    assert crew.deaths == 1
+def test_a_worker_that_is_killed_changes_nothing(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    own = OwnProcesses(1)
+    crew = FutureCrew(own.open(), 1, own.open)
+    assert list(crew.map(partial(killed_once, tmp_path_factory.mktemp("marks")), range(6))) == [0, 1, 4, 9, 16, 25]
     same(learn(folder), learn(folder, executor=crew.executor))
-    crew.executor.shutdown()
-
-
-def test_a_dask_cluster_redoes_what_a_killed_worker_had(tmp_path: Path) -> None:
-    distributed = pytest.importorskip("distributed")
-    options = {"n_workers": 1, "threads_per_worker": 1, "dashboard_address": None, "silence_logs": 50}
-    with distributed.LocalCluster(**options) as cluster, open_crew(dask=cluster.scheduler_address) as crew:
-        assert list(crew.map(partial(killed_once, tmp_path), range(6))) == [0, 1, 4, 9, 16, 25]
-
-
-class Mortal(ThreadPoolExecutor):
-    """An executor of which every worker dies."""
-
-    def submit(self, *_: Any) -> Any:
-        future: Future[int] = Future()
-        future.set_exception(BrokenExecutor("killed"))
-        return future
-
-
-@pytest.fixture
-def mortal() -> Iterator[Executor]:
-    with Mortal(1) as executor:
-        yield executor
-
-
-def test_workers_that_always_die_end_it(mortal: Executor) -> None:
-    with pytest.raises(KeyholeError, match="a worker died 4 times, maybe for want of memory"):
-        list(FutureCrew(mortal, 2, lambda: mortal).map(abs, [1]))
-    with pytest.raises(KeyholeError, match="a worker died, maybe"):
-        list(FutureCrew(mortal, 2).map(abs, [1]))
-
-
-def test_a_scheduler_that_does_not_answer_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("distributed")
-    monkeypatch.setattr("keyhole.executors.base.PATIENCE", 0.2)
-    with pytest.raises(UsageError, match=r"no Dask scheduler answers at .tcp://127\.0\.0\.1:9"):
-        learn(folder, dask="tcp://127.0.0.1:9")
+    own.end(crew.executor, hung=False)
 
 
 def test_the_command_learns_from_shards(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,38 +1,36 @@
-"""Runs an audit: opens the oracle, fills the columns, in this process or in several, and puts them together."""
+"""Runs an audit: opens the oracle, fills the columns, here or by several workers, and puts them together."""
 
 from __future__ import annotations
 
-import multiprocessing
-import signal
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import Executor
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import Event, Thread
 from typing import Any
 
-from keyhole.audit.cells import Column, FilledColumn, digest, fill
+from keyhole.audit.cells import Column, FilledColumn, digest, fill, keep
 from keyhole.audit.defences import NONE, Defence, default_defences, parse_defence
 from keyhole.audit.result import Audit
-from keyhole.errors import FileError, KeyholeError, UsageError
+from keyhole.errors import FileError, UsageError
+from keyhole.executors.base import Shared, Workers
 from keyhole.families import Family
 from keyhole.journal import Journal
 from keyhole.methods import stream
 from keyhole.methods.noise_estimation.measure import measure_noise
 from keyhole.noise import Noise
 from keyhole.oracles import Oracle
-from keyhole.progress import Silent, steps_bar
+from keyhole.progress import InterruptCheck, Silent, steps_bar
 from keyhole.recover import recover
 from keyhole.session import Session, box_of
 from keyhole.targets import Target, open_target
 
 MULTIPLES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
-# How often several processes are looked at, in seconds.
+# How often several workers are looked at, in seconds.
 LOOK = 0.2
-CAN_PUT_OFF = hasattr(signal, "pthread_sigmask")  # a system without signal masks cannot
 
 
 def audit(
@@ -40,7 +38,7 @@ def audit(
     defences: Sequence[str | Defence] | None = None,
     budgets: Sequence[float] = MULTIPLES,
     seed: int = 0,
-    jobs: int = 1,
+    workers: int = 1,
     folder: str | PathLike[str] | None = None,
     progress: bool | None = None,
     *,
@@ -49,6 +47,8 @@ def audit(
     noise: Noise | str | None = None,
     max_norm: float | None = None,
     max_seconds: float | None = None,
+    dask: str | None = None,
+    executor: Executor | None = None,
 ) -> Audit:
     """Recover an oracle behind each defence within each budget, and see how far from the truth that is.
 
@@ -56,13 +56,16 @@ def audit(
     those above `most` queries are left out. The undefended oracle is always among the defences. Without a known
     `truth` (an oracle, a `python:` target) errors are measured against what its owner recovers of it without
     a defence, which must be certified. With a `folder`, finished cells and all answers are kept there, and
-    running again does only what is missing. `jobs` processes share the defences; they open the target again
-    from its text, so an oracle allows one only. `noise` is what the oracle's own answers are known to have, before any
-    defence, `max_norm` the longest token that it takes, and `max_seconds` caps the arithmetic of each recovery.
+    running again does only what is missing. The defences are shared by `workers` processes, the Dask cluster at the
+    address `dask`, or any `executor` of futures, which open the target again from its text or get a copy of the oracle;
+    the folder must be one that they see too, to resume from. `noise` is what the oracle's own answers are known to
+    have, before any defence, `max_norm` the longest token that it takes, and `max_seconds` caps the arithmetic of each
+    recovery.
     """
     with ExitStack() as stack:
         declared = None if noise is None else Noise.of(noise)
-        subject = _open(target, truth, jobs)
+        others = Workers(workers, dask, executor)
+        subject = _open(target, truth)
         own = subject.oracle.signature.noise
         subject = subject.with_declared(max_norm, declared)
         if not isinstance(target, Oracle):
@@ -79,10 +82,7 @@ def audit(
             wanted = _defences(defences, bound, reference)
             columns = [Column(each, multiples, bound, seed, where, *limits) for each in wanted]
             show(total=sum(len(list(column.budgets())) for column in columns))
-            if jobs == 1:
-                filled = [fill(column, subject.oracle, reference, done=partial(show, advance=1)) for column in columns]
-            else:
-                filled = _in_processes(columns, subject, reference, jobs, show)
+            filled = _fill_all(columns, subject, reference, others, show)
     known = "the true parameters" if subject.truth is not None else "what its owner recovers of it without a defence"
     if subject.truth is None and declared.kind != "exact":
         known += f" (answers {declared})"
@@ -98,16 +98,10 @@ def _make_folder(folder: Path) -> None:
         raise FileError(f"cannot make the folder {folder}: {error.strerror or error}; name another one") from error
 
 
-def _open(target: str | Oracle, truth: Family | None, jobs: int) -> Target:
-    if isinstance(jobs, bool) or not isinstance(jobs, int) or jobs < 1:
-        raise UsageError(f"jobs must be a whole number of at least 1, not {jobs!r}")
+def _open(target: str | Oracle, truth: Family | None) -> Target:
     if not isinstance(target, Oracle):
         subject = open_target(target)
         return subject if truth is None else Target(subject.text, subject.oracle, subject.label, truth)
-    if jobs > 1:
-        raise UsageError(
-            "jobs above 1 need a target named by text, which other processes can open: python:path.py:make"
-        )
     return Target(target.name, target, f"{target.name}, of width {target.signature.width}", truth)
 
 
@@ -155,76 +149,49 @@ def _defences(given: Sequence[str | Defence] | None, bound: int, reference: Fami
     return list(dict.fromkeys([parse_defence(NONE), *wanted]))
 
 
-# Several processes.
+# Several workers.
 
 
-_stop: Any = None  # in a worker: an event that says the audit was interrupted
+def _carry_out(shared: tuple[Oracle, Family], column: Column) -> FilledColumn:
+    """Fill a column in a worker, which has the oracle opened anew."""
+    for each in ("cells", "journals"):
+        _make_folder(column.folder / each)
+    return fill(column, *shared, InterruptCheck())
 
 
-class InterruptCheck(Silent):
-    """Ends a worker's recovery after the batch at hand, which the journal has kept by then."""
-
-    def answered(self, queries: int, *, new: bool) -> None:  # noqa: ARG002 - the counts do not matter
-        """Look whether the audit was interrupted."""
-        if _stop.is_set():
-            raise KeyboardInterrupt
-
-
-def _begin(stop: Any) -> None:
-    """Prepare a worker: Ctrl-C reaches every process of a terminal, but only the first one acts on it."""
-    global _stop  # noqa: PLW0603 - one per process, set once
-    _stop = stop
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if CAN_PUT_OFF:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # what an oracle starts finds things as usual
+def _fill_all(
+    columns: Sequence[Column], subject: Target, reference: Family, workers: Workers, show: Callable[..., None]
+) -> list[FilledColumn]:
+    """Each column by one worker, which alone writes to its journal."""
+    if not workers.several:
+        return [fill(column, subject.oracle, reference, done=partial(show, advance=1)) for column in columns]
+    name = subject.oracle.name
+    files = [column.file(name, budget) for column in columns for _, budget in column.budgets()]
+    found: dict[int, FilledColumn] = {}
+    instead = "name it by a text that they can open: python:path.py:make"
+    with workers.open() as crew, _watched(lambda: show(completed=sum(file.exists() for file in files))):
+        shared = Shared((subject.oracle, reference), instead)
+        for number, filled in crew.results(_carry_out, columns, shared, ordered=False):
+            found[number] = filled
+            for (_, budget), cell in zip(columns[number].budgets(), filled[0], strict=True):
+                keep(columns[number].file(name, budget), cell)  # of a worker that has other disks
+    return [found[number] for number in range(len(columns))]
 
 
 @contextmanager
-def _put_off_interrupts() -> Iterator[None]:
-    """Ctrl-C reaches this process only afterwards, and those that it starts meanwhile not before they are prepared.
+def _watched(look: Callable[[], None]) -> Iterator[None]:
+    """What is shown of workers, now and then."""
+    ended = Event()
 
-    A new process imports for a second or so, and would otherwise say where it was interrupted.
-    """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if CAN_PUT_OFF else ()
+    def watch() -> None:
+        while not ended.wait(LOOK):
+            look()
+
+    thread = Thread(target=watch, daemon=True)
+    thread.start()
     try:
         yield
     finally:
-        if CAN_PUT_OFF:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _carry_out(column: Column, text: str, reference: Family) -> FilledColumn:
-    """Fill a column in a worker, which opens the target anew: an oracle cannot travel."""
-    target = open_target(text).with_declared(column.max_norm, column.noise)
-    try:
-        return fill(column, target.oracle, reference, InterruptCheck())
-    finally:
-        target.oracle.close()
-
-
-def _in_processes(
-    columns: Sequence[Column], subject: Target, reference: Family, jobs: int, show: Callable[..., None]
-) -> list[FilledColumn]:
-    context = multiprocessing.get_context("spawn")  # threads of BLAS and CUDA do not survive a fork
-    stop = context.Event()
-    files = [column.file(subject.oracle.name, budget) for column in columns for _, budget in column.budgets()]
-    with ProcessPoolExecutor(min(jobs, len(columns)), context, _begin, (stop,)) as pool:
-        try:
-            with _put_off_interrupts():
-                futures = [pool.submit(_carry_out, column, subject.text, reference) for column in columns]
-            pending = set(futures)
-            while pending:
-                finished, pending = wait(pending, timeout=LOOK)
-                show(completed=sum(file.exists() for file in files))
-                for each in finished:
-                    each.result()  # raises what went wrong there
-            return [future.result() for future in futures]
-        except BrokenProcessPool as error:
-            raise KeyholeError(
-                "a process of the audit died, maybe for want of memory: run again with fewer jobs; "
-                "with a folder, finished cells are kept"
-            ) from error
-        except BaseException:
-            stop.set()
-            pool.shutdown(wait=True, cancel_futures=True)
-            raise
+        ended.set()
+        thread.join()
+        look()

@@ -126,7 +126,7 @@ def fill(
                 cost=honest_cost(column.defence, reference, oracle.signature, column.seed),
             )
             new_queries += result.stats.new_queries
-            _write(file, row)
+            keep(file, row)
         rows.append(row)
         done()
     return tuple(rows), new_queries
@@ -181,8 +181,10 @@ def _read(file: Path) -> Cell | None:
         raise FileError(f"cannot read the finished cell {file} ({error}): remove it, and it is run again") from error
 
 
-def _write(file: Path, row: Cell) -> None:
-    """Under another name first: a cell that is there is whole."""
+def keep(file: Path, row: Cell) -> None:
+    """Write a finished cell, under another name first: one that is there is whole."""
+    if file.exists():
+        return
     temporary = file.with_suffix(f".{os.getpid()}.tmp")
     try:
         temporary.write_text(json.dumps(asdict(row), indent=2, allow_nan=False) + "\n", encoding="utf-8")

@@ -147,7 +147,7 @@ def together(own: Noise, added: Noise) -> Noise:
     return Noise.bounded(small.radius + large.radius)
 
 
-class Clipped(Wrapper):
+class Clipped(Wrapper, stateful=False):
     """Scales tokens that are longer than `norm` down to it, as a server does that trusts no client."""
 
     def __init__(self, inner: Oracle, norm: float) -> None:

@@ -32,7 +32,7 @@ def honest_tokens(signature: Signature, count: int = HONEST, seed: int = 0) -> F
     return tokens
 
 
-class ReverseSigmoid(Wrapper):
+class ReverseSigmoid(Wrapper, stateful=False):
     """Bends answers: y − β(σ(y) − ½), which keeps their order (Lee et al., 2018)."""
 
     def __init__(self, inner: Oracle, strength: float) -> None:
@@ -45,7 +45,7 @@ class ReverseSigmoid(Wrapper):
         return self.signature.space.asarray(plain - self.strength * _bend(plain))
 
 
-class Unbent(Wrapper):
+class Unbent(Wrapper, stateful=False):
     """The attacker's side of `ReverseSigmoid`: what is known and one-to-one can be undone."""
 
     def __init__(self, inner: Oracle, strength: float) -> None:
@@ -70,7 +70,7 @@ def _bend(answers: Floats) -> Floats:
     return np.asarray(np.tanh(answers / 2) / 2)
 
 
-class UserNoise(Wrapper):
+class UserNoise(Wrapper, stateful=False):
     """Adds to each answer an error that is fixed for the user and the query: to repeat a query shows nothing new."""
 
     def __init__(self, inner: Oracle, scale: float, *, seed: int = 0) -> None:

@@ -22,6 +22,7 @@ from keyhole.cli.options import (
     FAILED,
     INTERRUPTED,
     TARGET,
+    Dask,
     Force,
     Json,
     MaxNorm,
@@ -71,7 +72,10 @@ def audit(
     max_norm: MaxNorm = None,
     noise: BareNoise = None,
     max_seconds: MaxSeconds = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Processes that share the defences.")] = 1,
+    workers: Annotated[
+        int, typer.Option("--workers", "--jobs", min=1, help="Processes of this machine that share the defences.")
+    ] = 1,
+    dask: Dask = None,
     seed: Seed = 0,
     out: AuditFolder = None,
     force: Force = False,
@@ -93,14 +97,19 @@ def audit(
         "max-norm": [max_norm],
         "max-seconds": [max_seconds],
     }
-    again = ["keyhole", "audit", target, *_words({**given, "jobs": [jobs], "seed": [seed], "out": [out]})]
+    again = [
+        "keyhole",
+        "audit",
+        target,
+        *_words({**given, "workers": [workers], "dask": [dask], "seed": [seed], "out": [out]}),
+    ]
     declared = {name: value for name, value in (("noise", noise), ("max_norm", max_norm)) if value is not None}
     settings = {"target": target, "seed": seed, **declared}
     limits: dict[str, Any] = {"progress": False if quiet else None, "most": budget}
-    limits |= {"noise": noise, "max_norm": max_norm, "max_seconds": max_seconds}
+    limits |= {"noise": noise, "max_norm": max_norm, "max_seconds": max_seconds, "dask": dask}
     try:
         with redirect_stdout(sys.stderr), reserve_folder(out, AUDIT, settings, force=force):
-            found = run_audit(target, defence, _numbers(multiples), seed, jobs, out, **limits)
+            found = run_audit(target, defence, _numbers(multiples), seed, workers, out, **limits)
             files, notes = ({}, []) if out is None else _keep_audit(found, out, settings)
     except KeyboardInterrupt:
         kept = "nothing was kept: with --out FOLDER an audit can be resumed"

@@ -26,6 +26,11 @@ MaxSeconds = Annotated[
         help="End a recovery whose own arithmetic takes longer; a minute, and more with queries, if left out."
     ),
 ]
+Workers = Annotated[int, typer.Option("--workers", min=1, help="Processes of this machine that share the work.")]
+Dask = Annotated[str | None, typer.Option(metavar="ADDRESS", help="The Dask scheduler whose workers share the work.")]
+Concurrency = Annotated[
+    int | None, typer.Option(min=1, help="Requests under way at the same time, to boxes that may be asked so.")
+]
 
 
 def method_option(names: Sequence[str] = ()) -> Any:

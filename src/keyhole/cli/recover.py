@@ -17,6 +17,8 @@ from keyhole.cli.options import (
     FAILED,
     INTERRUPTED,
     Budget,
+    Concurrency,
+    Dask,
     Force,
     Json,
     MaxNorm,
@@ -24,6 +26,7 @@ from keyhole.cli.options import (
     MethodOption,
     Quiet,
     Seed,
+    Workers,
     complain,
     method_option,
 )
@@ -83,6 +86,9 @@ def recover(
         float | None, typer.Option(help="The same as --option target_error=…, for methods that stop at an accuracy.")
     ] = None,
     option: MethodOption = None,
+    concurrency: Concurrency = None,
+    workers: Workers = 1,
+    dask: Dask = None,
     watch: Annotated[
         bool, typer.Option("--watch", help="Show the run on a page of this machine while it goes on.")
     ] = False,
@@ -102,7 +108,21 @@ def recover(
     if target_error is not None and options.setdefault("target_error", target_error) != target_error:
         raise UsageError("--target-error and --option target_error= differ: give one")
     settings = Settings(
-        target, method, budget, journal, seed, heldout, max_norm, noise, options, out, max_seconds, domain
+        target,
+        method,
+        budget,
+        journal,
+        seed,
+        heldout,
+        max_norm,
+        noise,
+        options,
+        out,
+        max_seconds,
+        domain,
+        concurrency,
+        workers,
+        dask,
     )
     if names_all_layers(target):
         if watch:

@@ -41,6 +41,8 @@ def recover_all_layers(settings: Settings, *, as_json: bool, quiet: bool, force:
         raise UsageError("max_length and batch_limit are for one layer: leave them out")
     if settings.domain is not None:
         raise UsageError("--domain is for one layer, whose inputs it holds: name one, #layer=0")
+    if settings.concurrency is not None:
+        raise UsageError("--concurrency is for boxes behind a server: --workers share the layers of a model")
     if settings.max_norm is not None:
         given["max_norm"] = settings.max_norm
     distances: dict[str, float | None] = {}
@@ -55,7 +57,7 @@ def recover_all_layers(settings: Settings, *, as_json: bool, quiet: bool, force:
 
     with reserve_folder(settings.out, LAYERS, asdict(settings), force=force):
         found = recover_model(
-            model,
+            model if settings.workers == 1 and settings.dask is None else path,
             method=settings.method,
             budget=settings.budget,
             journal=settings.journal,
@@ -64,6 +66,8 @@ def recover_all_layers(settings: Settings, *, as_json: bool, quiet: bool, force:
             noise=None if settings.noise is None else Noise.parse(settings.noise),
             heldout=settings.heldout,
             max_seconds=settings.max_seconds,
+            workers=settings.workers,
+            dask=settings.dask,
             progress=False if quiet or as_json else None,
             done=done,
             **given,

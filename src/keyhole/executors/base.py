@@ -1,153 +1,106 @@
 """Independent pieces of work: done here, by processes of this machine, by any executor of futures, or by Dask.
 
-Results come back in the order of the pieces, each once, whoever did them: what is added up from them does not depend
-on how many workers there are. A piece whose worker died is done again.
+Results come back once each, whoever did the pieces; in their order where that is wanted, so that what is added up from
+them does not depend on how many workers there are. A piece whose worker died or hangs is done again.
 """
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
+import platform
+from collections.abc import Iterator
+from concurrent.futures import CancelledError, Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from itertools import islice
-from typing import Generic, TypeVar
+from dataclasses import dataclass
+from typing import Any
 
-from keyhole.errors import KeyholeError, UsageError
-from keyhole.optional import extra
+from keyhole.errors import UsageError, WorkerError
+from keyhole.executors.crew import Crew, OneProcess
+from keyhole.executors.futures import FutureCrew, workers_of
+from keyhole.executors.processes import THREADS, OwnProcesses, one_thread_each, stop_requested
+from keyhole.executors.shared import Shared
+from keyhole.optional import KEYHOLE_VERSION, extra
 
-Piece = TypeVar("Piece")
-Result = TypeVar("Result")
+__all__ = [
+    "THREADS",
+    "Crew",
+    "FutureCrew",
+    "OneProcess",
+    "Shared",
+    "Workers",
+    "one_thread_each",
+    "open_threads",
+    "stop_requested",
+]
 
-# Libraries of linear algebra read these when they are loaded: one thread per process that shares the work.
-THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
-# Seconds between two looks at a result that is awaited, so that a limit on the time or Ctrl-C can end it.
-LOOK = 0.05
-# Workers that may die, one after the other, without one piece done in between.
-MOST_DEATHS = 3
-# Pieces handed out for each worker beyond those it has done: enough to keep it busy, few enough to hold their results.
-AHEAD = 2
 # Seconds in which a scheduler must answer.
 PATIENCE = 10.0
 
 
-class Crew(ABC):
-    """Whoever does pieces of work that do not depend on each other."""
+@dataclass(frozen=True)
+class Workers:
+    """Who shares the work: so many processes of this machine, the Dask cluster at an address, or a given executor."""
 
-    @abstractmethod
-    def map(self, work: Callable[[Piece], Result], pieces: Sequence[Piece]) -> Iterator[Result]:
-        """The results, in the order of the pieces."""
+    workers: int = 1
+    dask: str | None = None
+    executor: Executor | None = None
 
+    def __post_init__(self) -> None:
+        if isinstance(self.workers, bool) or not isinstance(self.workers, int) or self.workers < 1:
+            raise UsageError(f"workers must be a whole number of at least 1, not {self.workers!r}")
+        if self.executor is not None:
+            if not isinstance(self.executor, Executor):
+                raise UsageError(
+                    f"executor must be a concurrent.futures.Executor, not {type(self.executor).__name__}: "
+                    "that of a Dask client is client.get_executor()"
+                )
+            if self.workers > 1 or self.dask is not None:
+                raise UsageError("executor= is told who does the work: leave workers and dask out")
+        if self.dask is not None and self.workers > 1:
+            raise UsageError("workers are processes of this machine, and dask an address: give one of them")
 
-class OneProcess(Crew):
-    """Whoever calls, one piece after the other."""
+    @property
+    def several(self) -> bool:
+        """Whether it is anybody but this process."""
+        return self.workers > 1 or self.dask is not None or self.executor is not None
 
-    def map(self, work: Callable[[Piece], Result], pieces: Sequence[Piece]) -> Iterator[Result]:
-        """The results, each made when it is asked for."""
-        return (work(piece) for piece in pieces)
-
-
-@dataclass
-class FutureCrew(Crew):
-    """An executor of futures. One that breaks with its workers is opened again where `reopen` can do so."""
-
-    executor: Executor
-    ahead: int  # pieces that are handed out at a time
-    reopen: Callable[[], Executor] | None = None
-    deaths: int = field(default=0, init=False)  # in all
-
-    def map(self, work: Callable[[Piece], Result], pieces: Sequence[Piece]) -> Iterator[Result]:
-        """The results. A piece counts once, however often it had to be done."""
-        waiting: deque[_Handed[Piece, Result]] = deque()
-        rest, lives = iter(pieces), MOST_DEATHS
-        try:
-            while True:
-                waiting += (_Handed(piece) for piece in islice(rest, self.ahead - len(waiting)))
-                if not waiting:
-                    return
+    @contextmanager
+    def open(self) -> Iterator[Crew]:
+        """The crew, until the work is done."""
+        if self.executor is not None:
+            yield _given(self.executor)
+        elif self.dask is not None:
+            with _dask_crew(self.dask) as crew:
+                yield crew
+        elif self.workers > 1:
+            with one_thread_each():
+                own = OwnProcesses(self.workers)
+                crew = FutureCrew(own.open(), self.workers, own.open)
                 try:
-                    for each in waiting:
-                        each.future = each.future or self.executor.submit(work, each.piece)
-                    result = awaited(waiting[0].future)
-                except BrokenExecutor as error:  # also of a worker that died between two pieces
-                    lives -= 1
-                    self._open_again(lives, error)
-                    for each in waiting:
-                        each.forget()
-                    continue
-                waiting.popleft()
-                lives = MOST_DEATHS
-                yield result
-        finally:
-            for each in waiting:
-                if each.future is not None:
-                    each.future.cancel()
-
-    def _open_again(self, lives: int, error: BrokenExecutor) -> None:
-        self.deaths += 1
-        if self.reopen is None or lives < 0:
-            often = f" {MOST_DEATHS + 1} times" if self.reopen is not None else ""
-            raise KeyholeError(
-                f"a worker died{often}, maybe for want of memory: use fewer workers, or smaller shards ({error})"
-            ) from error
-        self.executor.shutdown(wait=True, cancel_futures=True)
-        self.executor = self.reopen()
-
-
-@dataclass
-class _Handed(Generic[Piece, Result]):
-    """A piece of work that was handed out."""
-
-    piece: Piece
-    future: Future[Result] | None = None
-
-    def forget(self) -> None:
-        """Hand it out again, unless it was done in time."""
-        future = self.future
-        if future is None or not future.done() or future.cancelled() or future.exception() is not None:
-            self.future = None
-
-
-def awaited(future: Future[Result] | None) -> Result:
-    """The result of a future, awaited in short pieces of time."""
-    assert future is not None
-    while not wait([future], timeout=LOOK).done:
-        pass
-    return future.result()
+                    yield crew
+                finally:
+                    own.end(crew.executor, hung=crew.hangs > 0)
+        else:
+            yield OneProcess()
 
 
 @contextmanager
-def open_crew(workers: int = 1, dask: str | None = None, executor: Executor | None = None) -> Iterator[Crew]:
-    """Whoever calls, `workers` processes of this machine, the Dask cluster at an address, or a given executor."""
-    if executor is not None:
-        if not isinstance(executor, Executor):
-            raise UsageError(f"executor must be a concurrent.futures.Executor, not {type(executor).__name__}")
-        if workers > 1 or dask is not None:
-            raise UsageError("executor= is told who does the work: leave workers and dask out")
-        yield FutureCrew(executor, AHEAD * (os.cpu_count() or 1))
-    elif dask is not None:
-        if workers > 1:
-            raise UsageError("workers are processes of this machine, and dask an address: give one of them")
-        with _dask_crew(dask) as crew:
-            yield crew
-    elif workers > 1:
-        with one_thread_each():
-            own = FutureCrew(processes(workers), AHEAD * workers, lambda: processes(workers))
-            try:
-                yield own
-            finally:
-                own.executor.shutdown(wait=True, cancel_futures=True)
-    else:
-        yield OneProcess()
+def open_threads(count: int) -> Iterator[Crew]:
+    """Threads of this process."""
+    pool = ThreadPoolExecutor(count, thread_name_prefix="keyhole")
+    try:
+        yield FutureCrew(pool, count)
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
-def processes(workers: int) -> Executor:
-    """Processes of this machine, each started when it is needed."""
-    return ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"))  # threads of BLAS do not survive a fork
+def _given(executor: Executor) -> FutureCrew:
+    """Whoever an executor is; processes that die are replaced by as many, started in the same way."""
+    workers = workers_of(executor)
+    if not isinstance(executor, ProcessPoolExecutor):
+        return FutureCrew(executor, workers)
+    context, start = getattr(executor, "_mp_context", None), getattr(executor, "_initializer", None)
+    arguments = getattr(executor, "_initargs", ())
+    return FutureCrew(executor, workers, lambda: ProcessPoolExecutor(workers, context, start, arguments))
 
 
 @contextmanager
@@ -164,22 +117,33 @@ def _dask_crew(address: str) -> Iterator[Crew]:
             raise UsageError(
                 f"the Dask scheduler at {address!r} has no workers: start some with `dask worker {address}`"
             )
+        check_versions(client.get_versions(packages=["keyhole", "cloudpickle"]), address)
         try:
-            yield FutureCrew(client.get_executor(pure=False), AHEAD * cores)
+            yield FutureCrew(client.get_executor(pure=False), cores)
         except distributed.KilledWorker as error:
-            raise KeyholeError(f"Dask gave a piece of work up, whose workers died: {error}") from error
+            raise WorkerError(f"Dask gave a piece of work up, whose workers died: {error}") from error
+        except CancelledError as error:
+            raise WorkerError(f"the Dask scheduler at {address!r} was lost: {error}") from error
 
 
-@contextmanager
-def one_thread_each() -> Iterator[None]:
-    """Processes started inside have one thread of linear algebra each."""
-    before = {name: os.environ.get(name) for name in THREADS}
-    os.environ.update(dict.fromkeys(THREADS, "1"))
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+def check_versions(found: dict[str, Any], address: str) -> None:
+    """UsageError where a scheduler or a worker runs other versions than this process, which it might misread."""
+    here = found["client"]["packages"] | {"keyhole": KEYHOLE_VERSION, "python": platform.python_version()}
+    others = {f"the worker {name}": each for name, each in found["workers"].items() if each is not None}
+    if found.get("scheduler") is not None:
+        others[f"the scheduler at {address!r}"] = found["scheduler"]
+    for who, each in others.items():
+        packages = each["packages"]
+        wanted = ("distributed",) if "scheduler" in who else ("keyhole", "distributed", "python", "cloudpickle")
+        for name in wanted:
+            if _release(name, packages.get(name)) != _release(name, here.get(name)):
+                has = packages.get(name) or f"no {name}"
+                raise UsageError(
+                    f"{who} has {has if has.startswith('no ') else f'{name} {has}'}, this process {here.get(name)}: "
+                    f"install the same there, pip install 'keyhole[dask]=={KEYHOLE_VERSION}'"
+                )
+
+
+def _release(name: str, version: str | None) -> str | None:
+    """What must be the same of a version: of Python its first two numbers."""
+    return ".".join(version.split(".")[:2]) if name == "python" and version else version

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
@@ -129,6 +130,31 @@ def adapt(
     except StopIteration as stop:
         result: Found = stop.value
         return result
+
+
+def together(steps: Sequence[Steps[Found]]) -> Steps[list[Found]]:
+    """Run generators that do not depend on each other in step, so that their plans are asked in the same rounds."""
+    found: dict[int, Found] = {}
+    requests: dict[int, Plan | Sequence[Plan]] = {}
+
+    def advance(number: int, reply: Any) -> None:
+        requests.pop(number, None)
+        try:
+            requests[number] = steps[number].send(reply)
+        except StopIteration as stop:
+            found[number] = stop.value
+
+    for number in range(len(steps)):
+        advance(number, None)
+    while requests:
+        asked = dict(requests)
+        plans = {number: [each] if isinstance(each, Plan) else list(each) for number, each in asked.items()}
+        replies: list[Measurements] = yield [plan for each in plans.values() for plan in each]
+        rest = iter(replies)
+        for number, request in asked.items():
+            own = list(islice(rest, len(plans[number])))
+            advance(number, own[0] if isinstance(request, Plan) else own)
+    return [found[number] for number in range(len(steps))]
 
 
 def map_measurements(steps: Steps[Found], change: Callable[[Measurements], Measurements]) -> Steps[Found]:

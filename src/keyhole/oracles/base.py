@@ -10,6 +10,7 @@ import array_api_compat
 
 from keyhole.arrays import Array, is_real
 from keyhole.errors import KeyholeError, NonFiniteAnswer, OracleRaised, UsageError, WrongShape
+from keyhole.optional import on_demand
 from keyhole.queries import Signature
 
 # No label is larger: numbers that grow with their tokens become whole ones too.
@@ -20,15 +21,24 @@ class Oracle(ABC):
     """An oracle that answers sequences of tokens.
 
     A subclass sets `signature` and `name` and writes `answer`; callers use the oracle as a function,
-    which checks query and answer.
+    which checks query and answer. Where workers ask, each has a copy: what pickle makes, or what `text` opens.
     """
 
     signature: Signature
     name: str  # what the oracle is; a journal belongs to one name
+    lanes: int = 1  # calls that may be under way at the same time; a call of `batch_limit` sequences is split over them
+    text: str | None = None  # a target that opens it again, in another process too
 
     @abstractmethod
     def answer(self, tokens: Array) -> Array:  # (batch, length, width) -> (batch,) or (batch, outputs)
         """Answer a batch of sequences; with all positions observed (batch, length[, outputs])."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Opened again by its text where it has one, with its own state where it has none."""
+        return super().__reduce_ex__(protocol) if self.text is None else (_open_again, (self.text,))
+
+    def begin_anew(self, label: str) -> None:  # noqa: B027 - most oracles draw nothing
+        """From now on draw the random numbers that belong to a label, as every copy of the oracle would."""
 
     def close(self) -> None:  # noqa: B027 - most oracles hold nothing
         """Release what the oracle holds."""
@@ -132,3 +142,8 @@ class Oracle(ABC):
                 "answers='labels' where its answers are numbers"
             )
         return answers
+
+
+def _open_again(text: str) -> Oracle:
+    opened: Oracle = on_demand("targets").open_target(text).oracle
+    return opened

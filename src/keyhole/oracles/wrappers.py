@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,13 +18,28 @@ from keyhole.queries import Signature
 class Wrapper(Oracle):
     """An oracle that passes queries on to another one; a subclass changes what it needs to.
 
-    One that changes answers writes `change`, so that it is also done to those that arrived before an error.
+    One that changes answers writes `change`, so that it is also done to those that arrived before an error. A
+    subclass whose calls do not depend on those before says `class Name(Wrapper, stateful=False)`.
     """
+
+    stateful: bool = False
+
+    def __init_subclass__(cls, *, stateful: bool = True) -> None:
+        cls.stateful = stateful
 
     def __init__(self, inner: Oracle, signature: Signature | None = None) -> None:
         self.inner = inner
         self.signature = inner.signature if signature is None else signature
         self.name = inner.name
+
+    @property
+    def lanes(self) -> int:  # type: ignore[override]
+        """Those of the wrapped oracle; one of a subclass with a state, which says so."""
+        return 1 if self.stateful else self.inner.lanes
+
+    def begin_anew(self, label: str) -> None:
+        """That of the wrapped oracle."""
+        self.inner.begin_anew(label)
 
     def answer(self, tokens: Array) -> Array:
         """Pass the query on."""
@@ -54,7 +70,17 @@ class Wrapper(Oracle):
         self.inner.close()
 
 
-class Counted(Wrapper):
+class OnlyHere(Wrapper):
+    """A wrapper that adds up what passes it, which copies of it in several processes could not."""
+
+    def __reduce__(self) -> Any:
+        raise UsageError(
+            f"{type(self).__name__} adds up what passes it, which copies of it in other processes cannot: leave it out "
+            "where workers ask; budget= limits them together, and stats.queries counts"
+        )
+
+
+class Counted(OnlyHere):
     """Counts the sequences and the calls that reach the wrapped oracle."""
 
     def __init__(self, inner: Oracle) -> None:
@@ -69,7 +95,7 @@ class Counted(Wrapper):
         return super().answer(tokens)
 
 
-class Budgeted(Wrapper):
+class Budgeted(OnlyHere):
     """Refuses to pass on more than `limit` sequences in all."""
 
     def __init__(self, inner: Oracle, limit: int) -> None:
@@ -84,7 +110,7 @@ class Budgeted(Wrapper):
         return super().answer(tokens)
 
 
-class Batched(Wrapper):
+class Batched(Wrapper, stateful=False):
     """Takes at most `limit` sequences per call."""
 
     def __init__(self, inner: Oracle, limit: int) -> None:
@@ -98,7 +124,7 @@ class Batched(Wrapper):
         return super().answer(tokens)
 
 
-class Rounded(Wrapper):
+class Rounded(Wrapper, stateful=False):
     """Rounds answers to `decimals`; `declared=False` hides that from the learner."""
 
     def __init__(self, inner: Oracle, decimals: int, *, declared: bool = True) -> None:
@@ -117,7 +143,7 @@ class Rounded(Wrapper):
         return xp.where(coarse, answers, xp.round(fine * up / down) * down / up)
 
 
-class Cast(Wrapper):
+class Cast(Wrapper, stateful=False):
     """Rounds answers to a dtype (float32, float16 or bfloat16); `declared=False` hides that from the learner.
 
     Only the digits are those of the dtype: answers beyond its largest or below its smallest number are kept.
@@ -143,8 +169,13 @@ class Noisy(Wrapper):
         noise = Noise.gaussian(scale) if declared else inner.signature.noise
         super().__init__(inner, inner.signature.with_changes(noise=noise))
         self.name = f"{inner.name} | noise {scale:g} seed {seed}"
-        self.scale = scale
+        self.scale, self._seed = scale, seed
         self._rng = np.random.default_rng(seed)
+
+    def begin_anew(self, label: str) -> None:
+        """Errors that belong to the label."""
+        super().begin_anew(label)
+        self._rng = labelled_rng(self._seed, label)
 
     def change(self, answers: Array) -> Array:
         """Add noise."""
@@ -152,7 +183,7 @@ class Noisy(Wrapper):
         return answers + self.scale * self.signature.space.asarray(errors)
 
 
-class Labelled(Wrapper):
+class Labelled(Wrapper, stateful=False):
     """Tells of every answer a label only: its sign, 1 above zero and else −1; of several outputs which is largest."""
 
     def __init__(self, inner: Oracle) -> None:
@@ -176,8 +207,13 @@ class Flipped(Wrapper):
         noise = Noise.flipped(rate) if declared else inner.signature.noise
         super().__init__(inner, inner.signature.with_changes(noise=noise))
         self.name = f"{inner.name} | flipped at a rate of {rate:g} seed {seed}"
-        self.rate, self.labels = rate, np.array(labels, dtype=np.float64)
+        self.rate, self.labels, self._seed = rate, np.array(labels, dtype=np.float64), seed
         self._rng = np.random.default_rng(seed)
+
+    def begin_anew(self, label: str) -> None:
+        """Errors that belong to the label."""
+        super().begin_anew(label)
+        self._rng = labelled_rng(self._seed, label)
 
     def change(self, answers: Array) -> Array:
         """Flip some."""
@@ -187,3 +223,8 @@ class Flipped(Wrapper):
         other = self.labels[(place + step) % self.labels.size]
         wrong = self._rng.uniform(size=plain.shape) < self.rate
         return self.signature.space.asarray(np.where(wrong, other, plain))
+
+
+def labelled_rng(seed: int, label: str) -> np.random.Generator:
+    """Random numbers that belong to a label, and to a seed."""
+    return np.random.default_rng([seed, *hashlib.sha256(label.encode()).digest()])

@@ -53,6 +53,9 @@ def execute(
             heldout=settings.heldout,
             domain=None if settings.domain is None else open_inputs(settings.domain),
             max_seconds=settings.max_seconds,
+            concurrency=settings.concurrency,
+            workers=settings.workers,
+            dask=settings.dask,
             observer=observer,
             **settings.options,
         )

@@ -35,12 +35,16 @@ class Settings:
     out: Path | None = None
     max_seconds: float | None = None
     domain: Path | None = None
+    concurrency: int | None = None
+    workers: int = 1
+    dask: str | None = None
 
     def command(self, budget: int | None = None) -> str:
         """The command line that asks the same queries within another budget."""
         words = ["keyhole", "recover", self.target]
         default = Settings(self.target)
-        names = ("method", "journal", "seed", "heldout", "max_seconds", "max_norm", "noise", "out", "domain")
+        names = ["method", "journal", "seed", "heldout", "max_seconds", "max_norm", "noise", "out", "domain"]
+        names += ["concurrency", "workers", "dask"]
         for name in names:
             if getattr(self, name) != getattr(default, name):
                 words += [f"--{name.replace('_', '-')}", str(getattr(self, name))]

@@ -37,7 +37,7 @@ RESERVATION = ".keyhole.json"
 AUDIT_FOLDERS = {"cells", "journals"}
 SUBJECTS = ("target", "data")  # settings that say what a run is of
 # Settings in which two commands may differ and still be the same run: it is resumed with them.
-MAY_DIFFER = {"budget", "journal", "out", "jobs", "max_seconds", "heldout", "domain"}
+MAY_DIFFER = {"budget", "journal", "out", "jobs", "concurrency", "workers", "dask", "max_seconds", "heldout", "domain"}
 
 
 def plain(value: Any) -> Any:

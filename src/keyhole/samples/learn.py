@@ -6,13 +6,12 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from keyhole.errors import RecoveryFailed, UsageError
-from keyhole.executors.base import open_crew
+from keyhole.executors.base import Workers
 from keyhole.methods.arithmetic import check_seconds, default_limit
 from keyhole.methods.noise_estimation.measure import coarseness
 from keyhole.noise import Noise
@@ -83,8 +82,8 @@ def learn(
     )
     held = None if heldout is None else _whole("heldout", heldout, 1)
     chosen = _one_of("method", method, ("auto", *METHODS))
-    crew = partial(open_crew, _whole("workers", workers, 1), dask, executor)
-    shared = workers > 1 or dask is not None or executor is not None
+    others = Workers(_whole("workers", workers, 1), dask, executor)
+    crew, shared = others.open, others.several
 
     def wanted(length: int, width: int, per_token: int) -> int:
         numbers = ExampleCount(1, length, width, per_token, count or most, settings.rank)

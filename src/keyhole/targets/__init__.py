@@ -37,7 +37,9 @@ def open_target(text: str) -> Target:
     if not colon or kind not in KINDS:
         hint = f" (did you mean file:{text}?)" if Path(text).is_file() else ""
         raise UsageError(f"unknown target {text!r}{hint}; a target looks like: {EXAMPLES}")
-    return KINDS[kind](rest)
+    target = KINDS[kind](rest)
+    target.oracle.text = text  # workers open it again
+    return target
 
 
 @contextmanager

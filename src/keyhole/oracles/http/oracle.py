@@ -91,8 +91,9 @@ class HttpOracle(Oracle):
         except BaseException:
             self._exchange.close()
             raise
-        queries = TensorQueries(self._exchange, self.model, self._places, require_id=require_id)
-        self._batches = Batches(queries.ask, most, connections)
+        self.lanes = connections
+        self._queries = TensorQueries(self._exchange, self.model, self._places, require_id=require_id)
+        self._batches = Batches(self._queries.ask, most, connections)
         versions = f" version {','.join(self.model.versions)}" if self.model.versions else ""
         self.name = name or f"{self.url}{versions} {self.model.tokens.name} to {self.model.answers.name}"
 
@@ -100,6 +101,11 @@ class HttpOracle(Oracle):
     def batch(self) -> int:
         """Most sequences per request."""
         return self._batches.most
+
+    @property
+    def binary(self) -> bool | None:
+        """Whether tensors travel as binary data; None until a reply has shown it."""
+        return self._queries.binary
 
     @property
     def requests(self) -> int:

@@ -135,6 +135,7 @@ class RestOracle(Oracle):
             ca=ca,
             proxy=proxy,
         )
+        self.lanes = connections
         self._exchange: Exchange = access.exchange(url)
         finalize(self, self._exchange.close)
         self._batches = Batches(self._ask, most, connections)

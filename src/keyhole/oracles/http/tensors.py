@@ -28,19 +28,19 @@ class TensorQueries:
         self._require_id = require_id
         self._url = f"{model.url}/infer"
         self._ids, self._run = count(1), token_hex(6)
-        self._binary = model.binary  # None until a reply has shown it
+        self.binary = model.binary  # None until a reply has shown it
 
     def ask(self, tokens: Array) -> Array:  # (batch, length, width) -> (batch, …)
         """The answers to tokens, as the metadata promised them."""
-        if self._binary is not None:
-            return self._send(tokens, binary=self._binary)
+        if self.binary is not None:
+            return self._send(tokens, binary=self.binary)
         try:
             answers = self._send(tokens, binary=True, again=False)
         except (QuestionRefused, ServerFailed, BadAnswer):
             answers = self._send(tokens, binary=False)
-            self._binary = False
+            self.binary = False
         else:
-            self._binary = True
+            self.binary = True
         return answers
 
     def _send(self, tokens: Array, *, binary: bool, again: bool = True) -> Array:

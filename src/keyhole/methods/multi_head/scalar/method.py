@@ -10,7 +10,7 @@ import numpy as np
 
 from keyhole.arrays import ROUNDING_DEVIATIONS, Floats, floats
 from keyhole.families import MultiHead, SingleHead
-from keyhole.methods.base import Estimate, Steps, Unrecoverable, adapt
+from keyhole.methods.base import Estimate, Steps, Unrecoverable, adapt, together
 from keyhole.methods.forms.columns import Draft
 from keyhole.methods.forms.outputs import choose_outputs
 from keyhole.methods.forms.value import Value, check_nonzero
@@ -237,16 +237,13 @@ def _ask_scores(reader: HeadReader, columns: dict[int, Columns]) -> Steps[list[H
     room = np.ones(count)
     checks: dict[int, GatedReader] = {}
     for _ in range(MOST_READINGS):
-        for number in range(count):
-            if number not in columns:
-                columns[number], checks[number] = yield from reader.ask_on_hyperplane(number, room[number])
-        heads, last = [], []
-        for number in range(count):
-            head, check = yield from reader.ask_off_hyperplane(
-                number, [columns[other] for other in range(count)], checks[number], room[number]
-            )
-            heads.append(head)
-            last.append(check)
+        missing = [number for number in range(count) if number not in columns]
+        read = yield from together([reader.ask_on_hyperplane(number, room[number]) for number in missing])
+        for number, (found, check) in zip(missing, read, strict=True):
+            columns[number], checks[number] = found, check
+        every = [columns[number] for number in range(count)]
+        off = [reader.ask_off_hyperplane(number, every, checks[number], room[number]) for number in range(count)]
+        heads, last = map(list, zip(*(yield from together(off)), strict=True))
         scores, radii = (np.stack([getattr(head, name) for head in heads]) for name in ("score", "radius"))
         disturbed = [
             number

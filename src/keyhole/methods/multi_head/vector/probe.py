@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from keyhole.arrays import Floats, Integers, floats
-from keyhole.methods.base import Steps, Unrecoverable
+from keyhole.methods.base import Steps, Unrecoverable, together
 from keyhole.methods.forms.scale import floor_power
 from keyhole.methods.forms.value import Value
 from keyhole.methods.multi_head.vector.token_fit import TokenFit
@@ -155,9 +155,8 @@ class VectorQueries:
         each: list[tuple[list[tuple[Floats, Integers, Floats]], int]],  # tokens before it, and its copies: k of them
     ) -> Steps[Floats]:  # (n, views, k, outputs)
         """Answers with several numbers of copies."""
-        columns = []
-        for added, plain in each:
-            columns.append((yield from self.ask(stage, last, index, added, plain, self.views)))
+        asked = [self.ask(stage, last, index, added, plain, self.views) for added, plain in each]
+        columns = yield from together(asked)
         return np.stack(columns, axis=2)
 
     def ask_shares(self, spans: Spans) -> Steps[Shares | None]:

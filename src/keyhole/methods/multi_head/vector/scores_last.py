@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from keyhole.arrays import Floats, Integers
-from keyhole.methods.base import Steps, Unrecoverable
+from keyhole.methods.base import Steps, Unrecoverable, together
 from keyhole.methods.multi_head.vector import scores as common
 from keyhole.methods.multi_head.vector.first_token import CLEAR
 from keyhole.methods.multi_head.vector.probe import VectorQueries
@@ -190,8 +190,8 @@ class ScoreReader:
             [rows[:, :, kept], more[:, :, : kept.size]],
             [row_errors[:, :, kept], more_errors[:, :, : kept.size]],
         )
-        for number in range(block + 1, len(self.blocks)):
-            forms, errors = yield from self.ask(number, kept)
+        others = yield from together([self.ask(number, kept) for number in range(block + 1, len(self.blocks))])
+        for forms, errors in others:
             columns.append(forms)
             wide.append(errors)
         whole, errors, left_out = common.cross_scores(

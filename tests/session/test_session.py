@@ -19,7 +19,7 @@ from keyhole.noise import Noise
 from keyhole.oracles import Batched, Budgeted, Counted, Noisy
 from keyhole.queries import Measurements, Plan, Term, TokenRows, sequences
 from keyhole.recovery import Outcome
-from keyhole.session import CPU_BATCH_BYTES, Session
+from keyhole.session.session import CPU_BATCH_BYTES, Session
 from support import targets as t
 
 WIDTH = 8

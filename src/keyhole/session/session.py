@@ -6,7 +6,8 @@ that fails is an error of Keyhole's own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from inspect import GEN_CLOSED, getgeneratorstate
 from math import prod
 from sys import getrefcount
@@ -25,6 +26,8 @@ from keyhole.methods.base import Found
 from keyhole.oracles import Oracle
 from keyhole.progress import Observer, Silent, Watcher
 from keyhole.queries import Measurements, Plan
+from keyhole.session.gathering import Gathering, Slice
+from keyhole.session.lanes import Lanes
 
 # Tokens per batch where the oracle sets no limit: small enough for a CPU's cache, large enough for a GPU.
 CPU_BATCH_BYTES = 2**21
@@ -44,6 +47,7 @@ class Session:
         journal: Journal | None = None,
         observer: Observer | None = None,
         max_seconds: float | None = None,  # of arithmetic, the oracle's own time apart; a generous limit if None
+        lanes: Lanes | None = None,  # where several batches are asked at a time
     ) -> None:
         self.oracle = oracle
         self.signature = oracle.signature
@@ -53,6 +57,7 @@ class Session:
         self.watcher = observer if isinstance(observer, Watcher) else None
         self.stages: dict[tuple[int, str], int] = {}  # queries by attempt and stage
         self.new_queries = 0
+        self.lanes = lanes
         self._attempt = 0  # which of several the last plan was for
         self.oracle_seconds = 0.0
         self._memory: Array | None = None
@@ -82,7 +87,7 @@ class Session:
                     error = None
                     self.compute.check()
                     plans = [request] if isinstance(request, Plan) else request
-                    replies = [self.measure(plan) for plan in plans]
+                    replies = self.measure_all(plans)
                     reply = replies[0] if isinstance(request, Plan) else replies
                 except (BudgetExhausted, OracleError, TimeExhausted) as ended:
                     if getgeneratorstate(steps) == GEN_CLOSED:  # what the method itself ends with
@@ -104,8 +109,84 @@ class Session:
             return self._max_seconds
         return default_limit(self.queries, self.signature.width, prod(self._outputs or ()))
 
-    def measure(self, plan: Plan) -> Measurements:
-        """The answers to a plan, from the journal where it has them, else from the oracle."""
+    def measure_all(self, plans: Sequence[Plan]) -> list[Measurements]:
+        """The answers to independent plans, several batches at a time where there are lanes."""
+        if self.lanes is None:
+            return [self.measure(plan) for plan in plans]
+        later: set[int] = set()  # plans that ask again what others ask here: the journal will have it by then
+        seen: set[tuple[str, int]] = set()
+        for number, plan in enumerate(plans) if self.journal and len(plans) > 1 else ():
+            keys = {(plan.digest, repeat) for repeat in plan.all_repeats}
+            later |= {number} if keys & seen else set()
+            seen |= keys
+        gathered = [Gathering(plan) for plan in plans]
+        missing: list[Slice] = []
+        for number, each in enumerate(gathered):
+            if number not in later:
+                self._announce(each.plan)
+                missing += self._missing(number, each)
+        self._ask_together(gathered, missing, self.lanes)
+        replies = []
+        for number, each in enumerate(gathered):
+            if number in later:
+                replies.append(self.measure(each.plan))
+            else:
+                values = each.values
+                values = self._no_answers(each.plan) if values is None else values
+                replies.append(Measurements(values, self.signature.noise.radius_of_mean(each.plan.repeats)))
+        return replies
+
+    def _missing(self, number: int, gathering: Gathering) -> list[Slice]:
+        """What the journal does not have of a plan; what it has is counted and placed."""
+        plan = gathering.plan
+        missing: list[Slice] = []
+        for repeat in plan.all_repeats:
+            known = self.journal.slices(plan.digest, repeat) if self.journal else []
+            for start, answers in known:
+                gathering.place(repeat, start, self._from_journal(plan, answers), self.signature)
+            missing += gathering.gaps(number, repeat, [(start, start + len(answers)) for start, answers in known])
+        return missing
+
+    def _ask_together(self, gathered: Sequence[Gathering], missing: Sequence[Slice], lanes: Lanes) -> None:
+        """Ask what is missing, as far as the budget goes; every answer is kept as it comes."""
+        cut: list[Slice] = []
+        affordable = left = int(min(self.left, sum(each.stop - each.start for each in missing)))
+        for each in missing:
+            plan = gathered[each.plan].plan
+            size = lanes.size(affordable, self._batch(plan), plan.length * self.signature.width)
+            for piece in each.cut(size):
+                if left > 0:
+                    cut.append(replace(piece, stop=min(piece.stop, piece.start + left)))
+                    left -= cut[-1].stop - cut[-1].start
+        began = perf_counter()
+        for number, came in self._in_lanes(gathered, cut, lanes):
+            piece, plan = cut[number], gathered[cut[number].plan].plan
+            answers = copy_of(self._same_shape(came, plan))
+            if self.journal:
+                self.journal.add(plan.digest, piece.repeat, piece.start, to_numpy(answers))
+            self._count(plan, piece.stop - piece.start, new=True)
+            gathered[piece.plan].place(piece.repeat, piece.start, answers, self.signature)
+        self.oracle_seconds += perf_counter() - began
+        asked = sum(each.stop - each.start for each in cut)
+        for each in missing:
+            asked -= each.stop - each.start
+            if asked < 0:
+                self._afford(gathered[each.plan].plan, 1)
+
+    def _in_lanes(
+        self, gathered: Sequence[Gathering], pieces: Sequence[Slice], lanes: Lanes
+    ) -> Iterator[tuple[int, Array]]:
+        def batches() -> Iterator[tuple[str, Array]]:
+            for each in pieces:
+                plan = gathered[each.plan].plan
+                label = "" if lanes.copies is None else f"{plan.digest} {each.repeat} {each.start}"
+                yield label, plan.tokens(each.start, each.stop, self.signature.space, self.signature.width)
+
+        if lanes.copies is None and len(pieces) == 1:  # nobody to share it with
+            return ((number, self.oracle(tokens)) for number, (_, tokens) in enumerate(batches()))
+        return lanes.ask(batches())
+
+    def _announce(self, plan: Plan) -> None:
         if plan.attempt != self._attempt:
             self._attempt = plan.attempt
             if self.watcher is not None:
@@ -113,7 +194,13 @@ class Session:
         if plan.so_far is not None and self.watcher is not None:
             self.watcher.sketched(plan.so_far)
         self.observer.planned(plan.stage, plan.count * plan.repeats)
-        repeats = range(plan.first_repeat, plan.first_repeat + plan.repeats)
+
+    def measure(self, plan: Plan) -> Measurements:
+        """The answers to a plan, from the journal where it has them, else from the oracle."""
+        if self.lanes is not None:
+            return self.measure_all([plan])[0]
+        self._announce(plan)
+        repeats = plan.all_repeats
         values = self._answers(plan, repeats[0])
         if plan.repeats > 1:
             values = (values + sum(self._answers(plan, repeat) for repeat in repeats[1:])) / plan.repeats
@@ -130,14 +217,21 @@ class Session:
                 pieces.append(piece)
                 done += piece.shape[0]
             if answers is not None:
-                self._afford(plan, len(answers))
-                self._count(plan, len(answers), new=False)
-                pieces.append(self._same_shape(self.signature.space.asarray(answers), plan))
+                pieces.append(self._from_journal(plan, answers))
                 done += len(answers)
-        if not pieces:  # a plan that asks nothing
-            places = () if self.signature.positions == "last" else (len(plan.positions),)
-            return self.signature.space.zeros(0, *places, *(self._outputs or ()))
+        if not pieces:
+            return self._no_answers(plan)
         return pieces[0] if len(pieces) == 1 else self.signature.space.xp.concat(pieces)
+
+    def _from_journal(self, plan: Plan, answers: np.ndarray) -> Array:
+        self._afford(plan, len(answers))
+        self._count(plan, len(answers), new=False)
+        return self._same_shape(self.signature.space.asarray(answers), plan)
+
+    def _no_answers(self, plan: Plan) -> Array:
+        """To a plan that asks nothing."""
+        places = () if self.signature.positions == "last" else (len(plan.positions),)
+        return self.signature.space.zeros(0, *places, *(self._outputs or ()))
 
     def _ask(self, plan: Plan, repeat: int, start: int, stop: int) -> Array:
         """Ask the next batch of a slice; what was answered is kept before anything else happens."""
