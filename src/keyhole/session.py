@@ -10,14 +10,13 @@ from collections.abc import Sequence
 from inspect import GEN_CLOSED, getgeneratorstate
 from math import prod
 from sys import getrefcount
-from time import perf_counter
 from typing import Any
 
 import array_api_compat
 import numpy as np
 
-from keyhole.arrays import Array, copy_of, to_numpy
-from keyhole.errors import BudgetExhausted, KeyholeError, OracleError, TimeExhausted, WrongShape
+from keyhole.arrays import Array, Stopwatch, copy_of, is_out_of_memory, to_numpy
+from keyhole.errors import BudgetExhausted, KeyholeError, OracleError, OutOfMemory, TimeExhausted, WrongShape
 from keyhole.journal import Journal
 from keyhole.methods import Steps
 from keyhole.methods.arithmetic import ComputeLimit, check_arithmetic, check_seconds, default_limit
@@ -26,9 +25,10 @@ from keyhole.oracles import Oracle
 from keyhole.progress import Observer, Silent, Watcher
 from keyhole.queries import Measurements, Plan
 
-# Tokens per batch where the oracle sets no limit: small enough for a CPU's cache, large enough for a GPU.
+# Tokens per batch where the oracle sets no limit: small enough for a CPU's cache, large enough for a GPU, and a part of
+# its free memory that leaves room for what an oracle makes of them.
 CPU_BATCH_BYTES = 2**21
-GPU_BATCH_BYTES = 2**29
+GPU_BATCH_BYTES, GPU_BATCH_SHARE = 2**29, 32
 # What getrefcount says of memory that only the session holds: the attribute and the argument of the call.
 UNSHARED = 2
 
@@ -54,7 +54,10 @@ class Session:
         self.stages: dict[tuple[int, str], int] = {}  # queries by attempt and stage
         self.new_queries = 0
         self._attempt = 0  # which of several the last plan was for
-        self.oracle_seconds = 0.0
+        self._in_oracle = Stopwatch(self.signature.space)
+        # Answers are looked at once per plan where every look waits for a device, unless a journal keeps each batch.
+        self._checks_late = self.signature.space.runs_ahead and journal is None
+        self._batch_bytes = self._affordable_bytes()
         self._memory: Array | None = None
         self._outputs: tuple[int, ...] | None = None  # shape of one answer, once one has come
         self._max_seconds = check_seconds(max_seconds)
@@ -66,6 +69,11 @@ class Session:
         return sum(self.stages.values())
 
     @property
+    def oracle_seconds(self) -> float:
+        """Seconds that the oracle took to answer."""
+        return self._in_oracle.read()
+
+    @property
     def left(self) -> float:
         """Queries the budget still allows."""
         return np.inf if self.budget is None else self.budget - self.queries
@@ -74,6 +82,7 @@ class Session:
         """Drive a method to its end. What goes wrong is raised inside it, so that it can say what it had found."""
         steps = check_arithmetic(steps)
         reply: Any = None
+        request: Plan | Sequence[Plan]
         error: KeyholeError | None = None
         try:
             while True:
@@ -84,6 +93,7 @@ class Session:
                     plans = [request] if isinstance(request, Plan) else request
                     replies = [self.measure(plan) for plan in plans]
                     reply = replies[0] if isinstance(request, Plan) else replies
+                    request, plans, replies = (), [], []  # what made tokens is not held while the method works
                 except (BudgetExhausted, OracleError, TimeExhausted) as ended:
                     if getgeneratorstate(steps) == GEN_CLOSED:  # what the method itself ends with
                         raise
@@ -137,25 +147,59 @@ class Session:
         if not pieces:  # a plan that asks nothing
             places = () if self.signature.positions == "last" else (len(plan.positions),)
             return self.signature.space.zeros(0, *places, *(self._outputs or ()))
-        return pieces[0] if len(pieces) == 1 else self.signature.space.xp.concat(pieces)
+        values = pieces[0] if len(pieces) == 1 else self.signature.space.xp.concat(pieces)
+        if self._checks_late:
+            self.oracle.check_finite(values)
+            self._in_oracle.read()  # while there is nothing to wait for
+        return values
 
     def _ask(self, plan: Plan, repeat: int, start: int, stop: int) -> Array:
         """Ask the next batch of a slice; what was answered is kept before anything else happens."""
-        signature = self.signature
-        stop = min(stop, start + self._batch(plan), start + self._afford(plan, 1))
-        tokens = plan.tokens(start, stop, signature.space, signature.width, self._room(plan, stop - start))
-        began = perf_counter()
-        try:
-            # Copied: it may be memory that the next call writes to.
-            answers = copy_of(self._same_shape(self.oracle(tokens), plan))
-        except OracleError as error:
-            self._keep_partial(error, plan, repeat, start)
-            raise
+        while True:
+            most = min(stop, start + self._batch(plan), start + self._afford(plan, 1))
+            try:
+                answers = self._ask_batch(plan, start, most)
+                break
+            except OracleError as error:
+                self._keep_partial(error, plan, repeat, start)
+                if not isinstance(error, OutOfMemory) or error.arrived or most == start + 1:
+                    raise
+            self._halve(plan, most - start)  # past the handler, whose error holds what filled the memory
         if self.journal:
             self.journal.add(plan.digest, repeat, start, to_numpy(answers))
-        self.oracle_seconds += perf_counter() - began
-        self._count(plan, stop - start, new=True)
+        self._count(plan, most - start, new=True)
         return answers
+
+    def _ask_batch(self, plan: Plan, start: int, stop: int) -> Array:
+        """The answers to some queries of a plan, in memory of their own."""
+        signature = self.signature
+        try:
+            tokens = plan.tokens(start, stop, signature.space, signature.width, self._room(plan, stop - start))
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            count = stop - start
+            raise OutOfMemory(f"the tokens of a batch of {count} queries do not fit into memory: {error}") from error
+        with self._in_oracle:
+            answers = self.oracle.ask(tokens) if self._checks_late else self.oracle(tokens)
+            # Copied: it may be memory that the next call writes to.
+            return copy_of(self._same_shape(answers, plan))
+
+    def _halve(self, plan: Plan, count: int) -> None:
+        """Ask batches of half as many queries from now on: so many did not fit into memory."""
+        self._memory = None
+        self._batch_bytes = count // 2 * self._bytes_each(plan)
+
+    def _affordable_bytes(self) -> int:
+        """Bytes of tokens in a batch, from the memory that is free."""
+        space = self.signature.space
+        free = space.free_bytes()
+        room = CPU_BATCH_BYTES if space.on_cpu else GPU_BATCH_BYTES
+        return room if free is None else min(room, free // GPU_BATCH_SHARE)
+
+    def _bytes_each(self, plan: Plan) -> int:
+        """Bytes of the tokens of one query."""
+        return self.signature.space.itemsize * len(plan.positions) * self.signature.width
 
     def _keep_partial(self, error: OracleError, plan: Plan, repeat: int, start: int) -> None:
         """Keep what was answered of a batch before the rest of it failed, if it is this oracle that says so."""
@@ -179,9 +223,7 @@ class Session:
         return self._memory[:size]
 
     def _batch(self, plan: Plan) -> int:
-        space = self.signature.space
-        room = CPU_BATCH_BYTES if space.on_cpu else GPU_BATCH_BYTES
-        fitting = max(1, room // (space.itemsize * len(plan.positions) * self.signature.width))
+        fitting = max(1, self._batch_bytes // self._bytes_each(plan))
         return min(fitting, self.signature.batch_limit or fitting)
 
     def _afford(self, plan: Plan, wanted: int) -> int:
