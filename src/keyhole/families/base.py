@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol, Self
 
 import numpy as np
 
-from keyhole.arrays import Array, Floats, floats, like
+from keyhole.arrays import Array, Floats, floats, like, namespace
 from keyhole.errors import UsageError
 from keyhole.families.files import save_arrays
 from keyhole.optional import on_demand
@@ -140,7 +140,8 @@ class Family(Protocol):
 
     def logit_norm(self, radius: Self, logit_radius: float) -> float:
         """The norm up to which radii leave logits of random tokens known to `logit_radius`; inf where that is any."""
-        widest = max((float(np.linalg.norm(floats(head.score))) for head in radius.anatomy.heads), default=0.0)
+        norms = (namespace(head.score).linalg.vector_norm(head.score) for head in radius.anatomy.heads)
+        widest = max(map(float, norms), default=0.0)
         if not widest < np.inf:
             return 1.0
         # Random tokens of norm n make of a matrix a number of about n² times its norm over the width.

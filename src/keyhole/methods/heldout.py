@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from keyhole.arrays import ROUNDING_DEVIATIONS, Array, Booleans, Floats, floats, namespace, to_numpy
+from keyhole.arrays import (
+    BLOCK_NUMBERS,
+    ROUNDING_DEVIATIONS,
+    Array,
+    Booleans,
+    Floats,
+    floats,
+    like,
+    namespace,
+    row_blocks,
+    to_numpy,
+)
 from keyhole.families import F, Family
 from keyhole.methods.base import Estimate
 from keyhole.numerics.domain import (
@@ -245,7 +257,7 @@ class _Source:
             return tokens
         head = heads[int(self.rng.integers(len(heads)))]
         bias = 0.0 if head.score_bias is None else floats(head.score_bias)
-        keys = floats(head.score) @ tokens[-1] + bias
+        keys = floats(head.score @ like(tokens[-1], head.score)) + bias
         size = float(np.linalg.norm(keys))
         keys = keys / size if size > 0 else 0 * keys
         others = tokens[:-1] - np.outer(tokens[:-1] @ keys, keys)
@@ -280,8 +292,18 @@ def without_noise(estimate: Estimate) -> Family:
     """The parameters with zero for every number that is within its radius of it."""
     radii = estimate.radius.arrays()
     named = estimate.params.arrays().items()
-    sure = {name: array * (abs(array) > radii[name]) if name in radii else array for name, array in named}
+    sure = {name: _beyond(array, radii[name]) if name in radii else array for name, array in named}
     return estimate.params.with_arrays(sure)
+
+
+def _beyond(array: Array, radius: Array) -> Array:
+    """The numbers beyond their radius of zero, and zero for the others; the array itself where there are none."""
+    if math.prod(array.shape) <= BLOCK_NUMBERS:
+        return array * (abs(array) > radius)
+    xp, blocks = namespace(array), row_blocks(array.shape[0], math.prod(array.shape[1:]))
+    if all(bool(xp.all(abs(array[some, ...]) > radius[some, ...])) for some in blocks):
+        return array
+    return xp.concat([array[some, ...] * (abs(array[some, ...]) > radius[some, ...]) for some in blocks])
 
 
 def prediction_radii(params: F, errors: F, tokens: Array, signature: Signature) -> Floats:  # as answers
@@ -404,11 +426,12 @@ def _change(estimate: Estimate, share: float, longest: float) -> Family:
         size = size or seen.get(name.rpartition(".")[2], 0.0)
         if name in energies:  # which have a unit of their own, by which small ones are nothing
             size = max(size, share)
-        change = xp.zeros_like(array) + size
-        if name in radii:
+        large = math.prod(array.shape) > BLOCK_NUMBERS  # then one number, seen as many
+        same = xp.asarray(size, dtype=array.dtype, device=array.device)
+        changes[name] = xp.broadcast_to(same, array.shape) if large else xp.zeros_like(array) + size
+        if name in radii and 0 not in array.shape and CHANGE_RADII * float(xp.max(radii[name])) > size:
             many = CHANGE_RADII * radii[name]
-            change = xp.where(xp.isfinite(many) & (many > change), many, change)
-        changes[name] = change
+            changes[name] = xp.where(xp.isfinite(many) & (many > size), many, changes[name])
     return estimate.params.with_arrays(changes)
 
 
