@@ -236,6 +236,7 @@ class ScoreColumns:
         """The score matrix, partly known columns being of the span of the complete ones."""
         xp = self.space.xp
         numbers, complete, radius = self._complete()
+        spanned = self._span() if self.partial else None
         rank = len(self.cross.pivots)
         if self.faint:
             rank += self.cross.add(complete[:, :1], xp.max(radius[:, :1], axis=0) + self._negligible)
@@ -248,9 +249,8 @@ class ScoreColumns:
         # An error that all forms share adds up where the sums of the rows and of the directions point.
         ends = xp.abs(xp.sum(self.inverse, axis=1)), xp.abs(xp.sum(self.right.vectors, axis=0))
         common = [(ends[0][:, None], self.reader.common_radius * ends[1][None, :])]
-        if self.partial:
-            basis, sizes = self._span()
-            uses = 0.0
+        if spanned is not None:
+            (basis, sizes), uses = spanned, 0.0
             ones = xp.ones_like(self.inverse[0, :])[:, None]
             for part in self.partial:
                 directions = xp.take(self.right.vectors, self.space.indices(part.directions), axis=0)
