@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import cache, cached_property
 from time import perf_counter
@@ -86,6 +87,23 @@ def row_blocks(rows: int, width: int) -> list[slice]:
     """Slices of rows of a large matrix, small enough for what is made of them not to count; one of a smaller matrix."""
     each = max(1, BLOCK_NUMBERS // max(width, 1))
     return [slice(start, min(start + each, rows)) for start in range(0, rows, each)]
+
+
+def times(rows: Floats, matrix: Array) -> Floats:  # (..., m), (..., m, n) -> (..., n)
+    """A product with a matrix of any library and device, as numbers of NumPy."""
+    return floats(like(rows, matrix) @ matrix)
+
+
+def median(array: Array, axes: tuple[int, ...] | None = None) -> Floats:
+    """The median of all numbers, or along some axes, as numbers of NumPy."""
+    if isinstance(array, np.ndarray):
+        return np.asarray(np.median(array, axis=axes))
+    xp = namespace(array)
+    along = tuple(range(array.ndim)) if axes is None else axes
+    kept = tuple(axis for axis in range(array.ndim) if axis not in along)
+    flat = xp.reshape(xp.permute_dims(array, kept + along), (*(array.shape[axis] for axis in kept), -1))
+    ordered, middle = xp.sort(flat, axis=-1), flat.shape[-1] // 2
+    return floats(ordered[..., middle] + ordered[..., (flat.shape[-1] - 1) // 2]) / 2
 
 
 def is_real(array: Array) -> bool:
@@ -317,6 +335,15 @@ class Stopwatch:
             self._seconds += begin.elapsed_time(end) / 1000
         self._spans = []
         return self._seconds
+
+
+def host_normals(space: Space, rng: np.random.Generator) -> Callable[[tuple[int, ...]], Floats]:
+    """What draws standard normal numbers for the host: `rng`, or a device that makes many faster, and others."""
+    if not space.runs_ahead:
+        return rng.standard_normal
+    xp = space.xp
+    generator = xp.Generator(device=space.device).manual_seed(int(rng.integers(2**62)))
+    return lambda shape: floats(xp.randn(shape, dtype=xp.float64, device=space.device, generator=generator))
 
 
 def numpy_space() -> Space:

@@ -15,6 +15,7 @@ from keyhole.arrays import (
     Booleans,
     Floats,
     floats,
+    host_normals,
     like,
     namespace,
     row_blocks,
@@ -155,6 +156,7 @@ class _Source:
         self.params, self.signature, self.rng = estimate.params, signature, rng
         self.norm_by = without_noise(estimate)  # norms are chosen by what is surely there
         self._turn = rng.uniform()
+        self.normal = host_normals(signature.space, rng)
         self.sure = signature.noise.kind in UNBIASED and not self.params.anatomy.behind
         self.longest = longest_predictable(estimate, signature, KNOWN_LOGIT if self.sure else SURELY_KNOWN_LOGIT)
         self.loudest = None if signature.noise.kind in UNBIASED else self.params.loudest()
@@ -220,11 +222,11 @@ class _Source:
         if signature.alphabet is not None:
             usual = norm == "logits" and structure in USUAL
             return Query(signature.alphabet.draw(structure, rng, length), norm, structure, usual)
-        tokens = draw_tokens(structure, rng, length, signature.width)
+        tokens = draw_tokens(structure, rng, length, signature.width, self.normal)
         if self.loudest is not None and structure in LOUD and norm not in KEPT and rng.integers(LOUD_EVERY):
             tokens += rng.choice([-1.0, 1.0], (length, 1)) * to_numpy(self.loudest)
         if (structure, norm) == EACH:
-            tokens = draw_tokens("ordinary", rng, length, signature.width)
+            tokens = draw_tokens("ordinary", rng, length, signature.width, self.normal)
             scale, factor = self._typical(by)
             tokens *= factor ** rng.uniform(-1.0, 1.0, (length, 1))
         else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from keyhole.arrays import Array, Floats, Space, row_blocks
+from keyhole.arrays import Array, Floats, Space, floats, row_blocks
 
 # Up to this width an orthogonalisation, of d³ steps, costs nothing beside the queries.
 NARROW = 128
@@ -39,6 +39,13 @@ def _orthonormal(rng: np.random.Generator, width: int, count: int) -> Floats:  #
     columns = np.linalg.qr(rng.standard_normal((width, count)))[0] * signs
     # A step of Newton's method: what is taken for the inverse of a basis, its transpose, is that to the last digits.
     return np.asarray(columns - columns @ (columns.T @ columns - np.eye(count)) / 2)
+
+
+def orthonormal(space: Space, rows: Floats) -> Floats:  # (n, width), n ≤ width -> the same
+    """The rows made orthonormal one after the other, worked out in a space."""
+    if isinstance(rows, np.ndarray) and space.on_cpu:
+        return np.asarray(np.linalg.qr(rows.T)[0].T)
+    return floats(space.xp.linalg.qr(space.asarray(rows).T)[0].T)
 
 
 def _signed_cosines(space: Space, rng: np.random.Generator, width: int) -> Array:  # (width, width)

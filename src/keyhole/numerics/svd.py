@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import scipy.linalg
 
-from keyhole.arrays import Array, Floats, Space, like, lu_factor, namespace, to_numpy
+from keyhole.arrays import Array, Floats, Space, floats, like, lu_factor, namespace, to_numpy
 
 
 def svd(matrix: npt.NDArray[Any], *, full_matrices: bool = False) -> tuple[Floats, Floats, Floats]:  # (..., m, n)
@@ -86,6 +86,31 @@ def left_vectors(matrix: Array) -> tuple[Array, Array]:  # (m, n) -> (m, k), (k,
     else:
         turn, sizes, _ = xp.linalg.svd(triangle)
     return basis @ turn, sizes
+
+
+# Singular values below this part of the largest are not told by a matrix times its transpose.
+TOLD_BY_SQUARES = 1e-5
+
+
+def decomposed(space: Space, matrix: Floats) -> tuple[Array, Floats, Array]:  # (m, n), m ≤ n
+    """Left singular vectors (m, m), singular values (m,) and pseudo-inverse (n, m), worked out in a space.
+
+    On a device by the matrix times its transpose, in a tenth of the time, where that tells all singular values; a step
+    of Newton's method mends what squares lose in the inverse.
+    """
+    xp = space.xp
+    if not space.on_cpu:
+        wide = space.asarray(matrix)
+        squares, vectors = xp.linalg.eigh(wide @ wide.T)
+        sizes = np.sqrt(np.maximum(floats(squares)[::-1], 0.0))
+        if sizes[-1] > TOLD_BY_SQUARES * sizes[0]:
+            vectors = xp.flip(vectors, axis=1)
+            inverse = wide.T @ ((vectors / space.asarray(sizes**2)) @ vectors.T)
+            return vectors, sizes, 2 * inverse - inverse @ (wide @ inverse)
+    left, sizes, right = svd(matrix)
+    kept = sizes > max(matrix.shape) * float(np.finfo(np.float64).eps) * np.max(sizes, initial=0.0)
+    inverse = (right[kept].T / sizes[kept]) @ left[:, kept].T
+    return space.asarray(left), sizes, space.asarray(inverse)
 
 
 def product_singular_values(left: Array, right: Array) -> Floats:  # (m, k), (k, n) -> (k,)
