@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -301,13 +302,20 @@ class Plan:
             table, index = self._table
             gather_into(made.reshape(-1, width), table, index[start:stop, :].reshape(-1))
             return made
+        often = {term: term.vectors(start, stop, space) for term in self._repeated_terms}
         for place, position in enumerate(self.positions):
             if not position:
                 made[:, place, :] = 0.0
             for number, term in enumerate(position):
-                vectors = term.vectors(start, stop, space)
+                vectors = often[term] if term in often else term.vectors(start, stop, space)
                 made[:, place, :] = vectors if number == 0 else made[:, place, :] + vectors
         return made
+
+    @cached_property
+    def _repeated_terms(self) -> set[Term]:
+        """Terms that several positions have: the last token, where others are told by what they add to it."""
+        terms = [term for position in self.positions for term in position]
+        return {term for term, count in Counter(terms).items() if count > 1}
 
     @property
     def _is_plain(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from functools import cache
 from os import PathLike
 from typing import TYPE_CHECKING, ClassVar, Protocol, Self
 
@@ -95,6 +96,12 @@ class Sensitivity:
     parts: tuple[Part, ...]
 
 
+@cache
+def field_names(kind: type) -> tuple[str, ...]:
+    """The names of the fields of a dataclass, which are looked up for every batch that a family answers."""
+    return tuple(each.name for each in fields(kind))
+
+
 # Arrays that are listed where parameters are shown in one line.
 MOST_LISTED = 6
 
@@ -166,7 +173,7 @@ class Family(Protocol):
 
     def arrays(self) -> dict[str, Array]:
         """The parameters that are present, by name; those of an inner family by their path."""
-        named = ((each.name, getattr(self, each.name)) for each in fields(self))  # type: ignore[arg-type]
+        named = ((name, getattr(self, name)) for name in field_names(type(self)))
         return {name: array for name, array in named if hasattr(array, "ndim")}
 
     def with_arrays(self, named: dict[str, Array]) -> Self:

@@ -84,6 +84,12 @@ class FormTable(ArrayTable):
         """Some directions."""
         return FormTable(*(array[:, part] for array in vars(self).values()))
 
+    @classmethod
+    def beside(cls, *parts: FormTable) -> FormTable:
+        """The directions of all parts, at the same rows."""
+        columns = zip(*(vars(part).values() for part in parts), strict=True)
+        return parts[0] if len(parts) == 1 else cls(*(namespace(each[0]).concat(each, axis=1) for each in columns))
+
 
 @dataclass(frozen=True)
 class PartialColumns:
@@ -250,18 +256,20 @@ class ScoreColumns:
         ends = xp.abs(xp.sum(self.inverse, axis=1)), xp.abs(xp.sum(self.right.vectors, axis=0))
         common = [(ends[0][:, None], self.reader.common_radius * ends[1][None, :])]
         if spanned is not None:
-            (basis, sizes), uses = spanned, 0.0
-            ones = xp.ones_like(self.inverse[0, :])[:, None]
+            (basis, sizes), uses, made = spanned, 0.0, 0.0
+            unseen = self.space.zeros(int(self.right.vectors.shape[1]))
             for part in self.partial:
                 directions = xp.take(self.right.vectors, self.space.indices(part.directions), axis=0)
                 inverse = pseudo_inverse_of(part.rows @ basis)
                 solution = self._solve(inverse, basis, part.directions, part.table)
-                matrix.append((self._turned(basis), solution.coefficients @ directions))
-                hidden = self.tail**2 * xp.sum(directions**2, axis=0)
-                variance.append((self._turned(ones, squared=True), hidden[None, :]))
+                made = made + solution.coefficients @ directions
+                unseen = unseen + self.tail**2 * xp.sum(directions**2, axis=0)
                 own = (part.table.radius / solution.damping) ** 2 @ directions**2
                 variance.append((self._turned((basis @ inverse) ** 2, squared=True), own))
                 uses = uses + (solution.coefficients / sizes[:, None]) @ directions
+            matrix.append((self._turned(basis), made))
+            ones = xp.ones_like(self.inverse[0, :])[:, None]
+            variance.append((self._turned(ones, squared=True), unseen[None, :]))
             # ... while those of the complete columns return in all that were made of them.
             carried = self._turned(((xp.max(radius, axis=1) + self.tail) ** 2)[:, None], squared=True) ** 0.5
             common.append((carried, xp.linalg.vector_norm(uses, axis=0)[None, :]))

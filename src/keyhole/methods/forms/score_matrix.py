@@ -124,7 +124,8 @@ class _CrossApproximation:
     def _ask_directions(self, directions: list[int]) -> Steps[None]:
         """Ask for new directions at the pivots and at as many check rows, then for whatever else they need."""
         pivots = set(self.cross.pivots)
-        others = [row for row in range(self.width) if row not in pivots and row not in self.unchecked]
+        apart = pivots.union(self.unchecked)
+        others = [row for row in range(self.width) if row not in apart]
         checks = [row for row in self.unchecked if row not in pivots]
         checks = [*checks, *(int(row) for row in self.rng.permutation(others))][: len(directions)]
         rows = [*self.cross.pivots, *checks]
@@ -177,13 +178,14 @@ class _CrossApproximation:
     def _ask_by_rank(self, directions: list[int]) -> Steps[None]:
         """Whatever the directions without a complete column still need, given that the rank is known."""
         rank, partial = len(self.cross.pivots), self.columns.partial
-        for direction, known, rows in self.pending:
-            missing = [row for row in self.cross.pivots if row not in rows]
+        for alike, known, rows in self._pending_alike():
+            missing = [row for row in self.cross.pivots if row not in set(rows)]
             table = known
             if missing:
-                table = FormTable.concat(known, (yield from self._ask_table(missing, [direction], "directions")))
-            units = self.space.xp.take(self.space.eye(self.width), self.space.indices(rows + missing), axis=0)
-            partial.append(PartialColumns([direction], units, table))
+                table = FormTable.concat(known, (yield from self._ask_table(missing, alike, "directions")))
+            units = self.space.zeros(len(rows) + len(missing), self.width)
+            units[self.space.indices(range(units.shape[0])), self.space.indices(rows + missing)] = 1.0
+            partial.append(PartialColumns(alike, units, table))
         if directions:
             span_rows = self.columns.span_rows()
             self.reader.estimate.expect((self.width / rank) ** 0.5)
@@ -191,6 +193,16 @@ class _CrossApproximation:
             pairs = _pairs(self.space, range(rank), directions)
             forms = yield from self.reader.ask_forms("rest", tokens, self.right, *pairs)
             partial.append(PartialColumns(directions, span_rows, _table(forms, rank)))
+
+    def _pending_alike(self) -> list[tuple[list[int], FormTable, list[int]]]:
+        """The directions put off, those whose forms are known at the same rows together."""
+        found: list[tuple[list[int], list[FormTable], list[int]]] = []
+        for direction, table, rows in self.pending:
+            if not found or found[-1][2] != rows:
+                found.append(([], [], rows))
+            found[-1][0].append(direction)
+            found[-1][1].append(table)
+        return [(directions, FormTable.beside(*tables), rows) for directions, tables, rows in found]
 
     def _ask_extra_columns(self) -> Steps[None]:
         """Complete the partly known columns that would amplify the errors of the complete ones most."""
